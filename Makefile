@@ -1,0 +1,66 @@
+# The commands of the project. `make` alone lists them.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PIP := $(BIN)/pip --disable-pip-version-check --quiet install --constraint constraints.txt
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check test-all test-gpu bench docs format clean
+
+help:  ## list the commands
+	@echo "make COMMAND, where COMMAND is one of"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(READY): pyproject.toml constraints.txt
+	@echo "[1/4] virtual environment in $(VENV), with $$($(PYTHON) --version)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "ferrite needs Python 3.10 or newer: make PYTHON=/path/to/python3")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "[2/4] torch, as pinned in constraints.txt (the largest download)"
+	@$(PIP) setuptools torch
+	@echo "[3/4] what the tests, benchmarks and checks need"
+	@$(PIP) --no-build-isolation --editable '.[dev]'
+	@echo "[4/4] a look at this machine"
+	@$(BIN)/python -m ferrite doctor
+	@touch $@
+
+demo: $(READY)  ## compile a real model and show it equal to eager
+	@$(BIN)/python -m ferrite demo
+
+test: $(READY)  ## everything CI runs: format, lint, types, tests
+	@$(MAKE) --no-print-directory lint
+	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not slow and not gpu"
+
+check: $(READY)  ## format, lint, types and the quick tests; run it before every commit
+	@$(MAKE) --no-print-directory lint
+	$(PYTEST) -n $(WORKERS) --dist loadfile -m "quick and not slow and not gpu"
+
+test-all: $(READY)  ## also the long sweeps
+	@$(MAKE) --no-print-directory lint
+	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not gpu"
+
+test-gpu: $(READY)  ## the tests that need a GPU
+	$(PYTEST) -m gpu
+
+bench: $(READY)  ## measure, and write bench/results/
+	$(BIN)/python -m bench.overhead
+
+docs: $(READY)  ## make the generated pages anew
+	$(BIN)/python -m ferrite options --markdown > docs/options.md
+
+.PHONY: lint
+lint: $(READY)
+	@echo "format, lint, types"
+	@$(BIN)/ruff format --check --quiet . || { echo "not formatted: make format"; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy --no-error-summary
+
+format: $(READY)  ## format the code
+	@$(BIN)/ruff check --quiet --fix-only .
+	@$(BIN)/ruff format .
+
+clean:  ## remove the virtual environment and what tools left behind
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,54 @@
+"""ferrite: a compiler for PyTorch models.
+
+    torch.compile(model, backend="ferrite")      # found by name once ferrite is installed
+    ferrite.compile(model, strict=True)          # the same, with options as keywords
+    print(ferrite.last_compile())                # what was compiled, and what runs in eager and why
+
+Importing this package loads neither LLVM nor the compiler itself; the first compilation does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ferrite._version import __version__
+from ferrite.errors import CompilerBug, FerriteError, FerriteWarning, UserError
+from ferrite.options import Options, using
+
+if TYPE_CHECKING:
+    from ferrite.backend import compile
+    from ferrite.debug.record import last_compile, recent_compiles
+
+__all__ = [
+    "CompilerBug",
+    "FerriteError",
+    "FerriteWarning",
+    "Options",
+    "UserError",
+    "__version__",
+    "compile",
+    "last_compile",
+    "recent_compiles",
+    "using",
+]
+
+# Names whose modules import torch's compiler stack (about a second): loaded when first used.
+_LAZY = {
+    "compile": "ferrite.backend",
+    "last_compile": "ferrite.debug.record",
+    "recent_compiles": "ferrite.debug.record",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'ferrite' has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

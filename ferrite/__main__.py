@@ -1,0 +1,31 @@
+"""`python -m ferrite COMMAND`: doctor, demo, compile, options. Each prints help with --help."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from ferrite._version import __version__
+from ferrite.cli import compile as compile_command
+from ferrite.cli import demo, doctor, options
+from ferrite.errors import FerriteError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m ferrite", description="A compiler for PyTorch models.")
+    parser.add_argument("--version", action="version", version=f"ferrite {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in (doctor, demo, compile_command, options):
+        command.add_parser(commands)
+    chosen = parser.parse_args(arguments)
+    try:
+        status: int = chosen.run(chosen)
+    except FerriteError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""AOTAutograd: functionalise, decompose, differentiate, partition, and hand each resulting graph to a compiler.
+
+The caller's `compile_graph` sees one kind of object, whatever the direction. AOTAutograd's own wrappers around the
+result copy mutated inputs back, regenerate aliases, unwrap subclasses and carry random states and effect tokens; the
+graphs only see plain tensors and numbers.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ferrite.capture import torch_api
+from ferrite.capture.decompositions import decompositions
+from ferrite.capture.torch_api import BoxedCallable
+from ferrite.graph import fake_value
+from ferrite.options import Options
+
+Strides = tuple[int | torch.SymInt, ...]
+
+
+class GraphKind(enum.Enum):
+    INFERENCE = "inference"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+@dataclass(frozen=True)
+class CapturedGraph:
+    """One functional ATen graph, and what is known about its inputs and outputs by position.
+
+    `static_inputs` keep their address from call to call. `donated_inputs` belong to the graph alone. `output_strides`
+    holds eager's strides for every output that the user sees, None for the others.
+    """
+
+    kind: GraphKind
+    gm: torch.fx.GraphModule
+    static_inputs: frozenset[int]
+    donated_inputs: frozenset[int]
+    output_strides: tuple[Strides | None, ...]
+
+
+CompileGraph = Callable[[CapturedGraph], BoxedCallable]
+Partition = Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
+
+
+def capture(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    compile_graph: CompileGraph,
+    options: Options,
+    around_partition: Callable[[Partition], Partition] = lambda partition: partition,
+) -> Callable[..., Any]:
+    """Trace `gm`, compile its forward or inference graph now and its backward graph when it is first needed.
+
+    `around_partition` lets the caller observe the split of a joint graph.
+    """
+    eager_strides = user_output_strides(gm)
+
+    def compiler(kind: GraphKind) -> Callable[..., BoxedCallable]:
+        def compile_one(graph: torch.fx.GraphModule, _inputs: Sequence[Any]) -> BoxedCallable:
+            return compile_graph(describe(kind, graph, eager_strides))
+
+        return compile_one
+
+    partition = torch_api.min_cut_partition if options.partition == "min-cut" else torch_api.save_all_partition
+    return torch_api.aot_autograd(
+        gm,
+        example_inputs,
+        forward=compiler(GraphKind.FORWARD),
+        backward=compiler(GraphKind.BACKWARD),
+        inference=compiler(GraphKind.INFERENCE),
+        partition=around_partition(partition),
+        decompositions=decompositions(options.decompose),
+    )
+
+
+def describe(kind: GraphKind, gm: torch.fx.GraphModule, eager_strides: Sequence[Strides | None]) -> CapturedGraph:
+    static: Sequence[int] = ()
+    donated: Sequence[int] = ()
+    output = gm.graph.output_node()
+    results = output.args[0]
+    strides: tuple[Strides | None, ...] = (None,) * len(results)  # type: ignore[arg-type]
+    if kind is GraphKind.BACKWARD:
+        donated = torch_api.donated_input_indices()
+    else:
+        static = torch_api.static_input_indices()
+        wanted = functools.partial(strides_at, output, eager_strides)
+        strides = tuple(wanted(position) for position in range(len(strides)))
+    return CapturedGraph(kind, gm, frozenset(static), frozenset(donated), strides)
+
+
+def strides_at(output: torch.fx.Node, eager_strides: Sequence[Strides | None], position: int) -> Strides | None:
+    index = torch_api.user_output_index(output, position)
+    return eager_strides[index] if index is not None and index < len(eager_strides) else None
+
+
+def user_output_strides(gm: torch.fx.GraphModule) -> tuple[Strides | None, ...]:
+    """Eager's strides of each output of a Dynamo graph, read before any decomposition can change them."""
+    results = gm.graph.output_node().args[0]
+    if not isinstance(results, (tuple, list)):
+        return ()
+    return tuple(
+        value.stride()
+        if isinstance(result, torch.fx.Node)
+        and isinstance(value := fake_value(result), torch.Tensor)
+        and value.layout is torch.strided
+        and type(value).__name__ == "FakeTensor"
+        else None
+        for result in results
+    )

@@ -1,0 +1,37 @@
+"""How far operators are taken apart while capturing, as data.
+
+Taking an operator apart pays only where the parts are compiled: in eager, a softmax in four calls is slower and less
+exact than the one it came from. So the default table holds only other spellings of the same kernels, which leave
+later rules one form to match. `core` goes down to the core ATen operators.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+
+from ferrite.capture import torch_api
+
+aten = torch.ops.aten
+
+# Each becomes another call of the same kernel: t and transpose become permute, rsub becomes sub, and so on.
+SPELLINGS = (
+    aten.t.default,
+    aten.transpose.int,
+    aten._reshape_alias.default,
+    aten._unsafe_view.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.rsub.Tensor,
+    aten.split.Tensor,
+)
+
+
+@functools.lru_cache
+def decompositions(level: Literal["spelling", "core"]) -> Mapping[Any, Callable[..., Any]]:
+    if level == "core":
+        return torch_api.core_decompositions()
+    return torch_api.decompositions_of(SPELLINGS)

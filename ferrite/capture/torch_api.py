@@ -1,0 +1,260 @@
+"""Every private API of torch that ferrite uses, behind names of our own.
+
+A new torch release is this file's work: each function says what it hides, and where torch 2.11 and 2.13 differ the
+difference is a shim here with a test. Nothing else in ferrite imports a torch module whose name begins with an
+underscore.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._dynamo import exc as dynamo_exc
+from torch._dynamo.backends.common import aot_autograd as _aot_autograd
+from torch._functorch.partitioners import default_partition as _default_partition
+from torch._functorch.partitioners import min_cut_rematerialization_partition as _min_cut_partition
+from torch._guards import TracingContext
+from torch._higher_order_ops import effects as _effects
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
+from torch.utils._pytree import tree_leaves as _tree_leaves
+from torch.utils._sympy.printers import PythonPrinter as _PythonPrinter
+
+from ferrite.errors import FerriteError, UserError
+
+OLDEST = (2, 11)
+NEWEST_TESTED = (2, 13)
+
+HigherOrderOperator = torch._ops.HigherOrderOperator
+with_effects = _effects.with_effects
+
+# A bound that reads the same in both versions; more are looked up by name where they are used.
+BoxedCallable = Callable[[list[Any]], Sequence[Any]]
+
+
+# --- versions ---------------------------------------------------------------------------------------------------------
+
+
+def release(version: str) -> tuple[int, int]:
+    """(2, 13) from '2.13.0+cpu'."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if not found:
+        raise UserError(f"cannot read the version of torch: {version!r}")
+    return int(found[1]), int(found[2])
+
+
+def check_torch_version(version: str = torch.__version__) -> str | None:
+    """Raise for a torch that cannot work; return a warning for one that nobody has tried."""
+    found = release(version)
+    if found < OLDEST:
+        raise UserError(
+            f"torch {version} is too old for ferrite",
+            {"supported": span(), "to change that": "pip install --upgrade 'torch>=2.11,<2.14'"},
+        )
+    if found > NEWEST_TESTED:
+        return f"torch {version} is newer than ferrite has been tested with ({span()}); trying anyway"
+    return None
+
+
+def span() -> str:
+    return f"torch {OLDEST[0]}.{OLDEST[1]} to {NEWEST_TESTED[0]}.{NEWEST_TESTED[1]}"
+
+
+# --- AOTAutograd ------------------------------------------------------------------------------------------------------
+
+
+def aot_autograd(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    forward: Callable[..., BoxedCallable],
+    backward: Callable[..., BoxedCallable],
+    inference: Callable[..., BoxedCallable],
+    partition: Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]],
+    decompositions: Mapping[Any, Callable[..., Any]],
+) -> Callable[..., Any]:
+    """Functionalise, decompose, differentiate and partition; the three compilers get the resulting graphs.
+
+    Only the keywords that 2.11 and 2.13 share. `keep_inference_input_mutations`: a mutated input is written by a
+    trailing copy_ inside the graph, so that it can be fused later.
+    """
+    backend = _aot_autograd(
+        fw_compiler=forward,
+        bw_compiler=backward,
+        inference_compiler=inference,
+        partition_fn=partition,
+        decompositions=dict(decompositions),
+        keep_inference_input_mutations=True,
+    )
+    compiled: Callable[..., Any] = backend(gm, example_inputs)
+    return compiled
+
+
+def min_cut_partition(
+    joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    forward, backward = _min_cut_partition(joint, inputs, **kwargs)
+    return forward, backward
+
+
+def save_all_partition(
+    joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    forward, backward = _default_partition(joint, inputs, **kwargs)
+    return forward, backward
+
+
+def forward_metadata() -> Any | None:
+    """What AOTAutograd learnt about the function being compiled; None outside a compilation."""
+    context = TracingContext.try_get()
+    return context.fw_metadata if context is not None else None
+
+
+def static_input_indices() -> tuple[int, ...]:
+    """Inputs of the forward graph whose address stays the same from call to call (parameters and buffers)."""
+    metadata = forward_metadata()
+    return tuple(metadata.static_input_indices) if metadata is not None else ()
+
+
+def donated_input_indices() -> tuple[int, ...]:
+    """Inputs of the backward graph that nobody else holds: they may be overwritten or freed."""
+    metadata = forward_metadata()
+    return tuple(metadata.bw_donated_idxs or ()) if metadata is not None else ()
+
+
+def user_output_index(node: torch.fx.Node, position: int) -> int | None:
+    """Which output of the user's function the graph output at `position` is; None for saved values and the like."""
+    descriptors = node.meta.get("desc") or ()
+    if position >= len(descriptors) or type(descriptors[position]).__name__ != "PlainAOTOutput":
+        return None
+    index: int = descriptors[position].idx
+    return index
+
+
+def is_saved_for_backward(node: torch.fx.Node, position: int) -> bool:
+    descriptors = node.meta.get("desc") or ()
+    return position < len(descriptors) and type(descriptors[position]).__name__ == "SavedForBackwardsAOTOutput"
+
+
+def core_decompositions() -> dict[Any, Callable[..., Any]]:
+    """The table that leads to the core ATen operators, as a plain dict."""
+    return dict(torch._decomp.core_aten_decompositions())
+
+
+def decompositions_of(operators: Sequence[Any]) -> dict[Any, Callable[..., Any]]:
+    return dict(torch._decomp.get_decompositions(list(operators)))
+
+
+# --- errors that belong to Dynamo -------------------------------------------------------------------------------------
+
+# Dynamo steers by exceptions: restarts, graph breaks and skipped frames pass through a backend. An IndexError while
+# tracing is taken as the user's own.
+CONTROL_FLOW: tuple[type[BaseException], ...] = (
+    dynamo_exc.TorchDynamoException,
+    *dynamo_exc.exceptions_allowed_to_be_fallback,
+    IndexError,
+)
+
+
+def through_dynamo(error: FerriteError) -> FerriteError:
+    """The same error in a type that Dynamo hands to the user unchanged, instead of as a BackendCompilerFailed.
+
+    Its traceback starts at the caller of this function: what lies above is Dynamo's.
+    """
+    kind = type(error)
+    twin: type = types.new_class(kind.__name__, (kind, dynamo_exc.ShortenTraceback))
+    twin.__module__ = kind.__module__
+    raised: FerriteError = Exception.__new__(twin)
+    raised.__dict__.update(error.__dict__, first_useful_frame=sys._getframe(1))
+    raised.args = error.args
+    raised.__cause__ = error.__cause__
+    return raised
+
+
+# --- values and symbols -----------------------------------------------------------------------------------------------
+
+
+def is_fake(value: object) -> bool:
+    return isinstance(value, FakeTensor)
+
+
+def size_hint(value: int | torch.SymInt) -> int:
+    """A likely value of a size, for reports and estimates; adds no guard. 2.13 renamed the function of 2.11."""
+    if isinstance(value, int):
+        return value
+    if hasattr(_symbolic_shapes, "optimization_hint"):
+        return int(_symbolic_shapes.optimization_hint(value, fallback=8192))
+    return int(_symbolic_shapes.hint_int(value, fallback=8192))  # type: ignore[attr-defined, unused-ignore]
+
+
+def known_equal(left: int | torch.SymInt, right: int | torch.SymInt) -> bool:
+    """Whether two sizes are equal for every binding of their symbols; adds no guard."""
+    return bool(_symbolic_shapes.statically_known_true(left == right))
+
+
+def expression(value: torch.SymInt) -> Any:
+    """The sympy expression behind a SymInt."""
+    return value.node.expr
+
+
+def free_symbols(value: torch.SymInt) -> Iterator[str]:
+    for symbol in expression(value).free_symbols:
+        yield str(symbol)
+
+
+def bare_symbol(value: object) -> str | None:
+    """The symbol's name if the value is a SymInt that is just one symbol."""
+    if not isinstance(value, torch.SymInt):
+        return None
+    found = expression(value)
+    return str(found) if found.is_Symbol else None
+
+
+def python_expression(value: torch.SymInt, names: Mapping[str, str]) -> str:
+    """The expression as Python over the given names of its symbols, using `math` where needed."""
+    found = expression(value)
+    renamed = found.xreplace({symbol: type(symbol)(names[str(symbol)], integer=True) for symbol in found.free_symbols})
+    return str(_PythonPrinter().doprint(renamed))
+
+
+def tree_leaves(tree: Any) -> list[Any]:
+    return list(_tree_leaves(tree))
+
+
+# --- calling operators ------------------------------------------------------------------------------------------------
+
+
+def operator_name(target: object) -> str | None:
+    """The path under `torch.ops` by which an operator is found again: 'aten.add.Tensor', 'higher_order.cond'."""
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target)
+    if isinstance(target, HigherOrderOperator):
+        name = f"higher_order.{target.__name__}"
+        return name if find_operator(name) is target else None
+    return None
+
+
+def find_operator(name: str) -> Any:
+    """The operator at a path under `torch.ops`; None where there is none."""
+    found: Any = torch.ops
+    for part in name.split("."):
+        found = getattr(found, part, None)
+        if found is None:
+            return None
+    return found
+
+
+def direct_call(operator: Any) -> Any:
+    """What calling an operator calls after one Python frame; saves that frame on every call."""
+    if type(operator) is torch._ops.OpOverload:
+        return operator._op
+    return operator
+
+
+def has_side_effects(node: torch.fx.Node) -> bool:
+    return node.is_impure()

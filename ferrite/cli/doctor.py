@@ -1,0 +1,177 @@
+"""`python -m ferrite doctor`: what this machine has, each item ok or with what to do."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from ferrite._version import __version__
+from ferrite.errors import UserError
+from ferrite.options import Options, resolve
+
+Verdict = Literal["ok", "note", "bad"]
+STYLES = {"ok": "green", "note": "yellow", "bad": "red"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One item: `bad` means that ferrite cannot compile here until `advice` is followed."""
+
+    item: str
+    verdict: Verdict
+    found: str
+    advice: str = ""
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="check what this machine has",
+        description="Check torch, LLVM, the CPU, threads, GPU and Triton, and the cache folder. "
+        "Exits with 1 if something keeps ferrite from compiling here.",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(_chosen: argparse.Namespace) -> int:
+    findings = list(examine())
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("", "item", "found", "what to do"):
+        table.add_column(column, overflow="fold")
+    for finding in findings:
+        style = STYLES[finding.verdict]
+        table.add_row(f"[{style}]{finding.verdict}[/]", finding.item, finding.found, finding.advice)
+    Console(highlight=False).print(table)
+    return 1 if any(finding.verdict == "bad" for finding in findings) else 0
+
+
+def examine() -> Iterator[Finding]:
+    """Every check, one after the other; a check that itself breaks is a finding too."""
+    checks: tuple[Callable[[], Finding], ...] = (
+        check_ferrite,
+        check_python,
+        check_torch,
+        check_backend,
+        check_llvm,
+        check_cpu,
+        check_threads,
+        check_gpu,
+        check_triton,
+        check_cache,
+    )
+    for check in checks:
+        try:
+            yield check()
+        except Exception as problem:
+            yield Finding(check.__name__.removeprefix("check_"), "bad", f"{type(problem).__name__}: {problem}")
+
+
+def check_ferrite() -> Finding:
+    return Finding("ferrite", "ok", f"{__version__} in {os.path.dirname(os.path.dirname(__file__))}")
+
+
+def check_python() -> Finding:
+    return Finding("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+
+
+def check_torch() -> Finding:
+    import torch
+
+    from ferrite.capture.torch_api import check_torch_version, span
+
+    try:
+        warning = check_torch_version()
+    except UserError as error:
+        return Finding("torch", "bad", error.headline, error.lines["to change that"])
+    if warning is not None:
+        return Finding("torch", "note", torch.__version__, f"newer than tested ({span()}): report what breaks")
+    return Finding("torch", "ok", torch.__version__)
+
+
+def check_backend() -> Finding:
+    found = importlib.metadata.entry_points(group="torch_dynamo_backends", name="ferrite")
+    if not found:
+        advice = 'pip install ferrite, or use ferrite.compile(...) in place of backend="ferrite"'
+        return Finding("backend", "note", "not registered with torch.compile", advice)
+    return Finding("backend", "ok", 'torch.compile(..., backend="ferrite") finds it')
+
+
+def check_llvm() -> Finding:
+    try:
+        from llvmlite import binding
+    except ImportError as problem:
+        return Finding("LLVM", "note", str(problem), "pip install llvmlite: CPU kernels run in eager without it")
+    version = ".".join(map(str, binding.llvm_version_info))
+    return Finding("LLVM", "ok", f"{version} in llvmlite {importlib.metadata.version('llvmlite')}")
+
+
+def check_cpu() -> Finding:
+    try:
+        from llvmlite import binding
+    except ImportError:
+        return Finding("CPU", "note", platform.machine(), "its features are read through llvmlite")
+    features = binding.get_host_cpu_features()
+    known = ("neon", "sve", "bf16", "fullfp16", "avx2", "avx512f", "avx512bf16", "amx-tile", "fma")
+    have = [name for name in known if features.get(name)]
+    return Finding("CPU", "ok", f"{binding.get_host_cpu_name()}: {' '.join(have) or 'no vector features known to us'}")
+
+
+def check_threads() -> Finding:
+    import torch
+
+    threads, cores = torch.get_num_threads(), os.cpu_count() or 1
+    if threads > cores:
+        return Finding("threads", "note", f"{threads} on {cores} cores", f"torch.set_num_threads({cores})")
+    return Finding("threads", "ok", f"{threads} on {cores} cores")
+
+
+def check_gpu() -> Finding:
+    import torch
+
+    if torch.version.cuda is None and torch.version.hip is None:
+        return Finding("GPU", "ok", "none: this torch is a CPU build")
+    if not torch.cuda.is_available():
+        return Finding("GPU", "note", "torch has GPU support but sees no device", "check the driver: nvidia-smi")
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return Finding("GPU", "ok", ", ".join(names))
+
+
+def check_triton() -> Finding:
+    import torch
+
+    try:
+        version = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        if torch.cuda.is_available():
+            return Finding("Triton", "note", "not installed", "pip install triton: GPU code runs in eager without it")
+        return Finding("Triton", "ok", "not installed, and not needed without a GPU")
+    importlib.import_module("triton")
+    return Finding("Triton", "ok", version)
+
+
+def check_cache(options: Options | None = None) -> Finding:
+    folder = (options or resolve()).cache_folder()
+    advice = "set FERRITE_CACHE_DIR to a folder you can write to; without one nothing is kept between runs"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as problem:
+        return Finding("cache", "note", f"{folder}: {problem.strerror or problem}", advice)
+    status = folder.stat()
+    if hasattr(os, "getuid") and status.st_uid != os.getuid():
+        return Finding("cache", "note", f"{folder} belongs to another user", advice)
+    if status.st_mode & 0o022:
+        return Finding("cache", "note", f"{folder} can be written by others", f"chmod 700 {folder}")
+    return Finding("cache", "ok", f"{folder}, {shutil.disk_usage(folder).free / 2**30:.1f} GiB free")

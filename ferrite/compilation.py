@@ -1,0 +1,187 @@
+"""One call of the compiler: its options, its record, and what happens when a stage fails.
+
+The stages know nothing of this. `backend.py` runs them inside `attempt`, which turns an exception into the promised
+behaviour: with `strict` a CompilerBug; otherwise one warning, a kept repro folder, and the graph in eager.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypeVar
+
+import torch
+
+from ferrite.capture import CapturedGraph, torch_api
+from ferrite.capture.aot import Partition
+from ferrite.debug import repro
+from ferrite.debug.record import CompileRecord, EagerCall, GraphRecord, Saved, start_record
+from ferrite.errors import CompilerBug, FerriteError, FerriteWarning, layout
+from ferrite.graph import ModelLine, fake_value, first_model_line, model_line, storage_bytes
+from ferrite.ir import Constant, HostProgram
+from ferrite.options import Options
+
+Result = TypeVar("Result")
+PASSING: tuple[type[BaseException], ...] = (FerriteError, *torch_api.CONTROL_FLOW)
+
+
+class Compilation:
+    def __init__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], options: Options) -> None:
+        self.gm = gm
+        self.inputs = repro.describe_inputs(gm, example_inputs)
+        self.grad_enabled = torch.is_grad_enabled()
+        self.options = options
+        self.record: CompileRecord = start_record(options, first_model_line(gm.graph.nodes))
+        self.lock = threading.RLock()  # two threads may need the same backward graph at once
+
+    # --- running stages -----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Time a stage, and remember its name on an exception that leaves it."""
+        with self.record.timing(name):
+            try:
+                if self.options.fail_at == name:
+                    raise RuntimeError(f"asked to fail at {name!r} by the option fail_at")
+                yield
+            except Exception as failure:
+                if not hasattr(failure, "ferrite_stage"):
+                    failure.ferrite_stage = name  # type: ignore[attr-defined]
+                raise
+
+    def attempt(self, stage: str, work: Callable[[], Result], otherwise: Result) -> Result:
+        """Run a stage over the whole captured function; `otherwise` is its eager form."""
+        try:
+            with self.stage(stage):
+                return work()
+        except PASSING:
+            raise
+        except Exception as failure:
+            self.failed(failure, None)
+            return otherwise
+
+    def attempt_graph(self, graph: CapturedGraph, work: Callable[[], Result], otherwise: Result) -> Result:
+        """Run the stages that compile one functional graph; `otherwise` is its eager form."""
+        with self.lock:
+            try:
+                return work()
+            except FerriteError:
+                raise
+            except Exception as failure:
+                self.failed(failure, graph)
+                return otherwise
+
+    def watch_partition(self, partition: Partition) -> Partition:
+        """The partitioner as a stage of its own, with what it saved in the record."""
+
+        def watched(*args: Any, **kwargs: Any) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+            with self.stage("partition"):
+                forward, backward = partition(*args, **kwargs)
+            self.record.saved = saved_values(forward)
+            return forward, backward
+
+        return watched
+
+    # --- results ------------------------------------------------------------------------------------------------------
+
+    def compiled(self, graph: CapturedGraph, program: HostProgram, source: str) -> None:
+        calls = tuple(EagerCall(operator_text(call.operator), call.reason, call.line) for call in program.calls)
+        self.record.add(
+            GraphRecord(
+                kind=graph.kind.value,
+                line=first_model_line(graph.gm.graph.nodes),
+                operators=len(calls),
+                inputs=tuple(f"{item.name}: {item.about}" for item in program.inputs),
+                source=source,
+                kernels=(),
+                eager_calls=calls,
+            )
+        )
+
+    def failed(self, failure: Exception, graph: CapturedGraph | None) -> None:
+        """Keep a repro; raise if strict; otherwise warn and record that the graph runs in eager."""
+        stage = getattr(failure, "ferrite_stage", "capture")
+        line = failing_line(failure) or self.record.line
+        cause = failure.__cause__ or failure
+        because = f"{type(cause).__name__}: {cause}"
+        bug = repro.Failure(stage, because, graph, failure)
+        folder = repro.keep(bug, self.gm, self.inputs, self.grad_enabled, self.options)
+        facts = {
+            "in your model": str(line) if line is not None else None,
+            "because": because,
+            "kept": f"{folder}  (please attach this folder to a report)" if folder else None,
+        }
+        if self.options.strict:
+            raise_bug(f"stage {stage!r} failed", facts, stage, folder, cause)
+        facts["what happens"] = "this graph runs in eager: right, but not compiled"
+        facts["to stop on it"] = 'torch.compile(..., options={"strict": True})'
+        warn_at(line, layout(f"ferrite: stage {stage!r} failed", facts))
+        self.record.add(eager_record(graph, self.gm, stage, because))
+
+
+def warn_at(line: ModelLine | None, message: str) -> None:
+    """A warning that points at the user's line, not at the compiler's."""
+    filename, number = (line.file, line.line) if line is not None else ("ferrite", 1)
+    warnings.warn_explicit(message, FerriteWarning, filename, number)
+
+
+def raise_bug(
+    headline: str, facts: dict[str, str | None], stage: str, folder: str | None, cause: BaseException
+) -> NoReturn:
+    raise CompilerBug(headline, facts, stage=stage, repro=folder) from cause
+
+
+def eager_record(graph: CapturedGraph | None, gm: torch.fx.GraphModule, stage: str, because: str) -> GraphRecord:
+    """The record of a graph that runs in eager whole."""
+    nodes = (graph.gm if graph is not None else gm).graph.nodes
+    reason = f"stage {stage!r} failed"
+    calls = tuple(
+        EagerCall(target_text(node.target), reason, model_line(node)) for node in nodes if node.op.startswith("call_")
+    )
+    return GraphRecord(
+        kind=graph.kind.value if graph is not None else "captured",
+        line=first_model_line(nodes),
+        operators=len(calls),
+        inputs=tuple(node.name for node in nodes if node.op == "placeholder"),
+        source="",
+        kernels=(),
+        eager_calls=calls,
+        failure=f"{reason}: {because}",
+    )
+
+
+def failing_line(failure: BaseException | None) -> ModelLine | None:
+    """The model line of the node that was being worked on, if the failure or what caused it knows one."""
+    while failure is not None:
+        node = getattr(failure, "node", None)
+        if isinstance(node, torch.fx.Node):
+            return model_line(node)
+        failure = failure.__cause__
+    return None
+
+
+def target_text(target: Any) -> str:
+    """How a person would write what a node calls: `aten.add.Tensor`, `operator.gt`, `sum`."""
+    name = torch_api.operator_name(target) or str(getattr(target, "__name__", target))
+    module = str(getattr(target, "__module__", None) or "").lstrip("_")
+    return f"operator.{name}" if module == "operator" else name
+
+
+def operator_text(operator: str | Constant) -> str:
+    return operator.name if isinstance(operator, Constant) else operator
+
+
+def saved_values(forward: torch.fx.GraphModule) -> Saved:
+    """What a partitioned forward graph returns for its backward graph only."""
+    output = forward.graph.output_node()
+    results: Any = output.args[0]
+    saved = [
+        result
+        for position, result in enumerate(results)
+        if torch_api.is_saved_for_backward(output, position) and isinstance(result, torch.fx.Node)
+    ]
+    made = [node for node in saved if node.op != "placeholder"]
+    size = sum(torch_api.size_hint(storage_bytes(fake_value(node))) for node in made)
+    return Saved(values=len(saved), bytes=size, inputs=len(saved) - len(made))

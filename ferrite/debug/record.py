@@ -1,0 +1,137 @@
+"""The record of what was compiled: graphs, time per stage, kernels, and what runs in eager and why.
+
+`ferrite.last_compile()` gives the newest record. A backward graph is compiled when it is first needed, and then joins
+the record of its forward graph. A record holds text and numbers only, never a tensor.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from ferrite.errors import FerriteError, layout
+from ferrite.graph import ModelLine
+from ferrite.options import STAGES, Options
+
+KEPT = 64  # records remembered
+
+
+@dataclass(frozen=True)
+class EagerCall:
+    """An operator that runs in eager, and why."""
+
+    operator: str
+    reason: str
+    line: ModelLine | None
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A compiled kernel: the operators it covers and the lines of the model they came from."""
+
+    name: str
+    operators: tuple[str, ...]
+    lines: tuple[ModelLine, ...]
+
+
+@dataclass(frozen=True)
+class GraphRecord:
+    """One compiled graph. `source` is the text of its host program, empty if the graph runs in eager whole."""
+
+    kind: str
+    line: ModelLine | None
+    operators: int
+    inputs: tuple[str, ...]
+    source: str
+    kernels: tuple[Kernel, ...]
+    eager_calls: tuple[EagerCall, ...]
+    failure: str | None = None
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the forward graph keeps for the backward graph: number of values, and bytes at the sizes seen."""
+
+    values: int
+    bytes: int
+    inputs: int  # of the values, those that are inputs and so cost nothing to keep
+
+
+@dataclass
+class CompileRecord:
+    """What one call of the compiler did."""
+
+    options: Options
+    line: ModelLine | None = None
+    graphs: list[GraphRecord] = field(default_factory=list)
+    saved: Saved | None = None
+    _seconds: dict[str, float] = field(default_factory=lambda: collections.defaultdict(float))
+    _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+    _open: list[list[float]] = field(default_factory=list, repr=False)
+
+    @property
+    def stages(self) -> dict[str, float]:
+        """Seconds per stage over all graphs, in the order of the stages."""
+        return {name: self._seconds[name] for name in STAGES if name in self._seconds}
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        return tuple(kernel for graph in self.graphs for kernel in graph.kernels)
+
+    @property
+    def eager_calls(self) -> tuple[EagerCall, ...]:
+        return tuple(call for graph in self.graphs for call in graph.eager_calls)
+
+    @contextmanager
+    def timing(self, stage: str) -> Iterator[None]:
+        """Count the time spent inside to a stage, less what stages inside it count."""
+        start = time.perf_counter()
+        inner = [0.0]
+        self._open.append(inner)
+        try:
+            yield
+        finally:
+            self._open.pop()
+            elapsed = time.perf_counter() - start
+            if self._open:
+                self._open[-1][0] += elapsed
+            self._seconds[stage] += elapsed - inner[0]
+
+    def add(self, graph: GraphRecord) -> None:
+        with self._lock:
+            self.graphs.append(graph)
+
+    def __str__(self) -> str:
+        from ferrite.debug.table import render
+
+        return render(self)
+
+
+_records: collections.deque[CompileRecord] = collections.deque(maxlen=KEPT)
+
+
+def start_record(options: Options, line: ModelLine | None) -> CompileRecord:
+    record = CompileRecord(options, line)
+    _records.append(record)
+    return record
+
+
+def last_compile() -> CompileRecord:
+    """The record of the newest compilation in this process."""
+    if not _records:
+        raise FerriteError(
+            layout(
+                "nothing has been compiled yet",
+                {"to change that": 'call a function made by torch.compile(..., backend="ferrite") first'},
+            )
+        )
+    return _records[-1]
+
+
+def recent_compiles() -> list[CompileRecord]:
+    """The records of the last compilations, oldest first: a function with graph breaks makes one per graph."""
+    return list(_records)

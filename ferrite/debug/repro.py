@@ -1,0 +1,176 @@
+"""The repro folder of a failure: enough to see it again, on its own, without the user's model or data.
+
+run.py          compiles the graph again and shows the failure
+graph.py        the captured graph as Python, and stand-ins for its inputs (shapes and types, no contents)
+failing.txt     the graph of the direction that failed, as it was when it failed
+error.txt       the traceback
+about.json      stage, options, versions
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import tempfile
+import traceback
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ferrite._version import __version__
+from ferrite.capture import CapturedGraph, torch_api
+from ferrite.errors import CompilerBug, FerriteWarning
+from ferrite.graph.as_python import module_source, stand_in_source
+from ferrite.options import Options
+
+RUN = '''"""Compile this graph again with ferrite and show how it fails: python {folder}/run.py"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from ferrite.debug.repro import replay
+from graph import Graph, make_inputs
+
+sys.exit(replay(Graph(), make_inputs(), options={options!r}, dynamic={dynamic}, grad={grad}))
+'''
+
+
+HEAD = "from ferrite.debug.repro import missing, stand_in\n"
+
+
+@dataclass(frozen=True)
+class Failure:
+    stage: str
+    because: str
+    graph: CapturedGraph | None
+    exception: BaseException
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Source of each input, and whether any size is symbolic."""
+
+    sources: tuple[str, ...]
+    dynamic: bool
+
+
+def describe_inputs(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Inputs:
+    """What is known of the inputs, taken before tracing can change it. Costs nothing but a walk over them."""
+    return Inputs(tuple(map(input_source, example_inputs)), any(isinstance(x, torch.SymInt) for x in example_inputs))
+
+
+def input_source(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return stand_in_source(value)
+    if isinstance(value, torch.SymInt):
+        return str(torch_api.size_hint(value))
+    plain = isinstance(value, (int, float, bool, str, type(None)))
+    return repr(value) if plain else f"missing({type(value).__name__!r})"
+
+
+def keep(failure: Failure, gm: torch.fx.GraphModule, inputs: Inputs, grad: bool, options: Options) -> str | None:
+    """Write the folder and return its path; None, after a warning, where it cannot be written."""
+    if not options.keep_repro:
+        return None
+    try:
+        files = contents(failure, gm, inputs, grad, options)
+        digest = hashlib.sha256(f"{files['graph.py']}{failure.because}".encode()).hexdigest()[:8]
+        folder = options.repro_folder() / f"{failure.stage}-{digest}"
+        if not folder.exists():
+            publish(folder, files)
+        return str(folder)
+    except Exception as problem:  # a repro is a courtesy: failing to keep one must not hide the failure itself
+        warnings.warn(f"ferrite: could not keep a repro folder: {problem}", FerriteWarning, stacklevel=2)
+        return None
+
+
+def contents(
+    failure: Failure, gm: torch.fx.GraphModule, inputs: Inputs, grad: bool, options: Options
+) -> dict[str, str]:
+    # where files are kept is this machine's affair, and replay always raises
+    settings = {
+        name: value
+        for name, value in options.changed().items()
+        if name not in ("cache_dir", "repro_dir", "strict", "keep_repro")
+    }
+    rows = "".join(f"        {source},\n" for source in inputs.sources)
+    graph = f"{HEAD}{module_source(gm)}\n\ndef make_inputs():\n    return [\n{rows}    ]\n"
+    about = {
+        "stage": failure.stage,
+        "because": failure.because,
+        "direction": failure.graph.kind.value if failure.graph is not None else None,
+        "options": settings,
+        "versions": {"ferrite": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "machine": platform.machine(),
+    }
+    failing = failure.graph.gm if failure.graph is not None else gm
+    error = "".join(traceback.format_exception(failure.exception))
+    return {
+        "graph.py": graph,
+        "run.py": RUN.format(folder="<this folder>", options=settings, dynamic=inputs.dynamic or None, grad=grad),
+        "failing.txt": str(failing.graph) + "\n",
+        "error.txt": error,
+        "about.json": json.dumps(about, indent=2) + "\n",
+    }
+
+
+def publish(folder: Path, files: dict[str, str]) -> None:
+    """All files or none: written aside, then moved into place."""
+    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    aside = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
+    for name, text in files.items():
+        (aside / name).write_text(text, encoding="utf-8")
+    aside.rename(folder)
+
+
+# --- what run.py calls ------------------------------------------------------------------------------------------------
+
+
+def stand_in(
+    shape: Sequence[int],
+    stride: Sequence[int],
+    dtype: torch.dtype,
+    device: str = "cpu",
+    requires_grad: bool = False,
+) -> torch.Tensor:
+    """A tensor that looks like the one it stands for; small numbers, so that indices stay in range."""
+    extent = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if 0 not in shape else 0
+    if device == "meta":
+        flat = torch.empty(extent, dtype=dtype, device="meta")
+    elif dtype.is_floating_point or dtype.is_complex:
+        flat = torch.randn(extent, dtype=torch.complex64 if dtype.is_complex else torch.float32).to(dtype)
+    else:
+        flat = torch.randint(0, 2, (extent,)).to(dtype)
+    return flat.to(device).as_strided(tuple(shape), tuple(stride)).requires_grad_(requires_grad)
+
+
+def missing(what: str) -> Any:
+    """Stands where a value or function has no source form; the repro needs it filled in by hand."""
+    raise SystemExit(f"this repro needs {what}, which could not be written down: edit graph.py to supply it")
+
+
+def replay(
+    module: torch.nn.Module, inputs: list[Any], options: dict[str, Any], dynamic: bool | None, grad: bool
+) -> int:
+    """Compile strictly, forward and backward; print the failure and return 1, or say that there is none."""
+    import ferrite
+
+    torch.compiler.reset()
+    try:
+        with torch.set_grad_enabled(grad):
+            outputs = ferrite.compile(module, dynamic=dynamic, **options, strict=True, keep_repro=False)(*inputs)
+            losses = [out.float().sum() for out in outputs if isinstance(out, torch.Tensor) and out.requires_grad]
+            if losses:
+                torch.stack(losses).sum().backward()
+    except CompilerBug as bug:
+        print(f"CompilerBug: {bug}")
+        return 1
+    print("no failure: this version compiles the graph")
+    return 0

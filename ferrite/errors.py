@@ -1,0 +1,77 @@
+"""What can go wrong, and whose fault it is.
+
+`UserError`: the call, an option or the environment is wrong; the message says what to change.
+`CompilerBug`: ferrite itself failed. Unless `strict` is set it is never raised: the graph runs in eager, one
+`FerriteWarning` says so, and a repro folder is kept.
+
+A message has a headline and labelled lines: what, where in the user's model, why, what to do.
+
+    >>> print(layout("unknown option 'strcit'", {"did you mean": "strict"}))
+    unknown option 'strcit'
+      did you mean    strict
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+
+LABEL_WIDTH = 15
+
+
+class FerriteError(Exception):
+    """The base of both kinds, for those who catch either."""
+
+    def __init__(self, headline: str, lines: Mapping[str, str | None] | None = None) -> None:
+        super().__init__(layout(headline, lines or {}))
+        self.headline = headline
+        self.lines = {label: text for label, text in (lines or {}).items() if text}
+
+
+class UserError(FerriteError):
+    """Something outside the compiler is wrong and the user can change it.
+
+    For example, a misspelt option:
+
+        >>> import ferrite
+        >>> ferrite.compile(lambda x: x, strcit=True)
+        Traceback (most recent call last):
+        ...
+        ferrite.errors.UserError: unknown option 'strcit'
+          did you mean    strict
+          all options     python -m ferrite options
+    """
+
+
+class CompilerBug(FerriteError):
+    """A stage of the compiler failed on a valid program. Please report it with the repro folder it names.
+
+    `stage` is the stage that failed, `repro` the folder kept (None where none could be written); the original
+    exception is the `__cause__`.
+    """
+
+    def __init__(self, headline: str, lines: Mapping[str, str | None], *, stage: str, repro: str | None = None) -> None:
+        super().__init__(headline, lines)
+        self.stage = stage
+        self.repro = repro
+
+
+class FerriteWarning(UserWarning):
+    """Something was done another way than asked: a graph runs in eager, a folder could not be written."""
+
+
+def layout(headline: str, lines: Mapping[str, str | None]) -> str:
+    """One headline, then one indented labelled line per fact; facts that are None or empty are left out."""
+    rows = [headline]
+    for label, text in lines.items():
+        if not text:
+            continue
+        indent = "\n" + " " * (LABEL_WIDTH + 3)
+        rows.append(f"  {label:<{LABEL_WIDTH}} {indent.join(text.splitlines())}")
+    return "\n".join(rows)
+
+
+def nearest(word: str, choices: Iterable[str]) -> str | None:
+    """The choice a misspelt word most likely meant, if any is close."""
+    found = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
+    return found[0] if found else None

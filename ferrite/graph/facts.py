@@ -1,0 +1,58 @@
+"""What the value of a node looks like: `f32[2, s0]`, its bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+SHORT_NAMES = {
+    torch.float64: "f64",
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "i16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.uint16: "u16",
+    torch.uint32: "u32",
+    torch.uint64: "u64",
+    torch.bool: "bool",
+    torch.complex64: "c64",
+    torch.complex128: "c128",
+}
+
+
+def fake_value(node: torch.fx.Node) -> Any:
+    """The stand-in that tracing computed for a node: a fake tensor, a symbolic or plain number, or None."""
+    return node.meta.get("val", node.meta.get("example_value"))
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`f32` for torch.float32; the plain name for types without a short one."""
+    return SHORT_NAMES.get(dtype, str(dtype).removeprefix("torch."))
+
+
+def describe_value(value: Any) -> str:
+    """A value in a few characters: `f32[2, s0]`, `int s0`, `(f32[2], i64[2])`."""
+    if isinstance(value, torch.Tensor):
+        text = f"{dtype_name(value.dtype)}[{', '.join(map(str, value.shape))}]"
+        return text if value.device.type == "cpu" else f"{text} on {value.device}"
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(map(describe_value, value))})"
+    if isinstance(value, torch.SymInt):
+        return f"int {value}"
+    if isinstance(value, torch.SymFloat):
+        return f"float {value}"
+    if isinstance(value, torch.SymBool):
+        return f"bool {value}"
+    return type(value).__name__ if value is not None else "None"
+
+
+def storage_bytes(value: Any) -> int | torch.SymInt:
+    """Bytes the elements of a tensor take; symbolic where its shape is. Zero for what is no tensor."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return 0
+    return value.numel() * value.element_size()

@@ -1,0 +1,9 @@
+"""From source text to a callable.
+
+In: the text of a host program and the objects it names. Out: a boxed function: it takes one list, empties it, and
+returns the outputs in order. Holds what compiled code calls while it runs.
+"""
+
+from ferrite.runtime.load import load, run_in_eager
+
+__all__ = ["load", "run_in_eager"]
