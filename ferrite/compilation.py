@@ -10,7 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -114,7 +114,7 @@ class Compilation:
             "kept": f"{folder}  (please attach this folder to a report)" if folder else None,
         }
         if self.options.strict:
-            raise_bug(f"stage {stage!r} failed", facts, stage, folder, cause)
+            raise CompilerBug(f"stage {stage!r} failed", facts, stage=stage, cause=cause, repro=folder) from cause
         facts["what happens"] = "this graph runs in eager: right, but not compiled"
         facts["to stop on it"] = 'torch.compile(..., options={"strict": True})'
         warn_at(line, layout(f"ferrite: stage {stage!r} failed", facts))
@@ -125,12 +125,6 @@ def warn_at(line: ModelLine | None, message: str) -> None:
     """A warning that points at the user's line, not at the compiler's."""
     filename, number = (line.file, line.line) if line is not None else ("ferrite", 1)
     warnings.warn_explicit(message, FerriteWarning, filename, number)
-
-
-def raise_bug(
-    headline: str, facts: dict[str, str | None], stage: str, folder: str | None, cause: BaseException
-) -> NoReturn:
-    raise CompilerBug(headline, facts, stage=stage, repro=folder) from cause
 
 
 def eager_record(graph: CapturedGraph | None, gm: torch.fx.GraphModule, stage: str, because: str) -> GraphRecord:

@@ -46,13 +46,22 @@ class UserError(FerriteError):
 class CompilerBug(FerriteError):
     """A stage of the compiler failed on a valid program. Please report it with the repro folder it names.
 
-    `stage` is the stage that failed, `repro` the folder kept (None where none could be written); the original
-    exception is the `__cause__`.
+    `stage` is the stage that failed, `cause` the original exception, `repro` the folder kept (None where none was),
+    with the traceback in its error.txt.
     """
 
-    def __init__(self, headline: str, lines: Mapping[str, str | None], *, stage: str, repro: str | None = None) -> None:
+    def __init__(
+        self,
+        headline: str,
+        lines: Mapping[str, str | None],
+        *,
+        stage: str,
+        cause: BaseException,
+        repro: str | None = None,
+    ) -> None:
         super().__init__(headline, lines)
         self.stage = stage
+        self.cause = cause
         self.repro = repro
 
 

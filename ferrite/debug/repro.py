@@ -9,6 +9,7 @@ about.json      stage, options, versions
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import platform
@@ -87,8 +88,13 @@ def keep(failure: Failure, gm: torch.fx.GraphModule, inputs: Inputs, grad: bool,
             publish(folder, files)
         return str(folder)
     except Exception as problem:  # a repro is a courtesy: failing to keep one must not hide the failure itself
-        warnings.warn(f"ferrite: could not keep a repro folder: {problem}", FerriteWarning, stacklevel=2)
+        warn_once(f"ferrite: could not keep a repro folder: {problem}")
         return None
+
+
+@functools.lru_cache(maxsize=64)
+def warn_once(message: str) -> None:
+    warnings.warn(message, FerriteWarning, stacklevel=3)
 
 
 def contents(

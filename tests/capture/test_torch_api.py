@@ -1,0 +1,127 @@
+"""The shims over torch's private APIs: each difference between the supported versions, and what we rely on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import types
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+import ferrite
+from ferrite.capture import torch_api
+
+pytestmark = pytest.mark.quick
+
+
+@pytest.mark.parametrize(("text", "expected"), [("2.13.0+cpu", (2, 13)), ("2.11.0.dev2026", (2, 11)), ("3.0", (3, 0))])
+def test_release(text, expected):
+    assert torch_api.release(text) == expected
+
+
+def test_supported_versions_are_taken_without_a_word():
+    for version in ("2.11.0", "2.12.1+cu130", "2.13.0+cpu"):
+        assert torch_api.check_torch_version(version) is None
+
+
+def test_an_old_torch_is_refused_with_what_to_do():
+    with pytest.raises(ferrite.UserError) as caught:
+        torch_api.check_torch_version("2.10.1")
+    assert str(caught.value) == (
+        "torch 2.10.1 is too old for ferrite\n"
+        "  supported       torch 2.11 to 2.13\n"
+        "  to change that  pip install --upgrade 'torch>=2.11,<2.14'"
+    )
+
+
+def test_a_newer_torch_is_tried_with_a_warning():
+    warning = torch_api.check_torch_version("2.14.0")
+    assert warning == "torch 2.14.0 is newer than ferrite has been tested with (torch 2.11 to 2.13); trying anyway"
+
+
+@pytest.mark.parametrize(("version", "expected"), [("2.10.0", "UserError"), ("2.14.0", "FerriteWarning 2.0")])
+def test_the_version_is_checked_when_compiling(version, expected):
+    """In a process of its own: the check runs once."""
+    code = f"""
+import warnings, torch
+import ferrite
+torch.__version__ = {version!r}
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    try:
+        value = torch.compile(lambda x: x + 1, backend="ferrite")(torch.ones(1)).item()
+        print(*[w.category.__name__ for w in caught if issubclass(w.category, ferrite.FerriteWarning)], value)
+    except ferrite.UserError as error:
+        print("UserError")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == expected, done.stderr
+
+
+def symbolic(value: int) -> torch.SymInt:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    # a size of its own for every dimension: 0 and 1 would be taken as static
+    fake = mode.from_tensor(torch.empty(value, value + 1), static_shapes=False)
+    return fake.shape[0]
+
+
+def test_size_hint_under_the_name_this_torch_has():
+    assert torch_api.size_hint(7) == 7
+    assert torch_api.size_hint(symbolic(5) * 3) == 15
+
+
+def test_size_hint_under_the_name_of_torch_2_11(monkeypatch):
+    old = types.SimpleNamespace(hint_int=lambda value, fallback: 15)
+    monkeypatch.setattr(torch_api, "_symbolic_shapes", old)
+    assert torch_api.size_hint(symbolic(5)) == 15
+
+
+def test_asking_whether_sizes_are_equal_adds_no_guard():
+    size = symbolic(5)
+    assert torch_api.known_equal(size, size)
+    assert not torch_api.known_equal(size, 5)
+    assert torch_api.known_equal(4, 4)
+    assert not size.node.shape_env.guards
+
+
+def test_expressions_print_over_given_names():
+    size = symbolic(5)
+    (symbol,) = torch_api.free_symbols(size * 2 + 3)
+    assert torch_api.bare_symbol(size) == symbol
+    assert torch_api.bare_symbol(size * 2) is None
+    assert torch_api.bare_symbol(3) is None
+    text = torch_api.python_expression((size * 2 + 3) // 4, {symbol: "rows"})
+    assert eval(text, {"rows": 9}) == (9 * 2 + 3) // 4
+
+
+def test_operators_are_found_again_by_name():
+    for operator in (torch.ops.aten.add.Tensor, torch.ops.higher_order.cond, torch.ops.aten.relu.default):
+        assert torch_api.find_operator(torch_api.operator_name(operator)) is operator
+    assert torch_api.operator_name(torch.add) is None
+    assert torch_api.find_operator("aten.no_such_operator.default") is None
+
+
+def test_direct_calls_give_the_operators_result():
+    call = torch_api.direct_call(torch.ops.aten.add.Tensor)
+    assert call is not torch.ops.aten.add.Tensor
+    assert torch.equal(call(torch.ones(2), torch.ones(2), alpha=3), torch.full((2,), 4.0))
+    assert torch_api.direct_call(torch.ops.higher_order.cond) is torch.ops.higher_order.cond
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ferrite.UserError("what", {"why": "because"}),
+        ferrite.CompilerBug("what", {}, stage="lower", cause=ValueError("x"), repro="folder"),
+    ],
+)
+def test_our_errors_pass_dynamo_unchanged(error):
+    twin = torch_api.through_dynamo(error)
+    assert isinstance(twin, type(error))
+    assert isinstance(twin, torch._dynamo.exc.ShortenTraceback)
+    assert type(twin).__name__ == type(error).__name__
+    assert str(twin) == str(error)
+    assert {k: v for k, v in vars(twin).items() if k != "first_useful_frame"} == vars(error)

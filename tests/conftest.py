@@ -1,0 +1,47 @@
+"""Fixtures for all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write the golden files anew")
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No compiled code, options or files are shared between tests."""
+    monkeypatch.setenv("FERRITE_CACHE_DIR", str(tmp_path / "cache"))
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+class Golden:
+    """Compares text with a file beside the test: golden/<test name>.txt. `--update-golden` writes it."""
+
+    def __init__(self, path: Path, update: bool) -> None:
+        self.path, self.update = path, update
+
+    def __eq__(self, text: object) -> bool:
+        assert isinstance(text, str)
+        if self.update:
+            self.path.parent.mkdir(exist_ok=True)
+            self.path.write_text(text)
+        return self.path.is_file() and self.path.read_text() == text
+
+    def __repr__(self) -> str:
+        return self.path.read_text() if self.path.is_file() else f"no file {self.path.name}: run with --update-golden"
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    path = request.path.parent / "golden" / f"{request.node.name}.txt"
+    return Golden(path, bool(request.config.getoption("--update-golden")))

@@ -1,0 +1,56 @@
+"""Documentation that runs: every Python block of the pages, every doctest, every command the README names."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import ferrite
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if BLOCK.search(page.read_text())], ids=lambda page: page.name)
+def test_python_blocks_run(page, tmp_path, monkeypatch):
+    """The blocks of one page run in order, as one program."""
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    for number, block in enumerate(BLOCK.findall(page.read_text())):
+        path = tmp_path / f"{page.stem}_{number}.py"
+        path.write_text(block)
+        exec(compile(block, str(path), "exec"), namespace)
+
+
+@pytest.mark.quick
+def test_the_readme_has_examples_and_names_commands_that_exist():
+    text = (ROOT / "README.md").read_text()
+    assert len(BLOCK.findall(text)) >= 2
+    targets = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"`?make ([a-z-]+)", text))
+    assert {"demo", "test"} <= named <= targets
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.quick
+def test_doctests():
+    attempted = 0
+    for info in pkgutil.walk_packages(ferrite.__path__, "ferrite."):
+        if info.name == "ferrite.__main__":
+            continue
+        results = doctest.testmod(importlib.import_module(info.name), optionflags=doctest.ELLIPSIS)
+        assert results.failed == 0, info.name
+        attempted += results.attempted
+    assert attempted >= 5

@@ -1,0 +1,141 @@
+"""The layers of the design: imports run one way, private torch APIs have one door, importing is cheap."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.quick
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "ferrite"
+
+# Layers from the bottom up, as docs/design.md has them: each may import what stands before it, and itself.
+LAYERS = [
+    {"_version"},
+    {"errors"},
+    {"options"},
+    {"graph"},
+    {"capture"},
+    {"ir"},
+    {"lower"},
+    {"codegen"},
+    {"runtime"},
+    {"debug"},
+    {"compilation"},
+    {"backend"},
+    {"cli"},
+    {"__main__"},
+]
+RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def layer_of(path: Path) -> str:
+    first = path.relative_to(PACKAGE).parts[0]
+    return first.removesuffix(".py")
+
+
+def imported(path: Path) -> list[tuple[str, int]]:
+    """Every dotted name a file imports, at any depth in it, with its line; `from a import b` counts as a.b."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, node.lineno) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
+            found += [(f"{node.module}.{alias.name}", node.lineno) for alias in node.names]
+    return found
+
+
+def test_every_package_has_a_layer():
+    assert {layer_of(path) for path in modules()} - {"__init__"} == set(RANK)
+
+
+def test_imports_run_one_way():
+    wrong = []
+    for path in modules():
+        if path == PACKAGE / "__init__.py":
+            continue  # the front door names what lies behind it
+        for name, line in imported(path):
+            parts = name.split(".")
+            if parts[0] == "ferrite" and len(parts) > 1 and RANK.get(parts[1], -1) > RANK[layer_of(path)]:
+                wrong.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
+    assert not wrong
+
+
+def test_nothing_touches_inductor():
+    touching = re.compile(r"torch\._inductor|import _inductor")
+    wrong = [str(path) for path in modules() if touching.search(path.read_text())]
+    assert not wrong
+
+
+def private_uses(path: Path) -> list[str]:
+    """Imports from and attributes of torch modules whose names begin with one underscore."""
+    found = [
+        f"{path.name}:{line} imports {name}"
+        for name, line in imported(path)
+        if name.startswith("torch.") and any(p.startswith("_") and not p.startswith("__") for p in name.split("."))
+    ]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+            base: ast.expr = node.value
+            while isinstance(base, ast.Attribute):
+                base = base.value
+            if isinstance(base, ast.Name) and base.id == "torch":
+                found.append(f"{path.name}:{node.lineno} uses torch...{node.attr}")
+    return found
+
+
+def test_private_torch_apis_have_one_door():
+    door = PACKAGE / "capture" / "torch_api.py"
+    assert private_uses(door), "the check itself finds nothing"
+    wrong = [use for path in modules() if path != door for use in private_uses(path)]
+    assert not wrong
+
+
+def run_python(code: str, *flags: str) -> str:
+    done = subprocess.run([sys.executable, *flags, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_loads_no_compiler_and_starts_no_thread():
+    code = """
+import json, sys, threading, torch
+before, threads = set(sys.modules), threading.active_count()
+import ferrite
+dir(ferrite)
+print(json.dumps([sorted(set(sys.modules) - before), threading.active_count() - threads]))
+"""
+    loaded, threads = json.loads(run_python(code))
+    assert threads == 0
+    heavy = [name for name in loaded if name.split(".")[0] in ("llvmlite", "triton", "rich", "networkx")]
+    assert not heavy
+    assert not [name for name in loaded if name.startswith(("torch._dynamo", "torch._functorch", "torch._inductor"))]
+    assert len(loaded) < 30  # what makes importing cheap, without a clock
+
+
+def test_compiling_works_without_llvm_and_triton():
+    code = """
+import sys
+sys.modules["llvmlite"] = sys.modules["triton"] = None  # importing either raises ImportError
+import torch, ferrite
+out = torch.compile(lambda x: x * 2 + 1, backend="ferrite", options={"strict": True})(torch.ones(3))
+assert torch.equal(out, torch.full((3,), 3.0))
+print(sorted({call.reason for call in ferrite.last_compile().eager_calls}))
+"""
+    assert run_python(code).strip() == "['not yet lowered']"
+
+
+def test_files_stay_small():
+    long = {str(path): count for path in modules() if (count := len(path.read_text().splitlines())) > 400}
+    assert not long
