@@ -189,7 +189,7 @@ def size_hint(value: int | torch.SymInt) -> int:
         return value
     if hasattr(_symbolic_shapes, "optimization_hint"):
         return int(_symbolic_shapes.optimization_hint(value, fallback=8192))
-    return int(_symbolic_shapes.hint_int(value, fallback=8192))  # type: ignore[attr-defined, unused-ignore]
+    return int(_symbolic_shapes.size_hint(value, fallback=8192))  # type: ignore[attr-defined, unused-ignore]
 
 
 def known_equal(left: int | torch.SymInt, right: int | torch.SymInt) -> bool:

@@ -74,7 +74,7 @@ def test_size_hint_under_the_name_this_torch_has():
 
 
 def test_size_hint_under_the_name_of_torch_2_11(monkeypatch):
-    old = types.SimpleNamespace(hint_int=lambda value, fallback: 15)
+    old = types.SimpleNamespace(size_hint=lambda value, fallback: 15)
     monkeypatch.setattr(torch_api, "_symbolic_shapes", old)
     assert torch_api.size_hint(symbolic(5)) == 15
 
