@@ -37,6 +37,7 @@ def ferrite(
     try:
         warn_of_untested_torch()
         compilation = Compilation(gm, example_inputs, resolve(options, mode))
+        as_captured = gm.forward  # before any stage edits the graph
         return compilation.attempt(
             "capture",
             lambda: capture(
@@ -46,7 +47,7 @@ def ferrite(
                 compilation.options,
                 compilation.watch_partition,
             ),
-            otherwise=gm.forward,
+            otherwise=as_captured,
         )
     except FerriteError as error:
         raise torch_api.through_dynamo(error) from error.__cause__

@@ -18,6 +18,7 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.capture.decompositions import decompositions
 from ferrite.capture.torch_api import BoxedCallable
+from ferrite.capture.unused_random import keep_unused_random
 from ferrite.graph import fake_value
 from ferrite.options import Options
 
@@ -60,6 +61,7 @@ def capture(
 
     `around_partition` lets the caller observe the split of a joint graph.
     """
+    without_extra = keep_unused_random(gm)
     eager_strides = user_output_strides(gm)
 
     def compiler(kind: GraphKind) -> Callable[..., BoxedCallable]:
@@ -69,7 +71,7 @@ def capture(
         return compile_one
 
     partition = torch_api.min_cut_partition if options.partition == "min-cut" else torch_api.save_all_partition
-    return torch_api.aot_autograd(
+    compiled = torch_api.aot_autograd(
         gm,
         example_inputs,
         forward=compiler(GraphKind.FORWARD),
@@ -78,6 +80,7 @@ def capture(
         partition=around_partition(partition),
         decompositions=decompositions(options.decompose),
     )
+    return compiled if without_extra is None else without_extra(compiled)
 
 
 def describe(kind: GraphKind, gm: torch.fx.GraphModule, eager_strides: Sequence[Strides | None]) -> CapturedGraph:

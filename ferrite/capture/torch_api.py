@@ -22,6 +22,7 @@ from torch._guards import TracingContext
 from torch._higher_order_ops import effects as _effects
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
+from torch.utils._python_dispatch import TorchDispatchMode as _TorchDispatchMode
 from torch.utils._pytree import tree_leaves as _tree_leaves
 from torch.utils._sympy.printers import PythonPrinter as _PythonPrinter
 
@@ -181,6 +182,16 @@ def through_dynamo(error: FerriteError) -> FerriteError:
 
 def is_fake(value: object) -> bool:
     return isinstance(value, FakeTensor)
+
+
+def fake_mode_of(graph: torch.fx.Graph) -> Any | None:
+    """The fake mode that Dynamo made a graph's values in; it hands AOTAutograd another one."""
+    values = (node.meta.get("example_value") for node in graph.nodes)
+    return next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None)
+
+
+class DispatchMode(_TorchDispatchMode):
+    """Sees every operator that runs while it is active, below autograd."""
 
 
 def size_hint(value: int | torch.SymInt) -> int:
