@@ -30,7 +30,7 @@ PASSING: tuple[type[BaseException], ...] = (FerriteError, *torch_api.CONTROL_FLO
 class Compilation:
     def __init__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], options: Options) -> None:
         self.gm = gm
-        self.inputs = repro.describe_inputs(gm, example_inputs)
+        self.inputs = repro.describe_inputs(example_inputs)
         self.grad_enabled = torch.is_grad_enabled()
         self.options = options
         self.record: CompileRecord = start_record(options, first_model_line(gm.graph.nodes))

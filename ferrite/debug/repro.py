@@ -26,7 +26,7 @@ import torch
 from ferrite._version import __version__
 from ferrite.capture import CapturedGraph, torch_api
 from ferrite.errors import CompilerBug, FerriteWarning
-from ferrite.graph.as_python import module_source, stand_in_source
+from ferrite.graph.as_python import module_source
 from ferrite.options import Options
 
 RUN = '''"""Compile this graph again with ferrite and show how it fails: python {folder}/run.py"""
@@ -62,7 +62,7 @@ class Inputs:
     dynamic: bool
 
 
-def describe_inputs(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Inputs:
+def describe_inputs(example_inputs: Sequence[Any]) -> Inputs:
     """What is known of the inputs, taken before tracing can change it. Costs nothing but a walk over them."""
     return Inputs(tuple(map(input_source, example_inputs)), any(isinstance(x, torch.SymInt) for x in example_inputs))
 
@@ -74,6 +74,21 @@ def input_source(value: Any) -> str:
         return str(torch_api.size_hint(value))
     plain = isinstance(value, (int, float, bool, str, type(None)))
     return repr(value) if plain else f"missing({type(value).__name__!r})"
+
+
+def stand_in_source(value: torch.Tensor) -> str:
+    """A call of `stand_in` that makes a tensor of the same look, at the sizes seen; adds no guard."""
+    if value.layout is not torch.strided:
+        return f"missing('a {value.layout} tensor')"
+    facts = [
+        f"shape={tuple(map(torch_api.size_hint, value.shape))}",
+        f"stride={tuple(map(torch_api.size_hint, value.stride()))}",
+        f"dtype={value.dtype}",
+        f"device={str(value.device)!r}",
+    ]
+    if value.requires_grad:
+        facts.append("requires_grad=True")
+    return f"stand_in({', '.join(facts)})"
 
 
 def keep(failure: Failure, gm: torch.fx.GraphModule, inputs: Inputs, grad: bool, options: Options) -> str | None:
@@ -107,7 +122,7 @@ def contents(
         if name not in ("cache_dir", "repro_dir", "strict", "keep_repro")
     }
     rows = "".join(f"        {source},\n" for source in inputs.sources)
-    graph = f"{HEAD}{module_source(gm)}\n\ndef make_inputs():\n    return [\n{rows}    ]\n"
+    graph = f"{HEAD}{module_source(gm, stand_in_source)}\n\ndef make_inputs():\n    return [\n{rows}    ]\n"
     about = {
         "stage": failure.stage,
         "because": failure.because,

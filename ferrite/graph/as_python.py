@@ -1,67 +1,57 @@
 """An FX graph as Python that runs by itself: one class per module, tensors replaced by stand-ins of the same shape.
 
-No tensor contents are written, only shape, strides, dtype and device. The text calls two functions that its reader
-supplies: `stand_in` makes a tensor of a given look, `missing` says what could not be written down.
+No tensor contents are written: the caller says how a tensor is described. The text calls a function `missing` that its
+reader supplies, where something could not be written down.
 """
 
 from __future__ import annotations
 
 import importlib
+import operator
 import re
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 
-def module_source(gm: torch.fx.GraphModule, name: str = "Graph") -> str:
+def module_source(gm: torch.fx.GraphModule, describe_tensor: Callable[[torch.Tensor], str], name: str = "Graph") -> str:
     """Python source that defines a module class `name` which does what `gm` does, on stand-in constants."""
-    imports: dict[str, None] = {"import torch": None}
-    classes: list[str] = []
-    _add_class(gm, name, imports, classes)
-    return "\n".join(imports) + "\n\n\n" + "\n\n\n".join(classes) + "\n"
+    writer = _Writer(describe_tensor)
+    writer.add_class(gm, name)
+    return "\n".join(writer.imports) + "\n\n\n" + "\n\n\n".join(writer.classes) + "\n"
 
 
-def _add_class(gm: torch.fx.GraphModule, name: str, imports: dict[str, None], classes: list[str]) -> None:
-    code = gm.graph.python_code("self")
-    words = set(re.findall(r"\w+", code.src))
-    imports.update(dict.fromkeys(import_line(name, value) for name, value in code.globals.items() if name in words))
-    body = ["def __init__(self):", "    super().__init__()"]
-    for target in dict.fromkeys(str(node.target) for node in gm.graph.nodes if node.op == "get_attr"):
-        body += [f"    {line}" for line in _attribute(gm, target, name, imports, classes)]
-    body += ["", *code.src.strip().splitlines()]
-    lines = [f"    {line}" if line else "" for line in body]
-    classes.append("\n".join([f"class {name}(torch.nn.Module):", *lines]))
+class _Writer:
+    """Collects the classes of a module and of the sub-graphs it holds, inner ones first."""
 
+    def __init__(self, describe_tensor: Callable[[torch.Tensor], str]) -> None:
+        self.describe_tensor = describe_tensor
+        self.imports: dict[str, None] = {"import torch": None}
+        self.classes: list[str] = []
 
-def _attribute(
-    gm: torch.fx.GraphModule, target: str, name: str, imports: dict[str, None], classes: list[str]
-) -> list[str]:
-    value: Any = gm
-    for part in target.split("."):
-        value = getattr(value, part)
-    if isinstance(value, torch.fx.GraphModule):
-        inner = f"{name}_{target.replace('.', '_')}"
-        _add_class(value, inner, imports, classes)
-        return [f"self.{target} = {inner}()"]
-    if isinstance(value, torch.Tensor):
-        return [f"self.{target} = {stand_in_source(value)}"]
-    return [f"self.{target} = missing({type(value).__name__!r})"]
+    def add_class(self, gm: torch.fx.GraphModule, name: str) -> None:
+        code = gm.graph.python_code("self")
+        words = set(re.findall(r"\w+", code.src))
+        used = (import_line(word, value) for word, value in code.globals.items() if word in words)
+        self.imports.update(dict.fromkeys(used))
+        body = ["def __init__(self):", "    super().__init__()"]
+        for target in dict.fromkeys(str(node.target) for node in gm.graph.nodes if node.op == "get_attr"):
+            body.append(f"    self.{target} = {self.attribute(gm, target, name)}")
+        body += ["", *code.src.strip().splitlines()]
+        lines = [f"    {line}" if line else "" for line in body]
+        self.classes.append("\n".join([f"class {name}(torch.nn.Module):", *lines]))
 
-
-def stand_in_source(value: torch.Tensor) -> str:
-    """A call of `stand_in` that makes a tensor of the same look."""
-    if value.layout is not torch.strided:
-        return f"missing('a {value.layout} tensor')"
-    facts = [
-        f"shape={tuple(map(int, value.shape))}",
-        f"stride={tuple(map(int, value.stride()))}",
-        f"dtype={value.dtype}",
-        f"device={str(value.device)!r}",
-    ]
-    if value.requires_grad:
-        facts.append("requires_grad=True")
-    return f"stand_in({', '.join(facts)})"
+    def attribute(self, gm: torch.fx.GraphModule, target: str, name: str) -> str:
+        value = operator.attrgetter(target)(gm)
+        if isinstance(value, torch.fx.GraphModule):
+            inner = f"{name}_{target.replace('.', '_')}"
+            self.add_class(value, inner)
+            return f"{inner}()"
+        if isinstance(value, torch.Tensor):
+            return self.describe_tensor(value)
+        return f"missing({type(value).__name__!r})"
 
 
 def import_line(name: str, value: Any) -> str:
