@@ -80,7 +80,26 @@ def capture(
         partition=around_partition(partition),
         decompositions=decompositions(options.decompose),
     )
+    compiled = unwrapping_subclasses(compiled, example_inputs)
     return compiled if without_extra is None else without_extra(compiled)
+
+
+def unwrapping_subclasses(function: Callable[..., Any], example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Hand over inputs of plain subclasses (a type of one's own over ordinary storage) as the tensors they are.
+
+    What such a type overrides has been traced already; below that, its elements are all there is.
+    """
+    positions = [index for index, value in enumerate(example_inputs) if torch_api.is_plain_subclass(value)]
+    if not positions:
+        return function
+
+    def call(*args: Any) -> Any:
+        plain = list(args)
+        for index in positions:
+            plain[index] = plain[index].as_subclass(torch.Tensor)
+        return function(*plain)
+
+    return call
 
 
 def describe(kind: GraphKind, gm: torch.fx.GraphModule, eager_strides: Sequence[Strides | None]) -> CapturedGraph:

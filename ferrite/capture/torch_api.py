@@ -151,6 +151,11 @@ def decompositions_of(operators: Sequence[Any]) -> dict[Any, Callable[..., Any]]
     return dict(torch._decomp.get_decompositions(list(operators)))
 
 
+# torch 2.11 takes the check behind torch.linalg.inv and its kin for dead code, and with it their errors.
+if release(torch.__version__) < (2, 13):
+    torch.fx.node.has_side_effect(torch.ops.aten._linalg_check_errors.default)
+
+
 # --- errors that belong to Dynamo -------------------------------------------------------------------------------------
 
 # Dynamo steers by exceptions: restarts, graph breaks and skipped frames pass through a backend. An IndexError while
@@ -231,6 +236,13 @@ def python_expression(value: torch.SymInt, names: Mapping[str, str]) -> str:
     found = expression(value)
     renamed = found.xreplace({symbol: type(symbol)(names[str(symbol)], integer=True) for symbol in found.free_symbols})
     return str(_PythonPrinter().doprint(renamed))
+
+
+def is_plain_subclass(value: object) -> bool:
+    """Whether a tensor has a type of its own but the storage and dispatch of an ordinary tensor."""
+    if not isinstance(value, torch.Tensor) or isinstance(value, (torch.nn.Parameter, FakeTensor)):
+        return False
+    return type(value) is not torch.Tensor and type(value).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
 def tree_leaves(tree: Any) -> list[Any]:

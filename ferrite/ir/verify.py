@@ -17,6 +17,10 @@ from ferrite.ir.host import Free, HostProgram, binds, reads, references
 class InvalidProgram(Exception):
     """A law of `ferrite.ir.verify` is broken."""
 
+    def __init__(self, law: int, message: str) -> None:
+        super().__init__(f"law {law}: {message}")
+        self.law = law
+
 
 def verify(program: HostProgram) -> HostProgram:
     """The program itself, if it keeps every law. One pass, linear in its size."""
@@ -24,27 +28,29 @@ def verify(program: HostProgram) -> HostProgram:
     bound: set[str] = set()
 
     def bind(name: str) -> None:
-        require(name.isidentifier() and not keyword.iskeyword(name), 5, f"{name!r} is no identifier")
-        require(name not in bound, 1, f"{name} is bound twice")
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise InvalidProgram(5, f"{name!r} is no identifier")
+        if name in bound:
+            raise InvalidProgram(1, f"{name} is bound twice")
         bound.add(name)
         live.add(name)
+
+    def not_live(name: str) -> str:
+        return f"{name} is {'freed already' if name in bound else 'not bound'}"
 
     for argument in program.inputs:
         bind(argument.name)
     for step in program.steps:
-        law = 3 if isinstance(step, Free) else 2
+        freeing = isinstance(step, Free)
         for name in reads(step):
-            require(name in live, law, f"{name} is {'freed' if name in bound else 'not bound'} at {step}")
-            if isinstance(step, Free):
+            if name not in live:
+                raise InvalidProgram(3 if freeing else 2, f"{not_live(name)} at {step}")
+            if freeing:
                 live.remove(name)
         result = binds(step)
         if result is not None:
             bind(result)
     for name in references(*program.outputs):
-        require(name in live, 4, f"output {name} is {'freed' if name in bound else 'not bound'}")
+        if name not in live:
+            raise InvalidProgram(4, f"output {not_live(name)}")
     return program
-
-
-def require(holds: bool, law: int, message: str) -> None:
-    if not holds:
-        raise InvalidProgram(f"law {law}: {message}")

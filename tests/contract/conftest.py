@@ -1,0 +1,28 @@
+"""What every contract test shares: a clean compiler, and both kinds of shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from compare import reset
+
+
+@pytest.fixture(autouse=True)
+def clean_compiler() -> Iterator[None]:
+    reset()
+    yield
+    reset()
+
+
+@pytest.fixture(params=[False, True], ids=["static", "dynamic"])
+def dynamic(request: pytest.FixtureRequest) -> bool:
+    """Whether sizes are symbols."""
+    return bool(request.param)
+
+
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["static", "dynamic"])
+def rarely_dynamic(request: pytest.FixtureRequest) -> bool:
+    """The same for wide tables of cases: the symbolic half is left to the long sweeps."""
+    return bool(request.param)

@@ -1,0 +1,231 @@
+"""Inputs that share memory, and outputs that are inputs, views of inputs, or views of each other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from compare import check, compile_strict
+
+SHARED_INPUTS = {
+    "same_tensor": lambda base: [base, base],
+    "two_objects_same_memory": lambda base: [base, base.view_as(base)],
+    "overlapping_slices": lambda base: [base[:-1], base[1:]],
+    "disjoint_slices": lambda base: [base[:2], base[2:]],
+    "transposed": lambda base: [base, base.t()],
+    "view_before_base": lambda base: [base.t(), base],
+    "flattened": lambda base: [base.view(2, 8), base.view(2, 8).flip(0)],
+}
+
+
+def write_first_read_second(x, y):
+    x.add_(1)
+    return y * 2
+
+
+def write_both(x, y):
+    x.mul_(2)
+    y.add_(3)
+    return x + 1
+
+
+def write_second_after_reading(x, y):
+    total = (x.sin() + y.cos()).sum()
+    y.copy_(y + total)
+    return x - 1
+
+
+@pytest.mark.parametrize("fn", [write_first_read_second, write_both, write_second_after_reading])
+@pytest.mark.parametrize("sharing", SHARED_INPUTS)
+def test_inputs_that_share_memory(fn, sharing: str, rarely_dynamic: bool) -> None:
+    check(fn, lambda: [torch.randn(4, 4)], prepare=SHARED_INPUTS[sharing], dynamic=rarely_dynamic)
+
+
+@pytest.mark.parametrize("fn", [write_first_read_second, write_both, write_second_after_reading])
+def test_inputs_that_interleave_in_memory(fn) -> None:
+    """With static sizes only: AOTAutograd cannot rebuild such views of symbolic size from their common base."""
+    check(
+        fn,
+        lambda: [torch.randn(4, 4)],
+        prepare=lambda base: [base[:, ::2], base[:, 1::2]],
+        dynamic=False,
+    )
+
+
+@pytest.mark.parametrize("sharing", ["same_tensor", "overlapping_slices", "disjoint_slices"])
+def test_inputs_that_share_memory_in_training(sharing: str, dynamic: bool) -> None:
+    check(
+        write_first_read_second,
+        lambda: [torch.randn(4, 4, requires_grad=True)],
+        prepare=lambda leaf: SHARED_INPUTS[sharing](leaf.clone()),
+        backward=True,
+        dynamic=dynamic,
+    )
+
+
+@pytest.mark.quick
+def test_same_leaf_passed_twice_collects_both_gradients(dynamic: bool) -> None:
+    check(
+        lambda x, y: x.sin() * y.exp(),
+        lambda: [torch.randn(5, requires_grad=True)],
+        prepare=lambda x: [x, x],
+        backward=True,
+        dynamic=dynamic,
+    )
+
+
+def test_sharing_that_changes_between_calls() -> None:
+    """What was compiled for separate inputs must not be used for shared ones, nor the reverse."""
+    compiled = compile_strict(write_both)
+    for shared in (False, True, False, True):
+        base, ours = torch.arange(6.0), torch.arange(6.0)
+        expected = write_both(base, base if shared else torch.ones(6))
+        actual = compiled(ours, ours if shared else torch.ones(6))
+        assert torch.equal(actual, expected)
+        assert torch.equal(ours, base)
+
+
+def two_views_of_an_intermediate(x):
+    y = x.sin()
+    return y[0], y.t(), y[:, 1:]
+
+
+def an_intermediate_and_its_view(x):
+    y = x.exp()
+    return y.view(-1), y
+
+
+def view_of_a_written_input(x):
+    x.add_(1)
+    return x[1:], x
+
+
+def view_taken_before_the_write(x):
+    view = x.t()
+    x.mul_(3)
+    return view
+
+
+def unequal_copies(x):
+    return x.clone(), x.contiguous(), x + 0
+
+
+VIEWS = {
+    "itself": lambda x: (x, x + 1),
+    "itself_twice": lambda x: (x, x, x * 2),
+    "result_twice": lambda x: [x.sin()] * 2,
+    "slice": lambda x: (x[1:, ::2], x * 2),
+    "select": lambda x: (x[2], x.sum()),
+    "transpose": lambda x: (x.t(), x + 1),
+    "view": lambda x: (x.view(-1), x + 1),
+    "view_of_view": lambda x: (x.view(2, -1).t()[1], x + 1),
+    "expand": lambda x: (x[:, :1].expand(4, 9), x + 1),
+    "as_strided": lambda x: (x.as_strided((2, 2), (1, 6), 3), x + 1),
+    "diagonal": lambda x: (x.diagonal(), x + 1),
+    "unbind": lambda x: (x.unbind(0), x + 1),
+    "split": lambda x: (x.split(2, dim=1), x + 1),
+    "chunk_of_result": lambda x: x.mul(2).chunk(2),
+    "unfold": lambda x: (x.unfold(1, 3, 1), x + 1),
+    "movedim_unsqueeze": lambda x: (x[None].movedim(0, 2), x + 1),
+    "detach": lambda x: (x.detach(), x + 1),
+    "reshape_that_views": lambda x: (x.reshape(6, 4), x + 1),
+    "reshape_that_copies": lambda x: (x.t().reshape(-1), x + 1),
+    "contiguous_is_itself": lambda x: (x.contiguous(), x + 1),
+    "to_same_dtype_is_itself": lambda x: (x.to(torch.float32), x.float(), x + 1),
+    "flatten": lambda x: (x.flatten(), x.ravel(), x + 1),
+    "flip_copies": lambda x: (x.flip(0), x + 1),
+    "two_views_of_an_intermediate": two_views_of_an_intermediate,
+    "an_intermediate_and_its_view": an_intermediate_and_its_view,
+    "unequal_copies": unequal_copies,
+}
+QUICK = ("itself", "slice", "two_views_of_an_intermediate", "unequal_copies", "reshape_that_copies")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.quick if n in QUICK else ()) for n in VIEWS])
+def test_outputs_that_alias(name: str, dynamic: bool) -> None:
+    check(VIEWS[name], lambda: [torch.randn(4, 6)], dynamic=dynamic)
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_outputs_that_alias_in_training(name: str, rarely_dynamic: bool) -> None:
+    check(
+        VIEWS[name],
+        lambda: [torch.randn(4, 6, requires_grad=True)],
+        prepare=lambda leaf: [leaf * 1],
+        backward=True,
+        dynamic=rarely_dynamic,
+    )
+
+
+@pytest.mark.parametrize("fn", [view_of_a_written_input, view_taken_before_the_write])
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_views_of_written_inputs(fn, training: bool, dynamic: bool) -> None:
+    check(
+        fn,
+        lambda: [torch.randn(4, 6, requires_grad=training)],
+        prepare=lambda leaf: [leaf.clone()],
+        backward=training,
+        dynamic=dynamic,
+    )
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: (x.real, x.imag * 2),
+        lambda x: (torch.view_as_real(x), x + 1),
+        lambda x: (x.conj(), x + 1),
+        lambda x: (x.conj().imag, x + 1),
+    ],
+    ids=["real", "view_as_real", "conj", "conj_imag"],
+)
+def test_views_of_complex_inputs(fn, rarely_dynamic: bool) -> None:
+    check(fn, lambda: [torch.randn(3, 4, dtype=torch.complex64)], dynamic=rarely_dynamic)
+
+
+def test_view_as_another_dtype() -> None:
+    check(lambda x: (x.view(torch.int32), x + 1), lambda: [torch.randn(4, 6)], dynamic=False)
+    check(lambda x: (x.view(torch.uint8), x + 1), lambda: [torch.randn(4, 6)], dynamic=False)
+
+
+class ReturnsItsState(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(3, 4))
+        self.register_buffer("mean", torch.randn(3, 4))
+
+    def forward(self, x):
+        return x * self.weight, self.weight.t(), self.mean[0], self.mean
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_outputs_that_are_or_view_parameters_and_buffers(training: bool, dynamic: bool) -> None:
+    check(ReturnsItsState(), lambda: [torch.randn(3, 4)], backward=training, dynamic=dynamic)
+
+
+@pytest.mark.quick
+def test_results_of_two_calls_are_separate(dynamic: bool) -> None:
+    """Memory of a result the caller still holds must not be reused by the next call."""
+    compiled = compile_strict(lambda x: (x * 2, (x + 1).sum(0)), dynamic=dynamic)
+    first = compiled(torch.ones(8, 4))
+    second = compiled(torch.full((8, 4), 5.0))
+    assert torch.equal(first[0], torch.full((8, 4), 2.0))
+    assert torch.equal(first[1], torch.full((4,), 16.0))
+    assert torch.equal(second[0], torch.full((8, 4), 10.0))
+
+
+def test_writing_to_an_output_view_reaches_the_input(dynamic: bool) -> None:
+    compiled = compile_strict(lambda x: (x[1:], x + 1), dynamic=dynamic)
+    x = torch.zeros(4, 3)
+    view, fresh = compiled(x)
+    view.fill_(7)
+    fresh.fill_(9)
+    assert torch.equal(x, torch.tensor([0.0, 7, 7, 7])[:, None].expand(4, 3))
+
+
+def test_outputs_stay_correct_when_an_input_view_is_written_after_the_call(dynamic: bool) -> None:
+    compiled = compile_strict(lambda x: x.t() + 0, dynamic=dynamic)
+    x = torch.zeros(2, 3)
+    out = compiled(x)
+    x.fill_(1)
+    assert torch.equal(out, torch.zeros(3, 2))

@@ -1,0 +1,171 @@
+"""Symbolic sizes: one graph for many sizes, eager's answer at each of them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from compare import assert_same_tree, check, compile_strict, compiled_graphs
+
+SIZED = {
+    "pointwise": lambda x: x.sin() * x.shape[0] + 1,
+    "reduction": lambda x: (x.sum(0), x.mean(1), x.softmax(-1)),
+    "matrix_product": lambda x: x.t() @ x,
+    "view": lambda x: x.reshape(-1, 2) * 2,
+    "flatten": lambda x: x.flatten() + 1,
+    "cat": lambda x: torch.cat([x, x[:1], x + 1]),
+    "slices": lambda x: (x[: x.shape[0] // 2] + 1, x[1:] - x[:-1], x[-2:]),
+    "arange": lambda x: torch.arange(x.shape[0])[:, None] * x,
+    "pad": lambda x: functional.pad(x, (1, 2, 0, 1)),
+    "expand": lambda x: x[None].expand(3, -1, -1) * 2,
+    "mask": lambda x: torch.ones(x.shape[0], x.shape[0]).tril() @ x.float(),
+    "split": lambda x: [part * 2 for part in x.split(2, dim=1)],
+    "pooled": lambda x: functional.avg_pool1d(x[None], 2),
+    "interpolated": lambda x: functional.interpolate(x[None, None], scale_factor=2),
+    "sorted": lambda x: x.sort(dim=0),
+    "topk": lambda x: x.flatten().topk(x.shape[0]),
+    "scan": lambda x: x.cumsum(0),
+    "strided": lambda x: x[::2, ::2].contiguous(),
+    "full_of_size": lambda x: x.new_full((x.shape[1], x.shape[0]), x.numel()),
+}
+ROW_COUNTS = (4, 7, 12, 33)
+
+
+@pytest.mark.parametrize("name", SIZED)
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_one_graph_for_many_sizes(name: str, training: bool) -> None:
+    fn = SIZED[name]
+    compiled = compile_strict(fn, dynamic=True)
+    for rows in ROW_COUNTS:
+        torch.manual_seed(rows)
+        base = torch.randn(rows, 6)
+        results = []
+        for call, x in ((compiled, base), (fn, base), (fn, base.double())):
+            leaf = x.clone().requires_grad_(training)
+            outputs = call(leaf)
+            if training and any(t.requires_grad for t in tensors(outputs)):
+                sum(t.float().square().sum() for t in tensors(outputs) if t.requires_grad).backward()
+            results.append((outputs, leaf.grad))
+        assert_same_tree(*results, f"{rows} rows")
+    assert compiled_graphs() == 1
+
+
+def tensors(outputs: Any) -> list[torch.Tensor]:
+    return [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+
+
+@pytest.mark.quick
+def test_automatic_dynamic_shapes_compile_twice() -> None:
+    """First static, then, at the second size, once for all sizes."""
+    compiled = compile_strict(lambda x: x * 2 + x.shape[0])
+    for rows in (5, 9, 17, 3, 21):
+        x = torch.randn(rows, 4)
+        assert torch.equal(compiled(x), x * 2 + rows)
+    assert compiled_graphs() == 2
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2])
+def test_small_sizes_after_a_larger_one(rows: int) -> None:
+    """Sizes 0 and 1 are special to broadcasting, and get graphs of their own."""
+
+    def fn(x: torch.Tensor) -> Any:
+        return x + x.sum(0), x.amax(1), x.t().contiguous()
+
+    compiled = compile_strict(fn, dynamic=True)
+    for size in (5, rows, 6):
+        x = torch.randn(size, 4)
+        assert_same_tree(compiled(x), fn(x), fn(x.double()), f"{size} rows")
+
+
+@pytest.mark.quick
+def test_module_in_training_at_many_sizes() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.LayerNorm(8), torch.nn.GELU())
+    exact = copy.deepcopy(model).double()
+    ours = copy.deepcopy(model)
+    compiled = compile_strict(ours, dynamic=True)
+    for rows in ROW_COUNTS:
+        x = torch.randn(rows, 6)
+        for call, value in ((model, x), (compiled, x), (exact, x.double())):
+            call(value).square().mean().backward()
+        grads = ([p.grad for p in m.parameters()] for m in (ours, model, exact))
+        assert_same_tree(*grads, f"gradient at {rows} rows")
+    assert compiled_graphs() == 1
+
+
+def test_integer_argument_becomes_symbolic() -> None:
+    compiled = compile_strict(lambda x, n: x[:n] * n, dynamic=True)
+    x = torch.arange(20.0)
+    for n in (3, 7, 11, 4):
+        assert torch.equal(compiled(x, n), x[:n] * n)
+    assert compiled_graphs() == 1
+
+
+def test_float_argument_takes_new_values() -> None:
+    compiled = compile_strict(lambda x, f: x * f + 1, dynamic=True)
+    x = torch.arange(4.0)
+    for f in (0.5, 2.0, -1.25, float("inf")):
+        assert torch.equal(compiled(x + 1, f), (x + 1) * f + 1)
+
+
+def test_marked_dimension_is_dynamic_and_the_other_is_not() -> None:
+    compiled = compile_strict(lambda x: x.sum(0) + x.shape[0])
+    for rows in (3, 8, 5):
+        x = torch.ones(rows, 4)
+        torch._dynamo.mark_dynamic(x, 0)
+        assert torch.equal(compiled(x), torch.full((4,), 2.0 * rows))
+    assert compiled_graphs() == 1
+    assert torch.equal(compiled(torch.ones(3, 5)), torch.full((5,), 6.0))
+
+
+def test_two_inputs_of_one_unknown_size_and_a_mismatch() -> None:
+    compiled = compile_strict(lambda x, y: x * y, dynamic=True)
+    for rows in (3, 8):
+        assert torch.equal(compiled(torch.ones(rows), torch.ones(rows) * 2), torch.ones(rows) * 2)
+    assert torch.equal(compiled(torch.ones(3), torch.ones(1) * 2), torch.ones(3) * 2)
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        compiled(torch.ones(3), torch.ones(4))
+
+
+def test_branch_on_a_size(dynamic: bool) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[0] > 4 else x + 100
+
+    compiled = compile_strict(fn, dynamic=dynamic)
+    for rows in (3, 8, 4, 5):
+        assert torch.equal(compiled(torch.ones(rows)), fn(torch.ones(rows)))
+
+
+def test_symbolic_strides_of_a_sliced_input() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        return x + 1, x.sum(1), x.t()
+
+    compiled = compile_strict(fn, dynamic=True)
+    for width in (9, 12, 20):
+        x = torch.randn(5, width)[1:, 2:7]
+        assert_same_tree(compiled(x), fn(x), fn(x.double()), f"width {width}")
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["inference", "training"])
+def test_convolution_of_any_picture_size(backward: bool) -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(2))
+    for size in (8, 11):
+        check(
+            model,
+            lambda size=size: [torch.randn(2, 3, size, size, requires_grad=backward)],
+            backward=backward,
+            dynamic=True,
+        )
+
+
+def test_rows_selected_by_data_then_computed_on() -> None:
+    """Sizes that depend on data flow through further operators of the same graph."""
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        check(
+            lambda x: (x[x[:, 0] > 0].sin() * 2, x[x[:, 0] > 0].sum(0)),
+            lambda: [torch.randn(9, 4)],
+            graphs=1,
+        )
