@@ -49,7 +49,7 @@ def run(chosen: argparse.Namespace) -> int:
     function = find(chosen.target)
     settings = dict(parse_option(text) for text in chosen.option)
     inputs = [specs.parse_argument(text, requires_grad=chosen.train) for text in chosen.arguments]
-    seen = len(ferrite.recent_compiles())
+    before = ferrite.recent_compiles()
     compiled = ferrite.compile(function, mode=chosen.mode, dynamic=chosen.dynamic or None, **settings)
     start = time.perf_counter()
     with torch.set_grad_enabled(chosen.train):
@@ -57,7 +57,7 @@ def run(chosen: argparse.Namespace) -> int:
         if chosen.train:
             backward(outputs)
     print(f"compiled and ran {chosen.target} in {time.perf_counter() - start:.2f} s\n")
-    for record in ferrite.recent_compiles()[seen:]:
+    for record in (record for record in ferrite.recent_compiles() if record not in before):
         print(record, end="\n\n")
         for graph in record.graphs if chosen.source else ():
             print(graph.source)

@@ -61,7 +61,7 @@ class Saved:
     inputs: int  # of the values, those that are inputs and so cost nothing to keep
 
 
-@dataclass
+@dataclass(eq=False)
 class CompileRecord:
     """What one call of the compiler did."""
 

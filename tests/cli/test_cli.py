@@ -147,3 +147,14 @@ def test_demo_trains_like_eager(capsys):
     text = capsys.readouterr().out
     assert "ferrite trains like eager" in text
     assert "saved for backward" in text
+
+
+def test_compile_prints_the_new_records_of_a_long_process(net, capsys):
+    """Only so many records are remembered: new ones are not those beyond a count."""
+    from ferrite.debug.record import KEPT, start_record
+
+    for _ in range(KEPT):
+        start_record(Options(), None)
+    assert main(["compile", f"{net}:Net", "f32[2,4]"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("inference") + text.count("forward") == 1
