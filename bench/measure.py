@@ -52,7 +52,7 @@ def ratio(ours: list[float], theirs: list[float]) -> tuple[float, float, float]:
 
 
 def write(name: str, title: str, lines: list[str]) -> None:
-    """Write bench/results/NAME.md with the command and the machine, and print it."""
+    """Write bench/results/NAME-MACHINE.md with the command and the machine, and print it."""
     command = f"python -m {sys.modules['__main__'].__spec__.name} {' '.join(sys.argv[1:])}".strip()
     head = [
         f"# {title}",
@@ -64,5 +64,5 @@ def write(name: str, title: str, lines: list[str]) -> None:
     ]
     text = "\n".join([*head, *lines]) + "\n"
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.md").write_text(text)
+    (RESULTS / f"{name}-{platform.machine()}.md").write_text(text)
     print(text)

@@ -26,6 +26,7 @@ class TwoTensor(torch.Tensor):
             requires_grad=a.requires_grad,
         )
 
+    @torch.compiler.disable  # torch 2.11 would trace it, when a result is wrapped, and fail
     def __init__(self, a: torch.Tensor, b: torch.Tensor) -> None:
         self.a = a
         self.b = b
