@@ -132,7 +132,7 @@ def user_output_strides(gm: torch.fx.GraphModule) -> tuple[Strides | None, ...]:
         if isinstance(result, torch.fx.Node)
         and isinstance(value := fake_value(result), torch.Tensor)
         and value.layout is torch.strided
-        and type(value).__name__ == "FakeTensor"
+        and torch_api.is_fake(value)
         else None
         for result in results
     )

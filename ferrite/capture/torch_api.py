@@ -19,7 +19,6 @@ from torch._dynamo.backends.common import aot_autograd as _aot_autograd
 from torch._functorch.partitioners import default_partition as _default_partition
 from torch._functorch.partitioners import min_cut_rematerialization_partition as _min_cut_partition
 from torch._guards import TracingContext
-from torch._higher_order_ops import effects as _effects
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
 from torch.utils._python_dispatch import TorchDispatchMode as _TorchDispatchMode
@@ -32,9 +31,7 @@ OLDEST = (2, 11)
 NEWEST_TESTED = (2, 13)
 
 HigherOrderOperator = torch._ops.HigherOrderOperator
-with_effects = _effects.with_effects
-
-# A bound that reads the same in both versions; more are looked up by name where they are used.
+# Takes ownership of one list of arguments and empties it.
 BoxedCallable = Callable[[list[Any]], Sequence[Any]]
 
 
@@ -277,7 +274,3 @@ def direct_call(operator: Any) -> Any:
     if type(operator) is torch._ops.OpOverload:
         return operator._op
     return operator
-
-
-def has_side_effects(node: torch.fx.Node) -> bool:
-    return node.is_impure()

@@ -6,6 +6,8 @@ import doctest
 import importlib
 import pkgutil
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,13 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
         path = tmp_path / f"{page.stem}_{number}.py"
         path.write_text(block)
         exec(compile(block, str(path), "exec"), namespace)
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_examples_run(example):
+    done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "not yet lowered" in done.stdout
 
 
 @pytest.mark.quick
