@@ -119,7 +119,7 @@ def run(chosen: argparse.Namespace) -> int:
     )
     console.print(
         f"{len(record.kernels)} compiled kernels, {len(record.eager_calls)} operators in eager. "
-        "This version captures, differentiates and schedules; kernels are still eager's.\n"
+        "This version captures, differentiates and partitions; kernels are still eager's.\n"
     )
     print(record)
     return 0 if same else 1
