@@ -16,8 +16,11 @@ from ferrite.errors import CompilerBug, FerriteError, FerriteWarning, UserError
 from ferrite.options import Options, using
 
 if TYPE_CHECKING:
+    from ferrite import passes
     from ferrite.backend import compile
     from ferrite.debug.record import last_compile, recent_compiles
+    from ferrite.passes import why
+    from ferrite.pipeline import graph_pass
 
 __all__ = [
     "CompilerBug",
@@ -27,14 +30,20 @@ __all__ = [
     "UserError",
     "__version__",
     "compile",
+    "graph_pass",
     "last_compile",
+    "passes",
     "recent_compiles",
     "using",
+    "why",
 ]
 
 # Names whose modules import torch's compiler stack (about a second): loaded when first used.
 _LAZY = {
     "compile": "ferrite.backend",
+    "graph_pass": "ferrite.pipeline",
+    "passes": "ferrite.passes",
+    "why": "ferrite.passes",
     "last_compile": "ferrite.debug.record",
     "recent_compiles": "ferrite.debug.record",
 }
@@ -45,7 +54,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'ferrite' has no attribute {name!r}")
     import importlib
 
-    value = getattr(importlib.import_module(_LAZY[name]), name)
+    module = importlib.import_module(_LAZY[name])
+    value = module if module.__name__ == f"ferrite.{name}" else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -1,7 +1,7 @@
 """The whole compiler, as one short function over its stages.
 
     ferrite        what torch.compile(..., backend="ferrite") calls with each graph that Dynamo captured
-    compile_graph  one functional graph in, one callable out: lower, codegen, load
+    compile_graph  one functional graph in, one callable out: post_grad, lower, codegen, load
     compile        torch.compile with ferrite's options as keywords
 
 A stage that fails costs speed, never an answer: the graph runs in eager, one warning says so, and a repro folder is
@@ -23,6 +23,7 @@ from ferrite.compilation import Compilation
 from ferrite.errors import FerriteError, FerriteWarning
 from ferrite.lower import lower
 from ferrite.options import check_all, preset, resolve
+from ferrite.passes import POST_GRAD
 from ferrite.runtime import load, run_in_eager
 
 
@@ -57,13 +58,15 @@ def compile_graph(graph: CapturedGraph, compilation: Compilation) -> torch_api.B
     """The compiler proper. Runs once per direction; the backward graph arrives later, from an autograd thread."""
 
     def stages() -> torch_api.BoxedCallable:
+        with compilation.stage("post_grad"):
+            passes = compilation.rewrite(POST_GRAD, graph) if compilation.options.post_grad else ()
         with compilation.stage("lower"):
             lowered = lower(graph)
         with compilation.stage("codegen"):
             source = print_host(lowered.program)
         with compilation.stage("load"):
             function = load(source, lowered.constants)
-        compilation.compiled(graph, lowered.program, source.text)
+        compilation.compiled(graph, lowered.program, source.text, passes)
         return function
 
     return compilation.attempt_graph(graph, stages, otherwise=run_in_eager(graph.gm))

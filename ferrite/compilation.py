@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ferrite.capture import CapturedGraph, torch_api
+from ferrite.capture import CapturedGraph, GraphKind, torch_api
 from ferrite.capture.aot import Partition
 from ferrite.debug import repro
 from ferrite.debug.record import CompileRecord, EagerCall, GraphRecord, Saved, start_record
@@ -22,6 +22,7 @@ from ferrite.errors import CompilerBug, FerriteError, FerriteWarning, layout
 from ferrite.graph import ModelLine, fake_value, first_model_line, model_line, storage_bytes
 from ferrite.ir import Constant, HostProgram
 from ferrite.options import Options
+from ferrite.pipeline import Fuel, PassContext, PassRecord, Pipeline, run_pipeline
 
 Result = TypeVar("Result")
 PASSING: tuple[type[BaseException], ...] = (FerriteError, *torch_api.CONTROL_FLOW)
@@ -86,7 +87,21 @@ class Compilation:
 
     # --- results ------------------------------------------------------------------------------------------------------
 
-    def compiled(self, graph: CapturedGraph, program: HostProgram, source: str) -> None:
+    def rewrite(self, pipeline: Pipeline, graph: CapturedGraph) -> tuple[PassRecord, ...]:
+        """Run a stage of passes over a graph, with the users' own in their places."""
+        own = [step for step in self.options.passes if step.stage == pipeline.name]
+        context = PassContext(self.options, graph.kind is GraphKind.INFERENCE, Fuel(self.options.fuel))
+        return tuple(run_pipeline(pipeline.with_passes(own), graph.gm, context, self.pass_failed))
+
+    def pass_failed(self, name: str, problem: Exception) -> None:
+        facts = {
+            "because": f"{type(problem).__name__}: {problem}",
+            "what happens": "the pass is taken back and left out for this graph",
+            "to stop on it": 'torch.compile(..., options={"strict": True})',
+        }
+        warn_at(self.record.line, layout(f"ferrite: pass {name!r} failed", facts))
+
+    def compiled(self, graph: CapturedGraph, program: HostProgram, source: str, passes: tuple[PassRecord, ...]) -> None:
         calls = tuple(EagerCall(operator_text(call.operator), call.reason, call.line) for call in program.calls)
         self.record.add(
             GraphRecord(
@@ -97,6 +112,7 @@ class Compilation:
                 source=source,
                 kernels=(),
                 eager_calls=calls,
+                passes=passes,
             )
         )
 

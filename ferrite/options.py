@@ -17,6 +17,8 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import importlib
+import operator
 import os
 import types
 import typing
@@ -27,7 +29,7 @@ from typing import Any, Literal
 from ferrite.errors import UserError, nearest
 
 # The stages of one compilation, in order. They name times in the record, and failures.
-Stage = Literal["capture", "partition", "lower", "codegen", "load"]
+Stage = Literal["capture", "partition", "post_grad", "lower", "codegen", "load"]
 STAGES: tuple[str, ...] = typing.get_args(Stage)
 
 
@@ -76,6 +78,43 @@ class Options:
         changes_code=True,
         doc="Record GPU work once and replay it, to save launch overhead. No effect on CPU.",
     )
+    post_grad: bool = option(
+        True,
+        env="FERRITE_POST_GRAD",
+        changes_code=True,
+        doc="Run the post-grad passes.",
+    )
+    skip: tuple[str, ...] = option(
+        (),
+        env="FERRITE_SKIP",
+        changes_code=True,
+        doc="Names of passes that are not run (in the environment: separated by commas).",
+    )
+    fuel: int | None = option(
+        None,
+        env="FERRITE_FUEL",
+        changes_code=True,
+        doc="Stop rewriting after so many rewrites: a wrong one is found by halving.",
+    )
+    passes: tuple[Any, ...] = option(
+        (),
+        env="FERRITE_PASSES",
+        changes_code=True,
+        doc="Passes of your own, made with `ferrite.graph_pass`; in the environment `module:name`, with commas.",
+    )
+    post_grad_custom_pre_pass: Any = option(
+        (),
+        env="FERRITE_POST_GRAD_CUSTOM_PRE_PASS",
+        changes_code=True,
+        doc="A callable on the graph, or a list of them, run before the post-grad rewrites; in the environment "
+        "`module:name`.",
+    )
+    post_grad_custom_post_pass: Any = option(
+        (),
+        env="FERRITE_POST_GRAD_CUSTOM_POST_PASS",
+        changes_code=True,
+        doc="The same, run after the post-grad rewrites.",
+    )
     cache_dir: Path | None = option(
         None,
         env="FERRITE_CACHE_DIR",
@@ -121,12 +160,20 @@ class Options:
 
     def changed(self) -> dict[str, Any]:
         """The settings that differ from their defaults, as plain JSON values."""
-        values = {name: getattr(self, name) for name, field in FIELDS.items()}
-        return {
-            name: str(value) if isinstance(value, Path) else value
-            for name, value in values.items()
-            if value != FIELDS[name].default
-        }
+        values = {name: getattr(self, name) for name in FIELDS}
+        return {name: plain(value) for name, value in values.items() if value != FIELDS[name].default}
+
+
+def plain(value: Any) -> Any:
+    """A setting as JSON; a pass by the name under which it can be imported again."""
+    if isinstance(value, tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    named = getattr(value, "function", value)
+    return f"{named.__module__}:{getattr(named, '__qualname__', type(named).__qualname__)}"
 
 
 FIELDS: Mapping[str, dataclasses.Field[Any]] = types.MappingProxyType(
@@ -217,7 +264,26 @@ def parse(name: str, text: str, where: str) -> Any:
         if text.lower() not in words:
             raise UserError(f"{where} is {text!r}", {"expected": "1 or 0, true or false, yes or no, on or off"})
         return words[text.lower()]
+    if kind is int:
+        if not text.lstrip("-").isdigit():
+            raise UserError(f"{where} is {text!r}", {"expected": "a whole number"})
+        return int(text)
+    if kind is Any or TYPES[name] == tuple[Any, ...]:
+        return tuple(imported(word.strip(), where) for word in text.split(","))
+    if typing.get_origin(kind) is tuple:
+        return tuple(word.strip() for word in text.split(",") if word.strip())
     return checked(FIELDS[name], text)
+
+
+def imported(path: str, where: str) -> Any:
+    """The object at `module:name`."""
+    module, separator, name = path.partition(":")
+    try:
+        if not separator:
+            raise ImportError("no colon")
+        return operator.attrgetter(name)(importlib.import_module(module))
+    except (ImportError, AttributeError, ValueError) as problem:
+        raise UserError(f"{where} names {path!r}", {"expected": "module:name", "because": str(problem)}) from None
 
 
 def checked(field: dataclasses.Field[Any], value: Any) -> Any:
@@ -234,9 +300,22 @@ def checked(field: dataclasses.Field[Any], value: Any) -> Any:
                 {"did you mean": nearest(str(value), choices), "expected": one_of(choices)},
             )
         return value
+    if kind is Any:
+        items = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
+        return tuple(imported(item, f"option {field.name!r}") if isinstance(item, str) else item for item in items)
+    if typing.get_origin(kind) is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise UserError(f"option {field.name!r} is {value!r}, a {type(value).__name__}", {"expected": "a list"})
+        (member, _) = typing.get_args(kind)
+        wrong = next((item for item in value if member is str and not isinstance(item, str)), None)
+        if wrong is not None:
+            raise UserError(f"option {field.name!r} holds {wrong!r}", {"expected": "a list of names"})
+        if member is Any:
+            return tuple(imported(item, f"option {field.name!r}") if isinstance(item, str) else item for item in value)
+        return tuple(value)
     if kind is Path and isinstance(value, (str, os.PathLike)):
         return Path(value).expanduser()
-    if not isinstance(value, kind):
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise UserError(
             f"option {field.name!r} is {value!r}, a {type(value).__name__}",
             {"expected": type_name(field.name)},
@@ -255,7 +334,12 @@ def type_name(name: str) -> str:
     """The type of an option as a person would write it."""
     expected = TYPES[name]
     kind = without_none(expected)
-    text = one_of(typing.get_args(kind)) if typing.get_origin(kind) is Literal else kind.__name__.lower()
+    origin = typing.get_origin(kind)
+    if kind is Any:
+        return "a callable, a list of them, or None"
+    if origin is tuple:
+        return "list of names" if typing.get_args(kind)[0] is str else "list of passes"
+    text = one_of(typing.get_args(kind)) if origin is Literal else kind.__name__.lower()
     return f"{text}, or None" if kind is not expected else text
 
 

@@ -210,6 +210,11 @@ def known_equal(left: int | torch.SymInt, right: int | torch.SymInt) -> bool:
     return bool(_symbolic_shapes.statically_known_true(left == right))
 
 
+def known_true(condition: bool | torch.SymBool) -> bool:
+    """Whether a condition on sizes holds for every binding of their symbols; adds no guard."""
+    return bool(_symbolic_shapes.statically_known_true(condition))
+
+
 def expression(value: torch.SymInt) -> Any:
     """The sympy expression behind a SymInt."""
     return value.node.expr

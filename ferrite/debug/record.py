@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from ferrite.errors import FerriteError, layout
 from ferrite.graph import ModelLine
 from ferrite.options import STAGES, Options
+from ferrite.pipeline import PassRecord
 
 KEPT = 64  # records remembered
 
@@ -49,6 +50,7 @@ class GraphRecord:
     source: str
     kernels: tuple[Kernel, ...]
     eager_calls: tuple[EagerCall, ...]
+    passes: tuple[PassRecord, ...] = ()
     failure: str | None = None
 
 
@@ -77,6 +79,15 @@ class CompileRecord:
     def stages(self) -> dict[str, float]:
         """Seconds per stage over all graphs, in the order of the stages."""
         return {name: self._seconds[name] for name in STAGES if name in self._seconds}
+
+    @property
+    def rewrites(self) -> dict[str, int]:
+        """How often each rule fired, over all graphs."""
+        total: collections.Counter[str] = collections.Counter()
+        for graph in self.graphs:
+            for step in graph.passes:
+                total.update(step.rewrites)
+        return dict(total)
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:

@@ -17,7 +17,7 @@ LINES_SHOWN = 3
 def render(record: CompileRecord) -> str:
     buffer = io.StringIO()
     console = Console(file=buffer, width=shutil.get_terminal_size((110, 24)).columns, highlight=False)
-    for table in (graphs_table(record), stages_table(record), eager_table(record)):
+    for table in (graphs_table(record), stages_table(record), rewrites_table(record), eager_table(record)):
         if table.row_count:
             console.print(table)
     if record.saved is not None:
@@ -30,7 +30,7 @@ def render(record: CompileRecord) -> str:
 def new_table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in columns:
-        right = column in ("operators", "inputs", "kernels", "eager calls", "ms", "calls")
+        right = column in ("operators", "inputs", "kernels", "eager calls", "ms", "calls", "times")
         table.add_column(column, justify="right" if right else "left", overflow="fold")
     return table
 
@@ -47,6 +47,13 @@ def stages_table(record: CompileRecord) -> Table:
     table = new_table("stages", "stage", "ms")
     for stage, seconds in record.stages.items():
         table.add_row(stage, f"{seconds * 1e3:.1f}")
+    return table
+
+
+def rewrites_table(record: CompileRecord) -> Table:
+    table = new_table("rewrites", "rule", "times")
+    for rule, count in sorted(record.rewrites.items(), key=lambda item: -item[1]):
+        table.add_row(rule, str(count))
     return table
 
 

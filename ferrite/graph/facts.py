@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -56,3 +57,59 @@ def storage_bytes(value: Any) -> int | torch.SymInt:
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return 0
     return value.numel() * value.element_size()
+
+
+def schema_of(operator: object) -> Any | None:
+    """The schema of an operator; None for higher-order operators and plain functions."""
+    return getattr(operator, "_schema", None)
+
+
+def produces_value(node: torch.fx.Node) -> bool:
+    """Whether a node computes something others can read: not the output, an assertion, or the body of a loop."""
+    if node.op == "output" or body_of(node) is not None:
+        return False
+    schema = schema_of(node.target)
+    return schema is None or bool(schema.returns)
+
+
+def body_of(node: torch.fx.Node) -> torch.fx.GraphModule | None:
+    """The graph that a get_attr node names: the body of a conditional, of a loop, of an invoked subgraph."""
+    if node.op != "get_attr":
+        return None
+    found = attribute_of(node)
+    return found if isinstance(found, torch.fx.GraphModule) else None
+
+
+def attribute_of(node: torch.fx.Node) -> Any | None:
+    """What a get_attr node reads from the module that owns its graph; None if it is not there."""
+    found: Any = node.graph.owning_module
+    for part in str(node.target).split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def bodies_of(node: torch.fx.Node) -> list[torch.fx.GraphModule]:
+    """The graphs that a higher-order operator is given to run."""
+    return [body for operand in node.all_input_nodes if (body := body_of(operand)) is not None]
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """A value's parts, inside tuples, lists and dictionaries; the value itself if it is none of them."""
+    if isinstance(value, (tuple, list)):
+        for item in value:
+            yield from leaves(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from leaves(item)
+    else:
+        yield value
+
+
+def argument(node: torch.fx.Node, name: str) -> Any | None:
+    """What a call passes for one parameter of its operator's schema, or that parameter's default."""
+    schema = schema_of(node.target)
+    for position, parameter in enumerate(schema.arguments if schema is not None else ()):
+        if parameter.name == name:
+            given = node.args[position] if position < len(node.args) else parameter.default_value
+            return node.kwargs.get(name, given)
+    return None

@@ -1,0 +1,164 @@
+"""What a node does besides computing its value: writes, random draws, other effects; and the regions writes make.
+
+A write splits a graph into regions: what is read before it must not be read after it. A rewrite that takes nodes from
+two regions would move a read across a write.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from ferrite.graph.facts import argument, bodies_of, schema_of
+
+IN_PLACE_FUNCTIONS = frozenset(
+    {
+        *(operator.setitem, operator.delitem, operator.iadd, operator.isub, operator.imul, operator.itruediv),
+        *(operator.ifloordiv, operator.imod, operator.ipow, operator.imatmul, operator.iand, operator.ior),
+        *(operator.ixor, operator.ilshift, operator.irshift),
+    }
+)
+# Higher-order operators have no schema that would tell.
+MUTATING_HIGHER_ORDER = frozenset({"triton_kernel_wrapper_mutation"})
+RANDOM_HIGHER_ORDER = frozenset(
+    {"run_and_save_rng_state", "run_with_rng_state", "graphsafe_run_with_rng_state", "run_dtensor_rng_op"}
+)
+EFFECTFUL_HIGHER_ORDER = frozenset({"with_effects", "print", "call_torchbind", "invoke_leaf_function"})
+# Sending and waiting, profiler ranges, streams and events: their order and number is what they are for.
+EFFECTFUL_NAMESPACES = frozenset(
+    {"_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "symm_mem", "profiler", "streams"}
+)
+ASSERTIONS = ("_assert", "sym_constrain_range", "_linalg_check_errors", "_print", "_functional_assert")
+
+
+def mutates(node: torch.fx.Node) -> bool:
+    """Whether a node writes into one of its operands, itself or in a graph it runs."""
+    return _with_bodies(node, _mutates_itself)
+
+
+def is_random(node: torch.fx.Node) -> bool:
+    """Whether a node draws from a random generator, itself or in a graph it runs."""
+    return _with_bodies(node, _random_itself)
+
+
+def has_effect(node: torch.fx.Node) -> bool:
+    """Whether a node does more than compute its value, so that it must stay though nobody reads it."""
+    return _with_bodies(node, _effect_itself)
+
+
+def is_collective(node: torch.fx.Node) -> bool:
+    """Whether a node starts, or waits for, an exchange between processes."""
+    return "c10d" in _namespace(node.target) or _namespace(node.target) == "symm_mem"
+
+
+def is_wait(node: torch.fx.Node) -> bool:
+    """Whether a node waits for the end of a collective that another node started."""
+    return is_collective(node) and _name(node.target).startswith("wait_tensor")
+
+
+class Regions:
+    """The mutation region of each node of a graph as it is now. Linear to build.
+
+    A writing node is a region of its own: moved past any neighbour it might meet a read of what it writes.
+    """
+
+    def __init__(self, graph: torch.fx.Graph) -> None:
+        self.numbers: dict[torch.fx.Node, int] = {}
+        current = 0
+        known: dict[Any, bool] = {}
+        for node in graph.nodes:
+            writes = _with_bodies(node, _mutates_itself, known)
+            current += writes
+            self.numbers[node] = current
+            current += writes
+
+    def of(self, node: torch.fx.Node) -> int | None:
+        """The region of a node; None for one made later that nobody placed."""
+        return self.numbers.get(node)
+
+    def adopt(self, new: torch.fx.Node, like: torch.fx.Node) -> None:
+        """Put a node that a rewrite made into the region of the one it stands for."""
+        if like in self.numbers:
+            self.numbers[new] = self.numbers[like]
+
+    def same_region(self, first: torch.fx.Node, second: torch.fx.Node) -> bool:
+        """Whether no write lies between two nodes. A node that nobody placed is in no region."""
+        region = self.of(first)
+        return region is not None and region == self.of(second)
+
+    def all_in_one(self, nodes: Iterable[torch.fx.Node]) -> bool:
+        found = {self.of(node) for node in nodes}
+        return len(found) <= 1 and None not in found
+
+
+def _with_bodies(
+    node: torch.fx.Node, does: Callable[[torch.fx.Node], bool], known: dict[Any, bool] | None = None
+) -> bool:
+    """Whether a node does something, or any node of the graphs it runs; `known` saves looking into a body twice."""
+    if does(node):
+        return True
+    if not _runs_bodies(node):
+        return False
+    known = {} if known is None else known
+    for body in bodies_of(node):
+        if body not in known:
+            inner = (each for each in body.graph.nodes if each.op not in ("placeholder", "output"))
+            known[body] = any(_with_bodies(each, does, known) for each in inner)
+        if known[body]:
+            return True
+    return False
+
+
+def _runs_bodies(node: torch.fx.Node) -> bool:
+    return node.op == "call_function" and schema_of(node.target) is None and node.target is not operator.getitem
+
+
+def _mutates_itself(node: torch.fx.Node) -> bool:
+    if node.op == "call_method":
+        name = str(node.target)
+        return name.endswith("_") and not name.endswith("__")
+    if node.op != "call_function":
+        return False
+    schema = schema_of(node.target)
+    if schema is not None:
+        return bool(schema.is_mutable)
+    return node.target in IN_PLACE_FUNCTIONS or _name(node.target) in MUTATING_HIGHER_ORDER
+
+
+def _random_itself(node: torch.fx.Node) -> bool:
+    if node.op != "call_function":
+        return False
+    if _name(node.target) in RANDOM_HIGHER_ORDER:
+        return True
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    # Attention and dropout draw only where something is dropped.
+    chance, training = argument(node, "dropout_p"), argument(node, "train")
+    return not (training is False or (isinstance(chance, (int, float)) and chance == 0))
+
+
+def _effect_itself(node: torch.fx.Node) -> bool:
+    if node.op in ("placeholder", "output"):
+        return True
+    if _mutates_itself(node) or _random_itself(node):
+        return True
+    if node.op != "call_function":
+        return bool(node.is_impure(impure_random=False))
+    name, namespace = _name(node.target), _namespace(node.target)
+    if namespace in EFFECTFUL_NAMESPACES or name in EFFECTFUL_HIGHER_ORDER:
+        return True
+    # What others registered with torch as having a side effect is its own to know.
+    return name.startswith(ASSERTIONS) or bool(node.is_impure(impure_random=False))
+
+
+def _name(target: object) -> str:
+    """'add' for aten.add.Tensor, 'cond' for the higher-order operator."""
+    schema = schema_of(target)
+    return str(schema.name).rpartition("::")[2] if schema is not None else str(getattr(target, "__name__", ""))
+
+
+def _namespace(target: object) -> str:
+    return str(getattr(target, "namespace", ""))

@@ -1,0 +1,222 @@
+"""Fake values: whether two say the same, and what an operator makes of them.
+
+Nothing here adds a guard: what cannot be proved equal from what is known of the symbols counts as different.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import (
+    compute_unbacked_bindings,
+    rebind_unbacked,
+    resolve_unbacked_bindings,
+    statically_known_true,
+)
+
+from ferrite.graph.aliases import Storage, storages_in, tensor_storages
+from ferrite.graph.facts import attribute_of, bodies_of, fake_value, leaves
+from ferrite.graph.regions import mutates
+
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+# Entry i is what the i-th tensor of a value lives in: a storage of an operand, or ("fresh", j), where j is the first
+# tensor of the value in the same new storage.
+AliasClass = tuple[tuple[Storage | tuple[str, int], ...], ...]
+
+
+class MissingValue(Exception):
+    """An operand of a node has no fake value, so that the node cannot be run."""
+
+
+class CannotRun(RuntimeError):
+    """A node fails on the fake values of its operands; the cause says how."""
+
+    def __init__(self, node: torch.fx.Node, problem: Exception) -> None:
+        super().__init__(f"{node.format_node()} fails on the values of its operands: {problem}")
+        self.node = node
+
+
+def same_metadata(first: Any, second: Any) -> bool:
+    """Whether two values have the same kind, shape, strides and so on; where their memory lies is another question."""
+    if isinstance(first, torch.Tensor):
+        return isinstance(second, torch.Tensor) and _same_tensor(first, second)
+    if isinstance(first, (tuple, list)):
+        same_kind = isinstance(second, (tuple, list)) and len(first) == len(second)
+        return same_kind and all(map(same_metadata, first, second))
+    if isinstance(first, dict):
+        same_keys = isinstance(second, dict) and list(first) == list(second)
+        return same_keys and all(same_metadata(first[key], second[key]) for key in first)
+    if isinstance(first, SYMBOLIC) or isinstance(second, SYMBOLIC):
+        return same_number(first, second)
+    if type(first) is not type(second):
+        return False
+    return first is second or repr(first) == repr(second) if isinstance(first, float) else bool(first == second)
+
+
+def _same_tensor(first: torch.Tensor, second: torch.Tensor) -> bool:
+    if (first.dtype, first.device, first.layout) != (second.dtype, second.device, second.layout):
+        return False
+    if not same_sizes(first.shape, second.shape) or first.is_conj() != second.is_conj():
+        return False
+    if first.is_neg() != second.is_neg():
+        return False
+    if first.layout is not torch.strided:
+        return True
+    return same_sizes(first.stride(), second.stride()) and same_number(first.storage_offset(), second.storage_offset())
+
+
+def same_sizes(first: Any, second: Any) -> bool:
+    return len(first) == len(second) and all(map(same_number, first, second))
+
+
+def same_number(first: Any, second: Any) -> bool:
+    """Whether two numbers, symbolic or plain, are provably equal."""
+    if not isinstance(first, SYMBOLIC) and not isinstance(second, SYMBOLIC):
+        return bool(first == second)
+    if isinstance(first, SYMBOLIC) and isinstance(second, SYMBOLIC):
+        if type(first) is not type(second):
+            return False
+        if first.node.expr == second.node.expr:
+            return True
+    integers = all(isinstance(each, (int, torch.SymInt)) and not isinstance(each, bool) for each in (first, second))
+    return integers and statically_known_true(first == second)
+
+
+def alias_class(node: torch.fx.Node, value: Any) -> AliasClass:
+    """How the tensors of a node's value share memory with its operands and with each other."""
+    given = frozenset().union(*(storages_in(fake_value(operand)) for operand in node.all_input_nodes))
+    fresh: dict[Storage, int] = {}
+    found = []
+    for index, tensor in enumerate(leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)):
+        storages = tensor_storages(tensor)
+        found.append(tuple(each if each in given else ("fresh", fresh.setdefault(each, index)) for each in storages))
+    return tuple(found)
+
+
+def mode_of(graph: torch.fx.Graph) -> Any | None:
+    """The fake mode that a graph's values belong to; None if it has no tensor."""
+    for node in graph.nodes:
+        for leaf in leaves(fake_value(node)):
+            if isinstance(leaf, torch.Tensor) and (mode := getattr(leaf, "fake_mode", None)) is not None:
+                return mode
+    return None
+
+
+def compute(node: torch.fx.Node, mode: Any) -> tuple[Any, Mapping[Any, Any] | None]:
+    """A node's value from its operands' values, and where in it unbacked symbols are bound.
+
+    Symbols that running the node made anew become those that it binds already.
+    """
+    if node.op == "get_attr":
+        tensor = attribute_of(node)
+        if not isinstance(tensor, torch.Tensor):
+            raise MissingValue(node)
+        return mode.from_tensor(tensor, static_shapes=True), None
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), _operand_value)
+    shape_env = mode.shape_env
+    with mode, torch.no_grad(), no_guards(mode), _no_memory(mode, bool(bodies_of(node))):
+        if mutates(node):  # a write that changes strides must not change the operand's own value
+            args, kwargs = torch.fx.node.map_aggregate((args, kwargs), _detached)
+        try:
+            if node.op == "call_method":
+                value = getattr(args[0], str(node.target))(*args[1:], **kwargs)
+            else:
+                assert callable(node.target)
+                value = node.target(*args, **kwargs)
+        except Exception as problem:
+            if shape_env is not None:
+                shape_env.pending_fresh_unbacked_symbols.clear()
+            raise CannotRun(node, problem) from problem
+        bindings = _bindings(node, value, shape_env)
+        # An operator may return its operand itself; each node has a value object of its own.
+        return torch.fx.node.map_aggregate(value, _detached), bindings
+
+
+def _bindings(node: torch.fx.Node, value: Any, shape_env: Any) -> Mapping[Any, Any] | None:
+    if shape_env is None or not shape_env.pending_fresh_unbacked_symbols:
+        return None
+    bound = node.meta.get("unbacked_bindings")
+    found = compute_unbacked_bindings(shape_env, value)
+    # Where the symbols sit elsewhere now, the old ones name nothing in the new value.
+    if bound and found and sorted(map(str, bound.values())) == sorted(map(str, found.values())):
+        rebind_unbacked(shape_env, node, value)
+    resolved: Mapping[Any, Any] | None = resolve_unbacked_bindings(shape_env, found)
+    return resolved
+
+
+def runs_on_values(node: torch.fx.Node) -> bool:
+    """Whether a node can be run on fake values; the compiler's own routines run when code is generated."""
+    if node.op == "call_function":
+        module = str(getattr(node.target, "__module__", None) or "")
+        return callable(node.target) and module.partition(".")[0] != "ferrite"
+    return node.op in ("call_method", "get_attr")
+
+
+def _operand_value(operand: torch.fx.Node) -> Any:
+    if "val" in operand.meta:
+        return operand.meta["val"]
+    body = attribute_of(operand) if operand.op == "get_attr" else None
+    if body is None:
+        raise MissingValue(operand)
+    return body
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+@contextlib.contextmanager
+def no_guards(mode: Any) -> Iterator[None]:
+    """What is decided about symbols inside is decided by their hints, and leaves no trace."""
+    with mode.shape_env.suppress_guards() if mode.shape_env is not None else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def _no_memory(mode: Any, needed: bool) -> Iterator[None]:
+    """A fake mode remembers what operators returned; a nested graph that was edited since looks the same to it."""
+    before = mode.cache_enabled
+    mode.cache_enabled = before and not needed
+    try:
+        yield
+    finally:
+        mode.cache_enabled = before
+
+
+def fingerprint(node: torch.fx.Node) -> Hashable:
+    """What a node's value depends on besides its operands' values; equal only if nothing was edited."""
+    attribute = _Same(attribute_of(node)) if node.op == "get_attr" else None
+    return (node.op, node.target, _key(node.args), _key(node.kwargs), attribute)
+
+
+def _key(value: Any) -> Hashable:
+    if isinstance(value, (tuple, list)):
+        return ("sequence", *map(_key, value))
+    if isinstance(value, dict):
+        return ("mapping", *((name, _key(item)) for name, item in value.items()))
+    if isinstance(value, slice):
+        return ("slice", _key(value.start), _key(value.stop), _key(value.step))
+    if isinstance(value, (int, float, complex)):
+        return (type(value), repr(value))  # 1, 1.0 and True are equal but not the same, nan is the same but not equal
+    if isinstance(value, SYMBOLIC):
+        return (type(value), str(value))
+    if value is None or isinstance(value, (str, torch.dtype, torch.device, torch.layout, torch.memory_format)):
+        return value
+    return value if isinstance(value, torch.fx.Node) else _Same(value)
+
+
+class _Same:
+    """Equal for one and the same object alone; holds it, so that no other takes its place."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and operator.is_(self.value, other.value)
+
+    def __hash__(self) -> int:
+        return id(self.value)

@@ -1,0 +1,58 @@
+"""The post-grad stage: functional ATen graphs, one per direction, on the way to lowering.
+
+`POST_GRAD` is the order. `post_grad_passes(gm, is_inference=...)` runs it on any graph; every step is callable alone.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ferrite.options import Options, resolve
+from ferrite.passes.post_grad.cleanup import move_constructors_to_gpu, remove_assert_ops, remove_profiler_ops
+from ferrite.passes.post_grad.hooks import post_grad_custom_post_pass, post_grad_custom_pre_pass
+from ferrite.passes.post_grad.noops import remove_noop_ops
+from ferrite.passes.post_grad.order import eliminate_dead_code, reorder_for_locality, stable_topological_sort
+from ferrite.passes.post_grad.patterns import pass_patterns
+from ferrite.passes.to_aten import to_aten
+from ferrite.pipeline import Fuel, PassContext, Pipeline, run_pipeline
+
+__all__ = [
+    "POST_GRAD",
+    "eliminate_dead_code",
+    "move_constructors_to_gpu",
+    "pass_patterns",
+    "post_grad_custom_post_pass",
+    "post_grad_custom_pre_pass",
+    "post_grad_passes",
+    "remove_assert_ops",
+    "remove_noop_ops",
+    "remove_profiler_ops",
+    "reorder_for_locality",
+    "stable_topological_sort",
+]
+
+POST_GRAD = Pipeline(
+    "post_grad",
+    (
+        eliminate_dead_code,
+        reorder_for_locality,
+        post_grad_custom_pre_pass,
+        remove_profiler_ops,
+        remove_noop_ops,
+        remove_assert_ops,
+        pass_patterns,
+        post_grad_custom_post_pass,
+        stable_topological_sort,
+        move_constructors_to_gpu,
+    ),
+)
+
+
+def post_grad_passes(
+    gm: torch.fx.GraphModule, is_inference: bool = False, options: Options | None = None
+) -> torch.fx.GraphModule:
+    """Run the whole stage on a graph, in place. One of torch calls is brought to ATen first."""
+    options = options or resolve()
+    to_aten(gm)
+    run_pipeline(POST_GRAD, gm, PassContext(options, is_inference, Fuel(options.fuel)))
+    return gm

@@ -1,0 +1,12 @@
+"""Passes, pipelines, and the driver that runs them.
+
+In: a GraphModule and a pipeline, which is a tuple of passes and so the documentation of their order. Out: the same
+module, rewritten in place, and one record per pass. The driver alone times, counts, verifies, skips, rolls back and
+spends fuel; a pass knows only its own work.
+"""
+
+from ferrite.pipeline.context import Fuel, PassContext, PassRecord
+from ferrite.pipeline.driver import PassFailure, run_pipeline
+from ferrite.pipeline.passes import GraphPass, Pipeline, graph_pass
+
+__all__ = ["Fuel", "GraphPass", "PassContext", "PassFailure", "PassRecord", "Pipeline", "graph_pass", "run_pipeline"]

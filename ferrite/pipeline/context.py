@@ -1,0 +1,54 @@
+"""What a pass may know, and what is recorded about it."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ferrite.options import Options
+
+
+class Fuel:
+    """How many rewrites may still happen: `FERRITE_FUEL=n` stops after n, so that a wrong one is found by halving."""
+
+    def __init__(self, amount: int | None) -> None:
+        self.amount = amount
+
+    @property
+    def left(self) -> bool:
+        return self.amount is None or self.amount > 0
+
+    def spend(self) -> None:
+        if self.amount is not None:
+            self.amount -= 1
+
+
+@dataclass
+class PassContext:
+    """Handed to every pass: what kind of graph it is, and the options. Passes report rewrites by rule through it."""
+
+    options: Options
+    is_inference: bool = False
+    fuel: Fuel = field(default_factory=lambda: Fuel(None))
+    rewrites: collections.Counter[str] = field(default_factory=collections.Counter)
+    steps: int = 0  # of matching: cost without a clock
+
+    def count(self, rule: str) -> None:
+        self.rewrites[rule] += 1
+
+
+@dataclass(frozen=True)
+class PassRecord:
+    """What one pass did: `note` says why it did not run, or how it failed."""
+
+    name: str
+    seconds: float
+    rewrites: Mapping[str, int]
+    nodes_before: int
+    nodes_after: int
+    note: str = ""
+
+    @property
+    def changed(self) -> bool:
+        return bool(self.rewrites) or self.nodes_before != self.nodes_after

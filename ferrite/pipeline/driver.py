@@ -1,0 +1,124 @@
+"""Run a pipeline over a graph.
+
+A pass that fails is taken back, reported and skipped. FX graphs have no undo, and copying the graph before every pass
+would cost more than the passes: so the graph is copied once at the start, and after a failure the passes that worked
+are run again on that copy. Passes are deterministic, so they do the same again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from ferrite.graph.order import stable_topological_sort
+from ferrite.graph.updater import MetadataUpdater
+from ferrite.graph.verify import Snapshot, verify_graph
+from ferrite.pipeline.context import Fuel, PassContext, PassRecord
+from ferrite.pipeline.passes import GraphPass, Pipeline
+
+Report = Callable[[str, Exception], None]
+
+
+class PassFailure(Exception):
+    """A pass failed, or left an invalid graph; the cause says how."""
+
+    def __init__(self, name: str, node: torch.fx.Node | None = None) -> None:
+        super().__init__(f"pass {name!r} failed")
+        self.name = name
+        self.node = node
+
+
+def run_pipeline(
+    pipeline: Pipeline, gm: torch.fx.GraphModule, context: PassContext, report: Report | None = None
+) -> list[PassRecord]:
+    """Run every pass that applies, in order, in place.
+
+    With `options.strict` a failing pass raises PassFailure. Otherwise it is taken back and skipped, and `report` is
+    told.
+    """
+    original = copy_graph(gm.graph)
+    failed: dict[str, str] = {}
+    while True:
+        try:
+            return run_once(pipeline, gm, context, failed)
+        except PassFailure as failure:
+            step = next(step for step in pipeline.passes if step.name == failure.name)
+            gm.graph = copy_graph(original)
+            if context.options.strict or step.required or step.name in failed:
+                raise
+            cause = failure.__cause__
+            failed[step.name] = f"failed: {type(cause).__name__}: {cause}"
+            context.rewrites.clear()
+            context.fuel = Fuel(context.options.fuel)
+            if report is not None and isinstance(cause, Exception):
+                report(step.name, cause)
+
+
+def run_once(
+    pipeline: Pipeline, gm: torch.fx.GraphModule, context: PassContext, failed: dict[str, str]
+) -> list[PassRecord]:
+    records = []
+    # Every pass is held to the graph the stage was given, so one look at that is enough.
+    start = Snapshot.of(gm)
+    updater = MetadataUpdater(gm.graph)
+    for step in pipeline.passes:
+        note = reason_to_skip(step, context, failed)
+        before = len(gm.graph.nodes)
+        if note:
+            records.append(PassRecord(step.name, 0.0, {}, before, before, note))
+            continue
+        records.append(run_pass(step, gm, context, updater, start))
+    return records
+
+
+def reason_to_skip(step: GraphPass, context: PassContext, failed: dict[str, str]) -> str:
+    if step.name in failed:
+        return failed[step.name]
+    if step.name in context.options.skip and not step.required:
+        return "skipped by option"
+    if not step.applies(context.is_inference):
+        return f"{step.scope} only"
+    if not context.fuel.left and not step.required:
+        return "out of fuel"
+    return ""
+
+
+def run_pass(
+    step: GraphPass,
+    gm: torch.fx.GraphModule,
+    context: PassContext,
+    updater: MetadataUpdater,
+    snapshot: Snapshot,
+) -> PassRecord:
+    """One pass: run, repair order and metadata if it may have changed anything, verify. A broken graph is a failure."""
+    start = time.perf_counter()
+    nodes = len(gm.graph.nodes)
+    before = dict(context.rewrites)
+    try:
+        count = step.function(gm, context)
+        rewrites = {name: n - before.get(name, 0) for name, n in context.rewrites.items() if n > before.get(name, 0)}
+        if count and not rewrites:
+            context.fuel.spend()
+            context.rewrites[step.name] += count
+            rewrites = {step.name: count}
+        if count is None or rewrites or len(gm.graph.nodes) != nodes:
+            stable_topological_sort(gm.graph)
+            updater.update()
+            verify_graph(gm, snapshot)
+            gm.recompile()
+    except Exception as problem:
+        raise PassFailure(step.name, getattr(problem, "node", None)) from problem
+    return PassRecord(step.name, time.perf_counter() - start, rewrites, nodes, len(gm.graph.nodes))
+
+
+def copy_graph(graph: torch.fx.Graph) -> torch.fx.Graph:
+    """An independent graph with the same names and metadata."""
+    copied = torch.fx.Graph()
+    output = copied.graph_copy(graph, {}, return_output_node=True)
+    assert isinstance(output, tuple)
+    value, old = output
+    copied.output(value, type_expr=getattr(old, "type", None)).meta.update(old.meta)
+    copied.set_codegen(graph._codegen)  # how arguments are passed: in a list, as a tree
+    return copied

@@ -1,0 +1,168 @@
+"""A pass is a frozen object around one function; a pipeline is a tuple of passes.
+
+    @graph_pass(stage="post_grad")
+    def remove_assert_ops(gm, context):
+        '''Metadata assertions generate nothing: erase them.'''
+        ...
+        return count
+
+The name is the function's, the purpose the first line of its docstring. Users write passes the same way and say where
+they go: `@ferrite.graph_pass(stage="post_grad", after="remove_noop_ops")`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from ferrite.errors import UserError, nearest
+from ferrite.pipeline.context import PassContext
+
+StageName = Literal["pre_grad", "joint", "post_grad"]
+Scope = Literal["always", "inference", "training"]
+PassFunction = Callable[[torch.fx.GraphModule, PassContext], int | None]
+
+
+@dataclass(frozen=True)
+class GraphPass:
+    """One named step of a stage. `function` edits the module in place and returns the number of rewrites, or None
+    if it does not count.
+
+    A `required` pass cannot be skipped when it fails: the graph would not be valid without it.
+    """
+
+    name: str
+    stage: StageName
+    function: PassFunction = field(compare=False)
+    purpose: str
+    after: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
+    scope: Scope = "always"
+    required: bool = False
+    rules: tuple[Any, ...] = field(default=(), compare=False)
+    identity: str = ""
+
+    def __call__(self, gm: torch.fx.GraphModule, is_inference: bool = False) -> torch.fx.GraphModule:
+        """Run this pass alone, in place."""
+        from ferrite.options import resolve
+        from ferrite.pipeline.driver import run_pipeline
+
+        alone = Pipeline(self.name, (self,))
+        run_pipeline(alone, gm, PassContext(resolve({"strict": True}), is_inference))
+        return gm
+
+    def applies(self, is_inference: bool) -> bool:
+        return self.scope == "always" or (self.scope == "inference") == is_inference
+
+
+def graph_pass(
+    function: Callable[..., Any] | None = None,
+    *,
+    stage: StageName = "post_grad",
+    name: str | None = None,
+    after: str | Sequence[str] = (),
+    before: str | Sequence[str] = (),
+    scope: Scope = "always",
+    required: bool = False,
+    rules: Sequence[Any] = (),
+) -> Any:
+    """Make a pass of a function `(gm, context)` or `(gm)`."""
+    if function is None:
+        return lambda inner: graph_pass(
+            inner, stage=stage, name=name, after=after, before=before, scope=scope, required=required, rules=rules
+        )
+    purpose = (inspect.getdoc(function) or "").partition("\n")[0]
+    return GraphPass(
+        name=name or str(getattr(function, "__name__", type(function).__name__)),
+        stage=stage,
+        function=taking_context(function),
+        purpose=purpose,
+        after=(after,) if isinstance(after, str) else tuple(after),
+        before=(before,) if isinstance(before, str) else tuple(before),
+        scope=scope,
+        required=required,
+        rules=tuple(rules),
+        identity=identity_of(function),
+    )
+
+
+def taking_context(function: Callable[..., Any]) -> PassFunction:
+    """Let a pass leave out the context if it does not need it."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return lambda gm, _context: function(gm)
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)]
+    takes_two = len(positional) >= 2 or any(p.kind is p.VAR_POSITIONAL for p in positional)
+    return function if takes_two else (lambda gm, _context: function(gm))
+
+
+def identity_of(function: Callable[..., Any]) -> str:
+    """What tells one version of a pass from another, for the cache: an explicit uuid(), or its source and fields."""
+    uuid = getattr(function, "uuid", None)
+    if callable(uuid):
+        return str(uuid())
+    source = inspect.unwrap(function) if inspect.isfunction(function) else type(function)
+    try:
+        text = inspect.getsource(source)
+    except (OSError, TypeError):
+        return ""  # unknown: results may not be cached
+    fields = repr(sorted(vars(function).items())) if not inspect.isfunction(function) else ""
+    return hashlib.sha256(f"{text}{fields}".encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Passes in the order they run. Printing it is the documentation of the order."""
+
+    name: str
+    passes: tuple[GraphPass, ...]
+
+    def __post_init__(self) -> None:
+        position = {}
+        for index, step in enumerate(self.passes):
+            if step.name in position:
+                raise UserError(
+                    f"two passes of the stage {self.name} are called {step.name!r}",
+                    {"to change that": "give one of them another name: @ferrite.graph_pass(name=...)"},
+                )
+            position[step.name] = index
+        for index, step in enumerate(self.passes):
+            for other in step.after:
+                if position.get(other, -1) > index:
+                    raise UserError(f"pass {step.name!r} must run after {other!r}, which stands behind it")
+            for other in step.before:
+                if position.get(other, len(self.passes)) < index:
+                    raise UserError(f"pass {step.name!r} must run before {other!r}, which stands in front of it")
+
+    def with_passes(self, more: Sequence[GraphPass]) -> Pipeline:
+        """Users' passes put in their places: right behind what they name in `after`, right before what they name in
+        `before`, at the end if they name nothing."""
+        passes = list(self.passes)
+        for step in more:
+            names = [known.name for known in passes]
+            for other in (*step.after, *step.before):
+                if other not in names:
+                    raise UserError(
+                        f"pass {step.name!r} wants a place beside {other!r}, which is no pass of {self.name}",
+                        {"did you mean": nearest(other, names), "all passes": "ferrite.passes.describe()"},
+                    )
+            lowest = max((names.index(other) + 1 for other in step.after), default=0)
+            highest = min((names.index(other) for other in step.before), default=len(names))
+            if lowest > highest:
+                raise UserError(f"pass {step.name!r} cannot run both after {step.after} and before {step.before}")
+            passes.insert(highest if step.before or not step.after else lowest, step)
+        return Pipeline(self.name, tuple(passes))
+
+    def __str__(self) -> str:
+        width = max((len(step.name) for step in self.passes), default=0)
+        rows = [f"{self.name}: {len(self.passes)} passes"]
+        for number, step in enumerate(self.passes, 1):
+            scope = "" if step.scope == "always" else f"  [{step.scope} only]"
+            rows.append(f"{number:>4}  {step.name:<{width}}  {step.purpose}{scope}")
+        return "\n".join(rows)

@@ -1,0 +1,12 @@
+"""Rules and the engine that applies them.
+
+In: a GraphModule whose nodes carry fake values, and rules. Out: the module rewritten in place. The engine holds the
+contracts of the stage for every rule; `why` tells where a rule did not fire and the first condition that failed.
+"""
+
+from ferrite.rewrite.engine import AnyRule, apply_rules
+from ferrite.rewrite.match import Match, Refusal
+from ferrite.rewrite.rule import Case, NodeRule, Rule, Site
+from ferrite.rewrite.why import NearMiss, why
+
+__all__ = ["AnyRule", "Case", "Match", "NearMiss", "NodeRule", "Refusal", "Rule", "Site", "apply_rules", "why"]
