@@ -20,6 +20,7 @@ import torch
 from ferrite.capture import CapturedGraph, capture, torch_api
 from ferrite.codegen import print_host
 from ferrite.compilation import Compilation
+from ferrite.debug.dump import Dump
 from ferrite.errors import FerriteError, FerriteWarning
 from ferrite.lower import lower
 from ferrite.options import check_all, preset, resolve
@@ -58,12 +59,15 @@ def compile_graph(graph: CapturedGraph, compilation: Compilation) -> torch_api.B
     """The compiler proper. Runs once per direction; the backward graph arrives later, from an autograd thread."""
 
     def stages() -> torch_api.BoxedCallable:
+        dump = Dump(compilation.options.dump_dir, graph.kind.value)
+        dump.graph("captured", graph.gm)
         with compilation.stage("post_grad"):
-            passes = compilation.rewrite(POST_GRAD, graph) if compilation.options.post_grad else ()
+            passes = compilation.rewrite(POST_GRAD, graph, dump) if compilation.options.post_grad else ()
         with compilation.stage("lower"):
             lowered = lower(graph)
         with compilation.stage("codegen"):
             source = print_host(lowered.program)
+            dump.write("host.py", source.text)
         with compilation.stage("load"):
             function = load(source, lowered.constants)
         compilation.compiled(graph, lowered.program, source.text, passes)

@@ -17,6 +17,7 @@ import torch
 from ferrite.capture import CapturedGraph, GraphKind, torch_api
 from ferrite.capture.aot import Partition
 from ferrite.debug import repro
+from ferrite.debug.dump import Dump
 from ferrite.debug.record import CompileRecord, EagerCall, GraphRecord, Saved, start_record
 from ferrite.errors import CompilerBug, FerriteError, FerriteWarning, layout
 from ferrite.graph import ModelLine, fake_value, first_model_line, model_line, storage_bytes
@@ -87,11 +88,11 @@ class Compilation:
 
     # --- results ------------------------------------------------------------------------------------------------------
 
-    def rewrite(self, pipeline: Pipeline, graph: CapturedGraph) -> tuple[PassRecord, ...]:
+    def rewrite(self, pipeline: Pipeline, graph: CapturedGraph, dump: Dump) -> tuple[PassRecord, ...]:
         """Run a stage of passes over a graph, with the users' own in their places."""
         own = [step for step in self.options.passes if step.stage == pipeline.name]
         context = PassContext(self.options, graph.kind is GraphKind.INFERENCE, Fuel(self.options.fuel))
-        return tuple(run_pipeline(pipeline.with_passes(own), graph.gm, context, self.pass_failed))
+        return tuple(run_pipeline(pipeline.with_passes(own), graph.gm, context, self.pass_failed, dump.after_pass))
 
     def pass_failed(self, name: str, problem: Exception) -> None:
         facts = {

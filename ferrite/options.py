@@ -115,6 +115,18 @@ class Options:
         changes_code=True,
         doc="The same, run after the post-grad rewrites.",
     )
+    post_grad_fusions: tuple[str, ...] = option(
+        (),
+        env="FERRITE_POST_GRAD_FUSIONS",
+        changes_code=True,
+        doc="Names of optional groups of rewrites to run, in this order (in the environment: separated by commas).",
+    )
+    dump_dir: Path | None = option(
+        None,
+        env="FERRITE_DUMP",
+        changes_code=False,
+        doc="Write every graph before and after each pass that changed it here, as Python that runs by itself.",
+    )
     cache_dir: Path | None = option(
         None,
         env="FERRITE_CACHE_DIR",

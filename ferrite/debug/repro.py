@@ -119,7 +119,7 @@ def contents(
     settings = {
         name: value
         for name, value in options.changed().items()
-        if name not in ("cache_dir", "repro_dir", "strict", "keep_repro")
+        if name not in ("cache_dir", "repro_dir", "dump_dir", "strict", "keep_repro")
     }
     rows = "".join(f"        {source},\n" for source in inputs.sources)
     graph = f"{HEAD}{module_source(gm, stand_in_source)}\n\ndef make_inputs():\n    return [\n{rows}    ]\n"

@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 import torch
 
+from ferrite.graph import fake_value
+from ferrite.graph.facts import leaves
 from ferrite.graph.order import stable_topological_sort
 from ferrite.graph.updater import MetadataUpdater
 from ferrite.graph.verify import Snapshot, verify_graph
@@ -19,6 +21,7 @@ from ferrite.pipeline.context import Fuel, PassContext, PassRecord
 from ferrite.pipeline.passes import GraphPass, Pipeline
 
 Report = Callable[[str, Exception], None]
+Observe = Callable[[PassRecord, torch.fx.GraphModule], None]
 
 
 class PassFailure(Exception):
@@ -31,9 +34,13 @@ class PassFailure(Exception):
 
 
 def run_pipeline(
-    pipeline: Pipeline, gm: torch.fx.GraphModule, context: PassContext, report: Report | None = None
+    pipeline: Pipeline,
+    gm: torch.fx.GraphModule,
+    context: PassContext,
+    report: Report | None = None,
+    observe: Observe | None = None,
 ) -> list[PassRecord]:
-    """Run every pass that applies, in order, in place.
+    """Run every pass that applies, in order, in place; `observe` sees the graph after each.
 
     With `options.strict` a failing pass raises PassFailure. Otherwise it is taken back and skipped, and `report` is
     told.
@@ -42,7 +49,7 @@ def run_pipeline(
     failed: dict[str, str] = {}
     while True:
         try:
-            return run_once(pipeline, gm, context, failed)
+            return run_once(pipeline, gm, context, failed, observe)
         except PassFailure as failure:
             step = next(step for step in pipeline.passes if step.name == failure.name)
             gm.graph = copy_graph(original)
@@ -57,32 +64,46 @@ def run_pipeline(
 
 
 def run_once(
-    pipeline: Pipeline, gm: torch.fx.GraphModule, context: PassContext, failed: dict[str, str]
+    pipeline: Pipeline,
+    gm: torch.fx.GraphModule,
+    context: PassContext,
+    failed: dict[str, str],
+    observe: Observe | None,
 ) -> list[PassRecord]:
     records = []
     # Every pass is held to the graph the stage was given, so one look at that is enough.
     start = Snapshot.of(gm)
     updater = MetadataUpdater(gm.graph)
     for step in pipeline.passes:
-        note = reason_to_skip(step, context, failed)
+        note = reason_to_skip(step, gm.graph, context, failed)
         before = len(gm.graph.nodes)
         if note:
             records.append(PassRecord(step.name, 0.0, {}, before, before, note))
             continue
         records.append(run_pass(step, gm, context, updater, start))
+        if observe is not None:
+            observe(records[-1], gm)
     return records
 
 
-def reason_to_skip(step: GraphPass, context: PassContext, failed: dict[str, str]) -> str:
+def reason_to_skip(step: GraphPass, graph: torch.fx.Graph, context: PassContext, failed: dict[str, str]) -> str:
     if step.name in failed:
         return failed[step.name]
     if step.name in context.options.skip and not step.required:
         return "skipped by option"
     if not step.applies(context.is_inference):
         return f"{step.scope} only"
+    if step.device and step.device not in devices_in(graph):
+        return f"nothing on {step.device}"
     if not context.fuel.left and not step.required:
         return "out of fuel"
     return ""
+
+
+def devices_in(graph: torch.fx.Graph) -> set[str]:
+    """The types of the devices that any value of the graph is on, inner ones too."""
+    values = (leaf for node in graph.nodes for leaf in leaves(fake_value(node)))
+    return {value.device.type for value in values if isinstance(value, torch.Tensor)}
 
 
 def run_pass(

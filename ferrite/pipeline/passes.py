@@ -12,6 +12,7 @@ they go: `@ferrite.graph_pass(stage="post_grad", after="remove_noop_ops")`.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 from collections.abc import Callable, Sequence
@@ -43,6 +44,7 @@ class GraphPass:
     after: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
     scope: Scope = "always"
+    device: str = ""  # run only where some value of the graph is on a device of this type
     required: bool = False
     rules: tuple[Any, ...] = field(default=(), compare=False)
     identity: str = ""
@@ -68,13 +70,22 @@ def graph_pass(
     after: str | Sequence[str] = (),
     before: str | Sequence[str] = (),
     scope: Scope = "always",
+    device: str = "",
     required: bool = False,
     rules: Sequence[Any] = (),
 ) -> Any:
     """Make a pass of a function `(gm, context)` or `(gm)`."""
     if function is None:
-        return lambda inner: graph_pass(
-            inner, stage=stage, name=name, after=after, before=before, scope=scope, required=required, rules=rules
+        return functools.partial(
+            graph_pass,
+            stage=stage,
+            name=name,
+            after=after,
+            before=before,
+            scope=scope,
+            device=device,
+            required=required,
+            rules=rules,
         )
     purpose = (inspect.getdoc(function) or "").partition("\n")[0]
     return GraphPass(
@@ -85,6 +96,7 @@ def graph_pass(
         after=(after,) if isinstance(after, str) else tuple(after),
         before=(before,) if isinstance(before, str) else tuple(before),
         scope=scope,
+        device=device,
         required=required,
         rules=tuple(rules),
         identity=identity_of(function),

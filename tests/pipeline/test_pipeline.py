@@ -174,6 +174,16 @@ def test_scope():
         assert operators(gm)[0] == expected
 
 
+def test_a_pass_for_a_device_runs_only_where_a_value_is_on_it():
+    calls = []
+    for_meta = graph_pass(lambda gm: calls.append(1) or 0, name="for_meta", device="meta")
+    records, _ = run([for_meta], traced())
+    assert (calls, records[0].note) == ([], "nothing on meta")
+    inside = traced(lambda x: aten.zeros_like.default(x, device=torch.device("meta")).sum().to("cpu") + x)
+    run([for_meta], inside)
+    assert calls == [1]
+
+
 def test_names_collide_loudly():
     with pytest.raises(ferrite.UserError, match="two passes of the stage test are called 'sin_to_cos'"):
         Pipeline("test", (sin_to_cos, sin_to_cos))

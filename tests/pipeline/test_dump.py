@@ -1,0 +1,49 @@
+"""FERRITE_DUMP: graphs as Python that runs by itself, one file per pass that changed something."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import ferrite
+from compare import compile_strict
+
+
+def model(x, w, b):
+    return (torch.mm(x, w).add(b).clone() + 1).sum()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_every_step_is_written_and_runs(tmp_path, dynamic):
+    x, w, b = torch.ones(2, 3), torch.ones(3, 4, requires_grad=True), torch.ones(4)
+    compile_strict(model, options={"dump_dir": str(tmp_path)}, dynamic=dynamic)(x, w, b).backward()
+    forward, backward = sorted(tmp_path.iterdir())
+    assert forward.name.endswith("_forward")
+    assert backward.name.endswith("_backward")
+    names = sorted(path.name for path in forward.iterdir())
+    assert [name.split("_", 1)[-1] for name in names] == [
+        "captured.py",
+        "remove_noop_ops.py",
+        "pass_patterns.py",
+        "host.py",
+    ]
+    assert (forward / "host.py").read_text() == ferrite.last_compile().graphs[0].source
+    assert "clone" in (forward / names[0]).read_text()
+    assert "clone" not in (forward / names[1]).read_text()
+    assert "addmm" in (forward / names[2]).read_text()
+    done = subprocess.run([sys.executable, str(forward / names[1])], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("(tensor(")
+
+
+@pytest.mark.quick
+def test_a_folder_that_cannot_be_written_costs_one_warning(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    compiled = compile_strict(lambda x: x + 1, options={"dump_dir": str(blocked)})
+    with pytest.warns(ferrite.FerriteWarning, match="could not write") as caught:
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+    assert len(caught) == 1
