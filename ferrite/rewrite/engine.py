@@ -237,7 +237,9 @@ class Sharing:
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.graph = graph
         self.inputs = {storage(node) for node in graph.nodes if node.op == "placeholder"} - {None}
-        self.written = {storage(node.args[0]) for node in graph.nodes if mutates(node) and node.args} - {None}
+        # whatever a writing call is given counts as written: more than need be, never less
+        writers = (node for node in graph.nodes if mutates(node))
+        self.written = {storage(operand) for node in writers for operand in node.all_input_nodes} - {None}
         self.refresh()
 
     def refresh(self) -> None:
