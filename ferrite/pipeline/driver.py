@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
 from ferrite.graph import fake_value
-from ferrite.graph.facts import leaves
+from ferrite.graph.facts import body_of, leaves, produces_value
 from ferrite.graph.order import stable_topological_sort
 from ferrite.graph.updater import MetadataUpdater
 from ferrite.graph.verify import Snapshot, verify_graph
@@ -42,9 +43,36 @@ def run_pipeline(
 ) -> list[PassRecord]:
     """Run every pass that applies, in order, in place; `observe` sees the graph after each.
 
-    With `options.strict` a failing pass raises PassFailure. Otherwise it is taken back and skipped, and `report` is
-    told.
+    Graphs inside (branches, loop bodies) come first, each once. With `options.strict` a failing pass raises
+    PassFailure. Otherwise it is taken back and skipped, and `report` is told.
     """
+    inner = [
+        replace(record, name=f"{name}/{record.name}")
+        for name, body in inner_graphs(gm).items()
+        for record in run_pipeline(pipeline, body, context, report)
+        if record.changed
+    ]
+    return inner + run_outer(pipeline, gm, context, report, observe)
+
+
+def inner_graphs(gm: torch.fx.GraphModule) -> dict[str, torch.fx.GraphModule]:
+    """The graphs that this one calls, by name, each once; those without metadata are left as they are."""
+    found: dict[str, torch.fx.GraphModule] = {}
+    for node in gm.graph.nodes:
+        body = body_of(node)
+        known = body is not None and all(fake_value(n) is not None for n in body.graph.nodes if produces_value(n))
+        if body is not None and known and body not in found.values():
+            found[str(node.target)] = body
+    return found
+
+
+def run_outer(
+    pipeline: Pipeline,
+    gm: torch.fx.GraphModule,
+    context: PassContext,
+    report: Report | None,
+    observe: Observe | None,
+) -> list[PassRecord]:
     original = copy_graph(gm.graph)
     failed: dict[str, str] = {}
     while True:

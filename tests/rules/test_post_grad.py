@@ -239,6 +239,21 @@ def test_the_record_counts_rewrites_by_rule():
 
 
 @quick
+def test_branches_are_rewritten_too():
+    def fn(x):
+        return torch.cond(x.sum() > 0, lambda x: x.clone().sin() + 1, lambda x: x.clone() * 2, (x,))
+
+    compiled = compile_strict(fn)
+    for x in (torch.ones(3), -torch.ones(3)):
+        assert torch.equal(compiled(x), fn(x))
+    record = ferrite.last_compile()
+    assert record.rewrites["true_noop"] == 2
+    inner = [step.name for step in record.graphs[0].passes if "/" in step.name]
+    assert len(inner) == 2
+    assert all(name.endswith("/remove_noop_ops") for name in inner)
+
+
+@quick
 def test_the_stage_can_be_switched_off():
     compile_strict(lambda x: x.clone() + 1, options={"post_grad": False})(torch.ones(3))
     record = ferrite.last_compile()
