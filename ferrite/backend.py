@@ -24,7 +24,7 @@ from ferrite.debug.dump import Dump
 from ferrite.errors import FerriteError, FerriteWarning
 from ferrite.lower import lower
 from ferrite.options import check_all, preset, resolve
-from ferrite.passes import POST_GRAD
+from ferrite.passes import POST_GRAD, check_fusions
 from ferrite.runtime import load, run_in_eager
 
 
@@ -38,7 +38,9 @@ def ferrite(
     """The backend: a graph of torch calls in, a function of the same arguments out."""
     try:
         warn_of_untested_torch()
-        compilation = Compilation(gm, example_inputs, resolve(options, mode))
+        settings = resolve(options, mode)
+        check_fusions(settings)
+        compilation = Compilation(gm, example_inputs, settings)
         as_captured = gm.forward  # before any stage edits the graph
         return compilation.attempt(
             "capture",

@@ -115,6 +115,25 @@ class Options:
         changes_code=True,
         doc="The same, run after the post-grad rewrites.",
     )
+    kernel_rewrites: bool = option(
+        False,
+        env="FERRITE_KERNEL_REWRITES",
+        changes_code=True,
+        doc="Rewrites to forms that want a kernel of their own. Off while those kernels are not compiled: in eager "
+        "they are right, but no faster.",
+    )
+    cpu_grouped_gemm: bool = option(
+        False,
+        env="FERRITE_CPU_GROUPED_GEMM",
+        changes_code=True,
+        doc="Packed linear layers on one input become one grouped call (with max_autotune).",
+    )
+    cpu_concat_linear: bool = option(
+        False,
+        env="FERRITE_CPU_CONCAT_LINEAR",
+        changes_code=True,
+        doc="Linear layers with constant int4 weights on one input become one layer.",
+    )
     post_grad_fusions: tuple[str, ...] = option(
         (),
         env="FERRITE_POST_GRAD_FUSIONS",
@@ -357,44 +376,3 @@ def type_name(name: str) -> str:
 
 def one_of(choices: tuple[str, ...]) -> str:
     return " | ".join(choices)
-
-
-def reference_page() -> str:
-    """`docs/options.md`, made from the object itself."""
-    rows = ["| option | type | default | environment | changes code | meaning |", "|---|---|---|---|---|---|"]
-    for name, field in FIELDS.items():
-        facts = field.metadata
-        kind = type_name(name).replace("|", "\\|")
-        code = "yes" if facts["changes_code"] else "no"
-        rows.append(f"| `{name}` | {kind} | `{field.default}` | `{facts['env']}` | {code} | {facts['doc']} |")
-    modes = ["| mode | same as |", "|---|---|"]
-    for mode, settings in MODES.items():
-        same = ", ".join(f"`{name}={value}`" for name, value in settings.items()) or "the defaults"
-        modes.append(f"| `{mode}` | {same} |")
-    return PAGE.format(options="\n".join(rows), modes="\n".join(modes))
-
-
-PAGE = """# Options
-
-<!-- Made from ferrite/options.py by `make docs`; a test holds them equal. -->
-
-Where a setting can be given, most local first; the more local one wins:
-
-1. an explicit option: `torch.compile(model, backend="ferrite", options={{"strict": True}})` or
-   `ferrite.compile(model, strict=True)`
-2. a mode: `torch.compile(model, backend="ferrite", mode="max-autotune")`
-3. a context manager: `with ferrite.using(strict=True): ...`, for what is compiled while it is active
-4. the environment: `FERRITE_STRICT=1`
-5. the default
-
-An unknown name or an ill-typed value is a `ferrite.UserError` that names the nearest valid one. "Changes code" says
-whether a setting can change the code that is generated, and so belongs to the cache key.
-
-{options}
-
-## Modes
-
-`torch.compile` takes a mode or options, not both; `ferrite.compile(model, mode=..., strict=True)` takes both.
-
-{modes}
-"""

@@ -7,6 +7,8 @@ underscore.
 
 from __future__ import annotations
 
+import functools
+import importlib
 import re
 import sys
 import types
@@ -23,7 +25,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
 from torch.utils._python_dispatch import TorchDispatchMode as _TorchDispatchMode
 from torch.utils._pytree import tree_leaves as _tree_leaves
+from torch.utils._sympy.interp import sympy_interp as _sympy_interp
 from torch.utils._sympy.printers import PythonPrinter as _PythonPrinter
+from torch.utils._sympy.reference import PythonReferenceAnalysis as _SympyOnPython
 
 from ferrite.errors import FerriteError, UserError
 
@@ -279,3 +283,39 @@ def direct_call(operator: Any) -> Any:
     if type(operator) is torch._ops.OpOverload:
         return operator._op
     return operator
+
+
+# --- higher-order operators -------------------------------------------------------------------------------------------
+
+
+def functional_wrappers() -> frozenset[Any]:
+    """The operators that copy operands, call a mutating operator on the copies, and return these."""
+    names = ("auto_functionalized", "auto_functionalized_v2", "triton_kernel_wrapper_functional")
+    return frozenset(found for name in names if (found := higher_order(name)) is not None)
+
+
+@functools.cache
+def higher_order(name: str) -> Any:
+    """A higher-order operator by its name; None where this torch has none. Their modules are loaded when asked for."""
+    modules = {"auto_functionalized": "auto_functionalize", "auto_functionalized_v2": "auto_functionalize"}
+    module = "triton_kernel_wrap" if name.startswith("triton") else modules.get(name, name.removesuffix("_impl"))
+    try:
+        importlib.import_module(f"torch._higher_order_ops.{module}")
+    except ImportError:
+        return None
+    return find_operator(f"higher_order.{name}")
+
+
+def evaluate(value: torch.SymInt, bound: Mapping[str, Any]) -> Any:
+    """The expression behind a size, computed on other things than numbers: proxies write the arithmetic as nodes."""
+    found = expression(value)
+    return _sympy_interp(_SympyOnPython, {symbol: bound[str(symbol)] for symbol in found.free_symbols}, found)
+
+
+def index_below(shape_env: Any, length: int | torch.SymInt) -> torch.SymInt:
+    """A number of its own that is known to be at least 0 and less than a length: the counter of a loop."""
+    with shape_env.ignore_fresh_unbacked_symbols():
+        index: torch.SymInt = shape_env.create_unbacked_symint()
+    highest = length - 1 if isinstance(length, int) else None
+    _symbolic_shapes.constrain_range(index, min=0, max=highest)
+    return index

@@ -10,12 +10,21 @@ from collections.abc import Iterator
 import torch
 
 from ferrite.errors import UserError, nearest
-from ferrite.passes.post_grad import POST_GRAD, post_grad_passes
+from ferrite.passes.post_grad import POST_GRAD, check_fusions, post_grad_passes
 from ferrite.pipeline import Pipeline
 from ferrite.rewrite import AnyRule, NearMiss
 from ferrite.rewrite import why as ask
 
-__all__ = ["PIPELINES", "POST_GRAD", "all_rules", "describe", "post_grad_passes", "reference_page", "why"]
+__all__ = [
+    "PIPELINES",
+    "POST_GRAD",
+    "all_rules",
+    "check_fusions",
+    "describe",
+    "post_grad_passes",
+    "reference_page",
+    "why",
+]
 
 PIPELINES: tuple[Pipeline, ...] = (POST_GRAD,)
 

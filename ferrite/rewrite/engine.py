@@ -111,11 +111,14 @@ class Engine:
         guards = count_guards(self.graph)
         with self.graph.inserting_before(first):
             try:
-                new = self.build(rule, node, match, writer)
+                new = self.build(rule, node, match, writer, matched)
             except BaseException:
                 writer.take_back()
                 raise
-        refusal = new if isinstance(new, Refusal) else self.replacement_problem(old, new, first, writer)
+        problem = self.placement_problem(matched)
+        refusal = Refusal(problem) if problem is not None else None
+        if refusal is None and not isinstance(new, Refusal):
+            refusal = self.replacement_problem(old, new, first, writer)
         if count_guards(self.graph) != guards:
             writer.take_back()
             raise RuntimeError(f"rule {rule.name} added a guard on a symbol")
@@ -125,16 +128,23 @@ class Engine:
         return Proposal(old, new, matched, writer)
 
     def build(
-        self, rule: AnyRule, node: torch.fx.Node, match: Match | None, writer: Writer
+        self,
+        rule: AnyRule,
+        node: torch.fx.Node,
+        match: Match | None,
+        writer: Writer,
+        matched: list[torch.fx.Node],
     ) -> tuple[torch.fx.Node, ...] | Refusal:
         if match is not None:
             assert isinstance(rule, Rule)
             results = rule.build(match, writer.proxies)
         else:
             assert isinstance(rule, NodeRule)
-            result = rule.rewrite(Site(node, writer.call))
+            site = Site(node, writer.call)
+            result = rule.rewrite(site)
             if isinstance(result, Refusal):
                 return result
+            matched += [item for item in dict.fromkeys(site.seen) if item not in matched]
             results = (result,)
         return tuple(item.node if isinstance(item, torch.fx.Proxy) else item for item in results)
 
@@ -274,6 +284,10 @@ def difference(old: Any, new: Any) -> str | None:
     """How the look of two values differs; None where they are provably alike."""
     if isinstance(old, torch.Tensor) != isinstance(new, torch.Tensor):
         return "the result is no tensor"
+    if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
+        if len(old) != len(new):
+            return f"there would be {len(new)} results instead of {len(old)}"
+        return next((problem for problem in map(difference, old, new) if problem is not None), None)
     if not isinstance(old, torch.Tensor):
         return None if type(old) is type(new) else "the result has another type"
     for fact in ("dtype", "device", "layout"):

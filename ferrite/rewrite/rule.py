@@ -100,6 +100,14 @@ class Site:
 
     node: torch.fx.Node
     call: Callable[..., Any] = field(repr=False)
+    seen: list[torch.fx.Node] = field(default_factory=list, repr=False)
+
+    def through(self, *nodes: torch.fx.Node) -> None:
+        """Say which nodes before this one the rewrite makes unnecessary: what they read is now read here.
+
+        The engine demands that no write lies between, and erases those that nobody reads any more.
+        """
+        self.seen.extend(nodes)
 
     @functools.cached_property
     def arguments(self) -> Mapping[str, Any]:

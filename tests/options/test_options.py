@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import ferrite
-from ferrite.options import FIELDS, MODES, Options, reference_page, resolve, using
+from ferrite.cli.options import reference_page
+from ferrite.options import FIELDS, MODES, Options, resolve, using
 
 pytestmark = pytest.mark.quick
 DOCS = Path(__file__).parents[2] / "docs"

@@ -8,7 +8,16 @@ from __future__ import annotations
 import torch
 
 from ferrite.options import Options, resolve
+from ferrite.passes.post_grad.batch_fusion import group_batch_fusion_passes
 from ferrite.passes.post_grad.cleanup import move_constructors_to_gpu, remove_assert_ops, remove_profiler_ops
+from ferrite.passes.post_grad.grouped_linear import concat_linear_woq_int4, grouped_gemm_pass
+from ferrite.passes.post_grad.groups import (
+    b2b_gemm_pass,
+    check_fusions,
+    kernel_patterns,
+    partitioned_scatter,
+    post_grad_fusions,
+)
 from ferrite.passes.post_grad.hooks import post_grad_custom_post_pass, post_grad_custom_pre_pass
 from ferrite.passes.post_grad.noops import remove_noop_ops
 from ferrite.passes.post_grad.order import eliminate_dead_code, reorder_for_locality, stable_topological_sort
@@ -18,11 +27,19 @@ from ferrite.pipeline import Fuel, PassContext, Pipeline, run_pipeline
 
 __all__ = [
     "POST_GRAD",
+    "b2b_gemm_pass",
+    "check_fusions",
+    "concat_linear_woq_int4",
     "eliminate_dead_code",
+    "group_batch_fusion_passes",
+    "grouped_gemm_pass",
+    "kernel_patterns",
     "move_constructors_to_gpu",
+    "partitioned_scatter",
     "pass_patterns",
     "post_grad_custom_post_pass",
     "post_grad_custom_pre_pass",
+    "post_grad_fusions",
     "post_grad_passes",
     "remove_assert_ops",
     "remove_noop_ops",
@@ -37,10 +54,17 @@ POST_GRAD = Pipeline(
         eliminate_dead_code,
         reorder_for_locality,
         post_grad_custom_pre_pass,
+        grouped_gemm_pass,
+        concat_linear_woq_int4,
         remove_profiler_ops,
+        group_batch_fusion_passes,
         remove_noop_ops,
         remove_assert_ops,
+        kernel_patterns,
         pass_patterns,
+        partitioned_scatter,
+        post_grad_fusions,
+        b2b_gemm_pass,
         post_grad_custom_post_pass,
         stable_topological_sort,
         move_constructors_to_gpu,

@@ -13,6 +13,8 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
+from ferrite.passes.post_grad.joins import CAT_SLICE_CAT, CAT_SPLIT
+from ferrite.passes.post_grad.products import PRODUCT_RULES, bias_stays_behind
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import AnyRule, Case, Match, NodeRule, Refusal, Rule, Site, apply_rules
 
@@ -116,6 +118,7 @@ def joined_again(site: Site) -> Any:
     split_dim = rest[0] if rest else split.kwargs.get("dim", 0)
     if dimension(source, split_dim) != dimension(source, site.arguments["dim"]):
         return Refusal("split and joined along different dimensions")
+    site.through(*parts, split)
     return source
 
 
@@ -194,7 +197,7 @@ ADDMM = Rule(
     purpose="a product and a bias are one operator",
     before=lambda a, b, bias: aten.add.Tensor(aten.mm.default(a, b), bias),
     after=lambda a, b, bias: aten.addmm.default(bias, a, b),
-    when=(bias_is_added_to_rows,),
+    when=(bias_is_added_to_rows, bias_stays_behind),
     examples=(
         Case("a row", lambda a, b, c: aten.add.Tensor(aten.mm.default(a, b), c), lambda: matrices(5)),
         Case("on the left", lambda a, b, c: aten.add.Tensor(c, aten.mm.default(a, b)), lambda: matrices(5)),
@@ -273,8 +276,8 @@ PARTIAL_REDUCTION = NodeRule(
 
 PATTERN_LISTS: tuple[tuple[AnyRule, ...], ...] = (
     (),
-    (POINTLESS_CUMSUM,),
-    (SPLIT_CAT, ADDMM, PARTIAL_REDUCTION),
+    (POINTLESS_CUMSUM, CAT_SLICE_CAT),
+    (SPLIT_CAT, CAT_SPLIT, *PRODUCT_RULES, ADDMM, PARTIAL_REDUCTION),
 )
 
 

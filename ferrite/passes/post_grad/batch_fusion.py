@@ -1,0 +1,184 @@
+"""Many small calls of one operator on tensors of one look: one call on the stack of them. Off unless asked for.
+
+    a = tanh(x)                     s = stack([x, y, ...])
+    b = tanh(y)            =>       t = tanh(s)
+    ...                             a = select(t, 0, 0);  b = select(t, 0, 1);  ...
+
+`FUSIONS` says what the members of each fusion are and what must be equal among them; `batch_search` finds them. The
+results are views of one tensor, so a value that the caller gets is no member.
+
+Options name the fusions that run, in their order: `post_grad_fusions=["batch_aten_tanh"]`; a mapping gives settings,
+`{"batch_aten_tanh": {"min_members": 3}}`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ferrite.errors import FerriteWarning, UserError, nearest
+from ferrite.graph import fake_value
+from ferrite.passes.post_grad.batch_search import Fusion, Search, Settings, shape_key
+from ferrite.pipeline import PassContext, graph_pass
+from ferrite.rewrite import Case
+from ferrite.rewrite.arguments import arguments_of
+from ferrite.rewrite.engine import Writer
+
+aten = torch.ops.aten
+
+KERNEL_LIBRARY = "fbgemm_gpu"
+# Names that the same option may hold for the patterns that run later.
+PATTERN_GROUPS = (
+    *("normalization_aten_pass", "split_cat_aten_pass", "select_cat_aten_pass", "unbind_stack_aten_pass"),
+    *("move_view_after_cat_aten_pass", "decompose_mm_pass", "pad_aten_mm_pass", "shape_padding_multiplier"),
+)
+
+
+# --- the fusions ------------------------------------------------------------------------------------------------------
+
+
+def one_shape(arguments: Mapping[str, Any], values: tuple[torch.Tensor, ...]) -> str | None:
+    return None if len({shape_key(value) for value in values}) == 1 else "its operands have different shapes"
+
+
+def small_product(arguments: Mapping[str, Any], values: tuple[torch.Tensor, ...]) -> str | None:
+    """Products of one known size: with sizes that only run time knows nobody can say that batching pays."""
+    if not all(isinstance(size, int) for value in values for size in value.shape):
+        return "its sizes are not known"
+    if any(arguments.get(factor, 1) != 1 for factor in ("alpha", "beta")):
+        return "it is scaled"
+    bias = fake_value(arguments["self"])
+    if len({bias.dtype, *(value.dtype for value in values)}) > 1 or not bias.dtype.is_floating_point:
+        return "it is no product of floating point numbers of one dtype"
+    return None
+
+
+def add_bias(writer: Writer, result: torch.fx.Node, member: torch.fx.Node, settings: Settings) -> torch.fx.Node:
+    if member.target is not aten.addmm.default:
+        return result
+    bias = arguments_of(member)["self"]
+    if settings.broadcast_bias:
+        bias = writer.call(aten.expand.default, bias, list(fake_value(member).shape))
+    return writer.call(aten.add.Tensor, result, bias)
+
+
+def pointwise(name: str, operand_names: tuple[str, ...], *targets: Any) -> Fusion:
+    def some(count: int, dtype: torch.dtype = torch.float32, shape: tuple[int, ...] = (2, 3)) -> Case:
+        def function(*inputs: torch.Tensor) -> list[torch.Tensor]:
+            step = len(operand_names)
+            groups = [inputs[start : start + step] for start in range(0, len(inputs), step)]
+            return [targets[0](*group).neg() for group in groups]
+
+        def make_inputs() -> list[torch.Tensor]:
+            return [(torch.rand(shape) * 9 + 1).to(dtype) for _ in range(count * len(operand_names))]
+
+        return Case(f"{count} of {dtype}, {shape}", function, make_inputs)
+
+    purpose = f"{name.rpartition('_')[2]} of many tensors of one look is one call on their stack"
+    examples = (some(5), some(6, torch.bfloat16), some(5, shape=()), some(7, shape=(0, 3)), some(5, torch.int32))
+    operands = dict.fromkeys(targets, operand_names)
+    return Fusion(name, purpose, operands, one_shape, examples=examples, near_misses=(some(4),))
+
+
+def linear_case(count: int, *bias: int, dtype: torch.dtype = torch.float32) -> Case:
+    def function(*inputs: torch.Tensor) -> list[torch.Tensor]:
+        xs, weights, biases = inputs[:count], inputs[count : 2 * count], inputs[2 * count :]
+        if not biases:
+            return [torch.mm(x, w).neg() for x, w in zip(xs, weights, strict=True)]
+        return [torch.addmm(b, x, w).neg() for b, x, w in zip(biases, xs, weights, strict=True)]
+
+    def make_inputs() -> list[torch.Tensor]:
+        sizes = [(2, 3)] * count + [(3, 4)] * count + [bias] * (count if bias else 0)
+        return [torch.rand(size, dtype=dtype) for size in sizes]
+
+    return Case(f"{count} with bias {bias}, {dtype}", function, make_inputs)
+
+
+PRODUCTS = {aten.mm.default: ("self", "mat2"), aten.addmm.default: ("mat1", "mat2")}
+FUSIONS = (
+    Fusion(
+        "batch_linear_post_grad",
+        "products of one size are one batched product",
+        PRODUCTS,
+        small_product,
+        aten.bmm.default,
+        add_bias,
+        examples=(linear_case(5), linear_case(6, 4), linear_case(5, 2, 1), linear_case(5, 4, dtype=torch.float64)),
+        near_misses=(linear_case(4), linear_case(4, 4)),
+    ),
+    Fusion(
+        "group_linear",
+        "products of several sizes are one call of a library",
+        PRODUCTS,
+        small_product,
+        needs=KERNEL_LIBRARY,
+        near_misses=(linear_case(5),),
+    ),
+    pointwise("batch_aten_tanh", ("self",), aten.tanh.default),
+    pointwise("batch_aten_sigmoid", ("self",), aten.sigmoid.default),
+    pointwise("batch_aten_relu", ("self",), aten.relu.default),
+    pointwise("batch_aten_add", ("self", "other"), aten.add.Tensor),
+    pointwise("batch_aten_sub", ("self", "other"), aten.sub.Tensor),
+    pointwise("batch_aten_mul", ("self", "other"), aten.mul.Tensor),
+    pointwise("batch_aten_div", ("self", "other"), aten.div.Tensor, aten.div.Tensor_mode),
+)
+BY_NAME = {fusion.name: fusion for fusion in FUSIONS}
+
+
+# --- what the options say ---------------------------------------------------------------------------------------------
+
+
+def fusions_asked_for(chosen: Sequence[str] | Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[Fusion, Settings]]:
+    """The fusions to run, in the user's order: names, or settings by name. Neither may be unknown."""
+    defaults = dataclasses.asdict(Settings())
+    settings = chosen if isinstance(chosen, Mapping) else dict[str, Mapping[str, Any]].fromkeys(chosen, {})
+    for name, given in settings.items():
+        if name in PATTERN_GROUPS:
+            continue
+        if name not in BY_NAME:
+            known = {"did you mean": nearest(name, BY_NAME), "all fusions": ", ".join(BY_NAME)}
+            raise UserError(f"post_grad_fusions has an unknown fusion {name!r}", known)
+        for setting, value in given.items():
+            if setting not in defaults:
+                known = {"did you mean": nearest(setting, defaults), "all settings": ", ".join(defaults)}
+                raise UserError(f"the fusion {name!r} has no setting {setting!r}", known)
+            if type(value) is not type(defaults[setting]) or (type(value) is int and value < 1):
+                wanted = "True or False" if isinstance(defaults[setting], bool) else "a number from 1"
+                raise UserError(f"the setting {setting!r} of the fusion {name!r} is {value!r}", {"possible": wanted})
+        yield BY_NAME[name], Settings(**given)
+
+
+def reason_to_refuse(fusion: Fusion, settings: Settings) -> str | None:
+    """Why a fusion as a whole does not run here."""
+    library = fusion.needs or (KERNEL_LIBRARY if settings.external_lib else "")
+    if library and importlib.util.find_spec(library) is None:
+        return f"the library {library} is not installed"
+    return f"calls of {library} are not written yet" if fusion.needs else None
+
+
+# --- the pass ---------------------------------------------------------------------------------------------------------
+
+
+@graph_pass(stage="post_grad")
+def group_batch_fusion_passes(gm: torch.fx.GraphModule, context: PassContext) -> int:
+    """Many small calls of one operator become one call on a stack, for the fusions that the options name."""
+    runnable = []
+    for fusion, settings in fusions_asked_for(getattr(context.options, "post_grad_fusions", ())):
+        reason = reason_to_refuse(fusion, settings)
+        if reason is None:
+            runnable.append((fusion, settings))
+        elif not settings.external_lib:  # who sets it has said what to do without the library
+            warnings.warn(f"the fusion {fusion.name!r} does nothing: {reason}", FerriteWarning, stacklevel=2)
+    total = 0
+    # What a fusion makes brings others' members nearer to each other. So on until nothing changes: each round that
+    # changes something leaves fewer members.
+    while made := sum(Search(gm, fusion, settings, context).run() for fusion, settings in runnable):
+        total += made
+    if total:
+        gm.recompile()
+    return total

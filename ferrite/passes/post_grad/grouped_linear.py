@@ -1,0 +1,233 @@
+"""Linear layers that read one and the same tensor become one call, on the CPU. Off unless asked for.
+
+    y0 = packed_linear(x, w0, b0)               g = grouped_linear(x, [w0, w1], [b0, b1])
+    y1 = packed_linear(x, w1, b1)       =>      y0 = g[0];  y1 = g[1]
+
+    y0 = int4_linear(x, w0, group, s0)          y = int4_linear(x, w01, group, s01)
+    y1 = int4_linear(x, w1, group, s1)  =>      y0, y1 = map(clone, split(y, [n0, n1], 1))
+
+In the second, w01 and s01 are new constants: the rows of both weights, packed again, and the scales of both. Only
+layers that are all that reads x are taken: otherwise x is read again anyway.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ferrite.capture import torch_api
+from ferrite.graph import fake_value, model_line
+from ferrite.graph.facts import attribute_of
+from ferrite.graph.regions import Regions
+from ferrite.graph.values import mode_of
+from ferrite.passes.post_grad import grouped_ops
+from ferrite.pipeline import PassContext, graph_pass
+from ferrite.rewrite import Refusal
+from ferrite.rewrite.arguments import arguments_of
+from ferrite.rewrite.engine import INHERITED, Writer, difference
+
+aten = torch.ops.aten
+
+INT4_LINEAR = aten._weight_int4pack_mm_for_cpu.default
+PACK_INT4 = aten._convert_weight_to_int4pack_for_cpu.default
+INNER_TILES = 2  # asked for by the packing operator, which packs the same for every value on the CPU
+ZERO_OF_INT4 = 8  # the packed number that stands for zero
+
+Write = Callable[[Writer, torch.fx.Node, Sequence[torch.fx.Node]], list[torch.fx.Node]]
+Problem = Callable[[torch.fx.Node, Sequence[torch.fx.Node]], str | None]
+
+
+@graph_pass(stage="post_grad")
+def grouped_gemm_pass(gm: torch.fx.GraphModule, context: PassContext) -> int:
+    """Packed linear layers on one input become one grouped call."""
+    options = context.options
+    if not (getattr(options, "cpu_grouped_gemm", False) and options.max_autotune) or grouped_ops.PACKED_LINEAR is None:
+        return 0
+    merge = Merge(gm, context, "grouped_gemm_pass", grouped_ops.PACKED_LINEAR, "X", "W")
+    return merge.run(packed_problem, write_grouped)
+
+
+@graph_pass(stage="post_grad")
+def concat_linear_woq_int4(gm: torch.fx.GraphModule, context: PassContext) -> int:
+    """Linear layers with constant int4 weights on one input become one layer with the rows of all."""
+    if not getattr(context.options, "cpu_concat_linear", False):
+        return 0
+    merge = Merge(gm, context, "concat_linear_woq_int4", INT4_LINEAR, "self", "mat2")
+    return merge.run(int4_problem, write_concatenated)
+
+
+# --- packed layers ----------------------------------------------------------------------------------------------------
+
+
+def packed_problem(x: torch.fx.Node, members: Sequence[torch.fx.Node]) -> str | None:
+    arguments = [arguments_of(member) for member in members]
+    first = fake_value(arguments[0]["W"])
+    for given in arguments:
+        weight, bias = fake_value(given["W"]), given["B"]
+        if given["attr"] != "none":
+            return f"a layer goes on with {given['attr']}"
+        if weight.dtype != first.dtype or not all(map(torch_api.known_equal, weight.shape, first.shape)):
+            return "the weights do not provably look alike"
+        if bias is not None and fake_value(bias).device.type != "cpu":
+            return "a bias is not on the CPU"
+    return None
+
+
+def write_grouped(writer: Writer, x: torch.fx.Node, members: Sequence[torch.fx.Node]) -> list[torch.fx.Node]:
+    arguments = [arguments_of(member) for member in members]
+    weights, biases = [given["W"] for given in arguments], [given["B"] for given in arguments]
+    group = writer.call(torch.ops.ferrite.grouped_linear.default, x, weights, biases)
+    return [writer.call(operator.getitem, group, index) for index in range(len(members))]
+
+
+# --- int4 layers ------------------------------------------------------------------------------------------------------
+
+
+def int4_problem(x: torch.fx.Node, members: Sequence[torch.fx.Node]) -> str | None:
+    arguments = [arguments_of(member) for member in members]
+    for given in arguments:
+        if any(constant(given[name]) is None for name in ("mat2", "qScaleAndZeros")):
+            return "a weight or its scales are no constants"
+        if given["qGroupSize"] != arguments[0]["qGroupSize"]:
+            return "the groups of the scales have different sizes"
+        if fake_value(given["mat2"]).shape[1] != fake_value(arguments[0]["mat2"]).shape[1]:
+            return "the weights take different numbers of features"
+        if fake_value(given["qScaleAndZeros"]).dtype != fake_value(arguments[0]["qScaleAndZeros"]).dtype:
+            return "the scales have different dtypes"
+    return None
+
+
+def constant(item: Any) -> torch.Tensor | None:
+    """The tensor behind a node that reads one from the module."""
+    found = attribute_of(item) if isinstance(item, torch.fx.Node) and item.op == "get_attr" else None
+    return found if isinstance(found, torch.Tensor) and not torch_api.is_fake(found) else None
+
+
+def unpacked(weight: torch.Tensor, group: int) -> torch.Tensor:
+    """The numbers 0 to 15 that a weight packs, [out, in]: the identity times the weight with scale 1 and the zero that
+    cancels the shift. They are small integers, so the product is exact."""
+    rows, features = weight.shape[0], 2 * weight.shape[1]
+    scale_and_zero = torch.tensor([1.0, float(ZERO_OF_INT4)]).expand(features // group, rows, 2).contiguous()
+    columns: torch.Tensor = INT4_LINEAR(torch.eye(features), weight, group, scale_and_zero)
+    return columns.t().round().to(torch.int32)
+
+
+def write_concatenated(writer: Writer, x: torch.fx.Node, members: Sequence[torch.fx.Node]) -> list[torch.fx.Node]:
+    arguments = [arguments_of(member) for member in members]
+    group = arguments[0]["qGroupSize"]
+    with torch.no_grad():
+        rows = torch.cat([unpacked(attribute_of(given["mat2"]), group) for given in arguments])  # type: ignore[arg-type]
+        scales = torch.cat([attribute_of(given["qScaleAndZeros"]) for given in arguments], dim=1)  # type: ignore[misc]
+        packed = PACK_INT4(rows.contiguous(), INNER_TILES)
+    weight = new_constant(writer, "int4_weight", packed)
+    scale = new_constant(writer, "int4_scales", scales.contiguous())
+    whole = writer.call(INT4_LINEAR, x, weight, group, scale)
+    sizes = [fake_value(member).shape[1] for member in members]
+    parts = writer.call(aten.split_with_sizes.default, whole, sizes, 1)
+    items = [writer.call(operator.getitem, parts, index) for index in range(len(members))]
+    # A copy each: they were tensors of their own, with rows behind each other.
+    return [writer.call(aten.clone.default, item, memory_format=torch.contiguous_format) for item in items]
+
+
+def new_constant(writer: Writer, name: str, value: torch.Tensor) -> torch.fx.Node:
+    """Give the module a constant under a name that it does not have yet; a node that reads it."""
+    module = writer.graph.owning_module
+    assert module is not None
+    number = next(number for number in range(len(writer.graph.nodes)) if not hasattr(module, f"_{name}_{number}"))
+    module.register_buffer(f"_{name}_{number}", value)
+    return writer.create_node("get_attr", f"_{name}_{number}", (), {})
+
+
+# --- both -------------------------------------------------------------------------------------------------------------
+
+
+class Merge:
+    """Finds groups of calls of one operator that read one tensor, and puts one call in their place."""
+
+    def __init__(
+        self, gm: torch.fx.GraphModule, context: PassContext, name: str, target: Any, operand: str, weight: str
+    ) -> None:
+        self.gm, self.context, self.name = gm, context, name
+        self.target, self.operand, self.weight = target, operand, weight
+        self.regions, self.mode = Regions(gm.graph), mode_of(gm.graph)
+        self.refused: dict[torch.fx.Node, str] = {}
+
+    def run(self, problem: Problem, write: Write) -> int:
+        total = 0
+        for x, members in list(self.groups()):
+            if not self.context.fuel.left:
+                break
+            reason = self.common_problem(x, members) or problem(x, members)
+            outcome = Refusal(reason) if reason is not None else self.replace(x, members, write)
+            if isinstance(outcome, Refusal):
+                self.refused[x] = outcome.reason
+                continue
+            self.context.fuel.spend()
+            self.context.count(self.name)
+            total += 1
+        if total:
+            self.gm.recompile()
+        return total
+
+    def groups(self) -> Iterator[tuple[torch.fx.Node, list[torch.fx.Node]]]:
+        """Tensors that two such calls or more read. Linear: each call reads one."""
+        for x in self.gm.graph.nodes:
+            members = [user for user in x.users if user.target is self.target and arguments_of(user)[self.operand] is x]
+            if len(members) > 1:
+                yield x, sorted(members)
+
+    def common_problem(self, x: torch.fx.Node, members: Sequence[torch.fx.Node]) -> str | None:
+        if len(members) != len(x.users):
+            return f"{x.name} has another user"
+        weights = [arguments_of(member)[self.weight] for member in members]
+        for item in (x, *members, *weights):
+            value = fake_value(item)
+            if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
+                return f"{item.name} is no tensor on the CPU"
+        if x in weights or len({(node.op, node.target if node.op == "get_attr" else node) for node in weights}) < len(
+            weights
+        ):
+            return "two layers have the same weight"
+        if not self.regions.all_in_one(members):
+            return "a write lies between the layers"
+        return None
+
+    def replace(self, x: torch.fx.Node, members: Sequence[torch.fx.Node], write: Write) -> Refusal | None:
+        first = members[0]
+        operands = {operand for member in members for operand in member.all_input_nodes}
+        late = [operand for operand in operands if first < operand and operand.op != "get_attr"]
+        # The call stands where the first layer stands, or behind what is computed between the layers.
+        where = max(late).next if late else first
+        if any(user < where for member in members for user in member.users):
+            return Refusal("a layer is read before the weights of another are known")
+        for operand in sorted(operand for operand in operands if first < operand and operand.op == "get_attr"):
+            where.prepend(operand)  # a constant may be read anywhere
+        writer = Writer(self.gm.graph, self.mode)
+        with self.gm.graph.inserting_before(where):
+            try:
+                results = write(writer, x, members)
+            except BaseException:
+                writer.take_back()
+                raise
+        for old, new in zip(members, results, strict=True):
+            unlike = difference(fake_value(old), fake_value(new))
+            if unlike is not None:
+                writer.take_back()
+                return Refusal(unlike)
+        lines = tuple(dict.fromkeys(str(line) for line in map(model_line, members) if line is not None))
+        for made in writer.made:
+            origin = members[results.index(made)] if made in results else first
+            made.meta.update({key: origin.meta[key] for key in INHERITED if key in origin.meta})
+            made.meta["rewritten"] = (self.name, lines)
+            self.regions.adopt(made, first)
+        for old, new in zip(members, results, strict=True):
+            old.replace_all_uses_with(new)
+            self.gm.graph.erase_node(old)
+        # The module keeps what they named: a pass that fails later makes the graph of before, which reads it.
+        for operand in operands:
+            if operand.op == "get_attr" and not operand.users:
+                self.gm.graph.erase_node(operand)
+        return None

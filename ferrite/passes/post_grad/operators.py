@@ -1,0 +1,123 @@
+"""Operators of our own that rules rewrite to, each one name for work that a code generator does in one kernel.
+
+    m = amax(x, [1], True); e = exp(x - m); s = sum(e, [1], True)      =>      m, s = prepare_softmax_online(x, 1)
+
+Each has a reference in plain ATen. It runs where no code generator knows the operator, and on fake values it is what
+shape, strides and dtype are taken from, so that the two cannot disagree.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ferrite.capture import torch_api
+
+aten = torch.ops.aten
+
+# A fragment: others may add operators to the namespace. The library lives as long as this module.
+LIBRARY = torch.library.Library("ferrite", "FRAGMENT")
+
+
+def define(schema: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a reference under a schema, for real and for fake values."""
+
+    def register(reference: Callable[..., Any]) -> Callable[..., Any]:
+        name = schema.partition("(")[0]
+        LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        LIBRARY.impl(name, reference, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"ferrite::{name}", reference, lib=LIBRARY)
+        return reference
+
+    return register
+
+
+@define("prepare_softmax_online(Tensor x, int dim) -> (Tensor, Tensor)")
+def prepare_softmax_online(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest along a dimension, and the sum of exponentials shifted by it.
+
+    A kernel computes both in one pass: (m, s) and (m', s') join to (M, s·exp(m - M) + s'·exp(m' - M)), M the larger.
+    """
+    largest = aten.amax.default(x, [dim], True)
+    return largest, aten.sum.dim_IntList(aten.exp.default(aten.sub.Tensor(x, largest)), [dim], True)
+
+
+@define("mm_plus_mm(Tensor a, Tensor b, Tensor c, Tensor d) -> Tensor")
+def mm_plus_mm(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+    """a @ b + c @ d. A kernel keeps one accumulator for both; here the first product is added unrounded."""
+    return torch.addmm(torch.mm(c, d), a, b)
+
+
+@define("int_mm_mul(Tensor a, Tensor b, Tensor scale) -> Tensor")
+def int_mm_mul(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """The int32 product of int8 matrices, scaled in the scale's dtype."""
+    product: torch.Tensor = aten._int_mm.default(a, b)
+    return product * scale
+
+
+@define("b2b_gemm(Tensor a, Tensor b, Tensor c, str between, bool left) -> Tensor")
+def b2b_gemm(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, between: str, left: bool) -> torch.Tensor:
+    """f(a @ b) @ c if left, else a @ f(b @ c); `between` is f as `write_pointwise` wrote it."""
+    if left:
+        return torch.mm(run_pointwise(between, torch.mm(a, b)), c)
+    return torch.mm(a, run_pointwise(between, torch.mm(b, c)))
+
+
+# --- pointwise functions as text --------------------------------------------------------------------------------------
+# A schema has no functions, so that one travels as JSON: a list of [operator, arguments, keywords]. Step i makes value
+# i + 1, value 0 is the operand, the last value is the result. {"value": i} is a value, {"dtype": "float32"} a dtype.
+
+
+def write_pointwise(operand: torch.fx.Node, region: Sequence[torch.fx.Node]) -> str | None:
+    """Pointwise nodes in order as text; None where an argument is neither a value among them nor a plain literal."""
+    numbers = {operand: 0, **{node: i + 1 for i, node in enumerate(region)}}
+    try:
+        return json.dumps(
+            [
+                [torch_api.operator_name(n.target), _encode(list(n.args), numbers), _encode(n.kwargs, numbers)]
+                for n in region
+            ]
+        )
+    except (KeyError, TypeError):
+        return None
+
+
+def run_pointwise(text: str, operand: torch.Tensor) -> torch.Tensor:
+    values = [operand]
+    for name, args, kwargs in json.loads(text):
+        function = torch_api.find_operator(name)
+        values.append(function(*_decode(args, values), **_decode(kwargs, values)))
+    return values[-1]
+
+
+def _encode(item: Any, numbers: Mapping[torch.fx.Node, int]) -> Any:
+    match item:
+        case torch.fx.Node():
+            return {"value": numbers[item]}
+        case torch.dtype():
+            return {"dtype": str(item).removeprefix("torch.")}
+        case list() | tuple():
+            return [_encode(each, numbers) for each in item]
+        case dict():
+            return {key: _encode(each, numbers) for key, each in item.items()}
+        case None | bool() | int() | float() | str():
+            return item
+        case _:
+            raise TypeError(f"{item!r} has no text")
+
+
+def _decode(item: Any, values: Sequence[torch.Tensor]) -> Any:
+    match item:
+        case {"value": int(number)}:
+            return values[number]
+        case {"dtype": str(name)}:
+            return getattr(torch, name)
+        case list():
+            return [_decode(each, values) for each in item]
+        case dict():
+            return {key: _decode(each, values) for key, each in item.items()}
+        case _:
+            return item

@@ -1,0 +1,241 @@
+"""Matrix products and what stands right behind them.
+
+    add(mm(a, b), mm(c, d))         =>      mm_plus_mm(a, b, c, d)
+    addmm(bias, a, b)               =>      bias + mm(a, b)              where only pointwise operators read it
+    mul(_int_mm(a, b), scale)       =>      int_mm_mul(a, b, scale)
+
+`should_prefer_unfused_addmm` decides between a product with a bias inside and one with the bias behind it. The rule
+that puts it inside asks the same question, so that the two never undo each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ferrite.capture import torch_api
+from ferrite.graph import fake_value
+from ferrite.passes.post_grad import operators as operators  # defines torch.ops.ferrite
+from ferrite.rewrite import AnyRule, Case, Match, Rule
+
+aten = torch.ops.aten
+HALVES = (torch.float16, torch.bfloat16)
+
+
+# --- two products, added ----------------------------------------------------------------------------------------------
+
+
+def products_of_one_look(match: Match) -> str | None:
+    a, b, c, d = (match.value(name) for name in "abcd")
+    if len({value.dtype for value in (a, b, c, d)}) != 1 or not a.is_floating_point():
+        return "the products are not of one floating-point dtype"
+    if len({value.device for value in (a, b, c, d)}) != 1:
+        return "the products are on different devices"
+    if not (torch_api.known_equal(a.shape[0], c.shape[0]) and torch_api.known_equal(b.shape[1], d.shape[1])):
+        return "the products are not provably of one size"
+    return None
+
+
+def two_products(*shapes: tuple[int, int], dtype: torch.dtype = torch.float32) -> Callable[[], list[torch.Tensor]]:
+    return lambda: [torch.rand(shape).to(dtype) for shape in shapes]
+
+
+def added(a: Any, b: Any, c: Any, d: Any) -> Any:
+    return aten.add.Tensor(aten.mm.default(a, b), aten.mm.default(c, d))
+
+
+SQUARE = ((3, 4), (4, 5), (3, 4), (4, 5))
+
+MM_PLUS_MM = Rule(
+    name="mm_plus_mm",
+    purpose="the sum of two products has one accumulator",
+    before=added,
+    after=lambda a, b, c, d: torch.ops.ferrite.mm_plus_mm.default(a, b, c, d),
+    when=(products_of_one_look,),
+    examples=(
+        Case("plain", added, two_products(*SQUARE)),
+        Case("inner sizes differ", added, two_products((3, 4), (4, 5), (3, 6), (6, 5))),
+        Case("no rows", added, two_products((0, 4), (4, 5), (0, 4), (4, 5))),
+        Case("one operand in common", lambda a, b, c: added(a, b, a, c), two_products((3, 4), (4, 5), (4, 5))),
+    ),
+    near_misses=(
+        Case(
+            "scaled",
+            lambda a, b, c, d: aten.add.Tensor(aten.mm.default(a, b), aten.mm.default(c, d), alpha=2),
+            two_products(*SQUARE),
+        ),
+        Case("one row spreads", added, two_products((1, 4), (4, 5), (3, 4), (4, 5))),
+        Case(
+            "one product twice", lambda a, b: aten.add.Tensor(p := aten.mm.default(a, b), p), two_products(*SQUARE[:2])
+        ),
+        Case(
+            "a product is read again",
+            lambda a, b, c, d: aten.add.Tensor(p := aten.mm.default(a, b), aten.mm.default(c, d)) * p,
+            two_products(*SQUARE),
+        ),
+        Case("one is wider", lambda a, b, c, d: added(a, b, c.double(), d.double()), two_products(*SQUARE)),
+        Case("integers", added, two_products(*SQUARE, dtype=torch.int64)),
+    ),
+)
+
+
+# --- a bias behind the product ----------------------------------------------------------------------------------------
+
+# These are no views by schema, but all they do is to say how memory is read.
+LIKE_VIEWS = frozenset({aten.reshape.default, aten._unsafe_view.default})
+
+
+def is_pointwise(node: torch.fx.Node) -> bool:
+    return torch.Tag.pointwise in getattr(node.target, "tags", ())
+
+
+def is_view(node: torch.fx.Node) -> bool:
+    return bool(getattr(node.target, "is_view", False)) or node.target in LIKE_VIEWS
+
+
+def should_prefer_unfused_addmm(root: torch.fx.Node, bias: torch.fx.Node) -> bool:
+    """Whether a bias is better added behind the product: on a GPU, where every reader is pointwise and takes it along.
+
+    `root` is the sum, fused or not. Views and items of it are looked through; an output is a reader that is not.
+    """
+    if fake_value(bias).device.type == "cpu":
+        return False
+    waiting, seen = list(root.users), set(root.users)
+    while waiting:
+        user = waiting.pop()
+        if user.op == "call_function" and (is_view(user) or getattr(user.target, "__name__", "") == "getitem"):
+            new = set(user.users) - seen
+            seen |= new
+            waiting += new
+        elif not is_pointwise(user):
+            return False
+    return True
+
+
+def bias_stays_behind(match: Match) -> str | None:
+    """The same question, as a guard of a rule that would fuse `bias` into the product."""
+    if should_prefer_unfused_addmm(match.roots[0], match["bias"]):
+        return "the pointwise operators that read the sum take the bias along"
+    return None
+
+
+def bias_goes_behind(match: Match) -> str | None:
+    if not isinstance(match["beta"], (int, float)) or not isinstance(match["alpha"], (int, float)):
+        return "a factor is complex or symbolic"
+    value = fake_value(match.roots[0])
+    if not value.is_floating_point():
+        return "it is not of floating-point numbers"
+    if value.dtype in HALVES:
+        return "in half precision the product would be rounded once more"
+    if not should_prefer_unfused_addmm(match.roots[0], match["bias"]):
+        return "it is on a cpu, or not only pointwise operators read it"
+    return None
+
+
+def product_then_bias(bias: Any, a: Any, b: Any, beta: float, alpha: float) -> Any:
+    product = aten.mm.default(a, b)
+    if alpha != 1:
+        product = aten.mul.Tensor(product, alpha)
+    if beta == 0:
+        return product  # a bias times nothing is not read: its nan does not count
+    return aten.add.Tensor(bias if beta == 1 else aten.mul.Tensor(bias, beta), product)
+
+
+def on_meta(tensor: Any, dtype: torch.dtype | None = None) -> Any:
+    """The device that stands in for an accelerator where there is none: rules look, they do not run."""
+    return aten._to_copy.default(tensor, device=torch.device("meta"), dtype=dtype)
+
+
+def biased(then: Callable[[Any], Any], dtype: torch.dtype | None = None, **factors: float) -> Callable[..., Any]:
+    return lambda bias, a, b: then(aten.addmm.default(*(on_meta(item, dtype) for item in (bias, a, b)), **factors))
+
+
+def bias_and_matrices() -> list[torch.Tensor]:
+    return [torch.rand(5), torch.rand(3, 4), torch.rand(4, 5)]
+
+
+UNFUSE_BIAS = Rule(
+    name="unfuse_bias_add_to_pointwise",
+    purpose="a bias is added by the pointwise kernel that reads the product",
+    before=lambda bias, a, b, beta, alpha: aten.addmm.default(bias, a, b, beta=beta, alpha=alpha),
+    after=product_then_bias,
+    when=(bias_goes_behind,),
+    examples=(
+        Case("relu reads it", biased(aten.relu.default), bias_and_matrices),
+        Case("through a view", biased(lambda x: aten.relu.default(aten.view.default(x, [15]))), bias_and_matrices),
+        Case("scaled", biased(aten.relu.default, beta=3, alpha=2), bias_and_matrices),
+        Case("the bias does not count", biased(aten.relu.default, beta=0), bias_and_matrices),
+    ),
+    near_misses=(
+        Case("returned", biased(lambda x: x), bias_and_matrices),
+        Case("a product reads it", biased(lambda x: aten.mm.default(x, aten.t.default(x))), bias_and_matrices),
+        Case("half precision", biased(aten.relu.default, torch.bfloat16), bias_and_matrices),
+        Case("on a cpu", lambda bias, a, b: aten.relu.default(aten.addmm.default(bias, a, b)), bias_and_matrices),
+    ),
+)
+
+
+# --- a scale behind an integer product --------------------------------------------------------------------------------
+
+
+def check_shape_cuda_and_fused_int_mm_mul_enabled(scale: Any, enabled: bool = True) -> bool:
+    """Whether a scale is one that a kernel can take along: asked for, a matrix, on an accelerator."""
+    return enabled and isinstance(scale, torch.Tensor) and scale.ndim == 2 and scale.device.type != "cpu"
+
+
+def scale_spreads(match: Match) -> str | None:
+    scale, a, b = match.value("scale"), match.value("a"), match.value("b")
+    if not check_shape_cuda_and_fused_int_mm_mul_enabled(scale):
+        return "the scale is no matrix on an accelerator"
+    if not scale.is_floating_point() or scale.device != a.device:
+        return "the scale is of integers or elsewhere"
+    for size, wanted in zip(scale.shape, (a.shape[0], b.shape[1]), strict=True):
+        if not torch_api.known_equal(size, 1) and not torch_api.known_equal(size, wanted):
+            return "the scale does not provably spread over the product"
+    return None
+
+
+def scaled(a: Any, b: Any, scale: Any) -> Any:
+    return aten.mul.Tensor(aten._int_mm.default(a, b), scale)
+
+
+def eights(*scale: int) -> Callable[[], list[torch.Tensor]]:
+    return lambda: [*(torch.randint(-9, 9, (32, 32), dtype=torch.int8) for _ in range(2)), torch.rand(scale)]
+
+
+def scaled_on_meta(a: Any, b: Any, scale: Any) -> Any:
+    return scaled(on_meta(a), on_meta(b), on_meta(scale))
+
+
+INT_MM_MUL = Rule(
+    name="fused_int_mm_mul",
+    purpose="an integer product is scaled before it is written",
+    before=scaled,
+    after=lambda a, b, scale: torch.ops.ferrite.int_mm_mul.default(a, b, scale),
+    when=(scale_spreads,),
+    examples=(
+        Case("a column", scaled_on_meta, eights(32, 1)),
+        Case("a row", scaled_on_meta, eights(1, 32)),
+        Case(
+            "on the left",
+            lambda a, b, s: aten.mul.Tensor(on_meta(s), aten._int_mm.default(on_meta(a), on_meta(b))),
+            eights(1, 1),
+        ),
+    ),
+    near_misses=(
+        Case("on a cpu", scaled, eights(32, 1)),
+        Case("no matrix", scaled_on_meta, eights(32)),
+        Case(
+            "the product is read again",
+            lambda a, b, s: (p := aten._int_mm.default(on_meta(a), on_meta(b)), aten.mul.Tensor(p, on_meta(s)) + p)[1],
+            eights(32, 1),
+        ),
+        Case("a scale of integers", lambda a, b, s: scaled_on_meta(a, b, s.int()), eights(32, 1)),
+    ),
+)
+
+AUTOTUNE_RULES: tuple[AnyRule, ...] = (MM_PLUS_MM,)
+PRODUCT_RULES: tuple[AnyRule, ...] = (UNFUSE_BIAS,)
+INT_MM_RULES: tuple[AnyRule, ...] = (INT_MM_MUL,)
