@@ -18,10 +18,16 @@ from ferrite.passes.post_grad.groups import (
     partitioned_scatter,
     post_grad_fusions,
 )
+from ferrite.passes.post_grad.higher_order import (
+    decompose_auto_functionalized,
+    decompose_triton_kernel_wrapper_functional,
+)
 from ferrite.passes.post_grad.hooks import post_grad_custom_post_pass, post_grad_custom_pre_pass
+from ferrite.passes.post_grad.loops import decompose_map_to_while_loop, decompose_scan_to_while_loop
 from ferrite.passes.post_grad.noops import remove_noop_ops
 from ferrite.passes.post_grad.order import eliminate_dead_code, reorder_for_locality, stable_topological_sort
 from ferrite.passes.post_grad.patterns import pass_patterns
+from ferrite.passes.post_grad.reinplace import reinplace_inplaceable_ops
 from ferrite.passes.to_aten import to_aten
 from ferrite.pipeline import Fuel, PassContext, Pipeline, run_pipeline
 
@@ -30,6 +36,10 @@ __all__ = [
     "b2b_gemm_pass",
     "check_fusions",
     "concat_linear_woq_int4",
+    "decompose_auto_functionalized",
+    "decompose_map_to_while_loop",
+    "decompose_scan_to_while_loop",
+    "decompose_triton_kernel_wrapper_functional",
     "eliminate_dead_code",
     "group_batch_fusion_passes",
     "grouped_gemm_pass",
@@ -41,6 +51,7 @@ __all__ = [
     "post_grad_custom_pre_pass",
     "post_grad_fusions",
     "post_grad_passes",
+    "reinplace_inplaceable_ops",
     "remove_assert_ops",
     "remove_noop_ops",
     "remove_profiler_ops",
@@ -68,6 +79,12 @@ POST_GRAD = Pipeline(
         post_grad_custom_post_pass,
         stable_topological_sort,
         move_constructors_to_gpu,
+        # from here on graphs are no longer functional: nothing that moves nodes may follow
+        reinplace_inplaceable_ops,
+        decompose_triton_kernel_wrapper_functional,
+        decompose_auto_functionalized,
+        decompose_scan_to_while_loop,
+        decompose_map_to_while_loop,
     ),
 )
 

@@ -1,0 +1,292 @@
+"""Write out the operators that torch made functional by copying what they mutate.
+
+    r = auto_functionalized_v2(op, by=2.0, _x_base_index=0, _x_slice_dim=0, ..., _all_bases=[b])
+    y = r[1]; z = y + 1
+        =>
+    c = clone(b)
+    v = slice(c, 0, ...)
+    op(x=v, by=2.0)
+    z = c + 1
+
+Where `reinplace_inplaceable_ops` noted that nobody needs an operand's old contents, its copy is left out. Loops over a
+dimension, `scan` and `map`, become `while_loop`: see `ferrite.passes.post_grad.loops`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from ferrite.capture import torch_api
+from ferrite.graph import fake_value, model_line
+from ferrite.graph.facts import body_of, schema_of
+from ferrite.graph.updater import MetadataUpdater
+from ferrite.graph.values import same_metadata
+from ferrite.passes.post_grad.memory import storage_of
+from ferrite.passes.post_grad.sizes import Sizes
+from ferrite.pipeline import PassContext, graph_pass
+from ferrite.rewrite.engine import INHERITED, Writer
+
+aten = torch.ops.aten
+
+# Under this key a node keeps the names, or the positions, of those of its operands that need no copy.
+NEEDS_NO_COPY = "needs_no_copy"
+
+
+@graph_pass(stage="post_grad")
+def decompose_auto_functionalized(gm: torch.fx.GraphModule, context: PassContext) -> int:
+    """Functionalised operators become clones, where needed, and the mutating operator."""
+    encodings: dict[Any, Write] = {
+        torch_api.higher_order("auto_functionalized"): write_first_encoding,
+        torch_api.higher_order("auto_functionalized_v2"): write_second_encoding,
+    }
+    return sum(decompose(module, encodings, context) for module in innermost_first(gm))
+
+
+@graph_pass(stage="post_grad")
+def decompose_triton_kernel_wrapper_functional(gm: torch.fx.GraphModule, context: PassContext) -> int:
+    """Functionalised Triton kernels become clones, where needed, and the kernel."""
+    functional = torch_api.higher_order("triton_kernel_wrapper_functional")
+    return sum(decompose(module, {functional: write_triton}, context) for module in innermost_first(gm))
+
+
+# By what each item of a node's value is replaced; a node in its place replaces the value as a whole.
+Results = dict[Any, Any]
+Write = Callable[[torch.fx.Node, "Copies"], Results | torch.fx.Node]
+
+
+def decompose(gm: torch.fx.GraphModule, encodings: Mapping[Any, Write], context: PassContext) -> int:
+    graph = gm.graph
+    # Operators that are themselves higher-order stay: they run, copies and all, as one call.
+    found = [node for node in graph.nodes if node.target in encodings and not is_higher_order(node)]
+    if not found:
+        return 0
+    updater = MetadataUpdater(graph)
+    for node in found:
+        copies = Copies(node, updater.mode)
+        with graph.inserting_before(node):
+            results = encodings[node.target](node, copies)
+        inherit(copies.writer.made, node, "decompose")
+        if isinstance(results, torch.fx.Node):
+            node.replace_all_uses_with(results)
+        else:
+            replace_items(node, results)
+        graph.erase_node(node)
+        context.fuel.spend()
+        context.count(node.target.name())
+    updater.update()
+    drop_self_copies(graph)
+    gm.recompile()
+    return len(found)
+
+
+def is_higher_order(node: torch.fx.Node) -> bool:
+    return bool(node.args) and isinstance(node.args[0], torch_api.HigherOrderOperator)
+
+
+def replace_items(node: torch.fx.Node, results: Results) -> None:
+    for user in list(node.users):
+        if user.target is not operator.getitem:
+            raise ValueError(f"{user.name} reads {node.name} otherwise than item by item")
+        new = results[user.args[1]]
+        if isinstance(new, torch.fx.Node):
+            user.replace_all_uses_with(new)
+        else:  # None, or a list of the tensors that stand for a list
+            replace_by_structure(user, new)
+        node.graph.erase_node(user)
+
+
+def replace_by_structure(old: torch.fx.Node, new: Any) -> None:
+    for user in list(old.users):
+        if user.target is operator.getitem and new is not None:
+            user.replace_all_uses_with(new[user.args[1]])
+            old.graph.erase_node(user)
+        else:
+            swap = lambda operand: new if operand is old else operand  # noqa: E731
+            user.args = torch.fx.node.map_arg(user.args, swap)
+            user.kwargs = torch.fx.node.map_arg(user.kwargs, swap)
+
+
+class Copies:
+    """Copies the operands of one node, but for those that need none."""
+
+    def __init__(self, node: torch.fx.Node, mode: Any) -> None:
+        self.writer = Writer(node.graph, mode)
+        self.sizes = Sizes(self.writer, node)
+        self.kept = node.meta.get(NEEDS_NO_COPY, frozenset())
+
+    def of(self, key: Any, operand: Any) -> Any:
+        """A copy of an operand, or of each in a list; itself if nobody needs its old contents."""
+        if isinstance(operand, (list, tuple)):
+            return [self.of(key, item) for item in operand]
+        if key in self.kept or not isinstance(operand, torch.fx.Node):
+            return operand
+        value = fake_value(operand)
+        clone = self.writer.call(aten.clone.default, operand)
+        if same_metadata(fake_value(clone), value):
+            return clone
+        # Recipes for views count in strides and from the start of the memory: both must stay as they are.
+        self.writer.made.remove(clone)
+        operand.graph.erase_node(clone)
+        size, stride, offset = value.shape, value.stride(), value.storage_offset()
+        length = offset + 1 + sum((extent - 1) * step for extent, step in zip(size, stride, strict=True))
+        call, nodes = self.writer.call, self.sizes.nodes
+        whole = call(aten.as_strided.default, operand, nodes([length]), [1], 0)
+        copied = call(aten.clone.default, whole)
+        return call(aten.as_strided.default, copied, nodes(size), nodes(stride), self.sizes.node(offset))
+
+
+def write_first_encoding(node: torch.fx.Node, copies: Copies) -> Results:
+    target: Any = node.args[0]
+    names = mutable_arguments(target)
+    arguments = {**node.kwargs, **{name: copies.of(name, node.kwargs[name]) for name in names}}
+    return results_of(target, copies.writer, arguments, [arguments[name] for name in names])
+
+
+def write_second_encoding(node: torch.fx.Node, copies: Copies) -> Results | torch.fx.Node:
+    target: Any = node.args[0]
+    names = mutable_arguments(target)
+    given: Any = node.kwargs
+    arguments = {name: given[name] for name in given if not is_recipe(name, names)}
+    if any(f"_{name}_dtype" in given for name in names):
+        return write_destinations(target, names, given, arguments, copies.writer)
+    bases = [copies.of(position, base) for position, base in enumerate(given.get("_all_bases", ()))]
+    for name in names:
+        if f"_{name}_length" not in given:
+            arguments[name] = view_of(bases, given, f"_{name}", copies.writer)
+        elif (length := given[f"_{name}_length"]) is None:
+            arguments[name] = None
+        else:
+            arguments[name] = [view_of(bases, given, f"_{name}_{i}", copies.writer) for i in range(length)]
+    return results_of(target, copies.writer, arguments, bases)
+
+
+def is_recipe(name: str, mutable: list[str]) -> bool:
+    return name == "_all_bases" or name in mutable or any(name.startswith(f"_{each}_") for each in mutable)
+
+
+def view_of(bases: list[Any], given: dict[str, Any], prefix: str, writer: Writer) -> Any:
+    """An argument made again from its base, as the recipe under a prefix says."""
+    position = given[f"{prefix}_base_index"]
+    if position is None:
+        return None
+    base = bases[position]
+    if f"{prefix}_alias" in given:
+        return writer.call(aten.alias.default, base)
+    if f"{prefix}_slice_dim" in given:
+        cut = (given[f"{prefix}_slice_{what}"] for what in ("dim", "start", "end"))
+        return writer.call(aten.slice.Tensor, base, *cut)
+    if f"{prefix}_size" in given:
+        look = (given[f"{prefix}_{what}"] for what in ("size", "stride", "storage_offset"))
+        return writer.call(aten.as_strided.default, base, *look)
+    return base
+
+
+def write_destinations(
+    target: Any, names: list[str], given: dict[str, Any], arguments: dict[str, Any], writer: Writer
+) -> Results | torch.fx.Node:
+    """An operator that writes its results into memory it is given: nobody else has that, so it is made here."""
+    for name in names:
+        size, stride, dtype, device = (given[f"_{name}_{what}"] for what in ("size", "stride", "dtype", "device"))
+        arguments[name] = writer.call(aten.empty_strided.default, size, stride, dtype=dtype, device=device)
+    call = writer.call(target, **arguments)
+    count = len(schema_of(target).returns)  # type: ignore[union-attr]
+    if count == 1:
+        return call
+    return {index: writer.call(operator.getitem, call, index) for index in range(count)}
+
+
+def results_of(target: Any, writer: Writer, arguments: dict[str, Any], mutated: list[Any]) -> Results:
+    """Call the operator: its own results, of which nothing counts as one, and behind them what it wrote into."""
+    call = writer.call(target, **arguments)
+    count = len(schema_of(target).returns)  # type: ignore[union-attr]
+    own: list[Any] = [None if count == 0 else call]
+    if count > 1:
+        own = [writer.call(operator.getitem, call, index) for index in range(count)]
+    return dict(enumerate([*own, *mutated]))
+
+
+def write_triton(node: torch.fx.Node, copies: Copies) -> Results:
+    given: Any = node.kwargs
+    tensors = {name: copies.of(name, given["kwargs"][name]) for name in given["tensors_to_clone"]}
+    rest = {name: item for name, item in given.items() if name != "tensors_to_clone"}
+    mutation = torch_api.higher_order("triton_kernel_wrapper_mutation")
+    call = copies.writer.call(mutation, **{**rest, "kwargs": {**given["kwargs"], **tensors}})
+    if "eager_input_vals" in node.meta:
+        args, kwargs = node.meta["eager_input_vals"]
+        call.meta["eager_input_vals"] = (args, {n: v for n, v in kwargs.items() if n != "tensors_to_clone"})
+    return tensors
+
+
+# --- what these operators copy ----------------------------------------------------------------------------------------
+
+
+def wraps(node: torch.fx.Node) -> bool:
+    """Whether a node copies operands, calls a mutating operator on the copies, and returns these."""
+    return node.op == "call_function" and node.target in torch_api.functional_wrappers()
+
+
+def copied_operands(node: torch.fx.Node) -> list[tuple[Any, Any, Any]]:
+    """What such a node copies: (name or position, the operand or a list of them, what it returns in its place)."""
+    kwargs: dict[str, Any] = node.kwargs
+    value = fake_value(node)
+    if "tensors_to_clone" in kwargs:
+        return [(name, kwargs["kwargs"][name], value[name]) for name in kwargs["tensors_to_clone"]]
+    if "_all_bases" in kwargs or node.target is torch_api.higher_order("auto_functionalized_v2"):
+        keys: list[Any] = list(range(len(kwargs.get("_all_bases", ()))))
+        given = list(kwargs.get("_all_bases", ()))
+    else:
+        keys = mutable_arguments(node.args[0])
+        given = [kwargs[name] for name in keys]
+    results = list(value)[len(value) - len(keys) :] if keys else []
+    return list(zip(keys, given, results, strict=True))
+
+
+def mutable_arguments(target: Any) -> list[str]:
+    schema = schema_of(target)
+    arguments = schema.arguments if schema is not None else ()
+    return [each.name for each in arguments if each.alias_info is not None and each.alias_info.is_write]
+
+
+# --- shared by the passes that write ----------------------------------------------------------------------------------
+
+
+def innermost_first(gm: torch.fx.GraphModule) -> Iterator[torch.fx.GraphModule]:
+    """A module and the graphs nested in it, each once, the nested ones before their owners."""
+    seen: set[torch.fx.GraphModule] = set()
+
+    def visit(module: torch.fx.GraphModule) -> Iterator[torch.fx.GraphModule]:
+        seen.add(module)
+        for node in module.graph.find_nodes(op="get_attr"):
+            body = body_of(node)
+            if body is not None and body not in seen:
+                yield from visit(body)
+        yield module
+
+    yield from visit(gm)
+
+
+def inherit(made: list[torch.fx.Node], origin: torch.fx.Node, name: str) -> None:
+    """Say of new nodes which line of the model they come from, and which pass made them."""
+    line = model_line(origin)
+    for node in made:
+        for key in INHERITED:
+            if key in origin.meta:
+                node.meta.setdefault(key, origin.meta[key])
+        node.meta["rewritten"] = (name, (str(line),) if line is not None else ())
+
+
+def drop_self_copies(graph: torch.fx.Graph) -> None:
+    """Erase each copy_ of memory onto itself: what it would write was written in place."""
+    for node in graph.find_nodes(op="call_function", target=aten.copy_.default):
+        target, source = node.args[0], node.args[1]
+        old, new = fake_value(target), fake_value(source) if isinstance(source, torch.fx.Node) else None
+        if not isinstance(new, torch.Tensor) or storage_of(old) != storage_of(new) or not same_metadata(old, new):
+            continue
+        if node.users and source is target:
+            continue  # it costs nothing, and what it returns is not the input node: outputs stay who they were
+        node.replace_all_uses_with(source)
+        graph.erase_node(node)
