@@ -15,7 +15,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(autouse=True)
 def fresh_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No compiled code, options or files are shared between tests."""
+    """No compiled code, options, files or random state are shared between tests."""
+    torch.manual_seed(0)
     monkeypatch.setenv("FERRITE_CACHE_DIR", str(tmp_path / "cache"))
     torch.compiler.reset()
     yield

@@ -62,7 +62,7 @@ def reference_page() -> str:
     for pipeline in PIPELINES:
         rows += [f"## Stage `{pipeline.name}`", "", "| # | pass | runs | purpose |", "|---|---|---|---|"]
         for number, step in enumerate(pipeline.passes, 1):
-            rows.append(f"| {number} | `{step.name}` | {step.scope} | {step.purpose} |")
+            rows.append(f"| {number} | `{step.name}` | {step.awaits or step.scope} | {step.purpose} |")
         for step in pipeline.passes:
             if step.rules:
                 rows += ["", f"### Rules of `{step.name}`", "", "| rule | purpose | fires on | does not fire on |"]

@@ -7,6 +7,16 @@ spends fuel; a pass knows only its own work.
 
 from ferrite.pipeline.context import Fuel, PassContext, PassRecord
 from ferrite.pipeline.driver import PassFailure, run_pipeline
-from ferrite.pipeline.passes import GraphPass, Pipeline, graph_pass
+from ferrite.pipeline.passes import GraphPass, Pipeline, graph_pass, reserved
 
-__all__ = ["Fuel", "GraphPass", "PassContext", "PassFailure", "PassRecord", "Pipeline", "graph_pass", "run_pipeline"]
+__all__ = [
+    "Fuel",
+    "GraphPass",
+    "PassContext",
+    "PassFailure",
+    "PassRecord",
+    "Pipeline",
+    "graph_pass",
+    "reserved",
+    "run_pipeline",
+]

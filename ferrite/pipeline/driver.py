@@ -119,6 +119,8 @@ def reason_to_skip(step: GraphPass, graph: torch.fx.Graph, context: PassContext,
         return failed[step.name]
     if step.name in context.options.skip and not step.required:
         return "skipped by option"
+    if step.awaits:
+        return step.awaits
     if not step.applies(context.is_inference):
         return f"{step.scope} only"
     if step.device and step.device not in devices_in(graph):

@@ -8,7 +8,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from ferrite.passes.post_grad.views import view_to_reshape
+from ferrite.passes.post_grad.views import reshape_views
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten
@@ -51,21 +51,21 @@ def test_a_view_survives_a_change_of_layout(dynamic):
     with pytest.raises(RuntimeError, match="view"):
         gm(*inputs)
 
-    assert view_to_reshape(gm.graph) == 1
+    assert reshape_views(gm.graph) == 1
     assert view.target is aten.reshape.default
     assert view.args[1:] == args[1:]
     gm.graph.lint()
     gm.recompile()
     assert torch.equal(gm(*inputs), expected)
     assert len(shape_env.guards) == guards
-    assert view_to_reshape(gm.graph) == 0
+    assert reshape_views(gm.graph) == 0
 
 
 def test_what_can_be_a_view_still_shares_memory():
     gm = trace(lambda x: x.view(3, 2), torch.rand(6))
     (view,) = find(gm, aten.view.default)
     value = view.meta["val"]
-    assert view_to_reshape(gm.graph) == 1
+    assert reshape_views(gm.graph) == 1
     gm.recompile()
     x = torch.rand(6)
     out = gm(x)
@@ -78,7 +78,7 @@ def test_other_views_stay():
     gm = trace(lambda x: (x.view(torch.int32), x.t(), x.unsqueeze(0), x.as_strided([2], [1])), torch.rand(2, 2))
     before = [node.target for node in gm.graph.nodes]
     assert aten.view.dtype in before
-    assert view_to_reshape(gm.graph) == 0
+    assert reshape_views(gm.graph) == 0
     assert [node.target for node in gm.graph.nodes] == before
 
 
@@ -86,7 +86,7 @@ def test_a_size_given_by_name():
     gm = trace(lambda x: x.view(3, 2), torch.rand(6))
     (view,) = find(gm, aten.view.default)
     view.args, view.kwargs = view.args[:1], {"size": view.args[1]}
-    assert view_to_reshape(gm.graph) == 1
+    assert reshape_views(gm.graph) == 1
     gm.recompile()
     assert gm(torch.rand(6)).shape == (3, 2)
 
@@ -119,11 +119,11 @@ def test_nested_graphs_are_visited_once_each(depth):
     gm = nesting(depth, leaf)
     x = torch.rand(6)
     expected = gm(x)
-    assert view_to_reshape(gm.graph) == 2
+    assert reshape_views(gm.graph) == 2
     assert len(find(leaf, aten.reshape.default)) == 2
     assert "reshape" in leaf.code  # its own text is what runs
     assert str(gm(x)) == str(expected)
-    assert view_to_reshape(gm.graph) == 0
+    assert reshape_views(gm.graph) == 0
 
 
 def test_a_traced_branch():
@@ -133,7 +133,7 @@ def test_a_traced_branch():
     gm = trace(fn, torch.rand(6))
     x = torch.rand(6)
     expected = gm(x)
-    assert view_to_reshape(gm.graph) == 2
+    assert reshape_views(gm.graph) == 2
     assert torch.equal(gm(x), expected)
 
 
@@ -141,11 +141,11 @@ def test_a_graph_without_a_module_and_attributes_that_are_no_graphs():
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
     graph.output(graph.call_function(aten.view.default, (x, [6])))
-    assert view_to_reshape(graph) == 1
+    assert reshape_views(graph) == 1
 
     root = torch.nn.Module()
     root.register_buffer("weight", torch.rand(6))
     graph = torch.fx.Graph()
     graph.output(graph.call_function(aten.view.default, (graph.get_attr("weight"), [3, 2])))
     gm = torch.fx.GraphModule(root, graph)
-    assert view_to_reshape(gm.graph) == 1
+    assert reshape_views(gm.graph) == 1

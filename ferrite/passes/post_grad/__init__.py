@@ -8,6 +8,19 @@ from __future__ import annotations
 import torch
 
 from ferrite.options import Options, resolve
+from ferrite.passes.distributed import (
+    bucket_all_gather,
+    bucket_all_reduce,
+    bucket_reduce_scatter,
+    check_ranks_agree,
+    decompose_collectives,
+    fuse_ddp_communication,
+    low_contention_collectives,
+    merge_reduce_scatters,
+    micro_pipeline_tp_pass,
+    overlap_scheduling,
+    remove_fsdp2_unsharded_param_graph_input_usage,
+)
 from ferrite.passes.post_grad.batch_fusion import group_batch_fusion_passes
 from ferrite.passes.post_grad.cleanup import move_constructors_to_gpu, remove_assert_ops, remove_profiler_ops
 from ferrite.passes.post_grad.grouped_linear import concat_linear_woq_int4, grouped_gemm_pass
@@ -28,6 +41,7 @@ from ferrite.passes.post_grad.noops import remove_noop_ops
 from ferrite.passes.post_grad.order import eliminate_dead_code, reorder_for_locality, stable_topological_sort
 from ferrite.passes.post_grad.patterns import pass_patterns
 from ferrite.passes.post_grad.reinplace import reinplace_inplaceable_ops
+from ferrite.passes.post_grad.views import view_to_reshape
 from ferrite.passes.to_aten import to_aten
 from ferrite.pipeline import Fuel, PassContext, Pipeline, run_pipeline
 
@@ -57,11 +71,14 @@ __all__ = [
     "remove_profiler_ops",
     "reorder_for_locality",
     "stable_topological_sort",
+    "view_to_reshape",
 ]
 
 POST_GRAD = Pipeline(
     "post_grad",
     (
+        view_to_reshape,
+        remove_fsdp2_unsharded_param_graph_input_usage,
         eliminate_dead_code,
         reorder_for_locality,
         post_grad_custom_pre_pass,
@@ -76,9 +93,19 @@ POST_GRAD = Pipeline(
         partitioned_scatter,
         post_grad_fusions,
         b2b_gemm_pass,
+        micro_pipeline_tp_pass,
+        fuse_ddp_communication,
         post_grad_custom_post_pass,
         stable_topological_sort,
         move_constructors_to_gpu,
+        check_ranks_agree,
+        decompose_collectives,
+        merge_reduce_scatters,
+        bucket_reduce_scatter,
+        bucket_all_reduce,
+        bucket_all_gather,
+        overlap_scheduling,
+        low_contention_collectives,
         # from here on graphs are no longer functional: nothing that moves nodes may follow
         reinplace_inplaceable_ops,
         decompose_triton_kernel_wrapper_functional,

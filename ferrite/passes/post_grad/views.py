@@ -10,10 +10,18 @@ import operator
 
 import torch
 
+from ferrite.pipeline import PassContext, graph_pass
+
 aten = torch.ops.aten
 
 
-def view_to_reshape(graph: torch.fx.Graph) -> int:
+@graph_pass(stage="post_grad")
+def view_to_reshape(gm: torch.fx.GraphModule, context: PassContext) -> int:
+    """Views by size become reshapes, which hold under any layout chosen later."""
+    return reshape_views(gm.graph)
+
+
+def reshape_views(graph: torch.fx.Graph) -> int:
     """Rewrite a graph and all graphs nested in it, in place; how many views there were.
 
     Nested modules are recompiled; the caller does so for the module of `graph`, after its last pass.
