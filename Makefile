@@ -50,7 +50,7 @@ bench: $(READY)  ## measure, and write bench/results/
 
 docs: $(READY)  ## make the generated pages anew
 	$(BIN)/python -m ferrite options --markdown > docs/options.md
-	$(BIN)/python -c 'import ferrite; print(ferrite.passes.reference_page(), end="")' > docs/passes.md
+	$(BIN)/python -m ferrite.passes.page docs/names.csv > docs/passes.md
 
 .PHONY: lint
 lint: $(READY)

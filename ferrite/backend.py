@@ -1,7 +1,7 @@
 """The whole compiler, as one short function over its stages.
 
     ferrite        what torch.compile(..., backend="ferrite") calls with each graph that Dynamo captured
-    compile_graph  one functional graph in, one callable out: post_grad, lower, codegen, load
+    compile_graph  one functional graph in, one callable out: (joint,) post_grad, lower, codegen, load
     compile        torch.compile with ferrite's options as keywords
 
 A stage that fails costs speed, never an answer: the graph runs in eager, one warning says so, and a repro folder is
@@ -17,14 +17,15 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import CapturedGraph, capture, torch_api
+from ferrite.capture import CapturedGraph, GraphKind, capture, torch_api
 from ferrite.codegen import print_host
 from ferrite.compilation import Compilation
 from ferrite.debug.dump import Dump
 from ferrite.errors import FerriteError, FerriteWarning
 from ferrite.lower import lower
-from ferrite.options import check_all, preset, resolve
-from ferrite.passes import POST_GRAD, check_fusions
+from ferrite.options import resolve
+from ferrite.passes import JOINT, POST_GRAD, PRE_GRAD, checked_options
+from ferrite.pipeline import PassRecord
 from ferrite.runtime import load, run_in_eager
 
 
@@ -38,21 +39,22 @@ def ferrite(
     """The backend: a graph of torch calls in, a function of the same arguments out."""
     try:
         warn_of_untested_torch()
-        settings = resolve(options, mode)
-        check_fusions(settings)
+        settings = checked_options(resolve(options, mode))
         compilation = Compilation(gm, example_inputs, settings)
         as_captured = gm.forward  # before any stage edits the graph
-        return compilation.attempt(
-            "capture",
-            lambda: capture(
+
+        def stages() -> Callable[..., Any]:
+            if settings.pre_grad:
+                compilation.rewrite_captured(PRE_GRAD, example_inputs)
+            return capture(
                 gm,
                 example_inputs,
                 functools.partial(compile_graph, compilation=compilation),
-                compilation.options,
-                compilation.watch_partition,
-            ),
-            otherwise=as_captured,
-        )
+                settings,
+                functools.partial(compilation.watch_partition, JOINT),
+            )
+
+        return compilation.attempt("capture", stages, otherwise=as_captured)
     except FerriteError as error:
         raise torch_api.through_dynamo(error) from error.__cause__
 
@@ -61,10 +63,15 @@ def compile_graph(graph: CapturedGraph, compilation: Compilation) -> torch_api.B
     """The compiler proper. Runs once per direction; the backward graph arrives later, from an autograd thread."""
 
     def stages() -> torch_api.BoxedCallable:
-        dump = Dump(compilation.options.dump_dir, graph.kind.value)
+        dump = Dump(compilation.dump_folder, graph.kind.value)
         dump.graph("captured", graph.gm)
-        with compilation.stage("post_grad"):
-            passes = compilation.rewrite(POST_GRAD, graph, dump) if compilation.options.post_grad else ()
+        passes: tuple[PassRecord, ...] = ()
+        if graph.kind is GraphKind.INFERENCE and compilation.options.joint:
+            with compilation.stage("joint"):
+                passes += compilation.rewrite(JOINT, graph, dump)
+        if compilation.options.post_grad:
+            with compilation.stage("post_grad"):
+                passes += compilation.rewrite(POST_GRAD, graph, dump)
         with compilation.stage("lower"):
             lowered = lower(graph)
         with compilation.stage("codegen"):
@@ -93,8 +100,7 @@ def compile(
     """
     if model is None:
         return functools.partial(compile, mode=mode, fullgraph=fullgraph, dynamic=dynamic, **options)
-    preset(mode)
-    check_all(options)
+    checked_options(resolve(options, mode))
     settings = options if mode is None else {"mode": mode, **options}
     return torch.compile(model, backend=ferrite, fullgraph=fullgraph, dynamic=dynamic, options=settings)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -17,12 +17,14 @@ import torch
 from ferrite.capture import CapturedGraph, GraphKind, torch_api
 from ferrite.capture.aot import Partition
 from ferrite.debug import repro
-from ferrite.debug.dump import Dump
+from ferrite.debug.dump import Dump, DumpFolder
 from ferrite.debug.record import CompileRecord, EagerCall, GraphRecord, Saved, start_record
 from ferrite.errors import CompilerBug, FerriteError, FerriteWarning, layout
 from ferrite.graph import ModelLine, fake_value, first_model_line, model_line, storage_bytes
 from ferrite.ir import Constant, HostProgram
 from ferrite.options import Options
+from ferrite.passes.pre_grad import add_values, reason_to_leave, values_to_examples
+from ferrite.passes.pre_grad.numeric_check import numerics_checked
 from ferrite.pipeline import Fuel, PassContext, PassRecord, Pipeline, run_pipeline
 
 Result = TypeVar("Result")
@@ -36,6 +38,7 @@ class Compilation:
         self.grad_enabled = torch.is_grad_enabled()
         self.options = options
         self.record: CompileRecord = start_record(options, first_model_line(gm.graph.nodes))
+        self.dump_folder = DumpFolder(options.dump_dir)
         self.lock = threading.RLock()  # two threads may need the same backward graph at once
 
     # --- running stages -----------------------------------------------------------------------------------------------
@@ -75,12 +78,19 @@ class Compilation:
                 self.failed(failure, graph)
                 return otherwise
 
-    def watch_partition(self, partition: Partition) -> Partition:
-        """The partitioner as a stage of its own, with what it saved in the record."""
+    def watch_partition(self, pipeline: Pipeline, partition: Partition) -> Partition:
+        """The joint passes, then the partitioner as a stage of its own, with what it saved in the record."""
 
-        def watched(*args: Any, **kwargs: Any) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+        def watched(
+            joint: torch.fx.GraphModule, *args: Any, **kwargs: Any
+        ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+            if self.options.joint:
+                with self.stage("joint"):
+                    dump = Dump(self.dump_folder, "joint")
+                    dump.graph("captured", joint)
+                    self.record.passes["joint"] = self.run(pipeline, joint, False, dump)
             with self.stage("partition"):
-                forward, backward = partition(*args, **kwargs)
+                forward, backward = partition(joint, *args, **kwargs)
             self.record.saved = saved_values(forward)
             return forward, backward
 
@@ -88,11 +98,45 @@ class Compilation:
 
     # --- results ------------------------------------------------------------------------------------------------------
 
+    def rewrite_captured(self, pipeline: Pipeline, example_inputs: Sequence[Any]) -> None:
+        """Run the stage of passes on the graph of torch calls, before autograd has seen it."""
+        with self.stage("pre_grad"):
+            note = reason_to_leave(self.gm)
+            if note:
+                self.record.passes["pre_grad"] = (PassRecord("pre_grad", 0.0, {}, 0, 0, note),)
+                return
+            dump = Dump(self.dump_folder, "torch")
+            add_values(self.gm, example_inputs)
+            dump.graph("captured", self.gm)
+            context = self.context(not self.grad_enabled)
+            with numerics_checked(self.with_own(pipeline), self.gm, example_inputs, context, self.keep):
+                self.record.passes["pre_grad"] = self.run(pipeline, self.gm, not self.grad_enabled, dump)
+            values_to_examples(self.gm)
+
+    def keep(self, graphs: Mapping[str, torch.fx.GraphModule]) -> str | None:
+        """Write graphs down that the numeric check found; where."""
+        root = DumpFolder(self.options.dump_dir or self.options.cache_folder() / "numeric_check")
+        dump = Dump(root, "check")
+        for name, gm in graphs.items():
+            dump.graph(name, gm)
+        return str(root.path / dump.name) if root.path is not None else None
+
+    def context(self, is_inference: bool) -> PassContext:
+        return PassContext(self.options, is_inference, Fuel(self.options.fuel))
+
+    def run(
+        self, pipeline: Pipeline, gm: torch.fx.GraphModule, is_inference: bool, dump: Dump
+    ) -> tuple[PassRecord, ...]:
+        context = self.context(is_inference)
+        return tuple(run_pipeline(self.with_own(pipeline), gm, context, self.pass_failed, dump.after_pass))
+
+    def with_own(self, pipeline: Pipeline) -> Pipeline:
+        """A stage with the users' own passes in their places."""
+        return pipeline.with_passes([step for step in self.options.passes if step.stage == pipeline.name])
+
     def rewrite(self, pipeline: Pipeline, graph: CapturedGraph, dump: Dump) -> tuple[PassRecord, ...]:
         """Run a stage of passes over a graph, with the users' own in their places."""
-        own = [step for step in self.options.passes if step.stage == pipeline.name]
-        context = PassContext(self.options, graph.kind is GraphKind.INFERENCE, Fuel(self.options.fuel))
-        return tuple(run_pipeline(pipeline.with_passes(own), graph.gm, context, self.pass_failed, dump.after_pass))
+        return self.run(pipeline, graph.gm, graph.kind is GraphKind.INFERENCE, dump)
 
     def pass_failed(self, name: str, problem: Exception) -> None:
         facts = {

@@ -17,8 +17,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-import importlib
-import operator
 import os
 import types
 import typing
@@ -27,13 +25,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ferrite.errors import UserError, nearest
+from ferrite.option_values import Named, checked, parse, plain
 
 # The stages of one compilation, in order. They name times in the record, and failures.
-Stage = Literal["capture", "partition", "post_grad", "lower", "codegen", "load"]
+Stage = Literal["pre_grad", "capture", "joint", "partition", "post_grad", "lower", "codegen", "load"]
 STAGES: tuple[str, ...] = typing.get_args(Stage)
 
 
-def option(default: Any, *, env: str, changes_code: bool, doc: str) -> Any:
+def option(default: Any, *, env: str, doc: str, changes_code: bool = True) -> Any:
     metadata = {"env": env, "changes_code": changes_code, "doc": doc}
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -55,90 +54,209 @@ class Options:
     decompose: Literal["spelling", "core"] = option(
         "spelling",
         env="FERRITE_DECOMPOSE",
-        changes_code=True,
         doc="How far operators are taken apart while capturing. `spelling`: only into another spelling that runs the "
         "same kernels, so that eager calls stay whole. `core`: down to the core ATen operators.",
     )
     partition: Literal["min-cut", "save-all"] = option(
         "min-cut",
         env="FERRITE_PARTITION",
-        changes_code=True,
         doc="What the forward graph saves for the backward graph. `min-cut`: the fewest bytes, recomputing cheap "
         "operators. `save-all`: everything the backward graph reads, recomputing nothing.",
     )
     max_autotune: bool = option(
         False,
         env="FERRITE_MAX_AUTOTUNE",
-        changes_code=True,
         doc="Measure alternative kernels while compiling and keep the fastest. No effect on CPU yet.",
     )
     cuda_graphs: bool = option(
         False,
         env="FERRITE_CUDA_GRAPHS",
-        changes_code=True,
         doc="Record GPU work once and replay it, to save launch overhead. No effect on CPU.",
+    )
+    pre_grad: bool = option(
+        True,
+        env="FERRITE_PRE_GRAD",
+        doc="Run the pre-grad passes.",
+    )
+    pre_grad_level: Literal["torch", "aten"] = option(
+        "torch",
+        env="FERRITE_PRE_GRAD_LEVEL",
+        doc="How the pre-grad stage spells the graph it hands on: torch functions, or ATen operators.",
+    )
+    numerics: Literal["relaxed", "strict"] = option(
+        "relaxed",
+        env="FERRITE_NUMERICS",
+        doc="`strict` leaves out every rewrite that may round differently from eager, or draw other random numbers.",
+    )
+    horizontal: Literal["off", "auto", "always"] = option(
+        "auto",
+        env="FERRITE_HORIZONTAL",
+        doc="Join independent calls of one kind into one: never, where the cost model shows a win, or wherever it is "
+        "right.",
+    )
+    transpose_folding: Literal["off", "auto", "always"] = option(
+        "auto",
+        env="FERRITE_TRANSPOSE_FOLDING",
+        doc="Let matrix products read their operands transposed: never, where a copy is saved, or wherever it is "
+        "right.",
+    )
+    split_cat: bool = option(
+        True,
+        env="FERRITE_SPLIT_CAT",
+        doc="Cancel splits against joins before differentiation.",
+    )
+    split_cat_min_run: int = option(
+        2,
+        env="FERRITE_SPLIT_CAT_MIN_RUN",
+        doc="How many neighbouring pieces a join must hold for them to be taken together.",
+    )
+    compress: tuple[str, ...] = option(
+        (),
+        env="FERRITE_COMPRESS",
+        doc="Rewrites of embedding compression to run: lce-simple, lce-parts, lce-matmul, lce-first, dot-compress.",
+    )
+    eval_conv_bn: bool = option(
+        False,
+        env="FERRITE_EVAL_CONV_BN",
+        doc="A batch norm in eval mode behind a convolution becomes part of its weights, also while training.",
+    )
+    gumbel_argmax: bool = option(
+        True,
+        env="FERRITE_GUMBEL_ARGMAX",
+        doc="Sampling by argmax(softmax / noise) needs no softmax.",
+    )
+    freeze: bool = option(
+        False,
+        env="FERRITE_FREEZE",
+        doc="Inference with gradients off: parameters become constants, and what depends on them alone is computed "
+        "once.",
+    )
+    joint: bool = option(
+        True,
+        env="FERRITE_JOINT",
+        doc="Run the joint passes: on forward and backward together, before they are partitioned, and on inference "
+        "graphs.",
+    )
+    attention: Literal["off", "auto", "always"] = option(
+        "auto",
+        env="FERRITE_ATTENTION",
+        doc="Attention that is written out becomes one call: never, where it pays, or wherever it is right.",
+    )
+    rng: Literal["eager", "counter"] = option(
+        "eager",
+        env="FERRITE_RNG",
+        doc="`eager`: random numbers are eager's, bit for bit. `counter`: our counter-based generator, which fuses; "
+        "the same distribution, another stream.",
+    )
+    pre_grad_custom_pass: Any = option(
+        (),
+        env="FERRITE_PRE_GRAD_CUSTOM_PASS",
+        doc="A callable on the graph, or a list of them, run on the graph of torch calls after the pre-grad rewrites; "
+        "in the environment `module:name`.",
+    )
+    joint_custom_pre_pass: Any = option(
+        (),
+        env="FERRITE_JOINT_CUSTOM_PRE_PASS",
+        doc="The same on the joint graph, before the joint rewrites.",
+    )
+    joint_custom_post_pass: Any = option(
+        (),
+        env="FERRITE_JOINT_CUSTOM_POST_PASS",
+        doc="The same on the joint graph, after the joint rewrites.",
     )
     post_grad: bool = option(
         True,
         env="FERRITE_POST_GRAD",
-        changes_code=True,
         doc="Run the post-grad passes.",
     )
     skip: tuple[str, ...] = option(
         (),
         env="FERRITE_SKIP",
-        changes_code=True,
         doc="Names of passes that are not run (in the environment: separated by commas).",
+    )
+    extra: tuple[str, ...] = option(
+        (),
+        env="FERRITE_EXTRA",
+        doc="Names of pre-grad passes that run once more after all others, in the order of the stage; also of passes "
+        "in `skip`, which then run there alone.",
+    )
+    check_numerics: Named = option(
+        Named(),
+        env="FERRITE_CHECK_NUMERICS",
+        changes_code=False,
+        doc="Run the graph before and after the pre-grad passes on copies of its inputs and compare. The name says "
+        "what a difference does: `raise`, `warn`, or `bisect`, which also finds the pass. Settings: inputs, steps, "
+        "rtol, atol, gradients.",
     )
     fuel: int | None = option(
         None,
         env="FERRITE_FUEL",
-        changes_code=True,
         doc="Stop rewriting after so many rewrites: a wrong one is found by halving.",
     )
     passes: tuple[Any, ...] = option(
         (),
         env="FERRITE_PASSES",
-        changes_code=True,
         doc="Passes of your own, made with `ferrite.graph_pass`; in the environment `module:name`, with commas.",
     )
     post_grad_custom_pre_pass: Any = option(
         (),
         env="FERRITE_POST_GRAD_CUSTOM_PRE_PASS",
-        changes_code=True,
         doc="A callable on the graph, or a list of them, run before the post-grad rewrites; in the environment "
         "`module:name`.",
     )
     post_grad_custom_post_pass: Any = option(
         (),
         env="FERRITE_POST_GRAD_CUSTOM_POST_PASS",
-        changes_code=True,
         doc="The same, run after the post-grad rewrites.",
     )
     kernel_rewrites: bool = option(
         False,
         env="FERRITE_KERNEL_REWRITES",
-        changes_code=True,
         doc="Rewrites to forms that want a kernel of their own. Off while those kernels are not compiled: in eager "
         "they are right, but no faster.",
     )
     cpu_grouped_gemm: bool = option(
         False,
         env="FERRITE_CPU_GROUPED_GEMM",
-        changes_code=True,
         doc="Packed linear layers on one input become one grouped call (with max_autotune).",
     )
     cpu_concat_linear: bool = option(
         False,
         env="FERRITE_CPU_CONCAT_LINEAR",
-        changes_code=True,
         doc="Linear layers with constant int4 weights on one input become one layer.",
     )
-    post_grad_fusions: tuple[str, ...] = option(
-        (),
+    post_grad_fusions: Named = option(
+        Named(),
         env="FERRITE_POST_GRAD_FUSIONS",
-        changes_code=True,
-        doc="Names of optional groups of rewrites to run, in this order (in the environment: separated by commas).",
+        doc="Optional groups of rewrites to run, in this order: names, or settings by name. In the environment and on "
+        "the command line: `name,name:setting=value:setting=value`.",
+    )
+    keep_half_addmm: bool = option(
+        True,
+        env="FERRITE_KEEP_HALF_ADDMM",
+        doc="In half precision a bias stays inside its matrix product: behind it the product would be rounded once "
+        "more.",
+    )
+    online_softmax: bool = option(
+        True,
+        env="FERRITE_ONLINE_SOFTMAX",
+        doc="The maximum and the sum of a softmax are found in one pass (with kernel_rewrites).",
+    )
+    const_scatter: bool = option(
+        True,
+        env="FERRITE_CONST_SCATTER",
+        doc="One write per row into a constant becomes a selection by coordinate (with kernel_rewrites).",
+    )
+    fuse_int_mm_scale: bool = option(
+        False,
+        env="FERRITE_FUSE_INT_MM_SCALE",
+        doc="The product of int8 matrices and the scale behind it become one operator (with kernel_rewrites).",
+    )
+    eager_random_order: bool = option(
+        True,
+        env="FERRITE_EAGER_RANDOM_ORDER",
+        doc="Random numbers are drawn in the order of the program, even if a hook moves the calls that draw them. "
+        "Costs nothing per call.",
     )
     dump_dir: Path | None = option(
         None,
@@ -173,8 +291,8 @@ class Options:
     )
 
     def __post_init__(self) -> None:
-        for name, field in FIELDS.items():
-            object.__setattr__(self, name, checked(field, getattr(self, name)))
+        for name in FIELDS:
+            object.__setattr__(self, name, checked(name, TYPES[name], getattr(self, name)))
 
     def cache_folder(self) -> Path:
         if self.cache_dir is not None:
@@ -193,18 +311,6 @@ class Options:
         """The settings that differ from their defaults, as plain JSON values."""
         values = {name: getattr(self, name) for name in FIELDS}
         return {name: plain(value) for name, value in values.items() if value != FIELDS[name].default}
-
-
-def plain(value: Any) -> Any:
-    """A setting as JSON; a pass by the name under which it can be imported again."""
-    if isinstance(value, tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, Path):
-        return str(value)
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    named = getattr(value, "function", value)
-    return f"{named.__module__}:{getattr(named, '__qualname__', type(named).__qualname__)}"
 
 
 FIELDS: Mapping[str, dataclasses.Field[Any]] = types.MappingProxyType(
@@ -275,104 +381,12 @@ def check_all(settings: Mapping[str, Any]) -> dict[str, Any]:
                 f"unknown option {name!r}",
                 {"did you mean": nearest(str(name), FIELDS), "all options": "python -m ferrite options"},
             )
-    return {name: checked(FIELDS[name], value) for name, value in settings.items()}
+    return {name: checked(name, TYPES[name], value) for name, value in settings.items()}
 
 
 def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     return {
-        name: parse(name, environ[field.metadata["env"]], f"environment variable {field.metadata['env']}")
+        name: parse(name, TYPES[name], environ[field.metadata["env"]], f"environment variable {field.metadata['env']}")
         for name, field in FIELDS.items()
         if environ.get(field.metadata["env"], "") != ""
     }
-
-
-def parse(name: str, text: str, where: str) -> Any:
-    """A setting given as text: an environment variable or a command-line argument."""
-    kind = without_none(TYPES[name])
-    if kind is bool:
-        words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False}
-        words["off"] = False
-        if text.lower() not in words:
-            raise UserError(f"{where} is {text!r}", {"expected": "1 or 0, true or false, yes or no, on or off"})
-        return words[text.lower()]
-    if kind is int:
-        if not text.lstrip("-").isdigit():
-            raise UserError(f"{where} is {text!r}", {"expected": "a whole number"})
-        return int(text)
-    if kind is Any or TYPES[name] == tuple[Any, ...]:
-        return tuple(imported(word.strip(), where) for word in text.split(","))
-    if typing.get_origin(kind) is tuple:
-        return tuple(word.strip() for word in text.split(",") if word.strip())
-    return checked(FIELDS[name], text)
-
-
-def imported(path: str, where: str) -> Any:
-    """The object at `module:name`."""
-    module, separator, name = path.partition(":")
-    try:
-        if not separator:
-            raise ImportError("no colon")
-        return operator.attrgetter(name)(importlib.import_module(module))
-    except (ImportError, AttributeError, ValueError) as problem:
-        raise UserError(f"{where} names {path!r}", {"expected": "module:name", "because": str(problem)}) from None
-
-
-def checked(field: dataclasses.Field[Any], value: Any) -> Any:
-    """The value in the field's type; a UserError where it is of another."""
-    expected = TYPES[field.name]
-    kind = without_none(expected)
-    if value is None and kind is not expected:
-        return None
-    if typing.get_origin(kind) is Literal:
-        choices = typing.get_args(kind)
-        if not isinstance(value, str) or value not in choices:
-            raise UserError(
-                f"option {field.name!r} is {value!r}",
-                {"did you mean": nearest(str(value), choices), "expected": one_of(choices)},
-            )
-        return value
-    if kind is Any:
-        items = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
-        return tuple(imported(item, f"option {field.name!r}") if isinstance(item, str) else item for item in items)
-    if typing.get_origin(kind) is tuple:
-        if not isinstance(value, (list, tuple)):
-            raise UserError(f"option {field.name!r} is {value!r}, a {type(value).__name__}", {"expected": "a list"})
-        (member, _) = typing.get_args(kind)
-        wrong = next((item for item in value if member is str and not isinstance(item, str)), None)
-        if wrong is not None:
-            raise UserError(f"option {field.name!r} holds {wrong!r}", {"expected": "a list of names"})
-        if member is Any:
-            return tuple(imported(item, f"option {field.name!r}") if isinstance(item, str) else item for item in value)
-        return tuple(value)
-    if kind is Path and isinstance(value, (str, os.PathLike)):
-        return Path(value).expanduser()
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise UserError(
-            f"option {field.name!r} is {value!r}, a {type(value).__name__}",
-            {"expected": type_name(field.name)},
-        )
-    return value
-
-
-def without_none(expected: Any) -> Any:
-    """`X` for the type `X | None`."""
-    members = [member for member in typing.get_args(expected) if member is not type(None)]
-    is_union = typing.get_origin(expected) in (typing.Union, types.UnionType)
-    return members[0] if is_union else expected
-
-
-def type_name(name: str) -> str:
-    """The type of an option as a person would write it."""
-    expected = TYPES[name]
-    kind = without_none(expected)
-    origin = typing.get_origin(kind)
-    if kind is Any:
-        return "a callable, a list of them, or None"
-    if origin is tuple:
-        return "list of names" if typing.get_args(kind)[0] is str else "list of passes"
-    text = one_of(typing.get_args(kind)) if origin is Literal else kind.__name__.lower()
-    return f"{text}, or None" if kind is not expected else text
-
-
-def one_of(choices: tuple[str, ...]) -> str:
-    return " | ".join(choices)

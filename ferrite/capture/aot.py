@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from ferrite.capture import torch_api
 from ferrite.capture.decompositions import decompositions
+from ferrite.capture.parameters import Parameter, Parameters
 from ferrite.capture.torch_api import BoxedCallable
 from ferrite.capture.unused_random import keep_unused_random
 from ferrite.graph import fake_value
@@ -36,7 +37,8 @@ class CapturedGraph:
     """One functional ATen graph, and what is known about its inputs and outputs by position.
 
     `static_inputs` keep their address from call to call. `donated_inputs` belong to the graph alone. `output_strides`
-    holds eager's strides for every output that the user sees, None for the others.
+    holds eager's strides for every output that the user sees, None for the others. `parameters` are the tensors behind
+    inputs that are state of a module; known only where they are to be frozen.
     """
 
     kind: GraphKind
@@ -44,6 +46,7 @@ class CapturedGraph:
     static_inputs: frozenset[int]
     donated_inputs: frozenset[int]
     output_strides: tuple[Strides | None, ...]
+    parameters: Mapping[int, Parameter] = field(default_factory=dict)
 
 
 CompileGraph = Callable[[CapturedGraph], BoxedCallable]
@@ -63,10 +66,15 @@ def capture(
     """
     without_extra = keep_unused_random(gm)
     eager_strides = user_output_strides(gm)
+    # Without gradients, and only there: otherwise a parameter may be differentiated.
+    parameters = Parameters(gm, example_inputs) if options.freeze and not torch.is_grad_enabled() else None
 
     def compiler(kind: GraphKind) -> Callable[..., BoxedCallable]:
         def compile_one(graph: torch.fx.GraphModule, _inputs: Sequence[Any]) -> BoxedCallable:
-            return compile_graph(describe(kind, graph, eager_strides))
+            described = describe(kind, graph, eager_strides)
+            if parameters is not None and kind is GraphKind.INFERENCE:
+                described = replace(described, parameters=parameters.behind(graph))
+            return compile_graph(described)
 
         return compile_one
 

@@ -7,6 +7,7 @@ underscore.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import re
@@ -21,10 +22,11 @@ from torch._dynamo.backends.common import aot_autograd as _aot_autograd
 from torch._functorch.partitioners import default_partition as _default_partition
 from torch._functorch.partitioners import min_cut_rematerialization_partition as _min_cut_partition
 from torch._guards import TracingContext
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
 from torch.utils._python_dispatch import TorchDispatchMode as _TorchDispatchMode
 from torch.utils._pytree import tree_leaves as _tree_leaves
+from torch.utils._pytree import tree_unflatten as _tree_unflatten
 from torch.utils._sympy.interp import sympy_interp as _sympy_interp
 from torch.utils._sympy.printers import PythonPrinter as _PythonPrinter
 from torch.utils._sympy.reference import PythonReferenceAnalysis as _SympyOnPython
@@ -196,6 +198,12 @@ def fake_mode_of(graph: torch.fx.Graph) -> Any | None:
     return next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None)
 
 
+def fake_mode_for(example_inputs: Sequence[Any]) -> Any:
+    """The fake mode of the inputs, if they are fake; a new one otherwise."""
+    modes = (value.fake_mode for value in example_inputs if isinstance(value, FakeTensor))
+    return next(modes, None) or FakeTensorMode(shape_env=_symbolic_shapes.ShapeEnv())
+
+
 class DispatchMode(_TorchDispatchMode):
     """Sees every operator that runs while it is active, below autograd."""
 
@@ -209,6 +217,11 @@ def size_hint(value: int | torch.SymInt) -> int:
     return int(_symbolic_shapes.size_hint(value, fallback=8192))  # type: ignore[attr-defined, unused-ignore]
 
 
+def has_hint(value: torch.SymInt) -> bool:
+    """Whether a size has been seen: no part of it is known only once the graph runs."""
+    return not _symbolic_shapes.free_unbacked_symbols(value)
+
+
 def known_equal(left: int | torch.SymInt, right: int | torch.SymInt) -> bool:
     """Whether two sizes are equal for every binding of their symbols; adds no guard."""
     return bool(_symbolic_shapes.statically_known_true(left == right))
@@ -217,6 +230,25 @@ def known_equal(left: int | torch.SymInt, right: int | torch.SymInt) -> bool:
 def known_true(condition: bool | torch.SymBool) -> bool:
     """Whether a condition on sizes holds for every binding of their symbols; adds no guard."""
     return bool(_symbolic_shapes.statically_known_true(condition))
+
+
+@contextlib.contextmanager
+def deciding_nothing(mode: Any) -> Iterator[None]:
+    """What is not known about the symbols of a fake mode is not decided inside: that raises, and adds no guard.
+
+    A ShapeEnv asks one method of its own before it adds a guard, in every release; what raises there is not remembered.
+    """
+    if mode.shape_env is not None:
+        mode.shape_env._check_frozen = _refuse_to_decide
+    try:
+        yield
+    finally:
+        if mode.shape_env is not None:
+            del mode.shape_env._check_frozen
+
+
+def _refuse_to_decide(condition: Any, value: Any) -> None:
+    raise RuntimeError(f"nobody knows whether {condition} is {value}")
 
 
 def expression(value: torch.SymInt) -> Any:
@@ -278,6 +310,30 @@ def find_operator(name: str) -> Any:
     return found
 
 
+def overload_for(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+    """The overload of 'aten::add' that these values choose; None where none takes them."""
+    try:
+        return str(torch._C._jit_resolve_packet(name, *args, **kwargs))
+    except RuntimeError:
+        return None
+
+
+def built_in(name: str) -> Any | None:
+    """The function of torch of that name that is not written in Python; some live in a module of their own."""
+    found = getattr(torch, name, None) or getattr(torch._C._nn, name, None)
+    return found if getattr(found, "__module__", "") in ("torch", "torch._C._nn") else None
+
+
+@functools.cache
+def quantized_decomposed() -> Any | None:
+    """The operators of quantised graphs; a private module defines them. None where torch has none."""
+    try:
+        importlib.import_module("torch.ao.quantization.fx._decomposed")
+    except ImportError:
+        return None
+    return torch.ops.quantized_decomposed
+
+
 def direct_call(operator: Any) -> Any:
     """What calling an operator calls after one Python frame; saves that frame on every call."""
     if type(operator) is torch._ops.OpOverload:
@@ -297,13 +353,31 @@ def functional_wrappers() -> frozenset[Any]:
 @functools.cache
 def higher_order(name: str) -> Any:
     """A higher-order operator by its name; None where this torch has none. Their modules are loaded when asked for."""
-    modules = {"auto_functionalized": "auto_functionalize", "auto_functionalized_v2": "auto_functionalize"}
+    modules = {
+        "auto_functionalized": "auto_functionalize",
+        "auto_functionalized_v2": "auto_functionalize",
+        "with_effects": "effects",
+    }
     module = "triton_kernel_wrap" if name.startswith("triton") else modules.get(name, name.removesuffix("_impl"))
     try:
         importlib.import_module(f"torch._higher_order_ops.{module}")
     except ImportError:
         return None
     return find_operator(f"higher_order.{name}")
+
+
+def schema_beside(spec: Any) -> Any:
+    """The schema that torch keeps beside a higher-order operator that it made functional, as a tree without leaves."""
+    return _tree_unflatten([], spec).schema
+
+
+def bind(schema: Any, given: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a higher-order operator from their names: its schema lists them flat."""
+    if schema.tree_spec is not None:
+        args, kwargs = _tree_unflatten([given[each.name] for each in schema.arguments], schema.tree_spec)
+        return tuple(args), dict(kwargs)
+    positional = tuple(given[each.name] for each in schema.arguments if not each.kwarg_only)
+    return positional, {each.name: given[each.name] for each in schema.arguments if each.kwarg_only}
 
 
 def evaluate(value: torch.SymInt, bound: Mapping[str, Any]) -> Any:

@@ -14,7 +14,8 @@ import torch
 
 from ferrite.cli import specs
 from ferrite.errors import UserError, nearest
-from ferrite.options import FIELDS, MODES, check_all, parse
+from ferrite.option_values import parse
+from ferrite.options import FIELDS, MODES, TYPES, check_all
 
 
 def add_parser(commands: Any) -> None:
@@ -121,4 +122,4 @@ def parse_option(text: str) -> tuple[str, Any]:
     if not separator:
         raise UserError(f"cannot read the option {text!r}", {"expected": "NAME=VALUE, such as strict=1"})
     check_all({name: FIELDS[name].default} if name in FIELDS else {name: None})
-    return name, parse(name, value, f"option {name}")
+    return name, parse(name, TYPES[name], value, f"option {name}")

@@ -8,7 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ferrite.options import FIELDS, MODES, resolve, type_name
+from ferrite.option_values import type_name
+from ferrite.options import FIELDS, MODES, TYPES, resolve
 
 
 def add_parser(commands: Any) -> None:
@@ -29,7 +30,7 @@ def run(chosen: argparse.Namespace) -> int:
         table.add_column(column, overflow="fold")
     for name, field in FIELDS.items():
         facts = field.metadata
-        table.add_row(name, str(getattr(current, name)), type_name(name), facts["env"], facts["doc"])
+        table.add_row(name, str(getattr(current, name)), type_name(TYPES[name]), facts["env"], facts["doc"])
     Console(highlight=False).print(table)
     return 0
 
@@ -39,7 +40,7 @@ def reference_page() -> str:
     rows = ["| option | type | default | environment | changes code | meaning |", "|---|---|---|---|---|---|"]
     for name, field in FIELDS.items():
         facts = field.metadata
-        kind = type_name(name).replace("|", "\\|")
+        kind = type_name(TYPES[name]).replace("|", "\\|")
         code = "yes" if facts["changes_code"] else "no"
         rows.append(f"| `{name}` | {kind} | `{field.default}` | `{facts['env']}` | {code} | {facts['doc']} |")
     modes = ["| mode | same as |", "|---|---|"]

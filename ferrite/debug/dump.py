@@ -1,5 +1,7 @@
 """`FERRITE_DUMP=dir`: every graph before and after each pass that changed it, as Python that runs by itself.
 
+dir/001_torch/00_captured.py              the graph of torch calls, before autograd has seen it
+dir/002_joint/00_captured.py              forward and backward in one, before they are partitioned
 dir/003_forward/00_captured.py            the graph as the stage got it
 dir/003_forward/05_remove_noop_ops.py     after this pass
 dir/003_forward/host.py                   the host program
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -22,15 +25,22 @@ from ferrite.pipeline import PassRecord
 _numbers = itertools.count()
 
 
+@dataclass
+class DumpFolder:
+    """Where one compilation writes; None where nothing is asked for, or the folder could not be written."""
+
+    path: Path | None
+
+
 class Dump:
     """Writes the steps of one graph; a folder that cannot be written costs one warning, nothing else."""
 
-    def __init__(self, folder: Path | None, kind: str) -> None:
-        self.folder = folder / f"{next(_numbers):03}_{kind}" if folder is not None else None
-        self.steps = 0
+    def __init__(self, root: DumpFolder, kind: str) -> None:
+        self.root, self.steps = root, 0
+        self.name = f"{next(_numbers):03}_{kind}" if root.path is not None else kind
 
     def graph(self, name: str, gm: torch.fx.GraphModule) -> None:
-        if self.folder is not None:
+        if self.root.path is not None:
             self.write(f"{self.steps:02}_{name}.py", runnable(gm))
 
     def after_pass(self, record: PassRecord, gm: torch.fx.GraphModule) -> None:
@@ -39,14 +49,15 @@ class Dump:
             self.graph(record.name, gm)
 
     def write(self, name: str, text: str) -> None:
-        if self.folder is None:
+        if self.root.path is None:
             return
+        folder = self.root.path / self.name
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / name).write_text(text, encoding="utf-8")
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text, encoding="utf-8")
         except OSError as problem:
-            warnings.warn(f"ferrite: could not write {self.folder / name}: {problem}", FerriteWarning, stacklevel=2)
-            self.folder = None
+            warnings.warn(f"ferrite: could not write {folder / name}: {problem}", FerriteWarning, stacklevel=2)
+            self.root.path = None
 
 
 def runnable(gm: torch.fx.GraphModule) -> str:

@@ -71,6 +71,7 @@ class CompileRecord:
     line: ModelLine | None = None
     graphs: list[GraphRecord] = field(default_factory=list)
     saved: Saved | None = None
+    passes: dict[str, tuple[PassRecord, ...]] = field(default_factory=dict)  # of stages before the graphs part
     _seconds: dict[str, float] = field(default_factory=lambda: collections.defaultdict(float))
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
     _open: list[list[float]] = field(default_factory=list, repr=False)
@@ -82,10 +83,10 @@ class CompileRecord:
 
     @property
     def rewrites(self) -> dict[str, int]:
-        """How often each rule fired, over all graphs."""
+        """How often each rule fired, over all stages and graphs."""
         total: collections.Counter[str] = collections.Counter()
-        for graph in self.graphs:
-            for step in graph.passes:
+        for steps in (*self.passes.values(), *(graph.passes for graph in self.graphs)):
+            for step in steps:
                 total.update(step.rewrites)
         return dict(total)
 

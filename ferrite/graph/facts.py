@@ -68,6 +68,8 @@ def produces_value(node: torch.fx.Node) -> bool:
     """Whether a node computes something others can read: not the output, an assertion, or the body of a loop."""
     if node.op == "output" or body_of(node) is not None:
         return False
+    if node.op == "get_attr" and type(attribute_of(node)).__name__ == "TreeSpec":
+        return False  # the structure of arguments, kept beside a higher-order operator
     schema = schema_of(node.target)
     return schema is None or bool(schema.returns)
 
@@ -81,7 +83,10 @@ def body_of(node: torch.fx.Node) -> torch.fx.GraphModule | None:
 
 
 def attribute_of(node: torch.fx.Node) -> Any | None:
-    """What a get_attr node reads from the module that owns its graph; None if it is not there."""
+    """What a get_attr node reads from the module that owns its graph; None if it is not there.
+
+    `ferrite.graph.attributes.attribute` says what is missing instead.
+    """
     found: Any = node.graph.owning_module
     for part in str(node.target).split("."):
         found = getattr(found, part, None)
@@ -91,6 +96,21 @@ def attribute_of(node: torch.fx.Node) -> Any | None:
 def bodies_of(node: torch.fx.Node) -> list[torch.fx.GraphModule]:
     """The graphs that a higher-order operator is given to run."""
     return [body for operand in node.all_input_nodes if (body := body_of(operand)) is not None]
+
+
+def innermost_first(gm: torch.fx.GraphModule) -> Iterator[torch.fx.GraphModule]:
+    """A module and the graphs nested in it, each once, the nested ones before their owners."""
+    seen: set[torch.fx.GraphModule] = set()
+
+    def visit(module: torch.fx.GraphModule) -> Iterator[torch.fx.GraphModule]:
+        seen.add(module)
+        for node in module.graph.find_nodes(op="get_attr"):
+            body = body_of(node)
+            if body is not None and body not in seen:
+                yield from visit(body)
+        yield module
+
+    yield from visit(gm)
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -113,3 +133,8 @@ def argument(node: torch.fx.Node, name: str) -> Any | None:
             given = node.args[position] if position < len(node.args) else parameter.default_value
             return node.kwargs.get(name, given)
     return None
+
+
+def stream_of(node: torch.fx.Node) -> Any | None:
+    """The execution stream that capturing noted on a node; None for the one that is current when the graph runs."""
+    return (node.meta.get("custom") or {}).get("stream")

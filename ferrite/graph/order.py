@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
 from ferrite.graph.facts import schema_of
 from ferrite.graph.regions import Regions, has_effect, is_random, is_wait, mutates
+
+# Nodes with this key in their metadata run in the order of the numbers under it, whatever moves them.
+PLACE = "place_in_order"
 
 
 class GraphCycle(ValueError):
@@ -27,17 +30,27 @@ def stable_topological_sort(graph: torch.fx.Graph) -> bool:
     """Order the nodes so that operands come before users; whether any moved.
 
     A node that came too early is put right after the last of its operands; all others keep their order, a valid order
-    is kept as it is. A write is no operand of later reads: who sorts must not have moved reads across writes. Linear.
+    is kept as it is. Of the nodes that have a PLACE each waits for the one before it, as if that were an operand. A
+    write is no operand of later reads: who sorts must not have moved reads across writes. Linear.
     """
     nodes = list(graph.nodes)
-    order = _valid_order(nodes)
+    order = _valid_order(nodes, _waits(nodes))
     if order == nodes:
         return False
     _apply(graph, order)
     return True
 
 
-def _valid_order(nodes: list[torch.fx.Node]) -> list[torch.fx.Node]:
+def _waits(nodes: list[torch.fx.Node]) -> Callable[[torch.fx.Node], list[torch.fx.Node]]:
+    """What a node waits for: its operands, and of the nodes that have a place the one before it."""
+    placed = sorted((node for node in nodes if PLACE in node.meta), key=lambda node: node.meta[PLACE])
+    before = {node: first for first, node in itertools.pairwise(placed)}
+    return lambda node: [*node.all_input_nodes, *([before[node]] if node in before else ())]
+
+
+def _valid_order(
+    nodes: list[torch.fx.Node], waits: Callable[[torch.fx.Node], list[torch.fx.Node]]
+) -> list[torch.fx.Node]:
     missing: dict[torch.fx.Node, int] = {}
     waiting: dict[torch.fx.Node, list[torch.fx.Node]] = {}
     order: list[torch.fx.Node] = []
@@ -46,7 +59,7 @@ def _valid_order(nodes: list[torch.fx.Node]) -> list[torch.fx.Node]:
     for start in nodes:
         if start.op == "output":
             continue
-        absent = [operand for operand in start.all_input_nodes if operand not in done]
+        absent = [operand for operand in dict.fromkeys(waits(start)) if operand not in done]
         if absent:
             missing[start] = len(absent)
             for operand in absent:
@@ -68,16 +81,21 @@ def _valid_order(nodes: list[torch.fx.Node]) -> list[torch.fx.Node]:
         if any(operand not in done for operand in output.all_input_nodes):
             missing[output] = 1
     if missing:
-        raise _why_stuck(missing, set(nodes), done)
+        raise _why_stuck(missing, set(nodes), done, waits)
     return order + last
 
 
-def _why_stuck(missing: dict[torch.fx.Node, int], inside: set[torch.fx.Node], done: set[torch.fx.Node]) -> GraphCycle:
+def _why_stuck(
+    missing: dict[torch.fx.Node, int],
+    inside: set[torch.fx.Node],
+    done: set[torch.fx.Node],
+    waits: Callable[[torch.fx.Node], list[torch.fx.Node]],
+) -> GraphCycle:
     path: dict[torch.fx.Node, None] = {}
     node = next(iter(missing))
     while node not in path:
         path[node] = None
-        operand = next(each for each in node.all_input_nodes if each not in done)
+        operand = next(each for each in waits(node) if each not in done)
         if operand not in inside:
             return GraphCycle(f"{node.name} uses {operand.name}, which is not in the graph", [node, operand])
         node = operand

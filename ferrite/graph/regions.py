@@ -12,20 +12,16 @@ from typing import Any
 
 import torch
 
+from ferrite.graph import torch_calls
 from ferrite.graph.facts import argument, bodies_of, schema_of
 
-IN_PLACE_FUNCTIONS = frozenset(
-    {
-        *(operator.setitem, operator.delitem, operator.iadd, operator.isub, operator.imul, operator.itruediv),
-        *(operator.ifloordiv, operator.imod, operator.ipow, operator.imatmul, operator.iand, operator.ior),
-        *(operator.ixor, operator.ilshift, operator.irshift),
-    }
-)
 # Higher-order operators have no schema that would tell.
 MUTATING_HIGHER_ORDER = frozenset({"triton_kernel_wrapper_mutation"})
 RANDOM_HIGHER_ORDER = frozenset(
     {"run_and_save_rng_state", "run_with_rng_state", "graphsafe_run_with_rng_state", "run_dtensor_rng_op"}
 )
+# With nothing to drop they return their operand; native_dropout draws all the same.
+RETURNING_DROPOUTS = frozenset({"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"})
 EFFECTFUL_HIGHER_ORDER = frozenset({"with_effects", "print", "call_torchbind", "invoke_leaf_function"})
 # Sending and waiting, profiler ranges, streams and events: their order and number is what they are for.
 EFFECTFUL_NAMESPACES = frozenset(
@@ -62,7 +58,8 @@ def is_wait(node: torch.fx.Node) -> bool:
 class Regions:
     """The mutation region of each node of a graph as it is now. Linear to build.
 
-    A writing node is a region of its own: moved past any neighbour it might meet a read of what it writes.
+    A writing node is a region of its own: moved past any neighbour it might meet a read of what it writes. So is one
+    that switches a mode (gradients, autocast), or of which nobody knows what it does.
     """
 
     def __init__(self, graph: torch.fx.Graph) -> None:
@@ -70,10 +67,10 @@ class Regions:
         current = 0
         known: dict[Any, bool] = {}
         for node in graph.nodes:
-            writes = _with_bodies(node, _mutates_itself, known)
-            current += writes
+            splits = torch_calls.is_barrier(node) or _with_bodies(node, _mutates_itself, known)
+            current += splits
             self.numbers[node] = current
-            current += writes
+            current += splits
 
     def of(self, node: torch.fx.Node) -> int | None:
         """The region of a node; None for one made later that nobody placed."""
@@ -117,26 +114,29 @@ def _runs_bodies(node: torch.fx.Node) -> bool:
 
 
 def _mutates_itself(node: torch.fx.Node) -> bool:
-    if node.op == "call_method":
-        name = str(node.target)
-        return name.endswith("_") and not name.endswith("__")
-    if node.op != "call_function":
+    if node.op not in ("call_function", "call_method"):
         return False
     schema = schema_of(node.target)
     if schema is not None:
-        return bool(schema.is_mutable)
-    return node.target in IN_PLACE_FUNCTIONS or _name(node.target) in MUTATING_HIGHER_ORDER
+        # Statistics that are written while training are in no schema.
+        flag = torch_calls.TRAINING_FLAG.get(_name(node.target).removeprefix("native_").removeprefix("cudnn_"))
+        return bool(schema.is_mutable) or (flag is not None and argument(node, flag) not in (False, None))
+    return _name(node.target) in MUTATING_HIGHER_ORDER or torch_calls.writes(node)
 
 
 def _random_itself(node: torch.fx.Node) -> bool:
-    if node.op != "call_function":
+    if node.op not in ("call_function", "call_method"):
         return False
     if _name(node.target) in RANDOM_HIGHER_ORDER:
         return True
+    if schema_of(node.target) is None:
+        return torch_calls.draws(node)
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
     # Attention and dropout draw only where something is dropped.
     chance, training = argument(node, "dropout_p"), argument(node, "train")
+    if _name(node.target) in RETURNING_DROPOUTS:
+        chance = argument(node, "p")
     return not (training is False or (isinstance(chance, (int, float)) and chance == 0))
 
 
@@ -144,6 +144,8 @@ def _effect_itself(node: torch.fx.Node) -> bool:
     if node.op in ("placeholder", "output"):
         return True
     if _mutates_itself(node) or _random_itself(node):
+        return True
+    if torch_calls.is_barrier(node):
         return True
     if node.op != "call_function":
         return bool(node.is_impure(impure_random=False))

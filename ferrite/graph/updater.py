@@ -65,6 +65,11 @@ class MetadataUpdater:
             if body is not None and body not in self.bodies:
                 self.bodies[body] = MetadataUpdater(body.graph, self.mode)
 
+    def trust(self) -> None:
+        """Take the values that stand on the nodes for true: an edit changed how calls are written, not what they do."""
+        for node in self.graph.nodes:
+            self._remember(node)
+
     def update(self) -> int:
         """Make every value true again; how many nodes, nested ones included, got a value that is new or different.
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Hashable, Iterator, Mapping
+import types
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 # Entry i is what the i-th tensor of a value lives in: a storage of an operand, or ("fresh", j), where j is the first
 # tensor of the value in the same new storage.
 AliasClass = tuple[tuple[Storage | tuple[str, int], ...], ...]
+Values = Mapping[torch.fx.Node, Any]
+NOTHING_ELSE: Values = types.MappingProxyType({})
 
 
 class MissingValue(Exception):
@@ -86,9 +89,13 @@ def same_number(first: Any, second: Any) -> bool:
     return integers and statically_known_true(first == second)
 
 
-def alias_class(node: torch.fx.Node, value: Any) -> AliasClass:
-    """How the tensors of a node's value share memory with its operands and with each other."""
-    given = frozenset().union(*(storages_in(fake_value(operand)) for operand in node.all_input_nodes))
+def alias_class(node: torch.fx.Node, value: Any, values: Values = NOTHING_ELSE) -> AliasClass:
+    """How the tensors of a node's value share memory with its operands and with each other.
+
+    `values`: what some operands have instead of the fake value on the node.
+    """
+    operands = (values[each] if each in values else fake_value(each) for each in node.all_input_nodes)
+    given = frozenset().union(*map(storages_in, operands))
     fresh: dict[Storage, int] = {}
     found = []
     for index, tensor in enumerate(leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)):
@@ -106,19 +113,35 @@ def mode_of(graph: torch.fx.Graph) -> Any | None:
     return None
 
 
-def compute(node: torch.fx.Node, mode: Any) -> tuple[Any, Mapping[Any, Any] | None]:
+@contextlib.contextmanager
+def no_guards(mode: Any) -> Iterator[None]:
+    """What is decided about symbols inside is decided by their hints, and leaves no trace."""
+    with mode.shape_env.suppress_guards() if mode.shape_env is not None else contextlib.nullcontext():
+        yield
+
+
+def compute(
+    node: torch.fx.Node,
+    mode: Any,
+    values: Values = NOTHING_ELSE,
+    deciding: Callable[[Any], contextlib.AbstractContextManager[None]] = no_guards,
+) -> tuple[Any, Mapping[Any, Any] | None]:
     """A node's value from its operands' values, and where in it unbacked symbols are bound.
 
-    Symbols that running the node made anew become those that it binds already.
+    Symbols that running the node made anew become those that it binds already. `values`: what some operands have
+    instead of the fake value on the node. `deciding(mode)` is in force while it runs, for what is to be decided about
+    symbols.
     """
     if node.op == "get_attr":
         tensor = attribute_of(node)
         if not isinstance(tensor, torch.Tensor):
             raise MissingValue(node)
         return mode.from_tensor(tensor, static_shapes=True), None
-    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), _operand_value)
+    args, kwargs = torch.fx.node.map_arg(
+        (node.args, node.kwargs), lambda operand: values[operand] if operand in values else _operand_value(operand)
+    )
     shape_env = mode.shape_env
-    with mode, torch.no_grad(), no_guards(mode), _no_memory(mode, bool(bodies_of(node))):
+    with mode, torch.no_grad(), deciding(mode), _no_memory(mode, bool(bodies_of(node))):
         if mutates(node):  # a write that changes strides must not change the operand's own value
             args, kwargs = torch.fx.node.map_aggregate((args, kwargs), _detached)
         try:
@@ -167,13 +190,6 @@ def _operand_value(operand: torch.fx.Node) -> Any:
 
 def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) else value
-
-
-@contextlib.contextmanager
-def no_guards(mode: Any) -> Iterator[None]:
-    """What is decided about symbols inside is decided by their hints, and leaves no trace."""
-    with mode.shape_env.suppress_guards() if mode.shape_env is not None else contextlib.nullcontext():
-        yield
 
 
 @contextlib.contextmanager

@@ -10,32 +10,52 @@ from collections.abc import Iterator
 import torch
 
 from ferrite.errors import UserError, nearest
+from ferrite.options import Options
+from ferrite.passes.joint import JOINT, joint_graph_passes
+from ferrite.passes.names import with_full_names
 from ferrite.passes.post_grad import POST_GRAD, check_fusions, post_grad_passes
+from ferrite.passes.pre_grad import PRE_GRAD, pre_grad_passes
+from ferrite.passes.pre_grad.numeric_check import check_settings
 from ferrite.pipeline import Pipeline
 from ferrite.rewrite import AnyRule, NearMiss
 from ferrite.rewrite import why as ask
 
 __all__ = [
+    "JOINT",
     "PIPELINES",
     "POST_GRAD",
+    "PRE_GRAD",
     "all_rules",
     "check_fusions",
+    "checked_options",
     "describe",
+    "joint_graph_passes",
     "post_grad_passes",
-    "reference_page",
+    "pre_grad_passes",
     "why",
 ]
 
-PIPELINES: tuple[Pipeline, ...] = (POST_GRAD,)
+PIPELINES: tuple[Pipeline, ...] = (PRE_GRAD, JOINT, POST_GRAD)
 
 
-def all_rules() -> Iterator[AnyRule]:
-    for pipeline in PIPELINES:
-        for step in pipeline.passes:
-            yield from step.rules
+def checked_options(options: Options) -> Options:
+    """The options with passes by their full names; a UserError for a name that no pass or group of rewrites has."""
+    check_fusions(options)
+    check_settings(options)
+    return with_full_names(options, PIPELINES)
 
 
-def why(gm: torch.fx.GraphModule, name: str) -> list[NearMiss]:
+def all_rules(stage: str | None = None) -> Iterator[AnyRule]:
+    """The rules of a stage, or of all; a rule that several passes share comes once."""
+    chosen = (pipeline for pipeline in PIPELINES if stage in (None, pipeline.name))
+    seen: set[int] = set()
+    for rule in (rule for pipeline in chosen for step in pipeline.passes for rule in step.rules):
+        if id(rule) not in seen:
+            seen.add(id(rule))
+            yield rule
+
+
+def why(gm: torch.fx.GraphModule, name: str, options: Options | None = None) -> list[NearMiss]:
     """Where a rule could have fired in a graph, and the first condition that failed at each place."""
     rules = {rule.name: rule for rule in all_rules()}
     if name not in rules:
@@ -43,7 +63,7 @@ def why(gm: torch.fx.GraphModule, name: str) -> list[NearMiss]:
             f"there is no rule {name!r}",
             {"did you mean": nearest(name, rules), "all rules": "print(ferrite.passes.describe())"},
         )
-    return ask(gm, rules[name])
+    return ask(gm, rules[name], options)
 
 
 def describe() -> str:
@@ -54,34 +74,3 @@ def describe() -> str:
         for step in pipeline.passes:
             rows += [f"        {step.name} / {rule.name}: {rule.purpose}" for rule in step.rules]
     return "\n".join(rows)
-
-
-def reference_page() -> str:
-    """`docs/passes.md`, made from the passes themselves."""
-    rows = [PAGE]
-    for pipeline in PIPELINES:
-        rows += [f"## Stage `{pipeline.name}`", "", "| # | pass | runs | purpose |", "|---|---|---|---|"]
-        for number, step in enumerate(pipeline.passes, 1):
-            rows.append(f"| {number} | `{step.name}` | {step.awaits or step.scope} | {step.purpose} |")
-        for step in pipeline.passes:
-            if step.rules:
-                rows += ["", f"### Rules of `{step.name}`", "", "| rule | purpose | fires on | does not fire on |"]
-                rows.append("|---|---|---|---|")
-                rows += [rule_row(rule) for rule in step.rules]
-    return "\n".join(rows) + "\n"
-
-
-def rule_row(rule: AnyRule) -> str:
-    fires = "; ".join(case.label for case in rule.examples)
-    misses = "; ".join(case.label for case in rule.near_misses)
-    return f"| `{rule.name}` | {rule.purpose} | {fires} | {misses} |"
-
-
-PAGE = """# Passes and rules
-
-<!-- Made from ferrite/passes/ by `make docs`; a test holds them equal. -->
-
-Each stage is a tuple of passes, run in this order. Every pass can be left out (`options={"skip": ["name"]}`), and run
-alone (`ferrite.passes.post_grad.remove_noop_ops(gm)`). A rule's examples and near misses are its tests:
-`tests/rules/test_rules.py` runs them all.
-"""

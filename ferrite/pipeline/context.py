@@ -32,6 +32,7 @@ class PassContext:
     is_inference: bool = False
     fuel: Fuel = field(default_factory=lambda: Fuel(None))
     rewrites: collections.Counter[str] = field(default_factory=collections.Counter)
+    facts: collections.Counter[str] = field(default_factory=collections.Counter)  # what passes count besides rewrites
     steps: int = 0  # of matching: cost without a clock
 
     def count(self, rule: str) -> None:
@@ -48,6 +49,7 @@ class PassRecord:
     nodes_before: int
     nodes_after: int
     note: str = ""
+    facts: Mapping[str, int] = field(default_factory=dict)  # what it counted besides rewrites
 
     @property
     def changed(self) -> bool:

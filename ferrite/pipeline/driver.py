@@ -1,14 +1,14 @@
 """Run a pipeline over a graph.
 
 A pass that fails is taken back, reported and skipped. FX graphs have no undo, and copying the graph before every pass
-would cost more than the passes: so the graph is copied once at the start, and after a failure the passes that worked
-are run again on that copy. Passes are deterministic, so they do the same again.
+would cost more than the passes: so the graph, with the graphs nested in it, is copied once at the start, and after a
+failure the passes that worked are run again on that copy. Passes are deterministic, so they do the same again.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -20,6 +20,7 @@ from ferrite.graph.updater import MetadataUpdater
 from ferrite.graph.verify import Snapshot, verify_graph
 from ferrite.pipeline.context import Fuel, PassContext, PassRecord
 from ferrite.pipeline.passes import GraphPass, Pipeline
+from ferrite.pipeline.undo import Checkpoint
 
 Report = Callable[[str, Exception], None]
 Observe = Callable[[PassRecord, torch.fx.GraphModule], None]
@@ -73,20 +74,22 @@ def run_outer(
     report: Report | None,
     observe: Observe | None,
 ) -> list[PassRecord]:
-    original = copy_graph(gm.graph)
+    original = Checkpoint(gm)
+    # Inner graphs have had their share of these.
+    fuel, rewrites, facts = context.fuel.amount, context.rewrites.copy(), context.facts.copy()
     failed: dict[str, str] = {}
     while True:
         try:
             return run_once(pipeline, gm, context, failed, observe)
         except PassFailure as failure:
             step = next(step for step in pipeline.passes if step.name == failure.name)
-            gm.graph = copy_graph(original)
+            original.restore()
             if context.options.strict or step.required or step.name in failed:
                 raise
             cause = failure.__cause__
             failed[step.name] = f"failed: {type(cause).__name__}: {cause}"
-            context.rewrites.clear()
-            context.fuel = Fuel(context.options.fuel)
+            context.rewrites, context.facts = rewrites.copy(), facts.copy()
+            context.fuel = Fuel(fuel)
             if report is not None and isinstance(cause, Exception):
                 report(step.name, cause)
 
@@ -102,8 +105,8 @@ def run_once(
     # Every pass is held to the graph the stage was given, so one look at that is enough.
     start = Snapshot.of(gm)
     updater = MetadataUpdater(gm.graph)
-    for step in pipeline.passes:
-        note = reason_to_skip(step, gm.graph, context, failed)
+    for step, again in in_order(pipeline, context.options.extra):
+        note = reason_to_skip(step, gm.graph, context, failed, again)
         before = len(gm.graph.nodes)
         if note:
             records.append(PassRecord(step.name, 0.0, {}, before, before, note))
@@ -114,10 +117,20 @@ def run_once(
     return records
 
 
-def reason_to_skip(step: GraphPass, graph: torch.fx.Graph, context: PassContext, failed: dict[str, str]) -> str:
+def in_order(pipeline: Pipeline, extra: tuple[str, ...]) -> Iterator[tuple[GraphPass, bool]]:
+    """Every pass, and whether it is there because the user wants it once more."""
+    repeatable = pipeline.repeatable
+    yield from ((step, False) for step in pipeline.passes[: len(repeatable)])
+    yield from ((step, True) for step in repeatable if step.name in extra)
+    yield from ((step, False) for step in pipeline.passes[len(repeatable) :])
+
+
+def reason_to_skip(
+    step: GraphPass, graph: torch.fx.Graph, context: PassContext, failed: dict[str, str], again: bool
+) -> str:
     if step.name in failed:
         return failed[step.name]
-    if step.name in context.options.skip and not step.required:
+    if step.name in context.options.skip and not step.required and not again:
         return "skipped by option"
     if step.awaits:
         return step.awaits
@@ -146,30 +159,20 @@ def run_pass(
     """One pass: run, repair order and metadata if it may have changed anything, verify. A broken graph is a failure."""
     start = time.perf_counter()
     nodes = len(gm.graph.nodes)
-    before = dict(context.rewrites)
+    before, facts = dict(context.rewrites), context.facts.copy()
     try:
         count = step.function(gm, context)
         rewrites = {name: n - before.get(name, 0) for name, n in context.rewrites.items() if n > before.get(name, 0)}
-        if count and not rewrites:
+        if count and not rewrites and not step.keeps_values:  # another spelling is no rewrite
             context.fuel.spend()
             context.rewrites[step.name] += count
             rewrites = {step.name: count}
-        if count is None or rewrites or len(gm.graph.nodes) != nodes:
+        if count or count is None or rewrites or len(gm.graph.nodes) != nodes:
             stable_topological_sort(gm.graph)
-            updater.update()
+            updater.trust() if step.keeps_values else updater.update()
             verify_graph(gm, snapshot)
             gm.recompile()
     except Exception as problem:
         raise PassFailure(step.name, getattr(problem, "node", None)) from problem
-    return PassRecord(step.name, time.perf_counter() - start, rewrites, nodes, len(gm.graph.nodes))
-
-
-def copy_graph(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """An independent graph with the same names and metadata."""
-    copied = torch.fx.Graph()
-    output = copied.graph_copy(graph, {}, return_output_node=True)
-    assert isinstance(output, tuple)
-    value, old = output
-    copied.output(value, type_expr=getattr(old, "type", None)).meta.update(old.meta)
-    copied.set_codegen(graph._codegen)  # how arguments are passed: in a list, as a tree
-    return copied
+    seconds, found = time.perf_counter() - start, dict(context.facts - facts)
+    return PassRecord(step.name, seconds, rewrites, nodes, len(gm.graph.nodes), facts=found)

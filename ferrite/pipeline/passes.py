@@ -46,15 +46,20 @@ class GraphPass:
     scope: Scope = "always"
     device: str = ""  # run only where some value of the graph is on a device of this type
     required: bool = False
+    alone: Callable[..., torch.fx.GraphModule] | None = field(default=None, compare=False)  # how to run it by itself
+    keeps_values: bool = False  # calls are only spelled otherwise: no value has to be computed again
     rules: tuple[Any, ...] = field(default=(), compare=False)
     identity: str = ""
     awaits: str = ""  # what a place that is only reserved waits for; such a pass does not run
 
-    def __call__(self, gm: torch.fx.GraphModule, is_inference: bool = False) -> torch.fx.GraphModule:
-        """Run this pass alone, in place."""
+    def __call__(self, gm: torch.fx.GraphModule, *args: Any, is_inference: bool = False) -> torch.fx.GraphModule:
+        """Run this pass alone, in place. Passes of some stages take more: example inputs, say."""
         from ferrite.options import resolve
         from ferrite.pipeline.driver import run_pipeline
 
+        if self.alone is not None:
+            return self.alone(self, gm, *args, is_inference=is_inference)
+        is_inference = bool(args[0]) if args else is_inference
         alone = Pipeline(self.name, (self,))
         run_pipeline(alone, gm, PassContext(resolve({"strict": True}), is_inference))
         return gm
@@ -80,6 +85,8 @@ def graph_pass(
     scope: Scope = "always",
     device: str = "",
     required: bool = False,
+    keeps_values: bool = False,
+    alone: Callable[..., torch.fx.GraphModule] | None = None,
     rules: Sequence[Any] = (),
 ) -> Any:
     """Make a pass of a function `(gm, context)` or `(gm)`."""
@@ -93,6 +100,8 @@ def graph_pass(
             scope=scope,
             device=device,
             required=required,
+            keeps_values=keeps_values,
+            alone=alone,
             rules=rules,
         )
     purpose = (inspect.getdoc(function) or "").partition("\n")[0]
@@ -106,6 +115,8 @@ def graph_pass(
         scope=scope,
         device=device,
         required=required,
+        keeps_values=keeps_values,
+        alone=alone,
         rules=tuple(rules),
         identity=identity_of(function),
     )
@@ -147,10 +158,14 @@ def identity_of(function: Callable[..., Any]) -> str:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Passes in the order they run. Printing it is the documentation of the order."""
+    """Passes in the order they run. Printing it is the documentation of the order.
+
+    What the option `extra` names runs once more, before the pass `closing`; without one, nothing does.
+    """
 
     name: str
     passes: tuple[GraphPass, ...]
+    closing: str = ""
 
     def __post_init__(self) -> None:
         position = {}
@@ -186,7 +201,13 @@ class Pipeline:
             if lowest > highest:
                 raise UserError(f"pass {step.name!r} cannot run both after {step.after} and before {step.before}")
             passes.insert(highest if step.before or not step.after else lowest, step)
-        return Pipeline(self.name, tuple(passes))
+        return Pipeline(self.name, tuple(passes), self.closing)
+
+    @property
+    def repeatable(self) -> tuple[GraphPass, ...]:
+        """The passes that can run once more."""
+        names = [step.name for step in self.passes]
+        return self.passes[: names.index(self.closing)] if self.closing in names else ()
 
     def __str__(self) -> str:
         width = max((len(step.name) for step in self.passes), default=0)

@@ -14,8 +14,11 @@ from typing import Any
 import torch
 
 from ferrite.graph import fake_value
+from ferrite.options import Options
 from ferrite.rewrite.arguments import MISSING, arguments_of, same_literal
 from ferrite.rewrite.pattern import Call, Items, Literal, Pattern, Variable, count_uses
+
+DEFAULTS = Options()
 
 # Two tensor operands that may be swapped: the matcher tries both orders.
 COMMUTATIVE = {
@@ -44,6 +47,7 @@ class Match:
     pattern: Pattern
     bindings: dict[str, Any] = field(default_factory=dict)
     nodes: dict[int, torch.fx.Node] = field(default_factory=dict)
+    options: Options = DEFAULTS  # of the compile
 
     def __getitem__(self, variable: str) -> Any:
         return self.bindings[variable]
@@ -58,7 +62,7 @@ class Match:
         return fake_value(bound) if isinstance(bound, torch.fx.Node) else bound
 
     def copy(self) -> Match:
-        return Match(self.pattern, dict(self.bindings), dict(self.nodes))
+        return Match(self.pattern, dict(self.bindings), dict(self.nodes), self.options)
 
 
 class Matcher:

@@ -9,8 +9,9 @@ import torch
 from ferrite.graph import ModelLine, model_line
 from ferrite.options import Options
 from ferrite.pipeline.context import PassContext
-from ferrite.rewrite.engine import AnyRule, Engine
+from ferrite.rewrite.engine import Engine
 from ferrite.rewrite.match import Refusal
+from ferrite.rewrite.rule import AnyRule, GraphRule, LocalRule
 
 
 @dataclass(frozen=True)
@@ -27,14 +28,21 @@ class NearMiss:
         return f"{self.rule} at {self.node}: {self.reason or 'fires'}{place}"
 
 
-def why(gm: torch.fx.GraphModule, rule: AnyRule) -> list[NearMiss]:
+def why(gm: torch.fx.GraphModule, rule: AnyRule, options: Options | None = None) -> list[NearMiss]:
     """Ask a rule about every node with its operator; the graph is left as it was."""
-    engine = Engine(gm, (rule,), PassContext(Options()))
-    found = []
-    for node in [node for node in gm.graph.nodes if node.target in rule.targets]:
-        outcome = engine.propose(rule, node)
-        if not isinstance(outcome, Refusal):
-            outcome.writer.take_back()
-        reason = outcome.reason if isinstance(outcome, Refusal) else ""
-        found.append(NearMiss(rule.name, node.name, reason, model_line(node)))
-    return found
+    context = PassContext(options or Options())
+    if isinstance(rule, GraphRule):
+        reasons = rule.explain(gm, context)
+    else:
+        engine = Engine(gm, (rule,), context)
+        candidates = [node for node in gm.graph.nodes if node.target in rule.targets]
+        reasons = {node: refused(engine, rule, node) for node in candidates}
+    return [NearMiss(rule.name, node.name, reason, model_line(node)) for node, reason in reasons.items()]
+
+
+def refused(engine: Engine, rule: LocalRule, node: torch.fx.Node) -> str:
+    outcome = engine.propose(rule, node)
+    if isinstance(outcome, Refusal):
+        return outcome.reason
+    outcome.writer.take_back()
+    return ""

@@ -125,3 +125,21 @@ def test_our_errors_pass_dynamo_unchanged(error):
     assert type(twin).__name__ == type(error).__name__
     assert str(twin) == str(error)
     assert {k: v for k, v in vars(twin).items() if k != "first_useful_frame"} == vars(error)
+
+
+def test_nothing_is_decided_about_symbols_that_is_not_known():
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    shape_env = mode.shape_env
+    assert shape_env is not None
+    size = mode.from_tensor(torch.rand(4, 6), static_shapes=False).shape[0]
+    assert isinstance(size, torch.SymInt)
+    for _ in range(2):  # a refusal is not remembered as an answer
+        with pytest.raises(RuntimeError, match="nobody knows"), torch_api.deciding_nothing(mode):
+            bool(size > 3)
+    with torch_api.deciding_nothing(mode):
+        assert size > 0  # known: it is no guard
+    assert not shape_env.guards
+    assert size > 3
+    assert len(shape_env.guards) == 1
+    with torch_api.deciding_nothing(mode):
+        assert size > 2  # known now

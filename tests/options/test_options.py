@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import threading
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 
 import ferrite
 from ferrite.cli.options import reference_page
+from ferrite.option_values import Named
 from ferrite.options import FIELDS, MODES, Options, resolve, using
 
 pytestmark = pytest.mark.quick
@@ -129,6 +131,92 @@ def test_ferrite_compile_reports_before_the_first_call(settings, message):
     with pytest.raises(ferrite.UserError) as caught:
         ferrite.compile(lambda x: x + 1, **settings)
     assert str(caught.value).startswith(message)
+
+
+# --- names with settings ----------------------------------------------------------------------------------------------
+
+
+def test_fusions_keep_the_order_and_the_settings_they_are_given():
+    given = {"decompose_mm_pass": {"cpu_max_rows": 4}, "batch_aten_tanh": {}}
+    options = Options(post_grad_fusions=given)
+    assert list(options.post_grad_fusions) == ["decompose_mm_pass", "batch_aten_tanh"]
+    assert dict(options.post_grad_fusions["decompose_mm_pass"]) == {"cpu_max_rows": 4}
+    assert options == Options(post_grad_fusions=Named(given))
+    assert hash(options) == hash(Options(post_grad_fusions=given))
+    other = Options(post_grad_fusions=dict(reversed(given.items())))
+    assert other != options
+    assert other.code_key() != options.code_key()
+    assert Options(post_grad_fusions=["batch_aten_tanh"]) == Options(post_grad_fusions={"batch_aten_tanh": {}})
+
+
+def test_fusions_are_frozen():
+    given = {"batch_aten_tanh": {"depth": 3}}
+    options = Options(post_grad_fusions=given)
+    given["batch_aten_tanh"]["depth"] = 4
+    assert options.post_grad_fusions["batch_aten_tanh"]["depth"] == 3
+    with pytest.raises(TypeError):
+        options.post_grad_fusions["batch_aten_tanh"]["depth"] = 4  # type: ignore[index]
+
+
+def test_fusions_as_text_and_as_json():
+    text = "batch_aten_tanh:min_members=3:same_users=true, decompose_mm_pass,partitioned_scatter:mem_fraction=0.5"
+    options = resolve(environ={"FERRITE_POST_GRAD_FUSIONS": text})
+    expected = {
+        "batch_aten_tanh": {"min_members": 3, "same_users": True},
+        "decompose_mm_pass": {},
+        "partitioned_scatter": {"mem_fraction": 0.5},
+    }
+    assert options.post_grad_fusions == Named(expected)
+    assert json.loads(json.dumps(options.changed())) == {"post_grad_fusions": expected}
+    assert Options(**json.loads(json.dumps(options.changed()))) == options
+    with pytest.raises(ferrite.UserError, match="FERRITE_POST_GRAD_FUSIONS has 'batch_aten_tanh:depth'"):
+        resolve(environ={"FERRITE_POST_GRAD_FUSIONS": "batch_aten_tanh:depth"})
+
+
+BAD_FUSIONS = [
+    ("batch_aten_tanh", "option 'post_grad_fusions' is 'batch_aten_tanh', a str\n  expected        list of names, or"),
+    ({"batch_aten_tanh": 3}, "option 'post_grad_fusions' has 3 for 'batch_aten_tanh'\n  expected        a mapping"),
+    ({"batch_aten_tanh": {"depth": [3]}}, "option 'post_grad_fusions' has depth=[3] for 'batch_aten_tanh'\n  expected"),
+    (
+        ["batch_aten_tahn"],
+        "option 'post_grad_fusions' has an unknown fusion 'batch_aten_tahn'\n  did you mean    batch_",
+    ),
+    ({"batch_aten_tanh": {"dept": 3}}, "the fusion 'batch_aten_tanh' has no setting 'dept'\n  did you mean    depth"),
+    (
+        {"select_cat_aten_pass": {"depth": 3}},
+        "the fusion 'select_cat_aten_pass' has no setting 'depth'\n  all settings",
+    ),
+    ({"decompose_mm_pass": {"min_rows": True}}, "the setting 'min_rows' of the fusion 'decompose_mm_pass' is True"),
+    ({"decompose_mm_pass": {"cpu_max_rows": -1}}, "the setting 'cpu_max_rows' of the fusion 'decompose_mm_pass' is -1"),
+    (
+        {"partitioned_scatter": {"mem_fraction": "x"}},
+        "the setting 'mem_fraction' of the fusion 'partitioned_scatter' is",
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), BAD_FUSIONS)
+def test_bad_fusions_are_reported_at_once(given, message):
+    with pytest.raises(ferrite.UserError) as caught:
+        ferrite.compile(lambda x: x + 1, post_grad_fusions=given)
+    assert str(caught.value).startswith(message)
+
+
+def test_names_of_other_stages_are_accepted_with_whatever_they_take():
+    ferrite.compile(lambda x: x + 1, post_grad_fusions={"pad_aten_mm_pass": {"k_threshold_to_pad": 8}})
+
+
+def test_settings_reach_the_rules():
+    def product(a, b):
+        return torch.mm(a, b) + 1
+
+    inputs = [torch.rand(3, 6), torch.rand(6, 5)]
+    for rows, fires in ((2, 0), (3, 1)):
+        fusions = {"decompose_mm_pass": {"cpu_max_rows": rows}}
+        torch.compiler.reset()
+        compiled = torch.compile(product, backend="ferrite", options={"strict": True, "post_grad_fusions": fusions})
+        torch.testing.assert_close(compiled(*inputs), product(*inputs))
+        assert ferrite.last_compile().rewrites.get("decompose_mm", 0) == fires
 
 
 def options_used(compiled) -> Options:

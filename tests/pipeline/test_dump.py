@@ -20,9 +20,10 @@ def model(x, w, b):
 def test_every_step_is_written_and_runs(tmp_path, dynamic):
     x, w, b = torch.ones(2, 3), torch.ones(3, 4, requires_grad=True), torch.ones(4)
     compile_strict(model, options={"dump_dir": str(tmp_path)}, dynamic=dynamic)(x, w, b).backward()
-    forward, backward = sorted(tmp_path.iterdir())
-    assert forward.name.endswith("_forward")
-    assert backward.name.endswith("_backward")
+    folders = sorted(tmp_path.iterdir())
+    assert [folder.name.split("_")[1] for folder in folders] == ["torch", "joint", "forward", "backward"]
+    captured, _, forward, _ = folders
+    assert "torch.mm" in (captured / "00_captured.py").read_text()
     names = sorted(path.name for path in forward.iterdir())
     assert [name.split("_", 1)[-1] for name in names] == [
         "captured.py",

@@ -217,3 +217,72 @@ def test_a_pass_runs_alone():
     gm = traced()
     assert sin_to_cos(gm) is gm
     assert operators(gm)[0] == "cos"
+
+
+# --- taking back what was done to nested graphs -----------------------------------------------------------------------
+
+
+def with_branches():
+    def fn(x):
+        return torch.cond(x.sum() > 0, lambda x: torch.relu(x.sin()), lambda x: x.cos() - 1, (x,)) + x.sin()
+
+    return traced(fn)
+
+
+def bodies(gm) -> list[torch.fx.GraphModule]:
+    return [module for module in gm.modules() if module is not gm and isinstance(module, torch.fx.GraphModule)]
+
+
+def everywhere(gm) -> list[list[str]]:
+    return [operators(module) for module in (gm, *bodies(gm))]
+
+
+@graph_pass
+def ruins_bodies(gm):
+    """Edits nested graphs, hangs things on the modules, then fails."""
+    if not bodies(gm):
+        return
+    for body in bodies(gm):
+        swap(body, aten.sin.default, aten.neg.default)
+        swap(body, aten.cos.default, aten.neg.default)
+        body.recompile()
+        body.scale = torch.ones(1)
+    gm.true_graph_0 = bodies(gm)[1]
+    gm.extra = torch.nn.Linear(1, 1)
+    gm.register_buffer("left_behind", torch.ones(1))
+    raise ValueError("no")
+
+
+def test_nested_graphs_and_attributes_are_taken_back():
+    gm = with_branches()
+    before, names = everywhere(gm), [sorted(vars(module)) for module in (gm, *bodies(gm))]
+    attributes = sorted([*gm._modules, *gm._buffers])
+    wanted = [gm(x) for x in (torch.ones(3), -torch.ones(3))]
+    _, reported = run([ruins_bodies], gm)
+    assert [name for name, _ in reported] == ["ruins_bodies"]
+    assert everywhere(gm) == before
+    assert [sorted(vars(module)) for module in (gm, *bodies(gm))] == names
+    assert sorted([*gm._modules, *gm._buffers]) == attributes
+    assert all(map(torch.equal, wanted, [gm(x) for x in (torch.ones(3), -torch.ones(3))]))
+
+
+def test_what_worked_in_nested_graphs_stays():
+    gm = with_branches()
+    records, _ = run([sin_to_cos, ruins_bodies, raises, cos_to_tan], gm)
+    # Each body went through the passes before; what is taken back is what was done to it from outside.
+    assert [[name for name in found if name in ("sin", "cos", "tan", "neg")] for found in everywhere(gm)] == [
+        ["tan"],
+        ["tan"],
+        ["tan"],
+    ]
+    assert [record.note for record in records if "/" not in record.name] == [
+        *("", "failed: ValueError: no", "failed: ValueError: no", "")
+    ]
+
+
+def test_nested_graphs_keep_their_share_of_the_counts():
+    gm = with_branches()
+    context = PassContext(Options(fuel=10), fuel=Fuel(10))
+    run_pipeline(Pipeline("test", (sin_to_cos, ruins_bodies)), gm, context)
+    assert context.rewrites["sin_to_cos"] == 2  # one in a body, one outside
+    assert context.fuel.amount == 8

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from ferrite.graph.values import compute, mode_of
 from ferrite.graph.verify import Snapshot, verify_graph
 from ferrite.options import Options
-from ferrite.passes.post_grad import grouped_ops
+from ferrite.passes.post_grad import operators as own_operators
 from ferrite.passes.post_grad.grouped_linear import (
     INT4_LINEAR,
     PACK_INT4,
@@ -26,7 +26,7 @@ from ferrite.pipeline import Fuel, PassContext, Pipeline, run_pipeline
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten
-packed = pytest.mark.skipif(grouped_ops.PACKED_LINEAR is None, reason="this torch has no packed linear layer")
+packed = pytest.mark.skipif(own_operators.PACKED_LINEAR is None, reason="this torch has no packed linear layer")
 
 
 def context(fuel: int | None = None, **more: Any) -> PassContext:
@@ -190,7 +190,7 @@ def test_the_operator_is_a_good_citizen():
 @pytest.mark.parametrize("there", [pytest.param(True, marks=packed), False])
 def test_the_operator_computes_what_the_layers_do(monkeypatch, there):
     if not there:
-        monkeypatch.setattr(grouped_ops, "PACKED_LINEAR", None)
+        monkeypatch.setattr(own_operators, "PACKED_LINEAR", None)
     x, v, w = layers(2)
     bias = torch.rand(8)
     first, second = torch.ops.ferrite.grouped_linear(x, [v, w], [bias, None])

@@ -13,6 +13,7 @@ from torch._higher_order_ops.scan import scan
 import ferrite
 from compare import check
 from ferrite.capture import capture
+from ferrite.graph.facts import innermost_first
 from ferrite.graph.verify import Snapshot, verify_graph
 from ferrite.options import Options
 from ferrite.passes.post_grad.higher_order import (
@@ -447,6 +448,124 @@ def test_inside_a_branch():
 
     check(fn, lambda: [torch.randn(3), torch.tensor(True)], options={"passes": [IN_PLACE, WRITE_OUT]}, graphs=1)
     assert ferrite.last_compile().rewrites["reinplace_inplaceable_ops"] == 1
+
+
+def branch_writes(x, flag):
+    y = x.sin()
+
+    def yes(y):
+        y.add_(1)
+        return y + 1
+
+    return torch.cond(flag, yes, lambda y: y - 1, (y,)), y
+
+
+def branch_writes_into_an_input(x, flag):
+    def yes(x):
+        x.mul_(2)
+        return x + 1
+
+    return torch.cond(flag, yes, lambda x: x - 1, (x,)) + x
+
+
+def branch_writes_and_the_old_value_is_read(x, flag):
+    y = x.sin()
+    z = y.clone()
+
+    def yes(z):
+        z.add_(1)
+        return z + 1
+
+    return torch.cond(flag, yes, lambda z: z - 1, (z,)), z, y * 2
+
+
+def branch_writes_into_a_part(x, flag):
+    y = x.sin()
+
+    def yes(part):
+        part.add_(1)
+        return part + 1
+
+    return torch.cond(flag, yes, lambda part: part - 1, (y[1:],)), y
+
+
+def loop_writes(x, flag):
+    y, buffer = x.sin(), x.cos()
+
+    def body(i, y):
+        buffer.add_(1)
+        return i + 1, y + buffer
+
+    return torch.while_loop(lambda i, y: i.sum() < 3, body, (x.new_zeros(1), y)), buffer
+
+
+def loop_in_a_branch_writes(x, flag):
+    def yes(x):
+        buffer = x.cos()
+
+        def body(i, y):
+            buffer.add_(1)
+            return i + 1, y + buffer
+
+        return torch.while_loop(lambda i, y: i.sum() < 2, body, (x.new_zeros(1), x.sin()))[1] + buffer
+
+    return torch.cond(flag, yes, lambda x: x - 1, (x,))
+
+
+WRITING = [branch_writes, branch_writes_into_an_input, branch_writes_and_the_old_value_is_read]
+WRITING += [branch_writes_into_a_part, loop_writes, loop_in_a_branch_writes]
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("fn", WRITING, ids=lambda fn: fn.__name__)
+def test_higher_order_operators_that_write(fn, in_place):
+    with torch.no_grad():
+        gm = captured(fn, X.clone(), torch.tensor(True))
+    everywhere = lambda: [node for module in innermost_first(gm) for node in module.graph.nodes]  # noqa: E731
+    clones = lambda: [node for node in everywhere() if node.target is aten.clone.default]  # noqa: E731
+    wrapped = [node for node in everywhere() if node.target is torch.ops.higher_order.auto_functionalized_v2]
+    assert wrapped
+    wanted_clones = len(clones()) + (0 if in_place else sum(len(node.kwargs["_all_bases"]) for node in wrapped))
+    names = set(dict(gm.named_modules()))
+    snapshot = Snapshot.of(gm)
+    if in_place:
+        reinplace_inplaceable_ops(gm)
+    decompose_auto_functionalized(gm)
+    verify_graph(gm, snapshot, deep=True)
+    assert not any(node.target is torch.ops.higher_order.auto_functionalized_v2 for node in everywhere())
+    assert not any(str(node.target).startswith("_tree_spec") for node in everywhere())
+    assert len(clones()) == wanted_clones
+    assert set(dict(gm.named_modules())) == names  # the graphs are still called
+    for flag in (True, False):
+        inputs, own = [X.clone(), torch.tensor(flag)], [X.clone(), torch.tensor(flag)]
+        with torch.no_grad():
+            wanted = torch.utils._pytree.tree_leaves(fn(*inputs))
+            given = [own[index] for index in argument_order(gm)]
+            assert all(map(torch.allclose, wanted, gm(*given)))
+        assert torch.equal(inputs[0], own[0])
+
+
+def argument_order(gm):
+    """Which of a float tensor and a flag each input of a graph is."""
+    return [int(node.meta["val"].dtype is torch.bool) for node in gm.graph.find_nodes(op="placeholder")]
+
+
+@pytest.mark.parametrize("flag", [True, False])
+@pytest.mark.parametrize("fn", WRITING, ids=lambda fn: fn.__name__)
+def test_nobody_can_tell_that_higher_order_operators_write(fn, flag):
+    with torch.no_grad():
+        check(fn, lambda: [torch.randn(3, 4), torch.tensor(flag)], graphs=1, calls=2)
+    calls = [call.operator for graph in ferrite.last_compile().graphs for call in graph.eager_calls]
+    assert "higher_order.auto_functionalized_v2" not in calls
+
+
+@quick
+def test_graphs_that_nobody_calls_leave_the_module():
+    gm = captured(running_sum, torch.randn(3), torch.randn(4, 3))
+    (step,) = (node.target for node in gm.graph.find_nodes(op="get_attr"))
+    decompose_scan_to_while_loop(gm)
+    assert step not in dict(gm.named_modules())
+    assert "while_loop" in targets(gm)
 
 
 @quick

@@ -11,15 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from compare import since
 from ferrite.graph.verify import count_guards
 from ferrite.options import Options
+from ferrite.passes.post_grad.groups import post_grad_fusions
 from ferrite.passes.post_grad.joins import CAT_SLICE_CAT, CAT_SPLIT, JOIN_RULES, part_of_split
 from ferrite.passes.post_grad.split_cat import SPLIT_CAT_GROUPS
-from ferrite.pipeline import PassContext
+from ferrite.pipeline import Fuel, PassContext
 from ferrite.rewrite import apply_rules, why
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten
+GROUP_NAMES = ("normalization_aten_pass", "split_cat_aten_pass")
 ALL = (*JOIN_RULES, *(rule for rules in SPLIT_CAT_GROUPS.values() for rule in rules))
 
 
@@ -154,6 +157,17 @@ def test_uneven_chunks_keep_their_sizes():
     assert_same(before, after, x)
 
 
+@since(2, 13)
+def test_chunks_of_nothing_are_one_of_size_nothing():
+    x = torch.rand(0, 2)
+    before, after, count = rewritten(
+        lambda x: [part * 2 for part in x.split(3)], x, rules=SPLIT_CAT_GROUPS["normalization_aten_pass"]
+    )
+    assert count == 1
+    assert [item.shape for item in after(x)] == [(0, 2)]
+    assert_same(before, after, x)
+
+
 def test_an_operand_of_another_dimension_does_not_change_the_slices():
     def function(x, y):
         rows, columns = x.split([1] * 12), y.split([1] * 12, 1)
@@ -230,3 +244,13 @@ def test_what_a_rewrite_looked_through_is_gone():
     _, after, count = rewritten(function, torch.rand(3, 2), rules=SPLIT_CAT_GROUPS["split_cat_aten_pass"])
     assert count == 1
     assert operators(after) == [aten.sin.default, aten.cat.default, aten.add.Tensor]
+
+
+@pytest.mark.parametrize("names", [GROUP_NAMES, GROUP_NAMES[::-1]])
+def test_groups_run_in_the_users_order(names):
+    """With fuel for one rewrite the first group named has it."""
+    gm = make_fx(lambda x: torch.cat(x.split(2, -1), 1) + 1, tracing_mode="fake")(torch.rand(2, 4))
+    context = PassContext(Options(post_grad_fusions=names), fuel=Fuel(1))
+    assert post_grad_fusions.function(gm, context) == 1
+    first = "normalize_split_default_aten" if names[0] == "normalization_aten_pass" else "split_cat_aten"
+    assert dict(context.rewrites) == {first: 1}

@@ -21,7 +21,7 @@ from ferrite.passes.post_grad.products import (
     check_shape_cuda_and_fused_int_mm_mul_enabled,
     should_prefer_unfused_addmm,
 )
-from ferrite.passes.post_grad.thin_products import THIN_PRODUCT_GROUPS, Thin, decompose_mem_bound_mm
+from ferrite.passes.post_grad.thin_products import DECOMPOSE_MEM_BOUND_MM, THIN_PRODUCT_GROUPS
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import apply_rules
 
@@ -39,10 +39,10 @@ def find(gm, target) -> torch.fx.Node:
     return next(node for node in gm.graph.nodes if node.target is target)
 
 
-def rewritten(function, *inputs, rules, mode="fake"):
+def rewritten(function, *inputs, rules, mode="fake", **options):
     before = make_fx(function, tracing_mode=mode)(*inputs)
     after = copy.deepcopy(before)
-    return before, after, apply_rules(after, rules, PassContext(Options()))
+    return before, after, apply_rules(after, rules, PassContext(Options(**options)))
 
 
 def meta(*shape, dtype=torch.float32):
@@ -171,10 +171,15 @@ def test_the_gate_of_the_integer_product():
 # --- thin products ----------------------------------------------------------------------------------------------------
 
 
-def test_what_is_thin_is_asked_when_the_rules_are_made():
+def thin(*inputs, mode="fake", **settings):
+    fusions = {"decompose_mm_pass": settings}
+    return rewritten(torch.mm, *inputs, rules=DECOMPOSE_MEM_BOUND_MM, mode=mode, post_grad_fusions=fusions)
+
+
+def test_what_is_thin_is_asked_in_each_compile():
     inputs = [torch.rand(4, 6), torch.rand(6, 5)]
     assert rewritten(torch.mm, *inputs, rules=THIN_PRODUCT_GROUPS["decompose_mm_pass"])[2] == 0
-    before, after, count = rewritten(torch.mm, *inputs, rules=decompose_mem_bound_mm(Thin(cpu_max_rows=4)))
+    before, after, count = thin(*inputs, cpu_max_rows=4)
     assert count == 1
     assert aten.mm.default not in operators(after)
     exact = before(*(item.double() for item in inputs))
@@ -184,12 +189,10 @@ def test_what_is_thin_is_asked_when_the_rules_are_made():
 @pytest.mark.parametrize("allowed", [False, True])
 def test_unknown_sizes_are_thin_only_where_that_is_allowed(allowed):
     inputs = [torch.rand(4, 6), torch.rand(6, 5)]
-    rules = decompose_mem_bound_mm(Thin(allow_unknown_sizes=allowed))
-    before, after, count = rewritten(torch.mm, *inputs, rules=rules, mode="symbolic")
+    before, after, count = thin(*inputs, mode="symbolic", allow_unknown_sizes=allowed)
     # a symbol is never one row: two rows or more are provable
     assert count == 0
-    rules = decompose_mem_bound_mm(Thin(cpu_max_rows=64, allow_unknown_sizes=allowed))
-    before, after, count = rewritten(torch.mm, *inputs, rules=rules, mode="symbolic")
+    before, after, count = thin(*inputs, mode="symbolic", cpu_max_rows=64, allow_unknown_sizes=allowed)
     assert count == int(allowed)
     assert_no_farther(after(*inputs), before(*inputs), before(*(item.double() for item in inputs)), "thin product")
 
@@ -197,14 +200,14 @@ def test_unknown_sizes_are_thin_only_where_that_is_allowed(allowed):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_thin_products_of_half_precision_add_up_in_single(dtype):
     inputs = [torch.full((1, 2048), 1.01).to(dtype), torch.full((2048, 3), 1.01).to(dtype)]
-    before, after, count = rewritten(torch.mm, *inputs, rules=decompose_mem_bound_mm())
+    before, after, count = thin(*inputs)
     assert count == 1
     assert_no_farther(after(*inputs), before(*inputs), before(*(item.double() for item in inputs)), "thin product")
 
 
 def test_thin_products_of_integers_wrap_as_eager():
     inputs = [torch.full((1, 8), 100, dtype=torch.int8), torch.full((8, 3), 100, dtype=torch.int8)]
-    before, after, count = rewritten(torch.mm, *inputs, rules=decompose_mem_bound_mm())
+    before, after, count = thin(*inputs)
     assert count == 1
     assert torch.equal(after(*inputs), before(*inputs))
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._higher_order_ops.auto_functionalize import auto_functionalized
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import ferrite
@@ -15,9 +16,12 @@ from compare import check
 from ferrite.graph import fake_value
 from ferrite.graph.aliases import sharing_matrix
 from ferrite.graph.verify import Snapshot, verify_graph
+from ferrite.options import Options
+from ferrite.passes.post_grad.higher_order import decompose_auto_functionalized
 from ferrite.passes.post_grad.memory import each_element_once
+from ferrite.passes.post_grad.ranges import EVERYTHING, LastAccess, Span
 from ferrite.passes.post_grad.reinplace import reinplace_inplaceable_ops
-from ferrite.pipeline import graph_pass
+from ferrite.pipeline import PassContext, Pipeline, graph_pass, run_pipeline
 
 quick = pytest.mark.quick
 aten = torch.ops.aten
@@ -107,7 +111,15 @@ def second_of_two(x, i, v):
     return first, second
 
 
+def view_of_input_copied_back(x, i, v):
+    y = aten.index_put.default(x.view(12), [i], v)
+    z = (y + 1).sum()
+    aten.copy_.default(x, y.view(3, 4))
+    return z
+
+
 FIRES = {
+    "view_of_input_copied_back": (view_of_input_copied_back, 1, 0),
     "fresh": (fresh, 1, 0),
     "views_of_the_result": (with_view_of_result, 1, 0),
     "chain": (chain, 2, 0),
@@ -344,6 +356,461 @@ def test_writes_over_views(name, mode):
         assert not any("scatter" in each for each in found)
 
 
+# --- writes over views of views ---------------------------------------------------------------------------------------
+
+
+def two_levels(x):
+    whole = product(x)
+    row = aten.slice_scatter.default(aten.select.int(whole, 0, 1), x[0, :2].cos(), 0, 1, 3)
+    return aten.select_scatter.default(whole, row, 0, 1)
+
+
+def two_levels_and_the_inner_one_read(x):
+    whole = product(x)
+    row = aten.slice_scatter.default(aten.select.int(whole, 0, 1), x[0, :2].cos(), 0, 1, 3)
+    result = aten.select_scatter.default(whole, row, 0, 1)
+    return result, row * 2, row.sum()
+
+
+def three_levels(x):
+    whole = product(x)
+    rows = aten.slice.Tensor(whole, 0, 1, 3)
+    row = aten.select.int(rows, 0, 1)
+    row = aten.slice_scatter.default(row, x[0, :2].cos(), 0, 1, 3)
+    rows = aten.select_scatter.default(aten.slice.Tensor(whole, 0, 1, 3), row, 0, 1)
+    result = aten.slice_scatter.default(whole, rows, 0, 1, 3)
+    return result, rows.exp(), row + 1
+
+
+def levels_copied_back(x):
+    row = aten.slice_scatter.default(aten.select.int(x, 0, 1), x.new_ones(2), 0, 1, 3)
+    result = aten.select_scatter.default(x, row, 0, 1)
+    aten.copy_.default(x, result)
+    return (result + 1).sum()
+
+
+def column_and_the_inner_one_read(x):
+    whole = product(x)
+    column = aten.slice_scatter.default(aten.select.int(whole, 1, 1), x[0, :2].cos(), 0, 1, 3)
+    return aten.select_scatter.default(whole, column, 1, 1), column * 2
+
+
+def diagonal_of_rows_of_an_input(x):
+    rows = aten.diagonal_scatter.default(aten.slice.Tensor(x, 0, 0, 2), x.new_ones(2))
+    return aten.slice_scatter.default(x, rows, 0, 0, 2)
+
+
+NESTED = {two_levels: 0, two_levels_and_the_inner_one_read: 0, three_levels: 0, levels_copied_back: 0}
+NESTED[column_and_the_inner_one_read] = 0
+NESTED[diagonal_of_rows_of_an_input] = 1  # a copy of the input, which must stay
+
+
+@quick
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+@pytest.mark.parametrize("fn", NESTED, ids=lambda fn: fn.__name__)
+def test_nested_writes_become_one(fn, mode):
+    found = operators(rewritten(fn, X, mode=mode))
+    assert found.count("aten.copy_.default") == 1
+    assert found.count("aten.clone.default") == NESTED[fn]
+    assert not any("scatter" in each for each in found)
+
+
+def other_row_written_back(x):
+    whole = product(x)
+    row = aten.slice_scatter.default(aten.select.int(whole, 0, 0), x[0, :2].cos(), 0, 1, 3)
+    return aten.select_scatter.default(whole, row, 0, 2)
+
+
+def inner_one_returned(x):
+    whole = product(x)
+    row = aten.slice_scatter.default(aten.select.int(whole, 0, 0), x[0, :2].cos(), 0, 1, 3)
+    return aten.select_scatter.default(whole, row, 0, 0), row
+
+
+def inner_one_read_before(x):
+    whole = product(x)
+    row = aten.slice_scatter.default(aten.select.int(whole, 0, 0), x[0, :2].cos(), 0, 1, 3)
+    total = row.sum()
+    return aten.select_scatter.default(whole, row, 0, 0), total
+
+
+NOT_ONE = [other_row_written_back, inner_one_returned, inner_one_read_before]
+
+
+@quick
+@pytest.mark.parametrize("fn", NOT_ONE, ids=lambda fn: fn.__name__)
+def test_nested_writes_that_stay_two(fn):
+    found = operators(rewritten(fn, X))
+    assert found.count("aten.slice_scatter.default") == 1
+    assert found.count("aten.copy_.default") == 1  # the outer one still writes into the product
+
+
+@quick
+def test_writes_into_two_buffers_are_two():
+    def fn(x):
+        row = aten.slice_scatter.default(aten.select.int(product(x), 0, 0), x[0, :2].cos(), 0, 1, 3)
+        return aten.select_scatter.default(product(x), row, 0, 0)
+
+    found = operators(rewritten(fn, X))
+    assert found.count("aten.copy_.default") == 2
+    assert found.count("aten.mm.default") == 4
+
+
+@quick
+def test_the_inner_one_read_behind_a_write_stays():
+    def fn(x):
+        whole = product(x)
+        row = aten.slice_scatter.default(aten.select.int(whole, 0, 0), x[0, :2].cos(), 0, 1, 3)
+        result = aten.select_scatter.default(whole, row, 0, 0)
+        total = result.sum()
+        aten.mul_.Tensor(result, 2)
+        return total, row * 2, result + 1
+
+    assert "aten.slice_scatter.default" in operators(rewritten(fn, X))
+
+
+@quick
+def test_nested_writes_into_an_input_that_must_stay_are_left():
+    def fn(x):
+        row = aten.slice_scatter.default(aten.select.int(x, 0, 0), x[0, :2].cos(), 0, 1, 3)
+        return aten.select_scatter.default(x, row, 0, 0)
+
+    found = operators(rewritten(fn, X))
+    assert "aten.copy_.default" not in found
+    assert sum("scatter" in each for each in found) == 2
+
+
+PAYS = {
+    "both_in_memory": (lambda x: aten.select_scatter.default(x @ x.t(), x[0, :3], 0, 1), True),
+    "result_computed_on": (lambda x: aten.select_scatter.default(x @ x.t(), x[0, :3], 0, 1).sin(), False),
+    "operand_computed": (lambda x: aten.select_scatter.default((x @ x.t()).sin(), x[0, :3], 0, 1), False),
+    "through_a_view": (lambda x: aten.select_scatter.default(x @ x.t(), x[0, :3], 0, 1).t() @ x, True),
+    "view_computed_on": (lambda x: aten.select_scatter.default(x @ x.t(), x[0, :3], 0, 1).t().sin(), False),
+    "must_write": (lambda x: aten.diagonal_scatter.default(x.sin(), x[0, :3]).sin(), True),
+}
+
+
+@quick
+@pytest.mark.parametrize("name", PAYS)
+def test_writes_where_it_saves_traffic(name):
+    fn, pays = PAYS[name]
+    assert ("aten.copy_.default" in operators(rewritten(fn, X))) == pays
+
+
+# --- parts of one buffer ----------------------------------------------------------------------------------------------
+
+
+def two_disjoint(x, i, v):
+    b = x.sin()
+    first = aten.index_put.default(b[:1], [i[:1]], v)
+    second = aten.index_put.default(b[1:], [i[:1]], v * 2)
+    return first + 1, second + 1
+
+
+def values_from_another_part(x, i, v):
+    b = x.sin()
+    return aten.index_put.default(b[1:], [i[:1]], b[0]) + 1
+
+
+def another_part_read_later(x, i, v):
+    b = x.sin()
+    y = aten.index_put.default(b[:2], [i[:1]], v)
+    return y + 1, b[2] * 2
+
+
+def two_overlapping(x, i, v):
+    b = x.sin()
+    first = aten.index_put.default(b[:2], [i[:1]], v)
+    second = aten.index_put.default(b[1:], [i[:1]], v * 2)
+    return first + 1, second + 1
+
+
+def part_then_whole(x, i, v):
+    b = x.sin()
+    first = aten.index_put.default(b[:1], [i[:1]], v)
+    second = aten.index_put.default(b, [i], v * 2)
+    return first + 1, second + 1
+
+
+def result_of_a_part_returned(x, i, v):
+    """It would keep the whole buffer alive, and begin somewhere inside."""
+    return aten.index_put.default(x.sin()[1:], [i[:1]], v)
+
+
+def place_is_seen(x, i, v):
+    y = aten.index_put.default(x.sin()[1:], [i[:1]], v)
+    return aten.as_strided.default(y, [2], [1], 1) + 1
+
+
+def parts_between_alignments(x, i, v):
+    return aten.index_put.default(x.sin().view(12)[1:9], [i], v) + 1
+
+
+PARTS = {two_disjoint: 2, values_from_another_part: 1, another_part_read_later: 1, two_overlapping: 1}
+PARTS |= {part_then_whole: 1, result_of_a_part_returned: 0, place_is_seen: 0, parts_between_alignments: 0}
+
+
+@quick
+@pytest.mark.parametrize("fn", PARTS, ids=lambda fn: fn.__name__)
+def test_parts_of_one_buffer(fn):
+    assert operators(rewritten(fn, X, INDEX, VALUE)).count("aten.index_put_.default") == PARTS[fn]
+
+
+@quick
+def test_parts_of_unknown_size_count_as_overlapping():
+    for fn in (two_disjoint, another_part_read_later):
+        assert "aten.index_put_.default" not in operators(rewritten(fn, X, INDEX, VALUE, mode="symbolic"))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12)), max_size=12), st.integers(0, 30), st.integers(0, 12))
+def test_the_last_access_is_found(accesses, low, length):
+    spans = [Span(begin, begin + size) for begin, size in accesses]
+    asked = Span(low, low + length)
+    exact = max((index for index, span in enumerate(spans) if span.overlaps(asked)), default=-1)
+    assert LastAccess(range(len(spans)), spans).of(asked) == exact
+    assert LastAccess([*range(len(spans)), 99], [*spans, EVERYTHING]).of(asked) == (99 if length else -1)
+
+
+# --- lists ------------------------------------------------------------------------------------------------------------
+
+
+def listed(x):
+    a, b = aten._foreach_add.Scalar([x.sin(), x.cos()], 1)
+    return a * 2, b
+
+
+def listed_copied_back(x, y):
+    a, b = aten._foreach_mul.List([x, y], [y + 1, x + 1])
+    aten.copy_.default(x, a)
+    aten.copy_.default(y, b)
+    return a.sum()
+
+
+def listed_inputs_and_others(x, y):
+    a, b = aten._foreach_lerp.Scalar([x, y.sin()], [y + 1, x + 1], 0.5)
+    aten.copy_.default(x, a)
+    return a.sum(), b + 1
+
+
+LISTS = [listed, listed_copied_back, listed_inputs_and_others]
+
+
+@quick
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+@pytest.mark.parametrize("fn", LISTS, ids=lambda fn: fn.__name__)
+def test_lists(fn, mode):
+    inputs = (X, X + 1)[: fn.__code__.co_argcount]
+    gm = rewritten(fn, *inputs, mode=mode)
+    found = operators(gm)
+    (call,) = (each for each in found if "_foreach_" in each)
+    assert call.split(".")[1].endswith("_")
+    assert "aten.copy_.default" not in found
+    assert "getitem" not in str(found)
+
+
+def one_without_copy_back(x, y):
+    a, b = aten._foreach_add.Scalar([x, y], 1)
+    aten.copy_.default(x, a)
+    return b + 1
+
+
+def one_read_later(x, y):
+    u, v = x.sin(), x.cos()
+    a, b = aten._foreach_add.Scalar([u, v], 1)
+    return a, b, v + 1
+
+
+def the_same_twice(x, y):
+    u = x.sin()
+    a, b = aten._foreach_add.Scalar([u, u], 1)
+    return a, b
+
+
+def parts_of_one_buffer(x, y):
+    u = x.sin()
+    a, b = aten._foreach_add.Scalar([u[:1], u[1:]], 1)
+    return a + 1, b + 1
+
+
+def read_as_well(x, y):
+    u, v = x.sin(), x.cos()
+    a, b = aten._foreach_add.List([u, v], [v, u])
+    return a + 1, b + 1
+
+
+def another_dtype(x, y):
+    a, b = aten._foreach_add.Scalar([x.long(), x.sin()], 1.5)
+    return a, b
+
+
+def copied_back_crosswise(x, y):
+    a, b = aten._foreach_add.Scalar([x, y], 1)
+    aten.copy_.default(x, b)
+    aten.copy_.default(y, a)
+    return (x + y).sum()
+
+
+NO_LISTS = [one_without_copy_back, one_read_later, the_same_twice, parts_of_one_buffer, read_as_well, another_dtype]
+NO_LISTS.append(copied_back_crosswise)
+
+
+@quick
+@pytest.mark.parametrize("fn", NO_LISTS, ids=lambda fn: fn.__name__)
+def test_lists_of_which_a_member_must_stay(fn):
+    found = operators(rewritten(fn, X, X + 1))
+    (call,) = (each for each in found if "_foreach_" in each)
+    assert not call.split(".")[1].endswith("_")
+
+
+class Step(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weights = torch.nn.ParameterList([torch.randn(3), torch.randn(2, 2)])
+
+    def forward(self, x):
+        with torch.no_grad():
+            torch._foreach_mul_(list(self.weights), 0.5)
+            torch._foreach_add_(list(self.weights), 1.0)
+        return x + self.weights[0].sum()
+
+
+def test_lists_of_parameters():
+    with torch.no_grad():
+        check(Step(), lambda: [torch.randn(3)], calls=2, graphs=1)
+    assert ferrite.last_compile().rewrites["reinplace_inplaceable_ops"] == 2
+    calls = [call.operator for graph in ferrite.last_compile().graphs for call in graph.eager_calls]
+    assert [call for call in calls if "_foreach" in call] == ["aten._foreach_mul_.Scalar", "aten._foreach_add_.Scalar"]
+    assert "aten.copy_.default" not in calls
+
+
+# --- effect tokens ----------------------------------------------------------------------------------------------------
+
+TOKEN = torch.tensor([])
+with_effects = torch.ops.higher_order.with_effects
+
+
+def effect(token, x, i, v):
+    token, y = with_effects(token, aten.index_put.default, x.sin(), [i], v)
+    return token, y + 1
+
+
+def two_effects(token, x, i, v):
+    token, y = with_effects(token, aten.index_put.default, x.sin(), [i], v)
+    token, y = with_effects(token, aten.index_put.default, y, [i + 0], v * 2, True)
+    return token, y
+
+
+def effect_copied_back(token, x, i, v):
+    token, y = with_effects(token, aten.index_put.default, x, [i], v)
+    aten.copy_.default(x, y)
+    return token, (y + 1).sum()
+
+
+def effect_on_a_list(token, x, i, v):
+    token, both = with_effects(token, aten._foreach_add.Scalar, [x.sin(), x.cos()], 1)
+    return token, both[0] + 1, both[1]
+
+
+@quick
+@pytest.mark.parametrize("fn", [effect, two_effects, effect_copied_back, effect_on_a_list], ids=lambda fn: fn.__name__)
+def test_effect_tokens_stay(fn):
+    gm = rewritten(fn, TOKEN, X, INDEX, VALUE)
+    found = operators(gm)
+    assert "with_effects" not in found
+    assert "aten.copy_.default" not in found
+    assert sum(each.split(".")[1].endswith("_") for each in found if each.startswith("aten")) == len(
+        [node for node in gm.graph.nodes if node.target is aten.clone.default]
+    )
+    token, *_ = gm.graph.output_node().args[0]
+    while token.op != "placeholder":
+        assert token.target is aten.clone.default
+        token = token.args[0]
+    assert "token" in token.name
+
+
+def effect_read_later(token, x, i, v):
+    y = x.sin()
+    token, z = with_effects(token, aten.index_put.default, y, [i], v)
+    return token, z, y + 1
+
+
+@quick
+def test_calls_that_are_spelled_otherwise_are_left():
+    def behind_a_token(token, x):
+        token, y = with_effects(token, aten.select_scatter.default, product(x), x[0].cos(), 0, 2)
+        return token, y
+
+    assert "with_effects" in operators(rewritten(behind_a_token, TOKEN, X))
+    gm = make_fx(lambda x: aten.select_scatter.default(product(x), x[0].cos(), 0, 2), tracing_mode="fake")(X)
+    (node,) = gm.graph.find_nodes(op="call_function", target=aten.select_scatter.default)
+    node.kwargs = dict(zip(("self", "src", "dim", "index"), node.args, strict=True))
+    node.args = ()
+    reinplace_inplaceable_ops(gm)
+    assert "aten.select_scatter.default" in operators(gm)
+
+
+@quick
+def test_effects_on_what_must_stay_are_left():
+    assert "with_effects" in operators(rewritten(effect_read_later, TOKEN, X, INDEX, VALUE))
+
+
+# --- custom operators -------------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("reinplace::mix", mutates_args={"x", "y"})
+def mix(x: torch.Tensor, y: torch.Tensor) -> None:
+    x.add_(1)
+    y.mul_(2)
+
+
+def custom_on_one_tensor_twice(x):
+    y = x.sin()
+    _, first, second = auto_functionalized(torch.ops.reinplace.mix.default, x=y, y=y)
+    return first, second
+
+
+def custom_behind_a_token(token, x):
+    token, _, first, second = with_effects(
+        token, auto_functionalized, torch.ops.reinplace.mix.default, x=x.sin(), y=x.cos()
+    )
+    return token, first, second
+
+
+@quick
+@pytest.mark.parametrize(
+    ("fn", "inputs", "copies"), [(custom_on_one_tensor_twice, [X], 1), (custom_behind_a_token, [TOKEN, X], 0)]
+)
+def test_custom_operators(fn, inputs, copies):
+    gm = rewritten(fn, *inputs)
+    wanted = gm(*inputs)
+    decompose_auto_functionalized(gm)
+    verify_graph(gm, deep=True)
+    found = operators(gm)
+    assert "reinplace.mix.default" in found
+    assert found.count("aten.clone.default") == copies + (inputs[0] is TOKEN)
+    assert all(map(torch.equal, wanted, gm(*inputs)))
+
+
+# --- what was missed --------------------------------------------------------------------------------------------------
+
+
+def facts(fn, *inputs, mode="fake"):
+    gm = make_fx(fn, tracing_mode=mode)(*inputs)
+    context = PassContext(Options(strict=True))
+    (record,) = run_pipeline(Pipeline("test", (reinplace_inplaceable_ops,)), gm, context)
+    return dict(record.facts)
+
+
+@quick
+def test_operands_that_must_be_copied_are_counted():
+    assert facts(read_later, X, INDEX, VALUE) == {"operands copied": 1, "bytes copied": 48}
+    assert facts(read_later, X, INDEX, VALUE, mode="symbolic") == {"operands copied": 1}
+    assert facts(one_read_later, X, X) == {"operands copied": 2, "bytes copied": 96}
+    assert facts(fresh, X, INDEX, VALUE) == {}
+    assert facts(PAYS["result_computed_on"][0], X) == {}  # left by choice
+
+
 # --- whole functions --------------------------------------------------------------------------------------------------
 
 
@@ -441,7 +908,17 @@ TWO = [
     lambda a, b: aten.slice_scatter.default(a, b[1:3], 0, 0, 2),
     lambda a, b: aten.diagonal_scatter.default(a, b[0]),
     lambda a, b: aten.index_add.default(a, 0, torch.tensor([0, 3]), b[:2]),
+    lambda a, b: aten.select_scatter.default(a, aten.slice_scatter.default(a[0], b[0, :2], 0, 1, 3), 0, 0),
+    lambda a, b: aten.index_put.default(a[:2], [torch.tensor([0])], b[1]).repeat(2, 1) + a,
+    lambda a, b: torch.cat([put_rows(a[:2], b[1]), put_rows(a[2:], b[3])]),
+    lambda a, b: torch.cat([put_rows(a[:3], b[1])[1:], put_rows(a[2:], b[3])]),
+    lambda a, b: aten._foreach_add.List([a, b], [b, a])[1],
+    lambda a, b: aten._foreach_mul.Scalar([a, b], 2)[0],
 ]
+
+
+def put_rows(rows, values):
+    return aten.index_put.default(rows, [torch.tensor([1])], values)
 
 
 @st.composite
@@ -518,6 +995,29 @@ def test_decisions_do_not_walk_the_views(monkeypatch):
         return len(calls)
 
     assert work(40) <= 4.1 * work(10)
+
+
+@quick
+def test_overlap_is_not_asked_of_every_pair_of_views(monkeypatch):
+    """Many parts of one buffer, each written and each read later than the others."""
+    from ferrite.passes.post_grad import ranges
+
+    def work(count: int) -> int:
+        def fn(x, i, v):
+            whole = x.sin()
+            parts = [whole[step : step + 1] for step in range(count)]
+            return [aten.index_put.default(part, [i], v) + 1 for part in parts]
+
+        gm = make_fx(fn, tracing_mode="fake")(torch.rand(count, 4), INDEX[:1], VALUE)
+        steps = []
+        inner = ranges.upwards
+        monkeypatch.setattr(ranges, "upwards", lambda block: (steps.append(1), inner(block))[1])
+        reinplace_inplaceable_ops(gm)
+        monkeypatch.setattr(ranges, "upwards", inner)
+        assert operators(gm).count("aten.index_put_.default") == count
+        return len(steps)
+
+    assert 0 < work(160) <= 6 * work(40)  # 4 times as many parts; all pairs would be 16 times as many
 
 
 @quick

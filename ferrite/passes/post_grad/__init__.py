@@ -21,12 +21,13 @@ from ferrite.passes.distributed import (
     overlap_scheduling,
     remove_fsdp2_unsharded_param_graph_input_usage,
 )
-from ferrite.passes.post_grad.batch_fusion import group_batch_fusion_passes
 from ferrite.passes.post_grad.cleanup import move_constructors_to_gpu, remove_assert_ops, remove_profiler_ops
+from ferrite.passes.post_grad.cpu_fusions import mkldnn_fusion
 from ferrite.passes.post_grad.grouped_linear import concat_linear_woq_int4, grouped_gemm_pass
 from ferrite.passes.post_grad.groups import (
     b2b_gemm_pass,
     check_fusions,
+    group_batch_fusion_passes,
     kernel_patterns,
     partitioned_scatter,
     post_grad_fusions,
@@ -40,6 +41,8 @@ from ferrite.passes.post_grad.loops import decompose_map_to_while_loop, decompos
 from ferrite.passes.post_grad.noops import remove_noop_ops
 from ferrite.passes.post_grad.order import eliminate_dead_code, reorder_for_locality, stable_topological_sort
 from ferrite.passes.post_grad.patterns import pass_patterns
+from ferrite.passes.post_grad.quantized_layers import quantized_fusion
+from ferrite.passes.post_grad.random_order import chain_random_ops, note_random_order
 from ferrite.passes.post_grad.reinplace import reinplace_inplaceable_ops
 from ferrite.passes.post_grad.views import view_to_reshape
 from ferrite.passes.to_aten import to_aten
@@ -48,6 +51,7 @@ from ferrite.pipeline import Fuel, PassContext, Pipeline, run_pipeline
 __all__ = [
     "POST_GRAD",
     "b2b_gemm_pass",
+    "chain_random_ops",
     "check_fusions",
     "concat_linear_woq_int4",
     "decompose_auto_functionalized",
@@ -58,13 +62,16 @@ __all__ = [
     "group_batch_fusion_passes",
     "grouped_gemm_pass",
     "kernel_patterns",
+    "mkldnn_fusion",
     "move_constructors_to_gpu",
+    "note_random_order",
     "partitioned_scatter",
     "pass_patterns",
     "post_grad_custom_post_pass",
     "post_grad_custom_pre_pass",
     "post_grad_fusions",
     "post_grad_passes",
+    "quantized_fusion",
     "reinplace_inplaceable_ops",
     "remove_assert_ops",
     "remove_noop_ops",
@@ -77,6 +84,7 @@ __all__ = [
 POST_GRAD = Pipeline(
     "post_grad",
     (
+        note_random_order,
         view_to_reshape,
         remove_fsdp2_unsharded_param_graph_input_usage,
         eliminate_dead_code,
@@ -89,6 +97,8 @@ POST_GRAD = Pipeline(
         remove_noop_ops,
         remove_assert_ops,
         kernel_patterns,
+        mkldnn_fusion,
+        quantized_fusion,
         pass_patterns,
         partitioned_scatter,
         post_grad_fusions,
@@ -96,6 +106,7 @@ POST_GRAD = Pipeline(
         micro_pipeline_tp_pass,
         fuse_ddp_communication,
         post_grad_custom_post_pass,
+        chain_random_ops,
         stable_topological_sort,
         move_constructors_to_gpu,
         check_ranks_agree,
@@ -121,6 +132,7 @@ def post_grad_passes(
 ) -> torch.fx.GraphModule:
     """Run the whole stage on a graph, in place. One of torch calls is brought to ATen first."""
     options = options or resolve()
+    check_fusions(options)
     to_aten(gm)
     run_pipeline(POST_GRAD, gm, PassContext(options, is_inference, Fuel(options.fuel)))
     return gm

@@ -4,39 +4,37 @@
     b = tanh(y)            =>       t = tanh(s)
     ...                             a = select(t, 0, 0);  b = select(t, 0, 1);  ...
 
-`FUSIONS` says what the members of each fusion are and what must be equal among them; `batch_search` finds them. The
-results are views of one tensor, so a value that the caller gets is no member.
+`FUSIONS` says what the members of each fusion are and what must be equal among them; `ferrite.passes.batching` finds
+them. The results are views of one tensor, so a value that the caller gets is no member.
 
-Options name the fusions that run, in their order: `post_grad_fusions=["batch_aten_tanh"]`; a mapping gives settings,
-`{"batch_aten_tanh": {"min_members": 3}}`.
+The option `post_grad_fusions` names the fusions that run, and their settings.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from ferrite.errors import FerriteWarning, UserError, nearest
 from ferrite.graph import fake_value
-from ferrite.passes.post_grad.batch_search import Fusion, Search, Settings, shape_key
-from ferrite.pipeline import PassContext, graph_pass
-from ferrite.rewrite import Case
+from ferrite.passes.batching import Fusion, Settings, shape_key
+from ferrite.passes.suboptions import settings_of
+from ferrite.pipeline import PassContext
+from ferrite.rewrite import Case, Writer
 from ferrite.rewrite.arguments import arguments_of
-from ferrite.rewrite.engine import Writer
 
 aten = torch.ops.aten
 
 KERNEL_LIBRARY = "fbgemm_gpu"
-# Names that the same option may hold for the patterns that run later.
-PATTERN_GROUPS = (
-    *("normalization_aten_pass", "split_cat_aten_pass", "select_cat_aten_pass", "unbind_stack_aten_pass"),
-    *("move_view_after_cat_aten_pass", "decompose_mm_pass", "pad_aten_mm_pass", "shape_padding_multiplier"),
-)
+
+
+class NamedFusion(Fusion):
+    """One that the option `post_grad_fusions` names, with its settings."""
+
+    def settings(self, context: PassContext) -> Settings:
+        return settings_of(context.options.post_grad_fusions, self.name, Settings)
 
 
 # --- the fusions ------------------------------------------------------------------------------------------------------
@@ -67,7 +65,7 @@ def add_bias(writer: Writer, result: torch.fx.Node, member: torch.fx.Node, setti
     return writer.call(aten.add.Tensor, result, bias)
 
 
-def pointwise(name: str, operand_names: tuple[str, ...], *targets: Any) -> Fusion:
+def pointwise(name: str, operand_names: tuple[str, ...], *targets: Any) -> NamedFusion:
     def some(count: int, dtype: torch.dtype = torch.float32, shape: tuple[int, ...] = (2, 3)) -> Case:
         def function(*inputs: torch.Tensor) -> list[torch.Tensor]:
             step = len(operand_names)
@@ -82,7 +80,7 @@ def pointwise(name: str, operand_names: tuple[str, ...], *targets: Any) -> Fusio
     purpose = f"{name.rpartition('_')[2]} of many tensors of one look is one call on their stack"
     examples = (some(5), some(6, torch.bfloat16), some(5, shape=()), some(7, shape=(0, 3)), some(5, torch.int32))
     operands = dict.fromkeys(targets, operand_names)
-    return Fusion(name, purpose, operands, one_shape, examples=examples, near_misses=(some(4),))
+    return NamedFusion(name, purpose, operands, one_shape, examples=examples, near_misses=(some(4),))
 
 
 def linear_case(count: int, *bias: int, dtype: torch.dtype = torch.float32) -> Case:
@@ -101,7 +99,7 @@ def linear_case(count: int, *bias: int, dtype: torch.dtype = torch.float32) -> C
 
 PRODUCTS = {aten.mm.default: ("self", "mat2"), aten.addmm.default: ("mat1", "mat2")}
 FUSIONS = (
-    Fusion(
+    NamedFusion(
         "batch_linear_post_grad",
         "products of one size are one batched product",
         PRODUCTS,
@@ -111,7 +109,7 @@ FUSIONS = (
         examples=(linear_case(5), linear_case(6, 4), linear_case(5, 2, 1), linear_case(5, 4, dtype=torch.float64)),
         near_misses=(linear_case(4), linear_case(4, 4)),
     ),
-    Fusion(
+    NamedFusion(
         "group_linear",
         "products of several sizes are one call of a library",
         PRODUCTS,
@@ -128,29 +126,7 @@ FUSIONS = (
     pointwise("batch_aten_div", ("self", "other"), aten.div.Tensor, aten.div.Tensor_mode),
 )
 BY_NAME = {fusion.name: fusion for fusion in FUSIONS}
-
-
-# --- what the options say ---------------------------------------------------------------------------------------------
-
-
-def fusions_asked_for(chosen: Sequence[str] | Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[Fusion, Settings]]:
-    """The fusions to run, in the user's order: names, or settings by name. Neither may be unknown."""
-    defaults = dataclasses.asdict(Settings())
-    settings = chosen if isinstance(chosen, Mapping) else dict[str, Mapping[str, Any]].fromkeys(chosen, {})
-    for name, given in settings.items():
-        if name in PATTERN_GROUPS:
-            continue
-        if name not in BY_NAME:
-            known = {"did you mean": nearest(name, BY_NAME), "all fusions": ", ".join(BY_NAME)}
-            raise UserError(f"post_grad_fusions has an unknown fusion {name!r}", known)
-        for setting, value in given.items():
-            if setting not in defaults:
-                known = {"did you mean": nearest(setting, defaults), "all settings": ", ".join(defaults)}
-                raise UserError(f"the fusion {name!r} has no setting {setting!r}", known)
-            if type(value) is not type(defaults[setting]) or (type(value) is int and value < 1):
-                wanted = "True or False" if isinstance(defaults[setting], bool) else "a number from 1"
-                raise UserError(f"the setting {setting!r} of the fusion {name!r} is {value!r}", {"possible": wanted})
-        yield BY_NAME[name], Settings(**given)
+RULES = tuple(fusion for fusion in FUSIONS if not fusion.needs)
 
 
 def reason_to_refuse(fusion: Fusion, settings: Settings) -> str | None:
@@ -159,26 +135,3 @@ def reason_to_refuse(fusion: Fusion, settings: Settings) -> str | None:
     if library and importlib.util.find_spec(library) is None:
         return f"the library {library} is not installed"
     return f"calls of {library} are not written yet" if fusion.needs else None
-
-
-# --- the pass ---------------------------------------------------------------------------------------------------------
-
-
-@graph_pass(stage="post_grad")
-def group_batch_fusion_passes(gm: torch.fx.GraphModule, context: PassContext) -> int:
-    """Many small calls of one operator become one call on a stack, for the fusions that the options name."""
-    runnable = []
-    for fusion, settings in fusions_asked_for(getattr(context.options, "post_grad_fusions", ())):
-        reason = reason_to_refuse(fusion, settings)
-        if reason is None:
-            runnable.append((fusion, settings))
-        elif not settings.external_lib:  # who sets it has said what to do without the library
-            warnings.warn(f"the fusion {fusion.name!r} does nothing: {reason}", FerriteWarning, stacklevel=2)
-    total = 0
-    # What a fusion makes brings others' members nearer to each other. So on until nothing changes: each round that
-    # changes something leaves fewer members.
-    while made := sum(Search(gm, fusion, settings, context).run() for fusion, settings in runnable):
-        total += made
-    if total:
-        gm.recompile()
-    return total

@@ -23,11 +23,12 @@ from ferrite.graph import fake_value, model_line
 from ferrite.graph.facts import attribute_of
 from ferrite.graph.regions import Regions
 from ferrite.graph.values import mode_of
-from ferrite.passes.post_grad import grouped_ops
+from ferrite.passes.post_grad import operators
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import Refusal
 from ferrite.rewrite.arguments import arguments_of
-from ferrite.rewrite.engine import INHERITED, Writer, difference
+from ferrite.rewrite.visible import difference
+from ferrite.rewrite.writer import INHERITED, Writer
 
 aten = torch.ops.aten
 
@@ -44,9 +45,9 @@ Problem = Callable[[torch.fx.Node, Sequence[torch.fx.Node]], str | None]
 def grouped_gemm_pass(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """Packed linear layers on one input become one grouped call."""
     options = context.options
-    if not (getattr(options, "cpu_grouped_gemm", False) and options.max_autotune) or grouped_ops.PACKED_LINEAR is None:
+    if not (getattr(options, "cpu_grouped_gemm", False) and options.max_autotune) or operators.PACKED_LINEAR is None:
         return 0
-    merge = Merge(gm, context, "grouped_gemm_pass", grouped_ops.PACKED_LINEAR, "X", "W")
+    merge = Merge(gm, context, "grouped_gemm_pass", operators.PACKED_LINEAR, "X", "W")
     return merge.run(packed_problem, write_grouped)
 
 
@@ -122,23 +123,14 @@ def write_concatenated(writer: Writer, x: torch.fx.Node, members: Sequence[torch
         rows = torch.cat([unpacked(attribute_of(given["mat2"]), group) for given in arguments])  # type: ignore[arg-type]
         scales = torch.cat([attribute_of(given["qScaleAndZeros"]) for given in arguments], dim=1)  # type: ignore[misc]
         packed = PACK_INT4(rows.contiguous(), INNER_TILES)
-    weight = new_constant(writer, "int4_weight", packed)
-    scale = new_constant(writer, "int4_scales", scales.contiguous())
+    weight = writer.constant("int4_weight", packed)
+    scale = writer.constant("int4_scales", scales.contiguous())
     whole = writer.call(INT4_LINEAR, x, weight, group, scale)
     sizes = [fake_value(member).shape[1] for member in members]
     parts = writer.call(aten.split_with_sizes.default, whole, sizes, 1)
     items = [writer.call(operator.getitem, parts, index) for index in range(len(members))]
     # A copy each: they were tensors of their own, with rows behind each other.
     return [writer.call(aten.clone.default, item, memory_format=torch.contiguous_format) for item in items]
-
-
-def new_constant(writer: Writer, name: str, value: torch.Tensor) -> torch.fx.Node:
-    """Give the module a constant under a name that it does not have yet; a node that reads it."""
-    module = writer.graph.owning_module
-    assert module is not None
-    number = next(number for number in range(len(writer.graph.nodes)) if not hasattr(module, f"_{name}_{number}"))
-    module.register_buffer(f"_{name}_{number}", value)
-    return writer.create_node("get_attr", f"_{name}_{number}", (), {})
 
 
 # --- both -------------------------------------------------------------------------------------------------------------

@@ -1,40 +1,76 @@
 """Rules that run only when asked for: named groups, and rules whose result needs a kernel of its own.
 
+The option `post_grad_fusions` names groups in the order in which they run; a mapping gives settings as well, as in
+`{"batch_aten_tanh": {"min_members": 3}, "decompose_mm_pass": {}}`. Batch fusions have a step of their own, which runs
+before the other groups.
+
 The second kind is off until those kernels are compiled: `ferrite::prepare_softmax_online` and its kin have an eager
 kernel that is right, but not faster than what it replaces.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
-from ferrite.errors import UserError, nearest
+from ferrite.errors import FerriteWarning
 from ferrite.options import Options
-from ferrite.passes.post_grad import batch_fusion
+from ferrite.passes import suboptions
+from ferrite.passes.batching import Settings
+from ferrite.passes.post_grad import batch_fusion, scatters, thin_products
 from ferrite.passes.post_grad.b2b_gemm import B2B_GEMM_RULES
 from ferrite.passes.post_grad.products import AUTOTUNE_RULES, INT_MM_RULES
-from ferrite.passes.post_grad.scatters import PARTITIONED_SCATTER_RULES, SCATTER_RULES
+from ferrite.passes.post_grad.scatters import PARTITIONED_SCATTER_RULES, SCATTER_RULES, Copies
 from ferrite.passes.post_grad.softmax import SOFTMAX_RULES
-from ferrite.passes.post_grad.split_cat import SPLIT_CAT_GROUPS
-from ferrite.passes.post_grad.thin_products import THIN_PRODUCT_GROUPS
+from ferrite.passes.post_grad.split_cat import SPLIT_CAT_GROUPS, Runs
+from ferrite.passes.post_grad.thin_products import THIN_PRODUCT_GROUPS, Thin
+from ferrite.passes.suboptions import NoSettings
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import AnyRule, apply_rules
 
 GROUPS: Mapping[str, tuple[AnyRule, ...]] = {**SPLIT_CAT_GROUPS, **THIN_PRODUCT_GROUPS}
 KERNEL_RULES = (*SOFTMAX_RULES, *SCATTER_RULES, *AUTOTUNE_RULES, *INT_MM_RULES)
+# Names that belong to other steps or stages; users' lists of fusions may hold them.
+NOT_HERE = (
+    *("pad_aten_mm_pass", "shape_padding_multiplier"),
+    *("activation_quantization_aten_pass", "inductor_autotune_lookup_table"),
+)
+# Every name that the option may hold, with the settings it takes.
+SETTINGS: Mapping[str, type[Any] | None] = {
+    **dict.fromkeys(batch_fusion.BY_NAME, Settings),
+    **dict.fromkeys(GROUPS, NoSettings),
+    "split_cat_aten_pass": Runs,
+    thin_products.GROUP: Thin,
+    scatters.GROUP: Copies,
+    **dict.fromkeys(NOT_HERE, None),
+}
 
 
 def check_fusions(options: Options) -> None:
-    """Every name in `post_grad_fusions` is a group or a batch fusion."""
-    known = [*GROUPS, *batch_fusion.BY_NAME]
-    for name in options.post_grad_fusions:
-        if name not in known:
-            raise UserError(
-                f"option 'post_grad_fusions' names {name!r}",
-                {"did you mean": nearest(name, known), "possible": ", ".join(known)},
-            )
+    """Every name in `post_grad_fusions`, and every setting beside it, is one that somebody reads."""
+    suboptions.check("post_grad_fusions", options.post_grad_fusions, SETTINGS)
+
+
+@graph_pass(stage="post_grad", rules=batch_fusion.RULES)
+def group_batch_fusion_passes(gm: torch.fx.GraphModule, context: PassContext) -> int:
+    """Many small calls of one operator become one call on a stack, for the fusions that the options name."""
+    check_fusions(context.options)
+    runnable = []
+    for name in context.options.post_grad_fusions:
+        fusion = batch_fusion.BY_NAME.get(name)
+        if fusion is None:
+            continue
+        settings = fusion.settings(context)
+        reason = batch_fusion.reason_to_refuse(fusion, settings)
+        if reason is None:
+            runnable.append(fusion)
+        elif not settings.external_lib:  # who sets it has said what to do without the library
+            warnings.warn(f"the fusion {name!r} does nothing: {reason}", FerriteWarning, stacklevel=2)
+    # What a fusion makes brings others' members nearer to each other: they go on until none finds anything.
+    return apply_rules(gm, runnable, context) if runnable else 0
 
 
 @graph_pass(stage="post_grad", rules=KERNEL_RULES)
@@ -45,8 +81,10 @@ def kernel_patterns(gm: torch.fx.GraphModule, context: PassContext) -> int:
 
 @graph_pass(stage="post_grad", rules=PARTITIONED_SCATTER_RULES)
 def partitioned_scatter(gm: torch.fx.GraphModule, context: PassContext) -> int:
-    """Many writes into few places go to several copies first, with the option kernel_rewrites."""
-    return apply_rules(gm, PARTITIONED_SCATTER_RULES, context) if context.options.kernel_rewrites else 0
+    """Many writes into few places go to several copies first, with the option kernel_rewrites or by its name."""
+    options = context.options
+    asked_for = options.kernel_rewrites or scatters.GROUP in options.post_grad_fusions
+    return apply_rules(gm, PARTITIONED_SCATTER_RULES, context) if asked_for else 0
 
 
 @graph_pass(stage="post_grad", rules=[rule for rules in GROUPS.values() for rule in rules])

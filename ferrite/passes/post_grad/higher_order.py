@@ -8,32 +8,31 @@
     op(x=v, by=2.0)
     z = c + 1
 
-Where `reinplace_inplaceable_ops` noted that nobody needs an operand's old contents, its copy is left out. Loops over a
-dimension, `scan` and `map`, become `while_loop`: see `ferrite.passes.post_grad.loops`.
+Where `reinplace_inplaceable_ops` noted that nobody needs an operand's old contents, its copy is left out. The operator
+may be a higher-order one, whose graphs then write into what they are given. Loops over a dimension, `scan` and `map`,
+become `while_loop`: see `ferrite.passes.post_grad.loops`.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value, model_line
-from ferrite.graph.facts import body_of, schema_of
+from ferrite.graph.facts import body_of, innermost_first, schema_of
 from ferrite.graph.updater import MetadataUpdater
 from ferrite.graph.values import same_metadata
+from ferrite.passes.post_grad.functional_calls import NEEDS_NO_COPY, Called, called
 from ferrite.passes.post_grad.memory import storage_of
 from ferrite.passes.post_grad.sizes import Sizes
 from ferrite.pipeline import PassContext, graph_pass
-from ferrite.rewrite.engine import INHERITED, Writer
+from ferrite.rewrite.writer import INHERITED, Writer
 
 aten = torch.ops.aten
-
-# Under this key a node keeps the names, or the positions, of those of its operands that need no copy.
-NEEDS_NO_COPY = "needs_no_copy"
 
 
 @graph_pass(stage="post_grad")
@@ -55,20 +54,22 @@ def decompose_triton_kernel_wrapper_functional(gm: torch.fx.GraphModule, context
 
 # By what each item of a node's value is replaced; a node in its place replaces the value as a whole.
 Results = dict[Any, Any]
-Write = Callable[[torch.fx.Node, "Copies"], Results | torch.fx.Node]
+Write = Callable[[Called, "Copies"], Results | torch.fx.Node]
 
 
 def decompose(gm: torch.fx.GraphModule, encodings: Mapping[Any, Write], context: PassContext) -> int:
     graph = gm.graph
-    # Operators that are themselves higher-order stay: they run, copies and all, as one call.
-    found = [node for node in graph.nodes if node.target in encodings and not is_higher_order(node)]
+    found = [node for node in graph.nodes if called(node).operator in encodings]
     if not found:
         return 0
     updater = MetadataUpdater(graph)
     for node in found:
+        call = called(node)
         copies = Copies(node, updater.mode)
         with graph.inserting_before(node):
-            results = encodings[node.target](node, copies)
+            results = encodings[call.operator](call, copies)
+            if call.token is not None:
+                results = behind_token(call, results, copies.writer)
         inherit(copies.writer.made, node, "decompose")
         if isinstance(results, torch.fx.Node):
             node.replace_all_uses_with(results)
@@ -76,15 +77,24 @@ def decompose(gm: torch.fx.GraphModule, encodings: Mapping[Any, Write], context:
             replace_items(node, results)
         graph.erase_node(node)
         context.fuel.spend()
-        context.count(node.target.name())
+        context.count(call.operator.name())
+    drop_unused_attributes(gm)
     updater.update()
     drop_self_copies(graph)
     gm.recompile()
     return len(found)
 
 
-def is_higher_order(node: torch.fx.Node) -> bool:
-    return bool(node.args) and isinstance(node.args[0], torch_api.HigherOrderOperator)
+def behind_token(call: Called, results: Results | torch.fx.Node, writer: Writer) -> Results:
+    """The results of a call that had an effect token around it.
+
+    An operator that writes stays where it stands, so that no token need keep it there; those who read the token get one
+    that is as new as the old one was.
+    """
+    token = writer.call(aten.clone.default, call.token)
+    if isinstance(results, torch.fx.Node) or not all(isinstance(key, int) for key in results):
+        return {0: token, 1: results}
+    return {0: token, **{key + 1: item for key, item in results.items()}}
 
 
 def replace_items(node: torch.fx.Node, results: Results) -> None:
@@ -114,6 +124,7 @@ class Copies:
     """Copies the operands of one node, but for those that need none."""
 
     def __init__(self, node: torch.fx.Node, mode: Any) -> None:
+        self.node = node
         self.writer = Writer(node.graph, mode)
         self.sizes = Sizes(self.writer, node)
         self.kept = node.meta.get(NEEDS_NO_COPY, frozenset())
@@ -139,20 +150,18 @@ class Copies:
         return call(aten.as_strided.default, copied, nodes(size), nodes(stride), self.sizes.node(offset))
 
 
-def write_first_encoding(node: torch.fx.Node, copies: Copies) -> Results:
-    target: Any = node.args[0]
-    names = mutable_arguments(target)
-    arguments = {**node.kwargs, **{name: copies.of(name, node.kwargs[name]) for name in names}}
-    return results_of(target, copies.writer, arguments, [arguments[name] for name in names])
+def write_first_encoding(call: Called, copies: Copies) -> Results:
+    names = call.mutable_arguments
+    arguments = {**call.kwargs, **{name: copies.of(name, call.kwargs[name]) for name in names}}
+    return results_of(call, copies.writer, arguments, [arguments[name] for name in names])
 
 
-def write_second_encoding(node: torch.fx.Node, copies: Copies) -> Results | torch.fx.Node:
-    target: Any = node.args[0]
-    names = mutable_arguments(target)
-    given: Any = node.kwargs
+def write_second_encoding(call: Called, copies: Copies) -> Results | torch.fx.Node:
+    names = call.mutable_arguments
+    given: Any = call.kwargs
     arguments = {name: given[name] for name in given if not is_recipe(name, names)}
     if any(f"_{name}_dtype" in given for name in names):
-        return write_destinations(target, names, given, arguments, copies.writer)
+        return write_destinations(call.wrapped, names, given, arguments, copies.writer)
     bases = [copies.of(position, base) for position, base in enumerate(given.get("_all_bases", ()))]
     for name in names:
         if f"_{name}_length" not in given:
@@ -161,11 +170,13 @@ def write_second_encoding(node: torch.fx.Node, copies: Copies) -> Results | torc
             arguments[name] = None
         else:
             arguments[name] = [view_of(bases, given, f"_{name}_{i}", copies.writer) for i in range(length)]
-    return results_of(target, copies.writer, arguments, bases)
+    return results_of(call, copies.writer, arguments, bases)
 
 
 def is_recipe(name: str, mutable: list[str]) -> bool:
-    return name == "_all_bases" or name in mutable or any(name.startswith(f"_{each}_") for each in mutable)
+    return (
+        name in ("_all_bases", "_op_schema") or name in mutable or any(name.startswith(f"_{each}_") for each in mutable)
+    )
 
 
 def view_of(bases: list[Any], given: dict[str, Any], prefix: str, writer: Writer) -> Any:
@@ -199,74 +210,34 @@ def write_destinations(
     return {index: writer.call(operator.getitem, call, index) for index in range(count)}
 
 
-def results_of(target: Any, writer: Writer, arguments: dict[str, Any], mutated: list[Any]) -> Results:
+def results_of(call: Called, writer: Writer, arguments: dict[str, Any], mutated: list[Any]) -> Results:
     """Call the operator: its own results, of which nothing counts as one, and behind them what it wrote into."""
-    call = writer.call(target, **arguments)
-    count = len(schema_of(target).returns)  # type: ignore[union-attr]
-    own: list[Any] = [None if count == 0 else call]
-    if count > 1:
-        own = [writer.call(operator.getitem, call, index) for index in range(count)]
+    if call.is_higher_order:
+        args, kwargs = torch_api.bind(call.schema, arguments)
+        made = writer.call(call.wrapped, *args, **kwargs)
+        count = len(call.value) - len(mutated)
+    else:
+        made = writer.call(call.wrapped, **arguments)
+        count = len(call.schema.returns)  # type: ignore[union-attr]
+    own: list[Any] = [None if count == 0 else made]
+    if count > 1 or call.is_higher_order:
+        own = [writer.call(operator.getitem, made, index) for index in range(count)]
     return dict(enumerate([*own, *mutated]))
 
 
-def write_triton(node: torch.fx.Node, copies: Copies) -> Results:
-    given: Any = node.kwargs
+def write_triton(call: Called, copies: Copies) -> Results:
+    given: Any = call.kwargs
     tensors = {name: copies.of(name, given["kwargs"][name]) for name in given["tensors_to_clone"]}
     rest = {name: item for name, item in given.items() if name != "tensors_to_clone"}
     mutation = torch_api.higher_order("triton_kernel_wrapper_mutation")
-    call = copies.writer.call(mutation, **{**rest, "kwargs": {**given["kwargs"], **tensors}})
-    if "eager_input_vals" in node.meta:
-        args, kwargs = node.meta["eager_input_vals"]
-        call.meta["eager_input_vals"] = (args, {n: v for n, v in kwargs.items() if n != "tensors_to_clone"})
+    made = copies.writer.call(mutation, **{**rest, "kwargs": {**given["kwargs"], **tensors}})
+    if "eager_input_vals" in copies.node.meta:
+        args, kwargs = copies.node.meta["eager_input_vals"]
+        made.meta["eager_input_vals"] = (args, {n: v for n, v in kwargs.items() if n != "tensors_to_clone"})
     return tensors
 
 
-# --- what these operators copy ----------------------------------------------------------------------------------------
-
-
-def wraps(node: torch.fx.Node) -> bool:
-    """Whether a node copies operands, calls a mutating operator on the copies, and returns these."""
-    return node.op == "call_function" and node.target in torch_api.functional_wrappers()
-
-
-def copied_operands(node: torch.fx.Node) -> list[tuple[Any, Any, Any]]:
-    """What such a node copies: (name or position, the operand or a list of them, what it returns in its place)."""
-    kwargs: dict[str, Any] = node.kwargs
-    value = fake_value(node)
-    if "tensors_to_clone" in kwargs:
-        return [(name, kwargs["kwargs"][name], value[name]) for name in kwargs["tensors_to_clone"]]
-    if "_all_bases" in kwargs or node.target is torch_api.higher_order("auto_functionalized_v2"):
-        keys: list[Any] = list(range(len(kwargs.get("_all_bases", ()))))
-        given = list(kwargs.get("_all_bases", ()))
-    else:
-        keys = mutable_arguments(node.args[0])
-        given = [kwargs[name] for name in keys]
-    results = list(value)[len(value) - len(keys) :] if keys else []
-    return list(zip(keys, given, results, strict=True))
-
-
-def mutable_arguments(target: Any) -> list[str]:
-    schema = schema_of(target)
-    arguments = schema.arguments if schema is not None else ()
-    return [each.name for each in arguments if each.alias_info is not None and each.alias_info.is_write]
-
-
 # --- shared by the passes that write ----------------------------------------------------------------------------------
-
-
-def innermost_first(gm: torch.fx.GraphModule) -> Iterator[torch.fx.GraphModule]:
-    """A module and the graphs nested in it, each once, the nested ones before their owners."""
-    seen: set[torch.fx.GraphModule] = set()
-
-    def visit(module: torch.fx.GraphModule) -> Iterator[torch.fx.GraphModule]:
-        seen.add(module)
-        for node in module.graph.find_nodes(op="get_attr"):
-            body = body_of(node)
-            if body is not None and body not in seen:
-                yield from visit(body)
-        yield module
-
-    yield from visit(gm)
 
 
 def inherit(made: list[torch.fx.Node], origin: torch.fx.Node, name: str) -> None:
@@ -277,6 +248,16 @@ def inherit(made: list[torch.fx.Node], origin: torch.fx.Node, name: str) -> None
             if key in origin.meta:
                 node.meta.setdefault(key, origin.meta[key])
         node.meta["rewritten"] = (name, (str(line),) if line is not None else ())
+
+
+def drop_unused_attributes(gm: torch.fx.GraphModule) -> None:
+    """Erase reads of attributes that nobody uses; nested graphs that nobody names any more leave the module."""
+    unused = [node for node in gm.graph.find_nodes(op="get_attr") if not node.users]
+    graphs = {str(node.target) for node in unused if body_of(node) is not None}
+    for node in unused:
+        gm.graph.erase_node(node)
+    for name in graphs - {str(node.target) for node in gm.graph.find_nodes(op="get_attr")}:
+        gm.delete_submodule(name)
 
 
 def drop_self_copies(graph: torch.fx.Graph) -> None:

@@ -97,7 +97,8 @@ NORMALIZATION: tuple[AnyRule, ...] = (
         examples=(
             Case("a rest at the end", lambda x: twice(aten.split.Tensor(x, 3, -1)), one(2, 10)),
             Case("one chunk larger than all", lambda x: twice(aten.split.Tensor(x, 30)), one(10)),
-            Case("nothing to split", lambda x: twice(aten.split.Tensor(x, 3)), one(0, 2)),
+            Case("nothing to split, in chunks of nothing", lambda x: twice(aten.split.Tensor(x, 0)), one(0, 2)),
+            Case("nothing in any chunk", lambda x: twice(aten.split.Tensor(x, 3, 1)), one(0, 4)),
         ),
         near_misses=(
             Case("sizes are named", lambda x: twice(aten.split_with_sizes.default(x, [4, 6], 1)), one(2, 10)),
@@ -219,8 +220,7 @@ CAT_SLICE_CAT = NodeRule(
 def operand_of_the_join(site: Site) -> Any:
     """Item i of split(cat([a, b, ...])) is operand i where the cuts are those of the join.
 
-    An operand has its own strides, an item those of the join. The engine demands equal ones, so that this fires for
-    joins along the outermost dimension of dense tensors, where they are.
+    An operand has its own strides, an item those of the join: the layout of what reads it is free.
     """
     part = part_of_split(site.node)
     if part is None:
@@ -256,6 +256,20 @@ def split_of_join(sizes: list[int], dim: int = 0, split_dim: int = 0) -> Any:
     return function
 
 
+def each_part(reader: Callable[[Any], Any], dim: int = 1) -> Callable[..., Any]:
+    """What a function makes of each part; along columns their strides are not those of what was joined."""
+
+    def function(a: Any, b: Any) -> Any:
+        joined = aten.cat.default([a, b], dim)
+        return [reader(part) for part in aten.split_with_sizes.default(joined, [3, 4], dim)]
+
+    return function
+
+
+def two_transposed() -> list[torch.Tensor]:
+    return [item.t() for item in two()]
+
+
 def join_is_read(a: Any, b: Any) -> Any:
     joined = aten.cat.default([a, b])
     return aten.split_with_sizes.default(joined, [3, 4])[0] * 2, joined + 1
@@ -266,6 +280,7 @@ CAT_SPLIT = NodeRule(
     purpose="the parts of a split join are what was joined",
     targets=(operator.getitem,),
     rewrite=operand_of_the_join,
+    layout="free",
     examples=(
         Case("cut where joined", split_of_join([3, 4]), two_tall),
         Case("counted from the last dimension", split_of_join([3, 4], -2), two_tall),
@@ -274,6 +289,9 @@ CAT_SPLIT = NodeRule(
             lambda a: (p := aten.split.Tensor(aten.cat.default([a, a.cos()]), 3))[0] * 2 + p[1],
             lambda: [torch.rand(3, 2)],
         ),
+        Case("along columns, so that strides differ", split_of_join([3, 4], 1, 1), two),
+        Case("read through a view", each_part(lambda x: aten.t.default(x).sin()), two),
+        Case("other strides up to the sum", each_part(lambda x: x.sin().sum(1), 0), two_transposed),
     ),
     near_misses=(
         Case("cut elsewhere", split_of_join([4, 3]), two_tall),
@@ -281,12 +299,16 @@ CAT_SPLIT = NodeRule(
         Case("another dimension", split_of_join([1, 1], 0, 1), two_tall),
         Case("the first is narrower", split_of_join([3, 4]), lambda: [torch.rand(3, 2), torch.rand(4, 2).double()]),
         Case("the join is read again", join_is_read, two_tall),
-        Case("other strides", split_of_join([3, 4], 1, 1), two),
         Case(
             "the parts are returned",
             lambda a, b: aten.split_with_sizes.default(aten.cat.default([a, b]), [3, 4]),
             two_tall,
         ),
+        Case("a view of a part is returned", each_part(aten.t.default), two),
+        Case("what has its strides is returned", each_part(aten.sin.default, 0), two_transposed),
+        Case("memory is read as it lies", each_part(lambda x: aten.as_strided.default(x, [2], [1]).sin()), two),
+        Case("it could not be flat", each_part(lambda x: aten.view.default(x, [-1]).sin(), 0), two_transposed),
+        Case("random numbers come in its order", each_part(aten.bernoulli.default, 0), two_transposed),
     ),
 )
 

@@ -24,12 +24,12 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
 from ferrite.graph.aliases import storages_in
-from ferrite.graph.facts import body_of, leaves, produces_value
+from ferrite.graph.facts import body_of, innermost_first, leaves, produces_value
 from ferrite.graph.values import compute, mode_of, no_guards, runs_on_values
-from ferrite.passes.post_grad.higher_order import inherit, innermost_first, replace_items
+from ferrite.passes.post_grad.higher_order import drop_unused_attributes, inherit, replace_items
 from ferrite.passes.post_grad.sizes import Sizes
 from ferrite.pipeline import PassContext, graph_pass
-from ferrite.rewrite.engine import Writer
+from ferrite.rewrite.writer import Writer
 
 aten = torch.ops.aten
 
@@ -57,14 +57,11 @@ def decompose(gm: torch.fx.GraphModule, target: Any, context: PassContext) -> in
             results = loop.write()
         inherit(writer.made, node, loop.name)
         replace_items(node, results)
-        operands = node.all_input_nodes
         gm.graph.erase_node(node)
-        for operand in operands:
-            if operand.op == "get_attr" and not operand.users:
-                gm.graph.erase_node(operand)
         context.fuel.spend()
         context.count(loop.name)
     if found:
+        drop_unused_attributes(gm)
         gm.recompile()
     return len(found)
 

@@ -4,17 +4,20 @@
     c = index_put(b, [i], v)      b may be overwritten: nobody reads it, or a view of it, afterwards
     return c
 
-Memory may be overwritten if nobody reads or writes it afterwards, under whatever name. Memory of an input must in
-addition be overwritten by the graph itself, by one `copy_` at its end, and nothing may read the old contents up to
-there. Constants, expanded tensors and what an output shares are never overwritten.
+Memory may be overwritten if nobody reads or writes it afterwards, under whatever name; views of one buffer that do not
+overlap are different memory. Memory of an input must in addition be overwritten by the graph itself, by one `copy_` at
+its end, and nothing may read the old contents up to there. Constants, expanded tensors and what an output shares are
+never overwritten.
 
-Alias classes, reads and writes are collected once; a decision looks up positions in sorted lists.
+Alias classes, reads and writes are collected once; a decision looks up positions in sorted lists and trees.
 """
 
 from __future__ import annotations
 
 import bisect
+import collections
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,13 +27,24 @@ from ferrite.graph import fake_value
 from ferrite.graph.aliases import Aliases, Storage, tensor_storages
 from ferrite.graph.facts import argument, leaves, schema_of
 from ferrite.graph.regions import mutates
-from ferrite.graph.values import same_metadata
+from ferrite.graph.values import same_metadata, same_sizes
+from ferrite.passes.post_grad.ranges import EVERYTHING, Accesses, Span, span_of
 
 aten = torch.ops.aten
 
 SIZE_QUERIES = frozenset(
     {aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default, aten.sym_storage_offset.default}
 )
+# They count from the start of the memory that an operand lies in, or read beyond the operand.
+COUNT_FROM_THE_START = frozenset(
+    {
+        *("aten::as_strided", "aten::as_strided_", "aten::as_strided_copy", "aten::as_strided_scatter"),
+        *("prims::as_strided", "prims::as_strided_scatter"),
+        *("aten::sym_storage_offset", "aten::set_", "aten::resize_"),
+    }
+)
+ALIGNMENT = 16  # a result that moves within its memory stays as well aligned as kernels ask for
+ALREADY_THERE = "it is the operand already"
 
 
 class Memory:
@@ -39,11 +53,13 @@ class Memory:
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.aliases = Aliases(graph)
         self.position = {node: index for index, node in enumerate(graph.nodes)}
-        self.reads: dict[Storage, list[int]] = {}
+        self.reads: dict[Storage, Accesses] = collections.defaultdict(Accesses)
         self.writes: dict[Storage, list[int]] = {}
         self.constants: set[Storage] = set()
+        self.pinned: set[Storage] = set()  # it can be seen where in the memory a value begins
         self.copies: dict[Storage, list[torch.fx.Node]] = {}  # copy_ into an input, by the input's storage
-        self.home: dict[Storage, Storage] = {}  # where a result lives that was put into its operand's memory
+        # Where a result lives that was put into its operand's memory: in which, and how many bytes further on.
+        self.home: dict[Storage, tuple[Storage, int]] = {}
         # Who reads a value without metadata may read any memory.
         self.unknown = any(node.users for node in self.aliases.unknown)
         for node, index in self.position.items():
@@ -52,10 +68,8 @@ class Memory:
     def _enter(self, node: torch.fx.Node, index: int) -> None:
         if node.op == "get_attr":
             self.constants |= self.aliases.of(node)
-        written: set[torch.fx.Node] = set()
         if mutates(node):
-            written = set(written_operands(node))
-            for operand in written:
+            for operand in set(written_operands(node)):
                 for storage in self.aliases.of(operand):
                     self.writes.setdefault(storage, []).append(index)
         if node.target is aten.copy_.default:
@@ -67,11 +81,15 @@ class Memory:
             reading = [source] if isinstance(source, torch.fx.Node) else []
         else:
             reading = list(node.all_input_nodes)
+        sees_start = counts_from_the_start(node)
         for operand in reading:
-            if self.only_looks(node, operand):
-                continue
-            for storage in self.aliases.of(operand):
-                self.reads.setdefault(storage, []).append(index)
+            storages = self.aliases.of(operand)
+            if sees_start:
+                self.pinned |= storages
+            if not self.only_looks(node, operand):
+                span = EVERYTHING if sees_start else span_of(fake_value(operand))
+                for storage in storages:
+                    self.reads[storage].add(index, span)
 
     def only_looks(self, node: torch.fx.Node, operand: torch.fx.Node) -> bool:
         """Whether a node needs an operand's sizes alone, or is another name for its memory, read by others."""
@@ -87,49 +105,79 @@ class Memory:
         return bool(mine) and mine <= self.aliases.of(operand)
 
     def root(self, storage: Storage) -> Storage:
-        while storage in self.home:
-            storage = self.home[storage]
-        return storage
+        return self.home.get(storage, (storage, 0))[0]
 
-    def settle(self, result: torch.Tensor | None, place: Storage) -> None:
+    def in_input(self, operand: torch.fx.Node) -> bool:
+        return self.root(storage_of(fake_value(operand))) in self.aliases.input_storages
+
+    def settle(self, result: Any, operand: torch.fx.Node) -> None:
         """From now on a result lives in its operand's memory."""
-        if result is not None:
-            self.home[storage_of(result)] = place
+        if isinstance(result, torch.Tensor):
+            target = fake_value(operand)
+            root, by = self.home.get(storage_of(target), (storage_of(target), 0))
+            self.home[storage_of(result)] = (root, by + (shift(target, result) or 0))
 
-    def refusal(self, node: torch.fx.Node, operand: Any, result: Any, others: list[Any]) -> str | None:
-        """Why a node may not write its result into an operand; None if it may. `others`: what it reads besides."""
+    def refusal(
+        self, node: torch.fx.Node, operand: Any, result: Any, others: Sequence[Any], *, whole: bool = False
+    ) -> str | None:
+        """Why a node may not write its result into an operand; None if it may. `others`: what it reads besides;
+        `whole`: whether it may reach all memory that the operand lies in."""
         target = fake_value(operand) if isinstance(operand, torch.fx.Node) else None
         if self.unknown or not isinstance(target, torch.Tensor) or target.layout is not torch.strided:
             return "nothing is known of the memory"
-        if isinstance(result, torch.Tensor):
-            if not same_metadata(target, result):
-                return "the result looks different"
-            if storage_of(result) == storage_of(target):
-                return "it is the operand already"
+        problem = self._result_problem(target, result, whole) if isinstance(result, torch.Tensor) else None
+        if problem is not None:
+            return problem
         if not each_element_once(target):
             return "elements of the operand share memory"
-        storage = storage_of(target)
+        span = EVERYTHING if whole else span_of(target)
         for other in others:
-            shared = self.aliases.of(other) if isinstance(other, torch.fx.Node) else ()
-            if any(self.root(each) == self.root(storage) for each in shared):
+            if isinstance(other, torch.fx.Node) and self._overlap(target, span, other, whole):
                 return f"{other.name} shares the memory"
-        return self._overwriting_refusal(self.position[node], target, storage, result)
+        return self._overwriting_refusal(self.position[node], target, span, result)
 
-    def _overwriting_refusal(self, here: int, target: torch.Tensor, storage: Storage, result: Any) -> str | None:
+    def _result_problem(self, target: torch.Tensor, result: torch.Tensor, whole: bool) -> str | None:
+        own = storage_of(result)
+        if own == storage_of(target):
+            return ALREADY_THERE
+        if same_metadata(target, result):
+            moved = False
+        elif whole or not same_but_place(target, result):
+            return "the result looks different"
+        else:
+            moved = True
+        if moved and (own in self.pinned or (shift(target, result) or 1) % ALIGNMENT):
+            return "it can be seen where the result begins in its memory"
+        if own in self.aliases.output_storages and not fills_its_memory(target):
+            return "the result is returned, and would keep more memory alive than its own"
+        return None
+
+    def _overlap(self, target: torch.Tensor, span: Span, other: torch.fx.Node, whole: bool) -> bool:
+        root, by = self.home.get(storage_of(target), (storage_of(target), 0))
+        mine = span.shifted(by)
+        theirs = EVERYTHING if whole else span_of(fake_value(other))
+        places = (self.home.get(each, (each, 0)) for each in self.aliases.of(other))
+        return any(place == root and mine.overlaps(theirs.shifted(further)) for place, further in places)
+
+    def _overwriting_refusal(self, here: int, target: torch.Tensor, span: Span, result: Any) -> str | None:
+        storage = storage_of(target)
         root = self.root(storage)
         if root in self.constants:
             return "it is a constant"
         own = storage_of(result) if isinstance(result, torch.Tensor) else None
         if root not in self.aliases.input_storages:
-            later = any_within(self.reads.get(storage), here) or any_within(self.writes.get(storage), here)
+            later = self.reads[storage].after(here, span) if storage in self.reads else False
+            later = later or any_within(self.writes.get(storage), here)
             return "it is read or written later" if later else None
         # An input: the graph must overwrite it anyway, and nobody may miss the old contents until then.
+        if own is not None and not same_metadata(target, result):
+            return "the result lies elsewhere in its memory"
         copies = [copy for copy in self.copies.get(root, ()) if self.position[copy] > here]
         if len(copies) != 1 or any_within(self.writes.get(root), here, but=self.position[copies[0]]):
             return "it belongs to the caller"
         copy = copies[0]
         end = self.position[copy]
-        if any_within(self.reads.get(storage), here, end) or any_within(self.reads.get(root), here, end):
+        if any(any_within(self.reads[each].positions, here, end) for each in (storage, root) if each in self.reads):
             return "it is read before the graph overwrites it"
         input_value, source = (fake_value(each) for each in copy.args[:2])  # type: ignore[arg-type]
         from_result = own is not None and isinstance(source, torch.Tensor) and storage_of(source) == own
@@ -140,7 +188,7 @@ class Memory:
             return "the graph does not overwrite all of it"
         if own is not None and own in self.aliases.output_storages:
             return "the result is returned, and would share the memory of an input"
-        if own is not None and not copied_back and any_within(self.reads.get(own), end):
+        if own is not None and not copied_back and own in self.reads and any_within(self.reads[own].positions, end):
             return "the result is read after the input is overwritten"
         return None
 
@@ -153,6 +201,17 @@ def any_within(positions: list[int] | None, after: int, until: int | None = None
         if index != but:
             return True
     return False
+
+
+def counts_from_the_start(node: torch.fx.Node) -> bool:
+    """Whether a node can see where its operands begin in their memory, or reach beyond them. Of operators that are not
+    torch's own nobody knows."""
+    if node.op in ("placeholder", "get_attr") or node.target is operator.getitem:
+        return False
+    schema = schema_of(node.target)
+    if schema is None or schema.name in COUNT_FROM_THE_START:
+        return True
+    return not schema.name.startswith(("aten::", "prims::"))
 
 
 def written_operands(node: torch.fx.Node) -> list[torch.fx.Node]:
@@ -179,6 +238,25 @@ def each_element_once(value: torch.Tensor) -> bool:
 
 def is_one(size: int | torch.SymInt) -> bool:
     return torch_api.known_equal(size, 1)
+
+
+def same_but_place(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two strided tensors look the same but for where they begin in their memory."""
+    if (first.dtype, first.device, first.layout) != (second.dtype, second.device, second.layout):
+        return False
+    if first.is_conj() != second.is_conj() or first.is_neg() != second.is_neg():
+        return False
+    return same_sizes(first.shape, second.shape) and same_sizes(first.stride(), second.stride())
+
+
+def shift(target: torch.Tensor, result: torch.Tensor) -> int | None:
+    """How many bytes further on in its memory one tensor begins than another in its own; None where nobody knows."""
+    by = target.storage_offset() - result.storage_offset()
+    return by * target.element_size() if isinstance(by, int) else None
+
+
+def fills_its_memory(value: torch.Tensor) -> bool:
+    return torch_api.known_equal(value.numel() * value.element_size(), value.untyped_storage().nbytes())
 
 
 def storage_of(value: torch.Tensor) -> Storage:

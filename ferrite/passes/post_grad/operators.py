@@ -2,37 +2,21 @@
 
     m = amax(x, [1], True); e = exp(x - m); s = sum(e, [1], True)      =>      m, s = prepare_softmax_online(x, 1)
 
-Each has a reference in plain ATen. It runs where no code generator knows the operator, and on fake values it is what
-shape, strides and dtype are taken from, so that the two cannot disagree.
+Each has a reference in plain ATen (see `ferrite.passes.library`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.passes.library import define
 
 aten = torch.ops.aten
-
-# A fragment: others may add operators to the namespace. The library lives as long as this module.
-LIBRARY = torch.library.Library("ferrite", "FRAGMENT")
-
-
-def define(schema: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a reference under a schema, for real and for fake values."""
-
-    def register(reference: Callable[..., Any]) -> Callable[..., Any]:
-        name = schema.partition("(")[0]
-        LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-        LIBRARY.impl(name, reference, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"ferrite::{name}", reference, lib=LIBRARY)
-        return reference
-
-    return register
 
 
 @define("prepare_softmax_online(Tensor x, int dim) -> (Tensor, Tensor)")
@@ -64,6 +48,35 @@ def b2b_gemm(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, between: str, le
     if left:
         return torch.mm(run_pointwise(between, torch.mm(a, b)), c)
     return torch.mm(a, run_pointwise(between, torch.mm(b, c)))
+
+
+# --- several linear layers on one input -------------------------------------------------------------------------------
+
+# Not in every build of torch. The overload without a second operand is the plain layer.
+_packet = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+PACKED_LINEAR = None if _packet is None else _packet.default
+
+
+def look_of_grouped_linear(
+    x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
+) -> list[torch.Tensor]:
+    """Packed weights have a layout of their own, which fake values cannot run on."""
+    return [x.new_empty((*x.shape[:-1], weight.shape[0])) for weight in weights]
+
+
+@define("grouped_linear(Tensor x, Tensor[] weights, Tensor?[] biases) -> Tensor[]", look_of_grouped_linear)
+def grouped_linear(
+    x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
+) -> list[torch.Tensor]:
+    """[x @ w0.T + b0, x @ w1.T, ...]: one name for the whole group, so that a kernel may read x once for all of it.
+
+    Here the layers run one after the other through the operator they came from, so that results are the same to the
+    bit. No two results share memory.
+    """
+    pairs = zip(weights, biases, strict=True)
+    if PACKED_LINEAR is None:
+        return [torch.nn.functional.linear(x, weight, bias) for weight, bias in pairs]
+    return [PACKED_LINEAR(x, weight, bias, "none", [], "") for weight, bias in pairs]
 
 
 # --- pointwise functions as text --------------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ def bias_goes_behind(match: Match) -> str | None:
     value = fake_value(match.roots[0])
     if not value.is_floating_point():
         return "it is not of floating-point numbers"
-    if value.dtype in HALVES:
+    if value.dtype in HALVES and match.options.keep_half_addmm:
         return "in half precision the product would be rounded once more"
     if not should_prefer_unfused_addmm(match.roots[0], match["bias"]):
         return "it is on a cpu, or not only pointwise operators read it"
@@ -167,6 +167,12 @@ UNFUSE_BIAS = Rule(
         Case("through a view", biased(lambda x: aten.relu.default(aten.view.default(x, [15]))), bias_and_matrices),
         Case("scaled", biased(aten.relu.default, beta=3, alpha=2), bias_and_matrices),
         Case("the bias does not count", biased(aten.relu.default, beta=0), bias_and_matrices),
+        Case(
+            "half precision, where that may be rounded once more",
+            biased(aten.relu.default, torch.bfloat16),
+            bias_and_matrices,
+            {"keep_half_addmm": False},
+        ),
     ),
     near_misses=(
         Case("returned", biased(lambda x: x), bias_and_matrices),
@@ -187,8 +193,8 @@ def check_shape_cuda_and_fused_int_mm_mul_enabled(scale: Any, enabled: bool = Tr
 
 def scale_spreads(match: Match) -> str | None:
     scale, a, b = match.value("scale"), match.value("a"), match.value("b")
-    if not check_shape_cuda_and_fused_int_mm_mul_enabled(scale):
-        return "the scale is no matrix on an accelerator"
+    if not check_shape_cuda_and_fused_int_mm_mul_enabled(scale, match.options.fuse_int_mm_scale):
+        return "the option fuse_int_mm_scale is off, or the scale is no matrix on an accelerator"
     if not scale.is_floating_point() or scale.device != a.device:
         return "the scale is of integers or elsewhere"
     for size, wanted in zip(scale.shape, (a.shape[0], b.shape[1]), strict=True):
@@ -209,6 +215,7 @@ def scaled_on_meta(a: Any, b: Any, scale: Any) -> Any:
     return scaled(on_meta(a), on_meta(b), on_meta(scale))
 
 
+FUSING_SCALES = {"fuse_int_mm_scale": True}
 INT_MM_MUL = Rule(
     name="fused_int_mm_mul",
     purpose="an integer product is scaled before it is written",
@@ -216,23 +223,26 @@ INT_MM_MUL = Rule(
     after=lambda a, b, scale: torch.ops.ferrite.int_mm_mul.default(a, b, scale),
     when=(scale_spreads,),
     examples=(
-        Case("a column", scaled_on_meta, eights(32, 1)),
-        Case("a row", scaled_on_meta, eights(1, 32)),
+        Case("a column", scaled_on_meta, eights(32, 1), FUSING_SCALES),
+        Case("a row", scaled_on_meta, eights(1, 32), FUSING_SCALES),
         Case(
             "on the left",
             lambda a, b, s: aten.mul.Tensor(on_meta(s), aten._int_mm.default(on_meta(a), on_meta(b))),
             eights(1, 1),
+            FUSING_SCALES,
         ),
     ),
     near_misses=(
-        Case("on a cpu", scaled, eights(32, 1)),
-        Case("no matrix", scaled_on_meta, eights(32)),
+        Case("not asked for", scaled_on_meta, eights(32, 1)),
+        Case("on a cpu", scaled, eights(32, 1), FUSING_SCALES),
+        Case("no matrix", scaled_on_meta, eights(32), FUSING_SCALES),
         Case(
             "the product is read again",
             lambda a, b, s: (p := aten._int_mm.default(on_meta(a), on_meta(b)), aten.mul.Tensor(p, on_meta(s)) + p)[1],
             eights(32, 1),
+            FUSING_SCALES,
         ),
-        Case("a scale of integers", lambda a, b, s: scaled_on_meta(a, b, s.int()), eights(32, 1)),
+        Case("a scale of integers", lambda a, b, s: scaled_on_meta(a, b, s.int()), eights(32, 1), FUSING_SCALES),
     ),
 )
 

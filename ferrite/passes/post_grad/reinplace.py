@@ -9,36 +9,34 @@
 
     z = auto_functionalized_v2(op, base)     the same node, with a note that `base` needs no copy
 
-`ferrite.passes.post_grad.memory` decides what may be overwritten. An operator with a twin that writes becomes the twin;
-a write over a view becomes the view and a copy_ into it; of an operator that torch made functional by copying operands,
-the node keeps a note for `decompose_auto_functionalized`, which writes it out.
+`ferrite.passes.post_grad.memory` decides what may be overwritten. An operator with a twin that writes becomes the twin,
+one on lists only if every member may be overwritten; a write over a view becomes the view and a copy_ into it, see
+`ferrite.passes.post_grad.view_scatters`; of an operator that torch made functional by copying operands, the node keeps
+a note for `decompose_auto_functionalized`, which writes it out. An effect token around any of these stays.
+
+How often an operand could not be overwritten, and how many bytes are copied for that, is among the pass's facts.
 """
 
 from __future__ import annotations
 
 import functools
+import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
-from ferrite.graph.facts import leaves
+from ferrite.graph.facts import innermost_first, leaves, schema_of, storage_bytes
 from ferrite.graph.updater import MetadataUpdater
 from ferrite.graph.values import compute
-from ferrite.passes.post_grad.higher_order import (
-    NEEDS_NO_COPY,
-    copied_operands,
-    drop_self_copies,
-    inherit,
-    innermost_first,
-    wraps,
-)
-from ferrite.passes.post_grad.memory import Memory, storage_of
+from ferrite.passes.post_grad.functional_calls import NEEDS_NO_COPY, Called, called
+from ferrite.passes.post_grad.higher_order import behind_token, drop_self_copies, inherit, replace_items
+from ferrite.passes.post_grad.memory import ALREADY_THERE, Memory, storage_of
+from ferrite.passes.post_grad.view_scatters import PASS, VIEW_SCATTERS, Materialised, Write, expand, find_writes
 from ferrite.pipeline import PassContext, graph_pass
-from ferrite.rewrite.engine import Writer
-
-aten = torch.ops.aten
+from ferrite.rewrite.writer import Writer
 
 # The first argument of each is what its twin, which takes the same arguments, writes into.
 IN_PLACE = {
@@ -57,133 +55,188 @@ IN_PLACE = {
     "aten.scatter_add.default": "aten.scatter_add_.default",
     "aten.scatter_reduce.two": "aten.scatter_reduce_.two",
     "_c10d_functional.all_reduce.default": "_c10d_functional.all_reduce_.default",
+    "_c10d_functional.all_reduce_coalesced.default": "_c10d_functional.all_reduce_coalesced_.default",
+    "ferrite.convolution_pointwise_binary.default": "ferrite.convolution_pointwise_binary_.default",
+    "ferrite.linear_pointwise_binary.default": "ferrite.linear_pointwise_binary_.default",
 }
-# Writing a tensor over a view of another: the view, and whether there is no way to do it but by writing.
-VIEW_SCATTERS: dict[Any, tuple[Any, bool]] = {
-    aten.slice_scatter.default: (aten.slice.Tensor, False),
-    aten.select_scatter.default: (aten.select.int, False),
-    aten.diagonal_scatter.default: (aten.diagonal.default, True),
-    aten.as_strided_scatter.default: (aten.as_strided.default, True),
-}
+
+
+def twin_of(target: Any) -> Any | None:
+    """The operator that takes the same arguments and writes its result into the first of them; None without one."""
+    name = torch_api.operator_name(target)
+    return named_twin(name) if name is not None else None
 
 
 @functools.cache
-def twins() -> dict[Any, Any]:
-    """The operators of IN_PLACE that this torch has."""
-    found = ((torch_api.find_operator(name), torch_api.find_operator(twin)) for name, twin in IN_PLACE.items())
-    return {functional: twin for functional, twin in found if functional is not None and twin is not None}
+def named_twin(name: str) -> Any | None:
+    packet, _, overload = name.rpartition(".")
+    other = f"{packet}_.{overload}" if packet.startswith("aten._foreach_") else IN_PLACE.get(name)
+    twin = torch_api.find_operator(other) if other is not None else None
+    if twin is None:
+        return None
+    arguments, own = (schema_of(each).arguments for each in (twin, torch_api.find_operator(name)))  # type: ignore[union-attr]
+    written = [each.name for each in arguments if each.alias_info is not None and each.alias_info.is_write]
+    alike = [each.name for each in arguments] == [each.name for each in own]
+    return twin if alike and written == [arguments[0].name] else None
 
 
 @graph_pass(stage="post_grad")
 def reinplace_inplaceable_ops(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """Write into an operand that nobody reads any more, not into a copy of it."""
-    return sum(reinplace(module, context) for module in innermost_first(gm))
+    return sum(Reinplacing(module, context).run() for module in innermost_first(gm))
 
 
-def reinplace(gm: torch.fx.GraphModule, context: PassContext) -> int:
-    graph = gm.graph
-    candidates = [node for node in graph.nodes if node.target in twins() or node.target in VIEW_SCATTERS or wraps(node)]
-    if not candidates:
-        return 0
-    updater = MetadataUpdater(graph)
-    memory = Memory(graph)
-    # Decisions first, edits afterwards: what is known of the memory stays true while it is asked.
-    in_place = []
-    count = 0
-    for node in candidates:
-        if not context.fuel.left:
-            break
-        if wraps(node):
-            kept = frozenset(operands_to_keep(node, memory))
-            done = len(kept) if kept != node.meta.get(NEEDS_NO_COPY, frozenset()) else 0
+class Reinplacing:
+    """One graph: decisions first, edits afterwards. So what is known of the memory stays true while it is asked."""
+
+    def __init__(self, gm: torch.fx.GraphModule, context: PassContext) -> None:
+        self.gm, self.graph, self.context = gm, gm.graph, context
+        self.writes: dict[torch.fx.Node, Write] = {}
+        self.count = 0
+
+    def run(self) -> int:
+        candidates = [node for node in self.graph.nodes if is_candidate(node)]
+        if not candidates or not self.context.fuel.left:
+            return 0
+        updater = MetadataUpdater(self.graph)
+        self.writes, merged = find_writes(self.graph, updater.mode)
+        self.done(merged)
+        self.memory = Memory(self.graph)
+        self.materialised = Materialised(self.graph, self.memory)
+        inner = {node for write in self.writes.values() for node in write.absorbed}
+        edits: dict[torch.fx.Node, None] = {}
+        for node in candidates:
+            if self.context.fuel.left and node not in inner and self.decide(node):
+                edits[node] = None
+        for node in edits:
+            self.edit(node, updater.mode)
+        for write in self.writes.values():  # what can only be written, and was not: into a copy
+            if write.node not in edits and write.always and self.context.fuel.left:
+                self.done(expand(write, updater.mode, in_place=False))
+        if self.count:
+            updater.update()
+            drop_self_copies(self.graph)
+            self.gm.recompile()
+        return self.count
+
+    def done(self, times: int) -> None:
+        for _ in range(times):
+            self.context.fuel.spend()
+            self.context.count(PASS)
+        self.count += times
+
+    # --- decisions ----------------------------------------------------------------------------------------------------
+
+    def decide(self, node: torch.fx.Node) -> bool:
+        """Whether a node is to be edited."""
+        call = called(node)
+        if call.wraps:
+            kept = frozenset(self.operands_to_keep(node, call))
+            if kept != node.meta.get(NEEDS_NO_COPY, frozenset()):
+                self.done(len(kept))
             node.meta[NEEDS_NO_COPY] = kept
-        else:
-            done = allowed(node, memory)
-            in_place += [node] * done
-        for _ in range(done):
-            context.fuel.spend()
-            context.count("reinplace_inplaceable_ops")
-        count += done
-    if count:
-        for node in in_place:
-            write_in_place(node, updater.mode)
-        updater.update()
-        drop_self_copies(graph)
-        gm.recompile()
-    return count
+            return False
+        allowed = self.may_write(node) if node in self.writes else self.may_call_twin(node, call)
+        self.done(allowed)
+        return allowed
 
+    def may_write(self, node: torch.fx.Node) -> bool:
+        write = self.writes[node]
+        if not self.materialised.pays(write):
+            return False
+        allowed = self.may_overwrite(node, [(write.base, fake_value(node))], write.reads)
+        if allowed:
+            self.materialised.written.add(node)
+        return allowed
 
-# --- operators with a twin, and writes over views ---------------------------------------------------------------------
+    def may_call_twin(self, node: torch.fx.Node, call: Called) -> bool:
+        twin = twin_of(call.operator)
+        if twin is None or not call.args or not isinstance(call.args[0], (torch.fx.Node, list, tuple)):
+            return False
+        one_by_one = all(user.target is operator.getitem for user in node.users)
+        if not one_by_one and not (call.token is None and schema_of(twin).returns):  # type: ignore[union-attr]
+            return False  # what the twin does not return can only be replaced where it is taken apart
+        others = list(leaves((call.args[1:], dict(call.kwargs))))
+        pairs = list(zip(leaves(call.args[0]), leaves(call.value), strict=True))
+        return bool(pairs) and self.may_overwrite(node, pairs, others)
 
+    def operands_to_keep(self, node: torch.fx.Node, call: Called) -> list[Any]:
+        """The operands that a node need not copy. Of several that share memory one at most: the others are copied
+        before it is written."""
+        copied = call.copied
+        # An argument that is written may be given a second time, to be read.
+        names = {"_all_bases", *(key for key, _, _ in copied)}
+        passed: Any = call.kwargs.get("kwargs", call.kwargs)
+        others = [leaf for name, item in passed.items() if name not in names for leaf in leaves(item)]
+        found = []
+        for key, given, result in copied:
+            pairs = list(zip(leaves(given), leaves(result), strict=True))
+            pairs = [(operand, new) for operand, new in pairs if isinstance(operand, torch.fx.Node)]
+            if pairs and self.may_overwrite(node, pairs, others, whole=True):
+                found.append(key)
+                others += [operand for operand, _ in pairs]
+        return found
 
-def allowed(node: torch.fx.Node, memory: Memory) -> bool:
-    """Whether an operator may write into its first argument; if so, its result lives there."""
-    if not node.args:
-        return False
-    operand, result = node.args[0], fake_value(node)
-    others = [leaf for leaf in leaves((node.args[1:], node.kwargs)) if isinstance(leaf, torch.fx.Node)]
-    if memory.refusal(node, operand, result, others) is not None:
-        return False
-    if node.target in VIEW_SCATTERS and not profitable(node, memory):
-        return False
-    assert isinstance(operand, torch.fx.Node)
-    memory.settle(result, storage_of(fake_value(operand)))
-    return True
+    def may_overwrite(
+        self, node: torch.fx.Node, pairs: Sequence[tuple[Any, Any]], others: Sequence[Any], *, whole: bool = False
+    ) -> bool:
+        """Whether a node may write each result into its operand; if so, that is where they live from now on. Operands
+        of one list must lie in memory of their own each."""
+        taken: list[Any] = list(others)
+        storages = set()
+        for operand, result in pairs:
+            reason = self.memory.refusal(node, operand, result, taken, whole=whole)
+            if reason is None and (home := self.memory.root(storage_of(fake_value(operand)))) in storages:
+                reason = "another operand shares the memory"
+            if reason is not None:
+                self.missed([operand for operand, _ in pairs] if reason != ALREADY_THERE else [])
+                return False
+            taken.append(operand)
+            storages.add(home)
+        for operand, result in pairs:
+            self.memory.settle(result, operand)
+        return True
 
+    def missed(self, operands: list[Any]) -> None:
+        """Count operands that are copied because they may not be overwritten; the bytes where they are known."""
+        for operand in operands:
+            size = storage_bytes(fake_value(operand)) if isinstance(operand, torch.fx.Node) else 0
+            self.context.facts["operands copied"] += 1
+            self.context.facts["bytes copied"] += size if isinstance(size, int) else 0
 
-def profitable(node: torch.fx.Node, memory: Memory) -> bool:
-    """Whether a write over a view saves memory traffic: not where the whole is computed element by element anyway."""
-    operand = node.args[0]
-    assert isinstance(operand, torch.fx.Node)
-    must_write = VIEW_SCATTERS[node.target][1]
-    in_input = memory.root(storage_of(fake_value(operand))) in memory.aliases.input_storages
-    return must_write or in_input or not (elementwise(operand) and all(map(elementwise, node.users)))
+    # --- edits --------------------------------------------------------------------------------------------------------
 
-
-def elementwise(node: torch.fx.Node) -> bool:
-    return torch.Tag.pointwise in getattr(node.target, "tags", ())
-
-
-def write_in_place(node: torch.fx.Node, mode: Any) -> None:
-    if node.target in twins():
-        node.target = twins()[node.target]
+    def edit(self, node: torch.fx.Node, mode: Any) -> None:
+        if node in self.writes:
+            expand(self.writes[node], mode, in_place=True)
+            return
+        call = called(node)
+        twin: Any = twin_of(call.operator)
+        if call.token is not None:
+            replace_behind_token(node, call, twin, mode)
+            return
+        node.target = twin
         node.meta["val"], _ = compute(node, mode)
-        return
-    view, _ = VIEW_SCATTERS[node.target]
-    operand, source, *where = node.args
-    assert isinstance(operand, torch.fx.Node)
+        if not schema_of(twin).returns:  # type: ignore[union-attr]
+            replace_items(node, dict(enumerate(leaves(node.args[0]))))
+
+
+def is_candidate(node: torch.fx.Node) -> bool:
+    if node.op != "call_function":
+        return False
+    call = called(node)
+    if call.value is None:
+        return False
+    return call.wraps or node.target in VIEW_SCATTERS or twin_of(call.operator) is not None
+
+
+def replace_behind_token(node: torch.fx.Node, call: Called, twin: Any, mode: Any) -> None:
+    """Call the twin outside of the token, which is for operators that write nothing; who reads the result reads the
+    operand."""
     writer = Writer(node.graph, mode)
     with node.graph.inserting_before(node):
-        writer.call(aten.copy_.default, writer.call(view, operand, *where, **node.kwargs), source)
-    inherit(writer.made, node, "reinplace_inplaceable_ops")
-    node.replace_all_uses_with(operand)
+        writer.call(twin, *call.args, **call.kwargs)
+        results = behind_token(call, {0: call.args[0]}, writer)
+    inherit(writer.made, node, PASS)
+    replace_items(node, results)
     node.graph.erase_node(node)
-
-
-# --- operators that torch made functional by copying ---------------------------------------------------------------
-
-
-def operands_to_keep(node: torch.fx.Node, memory: Memory) -> list[Any]:
-    """The operands that such a node need not copy. Of several that share memory one at most: the others are copied
-    before it is written."""
-    copied = copied_operands(node)
-    # An argument that is written may be given a second time, to be read.
-    names = {"_all_bases", *(key for key, _, _ in copied)}
-    passed: dict[str, Any] = node.kwargs.get("kwargs", node.kwargs)  # type: ignore[assignment]
-    others = [leaf for name, item in passed.items() if name not in names for leaf in leaves(item)]
-    found = []
-    for key, given, result in copied:
-        pairs = list(zip(leaves(given), leaves(result), strict=True))
-        pairs = [(operand, new) for operand, new in pairs if isinstance(operand, torch.fx.Node)]
-        taken = list(others)
-        for operand, new in pairs:
-            if memory.refusal(node, operand, new, taken) is not None:
-                break
-            taken.append(operand)
-        else:
-            if pairs:
-                found.append(key)
-                others = taken
-                for operand, new in pairs:
-                    memory.settle(new, storage_of(fake_value(operand)))
-    return found

@@ -11,11 +11,13 @@ index that is in range and raises the same error for one that is not.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.passes.suboptions import at_least, settings_of
 from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site
 
 aten = torch.ops.aten
@@ -27,6 +29,8 @@ aten = torch.ops.aten
 def select_by_index(site: Site) -> Any:
     """One index per row: each element tells by its own coordinate whether it was written."""
     constant, index, value = site.arguments["self"], site.arguments["index"], site.arguments.get("value")
+    if not site.options.const_scatter:
+        return Refusal("the option const_scatter is off")
     if "src" in site.arguments:
         return Refusal("it writes a tensor, not a number")
     if "reduce" in site.arguments:
@@ -120,6 +124,7 @@ SCATTER_UPON_CONSTANT = NodeRule(
         ),
     ),
     near_misses=(
+        Case("switched off", one_hot(0.1, torch.float64), places(4, 1), {"const_scatter": False}),
         Case("a shorter index", lambda i: aten.scatter.value(full([9, 6], 0, torch.int32), 1, i, 1), places(4, 1)),
         Case("two indices per row", lambda i: aten.scatter.value(full([4, 6], 0, torch.int32), 1, i, 1), places(4, 2)),
         Case(
@@ -148,17 +153,27 @@ SCATTER_UPON_CONSTANT = NodeRule(
 
 # --- many writes into few places --------------------------------------------------------------------------------------
 
-FEW_WRITES = 4096  # below, writes rarely wait for each other
-COPIES = (2, 128)
-MOST_ELEMENTS = 1 << 28  # of all copies together
+GROUP = "partitioned_scatter"
+MOST_ELEMENTS = 1 << 28  # of all copies together, where nobody knows how much memory the device has
 
 
-def copies_for(writes: int, elements: int) -> int:
+@dataclass(frozen=True)
+class Copies:
+    """How many copies are worth it: `min_index` writes at least, copies of at most `mem_fraction` of the memory."""
+
+    min_parts: int = 2
+    max_parts: int = 128
+    min_index: int = 4096  # below, writes rarely wait for each other
+    mem_fraction: float = at_least(0, 0.1)
+
+
+def copies_for(writes: int, elements: int, limits: Copies | None = None, most_elements: float = MOST_ELEMENTS) -> int:
     """How many copies: more where more writes meet in one place, fewer where a copy is large. A power of two, or 0.
 
     >>> copies_for(5000, 10), copies_for(5000, 5000), copies_for(10**7, 2 * 10**6)
     (128, 16, 16)
     """
+    limits = limits or Copies()
     if elements == 0:
         return 0
     wanted = 16 * math.sqrt(writes / elements)
@@ -166,8 +181,14 @@ def copies_for(writes: int, elements: int) -> int:
         if elements >= large:
             wanted = min(wanted, most)
             break
-    wanted = min(wanted, COPIES[1], MOST_ELEMENTS / elements)
-    return 0 if wanted < COPIES[0] else 1 << int(math.log2(wanted))
+    wanted = min(wanted, limits.max_parts, most_elements / elements)
+    return 0 if wanted < max(limits.min_parts, 1) else 1 << int(math.log2(wanted))
+
+
+def most_elements_on(device: torch.device, itemsize: int, limits: Copies) -> float:
+    if device.type != "cuda":
+        return MOST_ELEMENTS
+    return limits.mem_fraction * torch.cuda.get_device_properties(device).total_memory / itemsize
 
 
 def on_cpu(tensor: torch.Tensor) -> bool:
@@ -201,11 +222,13 @@ def spread_over_copies(site: Site) -> Any:
     sizes = [*target.shape, *at.shape, *values.shape]
     if not all(isinstance(size, int) for size in sizes):
         return Refusal("a size is symbolic")
-    if at.numel() < FEW_WRITES:
-        return Refusal(f"there are fewer than {FEW_WRITES} writes")
+    limits = settings_of(site.options.post_grad_fusions, GROUP, Copies)
+    if at.numel() < limits.min_index:
+        return Refusal(f"there are fewer than {limits.min_index} writes")
     if is_spread(index):
         return Refusal("it is spread over copies already")
-    copies = copies_for(at.numel(), target.numel())
+    room = most_elements_on(target.device, target.element_size(), limits)
+    copies = copies_for(at.numel(), target.numel(), limits, room)
     if not copies:
         return Refusal("the writes are spread already, or copies would take too much memory")
     before, size, after = list(target.shape[:dim]), target.shape[dim], list(target.shape[dim + 1 :])
@@ -244,6 +267,12 @@ PARTITIONED_SCATTER = NodeRule(
     examples=(
         Case("5000 writes to 10 places", put(lambda i: [i]), writes(10)),
         Case("an index of two dimensions, one number", put(lambda i: [i]), writes(10, index=(50, 100), values=())),
+        Case(
+            "as few writes as was asked for",
+            put(lambda i: [i]),
+            writes(10, index=(50,), values=(50,)),
+            {"post_grad_fusions": {GROUP: {"min_index": 50}}},
+        ),
         Case("the second dimension", put(lambda i: [None, i]), writes(3, 10, index=(5000,), values=(3, 5000))),
     ),
     near_misses=(
@@ -251,6 +280,12 @@ PARTITIONED_SCATTER = NodeRule(
         Case("on a cpu", put(lambda i: [i], device=lambda x: x), writes(10)),
         Case("few writes", put(lambda i: [i]), writes(10, index=(50,), values=(50,))),
         Case("two indices", put(lambda i: [i, i]), writes(10, 10)),
+        Case(
+            "fewer copies than was asked for",
+            put(lambda i: [i]),
+            writes(10),
+            {"post_grad_fusions": {GROUP: {"min_parts": 64, "max_parts": 32}}},
+        ),
         Case("many places", put(lambda i: [i]), writes(10**6)),
     ),
 )

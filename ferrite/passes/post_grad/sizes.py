@@ -16,7 +16,7 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
-from ferrite.rewrite.engine import Writer
+from ferrite.rewrite.writer import Writer
 
 aten = torch.ops.aten
 

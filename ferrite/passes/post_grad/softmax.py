@@ -34,6 +34,10 @@ def largest_and_sum_online(x: Any, dim: Any) -> Any:
     return largest, shifted, aten.exp.default(shifted), total
 
 
+def asked_for(match: Match) -> str | None:
+    return None if match.options.online_softmax else "the option online_softmax is off"
+
+
 def one_dimension(match: Match) -> str | None:
     dims = match["dim"]
     return None if isinstance(dims, (list, tuple)) and len(dims) == 1 else "it does not reduce exactly one dimension"
@@ -88,7 +92,7 @@ PREPARE_SOFTMAX = Rule(
     purpose="the maximum and the sum of a softmax are found in one pass",
     before=largest_and_sum,
     after=largest_and_sum_online,
-    when=(one_dimension, of_floats),
+    when=(asked_for, one_dimension, of_floats),
     examples=(
         Case("softmax", softmax, rows),
         Case("log-softmax", log_softmax, rows),
@@ -99,6 +103,7 @@ PREPARE_SOFTMAX = Rule(
         Case("half precision, computed in single", half_softmax, lambda: [torch.randn(4, 6).half()]),
     ),
     near_misses=(
+        Case("switched off", softmax, rows, {"online_softmax": False}),
         Case("the dimension is dropped", dropped_dimension, rows),
         Case("two dimensions", lambda x: largest_and_sum(x, [0, 1])[3], rows),
         Case("the sum is along another dimension", lambda x: sum_along(x, [0]), rows),

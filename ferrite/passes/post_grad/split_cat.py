@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,12 +21,19 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
 from ferrite.passes.post_grad.joins import NORMALIZATION, Part, joined_dim, one, part_of_split
+from ferrite.passes.suboptions import settings_of
 from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site
 from ferrite.rewrite.arguments import arguments_of
 
 aten = torch.ops.aten
 RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
-MIN_RUN = 10  # items of a split: a slice saves less than it costs where it stands for fewer
+
+
+@dataclass(frozen=True)
+class Runs:
+    """How many neighbours make a slice: it saves less than it costs where it stands for fewer."""
+
+    min_run: int = 10
 
 
 # --- items of a split -------------------------------------------------------------------------------------------------
@@ -34,9 +42,10 @@ MIN_RUN = 10  # items of a split: a slice saves less than it costs where it stan
 def runs_as_slices(site: Site) -> Any:
     """Neighbours in the join that are neighbours in one split become one slice, or all that was split."""
     operands, dim = list(site.arguments["tensors"]), joined_dim(site)
-    found = [item for run in runs(operands, dim) for item in shortened(site, run, dim)]
+    least = settings_of(site.options.post_grad_fusions, "split_cat_aten_pass", Runs).min_run
+    found = [item for run in runs(operands, dim) for item in shortened(site, run, dim, least)]
     if found == operands:
-        return Refusal(f"no whole split and no {MIN_RUN} neighbours of one are joined")
+        return Refusal(f"no whole split and no {least} neighbours of one are joined")
     site.through(*(node for item in operands if (part := part_of_split(item)) for node in (item, part.split)))
     first = part_of_split(operands[0])
     if first is not None and found == [first.source]:
@@ -59,13 +68,13 @@ def runs(operands: Sequence[torch.fx.Node], dim: int) -> list[list[torch.fx.Node
     return found
 
 
-def shortened(site: Site, run: list[torch.fx.Node], dim: int) -> list[torch.fx.Node]:
+def shortened(site: Site, run: list[torch.fx.Node], dim: int, least: int) -> list[torch.fx.Node]:
     part = part_of_split(run[0])
     if part is None or part.dim != dim:
         return run
     if len(run) == len(part.sizes):
         return [part.source]
-    if len(run) < MIN_RUN or not all(isinstance(size, int) for size in part.sizes):
+    if len(run) < max(least, 2) or not all(isinstance(size, int) for size in part.sizes):
         return run
     start = sum(part.sizes[: part.index])
     end = start + sum(part.sizes[part.index : part.index + len(run)])
@@ -89,6 +98,12 @@ SPLIT_CAT: tuple[AnyRule, ...] = (
             Case("the whole split among others", rejoined(lambda p, y: [y, *p, y]), one(12, 3)),
             Case("the whole split alone", rejoined(lambda p, y: list(p)), one(12, 3)),
             Case("a short whole split", rejoined(lambda p, y: [*p, y], 3), one(3, 3)),
+            Case(
+                "as short a run as was asked for",
+                rejoined(lambda p, y: [y, *p[2:5]]),
+                one(12, 3),
+                {"post_grad_fusions": {"split_cat_aten_pass": {"min_run": 3}}},
+            ),
             Case("the same run twice", rejoined(lambda p, y: [*p[:10], *p[:10]]), one(12, 3)),
         ),
         near_misses=(

@@ -7,16 +7,18 @@ The sum is taken as the product would take it: half precision in single, integer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.passes.suboptions import at_least, settings_of
 from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site
 
 aten = torch.ops.aten
+GROUP = "decompose_mm_pass"
 WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
@@ -26,7 +28,7 @@ class Thin:
 
     min_rows: int = 10240
     max_side: int = 32  # both sides of the right matrix are below; of a batch, two of the three sizes
-    cpu_max_rows: int = 1
+    cpu_max_rows: int = at_least(0, 1)
     cpu_max_side: int = 2048
     allow_unknown_sizes: bool = False  # take sizes that are not provably outside
 
@@ -83,49 +85,44 @@ def narrowed(site: Site, result: Any) -> Any:
     return site.call(aten._to_copy.default, result, dtype=dtype) if site.value(result).dtype != dtype else result
 
 
-def thin_mm(thin: Thin) -> Callable[[Site], Any]:
-    def rewrite(site: Site) -> Any:
-        left, right = site.arguments["self"], site.arguments["mat2"]
-        problem = dtype_problem(site.value(left), site.value(right))
-        if problem or not thin.matrices(site.value(left), site.value(right)):
-            return Refusal(problem or "it is not provably thin")
-        return narrowed(site, multiply_and_sum(site, left, right, 1))
-
-    return rewrite
+def thin(site: Site) -> Thin:
+    return settings_of(site.options.post_grad_fusions, GROUP, Thin)
 
 
-def thin_bmm(thin: Thin) -> Callable[[Site], Any]:
-    def rewrite(site: Site) -> Any:
-        left, right = site.arguments["self"], site.arguments["mat2"]
-        problem = dtype_problem(site.value(left), site.value(right))
-        if problem or not thin.batches(site.value(left), site.value(right)):
-            return Refusal(problem or "it is not provably thin")
-        return narrowed(site, multiply_and_sum(site, left, right, 2))
-
-    return rewrite
+def thin_mm(site: Site) -> Any:
+    left, right = site.arguments["self"], site.arguments["mat2"]
+    problem = dtype_problem(site.value(left), site.value(right))
+    if problem or not thin(site).matrices(site.value(left), site.value(right)):
+        return Refusal(problem or "it is not provably thin")
+    return narrowed(site, multiply_and_sum(site, left, right, 1))
 
 
-def thin_addmm(thin: Thin) -> Callable[[Site], Any]:
-    def rewrite(site: Site) -> Any:
-        bias, left, right, beta, alpha = (site.arguments[n] for n in ("self", "mat1", "mat2", "beta", "alpha"))
-        value = site.value(left)
-        problem = dtype_problem(value, site.value(right), site.value(bias))
-        if problem or not thin.matrices(value, site.value(right)):
-            return Refusal(problem or "it is not provably thin")
-        exact = (int, float) if value.is_floating_point() else int
-        if not isinstance(beta, exact) or not isinstance(alpha, exact):
-            return Refusal("a factor is of another kind than the product")
-        total = multiply_and_sum(site, left, right, 1)
-        if alpha != 1:
-            total = site.call(aten.mul.Tensor, total, alpha)
-        if beta != 0:  # a bias times nothing is not read: its nan does not count
-            inner = site.value(total).dtype
-            term = bias if inner == value.dtype else site.call(aten._to_copy.default, bias, dtype=inner)
-            term = term if beta == 1 else site.call(aten.mul.Tensor, term, beta)
-            total = site.call(aten.add.Tensor, term, total)
-        return narrowed(site, total)
+def thin_bmm(site: Site) -> Any:
+    left, right = site.arguments["self"], site.arguments["mat2"]
+    problem = dtype_problem(site.value(left), site.value(right))
+    if problem or not thin(site).batches(site.value(left), site.value(right)):
+        return Refusal(problem or "it is not provably thin")
+    return narrowed(site, multiply_and_sum(site, left, right, 2))
 
-    return rewrite
+
+def thin_addmm(site: Site) -> Any:
+    bias, left, right, beta, alpha = (site.arguments[n] for n in ("self", "mat1", "mat2", "beta", "alpha"))
+    value = site.value(left)
+    problem = dtype_problem(value, site.value(right), site.value(bias))
+    if problem or not thin(site).matrices(value, site.value(right)):
+        return Refusal(problem or "it is not provably thin")
+    exact = (int, float) if value.is_floating_point() else int
+    if not isinstance(beta, exact) or not isinstance(alpha, exact):
+        return Refusal("a factor is of another kind than the product")
+    total = multiply_and_sum(site, left, right, 1)
+    if alpha != 1:
+        total = site.call(aten.mul.Tensor, total, alpha)
+    if beta != 0:  # a bias times nothing is not read: its nan does not count
+        inner = site.value(total).dtype
+        term = bias if inner == value.dtype else site.call(aten._to_copy.default, bias, dtype=inner)
+        term = term if beta == 1 else site.call(aten.mul.Tensor, term, beta)
+        total = site.call(aten.add.Tensor, term, total)
+    return narrowed(site, total)
 
 
 def matrices(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Callable[[], list[torch.Tensor]]:
@@ -141,63 +138,65 @@ def on_meta(operator: Any) -> Callable[..., Any]:
     return lambda a, b: operator(*(aten._to_copy.default(item, device=torch.device("meta")) for item in (a, b)))
 
 
+def asking(**settings: Any) -> Mapping[str, Any]:
+    return {"post_grad_fusions": {GROUP: settings}}
+
+
 mm, bmm = aten.mm.default, aten.bmm.default
 ROW, BATCH = ((1, 6), (6, 5)), ((1, 3, 6), (1, 6, 5))
 
 
-def decompose_mem_bound_mm(thin: Thin | None = None) -> tuple[AnyRule, ...]:
-    """The rules of the group, for the sizes that count as thin."""
-    thin = thin or Thin()
-    return (
-        NodeRule(
-            name="decompose_mm",
-            purpose="a thin product is a multiplication and a sum",
-            targets=(mm,),
-            rewrite=thin_mm(thin),
-            examples=(
-                Case("one row", mm, matrices(*ROW)),
-                Case("bfloat16", mm, matrices(*ROW, dtype=torch.bfloat16)),
-                Case("int32", mm, matrices(*ROW, dtype=torch.int32)),
-                Case("nothing to add up", mm, matrices((1, 0), (0, 5))),
-                Case("many rows on an accelerator", on_meta(mm), matrices((10240, 4), (4, 31))),
-            ),
-            near_misses=(
-                Case("two rows", mm, matrices((2, 6), (6, 5))),
-                Case("a wide right side", mm, matrices((1, 2049), (2049, 2))),
-                Case("complex", mm, matrices(*ROW, dtype=torch.complex64)),
-                Case("few rows on an accelerator", on_meta(mm), matrices((10239, 4), (4, 31))),
-                Case("a wide right side on an accelerator", on_meta(mm), matrices((10240, 4), (4, 32))),
-            ),
+DECOMPOSE_MEM_BOUND_MM: tuple[AnyRule, ...] = (
+    NodeRule(
+        name="decompose_mm",
+        purpose="a thin product is a multiplication and a sum",
+        targets=(mm,),
+        rewrite=thin_mm,
+        examples=(
+            Case("one row", mm, matrices(*ROW)),
+            Case("bfloat16", mm, matrices(*ROW, dtype=torch.bfloat16)),
+            Case("int32", mm, matrices(*ROW, dtype=torch.int32)),
+            Case("nothing to add up", mm, matrices((1, 0), (0, 5))),
+            Case("many rows on an accelerator", on_meta(mm), matrices((10240, 4), (4, 31))),
+            Case("as many rows as was asked for", mm, matrices((3, 6), (6, 5)), asking(cpu_max_rows=3)),
         ),
-        NodeRule(
-            name="decompose_addmm",
-            purpose="a thin product with a bias is a multiplication and two sums",
-            targets=(aten.addmm.default,),
-            rewrite=thin_addmm(thin),
-            examples=(
-                Case("plain", with_bias(), matrices((5,), *ROW)),
-                Case("scaled", with_bias(beta=3, alpha=2), matrices((5,), *ROW)),
-                Case("half precision", with_bias(beta=3, alpha=2), matrices((5,), *ROW, dtype=torch.float16)),
-                Case("the bias does not count", with_bias(beta=0), matrices((5,), *ROW)),
-            ),
-            near_misses=(Case("two rows", with_bias(), matrices((5,), (2, 6), (6, 5))),),
+        near_misses=(
+            Case("two rows", mm, matrices((2, 6), (6, 5))),
+            Case("more rows than was asked for", mm, matrices((4, 6), (6, 5)), asking(cpu_max_rows=3)),
+            Case("a wide right side", mm, matrices((1, 2049), (2049, 2))),
+            Case("complex", mm, matrices(*ROW, dtype=torch.complex64)),
+            Case("few rows on an accelerator", on_meta(mm), matrices((10239, 4), (4, 31))),
+            Case("a wide right side on an accelerator", on_meta(mm), matrices((10240, 4), (4, 32))),
         ),
-        NodeRule(
-            name="decompose_bmm",
-            purpose="a thin batch of products is a multiplication and a sum",
-            targets=(bmm,),
-            rewrite=thin_bmm(thin),
-            examples=(
-                Case("a batch of one", bmm, matrices(*BATCH)),
-                Case("half precision", bmm, matrices(*BATCH, dtype=torch.float16)),
-                Case("a large batch on an accelerator", on_meta(bmm), matrices((10240, 2, 3), (10240, 3, 40))),
-            ),
-            near_misses=(
-                Case("a batch of two", bmm, matrices((2, 3, 6), (2, 6, 5))),
-                Case("two large sides on an accelerator", on_meta(bmm), matrices((10240, 2, 32), (10240, 32, 40))),
-            ),
+    ),
+    NodeRule(
+        name="decompose_addmm",
+        purpose="a thin product with a bias is a multiplication and two sums",
+        targets=(aten.addmm.default,),
+        rewrite=thin_addmm,
+        examples=(
+            Case("plain", with_bias(), matrices((5,), *ROW)),
+            Case("scaled", with_bias(beta=3, alpha=2), matrices((5,), *ROW)),
+            Case("half precision", with_bias(beta=3, alpha=2), matrices((5,), *ROW, dtype=torch.float16)),
+            Case("the bias does not count", with_bias(beta=0), matrices((5,), *ROW)),
         ),
-    )
+        near_misses=(Case("two rows", with_bias(), matrices((5,), (2, 6), (6, 5))),),
+    ),
+    NodeRule(
+        name="decompose_bmm",
+        purpose="a thin batch of products is a multiplication and a sum",
+        targets=(bmm,),
+        rewrite=thin_bmm,
+        examples=(
+            Case("a batch of one", bmm, matrices(*BATCH)),
+            Case("half precision", bmm, matrices(*BATCH, dtype=torch.float16)),
+            Case("a large batch on an accelerator", on_meta(bmm), matrices((10240, 2, 3), (10240, 3, 40))),
+        ),
+        near_misses=(
+            Case("a batch of two", bmm, matrices((2, 3, 6), (2, 6, 5))),
+            Case("two large sides on an accelerator", on_meta(bmm), matrices((10240, 2, 32), (10240, 32, 40))),
+        ),
+    ),
+)
 
-
-THIN_PRODUCT_GROUPS = {"decompose_mm_pass": decompose_mem_bound_mm()}
+THIN_PRODUCT_GROUPS = {GROUP: DECOMPOSE_MEM_BOUND_MM}

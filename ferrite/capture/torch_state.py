@@ -1,0 +1,75 @@
+"""Private APIs of torch about the state of modules: where an input of a graph comes from, and computing on the real
+tensors behind it while a graph of stand-ins is being compiled.
+
+The second door beside `torch_api`, for the same reason: a new torch release is the work of these files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import unset_fake_temporarily as _unset_fake
+
+PATH = re.compile(r"\._(modules|parameters|buffers)\[(['\"])(.*?)\2\]")
+
+
+@contextlib.contextmanager
+def on_real_tensors() -> Iterator[None]:
+    """Operators compute as they do outside of a compilation, without gradients, whatever modes are active.
+
+    Tensors made inside are ordinary ones, also while inference mode is on.
+    """
+    with (
+        _unset_fake(),
+        torch._C._DisablePythonDispatcher(),
+        torch._C._DisableAutocast(),
+        torch.inference_mode(False),
+        torch.no_grad(),
+    ):
+        yield
+
+
+def source_of(placeholder: torch.fx.Node) -> Any | None:
+    """Where Dynamo found what it passes for an input of its graph; None for what it made itself."""
+    source = getattr(placeholder, "_dynamo_source", None)
+    return source if source is not None else getattr(placeholder.meta.get("grapharg"), "source", None)
+
+
+def state_path(source: Any) -> tuple[str, ...] | None:
+    """('layers', '0', 'weight') for a parameter or buffer of a module; None for any other source.
+
+    A module whose parameters are sharded replaces them between calls, so its state is not taken for state.
+    """
+    if source is None or not source.guard_source.is_unspecialized_nn_module() or source.guard_source.is_fsdp_module():
+        return None
+    name = str(source.name() if callable(source.name) else source.name)
+    found = list(PATH.finditer(name))
+    if not found or found[-1][1] == "modules" or found[-1].end() != len(name):
+        return None
+    return tuple(part[3] for part in found)
+
+
+def input_origin(placeholder: torch.fx.Node) -> int | str | None:
+    """What an input of an AOTAutograd graph was: the position of an argument, or the name of an attribute of the
+    module that was traced. None for what AOTAutograd made: parts of subclasses, common bases of views, tokens."""
+    descriptor = placeholder.meta.get("desc")
+    match type(descriptor).__name__:
+        case "PlainAOTInput":
+            return int(descriptor.idx)  # type: ignore[union-attr]
+        case "ParamAOTInput" | "BufferAOTInput":
+            return str(descriptor.target)  # type: ignore[union-attr]
+        case _:
+            return None
+
+
+def forget_guards(sources: Sequence[Any]) -> None:
+    """Let Dynamo not ask about some sources when it decides whether compiled code can be used. While compiling only."""
+    context = TracingContext.try_get()
+    if context is not None:
+        for source in sources:
+            context.guards_context.dynamo_guards.remove_guards_with_source(source)

@@ -1,0 +1,216 @@
+"""The values that settings can have: how they are checked, read from text, and written down.
+
+A setting has one of these types: a bool, a whole number, a path, one of several words, a list of names, a list of
+callables, or names with settings of their own (`Named`); each may be optional.
+"""
+
+from __future__ import annotations
+
+import importlib
+import operator
+import os
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from ferrite.errors import UserError, nearest
+
+TRUTH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+class Named(Mapping[str, Mapping[str, Any]]):
+    """Names in an order that means something, each with settings of its own. Frozen and hashable.
+
+    >>> Named({"batch_aten_tanh": {"depth": 9}, "decompose_mm_pass": {}})
+    {'batch_aten_tanh': {'depth': 9}, 'decompose_mm_pass': {}}
+    """
+
+    def __init__(self, given: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+        own = {name: types.MappingProxyType(dict(settings)) for name, settings in (given or {}).items()}
+        self._settings = types.MappingProxyType(own)
+
+    def __getitem__(self, name: str) -> Mapping[str, Any]:
+        return self._settings[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._settings)
+
+    def __len__(self) -> int:
+        return len(self._settings)
+
+    def _key(self) -> tuple[Any, ...]:
+        return tuple((name, frozenset(settings.items())) for name, settings in self._settings.items())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Named) and self._key() == other._key()  # in order, unlike dictionaries
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        return repr({name: dict(settings) for name, settings in self._settings.items()})
+
+
+# --- checking ---------------------------------------------------------------------------------------------------------
+
+
+def checked(name: str, expected: Any, value: Any) -> Any:
+    """The value in the type that the option expects; a UserError where it is of another."""
+    kind = without_none(expected)
+    if value is None and kind is not expected:
+        return None
+    if typing.get_origin(kind) is Literal:
+        choices = typing.get_args(kind)
+        if not isinstance(value, str) or value not in choices:
+            raise UserError(
+                f"option {name!r} is {value!r}",
+                {"did you mean": nearest(str(value), choices), "expected": one_of(choices)},
+            )
+        return value
+    if kind is Any:
+        items = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
+        return tuple(imported(item, f"option {name!r}") if isinstance(item, str) else item for item in items)
+    if kind is Named:
+        return named(name, value)
+    if typing.get_origin(kind) is tuple:
+        return several(name, kind, value)
+    if kind is Path and isinstance(value, (str, os.PathLike)):
+        return Path(value).expanduser()
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise UserError(
+            f"option {name!r} is {value!r}, a {type(value).__name__}",
+            {"expected": type_name(expected)},
+        )
+    return value
+
+
+def several(name: str, kind: Any, value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise UserError(f"option {name!r} is {value!r}, a {type(value).__name__}", {"expected": "a list"})
+    (member, _) = typing.get_args(kind)
+    wrong = next((item for item in value if member is str and not isinstance(item, str)), None)
+    if wrong is not None:
+        raise UserError(f"option {name!r} holds {wrong!r}", {"expected": "a list of names"})
+    if member is Any:
+        return tuple(imported(item, f"option {name!r}") if isinstance(item, str) else item for item in value)
+    return tuple(value)
+
+
+def named(name: str, value: Any) -> Named:
+    """Names alone, or settings by name; which names and settings there are is for those to say who have them."""
+    if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
+        return Named({each: {} for each in value})
+    if not isinstance(value, Mapping):
+        raise UserError(f"option {name!r} is {value!r}, a {type(value).__name__}", {"expected": type_name(Named)})
+    for each, settings in value.items():
+        if not isinstance(each, str) or not isinstance(settings, Mapping):
+            raise UserError(f"option {name!r} has {settings!r} for {each!r}", {"expected": "a mapping of settings"})
+        for setting, given in settings.items():
+            if not isinstance(setting, str) or not isinstance(given, (bool, int, float, str)):
+                raise UserError(
+                    f"option {name!r} has {setting}={given!r} for {each!r}", {"expected": "a number, a bool or a word"}
+                )
+    return Named(value)
+
+
+def without_none(expected: Any) -> Any:
+    """`X` for the type `X | None`."""
+    members = [member for member in typing.get_args(expected) if member is not type(None)]
+    is_union = typing.get_origin(expected) in (typing.Union, types.UnionType)
+    return members[0] if is_union else expected
+
+
+def type_name(expected: Any) -> str:
+    """A type as a person would write it."""
+    kind = without_none(expected)
+    origin = typing.get_origin(kind)
+    if kind is Any:
+        return "a callable, a list of them, or None"
+    if kind is Named:
+        return "list of names, or settings by name"
+    if origin is tuple:
+        return "list of names" if typing.get_args(kind)[0] is str else "list of passes"
+    text = one_of(typing.get_args(kind)) if origin is Literal else kind.__name__.lower()
+    return f"{text}, or None" if kind is not expected else text
+
+
+def one_of(choices: tuple[str, ...]) -> str:
+    return " | ".join(choices)
+
+
+# --- as text ----------------------------------------------------------------------------------------------------------
+
+
+def parse(name: str, expected: Any, text: str, where: str) -> Any:
+    """A setting given as text: an environment variable or a command-line argument."""
+    kind = without_none(expected)
+    if kind is bool:
+        if text.lower() not in TRUTH:
+            raise UserError(f"{where} is {text!r}", {"expected": "1 or 0, true or false, yes or no, on or off"})
+        return TRUTH[text.lower()]
+    if kind is int:
+        if not text.lstrip("-").isdigit():
+            raise UserError(f"{where} is {text!r}", {"expected": "a whole number"})
+        return int(text)
+    if kind is Any or expected == tuple[Any, ...]:
+        return tuple(imported(word.strip(), where) for word in text.split(","))
+    if kind is Named:
+        return Named(dict(parse_settings(word.strip(), where) for word in text.split(",") if word.strip()))
+    if typing.get_origin(kind) is tuple:
+        return tuple(word.strip() for word in text.split(",") if word.strip())
+    return checked(name, expected, text)
+
+
+def parse_settings(text: str, where: str) -> tuple[str, dict[str, Any]]:
+    """A name and its settings.
+
+    >>> parse_settings("batch_aten_tanh:min_members=3:same_users=true", "")
+    ('batch_aten_tanh', {'min_members': 3, 'same_users': True})
+    """
+    name, *pairs = text.split(":")
+    settings = {}
+    for pair in pairs:
+        setting, equals, value = pair.partition("=")
+        if not equals or not setting.strip() or not value.strip():
+            raise UserError(f"{where} has {text!r}", {"expected": "name, or name:setting=value:setting=value"})
+        settings[setting.strip()] = parse_plain(value.strip())
+    return name.strip(), settings
+
+
+def parse_plain(text: str) -> bool | int | float | str:
+    """A number or a bool if it reads like one: what type is wanted, those know who have the setting."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def imported(path: str, where: str) -> Any:
+    """The object at `module:name`."""
+    module, separator, name = path.partition(":")
+    try:
+        if not separator:
+            raise ImportError("no colon")
+        return operator.attrgetter(name)(importlib.import_module(module))
+    except (ImportError, AttributeError, ValueError) as problem:
+        raise UserError(f"{where} names {path!r}", {"expected": "module:name", "because": str(problem)}) from None
+
+
+def plain(value: Any) -> Any:
+    """A setting as JSON; a pass by the name under which it can be imported again."""
+    if isinstance(value, tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, Path):
+        return str(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    function = getattr(value, "function", value)
+    return f"{function.__module__}:{getattr(function, '__qualname__', type(function).__qualname__)}"

@@ -1,0 +1,19 @@
+"""Attention written out by hand, found and written as scaled_dot_product_attention.
+
+    softmax(q @ k.mT / 8 + mask, -1) @ v      =>      scaled_dot_product_attention(q, k, v, mask, scale=1 / 8)
+
+    found      what a call does to the scores: a scale, a mask, a fill
+    steps      which calls do that, one line for each spelling
+    find       the way back from the last product to the first
+    constants  what is known of masks and fills
+    operands   query, key and value before they were flattened, copied and repeated for a product
+    write      the one call
+    worth      where it pays
+
+One matcher serves two stages. Before autograd the calls are those of torch, and the new call brings its own backward
+with it. In inference graphs, which arrive as ATen, products are flattened and softmaxes may be in parts.
+"""
+
+from ferrite.passes.attention.rule import ATTENTION_RULES, DROPOUT_RULES
+
+__all__ = ["ATTENTION_RULES", "DROPOUT_RULES"]

@@ -1,0 +1,179 @@
+"""Query, key and value as attention takes them: [batch, heads, length, width].
+
+Before a product they are often copied, flattened or repeated, so that a matrix product can read them. Attention reads
+them where they lie: `Operands` looks for a value that has the wanted shape already, and writes a view otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ferrite.capture import torch_api
+from ferrite.graph import fake_value
+from ferrite.graph.facts import argument
+from ferrite.passes.attention.found import Node, Refused
+from ferrite.rewrite import Site
+
+aten, prims = torch.ops.aten, torch.ops.prims
+COPIES = frozenset({aten.clone.default, aten.contiguous.default})
+# Calls that keep the order of the elements.
+FLAT = COPIES | {aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.expand.default}
+CASTS = frozenset({aten.to.dtype, aten._to_copy.default, prims.convert_element_type.default})
+REPEATS = frozenset({aten.repeat_interleave.self_int, torch.repeat_interleave, "repeat_interleave"})
+
+
+def same_shape(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    return len(one) == len(other) and all(map(torch_api.known_equal, one, other))
+
+
+class Operands:
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    def skip(self, node: Node) -> Node:
+        """What a call was made of; it is read here now."""
+        self.site.through(node)
+        inner = node.args[0]
+        assert isinstance(inner, Node)
+        return inner
+
+    # --- shapes -------------------------------------------------------------------------------------------------------
+
+    def in_shape(self, node: Node, shape: Sequence[Any]) -> Node:
+        """The same elements in the same order: an earlier value that has the shape, or a new view."""
+        here, path = node, []
+        while not same_shape(fake_value(here).shape, shape):
+            inner = here.args[0] if here.target in FLAT else None
+            if not isinstance(inner, Node) or not same_count(inner, node):
+                return self.reshaped(node, shape)
+            path.append(here)
+            here = inner
+        self.site.through(*path)
+        while here.target is aten.expand.default and same_look(here.args[0], here):
+            here = self.skip(here)
+        return here
+
+    def reshaped(self, node: Node, shape: Sequence[Any]) -> Node:
+        unknown = [place for place, size in enumerate(shape) if not isinstance(size, int)]
+        if len(unknown) > 1:
+            raise Refused("more than one size is known only when it runs")
+        sizes = [-1 if place in unknown else size for place, size in enumerate(shape)]
+        return self.call(aten.reshape.default, node, sizes)
+
+    def expanded(self, node: Node, shape: Sequence[Any]) -> Node:
+        """Repeated along the batch, in no memory of its own."""
+        own = fake_value(node).shape
+        new = len(shape) - len(own)
+        kept = (-1 if torch_api.known_equal(*pair) else pair[1] for pair in zip(own, shape[new:], strict=True))
+        sizes = [*shape[:new], *kept]
+        if not all(isinstance(size, int) for size in sizes):
+            raise Refused("how often an operand is repeated is known only when it runs")
+        return self.call(aten.expand.default, node, sizes)
+
+    def reordered(self, node: Node, order: tuple[int, ...]) -> Node:
+        """Dimensions in another order; transposing twice is not transposing."""
+        path = []
+        here = node
+        while order != tuple(range(len(order))) and (inner_order := permutation(here)) is not None:
+            order = tuple(inner_order[dim] for dim in order)
+            path.append(here)
+            here = here.args[0]  # type: ignore[assignment]
+        self.site.through(*path)
+        return here if order == tuple(range(len(order))) else self.call(aten.permute.default, here, list(order))
+
+    # --- what attention does by itself --------------------------------------------------------------------------------
+
+    def without_copies(self, node: Node) -> Node:
+        """Attention reads any strides, as long as a row is dense."""
+        while node.target in COPIES and is_dense_row(fake_value(node.args[0])):  # type: ignore[arg-type]
+            node = self.skip(node)
+        return node
+
+    def narrowed(self, node: Node, dtype: torch.dtype) -> Node:
+        """What a factor was before it was cast up: products of narrow numbers are summed in a wide type anyway."""
+        while fake_value(node).dtype != dtype:
+            inner = node.args[0] if node.target in CASTS else None
+            if not isinstance(inner, Node) or fake_value(inner).dtype.itemsize > fake_value(node).dtype.itemsize:
+                raise Refused(f"query and key are {fake_value(node).dtype}, the value is {dtype}")
+            node = self.skip(node)
+        return node
+
+    def scaled(self, node: Node) -> tuple[Node, float]:
+        """A factor of the operand belongs to the scale of the scores."""
+        if node.target in (aten.mul.Tensor, aten.div.Tensor) and len(node.users) == 1:
+            number, inner = node.args[1], node.args[0]
+            dense = isinstance(inner, Node) and is_dense_row(fake_value(inner))
+            if isinstance(number, (int, float)) and number > 0 and dense and same_look(inner, node):
+                return self.skip(node), number if node.target is aten.mul.Tensor else 1 / number
+        return node, 1.0
+
+    def grouped(self, key: Node, value: Node) -> tuple[Node, Node] | None:
+        """Keys and values before each head was repeated for its group of queries."""
+        both = repeated(key), repeated(value)
+        if both[0] is None or both[1] is None or both[0][2] != both[1][2]:
+            return None
+        found = []
+        for base, path, _ in filter(None, both):
+            self.site.through(*path)
+            lacks = fake_value(base).dim() == 5
+            found.append(self.call(aten.squeeze.dim, base, 2) if lacks else base)
+        return found[0], found[1]
+
+    def call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
+        made: Node = self.site.call(target, *args, **kwargs)
+        return made
+
+
+def same_count(one: Node, other: Node) -> bool:
+    return torch_api.known_equal(fake_value(one).numel(), fake_value(other).numel())
+
+
+def same_look(one: Any, other: Node) -> bool:
+    old, new = fake_value(one), fake_value(other)
+    return old.dtype == new.dtype and same_shape(old.shape, new.shape)
+
+
+def is_dense_row(value: torch.Tensor) -> bool:
+    return torch_api.known_equal(value.stride(-1), 1)
+
+
+def permutation(node: Node) -> tuple[int, ...] | None:
+    """For each dimension of a call that only reorders them, the one it was."""
+    rank = fake_value(node).dim()
+    if node.target is aten.permute.default:
+        return tuple(dim % rank for dim in node.args[1])  # type: ignore[union-attr]
+    if node.target is aten.transpose.int:
+        order = list(range(rank))
+        one, other = (int(argument(node, name)) % rank for name in ("dim0", "dim1"))  # type: ignore[arg-type]
+        order[one], order[other] = order[other], order[one]
+        return tuple(order)
+    return None
+
+
+def repeated(node: Node) -> tuple[Node, list[Node], int] | None:
+    """[b, h, l, d] from [b, h / n, 1, l, d] or [b, h / n, l, d]: the source, the calls between, and n."""
+    shape = fake_value(node).shape
+    if node.target in REPEATS:
+        source, times = node.args[0], node.args[1] if len(node.args) > 1 else node.kwargs.get("repeats")
+        dim = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim")
+        if len(shape) == 4 and type(times) is int and dim in (1, -3) and isinstance(source, Node):
+            return source, [node], times
+        return None
+    path = []
+    while node.target in FLAT and node.target is not aten.expand.default:
+        path.append(node)
+        node = node.args[0]  # type: ignore[assignment]
+    if node.target is not aten.expand.default or len(shape) != 4 or not path:
+        return None
+    base, wide = node.args[0], fake_value(node).shape
+    if not isinstance(base, Node) or len(wide) != 5 or fake_value(base).dim() != 5 or type(wide[2]) is not int:
+        return None
+    narrow = fake_value(base).shape
+    if not same_shape((*wide[:2], 1, *wide[3:]), narrow) or not same_shape(
+        (wide[0], *wide[3:]), (shape[0], *shape[2:])
+    ):
+        return None
+    return base, [*path, node], wide[2]

@@ -1,0 +1,68 @@
+"""The rules: attention that is written out becomes one call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ferrite.passes.attention import cases
+from ferrite.passes.attention.find import find_attention
+from ferrite.passes.attention.found import Refused
+from ferrite.passes.attention.write import AttentionWriter
+from ferrite.rewrite import AnyRule, NodeRule, Refusal, Site
+
+aten = torch.ops.aten
+# The last product, or the view that gives the result of a flattened one its shape back.
+ROOTS = (
+    *(aten.matmul.default, aten.bmm.default, aten.einsum.default),
+    *(aten.view.default, aten.reshape.default, aten._unsafe_view.default),
+)
+
+
+def without_dropout(site: Site) -> Any:
+    return rewritten(site, drops=False)
+
+
+def with_dropout(site: Site) -> Any:
+    if site.options.rng == "eager":
+        return Refusal("it draws other random numbers, and the option rng is eager")
+    return rewritten(site, drops=True)
+
+
+def rewritten(site: Site, drops: bool) -> Any:
+    if site.options.attention == "off":
+        return Refusal("the option attention is off")
+    try:
+        found = find_attention(site.node)
+        if bool(found.dropout) != drops:
+            raise Refused("weights are dropped" if found.dropout else "no weights are dropped")
+        site.through(*found.inside)
+        return AttentionWriter(site, found).write()
+    except Refused as problem:
+        return Refusal(problem.reason)
+
+
+SFDP = NodeRule(
+    name="sfdp",
+    purpose="attention that is written out is one call",
+    targets=ROOTS,
+    rewrite=without_dropout,
+    examples=cases.EXAMPLES,
+    near_misses=cases.NEAR_MISSES,
+    layout="free",
+    numerics="rounded",
+)
+SFDP_DROPOUT = NodeRule(
+    name="sfdp_dropout",
+    purpose="the same where weights are dropped: others are",
+    targets=ROOTS,
+    rewrite=with_dropout,
+    examples=cases.DROPOUT_EXAMPLES,
+    near_misses=cases.DROPOUT_NEAR_MISSES,
+    layout="free",
+    numerics="redrawn",
+)
+
+ATTENTION_RULES: tuple[AnyRule, ...] = (SFDP,)
+DROPOUT_RULES: tuple[AnyRule, ...] = (SFDP_DROPOUT,)

@@ -1,0 +1,84 @@
+"""Parameters become constants of the graph: inputs that are state of a module are read from the graph's own module.
+
+What the graph writes stays an input, and so does what an output shares memory with: a caller may write into that. The
+constant is the parameter's own memory, not a copy of it.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from ferrite.capture import CapturedGraph
+from ferrite.capture.parameters import Parameter
+from ferrite.graph import fake_value
+from ferrite.graph.aliases import storages_of
+from ferrite.graph.facts import attribute_of, innermost_first
+from ferrite.rewrite import difference
+from ferrite.rewrite.visible import Sharing
+
+
+@dataclass(frozen=True)
+class Inlined:
+    """A graph over the inputs that stayed: their old positions, and the parameters at the others."""
+
+    graph: CapturedGraph
+    kept: tuple[int, ...]
+    frozen: Mapping[int, Parameter]
+
+
+def inline_parameters(graph: CapturedGraph) -> Inlined:
+    """A copy of the graph that reads its parameters by itself; the graph given stays as it is."""
+    gm = copied(graph.gm)
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    visible = Sharing(gm.graph)
+    frozen = {
+        position: parameter
+        for position, parameter in graph.parameters.items()
+        if can_be_constant(placeholders[position], parameter, visible)
+    }
+    names = (f"_frozen_{number}" for number in itertools.count())
+    names = (name for name in names if not hasattr(gm, name))
+    last = placeholders[-1] if placeholders else None
+    for position, parameter in frozen.items():
+        name, old = next(names), placeholders[position]
+        gm.register_buffer(name, parameter.tensor.detach(), persistent=False)
+        assert last is not None
+        with gm.graph.inserting_after(last):
+            constant = gm.graph.get_attr(name)
+        constant.meta.update({key: value for key, value in old.meta.items() if key != "desc"})
+        old.replace_all_uses_with(constant)
+    for position in frozen:
+        gm.graph.erase_node(placeholders[position])
+    gm.recompile()
+    kept = tuple(position for position in range(len(placeholders)) if position not in frozen)
+    return Inlined(replace(graph, gm=gm, parameters={}, **renumbered(graph, kept)), kept, frozen)
+
+
+def can_be_constant(node: torch.fx.Node, parameter: Parameter, visible: Sharing) -> bool:
+    value, places = fake_value(node), storages_of(node)
+    if not isinstance(value, torch.Tensor) or difference(value, parameter.tensor) is not None:
+        return False
+    shared_with_output = any(place in visible.readers for place in places)
+    return not shared_with_output and visible.written.isdisjoint(places)
+
+
+def renumbered(graph: CapturedGraph, kept: tuple[int, ...]) -> dict[str, frozenset[int]]:
+    """What is known of inputs by position, for those that stayed."""
+    new = {old: position for position, old in enumerate(kept)}
+    return {
+        "static_inputs": frozenset(new[old] for old in graph.static_inputs if old in new),
+        "donated_inputs": frozenset(new[old] for old in graph.donated_inputs if old in new),
+    }
+
+
+def copied(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The module with its graph and all graphs nested in it; the tensors that they read stay the same ones."""
+    reads = (attribute_of(node) for each in innermost_first(gm) for node in each.graph.find_nodes(op="get_attr"))
+    tensors = [tensor for tensor in reads if isinstance(tensor, torch.Tensor)]
+    tensors += [*gm.parameters(), *gm.buffers()]
+    return copy.deepcopy(gm, {id(tensor): tensor for tensor in tensors})

@@ -1,0 +1,33 @@
+"""Users' own callables on a graph: written for other compilers' hooks, they work here unchanged.
+
+A hook is a callable on the graph, or an object with `__call__` and `uuid()`, or a list of them. One that also takes
+`is_inference` is told. Nodes that a hook leaves out of order or without metadata are repaired; one that breaks the
+graph is taken back.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ferrite.pipeline import PassContext
+
+
+def run_hooks(hooks: tuple[Any, ...], gm: torch.fx.GraphModule, context: PassContext) -> int | None:
+    """None, for a change nobody counted, if there are hooks; 0 without any."""
+    for hook in hooks:
+        if wants_to_know(hook):
+            hook(gm.graph, is_inference=context.is_inference)
+        else:
+            hook(gm.graph)
+    return None if hooks else 0
+
+
+def wants_to_know(hook: Callable[..., Any]) -> bool:
+    try:
+        return "is_inference" in inspect.signature(hook).parameters
+    except (TypeError, ValueError):
+        return False

@@ -1,0 +1,259 @@
+"""The first passes of the stage: names as torch has them, one spelling per call, one form per operation."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+
+from ferrite.capture import torch_api
+from ferrite.graph import fake_value
+from ferrite.graph.torch_calls import aten_name, is_torch_function, signature
+from ferrite.passes.pre_grad.modules import inline_module
+from ferrite.passes.pre_grad.spelling import NUMPY_NAMES, Arguments, is_tensor, operator_call
+from ferrite.pipeline import PassContext, graph_pass
+from ferrite.rewrite.arguments import arguments_of, same_literal
+
+aten = torch.ops.aten
+DIMENSIONS = frozenset({"dim", "dims", "dim0", "dim1", "start_dim", "end_dim", "source", "destination"})
+LISTS = frozenset({"List[int]", "Optional[List[int]]"})  # one number stands for a list of one
+ONE_MORE = frozenset({aten.stack.default, aten.unsqueeze.default})  # their dimension counts in the result
+SPLITS = frozenset(
+    {
+        *(aten.split.Tensor, aten.split.sizes, aten.split_with_sizes.default, aten.chunk.default),
+        *(aten.tensor_split.sections, aten.tensor_split.indices, aten.hsplit.int, aten.hsplit.array),
+        *(aten.vsplit.int, aten.vsplit.array, aten.dsplit.int, aten.dsplit.array),
+    }
+)
+SPLIT_DIMS = {"hsplit": 1, "vsplit": 0, "dsplit": 2}
+RESHAPES = frozenset(
+    {
+        *(aten.reshape.default, aten.flatten.using_ints, aten.unflatten.int, aten.ravel.default),
+        *(aten.view_as.default, aten.reshape_as.default),
+    }
+)
+
+
+@graph_pass(stage="pre_grad", keeps_values=True)
+def numpy_compat_normalization(gm: torch.fx.GraphModule, context: PassContext) -> int:
+    """NumPy's names for parameters (axis, keepdims, x1) become torch's."""
+    renamed = 0
+    for node in gm.graph.nodes:
+        if node.op not in ("call_function", "call_method") or not node.kwargs:
+            continue
+        known = parameter_names(node)
+        new = {name: torch_name(name, node.kwargs, known) for name in node.kwargs}
+        if any(new[name] != name for name in new):
+            node.kwargs = {new[name]: value for name, value in node.kwargs.items()}
+            renamed += 1
+    return renamed
+
+
+def torch_name(name: str, given: dict[str, Any], known: frozenset[str]) -> str:
+    """The name that torch has for a parameter; the same where the operation has one of that name, or both are given."""
+    better = NUMPY_NAMES.get(name)
+    if better is None or name in known or better in given or better not in known:
+        return name
+    return better
+
+
+def parameter_names(node: torch.fx.Node) -> frozenset[str]:
+    """Every name that some overload of an operation has for a parameter; none for what torch does not own."""
+    name = aten_name(node.target)
+    if name is None or (node.op == "call_function" and not is_torch_function(node.target)):
+        return frozenset()
+    packet = getattr(aten, name)
+    schemas = (getattr(packet, overload)._schema for overload in packet.overloads())
+    names = {argument.name for schema in schemas for argument in schema.arguments}
+    python = signature(node.target) if callable(node.target) else None
+    names |= set(python.parameters) if python is not None else set()
+    return frozenset(names | {"input"} if "self" in names else names)
+
+
+@graph_pass(stage="pre_grad", keeps_values=True)
+def normalize_node_kwargs_pass(gm: torch.fx.GraphModule, context: PassContext) -> int:
+    """Functions, methods, operators and plain modules of torch become calls of the operator they stand for.
+
+    Arguments at their defaults are left out and dimensions count from the front, so that equal calls are equal.
+    """
+    rewritten = 0
+    for node in list(gm.graph.nodes):
+        if node.op == "call_module":
+            rewritten += inline_module(gm, node)
+            continue
+        if node.op not in ("call_function", "call_method") or hasattr(node.target, "_schema"):
+            continue
+        if hasattr(node.target, "overloads"):
+            rewritten += choose_overload(node)
+            continue
+        call = indexing_call(node) if node.target is operator.getitem else operator_call(node)
+        if call is not None and not call[0]._schema.is_mutable:
+            write(node, *call)
+            rewritten += 1
+    return rewritten
+
+
+def choose_overload(node: torch.fx.Node) -> bool:
+    """`torch.ops.library.name` becomes the overload that its arguments choose: only that says what it writes."""
+    values, keywords = torch.fx.node.map_arg((node.args, node.kwargs), fake_value)
+    name = str(node.target).replace(".", "::")
+    overload = torch_api.overload_for(name, values, keywords)
+    if overload is not None:
+        node.target = getattr(node.target, overload or "default")
+    return overload is not None
+
+
+def indexing_call(node: torch.fx.Node) -> tuple[Any, Arguments] | None:
+    """`x[2]`, `x[:, 1:3]`, `x[..., None]`: one number, one stretch or one new dimension; `x[:]`: all of it."""
+    source, index = node.args
+    if not isinstance(source, torch.fx.Node) or not is_tensor(source):
+        return None
+    items = list(index) if isinstance(index, tuple) else [index]
+    rank = fake_value(source).dim()
+    taken = sum(item is not None and item is not Ellipsis for item in items)
+    if any(item is Ellipsis for item in items):
+        place = next(position for position, item in enumerate(items) if item is Ellipsis)
+        items[place : place + 1] = [slice(None)] * (rank - taken)
+    chosen = [(dim, item) for dim, item in enumerate(items) if not is_whole(item)]
+    if rank == 0 or taken > rank or len(chosen) > 1 or any(item is Ellipsis for item in items):
+        return None
+    dim, item = chosen[0] if chosen else (0, slice(None))
+    if item is None:
+        return aten.unsqueeze.default, {"self": source, "dim": dim}
+    if type(item) is int:
+        return aten.select.int, {"self": source, "dim": dim, "index": item}
+    if not isinstance(item, slice) or item.step not in (None, 1):
+        return None
+    if not all(bound is None or type(bound) is int for bound in (item.start, item.stop)):
+        return None
+    return aten.slice.Tensor, {"self": source, "dim": dim, "start": item.start, "end": item.stop}
+
+
+def is_whole(item: Any) -> bool:
+    return isinstance(item, slice) and (item.start, item.stop, item.step) == (None, None, None)
+
+
+def write(node: torch.fx.Node, overload: Any, found: Arguments) -> None:
+    """Turn a node into a call of an overload, its arguments in their shortest form."""
+    parameters = overload._schema.arguments
+    rank = dimensions_of(node, overload, found)
+    args: list[Any] = []
+    kwargs: Arguments = {}
+    for parameter in parameters:
+        value = found.get(parameter.name, parameter.default_value)
+        if parameter.name in DIMENSIONS and rank is not None:
+            value = from_the_front(value, rank)
+        if str(parameter.type) in LISTS:
+            value = as_list(value, parameter.N)
+        if parameter.kwarg_only:
+            if not parameter.has_default_value() or not same_literal(value, parameter.default_value):
+                kwargs[parameter.name] = value
+        else:
+            args.append(value)
+    positional = [parameter for parameter in parameters if not parameter.kwarg_only]
+    while args and positional[len(args) - 1].has_default_value():
+        if not same_literal(args[-1], positional[len(args) - 1].default_value):
+            break
+        args.pop()
+    node.op, node.target = "call_function", overload
+    node.args, node.kwargs = tuple(args), kwargs
+
+
+def as_list(value: Any, length: int | None) -> Any:
+    """One number stands for a list of equal ones: a stride of 2 is one of [2, 2]."""
+    if type(value) is int:
+        return [value] * (length or 1)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def dimensions_of(node: torch.fx.Node, overload: Any, found: Arguments) -> int | None:
+    """How many dimensions a call's `dim` counts in."""
+    if overload in ONE_MORE or overload is aten.cat.default:
+        value = fake_value(node)
+    else:
+        first = found.get("self", found.get("input"))
+        value = fake_value(first) if isinstance(first, torch.fx.Node) else None
+    return value.dim() if isinstance(value, torch.Tensor) else None
+
+
+def from_the_front(value: Any, rank: int) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [from_the_front(item, rank) for item in value]
+    return value + rank if type(value) is int and -rank <= value < 0 else value
+
+
+@graph_pass(stage="pre_grad", keeps_values=True)
+def normalization_pass(gm: torch.fx.GraphModule, context: PassContext) -> int:
+    """Every way to split is split_with_sizes, every way to flatten a reshape with all its sizes."""
+    rewritten = 0
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and node.target in SPLITS:
+            rewritten += normal_split(node)
+        elif node.target in RESHAPES or node.target is aten.view.default:
+            rewritten += normal_reshape(node)
+        elif node.target is aten.squeeze.dims and len(node.args[1]) == 1:
+            write(node, aten.squeeze.dim, {"self": node.args[0], "dim": node.args[1][0]})
+            rewritten += 1
+        elif node.target is aten.t.default and fake_value(node).dim() == 2:
+            write(node, aten.transpose.int, {"self": node.args[0], "dim0": 0, "dim1": 1})
+            rewritten += 1
+        elif node.target is aten.unbind.int:
+            rewritten += normal_items(node, len(fake_value(node)))
+    return rewritten
+
+
+def normal_split(node: torch.fx.Node) -> bool:
+    """Sizes come from the metadata: a chunk may give fewer pieces than asked for, and a short last one."""
+    pieces = fake_value(node)
+    name = node.target._schema.name.removeprefix("aten::")  # type: ignore[union-attr]
+    source = node.args[0]
+    dim = arguments_of(node).get("dim", SPLIT_DIMS.get(name, 0))
+    if name == "hsplit" and isinstance(source, torch.fx.Node) and fake_value(source).dim() == 1:
+        dim = 0
+    sizes = [piece.shape[dim] for piece in pieces] if type(dim) is int else [None]
+    if not all(type(size) is int for size in sizes) or not read_by_position(node):
+        return False
+    changed = normal_items(node, len(pieces))
+    new = (source, sizes, dim) if dim else (source, sizes)
+    if node.target is aten.split_with_sizes.default and same_literal(node.args, new):
+        return changed
+    write(node, aten.split_with_sizes.default, {"self": source, "split_sizes": sizes, "dim": dim})
+    return True
+
+
+def read_by_position(node: torch.fx.Node) -> bool:
+    """Whether every reader takes one piece out, by a number."""
+    return all(user.target is operator.getitem and type(user.args[1]) is int for user in node.users)
+
+
+def normal_items(node: torch.fx.Node, count: int) -> bool:
+    changed = False
+    if read_by_position(node):
+        for user in list(node.users):
+            index: Any = user.args[1]
+            if index < 0:
+                user.args = (user.args[0], index + count)
+                changed = True
+    return changed
+
+
+def normal_reshape(node: torch.fx.Node) -> bool:
+    """A reshape by sizes, with -1 filled in. A view stays a view, and what returns its operand itself is left."""
+    value, source = fake_value(node), node.args[0]
+    sizes = list(value.shape)
+    if not all(type(size) is int for size in sizes) or not isinstance(source, torch.fx.Node):
+        return False
+    same = list(fake_value(source).shape) == sizes
+    target = node.target
+    if target in (aten.flatten.using_ints, aten.ravel.default) and same:
+        return False
+    is_view = target in (aten.view.default, aten.view_as.default, aten.unflatten.int)
+    wanted = aten.view.default if is_view else aten.reshape.default
+    if target is wanted and same_literal(node.args[1], sizes):
+        return False
+    node.target, node.args, node.kwargs = wanted, (source, sizes), {}
+    return True
+
+
+CANONICAL = (numpy_compat_normalization, normalize_node_kwargs_pass, normalization_pass)

@@ -1,0 +1,124 @@
+"""What the rules of `compress` fire on, and what they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ferrite.rewrite import Case
+
+B, N, D, K = 2, 3, 4, 5
+MakeInputs = Callable[[], list[torch.Tensor]]
+
+
+def tensors(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> MakeInputs:
+    return lambda: [(torch.rand(shape) - 0.5).to(dtype).requires_grad_() for shape in shapes]
+
+
+X, W, BIAS = (B, N, D), (K, N), (K,)
+
+
+def between_transposes(x: Any, w: Any, b: Any) -> Any:
+    return F.linear(x.transpose(1, 2), w, b).transpose(1, 2).relu().sum(1)
+
+
+def left_transposed(x: Any, w: Any, b: Any) -> Any:
+    return F.linear(x.permute(0, 2, 1), w, b).sum(1)
+
+
+def read_between(x: Any, w: Any, b: Any) -> Any:
+    product = torch.matmul(w, x)
+    return product + b.unsqueeze(-1), product.relu()
+
+
+SIMPLE = (
+    Case("a product", lambda x, w: torch.matmul(w, x), tensors(X, W)),
+    Case("a product and a column", lambda x, w, b: b[:, None] + w @ x, tensors(X, W, BIAS)),
+    Case("an einsum", lambda x, w: torch.einsum("bnd,kn->bkd", x, w).relu().sum(1), tensors(X, W)),
+    Case("a layer between transposes", between_transposes, tensors(X, W, BIAS)),
+    Case("a layer behind a transpose", left_transposed, tensors(X, W, BIAS)),
+    Case("half precision", lambda x, w, b: w @ x + b.view(-1, 1), tensors(X, W, BIAS, dtype=torch.bfloat16)),
+)
+NOT_SIMPLE = (
+    Case("a weight for each sample", lambda x, w: torch.matmul(w, x), tensors(X, (B, K, N))),
+    Case("in double precision", lambda x, w: torch.matmul(w, x), tensors(X, W, dtype=torch.float64)),
+    Case("a diagonal", lambda x, w: torch.einsum("bnn,kn->bkn", x, w), tensors((B, N, N), W)),
+    Case("a weight too large", lambda x, w: torch.matmul(w, x), tensors((1, 1025, 1), (1, 1025))),
+    Case("the output has its strides", lambda x, w: F.linear(x.mT, w).mT, tensors(X, W)),
+)
+
+
+def joined(*, then: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, y, w, *more: then(torch.cat([x, y], 1), w, *more)
+
+
+def join_is_read(x: Any, y: Any, w: Any) -> Any:
+    whole = torch.cat([x, y], 1)
+    return w @ whole, whole.relu()
+
+
+PARTS = ((B, 1, D), (B, 2, D), W)
+JOINED = (
+    Case("a product with a join", joined(then=lambda x, w: w @ x), tensors(*PARTS)),
+    Case("with a bias", joined(then=lambda x, w, b: w @ x + b.unsqueeze(-1)), tensors(*PARTS, BIAS)),
+    Case("a layer between transposes", joined(then=between_transposes), tensors(*PARTS, BIAS)),
+    Case("a stack", lambda a, b, c, w: w @ torch.stack([a, b, c], 1), tensors((B, D), (B, D), (B, D), W)),
+)
+NOT_JOINED = (
+    Case("no join", lambda x, w: w @ x, tensors(X, W)),
+    Case("a join of samples", lambda x, y, w: w @ torch.cat([x, y]), tensors(X, X, W)),
+    Case("the join is read elsewhere", join_is_read, tensors(*PARTS)),
+)
+
+
+def two_heads(x: Any, w: Any, v: Any, b: Any) -> Any:
+    return (w @ x).relu(), (v @ x + b.unsqueeze(-1)).tanh()
+
+
+def two_forms(x: Any, w: Any, v: Any, b: Any) -> Any:
+    return (w @ x).relu(), F.linear(x.mT, v, b).mT.tanh().sum(1)
+
+
+FIRST = (
+    Case("two, one with a bias", two_heads, tensors(X, W, (2, N), (2,))),
+    Case("two, written in two ways", two_forms, tensors(X, W, (2, N), (2,))),
+    Case("returned as they are", lambda x, w, v: (w @ x, v @ x), tensors(X, W, (2, N))),
+)
+NOT_FIRST = (
+    Case("one", lambda x, w: (w @ x).relu(), tensors(X, W)),
+    Case("of two inputs", lambda x, y, w, v: ((w @ x).relu(), (v @ y).relu()), tensors(X, X, W, W)),
+    Case(
+        "of a compression",
+        lambda x, w, v, u: (v @ (h := (w @ x).relu())).relu() + (u @ h).relu(),
+        tensors(X, W, (2, K), (2, K)),
+    ),
+)
+
+
+def dot(x: Any, y: Any, w: Any) -> Any:
+    return torch.matmul(torch.matmul(x, y.transpose(1, 2)), w)
+
+
+def dot_is_read(x: Any, y: Any, w: Any) -> Any:
+    products = torch.matmul(x, y.transpose(1, 2))
+    return torch.matmul(products, w), products.relu()
+
+
+def attention(x: Any, y: Any, w: Any) -> Any:
+    return torch.matmul(torch.matmul(x, y.transpose(1, 2)).softmax(-1), w)
+
+
+DOT = (
+    Case("two inputs", dot, tensors((B, 6, 2), (B, 5, 2), (5, 2))),
+    Case("one input", lambda x, w: dot(x, x, w), tensors((B, 6, 2), (6, 2))),
+    Case("a weight for each sample", lambda x, y, w: x.bmm(y.mT).bmm(w), tensors((B, 6, 2), (B, 5, 2), (B, 5, 2))),
+)
+NOT_DOT = (
+    Case("as many operations", dot, tensors((B, 2, 2), (B, 2, 2), (2, 2))),
+    Case("softmax between", attention, tensors((B, 6, 2), (B, 5, 2), (5, 2))),
+    Case("the products are read", dot_is_read, tensors((B, 6, 2), (B, 5, 2), (5, 2))),
+    Case("float16", dot, tensors((B, 6, 2), (B, 5, 2), (5, 2), dtype=torch.float16)),
+)

@@ -1,0 +1,102 @@
+"""Independent calls made as one before autograd: when that is right, and when it pays.
+
+Whether it is right is `ferrite.passes.batching`'s to find out. Whether it pays, the option `horizontal` says: `always`,
+`off`, or `auto`, which goes by the model below.
+
+On the CPU (`bench/horizontal.py`) there is no launch to save, and copying the operands together costs more than the
+calls do: batches of small calls run 0.7 to 1.8 times as long, layers whose weights are joined in every call up to 2.4
+times. Only weights that are joined once and for all, when parameters are frozen, never lose, with one exception: torch
+has a quick way for tiny products, and a product that grows out of it runs three times as long.
+
+On a GPU a call costs a launch, which the work of a small one does not fill: a batch pays while copying its operands
+takes less than half of what the launches do. Not measured yet; the figures are of the right size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ferrite.capture import torch_api
+from ferrite.graph import fake_value
+from ferrite.graph.facts import storage_bytes
+from ferrite.options import Options
+from ferrite.passes.batching import UNLIMITED, Fusion, Settings
+from ferrite.pipeline import PassContext
+
+LAUNCH_SECONDS = 4e-6  # of a GPU
+BYTES_PER_SECOND = 1e12  # read and written, of a GPU
+TINY_PRODUCT = 16 * 16 * 16  # multiplications up to which torch takes its quick way on the CPU
+SMALL_SHARE = 0.05  # of the memory that a product reads and writes
+
+# Whether making these members one pays, so many of them being copied because the caller gets them.
+Pays = Callable[[Sequence[torch.fx.Node], int, PassContext], bool]
+
+
+@dataclasses.dataclass(frozen=True)
+class Horizontal(Fusion):
+    """A fusion of calls anywhere in a graph of torch calls, `least` of them at least."""
+
+    before_autograd: bool = True
+    copies_returned: bool = True
+    least: int = 5
+    pays: Pays = lambda members, copied, context: False
+
+    def settings(self, context: PassContext) -> Settings:
+        return Settings(depth=UNLIMITED, min_members=self.least)
+
+    def profit(self, members: Sequence[torch.fx.Node], returned: int, context: PassContext) -> str | None:
+        match context.options.horizontal:
+            case "always":
+                return None
+            case "off":
+                return "the option horizontal is off"
+            case _:
+                pays = self.pays(members, returned, context)
+                return None if pays else "the calls apart cost no more, by the model of the option horizontal"
+
+
+def saves_launches(members: Sequence[torch.fx.Node], copied: int, context: PassContext) -> bool:
+    """A batch: its operands are copied together, and each result that the caller gets is copied out."""
+    if fake_value(members[0]).device.type != "cuda":
+        return False
+    stacked = sum(bytes_of(operand) for member in members for operand in member.all_input_nodes)
+    out = bytes_of(members[0]) * copied
+    stacks = len(members[0].all_input_nodes)
+    saved = LAUNCH_SECONDS * (len(members) - 1 - stacks - copied)
+    return 2 * (2 * stacked + 2 * out) / BYTES_PER_SECOND < saved
+
+
+def bytes_of(node: torch.fx.Node) -> int:
+    return torch_api.size_hint(storage_bytes(fake_value(node)))
+
+
+def hints(sizes: Sequence[int | torch.SymInt]) -> list[int]:
+    return [torch_api.size_hint(size) for size in sizes]
+
+
+def are_frozen(options: Options, weights: Sequence[Any]) -> bool:
+    """Whether tensors are parameters that become constants, so that what depends on them alone is computed once."""
+    held = (node.op == "get_attr" or isinstance(fake_value(node), torch.nn.Parameter) for node in weights)
+    return options.freeze and all(held)
+
+
+def leaves_quick_way(rows: int, features: int, widths: Sequence[int]) -> bool:
+    """Whether products are tiny, and their sum is not. A single row is no product of matrices, and never is slow."""
+    apart, together = max(widths), sum(widths)
+    return rows > 1 and rows * features * apart <= TINY_PRODUCT < rows * features * together
+
+
+def join_is_small(rows: int, features: int, widths: Sequence[int]) -> bool:
+    """Whether joining weights moves little memory beside the product itself."""
+    weights = features * sum(widths)
+    product = rows * features + weights + rows * sum(widths)
+    return 2 * weights < SMALL_SHARE * product
+
+
+def rows_of(value: torch.Tensor) -> int:
+    return math.prod(hints(value.shape[:-1]))

@@ -1,0 +1,248 @@
+"""What several rules of the stage ask of a node. Calls are ATen overloads here (see `spelling`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from ferrite.capture import torch_api
+from ferrite.graph import fake_value
+from ferrite.graph.aliases import Storage, storages_of
+from ferrite.graph.gradients import Gradients
+from ferrite.graph.regions import mutates
+from ferrite.rewrite.arguments import arguments_of
+from ferrite.rewrite.pattern import count_uses
+
+aten = torch.ops.aten
+
+# --- who reads it -----------------------------------------------------------------------------------------------------
+
+
+def sole_user(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The one node that reads another, once; None if there are more readers, or it reads it twice, as cat([a, a])."""
+    if len(node.users) != 1:
+        return None
+    (user,) = node.users
+    return user if count_uses(user, node) == 1 else None
+
+
+def is_returned(node: torch.fx.Node) -> bool:
+    return any(user.op == "output" for user in node.users)
+
+
+def written_memory(graph: torch.fx.Graph) -> frozenset[Storage]:
+    """The memory that some call of the graph is given to write into. Linear."""
+    writers = (node for node in graph.nodes if mutates(node))
+    return frozenset().union(*(storages_of(operand) for node in writers for operand in node.all_input_nodes))
+
+
+def requires_grad(*nodes: torch.fx.Node) -> bool | None:
+    """Whether all these values require a gradient, or none of them; None where they differ. Linear."""
+    required = Gradients(nodes[0].graph).required
+    flags = {node in required for node in nodes}
+    return flags.pop() if len(flags) == 1 else None
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is an ordinary tensor: strided, and not of a class with rules of its own."""
+    return torch_api.is_fake(value) and value.layout is torch.strided and not value.is_quantized
+
+
+# --- views ------------------------------------------------------------------------------------------------------------
+
+# They change the shape, never the order of the elements.
+SHAPE_VIEWS = frozenset(
+    {
+        *(aten.view.default, aten.reshape.default, aten.view_as.default, aten.reshape_as.default),
+        *(aten.flatten.using_ints, aten.unflatten.int, aten.ravel.default),
+        *(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default),
+    }
+)
+
+
+def keeps_order(node: Any) -> bool:
+    """Whether a call only changes the shape of its operand, be it as a view or as a copy."""
+    return isinstance(node, torch.fx.Node) and node.op == "call_function" and node.target in SHAPE_VIEWS
+
+
+def is_shape_view(node: Any) -> bool:
+    """Whether a call is a view of its operand with another shape; a reshape that copies is none, nor view(dtype)."""
+    if not keeps_order(node) or not isinstance(node.args[0], torch.fx.Node):
+        return False
+    memory = storages_of(node)
+    return bool(memory) and memory == storages_of(node.args[0])
+
+
+class Join(NamedTuple):
+    """A cat or stack; `dim` counts from the front."""
+
+    kind: Literal["cat", "stack"]
+    operands: tuple[torch.fx.Node, ...]
+    dim: int
+
+
+def join_view(node: Any) -> Join | None:
+    """A join written out; None for other calls, and where the operands are one value or the dimension is not known.
+
+    A join into `out` writes, so it is never a call of these overloads.
+    """
+    if not isinstance(node, torch.fx.Node) or node.target not in (aten.cat.default, aten.stack.default):
+        return None
+    arguments = arguments_of(node)
+    operands, dim, value = arguments["tensors"], arguments["dim"], fake_value(node)
+    if not isinstance(operands, (list, tuple)) or not isinstance(value, torch.Tensor) or type(dim) is not int:
+        return None
+    if not operands or not all(isinstance(operand, torch.fx.Node) for operand in operands):
+        return None
+    kind: Literal["cat", "stack"] = "cat" if node.target is aten.cat.default else "stack"
+    return Join(kind, tuple(operands), dim % max(value.dim(), 1))
+
+
+class LinearView(NamedTuple):
+    input: torch.fx.Node
+    weight: torch.fx.Node
+    bias: torch.fx.Node | None
+
+
+def linear_view(node: Any) -> LinearView | None:
+    """The operands of a linear layer, however it was called."""
+    if not isinstance(node, torch.fx.Node) or node.target is not aten.linear.default:
+        return None
+    given = arguments_of(node)
+    found = LinearView(given["input"], given["weight"], given["bias"])
+    tensors = found[:2] if found.bias is None else found
+    return found if all(isinstance(item, torch.fx.Node) for item in tensors) else None
+
+
+class MatmulView(NamedTuple):
+    left: torch.fx.Node
+    right: torch.fx.Node
+    kind: Literal["matmul", "mm", "bmm"]
+
+
+MATMULS: Mapping[Any, Literal["matmul", "mm", "bmm"]] = {
+    aten.matmul.default: "matmul",
+    aten.mm.default: "mm",
+    aten.bmm.default: "bmm",
+}
+
+
+def matmul_view(node: Any) -> MatmulView | None:
+    """The operands of a matrix product, however it was called."""
+    if not isinstance(node, torch.fx.Node) or node.op != "call_function" or node.target not in MATMULS:
+        return None
+    given = arguments_of(node)
+    left, right = given["self"], given.get("other", given.get("mat2"))
+    if not isinstance(left, torch.fx.Node) or not isinstance(right, torch.fx.Node):
+        return None
+    return MatmulView(left, right, MATMULS[node.target])
+
+
+# --- elementwise operators of one tensor ------------------------------------------------------------------------------
+
+Arguments = Mapping[str, Any]
+Zero = bool | Callable[[Arguments], bool]
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """Facts about f(x) that hold for every element by itself.
+
+    `dtype`: that of the operand; a float's for integers; bool; or the one asked for. `exact`: every kernel gives the
+    same bits, so that it does not matter where in a tensor an element stands (elsewhere a kernel may take the last
+    few elements one by one, and round them otherwise). `monotone`: it never falls, or never rises; not for NaN.
+    """
+
+    parameters: tuple[str, ...] = ()
+    dtype: Literal["same", "float", "bool", "asked"] = "same"
+    zero: Zero = True  # whether it maps 0 to 0
+    monotone: Literal["up", "down", "no"] = "up"
+    exact: bool = False
+
+
+def zero_between(low: str, high: str) -> Callable[[Arguments], bool]:
+    def holds(given: Arguments) -> bool:
+        least, most = given.get(low), given.get(high)
+        return (least is None or least <= 0) and (most is None or most >= 0)
+
+    return holds
+
+
+ELEMENTWISE: Mapping[Any, Elementwise] = {
+    aten.relu.default: Elementwise(exact=True),
+    aten.relu6.default: Elementwise(exact=True),
+    aten.hardtanh.default: Elementwise(("min_val", "max_val"), zero=zero_between("min_val", "max_val"), exact=True),
+    aten.clamp.default: Elementwise(("min", "max"), zero=zero_between("min", "max"), exact=True),
+    aten.clamp_min.default: Elementwise(("min",), zero=zero_between("min", ""), exact=True),
+    aten.clamp_max.default: Elementwise(("max",), zero=zero_between("", "max"), exact=True),
+    aten.nan_to_num.default: Elementwise(("nan", "posinf", "neginf"), monotone="no", exact=True),
+    aten.abs.default: Elementwise(monotone="no", exact=True),
+    aten.neg.default: Elementwise(monotone="down", exact=True),
+    aten.sign.default: Elementwise(exact=True),
+    aten.floor.default: Elementwise(exact=True),
+    aten.ceil.default: Elementwise(exact=True),
+    aten.trunc.default: Elementwise(exact=True),
+    aten.round.default: Elementwise(exact=True),
+    aten.round.decimals: Elementwise(("decimals",)),
+    aten.logical_not.default: Elementwise(dtype="bool", zero=False, monotone="no", exact=True),
+    aten.isnan.default: Elementwise(dtype="bool", monotone="no", exact=True),
+    aten.isinf.default: Elementwise(dtype="bool", monotone="no", exact=True),
+    aten.isfinite.default: Elementwise(dtype="bool", zero=False, monotone="no", exact=True),
+    aten.to.dtype: Elementwise(("dtype",), dtype="asked", monotone="no", exact=True),
+    aten.square.default: Elementwise(monotone="no"),
+    aten.leaky_relu.default: Elementwise(("negative_slope",), monotone="no"),
+    aten.elu.default: Elementwise(("alpha", "scale", "input_scale"), monotone="no"),
+    aten.celu.default: Elementwise(("alpha",), monotone="no"),
+    aten.selu.default: Elementwise(),
+    aten.hardswish.default: Elementwise(monotone="no"),
+    aten.hardsigmoid.default: Elementwise(zero=False),
+    aten.silu.default: Elementwise(monotone="no"),
+    aten.mish.default: Elementwise(monotone="no"),
+    aten.gelu.default: Elementwise(("approximate",), monotone="no"),
+    aten.softplus.default: Elementwise(("beta", "threshold"), zero=False, monotone="no"),
+    aten.tanh.default: Elementwise(dtype="float"),
+    aten.sigmoid.default: Elementwise(dtype="float", zero=False),
+    aten.exp.default: Elementwise(dtype="float", zero=False),
+    aten.expm1.default: Elementwise(dtype="float"),
+    aten.log.default: Elementwise(dtype="float", zero=False),
+    aten.log1p.default: Elementwise(dtype="float"),
+    aten.sqrt.default: Elementwise(dtype="float"),
+    aten.rsqrt.default: Elementwise(dtype="float", zero=False, monotone="down"),
+    aten.reciprocal.default: Elementwise(dtype="float", zero=False, monotone="no"),
+    aten.sin.default: Elementwise(dtype="float", monotone="no"),
+    aten.cos.default: Elementwise(dtype="float", zero=False, monotone="no"),
+    aten.erf.default: Elementwise(dtype="float"),
+}
+
+
+class Unary(NamedTuple):
+    """One call of an elementwise operator: its operand, its other arguments by name, and the facts."""
+
+    operand: torch.fx.Node
+    parameters: Arguments
+    facts: Elementwise
+
+    @property
+    def zero_to_zero(self) -> bool:
+        return self.facts.zero(self.parameters) if callable(self.facts.zero) else self.facts.zero
+
+
+def is_elementwise_unary(node: Any) -> Unary | None:
+    """What an elementwise call of one tensor is; None for others, and where an argument is not known yet.
+
+    Calls that write are none: they are never spelled as these overloads.
+    """
+    if not isinstance(node, torch.fx.Node) or node.op != "call_function" or node.target not in ELEMENTWISE:
+        return None
+    facts, given = ELEMENTWISE[node.target], dict(arguments_of(node))
+    operand = given.pop("self")
+    if not isinstance(operand, torch.fx.Node) or any(isinstance(item, torch.fx.Node) for item in given.values()):
+        return None
+    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    defaults = {parameter.name: parameter.default_value for parameter in schema}
+    if any(given[name] != defaults[name] for name in given if name not in facts.parameters):
+        return None  # a cast that is told how to copy, say
+    return Unary(operand, {name: given[name] for name in facts.parameters}, facts)

@@ -1,0 +1,66 @@
+"""How passes of this stage are made, and run alone: in between, calls are ATen overloads (see `spelling`)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ferrite.options import resolve
+from ferrite.passes.pre_grad.canonical import CANONICAL
+from ferrite.passes.pre_grad.metadata import add_values, values_to_examples
+from ferrite.passes.pre_grad.numeric_check import numerics_checked
+from ferrite.passes.pre_grad.torch_form import as_torch
+from ferrite.pipeline import GraphPass, PassContext, Pipeline, graph_pass, run_pipeline
+
+FUNCTORCH = "torch._functorch"
+
+
+@graph_pass(stage="pre_grad", keeps_values=True)
+def torch_spelling(gm: torch.fx.GraphModule, context: PassContext) -> int:
+    """Calls of operators are spelled as torch functions again."""
+    return as_torch(gm) if context.options.pre_grad_level == "torch" else 0
+
+
+def run_alone(
+    step: GraphPass, gm: torch.fx.GraphModule, example_inputs: Sequence[Any] = (), *, is_inference: bool = False
+) -> torch.fx.GraphModule:
+    """One pass, with the canonical form before it and torch's spelling after."""
+    passes = dict.fromkeys((*CANONICAL, step, torch_spelling))
+    context = PassContext(resolve({"strict": True}), is_inference)
+    return run_stage(Pipeline(step.name, tuple(passes)), gm, example_inputs, context)
+
+
+def run_stage(
+    pipeline: Pipeline,
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    context: PassContext,
+) -> torch.fx.GraphModule:
+    add_values(gm, example_inputs)
+    with numerics_checked(pipeline, gm, example_inputs, context):
+        run_pipeline(pipeline, gm, context)
+    values_to_examples(gm)
+    return gm
+
+
+def reason_to_leave(gm: torch.fx.GraphModule) -> str:
+    """Why a graph cannot go through the stage; empty if it can."""
+    for node in gm.graph.nodes:
+        module = str(getattr(node.target, "__module__", None) or "")
+        if module.startswith(FUNCTORCH):
+            return f"{node.name} belongs to a transform of functions (vmap, grad), whose values have no storage"
+        if node.op == "call_method" and node.target in RESHAPING_IN_PLACE:
+            return f"{node.name} changes the shape of a tensor in place"
+    return ""
+
+
+# What earlier nodes' values say is no longer what they were.
+RESHAPING_IN_PLACE = frozenset(
+    {"t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "resize_", "resize_as_", "set_"}
+    | {"as_strided_", "detach_", "data"}
+)
+
+pre_grad_pass = functools.partial(graph_pass, stage="pre_grad", alone=run_alone)

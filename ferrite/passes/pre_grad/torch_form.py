@@ -1,0 +1,123 @@
+"""ATen overloads spelled as torch functions again: how the stage hands its graph to users' passes and to autograd.
+
+Tensors stand by position, everything else by name, nothing at its default. Arithmetic is Python's operators. What has
+no torch spelling stays an overload, which runs the same.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+
+from ferrite.capture import torch_api
+from ferrite.graph import fake_value
+from ferrite.graph.torch_calls import OPERATORS, signature
+from ferrite.passes.pre_grad.spelling import BY_NAME, PACKED, Arguments, PythonFunction
+from ferrite.rewrite.arguments import arguments_of, same_literal
+
+aten = torch.ops.aten
+PYTHON_OPERATORS = {
+    name: function for function, name in OPERATORS.items() if name not in ("abs", "matmul", "floor_divide", "remainder")
+}
+METHODS = frozenset({*PACKED, "contiguous", "to", "type_as", "expand_as", "view_as", "reshape_as", "alias"}) - {
+    "permute",
+    "reshape",
+    "broadcast_to",
+    "tile",
+    "flip",
+    "alias",
+}
+Form = tuple[str, Any, tuple[Any, ...], Arguments]
+
+
+def as_torch(gm: torch.fx.GraphModule) -> int:
+    """Spell every ATen call of a graph that torch has a function for, in place."""
+    rewritten = 0
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and getattr(node.target, "namespace", "") == "aten":
+            form = torch_form(node)
+            if form is not None:
+                node.op, node.target, node.args, node.kwargs = form
+                rewritten += 1
+    return rewritten
+
+
+def torch_form(node: torch.fx.Node) -> Form | None:
+    given = arguments_of(node)
+    name = node.target._schema.name.removeprefix("aten::")  # type: ignore[union-attr]
+    parameters = node.target._schema.arguments  # type: ignore[union-attr]
+    if node.target is aten.select.int:
+        return getitem(given["self"], given["dim"], given["index"])
+    if node.target is aten.slice.Tensor and given["step"] == 1:
+        return getitem(given["self"], given["dim"], slice(given["start"], given["end"]))
+    if node.target is aten.split_with_sizes.default:
+        return "call_function", torch.functional.split, (given["self"], given["split_sizes"]), rest(given, "dim", 0)
+    if node.target is aten.einsum.default and given["path"] is None:
+        return "call_function", torch.functional.einsum, (given["equation"], *given["tensors"]), {}
+    if name in BY_NAME:
+        return python_form(BY_NAME[name], given)
+    defaults = {p.name: p.default_value for p in parameters if p.has_default_value()}
+    extra = {p.name for p in parameters if p.kwarg_only and not same_literal(given[p.name], defaults.get(p.name))}
+    if name in PYTHON_OPERATORS and not extra:
+        args = tuple(given[p.name] for p in parameters if not p.kwarg_only)
+        return "call_function", PYTHON_OPERATORS[name], args, {}
+    if name in METHODS:
+        return "call_method", name, node.args, dict(node.kwargs)
+    return builtin_form(node, name, given, defaults)
+
+
+def builtin_form(node: torch.fx.Node, name: str, given: Arguments, defaults: Arguments) -> Form | None:
+    function = torch_api.built_in(name)
+    if function is None:
+        return None
+    args: list[Any] = []
+    kwargs: Arguments = {}
+    for parameter in node.target._schema.arguments:  # type: ignore[union-attr]
+        value = given[parameter.name]
+        in_front = not kwargs and not parameter.kwarg_only
+        if in_front and ("Tensor" in str(parameter.type) or parameter.name == "self"):
+            args.append(value)
+        elif parameter.name not in defaults or not same_literal(value, defaults[parameter.name]):
+            kwargs[parameter.name] = value
+    while args and args[-1] is None:
+        args.pop()
+    values, keywords = torch.fx.node.map_arg((tuple(args), kwargs), fake_value)
+    chosen = torch_api.overload_for(f"aten::{name}", values, keywords)
+    if chosen != node.target._overloadname:  # type: ignore[union-attr]
+        return None
+    return "call_function", function, tuple(args), kwargs
+
+
+def python_form(entry: PythonFunction, given: Arguments) -> Form | None:
+    """A function written in Python, if what it sets by itself is what the call has."""
+    fixed = entry.fixed()
+    if any(given[name] != value for name, value in fixed.items()):
+        return None
+    if entry.name == "embedding" and given["padding_idx"] != -1:
+        return None
+    found = {name: given[parameter] for name, parameter in entry.parameters.items()}
+    python = signature(entry.function)
+    assert python is not None
+    tensors = [name for name in python.parameters if name in found and isinstance(found[name], torch.fx.Node)]
+    args: list[Any] = []
+    for name in python.parameters:  # tensors in front stand by position
+        if name not in tensors:
+            break
+        args.append(found.pop(name))
+    kwargs = {
+        name: found[name]
+        for name, parameter in python.parameters.items()
+        if name in found and not same_literal(found[name], parameter.default)
+    }
+    return "call_function", entry.function, tuple(args), kwargs
+
+
+def getitem(source: Any, dim: int, item: Any) -> Form:
+    index = item if dim == 0 else (*(slice(None),) * dim, item)
+    return "call_function", operator.getitem, (source, index), {}
+
+
+def rest(given: Arguments, name: str, default: Any) -> Arguments:
+    return {} if given[name] == default else {name: given[name]}

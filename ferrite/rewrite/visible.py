@@ -1,0 +1,97 @@
+"""What can be seen of a value from outside: how it looks, and which memory inputs and outputs share."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ferrite.capture import torch_api
+from ferrite.graph.aliases import Storage, storages_in, storages_of
+from ferrite.graph.regions import mutates
+from ferrite.graph.values import Values, same_metadata
+
+
+def difference(old: Any, new: Any, *, layout_matters: bool = True) -> str | None:
+    """How the look of two values differs; None where they are provably alike."""
+    if isinstance(old, torch.Tensor) != isinstance(new, torch.Tensor):
+        return "the result is no tensor"
+    if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
+        if len(old) != len(new):
+            return f"there would be {len(new)} results instead of {len(old)}"
+        each = (difference(*pair, layout_matters=layout_matters) for pair in zip(old, new, strict=True))
+        return next((problem for problem in each if problem is not None), None)
+    if not isinstance(old, torch.Tensor):
+        return None if same_metadata(old, new) else f"the result would be {new} instead of {old}"
+    for fact in ("dtype", "device", "layout"):
+        if getattr(old, fact) != getattr(new, fact):
+            return f"the {fact} would be {getattr(new, fact)} instead of {getattr(old, fact)}"
+    sizes: list[tuple[str, Sequence[Any], Sequence[Any]]] = [("shape", old.shape, new.shape)]
+    if layout_matters and old.layout is torch.strided:
+        sizes.append(("strides", old.stride(), new.stride()))
+    for fact, left, right in sizes:
+        if len(left) != len(right) or not all(map(torch_api.known_equal, left, right)):
+            return f"the {fact} would be {tuple(right)} instead of {tuple(left)}"
+    if old.is_conj() != new.is_conj() or old.is_neg() != new.is_neg():
+        return "the conjugate or negative bit would differ"
+    return None
+
+
+class Sharing:
+    """Which memory the graph's inputs and outputs live in, and which is written."""
+
+    def __init__(self, graph: torch.fx.Graph) -> None:
+        inputs = (storages_of(node) for node in graph.nodes if node.op == "placeholder")
+        self.inputs: frozenset[Storage] = frozenset().union(*inputs)
+        # whatever a writing call is given counts as written: more than need be, never less
+        writers = (node for node in graph.nodes if mutates(node))
+        operands = (storages_of(operand) for node in writers for operand in node.all_input_nodes)
+        self.written: frozenset[Storage] = frozenset().union(*operands)
+        self.outputs = {node: storages_of(node) for node in graph.output_node().all_input_nodes}
+        self.readers = collections.Counter(each for found in self.outputs.values() for each in found)
+
+    def problem(self, pairs: Sequence[tuple[torch.fx.Node, torch.fx.Node]], values: Values) -> str | None:
+        """Why replacing nodes by others would change what the graph's inputs and outputs share.
+
+        `values` are the new values of the replaced nodes and of everything behind them that changes.
+        """
+        returned: set[torch.fx.Node] = set()
+        for before, after in pairs:
+            if before in self.outputs:
+                if after.op == "placeholder" or after in self.outputs or after in returned:
+                    return f"output {before.name} would become {after.name} itself"
+                returned.add(after)
+        moved = {node: (storages_of(node), storages_in(value)) for node, value in values.items()}
+        moved = {node: (old, new) for node, (old, new) in moved.items() if old != new}
+        for node, (old, new) in moved.items():
+            if not self.written.isdisjoint(old | new):
+                return f"the memory of {dict(pairs).get(node, node).name} is written to later"
+        return self.regrouped({node: places for node, places in moved.items() if node in self.outputs})
+
+    def regrouped(self, moved: Mapping[torch.fx.Node, tuple[frozenset[Storage], frozenset[Storage]]]) -> str | None:
+        """Outputs that share memory must move together, to memory that no other input or output has."""
+        leaving = collections.Counter(storage for old, _ in moved.values() for storage in old)
+        destination: dict[frozenset[Storage], frozenset[Storage]] = {}
+        claimed: dict[Storage, frozenset[Storage]] = {}
+        for node, (old, new) in moved.items():
+            stays = any(storage in self.inputs or self.readers[storage] > leaving[storage] for storage in old)
+            if stays or destination.setdefault(old, new) != new:
+                return f"output {node.name} would no longer share its storage"
+            if any(storage in self.inputs or storage in self.readers for storage in new):
+                return f"output {node.name} would share storage with an input or another output"
+            if any(claimed.setdefault(storage, old) != old for storage in new):
+                return f"output {node.name} would share storage with another output"
+        return None
+
+    def commit(self, pairs: Sequence[tuple[torch.fx.Node, torch.fx.Node]], values: Values) -> None:
+        """Note what a replacement that was made has changed."""
+        replaced = dict(pairs)
+        for node in [node for node in values if node in self.outputs]:
+            for storage in self.outputs.pop(node):
+                self.readers[storage] -= 1
+                if not self.readers[storage]:
+                    del self.readers[storage]
+            self.outputs[replaced.get(node, node)] = storages_in(values[node])
+            self.readers.update(storages_in(values[node]))

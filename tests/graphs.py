@@ -1,0 +1,65 @@
+"""Two FX graphs that must compute the same: everything a caller can observe of them is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from compare import assert_no_farther
+from ferrite.graph.values import compute, mode_of
+from ferrite.rewrite import difference
+
+MakeInputs = Callable[[], list[Any]]
+
+
+def operators(gm: torch.fx.GraphModule) -> list[str]:
+    return [str(node.target).removeprefix("aten.") for node in gm.graph.nodes if node.op == "call_function"]
+
+
+def run(gm: torch.fx.GraphModule, make_inputs: MakeInputs) -> tuple[list[Any], list[Any], set[tuple[int, int]]]:
+    """Outputs, inputs after the call, and which pairs of them share storage."""
+    torch.manual_seed(0)
+    inputs = make_inputs()
+    outputs = pytree.tree_leaves(gm(*inputs))
+    tensors = [item for item in (*inputs, *outputs) if isinstance(item, torch.Tensor)]
+    storages = [tensor.untyped_storage()._cdata for tensor in tensors]
+    pairs = {(i, j) for i, a in enumerate(storages) for j, b in enumerate(storages) if i < j and a == b}
+    return outputs, inputs, pairs
+
+
+def assert_same_computation(
+    before: torch.fx.GraphModule, after: torch.fx.GraphModule, make_inputs: MakeInputs, *, exact: bool = False
+) -> None:
+    """The same values (`exact`: to the bit), looks, places in storages, sharing, and inputs after the call."""
+    old, old_inputs, old_pairs = run(before, make_inputs)
+    new, new_inputs, new_pairs = run(after, make_inputs)
+    assert new_pairs == old_pairs
+    for mine, theirs in zip(new_inputs, old_inputs, strict=True):
+        assert torch.equal(mine, theirs) if isinstance(theirs, torch.Tensor) else mine == theirs
+    assert len(new) == len(old)
+    for mine, theirs in zip(new, old, strict=True):
+        assert difference(theirs, mine) is None
+        if not isinstance(theirs, torch.Tensor):
+            continue
+        if theirs.layout is torch.strided:
+            assert mine.storage_offset() == theirs.storage_offset()
+        if theirs.is_meta:
+            continue
+        if theirs.is_floating_point() and not exact:
+            assert_no_farther(mine, theirs, theirs.double(), "result")
+        else:
+            assert torch.equal(mine, theirs)
+
+
+def assert_metadata_is_true(gm: torch.fx.GraphModule) -> None:
+    """Running each node again on its operands' fake values gives the fake value it has."""
+    gm.graph.lint()
+    mode = mode_of(gm.graph)
+    for node in gm.graph.nodes:
+        if node.op == "call_function":
+            again, _ = compute(node, mode)
+            for left, right in zip(pytree.tree_leaves(node.meta["val"]), pytree.tree_leaves(again), strict=True):
+                assert difference(left, right) is None, node.format_node()
