@@ -2,6 +2,7 @@
 
     torch.compile(model, backend="ferrite")      # found by name once ferrite is installed
     ferrite.compile(model, strict=True)          # the same, with options as keywords
+    ferrite.freeze(model.eval())                 # for inference: parameters become constants
     print(ferrite.last_compile())                # what was compiled, and what runs in eager and why
 
 Importing this package loads neither LLVM nor the compiler itself; the first compilation does.
@@ -17,7 +18,7 @@ from ferrite.options import Options, using
 
 if TYPE_CHECKING:
     from ferrite import passes
-    from ferrite.backend import compile
+    from ferrite.backend import compile, freeze
     from ferrite.debug.record import last_compile, recent_compiles
     from ferrite.passes import why
     from ferrite.pipeline import graph_pass
@@ -30,6 +31,7 @@ __all__ = [
     "UserError",
     "__version__",
     "compile",
+    "freeze",
     "graph_pass",
     "last_compile",
     "passes",
@@ -41,6 +43,7 @@ __all__ = [
 # Names whose modules import torch's compiler stack (about a second): loaded when first used.
 _LAZY = {
     "compile": "ferrite.backend",
+    "freeze": "ferrite.backend",
     "graph_pass": "ferrite.pipeline",
     "passes": "ferrite.passes",
     "why": "ferrite.passes",

@@ -1,8 +1,9 @@
 """The whole compiler, as one short function over its stages.
 
     ferrite        what torch.compile(..., backend="ferrite") calls with each graph that Dynamo captured
-    compile_graph  one functional graph in, one callable out: (joint,) post_grad, lower, codegen, load
+    compile_graph  one functional graph in, one callable out: (joint,) (freeze,) post_grad, lower, codegen, load
     compile        torch.compile with ferrite's options as keywords
+    freeze         the same for inference with parameters that no longer change
 
 A stage that fails costs speed, never an answer: the graph runs in eager, one warning says so, and a repro folder is
 kept. With `strict` the failure is raised instead.
@@ -21,7 +22,8 @@ from ferrite.capture import CapturedGraph, GraphKind, capture, torch_api
 from ferrite.codegen import print_host
 from ferrite.compilation import Compilation
 from ferrite.debug.dump import Dump
-from ferrite.errors import FerriteError, FerriteWarning
+from ferrite.errors import FerriteError, FerriteWarning, UserError
+from ferrite.frozen import compile_frozen
 from ferrite.lower import lower
 from ferrite.options import resolve
 from ferrite.passes import JOINT, POST_GRAD, PRE_GRAD, checked_options
@@ -69,20 +71,29 @@ def compile_graph(graph: CapturedGraph, compilation: Compilation) -> torch_api.B
         if graph.kind is GraphKind.INFERENCE and compilation.options.joint:
             with compilation.stage("joint"):
                 passes += compilation.rewrite(JOINT, graph, dump)
-        if compilation.options.post_grad:
-            with compilation.stage("post_grad"):
-                passes += compilation.rewrite(POST_GRAD, graph, dump)
-        with compilation.stage("lower"):
-            lowered = lower(graph)
-        with compilation.stage("codegen"):
-            source = print_host(lowered.program)
-            dump.write("host.py", source.text)
-        with compilation.stage("load"):
-            function = load(source, lowered.constants)
-        compilation.compiled(graph, lowered.program, source.text, passes)
-        return function
+        if graph.parameters:
+            return compile_frozen(graph, compilation, dump, passes, finish)
+        return finish(graph, compilation, dump, passes)
 
     return compilation.attempt_graph(graph, stages, otherwise=run_in_eager(graph.gm))
+
+
+def finish(
+    graph: CapturedGraph, compilation: Compilation, dump: Dump, passes: tuple[PassRecord, ...]
+) -> torch_api.BoxedCallable:
+    """The stages that every graph goes through; `passes` is what was done to it before."""
+    if compilation.options.post_grad:
+        with compilation.stage("post_grad"):
+            passes += compilation.rewrite(POST_GRAD, graph, dump)
+    with compilation.stage("lower"):
+        lowered = lower(graph)
+    with compilation.stage("codegen"):
+        source = print_host(lowered.program)
+        dump.write("host.py", source.text)
+    with compilation.stage("load"):
+        function = load(source, lowered.constants)
+    compilation.compiled(graph, lowered.program, source.text, passes)
+    return function
 
 
 def compile(
@@ -103,6 +114,38 @@ def compile(
     checked_options(resolve(options, mode))
     settings = options if mode is None else {"mode": mode, **options}
     return torch.compile(model, backend=ferrite, fullgraph=fullgraph, dynamic=dynamic, options=settings)
+
+
+def freeze(
+    model: Callable[..., Any],
+    *,
+    mode: str | None = None,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    **options: Any,
+) -> Callable[..., Any]:
+    """A function that does what the model does in inference, with its parameters as constants: see docs/freezing.md.
+
+    It runs without gradients. The model itself stays as it is, unless `freeze_discard_parameters=True` says otherwise.
+    """
+    training = [name or "the module itself" for name, each in modules_of(model) if each.training]
+    if training:
+        raise UserError(
+            "a model in training mode cannot be frozen",
+            {"in training mode": ", ".join(training[:3]), "to change that": "model.eval()"},
+        )
+    compiled = compile(model, mode=mode, fullgraph=fullgraph, dynamic=dynamic, **{**options, "freeze": True})
+
+    @functools.wraps(model, updated=())
+    def frozen(*args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad():
+            return compiled(*args, **kwargs)
+
+    return frozen
+
+
+def modules_of(model: Callable[..., Any]) -> list[tuple[str, torch.nn.Module]]:
+    return list(model.named_modules()) if isinstance(model, torch.nn.Module) else []
 
 
 @functools.lru_cache

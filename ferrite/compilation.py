@@ -18,9 +18,10 @@ from ferrite.capture import CapturedGraph, GraphKind, torch_api
 from ferrite.capture.aot import Partition
 from ferrite.debug import repro
 from ferrite.debug.dump import Dump, DumpFolder
-from ferrite.debug.record import CompileRecord, EagerCall, GraphRecord, Saved, start_record
+from ferrite.debug.partition import partition_record
+from ferrite.debug.record import CompileRecord, EagerCall, GraphRecord, start_record
 from ferrite.errors import CompilerBug, FerriteError, FerriteWarning, layout
-from ferrite.graph import ModelLine, fake_value, first_model_line, model_line, storage_bytes
+from ferrite.graph import ModelLine, first_model_line, model_line
 from ferrite.ir import Constant, HostProgram
 from ferrite.options import Options
 from ferrite.passes.pre_grad import add_values, reason_to_leave, values_to_examples
@@ -84,14 +85,14 @@ class Compilation:
         def watched(
             joint: torch.fx.GraphModule, *args: Any, **kwargs: Any
         ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-            if self.options.joint:
-                with self.stage("joint"):
-                    dump = Dump(self.dump_folder, "joint")
-                    dump.graph("captured", joint)
-                    self.record.passes["joint"] = self.run(pipeline, joint, False, dump)
+            with self.stage("joint"):
+                dump = Dump(self.dump_folder, "joint")
+                dump.graph("captured", joint)
+                steps = self.with_own(pipeline) if self.options.joint else pipeline.only_required()
+                self.record.passes["joint"] = self.run(steps, joint, False, dump)
             with self.stage("partition"):
                 forward, backward = partition(joint, *args, **kwargs)
-            self.record.saved = saved_values(forward)
+            self.record.saved = partition_record(forward, backward, target_text)
             return forward, backward
 
         return watched
@@ -108,9 +109,9 @@ class Compilation:
             dump = Dump(self.dump_folder, "torch")
             add_values(self.gm, example_inputs)
             dump.graph("captured", self.gm)
-            context = self.context(not self.grad_enabled)
-            with numerics_checked(self.with_own(pipeline), self.gm, example_inputs, context, self.keep):
-                self.record.passes["pre_grad"] = self.run(pipeline, self.gm, not self.grad_enabled, dump)
+            steps, context = self.with_own(pipeline), self.context(not self.grad_enabled)
+            with numerics_checked(steps, self.gm, example_inputs, context, self.keep):
+                self.record.passes["pre_grad"] = self.run(steps, self.gm, not self.grad_enabled, dump)
             values_to_examples(self.gm)
 
     def keep(self, graphs: Mapping[str, torch.fx.GraphModule]) -> str | None:
@@ -128,7 +129,7 @@ class Compilation:
         self, pipeline: Pipeline, gm: torch.fx.GraphModule, is_inference: bool, dump: Dump
     ) -> tuple[PassRecord, ...]:
         context = self.context(is_inference)
-        return tuple(run_pipeline(self.with_own(pipeline), gm, context, self.pass_failed, dump.after_pass))
+        return tuple(run_pipeline(pipeline, gm, context, self.pass_failed, dump.after_pass))
 
     def with_own(self, pipeline: Pipeline) -> Pipeline:
         """A stage with the users' own passes in their places."""
@@ -136,7 +137,7 @@ class Compilation:
 
     def rewrite(self, pipeline: Pipeline, graph: CapturedGraph, dump: Dump) -> tuple[PassRecord, ...]:
         """Run a stage of passes over a graph, with the users' own in their places."""
-        return self.run(pipeline, graph.gm, graph.kind is GraphKind.INFERENCE, dump)
+        return self.run(self.with_own(pipeline), graph.gm, graph.kind is GraphKind.INFERENCE, dump)
 
     def pass_failed(self, name: str, problem: Exception) -> None:
         facts = {
@@ -226,17 +227,3 @@ def target_text(target: Any) -> str:
 
 def operator_text(operator: str | Constant) -> str:
     return operator.name if isinstance(operator, Constant) else operator
-
-
-def saved_values(forward: torch.fx.GraphModule) -> Saved:
-    """What a partitioned forward graph returns for its backward graph only."""
-    output = forward.graph.output_node()
-    results: Any = output.args[0]
-    saved = [
-        result
-        for position, result in enumerate(results)
-        if torch_api.is_saved_for_backward(output, position) and isinstance(result, torch.fx.Node)
-    ]
-    made = [node for node in saved if node.op != "placeholder"]
-    size = sum(torch_api.size_hint(storage_bytes(fake_value(node))) for node in made)
-    return Saved(values=len(saved), bytes=size, inputs=len(saved) - len(made))

@@ -1,8 +1,8 @@
 """What can go wrong, and whose fault it is.
 
 `UserError`: the call, an option or the environment is wrong; the message says what to change.
-`CompilerBug`: ferrite itself failed. Unless `strict` is set it is never raised: the graph runs in eager, one
-`FerriteWarning` says so, and a repro folder is kept.
+`CompilerBug`: ferrite itself failed. Unless `strict` is set, or `check_numerics` found a difference, it is never
+raised: the graph runs in eager, one `FerriteWarning` says so, and a repro folder is kept.
 
 A message has a headline and labelled lines: what, where in the user's model, why, what to do.
 

@@ -28,7 +28,7 @@ from ferrite.errors import UserError, nearest
 from ferrite.option_values import Named, checked, parse, plain
 
 # The stages of one compilation, in order. They name times in the record, and failures.
-Stage = Literal["pre_grad", "capture", "joint", "partition", "post_grad", "lower", "codegen", "load"]
+Stage = Literal["pre_grad", "capture", "joint", "partition", "freeze", "post_grad", "lower", "codegen", "load"]
 STAGES: tuple[str, ...] = typing.get_args(Stage)
 
 
@@ -73,11 +73,7 @@ class Options:
         env="FERRITE_CUDA_GRAPHS",
         doc="Record GPU work once and replay it, to save launch overhead. No effect on CPU.",
     )
-    pre_grad: bool = option(
-        True,
-        env="FERRITE_PRE_GRAD",
-        doc="Run the pre-grad passes.",
-    )
+    pre_grad: bool = option(True, env="FERRITE_PRE_GRAD", doc="Run the pre-grad passes.")
     pre_grad_level: Literal["torch", "aten"] = option(
         "torch",
         env="FERRITE_PRE_GRAD_LEVEL",
@@ -123,13 +119,19 @@ class Options:
     gumbel_argmax: bool = option(
         True,
         env="FERRITE_GUMBEL_ARGMAX",
-        doc="Sampling by argmax(softmax / noise) needs no softmax.",
+        doc="Sampling by argmax(softmax / noise) needs no softmax (with kernel_rewrites).",
     )
     freeze: bool = option(
         False,
         env="FERRITE_FREEZE",
         doc="Inference with gradients off: parameters become constants, and what depends on them alone is computed "
         "once.",
+    )
+    freeze_discard_parameters: bool = option(
+        False,
+        env="FERRITE_FREEZE_DISCARD_PARAMETERS",
+        doc="With freeze: the model's own parameters lose their contents once they are constants, so that nothing is "
+        "kept twice. Using one raises an error.",
     )
     joint: bool = option(
         True,
@@ -141,6 +143,12 @@ class Options:
         "auto",
         env="FERRITE_ATTENTION",
         doc="Attention that is written out becomes one call: never, where it pays, or wherever it is right.",
+    )
+    pad_mm: Literal["off", "auto", "always"] = option(
+        "auto",
+        env="FERRITE_PAD_MM",
+        doc="Pad matrix products to sides that matrix units like: never, where the cost model shows a win (never on a "
+        "CPU), or wherever it is right.",
     )
     rng: Literal["eager", "counter"] = option(
         "eager",
@@ -164,11 +172,7 @@ class Options:
         env="FERRITE_JOINT_CUSTOM_POST_PASS",
         doc="The same on the joint graph, after the joint rewrites.",
     )
-    post_grad: bool = option(
-        True,
-        env="FERRITE_POST_GRAD",
-        doc="Run the post-grad passes.",
-    )
+    post_grad: bool = option(True, env="FERRITE_POST_GRAD", doc="Run the post-grad passes.")
     skip: tuple[str, ...] = option(
         (),
         env="FERRITE_SKIP",

@@ -66,6 +66,7 @@ def capture(
     """
     without_extra = keep_unused_random(gm)
     eager_strides = user_output_strides(gm)
+    subclasses = [index for index, value in enumerate(example_inputs) if torch_api.is_plain_subclass(value)]
     # Without gradients, and only there: otherwise a parameter may be differentiated.
     parameters = Parameters(gm, example_inputs) if options.freeze and not torch.is_grad_enabled() else None
 
@@ -88,16 +89,15 @@ def capture(
         partition=around_partition(partition),
         decompositions=decompositions(options.decompose),
     )
-    compiled = unwrapping_subclasses(compiled, example_inputs)
+    compiled = unwrapping_subclasses(compiled, subclasses)
     return compiled if without_extra is None else without_extra(compiled)
 
 
-def unwrapping_subclasses(function: Callable[..., Any], example_inputs: Sequence[Any]) -> Callable[..., Any]:
+def unwrapping_subclasses(function: Callable[..., Any], positions: Sequence[int]) -> Callable[..., Any]:
     """Hand over inputs of plain subclasses (a type of one's own over ordinary storage) as the tensors they are.
 
     What such a type overrides has been traced already; below that, its elements are all there is.
     """
-    positions = [index for index, value in enumerate(example_inputs) if torch_api.is_plain_subclass(value)]
     if not positions:
         return function
 

@@ -20,13 +20,9 @@ class Parameter:
     tensor: torch.Tensor
     source: Any = None
 
-    @property
-    def name(self) -> str:
-        return ".".join(self.path)
-
     def __str__(self) -> str:
-        owner = ".".join(self.path[:-1])
-        return f"{self.path[-1]!r} of " + (f"module {owner!r}" if owner else "the module itself")
+        kind, owner = "parameter" if isinstance(self.tensor, torch.nn.Parameter) else "buffer", ".".join(self.path[:-1])
+        return f"{kind} {self.path[-1]!r} of " + (f"module {owner!r}" if owner else "the module itself")
 
 
 class Parameters:
@@ -36,10 +32,11 @@ class Parameters:
         self.gm = gm
         self.by_argument: dict[int, Parameter] = {}
         placeholders = gm.graph.find_nodes(op="placeholder")
+        returned = gm.graph.output_node().all_input_nodes  # AOTAutograd hands such an input back itself
         for position, (node, value) in enumerate(zip(placeholders, example_inputs, strict=False)):
             source = torch_state.source_of(node)
             path = torch_state.state_path(source)
-            if path is not None and is_plain(value):
+            if path is not None and is_plain(value) and node not in returned:
                 self.by_argument[position] = Parameter(path, value, source)
 
     def behind(self, graph: torch.fx.GraphModule) -> Mapping[int, Parameter]:

@@ -159,6 +159,10 @@ if release(torch.__version__) < (2, 13):
     torch.fx.node.has_side_effect(torch.ops.aten._linalg_check_errors.default)
 
 
+# Before 2.13 the fake value of a matrix product of symbolic sizes is of the sizes seen, as if these were fixed.
+VALUES_KEEP_SYMBOLS = release(torch.__version__) >= (2, 13)
+
+
 # --- errors that belong to Dynamo -------------------------------------------------------------------------------------
 
 # Dynamo steers by exceptions: restarts, graph breaks and skipped frames pass through a backend. An IndexError while

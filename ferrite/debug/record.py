@@ -55,12 +55,40 @@ class GraphRecord:
 
 
 @dataclass(frozen=True)
-class Saved:
-    """What the forward graph keeps for the backward graph: number of values, and bytes at the sizes seen."""
+class Value:
+    """A value that the backward graph needs: what computes it, what it looks like, and its bytes at the sizes seen."""
 
-    values: int
+    operator: str
+    about: str
     bytes: int
-    inputs: int  # of the values, those that are inputs and so cost nothing to keep
+    line: ModelLine | None
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the partitioner chose: what the forward graph keeps for the backward graph, and what that computes again.
+
+    `recomputed` leaves out views, which cost nothing. `inputs`: how many of the kept values are inputs, or views of
+    them: these are there anyway.
+    """
+
+    kept: tuple[Value, ...]
+    recomputed: tuple[Value, ...]
+    inputs: int
+
+    @property
+    def values(self) -> int:
+        return len(self.kept) + self.inputs
+
+    @property
+    def bytes(self) -> int:
+        """Kept beyond the inputs."""
+        return sum(value.bytes for value in self.kept)
+
+    @property
+    def recomputed_bytes(self) -> int:
+        """What keeping the recomputed values would cost."""
+        return sum(value.bytes for value in self.recomputed)
 
 
 @dataclass(eq=False)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import collections
 import io
 import shutil
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 
-from ferrite.debug.record import CompileRecord, EagerCall
+from ferrite.debug.record import CompileRecord, EagerCall, Value
 
 LINES_SHOWN = 3
 
@@ -17,20 +18,22 @@ LINES_SHOWN = 3
 def render(record: CompileRecord) -> str:
     buffer = io.StringIO()
     console = Console(file=buffer, width=shutil.get_terminal_size((110, 24)).columns, highlight=False)
-    for table in (graphs_table(record), stages_table(record), rewrites_table(record), eager_table(record)):
+    tables = (graphs_table, stages_table, rewrites_table, eager_table, partition_table)
+    for table in (make(record) for make in tables):
         if table.row_count:
             console.print(table)
-    if record.saved is not None:
-        kept = record.saved
-        values = f"{kept.values} values, {kept.inputs} of them inputs"
-        console.print(f"saved for backward: {values}; {kept.bytes:,} bytes beyond the inputs")
+    if (saved := record.saved) is not None:
+        values = f"{saved.values} values, {saved.inputs} of them inputs"
+        console.print(f"saved for backward: {values}; {saved.bytes:,} bytes beyond the inputs")
+        again = f"{len(saved.recomputed)} values; keeping them would take {saved.recomputed_bytes:,} bytes"
+        console.print(f"recomputed in backward: {again}")
     return buffer.getvalue().rstrip()
 
 
 def new_table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in columns:
-        right = column in ("operators", "inputs", "kernels", "eager calls", "ms", "calls", "times")
+        right = column in ("operators", "inputs", "kernels", "eager calls", "ms", "calls", "times", "values", "bytes")
         table.add_column(column, justify="right" if right else "left", overflow="fold")
     return table
 
@@ -57,6 +60,20 @@ def rewrites_table(record: CompileRecord) -> Table:
     return table
 
 
+def partition_table(record: CompileRecord) -> Table:
+    """What is kept for the backward graph and what that computes again: one row per operator, most bytes first."""
+    table = new_table("for backward", "how", "operator", "values", "bytes", "from")
+    saved = record.saved
+    for how, values in (("saved", saved.kept), ("recomputed", saved.recomputed)) if saved is not None else ():
+        groups: dict[str, list[Value]] = collections.defaultdict(list)
+        for value in values:
+            groups[value.operator].append(value)
+        for operator, members in sorted(groups.items(), key=lambda item: -sum(value.bytes for value in item[1])):
+            size = sum(value.bytes for value in members)
+            table.add_row(how, operator, str(len(members)), f"{size:,}", places(members))
+    return table
+
+
 def eager_table(record: CompileRecord) -> Table:
     """One row per operator and reason, most frequent first."""
     groups: dict[tuple[str, str], list[EagerCall]] = collections.defaultdict(list)
@@ -64,7 +81,12 @@ def eager_table(record: CompileRecord) -> Table:
         groups[call.operator, call.reason].append(call)
     table = new_table("in eager", "operator", "calls", "reason", "from")
     for (operator, reason), calls in sorted(groups.items(), key=lambda item: -len(item[1])):
-        places = list(dict.fromkeys(call.line.place for call in calls if call.line is not None))
-        more = f" and {len(places) - LINES_SHOWN} more" if len(places) > LINES_SHOWN else ""
-        table.add_row(operator, str(len(calls)), f"eager: {reason}", ", ".join(places[:LINES_SHOWN]) + more)
+        table.add_row(operator, str(len(calls)), f"eager: {reason}", places(calls))
     return table
+
+
+def places(members: Sequence[EagerCall] | Sequence[Value]) -> str:
+    """The first lines of the model that some calls or values came from."""
+    found = list(dict.fromkeys(member.line.place for member in members if member.line is not None))
+    more = f" and {len(found) - LINES_SHOWN} more" if len(found) > LINES_SHOWN else ""
+    return ", ".join(found[:LINES_SHOWN]) + more

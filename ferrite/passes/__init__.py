@@ -11,6 +11,7 @@ import torch
 
 from ferrite.errors import UserError, nearest
 from ferrite.options import Options
+from ferrite.passes.freezing import FREEZE, Inlined, freezing_passes, inline_parameters
 from ferrite.passes.joint import JOINT, joint_graph_passes
 from ferrite.passes.names import with_full_names
 from ferrite.passes.post_grad import POST_GRAD, check_fusions, post_grad_passes
@@ -21,21 +22,25 @@ from ferrite.rewrite import AnyRule, NearMiss
 from ferrite.rewrite import why as ask
 
 __all__ = [
+    "FREEZE",
     "JOINT",
     "PIPELINES",
     "POST_GRAD",
     "PRE_GRAD",
+    "Inlined",
     "all_rules",
     "check_fusions",
     "checked_options",
     "describe",
+    "freezing_passes",
+    "inline_parameters",
     "joint_graph_passes",
     "post_grad_passes",
     "pre_grad_passes",
     "why",
 ]
 
-PIPELINES: tuple[Pipeline, ...] = (PRE_GRAD, JOINT, POST_GRAD)
+PIPELINES: tuple[Pipeline, ...] = (PRE_GRAD, JOINT, FREEZE, POST_GRAD)
 
 
 def checked_options(options: Options) -> Options:

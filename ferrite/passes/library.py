@@ -15,12 +15,18 @@ import torch
 LIBRARY = torch.library.Library("ferrite", "FRAGMENT")
 
 
-def define(schema: str, look: Callable[..., Any] | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a reference under a schema, for real and for fake values; `look`: for fake values instead."""
+def define(
+    schema: str, look: Callable[..., Any] | None = None, *, draws: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a reference under a schema, for real and for fake values; `look`: for fake values instead.
+
+    `draws`: it takes from a random generator, so that no two calls are one and none may be left out.
+    """
+    tags = (torch.Tag.pt2_compliant_tag, *((torch.Tag.nondeterministic_seeded,) if draws else ()))
 
     def register(reference: Callable[..., Any]) -> Callable[..., Any]:
         name = schema.partition("(")[0]
-        LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        LIBRARY.define(schema, tags=tags)
         LIBRARY.impl(name, reference, "CompositeExplicitAutograd")
         torch.library.register_fake(f"ferrite::{name}", look or reference, lib=LIBRARY)
         return reference

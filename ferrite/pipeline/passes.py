@@ -24,7 +24,7 @@ import torch
 from ferrite.errors import UserError, nearest
 from ferrite.pipeline.context import PassContext
 
-StageName = Literal["pre_grad", "joint", "post_grad"]
+StageName = Literal["pre_grad", "joint", "freeze", "post_grad"]
 Scope = Literal["always", "inference", "training"]
 PassFunction = Callable[[torch.fx.GraphModule, PassContext], int | None]
 
@@ -208,6 +208,10 @@ class Pipeline:
         """The passes that can run once more."""
         names = [step.name for step in self.passes]
         return self.passes[: names.index(self.closing)] if self.closing in names else ()
+
+    def only_required(self) -> Pipeline:
+        """What must run even where the stage is switched off."""
+        return Pipeline(self.name, tuple(step for step in self.passes if step.required))
 
     def __str__(self) -> str:
         width = max((len(step.name) for step in self.passes), default=0)

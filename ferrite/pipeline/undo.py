@@ -53,8 +53,12 @@ def _shallow(attributes: dict[str, Any]) -> dict[str, Any]:
 def copy_graph(graph: torch.fx.Graph) -> torch.fx.Graph:
     """An independent graph with the same names and metadata."""
     copied = torch.fx.Graph()
-    output = copied.graph_copy(graph, {}, return_output_node=True)
+    twins: dict[torch.fx.Node, torch.fx.Node] = {}
+    output = copied.graph_copy(graph, twins, return_output_node=True)
     assert isinstance(output, tuple)
+    for node, twin in twins.items():
+        # what others have hung on a node: Dynamo notes on each input where it comes from
+        vars(twin).update({name: held for name, held in vars(node).items() if name not in vars(twin)})
     value, old = output
     copied.output(value, type_expr=getattr(old, "type", None)).meta.update(old.meta)
     copied.set_codegen(graph._codegen)  # how arguments are passed: in a list, as a tree

@@ -39,6 +39,11 @@ def arguments_of(node: torch.fx.Node) -> dict[str, Any]:
     return named_arguments(node.target, node.args, node.kwargs)
 
 
+def in_order(node: torch.fx.Node) -> tuple[Any, ...]:
+    """The arguments of a call in the order of its schema, however it spells them."""
+    return tuple(arguments_of(node).values())
+
+
 def same_literal(left: Any, right: Any) -> bool:
     """Equal values of equal kind: 1 is not True and not 1.0, a list equals a tuple of the same items."""
     if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):

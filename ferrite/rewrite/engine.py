@@ -7,7 +7,8 @@ A rewrite is written before the first root, checked, and taken back if it would 
 old one's shape, dtype, device, strides and bits; no two of the graph's inputs and outputs come to share storage that
 did not, nor stop sharing it; nothing moves across a mutation, or from one execution stream to another; random calls are
 neither dropped nor doubled, unless the rule says that it draws anew; no guard on a symbol is added. Under a rule with a
-free layout strides may change where nobody can tell; the values behind a rewrite are kept true (see `layout`).
+free layout strides may change where nobody can tell, unless numerics are strict; the values behind a rewrite are kept
+true (see `layout`).
 
 Rules over the whole graph come last, each in its turn, until none of them finds anything.
 """
@@ -189,10 +190,12 @@ class Engine:
     ) -> Refusal | Proposal:
         """What stands in the graph unread, with the values that would change behind it."""
         pairs = list(zip(old, new, strict=True))
+        # Sums over other strides add up in another order, which strict numerics forbid.
+        layout_matters = rule.layout == "kept" or self.context.options.numerics == "strict"
         problem = (
             self.placement_problem(matched, draws_anew(rule))
             or self.order_problem(pairs, min(old), writer, draws_anew(rule))
-            or self.look_problem(pairs, writer, layout_matters=rule.layout == "kept")
+            or self.look_problem(pairs, writer, layout_matters=layout_matters)
         )
         if problem is not None:
             return Refusal(problem)
@@ -202,6 +205,10 @@ class Engine:
         self.counting.steps += len(values)
         problem = self.sharing.problem(pairs, values)
         return Proposal(pairs, values, matched, writer) if problem is None else Refusal(problem)
+
+    def layout_is_free(self, rule: LocalRule) -> bool:
+        """Sums and products over other strides may round otherwise: not for users who want eager's very numbers."""
+        return rule.layout == "free" and self.context.options.numerics == "relaxed"
 
     def placement_problem(self, matched: Sequence[torch.fx.Node], redraws: bool) -> str | None:
         first = matched[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,7 @@ from ferrite.options import Options
 from ferrite.pipeline.context import PassContext
 from ferrite.rewrite.engine import Engine
 from ferrite.rewrite.match import Refusal
-from ferrite.rewrite.rule import AnyRule, GraphRule, LocalRule
+from ferrite.rewrite.rule import AnyRule, GraphRule, LocalRule, too_loose
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,14 @@ class NearMiss:
 def why(gm: torch.fx.GraphModule, rule: AnyRule, options: Options | None = None) -> list[NearMiss]:
     """Ask a rule about every node with its operator; the graph is left as it was."""
     context = PassContext(options or Options())
-    if isinstance(rule, GraphRule):
+    candidates = [node for node in gm.graph.nodes if node.target in rule.targets]
+    reasons: Mapping[torch.fx.Node, str]
+    if (problem := too_loose(rule, context.options)) is not None:
+        reasons = dict.fromkeys(candidates, problem)
+    elif isinstance(rule, GraphRule):
         reasons = rule.explain(gm, context)
     else:
         engine = Engine(gm, (rule,), context)
-        candidates = [node for node in gm.graph.nodes if node.target in rule.targets]
         reasons = {node: refused(engine, rule, node) for node in candidates}
     return [NearMiss(rule.name, node.name, reason, model_line(node)) for node, reason in reasons.items()]
 

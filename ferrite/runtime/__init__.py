@@ -4,6 +4,8 @@ In: the text of a host program and the objects it names. Out: a boxed function: 
 returns the outputs in order. Holds what compiled code calls while it runs.
 """
 
-from ferrite.runtime.load import load, run_in_eager
+from ferrite.runtime.discard import discard
+from ferrite.runtime.frozen import Frozen, call_frozen
+from ferrite.runtime.load import Boxed, load, run_in_eager
 
-__all__ = ["load", "run_in_eager"]
+__all__ = ["Boxed", "Frozen", "call_frozen", "discard", "load", "run_in_eager"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
@@ -12,6 +13,7 @@ from models.architectures import ARCHITECTURES, BATCH, Architecture, tokens
 from models.exact import in_float64
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
 
+import ferrite
 from compare import assert_no_farther, assert_same_tree, compile_strict, compiled_graphs, loss_of, reset
 
 # Runs a model through `call`, the model itself or its compiled form, and returns all that is compared.
@@ -32,12 +34,21 @@ def cases(chosen: Iterable[str], slow: Collection[str] = (), quick: Collection[s
 
 
 @pytest.mark.parametrize("architecture", cases(ARCHITECTURES, slow=SLOW, quick=["distilbert", "resnet"]))
-def test_forward_matches_eager(architecture: Architecture) -> None:
+def test_forward_matches_eager(architecture: Architecture, golden: Any) -> None:
+    """And the rules that fire are those that fired before: one that silently stops firing is seen."""
+    earlier = ferrite.recent_compiles()
+
     @torch.no_grad()
     def forward(model: Any, call: Callable[..., Any]) -> dict[str, Any]:
         return {"outputs": call(**inputs_for(model, architecture))}
 
     assert_matches_eager(architecture, forward)
+    fired: collections.Counter[str] = collections.Counter()
+    for record in ferrite.recent_compiles():
+        if not any(record is old for old in earlier):
+            fired.update(record.rewrites)
+    if torch.__version__.startswith("2.13"):  # other versions capture other graphs
+        assert golden == "".join(f"{count:>4}  {rule}\n" for rule, count in sorted(fired.items()))
 
 
 @pytest.mark.parametrize(

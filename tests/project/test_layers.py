@@ -32,6 +32,7 @@ LAYERS = [
     {"runtime"},
     {"debug"},
     {"compilation"},
+    {"frozen"},
     {"backend"},
     {"cli"},
     {"__main__"},

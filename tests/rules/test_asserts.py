@@ -9,6 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ferrite.passes.post_grad.asserts import FalseAssertion, remove_assert_ops
+from ferrite.passes.post_grad.products import should_prefer_unfused_addmm
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten
@@ -55,6 +56,19 @@ def test_the_next_operator_is_the_only_reader_again(dynamic):
     gm.recompile()
     inputs = layer_inputs()
     assert torch.equal(gm(*inputs), layer(*inputs))
+
+
+def test_the_place_of_a_bias_is_decided_as_without_the_assertion():
+    gm = trace(layer, *(x.to("meta") for x in layer_inputs()))
+    (addmm,) = gm.graph.find_nodes(op="call_function", target=aten.addmm.default)
+    (cast,) = addmm.users
+    cast.replace_all_uses_with(addmm)  # pow reads the layer, and so does the assertion
+    gm.graph.erase_node(cast)
+    assert should_prefer_unfused_addmm(addmm, addmm.args[0])
+    asserting(addmm, None, None, torch.float32)
+    assert not should_prefer_unfused_addmm(addmm, addmm.args[0])
+    remove_assert_ops(gm.graph)
+    assert should_prefer_unfused_addmm(addmm, addmm.args[0])
 
 
 def test_an_assertion_of_the_trace_goes():

@@ -258,3 +258,50 @@ def test_other_layouts_and_an_empty_batch():
         with torch.no_grad():
             check(module, lambda x=x: [x.clone(memory_format=torch.preserve_format)], options={"freeze": True})
             assert ferrite.last_compile().rewrites["fold_conv_bn"] == 1
+
+
+@pytest.mark.parametrize("rule", [FOLD, FOLD_LIVE])
+def test_a_flag_that_is_only_known_at_run_time(rule):
+    def fn(x, w, mean, var, training):
+        return F.batch_norm(torch.conv2d(x, w), mean, var, training=training)
+
+    inputs = [torch.randn(2, 3, 5, 5), torch.randn(4, 3, 3, 3), torch.randn(4), torch.rand(4) + 0.5, False]
+    graph = captured(fn, inputs, "modules")
+    assert fold(graph, rule)[1] == 0
+
+
+def test_an_operator_of_the_users_that_writes():
+    """Dynamo keeps `torch.ops.library.name` as it was called; only its overload says that it writes."""
+    library = torch.library.Library("ferrite_conv_bn", "DEF")
+    library.define("double(Tensor(a!) x) -> ()")
+
+    def double(x):
+        x.mul_(2)
+
+    library.impl("double", double, "CompositeExplicitAutograd")
+
+    def fn(x, w, mean, var):
+        y = torch.conv2d(x, w)
+        torch.ops.ferrite_conv_bn.double(var)
+        return F.batch_norm(y, mean, var)
+
+    def inputs():
+        return [torch.randn(2, 3, 5, 5), torch.randn(4, 3, 3, 3), torch.randn(4), torch.rand(4) + 0.5]
+
+    graph = captured(fn, inputs())
+    same, fired = fold(graph, FOLD_LIVE)
+    assert fired == 0
+    assert_same(graph, same, inputs)
+    library._destroy()
+
+
+def test_inside_autocast():
+    module = lived(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)))
+
+    def fn(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return module(x)
+
+    with torch.no_grad():
+        check(fn, lambda: [torch.randn(2, 3, 6, 6)], options={"eval_conv_bn": True}, exact=False)
+    assert "eval_conv_bn" not in ferrite.last_compile().rewrites, "the dtypes there are not the parameters'"

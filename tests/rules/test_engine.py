@@ -1,7 +1,8 @@
-"""What the engine does for every rule: streams, options, what new nodes inherit, rules over the whole graph."""
+"""What the engine does for every rule: spellings, uses, writes, symbols, streams, options, rules over whole graphs."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import ferrite
+from ferrite.capture import torch_api
+from ferrite.graph.verify import count_guards
 from ferrite.options import Options
 from ferrite.passes import all_rules
 from ferrite.pipeline import PassContext
@@ -95,6 +98,84 @@ def test_new_nodes_run_on_the_stream_of_the_old():
     assert made.meta["custom"] is not noted, "two nodes would be annotated as one"
 
 
+# --- what a pattern matches -------------------------------------------------------------------------------------------
+
+TRIANGLE_NEGATED = Rule(
+    name="triangle_negated",
+    purpose="the negative of a triangle is the triangle of the negative",
+    before=lambda x: aten.neg.default(aten.tril.default(x)),
+    after=lambda x: aten.tril.default(aten.neg.default(x)),
+)
+
+
+def triangle(spell: Any) -> torch.fx.GraphModule:
+    gm = make_fx(lambda x: x.tril().neg(), tracing_mode="fake")(torch.rand(3, 3))
+    (call,) = gm.graph.find_nodes(op="call_function", target=aten.tril.default)
+    call.args, call.kwargs = spell(call.args[0])
+    return gm
+
+
+@pytest.mark.parametrize(
+    "spell",
+    [
+        lambda x: ((x,), {}),
+        lambda x: ((x, 0), {}),
+        lambda x: ((x,), {"diagonal": 0}),
+        lambda x: ((), {"self": x, "diagonal": 0}),
+    ],
+    ids=["left out", "by position", "by name", "all by name"],
+)
+def test_a_default_is_one_argument_in_every_spelling(spell):
+    gm = triangle(spell)
+    assert apply_rules(gm, (TRIANGLE_NEGATED,), PassContext(Options())) == 1
+    assert operators(gm) == ["neg.default", "tril.default"]
+
+
+@pytest.mark.parametrize("spell", [lambda x: ((x, 1), {}), lambda x: ((x,), {"diagonal": 1})], ids=["position", "name"])
+def test_an_argument_that_a_rule_does_not_mention_must_hold_its_default(spell):
+    gm = triangle(spell)
+    assert apply_rules(gm, (TRIANGLE_NEGATED,), PassContext(Options())) == 0
+    assert any("diagonal" in miss.reason for miss in why(gm, TRIANGLE_NEGATED))
+
+
+def test_a_value_that_one_user_reads_twice_has_two_uses():
+    rule = Rule(
+        name="negative_factor",
+        purpose="the sign of a factor is that of the product",
+        before=lambda a, b: aten.mul.Tensor(aten.neg.default(a), b),
+        after=lambda a, b: aten.neg.default(aten.mul.Tensor(a, b)),
+    )
+    once = make_fx(lambda x, y: -x * y, tracing_mode="fake")(torch.rand(3), torch.rand(3))
+    assert apply_rules(once, (rule,), PassContext(Options())) == 1
+    twice = make_fx(lambda x: (y := -x) * y, tracing_mode="fake")(torch.rand(3))
+    assert apply_rules(twice, (rule,), PassContext(Options())) == 0
+
+
+@pytest.mark.parametrize("rule", [TWICE_NEGATED, NEGATIVE_OF_NEGATIVE], ids=lambda rule: rule.name)
+def test_a_match_never_spans_a_write(rule):
+    def function(x, y):
+        first = -(x + 1)
+        y.copy_(first)
+        return -first * 2
+
+    gm = make_fx(function, tracing_mode="fake")(torch.rand(3), torch.rand(3))
+    assert "copy_.default" in operators(gm)
+    assert apply_rules(gm, (rule,), PassContext(Options())) == 0
+
+
+@pytest.mark.parametrize(("mode", "fires"), [("fake", 1), ("symbolic", 0)])
+def test_what_cannot_be_decided_does_not_fire(mode, fires):
+    def long_enough(match: Match) -> str | None:
+        return None if torch_api.known_true(match.value("x").shape[0] >= 3) else "it may be too short"
+
+    rule = dataclasses.replace(TWICE_NEGATED, when=(long_enough,))
+    gm = make_fx(lambda x: (x + 1).neg().neg() * 2, tracing_mode=mode)(torch.rand(3))
+    guards = count_guards(gm.graph)
+    assert apply_rules(gm, (rule,), PassContext(Options())) == fires
+    assert count_guards(gm.graph) == guards
+    assert fires or any(miss.reason == "it may be too short" for miss in why(gm, rule))
+
+
 # --- options ----------------------------------------------------------------------------------------------------------
 
 
@@ -169,3 +250,28 @@ def test_a_number_is_not_replaced_by_another():
     assert gm.graph.find_nodes(op="call_function", target=aten.sym_size.int)
     assert apply_rules(gm, (rule,), PassContext(Options())) == 0
     assert all("the result would be" in miss.reason for miss in why(gm, rule))
+
+
+# --- numerics ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["addmm", "batch_aten_tanh"])
+def test_strict_numerics_are_the_reason_where_a_rule_may_round(name):
+    gm = make_fx(lambda x: [(x @ x + x).tanh() * 2 for _ in range(5)], tracing_mode="fake")(torch.rand(3, 3))
+    assert {miss.reason for miss in ferrite.why(gm, name)} == {""}
+    assert {miss.reason for miss in ferrite.why(gm, name, Options(numerics="strict"))} == {
+        "it may round otherwise, and the option numerics is strict"
+    }
+
+
+def test_strict_numerics_leave_strides_as_they_are():
+    """A sum over other strides adds up in another order."""
+
+    def function(a, b):
+        return [part.sin().sum(1) for part in torch.cat([a, b]).split([3, 4])]
+
+    inputs = [torch.rand(5, 3).t(), torch.rand(5, 4).t()]
+    (rule,) = (rule for rule in all_rules() if rule.name == "cat_splitwithsizes_replace")
+    gm = make_fx(function, tracing_mode="fake")(*inputs)
+    assert apply_rules(gm, (rule,), PassContext(Options(numerics="strict"))) == 0
+    assert apply_rules(gm, (rule,), PassContext(Options())) == 2

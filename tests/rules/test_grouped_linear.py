@@ -267,6 +267,13 @@ def test_what_cannot_be_joined_stays():
     merged(concat_linear_woq_int4, lambda x: [x.relu(), *module(x)], activations(), 0)
 
 
+def test_strict_numerics_keep_layers_apart():
+    """A wider weight may be taken in other blocks."""
+    gm = trace(Projections([(0, 0, 32), (0, 1, 32)]), activations())
+    assert concat_linear_woq_int4.function(gm, context(numerics="strict")) == 0
+    assert concat_linear_woq_int4.function(gm, context()) == 1
+
+
 def test_weights_that_are_inputs_stay():
     module = Projections([(0, 0, 32), (0, 1, 32)])
 

@@ -11,7 +11,7 @@ from torch._higher_order_ops.map import map as mapped
 from torch._higher_order_ops.scan import scan
 
 import ferrite
-from compare import check
+from compare import check, since
 from ferrite.capture import capture
 from ferrite.graph.facts import innermost_first
 from ferrite.graph.verify import Snapshot, verify_graph
@@ -516,6 +516,7 @@ WRITING = [branch_writes, branch_writes_into_an_input, branch_writes_and_the_old
 WRITING += [branch_writes_into_a_part, loop_writes, loop_in_a_branch_writes]
 
 
+@since(2, 13)
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("fn", WRITING, ids=lambda fn: fn.__name__)
 def test_higher_order_operators_that_write(fn, in_place):
@@ -550,6 +551,7 @@ def argument_order(gm):
     return [int(node.meta["val"].dtype is torch.bool) for node in gm.graph.find_nodes(op="placeholder")]
 
 
+@since(2, 13)
 @pytest.mark.parametrize("flag", [True, False])
 @pytest.mark.parametrize("fn", WRITING, ids=lambda fn: fn.__name__)
 def test_nobody_can_tell_that_higher_order_operators_write(fn, flag):

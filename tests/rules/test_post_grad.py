@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import warnings
 
 import pytest
@@ -13,14 +14,17 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import ferrite
 from compare import check, compile_strict
+from ferrite.graph.verify import verify_graph
 from ferrite.options import Options
 from ferrite.passes import POST_GRAD, all_rules, describe, post_grad_passes
 from ferrite.passes.page import read_names, reference_page
 from ferrite.pipeline import PassContext, run_pipeline
 from ferrite.rewrite.engine import Engine
+from graphs import assert_same_computation
 
 aten = torch.ops.aten
 quick = pytest.mark.quick
+ALONE = {"pre_grad": False, "joint": False}  # the stages before this one have rules for the same
 
 
 def operators(gm) -> list[str]:
@@ -163,6 +167,98 @@ def test_a_copy_of_a_conjugate_keeps_its_values():
     outputs_kept(lambda x: aten.clone.default(x.conj()) + 1, torch.ones(3, dtype=torch.complex64) * 1j)
 
 
+# --- what the stage leaves --------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("post_grad_stage::increment", mutates_args={"x"})
+def increment(x: torch.Tensor) -> None:
+    x.add_(1)
+
+
+def everything(x, w):
+    """A range, an assertion, an operator that writes, a scan, a map and a write to an input."""
+    with torch.profiler.record_function("range"):
+        y = (x @ w + 1).clone()
+    aten._assert_tensor_metadata.default(y, None, None, y.dtype)
+    increment(y)
+    carry, sums = torch._higher_order_ops.scan(lambda c, row: (c + row, c * row), y[0], y)
+    doubled = torch._higher_order_ops.map(lambda row: row * 2, y)
+    x.copy_(doubled)
+    return carry, sums, torch.cat(doubled.split([1, 2]))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_after_the_stage_nothing_is_left_that_was_to_go(dynamic):
+    seen = []
+
+    @ferrite.graph_pass(stage="post_grad")
+    def look(gm, context):
+        """Comes last."""
+        seen.append(gm)
+        return 0
+
+    make = lambda: [torch.randn(3, 3), torch.randn(3, 3)]  # noqa: E731
+    check(everything, make, options={"passes": [look], **ALONE}, dynamic=dynamic, graphs=1)
+    *_, gm = seen  # bodies of loops come before their owner
+    names = operators(gm)
+    everywhere = {name for each in seen for name in operators(each)}
+    gone = ("record_function", "assert_tensor_metadata", "auto_functionalized", "triton_kernel_wrapper_functional")
+    assert not [name for name in everywhere if any(part in name for part in (*gone, "scan", "map_impl"))]
+    assert names.count("while_loop") == 2
+    assert "post_grad_stage.increment.default" in names
+    verify_graph(gm, deep=True)
+    code = gm.code
+    gm.recompile()
+    assert gm.code == code
+    assert all("val" in node.meta for node in gm.graph.nodes if node.op == "call_function" and node.users)
+
+
+@quick
+def test_a_second_run_of_the_stage_changes_nothing():
+    def fn(x, w, b):
+        y = torch.cat((x @ w + b).clone().split([1, 2])).relu()
+        z = y.new_zeros(3, 3).index_put((torch.tensor([0, 2]),), y[:2])
+        return z.amax(1), torch.cumsum(torch.full((3,), 2.0), 0) + z[0, :]
+
+    gm = make_fx(fn, tracing_mode="fake")(torch.rand(3, 4), torch.rand(4, 3), torch.rand(3))
+    for is_first in (True, False):
+        text = str(gm.graph)
+        records = run_pipeline(POST_GRAD, gm, PassContext(Options(strict=True)))
+        assert any(record.changed for record in records) == is_first
+        assert (str(gm.graph) != text) == is_first
+    assert all(record.seconds >= 0 for record in records)
+
+
+@quick
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_strict_numerics_leave_every_bit(dtype):
+    """All that could be asked for is asked for: products, sums, softmax, thin products, batches."""
+    asked = {"kernel_rewrites": True, "fuse_int_mm_scale": True, "max_autotune": True, "cpu_concat_linear": True}
+    fusions = ("batch_linear_post_grad", "batch_aten_tanh", "batch_aten_sigmoid", "decompose_mm_pass")
+    options = Options(strict=True, numerics="strict", post_grad_fusions=fusions, **asked)
+
+    def fn(x, w, b):
+        heads = [torch.tanh(torch.sigmoid(x * i @ w + b)) for i in range(1, 7)]
+        both = torch.stack(heads).sum(0) + (x @ w + w @ x)
+        powers = (both - both.amax(1, keepdim=True)).exp()
+        scores = (w[:3] @ both + b) + (powers / powers.sum(1, keepdim=True))[:3]
+        thin = scores[:1] @ w
+        steps = torch.cumsum(torch.full((8,), 0.1, dtype=x.dtype), 0)
+        return [part.clone().sum(1) for part in torch.cat([scores.t(), w[:, :3]]).split([8, 8])], thin * steps
+
+    torch.manual_seed(0)
+    inputs = [torch.randn(shape).to(dtype) for shape in ((8, 8), (8, 8), (8,))]
+    before = make_fx(fn, tracing_mode="fake")(*inputs)
+    after, loose = copy.deepcopy(before), copy.deepcopy(before)
+    post_grad_passes(after, is_inference=True, options=options)
+    assert_same_computation(before, after, lambda: [x.clone() for x in inputs], exact=True)
+    relaxed = PassContext(dataclasses.replace(options, numerics="relaxed"), is_inference=True)
+    run_pipeline(POST_GRAD, loose, relaxed)
+    rounding = {rule.name for rule in all_rules("post_grad") if rule.numerics != "exact"}
+    expected = {"addmm", "decompose_mm", "prepare_softmax_online", "pointless_cumsum_replacement"}
+    assert {*expected, "batch_linear_post_grad", "batch_aten_tanh"} <= set(relaxed.rewrites) & rounding
+
+
 # --- users' passes ----------------------------------------------------------------------------------------------------
 
 
@@ -195,6 +291,26 @@ def test_hooks_on_the_graph_work_unchanged(name, as_list):
 
 
 @quick
+@pytest.mark.parametrize("name", ["post_grad_custom_pre_pass", "post_grad_custom_post_pass"])
+def test_what_a_hook_leaves_out_of_order_and_without_metadata_is_repaired(name):
+    def careless(graph):
+        """Puts a copy of the product's negative behind the node that reads it."""
+        (add,) = graph.find_nodes(op="call_function", target=aten.add.Tensor)
+        with graph.inserting_after(add):
+            new = graph.call_function(aten.neg.default, (add.args[0],))
+        with graph.inserting_after(new):
+            copied = graph.call_function(aten.clone.default, (new,))
+        add.args = (copied, add.args[1])
+
+    compiled = compile_strict(lambda x: torch.sin(x) + 1, options={name: careless})
+    x = torch.rand(3)
+    assert torch.equal(compiled(x), 1 - torch.sin(x))
+    # the patterns run between the two places: they see what the first hook wrote, not what the second did
+    calls = {call.operator for call in ferrite.last_compile().eager_calls}
+    assert ("aten.clone.default" in calls) == (name == "post_grad_custom_post_pass")
+
+
+@quick
 def test_users_passes_run_per_compile_in_their_places():
     seen = []
 
@@ -211,7 +327,7 @@ def test_users_passes_run_per_compile_in_their_places():
         return 0
 
     fn = lambda x: torch.sin(x.clone()) + 1  # noqa: E731
-    compile_strict(fn, options={"passes": [early, late]})(torch.ones(3))
+    compile_strict(fn, options={"passes": [early, late], **ALONE})(torch.ones(3))
     assert seen == [("early", True, True), ("late", False)]
     torch.compiler.reset()
     compile_strict(fn)(torch.ones(3))
@@ -225,7 +341,7 @@ def test_a_users_pass_that_fails_is_reported_by_name_and_left_out():
         """Fails."""
         raise KeyError("lost")
 
-    compiled = torch.compile(lambda x: x.clone() + 1, backend="ferrite", options={"passes": [mine]})
+    compiled = torch.compile(lambda x: x.clone() + 1, backend="ferrite", options={"passes": [mine], **ALONE})
     with pytest.warns(ferrite.FerriteWarning, match="pass 'mine' failed"):
         assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))
     assert ferrite.last_compile().rewrites == {"true_noop": 1}
@@ -247,7 +363,8 @@ def test_why_lists_candidates_and_reasons():
 
 @quick
 def test_the_record_counts_rewrites_by_rule():
-    compile_strict(lambda x, w, b: torch.mm(x, w).add(b).clone() + 1)(*(torch.ones(n) for n in ((2, 3), (3, 4), (4,))))
+    compiled = compile_strict(lambda x, w, b: torch.mm(x, w).add(b).clone() + 1, options=ALONE)
+    compiled(*(torch.ones(n) for n in ((2, 3), (3, 4), (4,))))
     record = ferrite.last_compile()
     assert record.rewrites == {"addmm": 1, "true_noop": 1}
     assert "addmm" in str(record)
@@ -259,7 +376,7 @@ def test_branches_are_rewritten_too():
     def fn(x):
         return torch.cond(x.sum() > 0, lambda x: x.clone().sin() + 1, lambda x: x.clone() * 2, (x,))
 
-    compiled = compile_strict(fn)
+    compiled = compile_strict(fn, options=ALONE)
     for x in (torch.ones(3), -torch.ones(3)):
         assert torch.equal(compiled(x), fn(x))
     record = ferrite.last_compile()
@@ -271,7 +388,7 @@ def test_branches_are_rewritten_too():
 
 @quick
 def test_the_stage_can_be_switched_off():
-    compile_strict(lambda x: x.clone() + 1, options={"post_grad": False})(torch.ones(3))
+    compile_strict(lambda x: x.clone() + 1, options={"post_grad": False, **ALONE})(torch.ones(3))
     record = ferrite.last_compile()
     assert record.rewrites == {}
     assert "aten.clone.default" in {call.operator for call in record.eager_calls}

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from compare import since
 from ferrite.graph.verify import count_guards, verify_graph
 from ferrite.options import Options
 from ferrite.passes import all_rules
@@ -34,6 +35,11 @@ def cases(*kinds: str) -> list[Any]:
     ]
 
 
+def is_exact(rule: Any) -> bool:
+    """To the bit: what only moves values, and leaves them where they lie. Sums over other strides round otherwise."""
+    return rule.numerics == "exact" and getattr(rule, "layout", "kept") == "kept"
+
+
 def apply(rule: Any, graph: Captured, case: Any) -> int:
     return apply_rules(
         graph.gm, (rule,), PassContext(Options(**case.options), is_inference=not torch.is_grad_enabled())
@@ -49,11 +55,11 @@ def test_it_fires_and_computes_the_same(name, case):
     reasons = [str(miss) for miss in why(after.gm, rule, Options(**case.options))]
     assert apply(rule, after, case) >= 1, reasons
     verify_graph(after.gm, deep=True)
-    assert_same(before, after, case.make_inputs, exact=rule.numerics == "exact")
+    assert_same(before, after, case.make_inputs, exact=is_exact(rule))
     assert apply(rule, after, case) == 0, "a second application changes something"
     as_torch(after.gm)
     after.gm.recompile()
-    assert_same(before, after, case.make_inputs, exact=rule.numerics == "exact")
+    assert_same(before, after, case.make_inputs, exact=is_exact(rule))
 
 
 @pytest.mark.parametrize(("name", "case"), cases("examples"))
@@ -66,7 +72,7 @@ def test_it_fires_on_what_symbolic_tracing_gives(name, case):
     after = before.copy()
     assert apply(rule, after, case) >= 1, [str(miss) for miss in why(after.gm, rule, Options(**case.options))]
     verify_graph(after.gm, deep=True)
-    assert_same(before, after, case.make_inputs, exact=rule.numerics == "exact")
+    assert_same(before, after, case.make_inputs, exact=is_exact(rule))
 
 
 @pytest.mark.quick
@@ -81,6 +87,7 @@ def test_it_does_not_fire_and_says_why(name, case):
     assert all(miss.reason for miss in misses)
 
 
+@since(2, 13)  # before, fake values of products settle symbolic sizes, and the stage leaves such graphs alone
 @pytest.mark.parametrize(("name", "case"), cases("examples", "near_misses"))
 def test_symbolic_sizes_add_no_guard(name, case):
     before = captured(case.function, case.make_inputs(), symbolic=True)
@@ -89,7 +96,7 @@ def test_symbolic_sizes_add_no_guard(name, case):
     apply(RULES[name], after, case)
     assert count_guards(after.gm.graph) == guards
     verify_graph(after.gm, deep=True)
-    assert_same(before, after, case.make_inputs, exact=RULES[name].numerics == "exact")
+    assert_same(before, after, case.make_inputs, exact=is_exact(RULES[name]))
 
 
 @pytest.mark.quick

@@ -209,6 +209,16 @@ def test_copies_do_not_hide_an_index_out_of_range(wrong, monkeypatch):
         after(torch.rand(10), index, values)
 
 
+def test_a_write_in_place_is_left(monkeypatch):
+    """Its operand is what others read; a sum of copies would be written nowhere."""
+    monkeypatch.setattr(scatters, "on_cpu", lambda tensor: False)
+    index, values = torch.zeros(5000, dtype=torch.int64), torch.rand(5000)
+    function = lambda x, i, v: aten.index_put_.default(x.sin(), [i], v, True)  # noqa: E731
+    _, after, count = rewritten(function, torch.rand(10), index, values, rule=PARTITIONED_SCATTER)
+    assert count == 0
+    assert aten.index_put_.default in operators(after)
+
+
 def test_the_number_of_copies():
     assert copies_for(5000, 10) == 128  # the most
     assert copies_for(5000, 5000) == 16

@@ -7,6 +7,7 @@
     find       the way back from the last product to the first
     constants  what is known of masks and fills
     operands   query, key and value before they were flattened, copied and repeated for a product
+    bias       what happens to the scores, as a factor and a bias
     write      the one call
     worth      where it pays
 
@@ -14,6 +15,6 @@ One matcher serves two stages. Before autograd the calls are those of torch, and
 with it. In inference graphs, which arrive as ATen, products are flattened and softmaxes may be in parts.
 """
 
-from ferrite.passes.attention.rule import ATTENTION_RULES, DROPOUT_RULES
+from ferrite.passes.attention.rule import BEFORE_AUTOGRAD, FOR_INFERENCE
 
-__all__ = ["ATTENTION_RULES", "DROPOUT_RULES"]
+__all__ = ["BEFORE_AUTOGRAD", "FOR_INFERENCE"]

@@ -3,25 +3,29 @@
 Scales go into the factor, masks into the bias. A fill becomes part of the bias, too: a score that is added to minus
 infinity, or to the lowest number there is, leaves no trace. Fills with a number less far away are refused.
 
-What differs from eager then are rows of which nothing is left. Where all scores of a row are minus infinity a softmax
-gives nan, and scaled_dot_product_attention zeros: such rows of the bias become nan, which gives eager's result and,
-for a mask that is added, eager's gradients. But scores that are overwritten get no gradient in eager, while all of a
-hidden row would get one here: so for training the rows that a fill hides are listed, and `write` takes care of them.
+What would differ from eager are the rows of which nothing is left:
 
-Scores that are infinite because a query or a key is are not looked for.
+- All scores of a row are minus infinity: a softmax gives nan, scaled_dot_product_attention zeros. Such rows of the bias
+  become nan. That gives eager's result and, for a mask that is added, eager's gradients.
+- All scores are overwritten: in eager they get no gradient.
+- All have the lowest number added: in eager they weigh the same and get a gradient, but kernels that compute the
+  weights a second time, to go backward, cannot tell one from all in numbers that low.
+
+So for training the last two are computed apart (`hidden` says how), and it must be known what a mask can hold. Scores
+that are infinite because a query or a key is are not looked for.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
-from ferrite.passes.attention.constants import lowest_of
+from ferrite.passes.attention.constants import values_of
 from ferrite.passes.attention.found import Add, Attention, Change, Fill, Node, Refused, Scale, TensorScale
 from ferrite.passes.attention.operands import Operands, same_shape
 
@@ -30,6 +34,9 @@ aten = torch.ops.aten
 FAR = -1e30
 LOWEST_HALF = torch.finfo(torch.float16).min
 LOWEST = torch.finfo(torch.float32).min
+# What a row of which nothing is left gives while training: what attention makes of it, the mean of the values, the mean
+# with a gradient for the scores, nan.
+Hidden = Literal["", "mean", "mean of scores", "nan"]
 
 
 class Bias:
@@ -43,16 +50,14 @@ class Bias:
         self.node: Node | None = None
         self.low = 0.0  # no element is below
         self.fills = [change for _, change in found.scores if isinstance(change, Fill)]
-        self.masks = [change.mask for _, change in found.scores if isinstance(change, Add)]
-        self.mend = not found.softmax.safe
+        self.masks = [change for _, change in found.scores if isinstance(change, Add)]
+        self.safe = found.softmax.safe
         # if one mask alone may hold minus infinity it is mended before it is broadcast to others
-        unknown = [mask for mask in self.masks if lowest_of(mask) == -math.inf]
-        endless = any(fill.value == -math.inf for fill in self.fills)
-        self.alone = unknown[0] if len(unknown) == 1 and not endless else None
+        endless = [mask for mask in self.masks if lowest_of(mask) == -math.inf]
+        filled = any(fill.value == -math.inf for fill in self.fills)
+        self.alone = endless[0] if len(endless) == 1 and not filled and not self.safe else None
         for node, change in found.scores:
             self.apply(node, change)
-        if self.node is not None and fake_value(self.node).dtype not in (dtype, torch.float32):
-            raise Refused(f"the mask is {fake_value(self.node).dtype}, the query {dtype}")
 
     def apply(self, node: Node, change: Change) -> None:
         if isinstance(change, Scale):
@@ -69,13 +74,20 @@ class Bias:
     @property
     def may_be_endless(self) -> bool:
         """Whether a row can be all minus infinity, and that makes a difference."""
-        return self.node is not None and self.mend and self.low < LOWEST
+        return self.node is not None and not self.safe and self.low < LOWEST
+
+    def hidden(self) -> Hidden:
+        """What rows give, while training, of which nothing is left."""
+        far = [far_values(mask) for mask in self.masks]
+        hiding = [values for values in far if values]
+        fills = {fill.value for fill in self.fills}
+        if bool(fills) + len(hiding) > 1 or len(fills) > 1 or any(len(values) > 1 for values in hiding):
+            raise Refused("scores are hidden in more than one way, and gradients tell them apart")
+        if fills:
+            return "mean" if fills != {-math.inf} else "" if self.safe else "nan"
+        return "mean of scores" if hiding and hiding[0] != {-math.inf} else ""
 
     def hidden_rows(self) -> Node:
-        """Which rows the fills hide, as a condition."""
-        assert self.node is not None
-        if any(lowest_of(mask) <= FAR for mask in self.masks):
-            raise Refused("scores are filled and masked, and gradients tell the two apart")
         return self.call(aten.all.dim, self.call(aten.le.Scalar, self.node, FAR), -1, True)
 
     def mended(self, mask: Node) -> Node:
@@ -108,12 +120,10 @@ class Bias:
         mask = self.in_batch(change.mask, node)
         if change.negated:
             mask = self.call(aten.neg.default, mask)
-        if change.mask is self.alone and self.mend:
+        if change is self.alone:
             mask = self.mended(mask)
-        elif change.negated:
-            self.low = -math.inf
         else:
-            self.low += min(lowest_of(change.mask), 0.0)
+            self.low += lowest_of(change)
         self.node = mask if self.node is None else self.call(aten.add.Tensor, self.node, mask)
 
     def fill(self, node: Node, change: Fill) -> None:
@@ -156,3 +166,21 @@ class Bias:
         if same_shape(own[:-2], scores.shape[:-2]):
             return self.operands.reshaped(mask, [*self.batch, *own[-2:]])
         raise Refused("the mask is broadcast along a part of the batch that is flattened elsewhere")
+
+
+def mask_values(mask: Add) -> frozenset[float] | None:
+    values = values_of(mask.mask)
+    return frozenset(-value for value in values) if mask.negated and values is not None else values
+
+
+def lowest_of(mask: Add) -> float:
+    """What a mask makes scores lower by at most; minus infinity where nobody knows."""
+    values = mask_values(mask)
+    return -math.inf if values is None else min(0.0, *values)
+
+
+def far_values(mask: Add) -> set[float]:
+    values = mask_values(mask)
+    if values is None:
+        raise Refused("what the mask hides is not known, and gradients tell")
+    return {value for value in values if value <= FAR}

@@ -32,23 +32,24 @@ def three_and(mask: Callable[[], torch.Tensor]) -> MakeInputs:
     return lambda: [*three(), mask()]
 
 
+def trained_mask() -> list[Any]:
+    return [*three(), torch.randn(5, 5, requires_grad=True)]
+
+
 def matrices() -> list[Any]:
     return [torch.randn(6, 5, 4, requires_grad=True) for _ in range(3)]
 
 
-def additive(value: float = -1.5) -> torch.Tensor:
+def padding() -> torch.Tensor:
     """The last keys of the second sequence are hidden."""
-    mask = torch.zeros(2, 1, 1, 5)
-    mask[1, ..., 3:] = value
-    return mask
+    return (tokens() == 0)[:, None, None]
 
 
-def hidden_row() -> torch.Tensor:
+def rows() -> torch.Tensor:
     """Nothing is left for one query."""
-    mask = torch.zeros(5, 5)
-    mask[2] = -math.inf
-    mask[0, 3:] = -math.inf
-    return mask
+    hidden = torch.zeros(5, 5, dtype=torch.bool)
+    hidden[2] = hidden[0, 3:] = True
+    return hidden
 
 
 def tokens() -> torch.Tensor:
@@ -56,8 +57,8 @@ def tokens() -> torch.Tensor:
     return torch.tensor([[1, 1, 1, 1, 1], [2, 1, -1, 0, 0]])
 
 
-def padding() -> torch.Tensor:
-    return tokens() == 0
+def mask_of(hidden: Any, value: float = LOWEST) -> Any:
+    return torch.where(hidden, value, 0.0)
 
 
 def weights(q: Any, k: Any, scale: float = 0.5) -> Any:
@@ -78,21 +79,21 @@ def distilbert(q: Any, k: Any, tokens: Any) -> Any:
     return (q * 0.5 @ k.transpose(2, 3)).masked_fill(mask, -math.inf)
 
 
-def gpt2(q: Any, k: Any, mask: Any) -> Any:
+def gpt2(q: Any, k: Any) -> Any:
     causal = torch.ones(5, 5, dtype=torch.bool).tril()
     scores = q @ k.transpose(-1, -2) / torch.full([], 2.0)
-    return torch.where(causal, scores, torch.full([], LOWEST)) + mask
+    return torch.where(causal, scores, torch.full([], LOWEST))
 
 
 def bart(q: Any, k: Any, v: Any, mask: Any) -> Any:
     """Heads are flattened into the batch, and the mask is added in between in four dimensions."""
     flat = [x.reshape(6, 5, 4) for x in (q * 0.5, k, v)]
-    scores = torch.bmm(flat[0], flat[1].transpose(1, 2)).view(2, 3, 5, 5) + mask
+    scores = torch.bmm(flat[0], flat[1].transpose(1, 2)).view(2, 3, 5, 5) + mask_of(mask)
     return torch.bmm(scores.view(6, 5, 5).softmax(-1), flat[2]).view(2, 3, 5, 4).transpose(1, 2).reshape(2, 5, 12)
 
 
 def t5(q: Any, k: Any, v: Any, mask: Any) -> Any:
-    scores = q @ k.transpose(3, 2) + mask
+    scores = q @ k.transpose(3, 2) + mask_of(mask, -0.5)
     return (torch.softmax(scores, -1).type_as(scores) @ v).transpose(1, 2).contiguous().view(q.shape[0], -1, 12)
 
 
@@ -120,29 +121,30 @@ def two_uses(q: Any, k: Any, v: Any) -> Any:
 EXAMPLES = (
     Case("scaled scores", plain, three),
     Case("scaled queries and keys", behind(lambda q, k: q * 0.7 @ (k / 2).transpose(2, 3)), three),
-    Case("a mask is added", behind(lambda q, k, m: q @ k.mT / 2 + m), three_and(additive)),
-    Case("a mask hides whole rows", behind(lambda q, k, m: q @ k.mT / 2 + m), three_and(hidden_row)),
-    Case("scaled behind the mask", behind(lambda q, k, m: (q @ k.mT + m) * 0.5), three_and(additive)),
-    Case("a mask is taken away", behind(lambda q, k, m: q @ k.mT - m), three_and(additive)),
+    Case("a mask is added", behind(lambda q, k, m: q @ k.mT / 2 + mask_of(m)), three_and(padding)),
+    Case("a mask hides whole rows", behind(lambda q, k, m: q @ k.mT / 2 + mask_of(m)), three_and(rows)),
+    Case("a mask of minus infinity does", behind(lambda q, k, m: q @ k.mT + mask_of(m, -math.inf)), three_and(rows)),
+    Case("scaled behind the mask", behind(lambda q, k, m: (q @ k.mT + mask_of(m)) * 0.5), three_and(padding)),
+    Case("a mask is taken away", behind(lambda q, k, m: q @ k.mT - mask_of(m, 0.5)), three_and(padding)),
     Case(
         "filled with minus infinity, one row in full",
-        behind(lambda q, k, m: (q @ k.mT).masked_fill(m == -math.inf, -math.inf)),
-        three_and(hidden_row),
+        behind(lambda q, k, m: (q @ k.mT).masked_fill(m, -math.inf)),
+        three_and(rows),
     ),
     Case(
         "filled with the lowest number, one row in full",
-        behind(lambda q, k, m: (q @ k.mT).masked_fill(m == -math.inf, LOWEST)),
-        three_and(hidden_row),
+        behind(lambda q, k, m: (q @ k.mT).masked_fill(m, LOWEST)),
+        three_and(rows),
     ),
     Case("any number but zero is a token", behind(distilbert), three_and(tokens)),
-    Case("causal, and a mask behind it", behind(gpt2), three_and(additive)),
-    Case("flattened heads", bart, three_and(additive)),
-    Case("unscaled, with a bias for each head", t5, three_and(lambda: torch.randn(1, 3, 5, 5))),
+    Case("causal", behind(gpt2), three),
+    Case("flattened heads", bart, three_and(padding)),
+    Case("unscaled, with a bias for each head", t5, three_and(lambda: torch.rand(1, 3, 5, 5) > 0.5)),
     Case("groups of heads", grouped, lambda: [heads(2, 5, 6, 4), heads(2, 5, 2, 4), heads(2, 5, 2, 4)]),
     Case("three dimensions", lambda q, k, v: torch.bmm(torch.bmm(q, k.mT).softmax(-1), v), matrices),
     Case("a softmax in parts", in_parts, three),
     Case("a scale for each head", behind(lambda q, k, s: q @ k.mT * s.exp()), three_and(lambda: torch.randn(3, 1, 1))),
-    Case("dropout that drops nothing", lambda q, k, v: plain(q, k, dropout(v, 0.0, True)), three),
+    Case("dropout that drops nothing", lambda q, k, v: (dropout(weights(q, k), 0.0) @ v).mT.contiguous(), three),
 )
 
 NEAR_MISSES = (
@@ -150,26 +152,21 @@ NEAR_MISSES = (
     Case("strict numerics", plain, three, {"numerics": "strict"}),
     Case("the weights are returned", two_uses, three),
     Case("the softmax is over the queries", lambda q, k, v: (q @ k.mT).softmax(-2) @ v, three),
+    Case("the scale varies along the keys", behind(lambda q, k, s: q @ k.mT * s), three_and(lambda: torch.rand(5))),
     Case(
-        "the scale varies along the keys",
-        behind(lambda q, k, s: q @ k.mT * s),
-        three_and(lambda: torch.rand(5)),
-    ),
-    Case(
-        "filled with a number that is not far",
-        behind(lambda q, k, m: (q @ k.mT).masked_fill(m, -9.0)),
-        lambda: [*three(), torch.rand(5, 5) > 0.5],
+        "filled with a number that is not far", behind(lambda q, k, m: (q @ k.mT).masked_fill(m, -9.0)), three_and(rows)
     ),
     Case("something else in between", behind(lambda q, k: (q @ k.mT).tanh()), three),
     Case("a negative scale", behind(lambda q, k: q @ k.mT * -0.5), three),
     Case("the scores mask themselves", behind(lambda q, k: (s := q @ k.mT) + s), three),
     Case("values of another width", lambda q, k, v: weights(q, k) @ v[..., :2].contiguous(), three),
-    Case(
-        "a mask that is trained",
-        behind(lambda q, k, m: q @ k.mT + m),
-        three_and(lambda: torch.randn(5, 5, requires_grad=True)),
-    ),
     Case("a mask of whole numbers", behind(lambda q, k, m: q @ k.mT + m), three_and(lambda: tokens()[:, None, None])),
+)
+# where gradients are to come, and strides are as matmul gives them
+TRAINING_NEAR_MISSES = (
+    Case("a mask that is trained", behind(lambda q, k, m: q @ k.mT + m), trained_mask),
+    Case("filled, and a mask hides more", behind(lambda q, k, m: gpt2(q, k) + mask_of(m)), three_and(padding)),
+    Case("a mask that nobody knows", behind(lambda q, k, m: q @ k.mT + m), three_and(lambda: torch.randn(5, 5))),
     Case("the result has strides that can be seen", lambda q, k, v: weights(q, k) @ v, three),
 )
 

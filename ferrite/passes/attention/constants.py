@@ -1,8 +1,7 @@
-"""What is known of the numbers in a graph: those that are one number, and how low others can be."""
+"""What is known of the numbers in a graph: those that are one number, and those that are one of a few."""
 
 from __future__ import annotations
 
-import math
 import operator
 from typing import Any
 
@@ -62,31 +61,34 @@ def only_number(node: Node) -> float | None:
     if not isinstance(found, (int, float)):
         return None
     dtype = fake_value(node).dtype
-    return torch.tensor(found, dtype=torch.float64).to(dtype).item() if dtype.is_floating_point else None
+    return rounded(found, dtype) if dtype.is_floating_point else None
 
 
-def lowest_of(item: Any, steps: int = 8) -> float:
-    """A number that no element of a tensor is below, looking back so many steps; minus infinity where nobody knows."""
+def values_of(item: Any, steps: int = 8) -> frozenset[float] | None:
+    """The numbers that the elements of a tensor can be, looking back so many steps; None where nobody knows."""
     if isinstance(item, (int, float)):
-        return float(item) if not math.isnan(item) else -math.inf
+        return frozenset({float(item)})
     value = fake_value(item) if isinstance(item, Node) else None
-    if not isinstance(value, torch.Tensor):
-        return -math.inf
-    if value.dtype is torch.bool:
-        return 0.0
-    if not value.is_floating_point():
-        return float(torch.iinfo(value.dtype).min)
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not steps:
+        return None
     number = only_number(item)
     if number is not None:
-        return lowest_of(number)
+        return frozenset({number})
     given = arguments_of(item)
-    if not steps:
-        return -math.inf
     if item.target in WHERES:
-        return min(lowest_of(given["self"], steps - 1), lowest_of(given["other"], steps - 1))
+        return both(values_of(given["self"], steps - 1), values_of(given["other"], steps - 1))
     if item.target in FILLS:
-        return min(lowest_of(given["self"], steps - 1), lowest_of(given["value"], steps - 1))
+        return both(values_of(given["self"], steps - 1), values_of(given["value"], steps - 1))
     if item.target in MOVES | CASTS and item.args:
-        low = lowest_of(item.args[0], steps - 1)
-        return low if low >= torch.finfo(value.dtype).min else -math.inf
-    return -math.inf
+        found = values_of(item.args[0], steps - 1)
+        return None if found is None else frozenset(rounded(number, value.dtype) for number in found)
+    return None
+
+
+def both(one: frozenset[float] | None, other: frozenset[float] | None) -> frozenset[float] | None:
+    return None if one is None or other is None else one | other
+
+
+def rounded(number: float, dtype: torch.dtype) -> float:
+    """A number as a type holds it."""
+    return float(torch.tensor(number, dtype=torch.float64).to(dtype).item())

@@ -52,7 +52,7 @@ class Operands:
             path.append(here)
             here = inner
         self.site.through(*path)
-        while here.target is aten.expand.default and same_look(here.args[0], here):
+        while here.target in COPIES | {aten.expand.default} and same_look(here.args[0], here):
             here = self.skip(here)
         return here
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
 
-from ferrite.passes.attention import cases
+from ferrite.passes.attention.cases import (
+    DROPOUT_EXAMPLES,
+    DROPOUT_NEAR_MISSES,
+    EXAMPLES,
+    NEAR_MISSES,
+    TRAINING_NEAR_MISSES,
+)
 from ferrite.passes.attention.find import find_attention
 from ferrite.passes.attention.found import Refused
 from ferrite.passes.attention.write import AttentionWriter
@@ -48,8 +55,8 @@ SFDP = NodeRule(
     purpose="attention that is written out is one call",
     targets=ROOTS,
     rewrite=without_dropout,
-    examples=cases.EXAMPLES,
-    near_misses=cases.NEAR_MISSES,
+    examples=EXAMPLES,
+    near_misses=(*NEAR_MISSES, *TRAINING_NEAR_MISSES),
     layout="free",
     numerics="rounded",
 )
@@ -58,11 +65,15 @@ SFDP_DROPOUT = NodeRule(
     purpose="the same where weights are dropped: others are",
     targets=ROOTS,
     rewrite=with_dropout,
-    examples=cases.DROPOUT_EXAMPLES,
-    near_misses=cases.DROPOUT_NEAR_MISSES,
+    examples=DROPOUT_EXAMPLES,
+    near_misses=DROPOUT_NEAR_MISSES,
     layout="free",
     numerics="redrawn",
 )
 
-ATTENTION_RULES: tuple[AnyRule, ...] = (SFDP,)
-DROPOUT_RULES: tuple[AnyRule, ...] = (SFDP_DROPOUT,)
+SFDP_INFERENCE = dataclasses.replace(
+    SFDP, name="sfdp_inference", purpose="the same in ATen, where products are flattened", near_misses=NEAR_MISSES
+)
+
+BEFORE_AUTOGRAD: tuple[AnyRule, ...] = (SFDP, SFDP_DROPOUT)
+FOR_INFERENCE: tuple[AnyRule, ...] = (SFDP_INFERENCE,)

@@ -46,8 +46,9 @@ class Call:
         query, key, value = (fake_value(node) for node in (self.query, self.key, self.value))
         if len({(each.dtype, each.device) for each in (query, key, value)}) != 1:
             return "query, key and value differ in type or device"
-        if self.bias is not None and fake_value(self.bias).device != query.device:
-            return "the mask is on another device"
+        bias = fake_value(self.bias) if self.bias is not None else None
+        if bias is not None and (bias.dtype not in (query.dtype, torch.float32) or bias.device != query.device):
+            return f"the mask is {bias.dtype} on {bias.device}, the query {query.dtype} on {query.device}"
         on_cuda = query.device.type == "cuda"
         if on_cuda and query.dtype is torch.float32 and not torch.backends.cuda.matmul.allow_tf32:
             return "attention may round to TF32 there, which products may not"

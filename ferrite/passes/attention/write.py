@@ -10,7 +10,8 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
-from ferrite.passes.attention.bias import Bias
+from ferrite.graph.facts import attribute_of
+from ferrite.passes.attention.bias import Bias, Hidden
 from ferrite.passes.attention.found import Attention, Node, Refused
 from ferrite.passes.attention.operands import Operands, same_shape
 from ferrite.passes.attention.worth import Call
@@ -39,39 +40,59 @@ class AttentionWriter:
             raise Refused("the scale has another type")
         if not 0 < factor < math.inf:
             raise Refused("the scale is not positive")
-        hidden = bias.hidden_rows() if bias.fills and not self.site.is_inference else None
-        if hidden is None:
-            mask = bias.mended(bias.node) if bias.node is not None and bias.may_be_endless else bias.node
-        else:
-            # what is hidden in full depends on no query and no key, and so do its gradients
-            query = self.call(aten.masked_fill.Scalar, query, hidden, 0.0)
-            mask = bias.node
-            if mask is not None and bias.may_be_endless:
-                mask = self.call(aten.masked_fill.Scalar, mask, hidden, 0.0)
-        lost = hidden if bias.may_be_endless else None
-        result = self.attention(query, key, value, mask, factor, bias, alone=lost is None)
-        return self.in_place(result if lost is None else self.nan_where(lost, result, value))
+        mask, hidden = bias.node, bias.hidden() if self.trains() else ""
+        if mask is None or not hidden:
+            mask = bias.mended(mask) if mask is not None and bias.may_be_endless else mask
+            return self.in_place(self.attention(query, key, value, mask, factor, bias))
+        rows = bias.hidden_rows()
+        mask = self.call(aten.masked_fill.Scalar, mask, rows, 0.0)
+        result = self.attention(query, key, value, mask, factor, bias, alone=False)
+        instead = self.nan(rows, value) if hidden == "nan" else self.mean(hidden, query, key, value, factor)
+        return self.in_place(self.call(aten.where.self, rows, instead, result))
+
+    def trains(self) -> bool:
+        """Whether a gradient may be asked for."""
+        inputs = (node for node in self.found.root.graph.nodes if node.op in ("placeholder", "get_attr"))
+        return not self.site.is_inference and any(may_require_gradient(node) for node in inputs)
 
     def attention(
-        self, query: Node, key: Node, value: Node, mask: Node | None, factor: float, bias: Bias, alone: bool
+        self, query: Node, key: Node, value: Node, mask: Node | None, factor: float, bias: Bias, alone: bool = True
     ) -> Node:
-        """The call, if it is right and pays. `alone`: nobody else reads the value."""
+        """The call, if it is right and pays. `alone`: nobody else reads key and value."""
         grouped = self.operands.grouped(key, value) if alone else None
         key, value = grouped or (key, value)
         call = Call(
             *(query, key, value, mask, self.found.dropout, factor),
             grouped=grouped is not None,
-            trains_mask=any(fake_value(each).requires_grad for each in bias.masks),
+            trains_mask=any(fake_value(each.mask).requires_grad for each in bias.masks),
         )
         if (problem := call.problem(self.site.options.attention == "auto")) is not None:
             raise Refused(problem)
         return self.call(aten.scaled_dot_product_attention.default, *call.arguments, **call.keywords)
 
-    def nan_where(self, lost: Node, result: Node, value: Node) -> Node:
-        """Rows of which a softmax makes nan: so are the gradients of all values, and of nothing else."""
+    def nan(self, rows: Node, value: Node) -> Node:
+        """Nan in rows, and so in the gradients of the values that they would have read; zero elsewhere."""
+        zeros = self.call(aten.zeros_like.default, rows, dtype=self.dtype)
         total = self.call(aten.sum.dim_IntList, value, [-2], True)
-        rows = self.call(aten.masked_fill.Scalar, self.call(aten.zeros_like.default, result), lost, math.nan)
-        return self.call(aten.where.self, lost, self.call(aten.mul.Tensor, rows, total), result)
+        return self.call(aten.mul.Tensor, total, self.call(aten.masked_fill.Scalar, zeros, rows, math.nan))
+
+    def mean(self, hidden: Hidden, query: Node, key: Node, value: Node, factor: float) -> Node:
+        """A row in which all weights are the same; with eager's gradient for the scores, if they have one."""
+        mean = self.call(aten.mean.dim, value, [-2], True)
+        if hidden == "mean":
+            return mean
+        # Weights change with their scores: to first order the result does by the covariance of keys and values.
+        constant = self.call(aten.detach.default, value), self.call(aten.detach.default, mean)
+        spread = self.call(aten.sub.Tensor, *constant)
+        covariance = self.call(aten.matmul.default, self.call(aten.transpose.int, key, -2, -1), spread)
+        share = self.call(aten.div.Tensor, covariance, self.length(key))
+        change = self.call(aten.mul.Tensor, self.call(aten.matmul.default, query, share), factor)
+        nothing = self.call(aten.sub.Tensor, change, self.call(aten.detach.default, change))
+        return self.call(aten.add.Tensor, mean, nothing)
+
+    def length(self, key: Node) -> Any:
+        size = fake_value(key).shape[-2]
+        return size if isinstance(size, int) else self.call(aten.sym_size.int, key, 2)
 
     # --- query, key, value and result ---------------------------------------------------------------------------------
 
@@ -122,3 +143,8 @@ def batch_of(found: Attention) -> Sequence[Any]:
             return batch
     batch = shapes[0]
     return (math.prod(batch[:-1]), batch[-1]) if len(batch) > 2 else (*batch, 1, 1)[:2]
+
+
+def may_require_gradient(node: Node) -> bool:
+    value = attribute_of(node) if node.op == "get_attr" else node.meta.get("example_value", fake_value(node))
+    return isinstance(value, torch.Tensor) and value.requires_grad

@@ -114,7 +114,9 @@ class Fusion(GraphRule):
         return None
 
     def apply(self, gm: torch.fx.GraphModule, context: PassContext) -> int:
-        return Search(gm, self, self.settings(context), context).run()
+        settings = self.settings(context)
+        candidates = sum(node.target in self.operands for node in gm.graph.nodes)
+        return Search(gm, self, settings, context).run() if candidates >= settings.min_members else 0
 
     def explain(self, gm: torch.fx.GraphModule, context: PassContext) -> Mapping[torch.fx.Node, str]:
         """Fuse on a copy of the graph, and tell why what is left of the candidates is left."""

@@ -5,7 +5,8 @@
     y = mm(x, t) * s                                y = mm(x, C) * S
 
 A call is computed if all it reads is known, and it always gives the same: nothing random, nothing that writes, no
-operators of which we know nothing. Of what is known, only what somebody needs at run time is stored; it is not where
+operator of which we know nothing. (So weights that are decoded by the operators of quantised graphs stay encoded.) Of
+what is known, only what somebody needs at run time is stored; it is not where
 
 - it would take more memory than what it was computed from, times `GROWTH`: an expanded mask, a decoded weight;
 - no constant went into it: `full` and `arange` are made quicker than loaded;
@@ -26,18 +27,14 @@ import torch
 from ferrite.capture.torch_state import on_real_tensors
 from ferrite.graph import fake_value, storage_bytes
 from ferrite.graph.aliases import storages_of
-from ferrite.graph.facts import leaves, schema_of
+from ferrite.graph.facts import leaves
 from ferrite.graph.regions import has_effect, is_random, mutates
-from ferrite.passes.freezing.constants import constant_of
+from ferrite.passes.freezing.constants import KNOWN_NAMESPACES, constant_of, namespace_of
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import difference
 from ferrite.rewrite.visible import Sharing
 
 GROWTH = 1.5
-# Their calls compute what their names say, and nothing else.
-KNOWN_NAMESPACES = frozenset({"aten", "prims", "ferrite"})
-# Weights that are decoded where they are used stay encoded in memory.
-LEFT_FOR_FUSION = ("dequantize",)
 
 Node = torch.fx.Node
 
@@ -88,10 +85,7 @@ class Plan:
             return False
         if node.target is operator.getitem:
             return True
-        schema = schema_of(node.target)
-        if schema is None or schema.name.partition("::")[0] not in KNOWN_NAMESPACES:
-            return False
-        if any(part in schema.name for part in LEFT_FOR_FUSION) or has_effect(node) or is_random(node) or mutates(node):
+        if namespace_of(node) not in KNOWN_NAMESPACES or has_effect(node) or is_random(node) or mutates(node):
             return False
         places = storages_of(node)
         seen = any(place in self.visible.readers for place in places)
@@ -129,7 +123,7 @@ class Plan:
                 for operand in node.all_input_nodes:
                     if last_use[operand] is node and operand not in self.needed:
                         known.pop(operand, None)
-        return {node: known[node] for node in self.needed}
+            return {node: known[node].detach() for node in self.needed}
 
     def with_operands(self, needed: Iterable[Node]) -> list[Node]:
         """What has to be computed for some nodes, in the order of the graph."""
@@ -169,7 +163,7 @@ def store(gm: torch.fx.GraphModule, values: Mapping[Node, torch.Tensor], context
         if not context.fuel.left:
             break
         name = next(names)
-        gm.register_buffer(name, value.detach(), persistent=False)
+        gm.register_buffer(name, value, persistent=False)
         assert first is not None
         with gm.graph.inserting_before(first):
             constant = gm.graph.get_attr(name)

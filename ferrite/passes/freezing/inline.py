@@ -15,6 +15,7 @@ import torch
 
 from ferrite.capture import CapturedGraph
 from ferrite.capture.parameters import Parameter
+from ferrite.capture.torch_state import on_real_tensors
 from ferrite.graph import fake_value
 from ferrite.graph.aliases import storages_of
 from ferrite.graph.facts import attribute_of, innermost_first
@@ -46,7 +47,8 @@ def inline_parameters(graph: CapturedGraph) -> Inlined:
     last = placeholders[-1] if placeholders else None
     for position, parameter in frozen.items():
         name, old = next(names), placeholders[position]
-        gm.register_buffer(name, parameter.tensor.detach(), persistent=False)
+        with on_real_tensors():
+            gm.register_buffer(name, parameter.tensor.detach(), persistent=False)
         assert last is not None
         with gm.graph.inserting_after(last):
             constant = gm.graph.get_attr(name)
@@ -56,7 +58,8 @@ def inline_parameters(graph: CapturedGraph) -> Inlined:
         gm.graph.erase_node(placeholders[position])
     gm.recompile()
     kept = tuple(position for position in range(len(placeholders)) if position not in frozen)
-    return Inlined(replace(graph, gm=gm, parameters={}, **renumbered(graph, kept)), kept, frozen)
+    static, donated = renumbered(graph.static_inputs, kept), renumbered(graph.donated_inputs, kept)
+    return Inlined(replace(graph, gm=gm, parameters={}, static_inputs=static, donated_inputs=donated), kept, frozen)
 
 
 def can_be_constant(node: torch.fx.Node, parameter: Parameter, visible: Sharing) -> bool:
@@ -67,13 +70,9 @@ def can_be_constant(node: torch.fx.Node, parameter: Parameter, visible: Sharing)
     return not shared_with_output and visible.written.isdisjoint(places)
 
 
-def renumbered(graph: CapturedGraph, kept: tuple[int, ...]) -> dict[str, frozenset[int]]:
-    """What is known of inputs by position, for those that stayed."""
-    new = {old: position for position, old in enumerate(kept)}
-    return {
-        "static_inputs": frozenset(new[old] for old in graph.static_inputs if old in new),
-        "donated_inputs": frozenset(new[old] for old in graph.donated_inputs if old in new),
-    }
+def renumbered(positions: frozenset[int], kept: tuple[int, ...]) -> frozenset[int]:
+    """The new positions of those inputs that stayed."""
+    return frozenset(new for new, old in enumerate(kept) if old in positions)
 
 
 def copied(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:

@@ -10,18 +10,50 @@ import torch
 
 from ferrite.options import Options, resolve
 from ferrite.passes.joint.attention import fuse_attention
+from ferrite.passes.joint.constants import constant_fold_uniform_value
 from ferrite.passes.joint.hooks import joint_custom_post_pass, joint_custom_pre_pass
+from ferrite.passes.joint.noops import remove_noop_ops
+from ferrite.passes.joint.pad_mm import pad_mm
+from ferrite.passes.joint.products import fix_iota_device, joint_patterns
+from ferrite.passes.joint.random_ops import replace_random
+from ferrite.passes.joint.softmax import scaled_softmax
+from ferrite.passes.joint.views import pointless_views
+from ferrite.passes.joint.written_inputs import save_reads_of_written_inputs
 from ferrite.passes.to_aten import to_aten
 from ferrite.pipeline import Fuel, PassContext, Pipeline, run_pipeline
 
-__all__ = ["JOINT", "fuse_attention", "joint_custom_post_pass", "joint_custom_pre_pass", "joint_graph_passes"]
+__all__ = [
+    "JOINT",
+    "constant_fold_uniform_value",
+    "fix_iota_device",
+    "fuse_attention",
+    "joint_custom_post_pass",
+    "joint_custom_pre_pass",
+    "joint_graph_passes",
+    "joint_patterns",
+    "pad_mm",
+    "pointless_views",
+    "remove_noop_ops",
+    "replace_random",
+    "save_reads_of_written_inputs",
+    "scaled_softmax",
+]
 
 JOINT = Pipeline(
     "joint",
     (
         joint_custom_pre_pass,
+        remove_noop_ops,
+        constant_fold_uniform_value,
+        pointless_views,
         fuse_attention,
+        pad_mm,
+        fix_iota_device,
+        joint_patterns,
+        scaled_softmax,
+        replace_random,
         joint_custom_post_pass,
+        save_reads_of_written_inputs,
     ),
 )
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import torch
 
-from ferrite.passes.attention import ATTENTION_RULES
+from ferrite.passes.attention import FOR_INFERENCE
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import apply_rules
 
 
-@graph_pass(stage="joint", scope="inference", rules=ATTENTION_RULES)
+@graph_pass(stage="joint", scope="inference", rules=FOR_INFERENCE)
 def fuse_attention(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """Attention that is written out becomes scaled_dot_product_attention."""
-    return apply_rules(gm, ATTENTION_RULES, context)
+    return apply_rules(gm, FOR_INFERENCE, context)

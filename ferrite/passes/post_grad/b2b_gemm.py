@@ -19,12 +19,13 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
 from ferrite.graph.regions import has_effect
+from ferrite.passes.post_grad.layers import only_cast
 from ferrite.passes.post_grad.operators import write_pointwise
 from ferrite.passes.post_grad.products import is_pointwise, on_meta
 from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site
+from ferrite.rewrite.arguments import in_order
 
-aten, prims = torch.ops.aten, torch.ops.prims
-CONVERSIONS = frozenset({aten._to_copy.default, prims.convert_element_type.default})
+aten = torch.ops.aten
 MOST_STEPS = 64  # nodes between the products: a longer chain is not worth a kernel of its own
 
 
@@ -50,7 +51,7 @@ def between(operand: torch.fx.Node, outer: torch.fx.Node) -> Between | Refusal:
             continue
         if node.target is aten.mm.default:
             products.add(node)
-        elif (is_pointwise(node) or is_conversion(node)) and not has_effect(node):
+        elif (is_pointwise(node) or only_cast(node) is not None) and not has_effect(node):
             region.add(node)
             waiting += node.all_input_nodes
         else:
@@ -68,10 +69,6 @@ def between(operand: torch.fx.Node, outer: torch.fx.Node) -> Between | Refusal:
 
 def on_cpu(value: torch.Tensor) -> bool:
     return value.device.type == "cpu"
-
-
-def is_conversion(node: torch.fx.Node) -> bool:
-    return node.target in CONVERSIONS and set(node.kwargs) <= {"dtype"}
 
 
 # --- what it costs ----------------------------------------------------------------------------------------------------
@@ -128,7 +125,7 @@ def candidates(site: Site) -> Iterator[tuple[Any, Any, Any, str, bool, Between] 
         if isinstance(found, Refusal):
             yield found
             continue
-        inner = found.product.args
+        inner = in_order(found.product)
         matrices = (*inner, operands[1]) if left else (operands[0], *inner)
         yield pair_problem(matrices, inner, left) or described(found, matrices, left)
 
@@ -172,6 +169,7 @@ B2B_GEMM = NodeRule(
     purpose="two products with only pointwise operators between them are one kernel",
     targets=(aten.mm.default,),
     rewrite=back_to_back,
+    numerics="rounded",
     examples=(
         Case("nothing between", left_of(lambda x: x), sizes()),
         Case("relu between", left_of(aten.relu.default), sizes()),

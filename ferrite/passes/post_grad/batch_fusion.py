@@ -24,6 +24,7 @@ from ferrite.passes.suboptions import settings_of
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import Case, Writer
 from ferrite.rewrite.arguments import arguments_of
+from ferrite.rewrite.rule import Numerics
 
 aten = torch.ops.aten
 
@@ -65,7 +66,7 @@ def add_bias(writer: Writer, result: torch.fx.Node, member: torch.fx.Node, setti
     return writer.call(aten.add.Tensor, result, bias)
 
 
-def pointwise(name: str, operand_names: tuple[str, ...], *targets: Any) -> NamedFusion:
+def pointwise(name: str, operand_names: tuple[str, ...], *targets: Any, numerics: Numerics = "exact") -> NamedFusion:
     def some(count: int, dtype: torch.dtype = torch.float32, shape: tuple[int, ...] = (2, 3)) -> Case:
         def function(*inputs: torch.Tensor) -> list[torch.Tensor]:
             step = len(operand_names)
@@ -80,7 +81,7 @@ def pointwise(name: str, operand_names: tuple[str, ...], *targets: Any) -> Named
     purpose = f"{name.rpartition('_')[2]} of many tensors of one look is one call on their stack"
     examples = (some(5), some(6, torch.bfloat16), some(5, shape=()), some(7, shape=(0, 3)), some(5, torch.int32))
     operands = dict.fromkeys(targets, operand_names)
-    return NamedFusion(name, purpose, operands, one_shape, examples=examples, near_misses=(some(4),))
+    return NamedFusion(name, purpose, operands, one_shape, examples=examples, near_misses=(some(4),), numerics=numerics)
 
 
 def linear_case(count: int, *bias: int, dtype: torch.dtype = torch.float32) -> Case:
@@ -106,6 +107,7 @@ FUSIONS = (
         small_product,
         aten.bmm.default,
         add_bias,
+        numerics="rounded",
         examples=(linear_case(5), linear_case(6, 4), linear_case(5, 2, 1), linear_case(5, 4, dtype=torch.float64)),
         near_misses=(linear_case(4), linear_case(4, 4)),
     ),
@@ -115,10 +117,12 @@ FUSIONS = (
         PRODUCTS,
         small_product,
         needs=KERNEL_LIBRARY,
+        numerics="rounded",
         near_misses=(linear_case(5),),
     ),
-    pointwise("batch_aten_tanh", ("self",), aten.tanh.default),
-    pointwise("batch_aten_sigmoid", ("self",), aten.sigmoid.default),
+    # Vector routines take the last few numbers of a tensor otherwise than the rest: in a stack those are others.
+    pointwise("batch_aten_tanh", ("self",), aten.tanh.default, numerics="rounded"),
+    pointwise("batch_aten_sigmoid", ("self",), aten.sigmoid.default, numerics="rounded"),
     pointwise("batch_aten_relu", ("self",), aten.relu.default),
     pointwise("batch_aten_add", ("self", "other"), aten.add.Tensor),
     pointwise("batch_aten_sub", ("self", "other"), aten.sub.Tensor),

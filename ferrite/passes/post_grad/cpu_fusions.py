@@ -22,7 +22,7 @@ from ferrite.passes.post_grad import cpu_ops, layers
 from ferrite.passes.post_grad.layers import VIEWS, Layer, layer_of, post_op_at, post_op_targets, uses_of
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, apply_rules
-from ferrite.rewrite.arguments import arguments_of
+from ferrite.rewrite.arguments import arguments_of, in_order
 
 aten = torch.ops.aten
 
@@ -47,14 +47,14 @@ def with_post_op(site: Site) -> Any:
     y = found.of
     # A linear layer on more than two dimensions is a product between two views.
     view = y if y.target in VIEWS else None
-    layer = layer_of(y.args[0] if view is not None else y)
+    layer = layer_of(in_order(y)[0] if view is not None else y)
     if isinstance(layer, Refusal):
         return layer
     if view is not None and (layer.kind != "linear" or uses_of(layer.node) != 1):
         return Refusal(f"a view lies between, and {layer.node.name} has another user or is a convolution")
     site.through(*found.through, y)
     result = site.call(POINTWISE[layer.kind], *layer.write(site), *found.arguments)
-    return site.call(view.target, result, *view.args[1:]) if view is not None else result
+    return site.call(view.target, result, *in_order(view)[1:]) if view is not None else result
 
 
 # --- a second operand -------------------------------------------------------------------------------------------------
@@ -210,7 +210,6 @@ UNARY_POST_OP = NodeRule(
             rows(),
         ),
         Case("another constant", after_linear(lambda y: cpu_ops.gelu_parts(y, 0.25)), rows()),
-        Case("bounds in the wrong order", after_linear(lambda y: aten.hardtanh.default(y, 1, -1)), rows()),
         Case("only one bound", after_linear(lambda y: aten.clamp.default(y, 0)), rows()),
         Case("parts in half precision", after_linear(cpu_ops.swish_parts), rows(torch.bfloat16)),
         Case("tanh in half precision", after_linear(aten.tanh.default), rows(torch.bfloat16)),

@@ -45,7 +45,7 @@ Problem = Callable[[torch.fx.Node, Sequence[torch.fx.Node]], str | None]
 def grouped_gemm_pass(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """Packed linear layers on one input become one grouped call."""
     options = context.options
-    if not (getattr(options, "cpu_grouped_gemm", False) and options.max_autotune) or operators.PACKED_LINEAR is None:
+    if not (options.cpu_grouped_gemm and options.max_autotune) or operators.PACKED_LINEAR is None:
         return 0
     merge = Merge(gm, context, "grouped_gemm_pass", operators.PACKED_LINEAR, "X", "W")
     return merge.run(packed_problem, write_grouped)
@@ -54,7 +54,8 @@ def grouped_gemm_pass(gm: torch.fx.GraphModule, context: PassContext) -> int:
 @graph_pass(stage="post_grad")
 def concat_linear_woq_int4(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """Linear layers with constant int4 weights on one input become one layer with the rows of all."""
-    if not getattr(context.options, "cpu_concat_linear", False):
+    # A kernel may add up the columns of a wider weight in another order.
+    if not context.options.cpu_concat_linear or context.options.numerics == "strict":
         return 0
     merge = Merge(gm, context, "concat_linear_woq_int4", INT4_LINEAR, "self", "mat2")
     return merge.run(int4_problem, write_concatenated)

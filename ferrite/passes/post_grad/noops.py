@@ -151,7 +151,14 @@ NOOP_RULES = (
         (aten.slice_scatter.default,),
         source_of("src", whole_slice_scatter, "part of the tensor below stays"),
         (case("whole", lambda x: aten.slice_scatter.default(x.sin(), x.cos(), 0, 0, 4) + 1, 4, 3),),
-        (case("part", lambda x: aten.slice_scatter.default(x.sin(), x[:2].cos(), 0, 0, 2) + 1, 4, 3),),
+        (
+            case("part", lambda x: aten.slice_scatter.default(x.sin(), x[:2].cos(), 0, 0, 2) + 1, 4, 3),
+            case(
+                "up to a computed end",
+                lambda x: aten.slice_scatter.default(x.sin(), x[: (n := x.shape[0] // 2)].cos(), 0, 0, n) + 1,
+                *(4, 3),
+            ),
+        ),
     ),
     rule(
         "repeat_noop",
@@ -162,6 +169,7 @@ NOOP_RULES = (
         (
             case("twice", lambda x: aten.repeat.default(x, [1, 2]) + 1, 4, 3),
             case("a new dimension", lambda x: aten.repeat.default(x, [1, 1, 1]) + 1, 4, 3),
+            case("as often as a size says", lambda x: aten.repeat.default(x, [1, x.shape[0] // 2]) + 1, 4, 3),
         ),
     ),
     rule(
@@ -170,7 +178,10 @@ NOOP_RULES = (
         (aten.constant_pad_nd.default,),
         source_of("self", zeros("pad"), "it pads"),
         (case("nothing", lambda x: aten.constant_pad_nd.default(x, [0, 0]) + 1, 4, 3),),
-        (case("one column", lambda x: aten.constant_pad_nd.default(x, [0, 1]) + 1, 4, 3),),
+        (
+            case("one column", lambda x: aten.constant_pad_nd.default(x, [0, 1]) + 1, 4, 3),
+            case("as much as a size says", lambda x: aten.constant_pad_nd.default(x, [0, x.shape[0] - 3]) + 1, 4, 3),
+        ),
     ),
     rule(
         "convert_element_type_noop",
@@ -195,6 +206,8 @@ NOOP_RULES = (
         source_of("self", on_integers_without_decimals, "it rounds"),
         (
             case("ceil", lambda x: aten.ceil.default(x) + 1, 4, dtype=torch.int32),
+            case("floor", lambda x: aten.floor.default(x) + 1, 4, dtype=torch.uint8),
+            case("trunc", lambda x: aten.trunc.default(x) + 1, 4, dtype=torch.int16),
             case("round", lambda x: aten.round.default(x) + 1, 4, dtype=torch.int64),
         ),
         (

@@ -54,6 +54,7 @@ MM_PLUS_MM = Rule(
     before=added,
     after=lambda a, b, c, d: torch.ops.ferrite.mm_plus_mm.default(a, b, c, d),
     when=(products_of_one_look,),
+    numerics="rounded",
     examples=(
         Case("plain", added, two_products(*SQUARE)),
         Case("inner sizes differ", added, two_products((3, 4), (4, 5), (3, 6), (6, 5))),
@@ -162,6 +163,7 @@ UNFUSE_BIAS = Rule(
     before=lambda bias, a, b, beta, alpha: aten.addmm.default(bias, a, b, beta=beta, alpha=alpha),
     after=product_then_bias,
     when=(bias_goes_behind,),
+    numerics="rounded",
     examples=(
         Case("relu reads it", biased(aten.relu.default), bias_and_matrices),
         Case("through a view", biased(lambda x: aten.relu.default(aten.view.default(x, [15]))), bias_and_matrices),

@@ -26,7 +26,7 @@ from ferrite.graph.facts import attribute_of
 from ferrite.passes.post_grad import cpu_ops
 from ferrite.passes.post_grad.layers import VIEWS, uses_of
 from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site
-from ferrite.rewrite.arguments import arguments_of
+from ferrite.rewrite.arguments import arguments_of, in_order
 
 aten = torch.ops.aten
 decomposed: Any = torch_api.quantized_decomposed()
@@ -90,7 +90,7 @@ def source_of(node: Any, wanted: Parameters) -> torch.fx.Node | Refusal:
     """The integers that a node dequantises, if quantising again with some parameters gives them back."""
     if not isinstance(node, torch.fx.Node) or node.target not in DEQUANTIZE:
         return Refusal("an operand is not dequantised")
-    source: Any = node.args[0]
+    source: Any = in_order(node)[0]
     found = parameters(node)
     if found is None or (found.scale, found.zero_point, found.dtype) != (wanted.scale, wanted.zero_point, wanted.dtype):
         return Refusal("it is quantised with other parameters than it was dequantised with")
@@ -107,7 +107,7 @@ def source_of(node: Any, wanted: Parameters) -> torch.fx.Node | Refusal:
 
 def quantised(site: Site) -> tuple[torch.fx.Node, Parameters] | Refusal:
     """What a node quantises, read by it alone, and how."""
-    operand, found = site.node.args[0], parameters(site.node)
+    operand, found = in_order(site.node)[0], parameters(site.node)
     if found is None or found.dtype not in cpu_ops.INTEGERS:
         return Refusal("the scale or zero point is not known, or the result is not of 8 bits")
     assert isinstance(operand, torch.fx.Node)
@@ -131,7 +131,7 @@ def pooled_integers(site: Site) -> Any:
     if any(item is not values and item.users for item in items) or (items and values.args[1] != 0):
         return Refusal("the indices are used, or the values again")
     given = arguments_of(pool)
-    operand = given.get("self", pool.args[0])
+    operand = in_order(pool)[0]
     source = source_of(operand, wanted)
     if isinstance(source, Refusal):
         return source
@@ -164,11 +164,12 @@ def reshaped_integers(site: Site) -> Any:
     view, wanted = found
     if view.target not in VIEWS:
         return Refusal("no reshape stands before it")
-    source = source_of(view.args[0], wanted)
+    operand, size = in_order(view)
+    source = source_of(operand, wanted)
     if isinstance(source, Refusal):
         return source
-    site.through(view, view.args[0])  # type: ignore[arg-type]
-    return site.call(aten.reshape.default, source, *view.args[1:])
+    site.through(view, operand)
+    return site.call(aten.reshape.default, source, size)
 
 
 # --- rules ------------------------------------------------------------------------------------------------------------

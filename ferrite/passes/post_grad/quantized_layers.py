@@ -41,7 +41,7 @@ from ferrite.passes.post_grad.quantized import (
 )
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, apply_rules
-from ferrite.rewrite.arguments import arguments_of
+from ferrite.rewrite.arguments import arguments_of, in_order
 
 aten = torch.ops.aten
 bfloat16 = torch.bfloat16
@@ -66,12 +66,12 @@ def scaled_behind(site: Site) -> Any:
 
 def int8_product(site: Site, y: torch.fx.Node, scale: torch.fx.Node) -> Any:
     view = y if y.target in VIEWS else None
-    product: Any = y.args[0] if view is not None else y
+    product: Any = in_order(y)[0] if view is not None else y
     if product.target not in (aten.mm.default, aten.bmm.default):
         return Refusal("no product stands before it")
     batched = product.target is aten.bmm.default
-    x, factor = product.args
-    chain = weight_chain(factor.args[0] if batched and factor.target is aten.expand.default else factor)
+    x, factor = in_order(product)
+    chain = weight_chain(in_order(factor)[0] if batched and factor.target is aten.expand.default else factor)
     if chain is None:
         return Refusal("the weight is no transposed cast of integers")
     between = (*dict.fromkeys((*([y] if view is not None else []), product, factor)), *chain[1:])
@@ -86,8 +86,8 @@ def int8_product(site: Site, y: torch.fx.Node, scale: torch.fx.Node) -> Any:
         x = site.call(aten.reshape.default, x, [-1, plain_size(fake_value(weight).shape[1])])
     result = site.call(aten._weight_int8pack_mm.default, x, weight, scale)
     if batched:
-        result = site.call(aten.view.default, result, sizes)
-    return site.call(view.target, result, *view.args[1:]) if view is not None else result
+        result = site.call(aten.reshape.default, result, sizes)
+    return site.call(view.target, result, *in_order(view)[1:]) if view is not None else result
 
 
 def plain_size(size: int | torch.SymInt) -> int:
@@ -192,8 +192,8 @@ def packed_sum(site: Site, y: torch.fx.Node, other: Any, layer: cpu_ops.Quantize
         return Refusal(f"{y.name} has another user")
     extra: tuple[Any, ...] = (other, 1.0, 0)
     found = parameters(other) if other.target in DEQUANTIZE else None
-    if found is not None and value.dtype == torch.float32 and fake_value(other.args[0]).dtype in EIGHT:
-        extra = (other.args[0], found.scale, found.zero_point)
+    if found is not None and value.dtype == torch.float32 and fake_value(in_order(other)[0]).dtype in EIGHT:
+        extra = (in_order(other)[0], found.scale, found.zero_point)
     elif layer.is_convolution:
         return Refusal("what is added to a convolution is not dequantised from integers")
     if extra[0] in y.all_input_nodes:
@@ -266,6 +266,7 @@ WEIGHT_ONLY_INT8 = NodeRule(
     purpose="a product with a weight of integers is scaled before it is rounded",
     targets=(aten.mul.Tensor,),
     rewrite=scaled_behind,
+    numerics="rounded",
     examples=(
         Case("plain", scaled(product), operands()),
         Case("through reshapes", scaled(reshaped), operands((2, 3, 32))),
@@ -386,9 +387,7 @@ if PACKED in cpu_ops.QUANTIZED_LAYERS:
 )
 def quantized_fusion(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """Work on 8-bit integers stays on integers; packed layers go on themselves with the option kernel_rewrites."""
-    lists: list[tuple[AnyRule, ...]] = [QUANTIZED_RULES]
-    if context.options.numerics != "strict":
-        lists.append((WEIGHT_ONLY_INT8,))
+    lists: list[tuple[AnyRule, ...]] = [QUANTIZED_RULES, (WEIGHT_ONLY_INT8,)]
     if context.options.kernel_rewrites:
         lists += LAYER_RULES
     return sum(apply_rules(gm, rules, context) for rules in lists)

@@ -19,6 +19,7 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.passes.suboptions import at_least, settings_of
 from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site
+from ferrite.rewrite.arguments import arguments_of, in_order
 
 aten = torch.ops.aten
 
@@ -40,7 +41,8 @@ def select_by_index(site: Site) -> Any:
     if len(constant.users) != 1:
         return Refusal("the constant has another user and stays")
     result, places = site.value(site.node), site.value(index)
-    background, sizes = constant.args[1], constant.args[0]
+    given = arguments_of(constant)
+    background, sizes = given["fill_value"], given["size"]
     problem = (
         constant_problem(constant, value, background, result)
         or (places.device != result.device and "the index is on another device")
@@ -52,7 +54,7 @@ def select_by_index(site: Site) -> Any:
     site.through(constant)
     dim = site.arguments["dim"] % result.ndim
     count = site.call(aten.arange.default, sizes[dim], dtype=places.dtype, device=result.device)
-    coordinate = site.call(aten.view.default, count, [-1 if axis == dim else 1 for axis in range(result.ndim)])
+    coordinate = site.call(aten.reshape.default, count, [-1 if axis == dim else 1 for axis in range(result.ndim)])
     checked = site.call(aten.gather.default, site.call(aten.expand.default, coordinate, list(sizes)), dim, index)
     written = site.call(aten.eq.Tensor, checked, coordinate)
     # each number takes the dtype of the result by itself: no detour over the default dtype
@@ -63,7 +65,7 @@ def select_by_index(site: Site) -> Any:
 
 
 def constant_problem(constant: torch.fx.Node, value: Any, background: Any, result: torch.Tensor) -> str | None:
-    if constant.kwargs.get("pin_memory"):
+    if arguments_of(constant)["pin_memory"]:
         return "the constant is in pinned memory"
     if not isinstance(value, (int, float)) or not isinstance(background, (int, float)):
         return "a number is complex or symbolic"
@@ -197,8 +199,8 @@ def on_cpu(tensor: torch.Tensor) -> bool:
 
 def is_spread(index: torch.fx.Node) -> bool:
     """Whether an index is one that this rule wrote: shifted by the copy whose turn it is."""
-    shift = index.args[1] if index.target is aten.add.Tensor else None
-    turn = shift.args[0] if isinstance(shift, torch.fx.Node) and shift.target is aten.mul.Tensor else None
+    shift = in_order(index)[1] if index.target is aten.add.Tensor else None
+    turn = in_order(shift)[0] if isinstance(shift, torch.fx.Node) and shift.target is aten.mul.Tensor else None
     return isinstance(turn, torch.fx.Node) and turn.target is aten.remainder.Scalar
 
 
@@ -241,7 +243,7 @@ def spread_over_copies(site: Site) -> Any:
     rows = site.call(aten.reshape.default, spread, [*before, at.numel(), *after])
     zeros = site.call(aten.full.default, [*before, copies * size, *after], 0, dtype=target.dtype, device=device)
     filled = site.call(aten.index_put.default, zeros, [*skip, site.call(aten.add.Tensor, flat, shift)], rows, True)
-    apart = site.call(aten.view.default, filled, [*before, copies, size, *after])
+    apart = site.call(aten.reshape.default, filled, [*before, copies, size, *after])
     total = site.call(aten.sum.dim_IntList, apart, [dim], dtype=target.dtype)
     return site.call(aten.add.Tensor, site.arguments["self"], total)
 
@@ -264,6 +266,7 @@ PARTITIONED_SCATTER = NodeRule(
     purpose="many additions to few places go to copies that are summed",
     targets=(aten.index_put.default,),
     rewrite=spread_over_copies,
+    numerics="rounded",
     examples=(
         Case("5000 writes to 10 places", put(lambda i: [i]), writes(10)),
         Case("an index of two dimensions, one number", put(lambda i: [i]), writes(10, index=(50, 100), values=())),

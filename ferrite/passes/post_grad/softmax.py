@@ -93,6 +93,7 @@ PREPARE_SOFTMAX = Rule(
     before=largest_and_sum,
     after=largest_and_sum_online,
     when=(asked_for, one_dimension, of_floats),
+    numerics="rounded",
     examples=(
         Case("softmax", softmax, rows),
         Case("log-softmax", log_softmax, rows),

@@ -23,7 +23,7 @@ from ferrite.graph import fake_value
 from ferrite.passes.post_grad.joins import NORMALIZATION, Part, joined_dim, one, part_of_split
 from ferrite.passes.suboptions import settings_of
 from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site
-from ferrite.rewrite.arguments import arguments_of
+from ferrite.rewrite.arguments import arguments_of, in_order
 
 aten = torch.ops.aten
 RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
@@ -193,7 +193,7 @@ def stacked_again(site: Site) -> Any:
         if any(arguments_of(item)["dim"] % rank != dim for item in operands):
             return Refusal("an item was given another dimension than it is joined along")
         site.through(*operands)
-        operands = [item.args[0] for item in operands]
+        operands = [arguments_of(item)["self"] for item in operands]
     found = all_items(operands)
     if isinstance(found, Refusal):
         return found
@@ -267,13 +267,14 @@ def reshape_after_join(site: Site) -> Any:
     views, dim = site.arguments["tensors"], joined_dim(site)
     if any(view.target not in RESHAPES for view in views):
         return Refusal("it does not join reshaped parts")
-    parts = [part_of_split(view.args[0]) for view in views]
+    items = [in_order(view)[0] for view in views]
+    parts = [part_of_split(item) for item in items]
     first = parts[0]
     if first is None or [part and (part.split, part.index) for part in parts] != [
         (first.split, index) for index in range(len(first.sizes))
     ]:
         return Refusal("the parts are not those of one split, once each, in order")
-    site.through(*views, *(view.args[0] for view in views), first.split)
+    site.through(*views, *items, first.split)
     source, value = first.source, fake_value(first.source)
     kept = [axis for axis in range(value.ndim) if axis != first.dim]
     if all(torch_api.known_equal(size, 1) for size in first.sizes) and all(drops(view, first.dim) for view in views):

@@ -152,6 +152,7 @@ DECOMPOSE_MEM_BOUND_MM: tuple[AnyRule, ...] = (
         purpose="a thin product is a multiplication and a sum",
         targets=(mm,),
         rewrite=thin_mm,
+        numerics="rounded",
         examples=(
             Case("one row", mm, matrices(*ROW)),
             Case("bfloat16", mm, matrices(*ROW, dtype=torch.bfloat16)),
@@ -174,6 +175,7 @@ DECOMPOSE_MEM_BOUND_MM: tuple[AnyRule, ...] = (
         purpose="a thin product with a bias is a multiplication and two sums",
         targets=(aten.addmm.default,),
         rewrite=thin_addmm,
+        numerics="rounded",
         examples=(
             Case("plain", with_bias(), matrices((5,), *ROW)),
             Case("scaled", with_bias(beta=3, alpha=2), matrices((5,), *ROW)),
@@ -187,6 +189,7 @@ DECOMPOSE_MEM_BOUND_MM: tuple[AnyRule, ...] = (
         purpose="a thin batch of products is a multiplication and a sum",
         targets=(bmm,),
         rewrite=thin_bmm,
+        numerics="rounded",
         examples=(
             Case("a batch of one", bmm, matrices(*BATCH)),
             Case("half precision", bmm, matrices(*BATCH, dtype=torch.float16)),

@@ -23,6 +23,7 @@ from ferrite.passes.pre_grad.chunk_reshape import (
     fuse_split_getitem_squeeze_cat,
     move_reshape_out_of_split_stack_pass,
 )
+from ferrite.passes.pre_grad.closing import remove_dead_calls, remove_noop_again_pass
 from ferrite.passes.pre_grad.compress import (
     use_matmul_fuse_lce_replace_first_LCE,
     use_matmul_lce_replace_normal_LCE,
@@ -60,7 +61,7 @@ from ferrite.passes.pre_grad.unbind_stack import (
     unbind_stack_pass,
     unbind_stack_to_slices_pass,
 )
-from ferrite.pipeline import Fuel, PassContext, Pipeline
+from ferrite.pipeline import Fuel, GraphPass, PassContext, Pipeline
 
 __all__ = [
     "PRE_GRAD",
@@ -95,6 +96,7 @@ __all__ = [
     "reason_to_leave",
     "relu_nan_to_num",
     "remove_identity",
+    "remove_noop_again_pass",
     "remove_noop_pass",
     "remove_reshape_pass",
     "remove_split_ops_pass",
@@ -157,10 +159,21 @@ PRE_GRAD = Pipeline(
         pre_grad_custom_pass,
         # last, on the chains of views as they stay
         quant_lift_up,
+        # what the passes before left behind
+        remove_noop_again_pass,
+        remove_dead_calls,
         torch_spelling,
     ),
     closing="torch_spelling",
 )
+
+
+def __getattr__(name: str) -> GraphPass:
+    """Every pass of the stage under its name: `ferrite.passes.pre_grad.split_cat_pass_aten`."""
+    for step in PRE_GRAD.passes:
+        if step.name == name:
+            return step
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def pre_grad_passes(

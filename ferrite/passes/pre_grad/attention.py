@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from ferrite.passes.attention import ATTENTION_RULES, DROPOUT_RULES
+from ferrite.passes.attention import BEFORE_AUTOGRAD
 from ferrite.passes.pre_grad.stage import pre_grad_pass
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import apply_rules
 
-RULES = (*ATTENTION_RULES, *DROPOUT_RULES)
 
-
-@pre_grad_pass(rules=RULES)
+@pre_grad_pass(rules=BEFORE_AUTOGRAD)
 def fuse_attention(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """Attention that is written out becomes scaled_dot_product_attention."""
-    return apply_rules(gm, RULES, context)
+    return apply_rules(gm, BEFORE_AUTOGRAD, context)

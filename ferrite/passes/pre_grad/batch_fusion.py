@@ -247,7 +247,8 @@ FUSIONS = (
     ),
     pointwise("batch_tanh", aten.tanh.default, torch.tanh, torch.sigmoid, numerics="rounded"),
     pointwise("batch_sigmoid", aten.sigmoid.default, torch.sigmoid, torch.tanh, numerics="rounded"),
-    pointwise("batch_relu", aten.relu.default, torch.relu, torch.tanh),
+    # relu and clamp keep the sign of -0.0 or not, depending on where in a tensor it stands: that counts as rounding
+    pointwise("batch_relu", aten.relu.default, torch.relu, torch.tanh, numerics="rounded"),
     pointwise(
         "batch_detach",
         aten.detach.default,
@@ -263,7 +264,7 @@ FUSIONS = (
         lambda x: torch.nan_to_num(x, 7.0),
         lambda x: torch.nan_to_num(x, 8.0),
     ),
-    pointwise("batch_clamp", aten.clamp.default, lambda x: x.clamp(0, 1), lambda x: x.clamp(0, 2)),
+    pointwise("batch_clamp", aten.clamp.default, lambda x: x.clamp(0, 1), lambda x: x.clamp(0, 2), numerics="rounded"),
     pointwise(
         "batch_dropout",
         aten.dropout.default,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from typing import Any
 
@@ -11,13 +12,14 @@ from ferrite.capture import torch_api
 from ferrite.graph import fake_value
 from ferrite.graph.torch_calls import aten_name, is_torch_function, signature
 from ferrite.passes.pre_grad.modules import inline_module
-from ferrite.passes.pre_grad.spelling import NUMPY_NAMES, Arguments, is_tensor, operator_call
-from ferrite.pipeline import PassContext, graph_pass
+from ferrite.passes.pre_grad.names import NUMPY_NAMES, Arguments
+from ferrite.passes.pre_grad.spelling import is_tensor, operator_call
+from ferrite.pipeline import GraphPass, PassContext, graph_pass
 from ferrite.rewrite.arguments import arguments_of, same_literal
 
 aten = torch.ops.aten
 DIMENSIONS = frozenset({"dim", "dims", "dim0", "dim1", "start_dim", "end_dim", "source", "destination"})
-LISTS = frozenset({"List[int]", "Optional[List[int]]"})  # one number stands for a list of one
+LISTS = frozenset({"List[int]", "Optional[List[int]]", "List[Tensor]"})  # one number stands for a list of one
 ONE_MORE = frozenset({aten.stack.default, aten.unsqueeze.default})  # their dimension counts in the result
 SPLITS = frozenset(
     {
@@ -35,7 +37,16 @@ RESHAPES = frozenset(
 )
 
 
-@graph_pass(stage="pre_grad", keeps_values=True)
+def by_itself(step: GraphPass, gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> torch.fx.GraphModule:
+    from ferrite.passes.pre_grad.stage import run_alone  # which is built on these passes
+
+    return run_alone(step, gm, *args, **kwargs)
+
+
+spelling_pass = functools.partial(graph_pass, stage="pre_grad", keeps_values=True, alone=by_itself)
+
+
+@spelling_pass
 def numpy_compat_normalization(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """NumPy's names for parameters (axis, keepdims, x1) become torch's."""
     renamed = 0
@@ -71,7 +82,7 @@ def parameter_names(node: torch.fx.Node) -> frozenset[str]:
     return frozenset(names | {"input"} if "self" in names else names)
 
 
-@graph_pass(stage="pre_grad", keeps_values=True)
+@spelling_pass
 def normalize_node_kwargs_pass(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """Functions, methods, operators and plain modules of torch become calls of the operator they stand for.
 
@@ -146,6 +157,8 @@ def write(node: torch.fx.Node, overload: Any, found: Arguments) -> None:
             value = from_the_front(value, rank)
         if str(parameter.type) in LISTS:
             value = as_list(value, parameter.N)
+        if parameter.name == "memory_format" and overload is aten.contiguous.default:
+            value = parameter.default_value if value is torch.contiguous_format else value
         if parameter.kwarg_only:
             if not parameter.has_default_value() or not same_literal(value, parameter.default_value):
                 kwargs[parameter.name] = value
@@ -183,7 +196,7 @@ def from_the_front(value: Any, rank: int) -> Any:
     return value + rank if type(value) is int and -rank <= value < 0 else value
 
 
-@graph_pass(stage="pre_grad", keeps_values=True)
+@spelling_pass
 def normalization_pass(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """Every way to split is split_with_sizes, every way to flatten a reshape with all its sizes."""
     rewritten = 0

@@ -3,13 +3,20 @@
 Whether it is right is `ferrite.passes.batching`'s to find out. Whether it pays, the option `horizontal` says: `always`,
 `off`, or `auto`, which goes by the model below.
 
-On the CPU (`bench/horizontal.py`) there is no launch to save, and copying the operands together costs more than the
-calls do: batches of small calls run 0.7 to 1.8 times as long, layers whose weights are joined in every call up to 2.4
-times. Only weights that are joined once and for all, when parameters are frozen, never lose, with one exception: torch
-has a quick way for tiny products, and a product that grows out of it runs three times as long.
+On the CPU, as `bench/horizontal.py` measured it on one machine with one thread, in time of the one call to the calls:
+
+    batches of small calls                          0.7 to 1.7      nothing to go by: left
+    layers on one input, joined in each call        0.5 to 2.3      left
+    layers on one input, weights joined once        0.5 to 1.0      taken
+    one layer on several inputs                     0.4 to 1.1      left
+    sums of layers on pieces                        0.2 to 1.0      taken where the weights are small, or joined once
+    any of these, grown out of the quick way        1.2 to 3.9      left
+
+The quick way is torch's own for tiny products. The gains of the forms that are left come from what a product costs
+before it begins, 80 microseconds there, which other builds of torch do not have; their losses do not depend on it.
 
 On a GPU a call costs a launch, which the work of a small one does not fill: a batch pays while copying its operands
-takes less than half of what the launches do. Not measured yet; the figures are of the right size.
+takes less than half of what the launches do. Not measured; the figures are of the right size.
 """
 
 from __future__ import annotations
@@ -30,7 +37,9 @@ from ferrite.pipeline import PassContext
 
 LAUNCH_SECONDS = 4e-6  # of a GPU
 BYTES_PER_SECOND = 1e12  # read and written, of a GPU
-TINY_PRODUCT = 16 * 16 * 16  # multiplications up to which torch takes its quick way on the CPU
+# Up to so many multiplications, or so few rows, torch takes its quick way on the CPU.
+TINY_PRODUCT = 8192
+FEW_ROWS = 8
 SMALL_SHARE = 0.05  # of the memory that a product reads and writes
 
 # Whether making these members one pays, so many of them being copied because the caller gets them.
@@ -85,10 +94,9 @@ def are_frozen(options: Options, weights: Sequence[Any]) -> bool:
     return options.freeze and all(held)
 
 
-def leaves_quick_way(rows: int, features: int, widths: Sequence[int]) -> bool:
-    """Whether products are tiny, and their sum is not. A single row is no product of matrices, and never is slow."""
-    apart, together = max(widths), sum(widths)
-    return rows > 1 and rows * features * apart <= TINY_PRODUCT < rows * features * together
+def leaves_quick_way(rows: int, apart: int, together: int) -> bool:
+    """Whether products of so many multiplications for each row are tiny, and the one product is not."""
+    return rows > FEW_ROWS and rows * apart <= TINY_PRODUCT < rows * together
 
 
 def join_is_small(rows: int, features: int, widths: Sequence[int]) -> bool:

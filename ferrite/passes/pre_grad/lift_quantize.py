@@ -14,6 +14,7 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
+from ferrite.graph.aliases import storages_of
 from ferrite.passes.pre_grad.predicates import sole_user
 from ferrite.passes.pre_grad.stage import pre_grad_pass
 from ferrite.pipeline import PassContext
@@ -46,6 +47,8 @@ def lift(site: Site) -> Any:
     chain = moves_before(site)
     if isinstance(chain, Refusal):
         return chain
+    if site.node.target in PER_CHANNEL and has_odd_strides(site.node):
+        return Refusal("eager lays out a dimension of size one in its own way, and the result is returned")
     given = dict(site.arguments)
     for move in chain:  # from the quantize upwards
         if site.node.target in PER_CHANNEL:
@@ -78,6 +81,13 @@ def moves_before(site: Site) -> list[torch.fx.Node] | Refusal:
     if sole_user(current) is not reader:
         return Refusal(f"{current.name} is read by others too")
     return chain
+
+
+def has_odd_strides(node: torch.fx.Node) -> bool:
+    """Whether a caller can see strides of which a kernel's fake says something else: those of dimensions of one."""
+    alone = any(not torch_api.known_true(size != 1) for size in fake_value(node).shape)
+    returned = (storages_of(each) for each in node.graph.output_node().all_input_nodes)
+    return alone and not storages_of(node).isdisjoint(frozenset().union(*returned))
 
 
 def axis_before(move: torch.fx.Node, axis: Any) -> int | None:
@@ -150,13 +160,18 @@ LIFT = NodeRule(
         ),
         Case(
             "channels behind a new dimension",
-            lambda x, scales, zeros: per_channel(x.relu().unsqueeze(1).transpose(2, 3), scales, zeros, 3),
+            lambda x, scales, zeros: per_channel(x.relu().unsqueeze(1).transpose(2, 3), scales, zeros, 3) + 1,
             channels,
         ),
     ),
     near_misses=(
         Case("the view has another reader", shared_view, cube),
         Case("an input, which nothing computes", lambda x: quantized(x.transpose(1, 2)), cube),
+        Case(
+            "a dimension of one that the caller sees",
+            lambda x, scales, zeros: per_channel(x.relu().unsqueeze(0), scales, zeros, 2),
+            channels,
+        ),
         Case("nothing is moved", lambda x: quantized(x.relu()), cube),
         Case(
             "channels behind a reshape",

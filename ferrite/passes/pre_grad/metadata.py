@@ -19,7 +19,7 @@ from ferrite.graph.facts import attribute_of, body_of, produces_value
 from ferrite.graph.regions import is_random, mutates
 from ferrite.graph.torch_calls import is_barrier
 from ferrite.graph.values import compute, mode_of, same_metadata
-from ferrite.passes.pre_grad.spelling import DTYPE_METHODS
+from ferrite.passes.pre_grad.names import DTYPE_METHODS
 
 # What may return its operand itself.
 RETURNING_OPERAND = frozenset(

@@ -349,4 +349,5 @@ def certain(value: Any, dim: int) -> bool:
     outer, inner = value.stride(dim), value.stride(dim + 1) * both[1]
     if any(type(size) is int and size == 1 for size in both) or torch_api.known_equal(outer, inner):
         return True
-    return torch_api.known_true(outer != inner) and all(torch_api.known_true(size > 1) for size in value.shape)
+    apart = torch_api.known_true(outer != inner) and all(torch_api.known_true(size > 1) for size in both)
+    return apart and all(torch_api.known_true(size > 0) for size in value.shape)

@@ -290,4 +290,7 @@ SINKING = (
 @pre_grad_pass(rules=SINKING)
 def sink_cat_after_pointwise(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """Elementwise calls on a join are done on its operands, where that lets them fuse or the join go."""
-    return apply_rules(gm, SINKING, context)
+    total = 0
+    while count := apply_rules(gm, SINKING, context):  # of two in a row the first has to go first
+        total += count
+    return total

@@ -11,7 +11,7 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
 from ferrite.graph.aliases import Storage, storages_of
-from ferrite.graph.gradients import Gradients
+from ferrite.graph.gradients import Gradients, says_so
 from ferrite.graph.regions import mutates
 from ferrite.rewrite.arguments import arguments_of
 from ferrite.rewrite.pattern import count_uses
@@ -41,6 +41,8 @@ def written_memory(graph: torch.fx.Graph) -> frozenset[Storage]:
 
 def requires_grad(*nodes: torch.fx.Node) -> bool | None:
     """Whether all these values require a gradient, or none of them; None where they differ. Linear."""
+    if len(nodes) == 1 and not nodes[0].all_input_nodes:
+        return says_so(nodes[0])  # made of nothing: its own word is enough
     required = Gradients(nodes[0].graph).required
     flags = {node in required for node in nodes}
     return flags.pop() if len(flags) == 1 else None

@@ -132,7 +132,7 @@ def one_input_pays(members: Sequence[torch.fx.Node], copied: int, context: PassC
     if copied or x.device.type not in ("cpu", "cuda"):
         return False
     if x.device.type == "cpu":
-        return frozen and not horizontal.leaves_quick_way(rows, features, widths)
+        return frozen and not horizontal.leaves_quick_way(rows, features * max(widths), features * sum(widths))
     return frozen or horizontal.join_is_small(rows, features, widths)
 
 

@@ -181,4 +181,9 @@ def wanted(*forms: Form, accepts: Callable[[Stretch], bool] = lambda stretch: Tr
 def cancel(gm: torch.fx.GraphModule, rules: Sequence[AnyRule], context: PassContext, twin: bool | None = None) -> int:
     """Apply rules of the family, unless it is off. Of a pass and its twin one runs, by the level that is asked for."""
     at_aten = context.options.pre_grad_level == "aten"
-    return apply_rules(gm, rules, context) if context.options.split_cat and twin in (None, at_aten) else 0
+    if not context.options.split_cat or twin not in (None, at_aten):
+        return 0
+    targets = {target for rule in rules for target in rule.targets}
+    # most graphs have neither splits nor joins: asking for them costs less than getting the engine ready
+    found = any(gm.graph.find_nodes(op="call_function", target=target, sort=False) for target in targets)
+    return apply_rules(gm, rules, context) if found else 0

@@ -6,201 +6,33 @@ matcher, the alias rules and the effects of the later stages hold here too, and 
 still not functional, and autograd is still to come. Before users' own passes and at the end of the stage calls are
 spelled as torch functions again (`as_torch`).
 
-What is not in the tables below stays as it was written; no rule touches it.
+What is not in the tables of `names` stays as it was written; no rule touches it.
 """
 
 from __future__ import annotations
 
 import builtins
 import operator
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
 from ferrite.graph.torch_calls import OPERATORS, bound_arguments, is_torch_function
+from ferrite.passes.pre_grad.names import (
+    BATCHED_DIMS,
+    BY_FUNCTION,
+    CONVERSIONS,
+    DTYPE_METHODS,
+    NAMES,
+    PACKED,
+    SAME_AS,
+    Arguments,
+    PythonFunction,
+)
 
 aten = torch.ops.aten
-Arguments = dict[str, Any]
-
-
-def words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-# Operators that rules ask for, by their ATen names.
-POINTWISE = words(
-    "relu tanh sigmoid silu gelu elu leaky_relu hardtanh hardswish hardsigmoid softplus mish selu celu relu6 exp log "
-    "log1p expm1 sqrt rsqrt abs neg sign sin cos erf floor ceil trunc round reciprocal square clamp clamp_min "
-    "clamp_max nan_to_num logical_not isnan isinf isfinite add sub mul div pow maximum minimum where eq ne lt le gt "
-    "ge bitwise_and bitwise_or bitwise_xor bitwise_not logical_and logical_or masked_fill rsub floor_divide "
-    "remainder lerp addcmul addcdiv"
-)
-MOVES = words(
-    "view reshape flatten unflatten squeeze unsqueeze transpose t permute movedim expand expand_as broadcast_to "
-    "repeat tile narrow select slice split split_with_sizes chunk tensor_split hsplit vsplit dsplit unbind cat stack "
-    "contiguous clone detach alias to type_as view_as reshape_as ravel flip roll"
-)
-PRODUCTS = words(
-    "linear mm bmm matmul addmm baddbmm einsum conv1d conv2d conv3d conv_transpose1d conv_transpose2d "
-    "conv_transpose3d scaled_dot_product_attention bilinear"
-)
-NORMS_AND_REDUCTIONS = words(
-    "layer_norm batch_norm group_norm instance_norm rms_norm softmax log_softmax dropout alpha_dropout "
-    "feature_dropout feature_alpha_dropout sum mean amax amin argmax argmin max min prod cumsum embedding"
-)
-NAMES = POINTWISE | MOVES | PRODUCTS | NORMS_AND_REDUCTIONS
-
-SAME_AS: Mapping[str, str] = {
-    "concat": "cat",
-    "concatenate": "cat",
-    "multiply": "mul",
-    "divide": "div",
-    "true_divide": "div",
-    "subtract": "sub",
-    "swapaxes": "transpose",
-    "swapdims": "transpose",
-    "moveaxis": "movedim",
-    "absolute": "abs",
-    "negative": "neg",
-    "clip": "clamp",
-    "greater": "gt",
-    "greater_equal": "ge",
-    "less": "lt",
-    "less_equal": "le",
-    "not_equal": "ne",
-}
-# Overloads for Python's way to give a device alone; the first operator with all their parameters is not among them.
-CONVERSIONS = frozenset({aten.to.prim_Device, aten.to.prim_dtype, aten.to.prim_other})
-DTYPE_METHODS: Mapping[str, torch.dtype] = {
-    "float": torch.float32,
-    "double": torch.float64,
-    "half": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "long": torch.int64,
-    "int": torch.int32,
-    "short": torch.int16,
-    "bool": torch.bool,
-}
-# Methods whose last argument may be given as separate numbers, and the name of that argument.
-PACKED: Mapping[str, str] = {
-    "permute": "dims",
-    "view": "size",
-    "reshape": "shape",
-    "expand": "size",
-    "broadcast_to": "size",
-    "repeat": "repeats",
-    "tile": "dims",
-    "flip": "dims",
-}
-# The names that NumPy gives to parameters.
-NUMPY_NAMES: Mapping[str, str] = {
-    "axis": "dim",
-    "keepdims": "keepdim",
-    "x": "input",
-    "a": "input",
-    "x1": "input",
-    "x2": "other",
-}
-
-
-@dataclass(frozen=True)
-class PythonFunction:
-    """A function of torch written in Python, and how its parameters map to those of the operator behind it.
-
-    `must_be` lists parameters the operator lacks, with the value at which the two are the same.
-    """
-
-    function: Callable[..., Any]
-    name: str
-    parameters: Mapping[str, str]  # of the function, to the operator's
-    must_be: Mapping[str, Any] = field(default_factory=dict)
-    ignored: tuple[str, ...] = ()
-    fixed: Callable[[], Arguments] = dict  # parameters of the operator that the function sets by itself
-
-
-def unary(function: Callable[..., Any], *parameters: str) -> PythonFunction:
-    names = {"input": "self", **{name: name for name in parameters}}
-    return PythonFunction(function, function.__name__, names, {"inplace": False})
-
-
-def dropout(function: Callable[..., Any], name: str = "") -> PythonFunction:
-    names = {"input": "input", "p": "p", "training": "train"}
-    return PythonFunction(function, name or function.__name__, names, {"inplace": False})
-
-
-def softmax(function: Callable[..., Any]) -> PythonFunction:
-    return PythonFunction(
-        function, function.__name__, {"input": "self", "dim": "dim", "dtype": "dtype"}, ignored=("_stacklevel",)
-    )
-
-
-def cudnn(name: str) -> Callable[[], Arguments]:
-    return lambda: {name: bool(torch.backends.cudnn.enabled)}
-
-
-NORM_PARAMETERS = ("input", "weight", "bias", "eps")
-PYTHON_FUNCTIONS = (
-    unary(F.relu),
-    unary(F.silu),
-    unary(F.mish),
-    unary(F.relu6),
-    unary(F.selu),
-    unary(F.hardswish),
-    unary(F.hardsigmoid),
-    unary(F.sigmoid),
-    unary(F.tanh),
-    unary(F.elu, "alpha"),
-    unary(F.celu, "alpha"),
-    unary(F.hardtanh, "min_val", "max_val"),
-    unary(F.leaky_relu, "negative_slope"),
-    dropout(F.dropout),
-    dropout(F.alpha_dropout),
-    dropout(F.feature_alpha_dropout),
-    dropout(F.dropout1d, "feature_dropout"),
-    dropout(F.dropout2d, "feature_dropout"),
-    dropout(F.dropout3d, "feature_dropout"),
-    softmax(F.softmax),
-    softmax(F.log_softmax),
-    PythonFunction(
-        F.layer_norm,
-        "layer_norm",
-        {name: name for name in (*NORM_PARAMETERS, "normalized_shape")},
-        fixed=cudnn("cudnn_enable"),
-    ),
-    PythonFunction(
-        F.group_norm,
-        "group_norm",
-        {name: name for name in (*NORM_PARAMETERS, "num_groups")},
-        fixed=cudnn("cudnn_enabled"),
-    ),
-    PythonFunction(
-        F.batch_norm,
-        "batch_norm",
-        {name: name for name in (*NORM_PARAMETERS, "running_mean", "running_var", "training", "momentum")},
-        fixed=cudnn("cudnn_enabled"),
-    ),
-    PythonFunction(
-        F.embedding,
-        "embedding",
-        {"input": "indices", "weight": "weight", "scale_grad_by_freq": "scale_grad_by_freq", "sparse": "sparse"},
-        {"max_norm": None, "padding_idx": None},
-        ignored=("norm_type",),
-    ),
-    PythonFunction(
-        torch.functional.split, "split", {"tensor": "self", "split_size_or_sections": "sizes", "dim": "dim"}
-    ),
-)
-BY_FUNCTION: Mapping[Any, PythonFunction] = {entry.function: entry for entry in PYTHON_FUNCTIONS}
-# Their operators are functions of torch themselves.
-BUILT_IN = frozenset({"split", "feature_dropout", "feature_alpha_dropout"})
-BY_NAME: Mapping[str, PythonFunction] = {entry.name: entry for entry in PYTHON_FUNCTIONS if entry.name not in BUILT_IN}
-# With fewer dimensions these warn, or take the first one for a batch.
-BATCHED_DIMS: Mapping[Any, int] = {F.dropout1d: 3, F.dropout2d: 4, F.dropout3d: 5}
 
 
 class Unbound(Exception):
@@ -213,8 +45,6 @@ def operator_call(node: torch.fx.Node) -> tuple[Any, Arguments] | None:
         name, args, kwargs = named_call(node)
         if name == "to":
             args, kwargs = with_devices(args, kwargs)
-        elif name.startswith("conv"):
-            args, kwargs = per_dimension(int(name[-2]), args, kwargs)
         overload = resolve(name, args, kwargs)
         found = bind(overload, args, kwargs)
         return (aten.to.dtype_layout, found) if overload in CONVERSIONS else (overload, found)
@@ -229,17 +59,6 @@ def with_devices(args: tuple[Any, ...], kwargs: Arguments) -> tuple[tuple[Any, .
         return torch.device(value) if isinstance(value, str) else value
 
     return tuple(map(device, args)), {name: device(value) for name, value in kwargs.items()}
-
-
-def per_dimension(rank: int, args: tuple[Any, ...], kwargs: Arguments) -> tuple[tuple[Any, ...], Arguments]:
-    """A convolution's stride of 2 is one of [2, 2]: one number stands for every dimension of the image."""
-    tensors, groups = 3, 6  # by position
-
-    def several(value: Any) -> Any:
-        return [value] * rank if type(value) is int else value
-
-    numbered = (item if place < tensors or place == groups else several(item) for place, item in enumerate(args))
-    return tuple(numbered), {name: item if name == "groups" else several(item) for name, item in kwargs.items()}
 
 
 def named_call(node: torch.fx.Node) -> tuple[str, tuple[Any, ...], Arguments]:
@@ -285,6 +104,9 @@ def method_call(name: str, args: tuple[Any, ...], kwargs: Arguments) -> tuple[st
         return "to", args, {}
     if name in ("__matmul__", "__rmatmul__") and len(args) == 2 and not kwargs:
         return "matmul", args if name == "__matmul__" else args[::-1], {}
+    if name == "where":  # the condition comes second here, first in the operator
+        given = {**dict(zip(("self", "condition", "other"), args, strict=False)), **kwargs}
+        return "where", (), {key: given[key] for key in ("condition", "self", "other") if key in given}
     name = SAME_AS.get(name, name)
     if name in PACKED and len(args) > 1 and not isinstance(args[1], (list, tuple, torch.Size, torch.dtype)):
         args = (args[0], list(args[1:]))

@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
+from ferrite.capture import torch_api
+from ferrite.graph import fake_value
 from ferrite.options import resolve
-from ferrite.passes.pre_grad.canonical import CANONICAL
+from ferrite.passes.pre_grad.canonical import CANONICAL, spelling_pass
 from ferrite.passes.pre_grad.metadata import add_values, values_to_examples
 from ferrite.passes.pre_grad.numeric_check import numerics_checked
 from ferrite.passes.pre_grad.torch_form import as_torch
@@ -18,7 +20,7 @@ from ferrite.pipeline import GraphPass, PassContext, Pipeline, graph_pass, run_p
 FUNCTORCH = "torch._functorch"
 
 
-@graph_pass(stage="pre_grad", keeps_values=True)
+@spelling_pass
 def torch_spelling(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """Calls of operators are spelled as torch functions again."""
     return as_torch(gm) if context.options.pre_grad_level == "torch" else 0
@@ -54,6 +56,8 @@ def reason_to_leave(gm: torch.fx.GraphModule) -> str:
             return f"{node.name} belongs to a transform of functions (vmap, grad), whose values have no storage"
         if node.op == "call_method" and node.target in RESHAPING_IN_PLACE:
             return f"{node.name} changes the shape of a tensor in place"
+        if isinstance(fake_value(node), torch.SymInt) and not torch_api.VALUES_KEEP_SYMBOLS:
+            return "this torch settles symbolic sizes when it computes values: 2.13 does not"
     return ""
 
 

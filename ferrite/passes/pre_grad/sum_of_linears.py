@@ -150,17 +150,13 @@ def pays(site: Site, run: Sequence[Term]) -> bool:
     rows, features = horizontal.rows_of(base), run[-1].piece.hi - run[0].piece.lo
     (width,) = hints(fake_value(run[0].node).shape[-1:])
     widest = max(term.piece.width for term in run)
-    if (
-        base.device.type == "cpu"
-        and rows > 1
-        and rows * width * widest <= horizontal.TINY_PRODUCT < rows * width * features
-    ):
+    if base.device.type == "cpu" and horizontal.leaves_quick_way(rows, width * widest, width * features):
         return False
     read = rows * features * base.element_size()
     return horizontal.are_frozen(site.options, weights) or 2 * sum(map(bytes_of, weights)) <= read
 
 
-def joined(site: Site, run: Sequence[Term]) -> torch.fx.Node:
+def joined(site: Site, run: Sequence[Term]) -> Any:
     piece, last = run[0].piece, run[-1].piece
     site.through(*(term.node for term in run), *dict.fromkeys(node for term in run for node in term.piece.made_by))
     x, size = piece.base, fake_value(piece.base).shape[piece.axis]

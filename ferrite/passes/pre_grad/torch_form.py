@@ -14,7 +14,7 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
 from ferrite.graph.torch_calls import OPERATORS, signature
-from ferrite.passes.pre_grad.spelling import BY_NAME, PACKED, Arguments, PythonFunction
+from ferrite.passes.pre_grad.names import BY_NAME, PACKED, Arguments, PythonFunction
 from ferrite.rewrite.arguments import arguments_of, same_literal
 
 aten = torch.ops.aten

@@ -1,0 +1,232 @@
+"""Products of matrices with sides that matrix units do not like, padded with zeros to sides that they do.
+
+    a [511, 1023], b [1023, 2047]
+    mm(a, b)                        =>      mm(pad(a), pad(b))[:511, :2047]
+
+Zeros add nothing, to the bit; the order of the sums may differ. The result is copied, so that nobody gets a tensor with
+the padding behind it. A cost model decides: aligned products run faster, and the copies have to be paid for. What
+counts is the side along which a matrix lies contiguous in memory; the others are left as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ferrite.capture import torch_api
+from ferrite.pipeline import PassContext, graph_pass
+from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, apply_rules
+
+aten = torch.ops.aten
+# Elements that matrix units load at once.
+ALIGNMENT: Mapping[torch.dtype, int] = {torch.float16: 8, torch.bfloat16: 8, torch.float32: 4}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Speeds as measured on an H200; between accelerators with matrix units their quotients differ less than they do.
+
+    Rows that begin at a multiple of 4 bytes, but not of 16, lose less of the speed than others.
+    """
+
+    flops: float = 7e14  # per second in 16 bits, with aligned sides
+    bytes: float = 3e12  # per second
+    on_words: float = 0.36  # the part of the speed that is left where rows begin at multiples of 4 bytes
+    unaligned: float = 0.22  # and where they do not
+    call: float = 12e-6  # seconds that each further call takes at least
+    margin: float = 1.1  # by which padding must win
+
+    def product(self, sides: Sequence[int], itemsize: int, part: float = 1.0) -> float:
+        batch, m, k, n = sides
+        speed = self.flops * 2 / itemsize * part
+        return max(2 * batch * m * k * n / speed, itemsize * batch * (m * k + k * n + m * n) / self.bytes)
+
+    def copy(self, elements: int, itemsize: int) -> float:
+        return self.call + 2 * elements * itemsize / self.bytes
+
+
+MACHINE = Machine()
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The sides of a product, b times [m, k] @ [k, n], and what each is to be padded by."""
+
+    batch: Any
+    m: Any
+    k: Any
+    n: Any
+    more: tuple[int, int, int]
+
+    def worth(self, itemsize: int, machine: Machine = MACHINE) -> bool:
+        batch, m, k, n = (torch_api.size_hint(side) for side in (self.batch, self.m, self.k, self.n))
+        more_m, more_k, more_n = self.more
+        wide = (batch, m + more_m, k + more_k, n + more_n)
+        cost = machine.product(wide, itemsize)
+        if more_m or more_k:
+            cost += machine.copy(batch * wide[1] * wide[2], itemsize)
+        if more_k or more_n:
+            cost += machine.copy(batch * wide[2] * wide[3], itemsize)
+        if more_m or more_n:
+            cost += machine.copy(batch * m * n, itemsize)
+        on_words = all(more * itemsize % 4 == 0 for more in self.more)
+        left = machine.on_words if on_words else machine.unaligned
+        return cost * machine.margin < machine.product((batch, m, k, n), itemsize, left)
+
+
+def padding(side: Any, alignment: int) -> int:
+    """Up to the next multiple; nothing for a side of one, which no alignment helps, or one that is not known."""
+    return -side % alignment if isinstance(side, int) and side != 1 else 0
+
+
+def contiguous_sides(left: torch.Tensor, right: torch.Tensor) -> tuple[bool, bool, bool]:
+    """Of m, k and n, those along which an operand or the result lies contiguous."""
+    left_turned = torch_api.known_equal(left.stride(-2), 1) and not torch_api.known_equal(left.stride(-1), 1)
+    right_turned = torch_api.known_equal(right.stride(-2), 1) and not torch_api.known_equal(right.stride(-1), 1)
+    return left_turned, not left_turned or right_turned, True
+
+
+def gains_nothing(value: torch.Tensor) -> str | None:
+    if value.device.type == "cpu":
+        return "on a cpu alignment gains nothing"
+    if value.dtype is torch.float32 and torch.get_float32_matmul_precision() == "highest":
+        return "single precision runs without matrix units"
+    return None
+
+
+def sides_of(left: torch.Tensor, right: torch.Tensor, which: Sequence[bool]) -> Sides | Refusal:
+    alignment = ALIGNMENT.get(left.dtype)
+    if alignment is None or right.dtype != left.dtype:
+        return Refusal(f"{left.dtype} has no alignment")
+    batch = left.shape[0] if left.ndim == 3 else 1
+    (m, k), n = left.shape[-2:], right.shape[-1]
+    if any(isinstance(side, int) and side == 0 for side in (batch, m, k, n)):
+        return Refusal("a side is empty")
+    if not all(any(isinstance(side, int) for side in value.shape) for value in (left, right)):
+        return Refusal("no side of an operand is known")
+    more_m, more_k, more_n = (
+        padding(side, alignment) if pad else 0 for side, pad in zip((m, k, n), which, strict=True)
+    )
+    if not more_m and not more_k and not more_n:
+        return Refusal("the sides are aligned, or not known")
+    return Sides(batch, m, k, n, (more_m, more_k, more_n))
+
+
+def padded_product(site: Site) -> Any:
+    names = ("mat1", "mat2") if "mat1" in site.arguments else ("self", "mat2")
+    left, right = (site.arguments[name] for name in names)
+    value, wanted = site.value(left), site.options.pad_mm
+    if wanted == "off":
+        return Refusal("the option pad_mm is off")
+    if torch.are_deterministic_algorithms_enabled():
+        return Refusal("torch is to be deterministic")
+    if wanted == "auto" and (problem := gains_nothing(value)) is not None:
+        return Refusal(problem)
+    which = (True, True, True) if wanted == "always" else contiguous_sides(value, site.value(right))
+    sides = sides_of(value, site.value(right), which)
+    if isinstance(sides, Refusal):
+        return sides
+    if wanted == "auto" and not sides.worth(value.element_size()):
+        return Refusal("the copies cost more than alignment gains")
+    more_m, more_k, more_n = sides.more
+    matrices = [padded(site, left, more_m, more_k), padded(site, right, more_k, more_n)]
+    if "mat1" in site.arguments:
+        factors = {name: site.arguments[name] for name in ("beta", "alpha")}
+        product = site.call(aten.addmm.default, padded_bias(site, sides), *matrices, **factors)
+    else:
+        product = site.call(site.node.target, *matrices)
+    return cut(site, product, sides)
+
+
+def padded(site: Site, tensor: torch.fx.Node, rows: int, columns: int) -> torch.fx.Node:
+    if not rows and not columns:
+        return tensor
+    found: torch.fx.Node = site.call(aten.constant_pad_nd.default, tensor, [0, columns, 0, rows])
+    return found
+
+
+def padded_bias(site: Site, sides: Sides) -> torch.fx.Node:
+    """The bias grows with the sides along which it is not spread."""
+    bias: torch.fx.Node = site.arguments["self"]
+    shape = site.value(bias).shape
+    columns = sides.more[2] if shape and not torch_api.known_equal(shape[-1], 1) else 0
+    rows = sides.more[0] if len(shape) > 1 and not torch_api.known_equal(shape[0], 1) else 0
+    if not rows and not columns:
+        return bias
+    found: torch.fx.Node = site.call(
+        aten.constant_pad_nd.default, bias, [0, columns, 0, rows] if len(shape) > 1 else [0, columns]
+    )
+    return found
+
+
+def cut(site: Site, product: Any, sides: Sides) -> Any:
+    if sides.more[0]:
+        product = site.call(aten.slice.Tensor, product, -2, 0, sides.m)
+    if sides.more[2]:
+        product = site.call(aten.slice.Tensor, product, -1, 0, sides.n)
+    if not sides.more[0] and not sides.more[2]:
+        return product
+    return site.call(aten.clone.default, product, memory_format=torch.contiguous_format)
+
+
+def operands(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Callable[[], list[torch.Tensor]]:
+    return lambda: [torch.randn(shape).to(dtype) for shape in shapes]
+
+
+def with_bias(**factors: float) -> Callable[..., Any]:
+    return lambda bias, a, b: aten.addmm.default(bias, a, b, **factors)
+
+
+def on_meta(a: Any, b: Any) -> Any:
+    """The device that stands in for an accelerator where there is none: rules look, they do not run."""
+    return aten.mm.default(*(aten._to_copy.default(item, device=torch.device("meta")) for item in (a, b)))
+
+
+mm, bmm, f16 = aten.mm.default, aten.bmm.default, torch.float16
+ALWAYS = {"pad_mm": "always"}
+
+PAD_MM = NodeRule(
+    name="pad_mm",
+    purpose="the sides of a product are padded to what matrix units like",
+    targets=(aten.mm.default, aten.bmm.default, aten.addmm.default),
+    rewrite=padded_product,
+    numerics="rounded",
+    examples=(
+        Case("all sides", mm, operands((5, 7), (7, 9)), ALWAYS),
+        Case("the inner side alone", mm, operands((4, 7), (7, 8)), ALWAYS),
+        Case("rows alone", mm, operands((5, 8), (8, 4)), ALWAYS),
+        Case("half precision", mm, operands((12, 8), (8, 9), dtype=f16), ALWAYS),
+        Case("a side of one", mm, operands((1, 7), (7, 8)), ALWAYS),
+        Case("a batch", bmm, operands((2, 5, 7), (2, 7, 9)), ALWAYS),
+        Case("a bias for each column", with_bias(), operands((9,), (5, 7), (7, 9)), ALWAYS),
+        Case("a bias for each row", with_bias(alpha=2), operands((5, 1), (5, 7), (7, 9)), ALWAYS),
+        Case("a bias for each element", with_bias(beta=3), operands((5, 9), (5, 7), (7, 9)), ALWAYS),
+        Case("one bias", with_bias(beta=3, alpha=2), operands((), (5, 7), (7, 9)), ALWAYS),
+        Case("a bias that does not count", with_bias(beta=0), operands((9,), (5, 7), (7, 9)), ALWAYS),
+        Case("large, on an accelerator", on_meta, operands((2047, 2047), (2047, 2047), dtype=f16)),
+    ),
+    near_misses=(
+        Case("on a cpu", mm, operands((5, 7), (7, 9))),
+        Case("off", mm, operands((5, 7), (7, 9)), {"pad_mm": "off"}),
+        Case("aligned", mm, operands((4, 8), (8, 12)), ALWAYS),
+        Case("double precision", mm, operands((5, 7), (7, 9), dtype=torch.float64), ALWAYS),
+        Case("integers", mm, operands((5, 7), (7, 9), dtype=torch.int64), ALWAYS),
+        Case("empty", mm, operands((5, 0), (0, 9)), ALWAYS),
+        Case("strict", mm, operands((5, 7), (7, 9)), {"pad_mm": "always", "numerics": "strict"}),
+        Case("only rows that are whole", on_meta, operands((2047, 2048), (2048, 2048), dtype=f16)),
+        Case("single precision on an accelerator", on_meta, operands((2047, 2047), (2047, 2047))),
+        Case("small, on an accelerator", on_meta, operands((63, 63), (63, 63), dtype=f16)),
+        Case("thin, on an accelerator", on_meta, operands((2047, 2047), (2047, 3), dtype=f16)),
+    ),
+)
+
+PAD_RULES: tuple[AnyRule, ...] = (PAD_MM,)
+
+
+@graph_pass(stage="joint", rules=PAD_RULES, after="fuse_attention")
+def pad_mm(gm: torch.fx.GraphModule, context: PassContext) -> int:
+    """Products with sides that matrix units do not like are padded, where a cost model shows a win."""
+    return apply_rules(gm, PAD_RULES, context)

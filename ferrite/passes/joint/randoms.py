@@ -1,0 +1,131 @@
+"""Random numbers by counting: a pure function of a key, the number of the call and the place of the element.
+
+    key = random_key(0, device=cpu)             one draw from the device's default generator
+    random(key, 0, [4, 3], "uniform", ...)      call 0
+    random(key, 1, [5], "normal", ...)          call 1
+
+The generator is Philox-4x32-10. Its counter holds the place of a block of four words and the number of the call, so
+that no two calls with one key, and no two elements of a call, share a word. Since `random` draws from nowhere it can
+be fused, and calculated again in the backward part: the numbers are the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from ferrite.passes.library import define
+
+WORD = 0xFFFFFFFF
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+ROUNDS = 10
+# Bits that a number between 0 and 1 has, so that each is held exactly and none becomes 1.
+DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
+KINDS = ("uniform", "normal", "integer")
+
+Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def philox(counter: Words, key: tuple[torch.Tensor, torch.Tensor]) -> Words:
+    """Ten rounds on words of 32 bits, each held in an int64."""
+    first, second, third, fourth = counter
+    left, right = key
+    for _ in range(ROUNDS):
+        # the upper half of a product may set the sign: shifting fills with it, the mask takes it away
+        low_product, high_product = first * MULTIPLIERS[0], third * MULTIPLIERS[1]
+        first, second, third, fourth = (
+            (high_product >> 32 & WORD) ^ second ^ left,
+            high_product & WORD,
+            (low_product >> 32 & WORD) ^ fourth ^ right,
+            low_product & WORD,
+        )
+        left, right = left + KEY_STEPS[0] & WORD, right + KEY_STEPS[1] & WORD
+    return first, second, third, fourth
+
+
+def words(key: torch.Tensor, index: int, count: int) -> torch.Tensor:
+    """So many words of 32 bits for one call."""
+    block = torch.arange((count + 3) // 4, dtype=torch.int64, device=key.device)
+    number = torch.full_like(block, index & WORD)
+    counter = (block & WORD, block >> 32, number, torch.full_like(block, index >> 32 & WORD))
+    return torch.stack(philox(counter, (key[0], key[1])), 1).flatten()[:count]
+
+
+def unit(drawn: torch.Tensor) -> torch.Tensor:
+    """Pairs of words as doubles of 53 bits from 0 to below 1."""
+    pairs = drawn.view(-1, 2)
+    return ((pairs[:, 0] >> 5 << 26) + (pairs[:, 1] >> 6)).double() * 2.0**-53
+
+
+def uniform(key: torch.Tensor, index: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    digits = DIGITS[dtype]
+    if dtype is torch.float64:
+        return unit(words(key, index, 2 * count))
+    return ((words(key, index, count) >> 32 - digits).float() * 2.0**-digits).to(dtype)
+
+
+def normal(key: torch.Tensor, index: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """By the method of Box and Muller, in double precision."""
+    pairs = unit(words(key, index, 4 * count)).view(-1, 2)
+    radius = torch.sqrt(-2 * torch.log1p(-pairs[:, 0]))  # the logarithm of a number that is never 0
+    return (radius * torch.cos(2 * math.pi * pairs[:, 1])).to(dtype)
+
+
+def integer(key: torch.Tensor, index: int, count: int, dtype: torch.dtype, low: int, high: int) -> torch.Tensor:
+    """The remainder of 63 bits: every number is as likely as any other to within (high - low) / 2**63."""
+    pairs = words(key, index, 2 * count).view(-1, 2)
+    return (((pairs[:, 0] << 31) + (pairs[:, 1] >> 1)) % (high - low) + low).to(dtype)
+
+
+def look_of_key(number: int, *, device: torch.device) -> torch.Tensor:
+    return torch.empty([2], dtype=torch.int64, device=device)
+
+
+@define("random_key(int number, *, Device device) -> Tensor", look_of_key, draws=True)
+def random_key(number: int, *, device: torch.device) -> torch.Tensor:
+    """64 random bits, from the default generator of a device.
+
+    `number` tells the keys of a graph apart: who merges equal calls knows the random ones of torch only.
+    """
+    return torch.randint(WORD + 1, [2], dtype=torch.int64, device=device)
+
+
+def look_of_random(
+    key: torch.Tensor,
+    index: int,
+    size: Sequence[int],
+    kind: str,
+    dtype: torch.dtype,
+    low: int = 0,
+    high: int = 1,
+) -> torch.Tensor:
+    return torch.empty(size, dtype=dtype, device=key.device)
+
+
+@define(
+    "random(Tensor key, int index, SymInt[] size, str kind, ScalarType dtype, int low=0, int high=1) -> Tensor",
+    look_of_random,
+)
+def random(
+    key: torch.Tensor,
+    index: int,
+    size: Sequence[int],
+    kind: str,
+    dtype: torch.dtype,
+    low: int = 0,
+    high: int = 1,
+) -> torch.Tensor:
+    """The numbers of one call: `uniform` from 0 to below 1, `normal`, or `integer` from low to below high."""
+    count = math.prod(size)
+    if kind == "uniform":
+        found = uniform(key, index, count, dtype)
+    elif kind == "normal":
+        found = normal(key, index, count, dtype)
+    elif kind == "integer":
+        found = integer(key, index, count, dtype, low, high)
+    else:
+        raise ValueError(f"{kind!r} is no kind of random numbers; there are {', '.join(KINDS)}")
+    return found.view(size)

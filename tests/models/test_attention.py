@@ -1,0 +1,75 @@
+"""Attention of real architectures, written out: one call per layer is left of it, outputs and gradients are eager's."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from models.architectures import ARCHITECTURES, Architecture
+from models.test_models import assert_matches_eager, inputs_for
+
+import ferrite
+from compare import loss_of
+
+LAYERS = {
+    **dict.fromkeys(("bert", "gpt2", "llama", "vit", "distilbert", "qwen2", "wav2vec2", "modernbert", "yolos"), 2),
+    **{"clip": 4, "bart": 6, "t5": 6, "whisper": 6, "swin": 3, "detr": 6},
+}
+# Their position biases are trained, which the kernel does not do: only attention across keeps to the rule.
+TRAINED_MASKS = {"t5": 2, "swin": 0}
+QUICKEST = ("bert", "gpt2", "llama", "vit", "distilbert", "qwen2")
+
+
+def cases(chosen: tuple[str, ...]) -> list[Any]:
+    slow = {name: [pytest.mark.slow] for name in LAYERS if name not in chosen}
+    return [pytest.param(ARCHITECTURES[name], id=name, marks=slow.get(name, [])) for name in LAYERS]
+
+
+def written_out(architecture: Architecture) -> Architecture:
+    """The architecture with attention as its authors wrote it, not as a call."""
+
+    def build() -> torch.nn.Module:
+        model: Any = architecture.build()
+        model.set_attn_implementation("eager")
+        return model
+
+    return dataclasses.replace(architecture, build=build)
+
+
+def attention_calls(work: Callable[[], None]) -> tuple[int, int]:
+    """How many calls of attention what is compiled meanwhile has, and how many softmaxes; each counted forward."""
+    before = {id(record) for record in ferrite.recent_compiles()}
+    work()
+    graphs = [graph for record in ferrite.recent_compiles() if id(record) not in before for graph in record.graphs]
+    calls = [call.operator for graph in graphs if graph.kind != "backward" for call in graph.eager_calls]
+    attention = [name for name in calls if "scaled_dot_product" in name]
+    return len(attention), sum(name.startswith("aten._softmax.") for name in calls)
+
+
+@pytest.mark.parametrize("architecture", cases(("bert", "llama")))
+def test_inference_has_one_call_per_layer(architecture):
+    @torch.no_grad()
+    def forward(model: Any, call: Callable[..., Any]) -> dict[str, Any]:
+        return {"outputs": call(**inputs_for(model, architecture))}
+
+    calls, softmaxes = attention_calls(lambda: assert_matches_eager(written_out(architecture), forward))
+    assert (calls, softmaxes) == (LAYERS[architecture.name], 0)
+
+
+@pytest.mark.parametrize("architecture", cases(QUICKEST))
+def test_training_has_one_call_per_layer(architecture):
+    def step(model: Any, call: Callable[..., Any]) -> dict[str, Any]:
+        # in eval mode: attention that drops weights stays as it is on a CPU
+        outputs = call(**inputs_for(model, architecture))
+        loss = outputs.loss if "loss" in outputs else loss_of(outputs)
+        loss.backward()
+        gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+        return {"outputs": outputs, "gradients": gradients}
+
+    calls, softmaxes = attention_calls(lambda: assert_matches_eager(written_out(architecture), step))
+    layers = LAYERS[architecture.name]
+    expected = TRAINED_MASKS.get(architecture.name, layers)
+    assert (calls, softmaxes) == (expected, layers - expected)
