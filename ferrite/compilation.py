@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ferrite.capture import CapturedGraph, GraphKind, torch_api
+from ferrite.capture import CapturedGraph, GraphKind, torch_api, torch_state
 from ferrite.capture.aot import Partition
 from ferrite.debug import repro
 from ferrite.debug.dump import Dump, DumpFolder
@@ -22,6 +22,7 @@ from ferrite.debug.partition import partition_record
 from ferrite.debug.record import CompileRecord, EagerCall, GraphRecord, start_record
 from ferrite.errors import CompilerBug, FerriteError, FerriteWarning, layout
 from ferrite.graph import ModelLine, first_model_line, model_line
+from ferrite.graph.regions import WRITTEN_AFTER
 from ferrite.ir import Constant, HostProgram
 from ferrite.options import Options
 from ferrite.passes.pre_grad import add_values, reason_to_leave, values_to_examples
@@ -86,7 +87,8 @@ class Compilation:
             joint: torch.fx.GraphModule, *args: Any, **kwargs: Any
         ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
             with self.stage("joint"):
-                dump = Dump(self.dump_folder, "joint")
+                mark_inputs_written_after(joint.graph)
+                dump = Dump(self.dump_folder if self.options.joint else DumpFolder(None), "joint")
                 dump.graph("captured", joint)
                 steps = self.with_own(pipeline) if self.options.joint else pipeline.only_required()
                 self.record.passes["joint"] = self.run(steps, joint, False, dump)
@@ -181,6 +183,12 @@ class Compilation:
         facts["to stop on it"] = 'torch.compile(..., options={"strict": True})'
         warn_at(line, layout(f"ferrite: stage {stage!r} failed", facts))
         self.record.add(eager_record(graph, self.gm, stage, because))
+
+
+def mark_inputs_written_after(joint: torch.fx.Graph) -> None:
+    """Let rewrites know what no node shows: that some inputs will hold other values in the backward part."""
+    for node in torch_state.inputs_written_after(joint):
+        node.meta[WRITTEN_AFTER] = True
 
 
 def warn_at(line: ModelLine | None, message: str) -> None:

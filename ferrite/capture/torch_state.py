@@ -73,3 +73,10 @@ def forget_guards(sources: Sequence[Any]) -> None:
     if context is not None:
         for source in sources:
             context.guards_context.dynamo_guards.remove_guards_with_source(source)
+
+
+def inputs_written_after(joint: torch.fx.Graph) -> list[torch.fx.Node]:
+    """Inputs of a joint graph whose new values its caller writes into them, after the forward part has run."""
+    returned = joint.output_node().meta.get("desc") or ()
+    written = [each.mutated_input for each in returned if type(each).__name__ == "InputMutationAOTOutput"]
+    return [node for node in joint.find_nodes(op="placeholder") if node.meta.get("desc") in written]

@@ -15,6 +15,8 @@ import torch
 from ferrite.graph import torch_calls
 from ferrite.graph.facts import argument, bodies_of, schema_of
 
+# In the metadata of an input that is written once the graph, or its forward part, has run.
+WRITTEN_AFTER = "written_after"
 # Higher-order operators have no schema that would tell.
 MUTATING_HIGHER_ORDER = frozenset({"triton_kernel_wrapper_mutation"})
 RANDOM_HIGHER_ORDER = frozenset(

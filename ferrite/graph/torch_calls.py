@@ -60,13 +60,18 @@ TORCH_NAMESPACES = frozenset({"torch", "torch._C._nn", "torch.functional", "torc
 def aten_name(target: Any) -> str | None:
     """The name of the ATen operator that a function or method stands for: 'relu' for torch.relu and for 'relu'."""
     if isinstance(target, str):
-        return target if hasattr(torch.ops.aten, target) else None
+        return target if is_operator(target) else None
     if target in OPERATORS:
         return OPERATORS[target]
     name = str(getattr(target, "__name__", ""))
     if not name.isidentifier() or not is_torch_function(target):
         return None
-    return name if hasattr(torch.ops.aten, name) else None
+    return name if is_operator(name) else None
+
+
+def is_operator(name: str) -> bool:
+    """Whether ATen has an operator of this name; the namespace has attributes of its own, such as __or__."""
+    return hasattr(getattr(torch.ops.aten, name, None), "overloads")
 
 
 def is_torch_function(target: Any) -> bool:

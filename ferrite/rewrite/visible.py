@@ -10,7 +10,7 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph.aliases import Storage, storages_in, storages_of
-from ferrite.graph.regions import mutates
+from ferrite.graph.regions import WRITTEN_AFTER, mutates
 from ferrite.graph.values import Values, same_metadata
 
 
@@ -48,7 +48,8 @@ class Sharing:
         # whatever a writing call is given counts as written: more than need be, never less
         writers = (node for node in graph.nodes if mutates(node))
         operands = (storages_of(operand) for node in writers for operand in node.all_input_nodes)
-        self.written: frozenset[Storage] = frozenset().union(*operands)
+        later = (storages_of(node) for node in graph.nodes if node.meta.get(WRITTEN_AFTER))
+        self.written: frozenset[Storage] = frozenset().union(*operands, *later)
         self.outputs = {node: storages_of(node) for node in graph.output_node().all_input_nodes}
         self.readers = collections.Counter(each for found in self.outputs.values() for each in found)
 

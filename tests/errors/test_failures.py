@@ -50,7 +50,8 @@ def test_by_default_a_failing_stage_costs_speed_and_one_warning(stage, tmp_path)
         assert_like_eager(compiled)
         assert_like_eager(compiled)
     ours = [str(w.message) for w in caught if issubclass(w.category, ferrite.FerriteWarning)]
-    graphs = 1 if stage in ("pre_grad", "capture", "joint", "partition") else 2  # the forward and the backward graph each fail
+    whole = ("pre_grad", "capture", "joint", "partition")
+    graphs = 1 if stage in whole else 2  # the forward and the backward graph each fail
     assert len(ours) == graphs
     for message in ours:
         assert message.startswith(f"ferrite: stage {stage!r} failed")

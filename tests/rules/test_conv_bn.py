@@ -12,14 +12,15 @@ import torch.nn.functional as F
 from torch import nn
 
 import ferrite
-from compare import check
+from compare import check, since
 from ferrite.graph.verify import verify_graph
 from ferrite.options import Options
 from ferrite.passes import pre_grad_passes
 from ferrite.passes.pre_grad.conv_bn import FOLD, FOLD_LIVE
+from ferrite.passes.pre_grad.conv_bn_cases import conv_inputs
 from ferrite.passes.pre_grad.torch_form import as_torch
 from ferrite.pipeline import PassContext
-from ferrite.rewrite import apply_rules
+from ferrite.rewrite import apply_rules, why
 from torch_level import Captured, assert_same, captured
 
 aten = torch.ops.aten
@@ -242,6 +243,7 @@ def test_a_hook_or_a_parametrisation_keeps_the_layer_whole():
         torch.testing.assert_close(gm(x), expected, rtol=0, atol=0)
 
 
+@since(2, 13)
 def test_a_batch_of_any_size():
     torch._dynamo.mark_dynamic(x := torch.randn(3, 3, 6, 6), 0)
     module = lived(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)))
@@ -305,3 +307,14 @@ def test_inside_autocast():
     with torch.no_grad():
         check(fn, lambda: [torch.randn(2, 3, 6, 6)], options={"eval_conv_bn": True}, exact=False)
     assert "eval_conv_bn" not in ferrite.last_compile().rewrites, "the dtypes there are not the parameters'"
+
+
+@since(2, 13)  # before, torch itself refuses it
+def test_an_epsilon_of_zero_is_left():
+    def fn(x, w, mean, var, gamma, beta):
+        return F.batch_norm(torch.conv2d(x, w), mean, var, gamma, beta, eps=0.0)
+
+    for rule in (FOLD, FOLD_LIVE):
+        graph = captured(fn, conv_inputs())
+        (miss,) = why(graph.gm, rule, Options(freeze=rule is FOLD, eval_conv_bn=True))
+        assert miss.reason

@@ -10,7 +10,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from compare import as_bits
+from compare import as_bits, since
 from ferrite.graph.verify import Snapshot, verify_graph
 from ferrite.options import Options
 from ferrite.passes.post_grad import cpu_ops, layers, mkldnn_fusion, reinplace_inplaceable_ops
@@ -201,6 +201,7 @@ def test_a_product_behind_a_view_that_is_read_again_is_left():
     fuse(function, rows(), 0)
 
 
+@since(2, 13)
 def test_parameters_that_are_tensors_or_out_of_order_are_left():
     slope = torch.rand(())
     fuse(lambda x, w, b, s: aten.where.self((y := addmm(x, w, b)) > 0, y, y * s), [*rows(), slope], 0)

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 
 import ferrite
 from compare import check, compile_strict

@@ -78,6 +78,8 @@ class Bias:
 
     def hidden(self) -> Hidden:
         """What rows give, while training, of which nothing is left."""
+        if self.low == -math.inf and self.scales and self.node is not None:
+            raise Refused("what the scale makes of the mask is not known, and gradients tell")
         far = [far_values(mask) for mask in self.masks]
         hiding = [values for values in far if values]
         fills = {fill.value for fill in self.fills}
@@ -107,11 +109,14 @@ class Bias:
         scale = fake_value(change.tensor)
         if scale.dim() and not torch_api.known_equal(scale.shape[-1], 1):
             raise Refused("the scale varies along the keys")
-        if self.node is not None:
-            raise Refused("a tensor scales the mask, too")
-        alike = same_shape(fake_value(node).shape[:-2], self.batch)
-        if not alike and not (scale.dim() <= 4 and torch_api.known_equal(scale.numel(), 1)):
+        one_number = scale.dim() <= 4 and torch_api.known_equal(scale.numel(), 1)
+        if not one_number and not same_shape(fake_value(node).shape[:-2], self.batch):
             raise Refused("the scale has another batch than the scores")
+        if self.node is not None and not one_number:
+            raise Refused("it would make the mask as large as the scores")
+        if self.node is not None:
+            self.node = self.call(change.operator, self.node, change.tensor)
+            self.low = -math.inf
         self.scales.append(change)
 
     def add(self, node: Node, change: Add) -> None:

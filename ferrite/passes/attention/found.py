@@ -36,7 +36,7 @@ class TensorScale:
     """Multiplied, or divided, by a tensor."""
 
     tensor: Node
-    divides: bool = False
+    operator: Any = torch.ops.aten.mul.Tensor
 
 
 @dataclass(frozen=True)

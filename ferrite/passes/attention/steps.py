@@ -107,7 +107,7 @@ def divided(node: Node, given: Arguments) -> Iterator[Step]:
         if divisor != 0:
             yield Step(inner, Scale(1 / divisor))
     elif is_tensor(other):
-        yield Step(inner, TensorScale(other, divides=True))
+        yield Step(inner, TensorScale(other, aten.div.Tensor))
 
 
 def added(node: Node, given: Arguments) -> Iterator[Step]:

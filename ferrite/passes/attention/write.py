@@ -33,8 +33,7 @@ class AttentionWriter:
         query, key, value = self.factors()
         bias = Bias(self.found, self.operands, self.batch, self.dtype)
         for scale in bias.scales:
-            target = aten.div.Tensor if scale.divides else aten.mul.Tensor
-            query = self.call(target, query, scale.tensor)
+            query = self.call(scale.operator, query, scale.tensor)
         factor = bias.factor * self.factor
         if fake_value(query).dtype != self.dtype:
             raise Refused("the scale has another type")

@@ -84,7 +84,8 @@ def are_tiny(layers: list[Layer]) -> bool:
     """Where one product costs more than several: measured, it does nowhere else."""
     rows, features = torch_api.size_hint(fake_value(layers[0].node).shape[0]), layers[0].weight.shape[0]
     on_cpu = layers[0].weight.device.type == "cpu"
-    return on_cpu and leaves_quick_way(rows, features, [layer.channels for layer in layers])
+    sizes = [features * layer.channels for layer in layers]
+    return on_cpu and leaves_quick_way(rows, max(sizes), sum(sizes))
 
 
 def side_by_side(weights: list[torch.Tensor]) -> torch.Tensor:

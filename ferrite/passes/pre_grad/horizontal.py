@@ -3,17 +3,18 @@
 Whether it is right is `ferrite.passes.batching`'s to find out. Whether it pays, the option `horizontal` says: `always`,
 `off`, or `auto`, which goes by the model below.
 
-On the CPU, as `bench/horizontal.py` measured it on one machine with one thread, in time of the one call to the calls:
+On the CPU, as `bench/horizontal.py` measured it on one machine with one thread: the time of the one call, where the
+calls apart take 1.
 
-    batches of small calls                          0.7 to 1.7      nothing to go by: left
-    layers on one input, joined in each call        0.5 to 2.3      left
-    layers on one input, weights joined once        0.5 to 1.0      taken
+    batches of small calls                          0.7 to 1.7      left
+    layers on one input, joined in each call        0.6 to 2.1      left
+    layers on one input, weights joined once        0.5 to 1.1      taken
     one layer on several inputs                     0.4 to 1.1      left
-    sums of layers on pieces                        0.2 to 1.0      taken where the weights are small, or joined once
-    any of these, grown out of the quick way        1.2 to 3.9      left
+    sums of layers on pieces                        0.1 to 1.0      taken where the weights are small, or joined once
+    products that grow out of the quick way         1.2 to 3.8      left
 
-The quick way is torch's own for tiny products. The gains of the forms that are left come from what a product costs
-before it begins, 80 microseconds there, which other builds of torch do not have; their losses do not depend on it.
+The quick way is torch's own for tiny products. Much of the gains is what any other product costs there before it
+begins, 80 microseconds. Other builds of torch need not have that, but have the copies: so what can lose there is left.
 
 On a GPU a call costs a launch, which the work of a small one does not fill: a batch pays while copying its operands
 takes less than half of what the launches do. Not measured; the figures are of the right size.

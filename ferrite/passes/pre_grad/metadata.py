@@ -36,6 +36,8 @@ def add_values(gm: torch.fx.GraphModule, example_inputs: Sequence[Any] = ()) -> 
                 node.meta["val"] = node.meta["example_value"]
             elif "val" not in node.meta and node.op == "call_function" and is_barrier(node):
                 node.meta["val"] = None  # it switches a mode, or may: never run here
+            elif "val" not in node.meta and node.op == "placeholder" and module is not gm:
+                node.meta["val"] = None  # an argument that a nested graph does not read
     mode = mode_of(gm.graph) or torch_api.fake_mode_for(example_inputs)
     inputs = iter(example_inputs)
     for node in gm.graph.nodes:

@@ -17,8 +17,6 @@ from ferrite.passes.pre_grad.numeric_check import numerics_checked
 from ferrite.passes.pre_grad.torch_form import as_torch
 from ferrite.pipeline import GraphPass, PassContext, Pipeline, graph_pass, run_pipeline
 
-FUNCTORCH = "torch._functorch"
-
 
 @spelling_pass
 def torch_spelling(gm: torch.fx.GraphModule, context: PassContext) -> int:
@@ -51,8 +49,7 @@ def run_stage(
 def reason_to_leave(gm: torch.fx.GraphModule) -> str:
     """Why a graph cannot go through the stage; empty if it can."""
     for node in gm.graph.nodes:
-        module = str(getattr(node.target, "__module__", None) or "")
-        if module.startswith(FUNCTORCH):
+        if "functorch" in str(getattr(node.target, "__module__", None) or ""):
             return f"{node.name} belongs to a transform of functions (vmap, grad), whose values have no storage"
         if node.op == "call_method" and node.target in RESHAPING_IN_PLACE:
             return f"{node.name} changes the shape of a tensor in place"
