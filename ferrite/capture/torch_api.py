@@ -161,6 +161,7 @@ if release(torch.__version__) < (2, 13):
 
 # Before 2.13 the fake value of a matrix product of symbolic sizes is of the sizes seen, as if these were fixed.
 VALUES_KEEP_SYMBOLS = release(torch.__version__) >= (2, 13)
+GUARDS_CAN_GO = VALUES_KEEP_SYMBOLS  # and a guard on a parameter, once taken away, is not asked again
 
 
 # --- errors that belong to Dynamo -------------------------------------------------------------------------------------

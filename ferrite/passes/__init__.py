@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
+from ferrite.capture import torch_api
 from ferrite.errors import UserError, nearest
 from ferrite.options import Options
 from ferrite.passes.freezing import FREEZE, Inlined, freezing_passes, inline_parameters
@@ -47,6 +48,11 @@ def checked_options(options: Options) -> Options:
     """The options with passes by their full names; a UserError for a name that no pass or group of rewrites has."""
     check_fusions(options)
     check_settings(options)
+    if options.freeze_discard_parameters and not torch_api.GUARDS_CAN_GO:
+        raise UserError(
+            "option 'freeze_discard_parameters' needs torch 2.13 or newer",
+            {"because": "before, every call looks at the parameters again", "here": f"torch {torch.__version__}"},
+        )
     return with_full_names(options, PIPELINES)
 
 

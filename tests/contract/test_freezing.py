@@ -13,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import ferrite
 import ferrite.backend
-from compare import assert_no_farther, compile_strict, compiled_graphs
+from compare import assert_no_farther, compile_strict, compiled_graphs, since
 from ferrite.runtime.frozen import MOST
 
 
@@ -362,6 +362,7 @@ def test_a_folded_weight_takes_the_place_of_its_parts(net, loaded):
     assert weights == [4, 4, 8, 32, 72]  # the shift; biases of the convolution and the product; their weights
 
 
+@since(2, 13)
 def test_discarded_parameters_leave_no_memory_behind(net):
     x = image()
     with torch.no_grad():
@@ -377,6 +378,7 @@ def test_discarded_parameters_leave_no_memory_behind(net):
     assert {name for name, place in memory.items() if not place.expired()} == {"shift"}, "the one that is a constant"
 
 
+@since(2, 13)
 def test_a_discarded_parameter_raises_with_its_name(net):
     function = frozen(net, freeze_discard_parameters=True)
     function(image())
@@ -392,6 +394,7 @@ def test_a_discarded_parameter_raises_with_its_name(net):
     assert "weight" in repr(net.conv.weight)
 
 
+@since(2, 13)
 def test_after_discarding_nothing_can_be_compiled_anew(net):
     function = frozen(net, freeze_discard_parameters=True)
     function(image())

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import ferrite
-from compare import assert_no_farther, check, compiled_graphs, upcast_tree
+from compare import assert_no_farther, check, compiled_graphs, since, upcast_tree
 from ferrite.options import Options
 from ferrite.passes.attention import BEFORE_AUTOGRAD, FOR_INFERENCE
 from ferrite.passes.attention.cases import LOWEST, heads, rows, three, tokens
@@ -386,6 +386,7 @@ def test_without_the_pre_grad_stage(decompose):
     assert ferrite.last_compile().rewrites["sfdp_inference"] == 1
 
 
+@since(2, 13)
 def test_one_graph_serves_every_length():
     def fn(q: Any, k: Any, v: Any, hidden: Any) -> Any:
         mask = torch.where(hidden, LOWEST, 0.0)

@@ -26,13 +26,17 @@ from torch_level import Captured, assert_same, captured
 RULES = {rule.name: rule for rule in all_rules("pre_grad")}
 
 
-def cases(*kinds: str) -> list[Any]:
+def cases(*kinds: str, first: Any = None, others: Any = None) -> list[Any]:
+    """One test per case of each rule; `first` and `others` mark the first case of a rule, and the rest."""
     return [
-        pytest.param(name, case, id=f"{name}: {case.label}")
+        pytest.param(name, case, id=f"{name}: {case.label}", marks=[mark] if mark is not None else [])
         for name, rule in RULES.items()
-        for kind in kinds
-        for case in getattr(rule, kind)
+        for place, case in enumerate(case for kind in kinds for case in getattr(rule, kind))
+        for mark in (others if place else first,)
     ]
+
+
+quick, slow = pytest.mark.quick, pytest.mark.slow
 
 
 def is_exact(rule: Any) -> bool:
@@ -46,8 +50,7 @@ def apply(rule: Any, graph: Captured, case: Any) -> int:
     )
 
 
-@pytest.mark.quick
-@pytest.mark.parametrize(("name", "case"), cases("examples"))
+@pytest.mark.parametrize(("name", "case"), cases("examples", first=quick))
 def test_it_fires_and_computes_the_same(name, case):
     rule = RULES[name]
     before = captured(case.function, case.make_inputs())
@@ -62,7 +65,7 @@ def test_it_fires_and_computes_the_same(name, case):
     assert_same(before, after, case.make_inputs, exact=is_exact(rule))
 
 
-@pytest.mark.parametrize(("name", "case"), cases("examples"))
+@pytest.mark.parametrize(("name", "case"), cases("examples", others=slow))
 def test_it_fires_on_what_symbolic_tracing_gives(name, case):
     rule = RULES[name]
     try:
@@ -75,7 +78,6 @@ def test_it_fires_on_what_symbolic_tracing_gives(name, case):
     assert_same(before, after, case.make_inputs, exact=is_exact(rule))
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize(("name", "case"), cases("near_misses"))
 def test_it_does_not_fire_and_says_why(name, case):
     graph = captured(case.function, case.make_inputs())
@@ -88,7 +90,7 @@ def test_it_does_not_fire_and_says_why(name, case):
 
 
 @since(2, 13)  # before, fake values of products settle symbolic sizes, and the stage leaves such graphs alone
-@pytest.mark.parametrize(("name", "case"), cases("examples", "near_misses"))
+@pytest.mark.parametrize(("name", "case"), cases("examples", "near_misses", others=slow))
 def test_symbolic_sizes_add_no_guard(name, case):
     before = captured(case.function, case.make_inputs(), symbolic=True)
     after = before.copy()

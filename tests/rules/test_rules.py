@@ -25,18 +25,22 @@ from ferrite.rewrite import Case, apply_rules, why
 from ferrite.rewrite.arguments import arguments_of
 from graphs import assert_metadata_is_true, assert_same_computation
 
-pytestmark = pytest.mark.quick
 STAGES = ("joint", "freeze", "post_grad")  # on functional ATen graphs; pre-grad rules have a procedure of their own
 RULES = {rule.name: rule for stage in STAGES for rule in all_rules(stage)}
 POST_GRAD = {rule.name for rule in all_rules("post_grad")}
 
 
-def cases(kind: str) -> list[Any]:
+def cases(kind: str, *, first: Any = None, others: Any = None) -> list[Any]:
+    """One test per case of each rule; `first` and `others` mark the first case of a rule, and the rest."""
     return [
-        pytest.param(name, case, id=f"{name}: {case.label}")
+        pytest.param(name, case, id=f"{name}: {case.label}", marks=[mark] if mark is not None else [])
         for name, rule in RULES.items()
-        for case in getattr(rule, kind)
+        for place, case in enumerate(getattr(rule, kind))
+        for mark in (others if place else first,)
     ]
+
+
+quick, slow = pytest.mark.quick, pytest.mark.slow
 
 
 def traced(case: Case, mode: str) -> torch.fx.GraphModule:
@@ -58,7 +62,7 @@ def keeps_bits(rule: Any) -> bool:
     return rule.numerics == "exact" and rule.layout == "kept"
 
 
-@pytest.mark.parametrize(("name", "case"), cases("examples"))
+@pytest.mark.parametrize(("name", "case"), cases("examples", first=quick))
 def test_it_fires_and_computes_the_same(name, case):
     before = traced(case, "fake")
     after = copy.deepcopy(before)
@@ -68,7 +72,7 @@ def test_it_fires_and_computes_the_same(name, case):
     assert apply(RULES[name], after, case) == 0, "a second application changes something"
 
 
-@pytest.mark.parametrize(("name", "case"), cases("near_misses"))
+@pytest.mark.parametrize(("name", "case"), cases("near_misses", first=quick))
 def test_it_does_not_fire_and_says_why(name, case):
     gm = traced(case, "fake")
     text = str(gm.graph)
@@ -79,7 +83,7 @@ def test_it_does_not_fire_and_says_why(name, case):
     assert all(miss.reason for miss in misses)
 
 
-@pytest.mark.parametrize(("name", "case"), [*cases("examples"), *cases("near_misses")])
+@pytest.mark.parametrize(("name", "case"), [*cases("examples"), *cases("near_misses", others=slow)])
 def test_symbolic_sizes_add_no_guard(name, case):
     before = traced(case, "symbolic")
     after = copy.deepcopy(before)
@@ -90,7 +94,7 @@ def test_symbolic_sizes_add_no_guard(name, case):
     assert_metadata_is_true(after)
 
 
-@pytest.mark.parametrize(("name", "case"), cases("examples"))
+@pytest.mark.parametrize(("name", "case"), cases("examples", others=slow))
 def test_strict_numerics_keep_every_bit(name, case):
     rule, before = RULES[name], traced(case, "fake")
     if "numerics" in case.options:
@@ -106,7 +110,9 @@ def test_strict_numerics_keep_every_bit(name, case):
         assert any("the option numerics is strict" in reason for reason in reasons)
 
 
-@pytest.mark.parametrize(("name", "case"), [each for each in cases("examples") if each.values[0] in POST_GRAD])
+@pytest.mark.parametrize(
+    ("name", "case"), [each for each in cases("examples", others=slow) if each.values[0] in POST_GRAD]
+)
 def test_calls_may_name_all_their_arguments(name, case):
     """As a pass of a user may write them: nothing by position, defaults spelled out."""
     before = traced(case, "fake")

@@ -3,23 +3,16 @@
 Scales go into the factor, masks into the bias. A fill becomes part of the bias, too: a score that is added to minus
 infinity, or to the lowest number there is, leaves no trace. Fills with a number less far away are refused.
 
-What would differ from eager are the rows of which nothing is left:
-
-- All scores of a row are minus infinity: a softmax gives nan, scaled_dot_product_attention zeros. Such rows of the bias
-  become nan. That gives eager's result and, for a mask that is added, eager's gradients.
-- All scores are overwritten: in eager they get no gradient.
-- All have the lowest number added: in eager they weigh the same and get a gradient, but kernels that compute the
-  weights a second time, to go backward, cannot tell one from all in numbers that low.
-
-So for training the last two are computed apart (`hidden` says how), and it must be known what a mask can hold. Scores
-that are infinite because a query or a key is are not looked for.
+Where all scores of a row are minus infinity a softmax gives nan, and scaled_dot_product_attention zeros: such rows of
+the bias become nan. While training the mask is looked at when it is there (see `operators`), and is left as it is.
+Scores that are infinite because a query or a key is are not looked for.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -28,36 +21,36 @@ from ferrite.graph import fake_value
 from ferrite.passes.attention.constants import values_of
 from ferrite.passes.attention.found import Add, Attention, Change, Fill, Node, Refused, Scale, TensorScale
 from ferrite.passes.attention.operands import Operands, same_shape
+from ferrite.passes.attention.operators import FAR
 
 aten = torch.ops.aten
-# Nothing that a score can be changes this number when it is added to it.
-FAR = -1e30
 LOWEST_HALF = torch.finfo(torch.float16).min
 LOWEST = torch.finfo(torch.float32).min
-# What a row of which nothing is left gives while training: what attention makes of it, the mean of the values, the mean
-# with a gradient for the scores, nan.
-Hidden = Literal["", "mean", "mean of scores", "nan"]
 
 
 class Bias:
-    """`batch` is that of the attention to come, `dtype` its type."""
+    """`batch` is that of the attention to come, `dtype` its type; `mend`: rows of minus infinity become nan."""
 
-    def __init__(self, found: Attention, operands: Operands, batch: Sequence[Any], dtype: torch.dtype) -> None:
+    def __init__(
+        self, found: Attention, operands: Operands, batch: Sequence[Any], dtype: torch.dtype, mend: bool
+    ) -> None:
         self.operands, self.call = operands, operands.call
         self.batch, self.dtype = batch, dtype
         self.factor = 1.0
         self.scales: list[TensorScale] = []  # tensors that the queries are to be multiplied by
         self.node: Node | None = None
-        self.low = 0.0  # no element is below
-        self.fills = [change for _, change in found.scores if isinstance(change, Fill)]
-        self.masks = [change for _, change in found.scores if isinstance(change, Add)]
-        self.safe = found.softmax.safe
+        self.filled: Node | None = None  # which scores are overwritten
+        self.low = 0.0  # no element of the bias is below
+        masks = [change for _, change in found.scores if isinstance(change, Add)]
         # if one mask alone may hold minus infinity it is mended before it is broadcast to others
-        endless = [mask for mask in self.masks if lowest_of(mask) == -math.inf]
-        filled = any(fill.value == -math.inf for fill in self.fills)
-        self.alone = endless[0] if len(endless) == 1 and not filled and not self.safe else None
+        endless = [mask for mask in masks if lowest_of(mask) == -math.inf]
+        filled = any(isinstance(change, Fill) and change.value == -math.inf for _, change in found.scores)
+        self.alone = endless[0] if mend and len(endless) == 1 and not filled else None
+        self.trains = any(fake_value(mask.mask).requires_grad for mask in masks)
         for node, change in found.scores:
             self.apply(node, change)
+        if mend:
+            self.mend()
 
     def apply(self, node: Node, change: Change) -> None:
         if isinstance(change, Scale):
@@ -69,28 +62,13 @@ class Bias:
         elif isinstance(change, Fill):
             self.fill(node, change)
 
-    # --- rows of which nothing is left --------------------------------------------------------------------------------
-
     @property
-    def may_be_endless(self) -> bool:
-        """Whether a row can be all minus infinity, and that makes a difference."""
-        return self.node is not None and not self.safe and self.low < LOWEST
+    def may_hide_rows(self) -> bool:
+        return self.low <= FAR
 
-    def hidden(self) -> Hidden:
-        """What rows give, while training, of which nothing is left."""
-        if self.low == -math.inf and self.scales and self.node is not None:
-            raise Refused("what the scale makes of the mask is not known, and gradients tell")
-        far = [far_values(mask) for mask in self.masks]
-        hiding = [values for values in far if values]
-        fills = {fill.value for fill in self.fills}
-        if bool(fills) + len(hiding) > 1 or len(fills) > 1 or any(len(values) > 1 for values in hiding):
-            raise Refused("scores are hidden in more than one way, and gradients tell them apart")
-        if fills:
-            return "mean" if fills != {-math.inf} else "" if self.safe else "nan"
-        return "mean of scores" if hiding and hiding[0] != {-math.inf} else ""
-
-    def hidden_rows(self) -> Node:
-        return self.call(aten.all.dim, self.call(aten.le.Scalar, self.node, FAR), -1, True)
+    def mend(self) -> None:
+        if self.node is not None and self.low < LOWEST:
+            self.node = self.mended(self.node)
 
     def mended(self, mask: Node) -> Node:
         """Rows of minus infinity as nan."""
@@ -155,6 +133,9 @@ class Bias:
         else:
             self.node = self.call(aten.where.ScalarOther, condition, others, value)
         self.low = min(self.low, value)
+        overwritten = condition if change.when else self.call(aten.logical_not.default, condition)
+        several = self.filled is not None
+        self.filled = self.call(aten.logical_or.default, self.filled, overwritten) if several else overwritten
 
     def in_batch(self, mask: Node, at: Node) -> Node:
         """A mask that was broadcast to the scores at some node, for scores with the batch that attention has."""
@@ -182,10 +163,3 @@ def lowest_of(mask: Add) -> float:
     """What a mask makes scores lower by at most; minus infinity where nobody knows."""
     values = mask_values(mask)
     return -math.inf if values is None else min(0.0, *values)
-
-
-def far_values(mask: Add) -> set[float]:
-    values = mask_values(mask)
-    if values is None:
-        raise Refused("what the mask hides is not known, and gradients tell")
-    return {value for value in values if value <= FAR}

@@ -138,6 +138,8 @@ EXAMPLES = (
     ),
     Case("any number but zero is a token", behind(distilbert), three_and(tokens)),
     Case("causal", behind(gpt2), three),
+    Case("filled, and a mask hides more", behind(lambda q, k, m: gpt2(q, k) + mask_of(m)), three_and(padding)),
+    Case("a mask that nobody knows", behind(lambda q, k, m: q @ k.mT + m), three_and(lambda: mask_of(rows()))),
     Case("flattened heads", bart, three_and(padding)),
     Case("unscaled, with a bias for each head", t5, three_and(lambda: torch.rand(1, 3, 5, 5) > 0.5)),
     Case("groups of heads", grouped, lambda: [heads(2, 5, 6, 4), heads(2, 5, 2, 4), heads(2, 5, 2, 4)]),
@@ -165,8 +167,6 @@ NEAR_MISSES = (
 # where gradients are to come, and strides are as matmul gives them
 TRAINING_NEAR_MISSES = (
     Case("a mask that is trained", behind(lambda q, k, m: q @ k.mT + m), trained_mask),
-    Case("filled, and a mask hides more", behind(lambda q, k, m: gpt2(q, k) + mask_of(m)), three_and(padding)),
-    Case("a mask that nobody knows", behind(lambda q, k, m: q @ k.mT + m), three_and(lambda: torch.randn(5, 5))),
     Case("the result has strides that can be seen", lambda q, k, v: weights(q, k) @ v, three),
 )
 

@@ -7,6 +7,7 @@ dense. Where it applies it is ahead of eager from the smallest sizes on: `bench/
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from ferrite.graph import fake_value
 from ferrite.passes.attention.found import Node
 
 NARROW = (torch.float16, torch.bfloat16)
+MOST_KEYS_TRAINING = 10000
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,10 @@ class Call:
     bias: Node | None
     dropout: float
     factor: float
+    filled: Node | None
     grouped: bool  # heads of queries share heads of keys and values
+    training: bool
+    looks_at_mask: bool  # when it runs, for rows of which nothing is left
     trains_mask: bool
 
     @property
@@ -49,6 +54,10 @@ class Call:
         bias = fake_value(self.bias) if self.bias is not None else None
         if bias is not None and (bias.dtype not in (query.dtype, torch.float32) or bias.device != query.device):
             return f"the mask is {bias.dtype} on {bias.device}, the query {query.dtype} on {query.device}"
+        if not 0 < self.factor < math.inf:
+            return "the scale is not positive"
+        if self.looks_at_mask and (why := self.kernel_problem(query, key, value)) is not None:
+            return f"rows that a mask may hide are for the kernel of CPUs: {why}"
         on_cuda = query.device.type == "cuda"
         if on_cuda and query.dtype is torch.float32 and not torch.backends.cuda.matmul.allow_tf32:
             return "attention may round to TF32 there, which products may not"
@@ -62,14 +71,22 @@ class Call:
     def loss_on_cpu(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str | None:
         if query.device.type != "cpu":
             return f"whether it pays on {query.device.type} is not known"
+        if self.trains_mask:
+            return "the kernel does not train masks"
+        if self.training and torch_api.size_hint(key.shape[-2]) > MOST_KEYS_TRAINING:
+            return "with so many keys products are faster on the way back"
+        return self.kernel_problem(query, key, value)
+
+    def kernel_problem(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str | None:
+        """Why the kernel of CPUs does not take the call."""
+        if query.device.type != "cpu":
+            return f"it is on {query.device.type}"
         if self.dropout:
             return "the kernel does not drop weights"
         if not torch_api.known_equal(query.shape[-1], value.shape[-1]):
             return "the kernel wants keys and values of one width"
         if any(not torch_api.known_equal(each.stride(-1), 1) for each in (query, key, value)):
             return "the kernel wants dense rows"
-        if self.trains_mask:
-            return "the kernel does not train masks"
         if any(torch_api.known_equal(each.numel(), 0) for each in (query, key, value)):
             return "it is empty"
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,13 +12,15 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
 from ferrite.graph.facts import attribute_of
-from ferrite.passes.attention.bias import Bias, Hidden
+from ferrite.passes.attention.bias import Bias
 from ferrite.passes.attention.found import Attention, Node, Refused
 from ferrite.passes.attention.operands import Operands, same_shape
+from ferrite.passes.attention.operators import MASKED_ATTENTION
 from ferrite.passes.attention.worth import Call
 from ferrite.rewrite import Site
 
 aten = torch.ops.aten
+SDPA = aten.scaled_dot_product_attention.default
 
 
 class AttentionWriter:
@@ -31,67 +34,35 @@ class AttentionWriter:
 
     def write(self) -> Node:
         query, key, value = self.factors()
-        bias = Bias(self.found, self.operands, self.batch, self.dtype)
+        training, safe = self.trains(), self.found.softmax.safe
+        bias = Bias(self.found, self.operands, self.batch, self.dtype, mend=not training and not safe)
         for scale in bias.scales:
             query = self.call(scale.operator, query, scale.tensor)
-        factor = bias.factor * self.factor
         if fake_value(query).dtype != self.dtype:
             raise Refused("the scale has another type")
-        if not 0 < factor < math.inf:
-            raise Refused("the scale is not positive")
-        mask, hidden = bias.node, bias.hidden() if self.trains() else ""
-        if mask is None or not hidden:
-            mask = bias.mended(mask) if mask is not None and bias.may_be_endless else mask
-            return self.in_place(self.attention(query, key, value, mask, factor, bias))
-        rows = bias.hidden_rows()
-        mask = self.call(aten.masked_fill.Scalar, mask, rows, 0.0)
-        result = self.attention(query, key, value, mask, factor, bias, alone=False)
-        instead = self.nan(rows, value) if hidden == "nan" else self.mean(hidden, query, key, value, factor)
-        return self.in_place(self.call(aten.where.self, rows, instead, result))
+        grouped = self.operands.grouped(key, value)
+        key, value = grouped or (key, value)
+        call = Call(
+            *(query, key, value, bias.node, self.found.dropout, bias.factor * self.factor),
+            filled=bias.filled,
+            grouped=grouped is not None,
+            training=training,
+            looks_at_mask=training and bias.may_hide_rows,
+            trains_mask=bias.trains,
+        )
+        if safe and call.looks_at_mask:
+            raise Refused("what a safe softmax makes of hidden rows is not done while training")
+        if (problem := call.problem(self.site.options.attention == "auto")) is not None:
+            raise Refused(problem)
+        if not call.looks_at_mask:
+            return self.in_place(self.call(SDPA, *call.arguments, **call.keywords))
+        both = self.call(MASKED_ATTENTION, query, key, value, bias.node, bias.filled, call.factor)
+        return self.in_place(self.call(operator.getitem, both, 0))
 
     def trains(self) -> bool:
         """Whether a gradient may be asked for."""
         inputs = (node for node in self.found.root.graph.nodes if node.op in ("placeholder", "get_attr"))
         return not self.site.is_inference and any(may_require_gradient(node) for node in inputs)
-
-    def attention(
-        self, query: Node, key: Node, value: Node, mask: Node | None, factor: float, bias: Bias, alone: bool = True
-    ) -> Node:
-        """The call, if it is right and pays. `alone`: nobody else reads key and value."""
-        grouped = self.operands.grouped(key, value) if alone else None
-        key, value = grouped or (key, value)
-        call = Call(
-            *(query, key, value, mask, self.found.dropout, factor),
-            grouped=grouped is not None,
-            trains_mask=any(fake_value(each.mask).requires_grad for each in bias.masks),
-        )
-        if (problem := call.problem(self.site.options.attention == "auto")) is not None:
-            raise Refused(problem)
-        return self.call(aten.scaled_dot_product_attention.default, *call.arguments, **call.keywords)
-
-    def nan(self, rows: Node, value: Node) -> Node:
-        """Nan in rows, and so in the gradients of the values that they would have read; zero elsewhere."""
-        zeros = self.call(aten.zeros_like.default, rows, dtype=self.dtype)
-        total = self.call(aten.sum.dim_IntList, value, [-2], True)
-        return self.call(aten.mul.Tensor, total, self.call(aten.masked_fill.Scalar, zeros, rows, math.nan))
-
-    def mean(self, hidden: Hidden, query: Node, key: Node, value: Node, factor: float) -> Node:
-        """A row in which all weights are the same; with eager's gradient for the scores, if they have one."""
-        mean = self.call(aten.mean.dim, value, [-2], True)
-        if hidden == "mean":
-            return mean
-        # Weights change with their scores: to first order the result does by the covariance of keys and values.
-        constant = self.call(aten.detach.default, value), self.call(aten.detach.default, mean)
-        spread = self.call(aten.sub.Tensor, *constant)
-        covariance = self.call(aten.matmul.default, self.call(aten.transpose.int, key, -2, -1), spread)
-        share = self.call(aten.div.Tensor, covariance, self.length(key))
-        change = self.call(aten.mul.Tensor, self.call(aten.matmul.default, query, share), factor)
-        nothing = self.call(aten.sub.Tensor, change, self.call(aten.detach.default, change))
-        return self.call(aten.add.Tensor, mean, nothing)
-
-    def length(self, key: Node) -> Any:
-        size = fake_value(key).shape[-2]
-        return size if isinstance(size, int) else self.call(aten.sym_size.int, key, 2)
 
     # --- query, key, value and result ---------------------------------------------------------------------------------
 
