@@ -1,6 +1,6 @@
 """Whether attention pays as one call: written out, in eager, against the same compiled.
 
-    python -m bench.attention [--rounds N]
+    python -m bench.attention [--rounds N] [--threads N]
 
 Figures are seconds per call, compiled to eager: below 1 is faster. `products`: compiled with the rewrite off.
 """
@@ -74,11 +74,13 @@ def measured(size: tuple[int, ...], masked: bool, training: bool, rounds: int) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     chosen = parser.parse_args()
+    torch.set_num_threads(chosen.threads)
     torch.manual_seed(0)
     lines = [
-        "Batch x heads x queries x keys x width, float32. Median and quartiles of the time of the compiled function to "
-        "eager's.",
+        f"Batch x heads x queries x keys x width, float32, threads: {chosen.threads}. Median and quartiles of the time of "
+        "the compiled function to eager's.",
         "",
         "| size | kind | mask | eager, microseconds | one call | products |",
         "|---|---|---|---|---|---|",

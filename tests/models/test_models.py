@@ -20,7 +20,7 @@ from compare import assert_no_farther, assert_same_tree, compile_strict, compile
 Scenario = Callable[[Any, Callable[..., Any]], dict[str, Any]]
 
 # These compile longest, and what they are made of occurs in the others too.
-SLOW = {"qwen2-moe", "mobilenet-v2", "bart", "whisper", "detr"}
+SLOW = {"qwen2-moe", "mobilenet-v2", "bart", "whisper", "detr", "t5", "wav2vec2", "segformer", "clip", "mixtral"}
 SLOW_TO_TRAIN = SLOW | {"bert", "qwen2", "gemma2", "mixtral", "mamba", "wav2vec2", "mobilenet-v1"}
 SLOW_TO_TRAIN |= {"segformer", "yolos", "clip"}
 

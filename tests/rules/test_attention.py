@@ -402,3 +402,45 @@ def test_one_graph_serves_every_length():
     longer = inputs(9)
     torch.testing.assert_close(compiled(*longer), fn(*longer))
     assert compiled_graphs() == 1
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_training_in_half_precision(dtype):
+    def fn(q: Any, k: Any, v: Any, hidden: Any) -> Any:
+        scores = (q @ k.transpose(2, 3) * 0.5).masked_fill(hidden, torch.finfo(q.dtype).min)
+        return out(scores.softmax(-1, dtype=torch.float32).to(v.dtype) @ v)
+
+    def inputs() -> list[Any]:
+        return [*(heads(dtype=dtype).detach().requires_grad_() for _ in range(3)), rows()]
+
+    check(fn, inputs, backward=True)
+    assert ferrite.last_compile().rewrites["sfdp"] == 1
+
+
+def grouped_and_masked(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    k, v = k.repeat_interleave(3, dim=1), v.repeat_interleave(3, 1)
+    return out((q @ k.mT / 2 + mask).softmax(-1) @ v)
+
+
+@pytest.mark.parametrize("name", masks())
+def test_training_with_a_mask_that_nobody_knows(name):
+    def inputs() -> list[Any]:
+        shapes = ((2, 5, 6, 4), (2, 5, 2, 4), (2, 5, 2, 4))
+        mask = masks()[name]
+        mask = mask.repeat(2, 1, 1) if name == "a bias for each head" else mask
+        return [*(heads(*shape).detach().requires_grad_() for shape in shapes), mask]
+
+    check(grouped_and_masked, inputs, backward=True)
+    assert ferrite.last_compile().rewrites["sfdp"] == 1
+
+
+def test_a_trained_mask_gets_its_gradient():
+    def fn(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        return out((scores_of(q, k) + mask).softmax(-1) @ v)
+
+    def inputs() -> list[Any]:
+        queries = [each.detach().requires_grad_() for each in three()]
+        return [*queries, torch.randn(3, 1, 5, requires_grad=True)]
+
+    check(fn, inputs, backward=True, options={"attention": "always"})
+    assert ferrite.last_compile().rewrites["sfdp"] == 1

@@ -697,7 +697,7 @@ LOOPS = [
 
 
 @pytest.mark.parametrize("length", [1, 4])
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("fn", LOOPS, ids=lambda fn: fn.__name__)
 def test_loops(fn, dynamic, length):
     make = lambda: [torch.randn(3), torch.randn(length, 3)]  # noqa: E731

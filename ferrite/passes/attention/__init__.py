@@ -9,6 +9,7 @@
     operands   query, key and value before they were flattened, copied and repeated for a product
     bias       what happens to the scores, as a factor and a bias
     write      the one call
+    operators  the same for training, with masks that may leave nothing of a row
     worth      where it pays
 
 One matcher serves two stages. Before autograd the calls are those of torch, and the new call brings its own backward

@@ -1,9 +1,9 @@
 """Attention on a CPU with a mask that may leave nothing of a row, for training: `ferrite::masked_attention`.
 
-The kernel of torch goes backward from the logarithm of each row's sum. Where the lowest number was added everywhere that
-is the lowest number again, whatever the sum was, and the gradients are wrong; for rows of minus infinity it has zeros
-where eager has nan. Such rows are rare. So the mask is looked at when it is there: without one the kernel runs, with one
-the gradients are computed as eager computes them. Scores that were overwritten get none, as in eager.
+The kernel of torch goes backward from the logarithm of each row's sum. Where the lowest number was added everywhere
+that is the lowest number again, whatever the sum was, and the gradients are wrong; for rows of minus infinity it has
+zeros where eager has nan. Such rows are rare. So the mask is looked at when it is there: without one the kernel runs,
+with one the gradients are computed as eager computes them. Scores that were overwritten get none, as in eager.
 """
 
 from __future__ import annotations
