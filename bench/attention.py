@@ -79,8 +79,8 @@ def main() -> None:
     torch.set_num_threads(chosen.threads)
     torch.manual_seed(0)
     lines = [
-        f"Batch x heads x queries x keys x width, float32, threads: {chosen.threads}. Median and quartiles of the time of "
-        "the compiled function to eager's.",
+        f"Batch x heads x queries x keys x width, float32, threads: {chosen.threads}. Median and quartiles of the time "
+        "of the compiled function to eager's.",
         "",
         "| size | kind | mask | eager, microseconds | one call | products |",
         "|---|---|---|---|---|---|",

@@ -65,7 +65,7 @@ def test_inference_has_one_call_per_layer(architecture):
     assert (calls, softmaxes) == (LAYERS[architecture.name], 0)
 
 
-@since(2, 13)  # before, the captured graph of a training step spells its mask otherwise
+@since(2, 13)  # with 2.11 the rule does not fire in these
 @pytest.mark.parametrize(
     "architecture", cases([name for name in LAYERS if name not in ROUNDING], ("distilbert", "llama", "vit"))
 )
