@@ -312,6 +312,13 @@ def test_trained_masks_are_for_whoever_asks():
     assert rewritten(fn, inputs, options={"attention": "always"})[1] == 1
 
 
+def test_training_with_many_keys_is_left_to_products():
+    inputs = [heads(1, length, 2, 4) for length in (3, 129, 129)]
+    assert_refused(multi_query, inputs, "with so many keys", training=True)
+    assert rewritten(multi_query, inputs, training=True, options={"attention": "always"})[1] == 1
+    assert rewritten(multi_query, inputs)[1] == 1
+
+
 # --- dropout ----------------------------------------------------------------------------------------------------------
 
 REDRAWN = {"attention": "always", "rng": "counter"}
