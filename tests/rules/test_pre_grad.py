@@ -255,11 +255,13 @@ def test_branches_are_rewritten_too():
 
 def test_two_threads_compile_at_once():
     results: dict[int, bool] = {}
+    models = [Net().eval() for _ in range(4)]
+    # traced here: torch.fx patches nn.Module for every thread while it traces
+    traced = [torch.fx.symbolic_trace(model) for model in models]
 
     def work(number):
-        model = Net().eval()
+        model, gm = models[number], traced[number]
         (x,) = example()
-        gm = torch.fx.symbolic_trace(model)
         pre_grad_passes(gm, [x], Options(strict=True))
         results[number] = torch.equal(gm(x), model(x))
 
