@@ -33,6 +33,8 @@ demo: $(READY)  ## compile a real model and show it equal to eager
 test: $(READY)  ## everything CI runs: format, lint, types, tests
 	@$(MAKE) --no-print-directory lint
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not slow and not gpu"
+	@echo "the quick contracts once more, through the lowering and its interpreter"
+	$(PYTEST) -n $(WORKERS) --dist loadfile -m "quick and not slow and not gpu" --executor interpreter tests/contract
 
 check: $(READY)  ## format, lint, types and the quick tests; run it before every commit
 	@$(MAKE) --no-print-directory lint
@@ -41,6 +43,7 @@ check: $(READY)  ## format, lint, types and the quick tests; run it before every
 test-all: $(READY)  ## also the long sweeps
 	@$(MAKE) --no-print-directory lint
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not gpu"
+	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not gpu" --executor interpreter tests/contract tests/models
 
 test-gpu: $(READY)  ## the tests that need a GPU
 	$(PYTEST) -m gpu
@@ -51,6 +54,7 @@ bench: $(READY)  ## measure, and write bench/results/
 docs: $(READY)  ## make the generated pages anew
 	$(BIN)/python -m ferrite options --markdown > docs/options.md
 	$(BIN)/python -m ferrite.passes.page docs/names.csv > docs/passes.md
+	$(BIN)/python -m ferrite ops --markdown docs/operators.csv > docs/operators.md
 
 .PHONY: lint
 lint: $(READY)

@@ -1,6 +1,6 @@
 """When it pays to make several calls as one: linear layers side by side, sums of them, batches of small calls.
 
-    OMP_NUM_THREADS=1 python -m bench.horizontal [--rounds N]
+    OMP_NUM_THREADS=1 python -m bench.passes horizontal [--rounds N]
 
 Each form stands against the calls that it replaces, in eager, without gradients, turn by turn in one process; below 1
 the one call is faster. "Joined before" has weights that were joined once, as freezing does; "joined each time" pays for
@@ -11,14 +11,13 @@ One thread, and the fastest round of each: what others do on the same machine on
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from bench.measure import interleaved, write
+from bench.measure import interleaved
 
 Calls = dict[str, Callable[[], object]]
 
@@ -135,21 +134,9 @@ def rows_of(name: str, rounds: int) -> Iterator[str]:
         yield f"| {name} | {rows} | {features} | {width} | {count} | {apart:.0f} | {cells[0]} | {cells[1]} |"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=40)
-    chosen = parser.parse_args()
-    lines = [
-        "| form | rows | features | width | calls | apart, µs | joined before / apart | joined each time / apart |"
-    ]
-    lines.append("|---" * 8 + "|")
+def rows(rounds: int) -> Iterator[str]:
+    yield "| form | rows | features | width | calls | apart, µs | joined before / apart | joined each time / apart |"
+    yield "|---" * 8 + "|"
     with torch.no_grad():
         for name in FORMS:
-            for line in rows_of(name, chosen.rounds):
-                lines.append(line)
-                print(line, flush=True)
-    write("horizontal", "Several calls as one", lines)
-
-
-if __name__ == "__main__":
-    main()
+            yield from rows_of(name, rounds)

@@ -1,8 +1,11 @@
-"""What the passes cost: seconds per node of the post-grad stage, on graphs of growing size.
+"""What the passes cost and what they gain.
 
-    python -m bench.passes [--nodes 2000 20000] [--rounds N]
+    python -m bench.passes cost [--nodes 2000 20000]    seconds per node of the post-grad stage, on growing graphs
+    python -m bench.passes rewrites                     each pre-grad pass on a piece of a model: see `bench.rewrites`
+    python -m bench.passes horizontal                   several calls as one, over many sizes: see `bench.horizontal`
 
-The stage must be near-linear: the cost per node of the largest graph is given as a ratio to that of the smallest.
+Each takes `--rounds N`. The stage must be near-linear: the cost per node of the largest graph is given as a ratio to
+that of the smallest.
 """
 
 from __future__ import annotations
@@ -10,16 +13,19 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Iterable
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from bench import horizontal, rewrites
 from bench.measure import write
 from ferrite.options import Options
 from ferrite.passes import POST_GRAD
 from ferrite.pipeline import PassContext, PassRecord, run_pipeline
 
 PER_LAYER = 6  # nodes that one layer of the graph below makes
+ROUNDS = {"cost": 3, "rewrites": 31, "horizontal": 40}
 
 
 def graph_of(nodes: int) -> torch.fx.GraphModule:
@@ -33,17 +39,13 @@ def graph_of(nodes: int) -> torch.fx.GraphModule:
     return make_fx(layers, tracing_mode="fake")(torch.rand(4, 4), torch.rand(4, 4), torch.rand(4))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=int, nargs="+", default=[2000, 20000])
-    parser.add_argument("--rounds", type=int, default=3)
-    chosen = parser.parse_args()
+def cost(sizes: Iterable[int], rounds: int) -> list[str]:
     lines = ["| nodes | rewrites | seconds | microseconds per node | matcher steps per node |", "|---|---|---|---|---|"]
     costs: list[float] = []
     records: list[PassRecord] = []
-    for nodes in chosen.nodes:
+    for nodes in sizes:
         seconds: list[float] = []
-        for _ in range(chosen.rounds):
+        for _ in range(rounds):
             gm, context = graph_of(nodes), PassContext(Options(strict=True), is_inference=True)
             size = len(gm.graph.nodes)
             start = time.perf_counter()
@@ -51,13 +53,42 @@ def main() -> None:
             seconds.append(time.perf_counter() - start)
         median = statistics.median(seconds)
         costs.append(median / size)
-        rewrites = sum(context.rewrites.values())
-        lines.append(f"| {size} | {rewrites} | {median:.2f} | {costs[-1] * 1e6:.0f} | {context.steps / size:.2f} |")
+        found = sum(context.rewrites.values())
+        lines.append(f"| {size} | {found} | {median:.2f} | {costs[-1] * 1e6:.0f} | {context.steps / size:.2f} |")
         print(lines[-1], flush=True)
     lines += ["", f"Cost per node, largest to smallest graph: {costs[-1] / costs[0]:.2f}", ""]
     lines += ["| pass, on the largest graph | milliseconds | rewrites |", "|---|---|---|"]
     lines += [f"| {r.name} | {r.seconds * 1e3:.0f} | {sum(r.rewrites.values())} |" for r in records]
-    write("passes", "Cost of the post-grad stage", lines)
+    return lines
+
+
+def shown(lines: Iterable[str]) -> list[str]:
+    """All of them, each printed as it comes."""
+    kept = []
+    for line in lines:
+        print(line, flush=True)
+        kept.append(line)
+    return kept
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=list(ROUNDS))
+    parser.add_argument("--nodes", type=int, nargs="+", default=[2000, 20000])
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--device", default="cpu", help="for rewrites")
+    chosen = parser.parse_args()
+    rounds = chosen.rounds or ROUNDS[chosen.what]
+    match chosen.what:
+        case "cost":
+            write("passes", "Cost of the post-grad stage", cost(chosen.nodes, rounds))
+        case "rewrites":
+            name = "rewrites" if chosen.device == "cpu" else f"rewrites-{chosen.device}"
+            how = f"Device: {chosen.device}, float32. Threads: {torch.get_num_threads()}. Median and quartiles of "
+            lines = [f"{how}{rounds} rounds.", "", *shown(rewrites.rows(rounds, chosen.device))]
+            write(name, "Passes before autograd, one by one", lines)
+        case "horizontal":
+            write("horizontal", "Several calls as one", shown(horizontal.rows(rounds)))
 
 
 if __name__ == "__main__":

@@ -24,11 +24,11 @@ from ferrite.compilation import Compilation
 from ferrite.debug.dump import Dump
 from ferrite.errors import FerriteError, FerriteWarning, UserError
 from ferrite.frozen import compile_frozen
-from ferrite.lower import lower
+from ferrite.lower import lower, lower_graph
 from ferrite.options import resolve
 from ferrite.passes import JOINT, POST_GRAD, PRE_GRAD, checked_options
 from ferrite.pipeline import PassRecord
-from ferrite.runtime import load, run_in_eager
+from ferrite.runtime import load, run_in_eager, run_program
 
 
 def ferrite(
@@ -85,6 +85,8 @@ def finish(
     if compilation.options.post_grad:
         with compilation.stage("post_grad"):
             passes += compilation.rewrite(POST_GRAD, graph, dump)
+    if compilation.options.executor == "interpreter":
+        return interpreted(graph, compilation, dump, passes)
     with compilation.stage("lower"):
         lowered = lower(graph)
     with compilation.stage("codegen"):
@@ -94,6 +96,18 @@ def finish(
         function = load(source, lowered.constants)
     compilation.compiled(graph, lowered.program, source.text, passes)
     return function
+
+
+def interpreted(
+    graph: CapturedGraph, compilation: Compilation, dump: Dump, passes: tuple[PassRecord, ...]
+) -> torch_api.BoxedCallable:
+    """The graph as a loop program, run by the slow interpreter."""
+    with compilation.stage("lower"):
+        lowered = lower_graph(graph)
+        text = str(lowered.program)
+        dump.write("program.py", text)
+    compilation.lowered(graph, lowered.program, text, passes)
+    return run_program(lowered.program, lowered.objects)
 
 
 def compile(

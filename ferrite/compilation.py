@@ -7,7 +7,6 @@ behaviour: with `strict` a CompilerBug; otherwise one warning, a kept repro fold
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -19,17 +18,20 @@ from ferrite.capture.aot import Partition
 from ferrite.debug import repro
 from ferrite.debug.dump import Dump, DumpFolder
 from ferrite.debug.partition import partition_record
-from ferrite.debug.record import CompileRecord, EagerCall, GraphRecord, start_record
-from ferrite.errors import CompilerBug, FerriteError, FerriteWarning, layout
+from ferrite.debug.record import CompileRecord, EagerCall, GraphRecord, Kernel, start_record
+from ferrite.errors import CompilerBug, FerriteError, layout
 from ferrite.graph import ModelLine, first_model_line, model_line
 from ferrite.graph.regions import WRITTEN_AFTER
 from ferrite.ir import Constant, HostProgram
+from ferrite.ir.program import Program, call_of
 from ferrite.options import Options
 from ferrite.passes.pre_grad import add_values, reason_to_leave, values_to_examples
 from ferrite.passes.pre_grad.numeric_check import numerics_checked
 from ferrite.pipeline import Fuel, PassContext, PassRecord, Pipeline, run_pipeline
+from ferrite.pipeline.report import warn_at, warn_of_failed_pass
 
 Result = TypeVar("Result")
+TO_STOP = 'torch.compile(..., options={"strict": True})'
 PASSING: tuple[type[BaseException], ...] = (FerriteError, *torch_api.CONTROL_FLOW)
 
 
@@ -142,12 +144,7 @@ class Compilation:
         return self.run(self.with_own(pipeline), graph.gm, graph.kind is GraphKind.INFERENCE, dump)
 
     def pass_failed(self, name: str, problem: Exception) -> None:
-        facts = {
-            "because": f"{type(problem).__name__}: {problem}",
-            "what happens": "the pass is taken back and left out for this graph",
-            "to stop on it": 'torch.compile(..., options={"strict": True})',
-        }
-        warn_at(self.record.line, layout(f"ferrite: pass {name!r} failed", facts))
+        warn_of_failed_pass(name, problem, failing_line(problem) or self.record.line, TO_STOP)
 
     def compiled(self, graph: CapturedGraph, program: HostProgram, source: str, passes: tuple[PassRecord, ...]) -> None:
         calls = tuple(EagerCall(operator_text(call.operator), call.reason, call.line) for call in program.calls)
@@ -160,6 +157,27 @@ class Compilation:
                 source=source,
                 kernels=(),
                 eager_calls=calls,
+                passes=passes,
+            )
+        )
+
+    def lowered(self, graph: CapturedGraph, program: Program, source: str, passes: tuple[PassRecord, ...]) -> None:
+        """Record a graph that became a loop program."""
+        calls = [(call, operation.origin) for operation in program.operations if (call := call_of(operation)) is not None]
+        kernels = tuple(
+            Kernel(type(operation).__name__.lower(), operation.origin.nodes, lines_of(operation.origin.line))
+            for operation in program.operations
+            if call_of(operation) is None
+        )
+        self.record.add(
+            GraphRecord(
+                kind=graph.kind.value,
+                line=first_model_line(graph.gm.graph.nodes),
+                operators=len(program.operations),
+                inputs=tuple(map(str, program.inputs)),
+                source=source,
+                kernels=kernels,
+                eager_calls=tuple(EagerCall(operator_text(call.operator), call.reason, at.line) for call, at in calls),
                 passes=passes,
             )
         )
@@ -180,21 +198,19 @@ class Compilation:
         if self.options.strict:
             raise CompilerBug(f"stage {stage!r} failed", facts, stage=stage, cause=cause, repro=folder) from cause
         facts["what happens"] = "this graph runs in eager: right, but not compiled"
-        facts["to stop on it"] = 'torch.compile(..., options={"strict": True})'
+        facts["to stop on it"] = TO_STOP
         warn_at(line, layout(f"ferrite: stage {stage!r} failed", facts))
         self.record.add(eager_record(graph, self.gm, stage, because))
+
+
+def lines_of(line: ModelLine | None) -> tuple[ModelLine, ...]:
+    return () if line is None else (line,)
 
 
 def mark_inputs_written_after(joint: torch.fx.Graph) -> None:
     """Let rewrites know what no node shows: that some inputs will hold other values in the backward part."""
     for node in torch_state.inputs_written_after(joint):
         node.meta[WRITTEN_AFTER] = True
-
-
-def warn_at(line: ModelLine | None, message: str) -> None:
-    """A warning that points at the user's line, not at the compiler's."""
-    filename, number = (line.file, line.line) if line is not None else ("ferrite", 1)
-    warnings.warn_explicit(message, FerriteWarning, filename, number)
 
 
 def eager_record(graph: CapturedGraph | None, gm: torch.fx.GraphModule, stage: str, because: str) -> GraphRecord:

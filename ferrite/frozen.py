@@ -13,12 +13,13 @@ from typing import Any
 
 from ferrite.capture import CapturedGraph, torch_state
 from ferrite.capture.parameters import Parameter
-from ferrite.compilation import Compilation, warn_at
+from ferrite.compilation import Compilation
 from ferrite.debug.dump import Dump
 from ferrite.errors import UserError, layout
 from ferrite.graph import fake_value, storage_bytes
 from ferrite.passes import FREEZE, Inlined, inline_parameters
 from ferrite.pipeline import PassRecord
+from ferrite.pipeline.report import warn_at
 from ferrite.runtime import Boxed, Frozen, call_frozen, discard, run_in_eager
 from ferrite.runtime.frozen import MOST
 

@@ -1,7 +1,8 @@
 """The values that settings can have: how they are checked, read from text, and written down.
 
 A setting has one of these types: a bool, a whole number, a path, one of several words, a list of names, a list of
-callables, or names with settings of their own (`Named`); each may be optional.
+callables, names with settings of their own (`Named`), or names with numbers (`Counts`); each may be optional. In place
+of a word, names with settings may be possible too.
 """
 
 from __future__ import annotations
@@ -53,14 +54,42 @@ class Named(Mapping[str, Mapping[str, Any]]):
         return repr({name: dict(settings) for name, settings in self._settings.items()})
 
 
+class Counts(Mapping[str, int]):
+    """Names with whole numbers from 1. Frozen and hashable.
+
+    >>> Counts({"split_cat_pass": 3})
+    {'split_cat_pass': 3}
+    """
+
+    def __init__(self, given: Mapping[str, int] | None = None) -> None:
+        self._numbers = types.MappingProxyType(dict(given or {}))
+
+    def __getitem__(self, name: str) -> int:
+        return self._numbers[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._numbers)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._numbers.items()))
+
+    def __repr__(self) -> str:
+        return repr(dict(self._numbers))
+
+
 # --- checking ---------------------------------------------------------------------------------------------------------
 
 
 def checked(name: str, expected: Any, value: Any) -> Any:
     """The value in the type that the option expects; a UserError where it is of another."""
     kind = without_none(expected)
-    if value is None and kind is not expected:
+    if value is None and allows_none(expected):
         return None
+    if (words := word_or_names(kind)) is not None:
+        return checked(name, words, value) if isinstance(value, str) else named(name, value, type_name(expected))
     if typing.get_origin(kind) is Literal:
         choices = typing.get_args(kind)
         if not isinstance(value, str) or value not in choices:
@@ -74,6 +103,8 @@ def checked(name: str, expected: Any, value: Any) -> Any:
         return tuple(imported(item, f"option {name!r}") if isinstance(item, str) else item for item in items)
     if kind is Named:
         return named(name, value)
+    if kind is Counts:
+        return counts(name, value)
     if typing.get_origin(kind) is tuple:
         return several(name, kind, value)
     if kind is Path and isinstance(value, (str, os.PathLike)):
@@ -95,15 +126,32 @@ def several(name: str, kind: Any, value: Any) -> tuple[Any, ...]:
         raise UserError(f"option {name!r} holds {wrong!r}", {"expected": "a list of names"})
     if member is Any:
         return tuple(imported(item, f"option {name!r}") if isinstance(item, str) else item for item in value)
+    choices = typing.get_args(member)
+    unknown = next((item for item in value if choices and item not in choices), None)
+    if unknown is not None:
+        raise UserError(
+            f"option {name!r} holds {unknown!r}",
+            {"did you mean": nearest(str(unknown), choices), "possible": ", ".join(choices)},
+        )
     return tuple(value)
 
 
-def named(name: str, value: Any) -> Named:
+def counts(name: str, value: Any) -> Counts:
+    if not isinstance(value, Mapping):
+        raise UserError(f"option {name!r} is {value!r}, a {type(value).__name__}", {"expected": type_name(Counts)})
+    for each, number in value.items():
+        if not isinstance(each, str) or not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            raise UserError(f"option {name!r} has {number!r} for {each!r}", {"expected": "a whole number from 1"})
+    return Counts(value)
+
+
+def named(name: str, value: Any, expected: str | None = None) -> Named:
     """Names alone, or settings by name; which names and settings there are is for those to say who have them."""
     if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
         return Named({each: {} for each in value})
     if not isinstance(value, Mapping):
-        raise UserError(f"option {name!r} is {value!r}, a {type(value).__name__}", {"expected": type_name(Named)})
+        wanted = expected or type_name(Named)
+        raise UserError(f"option {name!r} is {value!r}, a {type(value).__name__}", {"expected": wanted})
     for each, settings in value.items():
         if not isinstance(each, str) or not isinstance(settings, Mapping):
             raise UserError(f"option {name!r} has {settings!r} for {each!r}", {"expected": "a mapping of settings"})
@@ -115,11 +163,23 @@ def named(name: str, value: Any) -> Named:
     return Named(value)
 
 
+def allows_none(expected: Any) -> bool:
+    return is_union(expected) and type(None) in typing.get_args(expected)
+
+
 def without_none(expected: Any) -> Any:
     """`X` for the type `X | None`."""
     members = [member for member in typing.get_args(expected) if member is not type(None)]
-    is_union = typing.get_origin(expected) in (typing.Union, types.UnionType)
-    return members[0] if is_union else expected
+    return members[0] if allows_none(expected) else expected
+
+
+def word_or_names(kind: Any) -> Any | None:
+    """The words of a setting that takes one of them or else names with settings of their own; None for any other."""
+    return typing.get_args(kind)[0] if is_union(kind) and Named in typing.get_args(kind) else None
+
+
+def is_union(kind: Any) -> bool:
+    return typing.get_origin(kind) in (typing.Union, types.UnionType)
 
 
 def type_name(expected: Any) -> str:
@@ -130,10 +190,20 @@ def type_name(expected: Any) -> str:
         return "a callable, a list of them, or None"
     if kind is Named:
         return "list of names, or settings by name"
+    if kind is Counts:
+        return "numbers by name"
+    if (words := word_or_names(kind)) is not None:
+        return f"{type_name(words)}, a {type_name(Named)}"
     if origin is tuple:
-        return "list of names" if typing.get_args(kind)[0] is str else "list of passes"
+        return list_name(typing.get_args(kind)[0])
     text = one_of(typing.get_args(kind)) if origin is Literal else kind.__name__.lower()
     return f"{text}, or None" if kind is not expected else text
+
+
+def list_name(member: Any) -> str:
+    if typing.get_origin(member) is Literal:
+        return f"list of {one_of(typing.get_args(member))}"
+    return "list of names" if member is str else "list of passes"
 
 
 def one_of(choices: tuple[str, ...]) -> str:
@@ -156,8 +226,12 @@ def parse(name: str, expected: Any, text: str, where: str) -> Any:
         return int(text)
     if kind is Any or expected == tuple[Any, ...]:
         return tuple(imported(word.strip(), where) for word in text.split(","))
+    if (words := word_or_names(kind)) is not None:
+        return text if text in typing.get_args(words) else parse(name, Named, text, where)
     if kind is Named:
         return Named(dict(parse_settings(word.strip(), where) for word in text.split(",") if word.strip()))
+    if kind is Counts:
+        return Counts(dict(parse_count(word.strip(), where) for word in text.split(",") if word.strip()))
     if typing.get_origin(kind) is tuple:
         return tuple(word.strip() for word in text.split(",") if word.strip())
     return checked(name, expected, text)
@@ -177,6 +251,18 @@ def parse_settings(text: str, where: str) -> tuple[str, dict[str, Any]]:
             raise UserError(f"{where} has {text!r}", {"expected": "name, or name:setting=value:setting=value"})
         settings[setting.strip()] = parse_plain(value.strip())
     return name.strip(), settings
+
+
+def parse_count(text: str, where: str) -> tuple[str, int]:
+    """A name and how often.
+
+    >>> parse_count("split_cat_pass:3", "")
+    ('split_cat_pass', 3)
+    """
+    name, _, number = text.rpartition(":")
+    if not name.strip() or not number.strip().isdigit() or int(number) < 1:
+        raise UserError(f"{where} has {text!r}", {"expected": "name:number"})
+    return name.strip(), int(number)
 
 
 def parse_plain(text: str) -> bool | int | float | str:

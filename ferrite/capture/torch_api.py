@@ -1,6 +1,7 @@
 """Every private API of torch that ferrite uses, behind names of our own.
 
-A new torch release is this file's work: each function says what it hides, and where torch 2.11 and 2.13 differ the
+A new torch release is the work of this file and its two neighbours, `torch_operators` (schemas, decompositions, sizes)
+and `torch_state` (state of modules): each function says what it hides, and where torch 2.11 and 2.13 differ the
 difference is a shim here with a test. Nothing else in ferrite imports a torch module whose name begins with an
 underscore.
 """
@@ -27,9 +28,7 @@ from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
 from torch.utils._python_dispatch import TorchDispatchMode as _TorchDispatchMode
 from torch.utils._pytree import tree_leaves as _tree_leaves
 from torch.utils._pytree import tree_unflatten as _tree_unflatten
-from torch.utils._sympy.interp import sympy_interp as _sympy_interp
 from torch.utils._sympy.printers import PythonPrinter as _PythonPrinter
-from torch.utils._sympy.reference import PythonReferenceAnalysis as _SympyOnPython
 
 from ferrite.errors import FerriteError, UserError
 
@@ -256,8 +255,8 @@ def _refuse_to_decide(condition: Any, value: Any) -> None:
     raise RuntimeError(f"nobody knows whether {condition} is {value}")
 
 
-def expression(value: torch.SymInt) -> Any:
-    """The sympy expression behind a SymInt."""
+def expression(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
+    """The sympy expression behind a symbolic number."""
     return value.node.expr
 
 
@@ -359,13 +358,19 @@ def functional_wrappers() -> frozenset[Any]:
 def higher_order(name: str) -> Any:
     """A higher-order operator by its name; None where this torch has none. Their modules are loaded when asked for."""
     modules = {
-        "auto_functionalized": "auto_functionalize",
-        "auto_functionalized_v2": "auto_functionalize",
+        **dict.fromkeys(("auto_functionalized", "auto_functionalized_v2"), "auto_functionalize"),
+        **dict.fromkeys(("invoke_quant", "invoke_quant_packed"), "_invoke_quant"),
+        **dict.fromkeys(("wrap_with_set_grad_enabled", "wrap_with_autocast", "tag_activation_checkpoint"), "wrap"),
         "with_effects": "effects",
+        "flex_attention_backward": "flex_attention",
+        "while_loop_stack_output": "while_loop",
+        "call_torchbind": "torchbind",
+        "hints_wrapper": "hints_wrap",
     }
     module = "triton_kernel_wrap" if name.startswith("triton") else modules.get(name, name.removesuffix("_impl"))
+    path = "torch._prims.rng_prims" if name.endswith(("rng_state", "rng_op")) else f"torch._higher_order_ops.{module}"
     try:
-        importlib.import_module(f"torch._higher_order_ops.{module}")
+        importlib.import_module(path)
     except ImportError:
         return None
     return find_operator(f"higher_order.{name}")
@@ -383,18 +388,3 @@ def bind(schema: Any, given: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[s
         return tuple(args), dict(kwargs)
     positional = tuple(given[each.name] for each in schema.arguments if not each.kwarg_only)
     return positional, {each.name: given[each.name] for each in schema.arguments if each.kwarg_only}
-
-
-def evaluate(value: torch.SymInt, bound: Mapping[str, Any]) -> Any:
-    """The expression behind a size, computed on other things than numbers: proxies write the arithmetic as nodes."""
-    found = expression(value)
-    return _sympy_interp(_SympyOnPython, {symbol: bound[str(symbol)] for symbol in found.free_symbols}, found)
-
-
-def index_below(shape_env: Any, length: int | torch.SymInt) -> torch.SymInt:
-    """A number of its own that is known to be at least 0 and less than a length: the counter of a loop."""
-    with shape_env.ignore_fresh_unbacked_symbols():
-        index: torch.SymInt = shape_env.create_unbacked_symint()
-    highest = length - 1 if isinstance(length, int) else None
-    _symbolic_shapes.constrain_range(index, min=0, max=highest)
-    return index

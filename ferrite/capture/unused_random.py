@@ -17,6 +17,7 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
+from ferrite.graph.torch_calls import is_barrier
 
 Function = Callable[..., Any]
 
@@ -62,6 +63,8 @@ def draws_random_numbers(node: torch.fx.Node) -> bool:
     fake_mode = torch_api.fake_mode_of(node.graph)
     if fake_mode is None or node.op == "call_module":
         return False
+    if fake_value(node) is None and is_barrier(node):
+        return False  # it switches a mode, or may: trying it out would leave autocast on for all that follows
     watcher = Watcher()
     try:
         with fake_mode, torch.no_grad():

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ferrite.graph.autocast import autocast_at
 from ferrite.graph.facts import bodies_of, body_of, produces_value
 from ferrite.graph.values import (
     AliasClass,
@@ -96,7 +97,8 @@ class MetadataUpdater:
                 if stale or inner.changed:
                     refresh_arguments(node, body, mode, body in seen)
                 if body not in seen:
-                    count += inner._update(mode)
+                    with autocast_at(node):
+                        count += inner._update(mode)
                     seen.add(body)
                     if inner.changed:
                         body.recompile()  # running the caller runs the body's code

@@ -20,8 +20,10 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 
 from ferrite.graph.aliases import Storage, storages_in, tensor_storages
+from ferrite.graph.autocast import autocast_at
 from ferrite.graph.facts import attribute_of, bodies_of, fake_value, leaves
 from ferrite.graph.regions import mutates
+from ferrite.graph.torch_calls import is_barrier
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 # Entry i is what the i-th tensor of a value lives in: a storage of an operand, or ("fresh", j), where j is the first
@@ -141,7 +143,7 @@ def compute(
         (node.args, node.kwargs), lambda operand: values[operand] if operand in values else _operand_value(operand)
     )
     shape_env = mode.shape_env
-    with mode, torch.no_grad(), deciding(mode), _no_memory(mode, bool(bodies_of(node))):
+    with mode, torch.no_grad(), deciding(mode), _no_memory(mode, bool(bodies_of(node))), autocast_at(node):
         if mutates(node):  # a write that changes strides must not change the operand's own value
             args, kwargs = torch.fx.node.map_aggregate((args, kwargs), _detached)
         try:
@@ -172,11 +174,19 @@ def _bindings(node: torch.fx.Node, value: Any, shape_env: Any) -> Mapping[Any, A
 
 
 def runs_on_values(node: torch.fx.Node) -> bool:
-    """Whether a node can be run on fake values; the compiler's own routines run when code is generated."""
+    """Whether a node can be run on fake values.
+
+    The compiler's own routines run when code is generated. What may switch a mode and has no value, such as the calls
+    around a region of autocast, would leave it switched here.
+    """
     if node.op == "call_function":
         module = str(getattr(node.target, "__module__", None) or "")
-        return callable(node.target) and module.partition(".")[0] != "ferrite"
+        return callable(node.target) and module.partition(".")[0] != "ferrite" and not may_switch_mode(node)
     return node.op in ("call_method", "get_attr")
+
+
+def may_switch_mode(node: torch.fx.Node) -> bool:
+    return "val" in node.meta and node.meta["val"] is None and is_barrier(node)
 
 
 def _operand_value(operand: torch.fx.Node) -> Any:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from ferrite.graph.aliases import Place, Sharing, returned, sharing_matrix
+from ferrite.graph.autocast import autocast_at
 from ferrite.graph.facts import body_of, describe_value, fake_value, produces_value
 from ferrite.graph.values import (
     CannotRun,
@@ -100,15 +101,16 @@ def _verify_nodes(gm: torch.fx.GraphModule, deep: bool, mode: Any | None) -> Non
         gm.graph.lint()
     except Exception as problem:
         raise InvalidGraph("G7", str(problem)) from problem
-    bodies: dict[torch.fx.GraphModule, None] = {}
+    bodies: dict[torch.fx.GraphModule, torch.fx.Node] = {}
     for node in nodes:
         body = body_of(node)
         if body is not None:
-            bodies[body] = None
+            bodies.setdefault(body, next(iter(node.users), node))
         elif produces_value(node) and "val" not in node.meta:
             raise InvalidGraph("G2", f"{node.name} = {node.target} has no fake value", node)
-    for body in bodies:
-        _verify_nodes(body, deep, mode)
+    for body, caller in bodies.items():
+        with autocast_at(caller):
+            _verify_nodes(body, deep, mode)
         if deep:
             body.recompile()  # its callers are run, which must not run code from before an edit
     if deep and mode is not None:

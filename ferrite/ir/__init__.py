@@ -23,6 +23,7 @@ from ferrite.ir.host import (
     Step,
     references,
 )
+from ferrite.ir.index import Index  # before its parts, `sums` and `division`, which build on it
 from ferrite.ir.verify import verify
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "Evaluate",
     "Free",
     "HostProgram",
+    "Index",
     "Input",
     "Literal",
     "Mapping",

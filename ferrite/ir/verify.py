@@ -15,9 +15,10 @@ from ferrite.ir.host import Free, HostProgram, binds, reads, references
 
 
 class InvalidProgram(Exception):
-    """A law of `ferrite.ir.verify` is broken."""
+    """A law is broken: a number of `ferrite.ir.verify`, or P1, P2 ... of `ferrite.ir.laws`, or K1, K2 ... of
+    `ferrite.ir.kernel_laws`."""
 
-    def __init__(self, law: int, message: str) -> None:
+    def __init__(self, law: int | str, message: str) -> None:
         super().__init__(f"law {law}: {message}")
         self.law = law
 

@@ -1,9 +1,10 @@
 """From an ATen graph to the program that runs it.
 
-In: a `CapturedGraph`. Out: a `HostProgram` and the objects it names. Today every operator becomes one eager call with
-the reason `not yet lowered`; allocation, sizes and tuples are the host program's own.
+In: a `CapturedGraph`. Out, with `lower`: a `HostProgram` of eager calls and the objects it names. With `lower_graph`:
+a loop `Program`, where every operator is lowered, composed of lowered ones, or one eager call with a reason.
 """
 
+from ferrite.lower.graph import LoweredProgram, lower_graph
 from ferrite.lower.host import Lowered, LoweringFailure, lower
 
-__all__ = ["Lowered", "LoweringFailure", "lower"]
+__all__ = ["Lowered", "LoweredProgram", "LoweringFailure", "lower", "lower_graph"]

@@ -6,17 +6,20 @@ In: an FX graph of the stage. Out: an FX graph that computes the same, cheaper. 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from ferrite.capture import torch_api
 from ferrite.errors import UserError, nearest
 from ferrite.options import Options
-from ferrite.passes.freezing import FREEZE, Inlined, freezing_passes, inline_parameters
+from ferrite.passes import suboptions
+from ferrite.passes.freezing import FREEZE, Inlined, freezing_passes, inline_parameters, siblings
 from ferrite.passes.joint import JOINT, joint_graph_passes
 from ferrite.passes.names import with_full_names
 from ferrite.passes.post_grad import POST_GRAD, check_fusions, post_grad_passes
-from ferrite.passes.pre_grad import PRE_GRAD, pre_grad_passes
+from ferrite.passes.pre_grad import PRE_GRAD, pre_grad_passes, sum_of_linears
+from ferrite.passes.pre_grad.horizontal import Horizontal, Limits
 from ferrite.passes.pre_grad.numeric_check import check_settings
 from ferrite.pipeline import Pipeline
 from ferrite.rewrite import AnyRule, NearMiss
@@ -48,12 +51,20 @@ def checked_options(options: Options) -> Options:
     """The options with passes by their full names; a UserError for a name that no pass or group of rewrites has."""
     check_fusions(options)
     check_settings(options)
+    if not isinstance(options.horizontal, str):
+        suboptions.check("horizontal", options.horizontal, horizontal_rules(), "rule")
     if options.freeze_discard_parameters and not torch_api.GUARDS_CAN_GO:
         raise UserError(
             "option 'freeze_discard_parameters' needs torch 2.13 or newer",
             {"because": "before, every call looks at the parameters again", "here": f"torch {torch.__version__}"},
         )
     return with_full_names(options, PIPELINES)
+
+
+def horizontal_rules() -> dict[str, type[Any]]:
+    """The rules that the option `horizontal` is about, with the settings that each takes."""
+    found: dict[str, type[Any]] = {rule.name: Limits for rule in all_rules() if isinstance(rule, Horizontal)}
+    return found | dict.fromkeys((sum_of_linears.NAME, siblings.NAME), suboptions.NoSettings)
 
 
 def all_rules(stage: str | None = None) -> Iterator[AnyRule]:

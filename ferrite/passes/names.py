@@ -1,4 +1,4 @@
-"""The names under which users ask for passes in the options `skip` and `extra`.
+"""The names under which users ask for passes in the options `skip`, `extra` and `rounds`.
 
 A pass has the name of its function. Other names lead to it too: with hyphens, without `_pass` at the end, and the short
 names below. Blanks around a name do not count, nor does an empty one; a name that leads nowhere is an error.
@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
 from ferrite.errors import UserError, nearest
+from ferrite.option_values import Counts
 from ferrite.options import Options
 from ferrite.pipeline import Pipeline
 
@@ -35,8 +36,8 @@ SHORT_NAMES: Mapping[str, tuple[str, ...]] = {
 
 
 def with_full_names(options: Options, pipelines: Sequence[Pipeline]) -> Options:
-    """The options with every pass in `skip` and `extra` by its own name, each once."""
-    if not options.skip and not options.extra:
+    """The options with every pass in `skip`, `extra` and `rounds` by its own name, each once."""
+    if not options.skip and not options.extra and not options.rounds:
         return options
     everywhere = [step.name for pipeline in pipelines for step in pipeline.passes]
     repeatable = [step.name for pipeline in pipelines for step in pipeline.repeatable]
@@ -45,6 +46,9 @@ def with_full_names(options: Options, pipelines: Sequence[Pipeline]) -> Options:
         options,
         skip=full_names("skip", options.skip, [*everywhere, *own]),
         extra=full_names("extra", options.extra, repeatable),
+        rounds=Counts(
+            {full: times for name, times in options.rounds.items() for full in full_names("rounds", [name], repeatable)}
+        ),
     )
 
 
@@ -57,7 +61,7 @@ def full_names(option: str, given: Iterable[str], passes: Sequence[str]) -> tupl
         full = known.get(plain(name), ())
         if not full or not set(full) <= set(passes):
             raise UserError(
-                f"option {option!r} names {name!r}, which is no pass" + (" to run again" if option == "extra" else ""),
+                f"option {option!r} names {name!r}, which is no pass" + (" to run again" if option != "skip" else ""),
                 {"did you mean": nearest(name.replace("-", "_"), passes), "all passes": "ferrite.passes.describe()"},
             )
         found |= dict.fromkeys(full)

@@ -34,6 +34,15 @@ def settings_of(chosen: Named, name: str, kind: type[S]) -> S:
     return kind(**chosen.get(name, {}))
 
 
+def way(chosen: str | Named, name: str) -> str:
+    """How an option that is `off`, `auto`, `always` or names of rewrites treats one: whoever names it wants it always.
+
+    >>> way("auto", "batch_tanh"), way(Named({"batch_tanh": {}}), "batch_tanh"), way(Named(), "batch_tanh")
+    ('auto', 'always', 'off')
+    """
+    return chosen if isinstance(chosen, str) else "always" if name in chosen else "off"
+
+
 def check(option: str, chosen: Named, known: Mapping[str, type[Any] | None], what: str = "fusion") -> None:
     """A UserError for a name that is not known, or a setting that it does not have. None takes any settings.
 

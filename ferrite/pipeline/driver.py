@@ -111,9 +111,12 @@ def run_once(
         if note:
             records.append(PassRecord(step.name, 0.0, {}, before, before, note))
             continue
-        records.append(run_pass(step, gm, context, updater, start))
-        if observe is not None:
-            observe(records[-1], gm)
+        for _ in range(context.options.rounds.get(step.name, 1)):
+            records.append(run_pass(step, gm, context, updater, start))
+            if observe is not None:
+                observe(records[-1], gm)
+            if not records[-1].changed:
+                break  # passes are deterministic: it would find nothing again
     return records
 
 

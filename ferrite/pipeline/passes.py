@@ -160,7 +160,8 @@ def identity_of(function: Callable[..., Any]) -> str:
 class Pipeline:
     """Passes in the order they run. Printing it is the documentation of the order.
 
-    What the option `extra` names runs once more, before the pass `closing`; without one, nothing does.
+    What the option `extra` names runs once more, before the pass `closing`; without one, nothing does. Nor does the
+    option `rounds` repeat anything then.
     """
 
     name: str

@@ -12,6 +12,9 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.codegen import HostSource
+from ferrite.ir.interpret import interpret
+from ferrite.ir.lifetimes import frees
+from ferrite.ir.program import Program
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
@@ -51,3 +54,14 @@ def boxed(function: Boxed) -> Boxed:
 def restride(value: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     """The same elements in other strides."""
     return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)
+
+
+def run_program(program: Program, objects: Mapping[str, Any]) -> Boxed:
+    """A loop program in the slow interpreter."""
+
+    dying = frees(program)
+
+    def run(args: list[Any]) -> Sequence[Any]:
+        return interpret(program, args, objects, dying)
+
+    return boxed(run)

@@ -67,6 +67,19 @@ def test_in_place_calls_that_lead_nowhere_change_no_shape():
     check(fn, lambda: [torch.rand(2, 3)])
 
 
+def test_switches_of_modes_that_lead_nowhere_are_not_tried_out():
+    """Nobody reads the two calls around a region; run alone, the first would put all that follows under autocast."""
+
+    def fn(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            inside = x @ x
+        return x @ x, inside
+
+    check(fn, lambda: [torch.rand(3, 3)], exact=False)
+    check(fn, lambda: [torch.rand(3, 3)], exact=False, options={"pre_grad": False})
+    assert not torch.is_autocast_enabled("cpu")
+
+
 @pytest.mark.parametrize("stage", ["capture", "partition"])
 def test_a_failing_stage_keeps_results_and_generator(stage):
     torch.manual_seed(0)

@@ -362,6 +362,46 @@ def test_a_folded_weight_takes_the_place_of_its_parts(net, loaded):
     assert weights == [4, 4, 8, 32, 72]  # the shift; biases of the convolution and the product; their weights
 
 
+def bytes_alive() -> int:
+    """Of all tensors that Python knows of, each piece of memory once."""
+    gc.collect()
+    tensors = [each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter)]
+    return sum({each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in tensors}.values())
+
+
+class Wide(torch.nn.Module):
+    """64 KiB that are used as they are, 64 KiB that are folded, 128 KiB that are joined."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain, self.scaled, self.left, self.right = (torch.nn.Linear(128, 128, bias=False) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.scaled(torch.relu(self.plain(x))) * 2)
+        return torch.tanh(self.left(x)) * torch.sigmoid(self.right(x))
+
+
+WEIGHT, SMALL = 4 * 128 * 128, 10_000
+
+
+def test_no_weight_is_kept_twice_but_what_it_became():
+    model, x = Wide().eval(), torch.randn(4, 128)
+    before = bytes_alive()
+    function = frozen(model)
+    function(x)
+    made = bytes_alive() - before
+    assert 3 * WEIGHT <= made < 3 * WEIGHT + SMALL, "a folded one and two joined ones; not the parts, not copies"
+
+
+@since(2, 13)
+def test_with_parameters_discarded_no_weight_is_kept_twice_at_all():
+    model, x = Wide().eval(), torch.randn(4, 128)
+    before = bytes_alive()
+    function = frozen(model, freeze_discard_parameters=True)
+    function(x)
+    assert bytes_alive() < before + SMALL
+
+
 @since(2, 13)
 def test_discarded_parameters_leave_no_memory_behind(net):
     x = image()

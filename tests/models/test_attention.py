@@ -12,7 +12,7 @@ from models.architectures import ARCHITECTURES, Architecture
 from models.test_models import assert_matches_eager, inputs_for
 
 import ferrite
-from compare import loss_of, since
+from compare import loss_of
 
 LAYERS = {
     **dict.fromkeys(("bert", "gpt2", "llama", "vit", "distilbert", "qwen2", "wav2vec2", "modernbert", "yolos"), 2),
@@ -49,9 +49,11 @@ def attention_calls(work: Callable[[], None]) -> tuple[int, int]:
     """How many calls of attention what is compiled meanwhile has, and how many softmaxes; each counted forward."""
     before = {id(record) for record in ferrite.recent_compiles()}
     work()
-    graphs = [graph for record in ferrite.recent_compiles() if id(record) not in before for graph in record.graphs]
+    records = [record for record in ferrite.recent_compiles() if id(record) not in before]
+    graphs = [graph for record in records for graph in record.graphs]
     calls = [call.operator for graph in graphs if graph.kind != "backward" for call in graph.eager_calls]
     attention = [name for name in calls if "scaled_dot_product" in name or "masked_attention" in name]
+    assert sum(record.rewrites.get("sfdp", 0) for record in records) == len(attention)
     return len(attention), sum(name.startswith("aten._softmax.") for name in calls)
 
 
@@ -65,7 +67,6 @@ def test_inference_has_one_call_per_layer(architecture):
     assert (calls, softmaxes) == (LAYERS[architecture.name], 0)
 
 
-@since(2, 13)  # with 2.11 the rule does not fire in these
 @pytest.mark.parametrize(
     "architecture", cases([name for name in LAYERS if name not in ROUNDING], ("distilbert", "llama", "vit"))
 )

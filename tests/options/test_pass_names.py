@@ -16,7 +16,7 @@ from ferrite.options import Options, resolve
 from ferrite.passes import PIPELINES, PRE_GRAD, checked_options, pre_grad_passes
 from ferrite.passes.names import SHORT_NAMES
 from ferrite.passes.pre_grad.stage import add_values
-from ferrite.pipeline import PassContext, run_pipeline
+from ferrite.pipeline import PassContext, Pipeline, run_pipeline
 
 PASSES = {step.name for pipeline in PIPELINES for step in pipeline.passes}
 
@@ -95,6 +95,58 @@ def test_skipped_and_wanted_again_runs_at_the_end_alone():
     assert names.count("remove_noop_pass") == 1
     assert names[-2] == "remove_noop_pass"
     assert [record.note for record in records if record.name == "remove_noop_pass"] == ["skipped by option", ""]
+
+
+# --- rounds -----------------------------------------------------------------------------------------------------------
+
+
+def counting(finds: int):
+    """A pass that finds something so many times, and a stage of it alone that `rounds` may repeat."""
+    runs = []
+
+    @ferrite.graph_pass(stage="pre_grad")
+    def mine(gm, context):
+        runs.append(len(runs))
+        return int(len(runs) <= finds)
+
+    @ferrite.graph_pass(stage="pre_grad")
+    def last(gm, context):
+        return 0
+
+    return runs, Pipeline("pre_grad", (mine, last), closing="last")
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(("finds", "rounds", "runs"), [(9, 1, 1), (9, 4, 4), (2, 4, 3), (0, 4, 1)])
+def test_a_pass_runs_until_it_finds_nothing_at_most_so_often(finds, rounds, runs):
+    ran, pipeline = counting(finds)
+    gm = torch.fx.symbolic_trace(lambda x: x + 1)
+    add_values(gm, [torch.ones(2)])
+    records = run_pipeline(pipeline, gm, PassContext(Options(strict=True, rounds={"mine": rounds})))
+    assert len(ran) == runs
+    assert [record.name for record in records] == ["mine"] * runs + ["last"]
+    assert sum(sum(record.rewrites.values()) for record in records) == min(finds, rounds)
+
+
+@pytest.mark.quick
+def test_rounds_take_the_same_names_as_extra():
+    options = checked_options(resolve(environ={"FERRITE_ROUNDS": "split-cat-again:3, fold-transpose:2"}))
+    folds = dict.fromkeys(SHORT_NAMES["fold-transpose"], 2)
+    assert dict(options.rounds) == {"split_cat_again_pass": 3, **folds}
+    assert checked_options(Options(**options.changed())) == options, "what the record keeps says the same"
+    assert options.code_key() != Options().code_key()
+    for wrong in ("remove_noop_ops", "torch_spelling", "split_cat_agin"):
+        with pytest.raises(UserError, match=f"option 'rounds' names '{wrong}', which is no pass to run again"):
+            checked_options(Options(rounds={wrong: 2}))
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("wrong", [{"remove-noop": 0}, {"remove-noop": True}, {"remove-noop": "2"}, ["remove-noop"]])
+def test_rounds_are_numbers_from_one(wrong):
+    with pytest.raises(UserError, match="option 'rounds'"):
+        Options(rounds=wrong)
+    with pytest.raises(UserError, match="FERRITE_ROUNDS has 'remove-noop:0'"):
+        resolve(environ={"FERRITE_ROUNDS": "remove-noop:0"})
 
 
 # --- what the record says ---------------------------------------------------------------------------------------------

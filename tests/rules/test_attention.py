@@ -9,79 +9,23 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
-import ferrite
-from compare import assert_no_farther, check, compiled_graphs, since, upcast_tree
+from attention_graphs import HALVES, SDPA, Function, assert_fused, masks, multi_query, out, scores_of
 from ferrite.options import Options
-from ferrite.passes.attention import BEFORE_AUTOGRAD, FOR_INFERENCE
+from ferrite.passes.attention import BEFORE_AUTOGRAD, FOR_INFERENCE, find
 from ferrite.passes.attention.cases import LOWEST, heads, rows, three, tokens
+from ferrite.passes.attention.found import Add
+from ferrite.passes.attention.spellings import SCORES, Spelling, Table
+from ferrite.passes.pre_grad.metadata import add_values
 from ferrite.pipeline import PassContext
-from ferrite.rewrite import apply_rules, why
-from graphs import operators
-from torch_level import captured
+from ferrite.rewrite import apply_rules
+from ferrite.rewrite.arguments import arguments_of
+from torch_level import canonical, captured
 
-SDPA = torch.ops.aten.scaled_dot_product_attention.default
-HALVES = (torch.float16, torch.bfloat16)
-Function = Callable[..., Any]
-
-
-def rewritten(
-    fn: Function, inputs: list[Any], level: str = "torch", options: Any = None, training: bool = False
-) -> tuple[Callable[..., Any], int, list[str]]:
-    """What became of a function, how many calls of attention it has, and why others have not been made.
-
-    `level`: as Dynamo captures it (torch), as symbolic tracing does (traced), or in ATen.
-    """
-    settings = Options(**(options or {}))
-    rules = FOR_INFERENCE if level == "aten" else BEFORE_AUTOGRAD
-    if level == "aten":
-        gm, arrange = make_fx(fn, tracing_mode="fake")(*inputs), list
-    else:
-        found = captured(fn, inputs, "dynamo" if level == "torch" else "modules")
-        gm, arrange = found.gm, found.arrange
-    apply_rules(gm, rules, PassContext(settings, is_inference=not training))
-    reasons = [miss.reason for rule in rules for miss in why(gm, rule, settings)]
-    count = sum(node.target is SDPA for node in gm.graph.nodes)
-    gm.recompile()
-
-    def run(*given: Any) -> Any:
-        result = gm(*arrange(given))
-        return result[0] if isinstance(result, tuple) else result
-
-    return run, count, reasons
-
-
-@torch.no_grad()
-def assert_fused(fn: Function, make_inputs: Callable[[], list[Any]], level: str = "torch") -> None:
-    """One call is left, and it is no farther from float64 than eager is."""
-    torch.manual_seed(0)
-    inputs = make_inputs()
-    run, count, reasons = rewritten(fn, inputs, level)
-    assert count == 1, reasons
-    mine, theirs = run(*inputs), fn(*inputs)
-    assert (mine.dtype, mine.shape, mine.stride()) == (theirs.dtype, theirs.shape, theirs.stride())
-    assert_no_farther(mine, theirs, fn(*upcast_tree(inputs)), "result")
-
-
-def assert_refused(fn: Function, inputs: list[Any], reason: str, options: Any = None, training: bool = False) -> None:
-    _, count, reasons = rewritten(fn, inputs, "torch", options, training)
-    assert count == 0
-    assert any(reason in each for each in reasons), reasons
-
-
-def out(result: torch.Tensor) -> torch.Tensor:
-    """As models go on: heads side by side."""
-    return result.transpose(1, 2).reshape(result.shape[0], result.shape[2], -1)
-
+aten = torch.ops.aten
 
 # --- spellings --------------------------------------------------------------------------------------------------------
-
-
-def multi_query(q: Any, k: Any, v: Any) -> Any:
-    """One head of keys and values serves all queries, by broadcasting."""
-    return out((q @ k.transpose(-2, -1) * 0.5).softmax(-1) @ v)
 
 
 def repeated(q: Any, k: Any, v: Any) -> Any:
@@ -122,6 +66,12 @@ def square_roots(q: Any, k: Any, v: Any) -> Any:
     return out(torch.softmax((q * root) @ (k.transpose(-2, -1) * root), dim=-1) @ v)
 
 
+def safe(q: Any, k: Any, v: Any) -> Any:
+    """As attention itself is taken apart: rows without any weight are zeros."""
+    scores = q * math.sqrt(0.5) @ (k.transpose(-2, -1) * math.sqrt(0.5))
+    return out(aten._safe_softmax.default(scores, -1) @ v)
+
+
 def five_dimensions(q: Any, k: Any, v: Any) -> Any:
     return (q @ k.mT).softmax(-1) @ v
 
@@ -139,6 +89,7 @@ SPELLINGS: dict[str, tuple[Function, Callable[[], list[Any]]]] = {
     "baddbmm": (with_baddbmm, lambda: [*three(), torch.randn(6, 5, 5)]),
     "one projection": (chunked_heads, lambda: [torch.randn(2, 5, 36)]),
     "a scale in halves": (square_roots, three),
+    "a safe softmax": (safe, three),
     "another number of keys": (multi_query, lambda: [heads(), heads(2, 7, 3, 4), heads(2, 7, 3, 4)]),
     "batch 1": (multi_query, lambda: [heads(1, 5, 3, 4) for _ in range(3)]),
     "one query": (multi_query, lambda: [heads(2, 1, 3, 4), heads(), heads()]),
@@ -162,6 +113,57 @@ def test_every_spelling_becomes_one_call_in_aten(label):
     assert_fused(*SPELLINGS[label], "aten")
 
 
+@pytest.mark.quick
+@pytest.mark.parametrize("label", sorted(SPELLINGS.keys() - {"einsum"}))
+def test_arguments_may_be_passed_by_name(label):
+    fn, make_inputs = SPELLINGS[label]
+    gm = make_fx(fn, tracing_mode="fake")(*make_inputs())
+    for node in gm.graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload):
+            node.args, node.kwargs = (), arguments_of(node)
+    context = PassContext(Options(), is_inference=True)
+    apply_rules(gm, FOR_INFERENCE, context)
+    assert context.rewrites == {"sfdp_inference": 1}
+
+
+@pytest.mark.quick
+def test_a_new_spelling_is_one_more_pair(monkeypatch):
+    def fn(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        return out(aten.rsub.Tensor(mask, scores_of(q, k)).softmax(-1) @ v)
+
+    inputs = [*(each.detach() for each in three()), torch.randn(5, 5)]
+    gm = torch.fx.symbolic_trace(fn)
+    add_values(gm, inputs)
+    canonical(gm)
+    context = PassContext(Options(), is_inference=True)
+    assert apply_rules(gm, BEFORE_AUTOGRAD, context) == 0
+    pair = Spelling(lambda x, m: aten.rsub.Tensor(m, x), lambda m: Add(m, times=-1))
+    monkeypatch.setattr(find, "SCORES", Table(*SCORES.spellings, pair, casts=SCORES.casts))
+    apply_rules(gm, BEFORE_AUTOGRAD, context)
+    assert context.rewrites == {"sfdp": 1}
+    torch.testing.assert_close(gm(*inputs), fn(*inputs))
+
+
+def tiled(q: Any, k: Any, v: Any) -> Any:
+    """Heads 0 1 0 1 0 1, not 0 0 0 1 1 1."""
+    return multi_query(q, k.repeat(1, 3, 1, 1), v.repeat(1, 3, 1, 1))
+
+
+def mixed(q: Any, k: Any, v: Any) -> Any:
+    return multi_query(q, k.repeat_interleave(3, 1), v.repeat(1, 3, 1, 1))
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(("fn", "grouped"), [(repeated, True), (tiled, False), (mixed, False)])
+def test_heads_in_groups_are_not_written_out(fn, grouped):
+    inputs = [heads(2, 5, 6, 4), heads(2, 5, 2, 4), heads(2, 5, 2, 4)]
+    gm = captured(fn, inputs).gm
+    assert apply_rules(gm, BEFORE_AUTOGRAD, PassContext(Options(), is_inference=True)) == 1
+    (call,) = gm.graph.find_nodes(op="call_function", target=SDPA)
+    assert call.kwargs.get("enable_gqa", False) is grouped
+    assert_fused(fn, lambda: inputs)
+
+
 CHANGES: dict[str, Function] = {
     "scale": lambda s, m, t: s * 0.5,
     "tensor scale": lambda s, m, t: s / torch.full([], 2.0),
@@ -171,9 +173,8 @@ CHANGES: dict[str, Function] = {
 }
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("level", ["traced", "aten"])
-@pytest.mark.parametrize("order", itertools.permutations(CHANGES, 3), ids="-".join)
+@pytest.mark.parametrize("order", list(itertools.permutations(CHANGES, 3)), ids="-".join)
 def test_what_happens_to_the_scores_happens_in_any_order(order, level):
     def fn(q: Any, k: Any, v: Any, mask: Any, tokens: Any) -> Any:
         scores = q @ k.transpose(2, 3)
@@ -187,22 +188,6 @@ def test_what_happens_to_the_scores_happens_in_any_order(order, level):
 # --- masks ------------------------------------------------------------------------------------------------------------
 
 
-def masks() -> dict[str, torch.Tensor]:
-    hidden, half_hidden = rows(), torch.zeros(2, 1, 5, 5)
-    half_hidden[1, :, 1] = -math.inf
-    half_hidden[0, :, 2] = LOWEST
-    return {
-        "rows of minus infinity": torch.zeros(5, 5).masked_fill(hidden, -math.inf),
-        "rows of the lowest number": torch.zeros(5, 5).masked_fill(hidden, LOWEST),
-        "both": half_hidden,
-        "every key of a sequence": torch.tensor([0.0, -math.inf]).view(2, 1, 1, 1),
-        "a bias for each head": torch.randn(3, 5, 5),
-        "a vector": torch.randn(5),
-        "nan": torch.zeros(5, 5).index_fill(0, torch.tensor(1), math.nan),
-        "infinity": torch.zeros(5, 5).index_fill(1, torch.tensor(1), math.inf),
-    }
-
-
 @pytest.mark.quick
 @pytest.mark.parametrize("level", ["traced", "aten"])
 @pytest.mark.parametrize("name", masks())
@@ -211,6 +196,30 @@ def test_a_mask_that_nobody_knows_keeps_eagers_rows(name, level):
         return out((q @ k.mT / 2 + mask).softmax(-1) @ v)
 
     assert_fused(fn, lambda: [*three(), masks()[name]], level)
+
+
+@pytest.mark.parametrize("level", ["torch", "aten"])
+def test_a_safe_softmax_keeps_its_zeros(level):
+    def fn(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        return out(aten._safe_softmax.default(scores_of(q, k) / 2 + mask, -1) @ v)
+
+    assert_fused(fn, lambda: [*three(), torch.zeros(5, 5).masked_fill(rows(), -math.inf)], level)
+
+
+@torch.no_grad()
+def test_keys_and_values_may_be_wanted_too():
+    """As a model that keeps them for the next token does."""
+
+    def fn(q: Any, k: Any, v: Any) -> Any:
+        q, k, v = (x.permute(0, 2, 1, 3) for x in (q, k, v))
+        return out((scores_of(q, k) / 2).softmax(-1) @ v), k, v
+
+    inputs = projections()
+    found = captured(fn, inputs)
+    assert apply_rules(found.gm, BEFORE_AUTOGRAD, PassContext(Options(), is_inference=True)) == 1
+    for ours, eager in zip(found.gm(*found.arrange(inputs)), fn(*inputs), strict=True):
+        assert ours.stride() == eager.stride()
+        torch.testing.assert_close(ours, eager)
 
 
 def test_two_masks_that_hide_a_row_together():
@@ -247,6 +256,29 @@ def test_half_precision_cast_up_before_the_product(dtype):
     assert_fused(fn, lambda: [*three(dtype), torch.randn(5, 5).to(dtype)])
 
 
+def mask_in_place(q: Any, k: Any, v: Any, hidden: Any) -> Any:
+    mask = torch.zeros(5, 5)
+    mask.masked_fill_(hidden, -math.inf)
+    return out((scores_of(q, k) + mask).softmax(-1) @ v)
+
+
+def row_in_place(q: Any, k: Any, v: Any, hidden: Any) -> Any:
+    mask = torch.zeros(5, 5)
+    mask[2].fill_(-math.inf)
+    return out((scores_of(q, k) + mask).softmax(-1) @ v)
+
+
+def scale_in_place(q: Any, k: Any, v: Any, hidden: Any) -> Any:
+    scale = torch.full([], 2.0)
+    scale.mul_(3)
+    return out((scores_of(q, k) / scale).softmax(-1) @ v)
+
+
+@pytest.mark.parametrize("fn", [mask_in_place, row_in_place, scale_in_place])
+def test_what_is_written_to_is_not_what_it_was_made_of(fn):
+    assert_fused(fn, lambda: [*three(), rows()])
+
+
 def test_any_number_but_zero_is_a_token():
     """What is filled is what the condition says, not what some other condition says that often is the same."""
 
@@ -256,198 +288,3 @@ def test_any_number_but_zero_is_a_token():
 
     assert set(tokens().unique().tolist()) - {0, 1}
     assert_fused(fn, lambda: [*three(), tokens()])
-
-
-# --- what is refused --------------------------------------------------------------------------------------------------
-
-
-def scores_of(q: Any, k: Any) -> Any:
-    return q @ k.transpose(2, 3)
-
-
-def test_types_are_looked_at():
-    def fn(q: Any, k: Any, v: Any, mask: Any) -> Any:
-        return out((scores_of(q, k) + mask).softmax(-1).to(v.dtype) @ v)
-
-    plain = [each.detach() for each in three()]
-    assert_refused(fn, [*plain, torch.randn(5, 5, dtype=torch.float64)], "the mask is torch.float64")
-    mixed = [*plain[:2], plain[2].half(), torch.randn(5, 5)]
-    assert_refused(fn, mixed, "query and key are torch.float32, the value is torch.float16")
-
-
-def test_dropout_by_a_generator_of_ones_own_stays():
-    def fn(q: Any, k: Any, v: Any, kept: Any) -> Any:
-        return out(scores_of(q, k).softmax(-1) * kept @ v)
-
-    options = {"attention": "always", "rng": "counter"}
-    kept = torch.empty(5, 5).bernoulli_(0.5, generator=torch.Generator().manual_seed(1))
-    assert_refused(fn, [*three(), kept], "leads to no softmax", options)
-
-
-def test_narrowing_scores_is_no_part_of_attention():
-    def fn(q: Any, k: Any, v: Any) -> Any:
-        return out(scores_of(q, k).half().softmax(-1).float() @ v)
-
-    assert_refused(fn, three(), "leads to no product")
-
-
-def test_a_copy_of_keys_that_are_written_to_is_read():
-    def fn(q: Any, k: Any, v: Any) -> Any:
-        copied = k.clone()
-        k.mul_(2)
-        return out(scores_of(q, copied).softmax(-1) @ v)
-
-    inputs = [each.detach().clone() for each in three()]
-    expected = fn(*(each.clone() for each in inputs))
-    run, _, _ = rewritten(fn, [each.clone() for each in inputs])
-    torch.testing.assert_close(run(*(each.clone() for each in inputs)), expected)
-
-
-def test_trained_masks_are_for_whoever_asks():
-    def fn(q: Any, k: Any, v: Any, mask: Any) -> Any:
-        return out((scores_of(q, k) + mask.clamp(-1, 1)).softmax(-1) @ v)
-
-    inputs = [*three(), torch.randn(5, 5, requires_grad=True)]
-    assert rewritten(fn, inputs)[1] == 0
-    assert rewritten(fn, inputs, options={"attention": "always"})[1] == 1
-
-
-def test_training_with_many_keys_is_left_to_products():
-    inputs = [heads(1, length, 2, 4) for length in (3, 129, 129)]
-    assert_refused(multi_query, inputs, "with so many keys", training=True)
-    assert rewritten(multi_query, inputs, training=True, options={"attention": "always"})[1] == 1
-    assert rewritten(multi_query, inputs)[1] == 1
-
-
-# --- dropout ----------------------------------------------------------------------------------------------------------
-
-REDRAWN = {"attention": "always", "rng": "counter"}
-
-
-def dropped(q: Any, k: Any, v: Any) -> Any:
-    return out(F.dropout(scores_of(q, k).softmax(-1), 0.25) @ v)
-
-
-def test_dropout_has_the_same_distribution():
-    """The mean of many draws is the result without dropout, the variance that of eager."""
-    inputs = [heads(1, 5, 3, 4).detach().expand(8000, 3, 5, 4) for _ in range(3)]
-    run, count, reasons = rewritten(dropped, inputs, options=REDRAWN)
-    assert count == 1, reasons
-    ours, eager = run(*inputs), dropped(*inputs)
-    spread = eager.std(0)
-    whole = out(scores_of(*inputs[:2]).softmax(-1) @ inputs[2])[0]
-    assert ((ours.mean(0) - whole).abs() <= 6 * spread / math.sqrt(8000)).all()
-    assert ((ours.std(0) - spread).abs() <= 0.1 * spread).all()
-
-
-def test_weights_are_dropped_once():
-    gm = captured(dropped, three()).gm
-    assert apply_rules(gm, BEFORE_AUTOGRAD, PassContext(Options(**REDRAWN))) == 1
-    assert not [name for name in operators(gm) if "dropout" in name or "softmax" in name]
-
-
-def test_eagers_random_numbers_are_kept_by_default():
-    assert_refused(dropped, three(), "the option rng is eager", {"attention": "always"})
-    assert_refused(dropped, three(), "the option numerics is strict", {**REDRAWN, "numerics": "strict"})
-
-
-# --- the whole compiler -----------------------------------------------------------------------------------------------
-
-
-def nano_gpt(q: Any, k: Any, v: Any, causal: Any) -> Any:
-    scores = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
-    scores = scores.masked_fill(causal[:, :, : q.size(2), : q.size(2)] == 0, float("-inf"))
-    return out(F.softmax(scores, dim=-1) @ v)
-
-
-def causal_inputs() -> list[Any]:
-    return [*(heads().detach().requires_grad_() for _ in range(3)), torch.ones(8, 8).tril().view(1, 1, 8, 8)]
-
-
-def test_training_through_the_compiler():
-    check(nano_gpt, causal_inputs, backward=True)
-    assert ferrite.last_compile().rewrites["sfdp"] == 1
-
-
-def written_in_place(q: Any, k: Any, v: Any, hidden: Any) -> Any:
-    scores = q @ k.transpose(-2, -1)
-    scores /= 2
-    scores.masked_fill_(hidden, -math.inf)
-    return out(scores.softmax(-1) @ v)
-
-
-@torch.no_grad()
-def test_scores_written_in_place_are_found_once_they_are_functional():
-    check(written_in_place, lambda: [*(each.detach() for each in three()), rows()])
-    assert ferrite.last_compile().rewrites["sfdp_inference"] == 1
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("decompose", ["spelling", "core"])
-def test_without_the_pre_grad_stage(decompose):
-    check(
-        lambda q, k, v: multi_query(q, k, v),
-        lambda: [each.detach() for each in three()],
-        options={"pre_grad": False, "decompose": decompose},
-    )
-    assert ferrite.last_compile().rewrites["sfdp_inference"] == 1
-
-
-@since(2, 13)
-def test_one_graph_serves_every_length():
-    def fn(q: Any, k: Any, v: Any, hidden: Any) -> Any:
-        mask = torch.where(hidden, LOWEST, 0.0)
-        return out((q @ k.mT / 2 + mask[:, None, None]).softmax(-1) @ v)
-
-    def inputs(length: int) -> list[Any]:
-        queries = [torch.randn(2, 3, length, 4, requires_grad=True) for _ in range(3)]
-        return [*queries, torch.rand(2, length) > 0.7]
-
-    compiled = check(fn, lambda: inputs(6), backward=True, dynamic=True)
-    assert ferrite.last_compile().rewrites["sfdp"] == 1
-    torch.manual_seed(1)
-    longer = inputs(9)
-    torch.testing.assert_close(compiled(*longer), fn(*longer))
-    assert compiled_graphs() == 1
-
-
-@pytest.mark.parametrize("dtype", HALVES)
-def test_training_in_half_precision(dtype):
-    def fn(q: Any, k: Any, v: Any, hidden: Any) -> Any:
-        scores = (q @ k.transpose(2, 3) * 0.5).masked_fill(hidden, torch.finfo(q.dtype).min)
-        return out(scores.softmax(-1, dtype=torch.float32).to(v.dtype) @ v)
-
-    def inputs() -> list[Any]:
-        return [*(heads(dtype=dtype).detach().requires_grad_() for _ in range(3)), rows()]
-
-    check(fn, inputs, backward=True)
-    assert ferrite.last_compile().rewrites["sfdp"] == 1
-
-
-def grouped_and_masked(q: Any, k: Any, v: Any, mask: Any) -> Any:
-    k, v = k.repeat_interleave(3, dim=1), v.repeat_interleave(3, 1)
-    return out((q @ k.mT / 2 + mask).softmax(-1) @ v)
-
-
-@pytest.mark.parametrize("name", masks())
-def test_training_with_a_mask_that_nobody_knows(name):
-    def inputs() -> list[Any]:
-        shapes = ((2, 5, 6, 4), (2, 5, 2, 4), (2, 5, 2, 4))
-        mask = masks()[name]
-        mask = mask.repeat(2, 1, 1) if name == "a bias for each head" else mask
-        return [*(heads(*shape).detach().requires_grad_() for shape in shapes), mask]
-
-    check(grouped_and_masked, inputs, backward=True)
-    assert ferrite.last_compile().rewrites["sfdp"] == 1
-
-
-def test_a_trained_mask_gets_its_gradient():
-    def fn(q: Any, k: Any, v: Any, mask: Any) -> Any:
-        return out((scores_of(q, k) + mask).softmax(-1) @ v)
-
-    def inputs() -> list[Any]:
-        queries = [each.detach().requires_grad_() for each in three()]
-        return [*queries, torch.randn(3, 1, 5, requires_grad=True)]
-
-    check(fn, inputs, backward=True, options={"attention": "always"})
-    assert ferrite.last_compile().rewrites["sfdp"] == 1

@@ -24,7 +24,6 @@ from ferrite.pipeline import Fuel, PassContext, PassFailure, Pipeline, run_pipel
 from ferrite.rewrite import why
 from graphs import assert_metadata_is_true, assert_same_computation, operators
 
-pytestmark = pytest.mark.quick
 aten = torch.ops.aten
 UNARY = ("tanh", "sigmoid", "relu")
 BINARY = ("add", "sub", "mul", "div")
@@ -164,6 +163,7 @@ def test_shapes_are_not_mixed(name):
     fused(several(name), numbers(name, 3, 2, 3) + numbers(name, 3, 3, 2), f"batch_aten_{name}", 0)
 
 
+@pytest.mark.quick
 def test_devices_are_not_mixed():
     inputs = [torch.rand(2, 3, device="meta" if i % 2 else "cpu") for i in range(8)]
     gm = trace(several("tanh"), inputs)
@@ -189,6 +189,7 @@ def reasons(function: Any, inputs: list[Any], name: str, **settings: Any) -> lis
     return [miss.reason for miss in found]
 
 
+@pytest.mark.quick
 def test_a_refused_call_has_a_reason():
     with_numbers = lambda *xs: [aten.add.Tensor(x, 2).neg() for x in xs]  # noqa: E731
     assert set(reasons(with_numbers, numbers("tanh", 5), "batch_aten_add")) == {
@@ -200,6 +201,7 @@ def test_a_refused_call_has_a_reason():
     assert set(reasons(strided, numbers("tanh", 5), "batch_aten_tanh")) == {"its memory is read as it lies"}
 
 
+@pytest.mark.quick
 def test_where_it_fires_there_is_no_reason():
     assert reasons(several("tanh"), numbers("tanh", 5), "batch_aten_tanh") == [""] * 5
     assert reasons(several("tanh"), numbers("tanh", 3), "batch_aten_tanh", min_members=3) == [""] * 3
@@ -239,6 +241,7 @@ def test_members_that_stay_out_are_told_why():
     assert all("the strides would be" in reason for reason in transposed)
 
 
+@pytest.mark.quick
 def test_random_draws_between_members_are_the_reason():
     def function(*xs):
         return torch.cat([torch.bernoulli(x.neg().tanh().abs()) for x in xs])
@@ -247,6 +250,7 @@ def test_random_draws_between_members_are_the_reason():
     assert set(found) == {"a write, a random draw or the like stands between it and the others"}
 
 
+@pytest.mark.quick
 def test_memory_that_is_read_as_it_lies_is_not_moved():
     """What the fusion makes lies somewhere in a larger storage."""
 
@@ -282,6 +286,7 @@ def test_products_of_two_dtypes_or_sizes_are_apart():
     fused(mms, products(5) + products(5, torch.float64), "batch_linear_post_grad", 2)
 
 
+@pytest.mark.quick
 def test_products_of_integers_stay():
     fused(mms, [(x * 9).to(torch.int64) for x in products(5)], "batch_linear_post_grad", 0)
 
@@ -326,6 +331,7 @@ def mms_returned(*xs):
     return [torch.mm(a, b) for a, b in zip(xs[::2], xs[1::2], strict=True)]
 
 
+@pytest.mark.quick
 def test_members_that_are_not_returned_fuse_beside_one_that_is():
     def function(*xs):
         ys = [x.tanh() for x in xs]
@@ -347,12 +353,14 @@ def chained(*xs):
     return torch.cat([y.neg() for y in ys])
 
 
+@pytest.mark.quick
 def test_a_member_that_depends_on_another_is_left_out():
     gm = fused(chained, numbers("tanh", 6), "batch_aten_tanh", 1)
     assert operators(gm).count("tanh.default") == 2
     fused(chained, numbers("tanh", 5), "batch_aten_tanh", 0)
 
 
+@pytest.mark.quick
 def test_levels_of_a_tower_fuse_level_by_level():
     def towers(*xs):
         for _ in range(3):
@@ -363,6 +371,7 @@ def test_levels_of_a_tower_fuse_level_by_level():
     assert operators(gm).count("tanh.default") == 3
 
 
+@pytest.mark.quick
 def test_towers_of_different_heights_fuse_where_they_meet():
     def towers(*xs):
         return torch.cat([xs[0].tanh().neg().tanh(), *(x.tanh() for x in xs[1:])])
@@ -399,6 +408,7 @@ def test_what_reads_a_member_early_moves_behind_the_fused_call():
     assert operators(gm).index("tanh.default") < operators(gm).index("abs.default")
 
 
+@pytest.mark.quick
 def test_random_draws_keep_their_order():
     def function(*xs):
         ys = []
@@ -413,6 +423,7 @@ def test_random_draws_keep_their_order():
     assert [node.name for node in gm.graph.nodes if "rand" in node.name or "bernoulli" in node.name] == draws
 
 
+@pytest.mark.quick
 def test_nothing_is_read_across_a_write():
     def function(x, *xs):
         early = [y.tanh().neg() for y in (x, *xs[:2])]
@@ -428,6 +439,7 @@ def test_nothing_is_read_across_a_write():
     same(before, gm, inputs)
 
 
+@pytest.mark.quick
 def test_work_of_two_streams_is_apart():
     gm = trace(several("tanh"), numbers("tanh", 6))
     for number, node in enumerate(n for n in gm.graph.nodes if n.target is aten.tanh.default):
@@ -435,6 +447,7 @@ def test_work_of_two_streams_is_apart():
     assert fuse(gm, "batch_aten_tanh") == {}
 
 
+@pytest.mark.quick
 def test_tuple_items_are_no_starting_point_but_are_passed():
     def function(x):
         parts = torch.split(x, 1)
@@ -446,6 +459,7 @@ def test_tuple_items_are_no_starting_point_but_are_passed():
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_nothing_happens_unless_asked_for():
     gm = trace(several("tanh"), numbers("tanh", 6))
     assert group_batch_fusion_passes.function(gm, PassContext(Options())) == 0
@@ -481,11 +495,13 @@ def test_parents_and_users_can_be_asked_to_be_alike():
         fused(function, numbers("tanh", 10), "batch_aten_tanh", 2, **{setting: True})
 
 
+@pytest.mark.quick
 def test_names_alone_ask_for_the_usual_settings():
     own = context(("batch_aten_tanh", "batch_aten_relu"))
     assert group_batch_fusion_passes.function(trace(several("tanh"), numbers("tanh", 6)), own) == 1
 
 
+@pytest.mark.quick
 def test_what_a_fusion_brings_near_is_fused_too():
     def function(*xs):
         return torch.cat([x.tanh().neg().neg().neg().sigmoid().neg().neg() for x in xs])
@@ -520,11 +536,13 @@ def test_an_unknown_or_ill_typed_setting_is_the_users_error(given):
         fuse(trace(several("tanh"), numbers("tanh", 6)), "batch_aten_tanh", **given)
 
 
+@pytest.mark.quick
 def test_names_of_later_patterns_are_left_to_them():
     gm = trace(several("tanh"), numbers("tanh", 6))
     assert fuse(gm, "normalization_aten_pass") == {}
 
 
+@pytest.mark.quick
 def test_a_fusion_without_its_library_says_so():
     gm = trace(mms, products(6))
     with pytest.warns(FerriteWarning, match=r"'group_linear' does nothing: the library fbgemm_gpu is not installed"):
@@ -555,6 +573,7 @@ def test_as_a_pass_it_leaves_a_lawful_graph_and_says_where_nodes_came_from():
     assert all(node.meta["rewritten"][0] == "batch_aten_tanh" for node in selected)
 
 
+@pytest.mark.quick
 def test_in_the_pipeline_an_unknown_name_fails_the_pass():
     gm = trace(several("tanh"), numbers("tanh", 6))
     with pytest.raises(PassFailure) as caught:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,10 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import ferrite
 from compare import check
 from ferrite.errors import UserError
 from ferrite.graph.verify import verify_graph
-from ferrite.options import Options
+from ferrite.options import Options, resolve
 from ferrite.passes.pre_grad import compress
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import apply_rules, why
@@ -340,10 +342,12 @@ def test_the_names_are_separate_switches(name):
 
 
 def test_an_unknown_name_is_the_users_error():
-    graph = captured(everything, everything_inputs())
-    with pytest.raises(UserError, match="unknown rewrite 'lce-simpel'") as caught:
-        compress.use_triton_dot_compress.function(graph.gm, PassContext(Options(compress=("lce-simpel",))))
-    assert "did you mean    lce-simple" in str(caught.value)
+    for door in (Options, functools.partial(ferrite.compile, everything)):
+        with pytest.raises(UserError, match="option 'compress' holds 'lce-simpel'") as caught:
+            door(compress=("dot-compress", "lce-simpel"))
+        assert "did you mean    lce-simple" in str(caught.value)
+    with pytest.raises(UserError, match="option 'compress' holds 'lce'"):
+        resolve(environ={"FERRITE_COMPRESS": "dot-compress,lce"})
 
 
 def test_strict_numerics_leave_all_of_them_out():

@@ -16,7 +16,6 @@ from ferrite.options import Options
 from ferrite.passes.post_grad import cpu_ops, layers, mkldnn_fusion, reinplace_inplaceable_ops
 from ferrite.pipeline import PassContext
 
-pytestmark = pytest.mark.quick
 aten = torch.ops.aten
 packed = pytest.mark.skipif(cpu_ops.PACKED_LINEAR is None, reason="this torch has no packed layers")
 
@@ -172,6 +171,7 @@ def test_a_packed_layer_that_goes_on_already_is_left(layer):
     fuse(lambda *inputs: aten.add.Tensor(y := function(*inputs, "relu"), aten.neg.default(y)), make(), 0)
 
 
+@pytest.mark.quick
 def test_a_linear_layer_that_was_not_taken_apart():
     gm = fuse(lambda x, w, b: torch.nn.functional.linear(x, w, b).relu(), [torch.randn(2, 3, 4), *rows()[1:]], 1)
     assert "ferrite.linear_pointwise.default" in targets(gm)
@@ -193,6 +193,7 @@ def test_through_the_view_behind_a_product(name):
     assert targets(gm) == ["aten.view.default", "ferrite.linear_pointwise.default", "aten.view.default"]
 
 
+@pytest.mark.quick
 def test_a_product_behind_a_view_that_is_read_again_is_left():
     def function(x, w, b):
         y = addmm(x, w, b)
@@ -211,6 +212,7 @@ def test_parameters_that_are_tensors_or_out_of_order_are_left():
     fuse(lambda x, w, b: aten.hardtanh.default(addmm(x, w, b), 0.5, 0.5), rows(), 1)
 
 
+@pytest.mark.quick
 def test_constants_of_either_type_count_but_not_others():
     fuse(lambda x, w, b: cpu_ops.hardswish_parts(addmm(x, w, b), 3.0, 0.0, 6.0), rows(), 1)
     fuse(lambda x, w, b: cpu_ops.hardswish_parts(addmm(x, w, b), 3, 0, 6.5), rows(), 0)
@@ -226,12 +228,14 @@ def test_a_reader_beside_the_parts_blocks(name):
     fuse(function, rows(), 0)
 
 
+@pytest.mark.quick
 def test_scaled_products_and_matrices_for_a_bias_are_left():
     fuse(lambda x, w, b: aten.addmm.default(b, x, w.t(), alpha=2).relu(), rows(), 0)
     fuse(lambda x, w, b: aten.addmm.default(b, x, w.t(), beta=0).relu(), rows(), 0)
     fuse(lambda x, w, b: aten.addmm.default(b, x, w.t()).relu(), [*rows()[:2], torch.randn(6, 5)], 0)
 
 
+@pytest.mark.quick
 def test_other_devices_and_dtypes_are_left():
     def on_meta(x, w, b):
         return addmm(*(aten._to_copy.default(each, device=torch.device("meta")) for each in (x, w, b))).relu()
@@ -305,6 +309,7 @@ def test_a_relu_behind_the_sum_goes_along_for_convolutions(shape, binary):
     assert targets(gm)[-1] == "aten.relu.default"
 
 
+@pytest.mark.quick
 def test_the_sum_of_two_layers_takes_one_of_them():
     def function(x, w, b, v):
         return addmm(x, w, b) + addmm(x, v, b)
@@ -387,6 +392,7 @@ def test_an_operand_that_somebody_needs_is_not_overwritten(layer):
     assert not in_place(lambda x, w, b, o: function(x, w, b) + o, inputs), "it belongs to the caller"
 
 
+@pytest.mark.quick
 def test_an_operand_that_spreads_is_not_overwritten():
     assert not in_place(lambda x, w, b, o: addmm(x, w, b) + o.neg(), [*rows(), torch.randn(1, 5)])
     assert not in_place(lambda x, w, b, o: addmm(x, w, b) + o.neg().expand(6, 5), [*rows(), torch.randn(1, 5)])
@@ -395,6 +401,7 @@ def test_an_operand_that_spreads_is_not_overwritten():
 # --- the option ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_it_waits_for_kernels():
     gm = make_fx(lambda x, w, b: addmm(x, w, b).relu(), tracing_mode="fake")(*rows())
     assert mkldnn_fusion.function(gm, PassContext(Options(strict=True))) == 0

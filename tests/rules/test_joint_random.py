@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import ferrite
 from compare import compile_strict, reset
 from ferrite.options import Options
 from ferrite.passes.joint import replace_random
@@ -20,6 +21,7 @@ from graphs import operators
 quick = pytest.mark.quick
 aten = torch.ops.aten
 draw, draw_key = torch.ops.ferrite.random.default, torch.ops.ferrite.random_key.default
+hits = torch.ops.ferrite.random_hits.default
 COUNTER = {"rng": "counter"}
 
 
@@ -92,6 +94,34 @@ def test_normal_numbers(dtype):
 
 
 @quick
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+def test_exponential_numbers(dtype):
+    numbers = draw(key(), 4, [100_000], "exponential", dtype)
+    assert numbers.dtype == dtype
+    assert numbers.min() > 0, "people divide by them"
+    exact = numbers.double()
+    assert abs(exact.mean() - 1) < 4 / math.sqrt(100_000)
+    assert abs((exact**2).mean() - 2) < 4 * math.sqrt(20 / 100_000)
+    for quantile in (0.1, 0.5, 0.9):
+        share = (exact < -math.log1p(-quantile)).double().mean()
+        assert abs(share - quantile) < 0.006
+
+
+@quick
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_hits_come_true_as_often_as_their_chance_says(dtype):
+    chances = torch.tensor([0.0, 0.25, 0.5, 1.0], dtype=dtype).repeat(25_000, 1)
+    shares = hits(key(), 3, chances).double().mean(0)
+    assert (shares[0], shares[3]) == (0, 1)
+    assert ((shares - chances[0].double()).abs() < 4 * 0.5 / math.sqrt(25_000)).all()
+    for impossible in (1.5, -0.5, math.nan):
+        with pytest.raises(RuntimeError, match="p_in >= 0 && p_in <= 1"):
+            hits(key(), 3, torch.tensor([0.5, impossible], dtype=dtype))
+        with pytest.raises(RuntimeError, match="p_in >= 0 && p_in <= 1"):
+            torch.bernoulli(torch.tensor([0.5, impossible], dtype=dtype))
+
+
+@quick
 @pytest.mark.parametrize(("low", "high"), [(0, 7), (-3, 3), (0, 1), (-(2**62), 2**62 - 1)])
 def test_integers(low, high):
     numbers = draw(key(), 2, [70_000], "integer", torch.int64, low, high)
@@ -115,7 +145,14 @@ def test_neighbours_and_calls_are_not_correlated():
 @quick
 def test_the_operators_keep_the_rules_of_torch():
     tests = ("test_schema", "test_faketensor")
-    for kind, dtype in (("uniform", torch.float16), ("normal", torch.float32), ("integer", torch.int32)):
+    kinds = (
+        ("uniform", torch.float16),
+        ("normal", torch.float32),
+        ("exponential", torch.float64),
+        ("integer", torch.int32),
+    )
+    torch.library.opcheck(hits, (key(), 1, torch.rand(4, 3)), test_utils=tests)
+    for kind, dtype in kinds:
         torch.library.opcheck(draw, (key(), 1, [4, 3], kind, dtype), test_utils=tests)
     torch.manual_seed(3)
     first, second = draw_key(0, device=torch.device("cpu")), draw_key(0, device=torch.device("cpu"))
@@ -164,22 +201,30 @@ def test_the_backward_part_has_a_key_of_its_own():
 
 @quick
 def test_what_eager_must_look_at_stays():
-    gm, count = traced(lambda x: (torch.bernoulli(x), torch.multinomial(x, 2)), torch.rand(4))
+    gm, count = traced(lambda x: (torch.poisson(x), torch.multinomial(x, 2)), torch.rand(4))
     assert count == 0
-    assert operators(gm) == ["bernoulli.default", "multinomial.default"]
+    assert operators(gm) == ["poisson.default", "multinomial.default"]
 
 
 @quick
-@pytest.mark.parametrize("parameters", [(1.5,), (-0.5,)])
-def test_an_impossible_chance_is_the_error_of_eager(parameters):
+@pytest.mark.parametrize(
+    ("target", "parameters", "message"),
+    [
+        (aten.bernoulli.p, (1.5,), "p"),
+        (aten.bernoulli.p, (-0.5,), "p"),
+        (aten.exponential.default, (0.0,), "lambda > 0"),
+        (aten.log_normal.default, (0.0, -1.0), "std > 0"),
+    ],
+)
+def test_an_impossible_parameter_is_the_error_of_eager(target, parameters, message):
     gm = torch.fx.GraphModule({}, torch.fx.Graph())
     x = gm.graph.placeholder("x")
-    drawn = gm.graph.call_function(aten.bernoulli.p, (x, *parameters))
+    drawn = gm.graph.call_function(target, (x, *parameters))
     gm.graph.output(drawn)
     x.meta["val"] = drawn.meta["val"] = torch.empty(3, device="meta")
     gm.recompile()
     assert apply_rules(gm, RANDOM_RULES, PassContext(Options(**COUNTER))) == 0
-    with pytest.raises(RuntimeError, match="p"):
+    with pytest.raises(RuntimeError, match=message):
         gm(torch.rand(3))
 
 
@@ -210,6 +255,22 @@ def test_a_seed_decides_the_numbers():
     assert torch.equal(seeded(function, x), first)
     assert not torch.equal(seeded(function, x, seed=1), first)
     assert not torch.equal(function(x), function(x))
+
+
+@pytest.mark.parametrize("decompose", ["spelling", "core"])
+def test_draws_in_place_have_their_distributions(decompose):
+    def function(x):
+        noise = torch.empty_like(x).exponential_(2.0)
+        return noise, torch.bernoulli(x), x.clone().log_normal_(0.0, 0.5), x.clone().bernoulli_(0.25)
+
+    noise, hit, logs, rare = compiled(function, decompose=decompose)(torch.full((50_000,), 0.75))
+    names = [call.operator for call in ferrite.last_compile().graphs[0].eager_calls]
+    assert not [name for name in names if "bernoulli" in name or "exponential" in name or "log_normal" in name]
+    assert abs(noise.mean() - 0.5) < 0.02
+    assert abs(hit.mean() - 0.75) < 0.02
+    assert abs(logs.log().std() - 0.5) < 0.02
+    assert abs(rare.mean() - 0.25) < 0.02
+    assert set(hit.unique().tolist()) == set(rare.unique().tolist()) == {0.0, 1.0}
 
 
 @pytest.mark.parametrize("partition", ["min-cut", "save-all"])

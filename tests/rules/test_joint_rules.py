@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 import math
+import operator
 
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from compare import assert_no_farther, check
+from ferrite.graph.updater import MetadataUpdater
 from ferrite.options import Options
 from ferrite.passes import JOINT, joint_graph_passes
+from ferrite.passes.joint import uniform
 from ferrite.passes.joint.constants import CONSTANT_RULES
 from ferrite.passes.joint.products import KERNEL_RULES, PATTERN_RULES, move_iotas
 from ferrite.passes.joint.softmax import SCALED_SOFTMAX_RULES
@@ -42,7 +45,7 @@ def test_the_stage_has_its_order():
     order = ["remove_noop_ops", "constant_fold_uniform_value", "pointless_views", "fuse_attention", "pad_mm"]
     order += ["fix_iota_device", "joint_patterns", "scaled_softmax", "replace_random"]
     assert [name for name in names if name in order] == order
-    assert names[0] == "joint_custom_pre_pass"
+    assert names[:2] == ["canonicalize_quant_mapping", "joint_custom_pre_pass"]
     assert names[-2:] == ["joint_custom_post_pass", "save_reads_of_written_inputs"]
 
 
@@ -65,17 +68,28 @@ def test_every_number_keeps_its_bits(number, dtype):
 
 
 @quick
-def test_a_long_chain_is_asked_about_once_and_no_farther():
+def test_a_long_chain_is_asked_about_once_and_no_farther(monkeypatch):
     def chain(x):
         c = full([2], 1.0)
         for _ in range(300):
             c = c * 1.5 - c
         return x * c
 
+    asked = []
+    ask = uniform.Uniform.computed
+    monkeypatch.setattr(uniform.Uniform, "computed", lambda self, node: (asked.append(node), ask(self, node))[1])
     gm = make_fx(chain, tracing_mode="fake")(torch.rand(2))
-    context = PassContext(Options())
     expected = gm(torch.ones(2))
-    apply_rules(gm, CONSTANT_RULES, context)
+    (product,) = [
+        node for node in gm.graph.nodes if node.args and node.args[0] in gm.graph.find_nodes(op="placeholder")
+    ]
+    assert uniform.Uniform().of(product.args[1]) is None
+    assert len(asked) == len(set(asked)) == uniform.FARTHEST
+    asked.clear()
+    nodes = len(gm.graph.nodes)
+    assert apply_rules(gm, CONSTANT_RULES, PassContext(Options())) >= 1
+    assert len(gm.graph.nodes) <= nodes - uniform.FARTHEST + 2, "as much is folded as one question reaches"
+    assert len(asked) <= len(CONSTANT_RULES) * uniform.FARTHEST * nodes
     assert torch.equal(gm(torch.ones(2)), expected)
 
 
@@ -142,12 +156,21 @@ def test_the_forward_part_does_not_wait_for_the_backward_part():
 
 @quick
 def test_a_size_that_is_an_input_is_not_asked_for():
-    gm = make_fx(lambda x, n: x.new_zeros(x.shape[0] * 2) + n, tracing_mode="symbolic")(torch.rand(4), 3)
-    before = operators(gm)
-    apply_rules(gm, VIEW_RULES, PassContext(Options()))
-    assert len(operators(gm)) <= len(before)
-    assert_metadata_is_true(gm)
-    assert torch.equal(gm(torch.rand(5), 3), torch.full((10,), 3.0))
+    for length, fires in ((4, 1), (3, 0)):  # of two numbers that are equal torch makes one symbol
+        gm = make_fx(lambda x, n: x.new_zeros(n * 2) + n, tracing_mode="symbolic")(torch.rand(4), length)
+        x, given = gm.graph.find_nodes(op="placeholder")
+        (double,) = gm.graph.find_nodes(op="call_function", target=operator.mul)
+        updater = MetadataUpdater(gm.graph)
+        with gm.graph.inserting_before(double):
+            size = gm.graph.call_function(aten.sym_size.int, (x, 0))
+        double.args = (size, 2)
+        updater.update()
+        assert apply_rules(gm, VIEW_RULES, PassContext(Options())) == fires
+        assert double.all_input_nodes == [given if fires else size]
+        assert operators(gm).count("sym_size.int") == 1 - fires
+        assert_metadata_is_true(gm)
+        gm.recompile()
+        assert torch.equal(gm(torch.rand(5), 5), torch.full((10,), 5.0))
 
 
 # --- indices ----------------------------------------------------------------------------------------------------------

@@ -102,6 +102,8 @@ def test_writing_forms_stay():
 
 # --- sink_cat_after_pointwise -----------------------------------------------------------------------------------------
 
+FUSED: dict[str, Any] = {"kernel_rewrites": True}
+
 
 def two(*dtypes: torch.dtype) -> Callable[[], list[Any]]:
     chosen = dtypes or (torch.float32, torch.float32)
@@ -127,19 +129,19 @@ def test_every_elementwise_operator_sinks(dtype, exact):
 
     make = two(dtype, dtype)
     before = captured(function, make(), "modules")
-    after, count = apply(sink_cat_after_pointwise, before)
+    after, count = apply(sink_cat_after_pointwise, before, **FUSED)
     assert count == len(operators)
     (results,) = after.gm.graph.output_node().args
     assert {node.target for node in results} == {aten.cat.default}
     assert_same(before, after, make, exact=exact)
-    assert apply(sink_cat_after_pointwise, before, numerics="strict")[1] == (len(operators) if exact else 0)
+    assert apply(sink_cat_after_pointwise, before, numerics="strict", **FUSED)[1] == (len(operators) if exact else 0)
 
 
 @pytest.mark.quick
 def test_integers_become_floats_before_they_are_joined():
     make = two(torch.int64, torch.int64)
     before = captured(lambda a, b: torch.tanh(torch.cat([a * 2, b])), make())
-    after, count = apply(sink_cat_after_pointwise, before)
+    after, count = apply(sink_cat_after_pointwise, before, **FUSED)
     assert count == 1
     assert_same(before, after, make, exact=False)
 
@@ -148,7 +150,7 @@ def test_integers_become_floats_before_they_are_joined():
 def test_a_pair_sinks_as_one():
     """nan_to_num goes in front of the join, and then relu follows it."""
     before = captured(lambda a, b: torch.relu(torch.nan_to_num(torch.cat([a * 2, b]))), two()())
-    after, count = apply(sink_cat_after_pointwise, before)
+    after, count = apply(sink_cat_after_pointwise, before, **FUSED)
     assert count == 2
     assert targets(after)[-1] is aten.cat.default
     assert_same(before, after, two())
@@ -170,7 +172,7 @@ def test_then_the_join_cancels():
 def test_views_stay_behind_the_join():
     make = two()
     before = captured(lambda a, b: F.relu(torch.stack([a * 2, b], 1).view(4, 3).flatten()), make())
-    after, count = apply(sink_cat_after_pointwise, before)
+    after, count = apply(sink_cat_after_pointwise, before, **FUSED)
     assert count == 1
     assert targets(after)[-3:] == [aten.stack.default, aten.view.default, aten.reshape.default]
     assert_same(before, after, make)
@@ -195,4 +197,4 @@ def no_grad_between(a: Any, b: Any) -> Any:
 @pytest.mark.quick
 def test_what_does_not_sink(function, make):
     before = captured(function, make())
-    assert apply(sink_cat_after_pointwise, before)[1] == 0
+    assert apply(sink_cat_after_pointwise, before, **FUSED)[1] == 0

@@ -13,7 +13,6 @@ from ferrite.passes.post_grad import quantized, quantized_fusion
 from ferrite.passes.post_grad.quantized import dequantize, quantize
 from ferrite.pipeline import PassContext
 
-pytestmark = pytest.mark.quick
 aten = torch.ops.aten
 bfloat16 = torch.bfloat16
 q = quantized.decomposed
@@ -71,12 +70,14 @@ def test_other_parameters_are_left(function, other):
     fuse(lambda x: quantize(function(dequantize(x)), **other) + 1, [x], {})
 
 
+@pytest.mark.quick
 def test_one_of_several_parameters_that_differs_is_enough():
     x = EVERY[torch.int8]
     fuse(lambda x: quantize(aten.cat.default([dequantize(x), dequantize(x, 0.1 * (1 + 1e-6))])), [x], {})
     fuse(lambda x: quantize(aten.cat.default([dequantize(x), dequantize(x, zero_point=2)])), [x], {})
 
 
+@pytest.mark.quick
 def test_a_range_that_clamps_nothing_new_counts():
     def function(x, low):
         inner = quantize(x, low=-100)
@@ -88,6 +89,7 @@ def test_a_range_that_clamps_nothing_new_counts():
     fuse(lambda x: function(x, -99), [x], {})
 
 
+@pytest.mark.quick
 def test_parameters_that_are_constants_of_the_module_are_read():
     scale, zero_point, other = torch.tensor(0.25), torch.tensor(3), torch.tensor(0.5)
     x = EVERY[torch.int8]
@@ -100,6 +102,7 @@ def test_parameters_that_are_constants_of_the_module_are_read():
     fuse(lambda x: joined(other), [x], {})
 
 
+@pytest.mark.quick
 def test_parameters_that_are_inputs_are_not_known():
     def function(x, scale, zero_point):
         y = q.dequantize_per_tensor.tensor(x, scale, zero_point, -128, 127, torch.int8)
@@ -108,12 +111,14 @@ def test_parameters_that_are_inputs_are_not_known():
     fuse(function, [EVERY[torch.int8], torch.tensor(0.25), torch.tensor(3)], {})
 
 
+@pytest.mark.quick
 def test_other_types_in_between_are_left():
     x = EVERY[torch.int8]
     fuse(lambda x: quantize(aten.cat.default([dequantize(x, out_dtype=torch.float16)])), [x], {})
     fuse(lambda x: q.quantize_per_tensor(aten.cat.default([dequantize(x)]), 0.1, 3, 0, 255, torch.uint8), [x], {})
 
 
+@pytest.mark.quick
 def test_images_of_any_size_are_pooled_channels_last():
     x = torch.randint(-128, 128, (2, 3, 40, 50), dtype=torch.int8).contiguous(memory_format=torch.channels_last)
     fuse(
@@ -123,6 +128,7 @@ def test_images_of_any_size_are_pooled_channels_last():
     )
 
 
+@pytest.mark.quick
 def test_indices_that_are_used_and_values_read_twice_are_left():
     x = EVERY[torch.int8].reshape(1, 1, 16, 16)
 
@@ -138,6 +144,7 @@ def test_indices_that_are_used_and_values_read_twice_are_left():
     fuse(twice, [x], {})
 
 
+@pytest.mark.quick
 def test_other_forms_of_pooling_are_known(monkeypatch):
     """A stand-in for the form that keeps small offsets instead of indices."""
     library = torch.library.Library("ferrite_test", "FRAGMENT")
@@ -154,6 +161,7 @@ def test_other_forms_of_pooling_are_known(monkeypatch):
     library._destroy()
 
 
+@pytest.mark.quick
 def test_an_image_without_a_batch():
     x = EVERY[torch.int8].reshape(1, 16, 16)
     fuse(lambda x: quantize(aten.max_pool2d_with_indices.default(dequantize(x), [2])[0]), [x], {"qmaxpool2d": 1})
@@ -244,6 +252,7 @@ def test_other_dtypes_layouts_and_readers_are_left():
     fuse(lambda x, w, s: (f := cast(w), aten.mm.default(x, f.t()) * s), [x, w, s], {})
 
 
+@pytest.mark.quick
 def test_a_weight_that_is_spread_over_columns_is_left():
     def function(x, w, s):
         factor = aten.expand.default(aten.permute.default(cast(w), [1, 0]), [2, 64, 6])
@@ -253,6 +262,7 @@ def test_a_weight_that_is_spread_over_columns_is_left():
     fuse(function, [x, w[:1], s], {})
 
 
+@pytest.mark.quick
 def test_strict_numerics_leave_what_rounds_once_instead_of_twice():
     gm = trace(lambda x, w, s: plain(x, w) * s, operands(FLAT, (6,)))
     assert quantized_fusion.function(gm, PassContext(Options(numerics="strict"))) == 0

@@ -131,7 +131,6 @@ FIRES = {
 }
 
 
-@quick
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
 @pytest.mark.parametrize("name", FIRES)
 def test_writes_in_place(name, mode):
@@ -243,7 +242,6 @@ REFUSED = [
 ]
 
 
-@quick
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
 @pytest.mark.parametrize("fn", REFUSED, ids=lambda fn: fn.__name__)
 def test_leaves_alone(fn, mode):
@@ -345,7 +343,6 @@ VIEW_WRITES = {
 }
 
 
-@quick
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
 @pytest.mark.parametrize("name", VIEW_WRITES)
 def test_writes_over_views(name, mode):
@@ -405,7 +402,6 @@ NESTED[column_and_the_inner_one_read] = 0
 NESTED[diagonal_of_rows_of_an_input] = 1  # a copy of the input, which must stay
 
 
-@quick
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
 @pytest.mark.parametrize("fn", NESTED, ids=lambda fn: fn.__name__)
 def test_nested_writes_become_one(fn, mode):
@@ -869,7 +865,6 @@ def test_whole_functions(fn, dynamic):
     check(fn, lambda: [torch.randn(3, 4)], options={"passes": [IN_PLACE]}, dynamic=dynamic, calls=2)
 
 
-@quick
 def test_backward():
     def fn(x):
         y = x * 2
@@ -880,7 +875,6 @@ def test_backward():
     check(fn, make, options={"passes": [IN_PLACE]}, backward=True)
 
 
-@quick
 def test_inside_a_branch():
     def fn(x, flag):
         def yes(x):
@@ -972,7 +966,6 @@ def test_overlap_is_told_from_strides():
     assert not each_element_once(torch.empty(9).as_strided((3, 3), (2, 1)))
 
 
-@quick
 def test_decisions_do_not_walk_the_views(monkeypatch):
     """Many views of one buffer that is written many times: the alias classes are asked for once per node."""
     from ferrite.passes.post_grad import memory
@@ -997,7 +990,6 @@ def test_decisions_do_not_walk_the_views(monkeypatch):
     assert work(40) <= 4.1 * work(10)
 
 
-@quick
 def test_overlap_is_not_asked_of_every_pair_of_views(monkeypatch):
     """Many parts of one buffer, each written and each read later than the others."""
     from ferrite.passes.post_grad import ranges

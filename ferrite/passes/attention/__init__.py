@@ -2,8 +2,8 @@
 
     softmax(q @ k.mT / 8 + mask, -1) @ v      =>      scaled_dot_product_attention(q, k, v, mask, scale=1 / 8)
 
-    found      what a call does to the scores: a scale, a mask, a fill
-    steps      which calls do that, one line for each spelling
+    spellings  how programs write the steps, one before/after pair for each
+    found      what a step does to the scores: a scale, a mask, a fill
     find       the way back from the last product to the first
     constants  what is known of masks and fills
     operands   query, key and value before they were flattened, copied and repeated for a product

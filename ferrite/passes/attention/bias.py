@@ -18,10 +18,10 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
-from ferrite.passes.attention.constants import values_of
-from ferrite.passes.attention.found import Add, Attention, Change, Fill, Node, Refused, Scale, TensorScale
+from ferrite.passes.attention.constants import Known
+from ferrite.passes.attention.found import Add, Attention, Change, Fill, Node, Refused, Scale, is_tensor
 from ferrite.passes.attention.operands import Operands, same_shape
-from ferrite.passes.attention.operators import FAR
+from ferrite.passes.attention.operators import FAR, LOW
 
 aten = torch.ops.aten
 LOWEST_HALF = torch.finfo(torch.float16).min
@@ -35,16 +35,19 @@ class Bias:
         self, found: Attention, operands: Operands, batch: Sequence[Any], dtype: torch.dtype, mend: bool
     ) -> None:
         self.operands, self.call = operands, operands.call
+        self.known = Known(operands.site.written)
+        self.inside = frozenset(found.inside)
         self.batch, self.dtype = batch, dtype
         self.factor = 1.0
-        self.scales: list[TensorScale] = []  # tensors that the queries are to be multiplied by
+        self.scales: list[tuple[Any, Node]] = []  # what the queries are to be multiplied or divided by
         self.node: Node | None = None
         self.filled: Node | None = None  # which scores are overwritten
         self.low = 0.0  # no element of the bias is below
-        masks = [change for _, change in found.scores if isinstance(change, Add)]
+        changes = [change for _, change in found.scores]
         # if one mask alone may hold minus infinity it is mended before it is broadcast to others
-        endless = [mask for mask in masks if lowest_of(mask) == -math.inf]
-        filled = any(isinstance(change, Fill) and change.value == -math.inf for _, change in found.scores)
+        masks = [change for change in changes if isinstance(change, Add) and is_tensor(change.mask)]
+        endless = [mask for mask in masks if self.lowest(mask) == -math.inf]
+        filled = any(isinstance(change, Fill) and self.known.number(change.value) == -math.inf for change in changes)
         self.alone = endless[0] if mend and len(endless) == 1 and not filled else None
         self.trains = any(fake_value(mask.mask).requires_grad for mask in masks)
         for node, change in found.scores:
@@ -54,9 +57,15 @@ class Bias:
 
     def apply(self, node: Node, change: Change) -> None:
         if isinstance(change, Scale):
-            self.scale(change)
-        elif isinstance(change, TensorScale):
-            self.scale_by_tensor(node, change)
+            factor = self.known.number(change.by)
+            if factor is None:
+                self.scale_by_tensor(node, change)
+            elif not change.divides:
+                self.scale(factor)
+            elif factor:
+                self.scale(1 / factor)
+            else:
+                raise Refused("the scores are divided by zero")
         elif isinstance(change, Add):
             self.add(node, change)
         elif isinstance(change, Fill):
@@ -64,7 +73,7 @@ class Bias:
 
     @property
     def may_hide_rows(self) -> bool:
-        return self.low <= FAR
+        return self.low <= LOW
 
     def mend(self) -> None:
         if self.node is not None and self.low < LOWEST:
@@ -75,16 +84,26 @@ class Bias:
         hidden = self.call(aten.all.dim, self.call(aten.eq.Scalar, mask, -math.inf), -1, True)
         return self.call(aten.masked_fill.Scalar, mask, hidden, math.nan)
 
+    def tensor(self, item: Any, what: str) -> Node:
+        """An argument that is read: a tensor, and none that is made of the scores."""
+        if not isinstance(item, Node) or not is_tensor(item):
+            raise Refused(f"{what} is known only when it runs, or no tensor")
+        if item in self.inside:
+            raise Refused(f"{what} is made of the scores themselves")
+        return item
+
     # --- one change each ----------------------------------------------------------------------------------------------
 
-    def scale(self, change: Scale) -> None:
-        self.factor *= change.factor
-        if self.node is not None:
-            self.node = self.call(aten.mul.Tensor, self.node, change.factor)
-            self.low = self.low * change.factor if change.factor > 0 else -math.inf
+    def scale(self, factor: float) -> None:
+        self.factor *= factor
+        if self.node is not None and factor != 1:
+            self.node = self.call(aten.mul.Tensor, self.node, factor)
+            self.low = self.low * factor if factor > 0 else -math.inf
 
-    def scale_by_tensor(self, node: Node, change: TensorScale) -> None:
-        scale = fake_value(change.tensor)
+    def scale_by_tensor(self, node: Node, change: Scale) -> None:
+        tensor = self.tensor(change.by, "the scale")
+        target = aten.div.Tensor if change.divides else aten.mul.Tensor
+        scale = fake_value(tensor)
         if scale.dim() and not torch_api.known_equal(scale.shape[-1], 1):
             raise Refused("the scale varies along the keys")
         one_number = scale.dim() <= 4 and torch_api.known_equal(scale.numel(), 1)
@@ -93,25 +112,32 @@ class Bias:
         if self.node is not None and not one_number:
             raise Refused("it would make the mask as large as the scores")
         if self.node is not None:
-            self.node = self.call(change.operator, self.node, change.tensor)
+            self.node = self.call(target, self.node, tensor)
             self.low = -math.inf
-        self.scales.append(change)
+        self.scales.append((target, tensor))
 
     def add(self, node: Node, change: Add) -> None:
-        if not fake_value(change.mask).is_floating_point():
+        if change.times == 0:
+            return
+        mask = self.tensor(change.mask, "what is added")
+        if not fake_value(mask).is_floating_point():
             raise Refused("the mask that is added is not of a floating-point type")
-        mask = self.in_batch(change.mask, node)
-        if change.negated:
-            mask = self.call(aten.neg.default, mask)
+        if not isinstance(change.times, (int, float)):
+            raise Refused("how often the mask is added is known only when it runs")
+        mask = self.in_batch(mask, node)
+        if change.times != 1:
+            mask = self.call(aten.mul.Tensor, mask, change.times)
         if change is self.alone:
             mask = self.mended(mask)
         else:
-            self.low += lowest_of(change)
+            self.low += self.lowest(change)
         self.node = mask if self.node is None else self.call(aten.add.Tensor, self.node, mask)
 
     def fill(self, node: Node, change: Fill) -> None:
-        value, scores = change.value, fake_value(node)
+        value, scores = self.known.number(change.value), fake_value(node)
         dtype = self.dtype if self.node is None else fake_value(self.node).dtype
+        if value is None:
+            raise Refused("what scores are filled with is not known")
         if scores.dtype is torch.float16 and value == LOWEST_HALF:
             # in half precision even the lowest number is not far: attention adds to it in single precision
             value, dtype = LOWEST, torch.float32
@@ -119,9 +145,10 @@ class Bias:
             raise Refused(f"scores are filled with {value}, which is not far below all others")
         elif value != -math.inf and value < torch.finfo(dtype).min:
             raise Refused(f"scores are filled with {value}, which {dtype} does not hold")
-        if fake_value(change.condition).dtype is not torch.bool:
+        condition = self.tensor(change.condition, "the condition")
+        if fake_value(condition).dtype is not torch.bool:
             raise Refused("what scores are filled by is no condition")
-        condition = self.in_batch(change.condition, node)
+        condition = self.in_batch(condition, node)
         others = self.node
         if others is None:
             device = fake_value(condition).device
@@ -153,13 +180,9 @@ class Bias:
             return self.operands.reshaped(mask, [*self.batch, *own[-2:]])
         raise Refused("the mask is broadcast along a part of the batch that is flattened elsewhere")
 
-
-def mask_values(mask: Add) -> frozenset[float] | None:
-    values = values_of(mask.mask)
-    return frozenset(-value for value in values) if mask.negated and values is not None else values
-
-
-def lowest_of(mask: Add) -> float:
-    """What a mask makes scores lower by at most; minus infinity where nobody knows."""
-    values = mask_values(mask)
-    return -math.inf if values is None else min(0.0, *values)
+    def lowest(self, mask: Add) -> float:
+        """What a mask makes scores lower by at most; minus infinity where nobody knows."""
+        values = self.known.values(mask.mask)
+        if values is None or not isinstance(mask.times, (int, float)):
+            return -math.inf
+        return min(0.0, *(value * mask.times for value in values))

@@ -52,6 +52,11 @@ def rows() -> torch.Tensor:
     return hidden
 
 
+def more_scores() -> torch.Tensor:
+    """A mask for each of two sequences."""
+    return torch.randn(2, 1, 5, 5)
+
+
 def tokens() -> torch.Tensor:
     """Which keys there are, as numbers; any but zero counts."""
     return torch.tensor([[1, 1, 1, 1, 1], [2, 1, -1, 0, 0]])
@@ -113,6 +118,28 @@ def by_einsum(q: Any, k: Any, v: Any) -> Any:
     return torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v)
 
 
+def in_half_precision(q: Any, k: Any, v: Any) -> Any:
+    """The softmax is computed in single precision."""
+    scores = q @ k.transpose(2, 3) * 0.5
+    return (scores.softmax(-1, dtype=torch.float32).type_as(v) @ v).transpose(1, 2).contiguous()
+
+
+def permuted_inside(q: Any, k: Any, v: Any) -> Any:
+    """[batch, length, heads, width] comes in and goes out."""
+    q, k, v = q.permute(0, 2, 1, 3), k.permute(0, 2, 3, 1), v.permute(0, 2, 1, 3)
+    return ((q / 2 @ k).softmax(-1) @ v).permute(0, 2, 1, 3).contiguous()
+
+
+def filled_like_the_scores(q: Any, k: Any, hidden: Any) -> Any:
+    scores = q @ k.mT / 2
+    return torch.where(hidden, torch.full_like(scores, -math.inf), scores)
+
+
+def filled_by_the_scores(q: Any, k: Any) -> Any:
+    scores = q @ k.mT
+    return scores.masked_fill(scores > 0, -math.inf)
+
+
 def two_uses(q: Any, k: Any, v: Any) -> Any:
     attended = weights(q, k)
     return (attended @ v).transpose(1, 2).contiguous(), attended
@@ -136,6 +163,8 @@ EXAMPLES = (
         behind(lambda q, k, m: (q @ k.mT).masked_fill(m, LOWEST)),
         three_and(rows),
     ),
+    Case("a mask of large numbers does", behind(lambda q, k, m: q @ k.mT + mask_of(m, -1e9)), three_and(rows)),
+    Case("filled by a tensor like the scores", behind(filled_like_the_scores), three_and(rows)),
     Case("any number but zero is a token", behind(distilbert), three_and(tokens)),
     Case("causal", behind(gpt2), three),
     Case("filled, and a mask hides more", behind(lambda q, k, m: gpt2(q, k) + mask_of(m)), three_and(padding)),
@@ -143,6 +172,8 @@ EXAMPLES = (
     Case("flattened heads", bart, three_and(padding)),
     Case("unscaled, with a bias for each head", t5, three_and(lambda: torch.rand(1, 3, 5, 5) > 0.5)),
     Case("groups of heads", grouped, lambda: [heads(2, 5, 6, 4), heads(2, 5, 2, 4), heads(2, 5, 2, 4)]),
+    Case("half precision, cast up for the softmax", in_half_precision, lambda: three(torch.bfloat16)),
+    Case("permuted inside", permuted_inside, lambda: [torch.randn(2, 5, 3, 4, requires_grad=True) for _ in range(3)]),
     Case("three dimensions", lambda q, k, v: torch.bmm(torch.bmm(q, k.mT).softmax(-1), v), matrices),
     Case("a softmax in parts", in_parts, three),
     Case("a scale for each head", behind(lambda q, k, s: q @ k.mT * s.exp()), three_and(lambda: torch.randn(3, 1, 1))),
@@ -160,6 +191,11 @@ NEAR_MISSES = (
     ),
     Case("something else in between", behind(lambda q, k: (q @ k.mT).tanh()), three),
     Case("a negative scale", behind(lambda q, k: q @ k.mT * -0.5), three),
+    Case("a mask makes more of the scores", behind(lambda q, k, m: q[:1] @ k[:1].mT + m), three_and(more_scores)),
+    Case("rounded to half precision", behind(lambda q, k: (q @ k.mT).half().type_as(q)), three),
+    Case("the weights are transposed", lambda q, k, v: (q @ k.mT).softmax(-1).mT @ v, three),
+    Case("the scores are transposed", lambda q, k, v: (q @ k.mT).mT.softmax(-1) @ v, three),
+    Case("the scores fill themselves", behind(filled_by_the_scores), three),
     Case("the scores mask themselves", behind(lambda q, k: (s := q @ k.mT) + s), three),
     Case("values of another width", lambda q, k, v: weights(q, k) @ v[..., :2].contiguous(), three),
     Case("a mask of whole numbers", behind(lambda q, k, m: q @ k.mT + m), three_and(lambda: tokens()[:, None, None])),

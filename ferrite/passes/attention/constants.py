@@ -8,20 +8,19 @@ from typing import Any
 import torch
 
 from ferrite.graph import fake_value
+from ferrite.graph.aliases import Storage, storages_of
+from ferrite.passes.attention.found import Node, is_tensor, source_of
 from ferrite.rewrite.arguments import arguments_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
-Node = torch.fx.Node
 
 # Constructors of one number, spelled as torch and as ATen, and which argument is the number.
 FILLED = {
-    torch.full: 1,
-    aten.full.default: 1,
-    torch.tensor: 0,
-    aten.scalar_tensor.default: 0,
-    aten.full_like.default: 1,
+    **dict.fromkeys((torch.full, torch.full_like, aten.full.default, aten.full_like.default), 1),
+    **dict.fromkeys((torch.tensor, torch.scalar_tensor, aten.scalar_tensor.default), 0),
+    "new_full": 2,
 }
-FILLED |= {torch.full_like: 1}
+NUMBER_NAMES = ("fill_value", "data", "s")
 ZEROS = {torch.zeros, torch.zeros_like, aten.zeros.default, aten.zeros_like.default, "new_zeros"}
 ONES = {torch.ones, torch.ones_like, aten.ones.default, aten.ones_like.default, "new_ones"}
 # Calls whose elements are elements of their first argument.
@@ -33,59 +32,54 @@ MOVES = {
 }
 CASTS = {
     *(aten.to.dtype, aten.to.device, aten.to.prim_Device, aten.to.other, aten.to.dtype_layout, aten._to_copy.default),
-    *(prims.convert_element_type.default, aten.type_as.default, "type", "to"),
+    *(prims.convert_element_type.default, aten.type_as.default),
 }
 WHERES = {aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar}
 FILLS = {aten.masked_fill.Scalar, aten.masked_fill.Tensor}
+MOST_STEPS = 8
+Values = frozenset[float] | None
 
 
-def number_of(item: Any) -> float | None:
-    """The number that an argument is, or the one that a tensor without dimensions was made of."""
-    if isinstance(item, (int, float)) and not isinstance(item, bool):
-        return float(item)
-    if not isinstance(item, Node) or not isinstance(fake_value(item), torch.Tensor) or fake_value(item).dim():
+class Known:
+    """The numbers of a graph that writes into some memory: of what lies there nothing is known."""
+
+    def __init__(self, written: frozenset[Storage]) -> None:
+        self.written = written
+
+    def number(self, item: Any) -> float | None:
+        """The number that an argument is, or that every element of a tensor is, as its type holds it."""
+        found = self.values(item)
+        return next(iter(found)) if found is not None and len(found) == 1 else None
+
+    def values(self, item: Any, steps: int = MOST_STEPS) -> Values:
+        """The numbers that the elements of a tensor can be, looking back so many steps; None where nobody knows."""
+        if isinstance(item, (int, float)) and not isinstance(item, bool):
+            return frozenset({float(item)})
+        if not is_tensor(item) or not fake_value(item).is_floating_point() or not steps:
+            return None
+        if not self.written.isdisjoint(storages_of(item)):
+            return None
+        found = self.values_of_call(item, steps - 1)
+        return None if found is None else frozenset(rounded(number, fake_value(item).dtype) for number in found)
+
+    def values_of_call(self, node: Node, steps: int) -> Values:
+        given = arguments_of(node)
+        if node.target in FILLED:
+            place, names = FILLED[node.target], [name for name in NUMBER_NAMES if name in given]
+            number = given[names[0]] if names else given.get(str(place))
+            return self.values(number, steps) if isinstance(number, (int, float)) else None
+        if node.target in ZEROS or node.target in ONES:
+            return frozenset({float(node.target in ONES)})
+        if node.target in WHERES:
+            return both(self.values(given["self"], steps), self.values(given["other"], steps))
+        if node.target in FILLS:
+            return both(self.values(given["self"], steps), self.values(given["value"], steps))
+        if node.target in MOVES | CASTS:
+            return self.values(source_of(node), steps)
         return None
-    return only_number(item)
 
 
-def only_number(node: Node) -> float | None:
-    """The number that every element of a tensor is, as its type holds it."""
-    found: Any = None
-    if node.target in FILLED:
-        place = FILLED[node.target]
-        found = node.args[place] if len(node.args) > place else node.kwargs.get("fill_value", node.kwargs.get("data"))
-    elif node.target in ZEROS or node.target in ONES:
-        found = float(node.target in ONES)
-    elif node.target in MOVES | CASTS and node.args and isinstance(node.args[0], Node):
-        found = only_number(node.args[0]) if isinstance(fake_value(node.args[0]), torch.Tensor) else None
-    if not isinstance(found, (int, float)):
-        return None
-    dtype = fake_value(node).dtype
-    return rounded(found, dtype) if dtype.is_floating_point else None
-
-
-def values_of(item: Any, steps: int = 8) -> frozenset[float] | None:
-    """The numbers that the elements of a tensor can be, looking back so many steps; None where nobody knows."""
-    if isinstance(item, (int, float)):
-        return frozenset({float(item)})
-    value = fake_value(item) if isinstance(item, Node) else None
-    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not steps:
-        return None
-    number = only_number(item)
-    if number is not None:
-        return frozenset({number})
-    given = arguments_of(item)
-    if item.target in WHERES:
-        return both(values_of(given["self"], steps - 1), values_of(given["other"], steps - 1))
-    if item.target in FILLS:
-        return both(values_of(given["self"], steps - 1), values_of(given["value"], steps - 1))
-    if item.target in MOVES | CASTS and item.args:
-        found = values_of(item.args[0], steps - 1)
-        return None if found is None else frozenset(rounded(number, value.dtype) for number in found)
-    return None
-
-
-def both(one: frozenset[float] | None, other: frozenset[float] | None) -> frozenset[float] | None:
+def both(one: Values, other: Values) -> Values:
     return None if one is None or other is None else one | other
 
 

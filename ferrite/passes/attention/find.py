@@ -2,121 +2,93 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import TypeVar
 
+from ferrite.capture import torch_api
+from ferrite.graph import fake_value
 from ferrite.graph.regions import has_effect
-from ferrite.passes.attention.found import (
-    Attention,
-    Change,
-    Dropout,
-    Node,
-    Nothing,
-    Product,
-    Refused,
-    Softmax,
-)
-from ferrite.passes.attention.steps import SCORES, SHAPES, WEIGHTS, Reading, product_of, softmax_of
-from ferrite.rewrite.arguments import arguments_of
+from ferrite.passes.attention.found import Attention, Change, Dropout, Node, Product, Refused, Step, source_of
+from ferrite.passes.attention.spellings import SCORES, SHAPES, WEIGHTS, Table, product_at, softmax_at
 
-MOST_STEPS = 24  # calls between a product and the softmax; no real model comes near
-Path = list[tuple[Node, Change]]  # calls with what they do, from the outside in
+MOST_STEPS = 24  # spellings between a product and the softmax; no real model comes near
+End = TypeVar("End")
 
 
 def find_attention(root: Node) -> Attention:
     """The attention whose result a node is; raises Refused with the reason why it is none."""
-    weights_product = last_product(root)
-    weights, softmax = weights_of(weights_product)
-    scores, scores_product = scores_of(softmax.scores)
-    changes = [(scores_product.node, change) for change in scores_product.steps]
-    dropouts = [change.probability for _, change in weights if isinstance(change, Dropout)]
-    if len(dropouts) > 1:
-        raise Refused("weights are dropped more than once")
-    found = Attention(
-        root,
-        scores_product,
-        changes + scores[::-1],
-        softmax,
-        weights_product,
-        dropout=sum(dropouts),
-        inside=[*(node for node, _ in scores), scores_product.node, *softmax.nodes, *inner_nodes(weights)],
-    )
-    if weights_product.node is not root:
-        found.inside.append(weights_product.node)
+    last = last_product(root)
+    weights, softmax = walk(last.left, WEIGHTS, softmax_at, "softmax")
+    scores, first = walk(softmax.inner, SCORES, product_at, "product")
+    if not in_order(last.left_order):
+        raise Refused("the weights are transposed")
+    if not in_order(first.result_order):
+        raise Refused("the scores are transposed")
+    changes: list[tuple[Node, Change]] = [(first.node, change) for change in first.then]
+    changes += [(step.node, step.meaning) for step in reversed(scores)]
+    found = Attention(root, first, changes, softmax, last, dropout=dropout_of(weights))
+    found.inside = [node for step in (*scores, softmax, *weights) for node in step.nodes]
+    found.inside += [first.node, *([last.node] if last.node is not root else [])]
     check_closed(found)
     return found
 
 
+def in_order(dims: tuple[int, ...]) -> bool:
+    return dims == tuple(range(len(dims)))
+
+
 def last_product(root: Node) -> Product:
     """The node itself, or the product of which it is another shape."""
-    node = root
-    if root.target in SHAPES:
-        inner = root.args[0]
-        if not isinstance(inner, Node) or product_of(inner) is None:
-            raise Refused("it is no other shape of a product")
-        node = inner
-    found = product_of(node)
-    if found is None or found.steps:
+    source = source_of(root) if root.target in SHAPES else root
+    found = product_at(source) if source is not None else None
+    if found is None or found.then:
         raise Refused("it is no product of two factors")
     return found
 
 
-def weights_of(product: Product) -> tuple[Path, Softmax]:
-    if product.left_order != tuple(range(len(product.left_order))):
-        raise Refused("the weights are transposed")
-    path = walk(product.left, WEIGHTS, lambda node: softmax_of(node) is not None, "a softmax")
-    node = path.pop()[0]
-    softmax = softmax_of(node)
-    assert softmax is not None
-    return path, softmax
+def dropout_of(weights: list[Step]) -> float:
+    dropouts = [step.meaning for step in weights if isinstance(step.meaning, Dropout)]
+    chances = [each.probability for each in dropouts if each.train is not False and each.probability != 0]
+    if len(chances) > 1:
+        raise Refused("weights are dropped more than once")
+    if any(each.train is not True for each in dropouts if each.train is not False):
+        raise Refused("whether weights are dropped is known only when it runs")
+    if any(not isinstance(chance, (int, float)) for chance in chances):
+        raise Refused("how many weights are dropped is known only when it runs")
+    return float(sum(chances))
 
 
-def scores_of(node: Node) -> tuple[Path, Product]:
-    path = walk(node, SCORES, lambda node: product_of(node) is not None, "a product")
-    product = product_of(path.pop()[0])
-    assert product is not None
-    if product.result_order != tuple(range(len(product.result_order))):
-        raise Refused("the scores are transposed")
-    return path, product
-
-
-def walk(start: Node, table: Mapping[Any, Reading], is_end: Any, goal: str) -> Path:
-    """The first way back from a node to an end; its last entry is the end itself."""
+def walk(start: Node, table: Table, end_at: Callable[[Node], End | None], goal: str) -> tuple[list[Step], End]:
+    """The first way back from a node to an end, from the outside in. No step may make more of the numbers."""
     hopeless: set[Node] = set()
     stuck = start
 
-    def search(node: Node, steps: int) -> Path | None:
+    def search(node: Node, left: int) -> tuple[list[Step], End] | None:
         nonlocal stuck
-        if is_end(node):
-            return [(node, Nothing())]
-        if node in hopeless or not steps:
+        if (end := end_at(node)) is not None:
+            return [], end
+        if node in hopeless or not left:
             return None
-        read = table.get(node.target)
-        for step in read(node, arguments_of(node)) if read is not None else ():
-            rest = search(step.inner, steps - 1)
+        for step in table.steps(node):
+            rest = search(step.inner, left - 1) if same_count(step.inner, node) else None
             if rest is not None:
-                return [(node, step.change), *rest]
+                return [step, *rest[0]], rest[1]
         hopeless.add(node)
         stuck = node
         return None
 
     found = search(start, MOST_STEPS)
     if found is None:
-        raise Refused(f"{stuck.name} leads to no {goal.partition(' ')[2]}")
+        raise Refused(f"{stuck.name} leads to no {goal}")
     return found
 
 
-def inner_nodes(path: Path) -> Iterator[Node]:
-    """The calls of a path, and those whose results they take out."""
-    for node, _ in path:
-        yield node
-        if node.target is operator.getitem and isinstance(source := node.args[0], Node):
-            yield source
+def same_count(one: Node, other: Node) -> bool:
+    return torch_api.known_equal(fake_value(one).numel(), fake_value(other).numel())
 
 
 def check_closed(found: Attention) -> None:
-    """Nobody else may read what is no longer computed; what only dead calls read is dead, too."""
+    """Nobody else may read what is no longer computed. What only such calls read, or nobody, goes with it."""
     inside = {*found.inside, found.root}
     waiting = list(found.inside)
     while waiting:
@@ -124,18 +96,17 @@ def check_closed(found: Attention) -> None:
         for reader in node.users:
             if reader in inside:
                 continue
-            if not is_dead(reader):
+            if not serves_only(reader, inside):
                 raise Refused(f"{node.name} is read by {reader.name}, too")
             inside.add(reader)
             found.inside.append(reader)
             waiting.append(reader)
-    for _, change in found.scores:
-        tensors = (getattr(change, name, None) for name in ("mask", "condition", "tensor"))
-        if any(tensor in inside for tensor in tensors):
-            raise Refused("the scores mask themselves")
 
 
-def is_dead(node: Node, steps: int = 4) -> bool:
+def serves_only(node: Node, inside: set[Node], steps: int = 4) -> bool:
+    """Whether nothing outside depends on a node."""
+    if node in inside:
+        return True
     if has_effect(node) or (node.users and not steps):
         return False
-    return all(is_dead(user, steps - 1) for user in node.users)
+    return all(serves_only(user, inside, steps - 1) for user in node.users)

@@ -2,7 +2,8 @@
 
     softmax(scores) @ value        scores: what the steps make of query @ key, from the inside out
 
-A step is what one call does to the scores, or to the weights that the softmax made of them; `steps` has the tables.
+A step is what one spelling does to the scores, or to the weights that the softmax made of them; `spellings` has the
+tables.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from typing import Any
 
 import torch
 
+from ferrite.graph import fake_value
+from ferrite.rewrite.arguments import in_order
+
 Node = torch.fx.Node
-Arguments = dict[str, Any]
 
 
 class Refused(Exception):
@@ -24,41 +27,38 @@ class Refused(Exception):
         return str(self.args[0])
 
 
+# --- what a spelling stands for: numbers and tensors are as the call has them --------------------------------------
+
+
 @dataclass(frozen=True)
 class Scale:
-    """Multiplied by a number."""
+    """Multiplied by a number or a tensor, or divided."""
 
-    factor: float
-
-
-@dataclass(frozen=True)
-class TensorScale:
-    """Multiplied, or divided, by a tensor."""
-
-    tensor: Node
-    operator: Any = torch.ops.aten.mul.Tensor
+    by: Any
+    divides: bool = False
 
 
 @dataclass(frozen=True)
 class Add:
-    """A mask is added, or taken away."""
+    """A mask is added so many times."""
 
-    mask: Node
-    negated: bool = False
+    mask: Any
+    times: Any = 1
 
 
 @dataclass(frozen=True)
 class Fill:
     """Overwritten with a number where a condition has the value `when`."""
 
-    condition: Node
-    value: float
+    condition: Any
+    value: Any
     when: bool
 
 
 @dataclass(frozen=True)
 class Dropout:
-    probability: float
+    probability: Any
+    train: Any
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,41 @@ class Nothing:
     """Another type, another shape, a copy: the same numbers, or nearly."""
 
 
-Change = Scale | TensorScale | Add | Fill | Dropout | Nothing
+@dataclass(frozen=True)
+class Softmax:
+    """Along some dimensions. `safe`: rows without any weight become zeros, where a plain softmax makes them nan."""
+
+    dims: tuple[Any, ...]
+    safe: bool = False
+
+
+@dataclass(frozen=True)
+class Times:
+    """A product with a tensor on the right. `equation`: of einsum; `then`: what the same call does to the product."""
+
+    right: Any
+    equation: str | None = None
+    then: tuple[Scale | Add, ...] = ()
+
+
+Change = Scale | Add | Fill | Dropout | Nothing
+Meaning = Change | Softmax | Times
 
 
 @dataclass(frozen=True)
 class Step:
-    """One call on the way, what it goes on from and what it does. A call may be readable in more than one way."""
+    """A spelling that was found: what it goes on from, what it does, and its calls, the last one first."""
 
     inner: Node
-    change: Change
+    meaning: Any
+    nodes: tuple[Node, ...]
+
+    @property
+    def node(self) -> Node:
+        return self.nodes[0]
+
+
+# --- the whole --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -88,16 +114,7 @@ class Product:
     left_order: tuple[int, ...]
     right_order: tuple[int, ...]
     result_order: tuple[int, ...]
-    steps: tuple[Change, ...] = ()  # what the same call does behind the product, from the inside out
-
-
-@dataclass(frozen=True)
-class Softmax:
-    """`safe`: rows without any weight become zeros, where a plain softmax makes them nan."""
-
-    scores: Node
-    nodes: tuple[Node, ...]
-    safe: bool = False
+    then: tuple[Scale | Add, ...] = ()
 
 
 @dataclass
@@ -107,7 +124,20 @@ class Attention:
     root: Node
     scores_product: Product
     scores: list[tuple[Node, Change]]
-    softmax: Softmax
+    softmax: Step
     weights_product: Product
     dropout: float = 0.0
     inside: list[Node] = field(default_factory=list)  # nodes that the rewrite makes unnecessary
+
+
+# --- what is asked of nodes -------------------------------------------------------------------------------------------
+
+
+def is_tensor(item: Any) -> bool:
+    return isinstance(item, Node) and isinstance(fake_value(item), torch.Tensor)
+
+
+def source_of(node: Node) -> Node | None:
+    """The tensor that a call is about: its first argument, however that is passed."""
+    first = next(iter(in_order(node)), None)
+    return first if isinstance(first, Node) and is_tensor(first) else None

@@ -6,6 +6,7 @@ them where they lie: `Operands` looks for a value that has the wanted shape alre
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,8 +15,9 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
 from ferrite.graph.facts import argument
-from ferrite.passes.attention.found import Node, Refused
+from ferrite.passes.attention.found import Node, Refused, source_of
 from ferrite.rewrite import Site
+from ferrite.rewrite.arguments import arguments_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 COPIES = frozenset({aten.clone.default, aten.contiguous.default})
@@ -36,8 +38,8 @@ class Operands:
     def skip(self, node: Node) -> Node:
         """What a call was made of; it is read here now."""
         self.site.through(node)
-        inner = node.args[0]
-        assert isinstance(inner, Node)
+        inner = source_of(node)
+        assert inner is not None
         return inner
 
     # --- shapes -------------------------------------------------------------------------------------------------------
@@ -46,17 +48,19 @@ class Operands:
         """The same elements in the same order: an earlier value that has the shape, or a new view."""
         here, path = node, []
         while not same_shape(fake_value(here).shape, shape):
-            inner = here.args[0] if here.target in FLAT else None
-            if not isinstance(inner, Node) or not same_count(inner, node):
+            inner = source_of(here) if here.target in FLAT else None
+            if inner is None or not same_count(inner, node):
                 return self.reshaped(node, shape)
             path.append(here)
             here = inner
         self.site.through(*path)
-        while here.target in COPIES | {aten.expand.default} and same_look(here.args[0], here):
+        while here.target in COPIES | {aten.expand.default} and same_look(source_of(here), here):
             here = self.skip(here)
         return here
 
     def reshaped(self, node: Node, shape: Sequence[Any]) -> Node:
+        if not torch_api.known_equal(fake_value(node).numel(), math.prod(shape)):
+            raise Refused("an operand has another batch than the scores")
         unknown = [place for place, size in enumerate(shape) if not isinstance(size, int)]
         if len(unknown) > 1:
             raise Refused("more than one size is known only when it runs")
@@ -67,6 +71,8 @@ class Operands:
         """Repeated along the batch, in no memory of its own."""
         own = fake_value(node).shape
         new = len(shape) - len(own)
+        if new < 0 or not all(known_one_of(size, 1, wide) for size, wide in zip(own, shape[new:], strict=True)):
+            raise Refused("an operand has another batch than the scores")
         kept = (-1 if torch_api.known_equal(*pair) else pair[1] for pair in zip(own, shape[new:], strict=True))
         sizes = [*shape[:new], *kept]
         if not all(isinstance(size, int) for size in sizes):
@@ -80,7 +86,7 @@ class Operands:
         while order != tuple(range(len(order))) and (inner_order := permutation(here)) is not None:
             order = tuple(inner_order[dim] for dim in order)
             path.append(here)
-            here = here.args[0]  # type: ignore[assignment]
+            here = source_of(here) or here
         self.site.through(*path)
         return here if order == tuple(range(len(order))) else self.call(aten.permute.default, here, list(order))
 
@@ -88,15 +94,15 @@ class Operands:
 
     def without_copies(self, node: Node) -> Node:
         """Attention reads any strides, as long as a row is dense."""
-        while node.target in COPIES and is_dense_row(fake_value(node.args[0])):  # type: ignore[arg-type]
+        while node.target in COPIES and (inner := source_of(node)) is not None and is_dense_row(fake_value(inner)):
             node = self.skip(node)
         return node
 
     def narrowed(self, node: Node, dtype: torch.dtype) -> Node:
         """What a factor was before it was cast up: products of narrow numbers are summed in a wide type anyway."""
         while fake_value(node).dtype != dtype:
-            inner = node.args[0] if node.target in CASTS else None
-            if not isinstance(inner, Node) or fake_value(inner).dtype.itemsize > fake_value(node).dtype.itemsize:
+            inner = source_of(node) if node.target in CASTS else None
+            if inner is None or fake_value(inner).dtype.itemsize > fake_value(node).dtype.itemsize:
                 raise Refused(f"query and key are {fake_value(node).dtype}, the value is {dtype}")
             node = self.skip(node)
         return node
@@ -104,8 +110,8 @@ class Operands:
     def scaled(self, node: Node) -> tuple[Node, float]:
         """A factor of the operand belongs to the scale of the scores."""
         if node.target in (aten.mul.Tensor, aten.div.Tensor) and len(node.users) == 1:
-            number, inner = node.args[1], node.args[0]
-            dense = isinstance(inner, Node) and is_dense_row(fake_value(inner))
+            inner, number = source_of(node), argument(node, "other")
+            dense = inner is not None and is_dense_row(fake_value(inner))
             if isinstance(number, (int, float)) and number > 0 and dense and same_look(inner, node):
                 return self.skip(node), number if node.target is aten.mul.Tensor else 1 / number
         return node, 1.0
@@ -127,11 +133,17 @@ class Operands:
         return made
 
 
+def known_one_of(size: Any, *sizes: Any) -> bool:
+    return any(torch_api.known_equal(size, each) for each in sizes)
+
+
 def same_count(one: Node, other: Node) -> bool:
     return torch_api.known_equal(fake_value(one).numel(), fake_value(other).numel())
 
 
-def same_look(one: Any, other: Node) -> bool:
+def same_look(one: Node | None, other: Node) -> bool:
+    if one is None:
+        return False
     old, new = fake_value(one), fake_value(other)
     return old.dtype == new.dtype and same_shape(old.shape, new.shape)
 
@@ -144,7 +156,7 @@ def permutation(node: Node) -> tuple[int, ...] | None:
     """For each dimension of a call that only reorders them, the one it was."""
     rank = fake_value(node).dim()
     if node.target is aten.permute.default:
-        return tuple(dim % rank for dim in node.args[1])  # type: ignore[union-attr]
+        return tuple(dim % rank for dim in argument(node, "dims") or ())
     if node.target is aten.transpose.int:
         order = list(range(rank))
         one, other = (int(argument(node, name)) % rank for name in ("dim0", "dim1"))  # type: ignore[arg-type]
@@ -157,19 +169,19 @@ def repeated(node: Node) -> tuple[Node, list[Node], int] | None:
     """[b, h, l, d] from [b, h / n, 1, l, d] or [b, h / n, l, d]: the source, the calls between, and n."""
     shape = fake_value(node).shape
     if node.target in REPEATS:
-        source, times = node.args[0], node.args[1] if len(node.args) > 1 else node.kwargs.get("repeats")
-        dim = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim")
-        if len(shape) == 4 and type(times) is int and dim in (1, -3) and isinstance(source, Node):
+        given, source = arguments_of(node), source_of(node)
+        times, dim = given.get("repeats", given.get("1")), given.get("dim", given.get("2"))
+        if len(shape) == 4 and type(times) is int and dim in (1, -3) and source is not None:
             return source, [node], times
         return None
     path = []
-    while node.target in FLAT and node.target is not aten.expand.default:
+    while node.target in FLAT and node.target is not aten.expand.default and (inner := source_of(node)) is not None:
         path.append(node)
-        node = node.args[0]  # type: ignore[assignment]
+        node = inner
     if node.target is not aten.expand.default or len(shape) != 4 or not path:
         return None
-    base, wide = node.args[0], fake_value(node).shape
-    if not isinstance(base, Node) or len(wide) != 5 or fake_value(base).dim() != 5 or type(wide[2]) is not int:
+    base, wide = source_of(node), fake_value(node).shape
+    if base is None or len(wide) != 5 or fake_value(base).dim() != 5 or type(wide[2]) is not int:
         return None
     narrow = fake_value(base).shape
     if not same_shape((*wide[:2], 1, *wide[3:]), narrow) or not same_shape(

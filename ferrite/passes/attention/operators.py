@@ -1,9 +1,10 @@
 """Attention on a CPU with a mask that may leave nothing of a row, for training: `ferrite::masked_attention`.
 
-The kernel of torch goes backward from the logarithm of each row's sum. Where the lowest number was added everywhere
-that is the lowest number again, whatever the sum was, and the gradients are wrong; for rows of minus infinity it has
-zeros where eager has nan. Such rows are rare. So the mask is looked at when it is there: without one the kernel runs,
-with one the gradients are computed as eager computes them. Scores that were overwritten get none, as in eager.
+The kernel of torch goes backward from the logarithm of each row's sum. Where a number far below was added everywhere
+that is this number again, or nearly, whatever the sum was, and the gradients are wrong: n times as large with -1e9 and
+n keys. For rows of minus infinity it has zeros where eager has nan. Such rows are rare. So the mask is looked at when
+it is there: without one the kernel runs, with one the gradients are computed as eager computes them. Scores that were
+overwritten get none, as in eager.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from ferrite.passes.library import define, differentiate
 aten = torch.ops.aten
 # Nothing that a score can be changes this number when it is added to it.
 FAR = -1e30
+# From here on the logarithm of a sum loses digits that the gradients need.
+LOW = -1e4
 Tensor = torch.Tensor
 
 
@@ -97,7 +100,7 @@ def masked_attention_backward(
     for_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of query, key and value; of the bias, too, if asked for."""
-    if for_bias or (bias <= FAR).all(-1).any():
+    if for_bias or (bias <= LOW).all(-1).any():
         return written_out(gradient, query, key, value, bias, filled, scale, for_bias)
     return (*kernel_gradients(gradient, query, key, value, bias, result, sums, scale), bias.new_empty(0))
 

@@ -22,7 +22,7 @@ from ferrite.rewrite import AnyRule, NodeRule, Refusal, Site
 aten = torch.ops.aten
 # The last product, or the view that gives the result of a flattened one its shape back.
 ROOTS = (
-    *(aten.matmul.default, aten.bmm.default, aten.einsum.default),
+    *(aten.matmul.default, aten.bmm.default, aten.mm.default, aten.einsum.default),
     *(aten.view.default, aten.reshape.default, aten._unsafe_view.default),
 )
 

@@ -34,10 +34,10 @@ class AttentionWriter:
 
     def write(self) -> Node:
         query, key, value = self.factors()
-        training, safe = self.trains(), self.found.softmax.safe
+        training, safe = self.trains(), self.found.softmax.meaning.safe
         bias = Bias(self.found, self.operands, self.batch, self.dtype, mend=not training and not safe)
-        for scale in bias.scales:
-            query = self.call(scale.operator, query, scale.tensor)
+        for target, scale in bias.scales:
+            query = self.call(target, query, scale)
         if fake_value(query).dtype != self.dtype:
             raise Refused("the scale has another type")
         grouped = self.operands.grouped(key, value)
@@ -106,7 +106,7 @@ class AttentionWriter:
 
 def batch_of(found: Attention) -> Sequence[Any]:
     """Batch and heads, as the scores have them at some place; one of them is 1 where they have less."""
-    nodes = (found.softmax.nodes[0], *(node for node, _ in found.scores), found.scores_product.node)
+    nodes = (found.softmax.node, *(node for node, _ in found.scores), found.scores_product.node)
     shapes = [tuple(fake_value(node).shape[:-2]) for node in nodes]
     for batch in shapes:
         if len(batch) == 2:

@@ -3,10 +3,11 @@
     conv(x; W, b) * c + d       =>      conv(x; W * c, b * c + d)           c, d: numbers, or one per output channel
     batch_norm(conv(x; W, b))   =>      conv(x; W * g, (b - mean) * g + beta)       g = gamma / sqrt(var + eps)
 
-So for matrix products, also where a reshape that leaves the columns alone stands between. The new weights are computed
-at once, in float32 or wider, and rounded to the type of the old ones; they are not taken where they would not be
-finite. A layer that others read too stays as it is, and so does one whose weight others read: the weight would be kept
-twice.
+So for matrix products, also where a reshape that leaves the columns alone stands between. And so where the result of
+a layer in half precision is cast to float32 for the arithmetic and back behind it: the casts go, too. The new weights
+are computed at once, in float32 or wider, and rounded to the type of the old ones; they are not taken where they would
+not be finite. A layer that others read too stays as it is, and so does one whose weight others read: the weight would
+be kept twice.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from ferrite.passes.freezing.layers import (
     RESHAPES,
     Layer,
     NewWeights,
+    again,
     is_finite,
     layer_at,
     overflows,
@@ -40,6 +42,8 @@ from ferrite.passes.freezing.layers import (
     shared_weight,
     sole_reader,
 )
+from ferrite.passes.joint.converts import POINTLESS_CONVERT
+from ferrite.passes.post_grad.layers import only_cast
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import NodeRule, Refusal, Site, apply_rules
 from ferrite.rewrite.arguments import arguments_of
@@ -48,6 +52,8 @@ aten = torch.ops.aten
 ADDING: dict[Any, float] = {aten.add.Tensor: 1.0, aten.sub.Tensor: -1.0}
 SCALING: dict[Any, Callable[..., torch.Tensor]] = {aten.mul.Tensor: torch.mul, aten.div.Tensor: torch.div}
 COMMUTING = frozenset({aten.add.Tensor, aten.mul.Tensor})
+HALVES = (torch.float16, torch.bfloat16)
+MOST_STEPS = 16  # of arithmetic between two casts
 ROUNDS = 4  # of folding arithmetic, and then what has become constant by that
 # Batch norms, and what they call the number that is added to the variance.
 NORMS: dict[Any, str] = {
@@ -56,27 +62,52 @@ NORMS: dict[Any, str] = {
     aten.native_batch_norm.default: "eps",
     aten.cudnn_batch_norm.default: "epsilon",
 }
+# What may stand between two casts.
+PASSED = frozenset({*ADDING, *SCALING, *NORMS, *RESHAPES})
 
 
 @dataclass(frozen=True)
 class Chain:
-    """A layer, the reshape behind it if there is one, and the only one that reads the result."""
+    """A layer, the reshape and the cast behind it if there are any, and the only one that reads the result."""
 
     layer: Layer
-    reshape: torch.fx.Node | None
+    between: tuple[torch.fx.Node, ...]  # from the layer on
     reader: torch.fx.Node
+
+    @property
+    def last(self) -> torch.fx.Node:
+        return self.between[-1] if self.between else self.layer.node
 
 
 def chain_at(node: torch.fx.Node) -> Chain | Refusal:
     layer = layer_at(node)
     if isinstance(layer, Refusal):
         return layer
-    reader, reshape = sole_reader(node), None
-    if reader is not None and reader.target in RESHAPES:
-        if layer.channel != -1 or not torch_api.known_equal(fake_value(reader).shape[-1], layer.channels):
-            return Refusal("a reshape mixes the channels")
-        reader, reshape = sole_reader(reader), reader
-    return Chain(layer, reshape, reader) if reader is not None else Refusal("its result is read more than once")
+    between: list[torch.fx.Node] = []
+    reader = sole_reader(node)
+    while reader is not None and (reader.target in RESHAPES or only_cast(reader) is not None):
+        if reader.target in RESHAPES:
+            if layer.channel != -1 or not torch_api.known_equal(fake_value(reader).shape[-1], layer.channels):
+                return Refusal("a reshape mixes the channels")
+        elif not is_detour(reader, layer):
+            return Refusal("the result is wanted in another type")
+        between.append(reader)
+        reader = sole_reader(reader)
+    return Chain(layer, tuple(between), reader) if reader is not None else Refusal("its result is read more than once")
+
+
+def is_detour(cast: torch.fx.Node, layer: Layer) -> bool:
+    """Whether a cast to float32 is taken back behind some arithmetic, so that no digit of it is seen."""
+    half = fake_value(layer.node).dtype
+    if half not in HALVES or fake_value(cast).dtype is not torch.float32:
+        return False
+    reader = sole_reader(cast)
+    for _ in range(MOST_STEPS):
+        if reader is None or reader.target not in PASSED:
+            break
+        items = norm_results(reader)
+        reader = sole_reader(items[0] if len(items) == 1 else reader)
+    return reader is not None and only_cast(reader) is not None and fake_value(reader).dtype is half
 
 
 def written_anew(site: Site, chain: Chain, weights: NewWeights | Refusal) -> Any:
@@ -86,10 +117,9 @@ def written_anew(site: Site, chain: Chain, weights: NewWeights | Refusal) -> Any
     if overflows(chain.layer, *weights):
         return Refusal("a new weight would not be finite")
     result = chain.layer.with_weights(site, *weights)
-    if chain.reshape is not None:
-        site.through(chain.reshape)
-        given = {**arguments_of(chain.reshape), "self": result}
-        result = site.call(chain.reshape.target, *given.values())
+    site.through(*chain.between)
+    for node in chain.between:
+        result = again(site, node, result)
     return (result,)
 
 
@@ -137,7 +167,7 @@ def scaled(chain: Chain, numbers: torch.Tensor, given: Mapping[str, Any]) -> New
 def per_channel(chain: Chain, given: Mapping[str, Any]) -> torch.Tensor | Refusal:
     """The other operand of the reader as one number per output channel, in the wide type."""
     layer, shape, other = chain.layer, fake_value(chain.reader).shape, given["other"]
-    if given["self"] is not (chain.reshape or layer.node):
+    if given["self"] is not chain.last:
         other = given["self"]
         if chain.reader.target not in COMMUTING:
             return Refusal("the layer is subtracted from something, or divides it")
@@ -164,6 +194,11 @@ def number(value: float, layer: Layer) -> torch.Tensor:
 # --- batch norms ------------------------------------------------------------------------------------------------------
 
 
+def norm_results(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """Those results of a norm that somebody reads."""
+    return [item for item in node.users if item.users] if node.target in NORMS else []
+
+
 def norm_behind(node: torch.fx.Node) -> list[torch.fx.Node] | Refusal:
     """What takes the result out of the norm's tuple."""
     chain = chain_at(node)
@@ -171,9 +206,9 @@ def norm_behind(node: torch.fx.Node) -> list[torch.fx.Node] | Refusal:
         return chain
     if chain.reader.target not in NORMS or arguments_of(chain.reader).get("training", False) is not False:
         return Refusal("there is no batch norm in eval mode behind it")
-    if chain.reshape is not None:
+    if any(node.target in RESHAPES for node in chain.between):
         return Refusal("the channels of the norm are not those of the layer")
-    items = [item for item in chain.reader.users if item.users]
+    items = norm_results(chain.reader)
     if len(items) != 1 or items[0].args != (chain.reader, 0):
         return Refusal("more than the result of the norm is read")
     return items
@@ -236,7 +271,7 @@ def binary_folding(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """Arithmetic with constants, and batch norms in eval mode, become part of the weights before them."""
     total = 0
     for _ in range(ROUNDS):
-        made = apply_rules(gm, BINARY_RULES, context)
+        made = apply_rules(gm, (*BINARY_RULES, POINTLESS_CONVERT), context)
         if not made:
             break
         total += made + fold_constants(gm, context)

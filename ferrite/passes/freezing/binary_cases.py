@@ -76,6 +76,20 @@ def one_weight(x: Any) -> Any:
     return aten.mm.default(aten.mm.default(x, weight) * 2, weight)
 
 
+def in_float32(x: Any) -> Any:
+    y = conv(x, known(6, 4, 1, 1, dtype=torch.bfloat16), known(6, dtype=torch.bfloat16)).float()
+    return (y * known(6, 1, 1) + 0.25).bfloat16()
+
+
+def norm_in_float32(x: Any) -> Any:
+    y = norm(conv(x, known(6, 4, 1, 1, dtype=torch.bfloat16)).float(), gamma=known(6), beta=known(6))[0]
+    return y.bfloat16()
+
+
+def kept_in_float32(x: Any) -> Any:
+    return conv(x, known(6, 4, 1, 1, dtype=torch.bfloat16)).float() * known(6, 1, 1)
+
+
 BINARY_EXAMPLES = (
     Case("a convolution, scaled and shifted by channel", scaled, of(IMAGE)),
     Case("no bias, a number", lambda x: 2 * conv(x, known(6, 4, 1, 1)) - 3, of(IMAGE)),
@@ -97,6 +111,7 @@ BINARY_EXAMPLES = (
         lambda x: conv(x, known(6, 4, 1, 1, dtype=torch.bfloat16)) * known(6, 1, 1, dtype=torch.bfloat16),
         of(IMAGE, dtype=torch.bfloat16),
     ),
+    Case("bfloat16, the arithmetic in float32", in_float32, of(IMAGE, dtype=torch.bfloat16)),
 )
 BINARY_NEAR_MISSES = (
     Case("the layer is subtracted", lambda x: aten.sub.Tensor(known(6, 1, 1), conv(x, known(6, 4, 1, 1))), of(IMAGE)),
@@ -114,6 +129,7 @@ BINARY_NEAR_MISSES = (
         lambda x: conv(x, known(6, 4, 1, 1, dtype=torch.float16)) * 60000.0,
         of(IMAGE, dtype=torch.float16),
     ),
+    Case("bfloat16, the result in float32", kept_in_float32, of(IMAGE, dtype=torch.bfloat16)),
     Case("the layer is read twice", two_readers, of(IMAGE)),
     Case("the weight is read twice", one_weight, of((5, 4))),
     Case("the bias has rows", lambda x: aten.addmm.default(known(5, 3), x, known(4, 3)) * 2, of((5, 4))),
@@ -143,6 +159,7 @@ NORM_EXAMPLES = (
         lambda x: norm(conv(x, known(6, 4, 1, 1, dtype=torch.bfloat16)))[0],
         of(IMAGE, dtype=torch.bfloat16),
     ),
+    Case("bfloat16, the norm in float32", norm_in_float32, of(IMAGE, dtype=torch.bfloat16)),
 )
 NORM_NEAR_MISSES = (
     Case(

@@ -117,6 +117,14 @@ def product_at(node: torch.fx.Node) -> Layer | Refusal:
     return Layer(node, given, weight, bias, axis=1, groups=1, channels=weight.shape[1], channel=-1)
 
 
+def again(site: Site, node: torch.fx.Node, operand: torch.fx.Node) -> torch.fx.Node:
+    """A call once more, on another first operand."""
+    first = next(iter(arguments_of(node)))
+    others = {name: value for name, value in node.kwargs.items() if name != first}
+    made: torch.fx.Node = site.call(node.target, operand, *node.args[1:], **others)
+    return made
+
+
 def sole_reader(node: torch.fx.Node) -> torch.fx.Node | None:
     """The one node that reads a value, whatever else it reads; None where there are several, or the caller gets it."""
     readers = list(node.users)

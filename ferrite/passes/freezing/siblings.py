@@ -19,13 +19,16 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.capture.torch_state import on_real_tensors
 from ferrite.graph import fake_value
+from ferrite.passes import suboptions
 from ferrite.passes.freezing.binary_cases import known, of
+from ferrite.passes.freezing.integer_siblings import INTEGER_SIBLINGS, OPTION
 from ferrite.passes.freezing.layers import Layer, product_at, shared_weight
 from ferrite.passes.pre_grad.horizontal import leaves_quick_way
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import Case, NodeRule, Refusal, Site, apply_rules
 
 aten = torch.ops.aten
+NAME = OPTION
 
 
 def siblings(node: torch.fx.Node) -> list[torch.fx.Node] | Refusal:
@@ -61,11 +64,12 @@ def alike(one: Layer, other: Layer) -> bool:
 
 
 def merge(site: Site) -> Any:
-    if site.options.horizontal == "off":
-        return Refusal("the option horizontal is off")
+    way = suboptions.way(site.options.horizontal, NAME)
+    if way == "off":
+        return Refusal("the option horizontal is off, or names others")
     layers = [layer for layer in map(product_at, site.roots) if isinstance(layer, Layer)]
     assert site.constant is not None
-    if site.options.horizontal == "auto" and are_tiny(layers):
+    if way == "auto" and are_tiny(layers):
         return Refusal("apart the products are tiny enough for torch's quick way")
     weight = site.constant("siblings_weight", side_by_side([layer.weight for layer in layers]))
     left = left_of(layers[0])
@@ -106,7 +110,7 @@ def one_matrix(x: Any) -> Any:
 
 
 SIBLINGS = NodeRule(
-    name="merge_sibling_products",
+    name=NAME,
     purpose="products of one input with constant matrices are one product",
     targets=(aten.mm.default, aten.addmm.default),
     roots=siblings,
@@ -148,7 +152,10 @@ def products_in(x: Any, dtype: torch.dtype) -> Any:
     return [aten.mm.default(x, known(4, 3, dtype=dtype, start=start)).relu() for start in (0.5, 1.5)]
 
 
-@graph_pass(stage="freeze", rules=(SIBLINGS,))
+SIBLING_RULES = (SIBLINGS, INTEGER_SIBLINGS)
+
+
+@graph_pass(stage="freeze", rules=SIBLING_RULES)
 def merge_siblings(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """Products of one input with constant matrices become one product."""
-    return apply_rules(gm, (SIBLINGS,), context)
+    return apply_rules(gm, SIBLING_RULES, context)

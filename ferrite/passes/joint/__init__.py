@@ -15,15 +15,18 @@ from ferrite.passes.joint.hooks import joint_custom_post_pass, joint_custom_pre_
 from ferrite.passes.joint.noops import remove_noop_ops
 from ferrite.passes.joint.pad_mm import pad_mm
 from ferrite.passes.joint.products import fix_iota_device, joint_patterns
+from ferrite.passes.joint.quantized_regions import canonicalize_quant_mapping
 from ferrite.passes.joint.random_ops import replace_random
 from ferrite.passes.joint.softmax import scaled_softmax
 from ferrite.passes.joint.views import pointless_views
 from ferrite.passes.joint.written_inputs import save_reads_of_written_inputs
 from ferrite.passes.to_aten import to_aten
 from ferrite.pipeline import Fuel, PassContext, Pipeline, run_pipeline
+from ferrite.pipeline.report import warn_once_about
 
 __all__ = [
     "JOINT",
+    "canonicalize_quant_mapping",
     "constant_fold_uniform_value",
     "fix_iota_device",
     "fuse_attention",
@@ -42,6 +45,7 @@ __all__ = [
 JOINT = Pipeline(
     "joint",
     (
+        canonicalize_quant_mapping,
         joint_custom_pre_pass,
         remove_noop_ops,
         constant_fold_uniform_value,
@@ -62,7 +66,10 @@ def joint_graph_passes(
     gm: torch.fx.GraphModule, is_inference: bool = False, options: Options | None = None
 ) -> torch.fx.GraphModule:
     """Run the whole stage on a graph, in place. One of torch calls is brought to ATen first."""
-    options = options or resolve()
+    from ferrite.passes import checked_options  # which knows the passes of all stages
+
+    options = checked_options(options or resolve())
     to_aten(gm)
-    run_pipeline(JOINT, gm, PassContext(options, is_inference, Fuel(options.fuel)))
+    report = warn_once_about(gm, "joint_graph_passes(gm, options=ferrite.Options(strict=True))")
+    run_pipeline(JOINT, gm, PassContext(options, is_inference, Fuel(options.fuel)), report)
     return gm

@@ -97,6 +97,20 @@ def bernoulli(draw: Draw) -> tuple[torch.fx.Node, ...]:
     return (draw.call(aten._to_copy.default, hit, dtype=draw.look.dtype),)
 
 
+def bernoulli_of(draw: Draw) -> tuple[torch.fx.Node, ...]:
+    """Each element has a chance of its own."""
+    hit = draw.call(torch.ops.ferrite.random_hits.default, draw.key, draw.index, draw.given["self"])
+    return (draw.call(aten._to_copy.default, hit, dtype=draw.look.dtype),)
+
+
+def exponential(draw: Draw) -> tuple[torch.fx.Node, ...]:
+    return (draw.call(aten.div.Tensor, draw.numbers("exponential"), draw.given["lambd"]),)
+
+
+def log_normal(draw: Draw) -> tuple[torch.fx.Node, ...]:
+    return (draw.call(aten.exp.default, *normal_around(draw)),)
+
+
 def dropout(draw: Draw) -> tuple[torch.fx.Node, ...]:
     chance = 1 - draw.given["p"]
     mask = draw.call(aten.lt.Scalar, draw.numbers("uniform", torch.float32), chance)
@@ -117,6 +131,9 @@ WRITTEN: Mapping[Any, Callable[[Draw], tuple[torch.fx.Node, ...]]] = {
     aten.uniform.default: uniform_between,
     aten.normal_functional.default: normal_around,
     aten.bernoulli.p: bernoulli,
+    aten.bernoulli.default: bernoulli_of,
+    aten.exponential.default: exponential,
+    aten.log_normal.default: log_normal,
     aten.native_dropout.default: dropout,
 }
 
@@ -142,7 +159,7 @@ def problem_of(node: torch.fx.Node) -> str | None:
 
 def argument_problem(how: Any, given: Mapping[str, Any]) -> str | None:
     """What eager would refuse, or cannot be known yet, is left to it."""
-    numbers = [given[name] for name in ("low", "high", "from", "to", "mean", "std", "p") if name in given]
+    numbers = [given[name] for name in ("low", "high", "from", "to", "mean", "std", "p", "lambd") if name in given]
     if not all(isinstance(number, (int, float)) for number in numbers):
         return "a parameter is not known"
     if how is integer and not 0 < given["high"] - given.get("low", 0) <= MOST:
@@ -151,6 +168,10 @@ def argument_problem(how: Any, given: Mapping[str, Any]) -> str | None:
         return "the bounds are the wrong way round"
     if how is normal_around and given["std"] < 0:
         return "the deviation is negative"
+    if how is log_normal and not given["std"] > 0:
+        return "the deviation is not positive"
+    if how is exponential and not given["lambd"] > 0:
+        return "the rate is not positive"
     if how is bernoulli and not 0 <= given["p"] <= 1:
         return "the chance is not between 0 and 1"
     if how is dropout and not (given["train"] is True and 0 < given["p"] < 1):
@@ -240,6 +261,9 @@ class ReplaceRandom(GraphRule):
             "randint_like": lambda x: torch.randint_like(x, 1, dtype=torch.int64),
             "dropout": dropped_or_kept,
             "bernoulli": lambda x: aten.bernoulli.p(x, 1.0),
+            "a chance for each": lambda x: torch.bernoulli((x < 2).float()),
+            "exponential": lambda x: aten.exponential.default(x, 2.0) > 0,
+            "log_normal": lambda x: aten.log_normal.default(x, 0.0, 1.0) > 0,
             "between": lambda x: aten.uniform.default(x, 2.0, 3.0) > 1,
             "around": lambda x: aten.normal_functional.default(x, 1.0, 0.0),
             "two calls": lambda x: torch.rand(4) + torch.rand(4) < 2,

@@ -24,7 +24,7 @@ KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
 # Bits that a number between 0 and 1 has, so that each is held exactly and none becomes 1.
 DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
-KINDS = ("uniform", "normal", "integer")
+KINDS = ("uniform", "normal", "exponential", "integer")
 
 Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -74,6 +74,12 @@ def normal(key: torch.Tensor, index: int, count: int, dtype: torch.dtype) -> tor
     return (radius * torch.cos(2 * math.pi * pairs[:, 1])).to(dtype)
 
 
+def exponential(key: torch.Tensor, index: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """With rate 1, in double precision; never 0, by which people divide."""
+    found = -torch.log1p(-unit(words(key, index, 2 * count)))
+    return found.to(dtype).clamp_min(torch.finfo(dtype).tiny)
+
+
 def integer(key: torch.Tensor, index: int, count: int, dtype: torch.dtype, low: int, high: int) -> torch.Tensor:
     """The remainder of 63 bits: every number is as likely as any other to within (high - low) / 2**63."""
     pairs = words(key, index, 2 * count).view(-1, 2)
@@ -118,14 +124,32 @@ def random(
     low: int = 0,
     high: int = 1,
 ) -> torch.Tensor:
-    """The numbers of one call: `uniform` from 0 to below 1, `normal`, or `integer` from low to below high."""
+    """The numbers of one call: `uniform` from 0 to below 1, `normal`, `exponential` with rate 1, or `integer` from low
+    to below high."""
     count = math.prod(size)
     if kind == "uniform":
         found = uniform(key, index, count, dtype)
     elif kind == "normal":
         found = normal(key, index, count, dtype)
+    elif kind == "exponential":
+        found = exponential(key, index, count, dtype)
     elif kind == "integer":
         found = integer(key, index, count, dtype, low, high)
     else:
         raise ValueError(f"{kind!r} is no kind of random numbers; there are {', '.join(KINDS)}")
     return found.view(size)
+
+
+def look_of_hits(key: torch.Tensor, index: int, chances: torch.Tensor) -> torch.Tensor:
+    return torch.empty(chances.shape, dtype=torch.bool, device=chances.device)
+
+
+@define("random_hits(Tensor key, int index, Tensor chances) -> Tensor", look_of_hits)
+def random_hits(key: torch.Tensor, index: int, chances: torch.Tensor) -> torch.Tensor:
+    """True where an event that has some chance comes true. An impossible chance is an error, as it is in eager; on a
+    GPU, where asking would mean waiting, it is not looked for."""
+    if chances.device.type == "cpu" and not bool(((chances >= 0) & (chances <= 1)).all()):
+        raise RuntimeError("Expected p_in >= 0 && p_in <= 1 to be true, but got false.")
+    wide = torch.promote_types(chances.dtype, torch.float32)
+    drawn = uniform(key, index, chances.numel(), wide).view(chances.shape)
+    return drawn < chances.to(wide)

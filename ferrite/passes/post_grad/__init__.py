@@ -47,6 +47,7 @@ from ferrite.passes.post_grad.reinplace import reinplace_inplaceable_ops
 from ferrite.passes.post_grad.views import view_to_reshape
 from ferrite.passes.to_aten import to_aten
 from ferrite.pipeline import Fuel, PassContext, Pipeline, run_pipeline
+from ferrite.pipeline.report import warn_once_about
 
 __all__ = [
     "POST_GRAD",
@@ -131,8 +132,10 @@ def post_grad_passes(
     gm: torch.fx.GraphModule, is_inference: bool = False, options: Options | None = None
 ) -> torch.fx.GraphModule:
     """Run the whole stage on a graph, in place. One of torch calls is brought to ATen first."""
-    options = options or resolve()
-    check_fusions(options)
+    from ferrite.passes import checked_options  # which knows the passes of all stages
+
+    options = checked_options(options or resolve())
     to_aten(gm)
-    run_pipeline(POST_GRAD, gm, PassContext(options, is_inference, Fuel(options.fuel)))
+    report = warn_once_about(gm, "post_grad_passes(gm, options=ferrite.Options(strict=True))")
+    run_pipeline(POST_GRAD, gm, PassContext(options, is_inference, Fuel(options.fuel)), report)
     return gm

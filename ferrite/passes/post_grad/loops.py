@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import torch_api
+from ferrite.capture import torch_api, torch_operators
 from ferrite.graph import fake_value
 from ferrite.graph.aliases import storages_in
 from ferrite.graph.facts import body_of, innermost_first, leaves, produces_value
@@ -120,7 +120,7 @@ class Loop:
         """Inputs for the counter, the carries and what does not change, with values of their own."""
         length = fake_value(self.xs[0]).shape[0]
         made = [graph.placeholder("index")]
-        made[0].meta["val"] = torch_api.index_below(self.mode.shape_env, length)
+        made[0].meta["val"] = torch_operators.index_below(self.mode.shape_env, length)
         for position, operand in enumerate([*self.init, *given]):
             made.append(graph.placeholder(f"arg{position}"))
             value = fake_value(operand) if isinstance(operand, torch.fx.Node) else operand

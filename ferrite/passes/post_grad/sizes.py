@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import torch_api
+from ferrite.capture import torch_api, torch_operators
 from ferrite.graph import fake_value
 from ferrite.rewrite.writer import Writer
 
@@ -45,7 +45,7 @@ class Sizes:
             return int(expression)
         if expression not in self.written:
             bound = {name: self.proxy(name) for name in torch_api.free_symbols(size)}
-            self.written[expression] = torch_api.evaluate(size, bound).node
+            self.written[expression] = torch_operators.evaluate(size, bound).node
         return self.written[expression]
 
     def proxy(self, symbol: str) -> torch.fx.Proxy:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 from ferrite.graph import fake_value
 from ferrite.passes.batching import Fusion, Settings
-from ferrite.passes.pre_grad.horizontal import Horizontal, saves_launches
+from ferrite.passes.pre_grad.horizontal import Horizontal, never, saves_launches
 from ferrite.passes.pre_grad.products import known_width, one_input_pays, product_problem, side_by_side
 from ferrite.passes.pre_grad.stage import pre_grad_pass
 from ferrite.pipeline import PassContext
@@ -234,7 +234,7 @@ FUSIONS = (
         problem=norm_problem,
         write=batched_norm,
         numerics="rounded",
-        pays=saves_launches,
+        pays=never,
         examples=(
             Case("five with weights and biases", members_of(norm, 5), operands(5, (2, 3, 4), (4,), (4,)), ALWAYS),
             Case("six plain ones", members_of(norm, 6), operands(6, (3, 4)), ALWAYS),
@@ -255,7 +255,7 @@ FUSIONS = (
         torch.detach,
         torch.tanh,
         copies_returned=False,
-        pays=lambda members, copied, context: False,
+        pays=never,
         examples=(Case("five", many(torch.detach), tensors(5, 2, 3), ALWAYS),),
     ),
     pointwise(

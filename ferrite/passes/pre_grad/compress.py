@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from ferrite.errors import UserError, nearest
 from ferrite.graph import fake_value
 from ferrite.options import Options
 from ferrite.passes.batching import UNLIMITED, Fusion, Settings
@@ -34,7 +33,6 @@ from ferrite.pipeline import PassContext
 from ferrite.rewrite import NodeRule, Refusal, Site, Writer, apply_rules, inherit
 
 aten, own = torch.ops.aten, torch.ops.ferrite
-NAMES = ("lce-first", "lce-parts", "lce-matmul", "lce-simple", "dot-compress")
 FEW_PARTS = 4  # a sum of more products costs more than writing the join
 
 
@@ -233,16 +231,6 @@ DOT_RULES = (
 Refresh = Callable[[torch.fx.GraphModule], object]
 
 
-def is_asked_for(name: str, options: Options) -> bool:
-    for each in options.compress:
-        if each not in NAMES:
-            raise UserError(
-                f"option 'compress' has an unknown rewrite {each!r}",
-                {"did you mean": nearest(each, NAMES), "all rewrites": ", ".join(NAMES)},
-            )
-    return name in options.compress
-
-
 def metadata_is_true(gm: torch.fx.GraphModule) -> None:
     """Inside the stage it always is."""
 
@@ -250,13 +238,13 @@ def metadata_is_true(gm: torch.fx.GraphModule) -> None:
 @pre_grad_pass(rules=FIRST_RULES)
 def use_matmul_fuse_lce_replace_first_LCE(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """Compressions of one input become one, with `lce-first` in the option compress."""
-    return apply_rules(gm, FIRST_RULES, context) if is_asked_for("lce-first", context.options) else 0
+    return apply_rules(gm, FIRST_RULES, context) if "lce-first" in context.options.compress else 0
 
 
 @pre_grad_pass(rules=PARTS_RULES)
 def use_triton_lce_replace_normal_LCE(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """The compression of a join reads its parts, with `lce-parts` in the option compress."""
-    if not is_asked_for("lce-parts", context.options):
+    if "lce-parts" not in context.options.compress:
         return 0
     return use_triton_lce_replace_normal_LCE_helper(gm, metadata_is_true, context)
 
@@ -272,13 +260,13 @@ def use_triton_lce_replace_normal_LCE_helper(
 @pre_grad_pass(rules=MATMUL_RULES)
 def use_matmul_lce_replace_normal_LCE(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """The compression of a join is a sum of products, with `lce-matmul` in the option compress."""
-    return apply_rules(gm, MATMUL_RULES, context) if is_asked_for("lce-matmul", context.options) else 0
+    return apply_rules(gm, MATMUL_RULES, context) if "lce-matmul" in context.options.compress else 0
 
 
 @pre_grad_pass(rules=SIMPLE_RULES)
 def use_triton_lce_replace_simple_LCE(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """A compression of rows is one operator, with `lce-simple` in the option compress."""
-    if not is_asked_for("lce-simple", context.options):
+    if "lce-simple" not in context.options.compress:
         return 0
     return use_triton_lce_replace_simple_LCE_helper(gm, metadata_is_true, context)
 
@@ -294,4 +282,4 @@ def use_triton_lce_replace_simple_LCE_helper(
 @pre_grad_pass(rules=DOT_RULES)
 def use_triton_dot_compress(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """Products of rows that are compressed become one operator, with `dot-compress` in the option compress."""
-    return apply_rules(gm, DOT_RULES, context) if is_asked_for("dot-compress", context.options) else 0
+    return apply_rules(gm, DOT_RULES, context) if "dot-compress" in context.options.compress else 0

@@ -134,6 +134,8 @@ def dtype_problem(found: Folding, result: torch.Tensor) -> Refusal | None:
         return Refusal("the numbers are not real")
     if fake_value(found.layer).dtype != result.dtype:
         return Refusal("the norm changes the dtype")
+    if fake_value(found.layer).dtype != fake_value(found.weight).dtype:
+        return Refusal("under autocast the layer would round its weight behind the norm")
     return None
 
 

@@ -15,6 +15,7 @@ from ferrite.capture import torch_api
 from ferrite.errors import UserError
 from ferrite.graph import fake_value
 from ferrite.graph.aliases import Storage, storages_of
+from ferrite.graph.autocast import note_autocast
 from ferrite.graph.facts import attribute_of, body_of, produces_value
 from ferrite.graph.regions import is_random, mutates
 from ferrite.graph.torch_calls import is_barrier
@@ -31,6 +32,7 @@ RETURNING_OPERAND = frozenset(
 def add_values(gm: torch.fx.GraphModule, example_inputs: Sequence[Any] = ()) -> None:
     """Give every node of a graph, and of the graphs inside it, a value under `val`."""
     for module in every_graph(gm):
+        note_autocast(module)
         for node in module.graph.nodes:
             if "val" not in node.meta and "example_value" in node.meta:
                 node.meta["val"] = node.meta["example_value"]

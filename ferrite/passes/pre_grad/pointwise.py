@@ -141,8 +141,9 @@ def relu_nan_to_num(gm: torch.fx.GraphModule, context: PassContext) -> int:
 
 # --- elementwise calls in front of joins ------------------------------------------------------------------------------
 #
-# Profit: alone, n small calls cost more than one large one. They pay where one of them can be part of the kernel that
-# computes its operand, or where the join is taken apart right behind the call, so that it goes away.
+# Profit: alone, n small calls cost more than one large one. They pay where the join is taken apart right behind the
+# call, so that it goes away; and, once kernels are compiled (the option kernel_rewrites), where one of them can be part
+# of the kernel that computes its operand. In eager that gains nothing: `python -m bench.passes rewrites`.
 
 PRODUCERS = frozenset(
     {
@@ -169,7 +170,7 @@ def in_front_of_the_join(site: Site, *, exact: bool) -> Any:
     join = join_view(node)
     if join is None:
         return Refusal("it is not done on a join")
-    problem = operand_problem(join, site.value(node)) or shared(views, node) or no_profit(site.node, node, join, views)
+    problem = operand_problem(join, site.value(node)) or shared(views, node) or no_profit(site, node, join, views)
     if problem is not None:
         return Refusal(problem)
     site.through(*views, node)
@@ -195,11 +196,12 @@ def shared(views: Sequence[torch.fx.Node], join: torch.fx.Node) -> str | None:
     return None if several is None else f"{several.name} is read elsewhere too"
 
 
-def no_profit(node: torch.fx.Node, join: torch.fx.Node, parts: Join, views: Sequence[torch.fx.Node]) -> str | None:
-    fuses = any(part.target in PRODUCERS and sole_user(part) is join for part in parts.operands)
-    if fuses or (not views and any(splits_again(user, parts) for user in node.users)):
+def no_profit(site: Site, join: torch.fx.Node, parts: Join, views: Sequence[torch.fx.Node]) -> str | None:
+    if not views and any(splits_again(user, parts) for user in site.node.users):
         return None
-    return "nothing is gained: no operand can be computed together with it, and the join stays"
+    if not any(part.target in PRODUCERS and sole_user(part) is join for part in parts.operands):
+        return "nothing is gained: no operand can be computed together with it, and the join stays"
+    return None if site.options.kernel_rewrites else "nothing fuses in eager: the option kernel_rewrites is off"
 
 
 def splits_again(user: torch.fx.Node, join: Join) -> bool:
@@ -242,6 +244,7 @@ def targets(*, exact: bool) -> tuple[Any, ...]:
 
 
 F = torch.nn.functional
+FUSED = {"kernel_rewrites": True}
 SINKING = (
     NodeRule(
         name="sink_cat_exact",
@@ -249,23 +252,24 @@ SINKING = (
         targets=targets(exact=True),
         rewrite=functools.partial(in_front_of_the_join, exact=True),
         examples=(
-            Case("relu", joined(torch.relu, dim=1), two()),
-            Case("by name, on the axis", joined(lambda x: torch.relu(input=x), axis=1), two()),
-            Case("two views", joined(lambda x: x.view(-1).unsqueeze(0).clamp(0, 1)), two()),
-            Case("stack", lambda a, b: torch.stack([a.sin(), b], -1).abs(), two()),
+            Case("relu", joined(torch.relu, dim=1), two(), FUSED),
+            Case("by name, on the axis", joined(lambda x: torch.relu(input=x), axis=1), two(), FUSED),
+            Case("two views", joined(lambda x: x.view(-1).unsqueeze(0).clamp(0, 1)), two(), FUSED),
+            Case("stack", lambda a, b: torch.stack([a.sin(), b], -1).abs(), two(), FUSED),
             Case("split again", lambda a, b: sum(p.sum() for p in torch.cat([a, b]).relu().split([2, 2])), two()),
-            Case("a cast", lambda a, b: torch.cat([a * 2, b]).to(torch.float64), two()),
+            Case("a cast", lambda a, b: torch.cat([a * 2, b]).to(torch.float64), two(), FUSED),
         ),
         near_misses=(
-            Case("read elsewhere", lambda a, b: (lambda y: y.relu() + y)(torch.cat([a * 2, b])), two()),
-            Case("one value twice", lambda a, b: (lambda y: torch.cat([y, y]).relu())(a * 2), two()),
-            Case("nothing gained", lambda a, b: torch.cat([a, b]).relu(), two()),
-            Case("an operand is written between", operand_written, two()),
-            Case("the join is written", result_written, two()),
-            Case("the join is returned", lambda a, b: (lambda y: (y, y.relu()))(torch.cat([a * 2, b])), two()),
-            Case("joined bits read as floats", bits_as_floats, two()),
-            Case("as another dtype", joined(lambda x: x.view(torch.int32).abs()), two()),
-            Case("dtypes differ", lambda a, b: torch.cat([a * 2, b.double()]).relu(), two()),
+            Case("read elsewhere", lambda a, b: (lambda y: y.relu() + y)(torch.cat([a * 2, b])), two(), FUSED),
+            Case("one value twice", lambda a, b: (lambda y: torch.cat([y, y]).relu())(a * 2), two(), FUSED),
+            Case("nothing gained", lambda a, b: torch.cat([a, b]).relu(), two(), FUSED),
+            Case("nothing fuses", joined(torch.relu, dim=1), two()),
+            Case("an operand is written between", operand_written, two(), FUSED),
+            Case("the join is written", result_written, two(), FUSED),
+            Case("the join is returned", lambda a, b: (lambda y: (y, y.relu()))(torch.cat([a * 2, b])), two(), FUSED),
+            Case("joined bits read as floats", bits_as_floats, two(), FUSED),
+            Case("as another dtype", joined(lambda x: x.view(torch.int32).abs()), two(), FUSED),
+            Case("dtypes differ", lambda a, b: torch.cat([a * 2, b.double()]).relu(), two(), FUSED),
         ),
     ),
     NodeRule(
@@ -274,13 +278,13 @@ SINKING = (
         targets=targets(exact=False),
         rewrite=functools.partial(in_front_of_the_join, exact=False),
         examples=(
-            Case("tanh", joined(torch.tanh), two()),
-            Case("gelu, with its argument", joined(lambda x: F.gelu(x, approximate="tanh"), dim=-1), two()),
-            Case("under a view", joined(lambda x: x.view(3, 4).sigmoid()), two()),
+            Case("tanh", joined(torch.tanh), two(), FUSED),
+            Case("gelu, with its argument", joined(lambda x: F.gelu(x, approximate="tanh"), dim=-1), two(), FUSED),
+            Case("under a view", joined(lambda x: x.view(3, 4).sigmoid()), two(), FUSED),
         ),
         near_misses=(
-            Case("dtypes differ", lambda a, b: torch.cat([(a * 2).double(), b]).tanh(), two()),
-            Case("a copy between", joined(lambda x: x.t().reshape(-1).tanh()), two()),
+            Case("dtypes differ", lambda a, b: torch.cat([(a * 2).double(), b]).tanh(), two(), FUSED),
+            Case("a copy between", joined(lambda x: x.t().reshape(-1).tanh()), two(), FUSED),
         ),
         numerics="rounded",
     ),

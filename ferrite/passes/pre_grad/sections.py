@@ -17,6 +17,7 @@ import torch
 
 from ferrite.graph import fake_value
 from ferrite.passes.pre_grad.canonical import read_by_position
+from ferrite.passes.pre_grad.horizontal import copy_outweighs
 from ferrite.passes.pre_grad.pieces import Moves, Piece, operands_of, piece_of, stretches_of
 from ferrite.passes.pre_grad.predicates import (
     Join,
@@ -31,6 +32,7 @@ from ferrite.rewrite import Refusal, Site
 from ferrite.rewrite.arguments import arguments_of
 
 aten = torch.ops.aten
+SAVED_CALLS = 3  # the stack, the function of it, and the unbind
 Nodes = Sequence[torch.fx.Node]
 
 
@@ -236,11 +238,14 @@ def one_call_each(site: Site) -> Any:
     def same_call(operand: Any) -> Any:
         return site.call(middle.target, operand, *middle.args[1:], **middle.kwargs)
 
-    site.through(middle, call.operand, *site.node.users)
     indices = [index_of(root) for root in site.roots]
     stretches = stretches_of(operands_of(join, fake_value(call.operand).dim()), join.dim)
     run = stretches[0].run
+    site.through(middle, call.operand, *site.node.users)
     if len(stretches) > 1 or run is None or run.shape is not None:
+        more = len(set(indices)) - SAVED_CALLS
+        if more > 0 and not site.options.kernel_rewrites and not copy_outweighs(fake_value(call.operand), more):
+            return Refusal("calls for each cost more than the stack, while they fuse with nothing")
         made = {index: same_call(join.operands[index]) for index in dict.fromkeys(indices)}
         return tuple(made[index] for index in indices)
     base, sizes = stretches[0].base, [(run.hi - run.lo) // run.count] * run.count

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ferrite.passes.pre_grad import chunk_reshape, concats, split_cat, unbind_stack
+from ferrite.passes.pre_grad import chunk_reshape, concats, split_cat, splits, unbind_stack
 from ferrite.passes.pre_grad.canonical import normalization_pass
 from ferrite.passes.pre_grad.runs import cancel
 from ferrite.passes.pre_grad.split_cat_cases import floats
@@ -148,8 +148,9 @@ ONCE = (
     *(normalization_pass_aten, *TWINS),
     *(unbind_stack.merge_stack_tahn_unbind_pass, unbind_stack.einsum_to_pointwise_pass),
 )
+# Of a split whose other items went in between, a single item may be left.
 AGAIN: tuple[tuple[str, tuple[AnyRule, ...]], ...] = tuple(
-    (step.name, step.rules) for step in SPLIT_CAT_PASSES if step not in ONCE
+    (step.name, step.rules) for step in (*SPLIT_CAT_PASSES, splits.remove_split_ops_pass) if step not in ONCE
 )
 
 

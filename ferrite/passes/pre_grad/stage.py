@@ -11,17 +11,19 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
 from ferrite.options import resolve
-from ferrite.passes.pre_grad.canonical import CANONICAL, spelling_pass
+from ferrite.passes.pre_grad.canonical import CANONICAL, normalization_pass, spelling_pass
 from ferrite.passes.pre_grad.metadata import add_values, values_to_examples
 from ferrite.passes.pre_grad.numeric_check import numerics_checked
 from ferrite.passes.pre_grad.torch_form import as_torch
 from ferrite.pipeline import GraphPass, PassContext, Pipeline, graph_pass, run_pipeline
+from ferrite.pipeline.report import warn_once_about
 
 
 @spelling_pass
 def torch_spelling(gm: torch.fx.GraphModule, context: PassContext) -> int:
-    """Calls of operators are spelled as torch functions again."""
-    return as_torch(gm) if context.options.pre_grad_level == "torch" else 0
+    """What passes wrote gets its one form; calls of operators are spelled as torch functions again."""
+    count = normalization_pass.function(gm, context) or 0
+    return count + as_torch(gm) if context.options.pre_grad_level == "torch" else count
 
 
 def run_alone(
@@ -40,8 +42,9 @@ def run_stage(
     context: PassContext,
 ) -> torch.fx.GraphModule:
     add_values(gm, example_inputs)
+    report = warn_once_about(gm, "pre_grad_passes(gm, inputs, ferrite.Options(strict=True))")
     with numerics_checked(pipeline, gm, example_inputs, context):
-        run_pipeline(pipeline, gm, context)
+        run_pipeline(pipeline, gm, context, report)
     values_to_examples(gm)
     return gm
 

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
+from ferrite.passes import suboptions
 from ferrite.passes.pre_grad import horizontal
 from ferrite.passes.pre_grad.horizontal import bytes_of, hints
 from ferrite.passes.pre_grad.pieces import Piece, piece_of
@@ -27,6 +28,7 @@ from ferrite.rewrite import Case, NodeRule, Refusal, Site
 from ferrite.rewrite.arguments import arguments_of
 
 aten = torch.ops.aten
+NAME = "split_linear_add"
 
 
 class Term(NamedTuple):
@@ -143,8 +145,9 @@ def value_problem(site: Site, terms: Sequence[Term], rest: Sequence[torch.fx.Nod
 
 
 def pays(site: Site, run: Sequence[Term]) -> bool:
-    if site.options.horizontal == "always":
-        return True
+    way = suboptions.way(site.options.horizontal, NAME)
+    if way != "auto":
+        return way == "always"
     weights = [term.weight for term in run]
     base = fake_value(run[0].piece.base)
     rows, features = horizontal.rows_of(base), run[-1].piece.hi - run[0].piece.lo
@@ -218,7 +221,7 @@ def halves(x: Any, w: Any, v: Any) -> Any:
 
 SUM_RULES = (
     NodeRule(
-        name="split_linear_add",
+        name=NAME,
         purpose="a sum of linear layers on pieces of one input is one layer on it",
         targets=(aten.add.Tensor,),
         rewrite=one_layer,

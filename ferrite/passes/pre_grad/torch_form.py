@@ -48,10 +48,11 @@ def torch_form(node: torch.fx.Node) -> Form | None:
     given = arguments_of(node)
     name = node.target._schema.name.removeprefix("aten::")  # type: ignore[union-attr]
     parameters = node.target._schema.arguments  # type: ignore[union-attr]
-    if node.target is aten.select.int:
+    if node.target is aten.select.int and isinstance(given["index"], int):  # a number that data decides is no index
         return getitem(given["self"], given["dim"], given["index"])
     if node.target is aten.slice.Tensor and given["step"] == 1:
-        return getitem(given["self"], given["dim"], slice(given["start"], given["end"]))
+        item = slice(given["start"], given["end"])
+        return getitem(given["self"], given["dim"] if item != slice(None) else 0, item)  # all of it: along any
     if node.target is aten.split_with_sizes.default:
         return "call_function", torch.functional.split, (given["self"], given["split_sizes"]), rest(given, "dim", 0)
     if node.target is aten.einsum.default and given["path"] is None:

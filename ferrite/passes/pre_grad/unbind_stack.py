@@ -120,6 +120,16 @@ def through_stack(function: Any, dims: tuple[int, int] = (0, 0), read: Any = Non
     return run
 
 
+def many_of_them(count: int) -> Callable[..., Any]:
+    """A function of a stack of so many that differ, taken apart again."""
+
+    def run(x: Any) -> Any:
+        rows = [x * number for number in range(1, count + 1)]
+        return [part * 2 for part in torch.unbind(torch.tanh(torch.stack(rows)))]
+
+    return run
+
+
 def two(*shape: int, other: torch.dtype = torch.float32) -> Callable[[], list[Any]]:
     return lambda: [torch.randn(shape).requires_grad_(), torch.randn(shape).to(other).requires_grad_()]
 
@@ -154,9 +164,13 @@ STACKED_CALLS = (
         examples=(
             Case("tanh", through_stack(torch.tanh), two(2, 3)),
             Case("sigmoid, along another dimension", through_stack(torch.sigmoid, (1, 1)), two(2, 3)),
+            Case("as many calls as before", many_of_them(3), floats(2, 4)),
+            Case("a stack that costs more than calls", many_of_them(5), floats(64, 128)),
+            Case("calls that fuse", many_of_them(5), floats(2, 4), {"kernel_rewrites": True}),
         ),
         near_misses=(
             Case("taken apart along another dimension", through_stack(torch.tanh, (0, 1)), two(2, 3)),
+            Case("more calls than before", many_of_them(5), floats(2, 4)),
             Case("no elementwise function", through_stack(lambda s: s.softmax(0)), two(2, 3)),
             Case("an item not read, with a gradient", through_stack(torch.tanh, read=lambda p: p[0] * 2), two(2, 3)),
             Case("the items are returned", through_stack(torch.tanh, read=lambda p: (p[0], p[1])), two(2, 3)),

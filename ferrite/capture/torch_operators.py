@@ -1,0 +1,230 @@
+"""What lowering asks of torch's private side: the schemas of operators, their decompositions, and ranges of symbols."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch._decomp import decomposition_table, global_decomposition_table
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch.fx.experimental.symbolic_shapes import constrain_range
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._sympy.interp import sympy_interp as _sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis as _SympyOnPython
+
+from ferrite.capture import torch_api
+
+LARGEST = 1 << 62  # bounds beyond are torch's way to say there is none
+
+Range = tuple[int | None, int | None]
+
+
+def symbol_range(value: torch.SymInt | torch.SymBool | torch.SymFloat) -> Callable[[Any], Range]:
+    """A function from the symbols in a size to the least and greatest value they may have."""
+    known = value.node.shape_env.var_to_range
+
+    def ends(symbol: Any) -> Range:
+        found = known.get(symbol)
+        return (None, None) if found is None else (_end(found.lower), _end(found.upper))
+
+    return ends
+
+
+def number_range(value: torch.SymInt) -> Range:
+    """The least and greatest value that a number may have."""
+    found = value.node.shape_env.bound_sympy(value.node.expr)
+    return _end(found.lower), _end(found.upper)
+
+
+def _end(bound: Any) -> int | None:
+    return int(bound) if bound.is_Integer and abs(int(bound)) < LARGEST else None
+
+
+def eager_form(operator: Any) -> Callable[..., Any]:
+    """What a higher-order operator runs in eager: a function of tensors that calls plain operators."""
+    found: Callable[..., Any] = operator.py_kernels[torch._C.DispatchKey.CompositeExplicitAutograd]
+    return found
+
+
+def symbols_of(value: torch.SymInt | torch.SymBool | torch.SymFloat) -> list[Any]:
+    """The symbols in a number as it was made, as sympy has them, in the order of their names."""
+    return sorted(value.node._expr.free_symbols, key=str)
+
+
+def as_made(value: torch.SymInt) -> Any:
+    """The expression of a number before facts found later took part in it: what a check of such a fact must look at."""
+    return value.node._expr
+
+
+def factor_of(value: torch.SymInt | torch.SymBool) -> tuple[int, Any] | None:
+    """(n, symbol) where a whole number is known to be n times a symbol, or a truth to be that of one."""
+    expression = value.node.expr
+    symbols = list(expression.free_symbols)
+    if len(symbols) != 1:
+        return None
+    factor = expression / symbols[0] if isinstance(value, torch.SymInt) else None
+    if factor is None:
+        return (1, symbols[0])
+    return (int(factor), symbols[0]) if factor.is_Integer else None
+
+
+def number_in(tensor: torch.Tensor) -> Any:
+    """The number in a real tensor without dimensions, while modes are active that would see it read."""
+    with _disable_current_modes():
+        return tensor.item()
+
+
+def is_operator(target: object) -> bool:
+    return isinstance(target, OpOverload)
+
+
+def is_higher_order(target: object) -> bool:
+    return isinstance(target, HigherOrderOperator)
+
+
+def overloads(operator: Any) -> Iterator[Any]:
+    """The overloads of an operator; an overload itself is its only one."""
+    if isinstance(operator, OpOverloadPacket):
+        yield from (getattr(operator, name) for name in operator.overloads())
+    else:
+        yield operator
+
+
+def name_of(operator: Any) -> str:
+    """'add' for aten.add.Tensor, 'cond' for the higher-order operator."""
+    if is_operator(operator):
+        return str(operator._schema.name).rpartition("::")[2]
+    return str(getattr(operator, "__name__", ""))
+
+
+def schema(operator: Any) -> Any:
+    return operator._schema
+
+
+def written_arguments(operator: Any) -> tuple[str, ...]:
+    """The names of the arguments an operator changes."""
+    if not is_operator(operator):
+        return ()
+    return tuple(
+        item.name for item in operator._schema.arguments if item.alias_info is not None and item.alias_info.is_write
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def shared_arguments(operator: Any) -> tuple[str | None, ...]:
+    """For each result, the argument whose memory it shares; None for a result of its own."""
+    if not is_operator(operator):
+        return ()
+    owners = {
+        name: item.name
+        for item in operator._schema.arguments
+        if item.alias_info is not None
+        for name in item.alias_info.before_set
+    }
+    found: list[str | None] = []
+    for result in operator._schema.returns:
+        names = result.alias_info.before_set if result.alias_info is not None else ()
+        found.append(next((owners[name] for name in names if name in owners), None))
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=4096)
+def functional_twin(operator: Any) -> Any | None:
+    """`add.Tensor` of `add_.Tensor`: the operator that computes what this one writes to its first argument."""
+    if not is_operator(operator):
+        return None
+    name = operator._schema.name.split("::")[1]
+    if (
+        not name.endswith("_")
+        or name.startswith("__")
+        or written_arguments(operator) != (operator._schema.arguments[0].name,)
+    ):
+        return None
+    packet = getattr(getattr(torch.ops, operator.namespace), name[:-1], None)
+    if packet is None:
+        return None
+    found = {
+        overload: getattr(packet, overload) for overload in packet.overloads() if _exists(getattr(packet, overload))
+    }
+    if operator._overloadname in found:
+        return found[operator._overloadname]
+    wanted = _signature(operator)
+    return next((each for each in found.values() if _signature(each) == wanted), None)
+
+
+def _exists(operator: Any) -> bool:
+    """Whether the dispatcher knows an overload; some are only spellings of TorchScript."""
+    return bool(torch._C._dispatch_has_kernel(operator.name()))
+
+
+def _signature(operator: Any) -> list[tuple[str, str]]:
+    return [(item.name, str(item.type)) for item in operator._schema.arguments]
+
+
+@functools.lru_cache(maxsize=4096)
+def decomposition(operator: Any) -> Callable[..., Any] | None:
+    """A function of tensors that does what an operator does, from torch's own tables."""
+    for table in (decomposition_table, global_decomposition_table["post_autograd"]):
+        if operator in table:
+            found: Callable[..., Any] = table[operator]
+            return found
+    if (
+        is_operator(operator)
+        and _exists(operator)
+        and operator.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+    ):
+        return operator.decompose  # type: ignore[no-any-return]
+    return None
+
+
+def bound_arguments(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by name, as the schema has them, defaults filled in."""
+    bound: dict[str, Any] = {}
+    for place, item in enumerate(operator._schema.arguments):
+        if place < len(args) and not item.kwarg_only:
+            bound[item.name] = args[place]
+        elif item.name in kwargs:
+            bound[item.name] = kwargs[item.name]
+        elif item.has_default_value():
+            bound[item.name] = item.default_value
+        else:
+            raise TypeError(f"{operator} misses the argument {item.name}")
+    return bound
+
+
+def is_random(operator: Any) -> bool:
+    return is_operator(operator) and torch.Tag.nondeterministic_seeded in operator.tags
+
+
+def every_operator() -> Iterator[tuple[str, Any]]:
+    """Every overload of aten and prims that a graph may hold, by name, in order: not those that write to `out`."""
+    for name in sorted(torch._C._dispatch_get_all_op_names()):
+        namespace, _, rest = name.partition("::")
+        if namespace not in ("aten", "prims"):
+            continue
+        packet, _, overload = rest.partition(".")
+        operator = getattr(getattr(getattr(torch.ops, namespace), packet, None), overload or "default", None)
+        if operator is None or any(item.is_out for item in operator._schema.arguments):
+            continue
+        if len(written_arguments(operator)) == 0 or functional_twin(operator) is not None:
+            yield f"{namespace}.{packet}.{overload or 'default'}", operator
+
+
+# --- sizes ------------------------------------------------------------------------------------------------------------
+
+
+def evaluate(value: torch.SymInt, bound: Mapping[str, Any]) -> Any:
+    """The expression behind a size, computed on other things than numbers: proxies write the arithmetic as nodes."""
+    found = torch_api.expression(value)
+    return _sympy_interp(_SympyOnPython, {symbol: bound[str(symbol)] for symbol in found.free_symbols}, found)
+
+
+def index_below(shape_env: Any, length: int | torch.SymInt) -> torch.SymInt:
+    """A number of its own that is known to be at least 0 and less than a length: the counter of a loop."""
+    with shape_env.ignore_fresh_unbacked_symbols():
+        index: torch.SymInt = shape_env.create_unbacked_symint()
+    highest = length - 1 if isinstance(length, int) else None
+    constrain_range(index, min=0, max=highest)
+    return index

@@ -1,0 +1,312 @@
+"""Scalar expressions: what one element is, as a typed graph over the elements of buffers.
+
+    expr = Const(dtype, bits)                    a literal, by its bits: NaN and -0.0 keep theirs
+         | IndexValue(index, dtype)              an index used as a number
+         | Load(buffer, coordinates, dtype)      x[i0, i1 + 2]
+         | Op(name, args, dtype)                 a scalar operator of `ferrite.ir.scalar`
+         | Cast(arg, dtype)                      conversion of the value
+         | Masked(mask, value, other)            `value` where mask holds, evaluated only there; else `other`
+         | Random(kind, seed, counter, dtype)    number `counter` of the stream that `seed` starts
+         | Param(position, dtype)                an argument of a combine function
+         | Local(name, dtype)                    what a kernel has named; programs have none
+
+    index atom: Data(value, extent)              an integer read from memory, used as an index: 0 <= it < extent
+
+Nodes are interned and typed; conversions are explicit. Coordinates are logical, one per dimension of the buffer: where
+an element lies in memory is the buffer's business.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ferrite.ir.index import Atom, Index, Number, substitute
+from ferrite.ir.intern import Interned
+from ferrite.ir.types import bits_of, foldable, is_integer, short, value_of
+
+
+class Expr(Interned):
+    """One scalar. `loads`: the buffers it reads; `atoms`: what its indices depend on."""
+
+    __slots__ = ("atoms", "dtype", "loads")
+    dtype: torch.dtype
+    loads: frozenset[str]
+    atoms: frozenset[Atom]
+
+    def set(self, parts: Sequence[Expr], indices: Sequence[Index] = (), loads: frozenset[str] = frozenset()) -> None:
+        atoms: frozenset[Atom] = frozenset()
+        for part in parts:
+            loads = loads | part.loads
+            atoms = atoms | part.atoms
+        for index in indices:
+            atoms = atoms | index.atoms
+            for atom in index.atoms:
+                if isinstance(atom, Data):
+                    loads = loads | atom.value.loads
+                    atoms = atoms | atom.value.atoms
+        object.__setattr__(self, "loads", loads)
+        object.__setattr__(self, "atoms", atoms)
+
+    @property
+    def args(self) -> tuple[Expr, ...]:
+        return ()
+
+    def __str__(self) -> str:
+        from ferrite.ir.one_line import expression_text
+
+        return expression_text(self)
+
+
+class Const(Expr):
+    __slots__ = ("bits",)
+    fields = ("dtype", "bits")
+    bits: int
+
+    def prepare(self) -> None:
+        self.set(())
+
+    @property
+    def value(self) -> Any:
+        return value_of(self.bits, self.dtype)
+
+
+class IndexValue(Expr):
+    __slots__ = ("index",)
+    fields = ("index", "dtype")
+    index: Index
+
+    def prepare(self) -> None:
+        self.set((), (self.index,))
+
+
+class Load(Expr):
+    __slots__ = ("buffer", "coordinates")
+    fields = ("buffer", "coordinates", "dtype")
+    buffer: str
+    coordinates: tuple[Index, ...]
+
+    def prepare(self) -> None:
+        self.set((), self.coordinates, frozenset([self.buffer]))
+
+
+class Op(Expr):
+    __slots__ = ("name", "operands")
+    fields = ("name", "operands", "dtype")
+    name: str
+    operands: tuple[Expr, ...]
+
+    def prepare(self) -> None:
+        self.set(self.operands)
+
+    @property
+    def args(self) -> tuple[Expr, ...]:
+        return self.operands
+
+
+class Cast(Expr):
+    __slots__ = ("arg",)
+    fields = ("arg", "dtype")
+    arg: Expr
+
+    def prepare(self) -> None:
+        self.set((self.arg,))
+
+    @property
+    def args(self) -> tuple[Expr, ...]:
+        return (self.arg,)
+
+
+class Masked(Expr):
+    __slots__ = ("mask", "other", "value")
+    fields = ("mask", "value", "other", "dtype")
+    mask: Expr
+    value: Expr
+    other: Expr
+
+    def prepare(self) -> None:
+        self.set((self.mask, self.value, self.other))
+
+    @property
+    def args(self) -> tuple[Expr, ...]:
+        return (self.mask, self.value, self.other)
+
+
+class Random(Expr):
+    __slots__ = ("counter", "kind", "seed")
+    fields = ("kind", "seed", "counter", "dtype")
+    kind: str
+    seed: Expr
+    counter: Index
+
+    def prepare(self) -> None:
+        self.set((self.seed,), (self.counter,))
+
+    @property
+    def args(self) -> tuple[Expr, ...]:
+        return (self.seed,)
+
+
+class Param(Expr):
+    __slots__ = ("position",)
+    fields = ("position", "dtype")
+    position: int
+
+    def prepare(self) -> None:
+        self.set(())
+
+
+class Local(Expr):
+    __slots__ = ("name",)
+    fields = ("name", "dtype")
+    name: str
+
+    def prepare(self) -> None:
+        self.set(())
+
+
+class Data(Atom):
+    """A value from memory as an index. Outside 0 <= value < extent the program is wrong, and says so when it runs."""
+
+    __slots__ = ("extent", "value")
+    fields = ("value", "extent")
+    value: Expr
+    extent: Index
+
+    def prepare(self) -> None:
+        high = None if self.extent.high is None else max(self.extent.high - 1, 0)
+        self.set(0, high, isinstance(self.extent, Number))
+
+    def spell(self, text: Callable[[Index], str]) -> str:
+        return f"data({self.value}, {text(self.extent)})"
+
+
+# --- builders ---------------------------------------------------------------------------------------------------------
+
+
+def const(value: bool | int | float | complex, dtype: torch.dtype) -> Const:
+    return Const.intern(dtype, bits_of(value, dtype))
+
+
+def op(name: str, *args: Expr, dtype: torch.dtype | None = None) -> Op:
+    return Op.intern(name, args, dtype if dtype is not None else args[0].dtype)
+
+
+def load(buffer: str, coordinates: Sequence[Index], dtype: torch.dtype) -> Load:
+    return Load.intern(buffer, tuple(coordinates), dtype)
+
+
+def index_value(index: Index, dtype: torch.dtype = torch.int64) -> Expr:
+    return const(index.value, dtype) if isinstance(index, Number) else IndexValue.intern(index, dtype)
+
+
+def cast(arg: Expr, dtype: torch.dtype) -> Expr:
+    """Conversion; none where the type is right already, at once where the value is known."""
+    if arg.dtype == dtype:
+        return arg
+    if isinstance(arg, Const) and foldable(arg.dtype) and foldable(dtype):
+        value = arg.value
+        if convertible(value, dtype):
+            return const(value, dtype)
+    return Cast.intern(arg, dtype)
+
+
+def convertible(value: bool | int | float | complex, dtype: torch.dtype) -> bool:
+    """Whether converting a number is the same everywhere: no fraction or sign is lost that machines treat differently."""
+    if isinstance(value, complex):
+        return dtype.is_complex or (value.imag == 0 and convertible(value.real, dtype))
+    if isinstance(value, float) and is_integer(dtype) and dtype is not torch.bool:
+        return value.is_integer() and abs(value) < 1 << 31 and (dtype.is_signed or value >= 0)
+    return not (isinstance(value, float) and math.isnan(value))
+
+
+def masked(mask: Expr, value: Expr, other: Expr) -> Expr:
+    return Masked.intern(mask, value, other, value.dtype)
+
+
+def data(value: Expr, extent: Index) -> Index:
+    """A value from memory as an index below `extent`; one that is known, and proved to be inside, is that index."""
+    from ferrite.ir.division import never_negative
+    from ferrite.ir.index import number
+
+    if isinstance(value, Const | IndexValue):
+        index = value.index if isinstance(value, IndexValue) else number(value.value)
+        if never_negative(index) and never_negative(extent - 1 - index):
+            return index
+    return Data.intern(value, extent)
+
+
+# --- rewriting --------------------------------------------------------------------------------------------------------
+
+
+def rewrite_indices(expr: Expr, new: Mapping[Atom, Index]) -> Expr:
+    """The expression with axes replaced, in coordinates and in the values that coordinates read."""
+    if not new or expr.atoms.isdisjoint(new):
+        return expr
+    done: dict[Expr, Expr] = {}
+
+    def atom(old: Atom) -> Index:
+        if isinstance(old, Data):
+            return data(rebuilt(old.value), index(old.extent))
+        return new.get(old, old)
+
+    def index(old: Index) -> Index:
+        return (
+            old
+            if old.atoms.isdisjoint(new) and not any(isinstance(a, Data) for a in old.atoms)
+            else substitute(old, atom)
+        )
+
+    def rebuilt(item: Expr) -> Expr:
+        found = done.get(item)
+        if found is None:
+            found = done[item] = item if item.atoms.isdisjoint(new) else with_parts(item, rebuilt, index)
+        return found
+
+    return rebuilt(expr)
+
+
+def rewrite_loads(expr: Expr, new: Callable[[Load], Expr]) -> Expr:
+    """The expression with every load replaced, inside coordinates too."""
+    done: dict[Expr, Expr] = {}
+
+    def atom(old: Atom) -> Index:
+        return data(rebuilt(old.value), old.extent) if isinstance(old, Data) else old
+
+    def index(old: Index) -> Index:
+        return substitute(old, atom) if any(isinstance(item, Data) for item in old.atoms) else old
+
+    def rebuilt(item: Expr) -> Expr:
+        found = done.get(item)
+        if found is None:
+            found = with_parts(item, rebuilt, index)
+            done[item] = found = new(found) if isinstance(found, Load) else found
+        return found
+
+    return rebuilt(expr)
+
+
+def with_parts(item: Expr, expr: Callable[[Expr], Expr], index: Callable[[Index], Index]) -> Expr:
+    """The same node over other parts."""
+    match item:
+        case Load():
+            return Load.intern(item.buffer, tuple(map(index, item.coordinates)), item.dtype)
+        case Op():
+            return Op.intern(item.name, tuple(map(expr, item.operands)), item.dtype)
+        case Cast():
+            return cast(expr(item.arg), item.dtype)
+        case Masked():
+            return Masked.intern(expr(item.mask), expr(item.value), expr(item.other), item.dtype)
+        case IndexValue():
+            return index_value(index(item.index), item.dtype)
+        case Random():
+            return Random.intern(item.kind, expr(item.seed), index(item.counter), item.dtype)
+    return item
+
+
+def describe(expr: Expr) -> str:
+    """One word and a type, for messages."""
+    return f"{type(expr).__name__.lower()}: {short(expr.dtype)}"

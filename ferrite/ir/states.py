@@ -1,0 +1,151 @@
+"""What reductions accumulate: how a state begins, how values join it, how two states join. Written as expressions, so
+that the interpreter and every code generator mean the same.
+
+Parameters of `lift` are the values that join; those of `join` are the left state, then the right one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ferrite.ir.expr import Const, Expr, Param, const, op
+from ferrite.ir.types import is_integer
+
+Types = tuple[torch.dtype, ...]
+State = tuple[Expr, ...]
+
+
+@dataclass(frozen=True)
+class StateKind:
+    """`takes`: how many values join; `gives`: how many parts the state has. `begin` may be None: it needs a value."""
+
+    name: str
+    takes: int
+    gives: int
+    begin: Callable[[Types], State]
+    lift: Callable[[Types], State]
+    join: Callable[[Types], State]
+
+
+def params(dtypes: Types, start: int = 0) -> list[Expr]:
+    return [Param.intern(start + place, dtype) for place, dtype in enumerate(dtypes)]
+
+
+def compare(name: str, left: Expr, right: Expr) -> Expr:
+    return op(name, left, right, dtype=torch.bool)
+
+
+def either(*conditions: Expr) -> Expr:
+    return functools.reduce(lambda left, right: op("logical_or", left, right), conditions)
+
+
+def both(*conditions: Expr) -> Expr:
+    return functools.reduce(lambda left, right: op("logical_and", left, right), conditions)
+
+
+def choose(condition: Expr, yes: Expr, no: Expr) -> Expr:
+    return op("where", condition, yes, no, dtype=yes.dtype)
+
+
+def lowest(dtype: torch.dtype, largest: bool = False) -> Const:
+    """The least value of a type, infinity included; or the greatest."""
+    if dtype is torch.bool:
+        return const(largest, dtype)
+    if is_integer(dtype):
+        info = torch.iinfo(dtype)
+        return const(info.max if largest else info.min, dtype)
+    return const(float("inf") if largest else float("-inf"), dtype)
+
+
+# --- kinds ------------------------------------------------------------------------------------------------------------
+
+
+def _with_operator(kind: str, operator: str, begin: Callable[[torch.dtype], Const]) -> StateKind:
+    def join(dtypes: Types) -> State:
+        return (op(operator, *params(dtypes * 2)),)
+
+    return StateKind(kind, 1, 1, lambda dtypes: (begin(dtypes[0]),), lambda dtypes: tuple(params(dtypes)), join)
+
+
+def _extreme_at(kind: str, better: str, largest: bool) -> StateKind:
+    """Value and place: the better value, NaN before numbers, the smallest place among equals."""
+
+    def begin(dtypes: Types) -> State:
+        return lowest(dtypes[0], not largest), lowest(dtypes[1], True)
+
+    def join(dtypes: Types) -> State:
+        value, place, other, there = params(dtypes * 2)
+        wins, ties = compare(better, other, value), compare("eq", other, value)
+        if dtypes[0].is_floating_point:
+            nan, other_nan = (op("isnan", item, dtype=torch.bool) for item in (value, other))
+            wins = either(wins, both(other_nan, op("logical_not", nan)))
+            ties = either(ties, both(other_nan, nan))
+        takes = either(wins, both(ties, compare("lt", there, place)))
+        return choose(takes, other, value), choose(takes, there, place)
+
+    return StateKind(kind, 2, 2, begin, lambda dtypes: tuple(params(dtypes)), join)
+
+
+def _welford_join(dtypes: Types) -> State:
+    mean, squares, count, other_mean, other_squares, other_count = params(dtypes * 2)
+    total, zero = op("add", count, other_count), const(0.0, dtypes[2])
+    share = choose(compare("eq", total, zero), zero, op("div", other_count, total))
+    delta = op("sub", other_mean, mean)
+    moved = op("add", mean, op("mul", delta, share))
+    apart = op("mul", op("mul", delta, delta), op("mul", count, share))
+    return moved, op("add", op("add", squares, other_squares), apart), total
+
+
+def _softmax_join(dtypes: Types) -> State:
+    """Scaled to the greater of both. Where that is +inf the sum is NaN, as eager's is: inf - inf."""
+    most, total, other_most, other_total = params(dtypes * 2)
+    greatest = op("maximum", most, other_most)
+    infinite = compare("eq", greatest, lowest(dtypes[0], True))
+    at_top = choose(infinite, const(float("nan"), dtypes[0]), const(1.0, dtypes[0]))
+
+    def scaled(sum_: Expr, top: Expr) -> Expr:
+        scale = choose(compare("eq", top, greatest), at_top, op("exp", op("sub", top, greatest)))
+        return op("mul", sum_, scale)
+
+    return greatest, op("add", scaled(total, most), scaled(other_total, other_most))
+
+
+def _single(dtypes: Types, *rest: float) -> State:
+    """The state of one value."""
+    return (Param.intern(0, dtypes[0]), *(const(value, dtype) for value, dtype in zip(rest, dtypes[1:], strict=True)))
+
+
+STATES = {
+    row.name: row
+    for row in (
+        _with_operator("sum", "add", lambda dtype: const(0, dtype)),
+        _with_operator("prod", "mul", lambda dtype: const(1, dtype)),
+        _with_operator("amax", "maximum", lowest),
+        _with_operator("amin", "minimum", lambda dtype: lowest(dtype, True)),
+        _with_operator("any", "logical_or", lambda dtype: const(False, dtype)),
+        _with_operator("all", "logical_and", lambda dtype: const(True, dtype)),
+        _with_operator("xor", "bitwise_xor", lambda dtype: const(0, dtype)),
+        _extreme_at("argmax", "gt", True),
+        _extreme_at("argmin", "lt", False),
+        StateKind(
+            "welford",
+            1,
+            3,
+            lambda dtypes: tuple(const(0.0, dtype) for dtype in dtypes),
+            lambda dtypes: _single(dtypes, 0.0, 1.0),
+            _welford_join,
+        ),
+        StateKind(
+            "softmax",
+            1,
+            2,
+            lambda dtypes: (lowest(dtypes[0]), const(0.0, dtypes[1])),
+            lambda dtypes: _single(dtypes, 1.0),
+            _softmax_join,
+        ),
+    )
+}

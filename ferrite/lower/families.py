@@ -1,0 +1,13 @@
+"""The files of lowerings, one per family of operators; importing them fills the tables."""
+
+from __future__ import annotations
+
+import importlib
+
+FAMILIES = ("pointwise", "powers", "comparisons", "special", "activations", "create", "complex", "random", "prims", "views", "joins", "strided", "index", "scatter", "pool", "adaptive_pool", "resample", "pads", "grid", "bags", "distance", "reduce", "normalise", "scan", "control", "attention", "collectives", "data_scalars", "effects", "foreach", "quantize")
+LAST = ("library",)  # takes what no other family has
+
+
+def load() -> None:
+    for family in (*FAMILIES, *LAST):
+        importlib.import_module(f"ferrite.lower.ops.{family}")

@@ -1,0 +1,311 @@
+"""Lower a captured graph to a program: walk its nodes in order, each by its row in the tables.
+
+Order is the meaning, so calls, writes and effects are added as their nodes come. Everything else stays pending until
+something needs it in memory: a call, an output, a write to what it reads, or the rule in `materialise`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from ferrite.capture import CapturedGraph, torch_api, torch_operators
+from ferrite.graph import fake_value, model_line
+from ferrite.ir.expr import Expr
+from ferrite.ir.host import Constant, Literal
+from ferrite.ir.index import ZERO, Index, Symbol, symbol
+from ferrite.ir.program import Bind, Buffer, Input, Origin, Output, Program
+from ferrite.ir.questions import writes
+from ferrite.lower import families
+from ferrite.lower.bodies import Bodies
+from ferrite.lower.calls import HalfLowered, flat
+from ferrite.lower.dead import live_operations
+from ferrite.lower.materialise import uses_of, worth_keeping
+from ferrite.lower.scalars import computed_size, number_input, number_of, read
+from ferrite.lower.sizes import UnknownSize
+from ferrite.lower.table import LOWERED, NotLowered, standing
+from ferrite.lower.value import Box, Value, whole
+
+families.load()
+
+
+@dataclass(frozen=True)
+class LoweredProgram:
+    program: Program
+    objects: Mapping[str, Any]
+
+
+def lower_graph(graph: CapturedGraph) -> LoweredProgram:
+    return lower_module(graph.gm, graph.kind.value, graph.donated_inputs, graph.output_strides)
+
+
+def lower_module(
+    gm: torch.fx.GraphModule,
+    name: str = "program",
+    donated: frozenset[int] = frozenset(),
+    output_strides: Sequence[Any] | None = None,
+) -> LoweredProgram:
+    walk = Walk(gm, donated, output_strides)
+    program = walk.run(name)
+    return LoweredProgram(program, walk.objects)
+
+
+class Walk(Bodies):
+    """One graph being lowered: what each node became. `is_body`: another graph runs this one."""
+
+    is_body = False
+
+    def __init__(self, gm: torch.fx.GraphModule, donated: frozenset[int], output_strides: Sequence[Any] | None) -> None:
+        super().__init__()
+        self.gm, self.donated, self.output_strides = gm, donated, output_strides
+        self.values: dict[torch.fx.Node, Any] = {}
+        self.inputs: list[Input] = []
+        self.outputs: tuple[Output, ...] = ()
+        self.uses = uses_of(gm.graph)
+        self.bodies = {}
+        self.returned: set[str] = set()  # storages that outputs of a body have
+        self.node: torch.fx.Node | None = None
+        self.sizes.computed = partial(computed_size, self)
+
+    def program_of(self, gm: torch.fx.GraphModule, name: str, strides: Sequence[Any] | None) -> Program:
+        inner = Walk(gm, frozenset(), strides)
+        inner.sizes, inner.objects, inner.bodies, inner.is_body = self.sizes, self.objects, self.bodies, True
+        return inner.run(name)
+
+    def expressions_of(self, gm: torch.fx.GraphModule, given: Sequence[Value]) -> list[Value]:
+        """What a graph makes of these values, none of it in memory."""
+        inner = Walk(gm, frozenset(), None)
+        inner.sizes, inner.objects, inner.bodies = self.sizes, self.objects, self.bodies
+        values = iter(given)
+        for node in gm.graph.nodes:
+            if node.op == "placeholder":
+                value = next(values)
+                inner.values[node] = Value(value.box, value.sizes, value.coordinates, fake_value(node))
+            elif node.op == "call_function":
+                inner.node, inner.origin = node, self.origin
+                inner.values[node] = inner.lower_node(node)
+            elif node.op != "output":
+                raise NotLowered("a function that reads tensors besides its arguments")
+        results = [inner.values.get(node) for node in flat(gm.graph.output_node().args[0])]
+        if inner.operations or any(not isinstance(value, Value) or value.box.expr is None for value in results):
+            raise NotLowered("a function that is no expression of its arguments")
+        return results
+
+    def run(self, name: str) -> Program:
+        nodes = list(self.gm.graph.nodes)
+        for node in nodes:
+            self.node, self.origin = node, Origin((node.name,), model_line(node))
+            match node.op:
+                case "placeholder":
+                    self.add_input(node)
+                case "get_attr":
+                    self.values[node] = self.attribute(node)
+                case "call_function":
+                    self.values[node] = self.lower_node(node)
+                case "output":
+                    self.add_outputs(node)
+                case _:
+                    raise ValueError(f"a captured graph has no {node.op} nodes")
+        program = Program(name, tuple(self.inputs), tuple(self.buffers.values()), tuple(self.operations), self.outputs)
+        return live_operations(program)
+
+    # --- inputs and constants -----------------------------------------------------------------------------------------
+
+    def add_input(self, node: torch.fx.Node) -> None:
+        fake = fake_value(node)
+        if isinstance(fake, torch.Tensor) and fake.layout is not torch.strided:
+            self.values[node] = self.foreign(node.name, fake)
+            self.inputs.append(node.name)
+        elif isinstance(fake, torch.Tensor):
+            kind = "donated" if len(self.inputs) in self.donated else "input"
+            self.values[node] = self.tensor_input(node.name, fake, kind)
+            self.inputs.append(node.name)
+            self.bind_symbols(node.name, fake)
+        elif isinstance(fake, (int, torch.SymInt)) and not isinstance(fake, bool):
+            index = self.sizes.index(fake)
+            held = index if isinstance(index, Symbol) and index not in self.bound else symbol(node.name)
+            self.bound.add(held)
+            self.inputs.append(held)
+            self.values[node] = fake
+        elif isinstance(fake, (float, torch.SymFloat, torch.SymBool)):
+            self.inputs.append(Constant(node.name))
+            self.values[node] = number_input(self, node.name, fake)
+        else:
+            self.inputs.append(Constant(node.name))
+            self.values[node] = Constant(node.name)
+
+    def tensor_input(self, name: str, fake: torch.Tensor, kind: str) -> Value:
+        box = Box(self.shape(fake), fake.dtype, fake.device)
+        strides = self.sizes.indices(fake.stride())
+        self.buffers[name] = Buffer(name, fake.dtype, box.sizes, strides, ZERO, fake.device, kind)  # type: ignore[arg-type]
+        box.buffer = name
+        return Value(box, box.sizes, whole(box).coordinates, fake)
+
+    def bind_symbols(self, name: str, fake: torch.Tensor) -> None:
+        """Symbols that a tensor from outside carries get their values from it."""
+        for query, dims in (("size", fake.shape), ("stride", fake.stride())):
+            for place, dim in enumerate(dims):
+                if torch_api.bare_symbol(dim) is None:
+                    continue
+                index = self.sizes.index(dim)
+                if isinstance(index, Symbol) and index not in self.bound:
+                    self.bound.add(index)
+                    self.add(Bind(index, name, query, place, self.origin))  # type: ignore[arg-type]
+
+    def attribute(self, node: torch.fx.Node) -> Any:
+        value = operator.attrgetter(str(node.target))(self.gm)
+        if not isinstance(value, torch.Tensor):
+            return value
+        fake = fake_value(node)
+        name = self.name_of_constant(node.name, value)
+        self.objects[name] = value
+        return self.tensor_input(name, fake if isinstance(fake, torch.Tensor) else value, "constant")
+
+    def name_of_constant(self, name: str, value: torch.Tensor) -> str:
+        """The node's name, unless the graph around this one has another constant under it."""
+        while self.objects.get(name, value) is not value:
+            name += "_"
+        return name
+
+    # --- nodes --------------------------------------------------------------------------------------------------------
+
+    def argument_of(self, node: torch.fx.Node) -> Any:
+        return self.values[node]
+
+    def lower_node(self, node: torch.fx.Node) -> Any:
+        args: Any
+        kwargs: Any
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self.argument_of)
+        out = fake_value(node)
+        if node.target is operator.getitem and isinstance(args[0], (tuple, list)):
+            return self.settle(node, args[0][args[1]])
+        if not torch_operators.is_operator(node.target) and not torch_operators.is_higher_order(node.target):
+            return number_of(self, node.target, args, kwargs, out)
+        return self.settle(node, self.apply(node.target, args, kwargs, out))
+
+    def settle(self, node: torch.fx.Node, value: Any) -> Any:
+        """Decide whether a node's value goes to memory now. What is returned does, so that what it reads can go."""
+        if isinstance(value, Value) and value.box.expr is not None:
+            leaves = bool(value.box.expr.loads) and any(user.op == "output" for user in node.users)
+            if leaves or worth_keeping(value.box, self.uses[node]):
+                self.realise(value.box)
+        return value
+
+    def apply(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:
+        """Lower one call; where it has no loop form, call it in eager, with the reason."""
+        before, self.out, self.operator = (self.out, self.operator), out, target
+        mark, names = len(self.operations), set(self.buffers)
+        try:
+            return self.settled(self.choose(target, args, kwargs, out), out)
+        except (NotLowered, UnknownSize) as reason:
+            # what was computed so far is dead, and goes; what was written could not be taken back
+            changed = {access.buffer for added in self.operations[mark:] for access in writes(added)} & names
+            if changed:
+                raise HalfLowered(f"{target} had written {changed} when it gave up: {reason}") from reason
+            return self.settled(self.eager_call(target, args, kwargs, out, str(reason)), out)
+        finally:
+            self.out, self.operator = before
+
+    def choose(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:
+        kind, note = standing(target)
+        if kind in ("eager", "template"):
+            raise NotLowered(note)
+        why_not = self.unsupported(args, kwargs, out)
+        if why_not:
+            raise NotLowered(why_not)
+        if kind == "lowered":
+            return self.call_lowering(LOWERED[target], target, args, kwargs)
+        if kind == "in place":
+            return self.in_place(torch_operators.functional_twin(target), args, kwargs, out)
+        return self.compose(target, args, kwargs, out)
+
+    def call_lowering(
+        self, function: Callable[..., Any], target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        if torch_operators.is_operator(target):
+            bound = torch_operators.bound_arguments(target, tuple(args), kwargs)
+            return function(
+                self, **{PYTHON_NAMES.get(name, name): self.readable(value) for name, value in bound.items()}
+            )
+        return function(self, *args, **kwargs)
+
+    def readable(self, value: Any) -> Any:
+        """An argument with symbolic sizes as index expressions."""
+        if isinstance(value, torch.SymInt):
+            return self.sizes.index(value)
+        if isinstance(value, (torch.SymFloat, torch.SymBool)):
+            return read(self, value)
+        if isinstance(value, (list, tuple)):
+            return [self.readable(item) for item in value]
+        return value
+
+    def in_place(self, twin: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:
+        target = args[0]
+        value = self.apply(twin, args, kwargs, out)
+        return self.write(target, value)
+
+    def settled(self, result: Any, out: Any) -> Any:
+        """Give fresh values eager's strides, and every value torch's picture of it."""
+        if isinstance(out, (tuple, list)) and isinstance(result, (tuple, list)):
+            return (
+                type(out)(self.settled(item, fake) for item, fake in zip(result, out, strict=True))
+                if type(out) in (tuple, list)
+                else [self.settled(item, fake) for item, fake in zip(result, out, strict=True)]
+            )
+        if not isinstance(result, Value) or not isinstance(out, torch.Tensor):
+            return result
+        box = result.box
+        if box.expr is not None and box.strides is None and result.is_whole and self.shape(out) == box.sizes:
+            box.strides = self.dense_strides(out)
+        return Value(box, result.sizes, result.coordinates, out)
+
+    # --- outputs ------------------------------------------------------------------------------------------------------
+
+    def add_outputs(self, node: torch.fx.Node) -> None:
+        results = flat(node.args[0]) if self.is_body else node.args[0]
+        assert isinstance(results, (tuple, list))
+        strides = self.output_strides or [None] * len(results)
+        self.outputs = tuple(self.output(result, wanted) for result, wanted in zip(results, strides, strict=True))
+
+    def output(self, result: Any, wanted: Any) -> Output:
+        value = self.values[result] if isinstance(result, torch.fx.Node) else result
+        if isinstance(value, Value):
+            fake = fake_value(result) if isinstance(result, torch.fx.Node) else value.fake
+            if self.is_body:
+                return self.own_output(value, fake, wanted)
+            if wanted is not None and isinstance(fake, torch.Tensor):
+                return self.output_with(value, fake, self.sizes.indices(wanted))
+            return self.buffer_of(value, fake if isinstance(fake, torch.Tensor) else None)
+        if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
+            return self.index(value)
+        if isinstance(value, (Index, Constant)):
+            return value
+        if isinstance(value, Expr):
+            return self.argument(value)  # type: ignore[return-value]
+        return Literal(repr(value))
+
+    def own_output(self, value: Value, fake: Any, wanted: Any) -> str:
+        """What a body returns shares memory with nothing it was given, and nothing else it returns."""
+        strides = wanted if wanted is not None else fake.stride()
+        storage = self.buffers[self.realise(value.box)].storage
+        kept = self.buffers[storage].kind == "owned" and storage not in self.returned
+        name = self.output_with(value, fake, self.sizes.indices(strides)) if kept else self.realise(
+            self.copied(value, self.sizes.indices(strides)).box
+        )
+        self.returned.add(self.buffers[name].storage)
+        return name
+
+    def output_with(self, value: Value, fake: torch.Tensor, strides: tuple[Index, ...]) -> str:
+        own = self.sizes.indices(fake.stride())
+        if own == strides:
+            return self.buffer_of(value, fake)
+        return self.realise(self.copied(value, strides).box)
+
+
+# Names of schemas that Python keeps for itself.
+PYTHON_NAMES = {"self": "x", "from": "low", "input": "x"}

@@ -1,0 +1,186 @@
+"""Rows of different lengths behind one another in one tensor: bags of embeddings, and jagged tensors.
+
+Offsets say where each bag begins; which bag a row belongs to is found by a binary search among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ferrite.ir.expr import Expr, cast, const, data, index_value, masked, op
+from ferrite.ir.index import Index
+from ferrite.ir.types import arithmetic_type
+from ferrite.lower.context import Context
+from ferrite.lower.ops.accumulate import scattered
+from ferrite.lower.ops.conditions import B8
+from ferrite.lower.ops.index import I64, counts, number_before, straight
+from ferrite.lower.table import NotLowered, lowers
+from ferrite.lower.value import Value, own_axes
+
+aten = torch.ops.aten
+SUM, MEAN, MAX = 0, 1, 2  # torch's numbers
+
+
+def bag_at(offsets: Value, row: Expr) -> Expr:
+    """The number of the bag a row lies in."""
+    return op("sub", number_before(offsets, cast(row, I64), right=True), const(1, I64))
+
+
+class Bags:
+    """The rows of bags: which row of the table each is, and which bag it belongs to."""
+
+    def __init__(self, ctx: Context, indices: Value, offsets: Value, bags: Index, padding: int) -> None:
+        self.indices, self.count, self.padding, self.bags = indices, indices.sizes[0], padding, bags
+        place = own_axes(indices.sizes)
+        self.number = ctx.lazy(indices.sizes, bag_at(offsets, index_value(place[0])), indices.device)
+        ctx.realise(self.number.box)
+
+    def bag(self, row: Index) -> Index:
+        return straight(self.number.at([row]), self.bags)
+
+    def counted(self, row: Index, value: Expr) -> Expr:
+        """The value, or zero for a row that is padding."""
+        if self.padding < 0:
+            return value
+        pads = op("eq", cast(self.indices.at([row]), I64), const(self.padding, I64), dtype=B8)
+        return op("where", pads, const(0, value.dtype), value, dtype=value.dtype)
+
+    def sizes(self, ctx: Context) -> Value:
+        """How many rows each bag has, padding left out."""
+        counted = ctx.fill((self.bags,), 0, I64, self.indices.device)
+        (row,) = own_axes((self.count,))
+        ctx.scatter(counted, (self.count,), [self.bag(row)], self.counted(row, const(1, I64)), "add")
+        return counted
+
+
+def bag_count(offsets: Value, with_last: bool) -> Index:
+    return offsets.sizes[0] - 1 if with_last else offsets.sizes[0]
+
+
+@lowers(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
+def embedding_bag(
+    ctx: Context, weight: Value, indices: Value, offsets: Value, scale_grad_by_freq: bool, mode: int, sparse: bool,
+    per_sample_weights: Value | None, include_last_offset: bool, padding_idx: int,
+) -> tuple[Value, ...]:  # fmt: skip
+    if mode == MAX:
+        raise NotLowered("the greatest of a bag, and where it was")
+    fakes, dtype = ctx.out, arithmetic_type(weight.dtype)
+    bags = Bags(ctx, indices, offsets, bag_count(offsets, include_last_offset), padding_idx)
+    points = (bags.count, weight.sizes[1])
+    row, column = own_axes(points)
+    source = cast(weight.at([straight(indices.at([row]), weight.sizes[0]), column]), dtype)
+    if per_sample_weights is not None:
+        source = op("mul", source, cast(per_sample_weights.at([row]), dtype))
+    ctx.out = fakes[0]
+    result = scattered(ctx, points, [bags.bag(row), column], bags.counted(row, source))
+    ctx.out = fakes
+    lengths = bags.sizes(ctx) if mode == MEAN else None
+    if lengths is not None:
+        axes = own_axes(result.sizes)
+        many = cast(op("maximum", lengths.at(axes[:1]), const(1, I64)), dtype)
+        mean = op("div", cast(result.at(axes), dtype), many)
+        result = ctx.lazy(result.sizes, cast(mean, weight.dtype), weight.device)
+    return result, *(
+        noted(ctx, fake, value) for fake, value in zip(fakes[1:], (bags.number, lengths, lengths), strict=True)
+    )
+
+
+def noted(ctx: Context, fake: torch.Tensor, value: Value | None) -> Value:
+    """What eager notes for the backward pass: a value, or zeros where it notes nothing."""
+    sizes = ctx.shape(fake)
+    if value is not None and value.sizes == sizes:
+        return ctx.convert(value.view(value.sizes, own_axes(value.sizes)), fake.dtype)
+    return ctx.fill(sizes, 0, fake.dtype, fake.device)
+
+
+@lowers(aten._embedding_bag_backward.default)
+def embedding_bag_backward(
+    ctx: Context, grad: Value, indices: Value, offsets: Value, num_weights: Index | int, scale_grad_by_freq: bool,
+    mode: int, sparse: bool, per_sample_weights: Value | None, padding_idx: int, **noted: Any,
+) -> Value:  # fmt: skip
+    if mode == MAX or sparse:
+        raise NotLowered("a sparse gradient" if sparse else "the greatest of a bag, and where it was")
+    dtype, table = arithmetic_type(ctx.out_dtype), ctx.index(num_weights)
+    bags = Bags(ctx, indices, offsets, grad.sizes[0], padding_idx)
+    points = (bags.count, grad.sizes[1])
+    row, column = own_axes(points)
+    source = cast(grad.at([bags.bag(row), column]), dtype)
+    if mode == MEAN:
+        source = op("div", source, cast(bags.sizes(ctx).at([bags.bag(row)]), dtype))
+    if per_sample_weights is not None:
+        source = op("mul", source, cast(per_sample_weights.at([row]), dtype))
+    if scale_grad_by_freq:
+        source = op("div", source, cast(counts(ctx, indices, table).at([straight(indices.at([row]), table)]), dtype))
+    return scattered(ctx, points, [straight(indices.at([row]), table), column], bags.counted(row, source))
+
+
+@lowers(aten._embedding_bag_per_sample_weights_backward.default)
+def embedding_bag_per_sample_weights_backward(
+    ctx: Context,
+    grad: Value,
+    weight: Value,
+    indices: Value,
+    offsets: Value,
+    offset2bag: Value,
+    mode: int,
+    padding_idx: int,
+) -> Value:
+    if mode != SUM:
+        raise NotLowered("weights of samples in another mode than a sum")
+    bags = Bags(ctx, indices, offsets, grad.sizes[0], padding_idx)
+    wide = arithmetic_type(ctx.out_dtype)
+
+    def element(outer: Sequence[Index], inner: Sequence[Index]) -> Expr:
+        row, (column,) = outer[0], inner
+        table = weight.at([straight(indices.at([row]), weight.sizes[0]), column])
+        product = op("mul", cast(grad.at([bags.bag(row), column]), wide), cast(table, wide))
+        return bags.counted(row, product)
+
+    (result,) = ctx.reduce("sum", indices.sizes, (grad.sizes[1],), [element], [ctx.out_dtype], grad.device)
+    assert result is not None
+    return result
+
+
+# --- jagged tensors ---------------------------------------------------------------------------------------------------
+
+
+@lowers(aten._jagged_to_padded_dense_forward.default)
+def jagged_to_padded(
+    ctx: Context, values: Value, offsets: Sequence[Value], max_lengths: Any, padding_value: float
+) -> Value:
+    """Down the levels: where a row begins, and whether it is long enough."""
+    sizes = ctx.out_sizes
+    axes = own_axes(sizes)
+    place: Expr = index_value(axes[0])
+    other, conditions = cast(ctx.elements(padding_value, ()), values.dtype), list[Expr]()
+    for level, item in zip(offsets, axes[1 : 1 + len(offsets)], strict=True):
+        begin = cast(level.at([data(place, level.sizes[0])]), I64)
+        end = cast(level.at([data(op("add", place, const(1, I64)), level.sizes[0])]), I64)
+        place = op("add", begin, index_value(item))
+        conditions.append(op("lt", place, end, dtype=B8))
+    expr = values.at([data(place, values.sizes[0]), *axes[1 + len(offsets) :]])
+    for condition in reversed(conditions):
+        expr = masked(condition, expr, other)
+    return ctx.lazy(sizes, expr, values.device)
+
+
+@lowers(aten._padded_dense_to_jagged_forward.default)
+def padded_to_jagged(ctx: Context, dense: Value, offsets: Sequence[Value], total_L: Any) -> Value:
+    """Up the levels: which row an element lies in, and how far from its beginning."""
+    sizes = ctx.out_sizes
+    first, *rest = own_axes(sizes)
+    row: Expr = index_value(first)
+    place: list[Index] = []
+    exists: Expr = const(True, B8)
+    for level, size in zip(reversed(offsets), reversed(dense.sizes[1 : 1 + len(offsets)]), strict=True):
+        bag = bag_at(level, row)
+        within = op("sub", row, cast(level.at([data(bag, level.sizes[0])]), I64))
+        exists = op("logical_and", exists, op("lt", within, index_value(size), dtype=B8))
+        place.insert(0, data(within, size))
+        row = bag
+    place.insert(0, data(row, dense.sizes[0]))
+    value = masked(exists, dense.at([*place, *rest]), const(0, dense.dtype))
+    return ctx.lazy(sizes, value, dense.device)

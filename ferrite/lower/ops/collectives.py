@@ -1,0 +1,81 @@
+"""Exchanges between processes: one operation begins them, another waits. In between, their memory is theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ferrite.capture import torch_api, torch_operators
+from ferrite.ir.host import Ref
+from ferrite.ir.program import Call, Collective, Wait
+from ferrite.ir.questions import reads, writes
+from ferrite.lower.calls import Calls, flat
+from ferrite.lower.table import LOWERED, lowers
+from ferrite.lower.value import Value
+
+NAMES = """all_reduce all_reduce_ all_reduce_coalesced all_reduce_coalesced_ all_gather_into_tensor
+all_gather_into_tensor_out all_gather_into_tensor_coalesced reduce_scatter_tensor reduce_scatter_tensor_out
+reduce_scatter_tensor_coalesced all_to_all_single broadcast broadcast_ isend irecv batch_p2p_ops"""
+WHY = "it exchanges data with other processes"
+
+
+@dataclass
+class Exchange:
+    """A collective on its way: the storages it was given, and those of its results that nobody has waited for."""
+
+    operands: set[str]
+    results: set[str]
+
+
+def begin(ctx: Calls, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:
+    """Start it, and remember what it holds until it is waited for."""
+    values = ctx.eager_call(target, args, kwargs, out, WHY, effect="collective", wrap=Collective)
+    started = next(item for item in reversed(ctx.operations) if isinstance(item, Collective))
+    held = {ctx.buffers[access.buffer].storage for access in (*reads(started), *writes(started))}
+    results = {ctx.buffers[ctx.realise(value.box)].storage for value in flat(values) if isinstance(value, Value)}
+    ctx.exchanges.append(Exchange(held, results))
+    return values
+
+
+def wait(ctx: Calls, target: Any, tensor: Value) -> Value:
+    """The same tensor, which may be used from here on; what no other exchange holds is free again."""
+    name = ctx.buffer_of(tensor, ctx.picture(tensor))
+    storage = ctx.buffers[name].storage
+    freed: set[str] = set()
+    for exchange in ctx.exchanges:
+        if storage in exchange.results:
+            exchange.results.remove(storage)
+            freed |= {storage} if exchange.results else exchange.operands
+    ctx.exchanges = [each for each in ctx.exchanges if each.results]
+    for exchange in ctx.exchanges:
+        exchange.operands.discard(storage)  # of several results, one that is done
+    held = {each for exchange in ctx.exchanges for each in exchange.operands | exchange.results}
+    where = torch_api.operator_name(target)
+    assert where is not None
+    call = Call(where, (Ref(name),), (), (None,), writes=(name,), effect="collective", reason=WHY, origin=ctx.origin)
+    ctx.add(Wait(call, tuple(sorted(freed - held))))
+    return tensor
+
+
+def _begins(overload: Any) -> None:
+    @lowers(overload)
+    def lower(ctx: Calls, **operands: Any) -> Any:
+        names = [each.name for each in torch_operators.schema(overload).arguments]
+        keywords = {each.name for each in torch_operators.schema(overload).arguments if each.kwarg_only}
+        given = {name: operands["x" if name in ("input", "self") else name] for name in names}
+        args = [given[name] for name in names if name not in keywords]
+        return begin(ctx, overload, args, {name: given[name] for name in keywords}, ctx.out)
+
+
+for _name in NAMES.split():
+    _found = torch_api.find_operator(f"_c10d_functional.{_name}.default")
+    if _found is not None and _found not in LOWERED:
+        _begins(_found)
+
+WAIT = torch_api.find_operator("_c10d_functional.wait_tensor.default")
+if WAIT is not None:
+
+    @lowers(WAIT)
+    def wait_tensor(ctx: Calls, tensor: Value) -> Value:
+        return wait(ctx, WAIT, tensor)

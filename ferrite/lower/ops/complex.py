@@ -1,0 +1,140 @@
+"""Complex numbers: their parts, and the views between pairs of floats and complex numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ferrite.ir.expr import index_value, op
+from ferrite.ir.index import ONE, ZERO, number
+from ferrite.ir.types import arithmetic_type, is_integer
+from ferrite.lower.context import Context
+from ferrite.lower.formula import Term, choose, first_device, is_nan, pointwise, result, term
+from ferrite.lower.ops.pointwise import real_type, same
+from ferrite.lower.table import lowers
+from ferrite.lower.value import Box, Value, own_axes, whole
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+
+def part(ctx: Context, x: Value, name: str) -> Term:
+    """The real or imaginary part, in the type of the parts."""
+    wide = arithmetic_type(x.dtype)
+    return term(ctx, x, wide).call(name, dtype=real_type(wide)).to(real_type(x.dtype))
+
+
+# --- conjugates -------------------------------------------------------------------------------------------------------
+
+
+@lowers(
+    aten._conj.default,
+    aten.conj_physical.default,
+    aten._conj_physical.default,
+    prims.conj.default,
+    prims.conj_physical.default,
+)
+def conjugate(ctx: Context, x: Value | None = None, a: Value | None = None) -> Value:
+    """The numbers themselves: a tensor of ours has no bit that says they are to be conjugated later."""
+    value = x if x is not None else a
+    assert value is not None
+    if not value.dtype.is_complex:
+        return same(ctx, value)
+    return pointwise(ctx, lambda z: z.call("conj"), value)
+
+
+@lowers(aten._neg_view.default)
+def negative(ctx: Context, x: Value) -> Value:
+    return pointwise(ctx, lambda value: -value, x)
+
+
+@lowers(aten.resolve_conj.default, aten.resolve_neg.default)
+def resolved(ctx: Context, x: Value) -> Value:
+    return x.view(x.sizes, own_axes(x.sizes))
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+
+@lowers(prims.real.default)
+def real(ctx: Context, x: Value) -> Value:
+    return result(ctx, part(ctx, x, "real")) if x.dtype.is_complex else same(ctx, x)
+
+
+@lowers(prims.imag.default)
+def imag(ctx: Context, x: Value) -> Value:
+    return result(ctx, part(ctx, x, "imag"))
+
+
+@lowers(aten.complex.default)
+def complex_(ctx: Context, real: Value, imag: Value) -> Value:
+    wide = arithmetic_type(ctx.out_dtype)
+    parts = [term(ctx, item, real_type(wide)) for item in (real, imag)]
+    return result(ctx, parts[0].call("complex", parts[1], dtype=wide))
+
+
+@lowers(aten.polar.default)
+def polar(ctx: Context, abs: Value, angle: Value) -> Value:
+    wide = arithmetic_type(ctx.out_dtype)
+    length, turn = (term(ctx, item, real_type(wide)) for item in (abs, angle))
+    return result(ctx, (length * turn.call("cos")).call("complex", length * turn.call("sin"), dtype=wide))
+
+
+@lowers(aten.angle.default)
+def angle(ctx: Context, x: Value) -> Value:
+    """Of a real number: 0, or pi where it is negative, and NaN stays."""
+    if x.dtype.is_complex:
+        wide = arithmetic_type(x.dtype)
+        return result(ctx, term(ctx, x, wide).call("angle", dtype=real_type(wide)))
+    wide = arithmetic_type(ctx.out_dtype)
+    if is_integer(x.dtype):
+        return result(ctx, choose(term(ctx, x, torch.int64) < 0, Term(op("neg", term(ctx, -math.pi, wide).expr)), 0.0))
+    value = term(ctx, x, wide)
+    return result(ctx, choose(is_nan(value), value, choose(value < 0, math.pi, value.like(0.0))))
+
+
+# --- views ------------------------------------------------------------------------------------------------------------
+
+
+def reinterpreted(ctx: Context, x: Value, sizes: Any, scale: tuple[int, int], last: bool) -> Value | None:
+    """A window of other elements on memory that is there: strides and offset counted anew."""
+    if x.box.expr is not None:
+        return None
+    found = ctx.strided(x)
+    if found is None:
+        return None
+    strides, offset = found
+    up, down = scale
+    if last:
+        strides = strides[:-1]
+    new = [stride * up // number(down) for stride in strides] + ([] if last else [ONE])
+    assert x.box.buffer is not None
+    name = ctx.window(ctx.buffers[x.box.buffer], ctx.out_dtype, sizes, new, offset * up // number(down))
+    box = Box(tuple(sizes), ctx.out_dtype, x.device, buffer=name)
+    return whole(box)
+
+
+@lowers(aten.view_as_real.default)
+def view_as_real(ctx: Context, x: Value) -> Value:
+    sizes = ctx.out_sizes
+    seen = reinterpreted(ctx, x, sizes, (2, 1), last=False)
+    if seen is not None:
+        return seen
+    *place, which = own_axes(sizes)
+    wide = arithmetic_type(x.dtype)
+    whole_number = Term(x.at(place)).to(wide)
+    first = Term(op("eq", index_value(which), index_value(ZERO), dtype=torch.bool))
+    parts = [whole_number.call(name, dtype=real_type(wide)).to(ctx.out_dtype) for name in ("real", "imag")]
+    return ctx.lazy(sizes, choose(first, *parts).expr, first_device(ctx))
+
+
+@lowers(aten.view_as_complex.default)
+def view_as_complex(ctx: Context, x: Value) -> Value:
+    sizes = ctx.out_sizes
+    seen = reinterpreted(ctx, x, sizes, (1, 2), last=True)
+    if seen is not None:
+        return seen
+    wide = arithmetic_type(ctx.out_dtype)
+    real, imag = (Term(x.at([*own_axes(sizes), item])).to(real_type(wide)) for item in (ZERO, ONE))
+    return ctx.lazy(sizes, real.call("complex", imag, dtype=wide).to(ctx.out_dtype).expr, first_device(ctx))

@@ -1,0 +1,202 @@
+"""Numbers that data decides: items, sizes asked for at run time, and what is asserted of both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ferrite.capture import torch_api, torch_operators
+from ferrite.ir.expr import Expr, cast, const, index_value, op
+from ferrite.ir.index import ZERO, Index, Symbol, symbol
+from ferrite.ir.program import Assert, Bind, Item
+from ferrite.lower.calls import Calls
+from ferrite.lower.context import known
+from ferrite.lower.scalars import expression, remember
+from ferrite.lower.table import NotLowered, eager, lowers
+from ferrite.lower.value import Value
+
+aten = torch.ops.aten
+I64, F64, BOOL = torch.int64, torch.float64, torch.bool
+
+eager(
+    aten.nonzero.default, aten.masked_select.default, aten.repeat_interleave.Tensor,
+    because="the shape of its result depends on data",
+)  # fmt: skip
+eager(aten.equal.default, aten.is_nonzero.default, aten.allclose.default, because="its result is a number of the host")
+
+
+# --- items ------------------------------------------------------------------------------------------------------------
+
+
+@lowers(aten._local_scalar_dense.default)
+def item(ctx: Calls, x: Value) -> Any:
+    """A whole number or a truth becomes a symbol, a fraction an expression that reads a copy."""
+    element = x.view((), [ZERO] * x.rank)
+    if isinstance(ctx.out, torch.SymFloat):
+        number = cast(ctx.copied(element).at(()), F64)
+        remember(ctx, number, ctx.out)
+        return number
+    if isinstance(ctx.out, (torch.SymInt, torch.SymBool)):
+        read_symbol(ctx, element, ctx.out)
+        return ctx.out if isinstance(ctx.out, torch.SymInt) else truth(ctx, ctx.out)
+    return ctx.out
+
+
+def read_symbol(ctx: Calls, element: Value, out: torch.SymInt | torch.SymBool) -> None:
+    """Give the symbol that torch made for a number its value; and, where `u0` was found to be `4*u1`, that of `u1`."""
+    (made,) = torch_operators.symbols_of(out)
+    bind_item(ctx, ctx.sizes.symbol(made, out), element)
+    multiple = torch_operators.factor_of(out)
+    if multiple is None:
+        return
+    factor, part = multiple
+    if factor != 1:
+        whole_number = cast(element.at(()), I64)
+        check_divides(ctx, element, whole_number, factor)
+        element = ctx.lazy((), op("floor_divide", whole_number, const(factor, I64)), element.device)
+    bind_item(ctx, ctx.sizes.symbol(part, out), element)
+
+
+def bind_item(ctx: Calls, name: Symbol, element: Value) -> None:
+    if name not in ctx.bound:
+        ctx.bound.add(name)
+        ctx.add(Item(name, ctx.buffer_of(element), ctx.origin))
+
+
+def check_divides(ctx: Calls, element: Value, whole_number: Expr, factor: int) -> None:
+    rest = op("remainder", whole_number, const(factor, I64))
+    divides = op("eq", rest, const(0, I64), dtype=BOOL)
+    assert_true(ctx, ctx.lazy((), divides, element.device), f"a number from memory is no multiple of {factor}")
+
+
+def truth(ctx: Calls, out: torch.SymBool) -> Expr:
+    (name,) = (ctx.sizes.symbol(each, out) for each in torch_operators.symbols_of(out))
+    return op("ne", index_value(name), const(0, I64), dtype=BOOL)
+
+
+# --- sizes ------------------------------------------------------------------------------------------------------------
+
+
+def _query(overload: Any, query: Any) -> None:
+    @lowers(overload)
+    def lower(ctx: Calls, x: Value, dim: int = 0) -> Any:
+        """Known from the shape; asked for where nobody has said so far."""
+        if torch_api.bare_symbol(ctx.out) is not None:
+            index = ctx.sizes.index(ctx.out)
+            if isinstance(index, Symbol) and index not in ctx.bound:
+                ctx.bound.add(index)
+                ctx.add(Bind(index, ctx.buffer_of(x), query, dim % max(x.rank, 1), ctx.origin))
+        return ctx.out
+
+
+for _overload, _name in ((aten.sym_size.int, "size"), (aten.sym_stride.int, "stride"), (aten.sym_storage_offset.default, "offset")):
+    _query(_overload, _name)
+
+
+@lowers(aten.sym_numel.default, aten.sym_size.default, aten.sym_stride.default, torch.ops.prim.device.default)
+def known_already(ctx: Calls, **operands: Any) -> Any:
+    return ctx.out
+
+
+# --- assertions -------------------------------------------------------------------------------------------------------
+
+
+@lowers(aten._assert_scalar.default)
+def assert_scalar(ctx: Calls, x: Any, assert_msg: str) -> None:
+    condition = expression(ctx, x)
+    if not isinstance(condition, Expr):
+        raise NotLowered("a condition that is no expression")
+    add_assert(ctx, cast(condition, BOOL), assert_msg)
+
+
+def add_assert(ctx: Calls, condition: Expr, message: str) -> None:
+    """Nothing to do for what always holds; what reads memory is read first."""
+    if condition is const(True, BOOL):
+        return
+    if condition.loads:
+        assert_true(ctx, ctx.lazy((), condition, torch.device("cpu")), message)
+    else:
+        ctx.add(Assert(condition, message, ctx.origin))
+
+
+@lowers(aten._assert_async.default)
+def assert_async(ctx: Calls, x: Value) -> None:
+    checked_tensor(ctx, x, "Expected Tensor with single nonzero value, but got zero")
+
+
+@lowers(aten._assert_async.msg)
+def assert_async_message(ctx: Calls, x: Value, assert_msg: str) -> None:
+    checked_tensor(ctx, x, assert_msg)
+
+
+@lowers(aten._functional_assert_async.msg)
+def functional_assert_async(ctx: Calls, x: Value, assert_msg: str, dep_token: Value) -> Value:
+    checked_tensor(ctx, x, assert_msg)
+    return dep_token
+
+
+def checked_tensor(ctx: Calls, x: Value, message: str) -> None:
+    if x.device.type != "cpu":
+        raise NotLowered("the host does not wait for the device to check it")
+    element = x.view((), [ZERO] * x.rank)
+    zero = const(0, x.dtype)
+    assert_true(ctx, ctx.lazy((), op("ne", element.at(()), zero, dtype=BOOL), x.device), message)
+
+
+def assert_true(ctx: Calls, value: Value, message: str) -> None:
+    """The one element of a value becomes a symbol that must not be zero."""
+    read = symbol(f"checked{len(ctx.buffers)}", 0, 1)
+    ctx.bound.add(read)
+    ctx.add(Item(read, ctx.buffer_of(value), ctx.origin))
+    ctx.add(Assert(op("ne", index_value(read), const(0, I64), dtype=BOOL), message, ctx.origin))
+
+
+@lowers(aten.sym_constrain_range.default)
+def sym_constrain_range(ctx: Calls, size: Any, min: int | None, max: int | None) -> None:  # noqa: A002
+    assert_range(ctx, size, min, max)
+
+
+@lowers(aten.sym_constrain_range_for_size.default)
+def sym_constrain_range_for_size(ctx: Calls, size: Any, min: int | None, max: int | None) -> None:  # noqa: A002
+    assert_range(ctx, size, 0 if min is None else min, max)
+
+
+@lowers(aten._functional_sym_constrain_range.default)
+def functional_sym_constrain_range(ctx: Calls, size: Any, min: int | None, max: int | None, dep_token: Value) -> Value:  # noqa: A002
+    assert_range(ctx, size, min, max)
+    return dep_token
+
+
+@lowers(aten._functional_sym_constrain_range_for_size.default)
+def functional_sym_constrain_range_for_size(
+    ctx: Calls, size: Any, min: int | None, max: int | None, dep_token: Value  # noqa: A002
+) -> Value:
+    assert_range(ctx, size, 0 if min is None else min, max)
+    return dep_token
+
+
+def assert_range(ctx: Calls, size: Any, low: int | None, high: int | None) -> None:
+    """The ends of the range that torch took for granted while tracing."""
+    if not isinstance(size, (Index, int, torch.SymInt)):
+        raise NotLowered("a range of what is no whole number")
+    index = ctx.index(size)
+    message = f"Invalid value range for {index} between [{low}, {high}]."
+    for name, end in (("ge", low), ("le", high)):
+        if end is None or (known(index) is not None and in_range(known(index), low, high)):
+            continue
+        add_assert(ctx, op(name, index_value(index), const(end, I64), dtype=BOOL), message)
+
+
+def in_range(value: int | None, low: int | None, high: int | None) -> bool:
+    return value is not None and (low is None or value >= low) and (high is None or value <= high)
+
+
+@lowers(aten._assert_tensor_metadata.default)
+def assert_tensor_metadata(ctx: Calls, **operands: Any) -> None:
+    """Sizes, strides, type and device were compared while tracing, and the guards keep them."""
+
+
+@lowers(aten._make_dep_token.default)
+def make_dep_token(ctx: Calls, **operands: Any) -> Value:
+    return ctx.fill(ctx.out_sizes, 0, ctx.out_dtype, ctx.out.device)

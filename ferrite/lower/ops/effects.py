@@ -1,0 +1,108 @@
+"""Operators that are there for what they do: tokens, ordered calls, random states, kernels and objects of the user."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ferrite.capture import torch_api, torch_operators
+from ferrite.ir.program import Call, UserKernel
+from ferrite.lower.bodies import Bodies
+from ferrite.lower.calls import Calls, flat
+from ferrite.lower.effects import ORDERED, RANDOM
+from ferrite.lower.ops.control import invoke, lowers_higher_order
+from ferrite.lower.table import NotLowered, eager, lowers
+from ferrite.lower.value import Value
+
+prims = torch.ops.prims
+
+
+# --- effects in order -------------------------------------------------------------------------------------------------
+
+
+@lowers(prims._make_token.default)
+def make_token(ctx: Calls) -> Value:
+    return ctx.fill(ctx.out_sizes, 0, ctx.out_dtype, ctx.out.device)
+
+
+@lowers(prims._sink_tokens.default)
+def sink_tokens(ctx: Calls, tokens: Sequence[Value]) -> None:
+    """Calls with an effect are kept for it; nobody needs their tokens."""
+
+
+@lowers_higher_order("with_effects")
+def with_effects(ctx: Calls, token: Value, target: Any, *args: Any, **kwargs: Any) -> list[Any]:
+    """The call itself, which keeps its place among others that have an effect; the token is passed on."""
+    _, *results = ctx.out
+    several = not torch_operators.is_operator(target) or len(torch_operators.schema(target).returns) > 1
+    out = tuple(results) if several else results[0] if results else None
+    values = ctx.eager_call(target, args, kwargs, out, "it has an effect that must keep its place", effect=ORDERED)
+    return [token, *(values if several else [values] * len(results))]
+
+
+@lowers_higher_order("print", "call_torchbind", "invoke_leaf_function", "register_hook")
+def called_in_order(ctx: Calls, *args: Any, **kwargs: Any) -> Any:
+    return ctx.eager_call(ctx.operator, args, kwargs, ctx.out, "it has an effect that must keep its place", effect=ORDERED)
+
+
+@lowers_higher_order("run_and_save_rng_state", "run_with_rng_state", "graphsafe_run_with_rng_state", "run_dtensor_rng_op")
+def with_random_state(ctx: Calls, *args: Any, **kwargs: Any) -> Any:
+    return ctx.eager_call(ctx.operator, args, kwargs, ctx.out, "it sets the state of a random generator", effect=RANDOM)
+
+
+# --- wrappers around a graph ------------------------------------------------------------------------------------------
+
+
+@lowers_higher_order("control_deps")
+def control_deps(ctx: Bodies, dependencies: Sequence[Any], target: Any, *args: Any, **kwargs: Any) -> Any:
+    """What the dependencies compute stands before it already: order is the meaning of a program."""
+    for value in flat(list(dependencies)):
+        if isinstance(value, Value):
+            ctx.realise(value.box)
+    if isinstance(target, torch.fx.GraphModule):
+        return invoke(ctx, target, args)
+    return ctx.apply(target, args, kwargs, ctx.out)
+
+
+@lowers_higher_order("wrap_with_set_grad_enabled", "wrap_with_autocast", "tag_activation_checkpoint", "hints_wrapper")
+def wrapped(ctx: Bodies, *args: Any, **kwargs: Any) -> Any:
+    """A graph with something said about it that tracing has heeded; its operands stand behind it."""
+    places = [place for place, each in enumerate(args) if isinstance(each, torch.fx.GraphModule)]
+    if len(places) != 1:
+        raise NotLowered("a wrapper around no graph, or several")
+    operands = args[places[0] + 1 :]
+    if len(operands) == 2 and isinstance(operands[0], (tuple, list)) and isinstance(operands[1], Mapping):
+        operands = tuple(operands[0])
+    return invoke(ctx, args[places[0]], operands)
+
+
+@lowers_higher_order("foreach_map")
+def foreach_map(ctx: Bodies, graph: Any, *operands: Any, **kwargs: Any) -> Any:
+    return invoke(ctx, graph, [leaf for operand in operands for leaf in flat(operand)])
+
+
+# --- the user's kernels -----------------------------------------------------------------------------------------------
+
+
+@lowers_higher_order("triton_kernel_wrapper_mutation")
+def triton_kernel(ctx: Calls, **about: Any) -> None:
+    """One launch. Which of its tensors a kernel writes, only the kernel could tell: every one it may."""
+    tensors = [leaf for leaf in flat(about["kwargs"]) if isinstance(leaf, Value)]
+    wrap: Callable[[Call], UserKernel] = UserKernel
+    ctx.eager_call(ctx.operator, (), about, None, "a kernel the user wrote", wrap=wrap, written=tensors)
+
+
+# --- streams, ranges of the profiler, objects -------------------------------------------------------------------------
+
+
+for _name in ("profiler._record_function_enter_new.default", "profiler._record_function_enter.default"):
+    if (_found := torch_api.find_operator(_name)) is not None:
+        eager(_found, because="it opens a range of the profiler")
+for _name in ("profiler._record_function_exit._RecordFunction", "profiler._record_function_exit.default"):
+    if (_found := torch_api.find_operator(_name)) is not None:
+        eager(_found, because="it closes a range of the profiler")
+for _name in "fork join record_event wait_event wait_stream record_stream synchronize_device synchronize_event synchronize_stream sync_dealloc".split():
+    if (_found := torch_api.find_operator(f"streams.{_name}.default")) is not None:
+        eager(_found, because="it orders streams of a device")

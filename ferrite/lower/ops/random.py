@@ -1,0 +1,107 @@
+"""Random numbers. Those of torch's generators are drawn by eager, in the order of the graph; those that a counter gives
+are expressions like any other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ferrite.ir.expr import Random, const, op
+from ferrite.ir.index import ZERO, Index, number
+from ferrite.ir.program import Seeds
+from ferrite.ir.random import MOST_OPERATORS, PLACE_BITS
+from ferrite.lower.calls import Calls
+from ferrite.lower.context import Context, contiguous
+from ferrite.lower.formula import Term, larger, log1p, pointwise, result, sqrt
+from ferrite.lower.ops.create import filled
+from ferrite.lower.table import DRAWN, NotLowered, lowers
+from ferrite.lower.value import Box, Value, own_axes, whole
+from ferrite.passes.joint import randoms as randoms  # defines the operators
+
+aten, ours = torch.ops.aten, torch.ops.ferrite
+
+
+@lowers(aten.native_dropout.default)
+def native_dropout(ctx: Calls, x: Value, p: float, train: bool | None) -> tuple[Value, Value]:
+    """On the CPU, eager draws the mask as `bernoulli_` does; the rest is arithmetic."""
+    kept, mask_fake = ctx.out
+    if train is False:
+        ctx.out = mask_fake
+        mask = filled(ctx, True)
+        ctx.out = kept
+        return ctx.lazy(x.sizes, ctx.elements(x, x.sizes), x.device), mask
+    if x.device.type != "cpu" or x.dtype.is_complex:
+        raise NotLowered("its mask comes from a generator of the device")
+    box = Box(x.sizes, torch.bool, x.device, origins=(ctx.origin,))
+    box.buffer = ctx.new_buffer(box, ctx.dense_strides(mask_fake))
+    mask = ctx.eager_call(aten.bernoulli_.float, (whole(box), 1 - p), {}, mask_fake, DRAWN)
+    scale = 0.0 if p == 1 else 1 / (1 - p)
+    ctx.out = kept
+    return pointwise(ctx, lambda value, hit, factor: value * hit * factor, x, numbers=[mask, scale]), mask
+
+
+# --- by counting ------------------------------------------------------------------------------------------------------
+
+
+@lowers(ours.random_key.default)
+def random_key(ctx: Context, number: int, device: torch.device) -> Value:
+    box = Box(ctx.out_sizes, ctx.out_dtype, ctx.out.device, origins=(ctx.origin,))
+    box.buffer = ctx.new_buffer(box)
+    ctx.add(Seeds(box.buffer, ctx.origin))
+    return whole(box)
+
+
+class Stream:
+    """The numbers of one random operator, over the elements of its result."""
+
+    def __init__(self, ctx: Context, key: Value, operator: int, sizes: Sequence[Index]) -> None:
+        if not 0 <= operator < MOST_OPERATORS:
+            raise NotLowered("more random operators than counters tell apart")
+        words = [key.at([number(place)]) for place in (0, 1)]
+        self.seed = op("bitwise_or", words[0], op("bitwise_left_shift", words[1], const(32, torch.int64)))
+        self.base = number(operator << PLACE_BITS)
+        place: Index = ZERO
+        for axis, stride in zip(own_axes(sizes), contiguous(sizes), strict=True):
+            place = place + axis * stride
+        self.place = place
+
+    def draw(self, kind: str, place: Index, dtype: torch.dtype) -> Term:
+        return Term(Random.intern(kind, self.seed, self.base + place, dtype))
+
+    def uniform(self, dtype: torch.dtype) -> Term:
+        return self.draw("uniform", self.place, dtype)
+
+    def normal(self, dtype: torch.dtype) -> Term:
+        """By the method of Box and Muller, from two numbers in double precision."""
+        first, second = (self.draw("uniform", self.place * 2 + each, torch.float64) for each in (0, 1))
+        return (sqrt(-2 * log1p(-first)) * (2 * math.pi * second).call("cos")).to(dtype)
+
+    def exponential(self, dtype: torch.dtype) -> Term:
+        """With rate 1; never 0, by which people divide."""
+        return larger((-log1p(-self.uniform(torch.float64))).to(dtype), torch.finfo(dtype).tiny)
+
+    def integer(self, dtype: torch.dtype, low: int, high: int) -> Term:
+        return (self.draw("bits", self.place, torch.int64).call("remainder", high - low) + low).to(dtype)
+
+
+@lowers(ours.random.default)
+def random(
+    ctx: Context, key: Value, index: int, size: Any, kind: str, dtype: torch.dtype, low: int, high: int
+) -> Value:
+    stream = Stream(ctx, key, index, ctx.out_sizes)
+    if kind == "integer":
+        return result(ctx, stream.integer(dtype, low, high))
+    made = {"uniform": stream.uniform, "normal": stream.normal, "exponential": stream.exponential}[kind]
+    return result(ctx, made(dtype))
+
+
+@lowers(ours.random_hits.default)
+def random_hits(ctx: Context, key: Value, index: int, chances: Value) -> Value:
+    if chances.device.type == "cpu":
+        raise NotLowered("it looks for impossible chances")
+    wide = torch.promote_types(chances.dtype, torch.float32)
+    drawn = Stream(ctx, key, index, ctx.out_sizes).uniform(wide)
+    return result(ctx, drawn < Term(ctx.elements(chances, ctx.out_sizes)).to(wide))

@@ -1,0 +1,294 @@
+"""Reductions over some dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ferrite.ir.expr import Expr, cast, const, index_value, op
+from ferrite.ir.index import ONE, ZERO, Index
+from ferrite.ir.sums import multiply
+from ferrite.ir.types import arithmetic_type
+from ferrite.lower.context import Context
+from ferrite.lower.ops.views import dim_of
+from ferrite.lower.table import NotLowered, lowers
+from ferrite.lower.value import Value, own_axes
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+# Over one element these give that element.
+KEEPING = frozenset({"sum", "prod", "amax", "amin", "any", "all", "xor"})
+
+
+def reduced_dims(x: Value, dim: Any) -> list[int]:
+    """The dimensions to reduce, in order; none given means all."""
+    if dim is None or (isinstance(dim, (list, tuple)) and not dim):
+        return list(range(x.rank))
+    dims = dim if isinstance(dim, (list, tuple)) else [dim]
+    return sorted({dim_of(each, x.rank) for each in dims}) if x.rank else []
+
+
+class Rows:
+    """A value seen as rows to reduce: the kept dimensions, the reduced ones, and the element at both."""
+
+    def __init__(self, ctx: Context, x: Value, dim: Any, keepdim: bool) -> None:
+        self.ctx, self.x = ctx, x
+        self.dims = reduced_dims(x, dim)
+        self.over = [x.sizes[each] for each in self.dims]
+        kept = [ONE if each in self.dims else size for each, size in enumerate(x.sizes)]
+        self.sizes = kept if keepdim else [size for each, size in enumerate(x.sizes) if each not in self.dims]
+        outer, inner = own_axes(self.sizes), own_axes(self.over, "r")
+        if keepdim:
+            place = [inner[self.dims.index(each)] if each in self.dims else outer[each] for each in range(x.rank)]
+        else:
+            left, right = iter(outer), iter(inner)
+            place = [next(right) if each in self.dims else next(left) for each in range(x.rank)]
+        self.place: Sequence[Index] = place
+
+    def element(self, dtype: torch.dtype | None = None) -> Expr:
+        """The element at a point, in the type arithmetic on it is done in."""
+        expr = self.x.at(self.place)
+        return cast(expr, arithmetic_type(expr.dtype) if dtype is None else dtype)
+
+    def of(self, row: Value) -> Expr:
+        """The element of a result of these rows, at every point of them."""
+        return row.at(own_axes(self.sizes))
+
+    @property
+    def count(self) -> Index:
+        total: Index = ONE
+        for size in self.over:
+            total = multiply(total, size)
+        return total
+
+    def float_count(self, dtype: torch.dtype) -> Expr:
+        return cast(index_value(self.count), dtype)
+
+    def reduce(self, kind: str, value: Expr, *dtypes: torch.dtype | None) -> tuple[Any, ...]:
+        return self.ctx.reduce(kind, self.sizes, self.over, [value], dtypes, self.x.device)
+
+    def one(self, kind: str, value: Expr, dtype: torch.dtype) -> Value:
+        """The only result of a reduction. Over one element there is nothing to combine."""
+        if kind in KEEPING and all(size is ONE for size in self.over):
+            return self.ctx.lazy(self.sizes, cast(value, dtype), self.x.device)
+        result: Value = self.reduce(kind, value, dtype)[0]
+        return result
+
+    def lazy(self, expr: Expr, dtype: torch.dtype) -> Value:
+        """A value per row."""
+        return self.ctx.lazy(self.sizes, cast(expr, dtype), self.x.device)
+
+
+@lowers(aten.sum.default, aten.sum.dim_IntList, prims.sum.default)
+def sum_(
+    ctx: Context, x: Value | None = None, dim: Any = None, keepdim: bool = False, dtype: Any = None, **prim: Any
+) -> Value:
+    x, dim = prim.get("inp", x), prim.get("dims", dim)
+    assert x is not None
+    rows = Rows(ctx, x, dim, keepdim)
+    return rows.one("sum", rows.element(arithmetic_type(ctx.out_dtype)), ctx.out_dtype)
+
+
+@lowers(aten.prod.default, aten.prod.dim_int, prims.prod.default)
+def prod(
+    ctx: Context, x: Value | None = None, dim: Any = None, keepdim: bool = False, dtype: Any = None, **prim: Any
+) -> Value:
+    x, dim = prim.get("inp", x), prim.get("dims", dim)
+    assert x is not None
+    rows = Rows(ctx, x, dim, keepdim)
+    return rows.one("prod", rows.element(arithmetic_type(ctx.out_dtype)), ctx.out_dtype)
+
+
+@lowers(prims.xor_sum.default)
+def xor_sum(ctx: Context, inp: Value, dims: Any, output_dtype: Any = None) -> Value:
+    rows = Rows(ctx, inp, dims, False)
+    return rows.one("xor", rows.element(ctx.out_dtype), ctx.out_dtype)
+
+
+def extreme(ctx: Context, x: Value, dim: Any, keepdim: bool, largest: bool) -> Value:
+    rows = Rows(ctx, x, dim, keepdim)
+    if x.dtype is torch.bool:
+        return rows.one("any" if largest else "all", rows.element(), torch.bool)
+    return rows.one("amax" if largest else "amin", rows.element(), ctx.out_dtype)
+
+
+@lowers(aten.amax.default)
+def amax(ctx: Context, x: Value, dim: Any, keepdim: bool) -> Value:
+    return extreme(ctx, x, dim, keepdim, True)
+
+
+@lowers(aten.amin.default)
+def amin(ctx: Context, x: Value, dim: Any, keepdim: bool) -> Value:
+    return extreme(ctx, x, dim, keepdim, False)
+
+
+@lowers(prims.amax.default)
+def prims_amax(ctx: Context, inp: Value, dims: Any, output_dtype: Any = None) -> Value:
+    return extreme(ctx, inp, dims, False, True)
+
+
+@lowers(prims.amin.default)
+def prims_amin(ctx: Context, inp: Value, dims: Any, output_dtype: Any = None) -> Value:
+    return extreme(ctx, inp, dims, False, False)
+
+
+@lowers(aten.max.default)
+def max_all(ctx: Context, x: Value) -> Value:
+    return extreme(ctx, x, None, False, True)
+
+
+@lowers(aten.min.default)
+def min_all(ctx: Context, x: Value) -> Value:
+    return extreme(ctx, x, None, False, False)
+
+
+def ordered(rows: Rows) -> Expr:
+    """The element as something `argmax` can order: truth values as small integers."""
+    return rows.element(torch.uint8 if rows.x.dtype is torch.bool else None)
+
+
+@lowers(aten.max.dim)
+def max_dim(ctx: Context, x: Value, dim: int, keepdim: bool) -> tuple[Any, ...]:
+    rows = Rows(ctx, x, [dim], keepdim)
+    return rows.reduce("argmax", ordered(rows), x.dtype, torch.int64)
+
+
+@lowers(aten.min.dim)
+def min_dim(ctx: Context, x: Value, dim: int, keepdim: bool) -> tuple[Any, ...]:
+    rows = Rows(ctx, x, [dim], keepdim)
+    return rows.reduce("argmin", ordered(rows), x.dtype, torch.int64)
+
+
+def place_of(ctx: Context, x: Value, dim: int | None, keepdim: bool, kind: str) -> Value:
+    rows = Rows(ctx, x, dim, keepdim)
+    place: Value = rows.reduce(kind, ordered(rows), None, torch.int64)[1]
+    return place
+
+
+@lowers(aten.argmax.default)
+def argmax(ctx: Context, x: Value, dim: int | None, keepdim: bool) -> Value:
+    return place_of(ctx, x, dim, keepdim, "argmax")
+
+
+@lowers(aten.argmin.default)
+def argmin(ctx: Context, x: Value, dim: int | None, keepdim: bool) -> Value:
+    return place_of(ctx, x, dim, keepdim, "argmin")
+
+
+def truth(ctx: Context, x: Value, dim: Any, keepdim: bool, kind: str) -> Value:
+    """Whether some, or all, are not zero; a NaN is not zero. Of uint8 eager makes uint8."""
+    rows = Rows(ctx, x, dim, keepdim)
+    element = x.at(rows.place)
+    return rows.one(kind, cast(element, torch.bool), ctx.out_dtype)
+
+
+@lowers(aten.any.default, aten.any.dim, aten.any.dims)
+def any_(ctx: Context, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
+    return truth(ctx, x, dim, keepdim, "any")
+
+
+@lowers(aten.all.default, aten.all.dim, aten.all.dims)
+def all_(ctx: Context, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
+    return truth(ctx, x, dim, keepdim, "all")
+
+
+@lowers(aten.mean.default, aten.mean.dim)
+def mean(ctx: Context, x: Value, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Value:
+    wide = arithmetic_type(ctx.out_dtype)
+    rows = Rows(ctx, x, dim, keepdim)
+    total = rows.one("sum", rows.element(wide), wide)
+    return rows.lazy(op("div", rows.of(total), rows.float_count(wide)), ctx.out_dtype)
+
+
+# --- spread -----------------------------------------------------------------------------------------------------------
+
+
+def moments(rows: Rows, wide: torch.dtype) -> tuple[Expr, Expr]:
+    """Mean and sum of squared deviations per row, in one pass."""
+    if rows.x.dtype.is_complex:
+        raise NotLowered("the spread of complex numbers")
+    mean, deviations, _ = rows.reduce("welford", rows.element(wide), wide, wide, None)
+    return rows.of(mean), rows.of(deviations)
+
+
+def variance(rows: Rows, deviations: Expr, correction: Any, wide: torch.dtype) -> Expr:
+    """Deviations by the count less `correction`, which never falls below zero."""
+    less = 1 if correction is None else correction
+    freedom = op("sub", rows.float_count(wide), const(float(less), wide))
+    return op("div", deviations, op("maximum", freedom, const(0.0, wide)))
+
+
+def spread(ctx: Context, x: Value, dim: Any, correction: Any, keepdim: bool) -> tuple[Rows, Expr, Expr, torch.dtype]:
+    rows = Rows(ctx, x, dim, keepdim)
+    # eager keeps these statistics of single precision in double: a small spread about a large mean survives
+    wide = torch.float64 if x.dtype is torch.float32 else arithmetic_type(x.dtype)
+    mean, deviations = moments(rows, wide)
+    return rows, mean, variance(rows, deviations, correction, wide), x.dtype
+
+
+@lowers(aten.var.correction)
+def var(ctx: Context, x: Value, dim: Any = None, correction: Any = None, keepdim: bool = False) -> Value:
+    rows, _, value, dtype = spread(ctx, x, dim, correction, keepdim)
+    return rows.lazy(value, dtype)
+
+
+@lowers(aten.var.default, aten.var.dim)
+def var_unbiased(ctx: Context, x: Value, dim: Any = None, unbiased: bool = True, keepdim: bool = False) -> Value:
+    return var(ctx, x, dim, int(unbiased), keepdim)
+
+
+@lowers(prims.var.default)
+def prims_var(ctx: Context, inp: Value, dims: Any, correction: Any = 1, output_dtype: Any = None) -> Value:
+    return var(ctx, inp, dims, correction, False)
+
+
+@lowers(aten.std.correction)
+def std(ctx: Context, x: Value, dim: Any = None, correction: Any = None, keepdim: bool = False) -> Value:
+    rows, _, value, dtype = spread(ctx, x, dim, correction, keepdim)
+    return rows.lazy(op("sqrt", value), dtype)
+
+
+@lowers(aten.std.default, aten.std.dim)
+def std_unbiased(ctx: Context, x: Value, dim: Any = None, unbiased: bool = True, keepdim: bool = False) -> Value:
+    return std(ctx, x, dim, int(unbiased), keepdim)
+
+
+@lowers(aten.var_mean.correction)
+def var_mean(
+    ctx: Context, x: Value, dim: Any = None, correction: Any = None, keepdim: bool = False
+) -> tuple[Value, ...]:
+    rows, mean, value, dtype = spread(ctx, x, dim, correction, keepdim)
+    return rows.lazy(value, dtype), rows.lazy(mean, dtype)
+
+
+@lowers(aten.std_mean.correction)
+def std_mean(
+    ctx: Context, x: Value, dim: Any = None, correction: Any = None, keepdim: bool = False
+) -> tuple[Value, ...]:
+    rows, mean, value, dtype = spread(ctx, x, dim, correction, keepdim)
+    return rows.lazy(op("sqrt", value), dtype), rows.lazy(mean, dtype)
+
+
+@lowers(aten.aminmax.default)
+def aminmax(ctx: Context, x: Value, dim: int | None = None, keepdim: bool = False) -> tuple[Value, Value]:
+    rows = Rows(ctx, x, dim, keepdim)
+    kinds = ("all", "any") if x.dtype is torch.bool else ("amin", "amax")
+    low, high = (rows.one(kind, rows.element(), x.dtype) for kind in kinds)
+    return low, high
+
+
+@lowers(aten.logsumexp.default)
+def logsumexp(ctx: Context, x: Value, dim: Any, keepdim: bool = False) -> Value:
+    """Relative to the greatest; where that is infinite, relative to zero."""
+    if x.dtype.is_complex or x.sizes and any(x.sizes[each] is ZERO for each in reduced_dims(x, dim)):
+        raise NotLowered("complex numbers or nothing to add up")
+    wide = arithmetic_type(ctx.out_dtype)
+    rows = Rows(ctx, x, dim, keepdim)
+    greatest = rows.one("amax", rows.element(wide), wide)
+    most = rows.of(greatest)
+    zero = const(0.0, wide)
+    shift = op("where", op("isinf", most, dtype=torch.bool), zero, most, dtype=wide)
+    total = rows.one("sum", op("exp", op("sub", rows.element(wide), shift)), wide)
+    return rows.lazy(op("add", op("log", rows.of(total)), shift), ctx.out_dtype)

@@ -1,0 +1,267 @@
+"""Windows on memory by strides, reinterpreted bits, and tensors with a part of them replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ferrite.ir.expr import Expr, cast, const, op
+from ferrite.ir.index import ONE, ZERO, Index, number, symbol
+from ferrite.ir.program import Bind
+from ferrite.ir.questions import writes
+from ferrite.ir.types import arithmetic_type
+from ferrite.lower.context import Context, same_strides
+from ferrite.lower.ops.accumulate import gathered
+from ferrite.lower.ops.conditions import at_least, below, clamped, divides, every, from_the_end, guarded, same
+from ferrite.lower.ops.views import dim_of, start_of
+from ferrite.lower.table import NotLowered, lowers
+from ferrite.lower.value import Box, Value, own_axes, whole
+
+aten, prims = torch.ops.aten, torch.ops.prims
+Number = Index | int
+
+
+# --- windows ----------------------------------------------------------------------------------------------------------
+
+
+@lowers(aten.as_strided.default, aten.as_strided_.default)
+def as_strided(
+    ctx: Context, x: Value, size: Sequence[Number], stride: Sequence[Number], storage_offset: Number | None
+) -> Value:
+    return strided_window(ctx, x, size, stride, storage_offset)
+
+
+@lowers(prims.as_strided.default)
+def prims_as_strided(
+    ctx: Context, a: Value, size: Sequence[Number], stride: Sequence[Number], storage_offset: Number
+) -> Value:
+    return strided_window(ctx, a, size, stride, storage_offset)
+
+
+def strided_window(
+    ctx: Context, x: Value, size: Sequence[Number], stride: Sequence[Number], offset: Number | None
+) -> Value:
+    """Elements of the storage that `x` lies in, wherever in it; the offset counts from the storage's beginning."""
+    sizes, strides = [ctx.index(item) for item in size], [ctx.index(item) for item in stride]
+    own = as_eager(ctx, x)
+    if own is None:
+        copy = dense_copy(ctx, x)
+        return window(
+            ctx, copy, x.dtype, sizes, strides, ZERO if offset is None else ctx.index(offset) - own_offset(ctx, x)
+        )
+    start = own if offset is None else ctx.index(offset) - beginning(ctx, x)
+    return window(ctx, x, x.dtype, sizes, strides, start)
+
+
+def as_eager(ctx: Context, x: Value) -> Index | None:
+    """Where `x` begins in its buffer's storage, if its elements lie there as eager's do."""
+    found = ctx.strided(x)
+    if found is None or x.fake is None or not same_strides(x.sizes, found[0], ctx.sizes.indices(x.fake.stride())):
+        return None
+    return found[1]
+
+
+def dense_copy(ctx: Context, x: Value) -> Value:
+    """The elements in memory of their own, with eager's strides."""
+    if x.fake is None:
+        raise NotLowered("a tensor whose strides are not known")
+    strides = ctx.sizes.indices(x.fake.stride())
+    if not is_dense(x.sizes, strides):
+        raise NotLowered("a window on memory that is not laid out as in eager")
+    return ctx.copied(x, strides)
+
+
+def is_dense(sizes: Sequence[Index], strides: Sequence[Index]) -> bool:
+    """Whether every place between the first and the last element is one element's."""
+    left = [(size, stride) for size, stride in zip(sizes, strides, strict=True) if size is not ONE]
+    step: Index = ONE
+    while left:
+        found = next((pair for pair in left if pair[1] is step), None)
+        if found is None:
+            return False
+        left.remove(found)
+        step = step * found[0]
+    return True
+
+
+def own_offset(ctx: Context, x: Value) -> Index:
+    assert x.fake is not None
+    return ctx.index(x.fake.storage_offset())
+
+
+def beginning(ctx: Context, x: Value) -> Index:
+    """Where our buffer begins in eager's storage: a tensor from outside may begin anywhere in its own."""
+    buffer = ctx.buffers[ctx.buffers[ctx.realise(x.box)].storage]
+    if buffer.kind not in ("input", "donated", "constant"):
+        return ZERO
+    begins = symbol(f"{buffer.name}_offset", 0)
+    if begins not in ctx.bound:
+        ctx.bound.add(begins)
+        ctx.add(Bind(begins, buffer.name, "offset", 0, ctx.origin))
+    return begins
+
+
+def window(
+    ctx: Context, x: Value, dtype: torch.dtype, sizes: Sequence[Index], strides: Sequence[Index], offset: Index
+) -> Value:
+    buffer = ctx.buffers[ctx.realise(x.box)]
+    box = Box(tuple(sizes), dtype, x.device, origins=(ctx.origin,))
+    box.buffer = ctx.window(buffer, dtype, sizes, strides, offset)
+    return whole(box)
+
+
+@lowers(aten.as_strided_scatter.default, prims.as_strided_scatter.default)
+def as_strided_scatter(
+    ctx: Context, x: Value, src: Value, size: Sequence[Number], stride: Sequence[Number], storage_offset: Number | None
+) -> Value:
+    sizes, strides = [ctx.index(item) for item in size], [ctx.index(item) for item in stride]
+    copy = dense_copy(ctx, x)
+    start = ZERO if storage_offset is None else ctx.index(storage_offset) - own_offset(ctx, x)
+    ctx.write(window(ctx, copy, x.dtype, sizes, strides, start), src)
+    return copy
+
+
+# --- bits -------------------------------------------------------------------------------------------------------------
+
+
+@lowers(aten.view.dtype)
+def view_dtype(ctx: Context, x: Value, dtype: torch.dtype) -> Value:
+    return reinterpreted(ctx, x, dtype)
+
+
+@lowers(prims.view_of_dtype.default)
+def view_of_dtype(ctx: Context, a: Value, dtype: torch.dtype) -> Value:
+    return reinterpreted(ctx, a, dtype)
+
+
+def reinterpreted(ctx: Context, x: Value, dtype: torch.dtype) -> Value:
+    """The same bits as another type: of what is not in memory yet, element by element; else a window."""
+    if dtype == x.dtype:
+        return x.view(x.sizes, own_axes(x.sizes))
+    if x.box.expr is not None and dtype.itemsize == x.dtype.itemsize:
+        return ctx.lazy(x.sizes, op("bitcast", ctx.elements(x, x.sizes), dtype=dtype), x.device)
+    start = as_eager(ctx, x)
+    if start is None:
+        x, start = dense_copy(ctx, x), ZERO
+    offset = start * x.dtype.itemsize // dtype.itemsize
+    return window(ctx, x, dtype, ctx.out_sizes, ctx.sizes.indices(ctx.out.stride()), offset)
+
+
+# --- a part replaced --------------------------------------------------------------------------------------------------
+#
+# Element by element: from the new part where the element lies in it, else from the old tensor or zero. Nothing is
+# copied that the reader does not ask for.
+
+
+class Part:
+    """A part of a tensor: when an element of the whole lies in it, and where there."""
+
+    def __init__(self, condition: Expr, place: Sequence[Index]) -> None:
+        self.condition, self.place = condition, place
+
+    def over(self, ctx: Context, new: Value, old: Value | None) -> Value:
+        """The whole with `new` as the part; the rest is `old`, or zero."""
+        sizes, dtype = ctx.out_sizes, ctx.out_dtype
+        place = self.place[len(self.place) - new.rank :]
+        inner = [ZERO if size is ONE else item for size, item in zip(new.sizes, place, strict=True)]
+        value = cast(new.at(inner), dtype)
+        blank = old is None or is_blank(ctx, old)
+        other = const(0, dtype) if blank else cast(ctx.elements(old, sizes), dtype)  # type: ignore[arg-type]
+        return ctx.lazy(sizes, guarded(self.condition, value, other), new.device)
+
+
+def is_blank(ctx: Context, x: Value) -> bool:
+    """Whether a tensor is memory that nothing was written to: any element will do for its elements."""
+    name = x.box.buffer
+    if x.box.expr is not None or name is None or ctx.buffers[name].kind != "owned":
+        return False
+    return not any(ctx.buffers[access.buffer].storage == name for item in reversed(ctx.operations) for access in writes(item))
+
+
+def slice_part(sizes: Sequence[Index], at: int, start: Index, end: Index, step: Index) -> Part:
+    axes = list(own_axes(sizes))
+    away = axes[at] - start
+    condition = every(at_least(axes[at], start), below(axes[at], end), divides(step, away))
+    return Part(condition, [*axes[:at], away // step, *axes[at + 1 :]])
+
+
+def select_part(sizes: Sequence[Index], at: int, index: Index) -> Part:
+    axes = own_axes(sizes)
+    return Part(same(axes[at], index), [*axes[:at], *axes[at + 1 :]])
+
+
+def diagonal_part(sizes: Sequence[Index], offset: int, dim1: int, dim2: int) -> Part:
+    first, second = dim_of(dim1, len(sizes)), dim_of(dim2, len(sizes))
+    axes = own_axes(sizes)
+    along = axes[first] - max(-offset, 0)
+    rest = [item for k, item in enumerate(axes) if k not in (first, second)]
+    starts = at_least(axes[first], number(max(-offset, 0)))
+    return Part(every(starts, same(axes[second], axes[first] + offset)), [*rest, along])
+
+
+@lowers(aten.slice_scatter.default)
+def slice_scatter(
+    ctx: Context, x: Value, src: Value, dim: int, start: Number | None, end: Number | None, step: Number
+) -> Value:
+    at = dim_of(dim, x.rank)
+    size = x.sizes[at]
+    begin = start_of(ctx, start, size)
+    stop = size if end is None else clamped(from_the_end(ctx.index(end), size), size)
+    return slice_part(x.sizes, at, begin, stop, ctx.index(step)).over(ctx, src, x)
+
+
+@lowers(aten.slice_backward.default)
+def slice_backward(
+    ctx: Context, grad_output: Value, input_sizes: Sequence[Number], dim: int, start: Number, end: Number, step: Number
+) -> Value:
+    sizes = ctx.out_sizes
+    at = dim_of(dim, len(sizes))
+    stop = clamped(from_the_end(ctx.index(end), sizes[at]), sizes[at])
+    return slice_part(sizes, at, start_of(ctx, start, sizes[at]), stop, ctx.index(step)).over(ctx, grad_output, None)
+
+
+@lowers(aten.select_scatter.default)
+def select_scatter(ctx: Context, x: Value, src: Value, dim: int, index: Number) -> Value:
+    at = dim_of(dim, x.rank)
+    return select_part(x.sizes, at, from_the_end(ctx.index(index), x.sizes[at])).over(ctx, src, x)
+
+
+@lowers(aten.select_backward.default)
+def select_backward(ctx: Context, grad_output: Value, input_sizes: Sequence[Number], dim: int, index: Number) -> Value:
+    sizes = ctx.out_sizes
+    at = dim_of(dim, len(sizes))
+    return select_part(sizes, at, from_the_end(ctx.index(index), sizes[at])).over(ctx, grad_output, None)
+
+
+@lowers(aten.diagonal_scatter.default)
+def diagonal_scatter(ctx: Context, x: Value, src: Value, offset: int, dim1: int, dim2: int) -> Value:
+    return diagonal_part(x.sizes, offset, dim1, dim2).over(ctx, src, x)
+
+
+@lowers(aten.diagonal_backward.default)
+def diagonal_backward(
+    ctx: Context, grad_output: Value, input_sizes: Sequence[Number], offset: int, dim1: int, dim2: int
+) -> Value:
+    return diagonal_part(ctx.out_sizes, offset, dim1, dim2).over(ctx, grad_output, None)
+
+
+@lowers(aten.unfold_backward.default)
+def unfold_backward(
+    ctx: Context, grad_in: Value, input_sizes: Sequence[Number], dim: int, size: int, step: int
+) -> Value:
+    """Every element gathers from the windows it lies in."""
+    sizes, dtype = ctx.out_sizes, ctx.out_dtype
+    if not sizes:
+        return ctx.lazy((), grad_in.at([ZERO] * grad_in.rank), grad_in.device)
+    at = dim_of(dim, len(sizes))
+    wide = arithmetic_type(dtype)
+
+    def element(outer: Sequence[Index], inner: Sequence[Index]) -> Expr:
+        turn = outer[at] // step - inner[0]
+        within = outer[at] - turn * step
+        place = [*outer[:at], turn, *outer[at + 1 :], within]
+        valid = every(at_least(turn, ZERO), below(turn, grad_in.sizes[at]), below(within, number(size)))
+        return cast(guarded(valid, grad_in.at(place), const(0, dtype)), wide)
+
+    return gathered(ctx, sizes, [ctx.index(-(-size // step))], element, grad_in.device)

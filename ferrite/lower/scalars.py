@@ -1,0 +1,278 @@
+"""Numbers in a graph that are no index: fractions, truths, and what is computed from them, as scalar expressions.
+
+Whole numbers are 64 bits wide, fractions are doubles, as Python's are. A number is read off torch's own expression for
+it where that is known (`read`), and otherwise follows from the Python function that made it (`number_of`).
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+
+from ferrite.capture import torch_api, torch_operators
+from ferrite.ir.expr import Expr, cast, const, index_value, op
+from ferrite.ir.host import Constant, Literal
+from ferrite.ir.index import Index, symbol
+from ferrite.ir.program import Call, Item
+from ferrite.lower.context import Context
+from ferrite.lower.sizes import UnknownSize
+from ferrite.lower.value import Box
+
+I64, F64, B8 = torch.int64, torch.float64, torch.bool
+
+
+def number_of(ctx: Context, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:
+    """What a function of numbers gives. A whole number stays torch's own expression for it."""
+    if isinstance(out, (bool, int, float, complex, torch.SymInt)) or out is None:
+        return out
+    try:
+        found = read(ctx, out)
+    except UnknownSize:
+        rule = RULES.get(function)
+        if rule is None:
+            raise ValueError(f"no number rule for {getattr(function, '__name__', function)}") from None
+        found = rule(*(expression(ctx, arg) for arg in args), **kwargs)
+    remember(ctx, found, out)
+    return found
+
+
+def expression(ctx: Context, value: Any) -> Any:
+    """A number as a scalar expression; what is none stays as it is."""
+    match value:
+        case torch.SymInt() | torch.SymFloat() | torch.SymBool():
+            return read(ctx, value)
+        case Index():
+            return index_value(value)
+        case bool():
+            return const(value, B8)
+        case int():
+            return const(value, I64)
+        case float():
+            return const(value, F64)
+    return value
+
+
+# --- torch's expressions ----------------------------------------------------------------------------------------------
+
+
+def read(ctx: Context, value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Expr:
+    """A number off torch's expression for it."""
+    return Reader(ctx, value).expr(torch_api.expression(value))
+
+
+def computed_size(ctx: Context, value: torch.SymInt) -> Index:
+    """A size that goes through fractions: computed when the program runs, and a symbol from there on."""
+    made = ctx.lazy((), cast(read(ctx, value), I64), torch.device("cpu"))
+    size = symbol(f"n{len(ctx.buffers)}", *torch_operators.number_range(value))
+    ctx.bound.add(size)
+    ctx.add(Item(size, ctx.realise(made.box), ctx.origin))
+    return size
+
+
+def number_input(ctx: Context, name: str, picture: Any) -> Expr:
+    """A fraction or a truth that comes in from outside, as an element of memory."""
+    dtype = B8 if isinstance(picture, torch.SymBool) else F64
+    box = Box((), dtype, torch.device("cpu"))
+    box.buffer = ctx.new_buffer(box)
+    made = (("dtype", Literal(str(dtype))),)
+    ctx.add(Call("aten.scalar_tensor.default", (Constant(name),), made, (box.buffer,), reason="a number from outside"))
+    element = box.at(())
+    if isinstance(picture, (torch.SymFloat, torch.SymBool)):
+        remember(ctx, element, picture)
+    return element
+
+
+def remember(ctx: Context, number: Expr, picture: Any) -> None:
+    """A number that is no index, under torch's name for it, if it has one of its own."""
+    ctx.numbers[number] = picture
+    symbol = torch_api.expression(picture)
+    if symbol.is_Symbol:
+        ctx.symbols[str(symbol)] = number
+
+
+class Reader:
+    def __init__(self, ctx: Context, value: torch.SymInt | torch.SymFloat | torch.SymBool) -> None:
+        self.ctx, self.value = ctx, value
+        self.ranges = torch_operators.symbol_range(value)
+
+    def expr(self, part: Any) -> Expr:
+        name = type(part).__name__
+        if part.is_Symbol:
+            return self.symbol(part)
+        if part.is_Integer:
+            return const(int(part), I64)
+        if part in (True, False):
+            return const(bool(part), B8)
+        if part.is_number and part.is_real is not False and not part.args:
+            return const(float(part), F64)
+        whole = self.whole(part)
+        if whole is not None:
+            return whole
+        make = READ.get(name)
+        if make is not None:
+            return make(*map(self.expr, part.args))
+        if name == "Piecewise":
+            return self.piecewise(part)
+        unary = name.removeprefix("OpaqueUnaryFn_")
+        if unary != name and unary in UNARY:
+            return op(unary, cast(self.expr(part.args[0]), F64))
+        raise UnknownSize(f"the number {part} ({name})")
+
+    def symbol(self, symbol: Any) -> Expr:
+        found = self.ctx.symbols.get(str(symbol))
+        if found is not None:
+            return found
+        if not symbol.is_integer:
+            raise UnknownSize(f"the number {symbol}")
+        return index_value(self.ctx.sizes.read(symbol, self.ranges))
+
+    def whole(self, part: Any) -> Expr | None:
+        """An index expression, where the number is one."""
+        if not part.is_integer or any(not symbol.is_integer for symbol in part.free_symbols):
+            return None
+        try:
+            return index_value(self.ctx.sizes.read(part, self.ranges))
+        except UnknownSize:
+            return None
+
+    def piecewise(self, part: Any) -> Expr:
+        *cases, (last, _) = part.args
+        result = self.expr(last)
+        for value, condition in reversed(cases):
+            result = chosen(self.expr(condition), self.expr(value), result)
+        return result
+
+
+def alike(*parts: Expr) -> list[Expr]:
+    """Fractions where one is a fraction, else whole numbers."""
+    kind = F64 if any(part.dtype == F64 for part in parts) else I64
+    return [cast(part, kind) for part in parts]
+
+
+def joined(name: str) -> Callable[..., Expr]:
+    return lambda *parts: reduce(lambda left, right: op(name, left, right), alike(*parts))
+
+
+def floats(name: str) -> Callable[..., Expr]:
+    return lambda *args: op(name, *(cast(arg, F64) for arg in args))
+
+
+def wholes(name: str) -> Callable[..., Expr]:
+    return lambda *args: op(name, *(cast(arg, I64) for arg in args))
+
+
+def compared(name: str) -> Callable[..., Expr]:
+    return lambda left, right: op(name, *alike(left, right), dtype=B8)
+
+
+def logical(name: str) -> Callable[..., Expr]:
+    return lambda *parts: reduce(lambda left, right: op(name, left, right), [cast(part, B8) for part in parts])
+
+
+def to_whole(name: str) -> Callable[[Expr], Expr]:
+    """A fraction to a whole number, rounded in some way; a whole number is one already."""
+    return lambda part: cast(op(name, part), I64) if part.dtype == F64 else cast(part, I64)
+
+
+def power(base: Expr, exponent: Expr) -> Expr:
+    if base.dtype == F64 or exponent.dtype == F64 or getattr(exponent, "value", 0) < 0:
+        return floats("pow")(base, exponent)
+    return op("pow", *alike(base, exponent))
+
+
+def chosen(condition: Expr, yes: Expr, no: Expr) -> Expr:
+    if yes.dtype != no.dtype:
+        yes, no = alike(yes, no)
+    return op("where", cast(condition, B8), yes, no, dtype=yes.dtype)
+
+
+def negated(part: Expr) -> Expr:
+    return op("logical_not", cast(part, B8))
+
+
+UNARY = frozenset(
+    ["sqrt", "cos", "cosh", "sin", "sinh", "tan", "tanh", "asin", "acos", "atan", "exp", "log", "asinh", "log2"]
+)
+
+# What the classes of sympy, and those that torch adds to them, mean.
+READ: dict[str, Callable[..., Expr]] = {
+    "Add": joined("add"),
+    "Mul": joined("mul"),
+    "Pow": power,
+    "PowByNatural": power,
+    "FloatPow": floats("pow"),
+    "FloatTrueDiv": floats("div"),
+    "IntTrueDiv": floats("div"),
+    "ToFloat": lambda part: cast(part, F64),
+    "TruncToFloat": floats("trunc"),
+    "TruncToInt": to_whole("trunc"),
+    "FloorToInt": to_whole("floor"),
+    "CeilToInt": to_whole("ceil"),
+    "RoundToInt": to_whole("round"),
+    "floor": to_whole("floor"),
+    "ceiling": to_whole("ceil"),
+    "FloorDiv": wholes("floor_divide"),
+    "CleanDiv": wholes("floor_divide"),
+    "Mod": wholes("remainder"),
+    "PythonMod": wholes("remainder"),
+    "Abs": lambda part: op("abs", part),
+    "Min": joined("minimum"),
+    "Max": joined("maximum"),
+    "Identity": lambda part: part,
+    "Equality": compared("eq"),
+    "Unequality": compared("ne"),
+    "StrictLessThan": compared("lt"),
+    "LessThan": compared("le"),
+    "StrictGreaterThan": compared("gt"),
+    "GreaterThan": compared("ge"),
+    "And": logical("logical_and"),
+    "Or": logical("logical_or"),
+    "Not": negated,
+    "Where": chosen,
+    "ITE": chosen,
+}
+
+# The functions that make numbers out of numbers that torch has no expression for, or none that can be read.
+RULES: dict[Any, Callable[..., Any]] = {
+    operator.add: joined("add"),
+    operator.sub: joined("sub"),
+    operator.mul: joined("mul"),
+    operator.truediv: floats("div"),
+    operator.floordiv: joined("floor_divide"),
+    operator.mod: joined("remainder"),
+    operator.pow: power,
+    operator.neg: lambda value: op("neg", value),
+    operator.pos: lambda value: value,
+    operator.abs: lambda value: op("abs", value),
+    abs: lambda value: op("abs", value),
+    math.floor: to_whole("floor"),
+    math.ceil: to_whole("ceil"),
+    math.trunc: to_whole("trunc"),
+    round: to_whole("round"),
+    torch.sym_int: to_whole("trunc"),
+    torch.sym_float: lambda value: cast(value, F64),
+    torch.sym_max: joined("maximum"),
+    torch.sym_min: joined("minimum"),
+    torch.sym_not: negated,
+    torch.sym_ite: chosen,
+    operator.and_: logical("logical_and"),
+    operator.or_: logical("logical_or"),
+    operator.xor: logical("logical_xor"),
+    operator.not_: negated,
+    operator.eq: compared("eq"),
+    operator.ne: compared("ne"),
+    operator.lt: compared("lt"),
+    operator.le: compared("le"),
+    operator.gt: compared("gt"),
+    operator.ge: compared("ge"),
+}
+for _name in sorted(UNARY):
+    RULES[getattr(math, _name, None)] = floats(_name)
+    RULES[getattr(torch, f"_sym_{_name}", None)] = floats(_name)
+    RULES[getattr(torch, f"sym_{_name}", None)] = floats(_name)
+RULES.pop(None, None)

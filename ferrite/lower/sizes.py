@@ -1,0 +1,109 @@
+"""From torch's symbolic sizes to index expressions: the one place where sympy is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from functools import reduce
+from typing import Any
+
+import torch
+
+from ferrite.capture import torch_api, torch_operators
+from ferrite.ir.index import ONE, Index, Symbol, as_index, maximum, minimum, number, symbol
+from ferrite.ir.sums import multiply
+
+
+class UnknownSize(Exception):
+    """A size that index expressions cannot say."""
+
+
+class Sizes:
+    """Sizes of one graph as index expressions; each sympy expression is read once."""
+
+    def __init__(self) -> None:
+        self.symbols: dict[str, Index] = {}  # a symbol, or what stands for it
+        self._seen: dict[Any, Index] = {}
+        self.computed: Callable[[torch.SymInt], Index] | None = None  # a size that only a scalar expression can say
+
+    def index(self, value: int | torch.SymInt) -> Index:
+        if isinstance(value, int):
+            return number(value)
+        expression = torch_api.expression(value)
+        found = self._seen.get(expression)
+        if found is None:
+            found = self._seen[expression] = self.found(expression, value)
+        return found
+
+    def found(self, expression: Any, value: torch.SymInt) -> Index:
+        try:
+            return self.read(expression, torch_operators.symbol_range(value))
+        except UnknownSize:
+            if self.computed is None:
+                raise
+            return self.computed(value)
+
+    def symbol(self, symbol: Any, value: torch.SymInt | torch.SymBool | torch.SymFloat) -> Symbol:
+        """One of the symbols of a number."""
+        found = self.read(symbol, torch_operators.symbol_range(value))
+        assert isinstance(found, Symbol)
+        return found
+
+    def as_made(self, value: torch.SymInt, bound: Container[Symbol]) -> Index:
+        """A number as it was made, where the symbols in it have values: a check of a fact must not rest on that fact."""
+        made = self.read(torch_operators.as_made(value), torch_operators.symbol_range(value))
+        return made if all(atom in bound for atom in made.atoms) else self.index(value)
+
+    def indices(self, values: Any) -> tuple[Index, ...]:
+        return tuple(map(self.index, values))
+
+    def define(self, new: Symbol, meaning: Index) -> Index:
+        """A symbol that torch made up for a size is this expression from now on."""
+        self.symbols[new.name] = meaning
+        self._seen.clear()
+        return meaning
+
+    def read(self, expression: Any, ranges: Callable[[Any], tuple[int | None, int | None]]) -> Index:
+        if expression.is_Integer:
+            return number(int(expression))
+        if expression.is_Symbol:
+            name = str(expression)
+            if name not in self.symbols:
+                self.symbols[name] = symbol(name, *ranges(expression))
+            return self.symbols[name]
+        if type(expression).__name__ == "Piecewise":
+            return self.truth(expression, ranges)
+        make = RULES.get(type(expression).__name__)
+        if make is None:
+            raise UnknownSize(f"the size {expression} ({type(expression).__name__})")
+        return make(*(self.read(part, ranges) for part in expression.args))
+
+    def truth(self, expression: Any, ranges: Callable[[Any], tuple[int | None, int | None]]) -> Index:
+        """One where a symbol that is one or zero is one: the symbol itself."""
+        (yes, condition), (no, _) = ((int(value), test) for value, test in expression.args)
+        sides = getattr(condition, "args", ())
+        found = self.read(sides[0], ranges) if len(sides) == 2 and sides[1] == 1 else None
+        if (yes, no) != (1, 0) or found is None or (found.low, found.high) != (0, 1):
+            raise UnknownSize(f"the size {expression}")
+        return found
+
+
+def _power(base: Index, exponent: Index) -> Index:
+    times = getattr(exponent, "value", -1)
+    if times < 0:
+        raise UnknownSize(f"the size {base} to the power {exponent}")
+    return reduce(multiply, [base] * times, as_index(ONE))
+
+
+RULES: dict[str, Callable[..., Index]] = {
+    "Add": lambda *parts: reduce(lambda left, right: left + right, parts),
+    "Mul": lambda *parts: reduce(multiply, parts),
+    "Pow": _power,
+    "PowByNatural": _power,
+    "FloorDiv": lambda top, bottom: top // bottom,
+    "CleanDiv": lambda top, bottom: top // bottom,
+    "CeilDiv": lambda top, bottom: -(-top // bottom),
+    "Mod": lambda top, bottom: top % bottom,
+    "PythonMod": lambda top, bottom: top % bottom,
+    "Min": minimum,
+    "Max": maximum,
+}

@@ -1,0 +1,101 @@
+"""Which operator is lowered how: each stands in one of three tables.
+
+    lowered   `@lowers(aten.amax.default)`: a function from values to values
+    composed  `composes(aten.silu.default)`: taken apart by torch's decomposition, whose parts are lowered
+    eager     `eager(aten.nonzero.default, because="...")`: one call, with a reason
+
+What stands in none is composed where torch can take it apart, and called in eager where not. `standing` answers for any
+operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from ferrite.capture.torch_operators import decomposition, functional_twin, is_random, overloads, written_arguments
+
+aten = torch.ops.aten
+
+Lower = Callable[..., Any]
+Function = TypeVar("Function", bound=Lower)
+
+LOWERED: dict[Any, Lower] = {}
+COMPOSED: dict[Any, Lower | None] = {}
+EAGER: dict[Any, str] = {}
+
+
+class NotLowered(Exception):
+    """This call has no loop form: the reason it runs in eager."""
+
+
+def _put(table: dict[Any, Any], operators: tuple[Any, ...], entry: Any) -> None:
+    for operator in operators:
+        for each in overloads(operator):
+            for other in (LOWERED, COMPOSED, EAGER):
+                if each in other:
+                    raise ValueError(f"{each} is in a table already")
+            table[each] = entry
+
+
+def lowers(*operators: Any) -> Callable[[Function], Function]:
+    """Mark a function as the lowering of operators: `f(ctx, *args)`, arguments as the schema has them."""
+
+    def mark(function: Function) -> Function:
+        _put(LOWERED, operators, function)
+        return function
+
+    return mark
+
+
+def composes(*operators: Any, by: Lower | None = None) -> None:
+    """Take operators apart with torch's own decomposition, or with `by`, a function of tensors."""
+    _put(COMPOSED, operators, by)
+
+
+def eager(*operators: Any, because: str) -> None:
+    _put(EAGER, operators, because)
+
+
+# Work that has kernels of its own kind: called in eager until the code generators have templates for it.
+TEMPLATES = {
+    "matmul": "mm addmm bmm baddbmm addbmm mv addmv dot vdot _int_mm _scaled_mm _grouped_mm _scaled_grouped_mm",
+    "convolution": "convolution _convolution convolution_backward convolution_overrideable",
+    "attention": "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward "
+    "_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward "
+    "_scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward "
+    "_scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward scaled_dot_product_attention",
+}
+TEMPLATE_OF = {
+    getattr(aten, name): kind for kind, names in TEMPLATES.items() for name in names.split() if hasattr(aten, name)
+}
+NOT_YET = "no lowering yet"
+DRAWN = "its random numbers are those of torch's generator"
+
+
+def template_kind(operator: Any) -> str | None:
+    return TEMPLATE_OF.get(getattr(operator, "overloadpacket", None))
+
+
+def standing(operator: Any) -> tuple[str, str]:
+    """How an operator is lowered, and a note: lowered, template, in place (with its twin), composed, or eager."""
+    if operator in EAGER:
+        return "eager", EAGER[operator]
+    if operator in LOWERED:
+        return "lowered", ""
+    kind = template_kind(operator)
+    if kind is not None:
+        return "template", f"{kind}: a kernel of torch"
+    if operator in COMPOSED:
+        return "composed", ""
+    if is_random(operator):
+        return "eager", DRAWN
+    twin = functional_twin(operator)
+    if twin is not None:
+        how, note = standing(twin)
+        return ("in place", str(twin)) if how in ("lowered", "composed") else (how, note)
+    if not written_arguments(operator) and decomposition(operator) is not None:
+        return "composed", ""
+    return "eager", NOT_YET

@@ -1,0 +1,91 @@
+"""Tensors while a graph is being lowered.
+
+A `Box` is one storage: either pending, an expression for each element over the axes of its sizes, or in memory, a
+buffer. A `Value` is one tensor of the graph: a box, seen through coordinates. A view shares its box, so it sees what is
+written later; the expression of a pending box has no such memory, which is why it can be copied into its users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ferrite.ir.expr import Expr, load, rewrite_indices
+from ferrite.ir.index import ONE, ZERO, Atom, Axis, Index, axis, substitute
+
+Coordinates = tuple[Index, ...]
+
+
+def own_axes(sizes: Sequence[Index], name: str = "i") -> Coordinates:
+    """One axis per dimension; where a size is one, there is only zero."""
+    return tuple(ZERO if size is ONE else axis(f"{name}{place}", size) for place, size in enumerate(sizes))
+
+
+def mapping(axes: Sequence[Index], new: Sequence[Index]) -> dict[Atom, Index]:
+    return {old: index for old, index in zip(axes, new, strict=True) if isinstance(old, Axis) and old is not index}
+
+
+@dataclass(eq=False)
+class Box:
+    """`expr` while pending, `buffer` once in memory. `strides`: where eager would put it, if that is known."""
+
+    sizes: Coordinates
+    dtype: torch.dtype
+    device: torch.device
+    expr: Expr | None = None
+    buffer: str | None = None
+    strides: Coordinates | None = None
+    origins: tuple[Any, ...] = ()
+
+    def at(self, coordinates: Sequence[Index]) -> Expr:
+        if self.expr is None:
+            assert self.buffer is not None
+            return load(self.buffer, coordinates, self.dtype)
+        return rewrite_indices(self.expr, mapping(own_axes(self.sizes), coordinates))
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """`coordinates` of the element in the box, over this tensor's own axes. `fake` is torch's picture of it."""
+
+    box: Box
+    sizes: Coordinates
+    coordinates: Coordinates
+    fake: torch.Tensor | None = field(default=None, repr=False)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.box.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.box.device
+
+    @property
+    def rank(self) -> int:
+        return len(self.sizes)
+
+    def at(self, place: Sequence[Index]) -> Expr:
+        """The element at a place, one index per dimension."""
+        return self.box.at(self.through(place))
+
+    def through(self, place: Sequence[Index]) -> Coordinates:
+        """Coordinates in the box of the element at a place."""
+        new = mapping(own_axes(self.sizes), place)
+        return tuple(substitute(index, new) for index in self.coordinates) if new else self.coordinates
+
+    def view(self, sizes: Sequence[Index], place: Sequence[Index]) -> Value:
+        """A tensor of other sizes, whose element lies at `place` here, over the new tensor's axes."""
+        return Value(self.box, tuple(sizes), self.through(place))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this is the box itself, seen straight."""
+        return self.sizes == self.box.sizes and self.coordinates == own_axes(self.sizes)
+
+
+def whole(box: Box) -> Value:
+    return Value(box, box.sizes, own_axes(box.sizes))

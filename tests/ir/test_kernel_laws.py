@@ -1,0 +1,162 @@
+"""Each law of a kernel, broken at least once."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ferrite.ir import kernel_laws as laws
+from ferrite.ir.expr import Local
+from ferrite.ir.index import axis, symbol
+from ferrite.ir.kernel import Kernel, Let, Loop, Pointer, State, Store
+from ferrite.ir.kernel_laws import verify_kernel
+from ferrite.ir.kernel_parse import parse_kernel
+from ferrite.ir.verify import InvalidProgram
+from loop_kernels import LINEAR_SCAN, changed, text
+
+pytestmark = pytest.mark.quick
+
+
+SMALL = text("""
+    def kernel(x, y, out, n):
+        n = symbol(1, 64)
+        x = pointer(f32, 'read')
+        y = pointer(i64, 'read')
+        out = pointer(f32, 'both')
+        for i in parallel(n):
+            v0: f32 = x[i]
+            a: f32 = let(v0)
+            tile = scratch(f32, [n])
+            with sum(f32) as s:
+                for j in reduction(n, lanes=4):
+                    v1: f32 = x[j]
+                    s.join(v1)
+            out[i] = s
+""")
+
+
+def small(old, new):
+    return changed(SMALL, old, new)
+
+
+def last(new):
+    """Another last statement, in the loop over i."""
+    return small("out[i] = s", new)
+
+
+def renamed(old, new):
+    return re.sub(rf"\b{old}\b", new, SMALL)
+
+
+def scan(old, new):
+    return changed(LINEAR_SCAN, old, new)
+
+
+LOOP = "        for j in reduction(n, lanes=4):"
+BODY = "v1: f32 = x[j]\n                s.join(v1)"
+
+BROKEN = {
+    "a let has the name of a pointer": ("K1", small("a: f32", "x: f32")),
+    "a state has the name of an axis": ("K1", renamed("s", "i")),
+    "an inner loop has the axis of an outer": ("K1", renamed("j", "i")),
+    "a load of what is no memory": ("K2", small("v1: f32 = x[j]", "v1: f32 = z[j]")),
+    "a store to what is no memory": ("K2", last("z[i] = s")),
+    "a pointer with two coordinates": ("K2", small("v1: f32 = x[j]", "v1: f32 = x[i, j]")),
+    "a tile without coordinates": ("K2", last("tile[()] = s")),
+    "a tile out of scope": ("K2", SMALL + "    v5: f32 = tile[0]\n    out[0].atomic_add(v5)\n"),
+    "a pointer that is only read is written": ("K3", last("x[i] = s")),
+    "a pointer that is only written is read": ("K3", small("'read'", "'write'")),
+    "a pointer that is only written is added to": ("K3", last("out[i].add(s)").replace("'both'", "'write'")),
+    "an extent reads memory": ("K4", small(LOOP, "        v9: i64 = y[i]\n    " + LOOP.replace("n,", "data(v9, 8),"))),
+    "a load of another type than the memory": (
+        "K5",
+        last("v8: f64 = x[i]\n        b: f64 = let(v8)"),
+    ),
+    "a store of another type than the memory": ("K5", last("out[i] = i64(1)")),
+    "operands that differ in type": ("K5", last("v8: f32 = add(s, i64(1))\n        out[i] = v8")),
+    "a condition that is no bool": ("K5", last("if s:\n            out[i] = s")),
+    "a float as an index": ("K5", last("out[data(a, 8)] = s")),
+    "a float as an index of a load": ("K5", last("v8: f32 = x[data(a, 8)]\n        out[i] = v8")),
+    "a parameter outside a combine function": ("K5", last("v8: f32 = param(0)\n        out[i] = v8")),
+    "a state with too few parts": ("K7", small("sum(f32) as s", "welford(f32) as s")),
+    "an argmax whose place is a float": ("K7", small("sum(f32) as s", "argmax(f32, f32) as (s, t)")),
+    "a sum of bf16": ("K7", small("sum(f32) as s", "sum(bf16) as q, sum(f32) as s")),
+    "a state of bools that is of floats": ("K7", small("sum(f32) as s", "any(f32) as s")),
+    "an own state without a function": ("K7", small("sum(f32) as s", "own(f32) as s")),
+    "a join of another type": ("K7", small("s.join(v1)", "s.join(i64(1))")),
+    "a join of too many": ("K7", small("s.join(v1)", "s.join(v1, v1)")),
+    "a join of what is no state": ("K7", small("s.join(v1)", "a.join(v1)")),
+    "a join after the block": ("K7", last("s.join(a)")),
+    "a join by a second name": ("K7", small("sum(f32) as s", "softmax(f32, f32) as (t, s)")),
+    "a state that is read while the order is free": ("K7", small(BODY, BODY + "\n                tile[j] = s")),
+    "a combine function that reads memory": ("K7", scan("v0: f32 = param(0)", "v0: f32 = x[0]")),
+    "a combine function with too many parameters": ("K7", scan("param(3)", "param(4)")),
+    "a combine function that gives another type": ("K7", scan("results(v2, v6)", "results(v2, i64(1))")),
+    "lanes in a serial loop": ("K8", small("reduction(n, lanes=4)", "serial(n, lanes=4)")),
+    "no copies at all": ("K8", small("lanes=4", "copies=0")),
+    "an unrolled loop of any length": ("K8", small("reduction(n, lanes=4)", "unrolled(n)")),
+    "a parallel loop in a reduction": (
+        "K8",
+        small(BODY, f"{BODY}\n                for k in parallel(2):\n                    pass"),
+    ),
+    "a store at one place for all": ("K9", last("out[0] = s")),
+    "an addition at one place for all": ("K9", last("out[0].add(s)")),
+    "a store at one place of a tile for all lanes": ("K9", small("s.join(v1)", "tile[0] = v1")),
+    "an addition where memory says": ("K9", last("v8: i64 = y[i]\n        out[data(v8, 8)].add(s)")),
+    "a tile of any size": ("K10", SMALL.replace("symbol(1, 64)", "symbol(1, None)")),
+}
+
+
+def built():
+    """Kernels that have no text."""
+    kernel = parse_kernel(SMALL)
+    loop = kernel.body[0]
+    store = loop.body[-1]
+    f32 = torch.float32
+
+    def with_last(*statements):
+        return replace(kernel, body=(replace(loop, body=(*loop.body[:-1], *statements)),))
+
+    accumulate = loop.body[2]
+    unknown = replace(accumulate, states=(State("frobnicate", ("s",), (f32,)),))
+    yield "K1", replace(kernel, pointers=(*kernel.pointers, Pointer("del", f32)))
+    yield "K1", replace(kernel, pointers=(*kernel.pointers, Pointer("x", f32)))
+    yield "K4", with_last(replace(store, coordinates=(symbol("m", 1, 2),)))
+    yield "K4", with_last(replace(store, coordinates=(axis("k", 2),)))
+    yield "K4", replace(kernel, body=(Loop(axis("k", symbol("m", 1, 2)), "serial", ()),))
+    yield "K6", with_last(replace(store, value=Local.intern("b", f32)))
+    yield "K6", with_last(replace(store, value=Local.intern("s", torch.float64)), store)
+    yield "K6", Kernel((Pointer("p", f32, "write"),), (), (Let("b", Local.intern("b", f32)),))
+    yield "K7", with_last(unknown, store)
+    yield "K6", with_last(Store("out", store.coordinates, Local.intern("i", torch.int64)))
+
+
+BUILT = list(built())
+
+
+def test_the_small_kernel_is_valid():
+    kernel = parse_kernel(SMALL)
+    assert verify_kernel(kernel) is kernel
+
+
+@pytest.mark.parametrize("case", list(BROKEN))
+def test_a_broken_law_is_cited(case):
+    law, source = BROKEN[case]
+    with pytest.raises(InvalidProgram, match=f"^law {law}: "):
+        verify_kernel(parse_kernel(source))
+
+
+@pytest.mark.parametrize("case", range(len(BUILT)))
+def test_a_broken_law_without_text_is_cited(case):
+    law, kernel = BUILT[case]
+    with pytest.raises(InvalidProgram, match=f"^law {law}: "):
+        verify_kernel(kernel)
+
+
+def test_every_law_is_broken_once():
+    numbers = [line.split()[0] for line in laws.__doc__.splitlines() if line.startswith("K")]
+    assert numbers == [f"K{count}" for count in range(1, len(numbers) + 1)]
+    assert set(numbers) == {law for law, _ in BROKEN.values()} | {law for law, _ in BUILT}

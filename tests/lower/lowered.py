@@ -1,0 +1,65 @@
+"""Helpers of the tests of what is no loop: functions compiled to programs, checked, and looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
+
+import ferrite
+from ferrite.ir.interpret import interpret
+from ferrite.ir.laws import verify_program
+from ferrite.ir.parse import parse
+from ferrite.ir.program import Call, If, Invoke, Operation, Program, While, call_of
+from ferrite.ir.questions import bodies_of
+from ferrite.lower.graph import lower_module
+from tests.compare import check
+
+INTERPRETER = {"executor": "interpreter"}
+
+
+def programs() -> list[Program]:
+    """The programs of the last compilation, read back from their text; each keeps the laws."""
+    return [verify_program(parse(graph.source)) for graph in ferrite.last_compile().graphs]
+
+
+def run(fn: Callable[..., Any], make_inputs: Callable[[], Sequence[Any]], **settings: Any) -> Program:
+    """Compare everything observable with eager; the last program."""
+    check(fn, make_inputs, options=INTERPRETER, **{"graphs": 1, **settings})
+    return programs()[-1]
+
+
+def operations(program: Program, *kinds: type) -> list[Any]:
+    """Operations of some kinds, those of bodies too."""
+    found: list[Operation] = []
+    for operation in program.operations:
+        found += [operation] if isinstance(operation, kinds) else []
+        if isinstance(operation, If | While | Invoke):
+            for body in bodies_of(operation):
+                found += operations(body, *kinds)
+    return found
+
+
+def calls(program: Program) -> list[Call]:
+    """Everything that torch is called for, inside other operations too."""
+    return [call for operation in operations(program, object) if (call := call_of(operation)) is not None]
+
+
+def traced(fn: Callable[..., Any], *inputs: torch.Tensor) -> torch.fx.GraphModule:
+    """A graph with operators as they stand in the function, whose results come in a list."""
+    with torch._subclasses.FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        fakes = [mode.from_tensor(each, static_shapes=True) for each in inputs]
+        return make_fx(lambda *given: pytree.tree_leaves(fn(*given)))(*fakes)
+
+
+def assert_lowered(fn: Callable[..., Any], *inputs: torch.Tensor) -> Program:
+    """Lower a graph as it stands, run it, and compare with what the function does in eager."""
+    lowered = lower_module(traced(fn, *inputs))
+    verify_program(lowered.program)
+    mine = interpret(lowered.program, [each.clone() for each in inputs], lowered.objects)
+    torch.testing.assert_close(mine, pytree.tree_leaves(fn(*inputs)), equal_nan=True)
+    return lowered.program

@@ -1,0 +1,274 @@
+"""Every operator torch has sample inputs for, lowered and interpreted: one verdict each.
+
+    python -m tests.lower.sweep                       every operator, float32, first samples
+    python -m tests.lower.sweep sum nn.functional --dtypes float32 bfloat16 --backward --samples 5 --show
+
+An operator is traced as a backend sees it (functional, under fake tensors), lowered, run by the interpreter, and
+compared with eager: values by their distance from a float64 run, dtypes, shapes and strides exactly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import operator
+import sys
+import warnings
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils import _pytree as pytree
+
+from ferrite.ir.interpret import interpret
+from ferrite.ir.program import Template, call_of
+from ferrite.lower.graph import lower_module
+
+OPERATORS = {f"{op.name}.{op.variant_test_name}".strip("."): op for op in op_db}
+SEED = 42  # what the samples' own wrappers set, which a trace does not see
+# Memory without contents has no values to compare; random values come from generators that a float64 run moves too.
+UNDEFINED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
+ULPS = {torch.float64: 2**-52, torch.float32: 2**-23, torch.float16: 2**-10, torch.bfloat16: 2**-7}
+UPCAST = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64}
+UPCAST |= {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
+
+
+@dataclass
+class Verdict:
+    """`kind`: lowered (no call inside), called (some), wrong, crashed, or untraced (torch itself cannot)."""
+
+    kind: str
+    why: str = ""
+    calls: list[str] = field(default_factory=list)
+    program: str = ""
+
+
+class Untraced(Exception):
+    pass
+
+
+def judge(info: Any, sample: Any, backward: bool) -> Verdict:
+    leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    tensors = [leaves[place] for place in places]
+
+    def call(*given: torch.Tensor) -> Any:
+        now = list(leaves)
+        for place, tensor in zip(places, given, strict=True):
+            now[place] = tensor
+        first, args, kwargs = pytree.tree_unflatten(now, spec)
+        return info.op(first, *args, **kwargs)
+
+    function = with_gradients(call) if backward else call
+    torch.manual_seed(SEED)
+    try:
+        eager = function(*map(copied, tensors))
+    except Exception as problem:
+        return Verdict("untraced", f"eager: {type(problem).__name__}")
+    try:
+        gm = traced(function, tensors)
+    except Exception as problem:
+        return Verdict("untraced", f"{type(problem).__name__}: {str(problem)[:100]}")
+    try:
+        lowered = lower_module(gm)
+        text = str(lowered.program)
+    except Exception as problem:
+        return Verdict("crashed", f"lowering: {type(problem).__name__}: {problem}")
+    found = [(call_of(item), item) for item in lowered.program.operations]
+    calls = [
+        f"{call.operator}: {call.reason}" for call, item in found if call is not None and not isinstance(item, Template)
+    ]
+    torch.manual_seed(SEED)
+    try:
+        ours = interpret(lowered.program, list(map(copied, tensors)), lowered.objects)
+    except Exception as problem:
+        return Verdict("crashed", f"running: {type(problem).__name__}: {str(problem)[:200]}", calls, text)
+    why = difference(ours, pytree.tree_leaves(eager), lambda: reference(function, tensors), info.name in UNDEFINED)
+    kind = "wrong" if why else "called" if calls else "lowered"
+    return Verdict(kind, why or "", calls, text)
+
+
+def traced(function: Any, tensors: list[torch.Tensor]) -> torch.fx.GraphModule:
+    def flat(*args: torch.Tensor) -> list[Any]:
+        return pytree.tree_leaves(function(*args))
+
+    mode = torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = [
+        mode.from_tensor(tensor.detach().clone() if tensor.layout is not torch.strided else tensor.detach())
+        for tensor in tensors
+    ]
+    for fake, tensor in zip(fakes, tensors, strict=True):
+        fake.requires_grad_(tensor.requires_grad)
+    with mode:  # autograd first, then without mutation
+        joint = make_fx(flat)(*fakes)
+        plain = [fake.detach() for fake in fakes]
+        return make_fx(torch.func.functionalize(joint, remove="mutations"))(*plain)
+
+
+def with_gradients(call: Any) -> Any:
+    """Results, and gradients of everything that has one, from seeds that do not cancel; the first call makes them."""
+    made: list[torch.Tensor] = []
+
+    def function(*tensors: torch.Tensor) -> Any:
+        given = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]
+        outputs = [leaf for leaf in pytree.tree_leaves(call(*given)) if isinstance(leaf, torch.Tensor)]
+        wanted = [leaf for leaf in outputs if leaf.requires_grad]
+        if not wanted:
+            return outputs
+        if not made:
+            made.extend(torch.linspace(-1, 1, leaf.numel()).reshape(leaf.shape) for leaf in wanted)
+        seeds = [seed.to(leaf.dtype) for seed, leaf in zip(made, wanted, strict=True)]
+        inputs = [tensor for tensor in given if tensor.requires_grad]
+        return outputs, list(torch.autograd.grad(wanted, inputs, seeds, allow_unused=True))
+
+    return function
+
+
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    new = (
+        torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        if tensor.layout is torch.strided
+        else tensor
+    )
+    return (
+        new.copy_(tensor.detach()).requires_grad_(tensor.requires_grad)
+        if new is not tensor
+        else tensor.detach().clone()
+    )
+
+
+def reference(function: Any, tensors: list[torch.Tensor]) -> list[Any] | None:
+    torch.manual_seed(SEED)
+    try:
+        wide = [copied(tensor).detach().to(UPCAST.get(tensor.dtype, tensor.dtype)) for tensor in tensors]
+        for new, old in zip(wide, tensors, strict=True):
+            new.requires_grad_(old.requires_grad)
+        return pytree.tree_leaves(function(*wide))
+    except Exception:
+        return None
+
+
+def difference(ours: list[Any], eager: list[Any], exact: Any, undefined: bool) -> str | None:
+    if len(ours) != len(eager):
+        return f"{len(ours)} results instead of {len(eager)}"
+    for place, (mine, theirs) in enumerate(zip(ours, eager, strict=True)):
+        if not isinstance(theirs, torch.Tensor):
+            if mine != theirs and not (mine != mine and theirs != theirs):
+                return f"result {place}: {mine} instead of {theirs}"
+            continue
+        looks = [(t.dtype, tuple(t.shape), t.layout) for t in (mine, theirs)]
+        if looks[0] != looks[1]:
+            return f"result {place}: {looks[0]} instead of {looks[1]}"
+        if theirs.layout is not torch.strided:
+            continue
+        if theirs.numel() and strides(mine) != strides(theirs):
+            return f"result {place}: strides {mine.stride()} instead of {theirs.stride()}"
+        if not undefined and (problem := values_differ(mine, theirs, place, exact)):
+            return f"result {place}: {problem}"
+    return None
+
+
+def strides(tensor: torch.Tensor) -> list[int]:
+    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+
+
+def values_differ(mine: torch.Tensor, theirs: torch.Tensor, place: int, exact: Any) -> str | None:
+    mine, theirs = mine.detach().resolve_conj().resolve_neg(), theirs.detach().resolve_conj().resolve_neg()
+    if theirs.dtype is torch.complex32:  # torch compares no complex numbers of 16-bit floats
+        mine, theirs = mine.to(torch.complex64), theirs.to(torch.complex64)
+    if torch.equal(mine, theirs):
+        return None
+    if not (theirs.is_floating_point() or theirs.is_complex()):
+        return f"{int((mine != theirs).sum())} elements differ"
+    wide = torch.complex128 if theirs.is_complex() else torch.float64
+    known = exact()
+    best = known[place].to(wide) if known is not None and known[place].shape == theirs.shape else theirs.to(wide)
+    a, b = mine.to(wide), theirs.to(wide)
+    same = (a == b) | (a.isnan() & b.isnan())
+    real = theirs.abs().dtype
+    size = best.abs().nan_to_num(0, 0, 0)  # an element may be the difference of others as large as the largest
+    slack = ULPS.get(real, 2**-7) * (8 * size + size.max().clamp(min=1))
+    allowed = 4 * (b - best).abs().nan_to_num(0, torch.inf, torch.inf) + slack
+    wrong = ~same & ~((a - best).abs() <= allowed)
+    if not bool(wrong.any()):
+        return None
+    example = f"{mine[wrong].flatten()[0]} for {theirs[wrong].flatten()[0]}"
+    return f"{int(wrong.sum())} elements farther from float64 than eager, e.g. {example}"
+
+
+def sweep(name: str, dtype: torch.dtype, backward: bool = False, samples: int = 3) -> list[Verdict]:
+    """One verdict per sample; an operator that does not know the type has none."""
+    info = OPERATORS[name]
+    known = info.backward_dtypes if backward else info.dtypes
+    if dtype not in known or (backward and not info.supports_autograd):
+        return []
+    found = itertools.islice(info.sample_inputs("cpu", dtype, requires_grad=backward), samples)
+    return [judge(info, sample, backward) for sample in found]
+
+
+ORDER = ("crashed", "wrong", "called", "lowered", "untraced")
+
+
+def worst(verdicts: list[Verdict]) -> Verdict:
+    return min(verdicts, key=lambda verdict: ORDER.index(verdict.kind))
+
+
+def record(path: str, names: list[str], dtypes: list[torch.dtype], samples: int) -> None:
+    """Write one row per operator: its worst verdict forward and backward, and what it calls."""
+    with open(path, "w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["operator", "forward", "backward", "calls"])
+        rows.writerow(["---"] * 4)
+        for place, name in enumerate(names):
+            print(f"{place + 1} of {len(names)} {name}", end="\033[K\r", file=sys.stderr)
+            found = {
+                backward: [v for d in dtypes for v in sweep(name, d, backward, samples)] for backward in (False, True)
+            }
+            kinds = [worst(verdicts).kind if verdicts else "" for verdicts in found.values()]
+            calls = dict.fromkeys(
+                call.split(":")[0] for verdicts in found.values() for v in verdicts for call in v.calls
+            )
+            rows.writerow([name, *kinds, " ".join(calls)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="parts of operator names; none means all")
+    parser.add_argument("--exact", action="store_true", help="names are whole names")
+    parser.add_argument("--dtypes", nargs="*", default=["float32"])
+    parser.add_argument("--backward", action="store_true")
+    parser.add_argument("--samples", type=int, default=3)
+    parser.add_argument("--show", action="store_true", help="print the programs")
+    parser.add_argument("--bad", action="store_true", help="print only what is wrong or crashed")
+    parser.add_argument("--record", metavar="CSV", help="write one row per operator, forward and backward")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    fits = operator.eq if args.exact else operator.contains
+    wanted = [name for name in sorted(OPERATORS) if not args.names or any(fits(name, part) for part in args.names)]
+    dtypes = [getattr(torch, text) for text in args.dtypes]
+    if args.record:
+        record(args.record, wanted, dtypes, args.samples)
+        return
+    count: Counter[str] = Counter()
+    for name in wanted:
+        for dtype in dtypes:
+            verdicts = sweep(name, dtype, args.backward, args.samples)
+            if not verdicts:
+                continue
+            verdict = worst(verdicts)
+            count[verdict.kind] += 1
+            if args.bad and verdict.kind not in ("crashed", "wrong"):
+                continue
+            note = verdict.why or "; ".join(dict.fromkeys(verdict.calls))[:150]
+            print(f"{name:45} {str(dtype)[6:]:10} {verdict.kind:9} {note}", flush=True)
+            if args.show:
+                print(verdict.program)
+    print(dict(count))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Every operator torch has samples for, lowered and interpreted: never a wrong value, and most without a call."""
+
+from __future__ import annotations
+
+import csv
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from lower.sweep import OPERATORS, sweep, worst
+
+from compare import since
+
+RECORD = Path(__file__).parents[2] / "docs" / "operators.csv"
+TYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128]
+TYPES += [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool]
+
+
+def judged(name: str, dtype: torch.dtype, backward: bool, samples: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        verdicts = sweep(name, dtype, backward, samples)
+    if verdicts:
+        verdict = worst(verdicts)
+        assert verdict.kind not in ("wrong", "crashed"), f"{verdict.why}\n{verdict.program}"
+
+
+@pytest.mark.parametrize("name", sorted(OPERATORS))
+def test_forward(name):
+    judged(name, torch.float32, backward=False, samples=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("name", sorted(OPERATORS))
+def test_every_type(name, backward):
+    for dtype in TYPES:
+        judged(name, dtype, backward, samples=3)
+
+
+@since(2, 13)  # the record is of this release
+@pytest.mark.quick
+def test_most_operators_need_no_call_of_torch():
+    with RECORD.open(newline="") as file:
+        rows = {row["operator"]: row for row in csv.DictReader(file) if row["operator"] != "---"}
+    assert set(rows) == set(OPERATORS)
+    assert not [row for row in rows.values() if {"wrong", "crashed"} & {row["forward"], row["backward"]}]
+    traced = [row["forward"] for row in rows.values() if row["forward"] not in ("", "untraced")]
+    assert traced.count("lowered") / len(traced) >= 0.85
