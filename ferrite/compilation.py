@@ -163,7 +163,7 @@ class Compilation:
 
     def lowered(self, graph: CapturedGraph, program: Program, source: str, passes: tuple[PassRecord, ...]) -> None:
         """Record a graph that became a loop program."""
-        calls = [(call, operation.origin) for operation in program.operations if (call := call_of(operation)) is not None]
+        calls = [(call, item.origin) for item in program.operations if (call := call_of(item)) is not None]
         kernels = tuple(
             Kernel(type(operation).__name__.lower(), operation.origin.nodes, lines_of(operation.origin.line))
             for operation in program.operations

@@ -43,8 +43,8 @@ class Whole:
     executor: Literal["calls", "interpreter"] = option(
         "calls",
         env="FERRITE_EXECUTOR",
-        doc="What runs a graph. `calls`: one call of torch per operator. `interpreter`: the loop program that the graph "
-        "is lowered to, run element by element in the obvious way: slow, to check the lowering.",
+        doc="What runs a graph. `calls`: one call of torch per operator. `interpreter`: the loop program that the "
+        "graph is lowered to, run element by element in the obvious way: slow, to check the lowering.",
     )
     partition: Literal["min-cut", "save-all"] = option(
         "min-cut",

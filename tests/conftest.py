@@ -11,13 +11,13 @@ import torch
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden files anew")
-    parser.addoption("--executor", default="calls", help="what runs the graphs where a test does not say: see the option")
+    parser.addoption(
+        "--executor", default="calls", help="what runs the graphs where a test does not say: see the option"
+    )
 
 
 @pytest.fixture(autouse=True)
-def fresh_compiler(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> Iterator[None]:
+def fresh_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
     """No compiled code, options, files or random state are shared between tests."""
     torch.manual_seed(0)
     monkeypatch.setenv("FERRITE_CACHE_DIR", str(tmp_path / "cache"))

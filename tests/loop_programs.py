@@ -103,7 +103,7 @@ def gather_and_scatter() -> Program:
     target = buffer("target", 16, 4, kind="donated")
     k = axis("k", 4)
     row = data(at("index", i0, dtype=I64), as_index(16))
-    other = data(at("index", row // 2, dtype=I64), as_index(16))
+    other = data(at("index", row // 2, dtype=I64), as_index(16), "RuntimeError: {index} is no row")
     store = Store("target", (row, k), op("mul", at("source", other, k), at("source", row, k)), "add")
     last = Store("target", (0 * row + 15, k), const(0.0, F32))
     operations = (Compute((i0, k), (store,)), Compute((k,), (last,)))

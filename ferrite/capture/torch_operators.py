@@ -76,6 +76,12 @@ def number_in(tensor: torch.Tensor) -> Any:
         return tensor.item()
 
 
+def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A real tensor on another device, while modes are active that would see it moved."""
+    with _disable_current_modes():
+        return tensor.to(device)
+
+
 def is_operator(target: object) -> bool:
     return isinstance(target, OpOverload)
 

@@ -1,5 +1,9 @@
 """The representations below FX, all of them frozen plain data.
 
+`program`: what a graph computes: buffers, and operations in order, over scalar expressions (`expr`) and index
+arithmetic (`index`). `laws` are its laws, `text` and `parse` its text, `interpret` its meaning.
+`kernel`: how a piece of a program is computed: loops, tiles, accumulators. `kernel_laws`, `kernel_text`, `kernel_parse`
+and `run_kernel` are the same for kernels; `canonical` makes equal ones equal.
 `host`: the program that runs in Python around the kernels. Made by `lower`, printed by `codegen`. A program that
 passes `verify` may be printed and run.
 """

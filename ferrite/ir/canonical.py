@@ -93,7 +93,7 @@ class _Names:
     def new_index(self, index: Index, done: dict[Expr, Expr]) -> Index:
         def atom(old: Atom) -> Index:
             if isinstance(old, Data):
-                return Data.intern(done[old.value], substitute(old.extent, atom))
+                return Data.intern(done[old.value], substitute(old.extent, atom), old.complaint)
             return self.atoms.get(old, old)
 
         return substitute(index, atom)

@@ -18,7 +18,17 @@ Known = Mapping[Atom, Any]
 
 
 class OutOfBounds(IndexError):
-    """An index read from memory points outside, as eager would say."""
+    """A coordinate lies outside its buffer: a program that the laws should have refused."""
+
+
+def out_of_bounds(complaint: str, index: int, size: int) -> Exception:
+    """The error that eager raises of an index that points outside."""
+    kind, _, message = complaint.partition(": ")
+    wrapped = index - size if index < 0 else index
+    return ERRORS[kind](message.format(index=index, wrapped=wrapped, size=size))
+
+
+ERRORS = {"IndexError": IndexError, "RuntimeError": RuntimeError}
 
 
 class Points:
@@ -59,7 +69,7 @@ class Points:
             if isinstance(atom, Axis):
                 value: Any = self.along(atom)
             elif isinstance(atom, Data):
-                value = self.checked(self(atom.value).to(torch.int64), self.index(atom.extent))
+                value = self.checked(self(atom.value).to(torch.int64), self.index(atom.extent), atom.complaint)
             else:
                 value = self.sizes[atom]
             self.coordinates[atom] = value
@@ -68,15 +78,13 @@ class Points:
     def index(self, index: Index) -> Any:
         return indices.evaluate(index, self.atom)
 
-    def checked(self, value: torch.Tensor, size: Any) -> torch.Tensor:
+    def checked(self, value: torch.Tensor, size: Any, complaint: str) -> torch.Tensor:
         wrong = (value < 0) | (value >= size)
         if self.mask is not None:
             wrong = wrong & self.mask
         if bool(wrong.any()):
             first = int(value.broadcast_to(wrong.shape)[wrong][0])
-            raise OutOfBounds(
-                f"index {first} is out of bounds for dimension with size {int(torch.as_tensor(size).max())}"
-            )
+            raise out_of_bounds(complaint, first, int(torch.as_tensor(size).max()))
         return value.clamp(torch.zeros_like(value), torch.as_tensor(size, device=value.device).clamp(min=1) - 1)
 
     def __call__(self, expr: Expr) -> torch.Tensor:
@@ -134,7 +142,7 @@ class Points:
         return tuple(places)
 
     def window(self, tensor: torch.Tensor, coordinates: Sequence[Index]) -> torch.Tensor | None:
-        """The part of a tensor that plain axes and numbers name, laid out over the axes, without looking at elements."""
+        """The part of a tensor that plain axes and numbers name, laid out over the axes, looking at no element."""
         order: list[Axis] = []
         at: list[int | slice] = []
         for size, coordinate in zip(tensor.shape, coordinates, strict=True):

@@ -168,20 +168,33 @@ class Local(Expr):
         self.set(())
 
 
-class Data(Atom):
-    """A value from memory as an index. Outside 0 <= value < extent the program is wrong, and says so when it runs."""
+COMPLAINT = "IndexError: index {index} is out of bounds for dimension with size {size}"
 
-    __slots__ = ("extent", "value")
-    fields = ("value", "extent")
+
+class Data(Atom):
+    """A value from memory as an index. Outside 0 <= value < extent the program stops with the error that eager raises.
+
+    `complaint`: that error, as "IndexError: index {index} is out of bounds ... {size}". {index} is the value;
+    {wrapped}, the value as it was before a negative one was counted from the end.
+    """
+
+    __slots__ = ("complaint", "extent", "value")
+    fields = ("value", "extent", "complaint")
     value: Expr
     extent: Index
+    complaint: str
 
     def prepare(self) -> None:
         high = None if self.extent.high is None else max(self.extent.high - 1, 0)
         self.set(0, high, isinstance(self.extent, Number))
 
     def spell(self, text: Callable[[Index], str]) -> str:
-        return f"data({self.value}, {text(self.extent)})"
+        return f"data({self.value}, {text(self.extent)}{complaint_text(self.complaint)})"
+
+
+def complaint_text(complaint: str) -> str:
+    """The last argument of `data` in a program's text; none where it says nothing of its own."""
+    return "" if complaint == COMPLAINT else f", {complaint!r}"
 
 
 # --- builders ---------------------------------------------------------------------------------------------------------
@@ -215,7 +228,7 @@ def cast(arg: Expr, dtype: torch.dtype) -> Expr:
 
 
 def convertible(value: bool | int | float | complex, dtype: torch.dtype) -> bool:
-    """Whether converting a number is the same everywhere: no fraction or sign is lost that machines treat differently."""
+    """Whether converting a number is the same everywhere: nothing is lost that machines treat differently."""
     if isinstance(value, complex):
         return dtype.is_complex or (value.imag == 0 and convertible(value.real, dtype))
     if isinstance(value, float) and is_integer(dtype) and dtype is not torch.bool:
@@ -227,7 +240,7 @@ def masked(mask: Expr, value: Expr, other: Expr) -> Expr:
     return Masked.intern(mask, value, other, value.dtype)
 
 
-def data(value: Expr, extent: Index) -> Index:
+def data(value: Expr, extent: Index, complaint: str = COMPLAINT) -> Index:
     """A value from memory as an index below `extent`; one that is known, and proved to be inside, is that index."""
     from ferrite.ir.division import never_negative
     from ferrite.ir.index import number
@@ -236,7 +249,7 @@ def data(value: Expr, extent: Index) -> Index:
         index = value.index if isinstance(value, IndexValue) else number(value.value)
         if never_negative(index) and never_negative(extent - 1 - index):
             return index
-    return Data.intern(value, extent)
+    return Data.intern(value, extent, complaint)
 
 
 # --- rewriting --------------------------------------------------------------------------------------------------------
@@ -250,7 +263,7 @@ def rewrite_indices(expr: Expr, new: Mapping[Atom, Index]) -> Expr:
 
     def atom(old: Atom) -> Index:
         if isinstance(old, Data):
-            return data(rebuilt(old.value), index(old.extent))
+            return data(rebuilt(old.value), index(old.extent), old.complaint)
         return new.get(old, old)
 
     def index(old: Index) -> Index:
@@ -274,7 +287,7 @@ def rewrite_loads(expr: Expr, new: Callable[[Load], Expr]) -> Expr:
     done: dict[Expr, Expr] = {}
 
     def atom(old: Atom) -> Index:
-        return data(rebuilt(old.value), old.extent) if isinstance(old, Data) else old
+        return data(rebuilt(old.value), old.extent, old.complaint) if isinstance(old, Data) else old
 
     def index(old: Index) -> Index:
         return substitute(old, atom) if any(isinstance(item, Data) for item in old.atoms) else old

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from ferrite.ir.evaluate import ERRORS
 from ferrite.ir.expr import Cast, Const, Data, Expr, IndexValue, Load, Local, Masked, Op, Param, Random
 from ferrite.ir.index import Index
 from ferrite.ir.questions import indices_of
@@ -53,10 +54,14 @@ def wrong_type(item: Expr) -> str | None:
 
 
 def wrong_data(index: Index) -> str | None:
-    """An index that is read from memory is an integer."""
+    """An index that is read from memory is an integer, and the error it may raise is one that eager does."""
     for atom in index.atoms:
-        if isinstance(atom, Data) and (not is_integer(atom.value.dtype) or atom.value.dtype == torch.bool):
+        if not isinstance(atom, Data):
+            continue
+        if not is_integer(atom.value.dtype) or atom.value.dtype == torch.bool:
             return f"an index is an integer, not {short(atom.value.dtype)}"
+        if atom.complaint.partition(": ")[0] not in ERRORS:
+            return f"an index outside its bounds raises {atom.complaint!r}"
     return None
 
 

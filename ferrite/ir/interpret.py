@@ -47,8 +47,8 @@ Objects = Mapping[str, Any]
 def interpret(program: Program, inputs: list[Any], objects: Objects, dying: Frees | None = None) -> list[Any]:
     """The outputs of a program. `objects` are the constants it names: tensors, operators, whatever calls need.
 
-    The list of inputs is emptied, and every tensor is let go after its last use. `dying`: `frees(program)`, for who runs
-    a program often.
+    The list of inputs is emptied, and every tensor is let go after its last use. `dying`: `frees(program)`, for who
+    runs a program often.
     """
     return Run(program, objects).run(inputs, frees(program) if dying is None else dying)
 
@@ -264,8 +264,13 @@ class Run:
             history.append(carried)
         if operation.stacked:
             history = history or [carried]  # without an iteration, what came in
-            carried = [torch.stack(column) if isinstance(column[0], torch.Tensor) else column[-1] for column in zip(*history, strict=True)]
+            carried = [stacked(column) for column in zip(*history, strict=True)]
         self.give(operation.results, carried)
+
+
+def stacked(values: Sequence[Any]) -> Any:
+    """What every iteration of a loop carried: tensors in a new first dimension, of numbers the last."""
+    return torch.stack(list(values)) if isinstance(values[0], torch.Tensor) else values[-1]
 
 
 def operator_at(path: str) -> Callable[..., Any]:

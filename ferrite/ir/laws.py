@@ -3,7 +3,7 @@
 P1   names are identifiers and name one thing: buffer, symbol, object, or axis of an operation
 P2   inputs that are buffers, and only they, are of kind input or donated (a foreign one may be either)
 P3   what is read or written is a buffer of the program; coordinates are as many as it has dimensions
-P4   what is read was given, or written before; so are the outputs
+P4   what is read was given, or written before; so are the outputs. A sub-program may be given memory that it fills
 P5   a symbol is defined once, and before it is used: by an input, or by an operation
 P6   an expression uses the axes of its operation; results of a reduction only those that are not reduced
 P7   a load has the type of its buffer; so has a stored value
@@ -46,6 +46,7 @@ from ferrite.ir.questions import (
     axes_of,
     defines,
     reads,
+    returning,
     symbols,
     symbols_in,
     writes,
@@ -80,7 +81,7 @@ class _Check:
         for operation in self.program.operations:
             self.operation(operation)
         for output in self.program.outputs:
-            self.output(output)
+            self.operation(returning(output))
         if self.held:
             raise InvalidProgram("P15", f"the program ends before the collective with {', '.join(self.held)} does")
 
@@ -297,17 +298,6 @@ class _Check:
         if id(body) not in self.checked:
             _Check(body, self.checked).run()
             self.checked.add(id(body))
-
-    def output(self, output: object) -> None:
-        if isinstance(output, Index):
-            self.symbols_known(symbols_in(output), "the outputs")
-            return
-        name = output.name if isinstance(output, host.Ref) else output
-        if isinstance(name, str):
-            buffer = self.found(name)
-            if buffer.storage not in self.written:
-                raise InvalidProgram("P4", f"{name} is returned, but never written")
-            self.layout_known(buffer)
 
 
 def check_name(name: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ferrite.ir.expr import Cast, Const, Data, Expr, Op
+from ferrite.ir.expr import Cast, Const, Data, Expr, Op, complaint_text
 from ferrite.ir.questions import indices_of, nodes_of
 from ferrite.ir.scalar import OPERATORS
 from ferrite.ir.spelling import index_text, node_text
@@ -62,7 +62,7 @@ class _OneLine:
         return parts
 
     def data(self, atom: Data) -> str:
-        return f"data({self.text(atom.value)}, {index_text(atom.extent, self.data)})"
+        return f"data({self.text(atom.value)}, {index_text(atom.extent, self.data)}{complaint_text(atom.complaint)})"
 
 
 def gives_any_type(item: Expr) -> bool:

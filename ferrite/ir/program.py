@@ -21,7 +21,8 @@
 Meaning: operations run in order; that order is the meaning, and nothing but the dependences that `reads` and `writes`
 answer may be used to change it. A buffer is a strided window on a storage: its own (`owned`), one that the caller holds
 (`input`), one that came in and is ours now (`donated`), a `constant`, or, with `base`, that of another buffer (`view`;
-the base is never a view). What only calls understand (a sparse tensor, an object) is `foreign`. Sizes are index expressions; a number is the special case.
+the base is never a view). What only calls understand (a sparse tensor, an object) is `foreign`. Sizes are index
+expressions; a number is the special case.
 """
 
 from __future__ import annotations
@@ -319,8 +320,8 @@ CALLS = (Template, Collective, Wait, UserKernel)  # operations around one call
 
 # An input is a buffer, a number, or an object that only calls know (a generator, a script object).
 Input = str | Symbol | Constant
-# An output is a buffer, a number, or what a literal says.
-Output = str | Index | Argument
+# An output is a buffer, a number, or what a call could be given.
+Output = str | Index | Argument | Scalar
 
 
 @dataclass(frozen=True)

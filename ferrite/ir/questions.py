@@ -6,10 +6,12 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from ferrite.ir.expr import Data, Expr, IndexValue, Load, Op, Random
+from ferrite.ir.host import Ref
 from ferrite.ir.index import TEXT, Axis, Index, Symbol
 from ferrite.ir.program import (
     Assert,
     Bind,
+    Call,
     CallArgument,
     Collective,
     Compute,
@@ -18,10 +20,12 @@ from ferrite.ir.program import (
     Invoke,
     Item,
     Operation,
+    Output,
     Program,
     Reduce,
     Scan,
     Seeds,
+    Size,
     Sort,
     Store,
     Target,
@@ -174,21 +178,26 @@ def reads(operation: Operation) -> tuple[Access, ...]:
 
 
 def read_arguments(operation: Operation) -> tuple[CallArgument, ...]:
-    """What an operation hands over to be read: all of it, but for operands that its sub-programs only write to."""
+    """What an operation hands over to be read: all of it, but for operands that its sub-programs write and never read.
+
+    One that nobody in there touches counts: it is handed over, so it must be there.
+    """
     if not isinstance(operation, If | While | Invoke):
         return arguments_of(operation)
     bodies = bodies_of(operation)
-    return tuple(
-        argument
-        for place, argument in enumerate(arguments_of(operation))
-        if any(is_read(body, body.inputs[place]) for body in bodies) or not any(True for _ in argument_names(argument))
-    )
+
+    def only_written(place: int) -> bool:
+        given = [(body, body.inputs[place]) for body in bodies]
+        return any(item in changed_inputs(body) for body, item in given) and not any(is_read(*pair) for pair in given)
+
+    return tuple(argument for place, argument in enumerate(arguments_of(operation)) if not only_written(place))
 
 
 def is_read(program: Program, item: object) -> bool:
     """Whether a program reads one of its inputs, or returns it."""
     storages = {buffer.name: buffer.storage for buffer in program.buffers}
-    read = {storages[access.buffer] for operation in program.operations for access in reads(operation)}
+    looking = [operation for operation in program.operations if not isinstance(operation, Bind)]  # at elements
+    read = {storages[access.buffer] for operation in looking for access in reads(operation)}
     read |= {storages[output] for output in program.outputs if isinstance(output, str)}
     return item in read
 
@@ -264,6 +273,16 @@ def symbols_in(index: Index) -> Iterator[Symbol]:
             yield atom
         elif isinstance(atom, Data):
             yield from symbols_in(atom.extent)
+
+
+def returning(output: Output) -> Call:
+    """An output as a call that is given it: all that is asked of an operation can be asked of it."""
+    match output:
+        case str():
+            return Call("return", (Ref(output),), (), ())
+        case Index():
+            return Call("return", (Size(output),), (), ())
+    return Call("return", (output,), (), ())
 
 
 def has_effect(operation: Operation) -> bool:

@@ -10,7 +10,7 @@ import torch
 
 from ferrite.errors import UserError, nearest
 from ferrite.ir import host
-from ferrite.ir.expr import Cast, Const, Data, Expr, IndexValue, Load, Local, Masked, Op, Param, Random
+from ferrite.ir.expr import COMPLAINT, Cast, Const, Data, Expr, IndexValue, Load, Local, Masked, Op, Param, Random
 from ferrite.ir.index import Axis, Index, Symbol, add, maximum, minimum, number
 from ferrite.ir.program import CallArgument, Scalar, Size
 from ferrite.ir.scalar import OPERATORS
@@ -152,8 +152,11 @@ class Reader:
             case ast.Call(func=ast.Name(id="max"), args=[_, *_]):
                 return maximum(*map(self.index, node.args))
             case ast.Call(func=ast.Name(id="data")):
-                parts = self.bound(node, "value extent")
-                return Data.intern(self.value(parts["value"]), self.index(parts["extent"]))
+                parts = self.bound(node, "value extent", "complaint")
+                complaint = COMPLAINT
+                if "complaint" in parts:
+                    complaint = self.literal(parts["complaint"], str, "an error message")
+                return Data.intern(self.value(parts["value"]), self.index(parts["extent"]), complaint)
         raise self.unexpected(node, "an index: numbers, axes and symbols with + - * // %, min, max, data")
 
     def terms(self, node: ast.AST, sign: int) -> list[tuple[Index, int]]:

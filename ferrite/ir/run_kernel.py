@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.evaluate import OutOfBounds
+from ferrite.ir.evaluate import out_of_bounds
 from ferrite.ir.expr import Cast, Const, Data, Expr, IndexValue, Load, Local, Masked, Op, Param, Random
 from ferrite.ir.index import Atom, Index, evaluate
 from ferrite.ir.kernel import (
@@ -95,7 +95,7 @@ class _Scalars:
             return self.atoms[atom]
         found, extent = int(self.value(atom.value)), self.index(atom.extent)
         if not 0 <= found < extent:
-            raise OutOfBounds(f"index {found} is out of bounds for dimension with size {extent}")
+            raise out_of_bounds(atom.complaint, found, extent)
         return found
 
     def place(self, buffer: str, coordinates: Sequence[Index]) -> tuple[torch.Tensor, tuple[int, ...]]:

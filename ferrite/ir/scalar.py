@@ -85,14 +85,34 @@ _rows(2, "atan2 hypot", takes="floating", cost=2 * TRANSCENDENTAL)
 _rows(2, "copysign nextafter", takes="floating")
 _rows(2, "igamma igammac", takes="floating", cost=SPECIAL)
 _row("fma", 3, _fused, takes="float")
-_rows(1, "i0e i1 i1e ndtri log_ndtr erfcx airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1", torch.special, "special_",
-      takes="floating", cost=SPECIAL)
-_rows(1, "modified_bessel_i0 modified_bessel_i1 modified_bessel_k0 modified_bessel_k1 spherical_bessel_j0 "
-      "scaled_modified_bessel_k0 scaled_modified_bessel_k1", torch.special, "special_", takes="floating", cost=SPECIAL)
-_rows(2, "zeta chebyshev_polynomial_t chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w "
-      "hermite_polynomial_h hermite_polynomial_he laguerre_polynomial_l legendre_polynomial_p "
-      "shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u shifted_chebyshev_polynomial_v "
-      "shifted_chebyshev_polynomial_w", torch.special, "special_", takes="floating", cost=SPECIAL)
+_rows(
+    1,
+    "i0e i1 i1e ndtri log_ndtr erfcx airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1",
+    torch.special,
+    "special_",
+    takes="floating",
+    cost=SPECIAL,
+)
+_rows(
+    1,
+    "modified_bessel_i0 modified_bessel_i1 modified_bessel_k0 modified_bessel_k1 spherical_bessel_j0 "
+    "scaled_modified_bessel_k0 scaled_modified_bessel_k1",
+    torch.special,
+    "special_",
+    takes="floating",
+    cost=SPECIAL,
+)
+_rows(
+    2,
+    "zeta chebyshev_polynomial_t chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w "
+    "hermite_polynomial_h hermite_polynomial_he laguerre_polynomial_l legendre_polynomial_p "
+    "shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u shifted_chebyshev_polynomial_v "
+    "shifted_chebyshev_polynomial_w",
+    torch.special,
+    "special_",
+    takes="floating",
+    cost=SPECIAL,
+)
 _row("polygamma", 2, lambda n, x: torch.special.polygamma(int(n.flatten()[0]), x), takes="floating", cost=SPECIAL)
 _rows(2, "eq ne", gives="bool")
 _rows(2, "lt le gt ge", takes="ordered", gives="bool")

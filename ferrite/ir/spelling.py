@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 
 from ferrite.ir import host
-from ferrite.ir.expr import Cast, Const, Data, Expr, IndexValue, Load, Local, Masked, Op, Param, Random
+from ferrite.ir.expr import Cast, Const, Data, Expr, IndexValue, Load, Local, Masked, Op, Param, Random, complaint_text
 from ferrite.ir.index import TEXT, Atom, Index
 from ferrite.ir.program import CallArgument, Scalar, Size
 from ferrite.ir.questions import nodes_of
@@ -129,7 +129,7 @@ class Values:
         return index_text(index, self.data)
 
     def data(self, atom: Data) -> str:
-        return f"data({self.value(atom.value)}, {self.index(atom.extent)})"
+        return f"data({self.value(atom.value)}, {self.index(atom.extent)}{complaint_text(atom.complaint)})"
 
     def element(self, buffer: str, coordinates: Sequence[Index]) -> str:
         return element_text(buffer, coordinates, self.index)

@@ -50,7 +50,7 @@ from ferrite.ir.program import (
     Wait,
     While,
 )
-from ferrite.ir.questions import axes_of, defines, roots_of, symbols
+from ferrite.ir.questions import axes_of, defines, returning, roots_of, symbols
 from ferrite.ir.spelling import Values, argument_text, prefix_beside
 from ferrite.ir.types import short
 
@@ -317,4 +317,4 @@ def _symbol_groups(program: Program) -> Iterator[list[Symbol]]:
     for operation in program.operations:
         yield [*symbols(operation), *defines(operation)]
     for output in program.outputs:
-        yield [atom for atom in output.atoms if isinstance(atom, Symbol)] if isinstance(output, Index) else []
+        yield list(symbols(returning(output)))

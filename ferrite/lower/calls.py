@@ -17,8 +17,8 @@ from ferrite.ir.program import Bind, Buffer, Call, CallArgument, Scalar, Size, T
 from ferrite.ir.types import SHORT
 from ferrite.lower.arguments import literal_text
 from ferrite.lower.context import Context
-from ferrite.lower.scalars import read
 from ferrite.lower.effects import effect_of, writes_in_graphs
+from ferrite.lower.scalars import read
 from ferrite.lower.table import COMPOSED, NotLowered, template_kind
 from ferrite.lower.value import Box, Value, whole
 
@@ -51,7 +51,10 @@ class Calls(Context):
         arguments = tuple(map(self.argument, args))
         keywords = tuple((key, self.argument(value)) for key, value in kwargs.items())
         for value in written:
-            self.before_write(self.buffers[self.realise(value.box)].storage)
+            storage = self.buffers[self.realise(value.box)].storage
+            if self.buffers[self.buffer_of(value, self.picture(value))].storage != storage:
+                raise HalfLowered(f"{target} would write to a copy: its operand does not lie as eager has it")
+            self.before_write(storage)
         writes = tuple(dict.fromkeys(self.buffers[self.realise(value.box)].name for value in written))
         effect = effect or effect_of(target, args, kwargs)
         results: list[str | Symbol | None] = []
@@ -61,7 +64,7 @@ class Calls(Context):
         call = Call(
             where, arguments, keywords, tuple(results), packed, writes, tuple(aliases), effect, reason, self.origin
         )
-        kind = template_kind(target)
+        kind = template_kind(target) if self.unsupported(args, kwargs, out) is None else None
         self.add(wrap(call) if wrap is not None else Template(kind, call) if kind else call)  # type: ignore[arg-type]
         for result, fake in zip(results, flat(out), strict=True):
             if isinstance(result, str) and isinstance(fake, torch.Tensor):
@@ -118,7 +121,9 @@ class Calls(Context):
         if fake.layout is not torch.strided:
             return self.foreign(name, fake)
         box = Box(self.shape(fake), fake.dtype, fake.device, buffer=name)
-        kind, base, offset = "owned", None, ZERO
+        kind: str = "owned"
+        base: str | None = None
+        offset: Index = ZERO
         if owner is not None:
             kind, base, offset = "view", self.buffers[self.realise(owner.box)].storage, self.offset_in(owner, fake)
         strides = self.sizes.indices(fake.stride())
@@ -132,7 +137,7 @@ class Calls(Context):
         return Value(box, box.sizes, whole(box).coordinates, fake)
 
     def offset_in(self, owner: Value, fake: torch.Tensor) -> Index:
-        """Where a view that a call returns begins in its owner's storage: as far from the owner as in torch's picture."""
+        """Where a view that a call returns begins in its owner's storage: as far from it as in torch's picture."""
         found = self.strided(owner)
         if found is None or owner.fake is None:
             return ZERO

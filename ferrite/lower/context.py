@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.expr import Expr, cast, const, index_value
+from ferrite.ir.expr import Data, Expr, Load, cast, const, index_value
 from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, Product, Sum, Symbol, as_index, axis
-from ferrite.ir.sums import add, product
 from ferrite.ir.program import NOWHERE, Buffer, Combine, Compute, Operation, Origin, Reduce, Scan, Sort, Store, Target
 from ferrite.ir.questions import nodes_of
+from ferrite.ir.sums import add, product
 from ferrite.lower.sizes import Sizes
 from ferrite.lower.value import Box, Value, own_axes, whole
 
@@ -297,6 +297,16 @@ class Context:
         self.realise(new.box)
         return new
 
+    def picked(self, value: Value, place: Sequence[Index]) -> Expr:
+        """The element at a place that memory decides. The check of that place stays, whatever the elements are: where
+        they do not depend on it (all ones), they are read from memory all the same."""
+        expr = value.at(place)
+        checks = {atom for index in place for atom in index.atoms if isinstance(atom, Data)}
+        if checks <= expr.atoms:
+            return expr
+        self.realise(value.box)
+        return value.at(place)
+
     def in_memory(self, value: Value) -> Value:
         """The value, with its box realised."""
         self.realise(value.box)
@@ -319,6 +329,8 @@ class Context:
                 self.pending[target.box] = None
             return target
         name = self.realise(target.box)
+        if isinstance(expr, Load) and (expr.buffer, expr.coordinates) == (name, target.coordinates):
+            return target  # onto itself
         storage = self.buffers[name].storage
         if self.reads_elsewhere(expr, name, target.coordinates):
             kept = self.lazy(target.sizes, expr, target.device)
@@ -333,10 +345,10 @@ class Context:
         """Whether an expression reads elements of a buffer's storage other than the one about to be written."""
         storage = self.buffers[name].storage
         for item in nodes_of(expr):
-            buffer = getattr(item, "buffer", None)
-            if buffer is not None and self.buffers[buffer].storage == storage:
-                if buffer != name or item.coordinates != tuple(coordinates):  # type: ignore[attr-defined]
-                    return True
+            if not isinstance(item, Load) or self.buffers[item.buffer].storage != storage:
+                continue
+            if item.buffer != name or item.coordinates != tuple(coordinates):
+                return True
         return False
 
     def scatter(self, target: Value, sizes: Sequence[Index], place: Sequence[Index], source: Expr, mode: str) -> None:

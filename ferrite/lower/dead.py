@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from ferrite.ir.index import Index, Symbol
-from ferrite.ir.program import Bind, Program, Scalar, call_of
+from ferrite.ir.program import Bind, Operation, Program, Reduce, Scalar, Scan, Sort, call_of
 from ferrite.ir.questions import defines, has_effect, reads, symbols, writes
+
+
+def without_unused_targets(operation: Operation, used: Callable[[str], bool]) -> Operation:
+    """Of several results (a greatest element and its place), those that somebody reads."""
+    if not isinstance(operation, Reduce | Scan | Sort):
+        return operation
+    targets = tuple(target if target is not None and used(target.buffer) else None for target in operation.targets)
+    return operation if targets == operation.targets else replace(operation, targets=targets)
 
 
 def live_operations(program: Program) -> Program:
@@ -54,6 +63,7 @@ def live_operations(program: Program) -> Program:
         )
         if not useful:
             continue
+        operation = without_unused_targets(operation, lambda name: storage[name] in wanted or storage[name] in seen)
         kept.append(operation)
         numbers.update(symbols(operation))
         for access in (*reads(operation), *writes(operation)):
@@ -61,6 +71,6 @@ def live_operations(program: Program) -> Program:
     used = tuple(
         buffer
         for buffer in program.buffers
-        if buffer.name in names or buffer.name in seen and buffer.name in program.inputs
+        if buffer.name in names or (buffer.name in seen and buffer.name in program.inputs)
     )
     return replace(program, operations=tuple(reversed(kept)), buffers=used)

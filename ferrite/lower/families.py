@@ -4,7 +4,40 @@ from __future__ import annotations
 
 import importlib
 
-FAMILIES = ("pointwise", "powers", "comparisons", "special", "activations", "create", "complex", "random", "prims", "views", "joins", "strided", "index", "scatter", "pool", "adaptive_pool", "resample", "pads", "grid", "bags", "distance", "reduce", "normalise", "scan", "control", "attention", "collectives", "data_scalars", "effects", "foreach", "quantize")
+FAMILIES = (
+    "pointwise",
+    "powers",
+    "comparisons",
+    "special",
+    "activations",
+    "create",
+    "complex",
+    "random",
+    "prims",
+    "views",
+    "joins",
+    "strided",
+    "index",
+    "scatter",
+    "pool",
+    "adaptive_pool",
+    "resample",
+    "pads",
+    "grid",
+    "bags",
+    "distance",
+    "reduce",
+    "normalise",
+    "losses",
+    "scan",
+    "control",
+    "attention",
+    "collectives",
+    "data_scalars",
+    "effects",
+    "foreach",
+    "quantize",
+)
 LAST = ("library",)  # takes what no other family has
 
 

@@ -1,8 +1,8 @@
 """Elementwise operators as formulas: arithmetic on scalar expressions that reads like arithmetic.
 
-    >>> @lowers(aten.silu.default)
-    ... def silu(ctx, x):
-    ...     return pointwise(ctx, lambda x: x / (1 + exp(-x)), x, floating=True)
+    @lowers(aten.silu.default)
+    def silu(ctx, x):
+        return pointwise(ctx, lambda x: x / (1 + exp(-x)), x, floating=True)
 
 Operands are converted to the type torch works in, 16-bit floats are then widened to 32 bits, and the result is rounded
 once.
@@ -143,14 +143,24 @@ def first_device(ctx: Context) -> torch.device:
     return device
 
 
+def is_tiny(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point and dtype.itemsize == 1
+
+
+def wide_type(dtype: torch.dtype) -> torch.dtype:
+    """The type that elements are looked at in; floats of 8 bits have one, too."""
+    return torch.float32 if is_tiny(dtype) else arithmetic_type(dtype)
+
+
 # The kinds of elements that operators take in eager.
 TAKES: dict[str, Callable[[torch.dtype], bool]] = {
-    "any": lambda dtype: True,
-    "real": lambda dtype: not dtype.is_complex,
-    "number": lambda dtype: not dtype.is_complex and dtype is not torch.bool,
-    "float": lambda dtype: dtype.is_floating_point,
-    "wide": lambda dtype: not dtype.is_complex and dtype not in NARROW,
-    "complex or float": lambda dtype: dtype.is_complex or dtype.is_floating_point,
+    "stored": lambda dtype: True,  # with floats of 8 bits, on which there is no arithmetic
+    "any": lambda dtype: not is_tiny(dtype),
+    "real": lambda dtype: not dtype.is_complex and not is_tiny(dtype),
+    "number": lambda dtype: not dtype.is_complex and not is_tiny(dtype) and dtype is not torch.bool,
+    "float": lambda dtype: dtype.is_floating_point and not is_tiny(dtype),
+    "wide": lambda dtype: not dtype.is_complex and not is_tiny(dtype) and dtype not in NARROW,
+    "complex or float": lambda dtype: dtype.is_complex or (dtype.is_floating_point and not is_tiny(dtype)),
     "integer": is_integer,
     "whole": lambda dtype: is_integer(dtype) and dtype is not torch.bool,
 }
@@ -162,8 +172,8 @@ def working_type(ctx: Context, *args: Operand, floating: bool = False, takes: st
     What eager refuses is left to it, so that the error is its own.
     """
     common = common_type(*args)
-    if not TAKES[takes](common) or (common.is_floating_point and common.itemsize == 1):
-        raise NotLowered(f"elements of type {short(common)}, which eager refuses")
+    if not TAKES[takes](common):
+        raise NotLowered(f"elements of type {short(common)}, which are eager's business")
     if floating and is_integer(common):
         common = ctx.out_dtype if not is_integer(ctx.out_dtype) else torch.get_default_dtype()
     return common
@@ -176,7 +186,7 @@ def term(ctx: Context, arg: Any, dtype: torch.dtype) -> Term:
 
 def operands(ctx: Context, args: Sequence[Any], dtype: torch.dtype, exact: bool = False) -> list[Term]:
     """Elements in the type that arithmetic is done in, rounded to the common type first; `exact`: numbers are not."""
-    wide = arithmetic_type(dtype)
+    wide = wide_type(dtype)
     return [term(ctx, arg, wide) if exact and is_number(arg) else term(ctx, arg, dtype).to(wide) for arg in args]
 
 
@@ -234,5 +244,5 @@ def elementwise(
 
 def compared(ctx: Context, name: str, *args: Operand) -> Value:
     """Operands converted to their common type; a number compared with 16-bit floats is rounded to them first."""
-    first, *others = operands(ctx, args, working_type(ctx, *args, takes="any" if name in ("eq", "ne") else "real"))
+    first, *others = operands(ctx, args, working_type(ctx, *args, takes="stored" if name in ("eq", "ne") else "real"))
     return result(ctx, first.call(name, *others, dtype=torch.bool))

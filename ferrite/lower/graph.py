@@ -22,9 +22,11 @@ from ferrite.ir.index import ZERO, Index, Symbol, symbol
 from ferrite.ir.program import Bind, Buffer, Input, Origin, Output, Program
 from ferrite.ir.questions import writes
 from ferrite.lower import families
+from ferrite.lower.allocate import with_allocations
 from ferrite.lower.bodies import Bodies
 from ferrite.lower.calls import HalfLowered, flat
 from ferrite.lower.dead import live_operations
+from ferrite.lower.lazy_bits import resolved_later, resolved_now
 from ferrite.lower.materialise import uses_of, worth_keeping
 from ferrite.lower.scalars import computed_size, number_input, number_of, read
 from ferrite.lower.sizes import UnknownSize
@@ -92,9 +94,10 @@ class Walk(Bodies):
             elif node.op != "output":
                 raise NotLowered("a function that reads tensors besides its arguments")
         results = [inner.values.get(node) for node in flat(gm.graph.output_node().args[0])]
-        if inner.operations or any(not isinstance(value, Value) or value.box.expr is None for value in results):
+        found = [value for value in results if isinstance(value, Value) and value.box.expr is not None]
+        if inner.operations or len(found) < len(results):
             raise NotLowered("a function that is no expression of its arguments")
-        return results
+        return found
 
     def run(self, name: str) -> Program:
         nodes = list(self.gm.graph.nodes)
@@ -112,7 +115,7 @@ class Walk(Bodies):
                 case _:
                     raise ValueError(f"a captured graph has no {node.op} nodes")
         program = Program(name, tuple(self.inputs), tuple(self.buffers.values()), tuple(self.operations), self.outputs)
-        return live_operations(program)
+        return with_allocations(live_operations(program))
 
     # --- inputs and constants -----------------------------------------------------------------------------------------
 
@@ -126,6 +129,8 @@ class Walk(Bodies):
             self.values[node] = self.tensor_input(node.name, fake, kind)
             self.inputs.append(node.name)
             self.bind_symbols(node.name, fake)
+            if fake.is_conj() or fake.is_neg():
+                self.values[node] = resolved_now(self, self.values[node], node)
         elif isinstance(fake, (int, torch.SymInt)) and not isinstance(fake, bool):
             index = self.sizes.index(fake)
             held = index if isinstance(index, Symbol) and index not in self.bound else symbol(node.name)
@@ -276,6 +281,8 @@ class Walk(Bodies):
         value = self.values[result] if isinstance(result, torch.fx.Node) else result
         if isinstance(value, Value):
             fake = fake_value(result) if isinstance(result, torch.fx.Node) else value.fake
+            if isinstance(fake, torch.Tensor) and (fake.is_conj() or fake.is_neg()):
+                value = resolved_later(self, value, fake)
             if self.is_body:
                 return self.own_output(value, fake, wanted)
             if wanted is not None and isinstance(fake, torch.Tensor):
@@ -294,8 +301,10 @@ class Walk(Bodies):
         strides = wanted if wanted is not None else fake.stride()
         storage = self.buffers[self.realise(value.box)].storage
         kept = self.buffers[storage].kind == "owned" and storage not in self.returned
-        name = self.output_with(value, fake, self.sizes.indices(strides)) if kept else self.realise(
-            self.copied(value, self.sizes.indices(strides)).box
+        name = (
+            self.output_with(value, fake, self.sizes.indices(strides))
+            if kept
+            else self.realise(self.copied(value, self.sizes.indices(strides)).box)
         )
         self.returned.add(self.buffers[name].storage)
         return name

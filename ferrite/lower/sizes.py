@@ -49,7 +49,7 @@ class Sizes:
         return found
 
     def as_made(self, value: torch.SymInt, bound: Container[Symbol]) -> Index:
-        """A number as it was made, where the symbols in it have values: a check of a fact must not rest on that fact."""
+        """A number as it was made, where its symbols have values: a check of a fact must not rest on that fact."""
         made = self.read(torch_operators.as_made(value), torch_operators.symbol_range(value))
         return made if all(atom in bound for atom in made.atoms) else self.index(value)
 
@@ -79,12 +79,14 @@ class Sizes:
 
     def truth(self, expression: Any, ranges: Callable[[Any], tuple[int | None, int | None]]) -> Index:
         """One where a symbol that is one or zero is one: the symbol itself."""
-        (yes, condition), (no, _) = ((int(value), test) for value, test in expression.args)
-        sides = getattr(condition, "args", ())
-        found = self.read(sides[0], ranges) if len(sides) == 2 and sides[1] == 1 else None
-        if (yes, no) != (1, 0) or found is None or (found.low, found.high) != (0, 1):
-            raise UnknownSize(f"the size {expression}")
-        return found
+        pieces = expression.args
+        condition = pieces[0][1] if len(pieces) == 2 and (pieces[0][0], pieces[1][0]) == (1, 0) else None
+        sides: tuple[Any, ...] = getattr(condition, "args", ())
+        if type(condition).__name__ == "Equality" and sides[1] == 1:
+            found = self.read(sides[0], ranges)
+            if (found.low, found.high) == (0, 1):
+                return found
+        raise UnknownSize(f"the size {expression}")
 
 
 def _power(base: Index, exponent: Index) -> Index:

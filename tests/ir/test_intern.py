@@ -49,7 +49,7 @@ def test_threads_get_the_same_nodes():
     switching = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        for _ in range(5):
+        for _ in range(2):
             forget()
             gc.collect()
             first, *others = made_at_once(8)

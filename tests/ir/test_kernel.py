@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from ferrite.ir.canonical import canonical
-from ferrite.ir.evaluate import OutOfBounds
 from ferrite.ir.kernel import checks
 from ferrite.ir.kernel_laws import verify_kernel
 from ferrite.ir.kernel_parse import parse_kernel
@@ -16,7 +15,7 @@ from ferrite.ir.reductions import REDUCTIONS
 from ferrite.ir.run_kernel import run_kernel
 from ferrite.ir.states import STATES
 from ferrite.ir.types import short
-from loop_kernels import GATHER, KERNELS, POINTWISE, SCATTER_ADD, SOFTMAX, text
+from loop_kernels import GATHER, KERNELS, POINTWISE, SCATTER_ADD, SOFTMAX, changed, text
 
 pytestmark = pytest.mark.quick
 
@@ -83,8 +82,11 @@ def test_a_kernel_computes_what_torch_does(case):
 
 
 def test_an_index_outside_is_an_error():
-    with pytest.raises(OutOfBounds, match="index 6 is out of bounds for dimension with size 6"):
+    with pytest.raises(IndexError, match="index 6 is out of bounds for dimension with size 6"):
         results(GATHER, [torch.tensor([6]), torch.randn(6)], [nan(1)], [1])
+    own = changed(GATHER, "data(v0, 6)", "data(v0, 6, 'RuntimeError: {index} of {size}')")
+    with pytest.raises(RuntimeError, match="6 of 6"):
+        results(own, [torch.tensor([6]), torch.randn(6)], [nan(1)], [1])
 
 
 def test_checks_are_numbered_in_order():

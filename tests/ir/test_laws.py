@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ferrite.ir import host
-from ferrite.ir.expr import Cast, Const, Data, IndexValue, Masked, Op, Param, Random, cast, const, index_value, op
+from ferrite.ir.expr import Cast, Const, IndexValue, Masked, Op, Param, Random, cast, const, data, index_value, op
 from ferrite.ir.index import as_index, axis, symbol
 from ferrite.ir.laws import verify_program
 from ferrite.ir.program import (
@@ -151,8 +151,11 @@ BROKEN = {
         "P4",
         program(compute(at("v", i0)), buffers=(X, OUT, buffer("b", 8), buffer("v", 8, kind="view", base="b"))),
     ),
+    "a sub-program is given what nobody wrote": ("P4", invoke(body(), (host.Ref("out"),), (None,))),
     "an output is never written": ("P4", program()),
     "an output as a reference is never written": ("P4", program(outputs=(host.Ref("out"),))),
+    "a nested output is never written": ("P4", program(outputs=(host.Sequence("list", (host.Ref("out"),)),))),
+    "an output reads what nobody wrote": ("P4", program(outputs=(Scalar(at("out", 0)),))),
     # symbols
     "an extent uses an unknown symbol": ("P5", program(compute(axes=(i0, i1)))),
     "a coordinate uses an unknown symbol": ("P5", program(compute(at("x", i0 % s0)))),
@@ -165,12 +168,13 @@ BROKEN = {
     ),
     "an output has a size nobody knows": ("P5", program(call("out"), buffers=(X, buffer("out", u0)))),
     "an output is a symbol nobody knows": ("P5", program(compute(), outputs=(u0 + 1,))),
+    "an output computes with a symbol nobody knows": ("P5", program(outputs=(Scalar(index_value(u0)),))),
     "a symbol is defined twice": ("P5", program(Bind(s0, "x", "size", 0), inputs=("x", s0))),
     "the extent of what memory holds uses an unknown symbol": (
         "P5",
         with_buffers(
             buffer("j", 8, dtype=I64, kind="constant"),
-            operations=(compute(at("x", Data.intern(at("j", i0, dtype=I64), s0))),),
+            operations=(compute(at("x", data(at("j", i0, dtype=I64), s0))),),
         ),
     ),
     # axes
@@ -214,12 +218,20 @@ BROKEN = {
     "an index as a bool": ("P8", stored(IndexValue.intern(i0, BOOL), BOOL)),
     "a constant with too many bits": ("P8", stored(Const.intern(F32, 1 << 32))),
     "a parameter outside a combine function": ("P8", stored(params[0])),
-    "a float as an index": ("P8", program(compute(at("x", Data.intern(at("x", i0), as_index(8)))))),
-    "a bool as an index of a store": ("P8", program(compute(where=("out", (Data.intern(is_small, as_index(8)),))))),
+    "a float as an index": ("P8", program(compute(at("x", data(at("x", i0), as_index(8)))))),
+    "an error that nobody raises": (
+        "P8",
+        with_buffers(
+            buffer("j", 8, dtype=I64, kind="constant"),
+            operations=(compute(at("x", data(at("j", i0, dtype=I64), as_index(8), "Oops: {index}"))),),
+        ),
+    ),
+    "a bool as an index of a store": ("P8", program(compute(where=("out", (data(is_small, as_index(8)),))))),
     "a wrong type inside an index": (
         "P8",
-        program(compute(at("x", Data.intern(Cast.intern(Op.intern("sin", (const(1, I64),), I64), I64), as_index(8))))),
+        program(compute(at("x", data(Cast.intern(Op.intern("sin", (const(1, I64),), I64), I64), as_index(8))))),
     ),
+    "a wrong type in an output": ("P8", program(outputs=(Scalar(op("sin", const(1, I64))),))),
     "a wrong type in an argument": (
         "P8",
         program(compute(), Call("op", (Scalar(op("sin", const(1, I64))),), (), ())),
@@ -352,6 +364,11 @@ def test_every_law_is_broken_once():
     assert set(numbers) == {law for law, _ in BROKEN.values()}
 
 
+FILLS = Program(
+    "fills", ("p",), (buffer("p", 8, kind="input"),), (Compute((i0,), (Store("p", (i0,), const(0.0, F32)),)),), ()
+)
+
+
 def test_near_misses_are_valid():
     """What stands close to a broken law and keeps it."""
     valid = [
@@ -366,6 +383,8 @@ def test_near_misses_are_valid():
         ),
         # memory around an input is not ours to know
         with_buffers(buffer("v", 64, kind="view", base="x")),
+        # a sub-program may be given memory to fill
+        program(Invoke(FILLS, (host.Ref("out"),), ())),
         # nothing of a view without elements lies outside
         with_buffers(buffer("v", 0, kind="view", base="out", offset=64)),
         # choosing between narrow floats computes nothing

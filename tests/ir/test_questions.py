@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from ferrite.ir import host
-from ferrite.ir.expr import Data, Masked, Random, const, data, index_value, op
+from ferrite.ir.expr import Masked, Random, const, data, index_value, op
 from ferrite.ir.index import as_index, axis, symbol
-from ferrite.ir.program import Call, Compute, If, Invoke, Program, Scalar, Size, Store, While
+from ferrite.ir.program import Bind, Call, Compute, If, Invoke, Program, Scalar, Size, Store, While
 from ferrite.ir.questions import (
     Access,
     axes_of,
@@ -125,7 +125,7 @@ def test_an_argument_that_is_a_scalar_reads():
 
 def test_symbols_are_found_wherever_they_stand():
     n, m, k = (symbol(name, 1, None) for name in "nmk")
-    place = Data.intern(at("j", i0, dtype=I64), n * 2)
+    place = data(at("j", i0, dtype=I64), n * 2)
     value = op("add", at("x", place), index_value(m, F32))
     item = Compute((i0, axis("r", k)), (Store("out", (i0,), value),))
     assert symbols(item) == {n, m, k}
@@ -166,6 +166,21 @@ def test_a_sub_program_changes_what_it_writes_through():
     ):
         assert written(item) == ["x"]
     assert written(If("which", keeps, keeps, operand, ())) == []
+
+
+def test_a_sub_program_may_only_write_an_operand():
+    """Asking for a size is no reading."""
+    n = symbol("n", 1, None)
+    k = axis("k", n)
+    size, fill = Bind(n, "p", "size", 0), Compute((k,), (Store("p", (k,), const(0.0, F32)),))
+    given = buffer("p", n, kind="input")
+    fills = program(size, fill, buffers=(given,), outputs=(), inputs=("p",), name="fills")
+    returns = replace(fills, outputs=("p",))
+    operand = (host.Ref("x"),)
+    assert read(Invoke(fills, operand, ())) == []
+    assert written(Invoke(fills, operand, ())) == ["x"]
+    assert read(Invoke(returns, operand, (None,))) == ["x"]
+    assert read(If("which", fills, returns, operand, ())) == ["x", "which"]
 
 
 def test_effects():

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from ferrite.errors import UserError
 from ferrite.ir import host
-from ferrite.ir.expr import Cast, Const, Data, cast, const, data, index_value, op
+from ferrite.ir.expr import Cast, Const, cast, const, data, index_value, op
 from ferrite.ir.index import as_index, axis, maximum, minimum, symbol
 from ferrite.ir.parse import BadText, parse
-from ferrite.ir.program import Call, Compute, Store
+from ferrite.ir.program import Call, Compute, Scalar, Store
 from ferrite.ir.spelling import constant_text
 from ferrite.ir.text import expression_text
 from ferrite.ir.types import LONG
@@ -97,6 +97,7 @@ def test_literals_that_look_like_something_else():
 def test_outputs_of_every_kind():
     ref, index = host.Ref("x"), s0 * 2 - 1
     some = ("x", ref, s0, -s0, index, minimum(s0, 7), as_index(3), host.Literal("-3"), host.Literal("None"))
+    some += (Scalar(op("neg", index_value(symbol("only_here", 0, 9)))),)
     nested = host.Sequence("tuple", (ref, host.Sequence("list", ())))
     for outputs in (some, (), (nested,), (nested, nested), (host.Sequence("tuple", ()),), (host.Literal("None"),)):
         made = program(buffers=(buffer("x", 8, kind="input"),), outputs=outputs, inputs=("x", s0))
@@ -205,7 +206,7 @@ def expressions(draw, depth=4):
     if kind == 2:
         return index_value(draw(indices()), F32)
     if kind == 3:
-        place = Data.intern(Cast.intern(draw(expressions(depth - 1)), I64), draw(indices()))
+        place = data(Cast.intern(draw(expressions(depth - 1)), I64), draw(indices()))
         return at("x", place, draw(indices()) + place)
     one = draw(expressions(depth - 1))
     return op("sin", one) if kind == 4 else op("add", one, draw(expressions(depth - 1)))

@@ -8,14 +8,16 @@ from typing import Any
 import torch
 
 import ferrite
+from compare import check
 from ferrite.ir.program import Call, Operation, Program, Template, call_of
 from ferrite.lower.graph import lower_graph
-from compare import check
 
 INTERPRETED = {"executor": "interpreter"}
 
 
-def same_as_eager(fn: Callable[..., Any], make_inputs: Callable[[], Sequence[Any]], **settings: Any) -> ferrite.CompileRecord:
+def same_as_eager(
+    fn: Callable[..., Any], make_inputs: Callable[[], Sequence[Any]], **settings: Any
+) -> ferrite.CompileRecord:
     """Everything observable is eager's when the loop program runs; the record of the last compilation."""
     check(fn, make_inputs, options=INTERPRETED, **settings)
     return ferrite.last_compile()
@@ -60,7 +62,9 @@ def kinds(program: Program) -> list[str]:
 
 def eager_calls(program: Program) -> list[Call]:
     """Calls of torch that are not templates."""
-    return [call for item in program.operations if (call := call_of(item)) is not None and not isinstance(item, Template)]
+    return [
+        call for item in program.operations if (call := call_of(item)) is not None and not isinstance(item, Template)
+    ]
 
 
 def operations(program: Program, kind: type[Operation]) -> list[Any]:

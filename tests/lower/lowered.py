@@ -51,8 +51,9 @@ def calls(program: Program) -> list[Call]:
 
 def traced(fn: Callable[..., Any], *inputs: torch.Tensor) -> torch.fx.GraphModule:
     """A graph with operators as they stand in the function, whose results come in a list."""
-    with torch._subclasses.FakeTensorMode(shape_env=ShapeEnv()) as mode:
-        fakes = [mode.from_tensor(each, static_shapes=True) for each in inputs]
+    mode = torch._subclasses.FakeTensorMode(shape_env=ShapeEnv())
+    fakes = [mode.from_tensor(each, static_shapes=True) for each in inputs]
+    with mode:
         return make_fx(lambda *given: pytree.tree_leaves(fn(*given)))(*fakes)
 
 

@@ -11,11 +11,10 @@ from torch._higher_order_ops import map as map_rows
 
 from compare import check, compile_strict, compiled_graphs, reset
 from ferrite.capture import torch_api
-from ferrite.ir.program import Call, If, Invoke, Scan, While
-from ferrite.ir.questions import bodies_of, has_effect
+from ferrite.ir.program import Call, If, Invoke, Scan, While, argument_names
+from ferrite.ir.questions import bodies_of, has_effect, reads, writes
 from ferrite.lower.graph import lower_module
 from tests.lower.lowered import INTERPRETER, assert_lowered, calls, operations, programs, run, traced
-
 
 # --- conditionals -----------------------------------------------------------------------------------------------------
 
@@ -109,7 +108,7 @@ def test_while_loop() -> None:
 def test_a_loop_that_never_runs_returns_copies() -> None:
     """The contract compares sharing too: the result is no view of the input."""
     run(
-        lambda x: while_loop(lambda x: x.sum() > 100, lambda x: (x * 2,), (x,)),
+        lambda x: while_loop(lambda x: x.sum() < 1, lambda x: (x * 2,), (x,)),
         lambda: [torch.ones(3)],
         dynamic=False,
     )
@@ -123,8 +122,10 @@ def test_scan_and_map_write_each_step_into_its_place() -> None:
     )
     (loop,) = operations(program, While)
     assert not operations(program, Call)
-    assert [str(result) for result in loop.carried][0] == "Literal(text='0')"
-    program = run(lambda xs, y: map_rows(lambda x, y: x + y, xs, y), lambda: [torch.randn(5, 3), torch.randn(3)], dynamic=False)
+    assert str(loop.carried[0]) == "Literal(text='0')"
+    program = run(
+        lambda xs, y: map_rows(lambda x, y: x + y, xs, y), lambda: [torch.randn(5, 3), torch.randn(3)], dynamic=False
+    )
     assert len(operations(program, While)) == 1
 
 
@@ -152,10 +153,28 @@ def test_a_stacking_loop_without_iterations() -> None:
     loop = torch_api.higher_order("while_loop_stack_output")
 
     def fn(x: torch.Tensor) -> Any:
-        return loop(lambda x: x.sum() > 100, lambda x: (x * 2,), (x,), ())
+        return loop(lambda x: x.sum() < 10, lambda x: (x * 2,), (x,), ())
 
+    assert_lowered(fn, torch.full((3,), 5.0))  # no iteration: what came in, as the only one
     assert_lowered(fn, torch.ones(3))
-    assert_lowered(fn, torch.full((3,), 99.0) / 3 + 1)
+
+
+def test_an_operand_that_no_body_touches_counts_as_read() -> None:
+    """It is handed over, so nobody may free it before; one that bodies only write need hold nothing yet."""
+    fn = lambda s, xs: scan(lambda c, x: (c + x, c * 2), s, xs)  # noqa: E731
+    program = run(fn, lambda: [torch.randn(4), torch.randn(5, 4)], dynamic=False)
+    (loop,) = operations(program, While)
+    read, written = ({access.buffer for access in found(loop)} for found in (reads, writes))
+    handed_over = set(argument_names(*loop.carried, *loop.constants))
+    assert handed_over <= read | written
+    assert handed_over - read <= written
+
+    unused = assert_lowered(
+        lambda p, x, y: torch.cond(p, lambda x, y: x + 1, lambda x, y: x * 2, (x, y * 3)),
+        torch.tensor(True), torch.ones(3), torch.ones(2),
+    )  # fmt: skip
+    (branch,) = operations(unused, If)
+    assert set(argument_names(*branch.operands)) <= {access.buffer for access in reads(branch)}
 
 
 # --- regions ----------------------------------------------------------------------------------------------------------
@@ -204,7 +223,10 @@ def test_associative_scan_is_a_scan_with_a_combine_function() -> None:
 
     program = assert_lowered(fn, torch.rand(5, 3), torch.rand(5, 3))
     (found,) = operations(program, Scan)
-    assert [str(result) for result in found.combine.results] == ["mul(param(0), param(2))", "add(mul(param(1), param(2)), param(3))"]
+    assert [str(result) for result in found.combine.results] == [
+        "mul(param(0), param(2))",
+        "add(mul(param(1), param(2)), param(3))",
+    ]
     assert not operations(program, Call)
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from ferrite.capture import torch_api
+from ferrite.ir.interpret import interpret
+from ferrite.ir.laws import verify_program
 from ferrite.ir.program import Compute
+from ferrite.lower.allocate import REASON
 from ferrite.lower.graph import lower_module
 from tests.lower.lowered import assert_lowered, calls, run, traced
 
@@ -14,10 +18,28 @@ pytestmark = pytest.mark.quick
 aten = torch.ops.aten
 
 
-def test_memory_without_contents_is_not_computed():
+def test_memory_without_contents_is_allocated_and_not_computed():
     lowered = lower_module(traced(lambda x: [torch.empty_like(x), x.new_empty(3), torch.empty(2, 2)], torch.ones(2)))
-    assert lowered.program.operations == ()
-    assert [buffer.kind for buffer in lowered.program.buffers] == ["input", "owned", "owned", "owned"]
+    verify_program(lowered.program)
+    assert [call.reason for call in calls(lowered.program)] == [REASON] * 3
+    assert len(lowered.program.operations) == 3
+    made = interpret(lowered.program, [torch.ones(2)], lowered.objects)
+    assert [tuple(tensor.shape) for tensor in made] == [(2,), (3,), (2, 2)]
+
+
+def test_memory_without_contents_of_unknown_size():
+    fn = lambda x: torch.empty(x.shape[0] + 1, 2).zero_() + x.new_empty(2, x.shape[0]).shape[1]  # noqa: E731
+    assert not calls(run(fn, lambda: [torch.randn(5)], dynamic=True))
+    gm = make_fx(lambda x: x.new_empty(2, x.shape[0] * 2), tracing_mode="symbolic")(torch.randn(3))
+    lowered = lower_module(with_list_output(gm))
+    (made,) = interpret(verify_program(lowered.program), [torch.randn(7)], lowered.objects)
+    assert made.shape == (2, 14)
+
+
+def with_list_output(gm):
+    output = gm.graph.output_node()
+    output.args = (list(output.all_input_nodes),)
+    return gm
 
 
 def test_constants_are_written_where_they_are_used():
@@ -68,12 +90,13 @@ def pair():
         lambda a, b: torch._foreach_clamp_max([a, b], [0.5, 1.5]),
         lambda a, b: torch._foreach_addcmul([a, b], [a, b], [a, b], value=0.5),
         lambda a, b: torch._foreach_addcdiv([a, b], [a, b], [a, b], [0.5, 2.0]),
-        lambda a, b: torch._foreach_addcmul([a, b], [a, b], [a, b], torch.tensor([0.5, 2.0])),
         lambda a, b: torch._foreach_lerp([a, b], [b.sum() + a, b * 2], 0.25),
         lambda a, b: torch._foreach_pow([a, b], 2),
         lambda a, b: torch._foreach_pow(2.0, [a, b]),
         lambda a, b: torch._foreach_sqrt(torch._foreach_abs([a, b])),
         lambda a, b: torch._foreach_neg([a, b]),
+        lambda a, b: torch._foreach_norm([a, b]),
+        lambda a, b: torch._foreach_max([a, b]),
     ],
 )
 def test_lists_are_loops_without_calls(fn):
@@ -141,3 +164,26 @@ def test_channels_as_small_integers_and_back():
 def test_bounds_that_eager_refuses_are_left_to_it():
     fn = lambda x: decomposed.quantize_per_tensor.default(x, 0.1, 0, -300, 300, torch.int8)  # noqa: E731
     assert len(calls(lower_module(traced(fn, torch.randn(3))).program)) == 1
+
+
+def test_memory_that_is_filled_at_once_is_never_written():
+    program = run(lambda a: torch.empty(4).fill_(1) + a, lambda: [torch.randn(4)])
+    assert [type(operation) for operation in program.operations] == [Compute]
+    assert [buffer.kind for buffer in program.buffers] == ["input", "owned"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_round_trip_through_small_integers(dtype):
+    x = torch.cat([torch.linspace(-40, 40, 301), torch.tensor([float("nan"), float("inf")])]).to(dtype)
+    assert not calls(assert_lowered(lambda x: torch.fake_quantize_per_tensor_affine(x, 0.25, 7, -128, 127), x))
+    scale, zero = torch.tensor(0.25), torch.tensor(7, dtype=torch.int32)
+    both = aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams
+    for on in (0, 1):
+        fn = lambda x, scale, zero, on: both(x, scale, zero, on, -128, 127)  # noqa: E731
+        assert not calls(assert_lowered(fn, x, scale, zero, torch.tensor([on])))
+
+
+def test_the_round_trip_of_channels():
+    fn = lambda x, s, z: aten.fake_quantize_per_channel_affine_cachemask(x, s, z, 1, -8, 7)  # noqa: E731
+    zeros = torch.tensor([0, 2, -3], dtype=torch.int32)
+    assert not calls(assert_lowered(fn, torch.randn(4, 3, 5) * 5, torch.rand(3) + 0.1, zeros))

@@ -205,7 +205,18 @@ def test_gelu_is_one_loop_and_one_rounding(approximate):
 
 @pytest.mark.parametrize(
     "name",
-    ["silu", "mish", "softplus", "elu", "hardswish", "hardsigmoid", "hardtanh", "leaky_relu", "softshrink", "hardshrink"],
+    [
+        "silu",
+        "mish",
+        "softplus",
+        "elu",
+        "hardswish",
+        "hardsigmoid",
+        "hardtanh",
+        "leaky_relu",
+        "softshrink",
+        "hardshrink",
+    ],
 )
 def test_activations_and_their_gradients(name):
     function = getattr(torch.nn.functional, name)

@@ -55,7 +55,9 @@ def test_argmax_of_a_transposed_matrix_counts_in_logical_order():
 
 def test_the_first_of_equals_and_a_nan_win():
     x = torch.tensor([[1.0, 3.0, 3.0], [float("nan"), 5.0, float("nan")], [-0.0, 0.0, 0.0]])
-    same_as_eager(lambda a: (a.argmax(1), a.argmin(1), a.max(1), a.amax(1), a.amin(1)), lambda: [x.clone()], exact=False)
+    same_as_eager(
+        lambda a: (a.argmax(1), a.argmin(1), a.max(1), a.amax(1), a.amin(1)), lambda: [x.clone()], exact=False
+    )
 
 
 def test_both_results_of_a_maximum_come_from_one_pass():
@@ -81,7 +83,9 @@ def test_rows_of_minus_infinity_are_eagers():
     def fn(a):
         return torch.softmax(a, -1), torch.log_softmax(a, -1), torch.logsumexp(a, -1)
 
-    same_as_eager(fn, lambda: [torch.tensor([[float("-inf")] * 3, [0.0, float("inf"), 1.0], [1.0, 2.0, 3.0]])], exact=False)
+    same_as_eager(
+        fn, lambda: [torch.tensor([[float("-inf")] * 3, [0.0, float("inf"), 1.0], [1.0, 2.0, 3.0]])], exact=False
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -111,7 +115,11 @@ def test_sorting_gives_keys_and_places():
     program = program_of(lambda a: a.sort(-1), torch.randn(4, 9))
     assert kinds(program) == ["sort"] and len(operations(program, Sort)[0].targets) == 2
     x = torch.tensor([[3.0, float("nan"), 1.0, 3.0, -0.0]])
-    same_as_eager(lambda a: (a.sort(dim=1, stable=True), a.sort(dim=1, descending=True, stable=True)), lambda: [x.clone()], exact=False)
+    same_as_eager(
+        lambda a: (a.sort(dim=1, stable=True), a.sort(dim=1, descending=True, stable=True)),
+        lambda: [x.clone()],
+        exact=False,
+    )
 
 
 def test_an_order_that_is_torchs_own_is_left_to_torch():

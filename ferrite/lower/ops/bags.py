@@ -1,6 +1,6 @@
 """Rows of different lengths behind one another in one tensor: bags of embeddings, and jagged tensors.
 
-Offsets say where each bag begins; which bag a row belongs to is found by a binary search among them.
+Offsets say where each bag begins; a running count of those that have begun says which bag a row belongs to.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import torch
 
 from ferrite.ir.expr import Expr, cast, const, data, index_value, masked, op
 from ferrite.ir.index import Index
+from ferrite.ir.program import Combine
 from ferrite.ir.types import arithmetic_type
 from ferrite.lower.context import Context
 from ferrite.lower.ops.accumulate import scattered
 from ferrite.lower.ops.conditions import B8
-from ferrite.lower.ops.index import I64, counts, number_before, straight
+from ferrite.lower.ops.index import I64, counts, straight
 from ferrite.lower.table import NotLowered, lowers
 from ferrite.lower.value import Value, own_axes
 
@@ -24,9 +25,14 @@ aten = torch.ops.aten
 SUM, MEAN, MAX = 0, 1, 2  # torch's numbers
 
 
-def bag_at(offsets: Value, row: Expr) -> Expr:
-    """The number of the bag a row lies in."""
-    return op("sub", number_before(offsets, cast(row, I64), right=True), const(1, I64))
+def bag_numbers(ctx: Context, offsets: Value, count: Index) -> Value:
+    """For each of `count` rows, the number of the bag it lies in: how many bags have begun by then, less one."""
+    begun = ctx.fill((count + 1,), 0, I64, offsets.device)  # the last place is for bags behind the last row
+    place = straight(offsets.at(own_axes(offsets.sizes)), count + 1)
+    ctx.scatter(begun, offsets.sizes, [place], const(1, I64), "add")
+    (seen,) = ctx.scan(Combine("sum"), (count + 1,), 0, [begun.at(own_axes((count + 1,)))], [I64], offsets.device)
+    assert seen is not None
+    return ctx.lazy((count,), op("sub", seen.at(own_axes((count,))), const(1, I64)), offsets.device)
 
 
 class Bags:
@@ -34,9 +40,7 @@ class Bags:
 
     def __init__(self, ctx: Context, indices: Value, offsets: Value, bags: Index, padding: int) -> None:
         self.indices, self.count, self.padding, self.bags = indices, indices.sizes[0], padding, bags
-        place = own_axes(indices.sizes)
-        self.number = ctx.lazy(indices.sizes, bag_at(offsets, index_value(place[0])), indices.device)
-        ctx.realise(self.number.box)
+        self.number = bag_numbers(ctx, offsets, self.count)
 
     def bag(self, row: Index) -> Index:
         return straight(self.number.at([row]), self.bags)
@@ -169,18 +173,14 @@ def jagged_to_padded(
 
 @lowers(aten._padded_dense_to_jagged_forward.default)
 def padded_to_jagged(ctx: Context, dense: Value, offsets: Sequence[Value], total_L: Any) -> Value:
-    """Up the levels: which row an element lies in, and how far from its beginning."""
+    """Up the levels: which row an element lies in, and how far from its beginning. One too far is an error."""
     sizes = ctx.out_sizes
     first, *rest = own_axes(sizes)
-    row: Expr = index_value(first)
+    row, count = index_value(first), sizes[0]
     place: list[Index] = []
-    exists: Expr = const(True, B8)
     for level, size in zip(reversed(offsets), reversed(dense.sizes[1 : 1 + len(offsets)]), strict=True):
-        bag = bag_at(level, row)
-        within = op("sub", row, cast(level.at([data(bag, level.sizes[0])]), I64))
-        exists = op("logical_and", exists, op("lt", within, index_value(size), dtype=B8))
-        place.insert(0, data(within, size))
-        row = bag
-    place.insert(0, data(row, dense.sizes[0]))
-    value = masked(exists, dense.at([*place, *rest]), const(0, dense.dtype))
-    return ctx.lazy(sizes, value, dense.device)
+        bag = bag_numbers(ctx, level, count).at([data(row, count)])
+        begin = cast(level.at([data(bag, level.sizes[0])]), I64)
+        place.insert(0, data(op("sub", row, begin), size))
+        row, count = bag, level.sizes[0] - 1
+    return ctx.lazy(sizes, dense.at([data(row, count), *place, *rest]), dense.device)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from ferrite.ir.expr import cast, const, op
-from ferrite.ir.types import arithmetic_type, is_integer
+from ferrite.ir.types import is_integer
 from ferrite.lower.context import Context
-from ferrite.lower.formula import Term, compared, elementwise, first_device, result, term, working_type
+from ferrite.lower.formula import Term, compared, elementwise, first_device, result, term, wide_type, working_type
 from ferrite.lower.promotion import Operand
 from ferrite.lower.table import lowers
 from ferrite.lower.value import Value
@@ -34,7 +34,7 @@ for _name in ["eq", "ne", "lt", "le", "gt", "ge"]:
 
 
 def wide(ctx: Context, x: Value) -> Term:
-    return term(ctx, x, arithmetic_type(x.dtype))
+    return term(ctx, x, wide_type(x.dtype))
 
 
 def answer(ctx: Context, x: Value, value: bool) -> Value:

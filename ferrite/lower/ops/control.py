@@ -36,14 +36,26 @@ def cond(ctx: Bodies, pred: Any, true_fn: Any, false_fn: Any, operands: Sequence
 
 @lowers_higher_order("while_loop")
 def while_loop(
-    ctx: Bodies, cond_fn: Any, body_fn: Any, carried: Sequence[Any], constants: Sequence[Any] = (), *more: Any, **rest: Any
+    ctx: Bodies,
+    cond_fn: Any,
+    body_fn: Any,
+    carried: Sequence[Any],
+    constants: Sequence[Any] = (),
+    *more: Any,
+    **rest: Any,
 ) -> Any:
     return loop(ctx, cond_fn, body_fn, carried, constants, stacked=False)
 
 
 @lowers_higher_order("while_loop_stack_output")
 def while_loop_stack_output(
-    ctx: Bodies, cond_fn: Any, body_fn: Any, carried: Sequence[Any], constants: Sequence[Any] = (), *more: Any, **rest: Any
+    ctx: Bodies,
+    cond_fn: Any,
+    body_fn: Any,
+    carried: Sequence[Any],
+    constants: Sequence[Any] = (),
+    *more: Any,
+    **rest: Any,
 ) -> Any:
     return loop(ctx, cond_fn, body_fn, carried, constants, stacked=True)
 
@@ -91,7 +103,10 @@ def associative_scan(ctx: Bodies, combine_fn: Any, xs: Sequence[Value], addition
     if additional_inputs:
         raise NotLowered("a combine function that takes more than two states")
     states = [parameter(x, place) for place, x in enumerate((*xs, *xs))]
-    joined = [cast(value.at(own_axes(value.sizes)), x.dtype) for value, x in zip(ctx.expressions_of(combine_fn, states), xs, strict=True)]
+    joined = [
+        cast(value.at(own_axes(value.sizes)), x.dtype)
+        for value, x in zip(ctx.expressions_of(combine_fn, states), xs, strict=True)
+    ]
     if any(isinstance(atom, Axis) for result in joined for atom in result.atoms):
         raise NotLowered("a combine function that treats elements differently")
     values = [ctx.elements(x, x.sizes) for x in xs]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from ferrite.capture import torch_operators
 from ferrite.ir.expr import Expr, cast, const, index_value, op
-from ferrite.ir.index import Index
-from ferrite.ir.program import DeviceCopy
-from ferrite.ir.types import arithmetic_type, is_integer
+from ferrite.ir.index import ZERO, Index
+from ferrite.ir.program import Buffer, DeviceCopy
+from ferrite.ir.types import arithmetic_type, is_integer, short
 from ferrite.lower.context import Context
 from ferrite.lower.formula import Term, choose, first_device
 from ferrite.lower.table import NotLowered, lowers
@@ -83,10 +85,9 @@ def empty(ctx: Context, **args: Any) -> Value:
     if args.get("pin_memory"):
         raise NotLowered("pinned memory")
     box = Box(ctx.out_sizes, ctx.out_dtype, first_device(ctx), origins=(ctx.origin,))
-    strides = ctx.wanted_strides(0, box.sizes)
-    if strides is None and any(size.low is None or size.low > 1 for size in box.sizes):
+    if ctx.dense_strides(ctx.out) is None and ZERO not in box.sizes:
         raise NotLowered("elements that share memory")
-    box.buffer = ctx.new_buffer(box, strides)
+    box.buffer = ctx.new_buffer(box, ctx.sizes.indices(ctx.out.stride()))
     return whole(box)
 
 
@@ -98,6 +99,8 @@ def arange(ctx: Context, start: Any = 0, end: Any = None, step: Any = 1, **args:
     """start + i * step, in the type torch counts in: whole numbers in 64 bits, floats in double precision."""
     (place,) = own_axes(ctx.out_sizes)
     dtype = ctx.out_dtype
+    if dtype in (torch.uint16, torch.uint32, torch.uint64, torch.bool):
+        raise NotLowered(f"a range of {short(dtype)}, which eager refuses")
     if all(isinstance(item, (int, Index)) for item in (start, step)) and is_integer(dtype):
         value = index_value(ctx.index(start) + place * ctx.index(step))
         return ctx.lazy(ctx.out_sizes, cast(value, dtype), first_device(ctx))
@@ -158,8 +161,19 @@ def device_put(ctx: Context, a: Value, device: Any, non_blocking: bool) -> Value
     return copied(ctx, a) if ctx.out.device == a.device else moved(ctx, a, ctx.out.device, non_blocking)
 
 
+def rehomed(ctx: Context, x: Value, held: Buffer, device: torch.device) -> Value:
+    name = f"{held.name}_{str(device).replace(':', '_')}"
+    if name not in ctx.buffers:
+        ctx.objects[name] = torch_operators.on_device(ctx.objects[held.name], device)
+        ctx.buffers[name] = replace(held, name=name, device=device)
+    return whole(Box(x.sizes, x.dtype, device, buffer=name))
+
+
 def moved(ctx: Context, x: Value, device: torch.device, non_blocking: bool) -> Value:
-    """The same elements in memory of another device."""
+    """The same elements in memory of another device; a constant is moved once, while compiling."""
+    held = ctx.buffers.get(x.box.buffer or "")
+    if held is not None and held.kind == "constant" and x.is_whole:
+        return rehomed(ctx, x, held, device)
     source = ctx.buffer_of(x)
     box = Box(x.sizes, x.dtype, device, origins=(ctx.origin,))
     box.buffer = ctx.new_buffer(box, ctx.wanted_strides(0, x.sizes))

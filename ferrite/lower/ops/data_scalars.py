@@ -90,7 +90,11 @@ def _query(overload: Any, query: Any) -> None:
         return ctx.out
 
 
-for _overload, _name in ((aten.sym_size.int, "size"), (aten.sym_stride.int, "stride"), (aten.sym_storage_offset.default, "offset")):
+for _overload, _name in (
+    (aten.sym_size.int, "size"),
+    (aten.sym_stride.int, "stride"),
+    (aten.sym_storage_offset.default, "offset"),
+):
     _query(_overload, _name)
 
 
@@ -153,24 +157,28 @@ def assert_true(ctx: Calls, value: Value, message: str) -> None:
 
 
 @lowers(aten.sym_constrain_range.default)
-def sym_constrain_range(ctx: Calls, size: Any, min: int | None, max: int | None) -> None:  # noqa: A002
+def sym_constrain_range(ctx: Calls, size: Any, min: int | None, max: int | None) -> None:
     assert_range(ctx, size, min, max)
 
 
 @lowers(aten.sym_constrain_range_for_size.default)
-def sym_constrain_range_for_size(ctx: Calls, size: Any, min: int | None, max: int | None) -> None:  # noqa: A002
+def sym_constrain_range_for_size(ctx: Calls, size: Any, min: int | None, max: int | None) -> None:
     assert_range(ctx, size, 0 if min is None else min, max)
 
 
 @lowers(aten._functional_sym_constrain_range.default)
-def functional_sym_constrain_range(ctx: Calls, size: Any, min: int | None, max: int | None, dep_token: Value) -> Value:  # noqa: A002
+def functional_sym_constrain_range(ctx: Calls, size: Any, min: int | None, max: int | None, dep_token: Value) -> Value:
     assert_range(ctx, size, min, max)
     return dep_token
 
 
 @lowers(aten._functional_sym_constrain_range_for_size.default)
 def functional_sym_constrain_range_for_size(
-    ctx: Calls, size: Any, min: int | None, max: int | None, dep_token: Value  # noqa: A002
+    ctx: Calls,
+    size: Any,
+    min: int | None,
+    max: int | None,
+    dep_token: Value,
 ) -> Value:
     assert_range(ctx, size, 0 if min is None else min, max)
     return dep_token

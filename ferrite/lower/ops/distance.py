@@ -12,7 +12,7 @@ from ferrite.ir.index import ONE, ZERO, Index
 from ferrite.ir.types import arithmetic_type
 from ferrite.lower.context import Context
 from ferrite.lower.ops.conditions import B8
-from ferrite.lower.table import NotLowered, lowers
+from ferrite.lower.table import NotLowered, eager, lowers
 from ferrite.lower.value import Value, own_axes
 
 aten = torch.ops.aten
@@ -107,3 +107,10 @@ def slope(away: Expr, distance: Expr, grad: Expr, p: float) -> Expr:
         if p < 1:
             none = op("logical_or", none, op("eq", away, zero, dtype=B8))
     return op("where", none, zero, part, dtype=dtype)
+
+
+eager(
+    aten._pdist_forward.default,
+    aten._pdist_backward.default,
+    because="pairs are numbered along a triangle: torch's own kernel",
+)

@@ -44,10 +44,14 @@ def with_effects(ctx: Calls, token: Value, target: Any, *args: Any, **kwargs: An
 
 @lowers_higher_order("print", "call_torchbind", "invoke_leaf_function", "register_hook")
 def called_in_order(ctx: Calls, *args: Any, **kwargs: Any) -> Any:
-    return ctx.eager_call(ctx.operator, args, kwargs, ctx.out, "it has an effect that must keep its place", effect=ORDERED)
+    return ctx.eager_call(
+        ctx.operator, args, kwargs, ctx.out, "it has an effect that must keep its place", effect=ORDERED
+    )
 
 
-@lowers_higher_order("run_and_save_rng_state", "run_with_rng_state", "graphsafe_run_with_rng_state", "run_dtensor_rng_op")
+@lowers_higher_order(
+    "run_and_save_rng_state", "run_with_rng_state", "graphsafe_run_with_rng_state", "run_dtensor_rng_op"
+)
 def with_random_state(ctx: Calls, *args: Any, **kwargs: Any) -> Any:
     return ctx.eager_call(ctx.operator, args, kwargs, ctx.out, "it sets the state of a random generator", effect=RANDOM)
 
@@ -103,6 +107,8 @@ for _name in ("profiler._record_function_enter_new.default", "profiler._record_f
 for _name in ("profiler._record_function_exit._RecordFunction", "profiler._record_function_exit.default"):
     if (_found := torch_api.find_operator(_name)) is not None:
         eager(_found, because="it closes a range of the profiler")
-for _name in "fork join record_event wait_event wait_stream record_stream synchronize_device synchronize_event synchronize_stream sync_dealloc".split():
+STREAMS = """fork join record_event wait_event wait_stream record_stream synchronize_device synchronize_event
+synchronize_stream sync_dealloc"""
+for _name in STREAMS.split():
     if (_found := torch_api.find_operator(f"streams.{_name}.default")) is not None:
         eager(_found, because="it orders streams of a device")

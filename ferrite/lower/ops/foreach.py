@@ -93,3 +93,14 @@ for _name in ONE_OPERAND.split():
     _each_overload(_name, {"default": _name})
 for _name, _singles in SEVERAL.items():
     _each_overload(_name, _singles)
+
+
+@lowers(aten._foreach_norm.Scalar)
+def foreach_norm(ctx: Calls, x: list[Value], ord: Any, dtype: Any) -> list[Any]:
+    norm = aten.linalg_vector_norm.default
+    return [ctx.apply(norm, (item, ord), {"dtype": dtype}, out) for item, out in zip(x, ctx.out, strict=True)]
+
+
+@lowers(aten._foreach_max.default)
+def foreach_max(ctx: Calls, x: list[Value]) -> list[Any]:
+    return [ctx.apply(aten.max.default, (item,), {}, out) for item, out in zip(x, ctx.out, strict=True)]

@@ -16,7 +16,7 @@ from ferrite.lower.ops.conditions import B8
 from ferrite.lower.ops.index import I64
 from ferrite.lower.ops.pool import dims_of
 from ferrite.lower.ops.resample import cubic_weights
-from ferrite.lower.table import lowers
+from ferrite.lower.table import eager, lowers
 from ferrite.lower.value import Value, own_axes
 
 aten = torch.ops.aten
@@ -118,3 +118,10 @@ def part(x: Value, lead: Sequence[Index], corner: Taps, dtype: torch.dtype) -> E
     value = masked(within, cast(x.at([*lead, *(place for _, place, _ in corner)]), dtype), const(0, dtype))
     weights = [weight for _, _, weight in corner if weight is not None]
     return op("mul", value, functools.reduce(lambda a, b: op("mul", a, b), weights)) if weights else value
+
+
+eager(
+    aten.grid_sampler_2d_backward.default,
+    aten.grid_sampler_3d_backward.default,
+    because="it adds to the gradients of the tensor and of the grid in one walk over both",
+)

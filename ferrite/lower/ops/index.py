@@ -8,39 +8,79 @@ from typing import Any
 import torch
 
 from ferrite.ir.division import never_negative
-from ferrite.ir.expr import Const, Expr, IndexValue, cast, const, data, index_value, masked, op
+from ferrite.ir.expr import COMPLAINT, Cast, Const, Expr, IndexValue, Op, cast, const, data, index_value, masked, op
 from ferrite.ir.index import ONE, ZERO, Index, number
 from ferrite.ir.types import arithmetic_type
 from ferrite.lower.context import Context
 from ferrite.lower.ops.accumulate import scattered
 from ferrite.lower.ops.conditions import B8
 from ferrite.lower.ops.joins import nothing
+from ferrite.lower.ops.tables import worked_out
 from ferrite.lower.ops.views import dim_of, flattened, put
 from ferrite.lower.promotion import common_type
-from ferrite.lower.table import NotLowered, lowers
+from ferrite.lower.table import NotLowered, eager, lowers
 from ferrite.lower.value import Value, own_axes
 
 aten = torch.ops.aten
 I64 = torch.int64
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8)
 MASKS = (torch.bool, torch.uint8)
 
 
-def straight(value: Expr, size: Index) -> Index:
+# What eager says of an index that points outside: it depends on the operator, and on the rank of what is read.
+OUTSIDE = "IndexError: index {wrapped} is out of bounds for dimension %d with size {size}"
+SELF = "IndexError: index out of range in self"
+ALONG = "RuntimeError: index {index} is out of bounds for dimension %d with size {size}"
+SELECTED = "RuntimeError: INDICES element is out of DATA bounds, id={index} axis_dim={size}"
+FLAT = "IndexError: out of range: tried to access index {wrapped} on a tensor of {size} elements."
+
+
+def straight(value: Expr, size: Index, complaint: str = COMPLAINT) -> Index:
     """A number from memory as an index; a negative one is an error."""
-    return data(cast(value, I64), size)
+    known = as_index_of(value)
+    return data(cast(value, I64) if known is None else index_value(known), size, complaint)
 
 
-def wrapped(value: Expr, size: Index) -> Index:
+def as_index_of(value: Expr) -> Index | None:
+    """Integer arithmetic on indices as an index, where no step of it can overflow."""
+    plain = arithmetic_of(value)
+    return worked_out(value) if plain is None else plain
+
+
+def arithmetic_of(value: Expr) -> Index | None:
+    match value:
+        case Const() if value.dtype in WHOLE:
+            return number(value.value)
+        case IndexValue() if value.dtype in WHOLE:
+            return fitting(value.index, value.dtype)
+        case Cast() if value.dtype in WHOLE:
+            inner = arithmetic_of(value.arg)
+            return None if inner is None else fitting(inner, value.dtype)
+        case Op(name="add" | "sub" | "mul") if value.dtype in WHOLE:
+            left, right = map(arithmetic_of, value.operands)
+            if left is None or right is None:
+                return None
+            result = left + right if value.name == "add" else left - right if value.name == "sub" else left * right
+            return fitting(result, value.dtype)
+    return None
+
+
+def fitting(index: Index, dtype: torch.dtype) -> Index | None:
+    """The index, if every value of it is one of the type."""
+    limits = torch.iinfo(dtype)
+    fits = index.low is not None and index.high is not None and limits.min <= index.low and index.high <= limits.max
+    return index if fits else None
+
+
+def wrapped(value: Expr, size: Index, complaint: str = COMPLAINT) -> Index:
     """A number from memory as an index, counted from the end where it is negative."""
-    value = cast(value, I64)
-    if isinstance(value, Const | IndexValue):
-        index = number(value.value) if isinstance(value, Const) else value.index
-        if never_negative(index):
-            return data(value, size)
-        if index.high is not None and index.high < 0:
-            return data(index_value(index + size), size)
+    known, value = as_index_of(value), cast(value, I64)
+    if known is not None and never_negative(known):
+        return data(index_value(known), size, complaint)
+    if known is not None and known.high is not None and known.high < 0:
+        return data(index_value(known + size), size, complaint)
     negative = op("lt", value, const(0, I64), dtype=B8)
-    return data(op("where", negative, op("add", value, index_value(size)), value, dtype=I64), size)
+    return data(op("where", negative, op("add", value, index_value(size)), value, dtype=I64), size, complaint)
 
 
 # --- advanced indexing ------------------------------------------------------------------------------------------------
@@ -78,7 +118,8 @@ class Picked:
                 value = each.at([ZERO if size is ONE else item for size, item in zip(each.sizes, own, strict=True)])
                 if mask is not None:
                     value = op("where", mask, cast(value, I64), const(0, I64), dtype=I64)
-                place[dim] = wrapped(value, self.x.sizes[dim])
+                number = sum(other is not None for other in self.indices[:dim])  # eager counts indexed dimensions
+                place[dim] = wrapped(value, self.x.sizes[dim], OUTSIDE % number)
         return place
 
 
@@ -94,7 +135,7 @@ def broadcast_sizes(shapes: Sequence[Sequence[Index]]) -> list[Index]:
 @lowers(aten.index.Tensor, aten._unsafe_index.Tensor)
 def index(ctx: Context, x: Value, indices: Sequence[Value | None]) -> Value:
     picked = Picked(x, indices)
-    return ctx.lazy(ctx.out_sizes, x.at(picked.place()), x.device)
+    return ctx.lazy(ctx.out_sizes, ctx.picked(x, picked.place()), x.device)
 
 
 @lowers(aten._unsafe_masked_index.default)
@@ -113,7 +154,7 @@ def gather(ctx: Context, x: Value, dim: int, index: Value, sparse_grad: bool) ->
     if any(size is ZERO for size in sizes):
         return nothing(ctx)
     axes = own_axes(sizes)
-    return ctx.lazy(sizes, x.at(along(x, dim, index.at(axes), axes)), x.device)
+    return ctx.lazy(sizes, ctx.picked(x, along(x, dim, index.at(axes), axes)), x.device)
 
 
 def along(x: Value, dim: int, index: Expr, axes: Sequence[Index]) -> list[Index]:
@@ -121,7 +162,7 @@ def along(x: Value, dim: int, index: Expr, axes: Sequence[Index]) -> list[Index]
     if not x.rank:
         return []
     at = dim_of(dim, x.rank)
-    return put(axes or [ZERO], at, straight(index, x.sizes[at]))
+    return put(axes or [ZERO], at, straight(index, x.sizes[at], ALONG % at))
 
 
 @lowers(aten.index_select.default)
@@ -131,14 +172,15 @@ def index_select(ctx: Context, x: Value, dim: int, index: Value) -> Value:
         return ctx.lazy(sizes, x.at([]), x.device)
     at = dim_of(dim, x.rank)
     axes = own_axes(sizes)
-    return ctx.lazy(sizes, x.at(put(axes, at, straight(index.at([axes[at]][: index.rank]), x.sizes[at]))), x.device)
+    row = straight(index.at([axes[at]][: index.rank]), x.sizes[at], SELECTED if at == 1 else SELF)
+    return ctx.lazy(sizes, ctx.picked(x, put(axes, at, row)), x.device)
 
 
 @lowers(aten.take.default)
 def take(ctx: Context, x: Value, index: Value) -> Value:
     sizes = ctx.out_sizes
     flat = flattened(x)
-    return ctx.lazy(sizes, flat.at([wrapped(ctx.elements(index, sizes), flat.sizes[0])]), x.device)
+    return ctx.lazy(sizes, ctx.picked(flat, [wrapped(ctx.elements(index, sizes), flat.sizes[0], FLAT)]), x.device)
 
 
 # --- embedding --------------------------------------------------------------------------------------------------------
@@ -148,8 +190,8 @@ def take(ctx: Context, x: Value, index: Value) -> Value:
 def embedding(ctx: Context, weight: Value, indices: Value, **hints: Any) -> Value:
     sizes = ctx.out_sizes
     axes = own_axes(sizes)
-    row = straight(indices.at(axes[: indices.rank]), weight.sizes[0])
-    return ctx.lazy(sizes, weight.at([row, *axes[indices.rank :]]), weight.device)
+    row = straight(indices.at(axes[: indices.rank]), weight.sizes[0], SELF)
+    return ctx.lazy(sizes, ctx.picked(weight, [row, *axes[indices.rank :]]), weight.device)
 
 
 @lowers(aten.embedding_dense_backward.default)
@@ -174,6 +216,9 @@ def embedding_dense_backward(
         here = op("eq", row, index_value(padding), dtype=B8)
         source = op("where", here, const(0, wide), source, dtype=wide)
     return scattered(ctx, points, [straight(row, rows), *axes[indices.rank :]], source)
+
+
+eager(aten.embedding_renorm.default, because="rows that indices name are scaled, each once, however often it is named")
 
 
 def counts(ctx: Context, indices: Value, size: Index) -> Value:
@@ -202,8 +247,23 @@ def searchsorted(
 def searched(ctx: Context, line: Value, x: Any, right: bool, sorter: Value | None) -> Value:
     sizes, common = ctx.out_sizes, common_type(line, x)
     row = [] if line.rank == 1 else list(own_axes(sizes)[: line.rank - 1])
-    found = number_before(line, cast(ctx.elements(x, sizes), common), right, row, sorter)
+    value = cast(ctx.elements(x, sizes), common)
+    if line.sizes[-1].high is None:
+        return counted_before(ctx, line, value, right, row)
+    found = number_before(line, value, right, row, sorter)
     return ctx.lazy(sizes, cast(found, ctx.out_dtype), line.device)
+
+
+def counted_before(ctx: Context, line: Value, value: Expr, right: bool, row: Sequence[Index]) -> Value:
+    """One by one: of a line without a known bound, nobody knows how many steps a search takes."""
+
+    def element(outer: Sequence[Index], inner: Sequence[Index]) -> Expr:
+        later = op("gt" if right else "ge", cast(line.at([*row, *inner]), value.dtype), value, dtype=B8)
+        return cast(op("logical_not", later), I64)
+
+    (found,) = ctx.reduce("sum", ctx.out_sizes, line.sizes[-1:], [element], [ctx.out_dtype], line.device)
+    assert found is not None
+    return found
 
 
 def number_before(
@@ -211,8 +271,7 @@ def number_before(
 ) -> Expr:
     """How many elements of a sorted line come before a value: its bits, from the highest down."""
     count = line.sizes[-1]
-    if count.high is None:
-        raise NotLowered("a search among a number of elements that has no bound")
+    assert count.high is not None
 
     def comes_before(place: Expr) -> Expr:
         at = data(op("sub", place, const(1, I64)), count)

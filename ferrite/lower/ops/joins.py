@@ -113,6 +113,23 @@ def reversed_place(x: Value, dims: Sequence[int]) -> list[Index]:
     ]
 
 
+@lowers(aten.pixel_shuffle.default)
+def pixel_shuffle(ctx: Context, x: Value, upscale_factor: int) -> Value:
+    """Channels become pixels."""
+    *lead, channel, row, column = own_axes(ctx.out_sizes)
+    many = upscale_factor
+    return moved(ctx, x, [*lead, (channel * many + row % many) * many + column % many, row // many, column // many])
+
+
+@lowers(aten.pixel_unshuffle.default)
+def pixel_unshuffle(ctx: Context, x: Value, downscale_factor: int) -> Value:
+    """Pixels become channels."""
+    *lead, channel, row, column = own_axes(ctx.out_sizes)
+    many = downscale_factor
+    within = row * many + channel // many % many, column * many + channel % many
+    return moved(ctx, x, [*lead, channel // (many * many), *within])
+
+
 def moved(ctx: Context, x: Value, place: Sequence[Index]) -> Value:
     """A tensor of its own, of the result's sizes, whose element is the one at a place of `x`."""
     return ctx.lazy(ctx.out_sizes, x.at(place), x.device)

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from ferrite.lower.table import COMPOSED, EAGER, LOWERED, eager, overloads
+from ferrite.capture.torch_operators import overloads
+from ferrite.lower.table import COMPOSED, EAGER, LOWERED, eager
 
 aten = torch.ops.aten
 
@@ -21,8 +22,8 @@ def _called(names: str, because: str) -> None:
 
 
 _called(
-    "_linalg_det _linalg_eigh _linalg_eigvals _linalg_slogdet _linalg_solve_ex _linalg_svd linalg_cholesky_ex linalg_eig "
-    "linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex linalg_ldl_solve linalg_lstsq linalg_lu "
+    "_linalg_det _linalg_eigh _linalg_eigvals _linalg_slogdet _linalg_solve_ex _linalg_svd linalg_cholesky_ex "
+    "linalg_eig linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex linalg_ldl_solve linalg_lstsq linalg_lu "
     "linalg_lu_factor_ex linalg_lu_solve linalg_matrix_exp linalg_pinv linalg_qr linalg_solve_triangular "
     "cholesky cholesky_inverse cholesky_solve geqrf lu_unpack ormqr triangular_solve",
     because="a linear algebra library does it",
@@ -50,7 +51,8 @@ _called(
 _called(
     "_weight_int4pack_mm_for_cpu _weight_int8pack_mm _weight_int4pack_mm _dyn_quant_matmul_4bit "
     "_dyn_quant_pack_4bit_weight _fused_moving_avg_obs_fq_helper _fused_moving_avg_obs_fq_helper_functional "
-    "quantize_per_tensor quantize_per_channel dequantize _make_per_tensor_quantized_tensor int_repr q_scale q_zero_point",
+    "quantize_per_tensor quantize_per_channel dequantize _make_per_tensor_quantized_tensor int_repr q_scale "
+    "q_zero_point",
     because="quantised tensors: torch's own kernels",
 )
 _called(

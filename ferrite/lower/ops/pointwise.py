@@ -311,7 +311,8 @@ def clamp(ctx: Context, x: Value, min: Any, max: Any) -> Value:
 
 
 def check_bounds(ctx: Context, x: Value, *bounds: Any) -> None:
-    dtype = working_type(ctx, x, *bounds, takes="number")
+    tensors = len(bounds) == 1 and isinstance(bounds[0], Value)  # then it is the same as `maximum`
+    dtype = working_type(ctx, x, *bounds, takes="real" if tensors else "number")
     for bound in bounds:
         check_fits(bound, dtype)
 

@@ -231,7 +231,9 @@ def avg_pool(
         place = windows.at(outer[lead:], inner)
         return cast(guarded(all_inside(place, spatial), x.at([*outer[:lead], *place]), const(0, x.dtype)), wide)
 
-    (sums,) = ctx.reduce("sum", ctx.out_sizes, windows.over, [element], [wide], x.device)
+    # a window may be far larger than what it slides over: what lies beyond adds nothing
+    over = [minimum(k, size + pad) for k, size, pad in zip(windows.over, spatial, windows.padding, strict=True)]
+    (sums,) = ctx.reduce("sum", ctx.out_sizes, over, [element], [wide], x.device)
     assert sums is not None
     axes = own_axes(ctx.out_sizes)
     by = Divisor(windows, spatial, count_include_pad, divisor_override).of(axes[lead:])

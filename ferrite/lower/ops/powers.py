@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.types import NARROW, arithmetic_type, is_integer
+from ferrite.ir.types import NARROW, arithmetic_type, is_integer, short
 from ferrite.lower.context import Context
 from ferrite.lower.formula import Term, check_fits, elementwise, first_device, result, sqrt, term, working_type
 from ferrite.lower.promotion import Operand
@@ -36,8 +36,8 @@ def power_of_tensor(ctx: Context, x: Value, exponent: Any) -> Value:
 
 def power_type(ctx: Context, base: Operand, exponent: Operand) -> torch.dtype:
     dtype = working_type(ctx, base, exponent)
-    if dtype is torch.bool:
-        raise NotLowered("powers of truth values, which eager refuses")
+    if dtype in (torch.bool, torch.uint16, torch.uint32, torch.uint64):
+        raise NotLowered(f"powers of {short(dtype)}, which eager refuses")
     for number in (base, exponent):
         check_fits(number, dtype)
     return dtype

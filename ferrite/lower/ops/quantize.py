@@ -10,11 +10,12 @@ from ferrite.capture import torch_api
 from ferrite.ir.index import ZERO, Index
 from ferrite.ir.types import arithmetic_type, is_integer
 from ferrite.lower.context import Context
-from ferrite.lower.formula import Term, larger, result, smaller, term
+from ferrite.lower.formula import Term, choose, larger, result, smaller, term
 from ferrite.lower.ops.views import dim_of
 from ferrite.lower.table import NotLowered, lowers
 from ferrite.lower.value import Value, own_axes
 
+aten = torch.ops.aten
 decomposed: Any = torch_api.quantized_decomposed()
 F32, F64 = torch.float32, torch.float64
 
@@ -127,3 +128,56 @@ if decomposed is not None:
     )(dequantize)
     lowers(decomposed.quantize_per_channel.default)(quantize_channels)
     lowers(decomposed.dequantize_per_channel.default)(dequantize_channels)
+
+
+# --- and back at once: what training for small integers sees ----------------------------------------------------------
+
+
+def rounded_trip(
+    ctx: Context, x: Value, scale: Term, zero: Term, quant_min: int, quant_max: int
+) -> tuple[Value, Value]:
+    """Elements as they come back from small integers, and whether the bounds left them where they were."""
+    value, mask = ctx.out
+    if x.dtype not in (F32, torch.float16, torch.bfloat16):
+        raise NotLowered(f"elements of type {x.dtype}")
+    steps = zero + (term_of(ctx, x) * (1 / scale)).call("round")
+    inside = (steps >= quant_min) & (steps <= quant_max)
+    back = (steps.call("fmax", quant_min).call("fmin", quant_max) - zero) * scale
+    return (
+        ctx.lazy(x.sizes, back.to(value.dtype).expr, x.device),
+        ctx.lazy(x.sizes, inside.to(mask.dtype).expr, x.device),
+    )
+
+
+def term_of(ctx: Context, x: Value) -> Term:
+    return Term(ctx.elements(x, x.sizes)).to(F32)
+
+
+@lowers(aten.fake_quantize_per_tensor_affine_cachemask.default)
+def fake_quantize(
+    ctx: Context, x: Value, scale: Any, zero_point: Any, quant_min: int, quant_max: int
+) -> tuple[Value, Value]:
+    return rounded_trip(ctx, x, one_element(ctx, scale, F32), one_element(ctx, zero_point, F32), quant_min, quant_max)
+
+
+@lowers(aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default)
+def fake_quantize_tensors(
+    ctx: Context, x: Value, scale: Value, zero_point: Value, fake_quant_enabled: Value, quant_min: int, quant_max: int
+) -> tuple[Value, Value]:
+    """Where it is switched off, the elements stay, and all count."""
+    value, mask = fake_quantize(ctx, x, scale, zero_point, quant_min, quant_max)
+    on = one_element(ctx, fake_quant_enabled, torch.bool)
+    made, kept = (Term(ctx.elements(item, x.sizes)) for item in (value, mask))
+    plain = Term(ctx.elements(x, x.sizes)).to(made.dtype)
+    return (
+        ctx.lazy(x.sizes, choose(on, made, plain).expr, x.device),
+        ctx.lazy(x.sizes, choose(on, kept, True).expr, x.device),
+    )
+
+
+@lowers(aten.fake_quantize_per_channel_affine_cachemask.default)
+def fake_quantize_channels(
+    ctx: Context, x: Value, scale: Value, zero_point: Value, axis: int, quant_min: int, quant_max: int
+) -> tuple[Value, Value]:
+    scales, zeros = (of_channel(x, item, axis).to(F32) for item in (scale, zero_point))
+    return rounded_trip(ctx, x, scales, zeros, quant_min, quant_max)

@@ -13,6 +13,7 @@ from ferrite.ir.expr import Random, const, op
 from ferrite.ir.index import ZERO, Index, number
 from ferrite.ir.program import Seeds
 from ferrite.ir.random import MOST_OPERATORS, PLACE_BITS
+from ferrite.ir.types import arithmetic_type
 from ferrite.lower.calls import Calls
 from ferrite.lower.context import Context, contiguous
 from ferrite.lower.formula import Term, larger, log1p, pointwise, result, sqrt
@@ -81,7 +82,8 @@ class Stream:
 
     def exponential(self, dtype: torch.dtype) -> Term:
         """With rate 1; never 0, by which people divide."""
-        return larger((-log1p(-self.uniform(torch.float64))).to(dtype), torch.finfo(dtype).tiny)
+        drawn = (-log1p(-self.uniform(torch.float64))).to(dtype)
+        return larger(drawn.to(arithmetic_type(dtype)), torch.finfo(dtype).tiny).to(dtype)
 
     def integer(self, dtype: torch.dtype, low: int, high: int) -> Term:
         return (self.draw("bits", self.place, torch.int64).call("remainder", high - low) + low).to(dtype)

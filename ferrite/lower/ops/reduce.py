@@ -282,7 +282,7 @@ def aminmax(ctx: Context, x: Value, dim: int | None = None, keepdim: bool = Fals
 @lowers(aten.logsumexp.default)
 def logsumexp(ctx: Context, x: Value, dim: Any, keepdim: bool = False) -> Value:
     """Relative to the greatest; where that is infinite, relative to zero."""
-    if x.dtype.is_complex or x.sizes and any(x.sizes[each] is ZERO for each in reduced_dims(x, dim)):
+    if x.dtype.is_complex or any(x.sizes[each] is ZERO for each in reduced_dims(x, dim)):
         raise NotLowered("complex numbers or nothing to add up")
     wide = arithmetic_type(ctx.out_dtype)
     rows = Rows(ctx, x, dim, keepdim)

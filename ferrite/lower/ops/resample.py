@@ -21,7 +21,7 @@ from ferrite.lower.ops.accumulate import gathered, scattered
 from ferrite.lower.ops.conditions import B8
 from ferrite.lower.ops.index import I64
 from ferrite.lower.ops.pool import dims_of
-from ferrite.lower.table import NotLowered, lowers
+from ferrite.lower.table import NotLowered, eager, lowers
 from ferrite.lower.value import Value, own_axes
 
 aten = torch.ops.aten
@@ -264,3 +264,12 @@ def upsample_weighted_backward(
     for _, weight in chosen:
         source = op("mul", source, weight)
     return scattered(ctx, points, [*axes[: rank - len(taps)], *(place for place, _ in chosen)], source)
+
+
+eager(
+    aten._upsample_bilinear2d_aa.default,
+    aten._upsample_bilinear2d_aa_backward.default,
+    aten._upsample_bicubic2d_aa.default,
+    aten._upsample_bicubic2d_aa_backward.default,
+    because="its windows are as wide as the scale, with weights that torch works out for each",
+)

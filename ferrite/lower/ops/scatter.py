@@ -17,7 +17,7 @@ from ferrite.ir.program import Combine
 from ferrite.ir.types import arithmetic_type, is_integer
 from ferrite.lower.context import Context
 from ferrite.lower.ops.conditions import B8
-from ferrite.lower.ops.index import I64, MASKS, Picked, along, straight, wrapped
+from ferrite.lower.ops.index import ALONG, FLAT, I64, MASKS, OUTSIDE, SELF, Picked, along, straight, wrapped
 from ferrite.lower.ops.views import dim_of, flattened, put, reshaped, sliced, total
 from ferrite.lower.table import NotLowered, lowers
 from ferrite.lower.value import Value, own_axes
@@ -185,7 +185,7 @@ def mean_of(ctx: Context, totals: Value, sources: Sources, include_self: bool) -
 
 
 def slice_sources(
-    x: Value, dim: int, index: Value, sizes: Sequence[Index], source: Any, wraps: bool = False
+    x: Value, dim: int, index: Value, sizes: Sequence[Index], source: Any, wraps: bool = False, complaint: str = ALONG
 ) -> Sources:
     """Slices of a source, each stored where the index at its number says."""
     read = wrapped if wraps else straight
@@ -193,7 +193,8 @@ def slice_sources(
         value = source.at([ZERO] * source.rank) if isinstance(source, Value) else source
         return Sources((), [], value)
     at, axes = dim_of(dim, x.rank), own_axes(sizes)
-    place = put(axes, at, read(index.at([axes[at]][: index.rank]), x.sizes[at]))
+    said = complaint % at if "%d" in complaint else complaint
+    place = put(axes, at, read(index.at([axes[at]][: index.rank]), x.sizes[at], said))
     value = source.at(axes[: source.rank]) if isinstance(source, Value) else source
     return Sources(sizes, place, value)
 
@@ -205,7 +206,8 @@ def with_length(x: Value, dim: int, index: Value) -> list[Index]:
 
 @lowers(aten.index_add.default)
 def index_add(ctx: Context, x: Value, dim: int, index: Value, source: Value, alpha: Any) -> Value:
-    sources = slice_sources(x, dim, index, with_length(x, dim, index), source)
+    said = SELF if x.rank <= 1 else ALONG
+    sources = slice_sources(x, dim, index, with_length(x, dim, index), source, complaint=said)
     wide, value = arithmetic_type(x.dtype), cast(sources.source, x.dtype)
     if alpha != 1:
         value = cast(op("mul", cast(value, wide), cast(ctx.elements(alpha, ()), wide)), x.dtype)
@@ -217,7 +219,8 @@ def index_add(ctx: Context, x: Value, dim: int, index: Value, source: Value, alp
 @lowers(aten.index_copy.default)
 def index_copy(ctx: Context, x: Value, dim: int, index: Value, source: Value) -> Value:
     copy = copy_of(ctx, x)
-    slice_sources(x, dim, index, with_length(x, dim, index), source).store(ctx, copy, "set")
+    said = OUTSIDE.replace("index", "index_copy_(): index", 1)
+    slice_sources(x, dim, index, with_length(x, dim, index), source, complaint=said).store(ctx, copy, "set")
     return copy
 
 
@@ -225,7 +228,7 @@ def index_copy(ctx: Context, x: Value, dim: int, index: Value, source: Value) ->
 def index_fill(ctx: Context, x: Value, dim: int, index: Value, value: Any) -> Value:
     copy = copy_of(ctx, x)
     element = cast(ctx.elements(value, ()), x.dtype)
-    slice_sources(x, dim, index, with_length(x, dim, index), element, wraps=True).store(ctx, copy, "set")
+    slice_sources(x, dim, index, with_length(x, dim, index), element, True, OUTSIDE).store(ctx, copy, "set")
     return copy
 
 
@@ -241,7 +244,7 @@ def put_(ctx: Context, x: Value, index: Value, source: Value, accumulate: bool) 
     copy = copy_of(ctx, x)
     flat, axes = flattened(copy), own_axes(index.sizes)
     values = reshaped(source, index.sizes)
-    place = [wrapped(index.at(axes), flat.sizes[0])]
+    place = [wrapped(index.at(axes), flat.sizes[0], FLAT)]
     ctx.scatter(flat, index.sizes, place, cast(values.at(axes), x.dtype), "add" if accumulate else "set")
     return copy
 

@@ -37,8 +37,8 @@ REAL = "erf erfc erfinv lgamma digamma i0 special_i0e special_i1 special_i1e"
 WIDE = (
     "special_ndtri special_erfcx special_log_ndtr special_airy_ai special_bessel_j0 special_bessel_j1 "
     "special_bessel_y0 special_bessel_y1 special_modified_bessel_i0 special_modified_bessel_i1 "
-    "special_modified_bessel_k0 special_modified_bessel_k1 special_spherical_bessel_j0 special_scaled_modified_bessel_k0 "
-    "special_scaled_modified_bessel_k1"
+    "special_modified_bessel_k0 special_modified_bessel_k1 special_spherical_bessel_j0 "
+    "special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1"
 )
 POLYNOMIALS = (
     "special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v "

@@ -32,6 +32,15 @@ def as_strided(
     return strided_window(ctx, x, size, stride, storage_offset)
 
 
+@lowers(aten.as_strided_copy.default)
+def as_strided_copy(
+    ctx: Context, x: Value, size: Sequence[Number], stride: Sequence[Number], storage_offset: Number | None
+) -> Value:
+    return ctx.lazy(
+        ctx.out_sizes, strided_window(ctx, x, size, stride, storage_offset).at(own_axes(ctx.out_sizes)), x.device
+    )
+
+
 @lowers(prims.as_strided.default)
 def prims_as_strided(
     ctx: Context, a: Value, size: Sequence[Number], stride: Sequence[Number], storage_offset: Number
@@ -176,7 +185,8 @@ def is_blank(ctx: Context, x: Value) -> bool:
     name = x.box.buffer
     if x.box.expr is not None or name is None or ctx.buffers[name].kind != "owned":
         return False
-    return not any(ctx.buffers[access.buffer].storage == name for item in reversed(ctx.operations) for access in writes(item))
+    written = (access.buffer for item in reversed(ctx.operations) for access in writes(item))
+    return all(ctx.buffers[each].storage != name for each in written)
 
 
 def slice_part(sizes: Sequence[Index], at: int, start: Index, end: Index, step: Index) -> Part:

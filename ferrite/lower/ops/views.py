@@ -118,6 +118,11 @@ def view(ctx: Context, x: Value, **shape: object) -> Value:
     return reshaped(x, ctx.out_sizes)
 
 
+@lowers(aten.view_copy.default)
+def view_copy(ctx: Context, x: Value, size: Sequence[Index | int]) -> Value:
+    return ctx.lazy(ctx.out_sizes, reshaped(x, ctx.out_sizes).at(own_axes(ctx.out_sizes)), x.device)
+
+
 @lowers(prims.reshape.default, prims.collapse_view.default, prims.collapse.default, prims.split_dim.default)
 def prims_reshape(ctx: Context, a: Value, **how: Any) -> Value:
     return reshaped(a, ctx.out_sizes)

@@ -1,0 +1,84 @@
+"""Fractions and truths computed from sizes and data, as operands and as sizes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from ferrite.ir.interpret import interpret
+from ferrite.ir.program import Item
+from ferrite.lower.graph import lower_module
+from tests.compare import compile_strict, reset
+from tests.lower.lowered import INTERPRETER, calls, operations, run
+
+pytestmark = pytest.mark.quick
+
+
+def at_two_sizes(fn, first: torch.Tensor, second: torch.Tensor):
+    """Compiled once for any size; right at two of them. The last program."""
+    from compare import compiled_graphs
+
+    reset()
+    compiled = compile_strict(fn, options=INTERPRETER, dynamic=True)
+    for x in (first, second):
+        torch.testing.assert_close(compiled(x), fn(x))
+    assert compiled_graphs() == 1
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x * (x.shape[1] ** -0.5),
+        lambda x: x / math.sqrt(x.shape[0]) + 1.0 / x.shape[1],
+        lambda x: x * (x.shape[0] / (x.shape[1] + 1)) - x.shape[0] % 3,
+        lambda x: torch.clamp(x, max=x.shape[0] * 0.01),
+        lambda x: torch.add(x, x, alpha=x.shape[0] * 0.5),
+        lambda x: x * max(x.shape[0], 2 * x.shape[1]),
+        lambda x: torch.nn.functional.leaky_relu(x, 1 / x.shape[0]),
+        lambda x: torch.full_like(x, x.shape[0] / 7),
+    ],
+)
+def test_fractions_of_sizes_are_operands(fn):
+    at_two_sizes(fn, torch.randn(5, 6), torch.randn(9, 4))
+
+
+def test_a_size_that_goes_through_fractions_is_computed_once():
+    def fn(x):
+        n = torch.sym_int(x.shape[0] * 1.5)
+        return x.new_zeros(n) + n, x.sum() * n
+
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    lowered = lower_module(make_fx(fn, tracing_mode="symbolic")(torch.randn(4, 6)))
+    assert len(operations(lowered.program, Item)) == 1
+    assert not calls(lowered.program)
+    for x in (torch.randn(4, 6), torch.randn(9, 3)):
+        torch.testing.assert_close(interpret(lowered.program, [x], lowered.objects), list(fn(x)))
+
+
+def test_resampling_by_a_factor_at_two_sizes():
+    fn = lambda x: torch.nn.functional.interpolate(x, scale_factor=1.5)  # noqa: E731
+    at_two_sizes(fn, torch.randn(2, 3, 4, 6), torch.randn(2, 3, 7, 5))
+
+
+def test_a_number_that_comes_in_is_an_operand():
+    reset()
+    fn = lambda x, s: (x * s, torch.where(x > s, x, s), torch.clamp(x, -s, s))  # noqa: E731
+    compiled = compile_strict(fn, options=INTERPRETER)
+    for s in (0.5, 0.7, 0.9):
+        x = torch.randn(4)
+        torch.testing.assert_close(compiled(x, s), fn(x, s))
+
+
+def test_a_number_read_from_memory_is_an_operand():
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        program = run(lambda x, s: (x * s.item()).exp() + s.item() ** 2, lambda: [torch.randn(4), torch.tensor(0.3)])
+    assert not calls(program)
+
+
+def test_a_number_read_from_memory_passes_through_a_decomposition():
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        fn = lambda x, s: torch.nn.functional.celu(x, s.item() + 1.0)  # noqa: E731
+        run(fn, lambda: [torch.randn(4), torch.tensor(0.3)])

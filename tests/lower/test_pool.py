@@ -1,0 +1,192 @@
+"""Pooling and resampling as loop programs, with their gradients."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lower.loops import eager_calls, kinds, operations, program_of, programs_of, same_as_eager
+
+from ferrite.ir.program import Reduce, Template
+
+pytestmark = pytest.mark.quick
+aten = torch.ops.aten
+
+
+def image(*sizes, **settings):
+    return lambda: [torch.randn(*sizes, requires_grad=True, **settings)]
+
+
+POOLS = {
+    "max": lambda a: F.max_pool2d(a, 3, 2, 1),
+    "dilated": lambda a: F.max_pool2d(a, 2, 1, 1, dilation=2, ceil_mode=True),
+    "mean": lambda a: F.avg_pool2d(a, 3, 2, 1, count_include_pad=False),
+    "padded mean": lambda a: F.avg_pool2d(a, (3, 2), 2, 1, ceil_mode=True),
+    "divided": lambda a: F.avg_pool2d(a, 2, divisor_override=3),
+    "adaptive": lambda a: F.adaptive_avg_pool2d(a, (3, 4)),
+    "adaptive max": lambda a: F.adaptive_max_pool2d(a, (3, 4)),
+}
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_pools_and_their_gradients(name):
+    same_as_eager(POOLS[name], image(2, 3, 7, 9), backward=True)
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_pools_are_loops(name):
+    program = program_of(POOLS[name], torch.randn(2, 3, 7, 9))
+    assert not eager_calls(program)
+    assert len(operations(program, Reduce)) == 1
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_gradients_of_pools_are_loops(name):
+    for program in programs_of(POOLS[name], torch.randn(2, 3, 7, 9, requires_grad=True), grad=True):
+        assert not eager_calls(program)
+
+
+def test_pools_in_one_and_three_dimensions():
+    def fn(a, b):
+        return (
+            F.max_pool1d(a, 2),
+            F.avg_pool1d(a, 3, 1, 1),
+            F.adaptive_avg_pool1d(a, 3),
+            F.max_pool3d(b, 2, 1),
+            F.avg_pool3d(b, 2, 1, 1),
+            F.adaptive_avg_pool3d(b, 2),
+            F.adaptive_max_pool3d(b, 2),
+        )
+
+    same_as_eager(
+        fn,
+        lambda: [torch.randn(2, 3, 7, requires_grad=True), torch.randn(1, 2, 3, 4, 5, requires_grad=True)],
+        backward=True,
+    )
+
+
+def test_pools_of_symbolic_sizes():
+    def fn(a):
+        return F.max_pool2d(a, 3, 2, 1), F.avg_pool2d(a, 2), F.adaptive_avg_pool2d(a, 2)
+
+    same_as_eager(fn, image(2, 3, 8, 10), dynamic=True, backward=True)
+
+
+def test_the_first_of_equals_is_chosen_never_the_padding():
+    def fn(a):
+        return F.max_pool2d(a, 3, 2, 1, return_indices=True)
+
+    same_as_eager(fn, lambda: [torch.full((1, 1, 4, 5), -math.inf)])
+    same_as_eager(fn, lambda: [torch.zeros(1, 1, 4, 5)])
+
+
+def test_channels_last_pools_keep_their_strides():
+    same_as_eager(
+        lambda a: (F.max_pool2d(a, 2), F.avg_pool2d(a, 2)),
+        lambda: [torch.randn(2, 3, 4, 6).to(memory_format=torch.channels_last)],
+    )
+
+
+def test_unpooling_puts_elements_back():
+    def fn(a):
+        best, places = F.max_pool2d(a, 2, return_indices=True)
+        return F.max_unpool2d(best, places, 2)
+
+    same_as_eager(fn, image(1, 2, 4, 6), backward=True)
+
+
+def test_fractional_windows_follow_their_random_numbers():
+    def fn(a, samples):
+        return aten.fractional_max_pool2d(a, [2, 3], [3, 2], samples)
+
+    make = lambda: [torch.randn(2, 3, 7, 8), torch.rand(2, 3, 2)]  # noqa: E731
+    same_as_eager(fn, make)
+    assert not eager_calls(program_of(fn, *make()))
+
+
+MODES = ["nearest", "nearest-exact", "bilinear", "bicubic"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("size", [(8, 10), (6, 3), (7, 11)])
+def test_resampling_and_its_gradient(mode, size):
+    # weights are sums of a few products: as exact as eager's, but rounded in another order
+    def fn(a):
+        return F.interpolate(a, size=size, mode=mode)
+
+    a = torch.randn(1, 2, 4, 5, dtype=torch.float64)
+    for program in programs_of(fn, a.requires_grad_(), grad=True):
+        assert not eager_calls(program)
+    compiled = torch.compile(fn, backend="ferrite", options={"strict": True, "executor": "interpreter"})
+    for function in (fn, compiled):
+        a.grad = None
+        function(a).sin().sum().backward()
+        if function is fn:
+            expected = a.grad.clone()
+    torch.testing.assert_close(a.grad, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["linear", "trilinear"])
+@pytest.mark.parametrize("corners", [True, False])
+def test_linear_resampling_in_one_and_three_dimensions(mode, corners):
+    sizes = (2, 3, 5) if mode == "linear" else (1, 2, 3, 4, 5)
+    fn = lambda a: F.interpolate(a, scale_factor=1.7, mode=mode, align_corners=corners)  # noqa: E731
+    assert not eager_calls(program_of(fn, torch.randn(*sizes)))
+
+
+def test_whole_factors_repeat_elements_without_computing_places():
+    program = program_of(lambda a: F.interpolate(a, scale_factor=3) + 1, torch.randn(1, 2, 4, 5))
+    assert kinds(program) == ["compute"]
+    assert "data(" not in str(program)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+def test_resampling_symbolic_sizes(mode):
+    fn = lambda a: F.interpolate(a, scale_factor=2.0, mode=mode)  # noqa: E731
+    assert not eager_calls(program_of(fn, torch.randn(1, 2, 5, 6), dynamic=True))
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+def test_sampling_at_a_grid(mode, padding):
+    fn = lambda a, grid: F.grid_sample(a, grid, mode=mode, padding_mode=padding, align_corners=False)  # noqa: E731
+    program = program_of(fn, torch.randn(2, 3, 5, 6), torch.rand(2, 4, 3, 2) * 3 - 1.5)
+    assert kinds(program) == ["compute"]
+
+
+def test_windows_as_columns_and_back():
+    def fn(a):
+        columns = F.unfold(a, (2, 3), dilation=(2, 1), padding=1, stride=2)
+        return columns, F.fold(columns, (7, 8), (2, 3), dilation=(2, 1), padding=1, stride=2)
+
+    same_as_eager(fn, image(2, 3, 7, 8), backward=True)
+    assert not eager_calls(program_of(fn, torch.randn(2, 3, 7, 8)))
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0, 2.0, 3.0, math.inf])
+def test_distances_between_rows(p):
+    def fn(a, b):
+        return torch.cdist(a, b, p)
+
+    make = lambda: [torch.randn(2, 4, 3, requires_grad=True), torch.randn(5, 3, requires_grad=True)]  # noqa: E731
+    same_as_eager(fn, make, backward=True)
+    assert not eager_calls(program_of(fn, *[each.detach() for each in make()]))
+
+
+def test_many_rows_are_left_to_a_matrix_product():
+    program = program_of(lambda a, b: torch.cdist(a, b), torch.randn(40, 3), torch.randn(30, 3))
+    assert [item.kind for item in operations(program, Template)] == ["matmul"]
+
+
+def test_the_places_of_greatest_elements_are_kept_only_where_somebody_reads_them():
+    (loop,) = operations(program_of(lambda a: F.max_pool2d(a, 2), torch.randn(1, 2, 4, 6)), Reduce)
+    assert loop.targets[0] is not None
+    assert loop.targets[1] is None
+
+
+def test_pixels_and_channels_change_places_inside_a_loop():
+    fn = lambda a: F.pixel_unshuffle(F.pixel_shuffle(a, 2) + 1, 2)  # noqa: E731
+    same_as_eager(fn, lambda: [torch.randn(2, 8, 3, 5)])
+    assert kinds(program_of(fn, torch.randn(2, 8, 3, 5))) == ["compute"]
