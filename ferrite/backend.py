@@ -24,6 +24,7 @@ from ferrite.compilation import Compilation
 from ferrite.debug.dump import Dump
 from ferrite.errors import FerriteError, FerriteWarning, UserError
 from ferrite.frozen import compile_frozen
+from ferrite.ir.laws import verify_program
 from ferrite.lower import lower, lower_graph
 from ferrite.options import resolve
 from ferrite.passes import JOINT, POST_GRAD, PRE_GRAD, checked_options
@@ -104,6 +105,8 @@ def interpreted(
     """The graph as a loop program, run by the slow interpreter."""
     with compilation.stage("lower"):
         lowered = lower_graph(graph)
+        if compilation.options.strict:
+            verify_program(lowered.program)
         text = str(lowered.program)
         dump.write("program.py", text)
     compilation.lowered(graph, lowered.program, text, passes)

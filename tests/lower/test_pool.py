@@ -1,4 +1,4 @@
-"""Pooling and resampling as loop programs, with their gradients."""
+"""Pooling, columns and distances as loop programs, with their gradients."""
 
 from __future__ import annotations
 
@@ -104,56 +104,6 @@ def test_fractional_windows_follow_their_random_numbers():
     make = lambda: [torch.randn(2, 3, 7, 8), torch.rand(2, 3, 2)]  # noqa: E731
     same_as_eager(fn, make)
     assert not eager_calls(program_of(fn, *make()))
-
-
-MODES = ["nearest", "nearest-exact", "bilinear", "bicubic"]
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("size", [(8, 10), (6, 3), (7, 11)])
-def test_resampling_and_its_gradient(mode, size):
-    # weights are sums of a few products: as exact as eager's, but rounded in another order
-    def fn(a):
-        return F.interpolate(a, size=size, mode=mode)
-
-    a = torch.randn(1, 2, 4, 5, dtype=torch.float64)
-    for program in programs_of(fn, a.requires_grad_(), grad=True):
-        assert not eager_calls(program)
-    compiled = torch.compile(fn, backend="ferrite", options={"strict": True, "executor": "interpreter"})
-    for function in (fn, compiled):
-        a.grad = None
-        function(a).sin().sum().backward()
-        if function is fn:
-            expected = a.grad.clone()
-    torch.testing.assert_close(a.grad, expected, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("mode", ["linear", "trilinear"])
-@pytest.mark.parametrize("corners", [True, False])
-def test_linear_resampling_in_one_and_three_dimensions(mode, corners):
-    sizes = (2, 3, 5) if mode == "linear" else (1, 2, 3, 4, 5)
-    fn = lambda a: F.interpolate(a, scale_factor=1.7, mode=mode, align_corners=corners)  # noqa: E731
-    assert not eager_calls(program_of(fn, torch.randn(*sizes)))
-
-
-def test_whole_factors_repeat_elements_without_computing_places():
-    program = program_of(lambda a: F.interpolate(a, scale_factor=3) + 1, torch.randn(1, 2, 4, 5))
-    assert kinds(program) == ["compute"]
-    assert "data(" not in str(program)
-
-
-@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
-def test_resampling_symbolic_sizes(mode):
-    fn = lambda a: F.interpolate(a, scale_factor=2.0, mode=mode)  # noqa: E731
-    assert not eager_calls(program_of(fn, torch.randn(1, 2, 5, 6), dynamic=True))
-
-
-@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
-@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
-def test_sampling_at_a_grid(mode, padding):
-    fn = lambda a, grid: F.grid_sample(a, grid, mode=mode, padding_mode=padding, align_corners=False)  # noqa: E731
-    program = program_of(fn, torch.randn(2, 3, 5, 6), torch.rand(2, 4, 3, 2) * 3 - 1.5)
-    assert kinds(program) == ["compute"]
 
 
 def test_windows_as_columns_and_back():
