@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from lower.loops import eager_calls, kinds, operations, program_of, same_as_eager
 
 from ferrite.ir.program import Reduce, Scan, Sort
 from ferrite.lower.table import standing
-from lower.loops import eager_calls, kinds, operations, program_of, same_as_eager
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten
@@ -17,7 +17,7 @@ def test_a_sum_is_one_loop_without_temporaries():
     program = program_of(lambda a: a.sum(-1), torch.randn(8, 100))
     assert kinds(program) == ["reduce"]
     (loop,) = operations(program, Reduce)
-    assert loop.kind == "sum" and len(loop.axes) == 1 and len(loop.reduced) == 1
+    assert (loop.kind, len(loop.axes), len(loop.reduced)) == ("sum", 1, 1)
     assert [buffer.kind for buffer in program.buffers] == ["input", "owned"]
 
 
@@ -63,7 +63,8 @@ def test_the_first_of_equals_and_a_nan_win():
 def test_both_results_of_a_maximum_come_from_one_pass():
     program = program_of(lambda a: a.max(1), torch.randn(4, 6))
     (loop,) = operations(program, Reduce)
-    assert loop.kind == "argmax" and None not in loop.targets
+    assert loop.kind == "argmax"
+    assert None not in loop.targets
 
 
 def test_variance_takes_one_pass_and_keeps_small_spreads():
@@ -74,7 +75,8 @@ def test_variance_takes_one_pass_and_keeps_small_spreads():
 
 def test_softmax_is_one_pass_for_statistics_and_one_for_elements():
     program = program_of(lambda a: torch.softmax(a, -1), torch.randn(8, 100))
-    assert kinds(program) == ["reduce", "compute"] and not eager_calls(program)
+    assert kinds(program) == ["reduce", "compute"]
+    assert not eager_calls(program)
     owned = [buffer for buffer in program.buffers if buffer.kind == "owned"]
     assert len(owned) == 3, "two numbers per row, and the result"
 
@@ -104,7 +106,8 @@ def test_sizes_may_be_symbols():
 
 def test_prefixes_are_scans():
     program = program_of(lambda a: a.cumsum(0), torch.randn(6, 3))
-    assert kinds(program) == ["scan"] and operations(program, Scan)[0].combine.name == "sum"
+    assert kinds(program) == ["scan"]
+    assert operations(program, Scan)[0].combine.name == "sum"
     same_as_eager(
         lambda a: (a.cumsum(0), a.cumprod(1), a.cummax(0), a.cummin(1), a.logcumsumexp(0), a[0, 0].cumsum(0)),
         lambda: [torch.randn(6, 3)],
@@ -113,7 +116,8 @@ def test_prefixes_are_scans():
 
 def test_sorting_gives_keys_and_places():
     program = program_of(lambda a: a.sort(-1), torch.randn(4, 9))
-    assert kinds(program) == ["sort"] and len(operations(program, Sort)[0].targets) == 2
+    assert kinds(program) == ["sort"]
+    assert len(operations(program, Sort)[0].targets) == 2
     x = torch.tensor([[3.0, float("nan"), 1.0, 3.0, -0.0]])
     same_as_eager(
         lambda a: (a.sort(dim=1, stable=True), a.sort(dim=1, descending=True, stable=True)),
