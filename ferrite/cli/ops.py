@@ -102,5 +102,6 @@ How each operator of ATen and prims becomes part of a loop program: {summary}.
 SWEEP = """## What the sweep found
 
 Every operator that torch has sample inputs for, traced, lowered and interpreted, against eager and a float64 run.
-`lowered`: no call of torch inside but templates; `called`: with some; `untraced`: torch itself cannot trace it.
+`lowered`: no call of torch inside but templates; `called`: with some; `untraced`: torch itself cannot trace it. The
+types are float32, bfloat16, int64 and complex64, the first sample of each; the worst verdict counts.
 """

@@ -13,6 +13,7 @@ from ferrite.ir.evaluate import Points
 from ferrite.ir.index import Atom, Axis, Index, Symbol, evaluate
 from ferrite.ir.lifetimes import Frees, frees
 from ferrite.ir.program import (
+    Allocate,
     Assert,
     Bind,
     Buffer,
@@ -163,6 +164,8 @@ class Run:
                 self.give(operation.results, self.inner(operation.body, operation.operands))
             case DeviceCopy():
                 self.tensor(operation.target).copy_(self.tensor(operation.source), non_blocking=not operation.blocking)
+            case Allocate():
+                self.tensor(operation.target)
             case Seeds():
                 target = self.tensor(operation.target)
                 target.copy_(torch.randint(2**32, target.shape, dtype=torch.int64, device=target.device))

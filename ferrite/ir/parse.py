@@ -13,6 +13,7 @@ from ferrite.ir.expr import Expr
 from ferrite.ir.index import ZERO, Axis, Index, Symbol, axis, symbol
 from ferrite.ir.parse_calls import CallReader
 from ferrite.ir.program import (
+    Allocate,
     Assert,
     Bind,
     Buffer,
@@ -301,6 +302,7 @@ class ProgramReader(CallReader):
             "template": lambda node: self.block(node, []),
             "wait": self.wait,
             "copy": self.copy,
+            "allocate": lambda node: Allocate(self.name(self.bound(node, "target")["target"])),
             "seeds": lambda node: Seeds(self.name(self.bound(node, "target")["target"])),
             "branch": self.branch,
             "loop": self.loop,

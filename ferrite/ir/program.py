@@ -13,6 +13,7 @@
               | If(predicate, then, otherwise, operands, results)
               | While(condition, body, carried, constants, results)
               | Invoke(body, operands, results)                a sub-program that several places share
+              | Allocate(target)                               memory whose contents do not matter
               | DeviceCopy(source, target) | Seeds(target)     bytes to another device; fresh random seeds
               | Item(symbol, source) | Bind(symbol, buffer, query, axis)    numbers that data decides
               | Assert(condition, message)
@@ -260,6 +261,14 @@ class DeviceCopy:
 
 
 @dataclass(frozen=True)
+class Allocate:
+    """From here on a buffer may be read though nothing was written (`torch.empty`). Other memory needs no such step."""
+
+    target: str
+    origin: Origin = field(default=NOWHERE, compare=False)
+
+
+@dataclass(frozen=True)
 class Seeds:
     """One fresh random integer of 32 bits per element, drawn from the device's own generator. It moves that generator,
     so it is never dropped, and keeps its place among the calls that draw from it."""
@@ -297,25 +306,11 @@ class Assert:
     origin: Origin = field(default=NOWHERE, compare=False)
 
 
+Loop = Compute | Reduce | Scan | Sort
 Operation = (
-    Compute
-    | Reduce
-    | Scan
-    | Sort
-    | Call
-    | Template
-    | Collective
-    | Wait
-    | UserKernel
-    | If
-    | While
-    | Invoke
-    | DeviceCopy
-    | Seeds
-    | Item
-    | Bind
-    | Assert
-)
+    Loop | Call | Template | Collective | Wait | UserKernel | If | While | Invoke
+    | Allocate | DeviceCopy | Seeds | Item | Bind | Assert
+)  # fmt: skip
 CALLS = (Template, Collective, Wait, UserKernel)  # operations around one call
 
 # An input is a buffer, a number, or an object that only calls know (a generator, a script object).

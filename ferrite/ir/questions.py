@@ -9,6 +9,7 @@ from ferrite.ir.expr import Data, Expr, IndexValue, Load, Op, Random
 from ferrite.ir.host import Ref
 from ferrite.ir.index import TEXT, Axis, Index, Symbol
 from ferrite.ir.program import (
+    Allocate,
     Assert,
     Bind,
     Call,
@@ -214,7 +215,7 @@ def writes(operation: Operation) -> tuple[Access, ...]:
         case If() | While() | Invoke():
             found.update({Access(name, None): None for name in operation.results if isinstance(name, str)})
             found.update({Access(name, None): None for name in changed_operands(operation)})
-        case DeviceCopy() | Seeds():
+        case Allocate() | DeviceCopy() | Seeds():
             found[Access(operation.target, None)] = None
     return tuple(found)
 

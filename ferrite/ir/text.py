@@ -25,6 +25,7 @@ from ferrite.ir.expr import Expr
 from ferrite.ir.index import Axis, Index, Number, Symbol
 from ferrite.ir.one_line import expression_text as expression_text
 from ferrite.ir.program import (
+    Allocate,
     Assert,
     Bind,
     Buffer,
@@ -192,6 +193,8 @@ class _ProgramText:
             case DeviceCopy():
                 flag = "" if operation.blocking else ", blocking=False"
                 return [], f"copy({operation.source}, {operation.target}{flag})"
+            case Allocate():
+                return [], f"allocate({operation.target})"
             case Seeds():
                 return [], f"seeds({operation.target})"
             case Item():

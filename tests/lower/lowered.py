@@ -1,4 +1,4 @@
-"""Helpers of the tests of what is no loop: functions compiled to programs, checked, and looked at."""
+"""Helpers of the lowering tests: functions compiled to loop programs, run by the interpreter, checked, looked at."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 import ferrite
+from compare import check
+from ferrite.capture import capture
 from ferrite.ir.interpret import interpret
 from ferrite.ir.laws import verify_program
 from ferrite.ir.parse import parse
-from ferrite.ir.program import Call, If, Invoke, Operation, Program, While, call_of
+from ferrite.ir.program import Call, If, Invoke, Operation, Program, Template, While, call_of
 from ferrite.ir.questions import bodies_of
-from ferrite.lower.graph import lower_module
-from tests.compare import check
+from ferrite.lower.graph import lower_graph, lower_module
+from ferrite.options import Options
 
 INTERPRETER = {"executor": "interpreter"}
 
@@ -64,3 +66,49 @@ def assert_lowered(fn: Callable[..., Any], *inputs: torch.Tensor) -> Program:
     mine = interpret(lowered.program, [each.clone() for each in inputs], lowered.objects)
     torch.testing.assert_close(mine, pytree.tree_leaves(fn(*inputs)), equal_nan=True)
     return lowered.program
+
+
+def same_as_eager(fn: Callable[..., Any], make_inputs: Callable[[], Sequence[Any]], **settings: Any) -> Any:
+    """Compare everything observable with eager; the record of the last compilation."""
+    check(fn, make_inputs, options=INTERPRETER, **settings)
+    return ferrite.last_compile()
+
+
+def programs_of(fn: Callable[..., Any], *inputs: Any, dynamic: bool | None = None, grad: bool = False) -> list[Program]:
+    """The programs that a function of tensors is lowered to, without any pass before; checked against eager."""
+    found: list[Program] = []
+
+    def keep(graph: Any) -> Any:
+        lowered = lower_graph(graph)
+        assert parse(str(verify_program(lowered.program))) == lowered.program
+        found.append(lowered.program)
+
+        def run(args: list[Any]) -> list[Any]:
+            return interpret(lowered.program, list(args), lowered.objects)
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    def backend(gm: Any, examples: Any) -> Any:
+        return capture(gm, examples, keep, Options(), lambda partition: partition)
+
+    torch.compiler.reset()
+    with torch.set_grad_enabled(grad):
+        torch.testing.assert_close(torch.compile(fn, backend=backend, dynamic=dynamic)(*inputs), fn(*inputs))
+    return found
+
+
+def program_of(fn: Callable[..., Any], *inputs: Any, dynamic: bool | None = None) -> Program:
+    (program,) = programs_of(fn, *inputs, dynamic=dynamic)
+    return program
+
+
+def kinds(program: Program) -> list[str]:
+    """What a program consists of, in order: compute, reduce, call ..."""
+    return [type(operation).__name__.lower() for operation in program.operations]
+
+
+def eager_calls(program: Program) -> list[Call]:
+    """Calls of torch that are not templates."""
+    found = [item for item in operations(program, object) if not isinstance(item, Template)]
+    return [call for item in found if (call := call_of(item)) is not None]

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from lower.lowered import INTERPRETER, calls, operations, programs, run, traced
 
 from compare import compile_strict
 from ferrite.ir.interpret import interpret
 from ferrite.ir.program import Template
 from ferrite.lower.graph import lower_module
-from tests.lower.lowered import INTERPRETER, calls, operations, programs, run, traced
 
 aten = torch.ops.aten
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from lower.lowered import calls, operations, run
 
 from ferrite.ir.program import Collective, Wait
-from tests.lower.lowered import calls, operations, run
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without distributed")
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from lower.lowered import INTERPRETER, assert_lowered, calls, operations, programs, run, traced
 from torch._higher_order_ops import associative_scan, scan, while_loop
 from torch._higher_order_ops import map as map_rows
 
@@ -14,7 +15,6 @@ from ferrite.capture import torch_api
 from ferrite.ir.program import Call, If, Invoke, Scan, While, argument_names
 from ferrite.ir.questions import bodies_of, has_effect, reads, writes
 from ferrite.lower.graph import lower_module
-from tests.lower.lowered import INTERPRETER, assert_lowered, calls, operations, programs, run, traced
 
 # --- conditionals -----------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from lower.lowered import assert_lowered, calls, run, traced
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ferrite.capture import torch_api
@@ -12,7 +13,6 @@ from ferrite.ir.laws import verify_program
 from ferrite.ir.program import Compute
 from ferrite.lower.allocate import REASON
 from ferrite.lower.graph import lower_module
-from tests.lower.lowered import assert_lowered, calls, run, traced
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from lower.lowered import INTERPRETER, assert_lowered, calls, operations, programs, traced
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 from torch.nn.attention.flex_attention import flex_attention
 
-from compare import compile_strict
+from compare import compile_strict, since
 from ferrite.capture import torch_api
 from ferrite.ir.interpret import interpret
 from ferrite.ir.program import Invoke, UserKernel, call_of
 from ferrite.lower.effects import ORDERED, RANDOM, effect_of
 from ferrite.lower.graph import lower_module
-from tests.lower.lowered import INTERPRETER, assert_lowered, calls, operations, programs, traced
 
 aten = torch.ops.aten
 SEEN: list[float] = []
@@ -152,6 +152,7 @@ def test_attention_with_a_function_on_its_scores_is_products_and_loops() -> None
     assert {call.operator for call in calls(program)} == {"aten.bmm.default"}
 
 
+@since(2, 13)  # tracing a generator
 def test_objects_pass_through_to_the_calls_that_know_them() -> None:
     generator = torch.Generator()
 

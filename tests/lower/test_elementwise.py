@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from lower.lowered import assert_lowered, calls, traced
 
 from ferrite.ir.expr import Cast, Op
 from ferrite.ir.interpret import interpret
 from ferrite.ir.program import Compute, Program
 from ferrite.ir.questions import nodes_of, roots_of
 from ferrite.lower.graph import lower_module
-from tests.lower.lowered import assert_lowered, calls, traced
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten

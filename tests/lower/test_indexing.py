@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from lower.loops import eager_calls, kinds, program_of, same_as_eager
+from lower.lowered import eager_calls, kinds, program_of, same_as_eager
 
 from compare import compile_strict
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from lower.loops import eager_calls, kinds, operations, program_of, same_as_eager
+from lower.lowered import eager_calls, kinds, operations, program_of, same_as_eager
 
 from ferrite.ir.laws import verify_program
 from ferrite.ir.program import Compute

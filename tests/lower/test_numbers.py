@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
+from lower.lowered import INTERPRETER, calls, operations, run
 
+from compare import compile_strict, reset
 from ferrite.ir.interpret import interpret
 from ferrite.ir.program import Item
 from ferrite.lower.graph import lower_module
-from tests.compare import compile_strict, reset
-from tests.lower.lowered import INTERPRETER, calls, operations, run
 
 pytestmark = pytest.mark.quick
 

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+
+pytest.importorskip("expecttest", reason="torch's operator samples need it")
+
 from lower.sweep import OPERATORS, sweep, worst
 
 from compare import since
@@ -45,6 +48,12 @@ def test_most_operators_need_no_call_of_torch():
     with RECORD.open(newline="") as file:
         rows = {row["operator"]: row for row in csv.DictReader(file) if row["operator"] != "---"}
     assert set(rows) == set(OPERATORS)
-    assert not [row for row in rows.values() if {"wrong", "crashed"} & {row["forward"], row["backward"]}]
-    traced = [row["forward"] for row in rows.values() if row["forward"] not in ("", "untraced")]
-    assert traced.count("lowered") / len(traced) >= 0.85
+    assert not [row for row in rows.values() if {"wrong", "crashed"} & {row["all types"], row["backward"]}]
+    assert share_lowered(rows.values(), "float32") >= 0.85
+    assert share_lowered(rows.values(), "all types") >= 0.8
+
+
+def share_lowered(rows, column) -> float:
+    """Of the operators torch can trace, those without a call of torch inside."""
+    traced = [row[column] for row in rows if row[column] not in ("", "untraced")]
+    return traced.count("lowered") / len(traced)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from lower.loops import eager_calls, kinds, operations, program_of, programs_of, same_as_eager
+from lower.lowered import eager_calls, kinds, operations, program_of, programs_of, same_as_eager
 
 from ferrite.ir.program import Reduce, Template
 

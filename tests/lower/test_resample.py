@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from lower.loops import eager_calls, kinds, program_of, programs_of
+from lower.lowered import eager_calls, kinds, program_of, programs_of
 
 MODES = ["nearest", "nearest-exact", "bilinear", "bicubic"]
 

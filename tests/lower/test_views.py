@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from lower.loops import eager_calls, kinds, operations, program_of, same_as_eager
+from lower.lowered import eager_calls, kinds, operations, program_of, same_as_eager
 
 from ferrite.ir.program import Bind
 

@@ -247,7 +247,7 @@ def searchsorted(
 def searched(ctx: Context, line: Value, x: Any, right: bool, sorter: Value | None) -> Value:
     sizes, common = ctx.out_sizes, common_type(line, x)
     row = [] if line.rank == 1 else list(own_axes(sizes)[: line.rank - 1])
-    value = cast(ctx.elements(x, sizes), common)
+    value = cast(cast(ctx.elements(x, sizes), common), arithmetic_type(common))
     if line.sizes[-1].high is None:
         return counted_before(ctx, line, value, right, row)
     found = number_before(line, value, right, row, sorter)

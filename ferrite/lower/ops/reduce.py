@@ -12,12 +12,13 @@ from ferrite.ir.index import ONE, ZERO, Index
 from ferrite.ir.sums import multiply
 from ferrite.ir.types import arithmetic_type
 from ferrite.lower.context import Context
-from ferrite.lower.ops.views import dim_of
+from ferrite.lower.ops.views import dim_of, unsqueeze
 from ferrite.lower.table import NotLowered, lowers
 from ferrite.lower.value import Value, own_axes
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
+REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 # Over one element these give that element.
 KEEPING = frozenset({"sum", "prod", "amax", "amin", "any", "all", "xor"})
 
@@ -208,9 +209,19 @@ def mean(ctx: Context, x: Value, dim: Any = None, keepdim: bool = False, dtype: 
 def moments(rows: Rows, wide: torch.dtype) -> tuple[Expr, Expr]:
     """Mean and sum of squared deviations per row, in one pass."""
     if rows.x.dtype.is_complex:
-        raise NotLowered("the spread of complex numbers")
+        return complex_moments(rows, wide)
     mean, deviations, _ = rows.reduce("welford", rows.element(wide), wide, wide, None)
     return rows.of(mean), rows.of(deviations)
+
+
+def complex_moments(rows: Rows, wide: torch.dtype) -> tuple[Expr, Expr]:
+    """The mean of both parts, and the sum of their squared deviations."""
+    means, total = [], []
+    for part in ("real", "imag"):
+        mean, deviations, _ = rows.reduce("welford", op(part, rows.element(), dtype=wide), wide, wide, None)
+        means.append(rows.of(mean))
+        total.append(rows.of(deviations))
+    return op("complex", *means, dtype=rows.x.dtype), op("add", *total)
 
 
 def variance(rows: Rows, deviations: Expr, correction: Any, wide: torch.dtype) -> Expr:
@@ -223,7 +234,7 @@ def variance(rows: Rows, deviations: Expr, correction: Any, wide: torch.dtype) -
 def spread(ctx: Context, x: Value, dim: Any, correction: Any, keepdim: bool) -> tuple[Rows, Expr, Expr, torch.dtype]:
     rows = Rows(ctx, x, dim, keepdim)
     # eager keeps these statistics of single precision in double: a small spread about a large mean survives
-    wide = torch.float64 if x.dtype is torch.float32 else arithmetic_type(x.dtype)
+    wide = REAL.get(x.dtype) or (torch.float64 if x.dtype is torch.float32 else arithmetic_type(x.dtype))
     mean, deviations = moments(rows, wide)
     return rows, mean, variance(rows, deviations, correction, wide), x.dtype
 
@@ -231,7 +242,7 @@ def spread(ctx: Context, x: Value, dim: Any, correction: Any, keepdim: bool) -> 
 @lowers(aten.var.correction)
 def var(ctx: Context, x: Value, dim: Any = None, correction: Any = None, keepdim: bool = False) -> Value:
     rows, _, value, dtype = spread(ctx, x, dim, correction, keepdim)
-    return rows.lazy(value, dtype)
+    return rows.lazy(value, REAL.get(dtype, dtype))
 
 
 @lowers(aten.var.default, aten.var.dim)
@@ -247,7 +258,7 @@ def prims_var(ctx: Context, inp: Value, dims: Any, correction: Any = 1, output_d
 @lowers(aten.std.correction)
 def std(ctx: Context, x: Value, dim: Any = None, correction: Any = None, keepdim: bool = False) -> Value:
     rows, _, value, dtype = spread(ctx, x, dim, correction, keepdim)
-    return rows.lazy(op("sqrt", value), dtype)
+    return rows.lazy(op("sqrt", value), REAL.get(dtype, dtype))
 
 
 @lowers(aten.std.default, aten.std.dim)
@@ -260,7 +271,7 @@ def var_mean(
     ctx: Context, x: Value, dim: Any = None, correction: Any = None, keepdim: bool = False
 ) -> tuple[Value, ...]:
     rows, mean, value, dtype = spread(ctx, x, dim, correction, keepdim)
-    return rows.lazy(value, dtype), rows.lazy(mean, dtype)
+    return rows.lazy(value, REAL.get(dtype, dtype)), rows.lazy(mean, dtype)
 
 
 @lowers(aten.std_mean.correction)
@@ -268,7 +279,7 @@ def std_mean(
     ctx: Context, x: Value, dim: Any = None, correction: Any = None, keepdim: bool = False
 ) -> tuple[Value, ...]:
     rows, mean, value, dtype = spread(ctx, x, dim, correction, keepdim)
-    return rows.lazy(op("sqrt", value), dtype), rows.lazy(mean, dtype)
+    return rows.lazy(op("sqrt", value), REAL.get(dtype, dtype)), rows.lazy(mean, dtype)
 
 
 @lowers(aten.aminmax.default)
@@ -282,13 +293,39 @@ def aminmax(ctx: Context, x: Value, dim: int | None = None, keepdim: bool = Fals
 @lowers(aten.logsumexp.default)
 def logsumexp(ctx: Context, x: Value, dim: Any, keepdim: bool = False) -> Value:
     """Relative to the greatest; where that is infinite, relative to zero."""
-    if x.dtype.is_complex or any(x.sizes[each] is ZERO for each in reduced_dims(x, dim)):
-        raise NotLowered("complex numbers or nothing to add up")
+    if any(x.sizes[each] is ZERO for each in reduced_dims(x, dim)):
+        raise NotLowered("nothing to add up")
     wide = arithmetic_type(ctx.out_dtype)
     rows = Rows(ctx, x, dim, keepdim)
-    greatest = rows.one("amax", rows.element(wide), wide)
-    most = rows.of(greatest)
-    zero = const(0.0, wide)
-    shift = op("where", op("isinf", most, dtype=torch.bool), zero, most, dtype=wide)
+    real = REAL.get(wide, wide)
+    element = op("real", rows.element(), dtype=real) if wide.is_complex else rows.element(wide)
+    most = rows.of(rows.one("amax", element, real))
+    shift = cast(op("where", op("isinf", most, dtype=torch.bool), const(0.0, real), most, dtype=real), wide)
     total = rows.one("sum", op("exp", op("sub", rows.element(wide), shift)), wide)
     return rows.lazy(op("add", op("log", rows.of(total)), shift), ctx.out_dtype)
+
+
+@lowers(aten._trilinear.default)
+def trilinear(
+    ctx: Context,
+    i1: Value,
+    i2: Value,
+    i3: Value,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> Value:
+    """The sum over some dimensions of a product of three, each with dimensions added so that they match."""
+    spread_out = []
+    for value, dims in ((i1, expand1), (i2, expand2), (i3, expand3)):
+        for dim in sorted(dims):
+            value = unsqueeze(ctx, value, dim)
+        spread_out.append(value)
+    sizes = [next((v.sizes[k] for v in spread_out if v.sizes[k] is not ONE), ONE) for k in range(spread_out[0].rank)]
+    wide = arithmetic_type(ctx.out_dtype)
+    first, second, third = (cast(ctx.elements(value, sizes), wide) for value in spread_out)
+    product = ctx.lazy(sizes, op("mul", op("mul", first, second), third), i1.device)
+    rows = Rows(ctx, product, list(sumdim), False)
+    return rows.one("sum", rows.element(wide), ctx.out_dtype)
