@@ -30,6 +30,7 @@ FAMILIES = (
     "normalise",
     "losses",
     "scan",
+    "order",
     "control",
     "attention",
     "collectives",

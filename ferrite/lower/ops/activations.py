@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ferrite.ir.expr import cast, const, op
 from ferrite.ir.types import arithmetic_type
 from ferrite.lower.context import Context
 from ferrite.lower.formula import (
@@ -25,7 +26,7 @@ from ferrite.lower.formula import (
     term,
     working_type,
 )
-from ferrite.lower.table import lowers
+from ferrite.lower.table import NotLowered, lowers
 from ferrite.lower.value import Value
 
 aten = torch.ops.aten
@@ -245,3 +246,17 @@ def hardswish_backward(ctx: Context, grad_output: Value, x: Value) -> Value:
         return choose(x <= -3, 0, choose(x < 3, grad * (x / 3 + 0.5), grad))
 
     return pointwise(ctx, slope, grad_output, x, takes="float")
+
+
+@lowers(aten.rrelu_with_noise_functional.default)
+def rrelu_with_noise(
+    ctx: Context, x: Value, noise: Value, lower: Any, upper: Any, training: bool, generator: Any
+) -> tuple[Value, Value]:
+    """In inference the slope is the middle of the range; in training it is drawn from torch's generator."""
+    if training or not isinstance(lower, (int, float)) or not isinstance(upper, (int, float)):
+        raise NotLowered("its random numbers are those of torch's generator")
+    sizes, wide = x.sizes, arithmetic_type(x.dtype)
+    value = cast(ctx.elements(x, sizes), wide)
+    slope, zero = const((lower + upper) / 2, wide), const(0, wide)
+    result = op("where", op("gt", value, zero, dtype=torch.bool), value, op("mul", value, slope), dtype=wide)
+    return ctx.lazy(sizes, cast(result, x.dtype), x.device), noise

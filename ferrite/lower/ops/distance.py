@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ferrite.ir.expr import Expr, cast, const, op
+from ferrite.ir.expr import Expr, cast, const, data, index_value, op
 from ferrite.ir.index import ONE, ZERO, Index
 from ferrite.ir.types import arithmetic_type
 from ferrite.lower.context import Context
@@ -16,6 +16,7 @@ from ferrite.lower.table import NotLowered, eager, lowers
 from ferrite.lower.value import Value, own_axes
 
 aten = torch.ops.aten
+I64 = torch.int64
 PRODUCT_ROWS = 25  # torch takes a matrix product for distances of more rows than this
 
 
@@ -44,6 +45,40 @@ def cdist_forward(ctx: Context, x1: Value, x2: Value, p: float, compute_mode: in
     (total,) = ctx.reduce("amax" if p == math.inf else "sum", sizes, (columns,), [element], [wide], device)
     assert total is not None
     return ctx.lazy(sizes, cast(root(total.at(axes), p), ctx.out_dtype), device)
+
+
+@lowers(aten._pdist_forward.default)
+def pdist_forward(ctx: Context, x: Value, p: float) -> Value:
+    """Every pair of rows once, in the order (0, 1), (0, 2), ..., (1, 2), ...: the pair is found from its number."""
+    rows, columns = x.sizes
+    if rows.high is None or columns is ZERO:
+        raise NotLowered("rows without a known bound")
+    sizes, wide = ctx.out_sizes, arithmetic_type(ctx.out_dtype)
+    if ZERO in sizes:
+        return ctx.fill(sizes, 0, ctx.out_dtype, x.device)
+    axes = own_axes(sizes)
+    pair, count = index_value(axes[0]), index_value(rows)
+    first: Expr = const(0, I64)
+    for bit in reversed(range(rows.high.bit_length())):
+        later = op("add", first, const(1 << bit, I64))
+        fits = op("lt", later, count, dtype=B8)
+        begun = op("le", pairs_before(later, count), pair, dtype=B8)
+        first = op("where", op("logical_and", fits, begun), later, first, dtype=I64)
+    second = op("add", op("add", op("sub", pair, pairs_before(first, count)), first), const(1, I64))
+
+    def element(outer: Sequence[Index], inner: Sequence[Index]) -> Expr:
+        left, right = (cast(x.at([data(row, rows), inner[0]]), wide) for row in (first, second))
+        return powered(op("abs", op("sub", left, right)), p)
+
+    (total,) = ctx.reduce("amax" if p == math.inf else "sum", sizes, (columns,), [element], [wide], x.device)
+    assert total is not None
+    return ctx.lazy(sizes, cast(root(total.at(axes), p), ctx.out_dtype), x.device)
+
+
+def pairs_before(row: Expr, rows: Expr) -> Expr:
+    """How many pairs begin with an earlier row: row * rows - row * (row + 1) / 2."""
+    half = op("floor_divide", op("mul", row, op("add", row, const(1, I64))), const(2, I64))
+    return op("sub", op("mul", row, rows), half)
 
 
 def takes_product(x1: Value, x2: Value, mode: int | None) -> bool:
@@ -110,7 +145,6 @@ def slope(away: Expr, distance: Expr, grad: Expr, p: float) -> Expr:
 
 
 eager(
-    aten._pdist_forward.default,
     aten._pdist_backward.default,
     because="pairs are numbered along a triangle: torch's own kernel",
 )

@@ -88,10 +88,7 @@ def sort_stable(ctx: Context, x: Value, stable: bool | None, dim: int, descendin
 
 
 OWN_ORDER = "which of equal elements comes first is torch's own choice"
-eager(aten.topk.default, because=OWN_ORDER)
-eager(aten.kthvalue.default, because=OWN_ORDER)
 eager(aten.mode.default, because=OWN_ORDER)
-eager(aten.median.default, aten.median.dim, aten.nanmedian.default, aten.nanmedian.dim, because=OWN_ORDER)
 DATA_SHAPE = "how many elements it has depends on the data"
 eager(aten._unique.default, aten._unique2.default, aten.unique_dim.default, because=DATA_SHAPE)
 eager(aten.unique_consecutive.default, aten.unique_dim_consecutive.default, because=DATA_SHAPE)

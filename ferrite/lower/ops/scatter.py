@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ferrite.ir.expr import Expr, cast, const, data, index_value, masked, op
-from ferrite.ir.index import ONE, ZERO, Index
+from ferrite.ir.index import ONE, ZERO, Index, number
 from ferrite.ir.program import Combine
 from ferrite.ir.types import arithmetic_type, is_integer
 from ferrite.lower.context import Context
@@ -281,6 +281,23 @@ def masked_scatter_backward(ctx: Context, grad_output: Value, mask: Value, sizes
     place = data(op("where", chosen, number, index_value(count), dtype=I64), count + 1)
     ctx.scatter(result, shape, [place], ctx.elements(grad_output, shape), "set")
     return reshaped(sliced(result, 0, ZERO, ONE, count), wanted)
+
+
+@lowers(aten.nonzero_static.default)
+def nonzero_static(ctx: Context, x: Value, size: Any, fill_value: int) -> Value:
+    """Where elements are not zero, in order, as many as asked for; what is left over holds the fill."""
+    sizes, count = ctx.out_sizes, ctx.index(size)
+    if not x.rank or count is ZERO or ZERO in x.sizes:
+        return ctx.fill(sizes, fill_value, I64, x.device)
+    axes = own_axes(x.sizes)
+    chosen = ctx.lazy(x.sizes, cast(x.at(axes), B8), x.device)
+    place = reshaped(numbered(ctx, chosen, x.sizes), x.sizes).at(axes)
+    wanted = op("logical_and", chosen.at(axes), op("lt", place, index_value(count), dtype=B8))
+    row = data(op("where", wanted, place, index_value(count), dtype=I64), count + 1)  # the last row takes the rest
+    found = ctx.fill((count + 1, sizes[1]), fill_value, I64, x.device)
+    for dim, item in enumerate(axes):
+        ctx.scatter(found, x.sizes, [row, number(dim)], index_value(item), "set")
+    return ctx.lazy(sizes, found.at(own_axes(sizes)), x.device)
 
 
 def numbered(ctx: Context, mask: Value, sizes: Sequence[Index]) -> Value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -275,3 +276,11 @@ def unfold_backward(
         return cast(guarded(valid, grad_in.at(place), const(0, dtype)), wide)
 
     return gathered(ctx, sizes, [ctx.index(-(-size // step))], element, grad_in.device)
+
+
+@lowers(aten.resize_as.default, aten.resize.default)
+def resize(ctx: Context, x: Value, **wanted: Any) -> Value:
+    """A tensor that has the sizes already stays as it is; another needs other memory."""
+    if ctx.out_sizes != x.sizes or wanted.get("memory_format") is not None:
+        raise NotLowered("it changes what memory a tensor has")
+    return ctx.lazy(x.sizes, ctx.elements(x, x.sizes), x.device)

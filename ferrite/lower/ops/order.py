@@ -1,0 +1,128 @@
+"""What a sorted row answers: medians, the greatest few, the k-th.
+
+Of equal elements torch promises no order, and eager's own follows from how its kernels sort. So places are computed
+here for wide floats only, where equals are rare; with ties the first of them is named.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ferrite.ir.expr import Expr, cast, const, data, index_value, op
+from ferrite.ir.index import ONE, Index, number
+from ferrite.lower.context import Context
+from ferrite.lower.ops.reduce import Rows
+from ferrite.lower.ops.scan import OWN_ORDER, alone, sorted_along
+from ferrite.lower.ops.views import dim_of, flattened, put
+from ferrite.lower.table import NotLowered, lowers
+from ferrite.lower.value import Value, own_axes
+
+aten = torch.ops.aten
+I64, B8 = torch.int64, torch.bool
+WIDE = (torch.float32, torch.float64)
+
+
+def ordered(
+    ctx: Context, x: Value, dim: int, descending: bool = False, places_count: bool = True
+) -> tuple[Value, Value, int]:
+    """Sorted values, their places, and the dimension, counted from the front."""
+    if places_count and x.dtype not in WIDE:
+        raise NotLowered(OWN_ORDER)
+    if not x.rank:
+        values, places = alone(ctx, x, x.dtype, I64)
+        return values, places, 0
+    values, places = sorted_along(ctx, x, dim, descending, True)
+    return values, places, dim_of(dim, x.rank)
+
+
+def at_place(
+    ctx: Context, x: Value, dim: int, keepdim: bool, place: Any, places_count: bool = True
+) -> tuple[Value, ...]:
+    """The value, and its place, at one place of every sorted row; `place`: an index, or what finds it."""
+    if x.rank and x.sizes[dim_of(dim, x.rank)].low == 0:
+        raise NotLowered("a row that may be empty")
+    values, places, at = ordered(ctx, x, dim, places_count=places_count)
+    if not x.rank:
+        return values, places
+    sizes = put(x.sizes, at, ONE) if keepdim else [*x.sizes[:at], *x.sizes[at + 1 :]]
+    axes = list(own_axes(sizes))
+    outer = [*axes[:at], *axes[at + 1 :]] if keepdim else axes
+    index = place if isinstance(place, Index) else place(ctx, x, at, keepdim)
+    found = [*outer[:at], index, *outer[at:]]
+    return tuple(ctx.lazy(sizes, each.at(found), x.device) for each in (values, places))
+
+
+def nan_count(ctx: Context, x: Value, at: int, keepdim: bool) -> Expr:
+    if not x.dtype.is_floating_point:
+        return const(0, I64)
+    rows = Rows(ctx, x, [at], keepdim)
+    total = rows.one("sum", cast(op("isnan", rows.element(), dtype=B8), I64), I64)
+    return rows.of(total)
+
+
+def middle(ctx: Context, x: Value, at: int, keepdim: bool) -> Index:
+    """The lower of the middle two; the first NaN where there is one, which sorts behind all numbers."""
+    size, nans = x.sizes[at], nan_count(ctx, x, at, keepdim)
+    numbers = op("sub", index_value(size), nans)
+    none = op("eq", nans, const(0, I64), dtype=B8)
+    return data(op("where", none, index_value((size - 1) // 2), numbers, dtype=I64), size)
+
+
+def middle_of_numbers(ctx: Context, x: Value, at: int, keepdim: bool) -> Index:
+    """The lower of the middle two numbers; of a row of NaN the first."""
+    size, nans = x.sizes[at], nan_count(ctx, x, at, keepdim)
+    last = op("maximum", op("sub", op("sub", index_value(size), nans), const(1, I64)), const(0, I64))
+    return data(op("floor_divide", last, const(2, I64)), size)
+
+
+@lowers(aten.median.dim)
+def median_dim(ctx: Context, x: Value, dim: int, keepdim: bool) -> tuple[Value, ...]:
+    return at_place(ctx, x, dim, keepdim, middle)
+
+
+@lowers(aten.nanmedian.dim)
+def nanmedian_dim(ctx: Context, x: Value, dim: int, keepdim: bool) -> tuple[Value, ...]:
+    return at_place(ctx, x, dim, keepdim, middle_of_numbers)
+
+
+@lowers(aten.median.default)
+def median(ctx: Context, x: Value) -> Value:
+    return at_place(ctx, flattened(x), 0, False, middle, places_count=False)[0]
+
+
+@lowers(aten.nanmedian.default)
+def nanmedian(ctx: Context, x: Value) -> Value:
+    return at_place(ctx, flattened(x), 0, False, middle_of_numbers, places_count=False)[0]
+
+
+@lowers(aten.kthvalue.default)
+def kthvalue(ctx: Context, x: Value, k: Any, dim: int, keepdim: bool) -> tuple[Value, ...]:
+    return at_place(ctx, x, dim, keepdim, ctx.index(k) - 1)
+
+
+@lowers(aten.topk.default)
+def topk(ctx: Context, x: Value, k: Any, dim: int, largest: bool, sorted: bool) -> tuple[Value, ...]:
+    values, places, _ = ordered(ctx, x, dim, largest)
+    sizes = ctx.out_sizes
+    return tuple(ctx.lazy(sizes, each.at(own_axes(sizes)), x.device) for each in (values, places))
+
+
+@lowers(aten.histc.default)
+def histc(ctx: Context, x: Value, bins: int, min: Any, max: Any) -> Value:
+    """How many elements fall into each of equal bins; the range is that of the elements where none is given."""
+    if x.dtype not in WIDE or isinstance(min, Index | Expr) or isinstance(max, Index | Expr):
+        raise NotLowered("other than plain floats")
+    if min == max:
+        raise NotLowered("a range that the data decides")
+    flat, dtype = flattened(x), x.dtype
+    element = flat.at(own_axes(flat.sizes))
+    low, high = const(float(min), dtype), const(float(max), dtype)
+    inside = op("logical_and", op("ge", element, low, dtype=B8), op("le", element, high, dtype=B8))
+    scaled = op("mul", op("sub", element, low), const(float(bins), dtype))
+    place = cast(op("trunc", op("div", scaled, op("sub", high, low))), I64)
+    place = op("minimum", op("where", inside, place, const(0, I64), dtype=I64), const(bins - 1, I64))
+    counts = ctx.lazy((number(bins),), const(0.0, dtype), x.device)
+    ctx.scatter(counts, flat.sizes, [data(place, number(bins))], cast(inside, dtype), "add")
+    return counts

@@ -1,0 +1,58 @@
+"""What a sorted row answers, and what sits beside it: pairs of rows, places of what is not zero."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from lower.lowered import eager_calls, kinds, program_of, same_as_eager
+
+pytestmark = pytest.mark.quick
+NAN = float("nan")
+
+
+def test_medians_with_and_without_nan():
+    def fn(a):
+        return a.median(), a.nanmedian(), a.median(0), a.nanmedian(1, keepdim=True), a.median(1)
+
+    same_as_eager(fn, lambda: [torch.randn(4, 5)])
+    same_as_eager(
+        fn, lambda: [torch.tensor([[1.0, NAN, 3.0, 2.0], [NAN, NAN, 0.5, 7.0], [4.0, 5.0, 6.0, 8.0]])], exact=False
+    )
+
+
+def test_a_median_alone_is_lowered_for_every_type():
+    for dtype in (torch.int64, torch.bfloat16):
+        program = program_of(lambda a: a.median(), torch.randint(0, 9, (3, 4)).to(dtype))
+        assert not eager_calls(program)
+
+
+def test_the_greatest_few_and_the_kth():
+    def fn(a):
+        return a.topk(3), a.topk(2, dim=0, largest=False), a.kthvalue(2), a.kthvalue(1, 0, True)
+
+    same_as_eager(fn, lambda: [torch.randn(5, 7)])
+    assert kinds(program_of(lambda a: a.topk(2)[0], torch.randn(4, 9))) == ["sort", "compute"]
+
+
+def test_where_equals_are_likely_the_order_is_left_to_torch():
+    (call,) = eager_calls(program_of(lambda a: a.topk(2)[1], torch.randint(0, 3, (9,))))
+    assert "equal elements" in call.reason
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0, 2.0, 3.5, float("inf")])
+def test_distances_of_pairs(p):
+    for rows in (2, 7):
+        program = program_of(lambda a: torch.pdist(a, p), torch.randn(rows, 3))
+        assert not eager_calls(program)
+
+
+def test_places_of_what_is_not_zero_fill_up():
+    def fn(a):
+        return a.nonzero_static(size=3), a.nonzero_static(size=20, fill_value=-7), a[0].nonzero_static(size=1)
+
+    same_as_eager(fn, lambda: [torch.tensor([[0, 1, 0, 2], [3, 0, 0, 4]])])
+
+
+def test_a_histogram_of_a_given_range():
+    x = torch.tensor([0.0, 0.1, 0.5, 0.99, 1.0, 1.5, -0.2, NAN])
+    same_as_eager(lambda a: a.histc(4, 0.0, 1.0), lambda: [x.clone()], exact=False)
