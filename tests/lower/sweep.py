@@ -186,7 +186,7 @@ def difference(ours: list[Any], eager: list[Any], exact: Any, loose: int, laid_o
         if place < laid_out and theirs.numel() and strides(mine) != strides(theirs):
             return f"result {place}: strides {mine.stride()} instead of {theirs.stride()}"
         # a gradient is a sum of terms that were each rounded
-        if loose and (problem := values_differ(mine, theirs, place, exact, loose * (1 if place < laid_out else 4))):
+        if loose and (problem := values_differ(mine, theirs, place, exact, loose * (1 if place < laid_out else 16))):
             return f"result {place}: {problem}"
     return None
 
