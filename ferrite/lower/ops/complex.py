@@ -37,8 +37,9 @@ def part(ctx: Context, x: Value, name: str) -> Term:
 )
 def conjugate(ctx: Context, x: Value | None = None, a: Value | None = None) -> Value:
     """The numbers themselves: a tensor of ours has no bit that says they are to be conjugated later."""
-    value = x if x is not None else a
-    assert value is not None
+    value: Any = x if x is not None else a
+    if not isinstance(value, Value):  # torch 2.11 hands over numbers here
+        return ctx.fill(ctx.out_sizes, complex(value).conjugate(), ctx.out_dtype, ctx.out.device)
     if not value.dtype.is_complex:
         return same(ctx, value)
     return pointwise(ctx, lambda z: z.call("conj"), value)
