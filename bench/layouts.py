@@ -7,6 +7,8 @@ few processors only.
 
     linear          x @ W.t() + b       `transposed`: W.t() stored row by row; `packed`: in the blocks of oneDNN
     convolution     `channels last`: the weight alone; `packed`: in the blocks of oneDNN
+
+`taken` says what the option weight_layouts does by itself; it should be what is below 0.77.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from collections.abc import Callable
 import torch
 
 from bench.measure import interleaved, ratio, write
+from ferrite.passes.freezing.layouts import gains_much
 
 LINEAR = (  # rows, inner, columns
     (1, 768, 768),
@@ -30,7 +33,14 @@ LINEAR = (  # rows, inner, columns
 CONVOLUTION = (  # batch, channels in, channels out, size, kernel, groups
     (1, 64, 64, 56, 3, 1),
     (1, 64, 256, 56, 1, 1),
+    (1, 256, 64, 56, 1, 1),
+    (8, 64, 256, 14, 1, 1),
+    (1, 512, 2048, 7, 1, 1),
+    (1, 16, 64, 32, 1, 1),
     (1, 96, 96, 56, 3, 96),
+    (1, 32, 32, 112, 3, 32),
+    (8, 384, 384, 14, 3, 384),
+    (1, 384, 384, 14, 3, 384),
     (8, 64, 64, 28, 3, 1),
     (1, 256, 256, 14, 3, 1),
 )
@@ -66,12 +76,20 @@ def convolution_calls(batch: int, wide: int, out: int, size: int, kernel: int, g
     }
 
 
-def row(label: str, calls: Calls, rounds: int) -> str:
+def is_taken(size: tuple[int, ...]) -> bool:
+    if len(size) == 3:
+        return False  # no product is
+    batch, wide, out, side, kernel, groups = size
+    work = batch * out * side**2 * (wide // groups) * kernel**2
+    return gains_much((out, wide // groups, kernel, kernel), groups, work)
+
+
+def row(label: str, taken: bool, calls: Calls, rounds: int) -> str:
     seconds = interleaved(calls, rounds)
     base = seconds["as it is"]
     others = [ratio(seconds[name], base) for name in calls if name != "as it is"]
     cells = [f"{median:.2f} ({low:.2f} to {high:.2f})" for median, low, high in others]
-    return f"| {label} | {statistics.median(base) * 1e6:.0f} | {' | '.join(cells)} |"
+    return f"| {label} | {'yes' if taken else 'no'} | {statistics.median(base) * 1e6:.0f} | {' | '.join(cells)} |"
 
 
 def main() -> None:
@@ -92,9 +110,9 @@ def main() -> None:
                 ("channels last", "packed"),
             ),
         ):
-            lines += [f"| {title} | as it is, microseconds | {' | '.join(names)} |", "|---|---|---|---|"]
+            lines += [f"| {title} | taken | as it is, microseconds | {' | '.join(names)} |", "|---|---|---|---|---|"]
             for size in sizes:
-                lines.append(row(", ".join(map(str, size)), make(*size), chosen.rounds))  # type: ignore[operator]
+                lines.append(row(", ".join(map(str, size)), is_taken(size), make(*size), chosen.rounds))  # type: ignore[operator]
                 print(lines[-1], flush=True)
             lines.append("")
     write("layouts", "Weights in other layouts", lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import platform
 import statistics
@@ -18,20 +19,26 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def interleaved(
-    functions: Mapping[str, Callable[[], object]], rounds: int, seconds_per_turn: float = 0.002
+    functions: Mapping[str, Callable[[], object]], rounds: int, seconds_per_turn: float = 0.002, budget: float = 0.0
 ) -> dict[str, list[float]]:
-    """Seconds per call of each function, one figure per round; each round gives every function one turn."""
+    """Seconds per call of each function, one figure per round; each round gives every function one turn.
+
+    There are at least `rounds` rounds, and more until `budget` seconds are spent.
+    """
     loops = {}
+    for function in functions.values():
+        warm_up(function)
     for name, function in functions.items():
-        for _ in range(10):
-            function()
         start = time.perf_counter()
         function()
         loops[name] = max(1, int(seconds_per_turn / (time.perf_counter() - start)))
     seconds: dict[str, list[float]] = {name: [] for name in functions}
+    end = time.perf_counter() + budget
     gc.disable()
     try:
-        for turn in range(rounds):
+        for turn in itertools.count():
+            if turn >= rounds and time.perf_counter() >= end:
+                break
             names = list(functions)
             names = names[turn % len(names) :] + names[: turn % len(names)]
             for name in names:
@@ -43,6 +50,15 @@ def interleaved(
     finally:
         gc.enable()
     return seconds
+
+
+def warm_up(function: Callable[[], object], calls: int = 10, patience: float = 1.0) -> None:
+    """Some calls before the clock runs; fewer of a function that takes long."""
+    end = time.perf_counter() + patience
+    for _ in range(calls):
+        function()
+        if time.perf_counter() >= end:
+            break
 
 
 def undisturbed(
@@ -93,18 +109,21 @@ def ratio(ours: list[float], theirs: list[float]) -> tuple[float, float, float]:
     return middle, low, high
 
 
+def machine() -> str:
+    cores = f"{os.cpu_count()} cores"
+    return f"{platform.machine()}, {cores}, torch {torch.__version__}, Python {platform.python_version()}"
+
+
+def page(title: str, command: str, lines: list[str]) -> str:
+    """The text of a page of results, with the command that made them and the machine."""
+    head = [f"# {title}", "", f"Command: `{command}`  ", f"Machine: {machine()}", ""]
+    return "\n".join([*head, *lines]) + "\n"
+
+
 def write(name: str, title: str, lines: list[str]) -> None:
     """Write bench/results/NAME-MACHINE.md with the command and the machine, and print it."""
     command = f"python -m {sys.modules['__main__'].__spec__.name} {' '.join(sys.argv[1:])}".strip()
-    head = [
-        f"# {title}",
-        "",
-        f"Command: `{command}`  ",
-        f"Machine: {platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, "
-        f"Python {platform.python_version()}",
-        "",
-    ]
-    text = "\n".join([*head, *lines]) + "\n"
+    text = page(title, command, lines)
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}-{platform.machine()}.md").write_text(text)
     print(text)

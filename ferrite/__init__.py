@@ -19,6 +19,7 @@ from ferrite.options import Options, using
 if TYPE_CHECKING:
     from ferrite import passes
     from ferrite.backend import compile, freeze
+    from ferrite.debug.cache import explain_cache
     from ferrite.debug.record import last_compile, recent_compiles
     from ferrite.passes import why
     from ferrite.pipeline import graph_pass
@@ -31,6 +32,7 @@ __all__ = [
     "UserError",
     "__version__",
     "compile",
+    "explain_cache",
     "freeze",
     "graph_pass",
     "last_compile",
@@ -44,6 +46,7 @@ __all__ = [
 _LAZY = {
     "compile": "ferrite.backend",
     "freeze": "ferrite.backend",
+    "explain_cache": "ferrite.debug.cache",
     "graph_pass": "ferrite.pipeline",
     "passes": "ferrite.passes",
     "why": "ferrite.passes",

@@ -88,6 +88,10 @@ def finish(
             passes += compilation.rewrite(POST_GRAD, graph, dump)
     if compilation.options.executor == "interpreter":
         return interpreted(graph, compilation, dump, passes)
+    if compilation.options.executor == "native":
+        function = native(graph, compilation, dump, passes)
+        if function is not None:
+            return function
     with compilation.stage("lower"):
         lowered = lower(graph)
     with compilation.stage("codegen"):
@@ -97,6 +101,26 @@ def finish(
         function = load(source, lowered.constants)
     compilation.compiled(graph, lowered.program, source.text, passes)
     return function
+
+
+def native(
+    graph: CapturedGraph, compilation: Compilation, dump: Dump, passes: tuple[PassRecord, ...]
+) -> torch_api.BoxedCallable | None:
+    """The graph as kernels of native code; None where it is not for this processor."""
+    from ferrite.native import compile_program, on_cpu  # llvmlite is needed from here on
+
+    with compilation.stage("lower"):
+        lowered = lower_graph(graph)
+        if not on_cpu(lowered.program):
+            return None
+        if compilation.options.strict:
+            verify_program(lowered.program)
+        dump.write("program.py", lambda: str(lowered.program))
+    with compilation.stage("codegen"):
+        code = compile_program(lowered.program, lowered.objects, compilation.options.strict)
+        dump.write("host.py", code.source.text)
+    compilation.native(graph, code, passes)
+    return code.function
 
 
 def interpreted(

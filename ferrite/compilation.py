@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -25,10 +25,14 @@ from ferrite.graph.regions import WRITTEN_AFTER
 from ferrite.ir import Constant, HostProgram
 from ferrite.ir.program import Program, call_of
 from ferrite.options import Options
+from ferrite.schedule.plan import Launch, Run
 from ferrite.passes.pre_grad import add_values, reason_to_leave, values_to_examples
 from ferrite.passes.pre_grad.numeric_check import numerics_checked
 from ferrite.pipeline import Fuel, PassContext, PassRecord, Pipeline, run_pipeline
 from ferrite.pipeline.report import warn_at, warn_of_failed_pass
+
+if TYPE_CHECKING:
+    from ferrite.native import NativeCode
 
 Result = TypeVar("Result")
 TO_STOP = 'torch.compile(..., options={"strict": True})'
@@ -182,6 +186,33 @@ class Compilation:
             )
         )
 
+    def native(self, graph: CapturedGraph, code: NativeCode, passes: tuple[PassRecord, ...]) -> None:
+        """Record a graph that became native code."""
+        program = code.plan.program
+        calls = [(call, item.origin) for item in program.operations if (call := call_of(item)) is not None]
+        eager = [EagerCall(operator_text(call.operator), call.reason, at.line) for call, at in calls]
+        for place, reason in code.plan.alone.items():
+            step = code.plan.steps[place]
+            assert not isinstance(step, Run)
+            eager.append(EagerCall(", ".join(step.origin.nodes) or type(step).__name__.lower(), reason, step.origin.line))
+        kernels = tuple(
+            Kernel(launch.name, nodes_of_launch(launch), lines_of_launch(launch))
+            for launch in code.plan.launches
+        )
+        self.record.add(
+            GraphRecord(
+                kind=graph.kind.value,
+                line=first_model_line(graph.gm.graph.nodes),
+                operators=len(program.operations),
+                inputs=tuple(map(str, program.inputs)),
+                source=code.source.text,
+                kernels=kernels,
+                eager_calls=tuple(eager),
+                passes=passes,
+                not_fused=code.plan.refusals,
+            )
+        )
+
     def failed(self, failure: Exception, graph: CapturedGraph | None) -> None:
         """Keep a repro; raise if strict; otherwise warn and record that the graph runs in eager."""
         stage = getattr(failure, "ferrite_stage", "capture")
@@ -201,6 +232,14 @@ class Compilation:
         facts["to stop on it"] = TO_STOP
         warn_at(line, layout(f"ferrite: stage {stage!r} failed", facts))
         self.record.add(eager_record(graph, self.gm, stage, because))
+
+
+def nodes_of_launch(launch: Launch) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(node for operation in launch.operations for node in operation.origin.nodes))
+
+
+def lines_of_launch(launch: Launch) -> tuple[ModelLine, ...]:
+    return tuple(dict.fromkeys(item.origin.line for item in launch.operations if item.origin.line is not None))
 
 
 def lines_of(line: ModelLine | None) -> tuple[ModelLine, ...]:

@@ -16,7 +16,7 @@ from ferrite.option_values import Counts, Named
 # The stages of one compilation, in order. They name times in the record, and failures.
 Stage = Literal["pre_grad", "capture", "joint", "partition", "freeze", "post_grad", "lower", "codegen", "load"]
 STAGES: tuple[str, ...] = typing.get_args(Stage)
-Compression = Literal["lce-first", "lce-parts", "lce-matmul", "lce-simple", "dot-compress"]
+Compression = Literal["auto", "lce-first", "lce-parts", "lce-matmul", "lce-simple", "dot-compress"]
 
 
 def option(default: Any, *, env: str, doc: str, changes_code: bool = True) -> Any:
@@ -40,10 +40,11 @@ class Whole:
         doc="How far operators are taken apart while capturing. `spelling`: only into another spelling that runs the "
         "same kernels, so that eager calls stay whole. `core`: down to the core ATen operators.",
     )
-    executor: Literal["calls", "interpreter"] = option(
-        "calls",
+    executor: Literal["native", "calls", "interpreter"] = option(
+        "native",
         env="FERRITE_EXECUTOR",
-        doc="What runs a graph. `calls`: one call of torch per operator. `interpreter`: the loop program that the "
+        doc="What runs a graph. `native`: kernels compiled for this processor; graphs on other devices as with "
+        "`calls`. `calls`: one call of torch per operator. `interpreter`: the loop program that the "
         "graph is lowered to, run element by element in the obvious way: slow, to check the lowering.",
     )
     partition: Literal["min-cut", "save-all"] = option(
@@ -142,10 +143,11 @@ class PreGrad:
         doc="Let matrix products read their operands transposed: never, where a copy is saved, or wherever it is "
         "right.",
     )
-    split_cat: bool = option(
-        True,
+    split_cat: Literal["off", "on"] | Named = option(
+        "on",
         env="FERRITE_SPLIT_CAT",
-        doc="Cancel splits against joins before differentiation.",
+        doc="Cancel splits against joins before differentiation; True and False do as well. Or the passes that may do "
+        'so, and no others: names, or settings by name, as in `{"mutate_cat_pass": {"min_run": 3}}`.',
     )
     split_cat_min_run: int = option(
         2,
@@ -155,7 +157,8 @@ class PreGrad:
     compress: tuple[Compression, ...] = option(
         (),
         env="FERRITE_COMPRESS",
-        doc="Rewrites of embedding compression to run.",
+        doc="Rewrites of embedding compression to run wherever they are right; `auto`: all, where the cost model shows "
+        "a win.",
     )
     eval_conv_bn: bool = option(
         False,
@@ -232,6 +235,12 @@ class Freezing:
         doc="With freeze: the model's own parameters lose their contents once they are constants, so that nothing is "
         "kept twice. Using one raises an error.",
     )
+    weight_layouts: Literal["off", "auto", "always"] = option(
+        "auto",
+        env="FERRITE_WEIGHT_LAYOUTS",
+        doc="With freeze: weights that are stored anew anyway are stored as torch's kernels on a CPU like them best: "
+        "never, where that was measured to gain much, or wherever it is right.",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,6 +307,18 @@ class Files:
         env="FERRITE_DUMP",
         changes_code=False,
         doc="Write every graph before and after each pass that changed it here, as Python that runs by itself.",
+    )
+    cache: bool = option(
+        True,
+        env="FERRITE_CACHE",
+        changes_code=False,
+        doc="Keep compiled code on disk, and use it again where everything that it depends on is the same.",
+    )
+    cache_size: int = option(
+        2048,
+        env="FERRITE_CACHE_SIZE",
+        changes_code=False,
+        doc="How many mebibytes of compiled code are kept; what has not been used for longest goes first.",
     )
     cache_dir: Path | None = option(
         None,

@@ -89,6 +89,7 @@ def checked(name: str, expected: Any, value: Any) -> Any:
     if value is None and allows_none(expected):
         return None
     if (words := word_or_names(kind)) is not None:
+        value = as_switch(words, value)
         return checked(name, words, value) if isinstance(value, str) else named(name, value, type_name(expected))
     if typing.get_origin(kind) is Literal:
         choices = typing.get_args(kind)
@@ -178,6 +179,12 @@ def word_or_names(kind: Any) -> Any | None:
     return typing.get_args(kind)[0] if is_union(kind) and Named in typing.get_args(kind) else None
 
 
+def as_switch(words: Any, value: Any) -> Any:
+    """True and False as the words of a setting that is on or off; anything else as it is."""
+    is_switch = isinstance(value, bool) and {"on", "off"} <= set(typing.get_args(words))
+    return ("on" if value else "off") if is_switch else value
+
+
 def is_union(kind: Any) -> bool:
     return typing.get_origin(kind) in (typing.Union, types.UnionType)
 
@@ -227,7 +234,9 @@ def parse(name: str, expected: Any, text: str, where: str) -> Any:
     if kind is Any or expected == tuple[Any, ...]:
         return tuple(imported(word.strip(), where) for word in text.split(","))
     if (words := word_or_names(kind)) is not None:
-        return text if text in typing.get_args(words) else parse(name, Named, text, where)
+        choices = typing.get_args(words)
+        word = text if text in choices else as_switch(words, TRUTH.get(text.lower()))
+        return word if word in choices else parse(name, Named, text, where)
     if kind is Named:
         return Named(dict(parse_settings(word.strip(), where) for word in text.split(",") if word.strip()))
     if kind is Counts:

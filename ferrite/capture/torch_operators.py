@@ -42,6 +42,20 @@ def _end(bound: Any) -> int | None:
     return int(bound) if bound.is_Integer and abs(int(bound)) < LARGEST else None
 
 
+def facts_of_symbols(value: torch.SymInt | torch.SymBool | torch.SymFloat) -> Iterator[tuple[frozenset[str], str]]:
+    """Every range, guard and assertion over the symbols around a number, as (names of symbols, text). Adds none."""
+    known = value.node.shape_env
+    for symbol, found in known.var_to_range.items():
+        yield frozenset((str(symbol),)), f"{symbol} in {found.lower}..{found.upper}"
+    for symbol in known.size_like:
+        yield frozenset((str(symbol),)), f"{symbol} is a size"
+    for expression in known.divisible:
+        yield frozenset(map(str, expression.free_symbols)), f"{expression} is 0"
+    asserted = [each.expr for several in known.deferred_runtime_asserts.values() for each in several]
+    for condition in (*(guard.expr for guard in known.guards), *asserted):
+        yield frozenset(map(str, condition.free_symbols)), str(condition)
+
+
 def eager_form(operator: Any) -> Callable[..., Any]:
     """What a higher-order operator runs in eager: a function of tensors that calls plain operators."""
     found: Callable[..., Any] = operator.py_kernels[torch._C.DispatchKey.CompositeExplicitAutograd]

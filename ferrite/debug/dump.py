@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,9 +49,11 @@ class Dump:
         if record.changed:
             self.graph(record.name, gm)
 
-    def write(self, name: str, text: str) -> None:
+    def write(self, name: str, text: str | Callable[[], str]) -> None:
+        """Write a file; a text that costs something to make may be a function, called only where it is wanted."""
         if self.root.path is None:
             return
+        text = text() if callable(text) else text
         folder = self.root.path / self.name
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,8 @@ from ferrite.errors import FerriteError, layout
 from ferrite.graph import ModelLine
 from ferrite.options import STAGES, Options
 from ferrite.pipeline import PassRecord
+from ferrite.runtime.cache import Outcome
+from ferrite.schedule.order import NotFused
 
 KEPT = 64  # records remembered
 
@@ -52,6 +54,7 @@ class GraphRecord:
     eager_calls: tuple[EagerCall, ...]
     passes: tuple[PassRecord, ...] = ()
     failure: str | None = None
+    not_fused: tuple[NotFused, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,7 @@ class CompileRecord:
     graphs: list[GraphRecord] = field(default_factory=list)
     saved: Saved | None = None
     passes: dict[str, tuple[PassRecord, ...]] = field(default_factory=dict)  # of stages before the graphs part
+    cache: list[Outcome] = field(default_factory=list)  # one for each time the cache was asked
     _seconds: dict[str, float] = field(default_factory=lambda: collections.defaultdict(float))
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
     _open: list[list[float]] = field(default_factory=list, repr=False)
@@ -125,6 +129,26 @@ class CompileRecord:
     @property
     def eager_calls(self) -> tuple[EagerCall, ...]:
         return tuple(call for graph in self.graphs for call in graph.eager_calls)
+
+    def why_not_fused(self, first: str, second: str) -> str:
+        """Why two operators, by the names of their nodes, are in different kernels; or that they are in one."""
+        for graph in self.graphs:
+            for kernel in graph.kernels:
+                if first in kernel.operators and second in kernel.operators:
+                    return f"{first} and {second} are in one kernel, {kernel.name}"
+        reasons = [
+            each.reason
+            for graph in self.graphs
+            for each in graph.not_fused
+            if (second in each.nodes and first in each.group) or (first in each.nodes and second in each.group)
+        ]
+        if reasons:
+            return f"{first} and {second} are in different kernels: {reasons[0]}"
+        known = {node for graph in self.graphs for kernel in graph.kernels for node in kernel.operators}
+        missing = [name for name in (first, second) if name not in known]
+        if missing:
+            return f"{' and '.join(missing)}: in no kernel. Kernels have: {', '.join(sorted(known)) or 'nothing'}"
+        return f"{first} and {second} were never held against each other: they share no memory, or something between"
 
     @contextmanager
     def timing(self, stage: str) -> Iterator[None]:

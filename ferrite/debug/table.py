@@ -18,7 +18,7 @@ LINES_SHOWN = 3
 def render(record: CompileRecord) -> str:
     buffer = io.StringIO()
     console = Console(file=buffer, width=shutil.get_terminal_size((110, 24)).columns, highlight=False)
-    tables = (graphs_table, stages_table, rewrites_table, eager_table, partition_table)
+    tables = (graphs_table, stages_table, rewrites_table, cache_table, eager_table, partition_table)
     for table in (make(record) for make in tables):
         if table.row_count:
             console.print(table)
@@ -57,6 +57,14 @@ def rewrites_table(record: CompileRecord) -> Table:
     table = new_table("rewrites", "rule", "times")
     for rule, count in sorted(record.rewrites.items(), key=lambda item: -item[1]):
         table.add_row(rule, str(count))
+    return table
+
+
+def cache_table(record: CompileRecord) -> Table:
+    """How often the cache had what was asked for: `ferrite.explain_cache()` says why not."""
+    table = new_table("cache", "what", "result", "times")
+    for (what, result), times in collections.Counter((each.what, each.result) for each in record.cache).items():
+        table.add_row(what, result, str(times))
     return table
 
 

@@ -11,20 +11,23 @@ K7   a state is known, has as many parts as its kind, and is joined inside its b
 K8   only vector and reduction loops have lanes; an unrolled one has a number of iterations; no parallel loop stands in
      a vector, unrolled or reduction loop
 K9   iterations of independent loops do not store to the same element, unless atomically: coordinates depend on every
-     such axis, and what combines at a place that memory decides is atomic
+     such axis; what combines at a place that memory decides is atomic, unless the axes keep the places apart: 64*d + j
+     with j below 64
 K10  a tile has a largest size, known now
 """
 
 from __future__ import annotations
 
 import keyword
+import math
 from dataclasses import dataclass, field
 
 import torch
 
+from ferrite.ir.division import never_negative
 from ferrite.ir.expr import Data, Load, Local, Param
 from ferrite.ir.expr_laws import wrong_data, wrong_type
-from ferrite.ir.index import ONE, Axis, Index, Number, Symbol
+from ferrite.ir.index import ONE, Axis, Index, Number, Product, Sum, Symbol, add, number
 from ferrite.ir.kernel import (
     INDEPENDENT,
     OWN,
@@ -258,7 +261,8 @@ class _Check:
         for loop in free:
             if loop.axis not in used:
                 raise InvalidProgram("K9", f"{store.buffer} is stored at one place for every {loop.axis}")
-        if free and store.mode != "set" and any(map(data_of, store.coordinates)):
+        axes = {loop.axis for loop in free}
+        if free and store.mode != "set" and not all(keeps_apart(index, axes) for index in store.coordinates):
             raise InvalidProgram("K9", f"{store.buffer} is combined, not atomically, where memory says")
 
     def axes_of(self, store: Store) -> set[Axis]:
@@ -270,3 +274,27 @@ class _Check:
             if isinstance(item, Local):
                 used.update(loop.axis for loop in self.loops[: self.scope.names[item.name].depth])
         return used
+
+
+def keeps_apart(place: Index, axes: set[Axis]) -> bool:
+    """Whether different values of the axes are at different places, whatever is read from memory."""
+    if not data_of(place):
+        return True
+    mine: dict[Index, int] = {}
+    steps: list[Index] = []  # by which memory and other axes move the place
+    for item, factor in place.terms if isinstance(place, Sum) else ((place, 1),):
+        if item in axes:
+            mine[item] = factor
+        elif not axes.isdisjoint(item.atoms) or any(not axes.isdisjoint(value.atoms) for value in data_of(item)):
+            return False
+        elif isinstance(item, Product):
+            steps.append(math.prod((part for part in item.factors if not data_of(part)), start=number(abs(factor))))
+        else:
+            steps.append(number(abs(factor)))
+    reach = 0
+    for item, factor in sorted(mine.items(), key=lambda pair: abs(pair[1])):
+        if abs(factor) <= reach or (item.high is None and len(mine) > 1):
+            return False
+        reach += abs(factor) * (item.high or 0)
+    whole = add(mine.items())
+    return min(mine.values(), default=1) > 0 and all(never_negative(step - 1 - whole) for step in steps)

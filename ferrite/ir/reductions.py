@@ -34,16 +34,18 @@ def _extreme(largest: bool) -> Callable[[torch.Tensor], Results]:
     return meaning
 
 
-def _extreme_at(largest: bool) -> Callable[[torch.Tensor], Results]:
-    """The first place wins among equals, and a NaN wins over numbers."""
+def _extreme_at(largest: bool, last_nan: bool = False) -> Callable[[torch.Tensor], Results]:
+    """The first place wins among equals, and a NaN wins over numbers; of several NaN the first, or the last."""
 
     def meaning(value: torch.Tensor) -> Results:
         if 0 in value.shape[:-1]:
             return value.new_empty(value.shape[:-1]), value.new_empty(value.shape[:-1], dtype=torch.int64)
         best = torch.amax(value, -1, keepdim=True) if largest else torch.amin(value, -1, keepdim=True)
-        hits = (value == best) | (
-            torch.isnan(value) if value.is_floating_point() else torch.zeros_like(value, dtype=torch.bool)
-        )
+        nans = torch.isnan(value) if value.is_floating_point() else torch.zeros_like(value, dtype=torch.bool)
+        hits = (value == best) | nans
+        if last_nan:
+            numbers = torch.arange(1, value.shape[-1] + 1, device=value.device)
+            return best.squeeze(-1), torch.where(nans, numbers, hits.to(torch.int8)).argmax(-1)
         return best.squeeze(-1), hits.to(torch.int8).argmax(-1)
 
     return meaning
@@ -83,6 +85,7 @@ REDUCTIONS = {
         Reduction("xor", 1, 1, _xor, empty=True),
         Reduction("argmax", 1, 2, _extreme_at(True)),  # value, place
         Reduction("argmin", 1, 2, _extreme_at(False)),
+        Reduction("argmax_of_window", 1, 2, _extreme_at(True, last_nan=True)),  # as pooling has it: of NaN the last
         Reduction("welford", 1, 3, _welford, empty=True),  # mean, sum of squared deviations, count
         Reduction("softmax", 1, 2, _softmax, empty=True),  # greatest, sum of exponentials relative to it
     )

@@ -62,13 +62,21 @@ def _fused(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     return torch.addcmul(c, a, b)
 
 
+def _fmod(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Exact. Torch's vector code is not where the quotient overflows: then it says NaN, and its scalar code does not."""
+    if a.dtype is torch.float32:
+        return torch.fmod(a.double(), b.double()).float()
+    return torch.fmod(a, b)
+
+
 _rows(2, "add mul")
 _rows(2, "sub", takes="number")
 _rows(2, "maximum minimum fmax fmin", takes="ordered")
 _row("div", 2, torch.true_divide, takes="float", cost=DIVISION)
 _row("floor_divide", 2, lambda a, b: torch.div(a, b, rounding_mode="floor"), takes="real", cost=DIVISION)
 _row("trunc_divide", 2, lambda a, b: torch.div(a, b, rounding_mode="trunc"), takes="real", cost=DIVISION)
-_rows(2, "remainder fmod", takes="real", cost=DIVISION)
+_rows(2, "remainder", takes="real", cost=DIVISION)
+_row("fmod", 2, _fmod, takes="real", cost=DIVISION)
 _rows(2, "pow", takes="number", cost=2 * TRANSCENDENTAL)
 _rows(1, "neg", takes="number")
 _rows(1, "abs", takes="real")

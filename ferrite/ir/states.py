@@ -71,8 +71,9 @@ def _with_operator(kind: str, operator: str, begin: Callable[[torch.dtype], Cons
     return StateKind(kind, 1, 1, lambda dtypes: (begin(dtypes[0]),), lambda dtypes: tuple(params(dtypes)), join)
 
 
-def _extreme_at(kind: str, better: str, largest: bool) -> StateKind:
-    """Value and place: the better value, NaN before numbers, the smallest place among equals."""
+def _extreme_at(kind: str, better: str, largest: bool, last_nan: bool = False) -> StateKind:
+    """Value and place: the better value, NaN before numbers, the smallest place among equals; of NaN the first, too, or
+    the last."""
 
     def begin(dtypes: Types) -> State:
         return lowest(dtypes[0], not largest), lowest(dtypes[1], True)
@@ -80,11 +81,11 @@ def _extreme_at(kind: str, better: str, largest: bool) -> StateKind:
     def join(dtypes: Types) -> State:
         value, place, other, there = params(dtypes * 2)
         wins, ties = compare(better, other, value), compare("eq", other, value)
+        takes = either(wins, both(ties, compare("lt", there, place)))
         if dtypes[0].is_floating_point:
             nan, other_nan = (op("isnan", item, dtype=torch.bool) for item in (value, other))
-            wins = either(wins, both(other_nan, op("logical_not", nan)))
-            ties = either(ties, both(other_nan, nan))
-        takes = either(wins, both(ties, compare("lt", there, place)))
+            closer = compare("gt" if last_nan else "lt", there, place)
+            takes = either(takes, both(other_nan, either(op("logical_not", nan), closer)))
         return choose(takes, other, value), choose(takes, there, place)
 
     return StateKind(kind, 2, 2, begin, lambda dtypes: tuple(params(dtypes)), join)
@@ -131,6 +132,7 @@ STATES = {
         _with_operator("xor", "bitwise_xor", lambda dtype: const(0, dtype)),
         _extreme_at("argmax", "gt", True),
         _extreme_at("argmin", "lt", False),
+        _extreme_at("argmax_of_window", "gt", True, last_nan=True),
         StateKind(
             "welford",
             1,

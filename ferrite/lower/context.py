@@ -76,6 +76,10 @@ class Context:
         dtype: torch.dtype = fake.dtype
         return dtype
 
+    def is_used(self, place: int) -> bool:
+        """Whether anything reads this one of several results; yes, where that is not known."""
+        return True
+
     # --- making values ------------------------------------------------------------------------------------------------
 
     def lazy(self, sizes: Dims, expr: Expr, device: torch.device) -> Value:

@@ -28,6 +28,7 @@ FAMILIES = (
     "distance",
     "reduce",
     "normalise",
+    "batch_norm",
     "losses",
     "scan",
     "order",

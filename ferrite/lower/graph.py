@@ -249,6 +249,12 @@ class Walk(Bodies):
             return [self.readable(item) for item in value]
         return value
 
+    def is_used(self, place: int) -> bool:
+        node = self.node
+        if node is None or node.target is not self.operator:  # inside something that was taken apart
+            return True
+        return any(user.target is not operator.getitem or user.args[1] == place for user in node.users)
+
     def in_place(self, twin: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:
         target = args[0]
         value = self.apply(twin, args, kwargs, out)

@@ -88,9 +88,12 @@ class Walk:
         memory = storages_in(old)
         if not restrided and not moved_within and memory == storages_in(new):
             return None
+        ambiguous = restrided and only_ones_differ(old, new)
         for user in node.users:
             if user in self.seen:
                 continue
+            if ambiguous and is_elementwise(user):
+                return f"{user.name} may lay out its result by the strides of {node.name} along dimensions of one"
             problem = who_could_tell(user, node, restrided, moved_within)
             if problem is not None:
                 return problem
@@ -172,6 +175,22 @@ def strided(value: Any) -> list[torch.Tensor]:
 def same_strides(old: Any, new: Any) -> bool:
     pairs = zip(strided(old), strided(new), strict=True)
     return all(same_sizes(before.stride(), after.stride()) for before, after in pairs)
+
+
+def only_ones_differ(old: Any, new: Any) -> bool:
+    """Whether two values have other strides along dimensions of one alone. They address nothing, but torch orders the
+    dimensions of an elementwise result by them, and fake tensors do so otherwise than real ones."""
+    if same_strides(old, new):
+        return False
+    return all(
+        same_number(first, second) or (type(size) is int and size == 1)
+        for before, after in zip(strided(old), strided(new), strict=True)
+        for size, first, second in zip(before.shape, before.stride(), after.stride(), strict=True)
+    )
+
+
+def is_elementwise(node: torch.fx.Node) -> bool:
+    return torch.Tag.pointwise in getattr(node.target, "tags", ())
 
 
 def same_offsets(old: Any, new: Any) -> bool:

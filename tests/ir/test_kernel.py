@@ -121,13 +121,14 @@ def test_canonical_kernels_compute_the_same():
 
 
 NUMBERS = (torch.float32, torch.int32)
+EXTREMES = ("amax", "amin", "argmax", "argmin", "argmax_of_window")
 TYPES = {
     "any": (torch.bool,),
     "all": (torch.bool,),
     "xor": (torch.int32, torch.bool),
     "welford": (torch.float32,),
     "softmax": (torch.float32,),
-    **dict.fromkeys(("amax", "amin", "argmax", "argmin"), (*NUMBERS, torch.bool)),
+    **dict.fromkeys(EXTREMES, (*NUMBERS, torch.bool)),
 }
 
 
@@ -151,8 +152,12 @@ def test_states_agree_with_the_reductions_of_programs(kind, dtype):
         *(f"    {pointer}[0] = {name}" for pointer, name in zip(pointers, names, strict=True)),
     ]
     torch.manual_seed(0)
-    for values in (torch.randint(-3, 3, (9,)).to(dtype), torch.randn(9).to(dtype)):
+    samples = [torch.randint(-3, 3, (9,)).to(dtype), torch.randn(9).to(dtype)]
+    if dtype.is_floating_point and kind in EXTREMES:
+        samples.append(torch.where(torch.rand(9) < 0.4, torch.nan, torch.randn(9)).to(dtype))
+    for values in samples:
         expected = [result.reshape(1) for result in REDUCTIONS[kind].meaning(values)]
         outputs = [torch.zeros(1, dtype=one) for one in types]
         made = results("\n".join(lines), [values], outputs, order=random.Random(0))
-        torch.testing.assert_close(made, [one.to(two.dtype) for one, two in zip(expected, outputs, strict=True)])
+        wanted = [one.to(two.dtype) for one, two in zip(expected, outputs, strict=True)]
+        torch.testing.assert_close(made, wanted, equal_nan=True)

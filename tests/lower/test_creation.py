@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
-from lower.lowered import assert_lowered, calls, run, traced
+from lower.lowered import assert_lowered, calls, run, same_as_eager, traced
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ferrite.capture import torch_api
@@ -185,3 +187,18 @@ def test_the_round_trip_of_channels():
     fn = lambda x, s, z: aten.fake_quantize_per_channel_affine_cachemask(x, s, z, 1, -8, 7)  # noqa: E731
     zeros = torch.tensor([0, 2, -3], dtype=torch.int32)
     assert not calls(assert_lowered(fn, torch.randn(4, 3, 5) * 5, torch.rand(3) + 0.1, zeros))
+
+
+def test_small_literals_are_part_of_the_expression():
+    def fn(x):
+        literals = torch.tensor(2.5), torch.tensor([3, 3]), torch.tensor([True, False]), torch.tensor(math.nan)
+        return x * literals[0], x[torch.tensor([3, 2, 1, 0])], *literals[1:], torch.tensor([0.5, 1.5])
+
+    program = same_as_eager(fn, lambda: [torch.randn(4)], exact=False).graphs[0].source
+    assert program.count("= constant(") == 1  # the last one has no even steps
+    assert "arg0_1[-i0 + 3]" in program  # nothing to check either
+
+
+def test_zeros_of_both_signs_are_no_one_number():
+    program = same_as_eager(lambda x: x / torch.tensor([0.0, -0.0]), lambda: [torch.ones(2)], exact=False)
+    assert "= constant(" in program.graphs[0].source

@@ -14,6 +14,7 @@ from ferrite.ir.interpret import interpret
 from ferrite.ir.program import Compute, Program
 from ferrite.ir.questions import nodes_of, roots_of
 from ferrite.lower.graph import lower_module
+from ferrite.lower.ops import special
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten
@@ -144,6 +145,22 @@ def test_nan_wins_in_maximum_and_loses_in_fmax():
     exactly(lambda x: x.clamp(5, 2), x)  # bounds that cross
     exactly(lambda x: x.clamp(math.nan, 2), x)
     exactly(torch.relu, x)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_negative_zero_stays_one_where_eager_keeps_it(keeps, monkeypatch):
+    monkeypatch.setattr(special, "X86", keeps)
+    x = EDGES.repeat(2)
+    lowered = lower_module(traced(torch.relu, x))
+    (mine,) = interpret(lowered.program, [x.clone()], lowered.objects)
+    torch.testing.assert_close(mine, torch.relu(x), equal_nan=True)
+    assert bool(mine[1].signbit()) == keeps
+
+
+def test_remainders_of_quotients_beyond_the_type():
+    x, y = torch.full((9,), -545460846592.0).bfloat16(), torch.full((9,), 1.5587891487167193e-27).bfloat16()
+    exactly(torch.fmod, x, y)
+    exactly(torch.fmod, x[::2].float(), y[::2].float())  # eager's scalar code; its vector code says NaN
 
 
 def test_choices_and_sums_of_mixed_types():

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from lower.lowered import eager_calls, kinds, program_of, same_as_eager
+from lower.lowered import eager_calls, kinds, program_of, same_as_eager, traced
+
+from ferrite.ir.interpret import interpret
+from ferrite.lower.graph import lower_module
 
 pytestmark = pytest.mark.quick
 NAN = float("nan")
@@ -28,7 +31,7 @@ def test_a_median_alone_is_lowered_for_every_type():
 
 def test_the_greatest_few_and_the_kth():
     def fn(a):
-        return a.topk(3), a.topk(2, dim=0, largest=False), a.kthvalue(2), a.kthvalue(1, 0, True)
+        return a.topk(3), a.topk(2, dim=0, largest=False), a.kthvalue(2), a.kthvalue(1, 0, True).values
 
     same_as_eager(fn, lambda: [torch.randn(5, 7)])
     assert kinds(program_of(lambda a: a.topk(2)[0], torch.randn(4, 9))) == ["sort", "compute"]
@@ -37,6 +40,39 @@ def test_the_greatest_few_and_the_kth():
 def test_where_equals_are_likely_the_order_is_left_to_torch():
     (call,) = eager_calls(program_of(lambda a: a.topk(2)[1], torch.randint(0, 3, (9,))))
     assert "equal elements" in call.reason
+
+
+EQUALS = {
+    "topk": lambda a: a.topk(3)[0],
+    "kthvalue": lambda a: a.kthvalue(4).values,
+    "median": lambda a: a.median(0, keepdim=True)[0],
+    "nanmedian": lambda a: a.nanmedian(-1).values,
+}
+
+
+@pytest.mark.parametrize("name", EQUALS)
+def test_values_without_their_places_are_lowered_for_every_type(name):
+    for dtype in (torch.float32, torch.bfloat16, torch.int16):
+        assert not eager_calls(program_of(EQUALS[name], torch.randint(0, 3, (6, 9)).to(dtype)))
+
+
+def test_the_place_of_the_kth_is_eagers_among_equals():
+    rows = torch.randint(0, 3, (20, 9)).float()
+    (call,) = eager_calls(program_of(lambda a: a.kthvalue(4), rows))
+    assert "equal elements" in call.reason
+    assert not eager_calls(program_of(lambda a: a.kthvalue(1), torch.tensor(3.0)))
+
+
+def test_equal_elements_that_are_named_are_really_there():
+    """Which of them, torch leaves open; that they are distinct and equal to the values, it does not."""
+    rows = torch.randint(0, 3, (20, 9)).float()
+    lowered = lower_module(traced(lambda a: [*a.topk(4), *a.median(1)], rows))
+    values, places, middle, place = interpret(lowered.program, [rows], lowered.objects)
+    assert torch.equal(values, rows.topk(4).values)
+    assert torch.equal(rows.gather(1, places), values)
+    assert all(row.unique().numel() == 4 for row in places)
+    assert torch.equal(middle, rows.median(1).values)
+    assert torch.equal(rows.gather(1, place[:, None])[:, 0], middle)
 
 
 @pytest.mark.parametrize("p", [0.0, 1.0, 2.0, 3.5, float("inf")])

@@ -48,6 +48,19 @@ def test_gradients_of_pools_are_loops(name):
         assert not eager_calls(program)
 
 
+def test_the_last_nan_of_a_window_counts():
+    def fn(a):
+        pools = F.max_pool2d(a, 3, 2, 1, return_indices=True), F.max_pool1d(a[0, 0], 4, 2, return_indices=True)
+        return *pools, F.adaptive_max_pool2d(a, (3, 4), return_indices=True)
+
+    same_as_eager(fn, lambda: [torch.where(torch.rand(2, 3, 7, 9) < 0.4, math.nan, 1.0)], exact=False)
+    same_as_eager(lambda a: F.max_pool2d(a, 3, 2), lambda: [nan_image()], backward=True)
+
+
+def nan_image():
+    return torch.where(torch.rand(1, 2, 7, 9) < 0.4, math.nan, torch.randn(1, 2, 7, 9)).requires_grad_()
+
+
 def test_pools_in_one_and_three_dimensions():
     def fn(a, b):
         return (

@@ -92,8 +92,11 @@ class Images(torch.nn.Module):
         return torch.relu(self.second(torch.relu(self.norm(self.first(x))))).mean((2, 3))
 
 
+ALWAYS = {"weight_layouts": "always"}
+
+
 def test_a_weight_that_was_folded_anyway_is_laid_out_for_its_kernel():
-    gm = frozen(with_statistics(Images()), torch.randn(2, 16, 24, 24))
+    gm = frozen(with_statistics(Images()), torch.randn(2, 16, 24, 24), **ALWAYS)
     weights = [value for value in constants(gm) if value.dim() == 4]
     assert sorted(value.is_contiguous() for value in weights) == [False, True], "the folded one, and the model's own"
     assert sorted(value.is_contiguous(memory_format=torch.channels_last) for value in weights) == [False, True]
@@ -108,9 +111,27 @@ def copies(**options: Any) -> list[bool]:
 
 
 def test_a_weight_that_the_model_holds_is_not_copied_into_another_layout():
-    assert copies() == [False, False]
+    assert copies(**ALWAYS) == [False, False]
 
 
 @since(2, 13)
 def test_a_weight_that_the_model_lets_go_of_is_laid_out():
-    assert copies(freeze_discard_parameters=True) == [True, True]
+    assert copies(freeze_discard_parameters=True, **ALWAYS) == [True, True]
+
+
+@since(2, 13)
+def test_by_itself_only_what_gains_much_is_laid_out():
+    """Convolutions of one by one and of each channel alone, if they are large; no others, and no products."""
+    assert copies(freeze_discard_parameters=True) == [False, False]
+
+    def kept(x: torch.Tensor, *layer: Any, **more: Any) -> bool:
+        model = torch.nn.Sequential(torch.nn.Conv2d(*layer, **more), torch.nn.AdaptiveAvgPool2d(1))
+        gm = frozen(model.eval(), x, freeze_discard_parameters=True)
+        (weight,) = [value for value in constants(gm) if value.dim() == 4]
+        return weight.stride() == model[0].weight.stride()
+
+    assert not kept(torch.randn(4, 64, 48, 48), 64, 64, 1)
+    assert not kept(torch.randn(8, 16, 48, 48), 16, 16, 3, groups=16)
+    assert kept(torch.randn(1, 64, 24, 24), 64, 64, 1)
+    assert kept(torch.randn(8, 16, 12, 12), 16, 16, 3, groups=16)
+    assert kept(torch.randn(4, 64, 48, 48), 64, 64, 3, padding=1)

@@ -207,6 +207,34 @@ def test_what_eager_must_look_at_stays():
 
 
 @quick
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+def test_cauchy_numbers(dtype):
+    gm, count = traced(lambda x: aten.cauchy.default(x, 3.0, 2.0), torch.empty(100_000, dtype=dtype))
+    assert count == 1
+    numbers = gm(torch.empty(100_000, dtype=dtype))
+    assert numbers.dtype == dtype
+    for quantile in (0.05, 0.25, 0.5, 0.75, 0.95):
+        share = (numbers.double() < 3 + 2 * math.tan(math.pi * (quantile - 0.5))).double().mean()
+        assert abs(share - quantile) < 0.006
+
+
+@quick
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.int16, torch.int64], ids=str)
+@pytest.mark.parametrize("p", [0.05, 0.5, 0.999])
+def test_geometric_numbers(dtype, p):
+    gm, count = traced(lambda x: aten.geometric.default(x, p), torch.empty(100_000, dtype=dtype))
+    assert count == 1
+    numbers = gm(torch.empty(100_000, dtype=dtype))
+    assert numbers.dtype == dtype
+    exact = numbers.double()
+    assert exact.min() == 1
+    assert torch.equal(exact, exact.round())
+    assert abs(exact.mean() - 1 / p) < 4 * math.sqrt(1 - p) / p / math.sqrt(100_000) + 1e-9
+    for most in (1, 2, 5):
+        assert abs((exact <= most).double().mean() - (1 - (1 - p) ** most)) < 0.006
+
+
+@quick
 @pytest.mark.parametrize(
     ("target", "parameters", "message"),
     [
@@ -214,6 +242,9 @@ def test_what_eager_must_look_at_stays():
         (aten.bernoulli.p, (-0.5,), "p"),
         (aten.exponential.default, (0.0,), "lambda > 0"),
         (aten.log_normal.default, (0.0, -1.0), "std > 0"),
+        (aten.cauchy.default, (0.0, 0.0), "sigma > 0"),
+        (aten.geometric.default, (1.0,), r"p to be in \(0, 1\)"),
+        (aten.geometric.default, (0.0,), r"p to be in \(0, 1\)"),
     ],
 )
 def test_an_impossible_parameter_is_the_error_of_eager(target, parameters, message):
@@ -261,16 +292,35 @@ def test_a_seed_decides_the_numbers():
 def test_draws_in_place_have_their_distributions(decompose):
     def function(x):
         noise = torch.empty_like(x).exponential_(2.0)
-        return noise, torch.bernoulli(x), x.clone().log_normal_(0.0, 0.5), x.clone().bernoulli_(0.25)
+        far = x.clone().cauchy_(), x.clone().geometric_(0.25)
+        return noise, torch.bernoulli(x), x.clone().log_normal_(0.0, 0.5), x.clone().bernoulli_(0.25), *far
 
-    noise, hit, logs, rare = compiled(function, decompose=decompose)(torch.full((50_000,), 0.75))
+    noise, hit, logs, rare, far, tries = compiled(function, decompose=decompose)(torch.full((50_000,), 0.75))
     names = [call.operator for call in ferrite.last_compile().graphs[0].eager_calls]
-    assert not [name for name in names if "bernoulli" in name or "exponential" in name or "log_normal" in name]
+    drawing = ("bernoulli", "exponential", "log_normal", "cauchy", "geometric")
+    assert not [name for name in names if any(word in name for word in drawing)]
+    assert abs((far.abs() < 1).float().mean() - 0.5) < 0.02
+    assert abs(tries.mean() - 4) < 0.2
     assert abs(noise.mean() - 0.5) < 0.02
     assert abs(hit.mean() - 0.75) < 0.02
     assert abs(logs.log().std() - 0.5) < 0.02
     assert abs(rare.mean() - 0.25) < 0.02
     assert set(hit.unique().tolist()) == set(rare.unique().tolist()) == {0.0, 1.0}
+
+
+def test_the_record_says_what_is_left_to_eager_and_why():
+    function = compiled(lambda x: (torch.poisson(x), torch.multinomial(x, 2), torch.randperm(4), torch.rand(4)))
+    torch.manual_seed(0)
+    found = function(torch.rand(4))
+    assert [each.shape for each in found] == [(4,), (2,), (4,), (4,)]
+    (graph,) = ferrite.last_compile().graphs
+    (step,) = [step for step in graph.passes if step.name == "replace_random"]
+    assert step.rewrites == {"replace_random": 1}
+    assert step.facts == {
+        "aten.poisson.default left to eager: how many numbers it draws depends on its operand": 1,
+        "aten.multinomial.default left to eager: eager looks at its weights first, and draws without putting back": 1,
+        "aten.randperm.default left to eager: a permutation is no function of single places": 1,
+    }
 
 
 @pytest.mark.parametrize("partition", ["min-cut", "save-all"])

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from ferrite.errors import UserError
 from ferrite.graph.verify import count_guards
-from ferrite.options import Options
-from ferrite.passes import pre_grad
+from ferrite.option_values import Named
+from ferrite.options import Options, resolve
+from ferrite.passes import checked_options, pre_grad
 from ferrite.passes.pre_grad.split_cat_family import SPLIT_CAT_PASSES
 from ferrite.pipeline import PassContext, Pipeline, run_pipeline
 from torch_level import Captured, assert_same, captured
@@ -278,6 +280,33 @@ def test_a_layout_that_somebody_reads():
     check(lambda x: torch.as_strided(rejoined(x), (2, 2), (1, 2)) * 2, rows)
 
 
+ONES: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "slices of one": (lambda x: torch.stack(x.split(1, 0), 1) * 2, (4, 3)),
+    "items": (lambda x: torch.stack(x.unbind(0), 1) - 1, (4, 1, 3)),
+    "items behind": (lambda x: torch.stack(x.unbind(1), 0) < 0.5, (1, 4, 3, 1)),
+    "joined": (lambda x: torch.cat(x.split(1, 1), 0) / 2, (1, 4, 1)),
+    "a view between": (lambda x: torch.stack(x.split(1, 0), 1).unsqueeze(0) * 2, (4, 3)),
+    "copied by the call": (lambda x: torch.stack(x.unbind(0), 2).cos() @ torch.ones(4, 2), (4, 1, 3)),
+    "of strides of its own": (lambda x: torch.cat(x.as_strided((4, 1), (1, 7)).split(2, 0)) * 2, (4, 1)),
+}
+
+
+@pytest.mark.parametrize("name", ONES)
+def test_strides_along_dimensions_of_one_are_eagers(name):
+    """Real tensors lay out results by them where fake ones do not, so that metadata cannot tell."""
+    fn, shape = ONES[name]
+    check(fn, lambda: [torch.rand(shape)])
+    inputs = [torch.rand(shape)]
+    gm = captured(fn, inputs).gm
+    expected = fn(*inputs)
+    (found,) = pre_grad.pre_grad_passes(gm, inputs)(*inputs)
+    assert found.stride() == expected.stride()
+
+
+def test_slices_of_one_are_still_a_view():
+    assert check(lambda x: torch.stack(x.split(1, 0), 1) * 2, rows) == []
+
+
 def test_every_way_to_split():
     ways: Sequence[Callable[[Any], Any]] = (
         lambda x: torch.chunk(x, 2, -1),
@@ -353,6 +382,56 @@ def test_runs_may_be_too_short():
     assert check(fn, rows) == []
     assert check(fn, rows, split_cat_min_run=3) == ["cat"]
     assert check(lambda x: rejoined(x) * 2, rows, split_cat_min_run=9) == [], "all of a tensor is never too short"
+
+
+def test_passes_by_name_with_settings_of_their_own():
+    def fn(x: Any) -> Any:
+        p = torch.split(x, 1, 1)
+        return torch.cat([p[1], p[2]], 1) * 2, torch.stack(torch.unbind(x, 0), 1).sum(0)
+
+    def left(chosen: Any, **options: Any) -> list[str]:
+        return check(fn, rows, split_cat=chosen, **options)
+
+    assert left(True) == left("on") == []
+    assert left(False) == left("off") == left({}) == ["cat", "stack"]
+    assert left(["mutate_cat_pass"]) == left({"mutate_cat_pass": {"min_run": 2}}) == ["stack"]
+    assert left({"mutate_cat_pass": {"min_run": 3}, "unbind_stack_pass": {}}) == ["cat"]
+    assert left({"mutate_cat_pass": {}}, split_cat_min_run=3) == ["cat", "stack"]
+    assert left({"mutate_cat_pass": {"min_run": 2}}, split_cat_min_run=3) == ["stack"]
+    assert left({"mutate_cat_pass": {}}, pre_grad_level="aten") == ["stack"], "a twin goes by the name of its pass"
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({"mutate_cat_passes": {}}, "did you mean *mutate_cat_pass"),
+        ({"mutate_cat_pass": {"max_run": 3}}, "did you mean *min_run"),
+        ({"mutate_cat_pass": {"min_run": 1}}, "a whole number from 2"),
+        ("of", "did you mean *off"),
+        (3, "expected"),
+    ],
+)
+def test_wrong_names_and_settings_say_what_is_possible(chosen, message):
+    with pytest.raises(UserError, match=message):
+        checked_options(Options(split_cat=chosen))
+
+
+@pytest.mark.quick
+def test_the_first_rule_of_a_pass_has_its_name():
+    chosen = [step for step in SPLIT_CAT_PASSES if step.rules]
+    assert len(chosen) > 20
+    for step in chosen:
+        assert step.rules[0].name == step.name
+
+
+@pytest.mark.quick
+def test_the_environment_may_say_it_in_every_way():
+    for text, expected in {"1": "on", "on": "on", "off": "off", "false": "off"}.items():
+        assert resolve(environ={"FERRITE_SPLIT_CAT": text}).split_cat == expected
+    named = resolve(environ={"FERRITE_SPLIT_CAT": "mutate_cat_pass:min_run=3,split_cat_pass"}).split_cat
+    assert named == Named({"mutate_cat_pass": {"min_run": 3}, "split_cat_pass": {}})
+    assert resolve(environ={"FERRITE_HORIZONTAL": "off"}).horizontal == "off"
 
 
 def test_one_pass_alone():

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from ferrite.capture import torch_operators
+from ferrite.capture import torch_api, torch_operators, torch_state
 from ferrite.ir.expr import Expr, cast, const, index_value, op
 from ferrite.ir.index import ZERO, Index
 from ferrite.ir.program import Buffer, DeviceCopy
-from ferrite.ir.types import arithmetic_type, is_integer, short
+from ferrite.ir.types import arithmetic_type, foldable, is_integer, short
 from ferrite.lower.context import Context
 from ferrite.lower.formula import Term, choose, first_device
 from ferrite.lower.table import NotLowered, lowers
@@ -139,7 +140,39 @@ _triangle("triu", "ge")
 # --- copies and conversions -------------------------------------------------------------------------------------------
 
 
-@lowers(aten.lift_fresh_copy.default, aten.lift.default, aten.alias_copy.default)
+LONGEST_LITERAL = 8
+
+
+@lowers(aten.lift_fresh_copy.default)
+def literal(ctx: Context, x: Value) -> Value:
+    """A tensor written in the model: a number, or a few even steps, needs no memory to be read from."""
+    found = ctx.objects.get(x.box.buffer or "")
+    if isinstance(found, torch.Tensor) and x.is_whole and small_literal(found):
+        with torch_state.on_real_tensors():
+            numbers = found.flatten().tolist()
+        first, *others = {const(each, x.dtype) for each in numbers}
+        if not others:
+            return ctx.lazy(x.sizes, first, x.device)
+        steps = {later - each for each, later in itertools.pairwise(numbers)}
+        if is_integer(x.dtype) and len(steps) == 1:
+            place = own_axes(x.sizes)[0] * steps.pop() + numbers[0]
+            return ctx.lazy(x.sizes, cast(index_value(place), x.dtype), x.device)
+    return copied(ctx, x)
+
+
+def small_literal(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.device.type == "cpu"
+        and not torch_api.is_fake(tensor)
+        and tensor.layout is torch.strided
+        and tensor.dim() <= 1
+        and 0 < tensor.numel() <= LONGEST_LITERAL
+        and foldable(tensor.dtype)
+        and tensor.dtype is not torch.complex32
+    )
+
+
+@lowers(aten.lift.default, aten.alias_copy.default)
 def copied(ctx: Context, x: Value) -> Value:
     return ctx.lazy(x.sizes, ctx.elements(x, x.sizes), x.device)
 

@@ -1,7 +1,8 @@
 """What a sorted row answers: medians, the greatest few, the k-th.
 
-Of equal elements torch promises no order, and eager's own follows from how its kernels sort. So places are computed
-here for wide floats only, where equals are rare; with ties the first of them is named.
+Which of equal elements is named: for `topk` and `median` torch documents that any may be. Here it is the first of them,
+and only of wide floats, where equals are rare. For `kthvalue` on a CPU it documents no such thing: there the place is
+eager's, which follows from how its kernel partitions, and only the value is computed here.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ def ordered(
     """Sorted values, their places, and the dimension, counted from the front."""
     if places_count and x.dtype not in WIDE:
         raise NotLowered(OWN_ORDER)
+    if x.dtype is torch.bool:
+        raise NotLowered("truth values, which are eager's business")
     if not x.rank:
         values, places = alone(ctx, x, x.dtype, I64)
         return values, places, 0
@@ -79,12 +82,12 @@ def middle_of_numbers(ctx: Context, x: Value, at: int, keepdim: bool) -> Index:
 
 @lowers(aten.median.dim)
 def median_dim(ctx: Context, x: Value, dim: int, keepdim: bool) -> tuple[Value, ...]:
-    return at_place(ctx, x, dim, keepdim, middle)
+    return at_place(ctx, x, dim, keepdim, middle, places_count=ctx.is_used(1))
 
 
 @lowers(aten.nanmedian.dim)
 def nanmedian_dim(ctx: Context, x: Value, dim: int, keepdim: bool) -> tuple[Value, ...]:
-    return at_place(ctx, x, dim, keepdim, middle_of_numbers)
+    return at_place(ctx, x, dim, keepdim, middle_of_numbers, places_count=ctx.is_used(1))
 
 
 @lowers(aten.median.default)
@@ -99,12 +102,15 @@ def nanmedian(ctx: Context, x: Value) -> Value:
 
 @lowers(aten.kthvalue.default)
 def kthvalue(ctx: Context, x: Value, k: Any, dim: int, keepdim: bool) -> tuple[Value, ...]:
-    return at_place(ctx, x, dim, keepdim, ctx.index(k) - 1)
+    place_counts = ctx.is_used(1) and bool(x.rank)
+    if place_counts and x.device.type == "cpu":
+        raise NotLowered(OWN_ORDER)
+    return at_place(ctx, x, dim, keepdim, ctx.index(k) - 1, places_count=place_counts)
 
 
 @lowers(aten.topk.default)
 def topk(ctx: Context, x: Value, k: Any, dim: int, largest: bool, sorted: bool) -> tuple[Value, ...]:
-    values, places, _ = ordered(ctx, x, dim, largest)
+    values, places, _ = ordered(ctx, x, dim, largest, places_count=ctx.is_used(1))
     sizes = ctx.out_sizes
     return tuple(ctx.lazy(sizes, each.at(own_axes(sizes)), x.device) for each in (values, places))
 

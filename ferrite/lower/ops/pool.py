@@ -100,10 +100,13 @@ def max_pool_with_indices(
 
 
 def greatest(ctx: Context, over: Sequence[Index], element: Any, x: Value) -> tuple[Value, Value]:
-    """The greatest element of every window, and its number in the window, as narrow as it fits."""
+    """The greatest element of every window, and its number in the window, as narrow as it fits.
+
+    Eager lets every NaN replace what it has found so far: the last one of a window counts.
+    """
     count = total(over).high
     narrow = torch.int8 if count is not None and count <= 128 else I64
-    best, offset = ctx.reduce("argmax", ctx.out_sizes, over, [element], [x.dtype, narrow], x.device)
+    best, offset = ctx.reduce("argmax_of_window", ctx.out_sizes, over, [element], [x.dtype, narrow], x.device)
     assert best is not None
     assert offset is not None
     return best, offset

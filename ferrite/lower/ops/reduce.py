@@ -206,6 +206,12 @@ def mean(ctx: Context, x: Value, dim: Any = None, keepdim: bool = False, dtype: 
 # --- spread -----------------------------------------------------------------------------------------------------------
 
 
+def statistics_type(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """What sums over many elements are kept in. On a CPU eager keeps those of single precision in double: a small spread
+    about a large mean survives."""
+    return torch.float64 if dtype is torch.float32 and device.type == "cpu" else arithmetic_type(dtype)
+
+
 def moments(rows: Rows, wide: torch.dtype) -> tuple[Expr, Expr]:
     """Mean and sum of squared deviations per row, in one pass."""
     if rows.x.dtype.is_complex:
@@ -233,8 +239,7 @@ def variance(rows: Rows, deviations: Expr, correction: Any, wide: torch.dtype) -
 
 def spread(ctx: Context, x: Value, dim: Any, correction: Any, keepdim: bool) -> tuple[Rows, Expr, Expr, torch.dtype]:
     rows = Rows(ctx, x, dim, keepdim)
-    # eager keeps these statistics of single precision in double: a small spread about a large mean survives
-    wide = REAL.get(x.dtype) or (torch.float64 if x.dtype is torch.float32 else arithmetic_type(x.dtype))
+    wide = REAL.get(x.dtype) or statistics_type(x.dtype, x.device)
     mean, deviations = moments(rows, wide)
     return rows, mean, variance(rows, deviations, correction, wide), x.dtype
 

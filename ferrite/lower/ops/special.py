@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import platform
 from collections.abc import Callable
 from typing import Any
 
@@ -180,6 +181,12 @@ def mvlgamma(ctx: Context, x: Value, p: int) -> Value:
     return pointwise(ctx, logarithm, x, floating=True, takes="number")
 
 
+X86 = platform.machine().lower() in ("x86_64", "amd64")
+
+
 @lowers(aten.relu.default)
 def relu(ctx: Context, x: Value) -> Value:
+    """Of a negative zero: x86 keeps it. Elsewhere eager's vector code does not, and its scalar code does."""
+    if X86 and x.device.type == "cpu":
+        return pointwise(ctx, lambda value: choose(value < 0, 0, value), x, takes="number")
     return pointwise(ctx, lambda value: larger(value, 0), x, takes="number")

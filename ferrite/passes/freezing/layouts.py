@@ -3,8 +3,13 @@
     addmm(b, x, W)          W stored by columns, as linear layers have it     =>      stored by rows
     convolution(x, W, b)    W stored plane by plane                           =>      channels last, and so the result
 
-Measured (`bench/layouts.py`): a product of two rows or more takes 0.7 to 0.95 of the time, one of a single row up to
-twice as long; a convolution of some size takes 0.5 to 0.95, a tiny one may take longer.
+The option weight_layouts says where: nowhere, wherever it is right, or (`auto`) where it was measured to take at most
+1 / 1.3 of the time (`bench/layouts.py`):
+
+    convolutions of one by one, or of each channel alone        0.47, 0.56      taken if large
+    other convolutions                                          0.91 to 0.94    left
+    products of two rows or more                                0.81 to 0.95    left
+    products of one row                                         1.34 to 1.51    left
 
 A weight in another layout is another copy. So this is for weights that freezing has made anyway, by folding or joining:
 the model still has its own. With the option freeze_discard_parameters it has not, and all weights are laid out.
@@ -13,6 +18,7 @@ the model still has its own. With the option freeze_discard_parameters it has no
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,7 +37,8 @@ from ferrite.rewrite import Case, NodeRule, Refusal, Site, apply_rules
 
 aten = torch.ops.aten
 FEW_ROWS = 2
-SMALL_CONVOLUTION = 2**21  # multiplications
+# Multiplications from which a convolution is large: in general, and of one by one.
+LARGE, LARGE_AND_DENSE = 2**21, 2**25
 NOTED = "memory of the model"  # in the module's `meta`
 
 
@@ -45,6 +52,8 @@ def note_parameters(gm: torch.fx.GraphModule, context: PassContext) -> int:
 
 def copy_problem(site: Site, weight: torch.Tensor) -> Refusal | None:
     """Why a weight may not have another layout."""
+    if site.options.weight_layouts == "off":
+        return Refusal("the option weight_layouts is off")
     if weight.device.type != "cpu" or weight.dtype is not torch.float32:
         return Refusal("other layouts are measured for float32 on a cpu only")
     module: Any = site.node.graph.owning_module
@@ -67,6 +76,8 @@ def by_rows(site: Site) -> Any:
         return Refusal(f"{matrix.name} is read by others too")
     if (refused := copy_problem(site, found)) is not None:
         return refused
+    if site.options.weight_layouts == "auto":
+        return Refusal("a product gains too little: the option weight_layouts is 'auto'")
     if torch_api.size_hint(fake_value(site.node).shape[0]) < FEW_ROWS:
         return Refusal("for a single row it does not pay")
     assert site.constant is not None
@@ -105,14 +116,24 @@ def channels_last(site: Site) -> Any:
         return Refusal("the weight is stored channels last already")
     if (refused := shared_weight(layer) or copy_problem(site, weight)) is not None:
         return refused
-    sizes = [torch_api.size_hint(size) for size in fake_value(site.node).shape]
-    if math.prod(sizes) * math.prod(weight.shape[1:]) < SMALL_CONVOLUTION:
+    work = math.prod(map(torch_api.size_hint, fake_value(site.node).shape)) * math.prod(weight.shape[1:])
+    if work < LARGE:
         return Refusal("it is too small to pay")
+    if site.options.weight_layouts == "auto" and not gains_much(weight.shape, layer.arguments["groups"], work):
+        return Refusal("it gains too little: the option weight_layouts is 'auto'")
     assert site.constant is not None
     with on_real_tensors():
         new = torch.empty_strided(weight.shape, channels_last_stride(weight), dtype=weight.dtype).copy_(weight)
     given = {**layer.arguments, "weight": site.constant("weight_channels_last", new)}
     return site.call(aten.convolution.default, *given.values())
+
+
+def gains_much(weight: Sequence[int], groups: int, work: int) -> bool:
+    """Whether a convolution of so many multiplications is one that takes at most 1 / 1.3 of the time."""
+    out, each, *kernel = weight
+    if groups == out and each == 1:
+        return work >= LARGE
+    return groups == 1 and math.prod(kernel) == 1 and work >= LARGE_AND_DENSE
 
 
 def channels_last_stride(weight: torch.Tensor) -> tuple[int, ...]:
@@ -122,7 +143,8 @@ def channels_last_stride(weight: torch.Tensor) -> tuple[int, ...]:
 
 # --- what they fire on ------------------------------------------------------------------------------------------------
 
-ALL = {"freeze_discard_parameters": True}
+ALL = {"freeze_discard_parameters": True, "weight_layouts": "always"}
+AUTO = {"freeze_discard_parameters": True}
 
 
 def linear(x: Any) -> Any:
@@ -136,6 +158,14 @@ def image(x: Any) -> Any:
     return torch.relu(conv(x, known(16, 16, 3, 3), known(16))).mean((2, 3))
 
 
+def channel_by_channel(x: Any) -> Any:
+    return conv(x, known(16, 1, 3, 3), groups=16).relu().sum((2, 3))
+
+
+def one_by_one(x: Any) -> Any:
+    return conv(x, known(64, 64, 1, 1)).relu().sum((2, 3))
+
+
 BY_ROWS = NodeRule(
     name="weights_by_rows",
     purpose="a constant matrix is stored by rows",
@@ -147,7 +177,9 @@ BY_ROWS = NodeRule(
         Case("without bias", lambda x: aten.mm.default(x, known(3, 4).t()), of((5, 4)), ALL),
     ),
     near_misses=(
-        Case("the model has it", linear, of((5, 4))),
+        Case("the model has it", linear, of((5, 4)), {"weight_layouts": "always"}),
+        Case("by the model", linear, of((5, 4)), AUTO),
+        Case("switched off", linear, of((5, 4)), {**ALL, "weight_layouts": "off"}),
         Case("a single row", linear, of((1, 4)), ALL),
         Case("stored so already", lambda x: aten.mm.default(x, known(4, 3)), of((5, 4)), ALL),
         Case("the matrix is an input", lambda x, w: aten.mm.default(x, w.t()), of((5, 4), (3, 4)), ALL),
@@ -167,9 +199,14 @@ CHANNELS_LAST = NodeRule(
         Case("three by three", image, IMAGES, ALL),
         Case("one by one", lambda x: conv(x, known(64, 16, 1, 1)).relu().sum((2, 3)), IMAGES, ALL),
         Case("in groups", lambda x: conv(x, known(32, 8, 3, 3), groups=2).relu().sum((2, 3)), IMAGES, ALL),
+        Case("each channel alone, by the model", channel_by_channel, of((8, 16, 48, 48)), AUTO),
+        Case("one by one, by the model", one_by_one, of((4, 64, 48, 48)), AUTO),
     ),
     near_misses=(
-        Case("the model has it", image, IMAGES),
+        Case("the model has it", image, IMAGES, {"weight_layouts": "always"}),
+        Case("by the model", image, IMAGES, AUTO),
+        Case("one by one and small, by the model", one_by_one, of((1, 64, 24, 24)), AUTO),
+        Case("switched off", channel_by_channel, of((8, 16, 48, 48)), {**ALL, "weight_layouts": "off"}),
         Case("tiny", image, of((2, 16, 5, 5)), ALL),
         Case("the strides of the result are seen", lambda x: conv(x, known(16, 16, 3, 3)), IMAGES, ALL),
         Case("transposed", lambda x: conv(x, known(16, 16, 3, 3), transposed=True).sum((2, 3)), IMAGES, ALL),

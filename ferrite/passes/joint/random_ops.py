@@ -7,11 +7,13 @@
 
 The key is drawn from the default generator of the device when the graph runs, so that a seed still decides all numbers.
 The numbers are others than eager's. Each device has a key of its own, and so has the backward part: run twice, it draws
-twice. Calls with a generator of their own, and those whose arguments eager must look at first, stay.
+twice. Calls with a generator of their own stay, and so do those whose arguments eager must look at first, and those
+that draw until something fits. The record of the pass says which, and why.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
@@ -69,6 +71,11 @@ class Draw:
     def call(self, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
         return self.writer.call(target, *args, **kwargs)
 
+    def as_wanted(self, wide: torch.fx.Node) -> torch.fx.Node:
+        """Numbers in double precision as the call has them."""
+        dtype = self.look.dtype
+        return wide if dtype is torch.float64 else self.call(aten._to_copy.default, wide, dtype=dtype)
+
 
 def uniform(draw: Draw) -> tuple[torch.fx.Node, ...]:
     return (draw.numbers("uniform"),)
@@ -111,6 +118,21 @@ def log_normal(draw: Draw) -> tuple[torch.fx.Node, ...]:
     return (draw.call(aten.exp.default, *normal_around(draw)),)
 
 
+def cauchy(draw: Draw) -> tuple[torch.fx.Node, ...]:
+    """The tangent of an angle that is as likely as any other, in double precision: its tails go far."""
+    centred = draw.call(aten.sub.Tensor, draw.numbers("uniform", torch.float64), 0.5)
+    found = draw.call(aten.tan.default, draw.call(aten.mul.Tensor, centred, math.pi))
+    found = draw.call(aten.mul.Tensor, found, draw.given["sigma"])
+    return (draw.as_wanted(draw.call(aten.add.Tensor, found, draw.given["median"])),)
+
+
+def geometric(draw: Draw) -> tuple[torch.fx.Node, ...]:
+    """An exponential number with the rate -log(1 - p), rounded up: 1 at least, since it is never 0."""
+    drawn = draw.numbers("exponential", torch.float64)
+    found = draw.call(aten.ceil.default, draw.call(aten.div.Tensor, drawn, -math.log1p(-draw.given["p"])))
+    return (draw.as_wanted(draw.call(aten.clamp_min.default, found, 1)),)
+
+
 def dropout(draw: Draw) -> tuple[torch.fx.Node, ...]:
     chance = 1 - draw.given["p"]
     mask = draw.call(aten.lt.Scalar, draw.numbers("uniform", torch.float32), chance)
@@ -134,8 +156,21 @@ WRITTEN: Mapping[Any, Callable[[Draw], tuple[torch.fx.Node, ...]]] = {
     aten.bernoulli.default: bernoulli_of,
     aten.exponential.default: exponential,
     aten.log_normal.default: log_normal,
+    aten.cauchy.default: cauchy,
+    aten.geometric.default: geometric,
     aten.native_dropout.default: dropout,
 }
+# What no formula of a known number of draws gives.
+LEFT: Mapping[Any, str] = {
+    **dict.fromkeys(
+        (aten.poisson.default, aten.binomial.default, aten._standard_gamma.default, aten._sample_dirichlet.default),
+        "how many numbers it draws depends on its operand",
+    ),
+    aten.multinomial.default: "eager looks at its weights first, and draws without putting back",
+    aten.randperm.default: "a permutation is no function of single places",
+}
+# The largest exponential number that is drawn in double precision.
+FARTHEST = 53 * math.log(2)
 
 
 def first_value(node: torch.fx.Node) -> Any:
@@ -145,6 +180,8 @@ def first_value(node: torch.fx.Node) -> Any:
 
 def problem_of(node: torch.fx.Node) -> str | None:
     """Why a call stays as it is."""
+    if node.target in LEFT:
+        return LEFT[node.target]
     given, value, how = arguments_of(node), first_value(node), WRITTEN[node.target]
     if given.get("generator") is not None:
         return "it has a generator of its own"
@@ -152,14 +189,27 @@ def problem_of(node: torch.fx.Node) -> str | None:
         return "it is in pinned memory, or not strided"
     if not is_contiguous(value):
         return "it has strides of its own"
-    if value.dtype not in (INTEGERS if how is integer else randoms.DIGITS):
+    if value.dtype not in DTYPES.get(how, tuple(randoms.DIGITS)):
         return f"its dtype is {value.dtype}"
+    if how is geometric and 0 < given["p"] < 1 and beyond(value.dtype, given["p"]):
+        return f"{value.dtype} does not hold its largest number"
     return argument_problem(how, given) or users_problem(node)
+
+
+DTYPES: Mapping[Any, tuple[torch.dtype, ...]] = {integer: INTEGERS, geometric: (*randoms.DIGITS, *INTEGERS)}
+
+
+def beyond(dtype: torch.dtype, p: float) -> bool:
+    return not dtype.is_floating_point and FARTHEST / -math.log1p(-p) >= torch.iinfo(dtype).max
 
 
 def argument_problem(how: Any, given: Mapping[str, Any]) -> str | None:
     """What eager would refuse, or cannot be known yet, is left to it."""
-    numbers = [given[name] for name in ("low", "high", "from", "to", "mean", "std", "p", "lambd") if name in given]
+    numbers = [
+        given[name]
+        for name in ("low", "high", "from", "to", "mean", "std", "p", "lambd", "median", "sigma")
+        if name in given
+    ]
     if not all(isinstance(number, (int, float)) for number in numbers):
         return "a parameter is not known"
     if how is integer and not 0 < given["high"] - given.get("low", 0) <= MOST:
@@ -172,6 +222,10 @@ def argument_problem(how: Any, given: Mapping[str, Any]) -> str | None:
         return "the deviation is not positive"
     if how is exponential and not given["lambd"] > 0:
         return "the rate is not positive"
+    if how is cauchy and not given["sigma"] > 0:
+        return "the spread is not positive"
+    if how is geometric and not 0 < given["p"] < 1:
+        return "the chance is not between 0 and 1, both left out"
     if how is bernoulli and not 0 <= given["p"] <= 1:
         return "the chance is not between 0 and 1"
     if how is dropout and not (given["train"] is True and 0 < given["p"] < 1):
@@ -206,7 +260,7 @@ class ReplaceRandom(GraphRule):
     purpose = "random numbers are a function of one key and the number of the call"
     numerics = "redrawn"
     layout = "kept"
-    targets = tuple(WRITTEN)
+    targets = (*WRITTEN, *LEFT)
 
     def apply(self, gm: torch.fx.GraphModule, context: PassContext) -> int:
         keys: dict[Hashable, torch.fx.Node] = {}
@@ -240,7 +294,7 @@ class ReplaceRandom(GraphRule):
         return keys[place]
 
     def explain(self, gm: torch.fx.GraphModule, context: PassContext) -> Mapping[torch.fx.Node, str]:
-        nodes = [node for node in gm.graph.nodes if node.target in WRITTEN]
+        nodes = [node for node in gm.graph.nodes if node.target in self.targets]
         off = "" if context.options.rng == "counter" else "the option rng is not 'counter'"
         off = off or too_loose(self, context.options) or ""
         if off:
@@ -264,6 +318,9 @@ class ReplaceRandom(GraphRule):
             "a chance for each": lambda x: torch.bernoulli((x < 2).float()),
             "exponential": lambda x: aten.exponential.default(x, 2.0) > 0,
             "log_normal": lambda x: aten.log_normal.default(x, 0.0, 1.0) > 0,
+            "cauchy": lambda x: aten.cauchy.default(x, 0.0, 1.0).isfinite(),
+            "geometric": lambda x: aten.geometric.default(x, 0.5) >= 1,
+            "geometric, as integers": lambda x: aten.geometric.default(x.long(), 0.25) >= 1,
             "between": lambda x: aten.uniform.default(x, 2.0, 3.0) > 1,
             "around": lambda x: aten.normal_functional.default(x, 1.0, 0.0),
             "two calls": lambda x: torch.rand(4) + torch.rand(4) < 2,
@@ -278,6 +335,8 @@ class ReplaceRandom(GraphRule):
                 "not while training": lambda x: torch.native_dropout(x, 0.5, False)[0],
                 "complex": lambda x: torch.rand(4, dtype=torch.complex64).abs() < 2,
                 "strides of its own": lambda x: torch.rand_like(x.t()) < 1,
+                "as many draws as it takes": lambda x: torch.poisson(x) >= 0,
+                "small integers of large numbers": lambda x: aten.geometric.default(x.to(torch.uint8), 0.01) >= 0,
             }.items()
         ),
         Case("strict", lambda x: torch.rand(4) < 1, lambda: [torch.rand(4)], {"rng": "counter", "numerics": "strict"}),
@@ -294,10 +353,15 @@ def replace(node: torch.fx.Node, results: tuple[torch.fx.Node, ...]) -> None:
     node.graph.erase_node(node)
 
 
-RANDOM_RULES: tuple[AnyRule, ...] = (ReplaceRandom(),)
+REPLACE_RANDOM = ReplaceRandom()
+RANDOM_RULES: tuple[AnyRule, ...] = (REPLACE_RANDOM,)
 
 
 @graph_pass(stage="joint", rules=RANDOM_RULES, after="scaled_softmax")
 def replace_random(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """Random numbers become a function of one key and the number of the call, with the option rng="counter"."""
-    return apply_rules(gm, RANDOM_RULES, context)
+    count = apply_rules(gm, RANDOM_RULES, context)
+    if context.options.rng == "counter" and context.fuel.left:
+        for node, problem in REPLACE_RANDOM.explain(gm, context).items():
+            context.facts[f"{node.target} left to eager: {problem}"] += 1
+    return count

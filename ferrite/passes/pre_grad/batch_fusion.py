@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 from ferrite.graph import fake_value
 from ferrite.passes.batching import Fusion, Settings
-from ferrite.passes.pre_grad.horizontal import Horizontal, never, saves_launches
+from ferrite.passes.pre_grad.horizontal import MANY, Horizontal, never, saves_calls, saves_many_calls
 from ferrite.passes.pre_grad.products import known_width, one_input_pays, product_problem, side_by_side
 from ferrite.passes.pre_grad.stage import pre_grad_pass
 from ferrite.pipeline import PassContext
@@ -157,7 +157,7 @@ def pointwise(name: str, target: Any, function: Callable[[Any], Any], other: Cal
         "purpose": f"{name.removeprefix('batch_')} of many tensors of one look is one call on their stack",
         "operands": {target: (target._schema.arguments[0].name,)},
         "problem": anything,
-        "pays": saves_launches,
+        "pays": saves_calls,
         "examples": (Case("five", many(function), tensors(5, 2, 3), ALWAYS), returned),
         "near_misses": (
             Case("four", many(function), tensors(4, 2, 3), ALWAYS),
@@ -215,10 +215,11 @@ FUSIONS = (
         problem=linear_problem,
         write=batched_product,
         numerics="rounded",
-        pays=saves_launches,
+        pays=saves_calls,
         examples=(
             Case("six with biases", members_of(F.linear, 6), operands(6, (2, 3), (4, 3), (4,)), ALWAYS),
             Case("five without", members_of(F.linear, 5), operands(5, (2, 3), (4, 3)), ALWAYS),
+            Case("many tiny ones, by the model", members_of(F.linear, MANY), operands(MANY, (2, 3), (4, 3))),
         ),
         near_misses=(
             Case("four", members_of(F.linear, 4), operands(4, (2, 3), (4, 3)), ALWAYS),
@@ -234,11 +235,12 @@ FUSIONS = (
         problem=norm_problem,
         write=batched_norm,
         numerics="rounded",
-        pays=never,
+        pays=saves_many_calls,
         examples=(
             Case("five with weights and biases", members_of(norm, 5), operands(5, (2, 3, 4), (4,), (4,)), ALWAYS),
             Case("six plain ones", members_of(norm, 6), operands(6, (3, 4)), ALWAYS),
             Case("five with weights", members_of(norm, 5), operands(5, (3, 4), (4,)), ALWAYS),
+            Case("many tiny ones, by the model", members_of(norm, MANY), operands(MANY, (3, 4), (4,))),
         ),
         near_misses=(
             Case("four", members_of(norm, 4), operands(4, (3, 4)), ALWAYS),

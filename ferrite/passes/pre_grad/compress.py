@@ -1,4 +1,4 @@
-"""Compression of embeddings: products that mix the rows of each sample. Off unless the option `compress` names them.
+"""Compression of embeddings: products that mix the rows of each sample. Off unless the option `compress` asks for them.
 
     LCE(X; W, b) = W @ X + b[:, None]           X [B, N, D], W [K, N]: "linear compression of embeddings"
 
@@ -10,6 +10,7 @@ X is joined if it is a cat or stack along the rows that nobody else reads. A dot
     lce-matmul      on a joined X: a sum of products with the parts, without an operator of its own
     lce-simple      any: one operator
     dot-compress    one operator that multiplies from the right, where that takes fewer operations
+    auto            all of them, each where it pays: see `compress_worth`
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ferrite.options import Options
 from ferrite.passes.batching import UNLIMITED, Fusion, Settings
 from ferrite.passes.pre_grad import compress_cases as cases
 from ferrite.passes.pre_grad import compress_ops as compress_ops  # defines torch.ops.ferrite
+from ferrite.passes.pre_grad import compress_worth as worth
 from ferrite.passes.pre_grad.compress_forms import ROOTS, Lce, joined_parts, lce_of, product_of_products
 from ferrite.passes.pre_grad.horizontal import hints
 from ferrite.passes.pre_grad.stage import pre_grad_pass
@@ -43,6 +45,8 @@ def to_operator(site: Site) -> Any:
     found = lce_of(site.node)
     if isinstance(found, Refusal):
         return found
+    if (problem := worth.simple_problem(site, found)) is not None:
+        return problem
     site.through(*found.inner)
     return found.turned(site, site.call(own.lce.default, found.x, found.weight, found.bias))
 
@@ -52,6 +56,8 @@ def to_parts(site: Site) -> Any:
     parts = joined_parts(found) if isinstance(found, Lce) else found
     if isinstance(parts, Refusal) or isinstance(found, Refusal):
         return parts
+    if (problem := worth.parts_problem(site)) is not None:
+        return problem
     site.through(*found.inner, found.x)
     return found.turned(site, site.call(own.lce_parts.default, parts.written(site), found.weight, found.bias))
 
@@ -62,6 +68,8 @@ def to_products(site: Site) -> Any:
     parts = joined_parts(found) if isinstance(found, Lce) else found
     if isinstance(parts, Refusal) or isinstance(found, Refusal):
         return parts
+    if (problem := worth.products_problem(site, found, parts)) is not None:
+        return problem
     if len(parts.nodes) > FEW_PARTS:
         if found.form == "product":
             return Refusal("it has many parts, and is a plain product already")
@@ -94,6 +102,8 @@ def from_the_right(site: Site) -> Any:
     (n, d), (m, k) = hints(fake_value(found.x).shape[1:]), hints(fake_value(found.weight).shape[-2:])
     if not d * k * (m + n) < n * m * (d + k):
         return Refusal("it takes no fewer operations from the right")
+    if (problem := worth.dot_problem(site, found)) is not None:
+        return problem
     site.through(*found.inner)
     return site.call(own.dot_compress.default, found.x, found.y, found.weight)
 
@@ -152,7 +162,7 @@ def nothing_more(arguments: Any, values: Any) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class FirstLevel(Fusion):
-    """Whoever names it wants it: there is no cost model."""
+    """There is no cost model: it was never measured to lose."""
 
     def settings(self, context: PassContext) -> Settings:
         return Settings(depth=UNLIMITED, min_members=2)
@@ -185,7 +195,7 @@ PARTS_RULES = (
         layout="free",
         numerics="rounded",
         examples=cases.JOINED,
-        near_misses=cases.NOT_JOINED,
+        near_misses=(*cases.NOT_JOINED, *cases.NOT_BY_THE_MODEL["lce-parts"]),
     ),
 )
 MATMUL_RULES = (
@@ -197,7 +207,7 @@ MATMUL_RULES = (
         layout="free",
         numerics="rounded",
         examples=cases.JOINED,
-        near_misses=cases.NOT_JOINED,
+        near_misses=(*cases.NOT_JOINED, *cases.NOT_BY_THE_MODEL["lce-matmul"]),
     ),
 )
 SIMPLE_RULES = (
@@ -209,7 +219,7 @@ SIMPLE_RULES = (
         layout="free",
         numerics="rounded",
         examples=cases.SIMPLE,
-        near_misses=cases.NOT_SIMPLE,
+        near_misses=(*cases.NOT_SIMPLE, *cases.NOT_BY_THE_MODEL["lce-simple"]),
     ),
 )
 DOT_RULES = (
@@ -221,7 +231,7 @@ DOT_RULES = (
         layout="free",
         numerics="rounded",
         examples=cases.DOT,
-        near_misses=cases.NOT_DOT,
+        near_misses=(*cases.NOT_DOT, *cases.NOT_BY_THE_MODEL["dot-compress"]),
     ),
 )
 
@@ -238,13 +248,13 @@ def metadata_is_true(gm: torch.fx.GraphModule) -> None:
 @pre_grad_pass(rules=FIRST_RULES)
 def use_matmul_fuse_lce_replace_first_LCE(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """Compressions of one input become one, with `lce-first` in the option compress."""
-    return apply_rules(gm, FIRST_RULES, context) if "lce-first" in context.options.compress else 0
+    return apply_rules(gm, FIRST_RULES, context) if worth.way(context.options, "lce-first") != "off" else 0
 
 
 @pre_grad_pass(rules=PARTS_RULES)
 def use_triton_lce_replace_normal_LCE(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """The compression of a join reads its parts, with `lce-parts` in the option compress."""
-    if "lce-parts" not in context.options.compress:
+    if worth.way(context.options, "lce-parts") == "off":
         return 0
     return use_triton_lce_replace_normal_LCE_helper(gm, metadata_is_true, context)
 
@@ -260,13 +270,13 @@ def use_triton_lce_replace_normal_LCE_helper(
 @pre_grad_pass(rules=MATMUL_RULES)
 def use_matmul_lce_replace_normal_LCE(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """The compression of a join is a sum of products, with `lce-matmul` in the option compress."""
-    return apply_rules(gm, MATMUL_RULES, context) if "lce-matmul" in context.options.compress else 0
+    return apply_rules(gm, MATMUL_RULES, context) if worth.way(context.options, "lce-matmul") != "off" else 0
 
 
 @pre_grad_pass(rules=SIMPLE_RULES)
 def use_triton_lce_replace_simple_LCE(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """A compression of rows is one operator, with `lce-simple` in the option compress."""
-    if "lce-simple" not in context.options.compress:
+    if worth.way(context.options, "lce-simple") == "off":
         return 0
     return use_triton_lce_replace_simple_LCE_helper(gm, metadata_is_true, context)
 
@@ -282,4 +292,4 @@ def use_triton_lce_replace_simple_LCE_helper(
 @pre_grad_pass(rules=DOT_RULES)
 def use_triton_dot_compress(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """Products of rows that are compressed become one operator, with `dot-compress` in the option compress."""
-    return apply_rules(gm, DOT_RULES, context) if "dot-compress" in context.options.compress else 0
+    return apply_rules(gm, DOT_RULES, context) if worth.way(context.options, "dot-compress") != "off" else 0

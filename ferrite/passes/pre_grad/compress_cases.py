@@ -122,3 +122,12 @@ NOT_DOT = (
     Case("the products are read", dot_is_read, tensors((B, 6, 2), (B, 5, 2), (5, 2))),
     Case("float16", dot, tensors((B, 6, 2), (B, 5, 2), (5, 2), dtype=torch.float16)),
 )
+
+# The sizes of all these cases are too small to pay.
+AUTO = {"compress": ("auto",)}
+NOT_BY_THE_MODEL = {
+    "lce-simple": (Case("by the model", between_transposes, tensors(X, W, BIAS), AUTO),),
+    "lce-parts": (Case("by the model", joined(then=lambda x, w: w @ x), tensors(*PARTS), AUTO),),
+    "lce-matmul": (Case("by the model", joined(then=lambda x, w: w @ x), tensors(*PARTS), AUTO),),
+    "dot-compress": (Case("by the model", dot, tensors((B, 6, 2), (B, 5, 2), (5, 2)), AUTO),),
+}

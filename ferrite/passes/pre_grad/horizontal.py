@@ -7,7 +7,8 @@ Whether it is right is `ferrite.passes.batching`'s to find out. Whether it pays,
 On the CPU, as `bench/horizontal.py` measured it on one machine with one thread: the time of the one call, where the
 calls apart take 1.
 
-    batches of small calls                          0.7 to 1.7      left
+    batches of 32 tiny calls or more                0.4 to 0.9      taken
+    other batches                                   0.7 to 1.7      left
     layers on one input, joined in each call        0.6 to 2.1      left
     layers on one input, weights joined once        0.5 to 1.1      taken
     one layer on several inputs                     0.4 to 1.1      left
@@ -19,7 +20,8 @@ begins, 80 microseconds. Other builds of torch need not have that, but have the 
 
 On a GPU a call costs a launch, which the work of a small one does not fill: a batch pays while copying its operands
 takes less than half of what the launches do. As `python -m bench.passes rewrites --device cuda` has it, in eager: 0.8
-for eight layers or sixteen gates as one, 1.0 for eight layer norms, which are left.
+for eight layers or sixteen gates as one, 0.8 for three layers on one input, 0.7 for one layer on four inputs, 1.0 for
+eight layer norms, which are left: a norm needs as many calls more as its weights and biases do. Of 32 it pays.
 """
 
 from __future__ import annotations
@@ -47,6 +49,9 @@ CPU_BYTES_PER_SECOND = 1e10
 TINY_PRODUCT = 8192
 FEW_ROWS = 8
 SMALL_SHARE = 0.05  # of the memory that a product reads and writes
+# On the CPU a stack and what takes it apart cost about half of a small call for each member, and 15 microseconds.
+MANY = 32
+TINY_OPERAND = 2048  # bytes
 
 # Whether making these members one pays, so many of them being copied because the caller gets them.
 Pays = Callable[[Sequence[torch.fx.Node], int, PassContext], bool]
@@ -86,15 +91,30 @@ class Horizontal(Fusion):
                 return None if pays else "the calls apart cost no more, by the model of the option horizontal"
 
 
-def saves_launches(members: Sequence[torch.fx.Node], copied: int, context: PassContext) -> bool:
+def saves_calls(members: Sequence[torch.fx.Node], copied: int, context: PassContext) -> bool:
     """A batch: its operands are copied together, and each result that the caller gets is copied out."""
     if fake_value(members[0]).device.type != "cuda":
-        return False
+        return many_and_tiny(members, copied)
     stacked = sum(bytes_of(operand) for member in members for operand in member.all_input_nodes)
+    return saves_launches(members, copied, stacked, len(members[0].all_input_nodes))
+
+
+def saves_launches(members: Sequence[torch.fx.Node], copied: int, joined: int, joins: int) -> bool:
+    """Whether so many joins, of so many bytes, take less than half of what the launches of a GPU do."""
     out = bytes_of(members[0]) * copied
-    stacks = len(members[0].all_input_nodes)
-    saved = LAUNCH_SECONDS * (len(members) - 1 - stacks - copied)
-    return 2 * (2 * stacked + 2 * out) / BYTES_PER_SECOND < saved
+    saved = LAUNCH_SECONDS * (len(members) - 1 - joins - copied)
+    return 2 * (2 * joined + 2 * out) / BYTES_PER_SECOND < saved
+
+
+def many_and_tiny(members: Sequence[torch.fx.Node], copied: int) -> bool:
+    operands = {operand for member in members for operand in member.all_input_nodes}
+    on_cpu = fake_value(members[0]).device.type == "cpu"
+    return on_cpu and not copied and len(members) >= MANY and max(map(bytes_of, operands)) <= TINY_OPERAND
+
+
+def saves_many_calls(members: Sequence[torch.fx.Node], copied: int, context: PassContext) -> bool:
+    """A batch of calls that takes several calls itself."""
+    return len(members) >= MANY and saves_calls(members, copied, context)
 
 
 def never(members: Sequence[torch.fx.Node], copied: int, context: PassContext) -> bool:

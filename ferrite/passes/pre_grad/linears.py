@@ -19,13 +19,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ferrite.passes.pre_grad.horizontal import Horizontal, saves_launches
+from ferrite.passes.pre_grad.horizontal import Horizontal
 from ferrite.passes.pre_grad.products import (
     PRODUCTS,
     known_rows,
     known_width,
     one_after_the_other,
     one_input_pays,
+    one_weight_pays,
     side_by_side,
 )
 from ferrite.passes.pre_grad.stage import pre_grad_pass
@@ -112,7 +113,7 @@ def one_weight(name: str, what: str, target: Any, *, examples: Any, near_misses:
         numerics="rounded",
         layout="free",
         least=2,
-        pays=saves_launches,
+        pays=one_weight_pays,
         examples=examples,
         near_misses=near_misses,
     )

@@ -27,6 +27,7 @@ from ferrite.capture import torch_api
 from ferrite.graph import fake_value
 from ferrite.passes.pre_grad.predicates import Join, is_plain, keeps_order, sole_user
 from ferrite.rewrite.arguments import arguments_of
+from ferrite.rewrite.layout import only_ones_differ
 
 aten = torch.ops.aten
 Mode = Literal["slice", "select"]
@@ -335,6 +336,18 @@ class Moves:
         if not certain(value, dim):
             raise Undecided
         return self.write(aten.flatten.using_ints, tensor, dim, dim + 1)
+
+    def strided_like(self, tensor: Any, wanted: torch.Tensor) -> Any:
+        """With the strides of a join along dimensions of one, where only those differ: calls behind it lay out their
+        results by them, too."""
+        value = self.value(tensor)
+        if not only_ones_differ(wanted, value):
+            return tensor
+        ones = [dim for dim, size in enumerate(value.shape) if type(size) is int and size == 1]
+        tensor = self.write(aten.squeeze.dims, tensor, ones)
+        for dim in ones:
+            tensor = self.write(aten.unsqueeze.default, tensor, dim)
+        return tensor
 
     def reshaped(self, tensor: Any, shape: list[int]) -> Any:
         value = self.value(tensor)

@@ -133,7 +133,10 @@ def one_input_pays(members: Sequence[torch.fx.Node], copied: int, context: PassC
         return False
     if x.device.type == "cpu":
         return frozen and not horizontal.leaves_quick_way(rows, features * max(widths), features * sum(widths))
-    return frozen or horizontal.join_is_small(rows, features, widths)
+    if frozen or horizontal.join_is_small(rows, features, widths):
+        return True
+    moved = features * sum(widths) * x.element_size()
+    return horizontal.saves_launches(members, 0, moved, 1 + any(each.bias is not None for each in products))
 
 
 # --- one weight -------------------------------------------------------------------------------------------------------
@@ -142,6 +145,14 @@ def one_input_pays(members: Sequence[torch.fx.Node], copied: int, context: PassC
 def known_rows(arguments: Mapping[str, Any], values: tuple[torch.Tensor, ...]) -> str | None:
     known = all(isinstance(size, int) for value in values for size in value.shape)
     return product_problem(arguments, values) if known else "its sizes are not known"
+
+
+def one_weight_pays(members: Sequence[torch.fx.Node], copied: int, context: PassContext) -> bool:
+    """On a GPU, where a launch costs more than copying the inputs together. On a CPU it depends on the build."""
+    inputs = [product_of(member).input for member in members]
+    if fake_value(inputs[0]).device.type != "cuda":
+        return False
+    return horizontal.saves_launches(members, copied, sum(map(horizontal.bytes_of, inputs)), 1)
 
 
 def one_after_the_other(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ from ferrite.capture import torch_api
 from ferrite.graph import fake_value
 from ferrite.graph.aliases import storages_in, storages_of
 from ferrite.graph.values import no_guards
+from ferrite.options import Options
+from ferrite.passes import suboptions
 from ferrite.passes.pre_grad.pieces import (
     Form,
     Moves,
@@ -89,7 +91,7 @@ class Wanted:
         if len(items) > 1 or fake_value(items[0]).dtype != value.dtype:
             return moves.write(aten.cat.default, items, dim) if dim else moves.write(aten.cat.default, items)
         if not self.copied:
-            return items[0]
+            return moves.strided_like(items[0], value)
         if moves.made and copied_elements(moves.made):
             return Refusal("it is a copy without that")
         return moves.write(aten.clone.default, items[0], memory_format=format_of(value))
@@ -178,12 +180,38 @@ def wanted(*forms: Form, accepts: Callable[[Stretch], bool] = lambda stretch: Tr
     return Wanted(frozenset(forms), accepts, **more)
 
 
+@dataclass(frozen=True)
+class Neighbours:
+    """What a pass of the family may be told beside its name; without, the option split_cat_min_run holds."""
+
+    min_run: int = suboptions.at_least(2, 2)
+
+
 def cancel(gm: torch.fx.GraphModule, rules: Sequence[AnyRule], context: PassContext, twin: bool | None = None) -> int:
-    """Apply rules of the family, unless it is off. Of a pass and its twin one runs, by the level that is asked for."""
+    """Apply rules of the family, unless it is off. Of a pass and its twin one runs, by the level that is asked for.
+
+    The first rule has the name of the pass, by which the option split_cat chooses.
+    """
     at_aten = context.options.pre_grad_level == "aten"
-    if not context.options.split_cat or twin not in (None, at_aten):
+    options = options_for(rules[0].name.removesuffix("_aten"), context.options)
+    if options is None or twin not in (None, at_aten):
         return 0
     targets = {target for rule in rules for target in rule.targets}
     # most graphs have neither splits nor joins: asking for them costs less than getting the engine ready
-    found = any(gm.graph.find_nodes(op="call_function", target=target, sort=False) for target in targets)
-    return apply_rules(gm, rules, context) if found else 0
+    if not any(gm.graph.find_nodes(op="call_function", target=target, sort=False) for target in targets):
+        return 0
+    own = replace(context, options=options)
+    count = apply_rules(gm, rules, own)
+    context.steps = own.steps
+    return count
+
+
+def options_for(name: str, options: Options) -> Options | None:
+    """The options with what a pass was told; None where it is not to run."""
+    chosen = options.split_cat
+    if isinstance(chosen, str):
+        return options if chosen == "on" else None
+    if name not in chosen:
+        return None
+    least = chosen[name].get("min_run", options.split_cat_min_run)
+    return replace(options, split_cat_min_run=least)

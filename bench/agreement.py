@@ -1,0 +1,82 @@
+"""Whether a compiled function computes what eager computes: a wrong one is reported, never timed.
+
+Ours is held to the rule of the tests, everything observable included: values may be no farther from a float64 run than
+eager's, within a small factor. Inductor promises less, so that only its values, types and shapes are looked at, with
+more room: it shall not be left out of the comparison for being a little less exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from bench.backends import OURS
+from tests.compare import UPCAST, assert_no_farther, assert_same_tree, tensors_in
+
+ROOM = 50.0  # how much farther than ours others may be off
+
+
+def disagreement(backend: str, found: Any, eager: Any, exact: Any) -> str | None:
+    """What is wrong with what a backend computed, or None. `exact` is None where values must be equal to the bit."""
+    try:
+        if backend == OURS:
+            assert_same_tree(found, eager, exact, "results")
+        else:
+            assert_near(tensors_in(found), tensors_in(eager), tensors_in(eager if exact is None else exact))
+    except AssertionError as problem:
+        return str(problem).splitlines()[0][:200]
+    return None
+
+
+def assert_near(found: list[torch.Tensor], eager: list[torch.Tensor], exact: list[torch.Tensor]) -> None:
+    assert len(found) == len(eager) == len(exact), f"{len(found)} tensors instead of {len(eager)}"
+    for i, (mine, theirs, true) in enumerate(zip(found, eager, exact, strict=True)):
+        assert_same_form(mine, theirs, f"tensor {i}")
+        if theirs.dtype in UPCAST:
+            assert_no_farther(mine, theirs, true, f"tensor {i}", factor=2 * ROOM, ulps=4 * ROOM)
+
+
+def assert_same_form(mine: torch.Tensor, theirs: torch.Tensor, where: str) -> None:
+    for fact in ("dtype", "shape"):
+        assert getattr(mine, fact) == getattr(theirs, fact), f"{where}: {fact} {getattr(mine, fact)}"
+
+
+def disagreement_of_models(backend: str, found: Any, eager: Any, exact: Any) -> str | None:
+    """The same for what a whole model computes: {"outputs": ..., "gradients": [...]}.
+
+    Errors of many layers meet in every value, so that one element says little about whose are larger: the length of
+    the error counts, of each output alone and of all gradients together.
+    """
+    try:
+        runs = [tensors_in(run["outputs"]) for run in (found, eager, exact)]
+        assert len({len(tensors) for tensors in runs}) == 1, "another number of outputs"
+        for i, (mine, theirs, true) in enumerate(zip(*runs, strict=True)):
+            assert_same_form(mine, theirs, f"output {i}")
+            if theirs.dtype in UPCAST:
+                assert_shorter_error(backend, [mine], [theirs], [true], f"output {i}")
+        if eager["gradients"]:
+            assert_shorter_error(backend, found["gradients"], eager["gradients"], exact["gradients"], "gradients")
+    except AssertionError as problem:
+        return str(problem).splitlines()[0][:200]
+    return None
+
+
+def assert_shorter_error(
+    backend: str,
+    mine: Sequence[torch.Tensor],
+    theirs: Sequence[torch.Tensor],
+    true: Sequence[torch.Tensor],
+    where: str,
+    factor: float = 2.0,
+    ulps: float = 4.0,
+) -> None:
+    room = 1.0 if backend == OURS else ROOM
+    ours, eager, exact = (torch.cat([t.detach().flatten().double() for t in run]) for run in (mine, theirs, true))
+    assert torch.equal(ours.isfinite(), eager.isfinite()), f"{where}: infinity or NaN in other places than in eager"
+    finite = eager.isfinite() & exact.isfinite()
+    ours, eager, exact = ours[finite], eager[finite], exact[finite]
+    missed, eager_missed = float((ours - exact).norm()), float((eager - exact).norm())
+    allowed = factor * eager_missed + ulps * torch.finfo(theirs[0].dtype).eps * float(exact.norm())
+    assert missed <= room * allowed, f"{where}: off by {missed:.3g}, eager by {eager_missed:.3g}"

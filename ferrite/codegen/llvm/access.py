@@ -1,0 +1,202 @@
+"""Loads and stores. Under a mask nothing outside is touched: an address that does not count is replaced by one of
+zeros, or the lanes are done one by one."""
+
+from __future__ import annotations
+
+import torch
+
+from ferrite.codegen.llvm.atomics import combine, combine_atomically
+from ferrite.codegen.llvm.emission import Emission, Value
+from ferrite.codegen.llvm.indices import Found
+from ferrite.codegen.llvm.operators import Words
+from ferrite.codegen.llvm.places import Place, Places
+from ferrite.codegen.llvm.types import BYTES, MEMORY, vector
+from ferrite.ir.expr import Load
+from ferrite.ir.kernel import Store
+
+ZEROS = "@ferrite_zeros"
+ZERO_BYTES = 1024
+
+
+class Access:
+    def __init__(self, emission: Emission, places: Places) -> None:
+        self.e, self.places = emission, places
+
+    # --- loads --------------------------------------------------------------------------------------------------------
+
+    def load(self, node: Load) -> Value:
+        element = MEMORY[node.dtype]
+        places = self.places.of(self.e.memory[node.buffer], node.coordinates, element)
+        return self.as_register(self.loaded(node.buffer, places, element), node.dtype)
+
+    def loaded(self, buffer: str, places: list[Place], element: str) -> Value:
+        mask = self.e.mask
+        count = max(len(places), len(mask.parts) if mask else 1)
+        parts = []
+        for row in range(count):
+            place = places[row * len(places) // count]
+            part = mask.parts[row * len(mask.parts) // count] if mask else None
+            parts.append(self.plain(buffer, place, element) if part is None else self.under(buffer, place, element, part))
+        return Value(tuple(parts), element, 1 if places[0].kind == "one" else self.e.lanes)
+
+    def as_register(self, value: Value, dtype: torch.dtype) -> Value:
+        if dtype is not torch.bool:
+            return value
+
+        def truth(lanes: int, item: str) -> str:
+            w = Words(self.e, "i8", lanes)
+            return w.compare("ne", item, w.const(0))
+
+        return self.e.map("i1", [value], truth)
+
+    def plain(self, buffer: str, place: Place, element: str) -> str:
+        if place.kind == "one":
+            return self.one(buffer, place.pointers[0], element)
+        if place.kind == "spread":
+            return self.e.gathered([self.one(buffer, pointer, element) for pointer in place.pointers], element)
+        row = self.one(buffer, place.pointers[0], element, self.e.lanes)
+        return row if place.kind == "row" else self.reversed(row, element)
+
+    def one(self, buffer: str, pointer: str, element: str, lanes: int = 1) -> str:
+        function, type_ = self.e.function, vector(element, lanes)
+        text = f"load {type_}, ptr {pointer}, align {BYTES[element]}"
+        key = f"{text} {buffer} {self.e.memory[buffer].version}"
+        return function.op(text, pointer, floor=function.floor(buffer), key=key)
+
+    def reversed(self, row: str, element: str) -> str:
+        lanes = self.e.lanes
+        type_, order = vector(element, lanes), ", ".join(f"i32 {lanes - 1 - lane}" for lane in range(lanes))
+        return self.e.op(f"shufflevector {type_} {row}, {type_} poison, <{lanes} x i32> <{order}>", row)
+
+    # --- loads under a mask -------------------------------------------------------------------------------------------
+
+    def under(self, buffer: str, place: Place, element: str, mask: str) -> str:
+        lanes = self.e.mask.lanes if self.e.mask else 1
+        if place.kind == "spread":
+            bits = [self.e.lane(mask, "i1", lanes, lane) for lane in range(lanes)]
+            pointers = [self.safe(pointer, bits[lane % lanes]) for lane, pointer in enumerate(place.pointers)]
+            return self.plain(buffer, Place("spread", tuple(pointers)), element)
+        if place.kind == "one" or lanes == 1:
+            pointer = self.safe(place.pointers[0], self.e.any_lane(mask, lanes))
+            return self.plain(buffer, Place(place.kind, (pointer,)), element)
+        return self.where_all_count(buffer, place, element, mask)
+
+    def safe(self, pointer: str, counts: str) -> str:
+        """The address, or where it does not count one that may be read."""
+        self.e.declare(f"{ZEROS} = internal constant [{ZERO_BYTES} x i8] zeroinitializer, align 64")
+        return self.e.op(f"select i1 {counts}, ptr {pointer}, ptr {ZEROS}", counts, pointer)
+
+    def where_all_count(self, buffer: str, place: Place, element: str, mask: str) -> str:
+        """A row under a mask: at once where every lane counts, which is nearly always; else one by one."""
+        function, lanes = self.e.function, self.e.lanes
+        type_ = vector(element, lanes)
+        key = f"row {type_} {place} {mask} {buffer} {self.e.memory[buffer].version}"
+        if key in function.known:
+            return function.known[key]
+        number, every = next(function.counter), self.e.any_lane(mask, lanes, every=True)
+        function.line(f"br i1 {every}, label %all{number}, label %some{number}")
+        function.block(f"all{number}")
+        whole = function.define(f"load {type_}, ptr {place.pointers[0]}, align {BYTES[element]}")
+        whole = whole if place.kind == "row" else self.turned(whole, element)
+        function.line(f"br label %both{number}")
+        scope = function.push(f"some{number}", branch=True)
+        some = self.plain(buffer, self.each_lane(place, element, mask), element)
+        function.pop()
+        function.scope.code += [f"some{number}:", scope.code, f"  br label %both{number}"]
+        function.block(f"both{number}")
+        found = function.define(f"phi {type_} [ {whole}, %all{number} ], [ {some}, %{scope.label} ]")
+        function.known[key] = found
+        function.scope.keys.append(key)
+        return found
+
+    def turned(self, row: str, element: str) -> str:
+        lanes = self.e.lanes
+        type_, order = vector(element, lanes), ", ".join(f"i32 {lanes - 1 - lane}" for lane in range(lanes))
+        return self.e.function.define(f"shufflevector {type_} {row}, {type_} poison, <{lanes} x i32> <{order}>")
+
+    def each_lane(self, place: Place, element: str, mask: str) -> Place:
+        pointers = self.lane_pointers(place, element)
+        bits = [self.e.lane(mask, "i1", self.e.lanes, lane) for lane in range(self.e.lanes)]
+        return Place("spread", tuple(map(self.safe, pointers, bits)))
+
+    def lane_pointers(self, place: Place, element: str) -> list[str]:
+        """The address of every lane."""
+        lanes = self.e.lanes
+        if place.kind == "spread":
+            return list(place.pointers)
+        if place.kind == "one":
+            return [place.pointers[0]] * lanes
+        order = range(lanes) if place.kind == "row" else range(lanes - 1, -1, -1)
+        return [self.places.beyond(place.pointers[0], Found(str(lane)), element) for lane in order]
+
+    # --- stores -------------------------------------------------------------------------------------------------------
+
+    def store(self, store: Store, value: Value, dtype: torch.dtype) -> None:
+        element, memory = MEMORY[dtype], self.e.memory[store.buffer]
+        places = self.places.of(memory, store.coordinates, element)
+        if store.atomic and store.mode != "set":
+            self.combined_one_by_one(store, places, value, dtype)
+        else:
+            if store.mode != "set":
+                old = self.as_register(self.loaded(store.buffer, places, element), dtype)
+                value = combine(self.e, store.mode, dtype, old, value)
+            self.written(places, self.as_memory(value, dtype), element)
+        memory.version += 1
+
+    def as_memory(self, value: Value, dtype: torch.dtype) -> Value:
+        if dtype is not torch.bool:
+            return value
+        return self.e.map("i8", [value], lambda lanes, item: Words(self.e, "i1", lanes).convert("zext", item, "i8"))
+
+    def written(self, places: list[Place], value: Value, element: str) -> None:
+        masks = self.e.mask.parts if self.e.mask else (None,)
+        count = max(len(places), len(value.parts), len(masks))
+        for row in range(count):
+            place, mask = places[row * len(places) // count], masks[row * len(masks) // count]
+            lanes = 1 if place.kind == "one" else self.e.lanes
+            part = value.parts[row * len(value.parts) // count]
+            if lanes > value.lanes:
+                part = self.e.splat(part, element, lanes)
+            elif lanes < value.lanes:  # one place for all lanes, which are one
+                part = self.e.lane(part, element, value.lanes, value.lanes - 1)
+            self.write(place, part, element, lanes, mask)
+
+    def write(self, place: Place, part: str, element: str, lanes: int, mask: str | None) -> None:
+        type_, align = vector(element, lanes), BYTES[element]
+        width = self.e.mask.lanes if self.e.mask else 1
+        if mask is not None and (place.kind == "one" or width == 1):
+            with self.e.branch(self.e.any_lane(mask, width)):
+                self.write(place, part, element, lanes, None)
+        elif place.kind == "spread" or mask is not None:
+            self.write_each(place, part, element, mask)
+        else:
+            part = part if place.kind != "back" else self.reversed(part, element)
+            self.e.function.line(f"store {type_} {part}, ptr {place.pointers[0]}, align {align}")
+
+    def write_each(self, place: Place, part: str, element: str, mask: str | None) -> None:
+        lanes = self.e.lanes
+        for lane, pointer in enumerate(self.lane_pointers(place, element)):
+            item = self.e.lane(part, element, lanes, lane)
+            line = f"store {element} {item}, ptr {pointer}, align {BYTES[element]}"
+            if mask is None:
+                self.e.function.line(line)
+                continue
+            with self.e.branch(self.e.lane(mask, "i1", lanes, lane)):
+                self.e.function.line(line)
+
+    def combined_one_by_one(self, store: Store, places: list[Place], value: Value, dtype: torch.dtype) -> None:
+        """Lanes may meet at one place, so each is done after the other; repetitions are not done."""
+        e = self.e
+        counts = [mask for mask in (e.mask, e.live) if mask is not None]
+        for row in range(e.replicas):
+            place = places[row * len(places) // e.replicas]
+            part = e.part(value, row, e.replicas, e.lanes)
+            masks = [e.part(mask, row, e.replicas, e.lanes) for mask in counts]
+            for lane, pointer in enumerate(self.lane_pointers(place, MEMORY[dtype])):
+                item = e.lane(part, value.element, e.lanes, lane)
+                bits = [e.lane(mask, "i1", e.lanes, lane) for mask in masks]
+                if not bits:
+                    combine_atomically(e, store.mode, dtype, pointer, item)
+                    continue
+                with e.branch(bits[0] if len(bits) == 1 else e.op(f"and i1 {bits[0]}, {bits[1]}", *bits)):
+                    combine_atomically(e, store.mode, dtype, pointer, item)

@@ -1,0 +1,59 @@
+"""What stops a kernel: an index outside its bounds, an integer divided by zero. The first that fails is reported."""
+
+from __future__ import annotations
+
+from ferrite.codegen.llvm.emission import UNLIKELY, Emission
+from ferrite.codegen.llvm.types import vector
+
+DIVISION = -1  # what a kernel gives where an integer was divided by zero
+STOP = """
+define internal void @ferrite_stop(ptr %status, ptr %failure, i64 %code, i64 %value, i64 %extent) noinline cold nounwind {
+entry:
+  %pair = cmpxchg ptr %status, i64 0, i64 %code monotonic monotonic, align 8
+  %first = extractvalue { i64, i1 } %pair, 1
+  br i1 %first, label %report, label %done
+report:
+  store i64 %value, ptr %failure, align 8
+  %second = getelementptr i64, ptr %failure, i64 1
+  store i64 %extent, ptr %second, align 8
+  br label %done
+done:
+  ret void
+}
+""".strip()
+
+
+def stop_where(e: Emission, bad: str, lanes: int, code: int, value: str = "0", extent: str = "0") -> None:
+    """Leave the function where a lane is bad. `value` and `extent` are i64, as wide as `bad`."""
+    function = e.function
+    key = f"check {code} {bad}"
+    if key in function.known:
+        return
+    e.module.helpers["@ferrite_stop"] = STOP
+    function.fails = True
+    failing = e.any_lane(bad, lanes)
+    scope = function.home(max(function.floor(None), function.rank.get(failing, 0)))
+    number = next(function.counter)
+    scope.code.append(f"  br i1 {failing}, label %stop{number}, label %fine{number}{UNLIKELY}")
+    function.block(f"fine{number}", scope)
+    function.known[key] = failing
+    scope.keys.append(key)
+    function.cold.append(f"stop{number}:")
+    if lanes > 1 and code != DIVISION:
+        value, extent = _first_bad(e, bad, lanes, value), _first_bad(e, bad, lanes, extent)
+    status, failure = e.here("%status", "ptr"), e.here("%failure", "ptr")
+    given = f"ptr {status}, ptr {failure}, i64 {code}, i64 {value}, i64 {extent}"
+    function.cold += [f"  call void @ferrite_stop({given})", "  br label %leave"]
+
+
+def _first_bad(e: Emission, bad: str, lanes: int, values: str) -> str:
+    """The value in the first lane that is bad."""
+    function = e.function
+    bits, place, found = (function.fresh("k") for _ in range(3))
+    e.declare(f"declare i{lanes} @llvm.cttz.i{lanes}(i{lanes}, i1)")
+    function.cold += [
+        f"  {bits} = bitcast <{lanes} x i1> {bad} to i{lanes}",
+        f"  {place} = call i{lanes} @llvm.cttz.i{lanes}(i{lanes} {bits}, i1 false)",
+        f"  {found} = extractelement {vector('i64', lanes)} {values}, i{lanes} {place}",
+    ]
+    return found

@@ -1,0 +1,86 @@
+"""A kernel as one LLVM module with one exported function.
+
+    i64 @NAME(ptr %args, i64 %threads, ptr %failure)
+
+`args`: words of 8 bytes, the pointers by position, then the sizes. It gives 0, or k > 0 where check k (from 1, in the
+order of `checks`) failed, with failure[0] the value and failure[1] the extent, or -1 where an integer was divided by
+zero.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+from ferrite.codegen.llvm.emission import Emission, Memory, Module
+from ferrite.codegen.llvm.expressions import Expressions
+from ferrite.codegen.llvm.function import Function
+from ferrite.codegen.llvm.operators import TAKES
+from ferrite.codegen.llvm.parallel import Parallel
+from ferrite.codegen.llvm.statements import Statements
+from ferrite.codegen.llvm.target import Target
+from ferrite.codegen.llvm.types import REGISTER
+from ferrite.ir.expr import Expr, Op
+from ferrite.ir.kernel import Kernel, checks
+from ferrite.ir.questions import nodes_of
+from ferrite.ir.types import short
+
+
+def kernel_text(kernel: Kernel, target: Target, name: str) -> str:
+    module = Module(target, name)
+    module.declares["malloc"] = "declare noalias ptr @malloc(i64)"
+    module.declares["free"] = "declare void @free(ptr)"
+    emission = Emission(module, Function(module.counter))
+    pointers = [f"%p.{pointer.name}" for pointer in kernel.pointers]
+    sizes = [f"%size.{size.name}" for size in kernel.sizes]
+    for word in (*pointers, *sizes, "%threads", "%status", "%failure"):
+        emission.function.parameter(word)
+    for pointer, word in zip(kernel.pointers, pointers, strict=True):
+        emission.memory[pointer.name] = Memory(word)
+    statements = Statements(emission, Expressions(emission, checks(kernel)))
+    statements.parallel = Parallel(emission, statements).loop
+    statements.block(kernel.body)
+    given = [*(f"ptr noalias {word}" for word in pointers), *(f"i64 {word}" for word in sizes)]
+    given += ["i64 %threads", "ptr %status", "ptr %failure"]
+    module.functions.append(emission.function.text(f"define internal void @{name}.body({', '.join(given)}) nounwind"))
+    module.functions.append(_exported(name, pointers, sizes))
+    return module.text()
+
+
+def _exported(name: str, pointers: list[str], sizes: list[str]) -> str:
+    lines = [f"define i64 @{name}(ptr %args, i64 %threads, ptr %failure) nounwind {{", "entry:"]
+    lines += ["  %status = alloca i64, align 8", "  store i64 0, ptr %status, align 8"]
+    given = []
+    for place, word in enumerate((*pointers, *sizes)):
+        type_ = "ptr" if place < len(pointers) else "i64"
+        lines.append(f"  %at{place} = getelementptr i64, ptr %args, i64 {place}")
+        lines.append(f"  {word} = load {type_}, ptr %at{place}, align 8")
+        given.append(f"{type_} {word}")
+    given += ["i64 %threads", "ptr %status", "ptr %failure"]
+    lines += [f"  call void @{name}.body({', '.join(given)})", "  %result = load i64, ptr %status, align 8"]
+    return "\n".join([*lines, "  ret i64 %result", "}"])
+
+
+# --- what has no native form ------------------------------------------------------------------------------------------
+
+_known: weakref.WeakKeyDictionary[Expr, str | None] = weakref.WeakKeyDictionary()
+_SHAPES = frozenset(["where", "bitcast"])
+
+
+def unsupported(expr: Expr) -> str | None:
+    """Why an expression has no native form; None where it has one."""
+    for item in nodes_of(expr, known=_known):
+        reason = next((reason for part in item.args if (reason := _known.get(part)) is not None), None)
+        _known[item] = reason or _unsupported(item)
+    return _known[expr]
+
+
+def _unsupported(item: Expr) -> str | None:
+    if item.dtype not in REGISTER:
+        return f"{short(item.dtype)} has no native form"
+    if isinstance(item, Op) and item.name not in _SHAPES:
+        dtype = item.operands[0].dtype
+        if dtype not in REGISTER:
+            return f"{short(dtype)} has no native form"
+        if item.name not in TAKES or not TAKES[item.name](dtype):
+            return f"{item.name} on {short(dtype)} has no native form"
+    return None

@@ -1,0 +1,188 @@
+"""Scalar expressions as instructions: every node once, for all copies and lanes at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ferrite.codegen.llvm import mathematics, whole  # noqa: F401  (they add their rows)
+from ferrite.codegen.llvm.access import Access
+from ferrite.codegen.llvm.casts import cast, converted
+from ferrite.codegen.llvm.checks import stop_where
+from ferrite.codegen.llvm.emission import Emission, Value
+from ferrite.codegen.llvm.indices import Indices
+from ferrite.codegen.llvm.operators import ROWS, Words, is_float
+from ferrite.codegen.llvm.places import Places
+from ferrite.codegen.llvm.random_numbers import random_value
+from ferrite.codegen.llvm.types import REGISTER, literal
+from ferrite.codegen.llvm.whole import STOPPING
+from ferrite.ir.expr import Cast, Const, Data, Expr, IndexValue, Load, Local, Masked, Op, Param, Random
+from ferrite.ir.index import Index
+from ferrite.ir.questions import data_of, indices_of
+
+Memo = dict[Expr, Value]
+
+
+class Expressions:
+    def __init__(self, emission: Emission, checks: Sequence[Data]) -> None:
+        self.e = emission
+        self.checks = {check: place for place, check in enumerate(checks, 1)}
+        self.indices = Indices(emission, self.checked)
+        self.access = Access(emission, Places(emission, self.indices))
+        self.memo: Memo = {}
+        self.params: Sequence[Value] = ()
+        self.found: dict[Data, Value] = {}
+        self.open: dict[str, Callable[[], Value]] = {}  # states whose block is not over
+
+    def begin(self) -> None:
+        """A statement begins: memory may have changed."""
+        self.memo, self.found = {}, {}
+
+    def values(self, *roots: Expr) -> list[Value]:
+        self.begin()
+        return [self.value(root) for root in roots]
+
+    def with_params(self, roots: Sequence[Expr], params: Sequence[Value]) -> list[Value]:
+        """Expressions over parameters, as they are in a state's rules."""
+        kept, self.params, self.memo = (self.params, self.memo), params, {}
+        made = [self.value(root) for root in roots]
+        self.params, self.memo = kept
+        return made
+
+    def value(self, root: Expr) -> Value:
+        memo = self.memo
+        stack = [root]
+        while stack:  # no recursion: expressions may be deep
+            item = stack[-1]
+            if item in memo:
+                stack.pop()
+                continue
+            wanted = [part for part in self.parts(item) if part not in memo]
+            if wanted:
+                stack += wanted
+                continue
+            memo[item] = self.made(item)
+            stack.pop()
+        return memo[root]
+
+    def parts(self, item: Expr) -> Sequence[Expr]:
+        """What is evaluated before a node; what stands under a mask has to wait for the mask."""
+        if isinstance(item, Masked):
+            return (item.mask, item.other)
+        inside = [value for index in indices_of(item) for value in data_of(index)]
+        return (*inside, *item.args) if inside else item.args
+
+    def made(self, item: Expr) -> Value:
+        e = self.e
+        match item:
+            case Const():
+                return Value((literal(item.bits, item.dtype),), REGISTER[item.dtype])
+            case Local():
+                return self.open[item.name]() if item.name in self.open else e.local(item.name)
+            case Param():
+                return self.params[item.position]
+            case IndexValue():
+                return self.index_value(item.index, item.dtype)
+            case Load():
+                return self.access.load(item)
+            case Cast():
+                return cast(e, self.memo[item.arg], item.arg.dtype, item.dtype)
+            case Masked():
+                return self.masked(item)
+            case Random():
+                return random_value(e, item.kind, self.memo[item.seed], self.wide_index(item.counter), item.dtype)
+            case Op():
+                return self.operator(item)
+        raise TypeError(f"no code for {type(item).__name__}")
+
+    def operator(self, item: Op) -> Value:
+        e, values = self.e, [self.memo[operand] for operand in item.operands]
+        if item.name == "where":
+            return self.chosen(*values)
+        if item.name == "bitcast":
+            return self.reinterpreted(values[0], item)
+        dtype, element = item.operands[0].dtype, REGISTER[item.dtype]
+        if item.name in STOPPING and not is_float(dtype) and e.mask is not None:
+            values.append(e.mask)
+        make = ROWS[item.name]
+        return e.map(element, values, lambda lanes, *parts: make(e, dtype, lanes, *parts))
+
+    def chosen(self, condition: Value, yes: Value, no: Value) -> Value:
+        def pick(lanes: int, *parts: str) -> str:
+            return Words(self.e, yes.element, lanes).select(*parts)
+
+        if condition.lanes == 1 and max(yes.lanes, no.lanes) > 1:
+            return self.by_one_condition(condition, yes, no)
+        return self.e.map(yes.element, [condition, yes, no], pick)
+
+    def by_one_condition(self, condition: Value, yes: Value, no: Value) -> Value:
+        """Vectors chosen by a scalar."""
+        e, lanes = self.e, max(yes.lanes, no.lanes)
+        count = max(len(value.parts) for value in (condition, yes, no))
+        type_, parts = e.widened(yes, lanes).type, []
+        for row in range(count):
+            bit, one, other = (e.part(condition, row, count, 1), *(e.part(v, row, count, lanes) for v in (yes, no)))
+            parts.append(e.op(f"select i1 {bit}, {type_} {one}, {type_} {other}", bit, one, other))
+        return Value(tuple(parts), yes.element, lanes)
+
+    def reinterpreted(self, value: Value, item: Op) -> Value:
+        target = REGISTER[item.dtype]
+
+        def make(lanes: int, part: str) -> str:
+            w = Words(self.e, value.element, lanes)
+            if "i1" in (target, value.element) and target != value.element:
+                return w.compare("ne", part, w.const(0)) if target == "i1" else w.convert("zext", part, target)
+            return part if target == value.element else w.convert("bitcast", part, target)
+
+        return self.e.map(target, [value], make)
+
+    # --- indices ------------------------------------------------------------------------------------------------------
+
+    def index_value(self, index: Index, dtype: torch.dtype) -> Value:
+        found = self.indices.value(index)
+        return cast(self.e, found, torch.int32 if found.element == "i32" else torch.int64, dtype)
+
+    def wide_index(self, index: Index) -> Value:
+        return self.index_value(index, torch.int64)
+
+    def checked(self, atom: Data) -> Value:
+        """A value from memory as an index, once it is known to be inside."""
+        if atom not in self.found:
+            self.found[atom] = self.check(atom)
+        return self.found[atom]
+
+    def check(self, atom: Data) -> Value:
+        e = self.e
+        value = cast(e, self.value(atom.value), atom.value.dtype, torch.int64)
+        extent, code = self.wide_index(atom.extent), self.checks[atom]
+        values = [value, extent, *([e.mask] if e.mask is not None else [])]
+
+        def inside(lanes: int, item: str, most: str, mask: str | None = None) -> str:
+            w = Words(e, "i64", lanes)
+            bad = w.compare("uge", item, most)
+            if mask is not None:
+                bad = e.op(f"and {w.bits} {bad}, {mask}", bad, mask)
+            stop_where(e, bad, lanes, code, item, most)
+            return item
+
+        checked = e.map("i64", values, inside)
+        return value if len(checked.parts) == len(value.parts) and checked.lanes == value.lanes else checked
+
+    # --- masks --------------------------------------------------------------------------------------------------------
+
+    def masked(self, item: Masked) -> Value:
+        """The value under its mask: what it loads and checks is its own, other things are found again."""
+        mask = self.memo[item.mask]
+        kept = self.e.mask, self.memo, self.found
+        self.e.mask = mask if kept[0] is None else self.both(kept[0], mask)
+        self.memo, self.found = {}, {}
+        value = self.value(item.value)
+        self.e.mask, self.memo, self.found = kept
+        return self.chosen(mask, value, self.memo[item.other])
+
+    def both(self, left: Value, right: Value) -> Value:
+        return self.e.map("i1", [left, right], lambda lanes, *pair: Words(self.e, "i1", lanes).op("and", *pair))
+
+
+__all__ = ["Expressions", "converted"]

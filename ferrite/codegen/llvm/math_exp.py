@@ -1,0 +1,114 @@
+"""Powers of e and of two, and what is one division away from them.
+
+x = n ln 2 + r with a whole n, so that exp(x) = 2^n exp(r) and r is small. Adding a number whose last place is 1 rounds to n and
+leaves n in the low bits of the sum, from where a shift makes 2^n. Near the ends of the range 2^n itself is no float: it is
+multiplied in two halves, which also rounds results that are subnormal once only.
+"""
+
+from __future__ import annotations
+
+from ferrite.codegen.llvm.math_constants import LN2, LOG2_OF_E
+from ferrite.codegen.llvm.math_fits import EXP, EXP2, EXPM1
+from ferrite.codegen.llvm.math_function import Function
+from ferrite.codegen.llvm.math_text import (
+    EXPONENT_BIAS,
+    FRACTION_BITS,
+    Value,
+    bits,
+    fabs,
+    fma,
+    from_bits,
+    maximum,
+    minimum,
+    polynomial,
+    select,
+)
+
+# Beyond these exp overflows or gives zero.
+OVERFLOW = {"float": 89.0, "double": 710.0}
+UNDERFLOW = {"float": -104.0, "double": -746.0}
+OVERFLOW2 = {"float": 129.0, "double": 1025.0}
+UNDERFLOW2 = {"float": -151.0, "double": -1076.0}
+
+
+def shifter(element: str, bias: int) -> float:
+    """Added to a small number, it leaves in the low bits of the sum the nearest whole number plus `bias`."""
+    return 1.5 * 2.0 ** FRACTION_BITS[element] + bias
+
+
+def power_of_two(shifted: Value) -> Value:
+    """2^n of a sum with `shifter` and the bias of the type."""
+    return from_bits(bits(shifted) << FRACTION_BITS[shifted.element])
+
+
+def halves_of_power(shifted: Value) -> tuple[Value, Value]:
+    """Two floats whose product is 2^n, of a sum with `shifter` and twice the bias of the type."""
+    count = FRACTION_BITS[shifted.element]
+    raw = bits(shifted)
+    half = raw.unsigned_shift(1)
+    return from_bits(half << count), from_bits((raw - half) << count)
+
+
+def reduced(x: Value, bias: int) -> tuple[Value, Value, Value]:
+    """n as it stands in the shifted sum, n, and r with x = n ln 2 + r."""
+    high, low, _ = LN2[x.element]
+    start = shifter(x.element, bias)
+    shifted = fma(x, LOG2_OF_E[x.element][0], start)
+    n = shifted - start
+    return shifted, n, fma(n, -low, fma(n, -high, x))
+
+
+def exp_in_parts(x: Value) -> tuple[Value, Value, Value]:
+    """Three factors of exp(x), for x between UNDERFLOW and OVERFLOW: a number near one and two powers of two."""
+    shifted, _, r = reduced(x, 2 * EXPONENT_BIAS[x.element])
+    return polynomial(r, EXP[x.element]), *halves_of_power(shifted)
+
+
+def exp(x: Value) -> Value:
+    x = minimum(maximum(x, UNDERFLOW[x.element]), OVERFLOW[x.element])
+    near_one, first, second = exp_in_parts(x)
+    return near_one * first * second
+
+
+def exp2(x: Value) -> Value:
+    x = minimum(maximum(x, UNDERFLOW2[x.element]), OVERFLOW2[x.element])
+    start = shifter(x.element, 2 * EXPONENT_BIAS[x.element])
+    shifted = x + start
+    near_one = polynomial(x - (shifted - start), EXP2[x.element])
+    first, second = halves_of_power(shifted)
+    return near_one * first * second
+
+
+def exp_of_negative(x: Value) -> Value:
+    """exp of what is not above zero."""
+    near_one, first, second = exp_in_parts(maximum(x, UNDERFLOW[x.element]))
+    return near_one * first * second
+
+
+def expm1_near_zero(r: Value) -> Value:
+    """exp(r) - 1 where |r| is at most half of ln 2."""
+    return fma(r * r, polynomial(r, EXPM1[r.element]), r)
+
+
+def expm1(x: Value) -> Value:
+    element = x.element
+    # Below the lower bound the result is -1.
+    clamped = minimum(maximum(x, -18.0 if element == "float" else -40.0), OVERFLOW[element])
+    shifted, _, r = reduced(clamped, EXPONENT_BIAS[element] - 1)
+    half_power = power_of_two(shifted)  # 2^n may be too large
+    result = 2.0 * fma(half_power, expm1_near_zero(r), half_power - 0.5)
+    # Keeps the sign of zero and what is too small to be halved.
+    return select(fabs(x) < 2.0 ** -(FRACTION_BITS[element] + 2), x, result)
+
+
+def sigmoid(x: Value) -> Value:
+    power = exp_of_negative(-fabs(x))
+    return select(x < 0.0, power, 1.0) / (power + 1.0)
+
+
+FUNCTIONS = (
+    Function("exp", exp, f32=1.0, f64=1.0, method="2^n times a polynomial"),
+    Function("exp2", exp2, f32=1.0, f64=1.0, method="2^n times a polynomial"),
+    Function("expm1", expm1, f32=1.5, f64=1.5, method="2^n times a polynomial, plus 2^n - 1"),
+    Function("sigmoid", sigmoid, f32=2.0, f64=2.0, method="exp of -|x|, one division"),
+)

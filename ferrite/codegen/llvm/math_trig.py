@@ -1,0 +1,86 @@
+"""Sine, cosine, tangent.
+
+The argument less its nearest multiple of pi / 2 comes from three products with parts of it, which fma makes exact as
+long as that multiple is a small number. Beyond, libm answers, lane by lane.
+"""
+
+from __future__ import annotations
+
+from ferrite.codegen.llvm.math_constants import HALF_PI, PI, Parts
+from ferrite.codegen.llvm.math_exp import shifter
+from ferrite.codegen.llvm.math_fits import COS, SIN, TAN
+from ferrite.codegen.llvm.math_function import Function
+from ferrite.codegen.llvm.math_text import Value, bits, fabs, fma, from_bits, polynomial, rare_by_libm, select
+
+# The multiple of pi is found to within a fraction of 2^-7 (2^-20 in f64): the polynomials reach a little beyond its half.
+HUGE = {"float": 2.0**16, "double": 2.0**30}
+WIDTH = {"float": 32, "double": 64}
+
+
+def less(x: Value, n: Value, parts: Parts) -> Value:
+    """x - n (parts[0] + parts[1] + parts[2])."""
+    for part in parts:
+        x = fma(n, -part, x)
+    return x
+
+
+def with_sign(magnitude: Value, sign: Value) -> Value:
+    """Negated where the integer `sign` is negative."""
+    mask = sign & -(1 << (WIDTH[magnitude.element] - 1))
+    return from_bits(bits(magnitude) ^ mask)
+
+
+def bit_as_sign(shifted: Value, place: int) -> Value:
+    """An integer that is negative where this bit of a sum with `shifter` is set."""
+    return bits(shifted) << (WIDTH[shifted.element] - 1 - place)
+
+
+def quarter_turns(a: Value, bias: int) -> tuple[Value, Value]:
+    """How many times pi / 2 goes into a, in the low bits of the first result and raised by `bias`; and what remains."""
+    start = shifter(a.element, bias)
+    shifted = fma(a, 2 / PI["double"][0], start)
+    return shifted, less(a, shifted - start, HALF_PI[a.element])
+
+
+def sine_of_turned(shifted: Value, r: Value) -> Value:
+    """sin(n pi / 2 + r): the sine or the cosine of r, or their negatives."""
+    z = r * r
+    sine = fma(r * z, polynomial(z, SIN[r.element]), r)
+    cosine = fma(z, fma(z, polynomial(z, COS[r.element]), -0.5), 1.0)
+    return with_sign(select(bit_as_sign(shifted, 0) < 0, cosine, sine), bit_as_sign(shifted, 1))
+
+
+def sin(x: Value) -> Value:
+    a = fabs(x)
+    result = with_sign(sine_of_turned(*quarter_turns(a, 0)), bits(x))
+    return rare_by_libm(a >= HUGE[x.element], result, "sin", x)
+
+
+def cos(x: Value) -> Value:
+    a = fabs(x)
+    return rare_by_libm(a >= HUGE[x.element], sine_of_turned(*quarter_turns(a, 1)), "cos", x)
+
+
+def tan(x: Value) -> Value:
+    """A quotient of polynomials, turned upside down at odd multiples of pi / 2."""
+    a, (above, under) = fabs(x), TAN[x.element]
+    start = shifter(x.element, 0)
+    shifted = fma(a, 2 / PI["double"][0], start)
+    n, (first, second, third) = shifted - start, HALF_PI[x.element]
+    whole = fma(n, -first, a)
+    r = fma(n, -second, whole)
+    lost = fma(n, -third, fma(n, -second, whole - r))
+    z = r * r
+    sine, cosine = fma(r * z, polynomial(z, above[1:]), r), polynomial(z, under)
+    # The tangent grows up to twice as fast as its argument: what r lost counts.
+    sine, cosine = fma(lost, cosine, sine), fma(lost, -sine, cosine)
+    odd = bit_as_sign(shifted, 0)
+    result = select(odd < 0, cosine, sine) / select(odd < 0, sine, cosine)
+    return rare_by_libm(a >= HUGE[x.element], with_sign(result, odd ^ bits(x)), "tan", x)
+
+
+FUNCTIONS = (
+    Function("sin", sin, f32=1.5, f64=1.5, method="polynomials after reduction by pi / 2; libm beyond 2^16 (f64: 2^30)"),
+    Function("cos", cos, f32=1.5, f64=1.5, method="as sin, a quarter turn on"),
+    Function("tan", tan, f32=2.0, f64=2.0, method="quotient of polynomials; libm beyond 2^16 (f64: 2^30)"),
+)

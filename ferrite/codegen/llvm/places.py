@@ -1,0 +1,136 @@
+"""Where the elements of a load or store lie: at one address, in a row, or each somewhere."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal as OneOf
+
+from ferrite.codegen.llvm.emission import Emission, Memory
+from ferrite.codegen.llvm.indices import Found, Indices, factor_of
+from ferrite.codegen.llvm.types import is_literal
+from ferrite.ir.expr import Data
+from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, Sum, number
+
+
+@dataclass(frozen=True)
+class Place:
+    """`one`: all lanes at one address; `row`: side by side; `back`: the same from last to first, the address is that of
+    the last lane; `spread`: an address for every lane."""
+
+    kind: OneOf["one", "row", "back", "spread"]
+    pointers: tuple[str, ...]
+
+
+class Places:
+    def __init__(self, emission: Emission, indices: Indices) -> None:
+        self.e, self.indices = emission, indices
+
+    def of(self, memory: Memory, coordinates: Sequence[Index], element: str) -> list[Place]:
+        """The place in every copy; a single one where they agree."""
+        flat = flat_index(memory, coordinates)
+        copies = self.indices.copies(flat)
+        shifts = self.constant_shifts(flat) if copies > 1 else None
+        axis = self.moving_axis(flat)
+        factor = ZERO if axis is None else self.factor(flat, axis)
+        made = []
+        for replica in range(copies):
+            if factor is None or self.moves_by_data(flat):
+                made.append(self.spread_by_vector(memory, flat, replica, element))
+                continue
+            at = 0 if shifts is not None else replica
+            base = self.pointer(memory, flat, at, element, shifts[replica] if shifts else 0)
+            made.append(self.moved(base, axis, factor, at, element))
+        return made
+
+    def moving_axis(self, flat: Index) -> Axis | None:
+        """The vector axis, where the place depends on it."""
+        if self.e.lanes == 1:
+            return None
+        return next((atom for atom in flat.atoms if isinstance(atom, Axis) and self.e.axes[atom].lanes > 1), None)
+
+    def factor(self, flat: Index, axis: Axis) -> Index | None:
+        value = self.e.axes[axis]
+        return factor_of(flat, axis, value.aligned, value.lanes)
+
+    def moves_by_data(self, flat: Index) -> bool:
+        return any(isinstance(atom, Data) and self.indices.data(atom).lanes > 1 for atom in flat.atoms)
+
+    def constant_shifts(self, flat: Index) -> list[int] | None:
+        """How far the copies are from the first one, where that is known now."""
+        total = [0] * self.e.replicas
+        for atom in flat.atoms:
+            if isinstance(atom, Data) and len(self.indices.data(atom).parts) > 1:
+                return None
+            if not isinstance(atom, Axis) or len(self.e.axes[atom].shifts) == 1:
+                continue
+            factor = factor_of(flat, atom)
+            if not isinstance(factor, Number):
+                return None
+            shifts = self.e.axes[atom].shifts
+            for replica in range(self.e.replicas):
+                total[replica] += factor.value * shifts[replica * len(shifts) // self.e.replicas]
+        return [shift - total[0] for shift in total]
+
+    def moved(self, base: str, axis: Axis | None, factor: Index, replica: int, element: str) -> Place:
+        if axis is None or factor is ZERO:
+            return Place("one", (base,))
+        offsets = self.e.axes[axis].offsets
+        plain = all(map(is_literal, offsets))
+        if factor is ONE and plain:
+            return Place("row", (base,))
+        if factor is number(-1) and plain:
+            return Place("back", (self.beyond(base, Found(str(1 - len(offsets))), element),))
+        step = self.indices.at(factor, replica, "i64", lane_zero=True)
+        places = [self.indices.multiply(step, Found(offset), "i64") for offset in offsets]
+        return Place("spread", tuple(self.beyond(base, place, element) for place in places))
+
+    def pointer(self, memory: Memory, flat: Index, replica: int, element: str, shift: int) -> str:
+        """The address of the first lane. Each part of the sum is added where it is known."""
+        terms, constant = (flat.terms, flat.constant) if isinstance(flat, Sum) else (((flat, 1),), 0)
+        if isinstance(flat, Number):
+            terms, constant = (), flat.value
+        parts = []
+        for item, factor in terms:
+            found = self.indices.at(item, replica, "i64", lane_zero=True)
+            parts.append(self.indices.multiply(found, Found(str(factor)), "i64"))
+        return self.summed(memory, parts, constant + shift, element)
+
+    def summed(self, memory: Memory, parts: list[Found], constant: int, element: str) -> str:
+        pointer = self.e.here(memory.pointer, "ptr")
+        ranked = sorted(parts, key=lambda part: self.indices.rank(part.name))
+        for _, group in itertools.groupby(ranked, key=lambda part: self.indices.rank(part.name)):
+            total = Found("0")
+            for part in group:
+                total = self.indices.add(total, part, "i64")
+            pointer = self.beyond(pointer, total, element)
+        return self.beyond(pointer, Found(str(constant)), element)
+
+    def beyond(self, pointer: str, count: Found, element: str) -> str:
+        if count.name == "0":
+            return pointer
+        return self.e.op(f"getelementptr {element}, ptr {pointer}, i64 {count.name}", pointer, count.name)
+
+    def spread_by_vector(self, memory: Memory, flat: Index, replica: int, element: str) -> Place:
+        """Lanes that lie anywhere: the parts that agree make the base, the others are taken out of a vector."""
+        terms, constant = (flat.terms, flat.constant) if isinstance(flat, Sum) else (((flat, 1),), 0)
+        same, moving = [], Found("0")
+        for item, factor in terms:
+            found = self.indices.at(item, replica, "i64")
+            found = self.indices.multiply(found, Found(str(factor)), "i64")
+            if found.lanes == 1:
+                same.append(found)
+            else:
+                moving = self.indices.add(moving, found, "i64")
+        base = self.summed(memory, same, constant, element)
+        lanes = self.e.lanes
+        places = [Found(self.e.lane(moving.name, "i64", lanes, lane)) for lane in range(lanes)]
+        return Place("spread", tuple(self.beyond(base, place, element) for place in places))
+
+
+def flat_index(memory: Memory, coordinates: Sequence[Index]) -> Index:
+    flat: Index = ZERO
+    for coordinate, stride in zip(coordinates, memory.strides, strict=True):
+        flat = flat + coordinate * stride
+    return flat

@@ -1,0 +1,89 @@
+"""Random numbers by counting: the same bits as `ferrite.ir.random`, for all lanes at once."""
+
+from __future__ import annotations
+
+import torch
+
+from ferrite.codegen.llvm.casts import converted
+from ferrite.codegen.llvm.emission import Emission, Value
+from ferrite.codegen.llvm.operators import Words
+from ferrite.codegen.llvm.types import REGISTER
+from ferrite.ir.random import PLACE_BITS
+from ferrite.passes.joint.randoms import DIGITS, KEY_STEPS, MULTIPLIERS, ROUNDS, WORD
+
+
+def random_value(e: Emission, kind: str, seed: Value, counter: Value, dtype: torch.dtype) -> Value:
+    """Number `counter` (i64) of the stream of `seed` (i64)."""
+    return e.map(REGISTER[dtype], [seed, counter], lambda lanes, *pair: _Stream(e, lanes, *pair).number(kind, dtype))
+
+
+class _Stream:
+    def __init__(self, e: Emission, lanes: int, seed: str, counter: str) -> None:
+        self.e, self.lanes = e, lanes
+        self.wide, self.word = Words(e, "i64", lanes), Words(e, "i32", lanes)
+        self.key = self.halves(seed)
+        self.operator = self.halves(self.wide.op("lshr", counter, self.wide.const(PLACE_BITS)))
+        self.place = self.wide.op("and", counter, self.wide.const((1 << PLACE_BITS) - 1))
+
+    def number(self, kind: str, dtype: torch.dtype) -> str:
+        wide = self.wide
+        if kind == "uniform" and dtype is not torch.float64:
+            digits, real = DIGITS[dtype], Words(self.e, "float", self.lanes)
+            within = self.word_of(wide.op("and", self.place, wide.const(3)))
+            word = self.drawn(wide.op("lshr", self.place, wide.const(2)))(within)
+            kept = self.word.op("lshr", word, self.word.const(32 - digits))
+            scaled = real.op("fmul", self.word.convert("uitofp", kept, "float"), real.const(2.0**-digits))
+            return converted(self.e, scaled, self.lanes, torch.float32, dtype)
+        block = self.drawn(wide.op("lshr", self.place, wide.const(1)))  # two words each
+        within = self.word_of(wide.op("shl", wide.op("and", self.place, wide.const(1)), wide.const(1)))
+        first, second = block(within), block(self.word.op("add", within, self.word.const(1)))
+        if kind == "uniform":
+            real = Words(self.e, "double", self.lanes)
+            high = wide.op("shl", self.widened(self.word.op("lshr", first, self.word.const(5))), wide.const(26))
+            total = wide.op("add", high, self.widened(self.word.op("lshr", second, self.word.const(6))))
+            return real.op("fmul", wide.convert("sitofp", total, "double"), real.const(2.0**-53))
+        high = wide.op("shl", self.widened(first), wide.const(31))
+        bits = wide.op("add", high, self.widened(self.word.op("lshr", second, self.word.const(1))))
+        return converted(self.e, bits, self.lanes, torch.int64, dtype)
+
+    def drawn(self, block: str):  # type: ignore[no-untyped-def]
+        """The four words of a block, as a choice by number."""
+        words = self.philox((*self.halves(block), *self.operator))
+
+        def choose(within: str) -> str:
+            chosen = words[3]
+            for number in range(3):
+                hit = self.word.compare("eq", within, self.word.const(number))
+                chosen = self.word.select(hit, words[number], chosen)
+            return chosen
+
+        return choose
+
+    def philox(self, counter: tuple[str, ...]) -> tuple[str, ...]:
+        first, second, third, fourth = counter
+        left, right = self.key
+        for _ in range(ROUNDS):
+            (low, low_up), (high, high_up) = self.product(first, MULTIPLIERS[0]), self.product(third, MULTIPLIERS[1])
+            first, second, third, fourth = self.xor(high_up, second, left), high, self.xor(low_up, fourth, right), low
+            left, right = self.stepped(left, KEY_STEPS[0]), self.stepped(right, KEY_STEPS[1])
+        return first, second, third, fourth
+
+    def product(self, value: str, factor: int) -> tuple[str, str]:
+        """Both halves of a product."""
+        whole = self.wide.op("mul", self.widened(value), self.wide.const(factor))
+        return self.word_of(whole), self.word_of(self.wide.op("lshr", whole, self.wide.const(32)))
+
+    def xor(self, *values: str) -> str:
+        return self.word.op("xor", self.word.op("xor", values[0], values[1]), values[2])
+
+    def stepped(self, key: str, step: int) -> str:
+        return self.word.op("add", key, self.word.const(step - (WORD + 1)))
+
+    def halves(self, value: str) -> tuple[str, str]:
+        return self.word_of(value), self.word_of(self.wide.op("lshr", value, self.wide.const(32)))
+
+    def word_of(self, value: str) -> str:
+        return self.wide.convert("trunc", value, "i32")
+
+    def widened(self, value: str) -> str:
+        return self.word.convert("zext", value, "i64")

@@ -1,0 +1,228 @@
+"""Statements: loops and what is in them.
+
+A loop over lanes is written up to three times: for whole steps, for whole vectors, and for what is left. Where the
+extent is a number, what is left is a narrower vector. Where it is not, lanes beyond the end repeat the last one that
+counts: they read and write what that one does, and join nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from ferrite.codegen.llvm.accumulators import Accumulators
+from ferrite.codegen.llvm.emission import AxisValue, Emission, Memory, Value
+from ferrite.codegen.llvm.expressions import Expressions
+from ferrite.codegen.llvm.types import BYTES, MEMORY, vector
+from ferrite.ir.index import ZERO, Axis, Index, Number, number
+from ferrite.ir.kernel import Accumulate, Join, Let, Loop, Scratch, Statement, Store, When, indices_in, walk
+
+STACK = 64 * 1024  # bytes of scratch that a function may have on its stack
+Body = Sequence[Statement]
+
+
+class Statements:
+    def __init__(self, emission: Emission, expressions: Expressions) -> None:
+        self.e, self.expressions = emission, expressions
+        self.accumulators = Accumulators(emission, expressions)
+        self.parallel: Callable[[Loop], None] = self.serial
+        self.stacks: dict[int, int] = {}  # bytes of scratch on the stack of each function
+        self.tiles: dict[tuple[int, Scratch], Memory] = {}
+
+    def block(self, body: Body) -> None:
+        for statement in body:
+            self.statement(statement)
+
+    def statement(self, statement: Statement) -> None:
+        match statement:
+            case Loop():
+                self.loop(statement)
+            case Scratch():
+                self.scratch(statement)
+            case Let(name=name, value=value):
+                (self.e.names[name],) = self.expressions.values(value)
+            case Accumulate(states=states):
+                for state in states:
+                    self.accumulators.begin(state)
+                self.block(statement.body)
+                for state in states:
+                    self.accumulators.end(state)
+            case Join():
+                self.accumulators.join(statement)
+            case Store(value=value):
+                (made,) = self.expressions.values(value)
+                self.expressions.access.store(statement, made, value.dtype)
+            case When():
+                self.when(statement)
+
+    def when(self, statement: When) -> None:
+        (condition,) = self.expressions.values(statement.condition)
+        if condition.lanes == 1 and len(condition.parts) == 1:
+            with self.e.branch(condition.parts[0]):
+                self.block(statement.body)
+            return
+        kept = self.e.mask
+        self.e.mask = condition if kept is None else self.expressions.both(kept, condition)
+        self.block(statement.body)
+        self.e.mask = kept
+
+    def scratch(self, statement: Scratch) -> None:
+        function, element = self.e.function, MEMORY[statement.dtype]
+        key = (id(function), statement)
+        if key not in self.tiles:
+            sizes = [max(size.high or 0, 1) for size in statement.sizes]
+            count = math.prod(sizes)
+            strides = tuple(math.prod(sizes[place + 1 :]) for place in range(len(sizes)))
+            used = self.stacks.get(id(function), 0) + count * BYTES[element]
+            if used <= STACK:
+                self.stacks[id(function)] = used
+                pointer = function.variable(f"[{count} x {element}], align 64")
+            else:
+                pointer = function.op(f"getelementptr i8, ptr %tiles, i64 {function.tiles}")
+                function.tiles += -(-count * BYTES[element] // 64) * 64
+            self.tiles[key] = Memory(pointer, strides)
+        self.e.memory[statement.name] = self.tiles[key]
+        self.tiles[key].version += 1
+
+    # --- loops --------------------------------------------------------------------------------------------------------
+
+    def loop(self, loop: Loop) -> None:
+        if loop.kind == "unrolled":
+            assert isinstance(loop.axis.extent, Number)
+            for place in range(loop.axis.extent.value):
+                self.at(loop, AxisValue(str(place)))
+        elif loop.kind == "parallel" and not self.e.parallel and not self.accumulators.open:
+            self.parallel(loop)
+        elif loop.kind in ("vector", "reduction") and not self.needs_one_by_one(loop):
+            self.vector(loop, 1 if self.e.lanes > 1 else loop.lanes, loop.copies)
+        else:
+            self.serial(loop)
+
+    def needs_one_by_one(self, loop: Loop) -> bool:
+        """Whether iterations need loops or memory of their own."""
+        inside = list(walk(loop.body))
+        return any(
+            isinstance(item, Scratch) or (isinstance(item, Loop) and loop.axis in item.axis.extent.atoms)
+            for item in inside
+        )
+
+    def serial(self, loop: Loop) -> None:
+        limit = self.expressions.indices.scalar(loop.axis.extent)
+        self.counted(loop, "0", limit, 1, self.runs(loop.axis.extent), lambda base: self.at(loop, AxisValue(base)))
+
+    def runs(self, extent: Index, step: int = 1) -> bool:
+        return extent.low is not None and extent.low >= step
+
+    def at(self, loop: Loop, value: AxisValue) -> None:
+        self.e.axes[loop.axis] = value
+        self.block(loop.body)
+
+    def counted(
+        self, loop: Loop, start: str, limit: str, step: int, runs: bool, body: Callable[[str], None]
+    ) -> None:
+        """A loop that counts from start by steps while it is below the limit."""
+        function = self.e.function
+        mark = next(function.counter)
+        before, inside, end = f"before{mark}", f"loop{mark}", f"end{mark}"
+        if runs:
+            function.line(f"br label %{before}")
+        else:
+            some = self.e.op(f"icmp slt i64 {start}, {limit}", start, limit)
+            function.line(f"br i1 {some}, label %{before}, label %{end}")
+        function.block(before)
+        writes = self.written(loop.body)
+        for name in writes & self.e.memory.keys():
+            self.e.memory[name].version += 1
+        outer = function.push(before, open=True, runs=runs)
+        scope = function.push(inside, writes=writes)
+        base = function.fresh("i")
+        function.rank[base] = scope.depth
+        body(base)
+        following = function.define(f"add nuw nsw i64 {base}, {step}")
+        more = function.define(f"icmp slt i64 {following}, {limit}")
+        function.pop()
+        function.pop()
+        phi = f"  {base} = phi i64 [ {start}, %{outer.label} ], [ {following}, %{scope.label} ]"
+        again = f"  br i1 {more}, label %{inside}, label %{end}"
+        function.scope.code += [outer.code, f"  br label %{inside}", f"{inside}:", phi, scope.code, again]
+        function.block(end)
+
+    def written(self, body: Body) -> frozenset[str]:
+        return frozenset(item.buffer for item in walk(tuple(body)) if isinstance(item, Store))
+
+    # --- lanes and copies ---------------------------------------------------------------------------------------------
+
+    def vector(self, loop: Loop, lanes: int, copies: int) -> None:
+        extent, step = loop.axis.extent, lanes * copies
+        if isinstance(extent, Number):
+            self.vector_of_number(loop, extent.value, lanes, copies)
+            return
+        limit = self.expressions.indices.scalar(extent)
+        done = self.rounded(extent, limit, step)
+        self.counted(loop, "0", done, step, self.runs(extent, step), lambda base: self.copied(loop, base, lanes, copies))
+        if copies > 1 and not self.divides(extent, step):
+            start, done = done, self.rounded(extent, limit, lanes)
+            self.counted(loop, start, done, lanes, False, lambda base: self.copied(loop, base, lanes, 1))
+        if lanes > 1 and not self.divides(extent, lanes):
+            self.tail(loop, done, limit, lanes)
+
+    def vector_of_number(self, loop: Loop, extent: int, lanes: int, copies: int) -> None:
+        step = lanes * copies
+        done = extent // step * step
+        if done > step:
+            self.counted(loop, "0", str(done), step, True, lambda base: self.copied(loop, base, lanes, copies))
+        elif done:
+            self.copied(loop, "0", lanes, copies)
+        whole = (extent - done) // lanes
+        if whole:
+            self.copied(loop, str(done), lanes, whole)
+        left = extent - done - whole * lanes
+        if left:
+            self.copied(loop, str(done + whole * lanes), left, 1)
+
+    def divides(self, extent: Index, step: int) -> bool:
+        return extent % number(step) is ZERO
+
+    def rounded(self, extent: Index, limit: str, step: int) -> str:
+        """The extent without what is left after whole steps."""
+        if self.divides(extent, step):
+            return limit
+        rest = self.expressions.indices.scalar(extent % number(step))
+        return self.e.op(f"sub nsw i64 {limit}, {rest}", limit, rest)
+
+    def copied(self, loop: Loop, base: str, lanes: int, copies: int, live: Sequence[str] | None = None) -> None:
+        """The body once, for some copies of some lanes."""
+        e = self.e
+        kept = e.lanes, e.replicas, e.live
+        e.replicas *= copies
+        if lanes > 1:
+            e.lanes = lanes
+        shifts = tuple(lanes * (replica % copies) for replica in range(e.replicas)) if copies > 1 else (0,)
+        offsets = tuple(live or map(str, range(lanes)))
+        self.at(loop, AxisValue(base, shifts, offsets, 1 if live else lanes))
+        e.lanes, e.replicas, e.live = kept
+
+    def tail(self, loop: Loop, done: str, limit: str, lanes: int) -> None:
+        """What is left after whole vectors, as one vector whose last lanes may repeat."""
+        e = self.e
+        left = e.op(f"sub nsw i64 {limit}, {done}", limit, done)
+        with e.branch(e.op(f"icmp sgt i64 {left}, 0", left)):
+            last = e.op(f"sub nsw i64 {left}, 1", left)
+            offsets = ["0", *(e.intrinsic("smin", "i64", 1, last, str(lane)) for lane in range(1, lanes))]
+            wide = vector("i64", lanes)
+            counted = f"<{', '.join(f'i64 {lane}' for lane in range(lanes))}>"
+            limits = e.splat(left, "i64", lanes)
+            kept, e.live = e.live, Value((e.op(f"icmp slt {wide} {counted}, {limits}", limits),), "i1", lanes)
+            self.copied(loop, done, lanes, 1, offsets)
+            e.live = kept
+
+
+def axes_inside(body: Body) -> set[Axis]:
+    """The axes that extents in a body depend on."""
+    return {
+        atom
+        for item in walk(tuple(body))
+        for index in indices_in(item)
+        for atom in index.atoms
+        if isinstance(item, Loop) and isinstance(atom, Axis)
+    }

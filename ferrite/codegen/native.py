@@ -1,0 +1,319 @@
+"""Print a plan as Python: allocate, call, run kernels, free. Runs of kernels are one native call each.
+
+For `F.softmax(x @ w, -1)` the text is, all of it:
+
+    def inference(args):
+        arg0_1, arg1_1, = args
+        args.clear()
+        buf2 = op_aten_mm(arg0_1, arg1_1)
+        del arg0_1, arg1_1
+        buf3 = empty_strided((32, 64), (64, 1), dtype=torch.float32)
+        run_0(buf3.data_ptr(), buf2.data_ptr())  # net.py:7  return F.softmax(x @ w, -1)
+        del buf2
+        return [buf3]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from ferrite.codegen.small_programs import small_program
+from ferrite.ir import host
+from ferrite.ir.expr import Expr
+from ferrite.ir.index import Index, Symbol
+from ferrite.ir.program import (
+    CALLS,
+    Assert,
+    Bind,
+    Buffer,
+    Call,
+    CallArgument,
+    If,
+    Invoke,
+    Item,
+    Operation,
+    Program,
+    Scalar,
+    Size,
+    Template,
+    While,
+    call_of,
+)
+from ferrite.ir.questions import arguments_of, reads, writes
+from ferrite.schedule.plan import Plan, Run, touched
+from ferrite.schedule.touches import Layouts
+
+COMMENT_COLUMN = 72
+INDENT = "    "
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """One kernel of a run: which, and for each argument the slot it comes from and the bytes to add to it."""
+
+    kernel: int
+    arguments: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class RunTable:
+    """A native call. Slot 0 is the arena, of so many bytes; then storages, then sizes."""
+
+    arena: int
+    slots: int
+    calls: tuple[KernelCall, ...]
+
+
+@dataclass
+class NativeSource:
+    """The text with all it names: operators by their paths, runs as tables, small programs that the interpreter runs,
+    expressions over symbols."""
+
+    function: str
+    text: str = ""
+    operators: dict[str, str] = field(default_factory=dict)
+    runs: list[RunTable] = field(default_factory=list)
+    programs: list[Program] = field(default_factory=list)
+    scalars: list[tuple[Expr, tuple[Symbol, ...]]] = field(default_factory=list)
+
+
+def print_native(plan: Plan, kernels: Mapping[object, int]) -> NativeSource:
+    """`kernels`: the number of each kernel of the plan."""
+    source = NativeSource(plan.program.name)
+    lines = list(_Printer(plan, source, kernels, plan.program.name).function())
+    source.text = "\n".join(lines) + "\n"
+    return source
+
+
+class _Printer:
+    def __init__(self, plan: Plan, source: NativeSource, kernels: Mapping[object, int], name: str) -> None:
+        self.plan, self.source, self.kernels, self.name = plan, source, kernels, name
+        self.program = plan.program
+        self.layouts = Layouts(plan.program)
+        self.there = {item for item in self.program.inputs if isinstance(item, str)}  # tensors under their names
+
+    def function(self) -> Iterator[str]:
+        for place, plans in self.plan.bodies.items():
+            for number, body in enumerate(plans):
+                inner = _Printer(body, self.source, self.kernels, self.body_name(place, number))
+                yield from inner.function()
+                yield ""
+        yield f"def {self.name}(args):"
+        names = [item.name if isinstance(item, Symbol | host.Constant) else item for item in self.program.inputs]
+        if names:
+            yield f"{INDENT}({', '.join(names)},) = args"
+        yield f"{INDENT}args.clear()"
+        for place, step in enumerate(self.plan.steps):
+            for line in self.step(place, step):
+                yield INDENT + line
+            dead = [name for name in self.plan.dying[place] if name in self.there]
+            if dead:
+                self.there -= set(dead)
+                yield f"{INDENT}del {', '.join(dead)}"
+        for item in self.program.outputs:
+            if isinstance(item, str):
+                yield from (INDENT + line for line in self.made(item))
+        yield f"{INDENT}return [{', '.join(map(self.output, self.program.outputs))}]"
+
+    def body_name(self, place: int, number: int) -> str:
+        return f"{self.name}_body_{place}_{number}"
+
+    # --- memory -------------------------------------------------------------------------------------------------------
+
+    def made(self, name: str) -> Iterator[str]:
+        """Lines that make a buffer's tensor, where it is not there yet."""
+        buffer = self.layouts.buffers[name]
+        if name in self.there or buffer.kind == "constant":
+            return
+        if buffer.kind == "view":
+            yield from self.made(buffer.storage)
+            yield f"{name} = {self.view(buffer)}"
+        else:
+            shape, strides = numbers(buffer.sizes), numbers(buffer.strides)
+            device = "" if buffer.device.type == "cpu" else f", device={str(buffer.device)!r}"
+            yield f"{name} = empty_strided({shape}, {strides}, dtype={buffer.dtype}{device})"
+        self.there.add(name)
+
+    def view(self, buffer: Buffer) -> str:
+        base = buffer.storage
+        at = f"{numbers(buffer.sizes)}, {numbers(buffer.strides)}, {buffer.offset.text}"
+        return f"view_of({base}, {buffer.dtype}, {at})"
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def step(self, place: int, step: Run | Operation) -> Iterator[str]:
+        if isinstance(step, Run):
+            yield from self.run(step)
+            return
+        if place in self.plan.bodies:
+            yield from self.control(place, step)
+            return
+        call = call_of(step)
+        if call is not None and not (isinstance(step, Template) and (step.prologues or step.epilogues)):
+            yield from self.call(call, step)
+            return
+        match step:
+            case Bind():
+                yield from self.made(step.buffer)
+                query = "storage_offset()" if step.query == "offset" else f"{step.query}({step.axis})"
+                yield f"{step.symbol.name} = {step.buffer}.{query}"
+            case Item():
+                yield from self.made(step.source)
+                yield f"{step.symbol.name} = int({step.source}.item())"
+            case Assert():
+                yield f"if not {self.scalar(step.condition)}:"
+                yield f"{INDENT}raise RuntimeError({step.message!r})"
+            case _:
+                yield from self.interpreted(step)
+
+    def run(self, run: Run) -> Iterator[str]:
+        slots: dict[object, int] = {}
+        calls = []
+        for launch in run.launches:
+            arguments = []
+            for name in launch.arguments:
+                if name in run.offsets:
+                    arguments.append((0, run.offsets[name]))
+                else:
+                    yield from self.made(name)
+                    arguments.append((slots.setdefault(name, len(slots) + 1), 0))
+            for symbol in launch.sizes:
+                arguments.append((slots.setdefault(symbol, len(slots) + 1), 0))
+            calls.append(KernelCall(self.kernels[launch.kernel], tuple(arguments)))
+        number = len(self.source.runs)
+        self.source.runs.append(RunTable(run.arena, len(slots) + 1, tuple(calls)))
+        words = [f"{slot}.data_ptr()" if isinstance(slot, str) else slot.name for slot in slots]  # type: ignore[attr-defined]
+        yield commented(f"run_{number}({', '.join(words)})", places(run))
+
+    def call(self, call: Call, step: Operation) -> Iterator[str]:
+        for name in tensors_of(step):
+            yield from self.made(name)
+        function = call.operator.name if isinstance(call.operator, host.Constant) else self.operator(call.operator)
+        texts = [self.argument(item) for item in call.args]
+        texts += [f"{name}={self.argument(value)}" for name, value in call.kwargs]
+        value = f"{function}({', '.join(texts)})"
+        yield commented(self.assigned(call, value), [str(step.origin.line)] if step.origin.line else [])
+        for item in call.results:
+            if isinstance(item, Symbol):
+                yield f"{item.name} = int({item.name})"
+
+    def assigned(self, call: Call, value: str) -> str:
+        names = ["_" if item is None else item.name if isinstance(item, Symbol) else item for item in call.results]
+        self.there.update(item for item in call.results if isinstance(item, str))
+        if all(name == "_" for name in names):
+            return value
+        if call.packed:
+            return f"{', '.join(names)}, *_ = leaves({value})"
+        return f"{names[0]} = {value}"
+
+    def operator(self, path: str) -> str:
+        name = "op_" + path.removesuffix(".default").replace(".", "_").replace("::", "_")
+        self.source.operators[name] = path
+        return name
+
+    def control(self, place: int, step: Operation) -> Iterator[str]:
+        for name in tensors_of(step):
+            yield from self.made(name)
+        given = f"[{', '.join(map(self.argument, arguments_of(step)))}]"
+        names = [self.body_name(place, number) for number in range(len(self.plan.bodies[place]))]
+        assert isinstance(step, If | While | Invoke)
+        match step:
+            case If():
+                said = step.predicate if isinstance(step.predicate, str) else step.predicate.text
+                value = f"({names[0]} if {said} else {names[1]})({given})"
+            case While():
+                value = f"repeat({names[0]}, {names[1]}, {given}, {len(step.carried)}, {step.stacked})"
+            case Invoke():
+                value = f"{names[0]}({given})"
+        results = ["_" if item is None else item.name if isinstance(item, Symbol) else item for item in step.results]
+        self.there.update(item for item in step.results if isinstance(item, str))
+        yield f"[{', '.join(results)}] = {value}" if results else value
+        for item in step.results:
+            if isinstance(item, Symbol):
+                yield f"{item.name} = int({item.name})"
+
+    def interpreted(self, step: Operation) -> Iterator[str]:
+        for name in sorted(touched(step, self.layouts)):
+            yield from self.made(name)
+        program = small_program(step, self.layouts.buffers)
+        number = len(self.source.programs)
+        self.source.programs.append(program)
+        given = [item.name if isinstance(item, Symbol) else str(item) for item in program.inputs]
+        yield commented(
+            f"interpret_{number}([{', '.join(given)}])", [str(step.origin.line)] if step.origin.line else []
+        )
+
+    # --- arguments ----------------------------------------------------------------------------------------------------
+
+    def argument(self, argument: CallArgument) -> str:
+        match argument:
+            case host.Ref(name) | host.Constant(name):
+                return name
+            case host.Literal(text):
+                return text
+            case Size(index):
+                return index.text
+            case Scalar(value):
+                return self.scalar(value)
+            case host.Sequence("list", items):
+                return f"[{', '.join(map(self.argument, items))}]"
+            case host.Sequence(_, items):
+                return f"({', '.join(map(self.argument, items))}{',' if len(items) == 1 else ''})"
+            case host.Mapping(items):
+                return "{" + ", ".join(f"{key}: {self.argument(value)}" for key, value in items) + "}"
+            case host.Slice(start, stop, step):
+                return f"slice({self.argument(start)}, {self.argument(stop)}, {self.argument(step)})"
+        raise TypeError(f"no argument: {argument!r}")
+
+    def scalar(self, value: Expr) -> str:
+        symbols = tuple(sorted((atom for atom in value.atoms if isinstance(atom, Symbol)), key=lambda item: item.name))
+        number = len(self.source.scalars)
+        self.source.scalars.append((value, symbols))
+        return f"scalar_{number}({', '.join(symbol.name for symbol in symbols)})"
+
+    def output(self, item: object) -> str:
+        match item:
+            case str():
+                return item
+            case Index():
+                return item.text
+        return self.argument(item)  # type: ignore[arg-type]
+
+
+def tensors_of(step: Operation) -> list[str]:
+    """Buffers that must be tensors before a call: what it is given, not what it gives."""
+    call = call_of(step)
+    given = {access.buffer for access in reads(step)}
+    if call is not None:
+        given |= set(call.writes) - set(call.results)
+        given |= {name for name in argument_names_of(step)}
+    else:
+        given |= {name for name in argument_names_of(step)}
+        if isinstance(step, If) and isinstance(step.predicate, str):
+            given.add(step.predicate)
+    return sorted(given)
+
+
+def argument_names_of(step: Operation) -> Iterable[str]:
+    from ferrite.ir.program import argument_names
+
+    return argument_names(*arguments_of(step))
+
+
+def numbers(sizes: Iterable[Index]) -> str:
+    texts = [size.text for size in sizes]
+    return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
+
+
+def places(run: Run) -> list[str]:
+    """The lines of the model that a run comes from, each once."""
+    lines = [step.origin.line for launch in run.launches for step in launch.operations if step.origin.line]
+    return list(dict.fromkeys(map(str, lines)))[:1]
+
+
+def commented(text: str, remarks: list[str]) -> str:
+    return f"{text:<{COMMENT_COLUMN}}  # {remarks[0]}" if remarks else text
+
+
+__all__ = ["CALLS", "KernelCall", "NativeSource", "RunTable", "print_native", "writes"]

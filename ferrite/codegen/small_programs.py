@@ -1,0 +1,22 @@
+"""One operation as a program of its own, for the interpreter: what no kernel was made for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ferrite.ir.index import ZERO
+from ferrite.ir.program import Buffer, Input, Operation, Program
+from ferrite.ir.questions import reads, symbols, writes
+
+
+def small_program(operation: Operation, buffers: Mapping[str, Buffer]) -> Program:
+    """Its inputs are the symbols and buffers that the operation needs; what it writes, it writes in place."""
+    names = sorted({access.buffer for access in (*reads(operation), *writes(operation))})
+    given = [replace(buffers[name], kind="input", base=None, offset=ZERO) for name in names]
+    needed = set(symbols(operation))
+    for buffer in given:
+        for size in (*buffer.sizes, *buffer.strides):
+            needed |= {atom for atom in size.atoms}  # type: ignore[arg-type]
+    inputs: tuple[Input, ...] = (*sorted(needed, key=lambda item: item.name), *names)
+    return Program("operation", inputs, tuple(given), (operation,), ())

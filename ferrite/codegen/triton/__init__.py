@@ -1,0 +1,10 @@
+"""From kernels to Triton source.
+
+In: a kernel that keeps its laws. Out: a Python module with one Triton function, and how to start it; or the reason why
+there is none. Nothing here imports Triton but `run`, when it runs.
+"""
+
+from ferrite.codegen.triton.emit import kernel_source, launch_of, unsupported
+from ferrite.codegen.triton.launch import Launch
+
+__all__ = ["Launch", "kernel_source", "launch_of", "unsupported"]

@@ -1,0 +1,64 @@
+"""When the threads of a program must wait for each other.
+
+Statements run in order, but a program has many threads, and one may load what another has stored. So a barrier stands
+between two statements that touch the same pointer, unless both only read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ferrite.ir.expr import Load
+from ferrite.ir.kernel import INDEPENDENT, Kernel, Loop, Statement, Store, nodes_in, walk
+
+
+class Barriers:
+    """What was touched since the last barrier. Only pointers that the kernel writes matter."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.pointers = frozenset(pointer.name for pointer in kernel.pointers if pointer.access != "read")
+        self.read: frozenset[str] = frozenset()
+        self.written: frozenset[str] = frozenset()
+
+    def before(self, statement: Statement) -> bool:
+        """Whether a barrier must stand before a statement, which is done then."""
+        loads, stores = self.loads(statement), self.stores(statement)
+        waits = bool(loads & self.written or stores & (self.read | self.written))
+        if waits:
+            self.clear()
+        self.read, self.written = self.read | loads, self.written | stores
+        return waits
+
+    def between_iterations(self, body: tuple[Statement, ...], in_block: bool) -> bool:
+        """Whether an iteration of a loop in order must wait for the one before it.
+
+        One thread does all that a statement does to a number, so its iterations come one after the other; of a block,
+        another thread may have the same element in the next.
+        """
+        stores = [name for statement in walk(body) for name in self.stores(statement)]
+        loads = {name for statement in walk(body) for name in self.loads(statement)}
+        blocks = in_block or any(isinstance(item, Loop) and item.kind in INDEPENDENT for item in walk(body))
+        waits = not loads.isdisjoint(stores) or len(set(stores)) < len(stores) or (blocks and bool(stores))
+        if waits:
+            self.clear()
+        return waits
+
+    @contextmanager
+    def perhaps(self) -> Iterator[None]:
+        """What runs inside may not run at all: what was touched before still counts after."""
+        read, written = self.read, self.written
+        yield
+        self.read, self.written = self.read | read, self.written | written
+
+    def loads(self, statement: Statement) -> frozenset[str]:
+        found = {item.buffer for item in nodes_in(statement) if isinstance(item, Load)}
+        if isinstance(statement, Store) and statement.mode != "set":
+            found.add(statement.buffer)
+        return self.pointers & found
+
+    def stores(self, statement: Statement) -> frozenset[str]:
+        return self.pointers & {statement.buffer} if isinstance(statement, Store) else frozenset()
+
+    def clear(self) -> None:
+        self.read = self.written = frozenset()

@@ -1,0 +1,195 @@
+"""Small Triton functions that the source of a kernel calls; those that it uses are printed before it.
+
+They take numbers and blocks of them: Triton makes no difference.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable
+
+from ferrite.ir.random import PLACE_BITS
+from ferrite.passes.joint.randoms import KEY_STEPS, MULTIPLIERS, ROUNDS
+
+HELPERS: dict[str, str] = {}
+
+
+def _helper(text: str) -> None:
+    text = inspect.cleandoc(text)
+    found = re.match(r"def (\w+)", text)
+    assert found is not None
+    HELPERS[found[1]] = text
+
+
+def functions(names: Iterable[str]) -> list[str]:
+    """The text of these helpers and of those they call, callees first."""
+    ordered: dict[str, None] = {}
+
+    def add(name: str) -> None:
+        for word in re.findall(r"\w+", HELPERS[name])[2:]:
+            if word in HELPERS and word != name:
+                add(word)
+        ordered[name] = None
+
+    for name in names:
+        add(name)
+    return [f"@triton.jit\n{HELPERS[name]}" for name in ordered]
+
+
+# --- conversions ------------------------------------------------------------------------------------------------------
+# Functions of their own, since Triton's interpreter rounds these towards zero, and loses the smallest.
+
+_helper("""
+    def to_bfloat16(value):
+        return tl.cast(value, tl.bfloat16)
+""")
+_helper("""
+    def from_bfloat16(value):
+        return tl.cast(value, tl.float32)
+""")
+
+# --- division ---------------------------------------------------------------------------------------------------------
+
+_helper("""
+    def floor_divide(top, bottom):
+        # rounds down; Triton's own division rounds towards zero
+        rest = top % bottom
+        lower = (rest != 0) & ((rest < 0) != (bottom < 0))
+        whole = top // bottom
+        return tl.where(lower, whole - 1, whole)
+""")
+_helper("""
+    def floor_modulo(top, bottom):
+        # has the sign of the divisor
+        rest = top % bottom
+        lower = (rest != 0) & ((rest < 0) != (bottom < 0))
+        return tl.where(lower, rest + bottom, rest)
+""")
+_helper("""
+    def floor_modulo_float(top, bottom):
+        rest = libdevice.fmod(top, bottom)
+        return tl.where((rest != 0) & ((rest < 0) != (bottom < 0)), rest + bottom, rest)
+""")
+_helper("""
+    def floor_divide_float(top, bottom, ratio):
+        # by the remainder, so that 1 // 0.1 is 9; `ratio` is top / bottom, rounded
+        rest = libdevice.fmod(top, bottom)
+        lower = (rest != 0) & ((rest < 0) != (bottom < 0))
+        whole = divide(top - rest, bottom)
+        whole = tl.where(lower, whole - 1, whole)
+        down = tl.floor(whole)
+        down = tl.where(whole - down > 0.5, down + 1, down)
+        down = tl.where(whole != 0, down, libdevice.copysign(whole * 0, ratio))
+        return tl.where(bottom == 0, ratio, down)
+""")
+_helper("""
+    def divide(top, bottom):
+        # rounded to nearest: the plain operator is an approximation for 32 bits
+        if top.dtype == tl.float32:
+            return tl.div_rn(top, bottom)
+        else:
+            return top / bottom
+""")
+_helper("""
+    def square_root(value):
+        if value.dtype == tl.float32:
+            return tl.sqrt_rn(value)
+        else:
+            return tl.sqrt(value)
+""")
+
+# --- shifts -----------------------------------------------------------------------------------------------------------
+
+_helper("""
+    def shift_left(value, count):
+        # by as many bits as there are, or by a negative number: nothing remains
+        inside = (count >= 0) & (count < value.dtype.primitive_bitwidth)
+        return tl.where(inside, value << tl.where(inside, count, 0), 0)
+""")
+_helper("""
+    def shift_right(value, count):
+        # by as many bits as there are, or by a negative number: the sign remains
+        last: tl.constexpr = value.dtype.primitive_bitwidth - 1
+        inside = (count >= 0) & (count < last)
+        return value >> tl.where(inside, count, last)
+""")
+_helper("""
+    def shift_right_unsigned(value, count):
+        inside = count < value.dtype.primitive_bitwidth
+        return tl.where(inside, value >> tl.where(inside, count, 0), 0)
+""")
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+_helper("""
+    def report(failure, number, value, extent, wrong):
+        # the first lane that is wrong says what it saw
+        place = tl.cast(value, tl.int64) * 0 + tl.cast(wrong, tl.int64) * 0
+        turn = tl.atomic_add(failure + 3 + place, place + 1, mask=wrong, sem="relaxed")
+        first = wrong & (turn == 0)
+        tl.store(failure + place, place + number, mask=first)
+        tl.store(failure + 1 + place, place + value, mask=first)
+        tl.store(failure + 2 + place, place + extent, mask=first)
+""")
+
+# --- random numbers ---------------------------------------------------------------------------------------------------
+
+_helper(f"""
+    def philox(first, second, third, fourth, left, right):
+        for _ in tl.static_range({ROUNDS}):
+            one = tl.full([], {MULTIPLIERS[0]}, tl.uint32)
+            other = tl.full([], {MULTIPLIERS[1]}, tl.uint32)
+            high, low = tl.umulhi(third, other), third * other
+            far, near = tl.umulhi(first, one), first * one
+            first, second, third, fourth = high ^ second ^ left, low, far ^ fourth ^ right, near
+            left = left + tl.full([], {KEY_STEPS[0]}, tl.uint32)
+            right = right + tl.full([], {KEY_STEPS[1]}, tl.uint32)
+        return first, second, third, fourth
+""")
+_helper("""
+    def random_word(seed, operator, place):
+        # word `place` of 32 bits of an operator's own: blocks of four come from one counter
+        seed = seed + place * 0
+        operator = operator + place * 0
+        group = place >> 2
+        within = place & 3
+        first, second, third, fourth = philox(
+            tl.cast(group, tl.uint32),
+            tl.cast(group >> 32, tl.uint32),
+            tl.cast(operator, tl.uint32),
+            tl.cast(operator >> 32, tl.uint32),
+            tl.cast(seed, tl.uint32),
+            tl.cast(seed >> 32, tl.uint32),
+        )
+        even = tl.where(within == 0, first, third)
+        odd = tl.where(within == 1, second, fourth)
+        return tl.where((within & 1) == 0, even, odd)
+""")
+_helper(f"""
+    def random_operator(counter):
+        return counter >> {PLACE_BITS}
+""")
+_helper(f"""
+    def random_place(counter):
+        return counter & {(1 << PLACE_BITS) - 1}
+""")
+_helper("""
+    def random_float(seed, counter, digits: tl.constexpr):
+        word = random_word(seed, random_operator(counter), random_place(counter))
+        return tl.cast(word >> (32 - digits), tl.float32) * (2.0 ** -digits)
+""")
+_helper("""
+    def random_double(seed, counter):
+        place = random_place(counter) * 2
+        first = tl.cast(random_word(seed, random_operator(counter), place), tl.int64)
+        second = tl.cast(random_word(seed, random_operator(counter), place + 1), tl.int64)
+        return tl.cast((first >> 5 << 26) + (second >> 6), tl.float64) * tl.full([], 2.0 ** -53, tl.float64)
+""")
+_helper("""
+    def random_bits(seed, counter):
+        place = random_place(counter) * 2
+        first = tl.cast(random_word(seed, random_operator(counter), place), tl.int64)
+        second = tl.cast(random_word(seed, random_operator(counter), place + 1), tl.int64)
+        return (first << 31) + (second >> 1)
+""")

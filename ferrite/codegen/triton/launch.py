@@ -1,0 +1,96 @@
+"""How a kernel is started on a device: data beside its source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ferrite.ir.expr import Data
+from ferrite.ir.index import Atom, Index, Symbol, evaluate, symbol
+from ferrite.ir.kernel import Pointer
+
+MOST_PROGRAMS = (1 << 31) - 1  # of one dimension of a grid
+FAILURE_WORDS = 4  # number of the check that failed, or 0; the value; the extent; how many failed
+ELEMENTS_OF_A_WARP = 256
+MOST_WARPS = 8
+
+# Element types that a kernel may have, by their names in Triton.
+TYPES = {
+    torch.bool: "tl.int1",
+    torch.int8: "tl.int8",
+    torch.int16: "tl.int16",
+    torch.int32: "tl.int32",
+    torch.int64: "tl.int64",
+    torch.uint8: "tl.uint8",
+    torch.uint16: "tl.uint16",
+    torch.uint32: "tl.uint32",
+    torch.uint64: "tl.uint64",
+    torch.float16: "tl.float16",
+    torch.bfloat16: "tl.bfloat16",
+    torch.float32: "tl.float32",
+    torch.float64: "tl.float64",
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A constant of the source: how many elements of an axis are done at once, a power of two.
+
+    The smallest one that covers `extent`, and `most` at most: small problems get small blocks.
+    """
+
+    name: str
+    extent: Index
+    most: int
+
+    @property
+    def symbol(self) -> Symbol:
+        return symbol(self.name, 1, self.most)
+
+    def size(self, values: dict[Atom, int]) -> int:
+        return min(self.most, power_of_two(int(evaluate(self.extent, values))))
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Arguments are the pointers, the sizes, memory for a failure if there are `checks`, and the blocks by name.
+
+    `programs`: how many instances run, over the sizes and blocks. A check that fails writes its number, from 1 on, the
+    value and the extent to the first words of the failure; what the kernel wrote is of no use then.
+    """
+
+    name: str
+    pointers: tuple[Pointer, ...]
+    sizes: tuple[Symbol, ...]
+    blocks: tuple[Block, ...]
+    programs: Index
+    checks: tuple[Data, ...]
+
+    def values(self, sizes: Sequence[int]) -> dict[Atom, int]:
+        """Sizes and blocks, once the sizes are known."""
+        known: dict[Atom, int] = dict(zip(self.sizes, sizes, strict=True))
+        return {**known, **{block.symbol: block.size(known) for block in self.blocks}}
+
+    def constants(self, sizes: Sequence[int]) -> dict[str, int]:
+        values = self.values(sizes)
+        return {block.name: values[block.symbol] for block in self.blocks}
+
+    def instances(self, sizes: Sequence[int]) -> int:
+        count = int(evaluate(self.programs, self.values(sizes)))
+        if count > MOST_PROGRAMS:
+            raise ValueError(f"{self.name} would need {count} programs; a grid has {MOST_PROGRAMS} at most")
+        return count
+
+    def warps(self, sizes: Sequence[int]) -> int:
+        """Enough for the largest block to be spread, and no more."""
+        elements = 1
+        for size in self.constants(sizes).values():
+            elements *= size
+        return max(1, min(MOST_WARPS, power_of_two(elements) // ELEMENTS_OF_A_WARP))
+
+
+def power_of_two(count: int) -> int:
+    """The smallest one that is not below a count."""
+    return 1 << max(count - 1, 0).bit_length()

@@ -1,0 +1,165 @@
+"""The source while it is written: its lines, names, blocks and helpers, and what kernel names mean in it."""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from ferrite.codegen.triton.helpers import HELPERS
+from ferrite.codegen.triton.launch import Block
+from ferrite.ir.expr import Data
+from ferrite.ir.index import Atom, Axis, Index, Number, Symbol
+
+INDENT = "    "
+Dims = frozenset[int]
+Lines = list["str | Lines"]
+NO_DIMS: Dims = frozenset()
+RESERVED = {"triton", "tl", "libdevice", "failure", "pid", *HELPERS, *dir(builtins), *keyword.kwlist}
+
+
+@dataclass(frozen=True)
+class Value:
+    """Text of a value, and the dimensions of the block along which it differs. Its rank is the last of them, plus one;
+    those between have size one."""
+
+    text: str
+    dims: Dims = NO_DIMS
+
+    @property
+    def rank(self) -> int:
+        return max(self.dims, default=-1) + 1
+
+    def at(self, rank: int) -> str:
+        """The text at a higher rank: new dimensions come last. Numbers fit everywhere."""
+        if not self.dims or self.rank == rank:
+            return self.text
+        base = self.text if self.text.isidentifier() else f"({self.text})"
+        return f"{base}[{', '.join([':'] * self.rank + ['None'] * (rank - self.rank))}]"
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Which lanes count. `bounds`: the dimension whose extent this is, where surely one of its lanes is inside."""
+
+    value: Value
+    bounds: int | None = None
+
+
+@dataclass(frozen=True)
+class BlockAxis:
+    axis: Axis
+    block: Block
+    whole: bool  # one block holds the axis: lane i is place i
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Where a statement stands: the dimensions of the block around it, and the lanes that count."""
+
+    axes: tuple[BlockAxis, ...] = ()
+    masks: tuple[Mask, ...] = ()
+
+    @property
+    def dims(self) -> Dims:
+        return frozenset(range(len(self.axes)))
+
+    @property
+    def elements(self) -> int:
+        count = 1
+        for item in self.axes:
+            count *= item.block.most
+        return count
+
+    def shape(self, dims: Dims | None = None) -> str:
+        """Of a value that differs along these dimensions, or along all."""
+        dims = self.dims if dims is None else dims
+        rank = max(dims, default=-1) + 1
+        return f"[{', '.join(self.axes[dim].block.name if dim in dims else '1' for dim in range(rank))}]"
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Scratch memory as a block: one dimension for each of `blocks`, after the first `depth`. None: of size one."""
+
+    text: str
+    dtype: torch.dtype
+    depth: int
+    blocks: tuple[Block | None, ...]
+
+
+@dataclass
+class Module:
+    """`functions`: helpers of this kernel alone, by name. `names`: every name that is taken."""
+
+    checks: tuple[Data, ...]
+    lines: Lines = field(default_factory=list)
+    level: int = 1
+    names: set[str] = field(default_factory=lambda: set(RESERVED))
+    helpers: dict[str, None] = field(default_factory=dict)
+    functions: dict[str, str] = field(default_factory=dict)
+    blocks: dict[tuple[Index, int], Block] = field(default_factory=dict)
+    atoms: dict[Atom, tuple[Value, bool]] = field(default_factory=dict)
+    values: dict[str, Value] = field(default_factory=dict)
+    tiles: dict[str, Tile] = field(default_factory=dict)
+    pointers: dict[str, str] = field(default_factory=dict)
+
+    def fresh(self, wish: str) -> str:
+        """A name that nothing else has: a loop must not carry what another statement named."""
+        name, count = wish, 0
+        while name in self.names:
+            count += 1
+            name = f"{wish}_{count}"
+        self.names.add(name)
+        return name
+
+    def needs(self, helper: str) -> None:
+        self.helpers[helper] = None
+
+    def line(self, text: str) -> None:
+        self.lines.append(INDENT * self.level + text)
+
+    def set(self, wish: str, text: str) -> str:
+        name = self.fresh(wish)
+        self.line(f"{name} = {text}")
+        return name
+
+    def slot(self) -> Lines:
+        """A place for lines that are known later."""
+        lines: Lines = []
+        self.lines.append(lines)
+        return lines
+
+    @contextmanager
+    def indented(self, head: str) -> Iterator[None]:
+        self.line(head)
+        before = len(self.lines)
+        self.level += 1
+        yield
+        if len(self.lines) == before:
+            self.line("pass")
+        self.level -= 1
+
+    def block(self, extent: Index, most: int) -> Block:
+        """The block for an extent; the same for the same. One that a loop decides is the largest it may be."""
+        known = all(isinstance(atom, Symbol) for atom in extent.atoms)
+        highest = most if extent.high is None else min(most, extent.high)
+        key = (extent if known else Number.intern(highest), most)
+        if key not in self.blocks:
+            self.blocks[key] = Block(self.fresh(f"BLOCK_{len(self.blocks)}"), *key)
+        return self.blocks[key]
+
+    def text(self) -> str:
+        return "\n".join(_flat(self.lines))
+
+
+def _flat(lines: Lines) -> Iterator[str]:
+    for item in lines:
+        if isinstance(item, str):
+            yield item
+        else:
+            yield from _flat(item)

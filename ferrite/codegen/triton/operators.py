@@ -1,0 +1,298 @@
+"""Scalar operators and conversions as Triton source: one row each.
+
+A row takes the texts of the operands and their type. 16-bit floats are widened before and rounded after, so rows see 32
+and 64 bits. What has no row has no Triton source.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from ferrite.codegen.triton.errors import UnsupportedKernel
+from ferrite.codegen.triton.helpers import HELPERS
+from ferrite.codegen.triton.launch import TYPES
+from ferrite.ir.expr import Const, Op
+from ferrite.ir.types import bits_of, is_integer, short, value_of
+
+Needs = Callable[[str], object]
+Row = Callable[[Needs, torch.dtype, list[str]], str | None]
+HALVES = (torch.float16, torch.bfloat16)
+ALL = "propagate_nan=tl.PropagateNan.ALL"
+NARROW_INTEGERS = (torch.int8, torch.int16, torch.uint8, torch.uint16, torch.uint32)
+
+
+# --- types and literals -----------------------------------------------------------------------------------------------
+
+
+def type_name(dtype: torch.dtype) -> str:
+    name = TYPES.get(dtype)
+    if name is None:
+        raise UnsupportedKernel(f"elements of type {short(dtype)}")
+    return name
+
+
+def constant(expr: Const, shape: str = "[]") -> str:
+    """A number of its type: a Python number has none, and loses the sign of zero."""
+    return filled(expr.bits, expr.dtype, shape)
+
+
+def filled(bits: int, dtype: torch.dtype, shape: str) -> str:
+    value, name = value_of(bits, dtype), type_name(dtype)
+    by_bits = dtype is torch.bfloat16 or (
+        dtype.is_floating_point and (math.isnan(value) or (value == 0 and math.copysign(1, value) < 0))
+    )
+    if by_bits:
+        integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+        return f"tl.cast({filled(bits, integer, shape)}, {name}, bitcast=True)"
+    return f"tl.full({shape}, {literal(value)}, {name})"
+
+
+def literal(value: bool | int | float) -> str:
+    if isinstance(value, float) and math.isinf(value):
+        return 'float("inf")' if value > 0 else 'float("-inf")'
+    return repr(value)
+
+
+def plain_number(expr: Const) -> str | None:
+    """A literal that means the same beside an operand of the type: finite, and not minus zero."""
+    if expr.dtype not in (torch.float32, torch.int32, torch.int64):
+        return None
+    value = expr.value
+    if isinstance(value, float) and (not math.isfinite(value) or (value == 0 and math.copysign(1, value) < 0)):
+        return None
+    return f"({value!r})" if value < 0 else repr(value)
+
+
+# --- conversions ------------------------------------------------------------------------------------------------------
+
+
+def converted(needs: Needs, text: str, old: torch.dtype, new: torch.dtype) -> str:
+    """As eager converts: to and from 16-bit floats by way of 32 bits, to bool by comparing with zero."""
+    name = type_name(new)
+    if old is new:
+        return text
+    if new is torch.bool:
+        return f"({_widened(needs, text, old)} != 0)"
+    if old is torch.bfloat16:
+        return converted(needs, _widened(needs, text, old), torch.float32, new)
+    if new in HALVES:
+        wide = converted(needs, text, old, torch.float32)
+        return _rounded(needs, wide, new)
+    if old.is_floating_point and new in NARROW_INTEGERS:  # what does not fit wraps, as if converted to 64 bits first
+        return f"tl.cast(tl.cast({text}, tl.int64), {name})"
+    return f"tl.cast({text}, {name})"
+
+
+def _widened(needs: Needs, text: str, dtype: torch.dtype) -> str:
+    if dtype is torch.bfloat16:
+        needs("from_bfloat16")
+        return f"from_bfloat16({text})"
+    return f"tl.cast({text}, tl.float32)" if dtype is torch.float16 else text
+
+
+def _rounded(needs: Needs, text: str, dtype: torch.dtype) -> str:
+    if dtype is torch.bfloat16:
+        needs("to_bfloat16")
+        return f"to_bfloat16({text})"
+    return f"tl.cast({text}, tl.float16)"
+
+
+# --- operators --------------------------------------------------------------------------------------------------------
+
+
+def operation(needs: Needs, expr: Op, args: list[str]) -> str:
+    dtype = expr.operands[-1].dtype
+    type_name(expr.dtype)
+    row = ROWS.get(expr.name)
+    if any(operand.dtype != dtype for operand in expr.operands) and expr.name != "where":
+        row = None  # a number beside a float: few operators have one
+    if dtype in HALVES and expr.name not in UNROUNDED:
+        args = [_widened(needs, arg, dtype) for arg in args]
+        text = row(needs, torch.float32, args) if row and expr.name not in OF_ITS_OWN_WIDTH else None
+        rounds = text is not None and expr.dtype is dtype
+        text = _rounded(needs, text or "", dtype) if rounds else text
+    elif expr.name == "bitcast":
+        text = _bitcast(needs, expr, args)
+    else:
+        text = row(needs, dtype, args) if row else None
+    if text is None:
+        raise UnsupportedKernel(f"{expr.name} of {short(dtype)}")
+    return text
+
+
+UNROUNDED = ("where", "bitcast")  # look at no value
+OF_ITS_OWN_WIDTH = ("nextafter", "fma")  # 32 bits and a rounding would give another number
+INFIX_NAMES = ("add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge")  # take a plain number as an operand
+
+
+def _bitcast(needs: Needs, expr: Op, args: list[str]) -> str | None:
+    old, new = expr.operands[0].dtype, expr.dtype
+    if torch.bool in (old, new) or old.itemsize != new.itemsize:
+        return None
+    return args[0] if old is new else f"tl.cast({args[0]}, {type_name(new)}, bitcast=True)"
+
+
+def _arithmetic(sign: str, for_bool: str) -> Row:
+    return lambda needs, dtype, args: f"{args[0]} {for_bool if dtype is torch.bool else sign} {args[1]}"
+
+
+def _comparison(sign: str) -> Row:
+    def row(needs: Needs, dtype: torch.dtype, args: list[str]) -> str:
+        if dtype is torch.bool:  # one bit has a sign in Triton: True would be below False
+            args = [f"tl.cast({arg}, tl.int32)" for arg in args]
+        return f"{args[0]} {sign} {args[1]}"
+
+    return row
+
+
+def _extreme(name: str, for_bool: str) -> Row:
+    def row(needs: Needs, dtype: torch.dtype, args: list[str]) -> str:
+        if dtype is torch.bool:
+            return f"{args[0]} {for_bool} {args[1]}"
+        return f"tl.{name}({', '.join(args)}{', ' + ALL if dtype.is_floating_point else ''})"
+
+    return row
+
+
+def _extreme_number(name: str, for_bool: str) -> Row:
+    """The number, where the other is NaN."""
+    plain = _extreme(name, for_bool)
+
+    def row(needs: Needs, dtype: torch.dtype, args: list[str]) -> str | None:
+        left, right = args
+        text = plain(needs, dtype, args)
+        if not dtype.is_floating_point:
+            return text
+        return f"tl.where({left} != {left}, {right}, tl.where({right} != {right}, {left}, {text}))"
+
+    return row
+
+
+def _library(name: str) -> Row:
+    """A function of CUDA's library of accurate ones, for floats."""
+
+    def row(needs: Needs, dtype: torch.dtype, args: list[str]) -> str | None:
+        return f"libdevice.{name}({', '.join(args)})" if dtype.is_floating_point else None
+
+    return row
+
+
+def _by_type(floating: str | None, integer: str | None, unsigned: str | None = None) -> Row:
+    """`{0}` and `{1}` are the operands; a word before a bracket may be a helper."""
+
+    def row(needs: Needs, dtype: torch.dtype, args: list[str]) -> str | None:
+        if dtype is torch.bool:
+            return None
+        form = floating if dtype.is_floating_point else integer
+        if not dtype.is_floating_point and not dtype.is_signed and unsigned is not None:
+            form = unsigned
+        return None if form is None else _filled_form(needs, form, args)
+
+    return row
+
+
+def _filled_form(needs: Needs, form: str, args: list[str]) -> str:
+    for word in form.replace("(", " ").split():
+        if word in HELPERS:
+            needs(word)
+    return form.format(*args)
+
+
+def _logical(form: str) -> Row:
+    return lambda needs, dtype, args: form.format(*args) if is_integer(dtype) else None
+
+
+def _sign_bit(needs: Needs, dtype: torch.dtype, args: list[str]) -> str | None:
+    if dtype is torch.bool:
+        return None
+    if not dtype.is_floating_point:
+        return f"{args[0]} < 0"
+    integer = "tl.int64" if dtype is torch.float64 else "tl.int32"
+    return f"tl.cast({args[0]}, {integer}, bitcast=True) < 0"
+
+
+def _negated(needs: Needs, dtype: torch.dtype, args: list[str]) -> str | None:
+    # 0 - x, which some versions print for -x, has no negative zero
+    return f"{args[0]} * (-1.0)" if dtype.is_floating_point else f"-{args[0]}"
+
+
+def _infinite(sign: str, for_integers: str) -> Row:
+    def row(needs: Needs, dtype: torch.dtype, args: list[str]) -> str:
+        if not dtype.is_floating_point:
+            return f"{args[0]} {for_integers} {args[0]}"
+        return f'tl.abs({args[0]}) {sign} float("inf")'
+
+    return row
+
+
+def _one_over(text: str) -> Row:
+    def row(needs: Needs, dtype: torch.dtype, args: list[str]) -> str | None:
+        if not dtype.is_floating_point:
+            return None
+        one = filled(bits_of(1.0, dtype), dtype, "[]")
+        return _filled_form(needs, f"divide({one}, {text})", args)
+
+    return row
+
+
+def _sign(needs: Needs, dtype: torch.dtype, args: list[str]) -> str | None:
+    if dtype is torch.bool:
+        return args[0]
+    name = type_name(dtype)
+    return f"tl.cast({args[0]} > 0, {name}) - tl.cast({args[0]} < 0, {name})"
+
+
+ROWS: dict[str, Row] = {
+    "add": _arithmetic("+", "|"),
+    "mul": _arithmetic("*", "&"),
+    "sub": _by_type("{0} - {1}", "{0} - {1}"),
+    "div": _by_type("divide({0}, {1})", None),
+    "floor_divide": _by_type(
+        "floor_divide_float({0}, {1}, divide({0}, {1}))", "floor_divide({0}, {1})", "{0} // {1}"
+    ),
+    "trunc_divide": _by_type("libdevice.trunc(divide({0}, {1}))", "{0} // {1}"),
+    "remainder": _by_type("floor_modulo_float({0}, {1})", "floor_modulo({0}, {1})", "{0} % {1}"),
+    "fmod": _by_type("libdevice.fmod({0}, {1})", "{0} % {1}"),
+    "maximum": _extreme("maximum", "|"),
+    "minimum": _extreme("minimum", "&"),
+    "fmax": _extreme_number("maximum", "|"),
+    "fmin": _extreme_number("minimum", "&"),
+    "neg": _negated,
+    "abs": _by_type("tl.abs({0})", "tl.abs({0})", "{0}"),
+    "sign": _sign,
+    "signbit": _sign_bit,
+    "ceil": _by_type("tl.ceil({0})", None),
+    "floor": _by_type("tl.floor({0})", None),
+    "trunc": _library("trunc"),
+    "round": _library("rint"),
+    "sqrt": _by_type("square_root({0})", None),
+    "rsqrt": _one_over("square_root({0})"),
+    "reciprocal": _one_over("{0}"),
+    "sigmoid": _one_over("(libdevice.exp({0} * (-1.0)) + 1.0)"),
+    "isnan": _by_type("{0} != {0}", "{0} != {0}"),
+    "isinf": _infinite("==", "!="),
+    "isfinite": _infinite("<", "=="),
+    "logical_and": _logical("{0} & {1}"),
+    "logical_or": _logical("{0} | {1}"),
+    "logical_xor": _logical("{0} ^ {1}"),
+    "logical_not": _logical("~{0}"),
+    "bitwise_and": _logical("{0} & {1}"),
+    "bitwise_or": _logical("{0} | {1}"),
+    "bitwise_xor": _logical("{0} ^ {1}"),
+    "bitwise_not": _logical("~{0}"),
+    "bitwise_left_shift": _by_type(None, "shift_left({0}, {1})"),
+    "bitwise_right_shift": _by_type(None, "shift_right({0}, {1})", "shift_right_unsigned({0}, {1})"),
+    "where": lambda needs, dtype, args: f"tl.where({', '.join(args)})",
+    "fma": _by_type("libdevice.fma({0}, {1}, {2})", None),
+    **{name: _comparison(sign) for name, sign in zip(INFIX_NAMES[3:], ("==", "!=", "<", "<=", ">", ">="), strict=True)},
+    **{
+        name: _library(name)
+        for name in (
+            "exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh erf erfc "
+            "erfinv lgamma pow atan2 hypot copysign nextafter"
+        ).split()
+    },
+}

@@ -1,0 +1,79 @@
+"""Run Triton source on torch tensors: compiled on a GPU, in Triton's interpreter elsewhere.
+
+The interpreter is for tests: it computes with NumPy, a program after the other.
+"""
+
+from __future__ import annotations
+
+import functools
+import linecache
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from ferrite.codegen.triton.emit import written
+from ferrite.codegen.triton.launch import FAILURE_WORDS, Launch
+from ferrite.ir.evaluate import out_of_bounds
+from ferrite.ir.kernel import Kernel
+
+
+def run(kernel: Kernel, memory: Sequence[torch.Tensor], sizes: Sequence[int] = (), name: str = "kernel") -> None:
+    """Run on this memory, in place: one flat tensor per pointer, all on one device."""
+    made = written(kernel, name)
+    start(made.source, made.launch, memory, sizes)
+
+
+def start(source: str, launch: Launch, memory: Sequence[torch.Tensor], sizes: Sequence[int] = ()) -> None:
+    """Run source with its launch. An index that points outside is the error that eager raises."""
+    count = launch.instances(sizes)
+    if count == 0:
+        return
+    device = memory[0].device
+    interpreted = device.type == "cpu"
+    function = loaded(source, launch.name, interpreted)
+    failure = torch.zeros(FAILURE_WORDS, dtype=torch.int64, device=device)
+    arguments = [*memory, *sizes, *([failure] if launch.checks else [])]
+    # A product and a sum are two roundings, as in eager.
+    options = {"num_warps": launch.warps(sizes), "enable_fp_fusion": False}
+    with _mode(interpreted):
+        function[(count,)](*arguments, **launch.constants(sizes), **options)
+    number, value, extent, _ = failure.tolist() if launch.checks else (0, 0, 0, 0)
+    if number:
+        raise out_of_bounds(launch.checks[number - 1].complaint, value, extent)
+
+
+@functools.lru_cache(maxsize=256)
+def loaded(source: str, name: str, interpreted: bool) -> Any:
+    """The function of a source. Its lines are kept where Triton looks for them."""
+    file = f"<triton {name} {abs(hash(source)):x}>"
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    namespace: dict[str, Any] = {"__name__": f"ferrite_triton_{name}"}
+    with _mode(interpreted):
+        exec(compile(source, file, "exec"), namespace)
+    if interpreted:
+        from ferrite.codegen.triton.interpreted import REPLACED
+
+        namespace.update({name: made for name, made in REPLACED.items() if name in namespace})
+    return namespace[name]
+
+
+def _mode(interpreted: bool) -> AbstractContextManager[None]:
+    from triton import knobs
+
+    return _Interpreting(knobs.runtime, interpreted)
+
+
+class _Interpreting:
+    """Whether Triton interprets, for a while, whatever the environment says."""
+
+    def __init__(self, knobs: Any, interpreted: bool) -> None:
+        self.scope, self.knobs, self.interpreted = knobs.scope(), knobs, interpreted
+
+    def __enter__(self) -> None:
+        self.scope.__enter__()
+        self.knobs.interpret = self.interpreted
+
+    def __exit__(self, *error: Any) -> None:
+        self.scope.__exit__(*error)

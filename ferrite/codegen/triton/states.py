@@ -1,0 +1,214 @@
+"""Accumulation in Triton: a block of partial states that values join lane by lane, reduced when the statement ends.
+
+A state of kind "own" has no identity, so one part more says whether anything has joined it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ferrite.codegen.triton.module import BlockAxis, Lines, Module, Scope, Value
+from ferrite.codegen.triton.operators import filled
+from ferrite.codegen.triton.values import Evaluation
+from ferrite.ir.expr import Const, Local
+from ferrite.ir.kernel import OWN, Accumulate, Join, Loop, State, Statement, inner, nodes_in, walk
+from ferrite.ir.states import STATES
+from ferrite.ir.types import short
+
+Part = tuple[int, torch.dtype]  # the bits of a part of a state that nothing has joined, and its type
+
+
+@dataclass
+class Accumulator:
+    """`texts`: the variables of the state so far; none before the first value joins. `axes`: those of its lanes.
+
+    `spread`: whether lanes have states of their own. `straight`: the one value that joins may be the state itself.
+    """
+
+    state: State
+    function: str
+    parts: tuple[Part, ...]
+    scope: Scope
+    spread: bool
+    straight: bool
+    slot: Lines
+    level: int
+    texts: tuple[str, ...] = ()
+    axes: tuple[BlockAxis, ...] = ()
+
+    @property
+    def depth(self) -> int:
+        return len(self.scope.axes)
+
+    def filled(self, shape: str) -> list[str]:
+        return [filled(bits, dtype, shape) for bits, dtype in self.parts]
+
+
+class Accumulators:
+    """Those whose statements are being written, by the first of their names."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self.open: dict[str, Accumulator] = {}
+
+    def begin(self, statement: Accumulate, scope: Scope) -> None:
+        for state in statement.states:
+            paths = _paths(statement.body, state.names[0])
+            # Where loops differ their lanes do too; and who reads what has joined so far wants it whole.
+            spread = all(path == paths[0] for path in paths) and not _is_read(statement.body, state)
+            slot = self.module.slot()
+            found = Accumulator(
+                state, self.function(state), _parts(state), scope, spread, len(paths) == 1, slot, self.module.level
+            )
+            self.open[state.names[0]] = found
+            if not spread or not paths:
+                self.start(found, scope.axes)
+
+    def start(self, found: Accumulator, axes: tuple[BlockAxis, ...]) -> None:
+        """Name the parts, and fill them before the statement."""
+        module, found.axes = self.module, axes
+        found.texts = tuple(module.fresh(name) for name in _names(found.state))
+        level, lines = module.level, module.lines
+        module.level, module.lines = found.level, found.slot
+        for text, part in zip(found.texts, found.filled(Scope(axes).shape()), strict=True):
+            module.line(f"{text} = {part}")
+        module.level, module.lines = level, lines
+        for name, text in zip(found.state.names, found.texts, strict=False):
+            module.values[name] = Value(text, Scope(axes).dims)
+
+    def join(self, statement: Join, scope: Scope) -> None:
+        found = self.open[statement.state]
+        evaluation = Evaluation(self.module, scope)
+        values = self.lifted(found.state, [evaluation.value(value) for value in statement.values], scope)
+        counted = evaluation.guard(scope.masks, scope.dims)
+        if found.spread and found.straight and found.level == self.module.level:
+            found.axes = scope.axes
+            found.texts = tuple(self.spread(found, values, counted, scope))
+            return
+        if found.spread and not found.texts:
+            self.start(found, scope.axes)
+        if not found.spread and len(scope.axes) > found.depth:
+            texts = self.spread(found, values, counted, scope)
+            dims = found.scope.dims
+            values = [Value(text, dims) for text in self.reduced(found, texts, len(scope.axes))]
+            counted = None  # lanes that do not count have joined as nothing
+        self.combine(found, values, counted)
+
+    def combine(self, found: Accumulator, values: Sequence[Value], counted: Value | None) -> None:
+        rank = len(found.axes)
+        call = f"{found.function}({', '.join([*found.texts, *(value.at(rank) for value in values)])})"
+        if counted is None:
+            self.module.line(f"{', '.join(found.texts)} = {call}")
+            return
+        new = [self.module.fresh("joined") for _ in found.texts]
+        self.module.line(f"{', '.join(new)} = {call}")
+        for text, joined in zip(found.texts, new, strict=True):
+            self.module.line(f"{text} = tl.where({counted.at(rank)}, {joined}, {text})")
+
+    def end(self, statement: Accumulate) -> None:
+        for state in statement.states:
+            found = self.open.pop(state.names[0])
+            if not found.texts:
+                self.start(found, found.scope.axes)
+            texts = self.reduced(found, found.texts, len(found.axes))
+            for name, text in zip(state.names, texts, strict=False):
+                self.module.values[name] = Value(text, found.scope.dims)
+
+    # --- lanes --------------------------------------------------------------------------------------------------------
+
+    def lifted(self, state: State, values: list[Value], scope: Scope) -> list[Value]:
+        """Values as a state of the kind."""
+        if state.kind == OWN:
+            return [*values, Value("tl.full([], True, tl.int1)")]
+        if len(values) == len(state.names):
+            return values
+        evaluation = Evaluation(self.module, scope, values)
+        return [evaluation.value(part) for part in STATES[state.kind].lift(state.dtypes)]
+
+    def spread(
+        self, found: Accumulator, values: Sequence[Value], counted: Value | None, scope: Scope
+    ) -> list[str]:
+        """One state for every lane of the scope; nothing where a lane does not count."""
+        rank, texts = len(scope.axes), []
+        for value, nothing, name in zip(values, found.filled("[]"), _names(found.state), strict=True):
+            text, dims = value.at(rank), value.dims
+            if counted is not None:
+                text, dims = f"tl.where({counted.at(rank)}, {text}, {nothing})", dims | counted.dims
+            if dims != scope.dims:
+                text = f"tl.broadcast_to({text}, {scope.shape()})"
+            texts.append(self.module.set(name, text))
+        return texts
+
+    def reduced(self, found: Accumulator, texts: Sequence[str], rank: int) -> list[str]:
+        """The lanes of the dimensions beyond those around the statement, joined."""
+        texts = list(texts)
+        for dim in reversed(range(found.depth, rank)):
+            new = [self.module.fresh(name) for name in _names(found.state)]
+            given = texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
+            self.module.line(f"{', '.join(new)} = tl.reduce({given}, {dim}, {found.function})")
+            texts = new
+        return texts
+
+    # --- the function that joins --------------------------------------------------------------------------------------
+
+    def function(self, state: State) -> str:
+        """The name of the function that joins two states, printed once."""
+        name = f"join_{state.kind}_{'_'.join(map(short, state.dtypes))}"
+        if state.kind == OWN:
+            name = self.module.fresh(f"join_{state.names[0]}")
+        if name not in self.module.functions:
+            self.module.names.add(name)
+            self.module.functions[name] = self.function_text(name, state)
+        return name
+
+    def function_text(self, name: str, state: State) -> str:
+        inside = Module(checks=())
+        count = len(_names(state))
+        sides = [[inside.fresh(f"{side}_{place}") for place in range(count)] for side in ("left", "right")]
+        parts = len(state.names)
+        params = [Value(text) for side in sides for text in side[:parts]]
+        evaluation = Evaluation(inside, Scope(), params)
+        joins = state.combine or STATES[state.kind].join(state.dtypes)
+        results = [evaluation.value(part).text for part in joins]
+        if state.kind == OWN:
+            (*left, had), (*right, has) = sides
+            results = [
+                f"tl.where({had} & {has}, {both}, tl.where({had}, {old}, {new}))"
+                for both, old, new in zip(results, left, right, strict=True)
+            ]
+            results.append(f"{had} | {has}")
+        inside.line(f"return {', '.join(results)}")
+        self.module.helpers.update(inside.helpers)
+        return f"def {name}({', '.join(sides[0] + sides[1])}):\n{inside.text()}"
+
+
+def _names(state: State) -> tuple[str, ...]:
+    return (*state.names, f"{state.names[0]}_joined") if state.kind == OWN else state.names
+
+
+def _parts(state: State) -> tuple[Part, ...]:
+    if state.kind == OWN:
+        return (*((0, dtype) for dtype in state.dtypes), (0, torch.bool))
+    begin = STATES[state.kind].begin(state.dtypes)
+    return tuple((part.bits, part.dtype) for part in begin if isinstance(part, Const))
+
+
+def _paths(body: tuple[Statement, ...], name: str, around: tuple[Loop, ...] = ()) -> list[tuple[Loop, ...]]:
+    """The loops around every statement that joins a state."""
+    found: list[tuple[Loop, ...]] = []
+    for statement in body:
+        if isinstance(statement, Join) and statement.state == name:
+            found.append(around)
+        found += _paths(inner(statement), name, (*around, statement) if isinstance(statement, Loop) else around)
+    return found
+
+
+def _is_read(body: tuple[Statement, ...], state: State) -> bool:
+    return any(
+        isinstance(item, Local) and item.name in state.names for statement in walk(body) for item in nodes_in(statement)
+    )
+
+

@@ -1,0 +1,251 @@
+"""Expressions as lines of Triton source, one per node: what one statement evaluates, each node once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ferrite.codegen.triton.errors import UnsupportedKernel
+from ferrite.codegen.triton.indices import IndexText, is_narrow
+from ferrite.codegen.triton.module import NO_DIMS, BlockAxis, Dims, Mask, Module, Scope, Tile, Value
+from ferrite.codegen.triton.operators import INFIX_NAMES, constant, converted, operation, plain_number
+from ferrite.ir.expr import Cast, Const, Data, Expr, IndexValue, Load, Local, Masked, Op, Param, Random
+from ferrite.ir.index import Atom, Index, Number
+from ferrite.ir.questions import data_of, indices_of
+from ferrite.passes.joint.randoms import DIGITS
+
+Masks = tuple[Mask, ...]
+Place = tuple[Value, tuple[Value, ...]]  # an index, and where what it read from memory is inside its extent
+
+
+class Evaluation:
+    """The values of one statement. A load under a mask touches memory only where it holds."""
+
+    def __init__(self, module: Module, scope: Scope, params: Sequence[Value] = ()) -> None:
+        self.module, self.scope, self.params = module, scope, params
+        self.done: dict[tuple[Expr, Masks], Value] = {}
+        self.found: dict[tuple[Data, Masks], tuple[Value, bool, Value]] = {}
+        self.joined: dict[tuple[Value, ...], Value] = {}
+        self.inner: dict[tuple[Value, Masks], Masks] = {}
+        self.outer: dict[Masks, Masks] = {}
+
+    # --- nodes --------------------------------------------------------------------------------------------------------
+
+    def value(self, root: Expr) -> Value:
+        stack = [(root, self.scope.masks)]
+        while stack:  # no recursion: expressions may be deep
+            item, masks = stack[-1]
+            key = self.key(item, masks)
+            missing = [pair for pair in self.parts(item, masks) if self.key(*pair) not in self.done]
+            if key in self.done or not missing:
+                stack.pop()
+                if key not in self.done:
+                    self.done[key] = self.compute(item, masks)
+            else:
+                stack += reversed(missing)
+        return self.get(root, self.scope.masks)
+
+    def key(self, item: Expr, masks: Masks) -> tuple[Expr, Masks]:
+        """What is known under a weaker mask is known under this one."""
+        if not item.loads and not any(isinstance(atom, Data) for atom in item.atoms):
+            return item, ()
+        around: Masks | None = masks
+        while around is not None:
+            if (item, around) in self.done:
+                return item, around
+            around = self.outer.get(around)
+        return item, masks
+
+    def get(self, item: Expr, masks: Masks) -> Value:
+        return self.done[self.key(item, masks)]
+
+    def parts(self, item: Expr, masks: Masks) -> list[tuple[Expr, Masks]]:
+        found = [(value, masks) for index in indices_of(item) for value in data_of(index)]
+        if not isinstance(item, Masked):
+            return found + [(part, masks) for part in item.args]
+        if self.key(item.mask, masks) not in self.done:
+            return [(item.mask, masks)]
+        return [(item.value, self.under(self.get(item.mask, masks), masks)), (item.other, masks)]
+
+    def compute(self, item: Expr, masks: Masks) -> Value:
+        match item:
+            case Const():
+                return Value(constant(item))
+            case Local():
+                return self.module.values[item.name]
+            case Param():
+                return self.params[item.position]
+            case Load():
+                return self.load(item, masks)
+            case IndexValue():
+                place, _ = self.index(item.index, masks)
+                text = f"tl.cast({place.text}, tl.int64)"
+                return self.named(converted(self.module.needs, text, torch.int64, item.dtype), place.dims)
+            case Cast():
+                arg = self.get(item.arg, masks)
+                return self.named(converted(self.module.needs, arg.text, item.arg.dtype, item.dtype), arg.dims)
+            case Op():
+                return self.operation(item, masks)
+            case Masked():
+                mask = self.get(item.mask, masks)
+                value = self.get(item.value, self.under(mask, masks))
+                return self.call("tl.where", mask, value, self.get(item.other, masks))
+            case Random():
+                return self.random(item, masks)
+        raise TypeError(f"no Triton source for {type(item).__name__}")
+
+    def named(self, text: str, dims: Dims) -> Value:
+        return Value(self.module.set("v", text), dims)
+
+    def call(self, function: str, *values: Value) -> Value:
+        dims, texts = self.together(*values)
+        return self.named(f"{function}({', '.join(texts)})", dims)
+
+    def together(self, *values: Value) -> tuple[Dims, list[str]]:
+        """The dimensions of all, and their texts at one rank."""
+        dims = NO_DIMS.union(*(value.dims for value in values))
+        return dims, [value.at(max(dims, default=-1) + 1) for value in values]
+
+    def operation(self, item: Op, masks: Masks) -> Value:
+        values = [self.get(operand, masks) for operand in item.operands]
+        dims, texts = self.together(*values)
+        if item.name in INFIX_NAMES and not all(isinstance(operand, Const) for operand in item.operands):
+            plain = [plain_number(operand) if isinstance(operand, Const) else None for operand in item.operands]
+            texts = [number or text for number, text in zip(plain, texts, strict=True)]
+        return self.named(operation(self.module.needs, item, texts), dims)
+
+    def random(self, item: Random, masks: Masks) -> Value:
+        seed, (place, _) = self.get(item.seed, masks), self.index(item.counter, masks)
+        dims, (key, counter) = self.together(seed, Value(f"tl.cast({place.text}, tl.int64)", place.dims))
+        needs = self.module.needs
+        if item.kind == "uniform" and item.dtype is not torch.float64:
+            needs("random_float")
+            text, made = f"random_float({key}, {counter}, {DIGITS[item.dtype]})", torch.float32
+        elif item.kind in ("uniform", "bits"):
+            name, made = ("random_double", torch.float64) if item.kind == "uniform" else ("random_bits", torch.int64)
+            needs(name)
+            text = f"{name}({key}, {counter})"
+        else:
+            raise UnsupportedKernel(f"random numbers of kind {item.kind}")
+        return self.named(converted(needs, text, made, item.dtype), dims)
+
+    # --- masks --------------------------------------------------------------------------------------------------------
+
+    def under(self, mask: Value, masks: Masks) -> Masks:
+        """The lanes of a mask that count. It stands for all others: lanes beyond an extent may hold anything."""
+        key = (mask, masks)
+        if key not in self.inner:
+            self.inner[key] = inner = (Mask(self.both(mask, *(item.value for item in masks))),)
+            self.outer[inner] = masks
+        return self.inner[key]
+
+    def both(self, *masks: Value) -> Value:
+        if len(masks) == 1:
+            return masks[0]
+        if masks not in self.joined:
+            dims, texts = self.together(*masks)
+            self.joined[masks] = Value(self.module.set("mask", " & ".join(texts)), dims)
+        return self.joined[masks]
+
+    def guard(self, masks: Masks, dims: Dims, inside: Sequence[Value] = ()) -> Value | None:
+        """Where an access that differs along these dimensions is made; None: everywhere.
+
+        The bounds of another dimension do not matter: some lane of it is inside, and makes the same access.
+        """
+        dims = dims.union(*(value.dims for value in inside))
+        while True:
+            kept = [mask.value for mask in masks if mask.bounds is None or mask.bounds in dims]
+            wider = dims.union(*(value.dims for value in kept))
+            if wider == dims:
+                break
+            dims = wider
+        kept += inside
+        return self.both(*kept) if kept else None
+
+    # --- indices and memory -------------------------------------------------------------------------------------------
+
+    def index(self, index: Index, masks: Masks | None = None) -> Place:
+        """Evaluates what it reads first, if nothing has."""
+        masks = self.scope.masks if masks is None else masks
+        found: dict[Atom, tuple[Value, bool]] = {}
+        inside = []
+        for atom in sorted(index.atoms, key=lambda atom: atom.text):
+            if isinstance(atom, Data):
+                value, wide, fits = self.datum(atom, masks)
+                found[atom] = value, wide
+                inside.append(fits)
+            else:
+                found[atom] = self.module.atoms[atom]
+        dims = NO_DIMS.union(*(value.dims for value, _ in found.values()))
+        rank = max(dims, default=-1) + 1
+        look = {atom: (value.at(rank), wide) for atom, (value, wide) in found.items()}
+        text, _ = IndexText(look.__getitem__, self.module.needs).text(index)
+        return Value(text, dims), tuple(inside)
+
+    def datum(self, atom: Data, masks: Masks) -> tuple[Value, bool, Value]:
+        """A checked index: its value, whether it is 64 bits wide, and where it is inside."""
+        key = (atom, masks)
+        if key not in self.found:
+            self.found[key] = self.checked(atom, masks)
+        return self.found[key]
+
+    def checked(self, atom: Data, masks: Masks) -> tuple[Value, bool, Value]:
+        given = self.get(atom.value, masks) if self.key(atom.value, masks) in self.done else self.value(atom.value)
+        value = Value(self.module.set("at", f"tl.cast({given.text}, tl.int64)"), given.dims)
+        extent, _ = self.index(atom.extent, masks)
+        dims, (left, right) = self.together(value, extent)
+        inside = Value(self.module.set("inside", f"({left} >= 0) & ({left} < {right})"), dims)
+        wrong = Value(f"~{inside.text}", dims)
+        counted = self.guard(masks, dims)
+        if counted is not None:
+            wide, (part, outside) = self.together(counted, inside)
+            wrong = Value(f"{part} & ~{outside}", wide)
+        number = self.module.checks.index(atom) + 1
+        _, texts = self.together(value, extent, wrong)
+        self.module.needs("report")
+        self.module.line(f"report(failure, {number}, {', '.join(texts)})")
+        if not is_narrow(atom):
+            return value, True, inside
+        return Value(self.module.set("at", f"tl.cast({value.text}, tl.int32)"), value.dims), False, inside
+
+    def load(self, item: Load, masks: Masks) -> Value:
+        tile = self.module.tiles.get(item.buffer)
+        if tile is not None:
+            return self.tile(tile, item.coordinates)
+        pointer, guard, dims = self.pointer(item.buffer, item.coordinates[0], masks)
+        masked = "" if guard is None else f", mask={guard}, other=0"
+        return self.named(f"tl.load({pointer}{masked})", dims)
+
+    def pointer(
+        self, buffer: str, coordinate: Index, masks: Masks, spread: Dims = NO_DIMS
+    ) -> tuple[str, str | None, Dims]:
+        """An address for every lane, where it may be touched, and along which dimensions it differs or is spread."""
+        place, inside = self.index(coordinate, masks)
+        guard = self.guard(masks, place.dims | spread, inside)
+        dims = place.dims | spread | (guard.dims if guard is not None else NO_DIMS)
+        rank = max(dims, default=-1) + 1
+        text = f"{self.module.pointers[buffer]} + {_grouped(place, rank)}"
+        if place.dims != dims:
+            text = f"tl.broadcast_to({text}, {self.scope.shape(dims)})"
+        return text, None if guard is None else guard.at(rank), dims
+
+    def tile(self, tile: Tile, coordinates: Sequence[Index]) -> Value:
+        """A tile is one block: it can be used where lane i of a dimension is place i, and nowhere else."""
+        dim = tile.depth
+        for coordinate, block in zip(coordinates, tile.blocks, strict=True):
+            if block is None:
+                if not (isinstance(coordinate, Number) and coordinate.value == 0):
+                    raise UnsupportedKernel(f"scratch memory at {coordinate}, which is not a lane of a block")
+                continue
+            around: BlockAxis | None = self.scope.axes[dim] if dim < len(self.scope.axes) else None
+            if around is None or around.axis is not coordinate or around.block != block or not around.whole:
+                raise UnsupportedKernel(f"scratch memory at {coordinate}, which is not a lane of a block")
+            dim += 1
+        return Value(tile.text, frozenset(range(dim)))
+
+
+def _grouped(place: Value, rank: int) -> str:
+    """The text of an index beside which something is added."""
+    text = place.at(rank)
+    return f"({text})" if text == place.text and " " in text else text

@@ -1,0 +1,142 @@
+"""Batch normalisation while training: statistics per channel, as exact as eager keeps them, then an expression.
+
+On a CPU eager adds up single precision in double: batches of a few elements, whose deviations nearly cancel, need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ferrite.ir.expr import Expr, cast, const, op
+from ferrite.ir.index import ONE, ZERO
+from ferrite.ir.types import arithmetic_type
+from ferrite.lower.calls import Calls
+from ferrite.lower.context import Context
+from ferrite.lower.ops.reduce import Rows, moments, statistics_type
+from ferrite.lower.table import NotLowered, lowers
+from ferrite.lower.value import Value, own_axes
+
+aten = torch.ops.aten
+
+
+class Channels(Rows):
+    """A value as one row per channel, its second dimension."""
+
+    def __init__(self, ctx: Context, x: Value) -> None:
+        if x.rank < 2 or any(size.low == 0 for size in x.sizes):
+            raise NotLowered("a batch that may be empty")
+        super().__init__(ctx, x, [dim for dim in range(x.rank) if dim != 1], False)
+        self.wide, self.exact = arithmetic_type(x.dtype), statistics_type(x.dtype, x.device)
+
+    def all(self, row: Value, dtype: torch.dtype | None = None) -> Expr:
+        """What a channel has, at every element of the value."""
+        place = [own_axes(self.x.sizes)[1]] if row.sizes[0] is not ONE else [ZERO]
+        return cast(row.at(place), dtype or self.wide)
+
+    def kept(self, expr: Expr, dtype: torch.dtype) -> Value:
+        """A number per channel, in memory: every element of the channel reads it."""
+        return self.ctx.in_memory(self.lazy(expr, dtype))
+
+    def number(self, value: Any) -> Expr:
+        return cast(self.ctx.elements(value, ()), self.exact)
+
+
+@lowers(aten._native_batch_norm_legit_functional.default)
+def batch_norm(
+    ctx: Calls,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value,
+    running_var: Value,
+    training: bool,
+    momentum: Any,
+    eps: Any,
+) -> Any:
+    if not training:
+        given = (x, weight, bias, running_mean, running_var, training, momentum, eps)
+        return ctx.compose(aten._native_batch_norm_legit_functional.default, given, {}, ctx.out)
+    channels = Channels(ctx, x)
+    results, mean, deviations = normalised(channels, weight, bias, eps)
+    spread = op("div", deviations, op("sub", channels.float_count(channels.exact), const(1, channels.exact)))
+    share = channels.number(momentum)
+    for old, new in ((running_mean, mean), (running_var, spread)):
+        rest = op("mul", op("sub", const(1, channels.exact), share), cast(channels.of(old), channels.exact))
+        results.append(channels.lazy(op("add", op("mul", share, new), rest), old.dtype))
+    return tuple(results)
+
+
+@lowers(aten._native_batch_norm_legit.no_stats)
+def batch_norm_alone(
+    ctx: Calls, x: Value, weight: Value | None, bias: Value | None, training: bool, momentum: Any, eps: Any
+) -> Any:
+    return tuple(normalised(Channels(ctx, x), weight, bias, eps)[0])
+
+
+def normalised(
+    channels: Channels, weight: Value | None, bias: Value | None, eps: Any
+) -> tuple[list[Value], Expr, Expr]:
+    """The result with its statistics, and per channel the mean and the sum of squared deviations."""
+    ctx, x, wide, exact = channels.ctx, channels.x, channels.wide, channels.exact
+    mean, deviations = moments(channels, exact)
+    variance = op("div", deviations, channels.float_count(exact))
+    root = op("sqrt", op("add", variance, channels.number(eps)))
+    means, scales = channels.kept(mean, wide), channels.kept(op("div", const(1, exact), root), wide)
+    value = cast(ctx.elements(x, x.sizes), wide)
+    value = op("mul", op("sub", value, channels.all(means)), channels.all(scales))
+    for each, name in ((weight, "mul"), (bias, "add")):
+        if each is not None:
+            value = op(name, value, channels.all(each))
+    result = ctx.lazy(x.sizes, cast(value, x.dtype), x.device)
+    kept = [ctx.convert(each, fake.dtype) for each, fake in zip((means, scales), ctx.out[1:3], strict=True)]
+    return [result, *kept], mean, deviations
+
+
+@lowers(aten.native_batch_norm_backward.default)
+def batch_norm_backward(
+    ctx: Calls,
+    grad_out: Value,
+    x: Value,
+    weight: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    save_mean: Value | None,
+    save_invstd: Value | None,
+    train: bool,
+    eps: Any,
+    output_mask: Sequence[bool],
+) -> Any:
+    """Of the input: (g - mean(g) - (x - mean) * mean(g*(x - mean)) / deviation^2) * weight / deviation."""
+    if not train or save_mean is None or save_invstd is None:
+        given = (grad_out, x, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask)
+        return ctx.compose(aten.native_batch_norm_backward.default, given, {}, ctx.out)
+    channels = Channels(ctx, x)
+    wide, exact, count = channels.wide, channels.exact, channels.float_count(channels.exact)
+    given = cast(ctx.elements(grad_out, x.sizes), wide)
+    away = op("sub", cast(ctx.elements(x, x.sizes), wide), channels.all(save_mean))
+    sums = [total(ctx, x, term, exact) for term in (given, op("mul", given, away))]
+    scale = cast(channels.of(save_invstd), exact)
+    results: list[Value | None] = [None, None, None]
+    if output_mask[0]:
+        mean = channels.kept(op("div", channels.of(sums[0]), count), wide)
+        slope = op("mul", op("div", channels.of(sums[1]), count), op("mul", scale, scale))
+        factor = op("mul", scale, cast(channels.of(weight), exact)) if weight is not None else scale
+        moved = op("mul", away, channels.all(channels.kept(slope, wide)))
+        inside = op("sub", op("sub", given, channels.all(mean)), moved)
+        value = op("mul", inside, channels.all(channels.kept(factor, wide)))
+        results[0] = ctx.lazy(x.sizes, cast(value, x.dtype), x.device)
+    kept = weight.dtype if weight is not None else x.dtype
+    if output_mask[1]:
+        results[1] = channels.lazy(op("mul", channels.of(sums[1]), scale), kept)
+    if output_mask[2]:
+        results[2] = channels.lazy(channels.of(sums[0]), kept)
+    return tuple(results)
+
+
+def total(ctx: Context, x: Value, term: Expr, exact: torch.dtype) -> Value:
+    """The sum of a term over each channel, in memory."""
+    rows = Channels(ctx, ctx.lazy(x.sizes, term, x.device))
+    return ctx.in_memory(rows.one("sum", rows.element(exact), exact))

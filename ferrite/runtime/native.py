@@ -1,0 +1,135 @@
+"""What compiled code calls while it runs: kernels through the native driver, and the few helpers of its text."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import linecache
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ferrite.capture import torch_api
+from ferrite.codegen.llvm.driver import driver_address, pack_steps
+from ferrite.codegen.native import NativeSource, RunTable
+from ferrite.ir.evaluate import Points, out_of_bounds
+from ferrite.ir.expr import Data, Expr
+from ferrite.ir.index import Symbol
+from ferrite.ir.interpret import interpret, leaves, operator_at, stacked
+from ferrite.ir.lifetimes import frees
+from ferrite.ir.program import Program
+from ferrite.runtime.load import Boxed, boxed
+
+_numbers = itertools.count()
+FAILURE = 3  # words that a failing kernel leaves: value, extent, step
+Complaints = Sequence[Sequence[Data]]
+
+
+def load_native(
+    source: NativeSource, addresses: Sequence[int], complaints: Complaints, objects: Mapping[str, Any]
+) -> Boxed:
+    """The function that the text defines. `addresses` and `complaints`: of each kernel, by its number."""
+    filename = f"<ferrite {source.function} {next(_numbers)}>"
+    namespace: dict[str, Any] = {
+        **objects,
+        "torch": torch,
+        "empty_strided": torch.empty_strided,
+        "view_of": view_of,
+        "leaves": leaves,
+        "repeat": repeat,
+        "inf": float("inf"),
+        "nan": float("nan"),
+    }
+    for name, path in source.operators.items():
+        namespace[name] = torch_api.direct_call(operator_at(path))
+    for number, table in enumerate(source.runs):
+        namespace[f"run_{number}"] = native_run(table, addresses, complaints)
+    for number, program in enumerate(source.programs):
+        namespace[f"interpret_{number}"] = interpreted(program, objects)
+    for number, (value, symbols) in enumerate(source.scalars):
+        namespace[f"scalar_{number}"] = scalar(value, symbols)
+    exec(compile(source.text, filename, "exec"), namespace)
+    function: Boxed = namespace[source.function]
+    linecache.cache[filename] = (len(source.text), None, source.text.splitlines(keepends=True), filename)
+    weakref.finalize(function, linecache.cache.pop, filename, None)
+    return boxed(function)
+
+
+def native_run(table: RunTable, addresses: Sequence[int], complaints: Complaints) -> Callable[..., None]:
+    """A function of the words that a run needs: addresses and sizes."""
+    steps = pack_steps([(addresses[call.kernel], call.arguments) for call in table.calls])
+    kept = ctypes.create_string_buffer(steps, len(steps))
+    start, count = ctypes.addressof(kept), len(table.calls)
+    words = ctypes.c_int64 * (table.slots + FAILURE)
+    failure_at = table.slots * ctypes.sizeof(ctypes.c_int64)
+    prototype = ctypes.CFUNCTYPE(
+        ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p
+    )
+    driver, threads, byref = prototype(driver_address()), torch.get_num_threads, ctypes.byref
+    arena, empty, byte = table.arena, torch.empty, torch.uint8
+    numbers = [call.kernel for call in table.calls]
+
+    def run(*pointers: int) -> None:
+        room = empty(arena, dtype=byte) if arena else None
+        slots = words(0 if room is None else room.data_ptr(), *pointers)
+        result = driver(start, count, byref(slots), threads(), byref(slots, failure_at))
+        if result:
+            value, extent, step = slots[-FAILURE:]
+            raise problem(result, value, extent, complaints[numbers[step]])
+
+    run.steps = kept  # type: ignore[attr-defined]  # the table lives as long as what reads it
+    return run
+
+
+def problem(result: int, value: int, extent: int, checks: Sequence[Data]) -> Exception:
+    """The error that eager raises where a check of a kernel failed."""
+    if result < 0:
+        return RuntimeError("ZeroDivisionError")
+    return out_of_bounds(checks[result - 1].complaint, value, extent)
+
+
+def view_of(
+    base: torch.Tensor, dtype: torch.dtype, sizes: Sequence[int], strides: Sequence[int], offset: int
+) -> torch.Tensor:
+    """Another window on a tensor's memory; the offset counts from where the tensor begins."""
+    if dtype == base.dtype:
+        return base.as_strided(sizes, strides, base.storage_offset() + offset)
+    start = base.storage_offset() * base.dtype.itemsize // dtype.itemsize
+    view = torch.empty(0, dtype=dtype, device=base.device)
+    return view.set_(base.untyped_storage(), start + offset, sizes, strides)
+
+
+def repeat(condition: Boxed, body: Boxed, given: list[Any], carried: int, keep: bool) -> list[Any]:
+    """Run a body on the carried values while a condition says yes."""
+    values, constants = given[:carried], given[carried:]
+    values = [value.clone() if isinstance(value, torch.Tensor) else value for value in values]
+    history: list[list[Any]] = []
+    while bool(condition([*values, *constants])[0]):
+        values = list(body([*values, *constants]))
+        if keep:
+            history.append(values)
+    if keep:
+        values = [stacked(column) for column in zip(*(history or [values]), strict=True)]
+    return values
+
+
+def interpreted(program: Program, objects: Mapping[str, Any]) -> Callable[[list[Any]], None]:
+    dying = frees(program)
+
+    def run(args: list[Any]) -> None:
+        interpret(program, args, objects, dying)
+
+    return run
+
+
+def scalar(value: Expr, symbols: Sequence[Symbol]) -> Callable[..., Any]:
+    def evaluate(*numbers: int) -> Any:
+        return Points((), dict(zip(symbols, numbers, strict=True)), no_memory)(value).item()
+
+    return evaluate
+
+
+def no_memory(name: str) -> torch.Tensor:
+    raise ValueError(f"a number asks for memory: {name}")

@@ -1,0 +1,159 @@
+"""Fusion: which operations become one kernel.
+
+A group runs its stages row by row: all stages of a row, then the next row. Rows are axes that every stage has; rows are
+independent, so they are spread over threads. What one stage writes and another reads must be in the same row. So a
+softmax, a layer norm with what comes before and after, or the pieces of a concatenation and their reader are one
+group; its rows get fewer axes when a stage joins that needs more of a tensor at once (a sum over the last axis).
+
+Operations are taken in program order. Each joins the group with which it shares most bytes, among the groups that do
+not come before something it depends on; or it begins a group. The order of groups never changes, so what is asked is
+local, and the whole is linear in the number of touches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ferrite.ir.index import Axis, Number
+from ferrite.ir.program import Loop, Reduce, Scan
+from ferrite.schedule.machine import Machine
+from ferrite.schedule.stages import GUESS, Stage, favourite
+from ferrite.schedule.touches import Layouts, Touch, known, separated
+
+MOST_STAGES = 48
+MOST_POINTERS = 48
+FEW_POINTS = 1 << 14  # so little work that threads do not matter
+FEWEST_ROWS = 8  # where there is work for threads, rows are what they share
+
+
+@dataclass
+class Group:
+    rows: tuple[Axis, ...]
+    stages: list[Stage] = field(default_factory=list)
+    touches: dict[str, list[Touch]] = field(default_factory=dict)  # by storage, each place once
+
+    def add(self, stage: Stage) -> None:
+        self.stages.append(stage)
+        for touch in stage.touches:
+            known_touches = self.touches.setdefault(touch.storage, [])
+            if touch not in known_touches:
+                known_touches.append(touch)
+
+    @property
+    def operations(self) -> tuple[Loop, ...]:
+        return tuple(stage.operation for stage in self.stages)
+
+
+def begin(stage: Stage) -> Group:
+    """A group of one: rows are all axes whose order is free."""
+    group = Group(tuple(item for item in stage.axes if item in stage.free and item not in stage.reduced))
+    group.add(stage)
+    return group
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why an operation did not join a group."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How an operation joins a group: under these axes, with these rows."""
+
+    stage: Stage
+    rows: tuple[Axis, ...]
+
+
+def fit(group: Group, stage: Stage, layouts: Layouts, machine: Machine) -> Fit | Refusal:
+    if len(group.stages) >= MOST_STAGES:
+        return Refusal(f"the kernel has {MOST_STAGES} operations already")
+    if len(group.touches.keys() | {touch.storage for touch in stage.touches}) > MOST_POINTERS:
+        return Refusal(f"together they touch more than {MOST_POINTERS} storages")
+    bound = bind(group, stage)
+    rows = tuple(row for row in group.rows if row in bound or is_one(row))
+    joined = stage.renamed({mine: row for row, mine in bound.items()}, layouts)
+    for touch in joined.touches:
+        for other in group.touches.get(touch.storage, ()):
+            if layouts.buffers[touch.buffer].dtype != layouts.buffers[other.buffer].dtype:
+                return Refusal(f"{touch.storage} is seen as two types")
+            if (touch.writes or other.writes) and not separated(touch, other, rows):
+                return Refusal(f"what one has of {touch.buffer} in a row, the other needs in other rows")
+    worse = slower(group, joined, rows, machine)
+    return Refusal(worse) if worse else Fit(joined, rows)
+
+
+def is_one(row: Axis) -> bool:
+    return isinstance(row.extent, Number) and row.extent.value == 1
+
+
+def bind(group: Group, stage: Stage) -> dict[Axis, Axis]:
+    """Which axis of the stage goes with which row: the one that stands in the same coordinate of the same buffer."""
+    bound: dict[Axis, Axis] = {}
+    taken: set[Axis] = set()
+    refused: set[Axis] = set()
+    # what is written decides; what both only read is a hint where nothing is
+    ranked = sorted(stage.touches, key=lambda touch: not touch.writes)
+    for wanted in (True, False):
+        for touch in ranked:
+            for other in group.touches.get(touch.storage, ()):
+                if (touch.writes or other.writes) is not wanted or touch.buffer != other.buffer:
+                    continue
+                for left, right in zip(other.coordinates, touch.coordinates, strict=True):
+                    row, mine = plain(left, group.rows), plain(right, stage.axes)
+                    if row is None or mine is None or left_over(left) != left_over(right):
+                        continue
+                    if row in bound or row in refused or mine in taken:
+                        continue
+                    if mine in stage.free and row.extent is mine.extent:
+                        bound[row] = mine
+                        taken.add(mine)
+                    elif wanted:
+                        refused.add(row)
+    return bound
+
+
+def plain(coordinate: object, axes: Iterable[Axis]) -> Axis | None:
+    from ferrite.schedule.touches import only_row
+
+    return only_row(coordinate, set(axes))  # type: ignore[arg-type]
+
+
+def left_over(coordinate: object) -> object:
+    """What a coordinate has beside its one axis: factor and constant."""
+    terms = getattr(coordinate, "terms", None)
+    return (terms[0][1], coordinate.constant) if terms else (1, 0)  # type: ignore[attr-defined]
+
+
+def slower(group: Group, stage: Stage, rows: tuple[Axis, ...], machine: Machine) -> str | None:
+    """Why the two together would run slower than one after the other."""
+    stages = [*group.stages, stage]
+    work = max(each.points for each in stages)
+    if work > FEW_POINTS:
+        count = math.prod(known(row.extent, GUESS) for row in rows)
+        if count < FEWEST_ROWS:
+            return f"only {count} rows in common" if rows else "no rows in common"
+    return against_the_grain(stages, rows)
+
+
+def against_the_grain(stages: list[Stage], rows: tuple[Axis, ...]) -> str | None:
+    """Rows whose neighbours lie side by side are columns: only reductions and what is done once a row go together."""
+    columns = [stage for stage in stages if stage.inner(rows) and favourite(stage) in rows]
+    if not columns:
+        return None
+    across = [stage for stage in stages if stage.inner(rows) and stage not in columns]
+    if across or not all(isinstance(stage.operation, Reduce | Scan) for stage in columns):
+        return "one goes along memory, the other across"
+    return None
+
+
+def shared_bytes(group: Group, stage: Stage, layouts: Layouts) -> int:
+    """Bytes that need not be read again when the stage joins."""
+    total = 0
+    for storage in {touch.storage for touch in stage.touches} & group.touches.keys():
+        buffer = layouts.buffers[storage]
+        total += math.prod((known(size, GUESS) for size in buffer.sizes), start=buffer.dtype.itemsize)
+    return total

@@ -1,0 +1,155 @@
+"""From a list of operations to a list of items: groups of loops, each to become one kernel, and what stands between.
+
+Program order is the meaning. An operation may move forward to a group that stands earlier, but not before anything it
+depends on: what writes what it reads, what reads or writes what it writes, what gives a symbol its value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from ferrite.ir.index import Symbol
+from ferrite.ir.program import Assert, Compute, Loop, Operation, Program, Reduce, Scan
+from ferrite.ir.questions import defines, has_effect, reads, symbols, writes
+from ferrite.schedule.groups import Fit, Group, Refusal, begin, fit, shared_bytes
+from ferrite.schedule.machine import Machine
+from ferrite.schedule.stages import Names, Stage, stage_of, with_fresh_axes
+from ferrite.schedule.touches import Layouts
+
+MOST_TRIED = 6  # groups that an operation is held against, those that share most first
+Native = Callable[[Operation], str | None]
+
+
+@dataclass(frozen=True)
+class NotFused:
+    """An operation that did not join a group, by the graph nodes both come from."""
+
+    nodes: tuple[str, ...]
+    group: tuple[str, ...]
+    reason: str
+
+
+@dataclass
+class Ordered:
+    """`alone`: why a loop is not compiled, by its place among the items."""
+
+    items: list[Group | Operation] = field(default_factory=list)
+    alone: dict[int, str] = field(default_factory=dict)
+    refusals: list[NotFused] = field(default_factory=list)
+
+
+class Order:
+    def __init__(self, program: Program, machine: Machine, native: Native, fuse: bool = True) -> None:
+        self.program, self.machine, self.native, self.fuse = program, machine, native, fuse
+        self.layouts = Layouts(program)
+        self.names = Names()
+        self.done = Ordered()
+        self.writer: dict[str, int] = {}
+        self.reader: dict[str, int] = {}
+        self.definer: dict[Symbol, int] = {}
+        self.effect = -1
+
+    def run(self) -> Ordered:
+        for operation in self.program.operations:
+            self.take(operation)
+        return self.done
+
+    # --- dependences --------------------------------------------------------------------------------------------------
+
+    def storage(self, name: str) -> str:
+        return self.layouts.buffers[name].storage
+
+    def earliest(self, read: set[str], written: set[str], operation: Operation) -> int:
+        """The place of the last item that an operation depends on; -1 for none."""
+        found = [self.writer.get(name, -1) for name in read | written]
+        found += [self.reader.get(name, -1) for name in written]
+        if self.definer:
+            found += [self.definer.get(name, -1) for name in symbols(operation)]
+        if has_effect(operation):
+            found.append(self.effect)
+        return max(found, default=-1)
+
+    def settle(self, place: int, read: set[str], written: set[str], operation: Operation) -> None:
+        for name in read:
+            self.reader[name] = max(self.reader.get(name, -1), place)
+        for name in written:
+            self.writer[name] = max(self.writer.get(name, -1), place)
+        for symbol in defines(operation):
+            self.definer[symbol] = place
+        if isinstance(operation, Assert):  # what follows may rely on it
+            for symbol in symbols(operation):
+                self.definer[symbol] = place
+        if has_effect(operation):
+            self.effect = place
+
+    # --- operations ---------------------------------------------------------------------------------------------------
+
+    def take(self, operation: Operation) -> None:
+        read = {self.storage(access.buffer) for access in reads(operation)}
+        written = {self.storage(access.buffer) for access in writes(operation)}
+        place = self.join(operation, self.earliest(read, written, operation))
+        self.settle(place, read, written, operation)
+
+    def join(self, operation: Operation, earliest: int) -> int:
+        """The place of the item that the operation is part of now."""
+        if not isinstance(operation, Compute | Reduce | Scan):
+            return self.append(operation)
+        reason = self.native(operation)
+        if reason:
+            place = self.append(operation)
+            self.done.alone[place] = reason
+            return place
+        stage = stage_of(with_fresh_axes(operation, self.names), self.layouts)
+        reason = hazard(stage, self.layouts)
+        if reason:
+            place = self.append(operation)
+            self.done.alone[place] = reason
+            return place
+        if self.fuse:
+            for place in self.candidates(stage, earliest):
+                group = self.done.items[place]
+                assert isinstance(group, Group)
+                found = fit(group, stage, self.layouts, self.machine)
+                if isinstance(found, Fit):
+                    group.rows = found.rows
+                    group.add(found.stage)
+                    return place
+                self.refused(operation, group, found)
+        return self.append(begin(stage))
+
+    def append(self, item: Group | Operation) -> int:
+        self.done.items.append(item)
+        return len(self.done.items) - 1
+
+    def candidates(self, stage: Stage, earliest: int) -> list[int]:
+        """Groups not before what the stage depends on, those that share most bytes first, of equals the latest."""
+        places = {
+            place
+            for touch in stage.touches
+            for table in (self.writer, self.reader)
+            if (place := table.get(touch.storage, -1)) >= max(earliest, 0)
+        }
+        groups = [(place, item) for place in places if isinstance(item := self.done.items[place], Group)]
+        ranked = sorted(groups, key=lambda pair: (-shared_bytes(pair[1], stage, self.layouts), -pair[0]))
+        return [place for place, _ in ranked[:MOST_TRIED]]
+
+    def refused(self, operation: Loop, group: Group, refusal: Refusal) -> None:
+        there = tuple(node for each in group.operations for node in each.origin.nodes)
+        self.done.refusals.append(NotFused(operation.origin.nodes, there, refusal.reason))
+
+
+def hazard(stage: Stage, layouts: Layouts) -> str | None:
+    """Why a loop cannot stand for an operation, which reads all it needs before it writes."""
+    types: dict[str, torch.dtype] = {}
+    for touch in stage.touches:
+        dtype = layouts.buffers[touch.buffer].dtype
+        if types.setdefault(touch.storage, dtype) != dtype:
+            return f"{touch.storage} is seen as two types"
+    for write in stage.written:
+        for touch in stage.touches:
+            if touch.storage == write.storage and touch.place is not write.place and not touch.writes:
+                return f"it reads other elements of {write.buffer} than it writes"
+    return None

@@ -1,0 +1,158 @@
+"""Rewrites of a program before it is grouped: reductions in the form that loops like best.
+
+- A softmax statistic is the greatest value, then the sum of exponentials relative to it: two passes over a row that is
+  near in the caches cost less than keeping a sum up to date with a greatest value that still moves.
+- A mean with squared deviations is a sum, then a sum: for the same reason, and it is more exact.
+- A long reduction with few results is done in pieces, so that threads can share it. The pieces do not depend on how
+  many threads there are: results are the same for every number of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from ferrite.ir.expr import Expr, Load, cast, const, index_value, op
+from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, axis, number
+from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Store, Target
+from ferrite.schedule.stages import GUESS, with_axes
+from ferrite.schedule.touches import known
+
+FEW_RESULTS = 64  # so few that threads should share one
+LONG = 1 << 15  # so many elements that they should
+PIECES = 32
+SPLIT = ("sum", "prod", "amax", "amin", "any", "all", "xor")
+
+
+def prepare(program: Program) -> Program:
+    work = _Prepare(program)
+    operations = [new for operation in program.operations for new in work.rewritten(operation)]
+    return replace(program, buffers=tuple(work.buffers.values()), operations=tuple(operations))
+
+
+class _Prepare:
+    def __init__(self, program: Program) -> None:
+        self.buffers = {buffer.name: buffer for buffer in program.buffers}
+
+    def rewritten(self, operation: Operation) -> Iterator[Operation]:
+        if not isinstance(operation, Reduce):
+            yield operation
+            return
+        for each in self.simpler(operation):
+            if isinstance(each, Reduce):
+                yield from self.split(each)
+            else:
+                yield each
+
+    def simpler(self, operation: Reduce) -> list[Compute | Reduce]:
+        match operation.kind:
+            case "softmax":
+                return self.softmax(operation)
+            case "welford":
+                return self.welford(operation)
+        return [operation]
+
+    # --- kinds --------------------------------------------------------------------------------------------------------
+
+    def softmax(self, operation: Reduce) -> list[Compute | Reduce]:
+        (value,), (most, total) = operation.values, operation.targets
+        if most is None:
+            most = self.made(operation, value.dtype)
+        found: list[Compute | Reduce] = [replace(operation, kind="amax", targets=(most,))]
+        if total is not None:
+            away = op("sub", value, cast(self.loaded(most), value.dtype))
+            found.append(replace(operation, kind="sum", values=(op("exp", away),), targets=(total,)))
+        return found
+
+    def welford(self, operation: Reduce) -> list[Compute | Reduce]:
+        (value,), (mean, squares, count) = operation.values, operation.targets
+        many = math_product(item.extent for item in operation.reduced)
+        total = self.made(operation, value.dtype)
+        found: list[Compute | Reduce] = [replace(operation, kind="sum", targets=(total,))]
+        middle = self.made(operation, value.dtype)
+        average = op("div", self.loaded(total), count_value(many, value.dtype))
+        found.append(self.compute(operation, middle, average))
+        if mean is not None:
+            found.append(self.compute(operation, mean, self.loaded(middle)))
+        if squares is not None:
+            away = op("sub", value, self.loaded(middle))
+            found.append(replace(operation, kind="sum", values=(op("mul", away, away),), targets=(squares,)))
+        if count is not None:
+            found.append(self.compute(operation, count, count_value(many, value.dtype)))
+        return found
+
+    def made(self, operation: Reduce, dtype: torch.dtype, extra: tuple[Axis, ...] = ()) -> Target:
+        """Memory for one result at every point that is not reduced."""
+        axes = (*extra, *operation.axes)
+        sizes = tuple(item.extent for item in axes)
+        strides = tuple(math_product(sizes[place + 1 :]) for place in range(len(sizes)))
+        device = next(self.buffers[target.buffer].device for target in operation.targets if target is not None)
+        name = f"part{len(self.buffers)}"
+        while name in self.buffers:
+            name += "_"
+        self.buffers[name] = Buffer(name, dtype, sizes, strides, ZERO, device)
+        return Target(name, tuple(axes))
+
+    def loaded(self, target: Target) -> Expr:
+        return Load.intern(target.buffer, target.coordinates, self.buffers[target.buffer].dtype)
+
+    def compute(self, operation: Reduce, target: Target, value: Expr) -> Compute:
+        stored = cast(value, self.buffers[target.buffer].dtype)
+        return Compute(operation.axes, (Store(target.buffer, target.coordinates, stored),), operation.origin)
+
+    # --- pieces -------------------------------------------------------------------------------------------------------
+
+    def split(self, operation: Reduce) -> Iterator[Reduce]:
+        results = math.prod(known(item.extent, GUESS) for item in operation.axes)
+        many = math.prod(known(item.extent, GUESS) for item in operation.reduced)
+        cut = self.piece(operation) if operation.kind in SPLIT else None
+        if results >= FEW_RESULTS or results * many < LONG or cut is None:
+            yield operation
+            return
+        longest, pieces = cut
+        outer = axis(f"{longest.name}_piece", number(pieces))
+        inner = axis(f"{longest.name}_rest", longest.extent // pieces)
+        (target,) = operation.targets
+        assert target is not None
+        partial = self.made(operation, self.state_type(operation), (outer,))
+        reduced = tuple(inner if item is longest else item for item in operation.reduced)
+        place: Index = outer * inner.extent + inner
+        values = tuple(with_index(item, longest, place) for item in operation.values)
+        yield replace(operation, axes=(outer, *operation.axes), reduced=reduced, values=values, targets=(partial,))
+        yield replace(operation, reduced=(outer,), values=(self.loaded(partial),), targets=(target,))
+
+    def state_type(self, operation: Reduce) -> torch.dtype:
+        return torch.bool if operation.kind in ("any", "all") else operation.values[0].dtype
+
+    def piece(self, operation: Reduce) -> tuple[Axis, int] | None:
+        """The axis to cut, and into how many pieces: equal ones."""
+        fixed = [item for item in operation.reduced if isinstance(item.extent, Number)]
+        if not fixed:
+            return None
+        longest = max(fixed, key=lambda item: item.extent.high or 0)
+        size = longest.extent.high or 0
+        pieces = next((count for count in range(min(PIECES, size), 1, -1) if size % count == 0), 1)
+        return (longest, pieces) if pieces >= 4 else None
+
+
+def with_index(value: Expr, item: Axis, place: Index) -> Expr:
+    from ferrite.ir.expr import rewrite_indices
+
+    return rewrite_indices(value, {item: place})
+
+
+def math_product(sizes: object) -> Index:
+    total: Index = ONE
+    for size in sizes:  # type: ignore[attr-defined]
+        total = total * size
+    return total
+
+
+def count_value(many: Index, dtype: torch.dtype) -> Expr:
+    return const(many.value, dtype) if isinstance(many, Number) else cast(index_value(many), dtype)
+
+
+__all__ = ["prepare", "with_axes"]

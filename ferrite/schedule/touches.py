@@ -1,0 +1,153 @@
+"""Which memory an operation touches: one touch per load and store, as a place in a storage.
+
+Places are flat: elements from where the storage of the buffer begins, strides and offsets multiplied out. Two
+operations depend on each other where they touch one storage and one of them writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ferrite.ir.expr import Data, Expr, Load
+from ferrite.ir.index import ZERO, Axis, Index, Number, Sum, substitute
+from ferrite.ir.program import Buffer, Loop, Program
+from ferrite.ir.questions import nodes_of, roots_of, stores_of, targets_of
+
+
+@dataclass(frozen=True)
+class Touch:
+    buffer: str
+    storage: str
+    coordinates: tuple[Index, ...]
+    place: Index
+    writes: bool
+    mode: str = "set"
+
+
+class Layouts:
+    """Where the elements of a program's buffers lie."""
+
+    def __init__(self, program: Program) -> None:
+        self.buffers: Mapping[str, Buffer] = {buffer.name: buffer for buffer in program.buffers}
+
+    def place(self, name: str, coordinates: Iterable[Index]) -> Index:
+        buffer = self.buffers[name]
+        place = buffer.offset if buffer.kind == "view" else ZERO
+        for coordinate, stride in zip(coordinates, buffer.strides, strict=True):
+            place = place + coordinate * stride
+        return place
+
+    def touch(self, name: str, coordinates: tuple[Index, ...], writes: bool, mode: str = "set") -> Touch:
+        storage = self.buffers[name].storage
+        return Touch(name, storage, coordinates, self.place(name, coordinates), writes, mode)
+
+    def touches(self, operation: Loop) -> tuple[Touch, ...]:
+        """Loads, then stores, each place once."""
+        found: dict[Touch, None] = {}
+        for load in loads_of(*roots_of(operation)):
+            found[self.touch(load.buffer, load.coordinates, False)] = None
+        stored = stores_of(operation)
+        for store in stored:
+            found[self.touch(store.buffer, store.coordinates, True, store.mode)] = None
+        if not stored:
+            for target in targets_of(operation):
+                found[self.touch(target.buffer, target.coordinates, True)] = None
+        return tuple(found)
+
+    def dtype(self, storage: str) -> torch.dtype:
+        return self.buffers[storage].dtype
+
+
+def loads_of(*roots: Expr) -> list[Load]:
+    return [item for item in nodes_of(*roots) if isinstance(item, Load)]
+
+
+# --- questions about one place ----------------------------------------------------------------------------------------
+
+
+def step_of(place: Index, axis: Axis) -> Index | None:
+    """By how much a place moves when an axis takes one step; None where that depends on where it stands."""
+    if axis not in place.atoms:
+        return None if reads_axis(place, axis) else ZERO
+    if isinstance(place, Sum):
+        plain = [(item, factor) for item, factor in place.terms if item is axis]
+        others = [item for item, _ in place.terms if item is not axis]
+        if plain and all(axis not in item.atoms and not reads_axis(item, axis) for item in others):
+            return ZERO + plain[0][1]
+    if reads_axis(place, axis):
+        return None
+    step = substitute(place, {axis: axis + 1}) - place
+    return None if axis in step.atoms else step
+
+
+def reads_axis(place: Index, axis: Axis) -> bool:
+    """Whether a place depends on an axis through what it reads from memory."""
+    return any(isinstance(atom, Data) and axis in atom.value.atoms for atom in place.atoms)
+
+
+def axes_in(place: Index) -> frozenset[Axis]:
+    """The axes a place depends on, through data too."""
+    found = {atom for atom in place.atoms if isinstance(atom, Axis)}
+    for atom in place.atoms:
+        if isinstance(atom, Data):
+            found |= {inner for inner in atom.value.atoms if isinstance(inner, Axis)}
+    return frozenset(found)
+
+
+def known(index: Index, otherwise: int) -> int:
+    """A number for a size: itself, its largest value, or a guess."""
+    if isinstance(index, Number):
+        return index.value
+    return otherwise if index.high is None else min(index.high, otherwise)
+
+
+# --- two touches of one storage ---------------------------------------------------------------------------------------
+
+
+def separated(first: Touch, second: Touch, rows: Iterable[Axis]) -> bool:
+    """Whether two touches meet in one row at most: at different values of the rows they are at different elements."""
+    wanted = {row for row in rows if not (isinstance(row.extent, Number) and row.extent.value == 1)}
+    if not wanted:
+        return True
+    if first.buffer == second.buffer:
+        pairs = zip(first.coordinates, second.coordinates, strict=True)
+        fixed = {row for left, right in pairs if left is right and (row := only_row(left, wanted)) is not None}
+        if wanted <= fixed:
+            return True
+    return first.place is second.place and mixed_radix(first.place, wanted)
+
+
+def only_row(coordinate: Index, rows: set[Axis]) -> Axis | None:
+    """The row that alone decides a coordinate, one to one."""
+    if isinstance(coordinate, Axis):
+        return coordinate if coordinate in rows else None
+    if isinstance(coordinate, Sum) and len(coordinate.terms) == 1:
+        item = coordinate.terms[0][0]
+        return item if isinstance(item, Axis) and item in rows else None
+    return None
+
+
+def mixed_radix(place: Index, rows: set[Axis]) -> bool:
+    """Whether rows decide parts of a place that do not overlap: 64*i + j with j below 64 is at another i elsewhere."""
+    terms = dict(place.terms) if isinstance(place, Sum) else {place: 1}
+    factors: list[tuple[int, int]] = []  # step, how many
+    spread = 0
+    for item, factor in terms.items():
+        if isinstance(item, Axis) and item in rows:
+            if not isinstance(item.extent, Number):
+                return False
+            factors.append((abs(factor), item.extent.value))
+        elif item.low is None or item.high is None or not axes_in(item).isdisjoint(rows):
+            return False
+        else:
+            spread += abs(factor) * (item.high - item.low)
+    if len(factors) < len(rows):
+        return False
+    for step, count in sorted(factors):
+        if step <= spread:
+            return False
+        spread += step * (count - 1)
+    return True

@@ -1,0 +1,75 @@
+"""Compile kernels for this machine, run them, and hold them against the oracle."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+import torch
+
+from ferrite.codegen.llvm.build import load, object_code
+from ferrite.codegen.llvm.emit import kernel_text
+from ferrite.codegen.llvm.target import host_target
+from ferrite.ir.kernel_laws import verify_kernel
+from ferrite.ir.kernel_parse import parse_kernel
+from ferrite.ir.run_kernel import run_kernel
+
+SIGNATURE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
+
+
+@functools.cache
+def native(source):
+    """A kernel's text as a function of tensors and sizes: what it gives, and what it says about a failure."""
+    kernel = verify_kernel(parse_kernel(source))
+    code = object_code(kernel_text(kernel, host_target(), "kernel"), host_target(), 2)
+    function = SIGNATURE(load({"kernel": code})["kernel"])
+
+    def run(memory, sizes=(), threads=1):
+        words = [tensor.data_ptr() for tensor in memory] + list(sizes)
+        failure = (ctypes.c_int64 * 3)()
+        result = function((ctypes.c_int64 * max(len(words), 1))(*words), threads, failure)
+        return result, tuple(failure[:2])
+
+    return run
+
+
+def guarded(tensor):
+    """A copy in memory whose surroundings are checked: what is written next to it shows."""
+    room = torch.full([tensor.numel() * tensor.itemsize + 128], 0xAB, dtype=torch.uint8)
+    inside = room[64:-64].view(tensor.dtype)
+    inside.copy_(tensor.reshape(-1))
+    return room, inside
+
+
+def both(source, memory, sizes=(), threads=1):
+    """What the oracle and the machine make of the same memory."""
+    expected = [tensor.reshape(-1).clone() for tensor in memory]
+    run_kernel(parse_kernel(source), expected, sizes)
+    rooms = [guarded(tensor) for tensor in memory]
+    result, _ = native(source)([inside for _, inside in rooms], sizes, threads)
+    assert result == 0
+    for room, inside in rooms:
+        assert bool((room[:64] == 0xAB).all()) and bool((room[-64:] == 0xAB).all()), "written outside"
+        assert inside.numel() == room.numel() // max(inside.itemsize, 1) - 128 // inside.itemsize
+    return expected, [inside for _, inside in rooms]
+
+
+def bits(tensor):
+    """The bits of a tensor, one NaN like the other."""
+    if tensor.dtype.is_floating_point:
+        tensor = torch.where(tensor.isnan(), torch.full_like(tensor, float("nan")), tensor)
+    size = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize]
+    return tensor.view(size)
+
+
+def assert_same(source, memory, sizes=(), threads=1):
+    expected, made = both(source, memory, sizes, threads)
+    for one, other in zip(expected, made, strict=True):
+        if not torch.equal(bits(one), bits(other)):
+            places = torch.nonzero(bits(one) != bits(other)).flatten()[:5].tolist()
+            raise AssertionError(f"at {places}: {one[places]} is expected, not {other[places]}")
+
+
+def assert_close(source, memory, sizes=(), threads=1, **tolerance):
+    expected, made = both(source, memory, sizes, threads)
+    torch.testing.assert_close(made, expected, equal_nan=True, **tolerance)

@@ -1,0 +1,119 @@
+"""What is fitted for the vector math functions: each with its meaning, its interval and its size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import mpmath
+from fit import Fit, Function, fit_polynomial, fit_quotient
+from mpmath import mpf
+
+DIGITS = {"float": 24, "double": 53}
+
+
+@dataclass(frozen=True)
+class Spec:
+    meaning: str
+    target: Function
+    wanted: Mapping[str, tuple[float, float, int] | tuple[float, float, int, int]]  # interval and sizes, by type
+    weight: Function | None = None  # one over the target unless told
+    given: tuple[float, ...] = ()
+
+    def fits(self) -> dict[str, Fit]:
+        done = {}
+        for element, (low, high, *sizes) in self.wanted.items():
+            if len(sizes) == 1:
+                done[element] = fit_polynomial(
+                    self.target, low, high, sizes[0], DIGITS[element], self.weight, self.given
+                )
+            else:
+                done[element] = fit_quotient(self.target, low, high, *sizes, DIGITS[element], self.weight)
+        return done
+
+    def range(self, element: str) -> str:
+        return "[{:.6g}, {:.6g}]".format(*self.wanted[element][:2])
+
+
+def both(low: float, high: float, size: int, wide_size: int) -> dict[str, tuple[float, float, int]]:
+    return {"float": (low, high, size), "double": (low, high, wide_size)}
+
+
+NEAR_ZERO = 1e-9  # where quotients that are 0/0 at zero are taken
+HALF_LN2 = 0.34665
+LOG_LOW, LOG_HIGH = 0.70710 - 1, 1.41422 - 1
+
+SPECS: dict[str, Spec] = {
+    "EXP": Spec("exp(r)", mpmath.exp, both(-HALF_LN2, HALF_LN2, 7, 12), given=(1.0, 1.0)),
+    "EXP2": Spec("2^r", lambda r: mpf(2) ** r, both(-0.5001, 0.5001, 7, 12), given=(1.0,)),
+    "EXPM1": Spec(
+        "(exp(r) - 1 - r) / r^2",
+        lambda r: (mpmath.expm1(r) - r) / r**2,
+        both(-HALF_LN2, HALF_LN2, 6, 11),
+        weight=lambda r: abs(r**2 / mpmath.expm1(r)),
+        given=(0.5,),
+    ),
+    "LOG": Spec(
+        "(log(1 + f) - f + f^2 / 2) / f^3",
+        lambda f: (mpmath.log1p(f) - f + f**2 / 2) / f**3,
+        {"float": (LOG_LOW, LOG_HIGH, 9)},
+        weight=lambda f: abs(f**3 / mpmath.log1p(f)),
+    ),
+    "LOG_BY_QUOTIENT": Spec(
+        "(log((1 + s) / (1 - s)) / s - 2) / z, over z = s^2",
+        lambda z: 2 * (mpmath.atanh(mpmath.sqrt(z)) / mpmath.sqrt(z) - 1) / z,
+        {"double": (NEAR_ZERO, 0.029438, 7)},
+        weight=lambda z: z / 2,
+    ),
+    "LOG_FOR_POWER": Spec(
+        "as LOG_BY_QUOTIENT, for powers of floats computed in doubles",
+        lambda z: 2 * (mpmath.atanh(mpmath.sqrt(z)) / mpmath.sqrt(z) - 1) / z,
+        {"double": (NEAR_ZERO, 0.029438, 4)},
+        weight=lambda z: z / 2,
+    ),
+    "LOG_REST": Spec(
+        "(log((1 + s) / (1 - s)) / s - 2 - 2/3 z) / z^2, over z = s^2",
+        lambda z: 2 * (mpmath.atanh(mpmath.sqrt(z)) / mpmath.sqrt(z) - 1 - z / 3) / z**2,
+        {"double": (NEAR_ZERO, 0.029438, 8)},
+        weight=lambda z: z**2 / 2,
+    ),
+    "SIN": Spec(
+        "(sin(r) / r - 1) / z, over z = r^2",
+        lambda z: (mpmath.sin(mpmath.sqrt(z)) / mpmath.sqrt(z) - 1) / z,
+        both(NEAR_ZERO, 0.7875**2, 3, 6),
+        weight=lambda z: z * mpmath.sqrt(z) / mpmath.sin(mpmath.sqrt(z)),
+    ),
+    "COS": Spec(
+        "(cos(r) - 1 + z / 2) / z^2, over z = r^2",
+        lambda z: (mpmath.cos(mpmath.sqrt(z)) - 1 + z / 2) / z**2,
+        both(NEAR_ZERO, 0.7875**2, 3, 6),
+        weight=lambda z: z**2 / mpmath.cos(mpmath.sqrt(z)),
+    ),
+    "TAN": Spec(
+        "tan(r) / r, over r^2",
+        lambda z: mpmath.tan(mpmath.sqrt(z)) / mpmath.sqrt(z),
+        {"float": (NEAR_ZERO, 0.7875**2, 3, 3), "double": (NEAR_ZERO, 0.7875**2, 4, 5)},
+    ),
+    "TANH": Spec(
+        "tanh(x) / x, over x^2",
+        lambda z: mpmath.tanh(mpmath.sqrt(z)) / mpmath.sqrt(z),
+        {"float": (NEAR_ZERO, 9.02**2, 6, 5)},
+    ),
+    "ERF_SMALL": Spec(
+        "erf(x) / x - 1, over x^2",
+        lambda z: mpmath.erf(mpmath.sqrt(z)) / mpmath.sqrt(z) - 1,
+        {"float": (NEAR_ZERO, 1.5**2, 9), "double": (NEAR_ZERO, 1.0, 13)},
+        weight=lambda z: mpmath.sqrt(z) / mpmath.erf(mpmath.sqrt(z)),
+    ),
+    "ERF_LARGE": Spec(
+        "1 - erf(u + 2.7)",
+        lambda u: mpmath.erfc(u + mpf("2.7")),
+        {"float": (1.5 - 2.7, 3.93 - 2.7, 14)},
+        weight=lambda u: mpf(1),
+    ),
+    "ERFCX": Spec(
+        "exp(x^2) erfc(x)",
+        lambda x: mpmath.exp(x * x) * mpmath.erfc(x),
+        {"float": (0, 10.06, 5, 6), "double": (0, 27.3, 11, 12)},
+    ),
+}
