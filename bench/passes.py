@@ -3,6 +3,7 @@
     python -m bench.passes cost [--nodes 2000 20000]    seconds per node of the post-grad stage, on growing graphs
     python -m bench.passes rewrites                     each pre-grad pass on a piece of a model: see `bench.rewrites`
     python -m bench.passes horizontal                   several calls as one, over many sizes: see `bench.horizontal`
+    python -m bench.passes padding --device cuda        products with padded sides: see `bench.padding`
 
 Each takes `--rounds N`. The stage must be near-linear: the cost per node of the largest graph is given as a ratio to
 that of the smallest.
@@ -11,21 +12,22 @@ that of the smallest.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from bench import horizontal, rewrites
+from bench import horizontal, padding, rewrites
 from bench.measure import write
 from ferrite.options import Options
 from ferrite.passes import POST_GRAD
 from ferrite.pipeline import PassContext, PassRecord, run_pipeline
 
 PER_LAYER = 6  # nodes that one layer of the graph below makes
-ROUNDS = {"cost": 3, "rewrites": 31, "horizontal": 40}
+ROUNDS = {"cost": 3, "rewrites": 31, "horizontal": 40, "padding": 15}
 
 
 def graph_of(nodes: int) -> torch.fx.GraphModule:
@@ -71,12 +73,24 @@ def shown(lines: Iterable[str]) -> list[str]:
     return kept
 
 
+@contextlib.contextmanager
+def tensor_float() -> Iterator[None]:
+    """Single precision on the matrix units of a GPU, without which padding gains nothing."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=list(ROUNDS))
     parser.add_argument("--nodes", type=int, nargs="+", default=[2000, 20000])
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--device", default="cpu", help="for rewrites")
+    parser.add_argument("--device", default="cpu", help="for rewrites and padding")
+    parser.add_argument("--only", default="", help="for rewrites: passes whose name holds this")
     chosen = parser.parse_args()
     rounds = chosen.rounds or ROUNDS[chosen.what]
     match chosen.what:
@@ -85,10 +99,19 @@ def main() -> None:
         case "rewrites":
             name = "rewrites" if chosen.device == "cpu" else f"rewrites-{chosen.device}"
             how = f"Device: {chosen.device}, float32. Threads: {torch.get_num_threads()}. Median and quartiles of "
-            lines = [f"{how}{rounds} rounds.", "", *shown(rewrites.rows(rounds, chosen.device))]
-            write(name, "Passes before autograd, one by one", lines)
+            lines = [f"{how}{rounds} rounds.", "", *shown(rewrites.rows(rounds, chosen.device, chosen.only))]
+            if not chosen.only:
+                write(name, "Passes before autograd, one by one", lines)
         case "horizontal":
             write("horizontal", "Several calls as one", shown(horizontal.rows(rounds)))
+        case "padding":
+            how = f"Device: {chosen.device}. Median and quartiles of {rounds} rounds."
+            with tensor_float():
+                write(
+                    f"padding-{chosen.device}",
+                    "Padded products",
+                    [how, "", *shown(padding.rows(rounds, chosen.device))],
+                )
 
 
 if __name__ == "__main__":

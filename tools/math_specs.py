@@ -43,6 +43,15 @@ NEAR_ZERO = 1e-9  # where quotients that are 0/0 at zero are taken
 HALF_LN2 = 0.34665
 LOG_LOW, LOG_HIGH = 0.70710 - 1, 1.41422 - 1
 
+
+def ratio(x: float, k: float) -> float:
+    return (x - k) / (x + k)
+
+
+def scaled_erfc(x: mpf) -> mpf:
+    return (1 + 2 * x) * mpmath.exp(x * x) * mpmath.erfc(x)
+
+
 SPECS: dict[str, Spec] = {
     "EXP": Spec("exp(r)", mpmath.exp, both(-HALF_LN2, HALF_LN2, 7, 12), given=(1.0, 1.0)),
     "EXP2": Spec("2^r", lambda r: mpf(2) ** r, both(-0.5001, 0.5001, 7, 12), given=(1.0,)),
@@ -95,25 +104,37 @@ SPECS: dict[str, Spec] = {
         {"float": (NEAR_ZERO, 0.7875**2, 3, 3), "double": (NEAR_ZERO, 0.7875**2, 4, 5)},
     ),
     "TANH": Spec(
-        "tanh(x) / x, over x^2",
-        lambda z: mpmath.tanh(mpmath.sqrt(z)) / mpmath.sqrt(z),
-        {"float": (NEAR_ZERO, 9.02**2, 6, 5)},
+        "(tanh(x) / x - 1) / z, over z = x^2",
+        lambda z: (mpmath.tanh(mpmath.sqrt(z)) / mpmath.sqrt(z) - 1) / z,
+        both(NEAR_ZERO, 0.5625**2, 5, 11),
+        weight=lambda z: z * mpmath.sqrt(z) / mpmath.tanh(mpmath.sqrt(z)),
     ),
     "ERF_SMALL": Spec(
         "erf(x) / x - 1, over x^2",
         lambda z: mpmath.erf(mpmath.sqrt(z)) / mpmath.sqrt(z) - 1,
-        {"float": (NEAR_ZERO, 1.5**2, 9), "double": (NEAR_ZERO, 1.0, 13)},
+        {"float": (NEAR_ZERO, 1.25**2, 8), "double": (NEAR_ZERO, 1.0, 13)},
+        weight=lambda z: mpmath.sqrt(z) / mpmath.erf(mpmath.sqrt(z)),
+    ),
+    "ERF_NEAR_ZERO": Spec(
+        "as ERF_SMALL, on a shorter interval",
+        lambda z: mpmath.erf(mpmath.sqrt(z)) / mpmath.sqrt(z) - 1,
+        both(NEAR_ZERO, 0.25, 5, 9),
         weight=lambda z: mpmath.sqrt(z) / mpmath.erf(mpmath.sqrt(z)),
     ),
     "ERF_LARGE": Spec(
-        "1 - erf(u + 2.7)",
-        lambda u: mpmath.erfc(u + mpf("2.7")),
-        {"float": (1.5 - 2.7, 3.93 - 2.7, 14)},
+        "1 - erf(u + 2.625)",
+        lambda u: mpmath.erfc(u + mpf("2.625")),
+        {"float": (1.25 - 2.625, 3.93 - 2.625, 14)},
         weight=lambda u: mpf(1),
     ),
     "ERFCX": Spec(
-        "exp(x^2) erfc(x)",
-        lambda x: mpmath.exp(x * x) * mpmath.erfc(x),
-        {"float": (0, 10.06, 5, 6), "double": (0, 27.3, 11, 12)},
+        "(1 + 2 x) exp(x^2) erfc(x), over t = (x - 2) / (x + 2)",
+        lambda t: scaled_erfc(2 * (1 + t) / (1 - t)),
+        {"float": (-1, ratio(10.06, 2), 10)},
+    ),
+    "ERFCX_WIDE": Spec(
+        "the same, over t = (x - 4) / (x + 4)",
+        lambda t: scaled_erfc(4 * (1 + t) / (1 - t)),
+        {"double": (-1, ratio(27.3, 4), 22)},
     ),
 }

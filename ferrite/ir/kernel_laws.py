@@ -277,24 +277,43 @@ class _Check:
 
 
 def keeps_apart(place: Index, axes: set[Axis]) -> bool:
-    """Whether different values of the axes are at different places, whatever is read from memory."""
+    """Whether different values of the axes are at different places, whatever is read from memory.
+
+    Axes with small factors are told by the remainder of what memory moves the place by; those with factors larger than
+    all that by the quotient.
+    """
     if not data_of(place):
         return True
-    mine: dict[Index, int] = {}
-    steps: list[Index] = []  # by which memory and other axes move the place
-    for item, factor in place.terms if isinstance(place, Sum) else ((place, 1),):
-        if item in axes:
-            mine[item] = factor
-        elif not axes.isdisjoint(item.atoms) or any(not axes.isdisjoint(value.atoms) for value in data_of(item)):
-            return False
-        elif isinstance(item, Product):
-            steps.append(math.prod((part for part in item.factors if not data_of(part)), start=number(abs(factor))))
-        else:
-            steps.append(number(abs(factor)))
-    reach = 0
-    for item, factor in sorted(mine.items(), key=lambda pair: abs(pair[1])):
-        if abs(factor) <= reach or (item.high is None and len(mine) > 1):
+    terms = place.terms if isinstance(place, Sum) else ((place, 1),)
+    mine = [(item, factor) for item, factor in terms if item in axes]
+    others = [(item, factor) for item, factor in terms if item not in axes]
+    steps = [step_of(item, factor) for item, factor in others]
+    least = min((step.value for step in steps if isinstance(step, Number)), default=None)
+    near = [(item, factor) for item, factor in mine if least is None or abs(factor) < least]
+    far = [(item, factor) for item, factor in mine if not (least is None or abs(factor) < least)]
+    if any(factor < 0 for _, factor in mine) or not nested(near, 0):
+        return False
+    inside = add(near)
+    if near and not all(never_negative(step - 1 - inside) for step in steps):
+        return False
+    spread = 0
+    for item, factor in (*near, *others):
+        if item.low is None or item.high is None:
+            return not far
+        spread += abs(factor) * (item.high - item.low)
+    return nested(far, spread)
+
+
+def step_of(item: Index, factor: int) -> Index:
+    """What a term is a multiple of, whatever memory says."""
+    sizes = [part for part in item.factors if isinstance(part, Symbol)] if isinstance(item, Product) else []
+    return math.prod(sizes, start=number(abs(factor)))
+
+
+def nested(terms: list[tuple[Index, int]], reach: int) -> bool:
+    """Whether each factor is larger than all that terms with smaller ones can add up to."""
+    for item, factor in sorted(terms, key=lambda term: abs(term[1])):
+        if abs(factor) <= reach or (item.high is None and len(terms) > 1):
             return False
         reach += abs(factor) * (item.high or 0)
-    whole = add(mine.items())
-    return min(mine.values(), default=1) > 0 and all(never_negative(step - 1 - whole) for step in steps)
+    return True

@@ -53,6 +53,7 @@ from ferrite.schedule.touches import Layouts, axes_in, known, step_of
 GUESS = 64
 BLOCK = 4096  # elements of a flat loop that one step of a thread takes
 SUMMED = 2048  # elements that are summed before the sum joins another: how far rounding errors can grow
+SUMMED_ACROSS = 64  # the same where every result has one state, not one per lane
 TILE = 32  # rows and columns of a block where some memory goes along and some across
 
 
@@ -73,7 +74,7 @@ def build(group: Group, inside: Iterable[str], layouts: Layouts, machine: Machin
     parts = [made.nest(nest) for nest in nests]
     tiles: Body = tuple(tile.scratch for tile in homes.tiles.values())
     tiles += tuple(shared_tiles(nests, parts, homes.room))
-    if all(not nest.axes for nest in nests) and not tiles:
+    if all(not nest.axes for nest in nests) and not tiles and not any(part.states for part in parts):
         body = flat(rows, tuple(itertools_chain(parts)), machine)
     else:
         column = column_axis(rows, nests, parts)
@@ -225,10 +226,23 @@ def nest_loops(nest: Nest, part: Parts, machine: Machine) -> Body:
 
 def reduced_across(nest: Nest, part: Parts, best: Axis, machine: Machine) -> Body:
     """Reductions whose results lie side by side: a vector holds the states of several results."""
-    axes, body = collapse(ordered_axes(nest.reduced, indices_at(tuple(part.point))), tuple(part.point))
-    block: Body = (Accumulate(tuple(part.states), nested(axes, body, "reduction")), *part.after)
+    block: Body = (*summed_across(nest, part), *part.after)
     others, block = collapse([item for item in nest.outer if item is not best], block)
     return nested(others, (vector_loop(best, block, machine),), "serial")
+
+
+def summed_across(nest: Nest, part: Parts) -> Body:
+    """Plain loops over what is reduced. Long sums of floats are made of shorter ones."""
+    axes, body = collapse(ordered_axes(nest.reduced, indices_at(tuple(part.point))), tuple(part.point))
+    longest = known(axes[-1].extent, 1 << 30) if axes else 0
+    if not sums_floats(part.states) or longest <= 4 * SUMMED_ACROSS:
+        return (Accumulate(tuple(part.states), nested(axes, body, "reduction")),)
+    block, inside, body = cut(axes[-1], SUMMED_ACROSS, body)
+    return in_parts(part.states, [*axes[:-1], block], nested([inside], body, "reduction"))
+
+
+def sums_floats(states: Sequence[State]) -> bool:
+    return any(state.kind in ("sum", "prod") and state.dtypes[0].is_floating_point for state in states)
 
 
 def accumulated(states: Sequence[State], axes: Sequence[Axis], body: Body, machine: Machine) -> Body:
@@ -239,7 +253,7 @@ def accumulated(states: Sequence[State], axes: Sequence[Axis], body: Body, machi
     loop = vector_loop(last, body, machine, "reduction")
     longest = known(last.extent, 1 << 30)
     rounds = math.prod(known(item.extent, GUESS) for item in outer)
-    sums = any(state.kind in ("sum", "prod") and state.dtypes[0].is_floating_point for state in states)
+    sums = sums_floats(states)
     if sums and longest > 2 * SUMMED:
         block, inside, cut_body = cut(last, SUMMED, body)
         short = Loop(inside, "reduction", cut_body, loop.lanes, loop.copies)
@@ -281,10 +295,9 @@ def plain_loops(nest: Nest, part: Parts) -> Body:
     body: Body = tuple(part.point)
     if not part.states:
         return nested(nest.axes, body, "serial") + tuple(part.after)
-    scanned = nest.ordered
-    reduced = nest.axes if scanned else nest.reduced
-    block: Body = (Accumulate(tuple(part.states), nested(reduced, body, "serial" if scanned else "reduction")),)
-    return nested(() if scanned else nest.outer, block + tuple(part.after), "serial")
+    if nest.ordered:
+        return (Accumulate(tuple(part.states), nested(nest.axes, body, "serial")), *part.after)
+    return nested(nest.outer, (*summed_across(nest, part), *part.after), "serial")
 
 
 # --- the frame --------------------------------------------------------------------------------------------------------

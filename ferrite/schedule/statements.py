@@ -89,6 +89,7 @@ class Statements:
         storage = self.layouts.buffers[buffer].storage
         if storage in self.homes.values:
             return
+        self.forget(storage, None if mode != "set" else self.layouts.place(buffer, at))
         at = tuple(map(self.coordinates, at))
         tile = self.homes.tiles.get(storage)
         if tile is not None:
@@ -99,6 +100,12 @@ class Statements:
         if mode != "set":
             self.read.add(storage)
         yield Store(storage, (self.layouts.place(buffer, at),), value, mode)
+
+    def forget(self, storage: str, place: Index | None) -> None:
+        """What is known of a storage no longer holds when something is stored there, but for what that is."""
+        for table in (self.point_values, self.row_values):
+            for key in [key for key in table if key[0] == storage and key[1] is not place]:
+                del table[key]
 
     def named(self, value: Expr, key: Key, row_level: bool) -> tuple[list[Statement], Expr]:
         """A value that others may ask for, under a name of its own."""
@@ -132,7 +139,7 @@ class Statements:
         values = [self.value(item) for item in operation.values]
         if operation.kind in ("any", "all"):
             values = [truth(item) for item in values]
-        if operation.kind in ("argmax", "argmin"):
+        if operation.kind.startswith("arg"):
             values.append(index_value(flat_place(operation.reduced, [item.extent for item in operation.reduced])))
         dtypes = state_types(operation.kind, values)
         state = State(operation.kind, tuple(next(self.names) for _ in dtypes), dtypes)

@@ -15,7 +15,7 @@ import torch
 from ferrite.codegen.llvm.emission import Emission, Value
 from ferrite.codegen.llvm.expressions import Expressions
 from ferrite.codegen.llvm.function import Code
-from ferrite.codegen.llvm.operators import Words, is_float
+from ferrite.codegen.llvm.operators import is_float
 from ferrite.codegen.llvm.types import REGISTER, vector
 from ferrite.ir.expr import Const, Expr, Op, Param, const, op
 from ferrite.ir.kernel import OWN, Join, State
@@ -194,6 +194,3 @@ class Accumulators:
 def _is_product(value: Expr) -> bool:
     """A product that may be added without rounding it first."""
     return isinstance(value, Op) and value.name == "mul" and is_float(value.dtype)
-
-
-__all__ = ["Accumulators", "Rule", "Words", "rule_of"]

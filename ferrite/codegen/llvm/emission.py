@@ -29,6 +29,10 @@ class Value:
     def type(self) -> str:
         return vector(self.element, self.lanes)
 
+    def as_scalars(self) -> Value:
+        """The same names, where an operation has made one scalar of every vector."""
+        return Value(self.parts, self.element)
+
 
 @dataclass(frozen=True)
 class AxisValue:

@@ -8,7 +8,7 @@ import torch
 
 from ferrite.codegen.llvm import mathematics, whole  # noqa: F401  (they add their rows)
 from ferrite.codegen.llvm.access import Access
-from ferrite.codegen.llvm.casts import cast, converted
+from ferrite.codegen.llvm.casts import cast
 from ferrite.codegen.llvm.checks import stop_where
 from ferrite.codegen.llvm.emission import Emission, Value
 from ferrite.codegen.llvm.indices import Indices
@@ -33,11 +33,12 @@ class Expressions:
         self.memo: Memo = {}
         self.params: Sequence[Value] = ()
         self.found: dict[Data, Value] = {}
+        self.under: dict[Value, tuple[Memo, dict[Data, Value]]] = {}  # what is known under a mask
         self.open: dict[str, Callable[[], Value]] = {}  # states whose block is not over
 
     def begin(self) -> None:
         """A statement begins: memory may have changed."""
-        self.memo, self.found = {}, {}
+        self.memo, self.found, self.under = {}, {}, {}
 
     def values(self, *roots: Expr) -> list[Value]:
         self.begin()
@@ -153,36 +154,36 @@ class Expressions:
         return self.found[atom]
 
     def check(self, atom: Data) -> Value:
-        e = self.e
+        e, code = self.e, self.checks[atom]
         value = cast(e, self.value(atom.value), atom.value.dtype, torch.int64)
-        extent, code = self.wide_index(atom.extent), self.checks[atom]
-        values = [value, extent, *([e.mask] if e.mask is not None else [])]
+        extent, mask = self.wide_index(atom.extent), e.mask
+        if mask is not None and mask.lanes > max(value.lanes, extent.lanes):
+            mask = e.map("i1", [mask], lambda lanes, item: e.any_lane(item, lanes)).as_scalars()
 
-        def inside(lanes: int, item: str, most: str, mask: str | None = None) -> str:
+        def inside(lanes: int, item: str, most: str, counts: str | None = None) -> str:
             w = Words(e, "i64", lanes)
             bad = w.compare("uge", item, most)
-            if mask is not None:
-                bad = e.op(f"and {w.bits} {bad}, {mask}", bad, mask)
+            if counts is not None:
+                bad = e.op(f"and {w.bits} {bad}, {counts}", bad, counts)
             stop_where(e, bad, lanes, code, item, most)
-            return item
+            rank = e.function.rank
+            if rank.get(bad, 0) <= rank.get(item, 0):
+                return item
+            # The check stands farther in than the value: nothing that uses the value may stand farther out.
+            return e.function.op(f"freeze {w.type} {item}", item, bad, key=f"checked {item} {bad}")
 
-        checked = e.map("i64", values, inside)
-        return value if len(checked.parts) == len(value.parts) and checked.lanes == value.lanes else checked
+        return e.map("i64", [value, extent, *([mask] if mask is not None else [])], inside)
 
     # --- masks --------------------------------------------------------------------------------------------------------
 
     def masked(self, item: Masked) -> Value:
         """The value under its mask: what it loads and checks is its own, other things are found again."""
-        mask = self.memo[item.mask]
-        kept = self.e.mask, self.memo, self.found
+        mask, kept = self.memo[item.mask], (self.e.mask, self.memo, self.found)
         self.e.mask = mask if kept[0] is None else self.both(kept[0], mask)
-        self.memo, self.found = {}, {}
+        self.memo, self.found = self.under.setdefault(self.e.mask, ({}, {}))
         value = self.value(item.value)
         self.e.mask, self.memo, self.found = kept
         return self.chosen(mask, value, self.memo[item.other])
 
     def both(self, left: Value, right: Value) -> Value:
         return self.e.map("i1", [left, right], lambda lanes, *pair: Words(self.e, "i1", lanes).op("and", *pair))
-
-
-__all__ = ["Expressions", "converted"]

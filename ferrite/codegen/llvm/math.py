@@ -23,12 +23,12 @@ from dataclasses import dataclass
 
 import torch
 
-from ferrite.codegen.llvm import math_exp, math_log, math_root, math_trig
+from ferrite.codegen.llvm import math_error, math_exp, math_hyperbolic, math_log, math_power, math_root, math_trig
 from ferrite.codegen.llvm.math_function import Function, symbol, write
 from ferrite.ir.types import short
 
 TYPES = (torch.float32, torch.float64)
-_FAMILIES = (math_exp, math_log, math_root, math_trig)
+_FAMILIES = (math_exp, math_log, math_power, math_root, math_trig, math_hyperbolic, math_error)
 FUNCTIONS: dict[str, Function] = {function.name: function for family in _FAMILIES for function in family.FUNCTIONS}
 
 

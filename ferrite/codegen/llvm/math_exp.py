@@ -58,10 +58,17 @@ def reduced(x: Value, bias: int) -> tuple[Value, Value, Value]:
     return shifted, n, fma(n, -low, fma(n, -high, x))
 
 
-def exp_in_parts(x: Value) -> tuple[Value, Value, Value]:
-    """Three factors of exp(x), for x between UNDERFLOW and OVERFLOW: a number near one and two powers of two."""
+def exp_in_parts(x: Value, small: Value | None = None) -> tuple[Value, Value, Value]:
+    """Three factors of exp(x), for x between UNDERFLOW and OVERFLOW: a number near one and two powers of two.
+
+    With `small`, of exp(x + small), where it is no more than what x lost in rounding.
+    """
     shifted, _, r = reduced(x, 2 * EXPONENT_BIAS[x.element])
-    return polynomial(r, EXP[x.element]), *halves_of_power(shifted)
+    near_one = polynomial(r, EXP[x.element])
+    if small is not None:
+        slope = polynomial(r, EXP[x.element][1:])
+        near_one = fma(r, slope, small * near_one) + 1.0
+    return near_one, *halves_of_power(shifted)
 
 
 def exp(x: Value) -> Value:
@@ -79,26 +86,41 @@ def exp2(x: Value) -> Value:
     return near_one * first * second
 
 
+def exp_of_moderate(x: Value) -> Value:
+    """exp where it is a normal number."""
+    shifted, _, r = reduced(x, EXPONENT_BIAS[x.element])
+    return polynomial(r, EXP[x.element]) * power_of_two(shifted)
+
+
 def exp_of_negative(x: Value) -> Value:
     """exp of what is not above zero."""
     near_one, first, second = exp_in_parts(maximum(x, UNDERFLOW[x.element]))
     return near_one * first * second
 
 
-def expm1_near_zero(r: Value) -> Value:
-    """exp(r) - 1 where |r| is at most half of ln 2."""
-    return fma(r * r, polynomial(r, EXPM1[r.element]), r)
+def expm1_of(x: Value) -> Value:
+    """exp(x) - 1 where exp(x) is neither tiny nor too large; the sign of zero may be lost."""
+    element = x.element
+    high, low, _ = LN2[element]
+    start = shifter(element, EXPONENT_BIAS[element] - 1)
+    shifted = fma(x, LOG2_OF_E[element][0], start)
+    n = shifted - start
+    exact = fma(n, -high, x)
+    r = fma(n, -low, exact)
+    lost = fma(n, -low, exact - r)
+    half_power = power_of_two(shifted)  # 2^n itself may be too large
+    # 2^n r + (2^n - 1), halved, and what its rounding loses; then the rest of the series
+    offset, slope = half_power - 0.5, half_power * r
+    total = offset + slope
+    rest = fma(r * r, polynomial(r, EXPM1[element]), lost)
+    return 2.0 * (total + fma(half_power, rest, slope - (total - offset)))
 
 
 def expm1(x: Value) -> Value:
-    element = x.element
     # Below the lower bound the result is -1.
-    clamped = minimum(maximum(x, -18.0 if element == "float" else -40.0), OVERFLOW[element])
-    shifted, _, r = reduced(clamped, EXPONENT_BIAS[element] - 1)
-    half_power = power_of_two(shifted)  # 2^n may be too large
-    result = 2.0 * fma(half_power, expm1_near_zero(r), half_power - 0.5)
+    result = expm1_of(minimum(maximum(x, -18.0 if x.element == "float" else -40.0), OVERFLOW[x.element]))
     # Keeps the sign of zero and what is too small to be halved.
-    return select(fabs(x) < 2.0 ** -(FRACTION_BITS[element] + 2), x, result)
+    return select(fabs(x) < 2.0 ** -(FRACTION_BITS[x.element] + 2), x, result)
 
 
 def sigmoid(x: Value) -> Value:

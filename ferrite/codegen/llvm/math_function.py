@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 
 from ferrite.codegen.llvm.math_text import FLOATS, Value, Written, narrow, widen
 
@@ -44,7 +44,7 @@ def symbol(name: str, short: str, lanes: int) -> str:
     return f"@ferrite_{name}_{short}_v{lanes}"
 
 
-@lru_cache(maxsize=None)
+@cache
 def write(function: Function, short: str, lanes: int) -> FunctionText:
     written = Written(symbol(function.name, short, lanes), lanes)
     element = ELEMENTS[short]

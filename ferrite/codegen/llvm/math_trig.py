@@ -6,7 +6,7 @@ long as that multiple is a small number. Beyond, libm answers, lane by lane.
 
 from __future__ import annotations
 
-from ferrite.codegen.llvm.math_constants import HALF_PI, PI, Parts
+from ferrite.codegen.llvm.math_constants import HALF_PI, PI
 from ferrite.codegen.llvm.math_exp import shifter
 from ferrite.codegen.llvm.math_fits import COS, SIN, TAN
 from ferrite.codegen.llvm.math_function import Function
@@ -15,13 +15,6 @@ from ferrite.codegen.llvm.math_text import Value, bits, fabs, fma, from_bits, po
 # The multiple of pi is found to within a fraction of 2^-7 (2^-20 in f64): the polynomials reach a little beyond its half.
 HUGE = {"float": 2.0**16, "double": 2.0**30}
 WIDTH = {"float": 32, "double": 64}
-
-
-def less(x: Value, n: Value, parts: Parts) -> Value:
-    """x - n (parts[0] + parts[1] + parts[2])."""
-    for part in parts:
-        x = fma(n, -part, x)
-    return x
 
 
 def with_sign(magnitude: Value, sign: Value) -> Value:
@@ -35,17 +28,20 @@ def bit_as_sign(shifted: Value, place: int) -> Value:
     return bits(shifted) << (WIDTH[shifted.element] - 1 - place)
 
 
-def quarter_turns(a: Value, bias: int) -> tuple[Value, Value]:
-    """How many times pi / 2 goes into a, in the low bits of the first result and raised by `bias`; and what remains."""
+def quarter_turns(a: Value, bias: int) -> tuple[Value, Value, Value]:
+    """How often pi / 2 goes into a, in the low bits of the first result and raised by `bias`; what remains, in two parts."""
     start = shifter(a.element, bias)
     shifted = fma(a, 2 / PI["double"][0], start)
-    return shifted, less(a, shifted - start, HALF_PI[a.element])
+    n, (first, second, third) = shifted - start, HALF_PI[a.element]
+    exact = fma(n, -first, a)
+    r = fma(n, -second, exact)
+    return shifted, r, fma(n, -third, fma(n, -second, exact - r))
 
 
-def sine_of_turned(shifted: Value, r: Value) -> Value:
+def sine_of_turned(shifted: Value, r: Value, lost: Value) -> Value:
     """sin(n pi / 2 + r): the sine or the cosine of r, or their negatives."""
     z = r * r
-    sine = fma(r * z, polynomial(z, SIN[r.element]), r)
+    sine = r + fma(r * z, polynomial(z, SIN[r.element]), lost)
     cosine = fma(z, fma(z, polynomial(z, COS[r.element]), -0.5), 1.0)
     return with_sign(select(bit_as_sign(shifted, 0) < 0, cosine, sine), bit_as_sign(shifted, 1))
 
@@ -64,16 +60,11 @@ def cos(x: Value) -> Value:
 def tan(x: Value) -> Value:
     """A quotient of polynomials, turned upside down at odd multiples of pi / 2."""
     a, (above, under) = fabs(x), TAN[x.element]
-    start = shifter(x.element, 0)
-    shifted = fma(a, 2 / PI["double"][0], start)
-    n, (first, second, third) = shifted - start, HALF_PI[x.element]
-    whole = fma(n, -first, a)
-    r = fma(n, -second, whole)
-    lost = fma(n, -third, fma(n, -second, whole - r))
+    shifted, r, lost = quarter_turns(a, 0)
     z = r * r
-    sine, cosine = fma(r * z, polynomial(z, above[1:]), r), polynomial(z, under)
-    # The tangent grows up to twice as fast as its argument: what r lost counts.
-    sine, cosine = fma(lost, cosine, sine), fma(lost, -sine, cosine)
+    # The slope of the quotient is its square plus one, shared out over both its parts.
+    cosine = 1.0 + fma(z, polynomial(z, under[1:]), -(lost * r))
+    sine = r + fma(r * z, polynomial(z, above[1:]), lost * cosine)
     odd = bit_as_sign(shifted, 0)
     result = select(odd < 0, cosine, sine) / select(odd < 0, sine, cosine)
     return rare_by_libm(a >= HUGE[x.element], with_sign(result, odd ^ bits(x)), "tan", x)

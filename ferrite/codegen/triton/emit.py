@@ -1,56 +1,20 @@
 """Kernels as Triton source: the second printer of `ferrite.ir.kernel`.
 
-    source = kernel_source(kernel, "rows")      a Python module with one function of that name
-    launch = launch_of(kernel, "rows")          how it is started: grid, constants, checks
-    reason = unsupported(kernel)                why there is none, or None
-
-One program has one block: every independent loop around a statement is a dimension of it, with a mask where the extent
-is no multiple. Loops in order are loops in the source.
+source = kernel_source(kernel, "rows")      a Python module with one function of that name
+launch = launch_of(kernel, "rows")          how it is started: grid, constants, checks
+reason = unsupported(kernel)                why there is none, or None
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import torch
-
-from ferrite.codegen.triton.barriers import Barriers
 from ferrite.codegen.triton.errors import UnsupportedKernel
-from ferrite.codegen.triton.grid import MOST_ELEMENTS, Spread, block_limit, spread_loops
 from ferrite.codegen.triton.helpers import functions
-from ferrite.codegen.triton.indices import is_narrow, widened
-from ferrite.codegen.triton.launch import Block, Launch, power_of_two
-from ferrite.codegen.triton.module import BlockAxis, Mask, Module, Scope, Tile, Value
-from ferrite.codegen.triton.operators import filled, type_name
-from ferrite.codegen.triton.states import Accumulators
-from ferrite.codegen.triton.values import Evaluation
-from ferrite.ir.expr import load, op
-from ferrite.ir.index import ONE, Axis, Index, symbol
-from ferrite.ir.kernel import (
-    Accumulate,
-    Join,
-    Kernel,
-    Let,
-    Loop,
-    Scratch,
-    Statement,
-    Store,
-    When,
-    checks,
-)
+from ferrite.codegen.triton.launch import Launch
+from ferrite.codegen.triton.statements import Printer
+from ferrite.ir.kernel import Kernel
 from ferrite.ir.text import comment
-from ferrite.ir.types import short
-
-COMBINE = {"add": "add", "mul": "mul", "amax": "maximum", "amin": "minimum"}
-ATOMIC_TYPES = {
-    "add": (torch.float32, torch.float64, torch.int32, torch.int64),
-    "amax": (torch.int32, torch.int64),
-    "amin": (torch.int32, torch.int64),
-}
-ATOMIC_NAMES = {"add": "tl.atomic_add", "amax": "tl.atomic_max", "amin": "tl.atomic_min"}
-PROGRAM = symbol("program id", 0, (1 << 31) - 1)  # no size of a kernel has such a name
 
 
 def kernel_source(kernel: Kernel, name: str) -> str:
@@ -78,7 +42,7 @@ class Written:
 
 def written(kernel: Kernel, name: str) -> Written:
     """Both at once. The kernel keeps its laws."""
-    printer = _Printer(kernel, name)
+    printer = Printer(kernel, name)
     programs = printer.kernel(kernel)
     module = printer.module
     blocks = tuple(module.blocks.values())
@@ -101,255 +65,3 @@ def written(kernel: Kernel, name: str) -> Written:
         *(["from triton.language.extra import libdevice"] if library else []),
     ]
     return Written("\n\n\n".join(["\n".join(head), *parts]) + "\n", launch)
-
-
-class _Printer:
-    def __init__(self, kernel: Kernel, name: str) -> None:
-        self.module = Module(checks=tuple(checks(kernel)))
-        self.module.names.add(name)
-        self.states = Accumulators(self.module)
-        self.barriers = Barriers(kernel)
-
-    # --- the grid -----------------------------------------------------------------------------------------------------
-
-    def kernel(self, kernel: Kernel) -> Index:
-        """Prints the body; the number of programs."""
-        module = self.module
-        for pointer in kernel.pointers:
-            type_name(pointer.dtype)
-            module.pointers[pointer.name] = module.fresh(pointer.name)
-        for size in kernel.sizes:
-            name, wide = module.fresh(size.name), not is_narrow(size)
-            module.atoms[size] = Value(name), wide
-            if wide:
-                module.line(f"{name} = {widened(name)}")
-        loops, body = spread_loops(kernel)
-        blocks = [module.block(item.loop.axis.extent, item.most) if item.most > 1 else None for item in loops]
-        counts = [_count(item.loop.axis.extent, block) for item, block in zip(loops, blocks, strict=True)]
-        module.atoms |= {block.symbol: (Value(block.name), False) for block in blocks if block is not None}
-        if loops:
-            module.line("pid = tl.program_id(0)")
-            module.atoms[PROGRAM] = Value("pid"), False
-        scope, after = Scope(), ONE
-        places: list[Index] = []
-        for place, count in reversed(list(enumerate(counts))):
-            at = PROGRAM // after
-            places.insert(0, at if place == 0 else at % count)
-            after = after * count
-        for item, block, at in zip(loops, blocks, places, strict=True):
-            scope = self.spread(item, block, at, scope)
-        self.block(body, scope)
-        if not module.lines:
-            module.line("pass")
-        return after
-
-    def spread(self, item: Spread, block: Block | None, at: Index, scope: Scope) -> Scope:
-        """One loop of the grid; `at` counts its iterations or blocks."""
-        self.block(item.before, scope)
-        axis = item.loop.axis
-        if block is None:
-            self.number(axis, Evaluation(self.module, scope).index(at)[0].text)
-            return scope
-        start, _ = Evaluation(self.module, scope).index(at)
-        base = start.text if is_narrow(axis) else widened(start.text)
-        return self.lanes(axis, block, f"({base}) * {block.name}", scope, whole=False)
-
-    # --- statements ---------------------------------------------------------------------------------------------------
-
-    def block(self, body: tuple[Statement, ...], scope: Scope) -> None:
-        for statement in body:
-            if self.barriers.before(statement):
-                self.module.line("tl.debug_barrier()")
-            self.statement(statement, scope)
-
-    def statement(self, statement: Statement, scope: Scope) -> None:
-        match statement:
-            case Loop():
-                self.loop(statement, scope)
-            case Scratch():
-                self.scratch(statement, scope)
-            case Let(name=name):
-                value = Evaluation(self.module, scope).value(statement.value)
-                self.module.values[name] = Value(self.module.set(name, value.text), value.dims)
-            case Accumulate():
-                self.states.begin(statement, scope)
-                self.block(statement.body, scope)
-                self.states.end(statement)
-            case Join():
-                self.states.join(statement, scope)
-            case Store():
-                self.store(statement, scope)
-            case When():
-                self.when(statement, scope)
-
-    def when(self, statement: When, scope: Scope) -> None:
-        evaluation = Evaluation(self.module, scope)
-        condition = evaluation.value(statement.condition)
-        if condition.dims:
-            self.block(statement.body, replace(scope, masks=evaluation.under(condition, scope.masks)))
-            return
-        with self.barriers.perhaps(), self.module.indented(f"if {condition.text}:"):
-            self.block(statement.body, scope)
-
-    # --- loops --------------------------------------------------------------------------------------------------------
-
-    def loop(self, loop: Loop, scope: Scope) -> None:
-        if loop.axis.extent is ONE:
-            self.number(loop.axis, "0")
-            self.block(loop.body, scope)
-        elif loop.kind in ("serial", "unrolled"):
-            self.in_order(loop, scope)
-        else:
-            self.blocks(loop, scope)
-
-    def in_order(self, loop: Loop, scope: Scope) -> None:
-        if loop.kind == "unrolled":
-            name = self.module.fresh(loop.axis.name)
-            with self.iterations(f"for {name} in tl.static_range({loop.axis.extent}):", loop, scope):
-                self.number(loop.axis, name)
-                self.block(loop.body, scope)
-            return
-        stop, ragged = self.stop(loop.axis, scope)
-        name = self.module.fresh(loop.axis.name)
-        with self.iterations(f"for {name} in range(0, {stop}):", loop, scope):
-            self.number(loop.axis, name)
-            self.block(loop.body, self.shortened(loop.axis, scope) if ragged else scope)
-
-    def blocks(self, loop: Loop, scope: Scope) -> None:
-        """Independent iterations: one block of them, or a loop over blocks, or, where no room is left, a loop."""
-        axis, room = loop.axis, max(MOST_ELEMENTS // scope.elements, 1)
-        if axis.extent.high is not None and power_of_two(axis.extent.high) <= room:
-            block = self.module.block(axis.extent, power_of_two(axis.extent.high))
-            self.block(loop.body, self.lanes(axis, block, "", scope, whole=True))
-            return
-        most = min(room, block_limit(loop))
-        stop, ragged = self.stop(axis, scope)
-        if most == 1:
-            name = self.module.fresh(axis.name)
-            with self.iterations(f"for {name} in range(0, {stop}):", None, scope):
-                self.number(axis, name)
-                self.block(loop.body, self.shortened(axis, scope) if ragged else scope)
-            return
-        block = self.module.block(axis.extent, most)
-        start = self.module.fresh(f"{axis.name}_start")
-        with self.iterations(f"for {start} in range(0, {stop}, {block.name}):", None, scope):
-            base = start if is_narrow(axis) else widened(start)
-            self.block(loop.body, self.lanes(axis, block, base, scope, whole=False))
-
-    @contextmanager
-    def iterations(self, head: str, in_order: Loop | None, scope: Scope) -> Iterator[None]:
-        with self.barriers.perhaps(), self.module.indented(head):
-            if in_order is not None and self.barriers.between_iterations(in_order.body, bool(scope.axes)):
-                self.module.line("tl.debug_barrier()")
-            yield
-
-    def stop(self, axis: Axis, scope: Scope) -> tuple[str, bool]:
-        """Where a loop stops, and whether some lanes stop earlier: then it goes on as long as any may."""
-        extent, _ = Evaluation(self.module, scope).index(axis.extent)
-        if not extent.dims:
-            return extent.text, False
-        if axis.extent.high is None:
-            raise UnsupportedKernel(f"a loop of {axis.extent} iterations: every lane has another number, without bound")
-        return str(axis.extent.high), True
-
-    def number(self, axis: Axis, text: str) -> None:
-        """An axis that is one number at a time."""
-        wide = not is_narrow(axis)
-        text = widened(text) if wide else text
-        name = text if text.isidentifier() or text.isdigit() else self.module.set(axis.name, text)
-        self.module.atoms[axis] = Value(name), wide
-
-    def shortened(self, axis: Axis, scope: Scope) -> Scope:
-        """Only the lanes whose own number of iterations is not over."""
-        evaluation = Evaluation(self.module, scope)
-        extent, _ = evaluation.index(axis.extent)
-        going = Value(self.module.set("mask", f"{self.module.atoms[axis][0].text} < {extent.text}"), extent.dims)
-        return replace(scope, masks=evaluation.under(going, scope.masks))
-
-    def lanes(self, axis: Axis, block: Block, base: str, scope: Scope, whole: bool) -> Scope:
-        """One dimension more: lanes from `base` on, those beyond the extent masked."""
-        dim = len(scope.axes)
-        added = "[" + "None, " * dim + ":]" if dim else ""
-        lanes = f"tl.arange(0, {block.name}){added}"
-        wide = not is_narrow(axis)
-        text = f"{base} + {lanes}" if base else (widened(lanes) if wide else lanes)
-        value = Value(self.module.set(axis.name, text), frozenset([dim]))
-        self.module.atoms[axis] = value, wide
-        inner = replace(scope, axes=(*scope.axes, BlockAxis(axis, block, whole)))
-        extent = axis.extent
-        if whole and extent.low == extent.high == block.most:
-            return inner
-        limit, _ = Evaluation(self.module, inner).index(extent)
-        dims = value.dims | limit.dims
-        mask = Value(self.module.set("mask", f"{value.text} < {limit.at(dim + 1)}"), dims)
-        surely = not whole or (extent.low is not None and extent.low >= 1)
-        surely = surely and not limit.dims
-        if surely:
-            return replace(inner, masks=(*scope.masks, Mask(mask, bounds=dim)))
-        both = Evaluation(self.module, inner).under(mask, scope.masks)
-        return replace(inner, masks=both)
-
-    # --- memory -------------------------------------------------------------------------------------------------------
-
-    def scratch(self, statement: Scratch, scope: Scope) -> None:
-        blocks: list[Block | None] = []
-        elements = scope.elements
-        for size in statement.sizes:
-            most = power_of_two(size.high or 1)
-            elements *= most
-            blocks.append(None if size is ONE else self.module.block(size, most))
-        if elements > MOST_ELEMENTS:
-            raise UnsupportedKernel(f"{elements} elements of scratch memory; a block has {MOST_ELEMENTS} at most")
-        names = [axis.block.name for axis in scope.axes] + [block.name for block in blocks if block is not None]
-        text = self.module.set(statement.name, filled(0, statement.dtype, f"[{', '.join(names)}]"))
-        self.module.tiles[statement.name] = Tile(text, statement.dtype, len(scope.axes), tuple(blocks))
-
-    def store(self, store: Store, scope: Scope) -> None:
-        tile = self.module.tiles.get(store.buffer)
-        if store.atomic and store.mode != "set":
-            self.atomic(store, scope)
-            return
-        evaluation = Evaluation(self.module, scope)
-        what = store.value
-        if store.mode != "set":
-            what = op(COMBINE[store.mode], load(store.buffer, store.coordinates, what.dtype), what)
-        value = evaluation.value(what)
-        if tile is not None:
-            self.keep(store, tile, value, evaluation, scope)
-            return
-        pointer, guard, dims = evaluation.pointer(store.buffer, store.coordinates[0], scope.masks, scope.dims)
-        masked = "" if guard is None else f", mask={guard}"
-        self.module.line(f"tl.store({pointer}, {value.at(max(dims, default=-1) + 1)}{masked})")
-
-    def keep(self, store: Store, tile: Tile, value: Value, evaluation: Evaluation, scope: Scope) -> None:
-        """Into a tile, which is a block."""
-        place = evaluation.tile(tile, store.coordinates)
-        if place.dims != scope.dims:
-            raise UnsupportedKernel(f"scratch memory {store.buffer} is written by more lanes than it has")
-        counted = evaluation.guard(scope.masks, scope.dims)
-        text = value.at(len(scope.axes))
-        if counted is not None:
-            text = f"tl.where({counted.at(len(scope.axes))}, {text}, {tile.text})"
-        elif value.dims != scope.dims:
-            text = f"tl.broadcast_to({text}, {scope.shape()})"
-        self.module.line(f"{tile.text} = {text}")
-
-    def atomic(self, store: Store, scope: Scope) -> None:
-        dtype = store.value.dtype
-        if store.buffer in self.module.tiles or dtype not in ATOMIC_TYPES.get(store.mode, ()):
-            raise UnsupportedKernel(f"atomic {store.mode} of {short(dtype)}")
-        evaluation = Evaluation(self.module, scope)
-        value = evaluation.value(store.value)
-        pointer, guard, dims = evaluation.pointer(store.buffer, store.coordinates[0], scope.masks, scope.dims)
-        text = value.at(max(dims, default=-1) + 1)
-        if value.dims != dims:
-            text = f"tl.broadcast_to({text}, {scope.shape(dims)})"
-        masked = "" if guard is None else f", mask={guard}"
-        self.module.line(f'{ATOMIC_NAMES[store.mode]}({pointer}, {text}{masked}, sem="relaxed")')
-
-
-def _count(extent: Index, block: Block | None) -> Index:
-    """Iterations of a loop of the grid: one for each element, or for each block."""
-    return extent if block is None else (extent + block.symbol - 1) // block.symbol
-
-

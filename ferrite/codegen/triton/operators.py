@@ -1,7 +1,7 @@
 """Scalar operators and conversions as Triton source: one row each.
 
-A row takes the texts of the operands and their type. 16-bit floats are widened before and rounded after, so rows see 32
-and 64 bits. What has no row has no Triton source.
+A row takes the texts of the operands and their type; floats have 32 or 64 bits, since kernels compute on no others.
+What has no row has no Triton source.
 """
 
 from __future__ import annotations
@@ -109,30 +109,24 @@ def operation(needs: Needs, expr: Op, args: list[str]) -> str:
     row = ROWS.get(expr.name)
     if any(operand.dtype != dtype for operand in expr.operands) and expr.name != "where":
         row = None  # a number beside a float: few operators have one
-    if dtype in HALVES and expr.name not in UNROUNDED:
-        args = [_widened(needs, arg, dtype) for arg in args]
-        text = row(needs, torch.float32, args) if row and expr.name not in OF_ITS_OWN_WIDTH else None
-        rounds = text is not None and expr.dtype is dtype
-        text = _rounded(needs, text or "", dtype) if rounds else text
-    elif expr.name == "bitcast":
-        text = _bitcast(needs, expr, args)
-    else:
-        text = row(needs, dtype, args) if row else None
+    if expr.name == "bitcast":
+        row = _bitcast_to(expr.dtype)
+    text = row(needs, dtype, args) if row else None
     if text is None:
         raise UnsupportedKernel(f"{expr.name} of {short(dtype)}")
     return text
 
 
-UNROUNDED = ("where", "bitcast")  # look at no value
-OF_ITS_OWN_WIDTH = ("nextafter", "fma")  # 32 bits and a rounding would give another number
 INFIX_NAMES = ("add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge")  # take a plain number as an operand
 
 
-def _bitcast(needs: Needs, expr: Op, args: list[str]) -> str | None:
-    old, new = expr.operands[0].dtype, expr.dtype
-    if torch.bool in (old, new) or old.itemsize != new.itemsize:
-        return None
-    return args[0] if old is new else f"tl.cast({args[0]}, {type_name(new)}, bitcast=True)"
+def _bitcast_to(new: torch.dtype) -> Row:
+    def row(needs: Needs, old: torch.dtype, args: list[str]) -> str | None:
+        if old is not new and torch.bool in (old, new):
+            return None
+        return args[0] if old is new else f"tl.cast({args[0]}, {type_name(new)}, bitcast=True)"
+
+    return row
 
 
 def _arithmetic(sign: str, for_bool: str) -> Row:
@@ -245,14 +239,21 @@ def _sign(needs: Needs, dtype: torch.dtype, args: list[str]) -> str | None:
     return f"tl.cast({args[0]} > 0, {name}) - tl.cast({args[0]} < 0, {name})"
 
 
+def _inverted(needs: Needs, dtype: torch.dtype, args: list[str]) -> str | None:
+    if dtype is torch.bool or dtype.is_signed:
+        return f"~{args[0]}"
+    ones = filled((1 << 8 * dtype.itemsize) - 1, dtype, "[]")  # Triton's interpreter has no ~ of these
+    return f"{args[0]} ^ {ones}"
+
+
+LIBRARY = """exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh
+    erf erfc erfinv lgamma pow atan2 hypot copysign nextafter"""
 ROWS: dict[str, Row] = {
     "add": _arithmetic("+", "|"),
     "mul": _arithmetic("*", "&"),
     "sub": _by_type("{0} - {1}", "{0} - {1}"),
     "div": _by_type("divide({0}, {1})", None),
-    "floor_divide": _by_type(
-        "floor_divide_float({0}, {1}, divide({0}, {1}))", "floor_divide({0}, {1})", "{0} // {1}"
-    ),
+    "floor_divide": _by_type("floor_divide_float({0}, {1}, divide({0}, {1}))", "floor_divide({0}, {1})", "{0} // {1}"),
     "trunc_divide": _by_type("libdevice.trunc(divide({0}, {1}))", "{0} // {1}"),
     "remainder": _by_type("floor_modulo_float({0}, {1})", "floor_modulo({0}, {1})", "{0} % {1}"),
     "fmod": _by_type("libdevice.fmod({0}, {1})", "{0} % {1}"),
@@ -272,7 +273,7 @@ ROWS: dict[str, Row] = {
     "rsqrt": _one_over("square_root({0})"),
     "reciprocal": _one_over("{0}"),
     "sigmoid": _one_over("(libdevice.exp({0} * (-1.0)) + 1.0)"),
-    "isnan": _by_type("{0} != {0}", "{0} != {0}"),
+    "isnan": lambda needs, dtype, args: f"{args[0]} != {args[0]}",
     "isinf": _infinite("==", "!="),
     "isfinite": _infinite("<", "=="),
     "logical_and": _logical("{0} & {1}"),
@@ -282,17 +283,11 @@ ROWS: dict[str, Row] = {
     "bitwise_and": _logical("{0} & {1}"),
     "bitwise_or": _logical("{0} | {1}"),
     "bitwise_xor": _logical("{0} ^ {1}"),
-    "bitwise_not": _logical("~{0}"),
+    "bitwise_not": _inverted,
     "bitwise_left_shift": _by_type(None, "shift_left({0}, {1})"),
     "bitwise_right_shift": _by_type(None, "shift_right({0}, {1})", "shift_right_unsigned({0}, {1})"),
     "where": lambda needs, dtype, args: f"tl.where({', '.join(args)})",
     "fma": _by_type("libdevice.fma({0}, {1}, {2})", None),
     **{name: _comparison(sign) for name, sign in zip(INFIX_NAMES[3:], ("==", "!=", "<", "<=", ">", ">="), strict=True)},
-    **{
-        name: _library(name)
-        for name in (
-            "exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh erf erfc "
-            "erfinv lgamma pow atan2 hypot copysign nextafter"
-        ).split()
-    },
+    **{name: _library(name) for name in LIBRARY.split()},
 }

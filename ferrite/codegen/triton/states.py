@@ -128,9 +128,7 @@ class Accumulators:
         evaluation = Evaluation(self.module, scope, values)
         return [evaluation.value(part) for part in STATES[state.kind].lift(state.dtypes)]
 
-    def spread(
-        self, found: Accumulator, values: Sequence[Value], counted: Value | None, scope: Scope
-    ) -> list[str]:
+    def spread(self, found: Accumulator, values: Sequence[Value], counted: Value | None, scope: Scope) -> list[str]:
         """One state for every lane of the scope; nothing where a lane does not count."""
         rank, texts = len(scope.axes), []
         for value, nothing, name in zip(values, found.filled("[]"), _names(found.state), strict=True):
@@ -210,5 +208,3 @@ def _is_read(body: tuple[Statement, ...], state: State) -> bool:
     return any(
         isinstance(item, Local) and item.name in state.names for statement in walk(body) for item in nodes_in(statement)
     )
-
-

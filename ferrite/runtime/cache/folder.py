@@ -49,8 +49,9 @@ def make_folder(path: Path) -> None:
 
 
 def open_own(path: Path) -> tuple[int, os.stat_result]:
-    """Open a file for reading; Unusable if it is no plain file or not ours alone."""
-    descriptor = os.open(path, os.O_RDONLY | NO_FOLLOW)
+    """Open a file for reading; Unusable if it is no plain file or not ours alone. A pipe in its place is not waited
+    for."""
+    descriptor = os.open(path, os.O_RDONLY | NO_FOLLOW | getattr(os, "O_NONBLOCK", 0))
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):

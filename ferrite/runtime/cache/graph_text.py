@@ -95,13 +95,14 @@ class GraphText:
             return f"({', '.join(f'{name!r}: {self.value(item)}' for name, item in value.items())})"
         if isinstance(value, SYMBOLIC):
             return f"{type(value).__name__} {self.symbolic(value)}"
-        return type(value).__name__
+        return repr(value) if type(value) in PLAIN else type(value).__qualname__
 
     def tensor(self, value: torch.Tensor) -> str:
         strided = value.layout is torch.strided
         strides, offset = (value.stride(), value.storage_offset()) if strided else ((), 0)
         bits = (value.requires_grad, value.is_conj(), value.is_neg())
-        looks = (type(value), value.dtype, value.layout, value.device, tuple(value.shape), strides, offset, bits)
+        kind = torch.Tensor if torch_api.is_fake(value) else type(value)
+        looks = (kind, value.dtype, value.layout, value.device, tuple(value.shape), strides, offset, bits)
         try:
             return self._looks[looks]  # few looks make up a graph
         except KeyError:
@@ -130,7 +131,7 @@ class GraphText:
         if device.type != "cpu":
             facts.append(f"on {device}")
         facts += [name for name, holds in zip(("grad", "conj", "neg"), bits, strict=True) if holds]
-        if kind not in ORDINARY and not issubclass(kind, torch_api.FakeTensor):
+        if kind not in ORDINARY:
             facts.append(f"as {kind.__module__}.{kind.__qualname__}")
         return " ".join(facts)
 

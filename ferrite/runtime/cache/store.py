@@ -116,6 +116,16 @@ class Store:
         self._ready.add(kind)
         return True
 
+    def examine(self) -> str | None:
+        """Why the folder is not used, if it is there and is not."""
+        try:
+            for folder in (self.folder, *(self.folder / kind for kind in KINDS)):
+                with contextlib.suppress(FileNotFoundError):
+                    check_folder(folder)
+        except OSError as problem:
+            return str(problem)
+        return self.problem
+
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def publish(self, key: Key, sections: Mapping[str, bytes], metadata: Mapping[str, Any]) -> Artifact:
@@ -225,6 +235,10 @@ class Store:
             with contextlib.suppress(OSError), os.scandir(self.folder / kind) as items:
                 for item in items:
                     yield kind, item
+
+    def remove(self, entry: Entry) -> bool:
+        """Whether the entry is gone by our doing."""
+        return remove(entry.path)
 
     def about(self, entry: Entry) -> About | None:
         """What an entry says of itself, read without its sections; None if it cannot be read."""

@@ -1,0 +1,61 @@
+"""One model compiled in a process of its own: what the first call takes, and what ferrite recorded of it.
+
+    python -m bench.fresh '{"model": "bert", "backend": "ferrite", "batch": 1, "dtype": "float32", "training": false}'
+
+Prints one line of JSON. Started by `bench.models` and `bench.compile_time`, with caches that are empty, or warm from
+such a process before.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import sys
+import time
+import warnings
+from typing import Any
+
+import torch
+
+import ferrite
+from bench.backends import OURS, given_to
+from bench.steps import call_of
+from bench.zoo import find
+
+
+def first_call(request: dict[str, Any]) -> dict[str, Any]:
+    """Seconds of wrapping (imports), of the first call, and of the one after it."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(request.get("threads", 2))
+    dtype, training = getattr(torch, request["dtype"]), request["training"]
+    entry = find(request["model"])
+    model = entry.ready(dtype, training)
+    inputs = entry.inputs(request["batch"], dtype, training)
+    start = time.perf_counter()
+    call = call_of(model, given_to(request["backend"], model), inputs, training)
+    seconds = {"wrap": time.perf_counter() - start}
+    with torch.set_grad_enabled(training):
+        for name in ("first", "second"):
+            start = time.perf_counter()
+            call()
+            seconds[name] = time.perf_counter() - start
+    return {"seconds": seconds, **(recorded() if request["backend"] == OURS else {})}
+
+
+def recorded() -> dict[str, Any]:
+    """Seconds per stage and counts over all graphs that ferrite compiled here."""
+    stages: collections.Counter[str] = collections.Counter()
+    records = ferrite.recent_compiles()
+    for record in records:
+        stages.update(record.stages)
+    return {
+        "stages": dict(stages),
+        "graphs": sum(len(record.graphs) for record in records),
+        "operators": sum(graph.operators for record in records for graph in record.graphs),
+        "kernels": sum(len(record.kernels) for record in records),
+        "eager_calls": sum(len(record.eager_calls) for record in records),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(first_call(json.loads(sys.argv[1]))))
