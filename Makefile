@@ -48,8 +48,8 @@ test-all: $(READY)  ## also the long sweeps
 test-gpu: $(READY)  ## the tests that need a GPU
 	$(PYTEST) -m gpu
 
-bench: $(READY)  ## measure, and write bench/results/
-	$(BIN)/python -m bench.overhead
+bench: $(READY)  ## measure for a few minutes, and draw bench/results/short/
+	$(BIN)/python -m bench
 
 docs: $(READY)  ## make the generated pages anew
 	$(BIN)/python -m ferrite options --markdown > docs/options.md

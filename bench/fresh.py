@@ -8,7 +8,6 @@ such a process before.
 
 from __future__ import annotations
 
-import collections
 import json
 import sys
 import time
@@ -17,8 +16,8 @@ from typing import Any
 
 import torch
 
-import ferrite
 from bench.backends import OURS, given_to
+from bench.records import since
 from bench.steps import call_of
 from bench.zoo import find
 
@@ -39,22 +38,7 @@ def first_call(request: dict[str, Any]) -> dict[str, Any]:
             start = time.perf_counter()
             call()
             seconds[name] = time.perf_counter() - start
-    return {"seconds": seconds, **(recorded() if request["backend"] == OURS else {})}
-
-
-def recorded() -> dict[str, Any]:
-    """Seconds per stage and counts over all graphs that ferrite compiled here."""
-    stages: collections.Counter[str] = collections.Counter()
-    records = ferrite.recent_compiles()
-    for record in records:
-        stages.update(record.stages)
-    return {
-        "stages": dict(stages),
-        "graphs": sum(len(record.graphs) for record in records),
-        "operators": sum(graph.operators for record in records for graph in record.graphs),
-        "kernels": sum(len(record.kernels) for record in records),
-        "eager_calls": sum(len(record.eager_calls) for record in records),
-    }
+    return {"seconds": seconds, **(since([]) if request["backend"] == OURS else {})}
 
 
 if __name__ == "__main__":

@@ -23,12 +23,12 @@ from typing import Any
 
 import torch
 
-import ferrite
 from bench.agreement import disagreement
 from bench.backends import EAGER, INDUCTOR, OURS, backends, empty_caches, given_to, reason, with_own_code
 from bench.cases import CASES, Case, tensors_of
 from bench.cases.case import LARGE, leaves_of
 from bench.measure import interleaved, others_share, ratio
+from bench.records import mark, since
 from bench.report import in_markdown, parsed, parser_for, save, selected, show, summary_lines, summary_of, watched
 from tests.compare import upcast_tree
 
@@ -75,7 +75,9 @@ def seeds_of(case: Case, inputs: list[Any]) -> list[torch.Tensor]:
     return [torch.randn_like(output) for output in tensors_of(case.function(*copy.deepcopy(inputs)))]
 
 
-def measured(item: Sized, names: Sequence[str], copies: dict[str, float], rounds: int, seconds: float) -> dict[str, Any]:
+def measured(
+    item: Sized, names: Sequence[str], copies: dict[str, float], rounds: int, seconds: float
+) -> dict[str, Any]:
     """One row: seconds, compile seconds and complaints per backend."""
     case, size = item
     torch.compiler.reset()
@@ -115,7 +117,7 @@ def compiled(
 ) -> Callable[..., Any] | None:
     """The function compiled and checked; None if that failed, and then the row says why."""
     function = given_to(name, with_own_code(case.function))
-    before = ferrite.recent_compiles()
+    before = mark()
     start = time.perf_counter()
     try:
         results = observed(case, function, inputs, seeds)
@@ -124,9 +126,11 @@ def compiled(
         return None
     row["compile"][name] = time.perf_counter() - start
     if name == OURS:
-        records = [record for record in ferrite.recent_compiles() if not any(record is old for old in before)]
-        row["kernels"] = sum(len(record.kernels) for record in records)
-        row["eager_calls"] = sum(len(record.eager_calls) for record in records)
+        found = since(before)
+        row |= {name: found[name] for name in ("kernels", "eager_calls")}
+        if found["failures"]:
+            row["problems"][name] = f"failed: {found['failures'][0]}"
+            return None
     if case.random and name != OURS:
         return function  # its random numbers are its own
     problem = disagreement(name, results, eager, exact)
@@ -144,7 +148,16 @@ def copy_speeds(rounds: int, seconds: float) -> dict[str, float]:
 
 
 COLUMNS = ("case", "size", "MB", "eager, µs", "ferrite, µs", "inductor, µs", "ferrite to eager", "ferrite to inductor")
-COLUMNS += ("inductor to eager", "GB/s", "of copy", "of clone", "compile ferrite, s", "inductor, s", "kernels+calls", "")
+COLUMNS += (
+    "inductor to eager",
+    "GB/s",
+    "of copy",
+    "of clone",
+    "compile ferrite, s",
+    "inductor, s",
+    "kernels+calls",
+    "",
+)
 
 
 def cells(row: dict[str, Any]) -> list[str]:

@@ -22,7 +22,7 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from bench.agreement import disagreement_of_models
 from bench.backends import EAGER, INDUCTOR, OURS, backends, empty_caches, given_to, in_fresh_process, reason
 from bench.measure import interleaved, others_share, ratio
 from bench.memory import peak_bytes
+from bench.records import mark, since
 from bench.report import in_markdown, parsed, parser_for, save, selected, show, summary_lines, summary_of, watched
 from bench.steps import call_of, observed
 from bench.zoo import MODELS, Model
@@ -111,19 +112,11 @@ def side_by_side(row: dict[str, Any], setting: Setting, names: Sequence[str], ch
     for name in names[1:]:
         model.load_state_dict(state)
         compiled = given_to(name, model)
-        try:
-            found = observed(model, compiled, inputs, training)
-        except Exception as failure:
-            row["problems"][name] = f"failed: {reason(failure)}"
-            continue
-        # with random numbers of its own, as Inductor's dropout has them, there is nothing to compare
-        problem = None
-        if name == OURS or not (training and has_dropout(model)):
-            problem = disagreement_of_models(name, found, eager, exact)
+        problem = problem_of(name, model, compiled, inputs, training, eager, exact)
         if problem is not None:
-            row["problems"][name] = f"wrong: {problem}"
-            continue
-        calls[name] = call_of(model, compiled, inputs, training)
+            row["problems"][name] = problem
+        else:
+            calls[name] = call_of(model, compiled, inputs, training)
     del eager, exact
     times, row["others"] = others_share(functools.partial(interleaved, calls, chosen.rounds, budget=chosen.seconds))
     for name, values in times.items():
@@ -136,6 +129,29 @@ def side_by_side(row: dict[str, Any], setting: Setting, names: Sequence[str], ch
         for ours, theirs in [pair.split(" to ")]
         if ours in times and theirs in times
     }
+
+
+def problem_of(
+    name: str,
+    model: torch.nn.Module,
+    compiled: Callable[..., Any],
+    inputs: dict[str, Any],
+    training: bool,
+    eager: Any,
+    exact: Any,
+) -> str | None:
+    """Why a compiled model is not to be timed: it failed, or is wrong."""
+    before = mark()
+    try:
+        found = observed(model, compiled, inputs, training)
+    except Exception as failure:
+        return f"failed: {reason(failure)}"
+    if name == OURS and (failures := since(before)["failures"]):
+        return f"failed: {failures[0]}"
+    if name != OURS and training and has_dropout(model):
+        return None  # its random numbers are its own
+    problem = disagreement_of_models(name, found, eager, exact)
+    return None if problem is None else f"wrong: {problem}"
 
 
 def cleared(model: torch.nn.Module, call: Any) -> Any:
@@ -194,7 +210,9 @@ def summarised(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], list[str
         figures[pair] = summary_of({row["case"]: row["speed"][pair] for row in rows if pair in row["speed"]})
         lines += summary_lines(pair, figures[pair])
     peaks = {
-        row["case"]: row["peak"][OURS] / row["peak"][EAGER] for row in rows if OURS in row["peak"] and row["peak"][EAGER]
+        row["case"]: row["peak"][OURS] / row["peak"][EAGER]
+        for row in rows
+        if OURS in row["peak"] and row["peak"][EAGER]
     }
     over = {case: round(share, 3) for case, share in peaks.items() if share > 1}
     figures["peak above eager's"] = over

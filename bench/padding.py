@@ -2,7 +2,7 @@
 
 Each product runs as it is, and after the pass pad_mm with `pad_mm="always"`, both in eager, turn by turn. Below 1 the
 padded one is faster, its copies included. "Fires" is what the pass does by itself (`auto`): it should be what is below
-1. With `training` the product is a linear layer with both gradients, whose three products are padded in the joint graph.
+1. `training` is a linear layer with both gradients, compiled: its three products are padded in the joint graph.
 """
 
 from __future__ import annotations

@@ -90,6 +90,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, nargs="+", default=[2000, 20000])
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--device", default="cpu", help="for rewrites and padding")
+    parser.add_argument("--compiled", action="store_true", help="for rewrites: as ferrite compiles them, not in eager")
     parser.add_argument("--only", default="", help="for rewrites: passes whose name holds this")
     chosen = parser.parse_args()
     rounds = chosen.rounds or ROUNDS[chosen.what]
@@ -97,9 +98,14 @@ def main() -> None:
         case "cost":
             write("passes", "Cost of the post-grad stage", cost(chosen.nodes, rounds))
         case "rewrites":
-            name = "rewrites" if chosen.device == "cpu" else f"rewrites-{chosen.device}"
+            where = [chosen.device] if chosen.device != "cpu" else []
+            name = "-".join(["rewrites", *(["compiled"] if chosen.compiled else []), *where])
             how = f"Device: {chosen.device}, float32. Threads: {torch.get_num_threads()}. Median and quartiles of "
-            lines = [f"{how}{rounds} rounds.", "", *shown(rewrites.rows(rounds, chosen.device, chosen.only))]
+            lines = [
+                f"{how}{rounds} rounds.",
+                "",
+                *shown(rewrites.rows(rounds, chosen.device, chosen.only, chosen.compiled)),
+            ]
             if not chosen.only:
                 write(name, "Passes before autograd, one by one", lines)
         case "horizontal":

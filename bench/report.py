@@ -28,7 +28,7 @@ def parser_for(module_doc: str | None, rounds: int, seconds: float) -> argparse.
     """The arguments that all programs take."""
     parser = argparse.ArgumentParser(description=module_doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--only", "--filter", nargs="+", default=[], metavar="TEXT", help="cases whose name has one of these in it")
+    add("--only", "--filter", nargs="+", default=[], metavar="PATTERN", help="cases with one of these in the name")
     add("--quick", action="store_true", help="a few cases and few rounds: to see that it works, not to quote")
     add("--rounds", type=int, help=f"at least so many turns of each backend ({rounds})")
     add("--seconds", type=float, help=f"and more turns for so long, per case ({seconds:g})")
@@ -60,10 +60,10 @@ def parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
 
 
 def selected(items: Iterable[Item], name: Callable[[Item], str], only: Sequence[str]) -> list[Item]:
-    """The items that were asked for: all, or those with one of the texts in their names."""
-    found = [item for item in items if not only or any(text in name(item) for text in only)]
+    """The items that were asked for: all, or those whose names one of the patterns is found in."""
+    found = [item for item in items if not only or any(re.search(pattern, name(item)) for pattern in only)]
     if not found:
-        sys.exit(f"no case has {' or '.join(only)} in its name")
+        sys.exit(f"no case matches {' or '.join(only)}")
     return found
 
 

@@ -12,7 +12,7 @@ import torch
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden files anew")
     parser.addoption(
-        "--executor", default="calls", help="what runs the graphs where a test does not say: see the option"
+        "--executor", default="native", help="what runs the graphs where a test does not say: see the option"
     )
 
 
@@ -25,6 +25,12 @@ def fresh_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pyt
     torch.compiler.reset()
     yield
     torch.compiler.reset()
+
+
+@pytest.fixture
+def program_of_calls(fresh_compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that look at what runs a graph's calls one by one: they have it, whatever `--executor` says."""
+    monkeypatch.setenv("FERRITE_EXECUTOR", "calls")
 
 
 class Golden:

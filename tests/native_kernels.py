@@ -62,12 +62,15 @@ def bits(tensor):
     return tensor.view(size)
 
 
+def assert_bits(expected, made, what=""):
+    if not torch.equal(bits(expected), bits(made)):
+        places = torch.nonzero(bits(expected) != bits(made)).flatten()[:5].tolist()
+        raise AssertionError(f"at {places}: {expected[places]} is expected, not {made[places]} {what}")
+
+
 def assert_same(source, memory, sizes=(), threads=1):
-    expected, made = both(source, memory, sizes, threads)
-    for one, other in zip(expected, made, strict=True):
-        if not torch.equal(bits(one), bits(other)):
-            places = torch.nonzero(bits(one) != bits(other)).flatten()[:5].tolist()
-            raise AssertionError(f"at {places}: {one[places]} is expected, not {other[places]}")
+    for place, (expected, made) in enumerate(zip(*both(source, memory, sizes, threads), strict=True)):
+        assert_bits(expected, made, f"in memory {place}")
 
 
 def assert_close(source, memory, sizes=(), threads=1, **tolerance):

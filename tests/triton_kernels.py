@@ -30,16 +30,21 @@ def elementwise(inputs: dict[str, torch.dtype], values: list[Expr]) -> Kernel:
     return verify_kernel(Kernel((*pointers, *outputs), (COUNT,), (Loop(PLACE, "vector", stores, lanes=4),)))
 
 
-def run_both(kernel, memory, sizes=(), device="cpu"):
-    """What is in memory after each of the two: element by element, and as Triton."""
+def run_triton(kernel, memory, sizes=(), device="cpu"):
+    """What is in memory afterwards."""
     from ferrite.codegen.triton.run import run
 
-    expected = [tensor.reshape(-1).clone() for tensor in memory]
-    run_kernel(kernel, expected, sizes)
     made = [tensor.reshape(-1).clone().to(device) for tensor in memory]
     with numpy.errstate(all="ignore"):  # lanes that do not count divide by zero
         run(kernel, made, sizes)
-    return expected, [tensor.cpu() for tensor in made]
+    return [tensor.cpu() for tensor in made]
+
+
+def run_both(kernel, memory, sizes=(), device="cpu"):
+    """What is in memory after each of the two: element by element, and as Triton."""
+    expected = [tensor.reshape(-1).clone() for tensor in memory]
+    run_kernel(kernel, expected, sizes)
+    return expected, run_triton(kernel, memory, sizes, device)
 
 
 def assert_same_bits(made, expected, what=""):

@@ -15,8 +15,8 @@ from mpmath import mp, mpf
 mp.dps = 60
 Function = Callable[[mpf], mpf]
 GRID = 24  # points of the grid per unknown: extrema of the error are found on it
-ROUNDS = 12
-TRIALS = 6
+ROUNDS = 30
+TRIALS = {24: 6, 53: 2}
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ def nodes(low: mpf, high: mpf, count: int) -> list[mpf]:
     return [middle - half * mpmath.cos(mpmath.pi * i / (count - 1)) for i in range(count)]
 
 
-def _extrema(grid: Sequence[mpf], errors: Sequence[mpf], count: int) -> list[int]:
-    """Places of `count` errors that alternate in sign and are as great as can be."""
+def _extrema(errors: Sequence[mpf], count: int) -> list[int]:
+    """Places of `count` errors that alternate in sign, the greatest error among them."""
     groups: list[int] = []
     for i, error in enumerate(errors):
         if groups and (error > 0) == (errors[groups[-1]] > 0):
@@ -50,15 +50,17 @@ def _extrema(grid: Sequence[mpf], errors: Sequence[mpf], count: int) -> list[int
         else:
             groups.append(i)
     while len(groups) > count:
-        drop = 0 if abs(errors[groups[0]]) < abs(errors[groups[-1]]) else len(groups) - 1
-        if len(groups) > count + 1:
-            inner = min(range(len(groups)), key=lambda k: abs(errors[groups[k]]))
-            if 0 < inner < len(groups) - 1:
-                neighbour = inner + 1 if abs(errors[groups[inner + 1]]) < abs(errors[groups[inner - 1]]) else inner - 1
-                del groups[max(inner, neighbour)], groups[min(inner, neighbour)]
-                continue
-            drop = inner
-        del groups[drop]
+        sizes = [abs(errors[i]) for i in groups]
+        if len(groups) == count + 1:  # only an end can go
+            del groups[0 if sizes[0] < sizes[-1] else -1]
+            continue
+        # the least goes, with the smaller of its neighbours, so that signs still alternate; at an end it goes alone
+        least = sizes.index(min(sizes))
+        if 0 < least < len(groups) - 1:
+            other = least + 1 if sizes[least + 1] < sizes[least - 1] else least - 1
+            del groups[min(least, other) : max(least, other) + 1]
+        else:
+            del groups[least]
     return groups
 
 
@@ -83,7 +85,7 @@ class Problem:
             for x, w, b in zip(self.grid, self.weight, below, strict=True)
         ]
         chosen = [round(i * (len(self.grid) - 1) / (count - 1)) for i in range(count)]
-        answer: list[mpf] = []
+        best: tuple[mpf, list[mpf]] | None = None
         for _ in range(ROUNDS):
             matrix = mpmath.matrix(count, count)
             right = mpmath.matrix(count, 1)
@@ -100,11 +102,14 @@ class Problem:
                 errors.append((r - total) * s)
             level = abs(solution[count - 1])
             worst = max(map(abs, errors))
-            found = _extrema(self.grid, errors, count)
+            if best is None or worst < best[0]:
+                best = worst, answer
+            found = _extrema(errors, count)
             if len(found) < count or worst <= level * mpf("1.02"):
                 break
             chosen = found
-        return answer
+        assert best is not None
+        return best[1]
 
     def error(self, above: Sequence[mpf], under: Sequence[mpf]) -> mpf:
         worst = mpf(0)
@@ -151,7 +156,7 @@ def fit_quotient(
     weight = weight or (lambda x: 1 / target(x))
     problem = Problem(target, weight, low, high, size + under_size)
     best: Fit | None = None
-    for trial in range(TRIALS):
+    for trial in range(TRIALS[digits]):
         longer = Problem(target, weight, low, high * (1 + trial * 0.004), size + under_size)
         under = [round_to(value, digits) for value in _denominator(longer, size, under_size)]
         done = _rounded(problem, size, digits, under, ())
@@ -166,7 +171,7 @@ def _denominator(problem: Problem, size: int, under_size: int) -> list[mpf]:
     count = size + under_size
     chosen = [round(i * (len(problem.grid) - 1) / (count - 1)) for i in range(count)]
     under = [mpf(1)] + [mpf(0)] * (under_size - 1)
-    for _ in range(3 * ROUNDS):
+    for _ in range(2 * ROUNDS):
         matrix = mpmath.matrix(count, count)
         right = mpmath.matrix(count, 1)
         for row, i in enumerate(chosen):
@@ -184,7 +189,7 @@ def _denominator(problem: Problem, size: int, under_size: int) -> list[mpf]:
         for x, t, w in zip(problem.grid, problem.target, problem.weight, strict=True):
             value = mpmath.polyval(list(reversed(above)), x) / mpmath.polyval(list(reversed(under)), x)
             errors.append((t - value) * w)
-        found = _extrema(problem.grid, errors, count)
+        found = _extrema(errors, count)
         if len(found) < count:
             break
         settled = max(map(abs, errors)) <= abs(solution[count - 1]) * mpf("1.02")

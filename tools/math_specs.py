@@ -52,6 +52,29 @@ def scaled_erfc(x: mpf) -> mpf:
     return (1 + 2 * x) * mpmath.exp(x * x) * mpmath.erfc(x)
 
 
+def erfcinv_of_exp(s: mpf) -> mpf:
+    """v / s where erfc(v) = exp(-s^2), by Newton's method on the logarithm."""
+    v = s * mpf("0.9") if s > 1 else s / 2
+    for _ in range(60):
+        value = mpmath.erfc(v)
+        step = (mpmath.log(value) + s * s) * value * mpmath.sqrt(mpmath.pi) / 2 * mpmath.exp(v * v)
+        v += step
+        if abs(step) < abs(v) * mpf(10) ** -50:
+            break
+    return v / s
+
+
+def stirling_rest(x: mpf) -> mpf:
+    start = (x - mpf("0.5")) * (mpmath.log(x) - 1) + (mpmath.log(2 * mpmath.pi) - 1) / 2
+    return (mpmath.loggamma(x) - start) * x
+
+
+def scaled_bessel(order: int, x: mpf) -> mpf:
+    return mpmath.besseli(order, x) * mpmath.exp(-x) * mpmath.sqrt(x)
+
+
+DIGAMMA_ZERO = mpmath.findroot(mpmath.digamma, mpf("1.46"))
+
 SPECS: dict[str, Spec] = {
     "EXP": Spec("exp(r)", mpmath.exp, both(-HALF_LN2, HALF_LN2, 7, 12), given=(1.0, 1.0)),
     "EXP2": Spec("2^r", lambda r: mpf(2) ** r, both(-0.5001, 0.5001, 7, 12), given=(1.0,)),
@@ -136,5 +159,77 @@ SPECS: dict[str, Spec] = {
         "the same, over t = (x - 4) / (x + 4)",
         lambda t: scaled_erfc(4 * (1 + t) / (1 - t)),
         {"double": (-1, ratio(27.3, 4), 22)},
+    ),
+    "SINH": Spec(
+        "(sinh(x) / x - 1) / z, over z = x^2",
+        lambda z: (mpmath.sinh(mpmath.sqrt(z)) / mpmath.sqrt(z) - 1) / z,
+        both(NEAR_ZERO, 1, 4, 7),
+        weight=lambda z: z * mpmath.sqrt(z) / mpmath.sinh(mpmath.sqrt(z)),
+    ),
+    "ASIN": Spec(
+        "(asin(x) / x - 1) / z, over z = x^2",
+        lambda z: (mpmath.asin(mpmath.sqrt(z)) / mpmath.sqrt(z) - 1) / z,
+        both(NEAR_ZERO, 0.25, 5, 12),
+        weight=lambda z: z * mpmath.sqrt(z) / mpmath.asin(mpmath.sqrt(z)),
+    ),
+    "ATAN": Spec(
+        "(atan(x) / x - 1) / z, over z = x^2",
+        lambda z: (mpmath.atan(mpmath.sqrt(z)) / mpmath.sqrt(z) - 1) / z,
+        both(NEAR_ZERO, 1, 9, 20),
+        weight=lambda z: z * mpmath.sqrt(z) / mpmath.atan(mpmath.sqrt(z)),
+    ),
+    "ERFINV": Spec(
+        "erfinv(x) / x, over x^2",
+        lambda z: mpmath.erfinv(mpmath.sqrt(z)) / mpmath.sqrt(z),
+        {"double": (NEAR_ZERO, 0.25, 6, 6)},
+    ),
+    "ERFCINV_1": Spec(
+        "v / s where erfc(v) = exp(-s^2), over s - 0.825",
+        lambda u: erfcinv_of_exp(u + mpf("0.825")),
+        {"double": (0, 2.5 - 0.825, 9, 9)},
+    ),
+    "ERFCINV_2": Spec(
+        "the same, over s - 2.5", lambda u: erfcinv_of_exp(u + mpf("2.5")), {"double": (0, 7 - 2.5, 8, 8)}
+    ),
+    "ERFCINV_3": Spec("the same, over s - 7", lambda u: erfcinv_of_exp(u + 7), {"double": (0, 27.4 - 7, 8, 8)}),
+    "LGAMMA_1": Spec(
+        "lgamma(1 + u) / u", lambda u: mpmath.loggamma(1 + u) / u, {"double": (-0.5, 0.5, 8, 8)}
+    ),
+    "LGAMMA_2": Spec("lgamma(2 + u) / u", lambda u: mpmath.loggamma(2 + u) / u, {"double": (-0.5, 1, 8, 8)}),
+    "LGAMMA_LARGE": Spec(
+        "x (lgamma(x) - (x - 1/2) (log(x) - 1) - (log(2 pi) - 1) / 2), over 1 / x^2",
+        lambda w: stirling_rest(1 / mpmath.sqrt(w)),
+        {"double": (NEAR_ZERO, 1 / 9, 11)},
+        weight=lambda w: mpmath.sqrt(w) / mpmath.loggamma(1 / mpmath.sqrt(w)),
+    ),
+    "DIGAMMA_ROOT": Spec(
+        "digamma(1 + u) / (1 + u - its root)",
+        lambda u: mpmath.digamma(1 + u) / (1 + u - DIGAMMA_ZERO),
+        {"double": (0, 1, 7, 7)},
+    ),
+    "DIGAMMA_LARGE": Spec(
+        "x^2 (log(x) - 1 / (2 x) - digamma(x)), over 1 / x^2",
+        lambda w: (-mpmath.log(w) / 2 - mpmath.sqrt(w) / 2 - mpmath.digamma(1 / mpmath.sqrt(w))) / w,
+        {"double": (NEAR_ZERO, 1 / 9, 11)},
+        weight=lambda w: w / mpmath.digamma(1 / mpmath.sqrt(w)),
+    ),
+    "I0_SMALL": Spec(
+        "i0(x), over x^2 / 4", lambda t: mpmath.besseli(0, 2 * mpmath.sqrt(t)), {"double": (0, 16, 18)}, given=(1.0,)
+    ),
+    "I0_LARGE": Spec(
+        "i0(x) exp(-x) sqrt(x), over 16 / x - 1",
+        lambda t: scaled_bessel(0, 16 / (1 + t)),
+        {"double": (-1 + 2e-5, 1, 23)},
+    ),
+    "I1_SMALL": Spec(
+        "2 i1(x) / x, over x^2 / 4",
+        lambda t: mpmath.besseli(1, 2 * mpmath.sqrt(t)) / mpmath.sqrt(t),
+        {"double": (NEAR_ZERO, 16, 18)},
+        given=(1.0,),
+    ),
+    "I1_LARGE": Spec(
+        "i1(x) exp(-x) sqrt(x), over 16 / x - 1",
+        lambda t: scaled_bessel(1, 16 / (1 + t)),
+        {"double": (-1 + 2e-5, 1, 23)},
     ),
 }

@@ -200,7 +200,12 @@ MOVING: tuple[Case, ...] = (
         moved=rows_moved_back,
     ),
     index(
-        "embedding-places", embeddings_added, table_and_places, (1000, 64, 2, 64), (32000, 512, 32, 512), moved=rows_moved
+        "embedding-places",
+        embeddings_added,
+        table_and_places,
+        (1000, 64, 2, 64),
+        (32000, 512, 32, 512),
+        moved=rows_moved,
     ),
     index("index-rows", index_rows, table_of(), (256, 64, 128), (16384, 512, 16384), moved=rows_moved),
     index("gather", gather, with_index, SMALL, (2048, 2048)),

@@ -92,7 +92,7 @@ def list_entries(chosen: argparse.Namespace) -> int:
         console.print(table)
     more = f", {len(entries) - len(shown)} more not shown" if len(shown) < len(entries) else ""
     total = size(sum(entry.size for entry in entries))
-    console.print(f"{len(entries)} entries, {total} of at most {size(store.limit)}, in {store.folder}{more}")
+    print(f"{len(entries)} entries, {total} of at most {size(store.limit)}, in {store.folder}{more}")
     return 0
 
 
@@ -134,7 +134,7 @@ def explain_newest(store: Store, console: Console) -> int:
     known = ((entry, store.about(entry)) for entry in store.entries("graph"))
     newest = max(((entry, about) for entry, about in known if about is not None), key=made, default=None)
     if newest is None:
-        console.print(f"no graph is kept in {store.folder}")
+        print(f"no graph is kept in {store.folder}")
         return 0
     entry, about = newest
     closest = nearest(store, "graph", about.components, about.made)
@@ -193,7 +193,7 @@ def verify(chosen: argparse.Namespace) -> int:
     if table.row_count:
         console.print(table)
     abandoned = f", {left} files removed that were left behind half written" if left else ""
-    console.print(f"{len(entries) - table.row_count} of {len(entries)} entries are whole{abandoned}")
+    print(f"{len(entries) - table.row_count} of {len(entries)} entries are whole{abandoned}")
     return 1 if table.row_count > removed else 0
 
 

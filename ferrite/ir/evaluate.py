@@ -28,6 +28,7 @@ def out_of_bounds(complaint: str, index: int, size: int) -> Exception:
     return ERRORS[kind](message.format(index=index, wrapped=wrapped, size=size))
 
 
+SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 ERRORS = {"IndexError": IndexError, "RuntimeError": RuntimeError}
 
 
@@ -176,6 +177,8 @@ class Points:
             tensor.copy_(value.permute([self.places[axis] for axis in coordinates]))  # type: ignore[index]
             return
         places = tuple(place.broadcast_to(self.shape) for place in self.check(tensor, coordinates))
+        if mode in ("set", "add"):  # the same bits, where torch puts no unsigned integers
+            tensor, value = (each.view(SIGNED.get(each.dtype, each.dtype)) for each in (tensor, value))
         if mode == "set":
             tensor[places] = value
         else:

@@ -22,12 +22,13 @@ from ferrite.ir.kernel import (
     Scratch,
     State,
     Statement,
+    Store,
     indices_in,
     nodes_in,
     walk,
 )
-from ferrite.ir.program import Origin
-from ferrite.ir.questions import indices_of, symbols_in
+from ferrite.ir.program import Origin, Scan
+from ferrite.ir.questions import data_of, indices_of, symbols_in
 from ferrite.schedule.groups import Group
 from ferrite.schedule.homes import Homes
 from ferrite.schedule.loops import (
@@ -150,9 +151,16 @@ def columns(
     copies = 4 * unrolling(body, work_of(body))
     others = [row for row in rows if row is not column]
     outer, body = collapse(others, body)
+    if not isinstance(column.extent, Number) and any(combines(statement) for statement in walk(body)):
+        # where memory decides the place, blocks of a length that is not known cannot be told apart
+        return shared(outer, (Loop(column, "vector", body, lanes, copies),), work * GUESS, machine)
     block, last, body = cut(column, lanes * copies, body)
     inner = (Loop(last, "vector", body, lanes, copies),)
     return shared([*outer, block], inner, work * lanes * copies, machine)
+
+
+def combines(statement: Statement) -> bool:
+    return isinstance(statement, Store) and statement.mode != "set" and any(map(data_of, statement.coordinates))
 
 
 def tiled(order: Sequence[Axis], across: Axis, body: Body, machine: Machine) -> Body:
@@ -295,8 +303,11 @@ def plain_loops(nest: Nest, part: Parts) -> Body:
     body: Body = tuple(part.point)
     if not part.states:
         return nested(nest.axes, body, "serial") + tuple(part.after)
-    if nest.ordered:
-        return (Accumulate(tuple(part.states), nested(nest.axes, body, "serial")), *part.after)
+    if nest.ordered:  # a scan: only along its own axis does a state go on
+        along = [item for stage in nest.stages if isinstance(stage.operation, Scan) for item in (stage.operation.along,)]
+        others = [item for item in nest.axes if item not in along]
+        scan = Accumulate(tuple(part.states), nested(along, body, "serial"))
+        return nested(others, (scan, *part.after), "serial")
     return nested(nest.outer, (*summed_across(nest, part), *part.after), "serial")
 
 

@@ -42,7 +42,7 @@ def shared_tiles(nests: Sequence[Nest], parts: Sequence[Parts], room: int) -> li
 
 def tile_size(axes: Sequence[Axis], expr: Expr) -> int | None:
     highs = [item.extent.high for item in axes]
-    if any(high is None for high in highs):
+    if any(not high for high in highs):  # not known, or nothing there
         return None
     return math.prod((high for high in highs if high is not None), start=expr.dtype.itemsize)
 

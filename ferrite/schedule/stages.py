@@ -10,6 +10,7 @@ from functools import cached_property
 
 from ferrite.ir.expr import rewrite_indices
 from ferrite.ir.index import Axis, Index, Number, axis, substitute
+from ferrite.ir.kernel_laws import keeps_apart
 from ferrite.ir.program import Buffer, Compute, Loop, Reduce, Scan, Store, Target
 from ferrite.ir.questions import axes_of, cost
 from ferrite.schedule.touches import Layouts, Touch, axes_in, known, mixed_radix, only_row, step_of
@@ -132,6 +133,8 @@ def deciding(touch: Touch, axes: frozenset[Axis], buffer: Buffer) -> frozenset[A
     real = {item for item in axes if not (isinstance(item.extent, Number) and item.extent.value == 1)}
     idle = axes - real
     plain = {item for at in touch.coordinates if (item := only_row(at, real)) is not None}
+    if touch.mode != "set" and not keeps_apart(touch.place, plain):
+        return idle
     if apart(buffer):
         if real <= plain:
             return axes

@@ -16,7 +16,7 @@ from ferrite.ir.index import axis
 from ferrite.ir.kernel import Kernel, Loop, Pointer, Store
 from ferrite.ir.scalar import OPERATORS
 from ferrite.ir.types import is_integer, short
-from native_kernels import assert_same, both, native
+from native_kernels import assert_bits, assert_same, both, native
 
 FLOATS = (torch.float32, torch.float64)
 WHOLE = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
@@ -98,7 +98,12 @@ def test_exact_operators_have_the_bits_of_torch(dtype, arity, lanes, copies):
             name, *(load(f"x{place}", (i,), dtype) for place in range(arity)), dtype=result
         )
 
-    assert_same(*run_all([root(*pair) for pair in exact], operands, lanes, copies))
+    source, memory = run_all([root(*pair) for pair in exact], operands, lanes, copies)
+    expected, made = both(source, memory)
+    for (name, _), one, other in zip(exact, expected[arity:], made[arity:], strict=True):
+        if name in ("maximum", "minimum"):  # of two zeros torch's vector code takes another than its scalar code
+            one, other = (torch.where(item == 0, torch.zeros_like(item), item) for item in (one, other))
+        assert_bits(one, other, name)
 
 
 def without_zero_division(operands):
@@ -130,6 +135,11 @@ def test_mathematical_operators_are_close_to_torch(dtype):
 def test_conversions_have_the_bits_of_torch(source, lanes, copies):
     targets = [dtype for dtype in REGISTER if dtype != source]
     values = samples(source)
+    if source.is_floating_point:
+        # what does not fit 16 bits without a sign torch's vector code makes something else of than its scalar code
+        small = values[(values >= 0) & (values < 65536)]
+        targets.remove(torch.uint16)
+        assert_same(*run_all([lambda i: cast(load("x0", (i,), source), torch.uint16)], [small], lanes, copies))
 
     def root(target):
         return lambda i: cast(load("x0", (i,), source), target)

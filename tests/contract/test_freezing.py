@@ -346,6 +346,7 @@ def test_threads_share_what_is_frozen(net):
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("program_of_calls")
 def test_constants_are_the_parameters_themselves(loaded):
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4)).eval()
     frozen(model)(torch.rand(2, 4))
@@ -353,6 +354,7 @@ def test_constants_are_the_parameters_themselves(loaded):
     assert {value.data_ptr() for value in constants} == {parameter.data_ptr() for parameter in model.parameters()}
 
 
+@pytest.mark.usefixtures("program_of_calls")
 def test_a_folded_weight_takes_the_place_of_its_parts(net, loaded):
     frozen(net)(image())
     (constants,) = loaded
@@ -458,6 +460,7 @@ def test_a_failure_costs_speed_and_one_warning(net, tmp_path):
         frozen(net, fail_at="freeze", repro_dir=tmp_path)(x)
 
 
+@pytest.mark.usefixtures("program_of_calls")
 def test_a_failure_while_compiling_anew_costs_speed_alone(net, tmp_path, monkeypatch):
     function, x = ferrite.freeze(net, repro_dir=tmp_path), image()
     function(x)

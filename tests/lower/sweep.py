@@ -44,7 +44,9 @@ NARROWER = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 # How much better double precision is than single: what a run in single precision is off by, scaled down by this, is what
 # rounding does to the same computation in double.
 DOUBLE_TO_SINGLE = 2**-29
-ULPS = 4  # of the element itself, on top of what eager is off by
+# What rounding may do on top of what eager is off by, in units in the last place: of the element itself, and of the
+# largest one, since an element may be the difference of others as large.
+OWN_ULPS, LARGEST_ULPS = 4, 1
 
 
 @dataclass
@@ -226,7 +228,8 @@ def values_differ(mine: torch.Tensor, theirs: torch.Tensor, place: int, exact: K
     best, error = judged(theirs, exact(), place)
     a, b = mine.to(best.dtype), theirs.to(best.dtype)
     limits = torch.finfo(theirs.abs().dtype)
-    rounding = ULPS * limits.eps * best.abs().nan_to_num(0, 0, 0) + limits.tiny
+    size = best.abs().nan_to_num(0, 0, 0)
+    rounding = limits.eps * (OWN_ULPS * size + LARGEST_ULPS * size.max()) + limits.tiny
     wrong = ~((a == b) | (a.isnan() & b.isnan())) & ~((a - best).abs() <= 4 * error + 2 * error.max() + rounding)
     if not bool(wrong.any()):
         return None

@@ -341,6 +341,48 @@ def test_the_names_are_separate_switches(name):
         assert fired == expected
 
 
+# What each form fires on by the model, and the same too small, with few operations less, or with many results.
+LARGE = ((2, 256, 4096), (2, 256, 4096))
+BY_THE_MODEL: dict[str, tuple[Any, list[Any], list[Any]]] = {
+    "lce-first": (lambda x, w, v: ((w @ x).relu(), (v @ x).relu()), [(X, W, W)], []),
+    "lce-parts": (lambda x, y, w: w @ torch.cat([x, y], 1), [], [(*LARGE, (2, 512))]),
+    "lce-matmul": (
+        lambda x, y, w: w @ torch.cat([x, y], 1),
+        [(*LARGE, (2, 512))],
+        [(*LARGE, (8, 512)), ((2, 8, 64), (2, 8, 64), (2, 16)), ((512, 8, 64), (512, 8, 64), (2, 16))],
+    ),
+    "lce-simple": (
+        lambda x, w, b: F.linear(x.mT, w, b).mT.contiguous().relu(),
+        [((8, 16, 8), (4, 16), (4,))],
+        [],
+    ),
+    "dot-compress": (
+        lambda x, w: x @ x.mT @ w,
+        [((128, 64, 32), (64, 8))],
+        [((2, 64, 32), (64, 8)), ((128, 64, 32), (64, 40))],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PASSES)
+@torch.no_grad()
+def test_the_model_takes_what_was_measured_to_gain(name):
+    function, taken, left = BY_THE_MODEL[name]
+    for shapes in (*taken, *left):
+        graph = captured(function, [torch.rand(shape) for shape in shapes])
+        for chosen, fires in (((), False), (("auto",), shapes in taken), (("auto", name), True)):
+            context = PassContext(Options(compress=chosen), is_inference=True)
+            assert bool(PASSES[name].function(graph.copy().gm, context)) is fires, (shapes, chosen)
+        kernels = PassContext(Options(compress=("auto",), kernel_rewrites=True), is_inference=True)
+        assert PASSES[name].function(graph.copy().gm, kernels), "a kernel takes all that is right"
+
+
+def test_in_training_a_compression_alone_is_left_to_the_model():
+    function, (shapes,), _ = BY_THE_MODEL["lce-simple"]
+    graph = captured(function, [torch.rand(shape).requires_grad_() for shape in shapes])
+    assert PASSES["lce-simple"].function(graph.gm, PassContext(Options(compress=("auto",)))) == 0
+
+
 def test_an_unknown_name_is_the_users_error():
     for door in (Options, functools.partial(ferrite.compile, everything)):
         with pytest.raises(UserError, match="option 'compress' holds 'lce-simpel'") as caught:

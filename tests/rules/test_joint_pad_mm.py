@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from compare import check
+import ferrite
+from compare import assert_no_farther, check
+from ferrite.graph.verify import verify_graph
 from ferrite.options import Options
-from ferrite.passes.joint.pad_mm import PAD_RULES, Machine, Sides, contiguous_sides, padding
+from ferrite.passes.joint.pad_mm import PAD_RULES, Machine, Sides, contiguous_sides, pad_mm, padding
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import apply_rules
 from graphs import assert_same_computation, operators
@@ -72,6 +74,75 @@ def test_a_deterministic_torch_is_left_alone():
         assert apply_rules(gm, PAD_RULES, PassContext(Options(pad_mm="always"))) == 0
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+# --- on a GPU ---------------------------------------------------------------------------------------------------------
+
+PADDED, ALIGNED, SMALL = (2047, 2045, 2043), (2048, 2048, 2048), (63, 63, 63)
+
+
+def matrices(sides: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
+    m, k, n = sides
+    shapes = ((n,), (m, k), (k, n), (2, m, k), (2, k, n))
+    return [torch.randn(shape, device="cuda").div_(k**0.5).to(dtype).requires_grad_() for shape in shapes]
+
+
+def all_products(bias, a, b, batch, batch_b):
+    return aten.mm.default(a, b), aten.addmm.default(bias, a, b), aten.bmm.default(batch, batch_b)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("sides", "fires"), [(PADDED, 3), (ALIGNED, 0), (SMALL, 0)])
+def test_what_the_pass_does_on_a_gpu(sides, fires, dtype):
+    """By itself it pads what is large and not aligned. The result is as near to the truth, dense, and alone."""
+    inputs = [each.detach() for each in matrices(sides, dtype)]
+    gm = make_fx(all_products, tracing_mode="fake")(*inputs)
+    context = PassContext(Options(strict=True))
+    assert pad_mm.function(gm, context) == fires
+    verify_graph(gm, deep=True)
+    gm.recompile()
+    assert operators(gm).count("constant_pad_nd.default") == {3: 7, 0: 0}[fires]  # operands, and the bias
+    ours, eager = gm(*inputs), all_products(*inputs)
+    truth = all_products(*(each.double() for each in inputs))
+    for mine, theirs, exact in zip(ours, eager, truth, strict=True):
+        assert (mine.dtype, mine.shape, mine.stride()) == (theirs.dtype, theirs.shape, theirs.stride())
+        assert mine.untyped_storage().nbytes() == theirs.untyped_storage().nbytes(), "no padding lies behind it"
+        assert_no_farther(mine, theirs, exact, "product")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["highest", "high"])
+def test_single_precision_is_padded_where_it_runs_on_matrix_units(precision):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        inputs = [torch.randn(4095, 4095, device="cuda") for _ in range(2)]
+        gm = make_fx(aten.mm.default, tracing_mode="fake")(*inputs)
+        assert pad_mm.function(gm, PassContext(Options())) == (precision == "high")
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.gpu
+def test_a_training_step_on_a_gpu_is_padded_in_both_directions():
+    torch.manual_seed(0)
+    x = torch.randn(2047, 2045, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    weight = (torch.randn(2043, 2045, device="cuda") / 45).bfloat16().requires_grad_()
+    tangent = torch.randn(2047, 2043, device="cuda", dtype=torch.bfloat16)
+    compiled = ferrite.compile(torch.nn.functional.linear, strict=True, dynamic=False)
+    ours, eager = compiled(x, weight), torch.nn.functional.linear(x, weight)
+    assert ferrite.last_compile().rewrites["pad_mm"] == 3, "the product and the two of its gradients"
+    wide = [each.detach().double().requires_grad_() for each in (x, weight)]
+    truth = torch.nn.functional.linear(*wide)
+    assert_no_farther(ours, eager, truth, "result")
+    gradients = [
+        torch.autograd.grad(value, leaves, tangent.to(value.dtype))
+        for value, leaves in ((ours, (x, weight)), (eager, (x, weight)), (truth, wide))
+    ]
+    for mine, theirs, exact in zip(*gradients, strict=True):
+        assert mine.stride() == theirs.stride()
+        assert_no_farther(mine, theirs, exact, "gradient")
 
 
 def test_a_training_step_with_padding():

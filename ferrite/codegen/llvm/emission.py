@@ -38,14 +38,15 @@ class Value:
 class AxisValue:
     """Where a loop stands: in copy r, lane k, it is base + shifts[r] + offsets[k].
 
-    `aligned`: base + shift is a multiple of this many. Lanes that stand for nothing have the offset of the last one
-    that does.
+    `aligned`: base + shift is a multiple of this many. `repeats`: lanes beyond the end have the offset of the last one
+    that counts.
     """
 
     base: str
     shifts: tuple[int, ...] = (0,)
     offsets: tuple[str, ...] = ("0",)
     aligned: int = 1
+    repeats: bool = False
 
     @property
     def lanes(self) -> int:
@@ -130,8 +131,10 @@ class Emission:
     def lane(self, vector_: str, element: str, lanes: int, place: int) -> str:
         if lanes == 1:
             return vector_
-        if is_literal(vector_) and vector_.startswith("splat"):
-            return vector_[len(f"splat ({element} ") : -1]
+        if is_literal(vector_):
+            if vector_.startswith("splat"):
+                return vector_[len(f"splat ({element} ") : -1]
+            return vector_[1:-1].split(", ")[place].removeprefix(f"{element} ")
         return self.op(f"extractelement {vector(element, lanes)} {vector_}, i64 {place}", vector_)
 
     def gathered(self, scalars: Sequence[str], element: str) -> str:

@@ -23,12 +23,38 @@ from dataclasses import dataclass
 
 import torch
 
-from ferrite.codegen.llvm import math_error, math_exp, math_hyperbolic, math_log, math_power, math_root, math_trig
+from ferrite.codegen.llvm import (
+    math_bessel,
+    math_division,
+    math_error,
+    math_exp,
+    math_gamma,
+    math_hyperbolic,
+    math_inverse_trig,
+    math_log,
+    math_normal,
+    math_power,
+    math_root,
+    math_trig,
+)
 from ferrite.codegen.llvm.math_function import Function, symbol, write
 from ferrite.ir.types import short
 
 TYPES = (torch.float32, torch.float64)
-_FAMILIES = (math_exp, math_log, math_power, math_root, math_trig, math_hyperbolic, math_error)
+_FAMILIES = (
+    math_exp,
+    math_log,
+    math_power,
+    math_root,
+    math_division,
+    math_trig,
+    math_inverse_trig,
+    math_hyperbolic,
+    math_error,
+    math_normal,
+    math_gamma,
+    math_bessel,
+)
 FUNCTIONS: dict[str, Function] = {function.name: function for family in _FAMILIES for function in family.FUNCTIONS}
 
 

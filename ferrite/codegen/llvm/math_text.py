@@ -277,6 +277,10 @@ def polynomial(x: Value, coefficients: Sequence[float]) -> Value:
     return total
 
 
+def quotient(x: Value, parts: tuple[Sequence[float], Sequence[float]]) -> Value:
+    return polynomial(x, parts[0]) / polynomial(x, parts[1])
+
+
 def rare_by_libm(rare: Value, usual: Value, called: str, *arguments: Value) -> Value:
     """`usual`, but where `rare` holds what a function of libm gives. As a rule no lane is rare: that costs one branch."""
     written, element = usual.written, usual.element

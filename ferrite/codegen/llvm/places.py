@@ -9,7 +9,6 @@ from typing import Literal as OneOf
 
 from ferrite.codegen.llvm.emission import Emission, Memory
 from ferrite.codegen.llvm.indices import Found, Indices, factor_of
-from ferrite.codegen.llvm.types import is_literal
 from ferrite.ir.expr import Data
 from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, Sum, number
 
@@ -76,8 +75,7 @@ class Places:
     def moved(self, base: str, axis: Axis | None, factor: Index, replica: int, element: str) -> Place:
         if axis is None or factor is ZERO:
             return Place("one", (base,))
-        offsets = self.e.axes[axis].offsets
-        plain = all(map(is_literal, offsets))
+        offsets, plain = self.e.axes[axis].offsets, not self.e.axes[axis].repeats
         if factor is ONE and plain:
             return Place("row", (base,))
         if factor is number(-1) and plain:

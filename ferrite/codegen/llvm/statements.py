@@ -14,8 +14,8 @@ from ferrite.codegen.llvm.accumulators import Accumulators
 from ferrite.codegen.llvm.emission import AxisValue, Emission, Memory, Value
 from ferrite.codegen.llvm.expressions import Expressions
 from ferrite.codegen.llvm.types import BYTES, MEMORY, vector
-from ferrite.ir.index import ZERO, Axis, Index, Number, number
-from ferrite.ir.kernel import Accumulate, Join, Let, Loop, Scratch, Statement, Store, When, indices_in, walk
+from ferrite.ir.index import ZERO, Index, Number, number
+from ferrite.ir.kernel import Accumulate, Join, Let, Loop, Scratch, Statement, Store, When, walk
 
 STACK = 64 * 1024  # bytes of scratch that a function may have on its stack
 Body = Sequence[Statement]
@@ -177,7 +177,9 @@ class Statements:
         if whole:
             self.copied(loop, str(done), lanes, whole)
         left = extent - done - whole * lanes
-        if left:
+        if left & (left - 1):
+            self.repeating(loop, str(done + whole * lanes), left, lanes)
+        elif left:
             self.copied(loop, str(done + whole * lanes), left, 1)
 
     def divides(self, extent: Index, step: int) -> bool:
@@ -190,17 +192,32 @@ class Statements:
         rest = self.expressions.indices.scalar(extent % number(step))
         return self.e.op(f"sub nsw i64 {limit}, {rest}", limit, rest)
 
-    def copied(self, loop: Loop, base: str, lanes: int, copies: int, live: Sequence[str] | None = None) -> None:
-        """The body once, for some copies of some lanes."""
+    def copied(
+        self,
+        loop: Loop,
+        base: str,
+        lanes: int,
+        copies: int,
+        offsets: Sequence[str] | None = None,
+        live: Value | None = None,
+    ) -> None:
+        """The body once, for some copies of some lanes; where lanes repeat others, with offsets of their own."""
         e = self.e
         kept = e.lanes, e.replicas, e.live
         e.replicas *= copies
         if lanes > 1:
             e.lanes = lanes
+        e.live = live or e.live
         shifts = tuple(lanes * (replica % copies) for replica in range(e.replicas)) if copies > 1 else (0,)
-        offsets = tuple(live or map(str, range(lanes)))
-        self.at(loop, AxisValue(base, shifts, offsets, 1 if live else lanes))
+        places = tuple(offsets or map(str, range(lanes)))
+        self.at(loop, AxisValue(base, shifts, places, 1 if offsets else lanes, offsets is not None))
         e.lanes, e.replicas, e.live = kept
+
+    def repeating(self, loop: Loop, base: str, left: int, lanes: int) -> None:
+        """So many lanes, and repetitions of the last: vectors of odd lengths are not what machines have."""
+        offsets = [str(min(lane, left - 1)) for lane in range(lanes)]
+        mask = f"<{', '.join('i1 true' if lane < left else 'i1 false' for lane in range(lanes))}>"
+        self.copied(loop, base, lanes, 1, offsets, Value((mask,), "i1", lanes))
 
     def tail(self, loop: Loop, done: str, limit: str, lanes: int) -> None:
         """What is left after whole vectors, as one vector whose last lanes may repeat."""
@@ -209,20 +226,8 @@ class Statements:
         with e.branch(e.op(f"icmp sgt i64 {left}, 0", left)):
             last = e.op(f"sub nsw i64 {left}, 1", left)
             offsets = ["0", *(e.intrinsic("smin", "i64", 1, last, str(lane)) for lane in range(1, lanes))]
-            wide = vector("i64", lanes)
             counted = f"<{', '.join(f'i64 {lane}' for lane in range(lanes))}>"
             limits = e.splat(left, "i64", lanes)
-            kept, e.live = e.live, Value((e.op(f"icmp slt {wide} {counted}, {limits}", limits),), "i1", lanes)
-            self.copied(loop, done, lanes, 1, offsets)
-            e.live = kept
+            mask = e.op(f"icmp slt {vector('i64', lanes)} {counted}, {limits}", limits)
+            self.copied(loop, done, lanes, 1, offsets, Value((mask,), "i1", lanes))
 
-
-def axes_inside(body: Body) -> set[Axis]:
-    """The axes that extents in a body depend on."""
-    return {
-        atom
-        for item in walk(tuple(body))
-        for index in indices_in(item)
-        for atom in index.atoms
-        if isinstance(item, Loop) and isinstance(atom, Axis)
-    }

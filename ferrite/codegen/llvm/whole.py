@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import torch
 
+from ferrite.codegen.llvm.casts import converted
 from ferrite.codegen.llvm.checks import DIVISION, stop_where
 from ferrite.codegen.llvm.emission import Emission
 from ferrite.codegen.llvm.mathematics import function
 from ferrite.codegen.llvm.operators import Words, is_float, is_whole, row, words
-from ferrite.codegen.llvm.types import BITS, is_literal, is_signed
+from ferrite.codegen.llvm.types import BITS, REGISTER, is_literal, is_signed
 
 STOPPING = frozenset(["floor_divide", "trunc_divide", "remainder", "fmod"])  # on integers
 
@@ -140,7 +141,9 @@ entry:
 again:
   %a = phi {t} [ %left, %entry ], [ %rest, %again ]
   %b = phi {t} [ %right, %entry ], [ %a, %again ]
-  %rest = urem {t} %b, %a
+  %trap = icmp eq {t} %a, {trap}
+  %used = select i1 %trap, {t} 1, {t} %a
+  %rest = {rem} {t} %b, %used
   %done = icmp eq {t} %rest, 0
   br i1 %done, label %leave, label %again
 leave:
@@ -170,9 +173,12 @@ def power(e: Emission, dtype: torch.dtype, lanes: int, base: str, exponent: str)
     return by_lanes(w, f"@ferrite_power_{kind}", base, exponent)
 
 
-def _divisor(w: Words, left: str, right: str) -> str:
-    kind = f"i{BITS[w.element]}"
-    w.e.module.helpers[f"divisor {kind}"] = DIVISOR.format(t=w.element, s=kind)
+def _divisor(w: Words, dtype: torch.dtype, left: str, right: str) -> str:
+    """By signed remainders: the least integer has no magnitude, and what eager makes of it we make too."""
+    signed = is_signed(dtype)
+    kind = f"{'s' if signed else 'u'}{BITS[w.element]}"
+    words_ = {"rem": "srem", "trap": "-1"} if signed else {"rem": "urem", "trap": "0"}
+    w.e.module.helpers[f"divisor {kind}"] = DIVISOR.format(t=w.element, s=kind, **words_)
     return by_lanes(w, f"@ferrite_divisor_{kind}", left, right)
 
 
@@ -183,14 +189,17 @@ def _magnitude(w: Words, dtype: torch.dtype, value: str) -> str:
 @row("gcd", takes=is_whole)
 def gcd(e: Emission, dtype: torch.dtype, lanes: int, left: str, right: str) -> str:
     w = words(e, dtype, lanes)
-    return _divisor(w, _magnitude(w, dtype, left), _magnitude(w, dtype, right))
+    return _divisor(w, dtype, _magnitude(w, dtype, left), _magnitude(w, dtype, right))
 
 
 @row("lcm", takes=is_whole)
 def lcm(e: Emission, dtype: torch.dtype, lanes: int, left: str, right: str) -> str:
-    w = words(e, dtype, lanes)
+    """Small integers are multiplied as larger ones, and cut in the end."""
     shared = gcd(e, dtype, lanes, left, right)
-    none = w.compare("eq", shared, w.const(0))
-    used = w.select(none, w.const(1), shared)
-    product = w.op("mul", w.op("sdiv" if is_signed(dtype) else "udiv", left, used), right)
-    return w.select(none, w.const(0), _magnitude(w, dtype, product))
+    wide = dtype if BITS[REGISTER[dtype]] >= 32 else torch.int32
+    w = words(e, wide, lanes)
+    one, two, both = (converted(e, item, lanes, dtype, wide) for item in (left, right, shared))
+    none = w.compare("eq", both, w.const(0))
+    quotient = divided(e, wide, lanes, one, w.select(none, w.const(1), both), None)[0]
+    multiple = w.select(none, w.const(0), _magnitude(w, wide, w.op("mul", quotient, two)))
+    return converted(e, multiple, lanes, wide, dtype)

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 from ferrite.graph import fake_value
 from ferrite.passes.batching import Fusion, Settings
-from ferrite.passes.pre_grad.horizontal import MANY, Horizontal, never, saves_calls, saves_many_calls
+from ferrite.passes.pre_grad.horizontal import MANY, Horizontal, never, saves_calls, saves_many_calls, saves_products
 from ferrite.passes.pre_grad.products import known_width, one_input_pays, product_problem, side_by_side
 from ferrite.passes.pre_grad.stage import pre_grad_pass
 from ferrite.pipeline import PassContext
@@ -136,6 +136,7 @@ def norm_problem(arguments: Mapping[str, Any], values: Values) -> str | None:
 # --- the fusions ------------------------------------------------------------------------------------------------------
 
 ALWAYS = {"horizontal": "always"}
+CALLS, NATIVE = {"executor": "calls"}, {"executor": "native"}
 
 
 def many(function: Callable[[Any], Any], then: Callable[[Any], Any] = torch.neg) -> Callable[..., Any]:
@@ -215,7 +216,7 @@ FUSIONS = (
         problem=linear_problem,
         write=batched_product,
         numerics="rounded",
-        pays=saves_calls,
+        pays=saves_products,
         examples=(
             Case("six with biases", members_of(F.linear, 6), operands(6, (2, 3), (4, 3), (4,)), ALWAYS),
             Case("five without", members_of(F.linear, 5), operands(5, (2, 3), (4, 3)), ALWAYS),
@@ -240,9 +241,10 @@ FUSIONS = (
             Case("five with weights and biases", members_of(norm, 5), operands(5, (2, 3, 4), (4,), (4,)), ALWAYS),
             Case("six plain ones", members_of(norm, 6), operands(6, (3, 4)), ALWAYS),
             Case("five with weights", members_of(norm, 5), operands(5, (3, 4), (4,)), ALWAYS),
-            Case("many tiny ones, by the model", members_of(norm, MANY), operands(MANY, (3, 4), (4,))),
+            Case("many tiny ones, by the model", members_of(norm, MANY), operands(MANY, (3, 4), (4,)), CALLS),
         ),
         near_misses=(
+            Case("many tiny ones that are kernels", members_of(norm, MANY), operands(MANY, (3, 4), (4,)), NATIVE),
             Case("four", members_of(norm, 4), operands(4, (3, 4)), ALWAYS),
             Case("by the model", members_of(norm, 6), operands(6, (3, 4))),
         ),

@@ -7,7 +7,9 @@ Whether it is right is `ferrite.passes.batching`'s to find out. Whether it pays,
 On the CPU, as `bench/horizontal.py` measured it on one machine with one thread: the time of the one call, where the
 calls apart take 1.
 
-    batches of 32 tiny calls or more                0.4 to 0.9      taken
+    batches of 32 tiny layers or more               0.4 to 0.9      taken
+    batches of 32 other tiny calls or more          0.4 to 0.9      taken where each is a call of torch: as kernels of
+                                                                    our own they take as long apart, or less
     other batches                                   0.7 to 1.7      left
     layers on one input, joined in each call        0.6 to 2.1      left
     layers on one input, weights joined once        0.5 to 1.1      taken
@@ -94,7 +96,7 @@ class Horizontal(Fusion):
 def saves_calls(members: Sequence[torch.fx.Node], copied: int, context: PassContext) -> bool:
     """A batch: its operands are copied together, and each result that the caller gets is copied out."""
     if fake_value(members[0]).device.type != "cuda":
-        return many_and_tiny(members, copied)
+        return many_and_tiny(members, copied) and context.options.executor != "native"
     stacked = sum(bytes_of(operand) for member in members for operand in member.all_input_nodes)
     return saves_launches(members, copied, stacked, len(members[0].all_input_nodes))
 
@@ -110,6 +112,11 @@ def many_and_tiny(members: Sequence[torch.fx.Node], copied: int) -> bool:
     operands = {operand for member in members for operand in member.all_input_nodes}
     on_cpu = fake_value(members[0]).device.type == "cpu"
     return on_cpu and not copied and len(members) >= MANY and max(map(bytes_of, operands)) <= TINY_OPERAND
+
+
+def saves_products(members: Sequence[torch.fx.Node], copied: int, context: PassContext) -> bool:
+    """A batch of calls that no kernel of our own does."""
+    return many_and_tiny(members, copied) or saves_calls(members, copied, context)
 
 
 def saves_many_calls(members: Sequence[torch.fx.Node], copied: int, context: PassContext) -> bool:

@@ -209,9 +209,9 @@ def merge_stack_tahn_unbind_pass(gm: torch.fx.GraphModule, context: PassContext)
 # --- a product that is summed -----------------------------------------------------------------------------------------
 
 
-# In eager the product is held in memory, which is as large as the matrices. Training pays for that, since what einsum
-# makes of it takes as much again for the gradients: 0.2 to 0.7 of the time on CPUs and a GPU, where inference takes 0.5
-# to 1.3 (`python -m bench.passes rewrites`).
+# As one kernel this takes 0.2 to 0.4 of the time. As calls of torch the product is held in memory, which is as large as
+# the matrices. Training pays for that, since what einsum makes of it takes as much again for the gradients: 0.2 to 0.7
+# of the time on CPUs and a GPU, where inference takes 0.5 to 1.3 (`python -m bench.passes rewrites`).
 MOST_HELD = 2**24  # bytes
 
 
@@ -227,14 +227,17 @@ def product_and_sum(site: Site) -> Any:
         return Refusal("it is not abc,abcd->abd of four different letters")
     if any(site.value(tensor).dtype not in (torch.float32, torch.float64) for tensor in tensors):
         return Refusal("the product of another dtype than float32 or float64 would be rounded first")
-    if not site.options.kernel_rewrites and not (trained(site.node) and held_bytes(site, tensors[1]) <= MOST_HELD):
-        return Refusal("the product would be held in memory: it is not trained or large, and kernel_rewrites is off")
+    small = held_bytes(site, tensors[1]) <= MOST_HELD
+    if not becomes_a_kernel(site, tensors[1]) and not (small and requires_grad(site.node) is True):
+        return Refusal("the product would be held in memory, and is large or not trained")
     wide = site.call(aten.unsqueeze.default, tensors[0], 3)
     return site.call(aten.sum.dim_IntList, site.call(aten.mul.Tensor, wide, tensors[1]), [2])
 
 
-def trained(node: torch.fx.Node) -> bool:
-    return requires_grad(node) is True
+def becomes_a_kernel(site: Site, tensor: torch.fx.Node) -> bool:
+    """Whether product and sum become one loop."""
+    native = site.options.executor == "native" and site.value(tensor).device.type == "cpu"
+    return native or site.options.kernel_rewrites
 
 
 def held_bytes(site: Site, matrices: torch.fx.Node) -> int:
@@ -253,7 +256,8 @@ def einsum(
         return [torch.rand(size, dtype=dtype).requires_grad_(trained) for size in sizes]
 
     label = f"{equation}, {dtype}" if fused else f"{equation}, {'trained' if trained else 'not trained'}, in eager"
-    return Case(label, lambda x, y: torch.einsum(equation, x, y) + 1, make_inputs, {"kernel_rewrites": fused})
+    options = {"executor": "native" if fused else "calls"}
+    return Case(label, lambda x, y: torch.einsum(equation, x, y) + 1, make_inputs, options)
 
 
 EINSUM = (
@@ -284,5 +288,5 @@ EINSUM = (
 
 @pre_grad_pass(rules=EINSUM)
 def einsum_to_pointwise_pass(gm: torch.fx.GraphModule, context: PassContext) -> int:
-    """A batch of vector times matrix becomes a product and a sum, in training or with the option kernel_rewrites."""
+    """A batch of vector times matrix becomes a product and a sum, as one kernel or in training."""
     return apply_rules(gm, EINSUM, context)

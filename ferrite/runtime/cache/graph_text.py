@@ -37,7 +37,7 @@ PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes, type(...),
 NAMED = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 ORDINARY = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 WORD = re.compile(r"[A-Za-z_]\w*")
-# What these return follows from what they are given, for one version of torch.
+# What these return follows from what they are given, for one version of torch, unless it depends on data.
 FOLLOWING = ("aten.", "prims.", "_operator.")
 # Functions of Python and torch that graphs call beside operators: their names say all, for one version of torch.
 KNOWN_MODULES = ("_operator", "operator", "math", "builtins", "torch")
@@ -49,7 +49,7 @@ class GraphText:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.operators: list[str] = []
-        self.values: list[str] = []  # what the results of operators look like that are not torch's own
+        self.values: list[str] = []  # what results look like that follow from nothing else
         self.inputs: list[str] = []  # what each input of the outermost graph looks like
         self.constants: list[str] = []
         self.symbols: dict[str, str] = {}
@@ -80,7 +80,7 @@ class GraphText:
                 name = self.target(node.target)
                 self.operators.append(name)
                 self.calls.append(f"{number} {name}{self.text((node.args, node.kwargs), numbers)}{notes}")
-                if not name.startswith(FOLLOWING):
+                if not name.startswith(FOLLOWING) or node.meta.get("unbacked_bindings"):  # or it has symbols of its own
                     self.values.append(f"{number} {self.value(fake_value(node))}")
 
     # --- values -------------------------------------------------------------------------------------------------------
@@ -220,7 +220,8 @@ class GraphText:
                 return f"graph {self._bodies[id(value)]}{lines}"
             return f"graph {self._bodies[id(value)]}"
         if isinstance(value, torch.Tensor):
-            self.constants.append(self.tensor(value) + self.shared(value) + " " + contents(value))
+            held = contents(value)  # first, since it refuses what the others cannot read
+            self.constants.append(f"{self.tensor(value)}{self.shared(value)} {held}")
             return f"constant {len(self.constants) - 1}"
         return f"attribute {self.text(value, {})}"
 

@@ -1,0 +1,106 @@
+"""Inverses of the error function, its scaled complement, and the normal distribution. f32 computes in f64."""
+
+from __future__ import annotations
+
+import math
+
+from ferrite.codegen.llvm.math_constants import in_parts
+from ferrite.codegen.llvm.math_error import ERFC_IS_ZERO, scaled_erfc
+from ferrite.codegen.llvm.math_exp import exp_in_parts
+from ferrite.codegen.llvm.math_fits import ERFCINV_1, ERFCINV_2, ERFCINV_3, ERFINV
+from ferrite.codegen.llvm.math_function import Body, Function
+from ferrite.codegen.llvm.math_log import log, log1p
+from ferrite.codegen.llvm.math_text import (
+    INFINITY,
+    NAN,
+    Value,
+    copysign,
+    fabs,
+    fma,
+    minimum,
+    polynomial,
+    quotient,
+    select,
+    sqrt,
+)
+
+ROOT_OF_2 = in_parts("1.4142135623730950488016887242096980785696718753769480731766797")
+ROOT_OF_HALF = in_parts("0.70710678118654752440084436210484903928483593768847403658833987")
+ONE_OVER_ROOT_PI = 1 / math.sqrt(math.pi)
+
+
+def erfinv_of_small(x: Value) -> Value:
+    """Where |x| is at most one half."""
+    return x * quotient(x * x, ERFINV["double"])
+
+
+def erfcinv(z: Value, tiny: bool) -> Value:
+    """The v with erfc(v) = z, z at most one half. Below 2^-53 only when `tiny` is told."""
+    s = sqrt(-log(z))
+    ratio = select(s < 2.5, quotient(s - 0.825, ERFCINV_1["double"]), quotient(s - 2.5, ERFCINV_2["double"]))
+    if tiny:
+        ratio = select(s < 7.0, ratio, quotient(s - 7.0, ERFCINV_3["double"]))
+    return s * ratio
+
+
+def erfinv(x: Value) -> Value:
+    a = fabs(x)
+    large = select(a < 1.0, erfcinv(1.0 - a, tiny=False), INFINITY)
+    result = copysign(select(a > 0.5, large, erfinv_of_small(a)), x)
+    return select(a > 1.0, NAN, result)
+
+
+def ndtri(p: Value) -> Value:
+    """The root of two times erfinv(2 p - 1)."""
+    x = fma(p, 2.0, -1.0)
+    less = minimum(p, 1.0 - p)
+    large = copysign(select(less > 0.0, erfcinv(less + less, tiny=True), INFINITY), x)
+    result = select(fabs(x) > 0.5, large, erfinv_of_small(x)) * ROOT_OF_2["double"][0]
+    return select((p < 0.0) | (p > 1.0), NAN, result)
+
+
+def scaled_complement(a: Value) -> Value:
+    """exp(a^2) erfc(a) of what is not negative."""
+    inverse = 1.0 / a
+    square = inverse * inverse
+    series = polynomial(square, (1.0, -0.5, 0.75, -1.875, 6.5625))  # the asymptotic one
+    far = inverse * ONE_OVER_ROOT_PI * series
+    near = scaled_erfc(minimum(a, ERFC_IS_ZERO["double"])) / fma(a, 2.0, 1.0)
+    return select(a < ERFC_IS_ZERO["double"], near, far)
+
+
+def exp_of_square(a: Value, factor: float) -> tuple[Value, Value, Value]:
+    """Factors of exp(factor a^2), where the factor is a power of two or its negative."""
+    square = a * a
+    return exp_in_parts(square * factor, fma(a, a, -square) * factor)
+
+
+def erfcx(x: Value) -> Value:
+    a = fabs(x)
+    result = scaled_complement(a)
+    near_one, first, second = exp_of_square(minimum(a, 26.7), 1.0)
+    reflected = fma(near_one * first, second + second, -result)
+    return select(x < 0.0, reflected, result)
+
+
+def log_ndtr(x: Value) -> Value:
+    """log(erfc(-x / sqrt(2)) / 2)."""
+    a = fabs(x)
+    scaled = scaled_complement(a * ROOT_OF_HALF["double"][0])
+    low = log(scaled * 0.5) - a * a * 0.5
+    near_one, first, second = exp_of_square(minimum(a, 38.6), -0.5)
+    tail = scaled * 0.5 * near_one * first * second
+    high = log1p(-select(x < 0.0, 1.0 - tail, tail))
+    return select(x < -1.0, low, high)
+
+
+def _function(name: str, body: Body, f64: float, method: str) -> Function:
+    return Function(name, body, 0.51, f64, wide=True, inline=False, method=method + "; f32 in f64")
+
+
+FUNCTIONS = (
+    _function("erfinv", erfinv, 3.0, "quotients of polynomials of x or of sqrt(-log(1 - |x|))"),
+    _function("special_ndtri", ndtri, 4.0, "as erfinv"),
+    _function("special_erfcx", erfcx, 4.0, "the polynomial of erfc; far out its asymptotic series"),
+    _function("special_log_ndtr", log_ndtr, 4.0, "erfcx and log, or log1p"),
+)

@@ -1,0 +1,324 @@
+"""Scalar operators, conversions, states and random numbers in Triton: the same bits as the oracle's."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+from triton_kernels import DEVICES, PLACE, assert_same_bits, elementwise, kernel_of, run_both, run_triton
+
+from ferrite.codegen.triton import unsupported
+from ferrite.codegen.triton.emit import written
+from ferrite.codegen.triton.operators import LIBRARY
+from ferrite.ir.expr import Random, cast, const, load, masked, op
+from ferrite.ir.expr_laws import wrong_type
+from ferrite.ir.index import evaluate, number
+from ferrite.ir.random import PLACE_BITS, random_numbers
+from ferrite.ir.scalar import OPERATORS
+from ferrite.ir.states import STATES
+from ferrite.ir.types import short
+from loop_kernels import KERNELS
+
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+NAN, INF = float("nan"), float("inf")
+FLOATS = [0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, -2.5, 3.0, -3.7, 0.1, 7.3, 1e-3, -1e-5, INF, -INF, NAN, 1e30]
+INTEGERS = [0, 1, -1, 2, -2, 3, 5, -7, 8, 31, -64, 100, -128, 127]
+TYPES = [torch.float32, torch.float64, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool]
+DIVISIONS = ("floor_divide", "trunc_divide", "remainder", "fmod")
+# Equal zeros of different signs: either may be the greater.
+ANY_ZERO = ("maximum", "minimum", "fmax", "fmin")
+
+
+def numbers(dtype):
+    values = FLOATS if dtype.is_floating_point else INTEGERS
+    return torch.tensor(values, dtype=torch.float64 if dtype.is_floating_point else torch.int64).to(dtype)
+
+
+def pairs(dtype):
+    left, right = torch.meshgrid(numbers(dtype), numbers(dtype), indexing="ij")
+    return left.reshape(-1).clone(), right.reshape(-1).clone()
+
+
+def operators(dtype):
+    """Every operator that takes a type and has Triton source, as an expression of a, b and c."""
+    operands = [load(name, [PLACE], dtype) for name in "abc"]
+    for name, row in OPERATORS.items():
+        operands[0] = load("condition", [PLACE], torch.bool) if name == "where" else load("a", [PLACE], dtype)
+        expr = op(name, *operands[: row.arity], dtype=torch.bool if row.gives == "bool" else dtype)
+        if row.gives == "free" or wrong_type(expr):
+            continue
+        if unsupported(elementwise({"a": dtype, "b": dtype, "c": dtype, "condition": torch.bool}, [expr])) is None:
+            yield name, expr
+
+
+def meaning(expr, given):
+    """What an operator means, for all elements at once."""
+    values = dict(zip(("a", "b", "c", "condition"), given, strict=True))
+    return OPERATORS[expr.name].meaning(*(values[operand.buffer] for operand in expr.operands))
+
+
+def operands_of(dtype):
+    left, right = pairs(dtype)
+    return [left, right, left.flip(0), torch.arange(len(left)) % 3 == 0]
+
+
+@needs_triton
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", TYPES, ids=short)
+def test_operators(dtype, device):
+    found = [(name, expr) for name, expr in operators(dtype) if dtype.is_floating_point or name not in DIVISIONS]
+    inputs = {"a": dtype, "b": dtype, "c": dtype, "condition": torch.bool}
+    kernel = elementwise(inputs, [expr for _, expr in found])
+    given = operands_of(dtype)
+    memory = [*given, *(torch.zeros(len(given[0]), dtype=expr.dtype) for _, expr in found)]
+    made = run_triton(kernel, memory, [len(given[0])], device)
+    for (name, expr), left in zip(found, made[4:], strict=True):
+        right = meaning(expr, given)
+        if name in LIBRARY.split() or (name in ("sigmoid", "rsqrt") and dtype.is_floating_point):
+            tolerance = 2e-6 if dtype is torch.float32 else 1e-14
+            torch.testing.assert_close(left, right, rtol=tolerance, atol=0, equal_nan=True, msg=f"{name}: {left}")
+        else:
+            zero = (left == 0) & (right == 0) & (name in ANY_ZERO)
+            assert_same_bits(left[~zero], right[~zero], name)
+
+
+@needs_triton
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64, torch.uint8], ids=short)
+def test_divisions_of_integers(dtype, device):
+    left, right = pairs(dtype)
+    left, right = left[right != 0], right[right != 0]
+    values = [op(name, load("a", [PLACE], dtype), load("b", [PLACE], dtype)) for name in DIVISIONS]
+    memory = [left, right, *(torch.zeros_like(left) for _ in values)]
+    expected, made = run_both(elementwise({"a": dtype, "b": dtype}, values), memory, [len(left)], device)
+    for name, one, other in zip(DIVISIONS, made[2:], expected[2:], strict=True):
+        assert_same_bits(one, other, name)
+
+
+@pytest.mark.quick
+def test_the_operators_that_have_source():
+    common = {"add", "mul", "sub", "maximum", "minimum", "neg", "abs", "sign", "eq", "lt", "where", "fmod", "remainder"}
+    for dtype in (torch.float32, torch.int64):
+        assert common <= {name for name, _ in operators(dtype)}
+    floats = {name for name, _ in operators(torch.float64)}
+    assert {"exp", "tanh", "erf", "pow", "sqrt", "sigmoid", "round", "fma", "signbit"} <= floats
+    assert "digamma" not in floats
+
+
+# --- conversions and constants ----------------------------------------------------------------------------------------
+
+STORED = [*TYPES, torch.float16, torch.bfloat16]
+
+
+@needs_triton
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("old", STORED, ids=short)
+def test_conversions(old, device):
+    values = numbers(old) if old is not torch.float32 else torch.cat([numbers(old), torch.randn(40)])
+    if old.is_floating_point:  # what an integer cannot hold is converted as the machine likes
+        whole = [dtype for dtype in STORED if not dtype.is_floating_point and dtype is not torch.bool]
+        values = torch.cat([values, torch.tensor([1.00390625, 1.01171875, 65519.0, 65520.0, 3e-39]).to(old)])
+    results = [cast(load("a", [PLACE], old), new) for new in STORED if new is not old]
+    kernel = elementwise({"a": old}, results)
+    memory = [values, *(torch.zeros(len(values), dtype=result.dtype) for result in results)]
+    expected, made = run_both(kernel, memory, [len(values)], device)
+    for result, one, other in zip(results, made[1:], expected[1:], strict=True):
+        if old.is_floating_point and result.dtype in whole:
+            fits = values.double().abs() < 128
+            fits = fits & (values >= 0) if not result.dtype.is_signed else fits
+            one, other = one[fits], other[fits]
+        assert_same_bits(one, other, str(result.dtype))
+
+
+@needs_triton
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_number_of_sixteen_bits_is_widened_and_rounded(device):
+    bits = torch.arange(-(1 << 15), 1 << 15, 37, dtype=torch.int32).to(torch.int16)
+    wide = torch.randn(2000) * torch.logspace(-44, 38, 2000)
+    wide = torch.cat([wide, torch.tensor([1.00390625, 1.01171875, 3.4e38, NAN, INF, -0.0])])
+    kernel = elementwise({"a": torch.bfloat16}, [cast(load("a", [PLACE], torch.bfloat16), torch.float32)])
+    made = run_triton(kernel, [bits.view(torch.bfloat16), torch.zeros(len(bits))], [len(bits)], device)
+    assert_same_bits(made[1], bits.view(torch.bfloat16).float())
+    halves = [cast(load("a", [PLACE], torch.float32), dtype) for dtype in (torch.bfloat16, torch.float16)]
+    memory = [wide, *(torch.zeros(len(wide), dtype=half.dtype) for half in halves)]
+    made = run_triton(elementwise({"a": torch.float32}, halves), memory, [len(wide)], device)
+    assert_same_bits(made[1], wide.bfloat16())
+    assert_same_bits(made[2], wide.half())
+
+
+@needs_triton
+@pytest.mark.parametrize("device", DEVICES)
+def test_constants_keep_their_bits(device):
+    values = []
+    for dtype in STORED:
+        for value in (0.0, -0.0, NAN, INF, 0.1, 1e-40) if dtype.is_floating_point else (0, 1, -1, 77):
+            place = load("a", [PLACE], torch.bool)
+            values.append(op("where", place, const(value, dtype), const(1, dtype), dtype=dtype))
+    a = torch.tensor([True, False])
+    memory = [a, *(torch.full((2,), 1, dtype=value.dtype) for value in values)]
+    expected, made = run_both(elementwise({"a": torch.bool}, values), memory, [2], device)
+    for one, other, value in zip(made, expected, [None, *values], strict=True):
+        assert_same_bits(one, other, str(value))
+
+
+@needs_triton
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_masked_load_touches_nothing_where_it_does_not_count(device):
+    # All lanes but the second would load far outside.
+    a = load("a", [PLACE * (1 << 40) - (1 << 40)], torch.float32)
+    chosen = op("eq", load("b", [PLACE], torch.int64), const(1, torch.int64), dtype=torch.bool)
+    value = masked(chosen, op("add", a, a), const(-1.0, torch.float32))
+    kernel = elementwise({"a": torch.float32, "b": torch.int64}, [value])
+    memory = [torch.randn(4), torch.arange(4), torch.zeros(4)]
+    expected, made = run_both(kernel, memory, [4], device)
+    assert torch.equal(made[2], expected[2])
+
+
+# --- random numbers ---------------------------------------------------------------------------------------------------
+
+
+@needs_triton
+@pytest.mark.parametrize("device", DEVICES)
+def test_random_numbers_are_the_same_bits(device):
+    seed = load("seed", [number(0)], torch.int64)
+    near, far = PLACE + (5 << PLACE_BITS), PLACE * 3 + (1 << 35)
+    kinds = [("uniform", dtype) for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)]
+    kinds += [("bits", torch.int64), ("bits", torch.int32)]
+    values = [Random.intern(kind, seed, near, dtype) for kind, dtype in kinds]
+    values.append(Random.intern("uniform", seed, far, torch.float32))
+    kernel = elementwise({"seed": torch.int64}, values)
+    for key in (-7, 0x123456789ABCDEF0):
+        memory = [torch.tensor([key]), *(torch.zeros(9, dtype=value.dtype) for value in values)]
+        made = run_triton(kernel, memory, [9], device)
+        for one, value in zip(made[1:], values, strict=True):
+            counter = evaluate(value.counter, {PLACE: torch.arange(9)})
+            assert torch.equal(one, random_numbers(value.kind, memory[0], counter, value.dtype))
+
+
+# --- states -----------------------------------------------------------------------------------------------------------
+
+NUMBERS = (torch.float32, torch.int32, torch.int64)
+STATE_TYPES = {
+    "any": (torch.bool,),
+    "all": (torch.bool,),
+    "xor": (torch.int32, torch.bool),
+    "welford": (torch.float32, torch.float64),
+    "softmax": (torch.float32,),
+    **dict.fromkeys(("amax", "amin", "argmax", "argmin"), (*NUMBERS, torch.bool)),
+}
+
+
+def reduction(kind, dtype, extent):
+    """Rows reduced by a state: `extent` bounds the rows' length."""
+    row = STATES[kind]
+    types = [dtype, torch.int64] if kind.startswith("arg") else [dtype] * row.gives
+    names = [f"r{place}" for place in range(row.gives)]
+    pointers = [f"o{place}" for place in range(row.gives)]
+    bound = names[0] if len(names) == 1 else f"({', '.join(names)})"
+    lines = [
+        f"def kernel(x, {', '.join(pointers)}, m, n):",
+        "    m = symbol(0, None)",
+        f"    n = symbol(0, {extent})",
+        f"    x = pointer({short(dtype)}, 'read')",
+        *(f"    {name} = pointer({short(one)}, 'write')" for name, one in zip(pointers, types, strict=True)),
+        "    for i in vector(m, lanes=4):",
+        f"        with {kind}({', '.join(map(short, types))}) as {bound}:",
+        "            for j in reduction(n, lanes=4):",
+        f"                v0: {short(dtype)} = x[i*n + j]",
+        *(["                v1: i64 = index(j)"] if row.takes == 2 else []),
+        f"                r0.join({'v0, v1' if row.takes == 2 else 'v0'})",
+        *(f"        {pointer}[i] = {name}" for pointer, name in zip(pointers, names, strict=True)),
+    ]
+    return kernel_of("\n".join(lines)), types
+
+
+@needs_triton
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("extent", [64, None], ids=["one block", "looped"])
+@pytest.mark.parametrize(("kind", "dtype"), [(kind, one) for kind in STATES for one in STATE_TYPES.get(kind, NUMBERS)])
+def test_states(kind, dtype, extent, device):
+    kernel, types = reduction(kind, dtype, extent)
+    torch.manual_seed(0)
+    rows = torch.randint(-3, 4, (3, 7)).to(dtype)
+    if dtype.is_floating_point and kind != "welford":
+        rows = torch.cat([rows + torch.randn(3, 7), torch.tensor([[1.0, NAN, 2, NAN, -INF, 0, 1]], dtype=dtype)])
+    for given in (rows, rows[:, :1], rows[:, :0]):
+        memory = [given, *(torch.ones(len(rows), dtype=one) for one in types)]
+        expected, made = run_both(kernel, memory, [len(rows), given.shape[1]], device)
+        torch.testing.assert_close(made, expected, equal_nan=True, rtol=3e-6, atol=3e-6)
+
+
+# --- what Triton's compiler says --------------------------------------------------------------------------------------
+
+
+def compiled(kernel, folder, monkeypatch):
+    """The assembly for a GPU, which need not be here."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from ferrite.codegen.triton.run import loaded
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
+    names = {torch.bool: "i1", torch.float16: "fp16", torch.bfloat16: "bf16"}
+    made = written(kernel, "kernel")
+    function = loaded(made.source, "kernel", False)
+    types = [f"*{names.get(one.dtype, short(one.dtype).replace('f', 'fp'))}" for one in made.launch.pointers]
+    types += ["i32"] * len(made.launch.sizes) + ["*i64"] * bool(made.launch.checks)
+    types += ["constexpr"] * len(made.launch.blocks)
+    sizes = {function.arg_names.index(block.name): min(block.most, 16) for block in made.launch.blocks}
+    source = ASTSource(
+        function, dict(zip(function.arg_names, types, strict=True)), {(place,): size for place, size in sizes.items()}
+    )
+    return triton.compile(source, target=GPUTarget("cuda", 80, 32), options={"enable_fp_fusion": False}).asm["ptx"]
+
+
+@needs_triton
+@pytest.mark.parametrize("name", ["row softmax", "scatter-add", "column sums"])
+def test_kernels_compile(name, tmp_path, monkeypatch):
+    assert ".visible .entry kernel" in compiled(kernel_of(KERNELS[name]), tmp_path, monkeypatch)
+
+
+OTHERS = [name for name in KERNELS if name not in ("row softmax", "scatter-add", "column sums", "transposing copy")]
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_all_kernels_compile(name, tmp_path, monkeypatch):
+    assert ".visible .entry kernel" in compiled(kernel_of(KERNELS[name]), tmp_path, monkeypatch)
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.int64, *(pytest.param(one, marks=pytest.mark.slow) for one in TYPES if one is not torch.int64)],
+    ids=short,
+)
+def test_operators_compile(dtype, tmp_path, monkeypatch):
+    inputs = {"a": dtype, "b": dtype, "c": dtype, "condition": torch.bool}
+    kernel = elementwise(inputs, [expr for _, expr in operators(dtype)])
+    assert ".visible .entry kernel" in compiled(kernel, tmp_path, monkeypatch)
+
+
+@needs_triton
+@pytest.mark.slow
+def test_conversions_and_random_numbers_compile(tmp_path, monkeypatch):
+    values = [cast(load("a", [PLACE], torch.float32), new) for new in STORED]
+    values += [cast(load("b", [PLACE], torch.bfloat16), new) for new in STORED]
+    values += [cast(load("c", [PLACE], torch.int64), new) for new in STORED]
+    seed = load("c", [number(0)], torch.int64)
+    values += [Random.intern("uniform", seed, PLACE, dtype) for dtype in (torch.float32, torch.float64)]
+    values.append(Random.intern("bits", seed, PLACE, torch.int64))
+    kernel = elementwise({"a": torch.float32, "b": torch.bfloat16, "c": torch.int64}, values)
+    assert ".visible .entry kernel" in compiled(kernel, tmp_path, monkeypatch)
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", list(STATES))
+def test_states_compile(kind, tmp_path, monkeypatch):
+    for dtype in STATE_TYPES.get(kind, NUMBERS):
+        kernel, _ = reduction(kind, dtype, None)
+        assert ".visible .entry kernel" in compiled(kernel, tmp_path, monkeypatch)

@@ -1,0 +1,51 @@
+"""Compile a small model through the cache and say what it answered: here, or as a program of its own."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+
+from ferrite.capture import CapturedGraph, capture
+from ferrite.options import resolve
+from ferrite.runtime import run_in_eager
+from ferrite.runtime.cache import Built, explain, graph_key, open_store, remember
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = torch.nn.Linear(8, 8), torch.nn.LayerNorm(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.gelu(self.norm(self.linear(x))) + torch.tensor([0.5])
+
+
+def compile_and_ask(size: int) -> list[list[Any]]:
+    """For each graph: what it is, hit or miss, what differed, its digest, and what was remembered of it."""
+    options, outcomes = resolve(), []
+    store = open_store(options)
+
+    def compile_graph(graph: CapturedGraph) -> Any:
+        artifact, outcome = remember(
+            store,
+            # ferrite itself may be edited between one run and the other
+            lambda: graph_key(graph, options, target="this one", sources="as they are"),
+            lambda: Built({"code": b"x"}, {"nodes": len(graph.gm.graph.nodes)}),
+            graph.kind.value,
+        )
+        differing = [each.name for each in (explain(outcome) or (None, []))[1]]
+        outcomes.append([outcome.what, outcome.result, differing, outcome.key.digest, artifact.metadata["nodes"]])
+        return run_in_eager(graph.gm)
+
+    def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+        return capture(gm, inputs, compile_graph, options)
+
+    torch.compile(Net(), backend=backend, dynamic=True)(torch.randn(size, 8)).sum().backward()
+    return outcomes
+
+
+if __name__ == "__main__":
+    print(json.dumps(compile_and_ask(int(sys.argv[1]))))
