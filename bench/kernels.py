@@ -33,7 +33,16 @@ from bench.report import in_markdown, parsed, parser_for, save, selected, show, 
 from tests.compare import upcast_tree
 
 # One of each kind, for a short look.
-QUICK = ("chain-long", "gelu", "adam", "rope", "softmax", "layer-norm", "rms-norm-backward", "batch-norm")
+QUICK: tuple[str, ...] = (
+    "chain-long",
+    "gelu",
+    "adam",
+    "rope",
+    "softmax",
+    "layer-norm",
+    "rms-norm-backward",
+    "batch-norm",
+)
 QUICK += ("cross-entropy-backward", "sum-columns", "var-rows", "transpose", "nchw-to-nhwc", "cat-columns", "embedding")
 Sized = tuple[Case, str]
 
@@ -147,7 +156,16 @@ def copy_speeds(rounds: int, seconds: float) -> dict[str, float]:
     return {name: 2 * LARGE / statistics.median(times) for name, times in found.items()}
 
 
-COLUMNS = ("case", "size", "MB", "eager, µs", "ferrite, µs", "inductor, µs", "ferrite to eager", "ferrite to inductor")
+COLUMNS: tuple[str, ...] = (
+    "case",
+    "size",
+    "MB",
+    "eager, µs",
+    "ferrite, µs",
+    "inductor, µs",
+    "ferrite to eager",
+    "ferrite to inductor",
+)
 COLUMNS += (
     "inductor to eager",
     "GB/s",
@@ -212,9 +230,7 @@ def run(chosen: argparse.Namespace) -> dict[str, Any]:
     names = backends(not chosen.no_inductor)
     rows: list[dict[str, Any]] = []
     with empty_caches():
-        torch.compiler.reset()
-        for name in names[1:]:  # what each does once per process is not the first case's
-            given_to(name, with_own_code(first_of_all))(torch.ones(4))
+        prepared(names)
         copies = copy_speeds(chosen.rounds, chosen.seconds)
         for item in watched(items, label):
             rows.append(measured(item, names, copies, chosen.rounds, chosen.seconds))
@@ -229,6 +245,13 @@ def run(chosen: argparse.Namespace) -> dict[str, Any]:
         page = [f"{line}  " for line in lines]
         save(chosen.write, "kernels", chosen, "Kernels", [*page, "", *in_markdown(COLUMNS, table)], data)
     return data
+
+
+def prepared(names: Sequence[str]) -> None:
+    """Let each compiler do what it does once per process: that is not to be the first case's."""
+    torch.compiler.reset()
+    for name in names[1:]:
+        given_to(name, with_own_code(first_of_all))(torch.ones(4))
 
 
 def first_of_all(x: torch.Tensor) -> torch.Tensor:

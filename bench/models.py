@@ -176,14 +176,19 @@ def exact_run(setting: Setting, inputs: dict[str, Any]) -> Any:
 
 
 def has_dropout(model: torch.nn.Module) -> bool:
-    return any(value > 0 for name, value in vars(model.config).items() if "drop" in name and is_number(value))  # type: ignore[union-attr]
+    rates = (value for name, value in vars(model.config).items() if "drop" in name)
+    return any(isinstance(rate, (int, float)) and rate > 0 for rate in rates)
 
 
-def is_number(value: Any) -> bool:
-    return isinstance(value, (int, float))
-
-
-COLUMNS = ("model", "eager, ms", "ferrite", "inductor", "ferrite to eager", "to inductor", "inductor to eager")
+COLUMNS: tuple[str, ...] = (
+    "model",
+    "eager, ms",
+    "ferrite",
+    "inductor",
+    "ferrite to eager",
+    "to inductor",
+    "inductor to eager",
+)
 COLUMNS += ("peak eager, MB", "ferrite", "inductor", "capture, s", "ferrite", "inductor", "")
 
 
@@ -255,7 +260,7 @@ def run(chosen: argparse.Namespace) -> dict[str, Any]:
 
 
 def default_dtypes() -> list[str]:
-    """Both, unless the processor has no bfloat16: torch's products and convolutions then take a hundred times longer."""
+    """Both, unless the processor has no bfloat16: torch's products then take a hundred times as long."""
     return ["fp32", "bf16"] if torch.ops.mkldnn._is_mkldnn_bf16_supported() else ["fp32"]
 
 

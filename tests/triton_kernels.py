@@ -15,7 +15,8 @@ from ferrite.ir.run_kernel import run_kernel
 
 COUNT = symbol("n", 0, None)
 PLACE = axis("i", COUNT)
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+ON_A_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
+DEVICES = ["cpu", pytest.param("cuda", marks=ON_A_GPU)]
 
 
 def kernel_of(source: str) -> Kernel:

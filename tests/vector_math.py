@@ -140,7 +140,7 @@ def errors(
     """The distance of the result from exact + rest (both f64), in units of the last place of the larger of exact and floor."""
     dtype = result.dtype
     greatest = torch.finfo(dtype).max
-    size = exact.abs().clamp(min=floor, max=2.0 ** math.floor(math.log2(greatest))).to(dtype)
+    size = exact.abs().clamp(min=floor, max=2.0 ** ((1 << BITS[dtype][1] - 1) - 1)).to(dtype)
     unit = (torch.nextafter(size, size.new_full((), math.inf)) - size).double()
     wide = result.double()
     found = ((wide - exact) - rest).abs() / unit
@@ -163,6 +163,8 @@ def _power(x: mpf, y: mpf) -> mpf:
 def _lgamma(x: mpf) -> mpf:
     if x > 0:
         return mpmath.loggamma(x)
+    if x == mpmath.floor(x):
+        return mpmath.inf
     return mpmath.log(mpmath.pi / abs(x * mpmath.sinpi(x))) - mpmath.loggamma(-x)
 
 
@@ -183,11 +185,33 @@ def _log_ndtr(x: mpf) -> mpf:
     return mpmath.log1p(-mpmath.erfc(scaled) / 2)
 
 
-def _ndtri(p: mpf) -> mpf:
-    if not 0 <= p <= 1:
+def _erfcinv(z: mpf) -> mpf:
+    """By Newton's method on the logarithm of erfc, for z of at most one half."""
+    goal = mpmath.log(z)
+    v = mpmath.sqrt(-goal) * mpf("0.9")
+    for _ in range(50):
+        value = mpmath.erfc(v)
+        step = (mpmath.log(value) - goal) * value * mpmath.sqrt(mpmath.pi) / 2 * mpmath.exp(v * v)
+        v += step
+        if abs(step) < abs(v) * mpf(10) ** (3 - DIGITS):
+            break
+    return v
+
+
+def _erfinv(x: mpf) -> mpf:
+    if abs(x) > 1:
         return mpmath.nan
-    with mpmath.workdps(DIGITS + (340 if p < 1e-3 else 20)):
-        return mpmath.sqrt(2) * mpmath.erfinv(2 * p - 1)
+    if abs(x) > 0.5:
+        return mpmath.sign(x) * _erfcinv(1 - abs(x))
+    return mpmath.erfinv(x)
+
+
+def _ndtri(p: mpf) -> mpf:
+    if not 0 < p < 1:
+        return mpmath.nan
+    if 0.25 <= p <= 0.75:
+        return mpmath.sqrt(2) * _erfinv(2 * p - 1)
+    return mpmath.sqrt(2) * (-_erfcinv(2 * p) if p < 0.5 else _erfcinv(2 * (1 - p)))
 
 
 def _fmod(x: mpf, y: mpf) -> mpf:
@@ -208,7 +232,7 @@ EXACT: dict[str, Callable[..., mpf]] = {
     **{name: getattr(mpmath, name) for name in ("exp", "expm1", "log", "log10", "log1p", "sqrt")},
     **{name: getattr(mpmath, name) for name in ("sin", "cos", "tan", "asin", "acos", "atan", "atan2")},
     **{name: getattr(mpmath, name) for name in ("sinh", "cosh", "tanh", "asinh", "acosh", "atanh")},
-    **{name: getattr(mpmath, name) for name in ("erf", "erfc", "erfinv", "digamma", "hypot")},
+    **{name: getattr(mpmath, name) for name in ("erf", "erfc", "digamma", "hypot")},
     "exp2": lambda x: mpmath.exp(x * mpmath.ln2),
     "log2": lambda x: mpmath.log(x) / mpmath.ln2,
     "sigmoid": lambda x: 1 / (1 + mpmath.exp(-x)),
@@ -216,6 +240,7 @@ EXACT: dict[str, Callable[..., mpf]] = {
     "pow": _power,
     "fmod": _fmod,
     "remainder": _remainder,
+    "erfinv": _erfinv,
     "lgamma": _lgamma,
     "i0": _i(0, False),
     "special_i0e": _i(0, True),

@@ -2,7 +2,7 @@
 
 A hook is a callable on the graph, or an object with `__call__` and `uuid()`, or a list of them. One that also takes
 `is_inference` is told. Nodes that a hook leaves out of order or without metadata are repaired; one that breaks the
-graph is taken back.
+graph, or returns another one, is taken back.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from ferrite.pipeline import PassContext
 def run_hooks(hooks: tuple[Any, ...], gm: torch.fx.GraphModule, context: PassContext) -> int | None:
     """None, for a change nobody counted, if there are hooks; 0 without any."""
     for hook in hooks:
-        if wants_to_know(hook):
-            hook(gm.graph, is_inference=context.is_inference)
-        else:
-            hook(gm.graph)
+        known = {"is_inference": context.is_inference} if wants_to_know(hook) else {}
+        returned = hook(gm.graph, **known)
+        if isinstance(returned, (torch.fx.Graph, torch.fx.GraphModule)) and returned not in (gm, gm.graph):
+            raise TypeError("a hook returned another graph, which nobody would read: edit the one that it is given")
     return None if hooks else 0
 
 

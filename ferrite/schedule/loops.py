@@ -30,6 +30,8 @@ def indices_at(body: Body) -> list[Index]:
                 stores += coordinates * 2
             case Loop() | Accumulate() | When():
                 stores += indices_at(statement.body)
+                if isinstance(statement, Loop):
+                    loads[statement.axis.extent] = None
             case _:
                 pass
         for item in nodes_in(statement):
@@ -56,7 +58,11 @@ def replaced_in(statement: Statement, new: dict[Axis, Index]) -> Statement:
         case When():
             return When(rewrite_indices(statement.condition, new), replaced(statement.body, new))  # type: ignore[arg-type]
         case Loop():
-            return replace(statement, body=replaced(statement.body, new))
+            extent = index_over(statement.axis.extent, new)
+            if extent is statement.axis.extent:
+                return replace(statement, body=replaced(statement.body, new))
+            shorter = axis(statement.axis.name, extent)
+            return replace(statement, axis=shorter, body=replaced(statement.body, {**new, statement.axis: shorter}))
         case Scratch():
             return statement
     raise TypeError(f"no statement: {statement!r}")

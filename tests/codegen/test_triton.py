@@ -171,6 +171,8 @@ def test_what_has_no_source_says_why():
 def test_an_index_outside_is_the_error_of_eager(device):
     with pytest.raises(IndexError, match="index 6 is out of bounds for dimension with size 6"):
         run_on(GATHER, [torch.tensor([1, 6]), torch.randn(6), nan(2)], [2], device)
+    with pytest.raises(IndexError, match="index 1073741824 is out of bounds"):  # and nothing is touched there
+        run_on(GATHER, [torch.tensor([1, 1 << 30]), torch.randn(6), nan(2)], [2], device)
     own = changed(SCATTER_ADD, "data(row, 6)", "data(row, 6, 'RuntimeError: {index} of {size}')")
     with pytest.raises(RuntimeError, match="-1 of 6"):
         run_on(own, [torch.tensor([1, -1]), torch.randn(2, 3), torch.randn(6, 3)], [2], device)

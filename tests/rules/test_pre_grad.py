@@ -185,6 +185,22 @@ def test_a_hook_that_fails_is_taken_back_and_reported():
         assert torch.equal(compiled(x), torch.relu(x) + 1)
 
 
+@pytest.mark.parametrize("option", ["pre_grad_custom_pass", "joint_custom_pre_pass", "post_grad_custom_post_pass"])
+@pytest.mark.parametrize("returned", ["graph", "module"])
+def test_another_graph_that_a_hook_returns_is_not_ignored(option, returned):
+    """Nobody would run it: the graph at hand is edited in place."""
+
+    def hook(graph):
+        module = torch.fx.symbolic_trace(lambda x: x * 100)
+        return module if returned == "module" else module.graph
+
+    compiled = ferrite.compile(lambda x: x + 1, **{option: hook})
+    with pytest.warns(ferrite.FerriteWarning, match=f"(?s)pass '{option}' failed.*edit the one that it is given"):
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+    edited = ferrite.compile(lambda x: x + 1, strict=True, **{option: lambda graph: graph})
+    assert torch.equal(edited(torch.ones(3)), torch.full((3,), 2.0)), "the one at hand may be returned"
+
+
 @quick
 def test_users_passes_stand_beside_ours_and_see_operators():
     seen = []

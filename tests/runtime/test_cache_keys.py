@@ -169,12 +169,8 @@ def test_a_range_counts():
     assert changed(with_at_most(100), with_at_most(200)) == ["symbols"]
 
 
-@pytest.fixture
-def data_dependent(monkeypatch):
-    monkeypatch.setattr(torch._dynamo.config, "capture_scalar_outputs", True)
-
-
-def test_what_is_known_of_a_size_that_depends_on_data_counts(data_dependent):
+@torch._dynamo.config.patch(capture_scalar_outputs=True)
+def test_what_is_known_of_a_size_that_depends_on_data_counts():
     def with_at_most(longest):
         def function(x):
             count = x[0].item()

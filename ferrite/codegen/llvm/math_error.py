@@ -45,5 +45,5 @@ def erf(x: Value) -> Value:
 
 FUNCTIONS = (
     Function("erf", erf, f32=1.5, f64=1.5, method="two polynomials; f64: a polynomial, beyond 1 by erfc"),
-    Function("erfc", erfc, f32=3.0, f64=3.0, method="exp(-x^2) times a quotient of polynomials"),
+    Function("erfc", erfc, f32=4.0, f64=4.0, method="exp(-x^2) times a quotient of polynomials"),
 )

@@ -77,6 +77,6 @@ def digamma(x: Value) -> Value:
 
 
 FUNCTIONS = (
-    Function("lgamma", lgamma, 0.51, 8.0, wide=True, inline=False, floor=1.0, method="Stirling; quotients of polynomials; reflection"),
-    Function("digamma", digamma, 0.51, 8.0, wide=True, inline=False, floor=1.0, method="Stirling; quotients of polynomials; reflection"),
+    Function("lgamma", lgamma, 0.51, 6.0, wide=True, inline=False, floor=1.0, method="Stirling; quotients of polynomials; reflection"),
+    Function("digamma", digamma, 0.51, 6.0, wide=True, inline=False, floor=1.0, method="Stirling; quotients of polynomials; reflection"),
 )

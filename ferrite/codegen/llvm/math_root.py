@@ -12,5 +12,5 @@ def rsqrt(x: Value) -> Value:
 
 FUNCTIONS = (
     Function("sqrt", sqrt, f32=0.5, f64=0.5, method="the instruction"),
-    Function("rsqrt", rsqrt, f32=1.0, f64=1.0, method="one over the root, two roundings as in eager"),
+    Function("rsqrt", rsqrt, f32=1.5, f64=1.5, method="one over the root, two roundings as in eager"),
 )

@@ -1,7 +1,7 @@
 """Sine, cosine, tangent.
 
-The argument less its nearest multiple of pi / 2 comes from three products with parts of it, which fma makes exact as
-long as that multiple is a small number. Beyond, libm answers, lane by lane.
+From the argument its nearest multiple of pi / 2 is taken away in three parts; fma makes the first exact as long as
+the multiple is a small number, and what the second loses is kept. Beyond, libm answers, lane by lane.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ferrite.codegen.llvm.math_fits import COS, SIN, TAN
 from ferrite.codegen.llvm.math_function import Function
 from ferrite.codegen.llvm.math_text import Value, bits, fabs, fma, from_bits, polynomial, rare_by_libm, select
 
-# The multiple of pi is found to within a fraction of 2^-7 (2^-20 in f64): the polynomials reach a little beyond its half.
+# The multiple is found to within a fraction of 2^-7 (2^-20 in f64): the polynomials reach a little beyond its half.
 HUGE = {"float": 2.0**16, "double": 2.0**30}
 WIDTH = {"float": 32, "double": 64}
 
@@ -34,8 +34,10 @@ def quarter_turns(a: Value, bias: int) -> tuple[Value, Value, Value]:
     shifted = fma(a, 2 / PI["double"][0], start)
     n, (first, second, third) = shifted - start, HALF_PI[a.element]
     exact = fma(n, -first, a)
-    r = fma(n, -second, exact)
-    return shifted, r, fma(n, -third, fma(n, -second, exact - r))
+    product = n * second
+    r = exact - product
+    lost = ((exact - r) - product) - fma(n, second, -product)
+    return shifted, r, fma(n, -third, lost)
 
 
 def sine_of_turned(shifted: Value, r: Value, lost: Value) -> Value:
@@ -73,5 +75,5 @@ def tan(x: Value) -> Value:
 FUNCTIONS = (
     Function("sin", sin, f32=1.5, f64=1.5, method="polynomials after reduction by pi / 2; libm beyond 2^16 (f64: 2^30)"),
     Function("cos", cos, f32=1.5, f64=1.5, method="as sin, a quarter turn on"),
-    Function("tan", tan, f32=2.0, f64=2.0, method="quotient of polynomials; libm beyond 2^16 (f64: 2^30)"),
+    Function("tan", tan, f32=2.5, f64=2.5, method="quotient of polynomials; libm beyond 2^16 (f64: 2^30)"),
 )

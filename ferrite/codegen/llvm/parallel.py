@@ -5,6 +5,8 @@ Loops that stand directly in one another become one. What the body uses of the f
 
 from __future__ import annotations
 
+import math
+
 from ferrite.codegen.llvm.emission import AxisValue, Emission
 from ferrite.codegen.llvm.function import Function
 from ferrite.codegen.llvm.statements import Statements
@@ -16,6 +18,11 @@ DECLARES = (
     "declare i32 @omp_get_thread_num()",
 )
 SHARE = """
+  %alone = icmp sle i64 %wanted, 1
+  br i1 %alone, label %all, label %part
+all:
+  br label %range
+part:
   %thread.short = call i32 @omp_get_thread_num()
   %team.short = call i32 @omp_get_num_threads()
   %thread = zext i32 %thread.short to i64
@@ -24,12 +31,16 @@ SHARE = """
   %rest = urem i64 %total, %team
   %sooner = mul i64 %each, %thread
   %extra = call i64 @llvm.umin.i64(i64 %thread, i64 %rest)
-  %begin = add i64 %sooner, %extra
+  %first = add i64 %sooner, %extra
   %long = icmp ult i64 %thread, %rest
   %more = zext i1 %long to i64
   %size = add i64 %each, %more
-  %end = add i64 %begin, %size
-  %some = icmp ult i64 %begin, %end
+  %last = add i64 %first, %size
+  br label %range
+range:
+  %begin = phi i64 [ 0, %all ], [ %first, %part ]
+  %end = phi i64 [ %total, %all ], [ %last, %part ]
+  %some = icmp slt i64 %begin, %end
   br i1 %some, label %work, label %done
 """.strip("\n")
 
@@ -55,19 +66,17 @@ class Parallel:
                 e.memory[buffer].version += 1
 
     def outlined(self, loops: list[Loop], extents: list[str]) -> tuple[Function, str]:
-        """The function that runs part of the loops."""
+        """The function that runs part of the loops. It stands alone so that its pointers are known to be apart."""
         e, outside = self.e, self.e.function
         name = f"@{e.module.name}.part{next(e.module.counter)}"
         e.function = inside = Function(e.module.counter)
         e.parallel = True
         begin, end = inside.parameter("%begin"), inside.parameter("%end")
-        body = loops[-1]
         self.statements.counted(loops[0], begin, end, 1, True, lambda base: self.iteration(loops, extents, base))
         e.function, e.parallel = outside, False
         given = [f"{'ptr noalias' if type_ == 'ptr' else type_} {here}" for type_, here in inside.captured.values()]
-        head = f"define internal void {name}({', '.join([*given, 'i64 %begin', 'i64 %end'])}) nounwind"
+        head = f"define internal void {name}({', '.join([*given, 'i64 %begin', 'i64 %end'])}) alwaysinline nounwind"
         e.module.functions.append(inside.text(head))
-        assert body.kind == "parallel"
         return inside, name
 
     def iteration(self, loops: list[Loop], extents: list[str], place: str) -> None:
@@ -81,48 +90,47 @@ class Parallel:
         self.statements.block(loops[-1].body)
 
     def call(self, inside: Function, name: str, total: str, loops: list[Loop]) -> None:
+        """Hand over what the function uses, to a team or to this thread alone."""
         e, function = self.e, self.e.function
+        team, mark = self.team(total, loops), next(function.counter)
         captured = [(outer, type_) for outer, (type_, _) in inside.captured.items()]
-        given = [f"{type_} {outer}" for outer, type_ in captured]
-        grain = 1
-        for loop in loops:
-            grain *= loop.copies
-        rounded = e.op(f"add nsw i64 {total}, {grain - 1}", total)
-        parts = e.op(f"udiv i64 {rounded}, {grain}", rounded) if grain > 1 else total
-        team = e.intrinsic("smin", "i64", 1, "%threads", parts)
-        mark = next(function.counter)
-        several, alone, end = f"team{mark}", f"alone{mark}", f"together{mark}"
-        many = e.op(f"icmp sgt i64 {team}, 1", team)
-        function.line(f"br i1 {many}, label %{several}, label %{alone}")
-        function.block(several)
-        words = function.variable(f"[{len(captured) + 1} x i64]")
-        for place, (outer, type_) in enumerate([*captured, (total, "i64")]):
+        words = function.variable(f"[{len(captured) + 2} x i64]")
+        for place, (outer, type_) in enumerate([*captured, (total, "i64"), (team, "i64")]):
             at = function.define(f"getelementptr i64, ptr {words}, i64 {place}")
             function.line(f"store {type_} {outer}, ptr {at}, align 8")
+        many = function.define(f"icmp sgt i64 {team}, 1")
+        function.line(f"br i1 {many}, label %team{mark}, label %alone{mark}")
+        function.block(f"team{mark}")
         short = function.define(f"trunc i64 {team} to i32")
         function.line(f"call void @GOMP_parallel(ptr {name}.share, ptr {words}, i32 {short}, i32 0)")
-        function.line(f"br label %{end}")
-        function.block(alone)
-        some = function.define(f"icmp sgt i64 {total}, 0")
-        function.line(f"br i1 {some}, label %{alone}.run, label %{end}")
-        function.block(f"{alone}.run")
-        function.line(f"call void {name}({', '.join([*given, 'i64 0', f'i64 {total}'])})")
-        function.line(f"br label %{end}")
-        function.block(end)
+        function.line(f"br label %together{mark}")
+        function.block(f"alone{mark}")
+        function.line(f"call void {name}.share(ptr {words})")
+        function.line(f"br label %together{mark}")
+        function.block(f"together{mark}")
         self.share(name, [type_ for _, type_ in captured])
         if inside.fails:
             function.fails = True
             self.leave_if_stopped()
 
+    def team(self, total: str, loops: list[Loop]) -> str:
+        """How many threads are worth it."""
+        e, grain = self.e, math.prod(loop.copies for loop in loops)
+        parts = total
+        if grain > 1:
+            rounded = e.op(f"add nsw i64 {total}, {grain - 1}", total)
+            parts = e.op(f"udiv i64 {rounded}, {grain}", rounded)
+        return e.intrinsic("smin", "i64", 1, "%threads", parts)
+
     def share(self, name: str, types: list[str]) -> None:
         """What a thread runs: its share of the range."""
         self.e.declare("declare i64 @llvm.umin.i64(i64, i64)")
         lines = [f"define internal void {name}.share(ptr %words) nounwind {{", "entry:"]
-        for place, type_ in enumerate([*types, "i64"]):
-            word = "%total" if place == len(types) else f"%w{place}"
+        names = [*(f"%w{place}" for place in range(len(types))), "%total", "%wanted"]
+        for place, (word, type_) in enumerate(zip(names, [*types, "i64", "i64"], strict=True)):
             lines.append(f"  %at{place} = getelementptr i64, ptr %words, i64 {place}")
             lines.append(f"  {word} = load {type_}, ptr %at{place}, align 8")
-        given = [f"{type_} %w{place}" for place, type_ in enumerate(types)]
+        given = [f"{type_} {word}" for type_, word in zip(types, names, strict=False)]
         lines += [SHARE, "work:"]
         lines.append(f"  call void {name}({', '.join([*given, 'i64 %begin', 'i64 %end'])})")
         lines += ["  br label %done", "done:", "  ret void", "}"]
