@@ -5,12 +5,13 @@
 A BERT of few or many layers is compiled, for inference and for training. `Dynamo` is the first call less all that
 ferrite records and less a call without compiling. `AOTAutograd` is the stage `capture` of the record, less the stages
 inside it. The others are ferrite's own, from its record. The last lines tell what a layer more costs: a compiler that
-is linear in the size of the model takes as long per layer in a deep model as in a shallow one.
+is linear in the size of the model takes as long for one in a deep model as in a shallow one.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -80,17 +81,19 @@ def row_of(case: Case, start: str, answers: Sequence[Mapping[str, Any]]) -> dict
     return row
 
 
-def per_layer(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Ferrite's own seconds per layer of the deepest model to those of the shallowest, by kind and start."""
-    found = {}
-    for kind in (False, True):
-        for start in (f"{OURS}, cold", f"{OURS}, warm"):
-            same = [row for row in rows if row["training"] is kind and row["start"] == start and "own" in row]
-            if len(same) >= 2:
-                few, many = (pick(same, key=lambda row: row["layers"]) for pick in (min, max))
-                costs = few["own"] / few["layers"], many["own"] / many["layers"]
-                what = f"{'training' if kind else 'inference'}, {start.removeprefix(f'{OURS}, ')}"
-                found[what] = {"few": few["layers"], "many": many["layers"], "seconds": costs}
+def per_layer(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Ferrite's own seconds per layer that is added, from each depth to the next, by kind and start."""
+    found: dict[str, dict[str, float]] = {}
+    for training in (False, True):
+        for start in ("cold", "warm"):
+            same = [row for row in rows if row["training"] is training and row["start"] == f"{OURS}, {start}"]
+            depths = sorted((row["layers"], row["own"]) for row in same if "own" in row)
+            slopes = {
+                f"{few} to {many}": (later - earlier) / (many - few)
+                for (few, earlier), (many, later) in itertools.pairwise(depths)
+            }
+            if slopes:
+                found[f"{'training' if training else 'inference'}, {start}"] = slopes
     return found
 
 
@@ -132,9 +135,9 @@ def run(chosen: argparse.Namespace) -> dict[str, Any]:
     rows = [row_of(case, start, found) for (case, start), found in answers.items()]
     growth = per_layer(rows)
     lines = [
-        f"Ferrite's own, {what}: {cost['seconds'][0] * 1e3:.1f} ms per layer with {cost['few']} layers, "
-        f"{cost['seconds'][1] * 1e3:.1f} ms with {cost['many']}."
-        for what, cost in growth.items()
+        f"Ferrite's own per added layer, {what}: "
+        + ", ".join(f"{cost * 1e3:.1f} ms from {step} layers" for step, cost in slopes.items())
+        for what, slopes in growth.items()
     ]
     columns, cells = shown(sorted(rows, key=lambda row: (row["training"], row["layers"])))
     show("Compile time", columns, cells, lines)

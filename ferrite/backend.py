@@ -1,7 +1,7 @@
 """The whole compiler, as one short function over its stages.
 
     ferrite        what torch.compile(..., backend="ferrite") calls with each graph that Dynamo captured
-    compile_graph  one functional graph in, one callable out: (joint,) (freeze,) post_grad, lower, codegen, load
+    compile_graph  one functional graph in, one callable out: (joint,) (freeze,) post_grad, lower, schedule, codegen, load
     compile        torch.compile with ferrite's options as keywords
     freeze         the same for inference with parameters that no longer change
 
@@ -12,17 +12,19 @@ kept. With `strict` the failure is raised instead.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from ferrite import native
 from ferrite.capture import CapturedGraph, GraphKind, capture, torch_api
 from ferrite.codegen import print_host
 from ferrite.compilation import Compilation
 from ferrite.debug.dump import Dump
-from ferrite.errors import FerriteError, FerriteWarning, UserError
+from ferrite.errors import FerriteError, FerriteWarning, UserError, layout
 from ferrite.frozen import compile_frozen
 from ferrite.ir.laws import verify_program
 from ferrite.lower import lower, lower_graph
@@ -89,7 +91,7 @@ def finish(
     if compilation.options.executor == "interpreter":
         return interpreted(graph, compilation, dump, passes)
     if compilation.options.executor == "native":
-        function = native(graph, compilation, dump, passes)
+        function = compile_native(graph, compilation, dump, passes)
         if function is not None:
             return function
     with compilation.stage("lower"):
@@ -103,24 +105,46 @@ def finish(
     return function
 
 
-def native(
+def compile_native(
     graph: CapturedGraph, compilation: Compilation, dump: Dump, passes: tuple[PassRecord, ...]
 ) -> torch_api.BoxedCallable | None:
     """The graph as kernels of native code; None where it is not for this processor."""
-    from ferrite.native import compile_program, on_cpu  # llvmlite is needed from here on
-
+    if not llvm_is_here():
+        return None
     with compilation.stage("lower"):
         lowered = lower_graph(graph)
-        if not on_cpu(lowered.program):
+        if not native.on_cpu(lowered.program):
             return None
         if compilation.options.strict:
             verify_program(lowered.program)
         dump.write("program.py", lambda: str(lowered.program))
+    with compilation.stage("schedule"):
+        plan = native.schedule(lowered.program, compilation.options.strict)
     with compilation.stage("codegen"):
-        code = compile_program(lowered.program, lowered.objects, compilation.options.strict)
+        code = native.generate(plan)
         dump.write("host.py", code.source.text)
+    with compilation.stage("load"):
+        function = native.load(code, lowered.objects)
     compilation.native(graph, code, passes)
-    return code.function
+    return function
+
+
+@functools.lru_cache
+def llvm_is_here() -> bool:
+    """Whether kernels can be compiled; where they cannot, that is said once."""
+    try:
+        import llvmlite.binding  # noqa: F401  # only here: a program of calls does not need it
+    except (ImportError, OSError) as problem:
+        facts = {
+            "because": f"{type(problem).__name__}: {problem}",
+            "what happens": "operators run one by one, as in eager",
+            "to change that": "pip install llvmlite",
+            "to say no more": 'torch.compile(..., options={"executor": "calls"})',
+        }
+        headline = "ferrite: without llvmlite nothing is compiled to kernels"
+        warnings.warn(layout(headline, facts), FerriteWarning, stacklevel=2)
+        return False
+    return True
 
 
 def interpreted(

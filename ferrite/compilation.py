@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -24,15 +24,13 @@ from ferrite.graph import ModelLine, first_model_line, model_line
 from ferrite.graph.regions import WRITTEN_AFTER
 from ferrite.ir import Constant, HostProgram
 from ferrite.ir.program import Program, call_of
+from ferrite.native import NativeCode
 from ferrite.options import Options
-from ferrite.schedule.plan import Launch, Run
 from ferrite.passes.pre_grad import add_values, reason_to_leave, values_to_examples
 from ferrite.passes.pre_grad.numeric_check import numerics_checked
 from ferrite.pipeline import Fuel, PassContext, PassRecord, Pipeline, run_pipeline
 from ferrite.pipeline.report import warn_at, warn_of_failed_pass
-
-if TYPE_CHECKING:
-    from ferrite.native import NativeCode
+from ferrite.schedule.plan import Launch, Run
 
 Result = TypeVar("Result")
 TO_STOP = 'torch.compile(..., options={"strict": True})'
@@ -194,10 +192,11 @@ class Compilation:
         for place, reason in code.plan.alone.items():
             step = code.plan.steps[place]
             assert not isinstance(step, Run)
-            eager.append(EagerCall(", ".join(step.origin.nodes) or type(step).__name__.lower(), reason, step.origin.line))
+            eager.append(
+                EagerCall(", ".join(step.origin.nodes) or type(step).__name__.lower(), reason, step.origin.line)
+            )
         kernels = tuple(
-            Kernel(launch.name, nodes_of_launch(launch), lines_of_launch(launch))
-            for launch in code.plan.launches
+            Kernel(launch.name, nodes_of_launch(launch), lines_of_launch(launch)) for launch in code.plan.launches
         )
         self.record.add(
             GraphRecord(

@@ -1,4 +1,4 @@
-"""From a loop program to a function of native code: schedule, generate, build, load."""
+"""From a loop program to a function of native code: schedule, generate, load."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from ferrite.codegen.llvm.emit import unsupported
 from ferrite.codegen.llvm.target import host_target
 from ferrite.codegen.native import NativeSource, print_native
-from ferrite.ir.kernel import checks
+from ferrite.ir.kernel import Kernel, checks
 from ferrite.ir.program import Operation, Program, Reduce, Scan
 from ferrite.ir.questions import roots_of
 from ferrite.ir.states import STATES
-from ferrite.runtime.kernels import addresses_of
+from ferrite.runtime.kernels import addresses_of, build
 from ferrite.runtime.load import Boxed
 from ferrite.runtime.native import load_native
 from ferrite.schedule.machine import Machine
@@ -23,19 +23,28 @@ from ferrite.schedule.scans import has_state
 
 @dataclass(frozen=True)
 class NativeCode:
+    """Text and object code of a plan. `objects`: of the kernels that this process has not loaded yet."""
+
     plan: Plan
     source: NativeSource
-    function: Boxed
+    kernels: tuple[Kernel, ...]
+    objects: Mapping[str, bytes]
 
 
-def compile_program(program: Program, objects: Mapping[str, Any], verify: bool = False) -> NativeCode:
-    machine = Machine(vector=4 * host_target().lanes)
-    plan = make_plan(program, machine, not_native, verify)
-    launches = plan.launches
-    kernels = list(dict.fromkeys(launch.kernel for launch in launches))
+def schedule(program: Program, verify: bool = False) -> Plan:
+    return make_plan(program, Machine(vector=4 * host_target().lanes), not_native, verify)
+
+
+def generate(plan: Plan) -> NativeCode:
+    kernels = tuple(dict.fromkeys(launch.kernel for launch in plan.launches))
     source = print_native(plan, {kernel: number for number, kernel in enumerate(kernels)})
-    function = load_native(source, addresses_of(kernels), [checks(kernel) for kernel in kernels], objects)
-    return NativeCode(plan, source, function)
+    return NativeCode(plan, source, kernels, build(kernels))
+
+
+def load(code: NativeCode, objects: Mapping[str, Any]) -> Boxed:
+    """`objects`: what the program names beside its inputs."""
+    addresses = addresses_of(code.kernels, code.objects)
+    return load_native(code.source, addresses, [checks(kernel) for kernel in code.kernels], objects)
 
 
 def not_native(operation: Operation) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import mmap
 
 import torch
 
@@ -39,6 +40,28 @@ def guarded(tensor):
     inside = room[64:-64].view(tensor.dtype)
     inside.copy_(tensor.reshape(-1))
     return room, inside
+
+
+def fenced(tensor, at_end):
+    """A copy that lies at the begin or the end of memory: a read beyond it ends the process."""
+    size = mmap.PAGESIZE
+    pages = -(-max(tensor.numel() * tensor.itemsize, 1) // size)
+    room = mmap.mmap(-1, (pages + 2) * size)
+    base = ctypes.addressof(ctypes.c_char.from_buffer(room))
+    libc = ctypes.CDLL(None)
+    for page in (0, pages + 1):
+        assert libc.mprotect(ctypes.c_void_p(base + page * size), ctypes.c_size_t(size), 0) == 0
+    offset = size if not at_end else (pages + 1) * size - tensor.numel() * tensor.itemsize
+    inside = torch.frombuffer(
+        room, dtype=tensor.dtype, count=max(tensor.numel(), 1), offset=min(offset, (pages + 1) * size - tensor.itemsize)
+    )
+    if tensor.numel():
+        inside.copy_(tensor.reshape(-1))
+    _ROOMS.append(room)
+    return inside[: tensor.numel()] if tensor.numel() else inside[:0]
+
+
+_ROOMS = []  # they outlive the tensors in them
 
 
 def both(source, memory, sizes=(), threads=1):

@@ -12,6 +12,7 @@ from ferrite.ir.kernel import Kernel, Loop, Pointer, Store
 from ferrite.ir.kernel_laws import verify_kernel
 from ferrite.ir.kernel_parse import parse_kernel
 from ferrite.ir.run_kernel import run_kernel
+from loop_kernels import text
 
 COUNT = symbol("n", 0, None)
 PLACE = axis("i", COUNT)
@@ -61,3 +62,184 @@ def assert_same_results(kernel, memory, sizes=(), device="cpu", rtol=2e-6, atol=
     expected, made = run_both(kernel, memory, sizes, device)
     torch.testing.assert_close(made, expected, rtol=rtol, atol=atol, equal_nan=True)
     return made
+
+
+# --- kernels ----------------------------------------------------------------------------------------------------------
+
+IN_PLACE = text("""
+    def kernel(x, n):
+        n = symbol(1, 64)
+        x = pointer(f32, 'both')
+        with sum(f32) as total:
+            for j in reduction(n, lanes=4):
+                v0: f32 = x[j]
+                total.join(v0)
+        for j in vector(n, lanes=4):
+            v1: f32 = x[j]
+            v2: f32 = add(v1, total)
+            x[j] = v2
+        for k in serial(3):
+            for i in vector(n, lanes=4):
+                v3: f32 = x[-i + k*n + n - 1]
+                x[i + k*n + n].mul(v3)
+""")
+
+TRIANGLE = text("""
+    def kernel(x, out, n):
+        n = symbol(0, 50)
+        x = pointer(f32, 'read')
+        out = pointer(f32, 'write')
+        for i in vector(n, lanes=4):
+            with sum(f32) as total:
+                for j in reduction(i + 1, lanes=4):
+                    v0: f32 = x[i*n + j]
+                    total.join(v0)
+            last: f32 = let(total)
+            for k in serial(i):
+                out[i*n + k] = last
+            v1: i64 = index((i - 3) // 2 + (i - 3) % 5)
+            v2: f32 = cast(v1)
+            out[i*n + i] = v2
+""")
+
+CONDITIONS = text("""
+    def kernel(x, out, n, m):
+        n = symbol(0, 40)
+        m = symbol(0, 40)
+        x = pointer(f32, 'read')
+        out = pointer(f32, 'write')
+        for i in parallel(n):
+            v0: i64 = index(i)
+            v1: b8 = gt(v0, i64(0))
+            if v1:
+                with amin(f32) as least, sum(i64) as count:
+                    for j in reduction(m, lanes=4):
+                        v2: f32 = x[i*m + j]
+                        v3: b8 = gt(v2, f32(0.0))
+                        if v3:
+                            v4: f32 = x[i*m + j]
+                            least.join(v4)
+                            count.join(i64(1))
+                    for j in reduction(2, lanes=2):
+                        count.join(i64(10))
+                out[2*i] = least
+                v5: f32 = cast(count)
+                out[2*i + 1] = v5
+""")
+
+OWN_MAXIMUM = text("""
+    def kernel(x, out, n):
+        n = symbol(1, None)
+        x = pointer(i32, 'read')
+        out = pointer(i32, 'write')
+        with own(i32) as best:
+            with combine(best):
+                v0: i32 = param(0)
+                v1: i32 = param(1)
+                v2: i32 = maximum(v0, v1)
+                results(v2)
+            for j in reduction(n, lanes=4):
+                v3: i32 = x[j]
+                best.join(v3)
+        out[0] = best
+""")
+
+TILE_SUMS = text("""
+    def kernel(x, out, n):
+        n = symbol(0, None)
+        x = pointer(bf16, 'read')
+        out = pointer(bf16, 'both')
+        for i in parallel(n):
+            tile = scratch(f32, [1, 6])
+            for j in vector(6, lanes=4):
+                tile[0, j] = f32(0.5)
+            for k in unrolled(3):
+                for j in vector(6, lanes=4):
+                    v0: bf16 = x[18*i + 6*k + j]
+                    v1: f32 = cast(v0)
+                    tile[0, j].add(v1)
+            for j in vector(6, lanes=4):
+                v2: f32 = tile[0, j]
+                v3: bf16 = cast(v2)
+                out[6*i + j].add(v3)
+""")
+
+COUNTS = text("""
+    def kernel(which, counts, most, n):
+        n = symbol(0, None)
+        which = pointer(i64, 'read')
+        counts = pointer(i64, 'both')
+        most = pointer(i32, 'both')
+        for i in parallel(n):
+            for j in vector(2, lanes=2):
+                v0: i64 = which[i]
+                v1: i64 = index(j)
+                counts[data(v0, 4)].atomic_add(v1)
+                v2: i64 = index(i - j)
+                v3: i32 = cast(v2)
+                most[0].atomic_amax(v3)
+""")
+
+PLANES = text("""
+    def kernel(x, out, a, b, c):
+        a = symbol(0, 9)
+        b = symbol(1, 9)
+        c = symbol(1, None)
+        x = pointer(f32, 'read')
+        out = pointer(f32, 'write')
+        for i in parallel(a):
+            for k in parallel(c):
+                v0: f32 = x[i]
+                first: f32 = let(v0)
+                with prod(f32) as total:
+                    for j in reduction(b, lanes=4):
+                        v1: f32 = x[i*b*c + j*c + k]
+                        v2: f32 = add(v1, first)
+                        total.join(v2)
+                out[i*c + k] = total
+""")
+
+TWO_CHECKS = text("""
+    def kernel(where, there, source, out, n):
+        n = symbol(0, None)
+        where = pointer(i64, 'read')
+        there = pointer(i32, 'read')
+        source = pointer(f32, 'read')
+        out = pointer(f32, 'write')
+        for i in vector(n, lanes=4):
+            v0: i64 = where[i]
+            v1: i32 = there[data(v0, n)]
+            v2: f32 = source[data(v1, 4)]
+            out[i] = v2
+""")
+
+BIG = text("""
+    def kernel(out, n):
+        n = symbol(1, 100000)
+        out = pointer(i64, 'write')
+        for i in vector(3, lanes=4):
+            v0: i64 = index(n*n + i*n*n - n)
+            out[i] = v0
+""")
+
+ROWS_IN_ORDER = text("""
+    def kernel(x, out, n):
+        n = symbol(0, None)
+        x = pointer(f32, 'read')
+        out = pointer(f32, 'write')
+        for k in serial(n):
+            for j in vector(6, lanes=4):
+                v0: f32 = x[8*k + j]
+                out[8*k + j] = v0
+""")
+
+COMPLEX = text("""
+    def kernel(x, out, n):
+        n = symbol(0, None)
+        x = pointer(c64, 'read')
+        out = pointer(f32, 'write')
+        for i in vector(n, lanes=4):
+            v0: c64 = x[i]
+            v1: f32 = real(v0)
+            out[i] = v1
+""")

@@ -1,7 +1,7 @@
 """Write ferrite/codegen/llvm/math_fits.py: the polynomials of the vector math functions, fitted from their definitions.
 
-    python tools/fit_math.py             every fit anew (some minutes)
-    python tools/fit_math.py EXP LOG     these; the others stay as they are
+python tools/fit_math.py             every fit anew (some minutes)
+python tools/fit_math.py EXP LOG     these; the others stay as they are
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def entry(element: str, fit: Fit) -> str:
 
 def main(names: list[str]) -> None:
     old = TARGET.read_text() if TARGET.exists() and names else ""
-    blocks = {match[2]: match[1] for match in re.finditer(r"((?:^#.*\n)+(\w+) = \{\n(?:.+\n)+?\}\n)", old, re.MULTILINE)}
+    blocks = {
+        match[2]: match[1] for match in re.finditer(r"((?:^#.*\n)+(\w+) = \{\n(?:.+\n)+?\}\n)", old, re.MULTILINE)
+    }
     for name in names or SPECS:
         blocks[name] = block(name)
         print(blocks[name].split(" = {")[0], flush=True)

@@ -1,6 +1,6 @@
 """Print docs/math.md: what the vector math functions state, and what they and torch's own were measured to be.
 
-    python tools/math_page.py > docs/math.md
+python tools/math_page.py > docs/math.md
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ SPECS: dict[str, Spec] = {
     "ERF_SMALL": Spec(
         "erf(x) / x - 1, over x^2",
         lambda z: mpmath.erf(mpmath.sqrt(z)) / mpmath.sqrt(z) - 1,
-        {"float": (NEAR_ZERO, 1.25**2, 8), "double": (NEAR_ZERO, 1.0, 13)},
+        {"float": (NEAR_ZERO, 1.125**2, 7), "double": (NEAR_ZERO, 1.0, 13)},
         weight=lambda z: mpmath.sqrt(z) / mpmath.erf(mpmath.sqrt(z)),
     ),
     "ERF_NEAR_ZERO": Spec(
@@ -145,9 +145,9 @@ SPECS: dict[str, Spec] = {
         weight=lambda z: mpmath.sqrt(z) / mpmath.erf(mpmath.sqrt(z)),
     ),
     "ERF_LARGE": Spec(
-        "1 - erf(u + 2.625)",
-        lambda u: mpmath.erfc(u + mpf("2.625")),
-        {"float": (1.25 - 2.625, 3.93 - 2.625, 14)},
+        "1 - erf(u + 2.5625)",
+        lambda u: mpmath.erfc(u + mpf("2.5625")),
+        {"float": (1.125 - 2.5625, 4 - 2.5625, 15)},
         weight=lambda u: mpf(1),
     ),
     "ERFCX": Spec(
@@ -175,7 +175,7 @@ SPECS: dict[str, Spec] = {
     "ATAN": Spec(
         "(atan(x) / x - 1) / z, over z = x^2",
         lambda z: (mpmath.atan(mpmath.sqrt(z)) / mpmath.sqrt(z) - 1) / z,
-        both(NEAR_ZERO, 1, 9, 20),
+        both(NEAR_ZERO, 1, 10, 20),
         weight=lambda z: z * mpmath.sqrt(z) / mpmath.atan(mpmath.sqrt(z)),
     ),
     "ERFINV": Spec(
@@ -192,9 +192,7 @@ SPECS: dict[str, Spec] = {
         "the same, over s - 2.5", lambda u: erfcinv_of_exp(u + mpf("2.5")), {"double": (0, 7 - 2.5, 8, 8)}
     ),
     "ERFCINV_3": Spec("the same, over s - 7", lambda u: erfcinv_of_exp(u + 7), {"double": (0, 27.4 - 7, 8, 8)}),
-    "LGAMMA_1": Spec(
-        "lgamma(1 + u) / u", lambda u: mpmath.loggamma(1 + u) / u, {"double": (-0.5, 0.5, 8, 8)}
-    ),
+    "LGAMMA_1": Spec("lgamma(1 + u) / u", lambda u: mpmath.loggamma(1 + u) / u, {"double": (-0.5, 0.5, 8, 8)}),
     "LGAMMA_2": Spec("lgamma(2 + u) / u", lambda u: mpmath.loggamma(2 + u) / u, {"double": (-0.5, 1, 8, 8)}),
     "LGAMMA_LARGE": Spec(
         "x (lgamma(x) - (x - 1/2) (log(x) - 1) - (log(2 pi) - 1) / 2), over 1 / x^2",

@@ -21,6 +21,7 @@ from ferrite.capture.parameters import Parameter, Parameters
 from ferrite.capture.torch_api import BoxedCallable
 from ferrite.capture.unused_random import keep_unused_random
 from ferrite.graph import fake_value
+from ferrite.graph.values import mode_of
 from ferrite.options import Options
 
 Strides = tuple[int | torch.SymInt, ...]
@@ -110,7 +111,21 @@ def unwrapping_subclasses(function: Callable[..., Any], positions: Sequence[int]
     return call
 
 
+def complete_drawn_again(gm: torch.fx.GraphModule) -> None:
+    """Values of the calls that the partitioner puts around random operators of a checkpoint, which it leaves out."""
+    for node in gm.graph.find_nodes(op="call_function", target=torch.ops.higher_order.run_and_save_rng_state):
+        if fake_value(node) is None:
+            parts = {user.args[1]: fake_value(user) for user in node.users}
+            node.meta["val"] = tuple(parts[place] for place in sorted(parts))
+    for node in gm.graph.find_nodes(op="call_function", target=torch.ops.higher_order.run_with_rng_state):
+        if fake_value(node) is None:
+            _, operator, *args = torch.fx.node.map_arg(node.args, fake_value)
+            with mode_of(gm.graph):
+                node.meta["val"] = operator(*args, **torch.fx.node.map_arg(node.kwargs, fake_value))
+
+
 def describe(kind: GraphKind, gm: torch.fx.GraphModule, eager_strides: Sequence[Strides | None]) -> CapturedGraph:
+    complete_drawn_again(gm)
     static: Sequence[int] = ()
     donated: Sequence[int] = ()
     output = gm.graph.output_node()

@@ -255,7 +255,7 @@ def data(value: Expr, extent: Index, complaint: str = COMPLAINT) -> Index:
 # --- rewriting --------------------------------------------------------------------------------------------------------
 
 
-def rewrite_indices(expr: Expr, new: Mapping[Atom, Index]) -> Expr:
+def rewrite_indices(expr: Expr, new: Mapping[Any, Index]) -> Expr:
     """The expression with axes replaced, in coordinates and in the values that coordinates read."""
     if not new or expr.atoms.isdisjoint(new):
         return expr

@@ -24,7 +24,7 @@ from ferrite.ir.index import (
 from ferrite.ir.sums import add, multiply
 
 
-def substitute(index: Index, new: Mapping[Atom, Index] | Callable[[Atom], Index]) -> Index:
+def substitute(index: Index, new: Mapping[Any, Index] | Callable[[Atom], Index]) -> Index:
     """The expression with atoms replaced, all at once, and simplified again."""
     look: Callable[[Atom], Index] = new if callable(new) else lambda atom: new.get(atom, atom)
     if not callable(new) and index.atoms.isdisjoint(new):

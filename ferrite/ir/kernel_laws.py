@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import keyword
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -310,7 +311,7 @@ def step_of(item: Index, factor: int) -> Index:
     return math.prod(sizes, start=number(abs(factor)))
 
 
-def nested(terms: list[tuple[Index, int]], reach: int) -> bool:
+def nested(terms: Sequence[tuple[Index, int]], reach: int) -> bool:
     """Whether each factor is larger than all that terms with smaller ones can add up to."""
     for item, factor in sorted(terms, key=lambda term: abs(term[1])):
         if abs(factor) <= reach or (item.high is None and len(terms) > 1):

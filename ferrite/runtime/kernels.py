@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from ferrite.codegen.llvm.build import load, object_code
@@ -17,19 +17,22 @@ _known: dict[Kernel, int] = {}
 _lock = threading.Lock()
 
 
-def addresses_of(kernels: Sequence[Kernel]) -> list[int]:
-    """The address of each kernel's function."""
+def build(kernels: Sequence[Kernel]) -> dict[str, bytes]:
+    """Object code of the kernels that this process has not loaded yet, by name."""
     with _lock:
         new = [kernel for kernel in dict.fromkeys(kernels) if kernel not in _known]
-    if new:
-        target = host_target()
-        names = [kernel_name(kernel) for kernel in new]
-        objects = dict(zip(names, compiled(new, names, target), strict=True))
-        found = load(objects)
-        with _lock:
-            for kernel, name in zip(new, names, strict=True):
-                _known.setdefault(kernel, found[name])
-    return [_known[kernel] for kernel in kernels]
+    names = [kernel_name(kernel) for kernel in new]
+    return dict(zip(names, compiled(new, names, host_target()), strict=True)) if new else {}
+
+
+def addresses_of(kernels: Sequence[Kernel], objects: Mapping[str, bytes]) -> list[int]:
+    """The address of each kernel's function. `objects`: what `build` gave for them."""
+    found = load(objects) if objects else {}
+    with _lock:
+        for kernel in kernels:
+            if kernel not in _known:
+                _known[kernel] = found[kernel_name(kernel)]
+        return [_known[kernel] for kernel in kernels]
 
 
 def kernel_name(kernel: Kernel) -> str:

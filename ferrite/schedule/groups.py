@@ -133,6 +133,8 @@ def slower(group: Group, stage: Stage, rows: tuple[Axis, ...], machine: Machine)
     stages = [*group.stages, stage]
     work = max(each.points for each in stages)
     if work > FEW_POINTS:
+        if rows != group.rows and any(each.inner(group.rows) and favourite(each) in rows for each in group.stages):
+            return "columns are reduced in pieces, which threads share"
         count = math.prod(known(row.extent, GUESS) for row in rows)
         if count < FEWEST_ROWS:
             return f"only {count} rows in common" if rows else "no rows in common"

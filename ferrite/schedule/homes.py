@@ -110,7 +110,7 @@ class Homes:
             found = {touch.coordinates[place] for touch in touches}
             if len(found) == 1 and (one := found.pop()) in wanted:
                 by_row.add(place)
-                wanted.discard(one)  # type: ignore[arg-type]
+                wanted.discard(one)
         if wanted:
             return None
         rest = tuple(place for place in range(len(buffer.sizes)) if place not in by_row)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from ferrite.ir.expr import Expr, IndexValue, Op, rewrite_indices
-from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, axis, substitute
+from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, axis, minimum, substitute
 from ferrite.ir.kernel import Accumulate, Join, Let, Loop, LoopKind, Scratch, Statement, Store, When, nodes_in
 from ferrite.ir.questions import indices_of
 from ferrite.ir.scalar import OPERATORS
@@ -47,16 +47,16 @@ def replaced(body: Body, new: dict[Axis, Index]) -> Body:
 def replaced_in(statement: Statement, new: dict[Axis, Index]) -> Statement:
     match statement:
         case Let():
-            return Let(statement.name, rewrite_indices(statement.value, new))  # type: ignore[arg-type]
+            return Let(statement.name, rewrite_indices(statement.value, new))
         case Join():
-            return Join(statement.state, tuple(rewrite_indices(item, new) for item in statement.values))  # type: ignore[arg-type]
+            return Join(statement.state, tuple(rewrite_indices(item, new) for item in statement.values))
         case Store():
             at = tuple(index_over(item, new) for item in statement.coordinates)
-            return replace(statement, coordinates=at, value=rewrite_indices(statement.value, new))  # type: ignore[arg-type]
+            return replace(statement, coordinates=at, value=rewrite_indices(statement.value, new))
         case Accumulate():
             return Accumulate(statement.states, replaced(statement.body, new))
         case When():
-            return When(rewrite_indices(statement.condition, new), replaced(statement.body, new))  # type: ignore[arg-type]
+            return When(rewrite_indices(statement.condition, new), replaced(statement.body, new))
         case Loop():
             extent = index_over(statement.axis.extent, new)
             if extent is statement.axis.extent:
@@ -71,8 +71,8 @@ def replaced_in(statement: Statement, new: dict[Axis, Index]) -> Statement:
 def index_over(old: Index, new: dict[Axis, Index]) -> Index:
     if not old.atoms:
         return old
-    found = rewrite_indices(IndexValue.intern(old, torch.int64), new)  # type: ignore[arg-type]
-    return found.index if isinstance(found, IndexValue) else substitute(old, new)  # type: ignore[arg-type]
+    found = rewrite_indices(IndexValue.intern(old, torch.int64), new)
+    return found.index if isinstance(found, IndexValue) else substitute(old, new)
 
 
 # --- order and collapsing ---------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def collapse(axes: Sequence[Axis], body: Body, keep: Iterable[Axis] = ()) -> tup
         both = axis(f"{item.name}_{inside.name}", item.extent * inside.extent)
         step: dict[Axis, Index] = {item: both // inside.extent, inside: both % inside.extent}
         indices = [index_over(index, step) for index in indices]
-        new = {old: substitute(index, step) for old, index in new.items()} | step  # type: ignore[arg-type]
+        new = {old: substitute(index, step) for old, index in new.items()} | step
         done[0] = both
     return done, replaced(body, new) if new else body
 
@@ -134,6 +134,13 @@ def joinable(outer: Axis, inside: Axis, indices: Sequence[Index]) -> bool:
         if far is None or near is None or far is not near * inside.extent:
             return False
     return True
+
+
+def cut(item: Axis, size: int, body: Body) -> tuple[Axis, Axis, Body]:
+    """An axis as blocks of a size, the last of them perhaps smaller: the blocks, and the places in one."""
+    block = axis(f"{item.name}_block", (item.extent + (size - 1)) // size)
+    inside = axis(f"{item.name}_in", minimum(size, item.extent - block * size))
+    return block, inside, replaced(body, {item: block * size + inside})
 
 
 # --- making loops -----------------------------------------------------------------------------------------------------

@@ -124,7 +124,7 @@ def private(program: Program, items: list[Group | Operation], layouts: Layouts) 
     found: dict[int, list[str]] = {}
     for storage, places in users.items():
         if len(places) == 1 and storage not in leaving and layouts.buffers[storage].kind == "owned":
-            found.setdefault(*places, []).append(storage)  # type: ignore[misc]
+            found.setdefault(next(iter(places)), []).append(storage)
     return {place: tuple(names) for place, names in found.items()}
 
 

@@ -10,16 +10,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import torch
 
-from ferrite.ir.expr import Expr, Load, cast, const, index_value, op
+from ferrite.ir.expr import Expr, Load, cast, const, index_value, op, rewrite_indices
 from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, axis, number
 from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Store, Target
-from ferrite.schedule.stages import GUESS, with_axes
-from ferrite.schedule.touches import known
+from ferrite.schedule.stages import GUESS, favourite, stage_of
+from ferrite.schedule.touches import Layouts, known
 
 FEW_RESULTS = 64  # so few that threads should share one
 LONG = 1 << 15  # so many elements that they should
@@ -35,7 +35,9 @@ def prepare(program: Program) -> Program:
 
 class _Prepare:
     def __init__(self, program: Program) -> None:
-        self.buffers = {buffer.name: buffer for buffer in program.buffers}
+        self.layouts = Layouts(program)
+        self.buffers = dict(self.layouts.buffers)
+        self.layouts.buffers = self.buffers
 
     def rewritten(self, operation: Operation) -> Iterator[Operation]:
         if not isinstance(operation, Reduce):
@@ -69,7 +71,7 @@ class _Prepare:
 
     def welford(self, operation: Reduce) -> list[Compute | Reduce]:
         (value,), (mean, squares, count) = operation.values, operation.targets
-        many = math_product(item.extent for item in operation.reduced)
+        many = product_of(item.extent for item in operation.reduced)
         total = self.made(operation, value.dtype)
         found: list[Compute | Reduce] = [replace(operation, kind="sum", targets=(total,))]
         middle = self.made(operation, value.dtype)
@@ -88,7 +90,7 @@ class _Prepare:
         """Memory for one result at every point that is not reduced."""
         axes = (*extra, *operation.axes)
         sizes = tuple(item.extent for item in axes)
-        strides = tuple(math_product(sizes[place + 1 :]) for place in range(len(sizes)))
+        strides = tuple(product_of(sizes[place + 1 :]) for place in range(len(sizes)))
         device = next(self.buffers[target.buffer].device for target in operation.targets if target is not None)
         name = f"part{len(self.buffers)}"
         while name in self.buffers:
@@ -109,7 +111,7 @@ class _Prepare:
         results = math.prod(known(item.extent, GUESS) for item in operation.axes)
         many = math.prod(known(item.extent, GUESS) for item in operation.reduced)
         cut = self.piece(operation) if operation.kind in SPLIT else None
-        if results >= FEW_RESULTS or results * many < LONG or cut is None:
+        if results * many < LONG or cut is None or not (results < FEW_RESULTS or self.across(operation)):
             yield operation
             return
         longest, pieces = cut
@@ -120,9 +122,14 @@ class _Prepare:
         partial = self.made(operation, self.state_type(operation), (outer,))
         reduced = tuple(inner if item is longest else item for item in operation.reduced)
         place: Index = outer * inner.extent + inner
-        values = tuple(with_index(item, longest, place) for item in operation.values)
+        values = tuple(rewrite_indices(item, {longest: place}) for item in operation.values)
         yield replace(operation, axes=(outer, *operation.axes), reduced=reduced, values=values, targets=(partial,))
         yield replace(operation, reduced=(outer,), values=(self.loaded(partial),), targets=(target,))
+
+    def across(self, operation: Reduce) -> bool:
+        """Whether results lie side by side, and not what is reduced: then threads share what is reduced, so that each
+        goes through memory in its order."""
+        return favourite(stage_of(operation, self.layouts)) in operation.axes
 
     def state_type(self, operation: Reduce) -> torch.dtype:
         return torch.bool if operation.kind in ("any", "all") else operation.values[0].dtype
@@ -138,21 +145,12 @@ class _Prepare:
         return (longest, pieces) if pieces >= 4 else None
 
 
-def with_index(value: Expr, item: Axis, place: Index) -> Expr:
-    from ferrite.ir.expr import rewrite_indices
-
-    return rewrite_indices(value, {item: place})
-
-
-def math_product(sizes: object) -> Index:
+def product_of(sizes: Iterable[Index]) -> Index:
     total: Index = ONE
-    for size in sizes:  # type: ignore[attr-defined]
+    for size in sizes:
         total = total * size
     return total
 
 
 def count_value(many: Index, dtype: torch.dtype) -> Expr:
     return const(many.value, dtype) if isinstance(many, Number) else cast(index_value(many), dtype)
-
-
-__all__ = ["prepare", "with_axes"]

@@ -94,9 +94,7 @@ def test_exact_operators_have_the_bits_of_torch(dtype, arity, lanes, copies):
         pytest.skip("no such operator")
 
     def root(name, result):
-        return lambda i: op(
-            name, *(load(f"x{place}", (i,), dtype) for place in range(arity)), dtype=result
-        )
+        return lambda i: op(name, *(load(f"x{place}", (i,), dtype) for place in range(arity)), dtype=result)
 
     source, memory = run_all([root(*pair) for pair in exact], operands, lanes, copies)
     expected, made = both(source, memory)
@@ -152,11 +150,15 @@ def test_a_16_bit_float_is_rounded_as_torch_rounds_it():
     patterns = torch.randint(-(1 << 31), 1 << 31, [600], generator=generator).to(torch.int32)
     halves = torch.tensor([1.0, 1.00390625, 1.01171875, 65504.0, 65519.9, 65520.0, 6e-8, 3e-8, 2.9e-8, 6.1e-5])
     values = torch.cat([patterns.view(torch.float32), halves, -halves])
-    roots = [lambda i, dtype=dtype: cast(load("x0", (i,), torch.float32), dtype) for dtype in (torch.float16, torch.bfloat16)]
+    roots = [
+        lambda i, dtype=dtype: cast(load("x0", (i,), torch.float32), dtype) for dtype in (torch.float16, torch.bfloat16)
+    ]
     assert_same(*run_all(roots, [values], 4, 1))
     every = torch.arange(-(1 << 15), 1 << 15, 7).to(torch.int16)
     for dtype in (torch.float16, torch.bfloat16):
-        assert_same(*run_all([lambda i, dtype=dtype: cast(load("x0", (i,), dtype), torch.float32)], [every.view(dtype)], 4, 1))
+        assert_same(
+            *run_all([lambda i, dtype=dtype: cast(load("x0", (i,), dtype), torch.float32)], [every.view(dtype)], 4, 1)
+        )
 
 
 @pytest.mark.parametrize("name", DIVIDING)
@@ -164,7 +166,9 @@ def test_a_16_bit_float_is_rounded_as_torch_rounds_it():
 def test_dividing_an_integer_by_zero_stops(name, dtype):
     values, zeros = torch.arange(1, 10).to(dtype), torch.arange(8, -1, -1).to(dtype)
     for lanes in (1, 4):
-        source, memory = run_all([lambda i: op(name, load("x0", (i,), dtype), load("x1", (i,), dtype))], [values, zeros], lanes, 1)
+        source, memory = run_all(
+            [lambda i: op(name, load("x0", (i,), dtype), load("x1", (i,), dtype))], [values, zeros], lanes, 1
+        )
         assert native(source)(memory)[0] == -1
         memory[1] = zeros + 1
         assert native(source)(memory)[0] == 0

@@ -129,7 +129,7 @@ AT_THE_ENDS: dict[str, tuple[float, float, float, float]] = {
     "special_modified_bessel_i1": (0.0, -0.0, INF, -INF),
     "special_ndtri": (-INF, -INF, NAN, NAN),
     "special_erfcx": (1, 1, 0.0, INF),
-    "special_log_ndtr": (math.log(0.5), math.log(0.5), 0.0, -INF),
+    "special_log_ndtr": (math.log(0.5), math.log(0.5), -0.0, -INF),
 }
 # Exact values elsewhere.
 EXACTLY: dict[str, list[tuple[float, float]]] = {
@@ -186,9 +186,11 @@ def same(result: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
 
 
 def assert_rows(name: str, dtype: torch.dtype, rows: list[tuple[float, ...]]) -> None:
-    *inputs, wanted = torch.tensor(rows, dtype=torch.float64).to(dtype).unbind(1)
-    result = runner(name, dtype, 8)(*(x.contiguous() for x in inputs))
-    wrong = ~same(result, wanted)
+    *inputs, exact = torch.tensor(rows, dtype=torch.float64).unbind(1)
+    result = runner(name, dtype, 8)(*(x.to(dtype) for x in inputs))
+    # Multiples of pi and the like are no floats: there the stated error is allowed.
+    close = (exact * 8 != (exact * 8).round()) & (errors(result, exact) <= MATH[name, dtype].ulps)
+    wrong = ~(same(result, exact.to(dtype)) | close)
     assert not wrong.any(), [(row, value.item()) for row, value, bad in zip(rows, result, wrong, strict=True) if bad]
 
 
@@ -198,7 +200,7 @@ def test_edges(name, dtype):
     if FUNCTIONS[name].arity == 2:
         rows: list[tuple[float, ...]] = list(PAIRS[name])
         if dtype is torch.float64:  # rows about what is special to singles
-            rows = [row for row in rows if 1e30 not in row]
+            rows = [row for row in rows if not {1e30, 2.0**24 + 1} & set(row)]
     else:
         rows = [*zip((0.0, -0.0, INF, -INF), AT_THE_ENDS[name], strict=True), (NAN, NAN), *EXACTLY.get(name, [])]
     assert_rows(name, dtype, rows)
@@ -258,9 +260,10 @@ def test_the_text_is_plain(name):
 @pytest.mark.quick
 def test_the_common_functions_are_short():
     """Instructions of one vector of singles. More would be felt in every model."""
-    counts = {name: function_text(name, torch.float32, 4).count(" = ") for name in FUNCTIONS}
-    limits = {"exp": 18, "sigmoid": 22, "tanh": 28, "log": 35, "erf": 30, "erfc": 50, "rsqrt": 2}
-    assert {name: counts[name] for name, limit in limits.items() if counts[name] > limit} == {}
+    limits = {"exp": 18, "sigmoid": 23, "tanh": 28, "log": 32, "erf": 30, "erfc": 52, "sin": 36, "rsqrt": 2}
+    texts = {name: function_text(name, torch.float32, 4).split("\ndefine ")[0] for name in limits}
+    counts = {name: len(re.findall(" = (?!bitcast)", text)) for name, text in texts.items()}
+    assert {name: count for name, count in counts.items() if count > limits[name]} == {}
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
@@ -280,7 +283,9 @@ def test_other_machines_can_be_compiled_for(target: Target):
 @pytest.mark.quick
 def test_the_page_says_what_the_table_says():
     page = (Path(__file__).parents[2] / "docs" / "math.md").read_text()
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("| `")]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("| `")
+    ]
     found = {row[0].strip("`"): (float(row[1]), float(row[3]), row[5]) for row in rows}
     wanted = {name: (function.f32, function.f64, function.method) for name, function in FUNCTIONS.items()}
     assert found == wanted

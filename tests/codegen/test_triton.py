@@ -6,12 +6,27 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from triton_kernels import DEVICES, assert_same_results, kernel_of, run_both
 
-from ferrite.codegen.triton import grid, kernel_source, launch_of, statements, unsupported
+from ferrite.codegen.triton import grid, statements
 from ferrite.ir.kernel import checks
-from ferrite.ir.run_kernel import run_kernel
-from loop_kernels import GATHER, KERNELS, ONLINE_SOFTMAX, POINTWISE, SCATTER_ADD, SOFTMAX, WELFORD, changed, text
+from loop_kernels import GATHER, KERNELS, SCATTER_ADD, changed
+from triton_kernels import (
+    BIG,
+    CONDITIONS,
+    COUNTS,
+    DEVICES,
+    IN_PLACE,
+    ON_A_GPU,
+    OWN_MAXIMUM,
+    PLANES,
+    TILE_SUMS,
+    TRIANGLE,
+    TWO_CHECKS,
+    assert_same_results,
+    kernel_of,
+    run_both,
+    run_triton,
+)
 
 NAN, INF = float("nan"), float("inf")
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
@@ -19,10 +34,6 @@ needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is
 
 def nan(*shape):
     return torch.full(shape, NAN)
-
-
-def source_of(text):
-    return kernel_source(kernel_of(text), "kernel")
 
 
 @pytest.fixture
@@ -82,87 +93,6 @@ def test_a_kernel_computes_the_same_in_small_blocks(case, device, small_blocks):
     assert_same_results(kernel_of(KERNELS[name]), memory, sizes, device)
 
 
-# --- shape of the source ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.quick
-def test_a_bounded_reduction_is_one_block():
-    source = source_of(SOFTMAX)
-    assert source.count("tl.program_id") == 1
-    assert source.count("tl.reduce(") == 2
-    assert "for " not in source.partition("def kernel")[2]
-    assert "row = tl.where(" in source, "the tile is a block"
-
-
-@pytest.mark.quick
-def test_an_unbounded_reduction_is_a_loop_with_a_block_of_states():
-    body = source_of(ONLINE_SOFTMAX).partition("def kernel")[2]
-    assert body.count("for ") == 2
-    assert body.count("tl.reduce(") == 1
-    assert body.index("most = tl.full([BLOCK_0]") < body.index("for ") < body.index("tl.reduce(")
-
-
-@pytest.mark.quick
-def test_blocks_are_as_large_as_the_problem_and_no_larger():
-    launch = launch_of(kernel_of(SOFTMAX), "kernel")
-    assert launch.constants([7, 11]) == {"BLOCK_0": 16}
-    assert launch.constants([7, 4096]) == {"BLOCK_0": 4096}
-    assert launch.instances([7, 11]) == 7
-    assert (launch.warps([7, 11]), launch.warps([7, 4096])) == (1, 8)
-    looped = launch_of(kernel_of(ONLINE_SOFTMAX), "kernel")
-    assert looped.constants([10**6]) == {"BLOCK_0": 1024}
-    assert looped.instances([10**6]) == 1
-
-
-@pytest.mark.quick
-def test_a_vector_loop_at_the_top_is_spread_over_programs():
-    launch = launch_of(kernel_of(GATHER), "kernel")
-    assert launch.instances([5000]) == 5
-    assert launch.instances([0]) == 0
-    several = launch_of(kernel_of(POINTWISE), "kernel")
-    assert several.instances([1000]) == 16, "64 rows in one program"
-    with pytest.raises(ValueError, match="a grid has"):
-        launch_of(kernel_of(SOFTMAX), "kernel").instances([1 << 31, 3])
-
-
-@pytest.mark.quick
-def test_indices_are_wide_only_where_bounds_ask_for_it():
-    assert "int64" not in source_of(changed(POINTWISE, "symbol(0, None)", "symbol(0, 1000)"))
-    assert "tl.cast(n, tl.int64)" in source_of(POINTWISE)
-
-
-@pytest.mark.quick
-def test_accesses_are_masked_where_lanes_lie_outside():
-    source = source_of(changed(changed(POINTWISE, "vector(5", "vector(8"), "parallel(n, copies=64)", "parallel(n)"))
-    assert "mask" not in source, "eight elements are one whole block"
-    assert source_of(POINTWISE).count("mask=") == 3
-
-
-COMPLEX = text("""
-    def kernel(x, out, n):
-        n = symbol(0, None)
-        x = pointer(c64, 'read')
-        out = pointer(f32, 'write')
-        for i in vector(n, lanes=4):
-            v0: c64 = x[i]
-            v1: f32 = real(v0)
-            out[i] = v1
-""")
-
-
-@pytest.mark.quick
-def test_what_has_no_source_says_why():
-    assert "scratch memory" in unsupported(kernel_of(KERNELS["transposing copy"]))
-    assert "scratch memory" in unsupported(kernel_of(changed(SOFTMAX, "symbol(1, 4096)", "symbol(1, 8192)")))
-    assert unsupported(kernel_of(COMPLEX)) == "elements of type c64"
-    assert unsupported(kernel_of(changed(SCATTER_ADD, "atomic_add", "atomic_mul"))) == "atomic mul of f32"
-    assert unsupported(kernel_of(changed(POINTWISE, "sin(v3)", "digamma(v3)"))) == "digamma of f32"
-    assert "every lane has another number" in unsupported(
-        kernel_of(changed(TRIANGLE, "symbol(0, 50)", "symbol(0, None)"))
-    )
-    assert unsupported(kernel_of(SOFTMAX)) is None
-
-
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
@@ -184,21 +114,6 @@ def run_on(source, memory, sizes, device):
     run(kernel_of(source), [tensor.reshape(-1).clone().to(device) for tensor in memory], sizes)
 
 
-TWO_CHECKS = text("""
-    def kernel(where, there, source, out, n):
-        n = symbol(0, None)
-        where = pointer(i64, 'read')
-        there = pointer(i32, 'read')
-        source = pointer(f32, 'read')
-        out = pointer(f32, 'write')
-        for i in vector(n, lanes=4):
-            v0: i64 = where[i]
-            v1: i32 = there[data(v0, n)]
-            v2: f32 = source[data(v1, 4)]
-            out[i] = v2
-""")
-
-
 @needs_triton
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_gather_from_a_gather_says_which_check_failed(device):
@@ -213,139 +128,6 @@ def test_a_gather_from_a_gather_says_which_check_failed(device):
 
 
 # --- loops, conditions, memory ----------------------------------------------------------------------------------------
-
-IN_PLACE = text("""
-    def kernel(x, n):
-        n = symbol(1, 64)
-        x = pointer(f32, 'both')
-        with sum(f32) as total:
-            for j in reduction(n, lanes=4):
-                v0: f32 = x[j]
-                total.join(v0)
-        for j in vector(n, lanes=4):
-            v1: f32 = x[j]
-            v2: f32 = add(v1, total)
-            x[j] = v2
-        for k in serial(3):
-            for i in vector(n, lanes=4):
-                v3: f32 = x[-i + k*n + n - 1]
-                x[i + k*n + n].mul(v3)
-""")
-
-TRIANGLE = text("""
-    def kernel(x, out, n):
-        n = symbol(0, 50)
-        x = pointer(f32, 'read')
-        out = pointer(f32, 'write')
-        for i in vector(n, lanes=4):
-            with sum(f32) as total:
-                for j in reduction(i + 1, lanes=4):
-                    v0: f32 = x[i*n + j]
-                    total.join(v0)
-            last: f32 = let(total)
-            for k in serial(i):
-                out[i*n + k] = last
-            v1: i64 = index((i - 3) // 2 + (i - 3) % 5)
-            v2: f32 = cast(v1)
-            out[i*n + i] = v2
-""")
-
-CONDITIONS = text("""
-    def kernel(x, out, n, m):
-        n = symbol(0, 40)
-        m = symbol(0, 40)
-        x = pointer(f32, 'read')
-        out = pointer(f32, 'write')
-        for i in parallel(n):
-            v0: i64 = index(i)
-            v1: b8 = gt(v0, i64(0))
-            if v1:
-                with amin(f32) as least, sum(i64) as count:
-                    for j in reduction(m, lanes=4):
-                        v2: f32 = x[i*m + j]
-                        v3: b8 = gt(v2, f32(0.0))
-                        if v3:
-                            v4: f32 = x[i*m + j]
-                            least.join(v4)
-                            count.join(i64(1))
-                    for j in reduction(2, lanes=2):
-                        count.join(i64(10))
-                out[2*i] = least
-                v5: f32 = cast(count)
-                out[2*i + 1] = v5
-""")
-
-OWN_MAXIMUM = text("""
-    def kernel(x, out, n):
-        n = symbol(1, None)
-        x = pointer(i32, 'read')
-        out = pointer(i32, 'write')
-        with own(i32) as best:
-            with combine(best):
-                v0: i32 = param(0)
-                v1: i32 = param(1)
-                v2: i32 = maximum(v0, v1)
-                results(v2)
-            for j in reduction(n, lanes=4):
-                v3: i32 = x[j]
-                best.join(v3)
-        out[0] = best
-""")
-
-TILE_SUMS = text("""
-    def kernel(x, out, n):
-        n = symbol(0, None)
-        x = pointer(bf16, 'read')
-        out = pointer(bf16, 'both')
-        for i in parallel(n):
-            tile = scratch(f32, [1, 6])
-            for j in vector(6, lanes=4):
-                tile[0, j] = f32(0.5)
-            for k in unrolled(3):
-                for j in vector(6, lanes=4):
-                    v0: bf16 = x[18*i + 6*k + j]
-                    v1: f32 = cast(v0)
-                    tile[0, j].add(v1)
-            for j in vector(6, lanes=4):
-                v2: f32 = tile[0, j]
-                v3: bf16 = cast(v2)
-                out[6*i + j].add(v3)
-""")
-
-COUNTS = text("""
-    def kernel(which, counts, most, n):
-        n = symbol(0, None)
-        which = pointer(i64, 'read')
-        counts = pointer(i64, 'both')
-        most = pointer(i32, 'both')
-        for i in parallel(n):
-            for j in vector(2, lanes=2):
-                v0: i64 = which[i]
-                v1: i64 = index(j)
-                counts[data(v0, 4)].atomic_add(v1)
-                v2: i64 = index(i - j)
-                v3: i32 = cast(v2)
-                most[0].atomic_amax(v3)
-""")
-
-PLANES = text("""
-    def kernel(x, out, a, b, c):
-        a = symbol(0, 9)
-        b = symbol(1, 9)
-        c = symbol(1, None)
-        x = pointer(f32, 'read')
-        out = pointer(f32, 'write')
-        for i in parallel(a):
-            for k in parallel(c):
-                v0: f32 = x[i]
-                first: f32 = let(v0)
-                with prod(f32) as total:
-                    for j in reduction(b, lanes=4):
-                        v1: f32 = x[i*b*c + j*c + k]
-                        v2: f32 = add(v1, first)
-                        total.join(v2)
-                out[i*c + k] = total
-""")
 
 
 def more_cases():
@@ -378,24 +160,6 @@ def test_loops_conditions_and_memory(case, blocks, device, request):
     assert_same_results(kernel, memory, sizes, device)
 
 
-@pytest.mark.quick
-def test_threads_wait_between_statements_that_touch_the_same_memory():
-    body = source_of(IN_PLACE)
-    assert body.count("tl.debug_barrier()") == 2, "before the first store, and in every step of the last loop"
-    for source in (SOFTMAX, SCATTER_ADD, WELFORD):
-        assert "barrier" not in source_of(source)
-
-
-BIG = text("""
-    def kernel(out, n):
-        n = symbol(1, 100000)
-        out = pointer(i64, 'write')
-        for i in vector(3, lanes=4):
-            v0: i64 = index(n*n + i*n*n - n)
-            out[i] = v0
-""")
-
-
 @needs_triton
 @pytest.mark.parametrize("device", DEVICES)
 def test_products_of_narrow_indices_do_not_wrap(device):
@@ -404,6 +168,43 @@ def test_products_of_narrow_indices_do_not_wrap(device):
     assert int(made[0][2]) == 3 * 10**10 - 10**5
 
 
-def test_the_oracle_stops_where_triton_reports():
-    with pytest.raises(IndexError, match="index 6 is out of bounds"):
-        run_kernel(kernel_of(GATHER), [torch.tensor([6]), torch.randn(6), nan(1)], [1])
+# --- sizes of a GPU ---------------------------------------------------------------------------------------------------
+
+
+def large_cases():
+    torch.manual_seed(0)
+    rows, wide = torch.randn(50, 4000), torch.randn(100_003)
+    where, table = torch.randint(0, 6, (100_003,)), torch.randn(6)
+    variance, mean = torch.var_mean(rows, 1, correction=0)
+    yield "row softmax", [rows, nan(50, 4000)], [50, 4000], [rows.softmax(1)]
+    yield "online softmax", [wide, nan(100_003)], [100_003], [wide.softmax(0)]
+    yield "argmax", [rows, nan(50), torch.zeros(50).long()], [50, 4000], list(rows.max(1))
+    yield "welford", [rows, nan(50), nan(50)], [50, 4000], [mean, variance]
+    yield "gather", [where, table, nan(100_003)], [100_003], [table[where]]
+    yield "column sums", [rows, nan(4000), nan(4000)], [50, 4000], [rows.sum(0), (rows * rows).sum(0)]
+    counted = torch.zeros(6, 3).index_add(0, where, torch.ones(100_003, 3))
+    yield "scatter-add", [where, torch.ones(100_003, 3), torch.zeros(6, 3)], [100_003], [counted]
+
+
+LARGE = {case[0]: case[1:] for case in large_cases()} if torch.cuda.is_available() else {}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=ON_A_GPU) for name in LARGE])
+def test_many_threads_compute_the_same(name):
+    memory, sizes, expected = LARGE[name]
+    made = run_triton(kernel_of(KERNELS[name]), memory, sizes, "cuda")
+    for one, other in zip(made[-len(expected) :], expected, strict=True):
+        torch.testing.assert_close(one.reshape(other.shape), other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_threads_see_what_others_stored():
+    kernel = kernel_of(changed(IN_PLACE, "symbol(1, 64)", "symbol(1, 4096)"))
+    x = torch.rand(4 * 4096) * 1e-3
+    total = x[:4096] + x[:4096].sum()
+    rows = [total, *x[4096:].split(4096)]
+    for place in range(3):
+        rows[place + 1] = rows[place + 1] * rows[place].flip(0)
+    (made,) = run_triton(kernel, [x], [4096], "cuda")
+    torch.testing.assert_close(made, torch.cat(rows), rtol=1e-4, atol=1e-6)

@@ -190,6 +190,16 @@ def test_compile_time_tells_the_stages(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert not cold["failures"]
 
 
+@pytest.mark.quick
+def test_cost_per_layer_is_that_of_added_layers() -> None:
+    rows = [
+        {"training": False, "start": "ferrite, cold", "layers": layers, "own": own}
+        for layers, own in ((3, 1.0), (12, 6.0), (6, 1.5))
+    ]
+    slopes = compile_time.per_layer(rows)["inference, cold"]
+    assert slopes == {"3 to 6": pytest.approx(0.5 / 3), "6 to 12": pytest.approx(0.75)}
+
+
 def test_overhead_tells_the_own_part(tmp_path: Path) -> None:
     overhead.main([*SHORT, "--quick", "--only", "^one operator$", "--write", str(tmp_path)])
     (row,) = written(tmp_path, "overhead")["rows"]

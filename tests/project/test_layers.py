@@ -29,8 +29,10 @@ LAYERS = [
     {"passes"},
     {"ir"},
     {"lower"},
+    {"schedule"},
     {"codegen"},
     {"runtime"},
+    {"native"},
     {"debug"},
     {"compilation"},
     {"frozen"},
@@ -131,16 +133,35 @@ print(json.dumps([sorted(set(sys.modules) - before), threading.active_count() - 
     assert len(loaded) < 30  # what makes importing cheap, without a clock
 
 
-def test_compiling_works_without_llvm_and_triton():
+def test_without_llvm_and_triton_calls_are_compiled_and_one_warning_says_what_to_install():
     code = """
-import sys
+import sys, warnings
 sys.modules["llvmlite"] = sys.modules["triton"] = None  # importing either raises ImportError
 import torch, ferrite
-out = torch.compile(lambda x: x * 2 + 1, backend="ferrite", options={"strict": True})(torch.ones(3))
-assert torch.equal(out, torch.full((3,), 3.0))
-print(sorted({call.reason for call in ferrite.last_compile().eager_calls}))
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for number in (1, 2):
+        function = torch.compile(lambda x: x * 2 + number, backend="ferrite", options={"strict": True})
+        assert torch.equal(function(torch.ones(3)), torch.full((3,), 2.0 + number))
+        record = ferrite.last_compile()
+        assert not record.kernels and record.graphs[0].failure is None
+        assert [call.operator for call in record.eager_calls] == ["aten.mul.Tensor", "aten.add.Tensor"]
+(warning,) = [str(each.message) for each in caught if issubclass(each.category, ferrite.FerriteWarning)]
+print(warning)
 """
-    assert run_python(code).strip() == "['not yet lowered']"
+    assert "pip install llvmlite" in run_python(code)
+
+
+def test_with_the_executor_calls_llvm_is_not_missed():
+    code = """
+import sys, warnings
+sys.modules["llvmlite"] = None
+import torch, ferrite
+warnings.simplefilter("error", ferrite.FerriteWarning)
+torch.compile(torch.sin, backend="ferrite", options={"strict": True, "executor": "calls"})(torch.ones(3))
+print(len(ferrite.last_compile().graphs))
+"""
+    assert run_python(code).strip() == "1"
 
 
 def test_files_stay_small():

@@ -25,7 +25,6 @@ from ferrite.runtime.cache import Key, Store, Uncacheable, differences, facts, g
 from ferrite.runtime.cache.graph_text import READ
 from ferrite.runtime.cache.identities import identity
 
-pytestmark = pytest.mark.quick
 ROOT = Path(__file__).parents[2]
 
 

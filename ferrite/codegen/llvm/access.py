@@ -36,7 +36,9 @@ class Access:
         for row in range(count):
             place = places[row * len(places) // count]
             part = mask.parts[row * len(mask.parts) // count] if mask else None
-            parts.append(self.plain(buffer, place, element) if part is None else self.under(buffer, place, element, part))
+            parts.append(
+                self.plain(buffer, place, element) if part is None else self.under(buffer, place, element, part)
+            )
         return Value(tuple(parts), element, 1 if places[0].kind == "one" else self.e.lanes)
 
     def as_register(self, value: Value, dtype: torch.dtype) -> Value:

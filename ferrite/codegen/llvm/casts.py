@@ -74,7 +74,9 @@ def widen(e: Emission, item: str, lanes: int, source: torch.dtype) -> str:
     if source is torch.bfloat16:
         return word.convert("bitcast", word.op("shl", half.convert("zext", item, "i32"), word.const(16)), "float")
     if e.target.half:
-        return e.op(f"fpext {_half(lanes)} {(h := half.convert('bitcast', item, 'half'))} to {Words(e, 'float', lanes).type}", h)
+        return e.op(
+            f"fpext {_half(lanes)} {(h := half.convert('bitcast', item, 'half'))} to {Words(e, 'float', lanes).type}", h
+        )
     return _widened_by_hand(e, item, lanes)
 
 

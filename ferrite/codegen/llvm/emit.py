@@ -41,7 +41,9 @@ def kernel_text(kernel: Kernel, target: Target, name: str) -> str:
     statements.block(kernel.body)
     given = [*(f"ptr noalias {word}" for word in pointers), *(f"i64 {word}" for word in sizes)]
     given += ["i64 %threads", "ptr %status", "ptr %failure"]
-    module.functions.append(emission.function.text(f"define internal void @{name}.body({', '.join(given)}) alwaysinline nounwind"))
+    module.functions.append(
+        emission.function.text(f"define internal void @{name}.body({', '.join(given)}) alwaysinline nounwind")
+    )
     module.functions.append(_exported(name, pointers, sizes))
     return module.text()
 

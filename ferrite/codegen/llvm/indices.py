@@ -244,7 +244,7 @@ def factor_of(index: Index, axis: Axis, aligned: int = 1, lanes: int = 1) -> Ind
                     part = part * item
             return part
         case FloorDiv(top=top, bottom=Number(value=value)) | Mod(top=top, bottom=Number(value=value)):
-            if aligned % lanes or value % lanes or factor_of(top, axis) is not ONE:
+            if lanes == 1 or aligned % lanes or value % lanes or factor_of(top, axis) is not ONE:
                 return None
             if (top - axis) % number(lanes) is not ZERO:
                 return None

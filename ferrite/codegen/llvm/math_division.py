@@ -46,11 +46,17 @@ def remainder(x: Value, y: Value) -> Value:
 
 
 def hypot(x: Value, y: Value) -> Value:
-    """In f64 both are scaled by a power of two, so that no square overflows or is lost."""
     if x.element == "float":
-        return narrow(sqrt(fma(widen(x), widen(x), widen(y) * widen(y))))
-    large, small = maximum(fabs(x), fabs(y)), minimum(fabs(x), fabs(y))
-    # 2^-e of the larger, kept away from the ends of the range
+        wide_x, wide_y = widen(x), widen(y)
+        result = narrow(sqrt(fma(wide_x, wide_x, wide_y * wide_y)))
+    else:
+        result = scaled_hypot(maximum(fabs(x), fabs(y)), minimum(fabs(x), fabs(y)))
+    # Infinite beside NaN too.
+    return select(fabs(x).equals(INFINITY) | fabs(y).equals(INFINITY), INFINITY, result)
+
+
+def scaled_hypot(large: Value, small: Value) -> Value:
+    """Both are scaled by a power of two, so that no square overflows or is lost."""
     exponent = bits(minimum(maximum(large, 2.0**-1000), 2.0**1000)) & (0x7FF << 52)
     down, up = from_bits((2046 << 52) - exponent), from_bits(exponent)
     a, b = large * down, small * down
@@ -60,8 +66,7 @@ def hypot(x: Value, y: Value) -> Value:
     root = sqrt(total)
     # one step of Newton's for what the root lost
     better = root + (fma(-root, root, total) + lost) / (root + root)
-    result = select(total > 0.0, better, root) * up
-    return select(fabs(x).equals(INFINITY) | fabs(y).equals(INFINITY), INFINITY, result)
+    return select(total > 0.0, better, root) * up
 
 
 FUNCTIONS = (

@@ -7,7 +7,7 @@ from ferrite.codegen.llvm.math_fits import ERF_LARGE, ERF_NEAR_ZERO, ERF_SMALL, 
 from ferrite.codegen.llvm.math_function import Function
 from ferrite.codegen.llvm.math_text import Value, copysign, fabs, fma, minimum, polynomial, select
 
-ERF_IS_ONE = {"float": 3.93, "double": 6.0}
+ERF_IS_ONE = {"float": 4.0, "double": 6.0}
 ERFC_IS_ZERO = {"float": 10.06, "double": 27.3}
 
 
@@ -37,7 +37,7 @@ def erf(x: Value) -> Value:
     a = minimum(fabs(x), ERF_IS_ONE[x.element])
     small = fma(a, polynomial(a * a, ERF_SMALL[x.element]), a)
     if x.element == "float":
-        large, border = 1.0 - polynomial(a - 2.625, ERF_LARGE["float"]), 1.25
+        large, border = 1.0 - polynomial(a - 2.5625, ERF_LARGE["float"]), 1.125
     else:
         large, border = 1.0 - erfc_of_positive(a), 1.0
     return copysign(select(a < border, small, large), x)
@@ -45,5 +45,5 @@ def erf(x: Value) -> Value:
 
 FUNCTIONS = (
     Function("erf", erf, f32=1.5, f64=1.5, method="two polynomials; f64: a polynomial, beyond 1 by erfc"),
-    Function("erfc", erfc, f32=4.0, f64=4.0, method="exp(-x^2) times a quotient of polynomials"),
+    Function("erfc", erfc, f32=4.0, f64=4.0, method="exp(-x^2) times a polynomial; near zero by that of erf"),
 )

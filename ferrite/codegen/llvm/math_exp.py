@@ -132,5 +132,5 @@ FUNCTIONS = (
     Function("exp", exp, f32=1.0, f64=1.0, method="2^n times a polynomial"),
     Function("exp2", exp2, f32=1.0, f64=1.0, method="2^n times a polynomial"),
     Function("expm1", expm1, f32=1.5, f64=1.5, method="2^n times a polynomial, plus 2^n - 1"),
-    Function("sigmoid", sigmoid, f32=2.5, f64=2.5, method="exp of -|x|, one division"),
+    Function("sigmoid", sigmoid, f32=2.5, f64=2.5, method="exp of minus its size, one division"),
 )

@@ -13,7 +13,18 @@ from ferrite.codegen.llvm.math_fits import DIGAMMA_LARGE, DIGAMMA_ROOT, LGAMMA_1
 from ferrite.codegen.llvm.math_function import Function
 from ferrite.codegen.llvm.math_log import log
 from ferrite.codegen.llvm.math_power import log_in_parts
-from ferrite.codegen.llvm.math_text import INFINITY, NAN, Value, copysign, fabs, fma, nearest, polynomial, quotient, select
+from ferrite.codegen.llvm.math_text import (
+    INFINITY,
+    NAN,
+    Value,
+    copysign,
+    fabs,
+    fma,
+    nearest,
+    polynomial,
+    quotient,
+    select,
+)
 from ferrite.codegen.llvm.math_trig import quarter_turns, sine_of_turned
 
 STIRLING = (math.log(2 * math.pi) - 1) / 2
@@ -35,7 +46,7 @@ def lgamma_from_half(y: Value) -> Value:
     below, above = y - 0.5, log_y - 1.0
     rest = fma(inverse, polynomial(inverse * inverse, LGAMMA_LARGE["double"]), below * log_low)
     large = fma(below, above, rest + STIRLING)
-    near_one = (y - 1.0) * quotient(y - 1.0, LGAMMA_1["double"])
+    near_one = fma(y - 1.0, quotient(y - 1.0, LGAMMA_1["double"]), 0.0)  # zero at one is positive
     near_two = (y - 2.0) * quotient(y - 2.0, LGAMMA_2["double"])
     return select(y < 1.5, near_one, select(y < 3.0, near_two, large))
 
@@ -76,7 +87,8 @@ def digamma(x: Value) -> Value:
     return select(x.equals(0.0), copysign(INFINITY, -x), select(is_pole, NAN, result))
 
 
+METHOD = "Stirling's formula; quotients of polynomials; reflection; f32 in f64"
 FUNCTIONS = (
-    Function("lgamma", lgamma, 0.51, 6.0, wide=True, inline=False, floor=1.0, method="Stirling; quotients of polynomials; reflection"),
-    Function("digamma", digamma, 0.51, 6.0, wide=True, inline=False, floor=1.0, method="Stirling; quotients of polynomials; reflection"),
+    Function("lgamma", lgamma, 0.51, 6.0, wide=True, inline=False, floor=1.0, method=METHOD),
+    Function("digamma", digamma, 0.51, 6.0, wide=True, inline=False, floor=1.0, method=METHOD),
 )

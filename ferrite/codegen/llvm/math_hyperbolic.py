@@ -65,7 +65,7 @@ def atanh(x: Value) -> Value:
 FUNCTIONS = (
     Function("sinh", sinh, f32=2.0, f64=2.0, method="a polynomial; beyond 1 by exp and one division"),
     Function("cosh", cosh, f32=2.0, f64=2.0, method="exp and one division"),
-    Function("tanh", tanh, f32=1.5, f64=1.5, method="a polynomial; beyond 0.56 by exp(2|x|) and one division"),
+    Function("tanh", tanh, f32=1.5, f64=1.5, method="a polynomial; beyond 0.56 by exp and one division"),
     Function("asinh", asinh, f32=0.51, f64=3.0, wide=True, method="log1p; f32 in f64"),
     Function("acosh", acosh, f32=0.51, f64=3.0, wide=True, method="log1p; f32 in f64"),
     Function("atanh", atanh, f32=0.51, f64=3.0, wide=True, method="log1p; f32 in f64"),

@@ -324,7 +324,11 @@ def _frexp(e: Emission, dtype: torch.dtype, lanes: int, value: str) -> tuple[str
     exponent = i.op("sub", field, i.select(tiny, i.const(bias - 1 + fraction + 2), i.const(bias - 1)))
     kept = i.op("and", bits, i.const(~(ones << fraction)))
     mantissa = i.convert("bitcast", i.op("or", kept, i.const(bias - 1 << fraction)), w.element)
-    odd = e.op(f"or {w.bits} {(a := w.compare('oeq', value, w.const(0)))}, {(b := i.compare('eq', field, i.const(ones)))}", a, b)
+    odd = e.op(
+        f"or {w.bits} {(a := w.compare('oeq', value, w.const(0)))}, {(b := i.compare('eq', field, i.const(ones)))}",
+        a,
+        b,
+    )
     return w.select(odd, value, mantissa), i.select(odd, i.const(0), exponent)
 
 

@@ -117,9 +117,7 @@ class Statements:
         self.e.axes[loop.axis] = value
         self.block(loop.body)
 
-    def counted(
-        self, loop: Loop, start: str, limit: str, step: int, runs: bool, body: Callable[[str], None]
-    ) -> None:
+    def counted(self, loop: Loop, start: str, limit: str, step: int, runs: bool, body: Callable[[str], None]) -> None:
         """A loop that counts from start by steps while it is below the limit."""
         function = self.e.function
         mark = next(function.counter)
@@ -159,7 +157,9 @@ class Statements:
             return
         limit = self.expressions.indices.scalar(extent)
         done = self.rounded(extent, limit, step)
-        self.counted(loop, "0", done, step, self.runs(extent, step), lambda base: self.copied(loop, base, lanes, copies))
+        self.counted(
+            loop, "0", done, step, self.runs(extent, step), lambda base: self.copied(loop, base, lanes, copies)
+        )
         if copies > 1 and not self.divides(extent, step):
             start, done = done, self.rounded(extent, limit, lanes)
             self.counted(loop, start, done, lanes, False, lambda base: self.copied(loop, base, lanes, 1))
@@ -230,4 +230,3 @@ class Statements:
             limits = e.splat(left, "i64", lanes)
             mask = e.op(f"icmp slt {vector('i64', lanes)} {counted}, {limits}", limits)
             self.copied(loop, done, lanes, 1, offsets, Value((mask,), "i1", lanes))
-

@@ -17,7 +17,9 @@ from ferrite.codegen.llvm.types import BITS, REGISTER, is_literal, is_signed
 STOPPING = frozenset(["floor_divide", "trunc_divide", "remainder", "fmod"])  # on integers
 
 
-def divided(e: Emission, dtype: torch.dtype, lanes: int, left: str, right: str, mask: str | None) -> tuple[str, str, str]:
+def divided(
+    e: Emission, dtype: torch.dtype, lanes: int, left: str, right: str, mask: str | None
+) -> tuple[str, str, str]:
     """Quotient toward zero, its remainder, and the divisor that was used: 1 where there is none."""
     w = words(e, dtype, lanes)
     signed = is_signed(dtype)

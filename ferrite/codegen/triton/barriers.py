@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ferrite.ir.expr import Load
+from ferrite.ir.expr import Data, Load
+from ferrite.ir.index import Sum
 from ferrite.ir.kernel import INDEPENDENT, Kernel, Loop, Statement, Store, nodes_in, walk
 
 
@@ -30,16 +31,18 @@ class Barriers:
         self.read, self.written = self.read | loads, self.written | stores
         return waits
 
-    def between_iterations(self, body: tuple[Statement, ...], in_block: bool) -> bool:
+    def between_iterations(self, loop: Loop) -> bool:
         """Whether an iteration of a loop in order must wait for the one before it.
 
-        One thread does all that a statement does to a number, so its iterations come one after the other; of a block,
-        another thread may have the same element in the next.
+        A lane stays with its thread, whose stores come in order. But where lanes are of a loop inside, another thread
+        may have the same element in the next iteration.
         """
-        stores = [name for statement in walk(body) for name in self.stores(statement)]
-        loads = {name for statement in walk(body) for name in self.loads(statement)}
-        blocks = in_block or any(isinstance(item, Loop) and item.kind in INDEPENDENT for item in walk(body))
-        waits = not loads.isdisjoint(stores) or len(set(stores)) < len(stores) or (blocks and bool(stores))
+        stores = [item for item in walk(loop.body) if isinstance(item, Store) and item.buffer in self.pointers]
+        names = [store.buffer for store in stores]
+        loads = {name for statement in walk(loop.body) for name in self.loads(statement)}
+        blocks = any(isinstance(item, Loop) and item.kind in INDEPENDENT for item in walk(loop.body))
+        meet = blocks and not all(_keeps_apart(loop, store) for store in stores)
+        waits = not loads.isdisjoint(names) or len(set(names)) < len(names) or meet
         if waits:
             self.clear()
         return waits
@@ -62,3 +65,18 @@ class Barriers:
 
     def clear(self) -> None:
         self.read = self.written = frozenset()
+
+
+def _keeps_apart(loop: Loop, store: Store) -> bool:
+    """Whether iterations surely store to different elements: each moves on farther than it reaches."""
+    step, reach = 0, 0
+    inside = {item.axis for item in walk(loop.body) if isinstance(item, Loop)}
+    terms = store.coordinates[0].terms if isinstance(store.coordinates[0], Sum) else ((store.coordinates[0], 1),)
+    for item, factor in terms:
+        if item is loop.axis:
+            step = abs(factor)
+        elif item in inside and item.high is not None:
+            reach += abs(factor) * item.high
+        elif not item.atoms.isdisjoint({loop.axis, *inside}) or any(isinstance(atom, Data) for atom in item.atoms):
+            return False
+    return step > reach

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ferrite.codegen.triton.emit import written
-from ferrite.codegen.triton.launch import FAILURE_WORDS, Launch
+from ferrite.codegen.triton.launch import FAILURE_WORDS, OPTIONS, Launch
 from ferrite.ir.evaluate import out_of_bounds
 from ferrite.ir.kernel import Kernel
 
@@ -35,10 +35,8 @@ def start(source: str, launch: Launch, memory: Sequence[torch.Tensor], sizes: Se
     function = loaded(source, launch.name, interpreted)
     failure = torch.zeros(FAILURE_WORDS, dtype=torch.int64, device=device)
     arguments = [*memory, *sizes, *([failure] if launch.checks else [])]
-    # A product and a sum are two roundings, as in eager.
-    options = {"num_warps": launch.warps(sizes), "enable_fp_fusion": False}
     with _mode(interpreted):
-        function[(count,)](*arguments, **launch.constants(sizes), **options)
+        function[(count,)](*arguments, **launch.constants(sizes), num_warps=launch.warps(sizes), **OPTIONS)
     number, value, extent, _ = failure.tolist() if launch.checks else (0, 0, 0, 0)
     if number:
         raise out_of_bounds(launch.checks[number - 1].complaint, value, extent)

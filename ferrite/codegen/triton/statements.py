@@ -150,13 +150,13 @@ class Printer:
     def in_order(self, loop: Loop, scope: Scope) -> None:
         if loop.kind == "unrolled":
             name = self.module.fresh(loop.axis.name)
-            with self.iterations(f"for {name} in tl.static_range({loop.axis.extent}):", loop, scope):
+            with self.iterations(f"for {name} in tl.static_range({loop.axis.extent}):", loop):
                 self.number(loop.axis, name)
                 self.block(loop.body, scope)
             return
         stop, ragged = self.stop(loop.axis, scope)
         name = self.module.fresh(loop.axis.name)
-        with self.iterations(f"for {name} in range(0, {stop}):", loop, scope):
+        with self.iterations(f"for {name} in range(0, {stop}):", loop):
             self.number(loop.axis, name)
             self.block(loop.body, self.shortened(loop.axis, scope) if ragged else scope)
 
@@ -171,20 +171,20 @@ class Printer:
         stop, ragged = self.stop(axis, scope)
         if most == 1:
             name = self.module.fresh(axis.name)
-            with self.iterations(f"for {name} in range(0, {stop}):", None, scope):
+            with self.iterations(f"for {name} in range(0, {stop}):"):
                 self.number(axis, name)
                 self.block(loop.body, self.shortened(axis, scope) if ragged else scope)
             return
         block = self.module.block(axis.extent, most)
         start = self.module.fresh(f"{axis.name}_start")
-        with self.iterations(f"for {start} in range(0, {stop}, {block.name}):", None, scope):
+        with self.iterations(f"for {start} in range(0, {stop}, {block.name}):"):
             base = start if is_narrow(axis) else widened(start)
             self.block(loop.body, self.lanes(axis, block, base, scope, whole=False))
 
     @contextmanager
-    def iterations(self, head: str, in_order: Loop | None, scope: Scope) -> Iterator[None]:
+    def iterations(self, head: str, in_order: Loop | None = None) -> Iterator[None]:
         with self.barriers.perhaps(), self.module.indented(head):
-            if in_order is not None and self.barriers.between_iterations(in_order.body, bool(scope.axes)):
+            if in_order is not None and self.barriers.between_iterations(in_order):
                 self.module.line("tl.debug_barrier()")
             yield
 

@@ -1,0 +1,82 @@
+"""The shape of the Triton source: what one would write by hand. Needs no Triton."""
+
+from __future__ import annotations
+
+import pytest
+
+from ferrite.codegen.triton import kernel_source, launch_of, unsupported
+from loop_kernels import GATHER, KERNELS, ONLINE_SOFTMAX, POINTWISE, SCATTER_ADD, SOFTMAX, WELFORD, changed
+from triton_kernels import COMPLEX, IN_PLACE, ROWS_IN_ORDER, TRIANGLE, kernel_of
+
+pytestmark = pytest.mark.quick
+
+
+def source_of(text):
+    return kernel_source(kernel_of(text), "kernel")
+
+
+def test_a_bounded_reduction_is_one_block():
+    source = source_of(SOFTMAX)
+    assert source.count("tl.program_id") == 1
+    assert source.count("tl.reduce(") == 2
+    assert "for " not in source.partition("def kernel")[2]
+    assert "row = tl.where(" in source, "the tile is a block"
+
+
+def test_an_unbounded_reduction_is_a_loop_with_a_block_of_states():
+    body = source_of(ONLINE_SOFTMAX).partition("def kernel")[2]
+    assert body.count("for ") == 2
+    assert body.count("tl.reduce(") == 1
+    assert body.index("most = tl.full([BLOCK_0]") < body.index("for ") < body.index("tl.reduce(")
+
+
+def test_blocks_are_as_large_as_the_problem_and_no_larger():
+    launch = launch_of(kernel_of(SOFTMAX), "kernel")
+    assert launch.constants([7, 11]) == {"BLOCK_0": 16}
+    assert launch.constants([7, 4096]) == {"BLOCK_0": 4096}
+    assert launch.instances([7, 11]) == 7
+    assert (launch.warps([7, 11]), launch.warps([7, 4096])) == (1, 8)
+    looped = launch_of(kernel_of(ONLINE_SOFTMAX), "kernel")
+    assert looped.constants([10**6]) == {"BLOCK_0": 1024}
+    assert looped.instances([10**6]) == 1
+
+
+def test_a_vector_loop_at_the_top_is_spread_over_programs():
+    launch = launch_of(kernel_of(GATHER), "kernel")
+    assert launch.instances([5000]) == 5
+    assert launch.instances([0]) == 0
+    several = launch_of(kernel_of(POINTWISE), "kernel")
+    assert several.instances([1000]) == 16, "64 rows in one program"
+    with pytest.raises(ValueError, match="a grid has"):
+        launch_of(kernel_of(SOFTMAX), "kernel").instances([1 << 31, 3])
+
+
+def test_indices_are_wide_only_where_bounds_ask_for_it():
+    assert "int64" not in source_of(changed(POINTWISE, "symbol(0, None)", "symbol(0, 1000)"))
+    assert "tl.cast(n, tl.int64)" in source_of(POINTWISE)
+
+
+def test_accesses_are_masked_where_lanes_lie_outside():
+    source = source_of(changed(changed(POINTWISE, "vector(5", "vector(8"), "parallel(n, copies=64)", "parallel(n)"))
+    assert "mask" not in source, "eight elements are one whole block"
+    assert source_of(POINTWISE).count("mask=") == 3
+
+
+def test_what_has_no_source_says_why():
+    assert "scratch memory" in unsupported(kernel_of(KERNELS["transposing copy"]))
+    assert "scratch memory" in unsupported(kernel_of(changed(SOFTMAX, "symbol(1, 4096)", "symbol(1, 8192)")))
+    assert unsupported(kernel_of(COMPLEX)) == "elements of type c64"
+    assert unsupported(kernel_of(changed(SCATTER_ADD, "atomic_add", "atomic_mul"))) == "atomic mul of f32"
+    assert unsupported(kernel_of(changed(POINTWISE, "sin(v3)", "digamma(v3)"))) == "digamma of f32"
+    assert "every lane has another number" in unsupported(
+        kernel_of(changed(TRIANGLE, "symbol(0, 50)", "symbol(0, None)"))
+    )
+    assert unsupported(kernel_of(SOFTMAX)) is None
+
+
+def test_threads_wait_between_statements_that_touch_the_same_memory():
+    body = source_of(IN_PLACE)
+    assert body.count("tl.debug_barrier()") == 2, "before the first store, and in every step of the last loop"
+    for source in (SOFTMAX, SCATTER_ADD, WELFORD, ROWS_IN_ORDER):
+        assert "barrier" not in source_of(source)
+    assert "barrier" in source_of(changed(ROWS_IN_ORDER, "out[8*k + j]", "out[4*k + j]"))
