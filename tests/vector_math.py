@@ -137,7 +137,7 @@ def points(name: str, dtype: torch.dtype, each: int, step: int, dense: int) -> l
 def errors(
     result: torch.Tensor, exact: torch.Tensor, rest: torch.Tensor | float = 0.0, floor: float = 0.0
 ) -> torch.Tensor:
-    """The distance of the result from exact + rest (both f64), in units of the last place of the larger of exact and floor."""
+    """How far the result is from exact + rest (both f64), in units of the last place of exact, or of a larger floor."""
     dtype = result.dtype
     greatest = torch.finfo(dtype).max
     size = exact.abs().clamp(min=floor, max=2.0 ** ((1 << BITS[dtype][1] - 1) - 1)).to(dtype)

@@ -1,7 +1,7 @@
 """Best polynomials and quotients of polynomials: the exchange algorithm of Remez, with mpmath.
 
-`fit_polynomial` minimises the greatest weighted error of c[0] b_0(x) + c[1] b_1(x) + ... and gives coefficients that are
-floats of the wanted precision: they are rounded one by one, and the rest is fitted again around what was rounded.
+`fit_polynomial` minimises the greatest weighted error of c[0] + c[1] x + ... and gives coefficients that are floats of
+the wanted precision: they are rounded one by one, and the rest is fitted again around what was rounded.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def fit_polynomial(
     weight: Function | None = None,
     given: Sequence[float] = (),
 ) -> Fit:
-    """`size` coefficients; `weight` is one over the target unless told; `given` are lowest coefficients that are fixed."""
+    """`size` coefficients; `weight` is one over the target unless told; `given` are the lowest ones, if fixed."""
     problem = Problem(target, weight or (lambda x: 1 / target(x)), low, high, size)
     done = _rounded(problem, size, digits, [mpf(1)], given)
     return Fit(tuple(map(float, done)), (1.0,), float(problem.error(done, [mpf(1)])))
@@ -150,8 +150,7 @@ def fit_quotient(
 ) -> Fit:
     """A quotient whose denominator begins with 1. The denominator is rounded first, then the numerator is fitted to it.
 
-    What rounding the denominator costs is chance: of some denominators, fitted on slightly longer intervals, the best is
-    taken.
+    What rounding the denominator costs is chance: of some, fitted on slightly longer intervals, the best is taken.
     """
     weight = weight or (lambda x: 1 / target(x))
     problem = Problem(target, weight, low, high, size + under_size)

@@ -1,4 +1,4 @@
-"""Write ferrite/codegen/llvm/math_fits.py: the polynomials of the vector math functions, fitted from their definitions.
+"""Write the polynomials of the vector math functions, fitted from their definitions.
 
 python tools/fit_math.py             every fit anew (some minutes)
 python tools/fit_math.py EXP LOG     these; the others stay as they are
@@ -12,16 +12,16 @@ import sys
 from pathlib import Path
 
 from fit import Fit
-from math_specs import SPECS
+from math_specs import ELEMENTARY, SPECIAL, Spec
 
-TARGET = Path(__file__).parents[1] / "ferrite" / "codegen" / "llvm" / "math_fits.py"
+FOLDER = Path(__file__).parents[1] / "ferrite" / "codegen" / "llvm"
+FILES = {FOLDER / "math_fits.py": ELEMENTARY, FOLDER / "math_special_fits.py": SPECIAL}
 HEAD = '''"""Coefficients, lowest power first: made by tools/fit_math.py, not by hand.
 
-Each is the best fit in the sense of Chebyshev, by the exchange algorithm, with coefficients rounded to the type; the error
-beside it is that of the rounded coefficients in exact arithmetic, relative to what the function gives.
+Each is the best fit in the sense of Chebyshev, with coefficients rounded to the type. The error beside it is that of
+the rounded coefficients in exact arithmetic, relative to what the function gives.
 """
 
-# ruff: noqa: E501
 # fmt: off
 '''
 
@@ -37,8 +37,7 @@ def numbers(values: tuple[float, ...], indent: str) -> str:
     return "\n".join([*lines, line.rstrip()])
 
 
-def block(name: str) -> str:
-    spec = SPECS[name]
+def block(name: str, spec: Spec) -> str:
     lines, entries = [f"# {spec.meaning}"], []
     for element, fit in spec.fits().items():
         size = str(len(fit.coefficients))
@@ -56,16 +55,21 @@ def entry(element: str, fit: Fit) -> str:
     return "\n".join([f'    "{element}": (', *parts, "    ),"])
 
 
+def renew(path: Path, specs: dict[str, Spec], names: list[str]) -> None:
+    """Fit what is named, or everything; other blocks of the file stay."""
+    old = path.read_text() if path.exists() and names else ""
+    found = re.finditer(r"((?:^#.*\n)+(\w+) = \{\n(?:.+\n)+?\}\n)", old, re.MULTILINE)
+    blocks = {match[2]: match[1] for match in found}
+    for name in names or specs:
+        if name in specs:
+            blocks[name] = block(name, specs[name])
+            print(blocks[name].split(" = {")[0], flush=True)
+    path.write_text("\n".join([HEAD, *(blocks[name] for name in specs)]))
+
+
 def main(names: list[str]) -> None:
-    old = TARGET.read_text() if TARGET.exists() and names else ""
-    blocks = {
-        match[2]: match[1] for match in re.finditer(r"((?:^#.*\n)+(\w+) = \{\n(?:.+\n)+?\}\n)", old, re.MULTILINE)
-    }
-    for name in names or SPECS:
-        blocks[name] = block(name)
-        print(blocks[name].split(" = {")[0], flush=True)
-    kept = [blocks[name] for name in SPECS if name in blocks]
-    TARGET.write_text("\n".join([HEAD, *kept]))
+    for path, specs in FILES.items():
+        renew(path, specs, names)
 
 
 if __name__ == "__main__":

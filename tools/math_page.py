@@ -23,13 +23,13 @@ function gives the same bits for every number of lanes, keeps the sign of zero, 
 infinities and subnormal numbers, in arguments and results. None uses a fast-math flag.
 
 Errors are in units of the last place of the exact result. "Bound" is what the tests hold; "torch" is the greatest error
-of torch's own operator at the arguments of the tests, on the machine where this page was made (aarch64): every exponent,
-both signs, and intervals where a function changes most. "Large" is more than a thousand units: there torch's operator
-overflows early, loses all digits, or takes subnormal numbers for zero.
+of torch's own operator at the arguments of the tests: every exponent, both signs, and intervals where a function
+changes most (torch 2.13 on aarch64). "Large" is more than a thousand units: there torch's operator overflows early,
+loses all digits, or takes subnormal numbers for zero.
 
-The polynomials are fitted by `tools/fit_math.py`. For `lgamma` and `digamma` in f64, results below one are measured by the
-last place of one: close to their roots on the negative axis only the absolute error is bounded. This page is made by
-`python tools/math_page.py`.
+The polynomials are fitted by `tools/fit_math.py`. For `lgamma` and `digamma` in f64, results below one are measured by
+the last place of one: close to their roots on the negative axis only the absolute error is bounded. This page is made
+by `python tools/math_page.py`.
 
 | Function | f32: bound | torch | f64: bound | torch | Method |
 |---|---|---|---|---|---|

@@ -75,7 +75,7 @@ def scaled_bessel(order: int, x: mpf) -> mpf:
 
 DIGAMMA_ZERO = mpmath.findroot(mpmath.digamma, mpf("1.46"))
 
-SPECS: dict[str, Spec] = {
+ELEMENTARY: dict[str, Spec] = {
     "EXP": Spec("exp(r)", mpmath.exp, both(-HALF_LN2, HALF_LN2, 7, 12), given=(1.0, 1.0)),
     "EXP2": Spec("2^r", lambda r: mpf(2) ** r, both(-0.5001, 0.5001, 7, 12), given=(1.0,)),
     "EXPM1": Spec(
@@ -178,6 +178,9 @@ SPECS: dict[str, Spec] = {
         both(NEAR_ZERO, 1, 10, 20),
         weight=lambda z: z * mpmath.sqrt(z) / mpmath.atan(mpmath.sqrt(z)),
     ),
+}
+
+SPECIAL: dict[str, Spec] = {
     "ERFINV": Spec(
         "erfinv(x) / x, over x^2",
         lambda z: mpmath.erfinv(mpmath.sqrt(z)) / mpmath.sqrt(z),

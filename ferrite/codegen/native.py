@@ -38,6 +38,7 @@ from ferrite.ir.program import (
     Size,
     Template,
     While,
+    argument_names,
     call_of,
 )
 from ferrite.ir.questions import arguments_of, reads, writes
@@ -92,6 +93,7 @@ class _Printer:
         self.program = plan.program
         self.layouts = Layouts(plan.program)
         self.there = {item for item in self.program.inputs if isinstance(item, str)}  # tensors under their names
+        self.laid_out = set(read_by_strides(plan))
 
     def function(self) -> Iterator[str]:
         for place, plans in self.plan.bodies.items():
@@ -197,6 +199,9 @@ class _Printer:
         for item in call.results:
             if isinstance(item, Symbol):
                 yield f"{item.name} = int({item.name})"
+            elif item in self.laid_out and self.layouts.buffers[item].kind == "owned":
+                strides = numbers(self.layouts.buffers[item].strides)
+                yield f"if {item}.stride() != {strides}: {item} = laid_out({item}, {strides})"
 
     def assigned(self, call: Call, value: str) -> str:
         names = ["_" if item is None else item.name if isinstance(item, Symbol) else item for item in call.results]
@@ -287,18 +292,23 @@ def tensors_of(step: Operation) -> list[str]:
     given = {access.buffer for access in reads(step)}
     if call is not None:
         given |= set(call.writes) - set(call.results)
-        given |= {name for name in argument_names_of(step)}
+        given |= set(argument_names(*arguments_of(step)))
     else:
-        given |= {name for name in argument_names_of(step)}
+        given |= set(argument_names(*arguments_of(step)))
         if isinstance(step, If) and isinstance(step.predicate, str):
             given.add(step.predicate)
     return sorted(given)
 
 
-def argument_names_of(step: Operation) -> Iterable[str]:
-    from ferrite.ir.program import argument_names
-
-    return argument_names(*arguments_of(step))
+def read_by_strides(plan: Plan) -> Iterator[str]:
+    """Storages that must lie in memory as the program says. For others it does not matter: torch's forecast of the
+    strides that an operator gives may be wrong, and then eager's are the right ones."""
+    for step in plan.steps:
+        if isinstance(step, Run):
+            yield from (name for launch in step.launches for name in launch.arguments)
+    yield from (buffer.storage for buffer in plan.program.buffers if buffer.kind == "view")
+    if plan.program.name == "forward":  # the backward program relies on what is kept for it
+        yield from (item for item in plan.program.outputs if isinstance(item, str))
 
 
 def numbers(sizes: Iterable[Index]) -> str:

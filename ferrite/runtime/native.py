@@ -37,6 +37,7 @@ def load_native(
         "torch": torch,
         "empty_strided": torch.empty_strided,
         "view_of": view_of,
+        "laid_out": laid_out,
         "leaves": leaves,
         "repeat": repeat,
         "inf": float("inf"),
@@ -99,6 +100,14 @@ def view_of(
     start = base.storage_offset() * base.dtype.itemsize // dtype.itemsize
     view = torch.empty(0, dtype=dtype, device=base.device)
     return view.set_(base.untyped_storage(), start + offset, sizes, strides)
+
+
+def laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """What a call gave, with the strides that kernels expect of it."""
+    where = zip(tensor.shape, tensor.stride(), strides, strict=True)
+    if tensor.numel() == 0 or all(size == 1 or mine == wanted for size, mine, wanted in where):
+        return tensor
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def repeat(condition: Boxed, body: Boxed, given: list[Any], carried: int, keep: bool) -> list[Any]:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 
 from ferrite.ir.expr import Expr, Load, Local
-from ferrite.ir.index import ONE, Axis, Index, Number
+from ferrite.ir.index import Axis, Index, Number
 from ferrite.ir.kernel import Accumulate, Loop, Scratch, State, Statement, Store, nodes_in, walk
 from ferrite.ir.program import Mode
 from ferrite.ir.questions import data_of
@@ -38,11 +38,11 @@ from ferrite.schedule.nest_loops import nest_loops, plain_loops
 from ferrite.schedule.nests import Nest, trivial
 from ferrite.schedule.sharing import with_values
 from ferrite.schedule.statements import Parts
-from ferrite.schedule.touches import axes_in, known, step_of
+from ferrite.schedule.tiles import crossing, tiled
+from ferrite.schedule.touches import axes_in, known
 
 GUESS = 64
 BLOCK = 4096  # elements of a flat loop that one step of a thread takes
-TILE = 32  # rows and columns of a block where some memory goes along and some across
 STREAMS = 8  # rows that are gone through side by side
 WIDE = 2048  # columns whose states wait in a tile
 NARROW = 128  # columns that threads get at least
@@ -70,7 +70,8 @@ def flat(rows: Sequence[Axis], body: Body, machine: Machine) -> Body:
     if len(order) > 1:
         across = crossing(order, indices)
         if across is not None:
-            return tiled(order, across, body, machine)
+            blocks, inner, work = tiled(order, across, body, machine)
+            return shared(blocks, inner, work, machine)
     axes, body = collapse(order, body)
     if not axes:
         return body
@@ -131,31 +132,6 @@ def columns(
 
 def combines(statement: Statement) -> bool:
     return isinstance(statement, Store) and statement.mode != "set" and any(map(data_of, statement.coordinates))
-
-
-def tiled(order: Sequence[Axis], across: Axis, body: Body, machine: Machine) -> Body:
-    """Square blocks of the two axes that memory goes along: what is fetched for one is there for the other."""
-    last = order[-1]
-    outer = [item for item in order if item is not last and item is not across]
-    rows, row, body = cut(across, TILE, body)
-    cols, col, body = cut(last, TILE, body)
-    work = work_of(body)
-    inner: Body = (Loop(row, "serial", (vector_loop(col, body, machine),)),)
-    blocks, inner = collapse([*outer, rows, cols], inner)
-    return shared(blocks, inner, work * TILE * TILE, machine)
-
-
-def crossing(order: Sequence[Axis], indices: Sequence[Index]) -> Axis | None:
-    """Another axis along which some memory lies side by side that does not along the vector axis."""
-    last = order[-1]
-    for index in indices:
-        step = step_of(index, last)
-        if step is ONE or (isinstance(step, Number) and step.value == 0):
-            continue
-        for item in order[:-1]:
-            if step_of(index, item) is ONE and known(item.extent, GUESS) >= 8 and known(last.extent, GUESS) >= 8:
-                return item
-    return None
 
 
 def column_axis(rows: Sequence[Axis], nests: Sequence[Nest], parts: Sequence[Parts]) -> Axis | None:

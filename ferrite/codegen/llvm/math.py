@@ -12,8 +12,8 @@ entry:
 >>> sorted(declarations([("sqrt", torch.float32, 4)]))
 ['declare <4 x float> @llvm.sqrt.v4f32(<4 x float>)']
 
-A function takes and gives vectors of `lanes` elements, or scalars where lanes is 1, and has the same bits for every count
-of lanes. It calls intrinsics, functions of libm for rare arguments, and helpers that its own text brings along.
+A function takes and gives vectors of `lanes` elements, or scalars where lanes is 1, and has the same bits for every
+count of lanes. It calls intrinsics, functions of libm for rare arguments, and helpers that its own text brings along.
 """
 
 from __future__ import annotations

@@ -1,10 +1,15 @@
-"""Modified Bessel functions of the first kind: a series up to 8, beyond exp(x) / sqrt(x) times a polynomial of 1 / x. f32 in f64."""
+"""Modified Bessel functions of the first kind.
+
+Up to 8 a series, beyond exp(x) / sqrt(x) times a polynomial of 1 / x. f32 computes in f64.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ferrite.codegen.llvm.math_exp import exp_in_parts, exp_of_negative
-from ferrite.codegen.llvm.math_fits import I0_LARGE, I0_SMALL, I1_LARGE, I1_SMALL
 from ferrite.codegen.llvm.math_function import Body, Function
+from ferrite.codegen.llvm.math_special_fits import I0_LARGE, I0_SMALL, I1_LARGE, I1_SMALL
 from ferrite.codegen.llvm.math_text import Value, copysign, fabs, minimum, polynomial, select, sqrt
 
 LIMIT = 8.0
@@ -19,7 +24,7 @@ def small_i1(a: Value) -> Value:
     return a * 0.5 * polynomial(a * a * 0.25, I1_SMALL["double"])
 
 
-def scaled_large(a: Value, table: dict[str, tuple[float, ...]]) -> Value:
+def scaled_large(a: Value, table: Mapping[str, tuple[float, ...]]) -> Value:
     """The function times exp(-a)."""
     return polynomial(2.0 * LIMIT / a - 1.0, table["double"]) / sqrt(a)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ferrite.codegen.llvm.math_function import Function
+from ferrite.codegen.llvm.math_rare import rare_by_libm
 from ferrite.codegen.llvm.math_text import (
     FRACTION_BITS,
     INFINITY,
@@ -15,7 +16,6 @@ from ferrite.codegen.llvm.math_text import (
     maximum,
     minimum,
     narrow,
-    rare_by_libm,
     select,
     sqrt,
     trunc,
@@ -26,8 +26,8 @@ from ferrite.codegen.llvm.math_text import (
 def fmod(x: Value, y: Value) -> Value:
     """x - y trunc(x / y), without rounding.
 
-    The quotient may be rounded up to a whole number, never down past one: the remainder is right or one |y| too small. It
-    is a float in both cases, so that fma is exact. A quotient of more digits than a float has goes to libm.
+    The quotient may be rounded up to a whole number, never down past one: the remainder is right or one |y| too small.
+    It is a float in both cases, so that fma is exact. A quotient of more digits than a float has goes to libm.
     """
     a, b = fabs(x), fabs(y)
     quotient = trunc(a / b)

@@ -1,8 +1,8 @@
 """Powers of e and of two, and what is one division away from them.
 
-x = n ln 2 + r with a whole n, so that exp(x) = 2^n exp(r) and r is small. Adding a number whose last place is 1 rounds to n and
-leaves n in the low bits of the sum, from where a shift makes 2^n. Near the ends of the range 2^n itself is no float: it is
-multiplied in two halves, which also rounds results that are subnormal once only.
+x = n ln 2 + r with a whole n, so that exp(x) = 2^n exp(r) and r is small. Adding a number whose last place is 1 rounds
+to n and leaves n in the low bits of the sum, from where a shift makes 2^n. Near the ends of the range 2^n itself is no
+float: it is multiplied in two halves, which also rounds results that are subnormal once only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One vector math function: its formula, how far it may be from the truth, and its text for a type and a count of lanes."""
+"""One vector math function: its formula, how far it may be from the truth, and its text for a type and for lanes."""
 
 from __future__ import annotations
 

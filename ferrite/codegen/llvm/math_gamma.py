@@ -1,7 +1,7 @@
 """The logarithm of the gamma function, and its derivative.
 
-From 3 on both are Stirling's formula with a polynomial of 1 / x^2 that is exact enough there. Below, quotients of polynomials hold
-their roots as factors; negative arguments go through the reflection at zero. f32 computes in f64.
+From 3 on both are Stirling's formula with a polynomial of 1 / x^2 that is exact enough there. Below, quotients of
+polynomials hold their roots as factors; negative arguments go through the reflection at zero. f32 computes in f64.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 
 from ferrite.codegen.llvm.math_constants import PI, in_parts
-from ferrite.codegen.llvm.math_fits import DIGAMMA_LARGE, DIGAMMA_ROOT, LGAMMA_1, LGAMMA_2, LGAMMA_LARGE
 from ferrite.codegen.llvm.math_function import Function
 from ferrite.codegen.llvm.math_log import log
 from ferrite.codegen.llvm.math_power import log_in_parts
+from ferrite.codegen.llvm.math_special_fits import DIGAMMA_LARGE, DIGAMMA_ROOT, LGAMMA_1, LGAMMA_2, LGAMMA_LARGE
 from ferrite.codegen.llvm.math_text import (
     INFINITY,
     NAN,

@@ -24,25 +24,25 @@ def beyond(parts: Parts, x: Value, rest: Value | float) -> Value:
     return parts[0] - (x - (parts[1] - rest))
 
 
-def arc_sine_parts(a: Value) -> tuple[Value, Value, Value, Value]:
-    """Whether a is above one half; then s and a rest whose sum is the arc sine of the root of (1 - a) / 2, else of a."""
+def arc_sine_parts(a: Value) -> tuple[Value, Value, Value]:
+    """Whether a is above one half, and two parts of an arc sine: then of the root of (1 - a) / 2, else of a."""
     large = a > 0.5
     halved = fma(a, -0.5, 0.5)
     root = sqrt(halved)
     s, z = select(large, root, a), select(large, halved, a * a)
     lost = select(large & (root > 0.0), fma(-root, root, halved) / (root + root), 0.0)
-    return large, s, fma(s * z, polynomial(z, ASIN[a.element]), lost), z
+    return large, s, fma(s * z, polynomial(z, ASIN[a.element]), lost)
 
 
 def asin(x: Value) -> Value:
     a = fabs(x)
-    large, s, rest, _ = arc_sine_parts(a)
+    large, s, rest = arc_sine_parts(a)
     return copysign(select(large, beyond(HALF_PI[x.element], s + s, rest + rest), s + rest), x)
 
 
 def acos(x: Value) -> Value:
     a = fabs(x)
-    large, s, rest, _ = arc_sine_parts(a)
+    large, s, rest = arc_sine_parts(a)
     near_one = 2.0 * (s + rest)
     near_minus_one = beyond(PI[x.element], s + s, rest + rest)
     between = beyond(HALF_PI[x.element], copysign(s, x), copysign(rest, x))

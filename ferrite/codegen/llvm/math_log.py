@@ -1,7 +1,7 @@
 """Logarithms.
 
-x = 2^e (1 + f) with 1 + f between the roots of one half and of two. log(1 + f) = f + rest, where the rest is far smaller
-than f for small f, so that the last addition alone decides the error.
+x = 2^e (1 + f) with 1 + f between the roots of one half and of two. log(1 + f) = f + rest, where the rest is far
+smaller than f for small f, so that the last addition alone decides the error.
 """
 
 from __future__ import annotations

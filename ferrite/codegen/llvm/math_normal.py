@@ -7,9 +7,9 @@ import math
 from ferrite.codegen.llvm.math_constants import in_parts
 from ferrite.codegen.llvm.math_error import ERFC_IS_ZERO, scaled_erfc
 from ferrite.codegen.llvm.math_exp import exp_in_parts
-from ferrite.codegen.llvm.math_fits import ERFCINV_1, ERFCINV_2, ERFCINV_3, ERFINV
 from ferrite.codegen.llvm.math_function import Body, Function
 from ferrite.codegen.llvm.math_log import log, log1p
+from ferrite.codegen.llvm.math_special_fits import ERFCINV_1, ERFCINV_2, ERFCINV_3, ERFINV
 from ferrite.codegen.llvm.math_text import (
     INFINITY,
     NAN,

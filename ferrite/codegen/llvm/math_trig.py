@@ -10,7 +10,8 @@ from ferrite.codegen.llvm.math_constants import HALF_PI, PI
 from ferrite.codegen.llvm.math_exp import shifter
 from ferrite.codegen.llvm.math_fits import COS, SIN, TAN
 from ferrite.codegen.llvm.math_function import Function
-from ferrite.codegen.llvm.math_text import Value, bits, fabs, fma, from_bits, polynomial, rare_by_libm, select
+from ferrite.codegen.llvm.math_rare import rare_by_libm
+from ferrite.codegen.llvm.math_text import Value, bits, fabs, fma, from_bits, polynomial, select
 
 # The multiple is found to within a fraction of 2^-7 (2^-20 in f64): the polynomials reach a little beyond its half.
 HUGE = {"float": 2.0**16, "double": 2.0**30}
@@ -29,7 +30,7 @@ def bit_as_sign(shifted: Value, place: int) -> Value:
 
 
 def quarter_turns(a: Value, bias: int) -> tuple[Value, Value, Value]:
-    """How often pi / 2 goes into a, in the low bits of the first result and raised by `bias`; what remains, in two parts."""
+    """How often pi / 2 goes into a, plus `bias`, in the low bits of the first result; what remains, in two parts."""
     start = shifter(a.element, bias)
     shifted = fma(a, 2 / PI["double"][0], start)
     n, (first, second, third) = shifted - start, HALF_PI[a.element]

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import torch_api
 from ferrite.passes.pre_grad import sections
+from ferrite.passes.pre_grad.horizontal import bytes_of
 from ferrite.passes.pre_grad.pieces import Stretch
 from ferrite.passes.pre_grad.predicates import requires_grad
 from ferrite.passes.pre_grad.runs import JOINS, cancel, wanted
@@ -227,7 +227,7 @@ def product_and_sum(site: Site) -> Any:
         return Refusal("it is not abc,abcd->abd of four different letters")
     if any(site.value(tensor).dtype not in (torch.float32, torch.float64) for tensor in tensors):
         return Refusal("the product of another dtype than float32 or float64 would be rounded first")
-    small = held_bytes(site, tensors[1]) <= MOST_HELD
+    small = bytes_of(tensors[1]) <= MOST_HELD
     if not becomes_a_kernel(site, tensors[1]) and not (small and requires_grad(site.node) is True):
         return Refusal("the product would be held in memory, and is large or not trained")
     wide = site.call(aten.unsqueeze.default, tensors[0], 3)
@@ -238,11 +238,6 @@ def becomes_a_kernel(site: Site, tensor: torch.fx.Node) -> bool:
     """Whether product and sum become one loop."""
     native = site.options.executor == "native" and site.value(tensor).device.type == "cpu"
     return native or site.options.kernel_rewrites
-
-
-def held_bytes(site: Site, matrices: torch.fx.Node) -> int:
-    value = site.value(matrices)
-    return torch_api.size_hint(value.numel()) * value.element_size()
 
 
 def einsum(

@@ -1,0 +1,88 @@
+"""Blocks of two axes, where some memory goes along one of them and some along the other.
+
+What is loaded across the vectors is first copied into a tile, along its own direction: every line of the cache is
+fetched once and used whole. The tile is then read across; it is small, and its rows have an odd length, so that they
+do not fall on each other in the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ferrite.ir.expr import Expr, Load, Masked
+from ferrite.ir.index import ONE, ZERO, Axis, Index, axis, number
+from ferrite.ir.kernel import Loop, Scratch, Statement, Store, nodes_in
+from ferrite.ir.questions import data_of, nodes_of
+from ferrite.schedule.loops import Body, collapse, cut, index_over, vector_loop, work_of
+from ferrite.schedule.machine import Machine
+from ferrite.schedule.sharing import with_values
+from ferrite.schedule.touches import known, step_of
+
+SIDE = 32
+PITCH = SIDE + 1
+ENOUGH = 8  # elements along an axis for which a tile pays
+
+
+def tiled(order: Sequence[Axis], across: Axis, body: Body, machine: Machine) -> tuple[list[Axis], Body, int]:
+    """The axes of blocks, what is done in one, and how much work that is. The last of `order` is the vector axis."""
+    last = order[-1]
+    outer = [item for item in order if item is not last and item is not across]
+    crossed = crossing_loads(across, last, body)
+    rows, row, body = cut(across, SIDE, body)
+    columns, column, body = cut(last, SIDE, body)
+    place = {across: rows * SIDE + row, last: columns * SIDE + column}
+    tiles: list[Statement] = []
+    copies: list[Statement] = []
+    again: dict[Expr, Expr] = {}
+    for number_, load in enumerate(crossed):
+        name = f"tile{number_}"
+        moved = Load.intern(load.buffer, tuple(index_over(item, place) for item in load.coordinates), load.dtype)
+        tiles.append(Scratch(name, load.dtype, (number(SIDE * PITCH),)))
+        copies.append(copied(name, moved, row, column, machine))
+        again[moved] = Load.intern(name, (column * PITCH + row,), load.dtype)
+    if again:
+        body = tuple(with_values(statement, again) for statement in body)
+    inner: Body = (*tiles, *copies, Loop(row, "serial", (vector_loop(column, body, machine),)))
+    blocks, inner = collapse([*outer, rows, columns], inner)
+    return blocks, inner, work_of(body) * SIDE * SIDE
+
+
+def copied(name: str, load: Load, row: Axis, column: Axis, machine: Machine) -> Loop:
+    """A loop that copies what is loaded, along the rows."""
+    along, beside = axis(f"{row.name}_{name}", row.extent), axis(f"{column.name}_{name}", column.extent)
+    new: dict[Axis, Index] = {row: along, column: beside}
+    value = Load.intern(load.buffer, tuple(index_over(item, new) for item in load.coordinates), load.dtype)
+    store = Store(name, (beside * PITCH + along,), value)
+    return Loop(beside, "serial", (vector_loop(along, (store,), machine),))
+
+
+def crossing_loads(across: Axis, last: Axis, body: Body) -> list[Load]:
+    """Loads along the other axis. What is loaded only where a mask holds must not be loaded elsewhere."""
+    nodes = dict.fromkeys(item for statement in body for item in nodes_in(statement))
+    guarded = {inner for item in nodes if isinstance(item, Masked) for inner in nodes_of(item.value)}
+    stored = {statement.buffer for statement in body if isinstance(statement, Store)}
+    return [
+        item
+        for item in nodes
+        if isinstance(item, Load)
+        and item not in guarded
+        and item.buffer not in stored
+        and len(item.coordinates) == 1
+        and not data_of(item.coordinates[0])
+        and goes_across(item.coordinates[0], across, last)
+    ]
+
+
+def crossing(order: Sequence[Axis], indices: Sequence[Index]) -> Axis | None:
+    """Another axis along which some memory lies side by side that does not along the vector axis."""
+    last = order[-1]
+    for index in indices:
+        for item in order[:-1]:
+            if goes_across(index, item, last) and min(known(item.extent, 64), known(last.extent, 64)) >= ENOUGH:
+                return item
+    return None
+
+
+def goes_across(index: Index, across: Axis, last: Axis) -> bool:
+    step = step_of(index, last)
+    return step is not ONE and step is not ZERO and step_of(index, across) is ONE
