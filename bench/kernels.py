@@ -33,17 +33,17 @@ from bench.report import in_markdown, parsed, parser_for, save, selected, show, 
 from tests.compare import upcast_tree
 
 # One of each kind, for a short look.
-QUICK: tuple[str, ...] = (
-    "chain-long",
-    "gelu",
-    "adam",
-    "rope",
-    "softmax",
-    "layer-norm",
-    "rms-norm-backward",
+QUICK: tuple[str, ...] = ("chain-long", "gelu", "adam", "rope", "softmax", "layer-norm", "rms-norm-backward")
+QUICK += (
     "batch-norm",
+    "cross-entropy-backward",
+    "sum-columns",
+    "var-rows",
+    "transpose",
+    "nchw-to-nhwc",
+    "cat-columns",
+    "embedding",
 )
-QUICK += ("cross-entropy-backward", "sum-columns", "var-rows", "transpose", "nchw-to-nhwc", "cat-columns", "embedding")
 Sized = tuple[Case, str]
 
 
@@ -156,26 +156,9 @@ def copy_speeds(rounds: int, seconds: float) -> dict[str, float]:
     return {name: 2 * LARGE / statistics.median(times) for name, times in found.items()}
 
 
-COLUMNS: tuple[str, ...] = (
-    "case",
-    "size",
-    "MB",
-    "eager, µs",
-    "ferrite, µs",
-    "inductor, µs",
-    "ferrite to eager",
-    "ferrite to inductor",
-)
-COLUMNS += (
-    "inductor to eager",
-    "GB/s",
-    "of copy",
-    "of clone",
-    "compile ferrite, s",
-    "inductor, s",
-    "kernels+calls",
-    "",
-)
+COLUMNS: tuple[str, ...] = ("case", "size", "MB", "eager, µs", "ferrite, µs", "inductor, µs", "ferrite × eager")
+COLUMNS += ("ferrite × inductor", "inductor × eager", "GB/s", "of copy", "of clone", "compile, s", "inductor, s")
+COLUMNS += ("kernels+calls", "")
 
 
 def cells(row: dict[str, Any]) -> list[str]:

@@ -180,16 +180,9 @@ def has_dropout(model: torch.nn.Module) -> bool:
     return any(isinstance(rate, (int, float)) and rate > 0 for rate in rates)
 
 
-COLUMNS: tuple[str, ...] = (
-    "model",
-    "eager, ms",
-    "ferrite",
-    "inductor",
-    "ferrite to eager",
-    "to inductor",
-    "inductor to eager",
-)
-COLUMNS += ("peak eager, MB", "ferrite", "inductor", "capture, s", "ferrite", "inductor", "")
+COLUMNS: tuple[str, ...] = ("model", "eager, ms", "ferrite, ms", "inductor, ms", "ferrite × eager")
+COLUMNS += ("ferrite × inductor", "inductor × eager", "eager, MB", "ferrite, MB", "inductor, MB")
+COLUMNS += ("capture, s", "ferrite, s", "inductor, s", "")
 
 
 def cells(row: dict[str, Any]) -> list[str]:

@@ -109,7 +109,8 @@ def show(title: str, columns: Sequence[str], rows: Rows, lines: Sequence[str] = 
     console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
+        first = i == 0
+        table.add_column(column, justify="left" if first else "right", no_wrap=first, overflow="fold")
     for row in rows:
         table.add_row(*(cell.replace("[", r"\[") for cell in row))
     console.print(table)

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 
 from ferrite import native
+from ferrite.artifact import Compiled
+from ferrite.cached import through_cache
 from ferrite.capture import CapturedGraph, GraphKind, capture, torch_api
 from ferrite.codegen import print_host
 from ferrite.compilation import Compilation
@@ -32,6 +34,10 @@ from ferrite.options import resolve
 from ferrite.passes import JOINT, POST_GRAD, PRE_GRAD, checked_options
 from ferrite.pipeline import PassRecord
 from ferrite.runtime import load, run_in_eager, run_program
+from ferrite.runtime.kernels import KernelCache
+
+# A stage of passes over a graph.
+Rewrite = Callable[[CapturedGraph, Compilation, Dump], tuple[PassRecord, ...]]
 
 
 def ferrite(
@@ -70,30 +76,55 @@ def compile_graph(graph: CapturedGraph, compilation: Compilation) -> torch_api.B
     def stages() -> torch_api.BoxedCallable:
         dump = Dump(compilation.dump_folder, graph.kind.value)
         dump.graph("captured", graph.gm)
-        passes: tuple[PassRecord, ...] = ()
-        if graph.kind is GraphKind.INFERENCE and compilation.options.joint:
-            with compilation.stage("joint"):
-                passes += compilation.rewrite(JOINT, graph, dump)
-        if graph.parameters:
-            return compile_frozen(graph, compilation, dump, passes, finish)
-        return finish(graph, compilation, dump, passes)
+        if graph.parameters:  # what they become is decided before the cache is asked
+            return compile_frozen(graph, compilation, dump, joint(graph, compilation, dump), finish)
+        return finish(graph, compilation, dump, (), joint)
 
     return compilation.attempt_graph(graph, stages, otherwise=run_in_eager(graph.gm))
 
 
+def joint(graph: CapturedGraph, compilation: Compilation, dump: Dump) -> tuple[PassRecord, ...]:
+    """The joint passes on a graph that never was part of a joint graph."""
+    if graph.kind is not GraphKind.INFERENCE or not compilation.options.joint:
+        return ()
+    with compilation.stage("joint"):
+        return compilation.rewrite(JOINT, graph, dump)
+
+
 def finish(
+    graph: CapturedGraph,
+    compilation: Compilation,
+    dump: Dump,
+    passes: tuple[PassRecord, ...],
+    first: Rewrite | None = None,
+) -> torch_api.BoxedCallable:
+    """The stages that every graph goes through; `passes` is what was done to it before, `first` what is to be done
+    before them."""
+
+    def stages(kernels: KernelCache | None) -> Compiled | torch_api.BoxedCallable:
+        done = first(graph, compilation, dump) if first is not None else ()
+        if compilation.options.post_grad:
+            with compilation.stage("post_grad"):
+                done += compilation.rewrite(POST_GRAD, graph, dump)
+        if compilation.options.executor == "interpreter":
+            return interpreted(graph, compilation, dump, passes + done)
+        if compilation.options.executor == "native":
+            found = compile_native(graph, compilation, dump, done, kernels)
+            if found is not None:
+                return found
+        return called(graph, compilation, dump, passes + done)
+
+    if compilation.options.executor == "native":
+        return through_cache(graph, compilation, passes, "joint" if first is not None else "post_grad", stages)
+    function = stages(None)
+    assert not isinstance(function, Compiled)
+    return function
+
+
+def called(
     graph: CapturedGraph, compilation: Compilation, dump: Dump, passes: tuple[PassRecord, ...]
 ) -> torch_api.BoxedCallable:
-    """The stages that every graph goes through; `passes` is what was done to it before."""
-    if compilation.options.post_grad:
-        with compilation.stage("post_grad"):
-            passes += compilation.rewrite(POST_GRAD, graph, dump)
-    if compilation.options.executor == "interpreter":
-        return interpreted(graph, compilation, dump, passes)
-    if compilation.options.executor == "native":
-        function = compile_native(graph, compilation, dump, passes)
-        if function is not None:
-            return function
+    """The graph as a program of calls."""
     with compilation.stage("lower"):
         lowered = lower(graph)
     with compilation.stage("codegen"):
@@ -106,8 +137,12 @@ def finish(
 
 
 def compile_native(
-    graph: CapturedGraph, compilation: Compilation, dump: Dump, passes: tuple[PassRecord, ...]
-) -> torch_api.BoxedCallable | None:
+    graph: CapturedGraph,
+    compilation: Compilation,
+    dump: Dump,
+    passes: tuple[PassRecord, ...],
+    kernels: KernelCache | None,
+) -> Compiled | None:
     """The graph as kernels of native code; None where it is not for this processor."""
     if not llvm_is_here():
         return None
@@ -121,12 +156,9 @@ def compile_native(
     with compilation.stage("schedule"):
         plan = native.schedule(lowered.program, compilation.options.strict)
     with compilation.stage("codegen"):
-        code = native.generate(plan)
-        dump.write("host.py", code.source.text)
-    with compilation.stage("load"):
-        function = native.load(code, lowered.objects)
-    compilation.native(graph, code, passes)
-    return function
+        code = native.generate(plan, kernels)
+        dump.write("host.py", code.source.commented)
+    return Compiled(code, lowered.objects, compilation.native(graph, plan, code.source.commented, passes))
 
 
 @functools.lru_cache

@@ -24,13 +24,12 @@ from ferrite.graph import ModelLine, first_model_line, model_line
 from ferrite.graph.regions import WRITTEN_AFTER
 from ferrite.ir import Constant, HostProgram
 from ferrite.ir.program import Program, call_of
-from ferrite.native import NativeCode
 from ferrite.options import Options
 from ferrite.passes.pre_grad import add_values, reason_to_leave, values_to_examples
 from ferrite.passes.pre_grad.numeric_check import numerics_checked
 from ferrite.pipeline import Fuel, PassContext, PassRecord, Pipeline, run_pipeline
 from ferrite.pipeline.report import warn_at, warn_of_failed_pass
-from ferrite.schedule.plan import Launch, Run
+from ferrite.schedule.plan import Launch, Plan, Run
 
 Result = TypeVar("Result")
 TO_STOP = 'torch.compile(..., options={"strict": True})'
@@ -184,32 +183,30 @@ class Compilation:
             )
         )
 
-    def native(self, graph: CapturedGraph, code: NativeCode, passes: tuple[PassRecord, ...]) -> None:
-        """Record a graph that became native code."""
-        program = code.plan.program
+    def native(self, graph: CapturedGraph, plan: Plan, text: str, passes: tuple[PassRecord, ...]) -> GraphRecord:
+        """The record of a graph that became native code."""
+        program = plan.program
         calls = [(call, item.origin) for item in program.operations if (call := call_of(item)) is not None]
         eager = [EagerCall(operator_text(call.operator), call.reason, at.line) for call, at in calls]
-        for place, reason in code.plan.alone.items():
-            step = code.plan.steps[place]
+        for place, reason in plan.alone.items():
+            step = plan.steps[place]
             assert not isinstance(step, Run)
             eager.append(
                 EagerCall(", ".join(step.origin.nodes) or type(step).__name__.lower(), reason, step.origin.line)
             )
         kernels = tuple(
-            Kernel(launch.name, nodes_of_launch(launch), lines_of_launch(launch)) for launch in code.plan.launches
+            Kernel(launch.name, nodes_of_launch(launch), lines_of_launch(launch)) for launch in plan.launches
         )
-        self.record.add(
-            GraphRecord(
-                kind=graph.kind.value,
-                line=first_model_line(graph.gm.graph.nodes),
-                operators=len(program.operations),
-                inputs=tuple(map(str, program.inputs)),
-                source=code.source.text,
-                kernels=kernels,
-                eager_calls=tuple(eager),
-                passes=passes,
-                not_fused=code.plan.refusals,
-            )
+        return GraphRecord(
+            kind=graph.kind.value,
+            line=first_model_line(graph.gm.graph.nodes),
+            operators=len(program.operations),
+            inputs=tuple(map(str, program.inputs)),
+            source=text,
+            kernels=kernels,
+            eager_calls=tuple(eager),
+            passes=passes,
+            not_fused=plan.refusals,
         )
 
     def failed(self, failure: Exception, graph: CapturedGraph | None) -> None:

@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ferrite.codegen.llvm import driver
 from ferrite.codegen.llvm.emit import unsupported
 from ferrite.codegen.llvm.target import host_target
 from ferrite.codegen.native import NativeSource, print_native
-from ferrite.ir.kernel import Kernel, checks
+from ferrite.ir.kernel import checks
 from ferrite.ir.program import Operation, Program, Reduce, Scan
 from ferrite.ir.questions import roots_of
 from ferrite.ir.states import STATES
-from ferrite.runtime.kernels import addresses_of, build
+from ferrite.runtime.kernels import KernelCache, addresses_of, build
 from ferrite.runtime.load import Boxed
-from ferrite.runtime.native import load_native
+from ferrite.runtime.native import Kernels, load_native
 from ferrite.schedule.machine import Machine
 from ferrite.schedule.plan import Plan, make_plan
 from ferrite.schedule.scans import has_state
@@ -23,28 +24,32 @@ from ferrite.schedule.scans import has_state
 
 @dataclass(frozen=True)
 class NativeCode:
-    """Text and object code of a plan. `objects`: of the kernels that this process has not loaded yet."""
+    """Text and object code of a plan. `kernels`: the name of each, by its number, and what it says where a check of it
+    fails. `code`: object code by name, the driver's too."""
 
-    plan: Plan
     source: NativeSource
-    kernels: tuple[Kernel, ...]
-    objects: Mapping[str, bytes]
+    kernels: tuple[tuple[str, tuple[str, ...]], ...]
+    code: Mapping[str, bytes]
 
 
 def schedule(program: Program, verify: bool = False) -> Plan:
     return make_plan(program, Machine(vector=4 * host_target().lanes), not_native, verify)
 
 
-def generate(plan: Plan) -> NativeCode:
+def generate(plan: Plan, cache: KernelCache | None = None) -> NativeCode:
     kernels = tuple(dict.fromkeys(launch.kernel for launch in plan.launches))
     source = print_native(plan, {kernel: number for number, kernel in enumerate(kernels)})
-    return NativeCode(plan, source, kernels, build(kernels))
+    names, code = build(kernels, cache)
+    complaints = [tuple(check.complaint for check in checks(kernel)) for kernel in kernels]
+    return NativeCode(source, tuple(zip(names, complaints, strict=True)), code)
 
 
 def load(code: NativeCode, objects: Mapping[str, Any]) -> Boxed:
     """`objects`: what the program names beside its inputs."""
-    addresses = addresses_of(code.kernels, code.objects)
-    return load_native(code.source, addresses, [checks(kernel) for kernel in code.kernels], objects)
+    found = addresses_of(code.code)
+    addresses = [found[name] for name, _complaints in code.kernels]
+    kernels = Kernels(addresses, [complaints for _name, complaints in code.kernels], found.get(driver.NAME, 0))
+    return load_native(code.source, kernels, objects)
 
 
 def not_native(operation: Operation) -> str | None:

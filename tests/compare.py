@@ -64,6 +64,7 @@ def check(
     seed: int = 0,
     calls: int = 1,
     graphs: int | None = None,
+    terms: float = 0.0,
     **compile_kwargs: Any,
 ) -> Any:
     """Assert that the compiled `fn` cannot be told from `fn`; returns the compiled function.
@@ -73,6 +74,8 @@ def check(
     `fn` may be a module: each run gets its own deep copy. `calls` repeats the call (and its backward) with the
     same arguments, to see state that accumulates: buffers, mutated inputs, gradients. `graphs` is the number of
     graphs the backend must have been given; by default at least one, so nothing passes by running in eager.
+    `terms`, for functions that add up numbers of both signs: how large those numbers are. A sum in another order than
+    eager's is rounded relative to them, and the result may be far smaller than they are.
     """
     reset()
     settings: dict[str, Any] = {"prepare": prepare, "backward": backward, "seed": seed, "calls": calls}
@@ -86,7 +89,7 @@ def check(
 
     counters.clear()  # eager runs of control flow operators compile something of their own
     ours = run(fn, make_inputs, wrap=compile_copy, **settings)
-    assert_same_run(ours, eager, reference)
+    assert_same_run(ours, eager, reference, terms)
     if graphs is None:
         assert compiled_graphs() > 0, "nothing was compiled"
     else:
@@ -194,10 +197,10 @@ def upcast_tree(tree: Any) -> Any:
     return pytree.tree_map(lambda leaf: memo.setdefault(id(leaf), upcast(leaf)), tree)
 
 
-def assert_same_run(ours: Run, eager: Run, reference: Run | None) -> None:
+def assert_same_run(ours: Run, eager: Run, reference: Run | None, terms: float = 0.0) -> None:
     for what in ("outputs", "inputs", "state", "gradients"):
         mine, theirs = getattr(ours, what), getattr(eager, what)
-        assert_same_tree(mine, theirs, reference and getattr(reference, what), what)
+        assert_same_tree(mine, theirs, reference and getattr(reference, what), what, terms)
     assert sharing(ours) == sharing(eager), "sharing among inputs, outputs and state differs from eager's"
     assert torch.equal(ours.rng, eager.rng), "random generator state differs from eager's after the call"
 
@@ -226,7 +229,7 @@ def is_wrapper(tensor: torch.Tensor) -> bool:
     return hasattr(tensor, "__tensor_flatten__")
 
 
-def assert_same_tree(ours: Any, eager: Any, reference: Any, what: str) -> None:
+def assert_same_tree(ours: Any, eager: Any, reference: Any, what: str, terms: float = 0.0) -> None:
     our_leaves, our_spec = pytree.tree_flatten(plain(ours))
     eager_leaves, eager_spec = pytree.tree_flatten(plain(eager))
     assert our_spec == eager_spec, f"{what}: structure {our_spec} differs from eager's {eager_spec}"
@@ -236,20 +239,22 @@ def assert_same_tree(ours: Any, eager: Any, reference: Any, what: str) -> None:
         where = f"{what}[{i}]"
         assert type(mine) is type(theirs), f"{where}: {type(mine)} instead of {type(theirs)}"
         if isinstance(theirs, torch.Tensor):
-            assert_same_tensor(mine, theirs, exact, where)
+            assert_same_tensor(mine, theirs, exact, where, terms)
         else:
             both_nan = isinstance(theirs, float) and mine != mine and theirs != theirs
             assert both_nan or mine == theirs, f"{where}: {mine!r} instead of {theirs!r}"
 
 
-def assert_same_tensor(ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor | None, where: str) -> None:
+def assert_same_tensor(
+    ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor | None, where: str, terms: float = 0.0
+) -> None:
     for fact in ("dtype", "shape", "device", "layout", "requires_grad", "is_leaf"):
         mine, theirs = getattr(ours, fact), getattr(eager, fact)
         assert mine == theirs, f"{where}: {fact} {mine} instead of {theirs}"
     if is_wrapper(eager):
         for name in eager.__tensor_flatten__()[0]:
             inner = None if exact is None else getattr(exact, name)
-            assert_same_tensor(getattr(ours, name), getattr(eager, name), inner, f"{where}.{name}")
+            assert_same_tensor(getattr(ours, name), getattr(eager, name), inner, f"{where}.{name}", terms)
         return
     if eager.layout is not torch.strided:
         ours, eager, exact = ours.to_dense(), eager.to_dense(), None if exact is None else exact.to_dense()
@@ -259,9 +264,9 @@ def assert_same_tensor(ours: torch.Tensor, eager: torch.Tensor, exact: torch.Ten
     if eager.is_meta:
         return
     if exact is not None and eager.dtype in UPCAST:
-        assert_no_farther(ours, eager, exact, where)
+        assert_no_farther(ours, eager, exact, where, terms)
     elif exact is not None and eager.dtype in WIDEST:  # nothing wider to judge by: eager is the reference
-        assert_no_farther(ours, eager, eager, where)
+        assert_no_farther(ours, eager, eager, where, terms)
     else:
         assert torch.equal(as_bits(ours), as_bits(eager)), f"{where}: values differ from eager's"
 
@@ -282,10 +287,12 @@ def assert_no_farther(
     eager: torch.Tensor,
     exact: torch.Tensor,
     where: str,
+    terms: float = 0.0,
     factor: float = 2.0,
     ulps: float = 4.0,
 ) -> None:
-    """Ours may miss the exact value by `factor` times eager's worst miss plus `ulps` units in the last place."""
+    """Ours may miss the exact value by `factor` times eager's worst miss plus `ulps` units in the last place, of the
+    largest result or of the `terms` that were added up to it."""
     mine, theirs, true = (as_real(t).to(torch.float64) for t in (ours, eager, exact))
     assert torch.equal(mine.isnan(), theirs.isnan()), f"{where}: NaN in other places than in eager"
     assert torch.equal(mine == torch.inf, theirs == torch.inf), f"{where}: infinity in other places"
@@ -294,7 +301,7 @@ def assert_no_farther(
     mine, theirs, true = mine[finite], theirs[finite], true[finite]
     if mine.numel() == 0:
         return
-    unit = torch.finfo(eager.dtype).eps * true.abs().max().item() + torch.finfo(eager.dtype).tiny
+    unit = torch.finfo(eager.dtype).eps * max(true.abs().max().item(), terms) + torch.finfo(eager.dtype).tiny
     allowed = factor * (theirs - true).abs().max().item() + ulps * unit
     worst = (mine - true).abs().max().item()
     assert worst <= allowed, f"{where}: off by {worst:.3g}, eager by {(theirs - true).abs().max().item():.3g}"

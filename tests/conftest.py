@@ -21,10 +21,17 @@ def fresh_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pyt
     """No compiled code, options, files or random state are shared between tests."""
     torch.manual_seed(0)
     monkeypatch.setenv("FERRITE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("FERRITE_CACHE", "0")  # a fixture below switches it on
     monkeypatch.setenv("FERRITE_EXECUTOR", str(request.config.getoption("--executor")))
     torch.compiler.reset()
     yield
     torch.compiler.reset()
+
+
+@pytest.fixture
+def artifact_cache(fresh_compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled code is kept, in a folder of the test's own."""
+    monkeypatch.setenv("FERRITE_CACHE", "1")
 
 
 @pytest.fixture

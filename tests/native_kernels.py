@@ -71,9 +71,9 @@ def both(source, memory, sizes=(), threads=1):
     rooms = [guarded(tensor) for tensor in memory]
     result, _ = native(source)([inside for _, inside in rooms], sizes, threads)
     assert result == 0
-    for room, inside in rooms:
-        assert bool((room[:64] == 0xAB).all()) and bool((room[-64:] == 0xAB).all()), "written outside"
-        assert inside.numel() == room.numel() // max(inside.itemsize, 1) - 128 // inside.itemsize
+    for room, _ in rooms:
+        around = torch.cat([room[:64], room[-64:]])
+        assert bool((around == 0xAB).all()), "written outside"
     return expected, [inside for _, inside in rooms]
 
 

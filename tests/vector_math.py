@@ -11,8 +11,9 @@ import mpmath
 import torch
 from mpmath import mpf
 
-from ferrite.codegen.llvm.build import load_text
+from ferrite.codegen.llvm.build import load, object_code
 from ferrite.codegen.llvm.math import FUNCTIONS, declarations, function_name, function_text
+from ferrite.codegen.llvm.target import host_target
 from ferrite.ir.scalar import OPERATORS
 
 ELEMENTS = {torch.float32: "float", torch.float64: "double"}
@@ -24,7 +25,7 @@ DIGITS = 40
 def runner(name: str, dtype: torch.dtype, lanes: int) -> Callable[..., torch.Tensor]:
     """The function applied to vectors of numbers, `lanes` at a time."""
     arity = OPERATORS[name].arity
-    address = load_text(_loop(name, dtype, lanes, arity), "loop")["loop"]
+    address = load({"loop": object_code(_loop(name, dtype, lanes, arity), host_target())})["loop"]
     call = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * (arity + 1), ctypes.c_int64)(address)
 
     def run(*inputs: torch.Tensor) -> torch.Tensor:
@@ -105,6 +106,8 @@ INTERVALS: dict[str, tuple[tuple[float, float], ...]] = {
 GREATEST_EXPONENT = {"erfc": 6, "lgamma": 9, "digamma": 9, "special_log_ndtr": 60, "special_erfcx": 60}
 GREATEST_EXPONENT |= dict.fromkeys(("i0", "special_i0e", "special_i1", "special_i1e"), 11)
 GREATEST_EXPONENT |= dict.fromkeys(("special_modified_bessel_i0", "special_modified_bessel_i1"), 11)
+# Torch's own double precision overflows inside at infinity; the limits are infinite.
+INFINITY_IS_NAN_IN_TORCH = {"i0", "special_i1", "special_modified_bessel_i0", "special_modified_bessel_i1"}
 
 
 def every_exponent(dtype: torch.dtype, each: int, step: int = 1) -> torch.Tensor:
@@ -129,6 +132,22 @@ def points(name: str, dtype: torch.dtype, each: int, step: int, dense: int) -> l
         return [found]
     order = torch.randperm(found.numel(), generator=generator)
     return [found, found[order]]
+
+
+def doubles(name: str, step: int, dense: int) -> list[torch.Tensor]:
+    """Numbers with an exact value that can be found."""
+    inputs = points(name, torch.float64, each=2, step=step, dense=dense)
+    limit = 2.0 ** GREATEST_EXPONENT.get(name, 1023)
+    kept = torch.stack([x.isfinite() & (x != 0) & (x.abs() <= limit) for x in inputs]).all(0)
+    return [x[kept] for x in inputs]
+
+
+def singles(name: str, each: int, dense: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Numbers, and what torch says in double precision."""
+    inputs = points(name, torch.float32, each=each, step=1, dense=dense)
+    if name in INFINITY_IS_NAN_IN_TORCH:
+        inputs = [x[~x.isinf()] for x in inputs]
+    return inputs, OPERATORS[name].meaning(*(x.double() for x in inputs))
 
 
 # --- how far off ------------------------------------------------------------------------------------------------------
@@ -264,7 +283,9 @@ def exact_pair(name: str, numbers: Iterable[float]) -> tuple[float, float]:
         if isinstance(value, mpmath.mpc) or mpmath.isnan(value):
             return math.nan, 0.0
         nearest = float(value)
-        return nearest, float(value - nearest) if math.isfinite(nearest) else 0.0
+        # Of infinity and of subnormal numbers there is no rest, or none that is a float.
+        whole = math.isinf(nearest) or abs(nearest) < 2.0**-1022
+        return nearest, 0.0 if whole else float(value - nearest)
 
 
 def exact_values(name: str, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from vector_math import GREATEST_EXPONENT, errors, exact_values, points
+from vector_math import doubles, errors, exact_values, singles
 
 from ferrite.codegen.llvm.math import FUNCTIONS
 from ferrite.ir.scalar import OPERATORS
@@ -39,15 +39,10 @@ by `python tools/math_page.py`.
 def torch_error(name: str, dtype: torch.dtype) -> str:
     operator = OPERATORS[name].meaning
     if dtype is torch.float32:
-        inputs = [x[x.isfinite()] for x in points(name, dtype, each=150, step=1, dense=60_000)]
-        size = min(x.numel() for x in inputs)
-        inputs = [x[:size] for x in inputs]
-        found = errors(operator(*inputs), operator(*(x.double() for x in inputs)))
+        inputs, exact = singles(name, each=150, dense=60_000)
+        found = errors(operator(*inputs), exact)
     else:
-        inputs = points(name, dtype, each=2, step=32, dense=200)
-        limit = 2.0 ** GREATEST_EXPONENT.get(name, 1023)
-        kept = torch.stack([x.isfinite() & (x != 0) & (x.abs() < limit) for x in inputs]).all(0)
-        inputs = [x[kept] for x in inputs]
+        inputs = doubles(name, step=32, dense=200)
         found = errors(operator(*inputs), *exact_values(name, inputs), FUNCTIONS[name].floor)
     worst = float(found.max())
     return f"{worst:.2f}" if worst < 1000 else "large"

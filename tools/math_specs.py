@@ -129,7 +129,7 @@ ELEMENTARY: dict[str, Spec] = {
     "TANH": Spec(
         "(tanh(x) / x - 1) / z, over z = x^2",
         lambda z: (mpmath.tanh(mpmath.sqrt(z)) / mpmath.sqrt(z) - 1) / z,
-        both(NEAR_ZERO, 0.5625**2, 5, 11),
+        both(NEAR_ZERO, 0.625**2, 5, 12),
         weight=lambda z: z * mpmath.sqrt(z) / mpmath.tanh(mpmath.sqrt(z)),
     ),
     "ERF_SMALL": Spec(

@@ -117,10 +117,11 @@ def complete_drawn_again(gm: torch.fx.GraphModule) -> None:
         if fake_value(node) is None:
             parts = {user.args[1]: fake_value(user) for user in node.users}
             node.meta["val"] = tuple(parts[place] for place in sorted(parts))
+    mode: Any = mode_of(gm.graph)
     for node in gm.graph.find_nodes(op="call_function", target=torch.ops.higher_order.run_with_rng_state):
         if fake_value(node) is None:
             _, operator, *args = torch.fx.node.map_arg(node.args, fake_value)
-            with mode_of(gm.graph):
+            with mode:
                 node.meta["val"] = operator(*args, **torch.fx.node.map_arg(node.kwargs, fake_value))
 
 

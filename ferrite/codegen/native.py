@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ferrite.codegen.small_programs import small_program
+from ferrite.graph import ModelLine
 from ferrite.ir import host
 from ferrite.ir.expr import Expr
 from ferrite.ir.index import Index, Symbol
@@ -47,6 +48,7 @@ from ferrite.schedule.touches import Layouts
 
 COMMENT_COLUMN = 72
 INDENT = "    "
+MARK = "\0"  # between a line of text and the number of its remark, while printing
 
 
 @dataclass(frozen=True)
@@ -69,27 +71,40 @@ class RunTable:
 @dataclass
 class NativeSource:
     """The text with all it names: operators by their paths, runs as tables, small programs that the interpreter runs,
-    expressions over symbols."""
+    expressions over symbols. `lines`: where lines of the text come from in the model, by their places."""
 
     function: str
     text: str = ""
+    lines: dict[int, ModelLine] = field(default_factory=dict)
     operators: dict[str, str] = field(default_factory=dict)
     runs: list[RunTable] = field(default_factory=list)
     programs: list[Program] = field(default_factory=list)
     scalars: list[tuple[Expr, tuple[Symbol, ...]]] = field(default_factory=list)
 
+    @property
+    def commented(self) -> str:
+        """The text with the lines of the model beside it."""
+        rows = self.text.split("\n")
+        for place, line in self.lines.items():
+            rows[place] = f"{rows[place]:<{COMMENT_COLUMN}}  # {line}"
+        return "\n".join(rows)
+
 
 def print_native(plan: Plan, kernels: Mapping[object, int]) -> NativeSource:
     """`kernels`: the number of each kernel of the plan."""
     source = NativeSource(plan.program.name)
-    lines = list(_Printer(plan, source, kernels, plan.program.name).function())
-    source.text = "\n".join(lines) + "\n"
+    remarks: list[ModelLine] = []
+    rows = [row.split(MARK) for row in _Printer(plan, source, kernels, plan.program.name, remarks).function()]
+    source.text = "\n".join(row[0] for row in rows) + "\n"
+    source.lines = {place: remarks[int(row[1])] for place, row in enumerate(rows) if len(row) > 1}
     return source
 
 
 class _Printer:
-    def __init__(self, plan: Plan, source: NativeSource, kernels: Mapping[object, int], name: str) -> None:
-        self.plan, self.source, self.kernels, self.name = plan, source, kernels, name
+    def __init__(
+        self, plan: Plan, source: NativeSource, kernels: Mapping[object, int], name: str, remarks: list[ModelLine]
+    ) -> None:
+        self.plan, self.source, self.kernels, self.name, self.remarks = plan, source, kernels, name, remarks
         self.program = plan.program
         self.layouts = Layouts(plan.program)
         self.there = {item for item in self.program.inputs if isinstance(item, str)}  # tensors under their names
@@ -98,7 +113,7 @@ class _Printer:
     def function(self) -> Iterator[str]:
         for place, plans in self.plan.bodies.items():
             for number, body in enumerate(plans):
-                inner = _Printer(body, self.source, self.kernels, self.body_name(place, number))
+                inner = _Printer(body, self.source, self.kernels, self.body_name(place, number), self.remarks)
                 yield from inner.function()
                 yield ""
         yield f"def {self.name}(args):"
@@ -186,7 +201,7 @@ class _Printer:
         number = len(self.source.runs)
         self.source.runs.append(RunTable(run.arena, len(slots) + 1, tuple(calls)))
         words = [f"{slot}.data_ptr()" if isinstance(slot, str) else slot.name for slot in slots]  # type: ignore[attr-defined]
-        yield commented(f"run_{number}({', '.join(words)})", places(run))
+        yield self.remarked(f"run_{number}({', '.join(words)})", first_line(run))
 
     def call(self, call: Call, step: Operation) -> Iterator[str]:
         for name in tensors_of(step):
@@ -195,8 +210,12 @@ class _Printer:
         texts = [self.argument(item) for item in call.args]
         texts += [f"{name}={self.argument(value)}" for name, value in call.kwargs]
         value = f"{function}({', '.join(texts)})"
-        yield commented(self.assigned(call, value), [str(step.origin.line)] if step.origin.line else [])
-        for item in call.results:
+        yield self.remarked(self.assigned(call, value), step.origin.line)
+        yield from self.received(call.results)
+
+    def received(self, results: Iterable[str | Symbol | None]) -> Iterator[str]:
+        """What is left to do with what a call gave."""
+        for item in results:
             if isinstance(item, Symbol):
                 yield f"{item.name} = int({item.name})"
             elif item in self.laid_out and self.layouts.buffers[item].kind == "owned":
@@ -234,9 +253,7 @@ class _Printer:
         results = ["_" if item is None else item.name if isinstance(item, Symbol) else item for item in step.results]
         self.there.update(item for item in step.results if isinstance(item, str))
         yield f"[{', '.join(results)}] = {value}" if results else value
-        for item in step.results:
-            if isinstance(item, Symbol):
-                yield f"{item.name} = int({item.name})"
+        yield from self.received(step.results)
 
     def interpreted(self, step: Operation) -> Iterator[str]:
         for name in sorted(touched(step, self.layouts)):
@@ -245,9 +262,13 @@ class _Printer:
         number = len(self.source.programs)
         self.source.programs.append(program)
         given = [item.name if isinstance(item, Symbol) else str(item) for item in program.inputs]
-        yield commented(
-            f"interpret_{number}([{', '.join(given)}])", [str(step.origin.line)] if step.origin.line else []
-        )
+        yield self.remarked(f"interpret_{number}([{', '.join(given)}])", step.origin.line)
+
+    def remarked(self, text: str, line: ModelLine | None) -> str:
+        if line is None:
+            return text
+        self.remarks.append(line)
+        return f"{text}{MARK}{len(self.remarks) - 1}"
 
     # --- arguments ----------------------------------------------------------------------------------------------------
 
@@ -316,14 +337,10 @@ def numbers(sizes: Iterable[Index]) -> str:
     return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
 
 
-def places(run: Run) -> list[str]:
-    """The lines of the model that a run comes from, each once."""
-    lines = [step.origin.line for launch in run.launches for step in launch.operations if step.origin.line]
-    return list(dict.fromkeys(map(str, lines)))[:1]
-
-
-def commented(text: str, remarks: list[str]) -> str:
-    return f"{text:<{COMMENT_COLUMN}}  # {remarks[0]}" if remarks else text
+def first_line(run: Run) -> ModelLine | None:
+    """The first line of the model that a run comes from."""
+    lines = (step.origin.line for launch in run.launches for step in launch.operations)
+    return next((line for line in lines if line is not None), None)
 
 
 __all__ = ["CALLS", "KernelCall", "NativeSource", "RunTable", "print_native", "writes"]

@@ -63,7 +63,8 @@ def rewrites_table(record: CompileRecord) -> Table:
 def cache_table(record: CompileRecord) -> Table:
     """How often the cache had what was asked for: `ferrite.explain_cache()` says why not."""
     table = new_table("cache", "what", "result", "times")
-    for (what, result), times in collections.Counter((each.what, each.result) for each in record.cache).items():
+    asked = [(each.what, each.result) for each in record.cache if each.result != "off"]
+    for (what, result), times in collections.Counter(asked).items():
         table.add_row(what, result, str(times))
     return table
 

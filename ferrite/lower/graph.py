@@ -7,7 +7,7 @@ something needs it in memory: a call, an output, a write to what it reads, or th
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,6 +26,7 @@ from ferrite.lower.allocate import with_allocations
 from ferrite.lower.bodies import Bodies
 from ferrite.lower.calls import HalfLowered, flat
 from ferrite.lower.dead import live_operations
+from ferrite.lower.host import LoweringFailure
 from ferrite.lower.lazy_bits import resolved_later, resolved_now
 from ferrite.lower.materialise import uses_of, worth_keeping
 from ferrite.lower.scalars import computed_size, number_input, number_of, read
@@ -100,22 +101,29 @@ class Walk(Bodies):
         return found
 
     def run(self, name: str) -> Program:
-        nodes = list(self.gm.graph.nodes)
-        for node in nodes:
+        for node in list(self.gm.graph.nodes):
             self.node, self.origin = node, Origin((node.name,), model_line(node))
-            match node.op:
-                case "placeholder":
-                    self.add_input(node)
-                case "get_attr":
-                    self.values[node] = self.attribute(node)
-                case "call_function":
-                    self.values[node] = self.lower_node(node)
-                case "output":
-                    self.add_outputs(node)
-                case _:
-                    raise ValueError(f"a captured graph has no {node.op} nodes")
+            try:
+                self.take(node)
+            except (NotLowered, UnknownSize, LoweringFailure):  # for what runs this graph as a part of itself
+                raise
+            except Exception as failure:
+                raise LoweringFailure(node) from failure
         program = Program(name, tuple(self.inputs), tuple(self.buffers.values()), tuple(self.operations), self.outputs)
         return with_allocations(live_operations(program))
+
+    def take(self, node: torch.fx.Node) -> None:
+        match node.op:
+            case "placeholder":
+                self.add_input(node)
+            case "get_attr":
+                self.values[node] = self.attribute(node)
+            case "call_function":
+                self.values[node] = self.lower_node(node)
+            case "output":
+                self.add_outputs(node)
+            case _:
+                raise ValueError(f"a captured graph has no {node.op} nodes")
 
     # --- inputs and constants -----------------------------------------------------------------------------------------
 
@@ -281,7 +289,18 @@ class Walk(Bodies):
         results = flat(node.args[0]) if self.is_body else node.args[0]
         assert isinstance(results, (tuple, list))
         strides = self.output_strides or [None] * len(results)
-        self.outputs = tuple(self.output(result, wanted) for result, wanted in zip(results, strides, strict=True))
+        outputs = [self.output(result, wanted) for result, wanted in zip(results, strides, strict=True)]
+        self.outputs = tuple(self.tensors_apart(results, outputs))
+
+    def tensors_apart(self, results: Sequence[Any], outputs: Sequence[Output]) -> Iterator[Output]:
+        """Two results of eager are two tensors, even where both are the same elements of one memory."""
+        owner: dict[str, Any] = {}
+        for result, output in zip(results, outputs, strict=True):
+            same = isinstance(output, str) and owner.setdefault(output, result) is not result
+            if same and (buffer := self.buffers[str(output)]).kind != "foreign":
+                yield self.window(buffer, buffer.dtype, buffer.sizes, buffer.strides, buffer.offset)
+            else:
+                yield output
 
     def output(self, result: Any, wanted: Any) -> Output:
         value = self.values[result] if isinstance(result, torch.fx.Node) else result

@@ -7,15 +7,16 @@ import itertools
 import linecache
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.codegen.llvm.driver import driver_address, pack_steps
+from ferrite.codegen.llvm.driver import pack_steps
 from ferrite.codegen.native import NativeSource, RunTable
 from ferrite.ir.evaluate import Points, out_of_bounds
-from ferrite.ir.expr import Data, Expr
+from ferrite.ir.expr import Expr
 from ferrite.ir.index import Symbol
 from ferrite.ir.interpret import interpret, leaves, operator_at, stacked
 from ferrite.ir.lifetimes import frees
@@ -24,13 +25,23 @@ from ferrite.runtime.load import Boxed, boxed
 
 _numbers = itertools.count()
 FAILURE = 3  # words that a failing kernel leaves: value, extent, step
-Complaints = Sequence[Sequence[Data]]
+DRIVER = ctypes.CFUNCTYPE(
+    ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p
+)
 
 
-def load_native(
-    source: NativeSource, addresses: Sequence[int], complaints: Complaints, objects: Mapping[str, Any]
-) -> Boxed:
-    """The function that the text defines. `addresses` and `complaints`: of each kernel, by its number."""
+@dataclass(frozen=True)
+class Kernels:
+    """Kernels in this process, by number: the address of each, and what it says where one of its checks fails; the
+    address of the driver that runs them."""
+
+    addresses: Sequence[int]
+    complaints: Sequence[Sequence[str]]
+    driver: int
+
+
+def load_native(source: NativeSource, kernels: Kernels, objects: Mapping[str, Any]) -> Boxed:
+    """The function that the text defines."""
     filename = f"<ferrite {source.function} {next(_numbers)}>"
     namespace: dict[str, Any] = {
         **objects,
@@ -46,31 +57,29 @@ def load_native(
     for name, path in source.operators.items():
         namespace[name] = torch_api.direct_call(operator_at(path))
     for number, table in enumerate(source.runs):
-        namespace[f"run_{number}"] = native_run(table, addresses, complaints)
+        namespace[f"run_{number}"] = native_run(table, kernels)
     for number, program in enumerate(source.programs):
         namespace[f"interpret_{number}"] = interpreted(program, objects)
     for number, (value, symbols) in enumerate(source.scalars):
         namespace[f"scalar_{number}"] = scalar(value, symbols)
-    exec(compile(source.text, filename, "exec"), namespace)
+    text = source.commented
+    exec(compile(text, filename, "exec"), namespace)
     function: Boxed = namespace[source.function]
-    linecache.cache[filename] = (len(source.text), None, source.text.splitlines(keepends=True), filename)
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     weakref.finalize(function, linecache.cache.pop, filename, None)
     return boxed(function)
 
 
-def native_run(table: RunTable, addresses: Sequence[int], complaints: Complaints) -> Callable[..., None]:
+def native_run(table: RunTable, kernels: Kernels) -> Callable[..., None]:
     """A function of the words that a run needs: addresses and sizes."""
-    steps = pack_steps([(addresses[call.kernel], call.arguments) for call in table.calls])
+    steps = pack_steps([(kernels.addresses[call.kernel], call.arguments) for call in table.calls])
     kept = ctypes.create_string_buffer(steps, len(steps))
     start, count = ctypes.addressof(kept), len(table.calls)
     words = ctypes.c_int64 * (table.slots + FAILURE)
     failure_at = table.slots * ctypes.sizeof(ctypes.c_int64)
-    prototype = ctypes.CFUNCTYPE(
-        ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p
-    )
-    driver, threads, byref = prototype(driver_address()), torch.get_num_threads, ctypes.byref
+    driver, threads, byref = DRIVER(kernels.driver), torch.get_num_threads, ctypes.byref
     arena, empty, byte = table.arena, torch.empty, torch.uint8
-    numbers = [call.kernel for call in table.calls]
+    complaints = [kernels.complaints[call.kernel] for call in table.calls]
 
     def run(*pointers: int) -> None:
         room = empty(arena, dtype=byte) if arena else None
@@ -78,17 +87,17 @@ def native_run(table: RunTable, addresses: Sequence[int], complaints: Complaints
         result = driver(start, count, byref(slots), threads(), byref(slots, failure_at))
         if result:
             value, extent, step = slots[-FAILURE:]
-            raise problem(result, value, extent, complaints[numbers[step]])
+            raise problem(result, value, extent, complaints[step])
 
     run.steps = kept  # type: ignore[attr-defined]  # the table lives as long as what reads it
     return run
 
 
-def problem(result: int, value: int, extent: int, checks: Sequence[Data]) -> Exception:
+def problem(result: int, value: int, extent: int, complaints: Sequence[str]) -> Exception:
     """The error that eager raises where a check of a kernel failed."""
     if result < 0:
         return RuntimeError("ZeroDivisionError")
-    return out_of_bounds(checks[result - 1].complaint, value, extent)
+    return out_of_bounds(complaints[result - 1], value, extent)
 
 
 def view_of(

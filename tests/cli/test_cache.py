@@ -12,7 +12,7 @@ from ferrite.__main__ import main
 from ferrite.options import resolve
 from ferrite.runtime.cache import Key, Store, open_store
 
-pytestmark = pytest.mark.quick
+pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("artifact_cache")]
 
 
 @pytest.fixture(autouse=True)

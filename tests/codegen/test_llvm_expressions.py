@@ -88,14 +88,9 @@ def places(draw, i, j):
     for _ in range(draw(st.integers(0, 4))):
         one, other = draw(st.sampled_from(made)), draw(st.sampled_from(made))
         number = draw(st.integers(1, 9))
-        made.append(
-            draw(
-                st.sampled_from(
-                    [one + other, one - number, one * number, one // number, one % number, minimum(one, other)]
-                    + [maximum(one, other - number), (one - other) // number, (one * 4) % number]
-                )
-            )
-        )
+        sums = [one + other, one - number, one * number, minimum(one, other), maximum(one, other - number)]
+        divisions = [one // number, one % number, (one - other) // number, (one * 4) % number]
+        made.append(draw(st.sampled_from([*sums, *divisions])))
     return maximum(minimum(made[-1], 99), 0)
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import pytest
 import torch
 
-from ferrite.codegen.llvm.build import load, object_code
+from ferrite.codegen.llvm.build import object_code
 from ferrite.codegen.llvm.emit import kernel_text
-from ferrite.codegen.llvm.target import TARGETS, host_target
+from ferrite.codegen.llvm.target import TARGETS
 from ferrite.ir.kernel_parse import parse_kernel
 from loop_kernels import GATHER, KERNELS, SCATTER_ADD
 from native_kernels import assert_close, native

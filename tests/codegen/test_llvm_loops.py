@@ -254,12 +254,13 @@ def test_states_are_joined_over_lanes_and_copies(kind, lanes, copies):
     types = [dtype, torch.int64] if row.takes == 2 else [dtype] * row.gives
     names = [f"r{place}" for place in range(row.gives)]
     outs = [f"o{place}" for place in range(row.gives)]
+    bound = names[0] if len(names) == 1 else f"({', '.join(names)})"
     lines = [
         f"def kernel(x, {', '.join(outs)}, n):",
         "    n = symbol(0, None)",
         f"    x = pointer({short(dtype)}, 'read')",
         *(f"    {out} = pointer({short(one)}, 'write')" for out, one in zip(outs, types, strict=True)),
-        f"    with {kind}({', '.join(map(short, types))}) as {names[0] if len(names) == 1 else f'({chr(44).join(names)})'}:",
+        f"    with {kind}({', '.join(map(short, types))}) as {bound}:",
         f"        for j in reduction(n, lanes={lanes}, copies={copies}):",
         f"            v0: {short(dtype)} = x[j]",
         *(["            v1: i64 = index(j)"] if row.takes == 2 else []),

@@ -1,4 +1,4 @@
-"""Kernels as Triton source: the same numbers as element by element, and the shape one would write by hand."""
+"""Kernels as Triton source: the same numbers as element by element, in the interpreter and on a GPU."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ FLOATS = [0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, -2.5, 3.0, -3.7, 0.1, 7.3, 1e-3, 
 INTEGERS = [0, 1, -1, 2, -2, 3, 5, -7, 8, 31, -64, 100, -128, 127]
 TYPES = [torch.float32, torch.float64, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool]
 DIVISIONS = ("floor_divide", "trunc_divide", "remainder", "fmod")
-ROUNDED_TWICE = ("sigmoid", "rsqrt", "sqrt")  # in eager, on some machines
+ROUNDED_TWICE = ("sigmoid", "rsqrt", "sqrt", "fma")  # by eager, on some machines
 # Equal zeros of different signs: either may be the greater.
 ANY_ZERO = ("maximum", "minimum", "fmax", "fmin")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pkgutil
 import threading
 import warnings
 from typing import Any
@@ -61,17 +62,25 @@ def net() -> Net:
     return Net().eval()
 
 
+@pytest.fixture(params=["native", "calls"])
+def executor(request: pytest.FixtureRequest, fresh_compiler: None, monkeypatch: pytest.MonkeyPatch) -> str:
+    """For tests that look at what is compiled, or get in its way: with each thing that runs a graph."""
+    monkeypatch.setenv("FERRITE_EXECUTOR", request.param)
+    return str(request.param)
+
+
 @pytest.fixture
-def loaded(monkeypatch: pytest.MonkeyPatch) -> list[list[torch.Tensor]]:
+def loaded(executor: str, monkeypatch: pytest.MonkeyPatch) -> list[list[torch.Tensor]]:
     """The constants of each program, in the order of compiling."""
     found: list[list[torch.Tensor]] = []
-    original = ferrite.backend.load
+    place = {"native": "ferrite.native.load_native", "calls": "ferrite.backend.load"}[executor]
+    original = pkgutil.resolve_name(place)
 
-    def load(source, constants):
-        found.append(list(constants.values()))
-        return original(source, constants)
+    def load(*code_and_constants):
+        found.append([value for value in code_and_constants[-1].values() if isinstance(value, torch.Tensor)])
+        return original(*code_and_constants)
 
-    monkeypatch.setattr(ferrite.backend, "load", load)
+    monkeypatch.setattr(place, load)
     return found
 
 
@@ -346,7 +355,6 @@ def test_threads_share_what_is_frozen(net):
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("program_of_calls")
 def test_constants_are_the_parameters_themselves(loaded):
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4)).eval()
     frozen(model)(torch.rand(2, 4))
@@ -354,7 +362,6 @@ def test_constants_are_the_parameters_themselves(loaded):
     assert {value.data_ptr() for value in constants} == {parameter.data_ptr() for parameter in model.parameters()}
 
 
-@pytest.mark.usefixtures("program_of_calls")
 def test_a_folded_weight_takes_the_place_of_its_parts(net, loaded):
     frozen(net)(image())
     (constants,) = loaded
@@ -368,6 +375,7 @@ def bytes_alive() -> int:
     """Of all tensors that Python knows of, each piece of memory once."""
     gc.collect()
     tensors = [each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter)]
+    tensors = [each for each in tensors if each.layout is torch.strided]
     return sum({each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in tensors}.values())
 
 
@@ -460,15 +468,14 @@ def test_a_failure_costs_speed_and_one_warning(net, tmp_path):
         frozen(net, fail_at="freeze", repro_dir=tmp_path)(x)
 
 
-@pytest.mark.usefixtures("program_of_calls")
-def test_a_failure_while_compiling_anew_costs_speed_alone(net, tmp_path, monkeypatch):
+def test_a_failure_while_compiling_anew_costs_speed_alone(net, tmp_path, monkeypatch, executor):
     function, x = ferrite.freeze(net, repro_dir=tmp_path), image()
     function(x)
 
     def broken(*args):
         raise ValueError("once it worked")
 
-    monkeypatch.setattr(ferrite.backend, "lower", broken)
+    monkeypatch.setattr(ferrite.backend, {"native": "lower_graph", "calls": "lower"}[executor], broken)
     with torch.no_grad():
         net.shift.add_(1)
         with pytest.warns(ferrite.FerriteWarning, match="stage 'lower' failed"):

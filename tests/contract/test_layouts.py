@@ -47,6 +47,9 @@ def mixed_with_contiguous(x):
     return x + other, other * x, torch.where(x > 0, x, other), x.add(1).t() if x.dim() == 2 else x
 
 
+TERMS = {"reductions": 3.0}  # sums of numbers drawn from a normal distribution, which may cancel
+
+
 def reductions(x):
     return x.sum(), x.mean(-1), x.sum(0, keepdim=True), x.var(-1), x.softmax(-1), x.cumsum(0), x.norm()
 
@@ -58,13 +61,13 @@ def reshaped(x):
 @pytest.mark.parametrize("fn", [pointwise, mixed_with_contiguous, reductions, reshaped])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layout(fn, layout: str) -> None:
-    check(fn, lambda: [LAYOUTS[layout]()], dynamic=False)
+    check(fn, lambda: [LAYOUTS[layout]()], dynamic=False, terms=TERMS.get(fn.__name__, 0.0))
 
 
 @pytest.mark.parametrize("fn", [pointwise, mixed_with_contiguous, reductions, reshaped])
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "strided", "expanded_rows", "empty"])
 def test_layout_with_symbolic_sizes(fn, layout: str) -> None:
-    check(fn, lambda: [LAYOUTS[layout]()], dynamic=True)
+    check(fn, lambda: [LAYOUTS[layout]()], dynamic=True, terms=TERMS.get(fn.__name__, 0.0))
 
 
 @pytest.mark.parametrize("layout", [n for n in LAYOUTS if n not in ("contiguous", "one_dim", "overlapping")])
@@ -72,7 +75,7 @@ def test_layout_in_training(layout: str) -> None:
     def compute(x: torch.Tensor) -> object:
         return x.sin() * 2, x.sum(), x.reshape(-1) * 3
 
-    check(compute, lambda: [LAYOUTS[layout]().detach().requires_grad_()], backward=True, dynamic=False)
+    check(compute, lambda: [LAYOUTS[layout]().detach().requires_grad_()], backward=True, dynamic=False, terms=3.0)
 
 
 @pytest.mark.parametrize("left", ["contiguous", "transposed", "strided", "padded_rows", "expanded_rows"])

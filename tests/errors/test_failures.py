@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import subprocess
 import sys
 import warnings
@@ -14,9 +15,23 @@ import torch
 
 import ferrite
 from ferrite.options import STAGES as ALL_STAGES
+from ferrite.options import resolve
 
 STAGES = [stage for stage in ALL_STAGES if stage != "freeze"]  # for inference alone: see contract/test_freezing.py
-PATCHABLE = {"lower": "ferrite.backend.lower", "codegen": "ferrite.backend.print_host", "load": "ferrite.backend.load"}
+# For each executor, something that every stage of it needs.
+PATCHABLE = {
+    "native": {
+        "lower": "ferrite.backend.lower_graph",
+        "schedule": "ferrite.native.make_plan",
+        "codegen": "ferrite.native.print_native",
+        "load": "ferrite.native.load_native",
+    },
+    "calls": {
+        "lower": "ferrite.backend.lower",
+        "codegen": "ferrite.backend.print_host",
+        "load": "ferrite.backend.load",
+    },
+}
 
 
 def model(x, w):
@@ -37,6 +52,7 @@ def run_and_differentiate(fn):
 
 
 def assert_like_eager(compiled):
+    """Equal to the bit, as what runs in eager is."""
     ours, eager = run_and_differentiate(compiled), run_and_differentiate(model)
     assert all(map(torch.equal, ours, eager))
 
@@ -78,59 +94,83 @@ def test_strict_raises_a_compiler_bug(stage):
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("stage", list(PATCHABLE))
-def test_an_unforeseen_exception_is_a_failure_of_its_stage(stage, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("executor", "stage"), [(executor, stage) for executor, places in PATCHABLE.items() for stage in places]
+)
+def test_an_unforeseen_exception_is_a_failure_of_its_stage(executor, stage, monkeypatch, tmp_path):
     def broken(*args):
         raise IndexError("an index of our own")  # Dynamo would take one that leaves the backend as the user's
 
-    monkeypatch.setattr(PATCHABLE[stage], broken)
+    monkeypatch.setattr(PATCHABLE[executor][stage], broken)
     with pytest.warns(ferrite.FerriteWarning, match=f"stage {stage!r} failed"):
-        assert_like_eager(torch.compile(model, backend="ferrite", options={"repro_dir": str(tmp_path)}))
+        options = {"repro_dir": str(tmp_path), "executor": executor}
+        assert_like_eager(torch.compile(model, backend="ferrite", options=options))
     torch.compiler.reset()
-    with pytest.raises(ferrite.CompilerBug, match="IndexError: an index of our own"):
-        run_and_differentiate(torch.compile(model, backend="ferrite", options={"strict": True}))
+    with pytest.raises(ferrite.CompilerBug, match="IndexError: an index of our own") as caught:
+        run_and_differentiate(torch.compile(model, backend="ferrite", options={"strict": True, "executor": executor}))
+    assert caught.value.stage == stage
 
 
 @pytest.mark.quick
-def test_a_failing_node_is_named_by_its_own_line(monkeypatch):
-    from ferrite.lower.host import Lowering
+def test_a_kernel_that_llvm_refuses_is_a_failure_of_codegen(monkeypatch, tmp_path):
+    monkeypatch.setattr("ferrite.runtime.kernels.kernel_text", lambda kernel, target, name: "no LLVM at all")
 
-    original = Lowering.eager_call
+    def unlike_any_other(x):  # a kernel that no other test has compiled in this process
+        return (x * 0.123 + 4.567).sin()
+
+    x = torch.rand(3)
+    with pytest.warns(ferrite.FerriteWarning, match="stage 'codegen' failed"):
+        compiled = torch.compile(unlike_any_other, backend="ferrite", options={"repro_dir": str(tmp_path)})
+        assert torch.equal(compiled(x), unlike_any_other(x))
+    (graph,) = ferrite.last_compile().graphs
+    assert "stage 'codegen' failed" in graph.failure
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("executor", "method"),
+    [("native", "ferrite.lower.graph.Walk.lower_node"), ("calls", "ferrite.lower.host.Lowering.eager_call")],
+)
+def test_a_failing_node_is_named_by_its_own_line(executor, method, monkeypatch):
+    owner, name = method.rsplit(".", 1)
+    original = getattr(pkgutil.resolve_name(owner), name)
 
     def broken(self, node):
         if node.target is torch.ops.aten.sum.default:
             raise KeyError("no lowering")
         return original(self, node)
 
-    monkeypatch.setattr(Lowering, "eager_call", broken)
+    monkeypatch.setattr(method, broken)
     with pytest.raises(ferrite.CompilerBug) as caught:
-        torch.compile(model, backend="ferrite", options={"strict": True})(*inputs())
+        torch.compile(model, backend="ferrite", options={"strict": True, "executor": executor})(*inputs())
     assert caught.value.lines["in your model"].endswith("return hidden.sum()")
     assert caught.value.lines["because"] == "KeyError: 'no lowering'"
 
 
 @pytest.mark.quick
-def test_a_failing_backward_graph_leaves_the_forward_graph_compiled(monkeypatch, tmp_path):
-    import ferrite.backend as backend
-
-    original = backend.lower
+@pytest.mark.parametrize("executor", list(PATCHABLE))
+def test_a_failing_backward_graph_leaves_the_forward_graph_compiled(executor, monkeypatch, tmp_path):
+    original = pkgutil.resolve_name(PATCHABLE[executor]["lower"])
 
     def only_forward(graph):
         if graph.kind.value == "backward":
             raise ValueError("backward only")
         return original(graph)
 
-    monkeypatch.setattr(backend, "lower", only_forward)
+    monkeypatch.setattr(PATCHABLE[executor]["lower"], only_forward)
     with pytest.warns(ferrite.FerriteWarning, match="backward only"):
-        assert_like_eager(torch.compile(model, backend="ferrite", options={"repro_dir": str(tmp_path)}))
+        options = {"repro_dir": str(tmp_path), "executor": executor}
+        ours = run_and_differentiate(torch.compile(model, backend="ferrite", options=options))
+    torch.testing.assert_close(ours, run_and_differentiate(model), rtol=1e-6, atol=1e-6)
     forward, backward = ferrite.last_compile().graphs
     assert (forward.kind, forward.failure) == ("forward", None)
     assert forward.source
+    assert bool(forward.kernels) == (executor == "native")
     assert backward.kind == "backward"
     assert "backward only" in backward.failure
     torch.compiler.reset()
     with pytest.raises(ferrite.CompilerBug, match="backward only"):
-        run_and_differentiate(torch.compile(model, backend="ferrite", options={"strict": True}))
+        run_and_differentiate(torch.compile(model, backend="ferrite", options={"strict": True, "executor": executor}))
 
 
 def replay(folder: Path) -> subprocess.CompletedProcess[str]:
@@ -160,14 +200,15 @@ def test_a_repro_folder_shows_the_same_failure_by_itself(stage, tmp_path):
     about = json.loads((folder / "about.json").read_text())
     assert about["stage"] == stage
     assert about["versions"]["torch"] == torch.__version__
-    assert about["options"] == {"fail_at": stage}
+    in_force = {name: value for name, value in resolve().changed().items() if name != "cache_dir"}
+    assert about["options"] == {**in_force, "fail_at": stage}
 
 
 def test_a_repro_of_a_failure_that_is_gone_says_so(tmp_path, monkeypatch):
     def broken(*args):
         raise ValueError("only in this process")
 
-    monkeypatch.setattr("ferrite.backend.print_host", broken)
+    monkeypatch.setattr("ferrite.native.print_native", broken)
     with pytest.warns(ferrite.FerriteWarning):
         torch.compile(model, backend="ferrite", options={"repro_dir": str(tmp_path)})(*inputs())
     (folder,) = tmp_path.iterdir()

@@ -82,8 +82,9 @@ def judge(info: Any, sample: Any, backward: bool) -> Verdict:
 
     def function_of(operator: Any) -> Any:
         call = functools.partial(called, operator)
-        return with_gradients(call) if backward else call
+        return with_gradients(call, seeds) if backward else call
 
+    seeds: list[torch.Tensor] = []
     function = function_of(info.op)
     doubles = any(tensor.dtype is torch.float64 for tensor in tensors)
     measure = function_of(INEXACT[info.name]) if doubles and info.name in INEXACT else function
@@ -134,9 +135,8 @@ def traced(function: Any, tensors: list[torch.Tensor]) -> torch.fx.GraphModule:
         return make_fx(torch.func.functionalize(joint, remove="mutations"))(*plain)
 
 
-def with_gradients(call: Any) -> Any:
+def with_gradients(call: Any, made: list[torch.Tensor]) -> Any:
     """Results, and gradients of everything that has one, from seeds that do not cancel; the first call makes them."""
-    made: list[torch.Tensor] = []
 
     def function(*tensors: torch.Tensor) -> Any:
         given = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]
@@ -156,7 +156,7 @@ def with_gradients(call: Any) -> Any:
 def copied(tensor: torch.Tensor) -> torch.Tensor:
     """The same tensor in a storage of its own, at the same place in it."""
     if tensor.layout is not torch.strided:
-        return tensor.detach().clone()
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
     new = torch.empty(0, dtype=tensor.dtype)
     with torch.no_grad():
         storage = tensor.untyped_storage().clone()

@@ -15,7 +15,7 @@ from ferrite.cli.options import reference_page
 from ferrite.option_values import Named
 from ferrite.options import FIELDS, MODES, Options, resolve, using
 
-pytestmark = pytest.mark.quick
+pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("artifact_cache")]
 DOCS = Path(__file__).parents[2] / "docs"
 
 

@@ -192,6 +192,17 @@ def a_norm_behind_a_layer_with_keywords(x, w, b, gamma, beta):
     return F.batch_norm(y, running_mean=x.new_zeros(6), running_var=x.new_ones(6), weight=gamma, bias=beta)
 
 
+def image_in_half():
+    halves = [torch.randn(shape).bfloat16() for shape in ((2, 3, 6, 6), (4, 3, 3, 3))]
+    return [*halves, torch.randn(4), torch.randn(4)]
+
+
+@program(image_in_half, backward=False)
+def a_norm_in_single_precision_behind_a_layer_in_half(x, w, gamma, beta):
+    mean, variance = gamma.new_zeros(4), gamma.new_ones(4)
+    return F.batch_norm(torch.conv2d(x, w), mean, variance, gamma, beta, False, 0.1, 1e-5)
+
+
 @program(floats((2, 5, 5), (5, 5)))
 def a_norm_behind_rows_of_rows(x, w):
     return F.batch_norm(F.linear(x, w), x.new_zeros(5), x.new_ones(5))

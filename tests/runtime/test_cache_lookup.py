@@ -207,7 +207,7 @@ def compile_elsewhere(size: int) -> list[list[object]]:
     return json.loads(done.stdout)
 
 
-def test_another_process_finds_what_the_first_compiled():
+def test_another_process_finds_what_the_first_compiled(artifact_cache):
     first, second = compile_and_ask(5), compile_elsewhere(6)
     assert [row[:2] for row in first] == [["forward", "miss"], ["backward", "miss"]]
     assert [row[:3] for row in second] == [["forward", "hit", []], ["backward", "hit", []]]

@@ -66,9 +66,12 @@ class Access:
         return function.op(text, pointer, floor=function.floor(buffer), key=key)
 
     def reversed(self, row: str, element: str) -> str:
+        return self.e.op(self.turned(row, element), row)
+
+    def turned(self, row: str, element: str) -> str:
         lanes = self.e.lanes
         type_, order = vector(element, lanes), ", ".join(f"i32 {lanes - 1 - lane}" for lane in range(lanes))
-        return self.e.op(f"shufflevector {type_} {row}, {type_} poison, <{lanes} x i32> <{order}>", row)
+        return f"shufflevector {type_} {row}, {type_} poison, <{lanes} x i32> <{order}>"
 
     # --- loads under a mask -------------------------------------------------------------------------------------------
 
@@ -99,7 +102,7 @@ class Access:
         function.line(f"br i1 {every}, label %all{number}, label %some{number}")
         function.block(f"all{number}")
         whole = function.define(f"load {type_}, ptr {place.pointers[0]}, align {BYTES[element]}")
-        whole = whole if place.kind == "row" else self.turned(whole, element)
+        whole = whole if place.kind == "row" else function.define(self.turned(whole, element))
         function.line(f"br label %both{number}")
         scope = function.push(f"some{number}", branch=True)
         some = self.plain(buffer, self.each_lane(place, element, mask), element)
@@ -110,11 +113,6 @@ class Access:
         function.known[key] = found
         function.scope.keys.append(key)
         return found
-
-    def turned(self, row: str, element: str) -> str:
-        lanes = self.e.lanes
-        type_, order = vector(element, lanes), ", ".join(f"i32 {lanes - 1 - lane}" for lane in range(lanes))
-        return self.e.function.define(f"shufflevector {type_} {row}, {type_} poison, <{lanes} x i32> <{order}>")
 
     def each_lane(self, place: Place, element: str, mask: str) -> Place:
         pointers = self.lane_pointers(place, element)

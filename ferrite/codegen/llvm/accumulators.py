@@ -7,6 +7,7 @@ anything.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,8 +18,9 @@ from ferrite.codegen.llvm.expressions import Expressions
 from ferrite.codegen.llvm.function import Code
 from ferrite.codegen.llvm.operators import is_float
 from ferrite.codegen.llvm.types import REGISTER, vector
-from ferrite.ir.expr import Const, Expr, Op, Param, const, op
+from ferrite.ir.expr import Const, Expr, Op, Param, const, op, with_parts
 from ferrite.ir.kernel import OWN, Join, State
+from ferrite.ir.questions import nodes_of
 from ferrite.ir.states import STATES, params
 
 
@@ -39,7 +41,9 @@ def rule_of(state: State) -> Rule:
     types = (*state.dtypes, torch.bool)
     count = len(types)
     left, right = params(types), params(types, count)
-    moved = {Param.intern(count - 1 + place, dtype): right[place] for place, dtype in enumerate(state.dtypes)}
+    moved: dict[Expr, Expr] = {
+        Param.intern(count - 1 + place, dtype): right[place] for place, dtype in enumerate(state.dtypes)
+    }
     combined = [_with_params(result, moved) for result in state.combine]
     both = op("logical_and", left[-1], right[-1])
     joined = [
@@ -55,9 +59,6 @@ def rule_of(state: State) -> Rule:
 
 
 def _with_params(root: Expr, new: dict[Expr, Expr]) -> Expr:
-    from ferrite.ir.expr import with_parts
-    from ferrite.ir.questions import nodes_of
-
     done: dict[Expr, Expr] = {}
     for item in nodes_of(root):
         done[item] = new.get(item) or with_parts(item, done.__getitem__, lambda index: index)
@@ -87,7 +88,11 @@ class Accumulators:
         opened = Open(state, rule_of(state), self.e.lanes, self.e.replicas, begin)
         self.open[state.names[0]] = opened
         for place, name in enumerate(state.names):
-            self.expressions.open[name] = lambda place=place: self.current(opened, opened.lanes, 1)[place]
+            self.expressions.open[name] = functools.partial(self.part_so_far, opened, place)
+
+    def part_so_far(self, opened: Open, place: int) -> Value:
+        """What has joined a state until now; only loops in order stand between, so it is in one place."""
+        return self.current(opened, opened.lanes, 1)[place]
 
     def join(self, statement: Join) -> None:
         e, opened = self.e, self.open[statement.state]

@@ -11,7 +11,7 @@ import ctypes
 import functools
 import itertools
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ferrite.codegen.llvm.runtime_symbols import PARALLEL, runtime_symbols
@@ -49,25 +49,21 @@ def assembly(text: str, target: Target, level: int = 2) -> str:
 
 def load(objects: Mapping[str, bytes]) -> dict[str, int]:
     """The address of each function in the object that goes by its name."""
-    import llvmlite.binding as llvm
-
-    with _lock:
-        linker = _linker()
-        library = llvm.JITLibraryBuilder().add_jit_library("process")
-        for name, code in objects.items():
-            library.add_object_img(code).export_symbol(name)
-        linked = library.link(linker, f"kernels{next(_numbers)}")
-        _alive.append(linked)
-    return {name: linked[name] for name in objects}
+    return _linked(list(objects.values()), list(objects))
 
 
 def load_text(text: str, *names: str) -> dict[str, int]:
-    """Compile one module for this machine and load it."""
+    """Compile one module for this machine; the addresses of some of its functions."""
+    return _linked([object_code(text, host_target())], names)
+
+
+def _linked(objects: Sequence[bytes], names: Sequence[str]) -> dict[str, int]:
     import llvmlite.binding as llvm
 
-    code = object_code(text, host_target())
     with _lock:
-        library = llvm.JITLibraryBuilder().add_jit_library("process").add_object_img(code)
+        library = llvm.JITLibraryBuilder().add_jit_library("process")
+        for code in objects:
+            library.add_object_img(code)
         for name in names:
             library.export_symbol(name)
         linked = library.link(_linker(), f"kernels{next(_numbers)}")

@@ -7,7 +7,8 @@ from ferrite.codegen.llvm.types import vector
 
 DIVISION = -1  # what a kernel gives where an integer was divided by zero
 STOP = """
-define internal void @ferrite_stop(ptr %status, ptr %failure, i64 %code, i64 %value, i64 %extent) noinline cold nounwind {
+define internal void @ferrite_stop(ptr %status, ptr %failure, i64 %code, i64 %value, i64 %extent)
+  noinline cold nounwind {
 entry:
   %pair = cmpxchg ptr %status, i64 0, i64 %code monotonic monotonic, align 8
   %first = extractvalue { i64, i1 } %pair, 1

@@ -16,10 +16,11 @@ from collections.abc import Iterable, Sequence
 
 from ferrite.codegen.llvm.build import load_text
 
+NAME = "ferrite_run"
 IMMEDIATE = -1
 MOST_ARGUMENTS = 512
 DRIVER = f"""
-define i64 @ferrite_run(ptr %steps, i64 %count, ptr %slots, i64 %threads, ptr %failure) nounwind {{
+define i64 @{NAME}(ptr %steps, i64 %count, ptr %slots, i64 %threads, ptr %failure) nounwind {{
 entry:
   %words = alloca [{MOST_ARGUMENTS} x i64], align 16
   %none = icmp sle i64 %count, 0
@@ -79,7 +80,7 @@ done:
 def driver_address() -> int:
     """`ferrite_run(steps, count, slots, threads, failure)`: 0, or what the first kernel that failed gave; then
     failure[2] is the number of its step."""
-    return load_text(DRIVER, "ferrite_run")["ferrite_run"]
+    return load({NAME: object_code(DRIVER, host_target())})[NAME]
 
 
 def pack_steps(steps: Iterable[tuple[int, Sequence[tuple[int, int]]]]) -> bytes:

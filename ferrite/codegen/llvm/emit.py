@@ -21,7 +21,7 @@ from ferrite.codegen.llvm.target import Target
 from ferrite.codegen.llvm.types import REGISTER
 from ferrite.ir.expr import Expr, Op
 from ferrite.ir.kernel import Kernel, checks
-from ferrite.ir.questions import nodes_of
+from ferrite.ir.questions import data_of, indices_of, nodes_of
 from ferrite.ir.types import short
 
 
@@ -71,7 +71,8 @@ _SHAPES = frozenset(["where", "bitcast"])
 def unsupported(expr: Expr) -> str | None:
     """Why an expression has no native form; None where it has one."""
     for item in nodes_of(expr, known=_known):
-        reason = next((reason for part in item.args if (reason := _known.get(part)) is not None), None)
+        inside = [value for index in indices_of(item) for value in data_of(index)]
+        reason = next((reason for part in (*inside, *item.args) if (reason := _known.get(part)) is not None), None)
         _known[item] = reason or _unsupported(item)
     return _known[expr]
 

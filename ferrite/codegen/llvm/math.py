@@ -68,7 +68,9 @@ class Accuracy:
 
 
 MATH: dict[tuple[str, torch.dtype], Accuracy] = {
-    (name, dtype): Accuracy(function.bound(short(dtype)), function.floor, function.method)
+    (name, dtype): Accuracy(
+        function.bound(short(dtype)), function.floor if dtype is torch.float64 else 0.0, function.method
+    )
     for name, function in FUNCTIONS.items()
     for dtype in TYPES
 }

@@ -56,7 +56,7 @@ def i1e(x: Value) -> Value:
 
 
 def _function(name: str, body: Body) -> Function:
-    return Function(name, body, 0.51, 4.0, wide=True, inline=False, method="series up to 8, beyond by exp; f32 in f64")
+    return Function(name, body, 0.51, 5.0, wide=True, inline=False, method="series up to 8, beyond by exp; f32 in f64")
 
 
 FUNCTIONS = (

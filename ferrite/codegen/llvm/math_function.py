@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 
 from ferrite.codegen.llvm.math_text import FLOATS, Value, Written, narrow, widen
@@ -16,8 +16,8 @@ ELEMENTS = {short: element for element, short in FLOATS.items()}
 class Function:
     """`f32` and `f64`: the greatest error, in units of the last place of the exact result.
 
-    With a `floor`, results smaller than it are measured by its last place: close to a root of the function only
-    the absolute error is bounded. A `wide` function computes in f64 for f32 too.
+    With a `floor`, results in f64 that are smaller than it are measured by its last place: close to a root of the
+    function only the absolute error is bounded. A `wide` function computes in f64 for f32 too.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Function:
     arity: int = 1
     wide: bool = False
     inline: bool = True
-    floor: float = field(default=0.0)
+    floor: float = 0.0
 
     def bound(self, short: str) -> float:
         return self.f32 if short == "f32" else self.f64

@@ -90,5 +90,5 @@ def digamma(x: Value) -> Value:
 METHOD = "Stirling's formula; quotients of polynomials; reflection; f32 in f64"
 FUNCTIONS = (
     Function("lgamma", lgamma, 0.51, 6.0, wide=True, inline=False, floor=1.0, method=METHOD),
-    Function("digamma", digamma, 0.51, 6.0, wide=True, inline=False, floor=1.0, method=METHOD),
+    Function("digamma", digamma, 0.51, 8.0, wide=True, inline=False, floor=1.0, method=METHOD),
 )

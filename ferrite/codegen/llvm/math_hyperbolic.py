@@ -37,7 +37,7 @@ def tanh(x: Value) -> Value:
     z = a * a
     small = fma(a * z, polynomial(z, TANH[x.element]), a)
     large = 1.0 - 2.0 / (exp_of_moderate(a + a) + 1.0)
-    return copysign(select(a < 0.5625, small, large), x)
+    return copysign(select(a < 0.625, small, large), x)
 
 
 def log_of_double(huge: Value, a: Value, otherwise: Value) -> Value:
@@ -65,7 +65,7 @@ def atanh(x: Value) -> Value:
 FUNCTIONS = (
     Function("sinh", sinh, f32=2.0, f64=2.0, method="a polynomial; beyond 1 by exp and one division"),
     Function("cosh", cosh, f32=2.0, f64=2.0, method="exp and one division"),
-    Function("tanh", tanh, f32=1.5, f64=1.5, method="a polynomial; beyond 0.56 by exp and one division"),
+    Function("tanh", tanh, f32=1.5, f64=1.5, method="a polynomial; beyond 0.625 by exp and one division"),
     Function("asinh", asinh, f32=0.51, f64=3.0, wide=True, method="log1p; f32 in f64"),
     Function("acosh", acosh, f32=0.51, f64=3.0, wide=True, method="log1p; f32 in f64"),
     Function("atanh", atanh, f32=0.51, f64=3.0, wide=True, method="log1p; f32 in f64"),

@@ -100,8 +100,8 @@ def _function(name: str, body: Body, f64: float, method: str) -> Function:
 
 
 FUNCTIONS = (
-    _function("erfinv", erfinv, 5.0, "quotients of polynomials of x or of the root of the logarithm of 1 - x"),
-    _function("special_ndtri", ndtri, 5.0, "as erfinv"),
+    _function("erfinv", erfinv, 6.0, "quotients of polynomials of x or of the root of the logarithm of 1 - x"),
+    _function("special_ndtri", ndtri, 6.0, "as erfinv"),
     _function("special_erfcx", erfcx, 5.0, "the polynomial of erfc; far out its asymptotic series"),
-    _function("special_log_ndtr", log_ndtr, 5.0, "erfcx and log, or log1p"),
+    _function("special_log_ndtr", log_ndtr, 6.0, "erfcx and log, or log1p"),
 )

@@ -78,5 +78,5 @@ FUNCTIONS = (
         "sin", sin, f32=1.5, f64=1.5, method="polynomials after reduction by pi / 2; libm beyond 2^16 (f64: 2^30)"
     ),
     Function("cos", cos, f32=1.5, f64=1.5, method="as sin, a quarter turn on"),
-    Function("tan", tan, f32=2.5, f64=2.5, method="quotient of polynomials; libm beyond 2^16 (f64: 2^30)"),
+    Function("tan", tan, f32=3.0, f64=3.0, method="quotient of polynomials; libm beyond 2^16 (f64: 2^30)"),
 )

@@ -10,9 +10,11 @@ from ferrite.codegen.llvm.operators import ROWS, TAKES, is_float, words
 from ferrite.codegen.llvm.types import vector
 
 # Functions of libm that are as exact as torch's: those torch itself calls, or ones as good.
-LIBM = {name: name for name in "acos acosh asin asinh atan atan2 atanh cos cosh erf erfc exp exp2 expm1".split()}
-LIBM |= {name: name for name in "fmod hypot lgamma log log10 log1p log2 pow sin sinh tan tanh".split()}
-OPERATORS = sorted({name for name, _ in vector_math.MATH} | set(LIBM))
+LIBM = (
+    *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cos", "cosh", "erf", "erfc", "exp", "exp2", "expm1"),
+    *("fmod", "hypot", "lgamma", "log", "log10", "log1p", "log2", "pow", "sin", "sinh", "tan", "tanh"),
+)
+OPERATORS = sorted({*LIBM, *(name for name, _ in vector_math.MATH)})
 
 
 def has_function(name: str, dtype: torch.dtype) -> bool:
@@ -30,7 +32,7 @@ def function(e: Emission, name: str, dtype: torch.dtype, lanes: int, *operands: 
         type_ = vector(element, lanes)
         given = ", ".join(f"{type_} {operand}" for operand in operands)
         return e.op(f"call {type_} {symbol}({given})", *operands)
-    called = LIBM[name] + ("f" if element == "float" else "")
+    called = name + ("f" if element == "float" else "")
     e.declare(f"declare {element} @{called}({', '.join([element] * len(operands))})")
     found = []
     for lane in range(lanes):

@@ -91,7 +91,7 @@ class Parallel:
 
     def call(self, inside: Function, name: str, total: str, loops: list[Loop]) -> None:
         """Hand over what the function uses, to a team or to this thread alone."""
-        e, function = self.e, self.e.function
+        function = self.e.function
         team, mark = self.team(total, loops), next(function.counter)
         captured = [(outer, type_) for outer, (type_, _) in inside.captured.items()]
         words = function.variable(f"[{len(captured) + 2} x i64]")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from ferrite.codegen.llvm.casts import converted
@@ -46,7 +48,7 @@ class _Stream:
         bits = wide.op("add", high, self.widened(self.word.op("lshr", second, self.word.const(1))))
         return converted(self.e, bits, self.lanes, torch.int64, dtype)
 
-    def drawn(self, block: str):  # type: ignore[no-untyped-def]
+    def drawn(self, block: str) -> Callable[[str], str]:
         """The four words of a block, as a choice by number."""
         words = self.philox((*self.halves(block), *self.operator))
 

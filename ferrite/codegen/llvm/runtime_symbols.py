@@ -11,8 +11,9 @@ from pathlib import Path
 PARALLEL = ("GOMP_parallel", "omp_get_num_threads", "omp_get_thread_num")
 MEMORY = ("malloc", "free", "memcpy", "memmove", "memset")
 _REAL = (
-    "acos acosh asin asinh atan atan2 atanh ceil cos cosh erf erfc exp exp2 expm1 floor fma fmax fmin fmod hypot ldexp "
-    "lgamma log log10 log1p log2 nearbyint nextafter pow rint round roundeven sin sincos sinh sqrt tan tanh tgamma trunc"
+    "acos acosh asin asinh atan atan2 atanh ceil cos cosh erf erfc exp exp2 expm1 floor fma fmax fmin fmod hypot "
+    "ldexp lgamma log log10 log1p log2 nearbyint nextafter pow rint round roundeven sin sincos sinh "
+    "sqrt tan tanh tgamma trunc"
 )
 MATH = tuple(name + suffix for name in _REAL.split() for suffix in ("", "f"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import platform
 import sys
 from dataclasses import dataclass
@@ -54,6 +55,28 @@ def host_target() -> Target:
         half=arm or "f16c" in features,
         saturates=arm,
     )
+
+
+@functools.cache
+def machine_text() -> str:
+    """What `host_target` follows from, for one version of LLVM; where the system says it, LLVM is not loaded."""
+    try:
+        with open("/proc/cpuinfo", "rb") as file:
+            said = file.read(1 << 14)  # some processors of the machine, not hundreds
+    except OSError:
+        return repr(host_target())
+    rows = [line.split(b":", 1) for line in said.splitlines()[:-1] if b":" in line]
+    facts = sorted({(name.strip().lower(), value.strip()) for name, value in rows if name.strip().lower() in TELLING})
+    words = [value.decode(errors="replace") for name, value in facts if name not in (b"flags", b"features")]
+    return f"{' '.join(words)} {hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"
+
+
+# What /proc/cpuinfo says of a processor's kind, on x86 and Arm; the rest changes by the minute or from core to core.
+TELLING = frozenset(
+    name.encode()
+    for name in ("vendor_id", "cpu family", "model", "model name", "stepping", "flags", "features", "cpu implementer",
+                 "cpu architecture", "cpu variant", "cpu part", "cpu revision")
+)  # fmt: skip
 
 
 def host_triple() -> str:

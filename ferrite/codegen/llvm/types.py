@@ -18,10 +18,10 @@ REGISTER = {
     torch.float32: "float",
     torch.float16: "i16",
     torch.bfloat16: "i16",
-    **{dtype: "i8" for dtype in (torch.int8, torch.uint8)},
-    **{dtype: "i16" for dtype in (torch.int16, torch.uint16)},
-    **{dtype: "i32" for dtype in (torch.int32, torch.uint32)},
-    **{dtype: "i64" for dtype in (torch.int64, torch.uint64)},
+    **dict.fromkeys((torch.int8, torch.uint8), "i8"),
+    **dict.fromkeys((torch.int16, torch.uint16), "i16"),
+    **dict.fromkeys((torch.int32, torch.uint32), "i32"),
+    **dict.fromkeys((torch.int64, torch.uint64), "i64"),
 }
 MEMORY = {**REGISTER, torch.bool: "i8"}
 BYTES = {"i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "float": 4, "double": 8, "ptr": 8}

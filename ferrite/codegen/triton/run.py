@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import functools
 import linecache
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 from ferrite.codegen.triton.emit import written
+from ferrite.codegen.triton.interpreted import REPLACED
 from ferrite.codegen.triton.launch import FAILURE_WORDS, OPTIONS, Launch
 from ferrite.ir.evaluate import out_of_bounds
 from ferrite.ir.kernel import Kernel
@@ -35,7 +36,7 @@ def start(source: str, launch: Launch, memory: Sequence[torch.Tensor], sizes: Se
     function = loaded(source, launch.name, interpreted)
     failure = torch.zeros(FAILURE_WORDS, dtype=torch.int64, device=device)
     arguments = [*memory, *sizes, *([failure] if launch.checks else [])]
-    with _mode(interpreted):
+    with _mode(interpreted), nullcontext() if interpreted else torch.cuda.device(device):
         function[(count,)](*arguments, **launch.constants(sizes), num_warps=launch.warps(sizes), **OPTIONS)
     number, value, extent, _ = failure.tolist() if launch.checks else (0, 0, 0, 0)
     if number:
@@ -51,27 +52,15 @@ def loaded(source: str, name: str, interpreted: bool) -> Any:
     with _mode(interpreted):
         exec(compile(source, file, "exec"), namespace)
     if interpreted:
-        from ferrite.codegen.triton.interpreted import REPLACED
-
         namespace.update({name: made for name, made in REPLACED.items() if name in namespace})
     return namespace[name]
 
 
-def _mode(interpreted: bool) -> AbstractContextManager[None]:
+@contextmanager
+def _mode(interpreted: bool) -> Iterator[None]:
+    """Whether Triton interprets, for a while, whatever the environment says."""
     from triton import knobs
 
-    return _Interpreting(knobs.runtime, interpreted)
-
-
-class _Interpreting:
-    """Whether Triton interprets, for a while, whatever the environment says."""
-
-    def __init__(self, knobs: Any, interpreted: bool) -> None:
-        self.scope, self.knobs, self.interpreted = knobs.scope(), knobs, interpreted
-
-    def __enter__(self) -> None:
-        self.scope.__enter__()
-        self.knobs.interpret = self.interpreted
-
-    def __exit__(self, *error: Any) -> None:
-        self.scope.__exit__(*error)
+    with knobs.runtime.scope():
+        knobs.runtime.interpret = interpreted
+        yield

@@ -83,13 +83,14 @@ def normalised(
     ctx, x, wide, exact = channels.ctx, channels.x, channels.wide, channels.exact
     mean, deviations = moments(channels, exact)
     variance = op("div", deviations, channels.float_count(exact))
-    root = op("sqrt", op("add", variance, channels.number(eps)))
-    means, scales = channels.kept(mean, wide), channels.kept(op("div", const(1, exact), root), wide)
-    value = cast(ctx.elements(x, x.sizes), wide)
-    value = op("mul", op("sub", value, channels.all(means)), channels.all(scales))
-    for each, name in ((weight, "mul"), (bias, "add")):
-        if each is not None:
-            value = op(name, value, channels.all(each))
+    scale: Expr = op("div", const(1, exact), op("sqrt", op("add", variance, channels.number(eps))))
+    means, scales = channels.kept(mean, wide), channels.kept(scale, wide)
+    if weight is not None:
+        scale = op("mul", scale, cast(channels.of(weight), exact))
+    away = op("sub", cast(ctx.elements(x, x.sizes), wide), channels.all(means))
+    # few roundings for each element: what a channel has in common is rounded once, and normalised away further on
+    factor = channels.all(scales if weight is None else channels.kept(scale, wide))
+    value = op("mul", away, factor) if bias is None else op("fma", away, factor, channels.all(bias))
     result = ctx.lazy(x.sizes, cast(value, x.dtype), x.device)
     kept = [ctx.convert(each, fake.dtype) for each, fake in zip((means, scales), ctx.out[1:3], strict=True)]
     return [result, *kept], mean, deviations
@@ -124,8 +125,8 @@ def batch_norm_backward(
         mean = channels.kept(op("div", channels.of(sums[0]), count), wide)
         slope = op("mul", op("div", channels.of(sums[1]), count), op("mul", scale, scale))
         factor = op("mul", scale, cast(channels.of(weight), exact)) if weight is not None else scale
-        moved = op("mul", away, channels.all(channels.kept(slope, wide)))
-        inside = op("sub", op("sub", given, channels.all(mean)), moved)
+        less = channels.all(channels.kept(op("neg", slope), wide))
+        inside = op("fma", away, less, op("sub", given, channels.all(mean)))
         value = op("mul", inside, channels.all(channels.kept(factor, wide)))
         results[0] = ctx.lazy(x.sizes, cast(value, x.dtype), x.device)
     kept = weight.dtype if weight is not None else x.dtype

@@ -61,4 +61,3 @@ _called(
 )
 _called("segment_reduce _segment_reduce_backward", because="rows of unequal length")
 _called("resize resize_ resize_as resize_as_ set_ set", because="it changes what memory a tensor has")
-_called("hash_tensor", because="its hash is torch's own")

@@ -1,13 +1,15 @@
-"""The negative log likelihood of classes; other losses are elementwise, and stand with their family."""
+"""The negative log likelihood of classes, and a gradient; other losses are elementwise, and stand with their family."""
 
 from __future__ import annotations
 
 import torch
 
-from ferrite.ir.expr import Expr, cast, const, data, op
+from ferrite.ir.expr import Expr, cast, const, data, index_value, op
 from ferrite.ir.types import arithmetic_type
 from ferrite.lower.context import Context
+from ferrite.lower.formula import Term, exp, pointwise
 from ferrite.lower.ops.reduce import Rows
+from ferrite.lower.ops.views import total
 from ferrite.lower.table import lowers
 from ferrite.lower.value import Value, own_axes
 
@@ -45,3 +47,17 @@ def nll_loss_forward(
     loss, count = (ctx.elements(total, ()) for total in totals)
     loss = op("div", loss, count) if reduction == MEAN else loss
     return tuple(ctx.lazy((), cast(each, x.dtype), x.device) for each in (loss, count))  # type: ignore[return-value]
+
+
+@lowers(aten.soft_margin_loss_backward.default)
+def soft_margin_loss_backward(ctx: Context, grad_output: Value, x: Value, target: Value, reduction: int) -> Value:
+    """With the exponential itself: one less a sigmoid near one has no digits left."""
+
+    def slope(grad: Term, x: Term, target: Term) -> Term:
+        grown = exp(-(target * x))
+        steep = -(target * grown)
+        if reduction == MEAN:
+            steep = steep / Term(cast(index_value(total(ctx.out_sizes)), x.dtype))
+        return steep / (grown + 1) * grad
+
+    return pointwise(ctx, slope, grad_output, x, target, takes="float")

@@ -108,6 +108,18 @@ def xor_sum(ctx: Context, inp: Value, dims: Any, output_dtype: Any = None) -> Va
     return rows.one("xor", rows.element(ctx.out_dtype), ctx.out_dtype)
 
 
+@lowers(*([aten.hash_tensor.default] if hasattr(aten, "hash_tensor") else []))
+def hash_tensor(ctx: Context, x: Value, dim: Any, keepdim: bool, mode: int) -> Value:
+    """The bits of all elements, as doubles or as long integers, one xor the other."""
+    if mode != 0 or x.dtype.is_complex or any(size.low == 0 for size in x.sizes):
+        raise NotLowered("other than the plain hash of some numbers")
+    rows = Rows(ctx, x, dim, keepdim)
+    wide = torch.float64 if x.dtype.is_floating_point else torch.int64
+    element = rows.element(wide)
+    bits = op("bitcast", element, dtype=torch.int64) if wide is torch.float64 else element
+    return rows.lazy(op("bitcast", rows.of(rows.one("xor", bits, torch.int64)), dtype=torch.uint64), torch.uint64)
+
+
 def extreme(ctx: Context, x: Value, dim: Any, keepdim: bool, largest: bool) -> Value:
     rows = Rows(ctx, x, dim, keepdim)
     if x.dtype is torch.bool:
