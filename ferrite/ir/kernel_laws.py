@@ -292,7 +292,7 @@ def keeps_apart(place: Index, axes: set[Axis]) -> bool:
     least = min((step.value for step in steps if isinstance(step, Number)), default=None)
     near = [(item, factor) for item, factor in mine if least is None or abs(factor) < least]
     far = [(item, factor) for item, factor in mine if not (least is None or abs(factor) < least)]
-    if any(factor < 0 for _, factor in mine) or not nested(near, 0):
+    if len(mine) < len(axes) or any(factor < 0 for _, factor in mine) or not nested(near, 0):
         return False
     inside = add(near)
     if near and not all(never_negative(step - 1 - inside) for step in steps):

@@ -56,7 +56,19 @@ def test_special_values_to_the_bit(dtype: torch.dtype) -> None:
         compared = x < y, x == y, x != y, x.isnan(), x.isinf(), x.signbit()
         # which of two zeros is the smaller eager leaves to the kernel that runs: adding zero makes both positive
         chosen = torch.where(x < y, x, y), torch.minimum(x, y) + 0.0, torch.maximum(x, y) + 0.0
-        return rounded, compared, chosen, x.clamp(-1, 1), x.relu() + 0.0, x + y, x * y, x / y, x.sqrt(), x.nan_to_num(), torch.copysign(x, y)
+        return (
+            rounded,
+            compared,
+            chosen,
+            x.clamp(-1, 1),
+            x.relu() + 0.0,
+            x + y,
+            x * y,
+            x / y,
+            x.sqrt(),
+            x.nan_to_num(),
+            torch.copysign(x, y),
+        )
 
     def inputs() -> list[torch.Tensor]:
         values = torch.tensor(SPECIAL, dtype=torch.float64).to(dtype)

@@ -106,6 +106,10 @@ BROKEN = {
     "an addition at one place for all": ("K9", last("out[0].add(s)")),
     "a store at one place of a tile for all lanes": ("K9", small("s.join(v1)", "tile[0] = v1")),
     "an addition where memory says": ("K9", last("v8: i64 = y[i]\n        out[data(v8, 8)].add(s)")),
+    "an addition where memory says, by steps too small for the axis": (
+        "K9",
+        last("v8: i64 = y[i]\n        out[2*data(v8, 8) + i].add(s)"),
+    ),
     "a tile of any size": ("K10", SMALL.replace("symbol(1, 64)", "symbol(1, None)")),
 }
 
@@ -140,6 +144,11 @@ BUILT = list(built())
 def test_the_small_kernel_is_valid():
     kernel = parse_kernel(SMALL)
     assert verify_kernel(kernel) is kernel
+
+
+def test_additions_that_axes_keep_apart_need_not_be_atomic():
+    # n is at most 64, so that multiples of 64 are told apart from places in between
+    verify_kernel(parse_kernel(last("v8: i64 = y[0]\n        out[64*data(v8, 8) + i].add(s)")))
 
 
 @pytest.mark.parametrize("case", list(BROKEN))

@@ -59,7 +59,6 @@ class Verdict:
     program: str = ""
 
 
-
 def hardsigmoid(x: torch.Tensor) -> torch.Tensor:
     return (x + 3).clamp(0, 6) / 6
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from lower.lowered import eager_calls, kinds, operations, program_of, same_as_eager
+from lower.lowered import assert_lowered, eager_calls, kinds, operations, program_of, same_as_eager
 
 from ferrite.ir.program import Reduce, Scan, Sort
 from ferrite.lower.table import standing
@@ -129,3 +129,11 @@ def test_sorting_gives_keys_and_places():
 def test_an_order_that_is_torchs_own_is_left_to_torch():
     program = program_of(lambda a: a.mode()[0], torch.randn(4, 9))
     assert [call.reason for call in eager_calls(program)] == [standing(aten.mode.default)[1]]
+
+
+@pytest.mark.skipif(not hasattr(torch, "hash_tensor"), reason="this release has none")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int16, torch.bool], ids=str)
+def test_the_hash_of_a_tensor(dtype):
+    values = torch.randn(3, 4).to(dtype)
+    program = assert_lowered(lambda a: [torch.hash_tensor(a), torch.hash_tensor(a, dim=1)], values)
+    assert not eager_calls(program)

@@ -14,7 +14,8 @@ import functools
 import struct
 from collections.abc import Iterable, Sequence
 
-from ferrite.codegen.llvm.build import load_text
+from ferrite.codegen.llvm.build import load, object_code
+from ferrite.codegen.llvm.target import host_target
 
 NAME = "ferrite_run"
 IMMEDIATE = -1

@@ -41,7 +41,8 @@ class Function:
         self.cold: Code = []
         self.captured: dict[str, tuple[str, str]] = {}  # name outside: type, name here
         self.fails = False
-        self.tiles = 0  # bytes of scratch that do not fit the stack
+        self.memory: dict[Any, Any] = {}  # tiles of its own, by the statement that asks for them
+        self.stack, self.tiles = 0, 0  # bytes of tiles on the stack, and beyond it
         self.scopes = [Scope(0, "entry", open=True)]
         self.push("start")
 

@@ -26,8 +26,6 @@ class Statements:
         self.e, self.expressions = emission, expressions
         self.accumulators = Accumulators(emission, expressions)
         self.parallel: Callable[[Loop], None] = self.serial
-        self.stacks: dict[int, int] = {}  # bytes of scratch on the stack of each function
-        self.tiles: dict[tuple[int, Scratch], Memory] = {}
 
     def block(self, body: Body) -> None:
         for statement in body:
@@ -67,22 +65,24 @@ class Statements:
         self.e.mask = kept
 
     def scratch(self, statement: Scratch) -> None:
-        function, element = self.e.function, MEMORY[statement.dtype]
-        key = (id(function), statement)
-        if key not in self.tiles:
+        """A tile. It is the same memory wherever the statement is written again: what was in it is over by then."""
+        tiles = self.e.function.memory
+        if statement not in tiles:
             sizes = [max(size.high or 0, 1) for size in statement.sizes]
-            count = math.prod(sizes)
             strides = tuple(math.prod(sizes[place + 1 :]) for place in range(len(sizes)))
-            used = self.stacks.get(id(function), 0) + count * BYTES[element]
-            if used <= STACK:
-                self.stacks[id(function)] = used
-                pointer = function.variable(f"[{count} x {element}], align 64")
-            else:
-                pointer = function.op(f"getelementptr i8, ptr %tiles, i64 {function.tiles}")
-                function.tiles += -(-count * BYTES[element] // 64) * 64
-            self.tiles[key] = Memory(pointer, strides)
-        self.e.memory[statement.name] = self.tiles[key]
-        self.tiles[key].version += 1
+            tiles[statement] = Memory(self.room(math.prod(sizes), MEMORY[statement.dtype]), strides)
+        self.e.memory[statement.name] = tiles[statement]
+        tiles[statement].version += 1
+
+    def room(self, count: int, element: str) -> str:
+        """Memory of the function's own: on its stack while there is room."""
+        function, size = self.e.function, count * BYTES[element]
+        if function.stack + size <= STACK:
+            function.stack += size
+            return function.variable(f"[{count} x {element}], align 64")
+        pointer = function.op(f"getelementptr i8, ptr %tiles, i64 {function.tiles}")
+        function.tiles += -(-size // 64) * 64
+        return pointer
 
     # --- loops --------------------------------------------------------------------------------------------------------
 

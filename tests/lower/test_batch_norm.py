@@ -1,0 +1,47 @@
+"""Batch normalisation as loop programs, with its gradients and statistics."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lower.lowered import operations, programs_of, same_as_eager
+
+from ferrite.ir.program import Reduce
+
+pytestmark = pytest.mark.quick
+
+
+NORMS = {
+    "plain": lambda a, w, b: F.batch_norm(a, None, None, w, b, training=True),
+    "without weights": lambda a, w, b: F.batch_norm(a, None, None, training=True) + w.sum() + b.sum(),
+    "instances": lambda a, w, b: F.instance_norm(a, weight=w, bias=b),
+    "running": lambda a, w, b: F.batch_norm(a, w.detach(), b.detach().abs(), w, b, training=False),
+}
+
+
+def weighted_batch(*sizes, dtype=torch.float32):
+    values = [torch.randn(*sizes), torch.randn(sizes[1]), torch.randn(sizes[1])]
+    return lambda: [each.to(dtype).requires_grad_() for each in values]
+
+
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_normalised_batches_and_their_gradients(name, dtype):
+    assert not same_as_eager(NORMS[name], weighted_batch(4, 3, 5, dtype=dtype), backward=True).graphs[0].eager_calls
+
+
+def test_a_batch_norm_with_its_running_statistics():
+    module = torch.nn.BatchNorm2d(3, momentum=0.3)
+    same_as_eager(module, lambda: [torch.randn(4, 3, 2, 5, requires_grad=True)], backward=True, calls=2)
+
+
+def test_statistics_of_a_batch_are_kept_in_double_precision():
+    forward, backward = programs_of(NORMS["plain"], *weighted_batch(4, 3, 5)(), grad=True)
+    for program in (forward, backward):
+        targets = [target.buffer for loop in operations(program, Reduce) for target in loop.targets if target]
+        assert {buffer.dtype for buffer in program.buffers if buffer.name in targets} == {torch.float64}
+
+
+def test_two_numbers_far_from_zero_are_normalised():
+    same_as_eager(lambda a: F.batch_norm(a, None, None, training=True), lambda: [1e4 + torch.rand(2, 64)])
