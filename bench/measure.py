@@ -105,7 +105,7 @@ def busy_seconds() -> float:
 def ratio(ours: list[float], theirs: list[float]) -> tuple[float, float, float]:
     """Median and quartiles of ours / theirs, round by round; below 1 is faster."""
     ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
-    low, middle, high = statistics.quantiles(ratios, n=4)
+    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
     return middle, low, high
 
 

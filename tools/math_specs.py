@@ -81,14 +81,14 @@ ELEMENTARY: dict[str, Spec] = {
     "EXPM1": Spec(
         "(exp(r) - 1 - r) / r^2",
         lambda r: (mpmath.expm1(r) - r) / r**2,
-        both(-HALF_LN2, HALF_LN2, 6, 11),
+        both(-HALF_LN2, HALF_LN2, 5, 10),
         weight=lambda r: abs(r**2 / mpmath.expm1(r)),
         given=(0.5,),
     ),
     "LOG": Spec(
         "(log(1 + f) - f + f^2 / 2) / f^3",
         lambda f: (mpmath.log1p(f) - f + f**2 / 2) / f**3,
-        {"float": (LOG_LOW, LOG_HIGH, 9)},
+        {"float": (LOG_LOW, LOG_HIGH, 8)},
         weight=lambda f: abs(f**3 / mpmath.log1p(f)),
     ),
     "LOG_BY_QUOTIENT": Spec(

@@ -121,6 +121,8 @@ class _Printer:
         if names:
             yield f"{INDENT}({', '.join(names)},) = args"
         yield f"{INDENT}args.clear()"
+        if self.program.name == "backward":  # what the forward program keeps for it may be results of calls
+            yield from (INDENT + line for line in self.received(sorted(self.there - self.written())))
         for place, step in enumerate(self.plan.steps):
             for line in self.step(place, step):
                 yield INDENT + line
@@ -218,9 +220,14 @@ class _Printer:
         for item in results:
             if isinstance(item, Symbol):
                 yield f"{item.name} = int({item.name})"
-            elif item in self.laid_out and self.layouts.buffers[item].kind == "owned":
+            elif item in self.laid_out and self.layouts.buffers[item].kind not in ("view", "foreign"):
                 strides = numbers(self.layouts.buffers[item].strides)
                 yield f"if {item}.stride() != {strides}: {item} = laid_out({item}, {strides})"
+
+    def written(self) -> set[str]:
+        """Storages that the program writes: a copy could not stand for them."""
+        accesses = (access for operation in self.program.operations for access in writes(operation))
+        return {self.layouts.buffers[access.buffer].storage for access in accesses}
 
     def assigned(self, call: Call, value: str) -> str:
         names = ["_" if item is None else item.name if isinstance(item, Symbol) else item for item in call.results]
@@ -328,8 +335,6 @@ def read_by_strides(plan: Plan) -> Iterator[str]:
         if isinstance(step, Run):
             yield from (name for launch in step.launches for name in launch.arguments)
     yield from (buffer.storage for buffer in plan.program.buffers if buffer.kind == "view")
-    if plan.program.name == "forward":  # the backward program relies on what is kept for it
-        yield from (item for item in plan.program.outputs if isinstance(item, str))
 
 
 def numbers(sizes: Iterable[Index]) -> str:

@@ -63,7 +63,7 @@ def _fused(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
 
 
 def _fmod(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Exact. Torch's vector code is not where the quotient overflows: then it says NaN, and its scalar code does not."""
+    """Exact, also where the quotient overflows: torch's vector code says NaN there, its scalar code does not."""
     if a.dtype is torch.float32:
         return torch.fmod(a.double(), b.double()).float()
     return torch.fmod(a, b)

@@ -26,6 +26,7 @@ from ferrite.lower.allocate import with_allocations
 from ferrite.lower.bodies import Bodies
 from ferrite.lower.calls import HalfLowered, flat
 from ferrite.lower.dead import live_operations
+from ferrite.lower.forecasts import misforecast
 from ferrite.lower.host import LoweringFailure
 from ferrite.lower.lazy_bits import resolved_later, resolved_now
 from ferrite.lower.materialise import uses_of, worth_keeping
@@ -228,7 +229,10 @@ class Walk(Bodies):
         kind, note = standing(target)
         if kind in ("eager", "template"):
             raise NotLowered(note)
-        why_not = self.unsupported(args, kwargs, out)
+        fakes = [value.fake for value in flat((list(args), dict(kwargs))) if isinstance(value, Value)]
+        why_not = self.unsupported(args, kwargs, out) or misforecast(
+            target, [each for each in fakes if each is not None]
+        )
         if why_not:
             raise NotLowered(why_not)
         if kind == "lowered":

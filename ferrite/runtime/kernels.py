@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from ferrite.codegen.llvm import driver
+from ferrite.codegen.llvm import driver, memory
 from ferrite.codegen.llvm.build import load, object_code
 from ferrite.codegen.llvm.emit import kernel_text
+from ferrite.codegen.llvm.image import Image, NoImage, image_of, is_image
 from ferrite.codegen.llvm.target import Target, host_target
 from ferrite.ir.kernel import Kernel
 from ferrite.runtime.cache import Store, kernel_key
@@ -85,7 +86,7 @@ def object_codes(units: Sequence[Unit], cache: KernelCache | None) -> dict[str, 
 
 def compiled(units: Sequence[Unit], target: Target) -> list[bytes]:
     def one(unit: Unit) -> bytes:
-        return object_code(unit.llvm(target), target)
+        return loadable(object_code(unit.llvm(target), target))
 
     if len(units) == 1:
         return [one(units[0])]
@@ -93,11 +94,23 @@ def compiled(units: Sequence[Unit], target: Target) -> list[bytes]:
         return list(pool.map(one, units))
 
 
+def loadable(code: bytes) -> bytes:
+    """An image where one can be made and loaded; otherwise the object itself."""
+    if not memory.can_load():
+        return code
+    try:
+        return bytes(image_of(code))
+    except NoImage:
+        return code
+
+
 def addresses_of(objects: Mapping[str, bytes]) -> dict[str, int]:
     """The address of the function in each object. What this process has under the same name is not loaded again."""
     with _lock:
         new = {name: code for name, code in objects.items() if name not in _addresses}
-    found = load(new) if new else {}
+    images = {name: Image.read(code) for name, code in new.items() if is_image(code)}
+    others = {name: code for name, code in new.items() if name not in images}
+    found = {**(memory.load_images(images) if images else {}), **(load(others) if others else {})}
     with _lock:
         for name, address in found.items():
             _addresses.setdefault(name, address)

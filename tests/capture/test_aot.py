@@ -125,16 +125,22 @@ def test_decompositions_keep_the_memory_format(fn, decompose):
     check(fn, lambda: [inputs().to(memory_format=torch.channels_last)], options={"decompose": decompose})
 
 
+@pytest.mark.parametrize("executor", ["native", "calls"])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_an_output_that_a_decomposition_restrides_is_copied_back(dynamic):
+def test_an_output_that_a_decomposition_restrides_is_copied_back(dynamic, executor):
     def fn(x):
         return torch.baddbmm(x[:, 0], x[:, 0], x[:, 1])
 
     def make_inputs():
         return [torch.rand(2, 4, 6, 6).transpose(0, 3).contiguous().transpose(0, 3)]
 
-    check(fn, make_inputs, options={"decompose": "core"}, dynamic=dynamic)
-    assert "restride(" in ferrite.last_compile().graphs[0].source
+    check(fn, make_inputs, options={"decompose": "core", "executor": executor}, dynamic=dynamic)
+    (graph,) = ferrite.last_compile().graphs
+    copied = {
+        "native": any("output" in kernel.operators for kernel in graph.kernels),
+        "calls": "restride(" in graph.source,
+    }
+    assert copied[executor]
 
 
 def test_min_cut_saves_less_than_save_all():

@@ -53,7 +53,8 @@ def test_compile_prints_the_record(net, capsys):
     text = capsys.readouterr().out
     assert "forward" in text
     assert "backward" in text
-    assert "eager: not yet lowered" in text
+    assert "eager: matmul: a kernel of torch" in text
+    assert "run_0(" in text
     assert "def forward(args):" in text
     assert "net.py:10" in text
 

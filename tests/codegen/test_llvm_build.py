@@ -125,6 +125,13 @@ def test_other_machines_use_their_vectors():
     assert host_target() is host_target()
 
 
+def test_coefficients_are_where_the_machine_wants_them():
+    """An Arm core copies what it adds to; loading it anew is free. Others add from memory as they are."""
+    kernel = parse_kernel(SOFTMAX)
+    assert "load volatile <4 x float>" in kernel_text(kernel, TARGETS["portable-arm"], "kernel")
+    assert "volatile" not in kernel_text(kernel, AVX2, "kernel")
+
+
 def test_what_is_computed_by_portable_code_is_the_same(monkeypatch):
     """Conversions that a machine lacks are done by hand; this machine can run them too."""
     import native_kernels

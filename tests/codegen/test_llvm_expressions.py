@@ -121,9 +121,8 @@ def test_an_index_is_where_the_oracle_has_it(data):
 def test_random_numbers_have_the_bits_of_the_oracle(kind, dtype):
     i = axis("i", 27)
     seed = load("seed", (axis("k", 1) * 0,), torch.int64)
-    counter = i + (5 << 48) + 3
-    body = (Store("out", (i,), Random.intern(kind, seed, counter, dtype)),)
-    for lanes, copies in ((1, 1), (4, 2)):
+    for lanes, copies, first in ((1, 1, 3), (4, 2, 3), (4, 2, 4), (8, 1, 8)):
+        body = (Store("out", (i,), Random.intern(kind, seed, i + (5 << 48) + first, dtype)),)
         kernel = Kernel(
             (Pointer("seed", torch.int64), Pointer("out", dtype, "write")),
             (),

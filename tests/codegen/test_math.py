@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from ferrite.codegen.llvm.math import FUNCTIONS, MATH, TYPES, declarations, func
 from ferrite.codegen.llvm.target import TARGETS, Target
 from ferrite.ir.scalar import OPERATORS
 
+ROOT = Path(__file__).parents[2]
 NAMES = sorted(FUNCTIONS)
 INF, NAN = math.inf, math.nan
 
@@ -264,10 +267,23 @@ def test_other_machines_can_be_compiled_for(target: Target):
 
 @pytest.mark.quick
 def test_the_page_says_what_the_table_says():
-    page = (Path(__file__).parents[2] / "docs" / "math.md").read_text()
+    page = (ROOT / "docs" / "math.md").read_text()
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("| `")
     ]
     found = {row[0].strip("`"): (float(row[1]), float(row[3]), row[5]) for row in rows}
     wanted = {name: (function.f32, function.f64, function.method) for name, function in FUNCTIONS.items()}
     assert found == wanted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["EXP", "LOG", "SINH", "COS"])
+def test_the_coefficients_come_from_the_tool(name):
+    done = subprocess.run(
+        [sys.executable, "-c", f"from fit_math import block, ELEMENTARY; print(block({name!r}, ELEMENTARY[{name!r}]))"],
+        cwd=ROOT / "tools",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() in (ROOT / "ferrite" / "codegen" / "llvm" / "math_fits.py").read_text()

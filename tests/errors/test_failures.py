@@ -102,8 +102,8 @@ def test_an_unforeseen_exception_is_a_failure_of_its_stage(executor, stage, monk
         raise IndexError("an index of our own")  # Dynamo would take one that leaves the backend as the user's
 
     monkeypatch.setattr(PATCHABLE[executor][stage], broken)
+    options = {"repro_dir": str(tmp_path), "executor": executor}
     with pytest.warns(ferrite.FerriteWarning, match=f"stage {stage!r} failed"):
-        options = {"repro_dir": str(tmp_path), "executor": executor}
         assert_like_eager(torch.compile(model, backend="ferrite", options=options))
     torch.compiler.reset()
     with pytest.raises(ferrite.CompilerBug, match="IndexError: an index of our own") as caught:
@@ -118,10 +118,13 @@ def test_a_kernel_that_llvm_refuses_is_a_failure_of_codegen(monkeypatch, tmp_pat
     def unlike_any_other(x):  # a kernel that no other test has compiled in this process
         return (x * 0.123 + 4.567).sin()
 
-    x = torch.rand(3)
+    compiled, x = (
+        torch.compile(unlike_any_other, backend="ferrite", options={"repro_dir": str(tmp_path)}),
+        torch.rand(3),
+    )
     with pytest.warns(ferrite.FerriteWarning, match="stage 'codegen' failed"):
-        compiled = torch.compile(unlike_any_other, backend="ferrite", options={"repro_dir": str(tmp_path)})
-        assert torch.equal(compiled(x), unlike_any_other(x))
+        ours = compiled(x)
+    assert torch.equal(ours, unlike_any_other(x))
     (graph,) = ferrite.last_compile().graphs
     assert "stage 'codegen' failed" in graph.failure
 
@@ -158,8 +161,8 @@ def test_a_failing_backward_graph_leaves_the_forward_graph_compiled(executor, mo
         return original(graph)
 
     monkeypatch.setattr(PATCHABLE[executor]["lower"], only_forward)
+    options = {"repro_dir": str(tmp_path), "executor": executor}
     with pytest.warns(ferrite.FerriteWarning, match="backward only"):
-        options = {"repro_dir": str(tmp_path), "executor": executor}
         ours = run_and_differentiate(torch.compile(model, backend="ferrite", options=options))
     torch.testing.assert_close(ours, run_and_differentiate(model), rtol=1e-6, atol=1e-6)
     forward, backward = ferrite.last_compile().graphs

@@ -41,12 +41,13 @@ UNDEFINED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empt
 WIDER = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64}
 WIDER |= {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
 NARROWER = {torch.float64: torch.float32, torch.complex128: torch.complex64}
-# How much better double precision is than single: what a run in single precision is off by, scaled down by this, is what
-# rounding does to the same computation in double.
+# How much finer double precision is than single: what a run in single precision is off by, scaled down by this, is
+# what rounding does to the same computation in double.
 DOUBLE_TO_SINGLE = 2**-29
 # What rounding may do on top of what eager is off by, in units in the last place: of the element itself, and of the
 # largest one, since an element may be the difference of others as large.
 OWN_ULPS, LARGEST_ULPS = 4, 1
+LARGEST_ULPS_UNMEASURED = 16  # where the call names the type to compute in, other inputs tell nothing of eager
 
 
 @dataclass
@@ -112,7 +113,8 @@ def judge(info: Any, sample: Any, backward: bool) -> Verdict:
     except Exception as problem:
         return Verdict("crashed", f"running: {type(problem).__name__}: {str(problem)[:200]}", calls, text)
     exact = None if info.name in UNDEFINED else reference(measure, tensors)
-    why = difference(ours, pytree.tree_leaves(eager), exact)
+    names_type = any(isinstance(leaf, torch.dtype) for leaf in leaves)
+    why = difference(ours, pytree.tree_leaves(eager), exact, names_type)
     kind = "wrong" if why else "called" if calls else "lowered"
     return Verdict(kind, why or "", calls, text)
 
@@ -191,8 +193,8 @@ def reference(function: Any, tensors: list[torch.Tensor]) -> Known:
     return run
 
 
-def difference(ours: list[Any], eager: list[Any], exact: Known | None) -> str | None:
-    """What tells ours from eager's; without a reference, values do not count."""
+def difference(ours: list[Any], eager: list[Any], exact: Known | None, names_type: bool) -> str | None:
+    """What tells ours from eager's; without a reference, values do not count. `names_type`: the call does."""
     if len(ours) != len(eager):
         return f"{len(ours)} results instead of {len(eager)}"
     for place, (mine, theirs) in enumerate(zip(ours, eager, strict=True)):
@@ -207,7 +209,7 @@ def difference(ours: list[Any], eager: list[Any], exact: Known | None) -> str | 
             mine, theirs = mine.to_dense(), theirs.to_dense()
         elif theirs.numel() and strides(mine) != strides(theirs):
             return f"result {place}: strides {mine.stride()} instead of {theirs.stride()}"
-        if exact is not None and (problem := values_differ(mine, theirs, place, exact)):
+        if exact is not None and (problem := values_differ(mine, theirs, place, exact, names_type)):
             return f"result {place}: {problem}"
     return None
 
@@ -216,7 +218,7 @@ def strides(tensor: torch.Tensor) -> list[int]:
     return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
 
 
-def values_differ(mine: torch.Tensor, theirs: torch.Tensor, place: int, exact: Known) -> str | None:
+def values_differ(mine: torch.Tensor, theirs: torch.Tensor, place: int, exact: Known, names_type: bool) -> str | None:
     mine, theirs = (tensor.detach().resolve_conj().resolve_neg() for tensor in (mine, theirs))
     if theirs.dtype is torch.complex32:  # torch compares no complex numbers of 16-bit floats
         mine, theirs = mine.to(torch.complex64), theirs.to(torch.complex64)
@@ -224,11 +226,12 @@ def values_differ(mine: torch.Tensor, theirs: torch.Tensor, place: int, exact: K
         return None
     if not (theirs.is_floating_point() or theirs.is_complex()):
         return f"{int((mine != theirs).sum())} elements differ"
-    best, error = judged(theirs, exact(), place)
+    best, error, is_measured = judged(theirs, exact(), place)
     a, b = mine.to(best.dtype), theirs.to(best.dtype)
     limits = torch.finfo(theirs.abs().dtype)
     size = best.abs().nan_to_num(0, 0, 0)
-    rounding = limits.eps * (OWN_ULPS * size + LARGEST_ULPS * size.max()) + limits.tiny
+    largest = size.max() * (LARGEST_ULPS if is_measured and not names_type else LARGEST_ULPS_UNMEASURED)
+    rounding = limits.eps * (OWN_ULPS * size + largest) + limits.tiny
     wrong = ~((a == b) | (a.isnan() & b.isnan())) & ~((a - best).abs() <= 4 * error + 2 * error.max() + rounding)
     if not bool(wrong.any()):
         return None
@@ -236,8 +239,9 @@ def values_differ(mine: torch.Tensor, theirs: torch.Tensor, place: int, exact: K
     return f"{int(wrong.sum())} elements farther from float64 than eager, e.g. {example}"
 
 
-def judged(theirs: torch.Tensor, known: list[Any] | None, place: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The best values there are, and what eager is off by. In double precision eager is the best there is."""
+def judged(theirs: torch.Tensor, known: list[Any] | None, place: int) -> tuple[torch.Tensor, torch.Tensor, bool]:
+    """The best values there are, what eager is off by, and whether that could be measured. In double precision eager
+    is the best there is."""
     wide = torch.complex128 if theirs.is_complex() else torch.float64
     here = theirs.to(wide)
     other = known[place] if known is not None else theirs
@@ -247,8 +251,8 @@ def judged(theirs: torch.Tensor, known: list[Any] | None, place: int) -> tuple[t
         other = theirs
     error = (other.detach().to(wide) - here).abs().nan_to_num(0, 0, 0)
     if theirs.dtype == wide:
-        return here, error * DOUBLE_TO_SINGLE
-    return (other.detach() if other.dtype == wide else here).to(wide), error
+        return here, error * DOUBLE_TO_SINGLE, other.dtype != wide
+    return (other.detach() if other.dtype == wide else here).to(wide), error, other.dtype == wide
 
 
 def sweep(name: str, dtype: torch.dtype, backward: bool = False, samples: int = 3) -> list[Verdict]:

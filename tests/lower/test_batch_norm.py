@@ -5,11 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from lower.lowered import operations, programs_of, same_as_eager
+from lower.lowered import eager_calls, operations, programs, same_as_eager, traced
 
+from ferrite.ir.interpret import interpret
+from ferrite.ir.laws import verify_program
 from ferrite.ir.program import Reduce
+from ferrite.lower.graph import lower_module
 
 pytestmark = pytest.mark.quick
+aten = torch.ops.aten
 
 
 NORMS = {
@@ -26,7 +30,7 @@ def weighted_batch(*sizes, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("name", NORMS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_normalised_batches_and_their_gradients(name, dtype):
     assert not same_as_eager(NORMS[name], weighted_batch(4, 3, 5, dtype=dtype), backward=True).graphs[0].eager_calls
 
@@ -37,7 +41,8 @@ def test_a_batch_norm_with_its_running_statistics():
 
 
 def test_statistics_of_a_batch_are_kept_in_double_precision():
-    forward, backward = programs_of(NORMS["plain"], *weighted_batch(4, 3, 5)(), grad=True)
+    same_as_eager(NORMS["plain"], weighted_batch(4, 3, 5), backward=True)
+    forward, backward = programs()
     for program in (forward, backward):
         targets = [target.buffer for loop in operations(program, Reduce) for target in loop.targets if target]
         assert {buffer.dtype for buffer in program.buffers if buffer.name in targets} == {torch.float64}
@@ -45,3 +50,15 @@ def test_statistics_of_a_batch_are_kept_in_double_precision():
 
 def test_two_numbers_far_from_zero_are_normalised():
     same_as_eager(lambda a: F.batch_norm(a, None, None, training=True), lambda: [1e4 + torch.rand(2, 64)])
+
+
+def test_running_statistics_are_written_in_place():
+    def fn(a, mean, variance):
+        aten._native_batch_norm_legit.default(a, None, None, mean, variance, True, 0.3, 1e-5)
+        return aten._native_batch_norm_legit.default(a, None, None, mean, variance, False, 0.3, 1e-5)[0]
+
+    lowered = lower_module(traced(fn, *(given := [torch.randn(4, 3, 5), torch.zeros(3), torch.ones(3)])))
+    ours, theirs = [each.clone() for each in given], [each.clone() for each in given]
+    (made,) = interpret(verify_program(lowered.program), list(ours), lowered.objects)
+    torch.testing.assert_close([made, *ours], [fn(*theirs), *theirs])
+    assert not eager_calls(lowered.program)

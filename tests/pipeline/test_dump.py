@@ -10,6 +10,7 @@ import torch
 
 import ferrite
 from compare import compile_strict
+from ferrite.ir.parse import parse
 
 
 def model(x, w, b):
@@ -30,7 +31,9 @@ def test_every_step_is_written_and_runs(tmp_path, dynamic):
         "remove_noop_ops.py",
         "pass_patterns.py",
         "host.py",
+        "program.py",
     ]
+    assert parse((forward / "program.py").read_text()).name == "forward"
     assert (forward / "host.py").read_text() == ferrite.last_compile().graphs[0].source
     assert "clone" in (forward / names[0]).read_text()
     assert "clone" not in (forward / names[1]).read_text()

@@ -323,7 +323,7 @@ def test_products_of_one_input_become_one(widths, bias):
             return torch.cat([torch.relu(layer(x)) for layer in self.layers], -1)
 
     for shape in ((6, 4), (2, 3, 4)):
-        gm = frozen(Siblings(), torch.randn(shape))
+        gm = frozen(Siblings(), torch.randn(shape), weight_layouts="always")
         assert len([name for name in operators(gm) if name in ("mm.default", "addmm.default")]) == 1
         weight = max(constants(gm), key=torch.Tensor.numel)
         assert weight.shape == (4, sum(widths))

@@ -26,6 +26,7 @@ from ferrite.pipeline import graph_pass
 from ferrite.runtime import run_in_eager
 
 quick = pytest.mark.quick
+SELDOM_DYNAMIC = [False, pytest.param(True, marks=pytest.mark.slow)]
 aten = torch.ops.aten
 IN_PLACE = graph_pass(reinplace_inplaceable_ops.function, name="reinplace", after="stable_topological_sort")
 WRITE_OUT = graph_pass(decompose_auto_functionalized.function, name="write_out", after="reinplace")
@@ -264,7 +265,7 @@ CASES = {
 X = torch.randn(3, 4)
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", SELDOM_DYNAMIC)
 @pytest.mark.parametrize("fn", CASES, ids=lambda fn: fn.__name__)
 def test_no_copy_is_made_where_none_is_needed(fn, dynamic):
     found = captured(fn, X.clone(), dynamic=dynamic)
@@ -283,10 +284,17 @@ def test_without_the_note_everything_is_copied(fn):
     assert targets(written_out(fn, X, in_place=False)).count("aten.clone.default") == bases + clones
 
 
+WAYS = {"both": [IN_PLACE, WRITE_OUT], "note": [IN_PLACE], "copies": [WRITE_OUT_ALONE]}
+
+
 @pytest.mark.parametrize(
-    "passes", [[IN_PLACE, WRITE_OUT], [IN_PLACE], [WRITE_OUT_ALONE]], ids=["both", "note", "copies"]
+    ("dynamic", "passes"),
+    [
+        pytest.param(dynamic, passes, id=f"{dynamic}-{name}", marks=[pytest.mark.slow] * (dynamic and name != "both"))
+        for dynamic in (False, True)
+        for name, passes in WAYS.items()
+    ],
 )
-@pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("fn", CASES, ids=lambda fn: fn.__name__)
 def test_nobody_can_tell(fn, dynamic, passes):
     exact = fn is not as_integers
@@ -697,7 +705,7 @@ LOOPS = [
 
 
 @pytest.mark.parametrize("length", [1, 4])
-@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dynamic", SELDOM_DYNAMIC)
 @pytest.mark.parametrize("fn", LOOPS, ids=lambda fn: fn.__name__)
 def test_loops(fn, dynamic, length):
     make = lambda: [torch.randn(3), torch.randn(length, 3)]  # noqa: E731
@@ -705,7 +713,7 @@ def test_loops(fn, dynamic, length):
     assert sum(ferrite.last_compile().rewrites.values()) >= 1
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", SELDOM_DYNAMIC)
 @pytest.mark.parametrize("fn", LOOPS, ids=lambda fn: fn.__name__)
 def test_loops_leave_valid_graphs(fn, dynamic):
     inputs = torch.randn(3), torch.randn(4, 3)

@@ -291,8 +291,9 @@ def test_hooks_on_the_graph_work_unchanged(name, as_list):
 
 
 @quick
+@pytest.mark.parametrize("executor", ["native", "calls"])
 @pytest.mark.parametrize("name", ["post_grad_custom_pre_pass", "post_grad_custom_post_pass"])
-def test_what_a_hook_leaves_out_of_order_and_without_metadata_is_repaired(name):
+def test_what_a_hook_leaves_out_of_order_and_without_metadata_is_repaired(name, executor):
     def careless(graph):
         """Puts a copy of the product's negative behind the node that reads it."""
         (add,) = graph.find_nodes(op="call_function", target=aten.add.Tensor)
@@ -302,9 +303,11 @@ def test_what_a_hook_leaves_out_of_order_and_without_metadata_is_repaired(name):
             copied = graph.call_function(aten.clone.default, (new,))
         add.args = (copied, add.args[1])
 
-    compiled = compile_strict(lambda x: torch.sin(x) + 1, options={name: careless})
-    x = torch.rand(3)
-    assert torch.equal(compiled(x), 1 - torch.sin(x))
+    compiled = compile_strict(lambda x: torch.abs(x) + 1, options={name: careless, "executor": executor})
+    x = torch.randn(3)
+    assert torch.equal(compiled(x), 1 - torch.abs(x))
+    if executor == "native":  # kernels have no such operators
+        return
     # the patterns run between the two places: they see what the first hook wrote, not what the second did
     calls = {call.operator for call in ferrite.last_compile().eager_calls}
     assert ("aten.clone.default" in calls) == (name == "post_grad_custom_post_pass")
@@ -388,7 +391,8 @@ def test_branches_are_rewritten_too():
 
 @quick
 def test_the_stage_can_be_switched_off():
-    compile_strict(lambda x: x.clone() + 1, options={"post_grad": False, **ALONE})(torch.ones(3))
+    options = {"post_grad": False, "executor": "calls", **ALONE}
+    compile_strict(lambda x: x.clone() + 1, options=options)(torch.ones(3))
     record = ferrite.last_compile()
     assert record.rewrites == {}
     assert "aten.clone.default" in {call.operator for call in record.eager_calls}

@@ -37,8 +37,11 @@ MEMBERS: dict[str, Callable[..., Any]] = {
     "batch_clamp": lambda x, w, b: x.clamp(-1, 1),
     "batch_dropout": lambda x, w, b: F.dropout(x, 1.0),
 }
-ALL = pytest.mark.parametrize("name", MEMBERS)
-FRESH = pytest.mark.parametrize("name", [name for name in MEMBERS if name != "batch_detach"])
+# Written by the same function as relu: the long sweep has them.
+ALIKE = {"batch_tanh", "batch_sigmoid", "batch_nan_to_num", "batch_clamp"}
+EACH = [pytest.param(name, marks=[pytest.mark.slow] if name in ALIKE else []) for name in MEMBERS]
+ALL = pytest.mark.parametrize("name", EACH)
+FRESH = pytest.mark.parametrize("name", [each for each in EACH if each.values != ("batch_detach",)])
 
 
 def operands(count: int, dtype: torch.dtype = torch.float32, requires: bool = True) -> list[torch.Tensor]:

@@ -83,7 +83,9 @@ def test_it_does_not_fire_and_says_why(name, case):
     assert all(miss.reason for miss in misses)
 
 
-@pytest.mark.parametrize(("name", "case"), [*cases("examples", others=slow), *cases("near_misses", others=slow)])
+@pytest.mark.parametrize(
+    ("name", "case"), [*cases("examples", others=slow), *cases("near_misses", first=slow, others=slow)]
+)
 def test_symbolic_sizes_add_no_guard(name, case):
     before = traced(case, "symbolic")
     after = copy.deepcopy(before)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ferrite.codegen.llvm.function import Function
+from ferrite.codegen.llvm.number_table import Numbers, table_texts
 from ferrite.codegen.llvm.target import Target
 from ferrite.codegen.llvm.types import is_literal, suffix, vector
 from ferrite.ir.index import Axis
@@ -69,10 +70,11 @@ class Module:
     declares: dict[str, str] = field(default_factory=dict)
     helpers: dict[str, str] = field(default_factory=dict)  # functions of ours, by name
     functions: list[str] = field(default_factory=list)
+    numbers: Numbers = field(default_factory=dict)  # those in memory
     counter: Iterator[int] = field(default_factory=itertools.count)
 
     def text(self) -> str:
-        head = [f'target triple = "{self.target.triple}"']
+        head = [f'target triple = "{self.target.triple}"', *table_texts(self.numbers)]
         tail = ['!0 = !{!"branch_weights", i32 1, i32 1000000}']
         return "\n".join([*head, *self.declares.values(), *self.helpers.values(), *self.functions, *tail]) + "\n"
 

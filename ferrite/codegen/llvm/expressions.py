@@ -11,14 +11,14 @@ from ferrite.codegen.llvm.access import Access
 from ferrite.codegen.llvm.casts import cast
 from ferrite.codegen.llvm.checks import stop_where
 from ferrite.codegen.llvm.emission import Emission, Value
-from ferrite.codegen.llvm.indices import Indices
+from ferrite.codegen.llvm.indices import Indices, factor_of
 from ferrite.codegen.llvm.operators import ROWS, Words, is_float
 from ferrite.codegen.llvm.places import Places
-from ferrite.codegen.llvm.random_numbers import random_value
+from ferrite.codegen.llvm.random_numbers import WORDS, random_row, random_value
 from ferrite.codegen.llvm.types import REGISTER, literal
 from ferrite.codegen.llvm.whole import STOPPING
 from ferrite.ir.expr import Cast, Const, Data, Expr, IndexValue, Load, Local, Masked, Op, Param, Random
-from ferrite.ir.index import Index
+from ferrite.ir.index import ONE, ZERO, Index
 from ferrite.ir.questions import data_of, indices_of
 
 Memo = dict[Expr, Value]
@@ -92,10 +92,30 @@ class Expressions:
             case Masked():
                 return self.masked(item)
             case Random():
-                return random_value(e, item.kind, self.memo[item.seed], self.wide_index(item.counter), item.dtype)
+                return self.random(item)
             case Op():
                 return self.operator(item)
         raise TypeError(f"no code for {type(item).__name__}")
+
+    def random(self, item: Random) -> Value:
+        e, seed = self.e, self.memo[item.seed]
+        if (
+            item.kind == "uniform"
+            and item.dtype is not torch.float64
+            and seed.lanes == 1
+            and self.by_fours(item.counter)
+        ):
+            copies = range(self.indices.copies(item.counter))
+            firsts = [self.indices.at(item.counter, copy, "i64", lane_zero=True).name for copy in copies]
+            return random_row(e, seed, firsts, item.dtype)
+        return random_value(e, item.kind, seed, self.wide_index(item.counter), item.dtype)
+
+    def by_fours(self, counter: Index) -> bool:
+        """Whether lanes count on from a multiple of four."""
+        axis = self.access.places.moving_axis(counter)
+        if axis is None or self.e.axes[axis].repeats or self.e.axes[axis].aligned % WORDS:
+            return False
+        return factor_of(counter, axis) is ONE and (counter - axis) % WORDS is ZERO
 
     def operator(self, item: Op) -> Value:
         e, values = self.e, [self.memo[operand] for operand in item.operands]

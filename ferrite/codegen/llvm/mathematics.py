@@ -6,6 +6,7 @@ import torch
 
 from ferrite.codegen.llvm import math as vector_math
 from ferrite.codegen.llvm.emission import Emission
+from ferrite.codegen.llvm.number_table import with_numbers_in_memory
 from ferrite.codegen.llvm.operators import ROWS, TAKES, is_float, words
 from ferrite.codegen.llvm.types import vector
 
@@ -26,7 +27,10 @@ def function(e: Emission, name: str, dtype: torch.dtype, lanes: int, *operands: 
     if (name, dtype) in vector_math.MATH:
         symbol = vector_math.function_name(name, dtype, lanes)
         if symbol not in e.module.helpers:
-            e.module.helpers[symbol] = vector_math.function_text(name, dtype, lanes)
+            text = vector_math.function_text(name, dtype, lanes)
+            e.module.helpers[symbol] = (
+                with_numbers_in_memory(e.module.numbers, text) if e.target.destroys_addend else text
+            )
             for line in sorted(vector_math.declarations([(name, dtype, lanes)])):
                 e.declare(line)
         type_ = vector(element, lanes)

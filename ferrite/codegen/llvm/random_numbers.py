@@ -13,10 +13,35 @@ from ferrite.codegen.llvm.types import REGISTER
 from ferrite.ir.random import PLACE_BITS
 from ferrite.passes.joint.randoms import DIGITS, KEY_STEPS, MULTIPLIERS, ROUNDS, WORD
 
+WORDS = 4  # in a block
+
 
 def random_value(e: Emission, kind: str, seed: Value, counter: Value, dtype: torch.dtype) -> Value:
     """Number `counter` (i64) of the stream of `seed` (i64)."""
     return e.map(REGISTER[dtype], [seed, counter], lambda lanes, *pair: _Stream(e, lanes, *pair).number(kind, dtype))
+
+
+def random_row(e: Emission, seed: Value, firsts: list[str], dtype: torch.dtype) -> Value:
+    """Uniform numbers for lanes that count on from a multiple of four: every block is drawn once, for four lanes.
+
+    `firsts`: the number (i64) of the first lane in every copy."""
+    parts = []
+    for row, first in enumerate(firsts):
+        words: list[str] = []
+        for place in range(0, e.lanes, WORDS):
+            counter = first if place == 0 else e.op(f"add nsw i64 {first}, {place}", first)
+            stream = _Stream(e, 1, e.part(seed, row, len(firsts), 1), counter)
+            words += stream.words(stream.wide.op("lshr", stream.place, stream.wide.const(2)))
+        parts.append(_unit(e, e.lanes, e.gathered(words, "i32"), dtype))
+    return Value(tuple(parts), REGISTER[dtype], e.lanes)
+
+
+def _unit(e: Emission, lanes: int, word: str, dtype: torch.dtype) -> str:
+    """A word as a number from 0 to below 1, with as many digits as its type holds."""
+    digits, real, whole = DIGITS[dtype], Words(e, "float", lanes), Words(e, "i32", lanes)
+    kept = whole.op("lshr", word, whole.const(32 - digits))
+    scaled = real.op("fmul", whole.convert("uitofp", kept, "float"), real.const(2.0**-digits))
+    return converted(e, scaled, lanes, torch.float32, dtype)
 
 
 class _Stream:
@@ -30,12 +55,8 @@ class _Stream:
     def number(self, kind: str, dtype: torch.dtype) -> str:
         wide = self.wide
         if kind == "uniform" and dtype is not torch.float64:
-            digits, real = DIGITS[dtype], Words(self.e, "float", self.lanes)
-            within = self.word_of(wide.op("and", self.place, wide.const(3)))
-            word = self.drawn(wide.op("lshr", self.place, wide.const(2)))(within)
-            kept = self.word.op("lshr", word, self.word.const(32 - digits))
-            scaled = real.op("fmul", self.word.convert("uitofp", kept, "float"), real.const(2.0**-digits))
-            return converted(self.e, scaled, self.lanes, torch.float32, dtype)
+            within = self.word_of(wide.op("and", self.place, wide.const(WORDS - 1)))
+            return _unit(self.e, self.lanes, self.drawn(wide.op("lshr", self.place, wide.const(2)))(within), dtype)
         block = self.drawn(wide.op("lshr", self.place, wide.const(1)))  # two words each
         within = self.word_of(wide.op("shl", wide.op("and", self.place, wide.const(1)), wide.const(1)))
         first, second = block(within), block(self.word.op("add", within, self.word.const(1)))
@@ -50,7 +71,7 @@ class _Stream:
 
     def drawn(self, block: str) -> Callable[[str], str]:
         """The four words of a block, as a choice by number."""
-        words = self.philox((*self.halves(block), *self.operator))
+        words = self.words(block)
 
         def choose(within: str) -> str:
             chosen = words[3]
@@ -60,6 +81,9 @@ class _Stream:
             return chosen
 
         return choose
+
+    def words(self, block: str) -> tuple[str, ...]:
+        return self.philox((*self.halves(block), *self.operator))
 
     def philox(self, counter: tuple[str, ...]) -> tuple[str, ...]:
         first, second, third, fourth = counter

@@ -14,7 +14,7 @@ class Target:
     """`lanes`: elements of 32 bits in a vector register. `half`: it converts 16-bit floats by itself.
 
     `saturates`: what a conversion from float to integer gives where the number does not fit: the nearest there is (0
-    for NaN), or the least integer.
+    for NaN), or the least integer. `destroys_addend`: a multiply-add leaves its result where the addend was.
     """
 
     name: str
@@ -24,12 +24,15 @@ class Target:
     lanes: int
     half: bool = True
     saturates: bool = False
+    destroys_addend: bool = False
 
 
 AVX2 = Target("avx2", "x86_64-unknown-linux-gnu", "haswell", "", 8)
 AVX512 = Target("avx512", "x86_64-unknown-linux-gnu", "skylake-avx512", "-prefer-256-bit", 16)
 PORTABLE_X86 = Target("portable-x86", "x86_64-unknown-linux-gnu", "x86-64", "", 4, half=False)
-PORTABLE_ARM = Target("portable-arm", "aarch64-unknown-linux-gnu", "generic", "+neon", 4, saturates=True)
+PORTABLE_ARM = Target(
+    "portable-arm", "aarch64-unknown-linux-gnu", "generic", "+neon", 4, saturates=True, destroys_addend=True
+)
 TARGETS = {target.name: target for target in (AVX2, AVX512, PORTABLE_X86, PORTABLE_ARM)}
 
 
@@ -54,6 +57,7 @@ def host_target() -> Target:
         lanes,
         half=arm or "f16c" in features,
         saturates=arm,
+        destroys_addend=arm,
     )
 
 

@@ -1,4 +1,4 @@
-"""Batch normalisation while training: statistics per channel, as exact as eager keeps them, then an expression.
+"""Batch normalisation: statistics per channel, as exact as eager keeps them, then an expression.
 
 On a CPU eager adds up single precision in double: batches of a few elements, whose deviations nearly cancel, need it.
 """
@@ -26,10 +26,15 @@ class Channels(Rows):
     """A value as one row per channel, its second dimension."""
 
     def __init__(self, ctx: Context, x: Value) -> None:
-        if x.rank < 2 or any(size.low == 0 for size in x.sizes):
-            raise NotLowered("a batch that may be empty")
+        if x.rank < 2:
+            raise NotLowered("no dimension for channels")
         super().__init__(ctx, x, [dim for dim in range(x.rank) if dim != 1], False)
         self.wide, self.exact = arithmetic_type(x.dtype), statistics_type(x.dtype, x.device)
+
+    def refuse_nothing(self) -> None:
+        """Statistics are of something."""
+        if any(size.low == 0 for size in self.x.sizes):
+            raise NotLowered("a batch that may be empty")
 
     def all(self, row: Value, dtype: torch.dtype | None = None) -> Expr:
         """What a channel has, at every element of the value."""
@@ -46,7 +51,7 @@ class Channels(Rows):
 
 @lowers(aten._native_batch_norm_legit_functional.default)
 def batch_norm(
-    ctx: Calls,
+    ctx: Context,
     x: Value,
     weight: Value | None,
     bias: Value | None,
@@ -55,45 +60,94 @@ def batch_norm(
     training: bool,
     momentum: Any,
     eps: Any,
-) -> Any:
+) -> tuple[Value, ...]:
     if not training:
-        given = (x, weight, bias, running_mean, running_var, training, momentum, eps)
-        return ctx.compose(aten._native_batch_norm_legit_functional.default, given, {}, ctx.out)
+        results = batch_norm_as_learnt(ctx, x, weight, bias, running_mean, running_var, momentum, eps)
+        return *results, *(ctx.copied(each) for each in (running_mean, running_var))
     channels = Channels(ctx, x)
     results, mean, deviations = normalised(channels, weight, bias, eps)
     spread = op("div", deviations, op("sub", channels.float_count(channels.exact), const(1, channels.exact)))
     share = channels.number(momentum)
+    updated = []
     for old, new in ((running_mean, mean), (running_var, spread)):
         rest = op("mul", op("sub", const(1, channels.exact), share), cast(channels.of(old), channels.exact))
-        results.append(channels.lazy(op("add", op("mul", share, new), rest), old.dtype))
+        updated.append(channels.lazy(op("add", op("mul", share, new), rest), old.dtype))
+    return *results, *updated
+
+
+@lowers(aten._native_batch_norm_legit.default)
+def batch_norm_in_place(
+    ctx: Context,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value,
+    running_var: Value,
+    training: bool,
+    momentum: Any,
+    eps: Any,
+) -> tuple[Value, ...]:
+    """The running statistics are written while training, and only then."""
+    if not training:
+        return batch_norm_as_learnt(ctx, x, weight, bias, running_mean, running_var, momentum, eps)
+    *results, mean, variance = batch_norm(ctx, x, weight, bias, running_mean, running_var, True, momentum, eps)
+    ctx.write(running_mean, mean)
+    ctx.write(running_var, variance)
     return tuple(results)
 
 
 @lowers(aten._native_batch_norm_legit.no_stats)
 def batch_norm_alone(
-    ctx: Calls, x: Value, weight: Value | None, bias: Value | None, training: bool, momentum: Any, eps: Any
-) -> Any:
-    return tuple(normalised(Channels(ctx, x), weight, bias, eps)[0])
+    ctx: Context, x: Value, weight: Value | None, bias: Value | None, training: bool, momentum: Any, eps: Any
+) -> tuple[Value, ...]:
+    return normalised(Channels(ctx, x), weight, bias, eps)[0]
+
+
+@lowers(aten._native_batch_norm_legit_no_training.default)
+def batch_norm_as_learnt(
+    ctx: Context,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value,
+    running_var: Value,
+    momentum: Any,
+    eps: Any,
+) -> tuple[Value, ...]:
+    channels = Channels(ctx, x)
+    variance = cast(channels.of(running_var), channels.exact)
+    return applied(channels, running_mean, variance, weight, bias, eps)
 
 
 def normalised(
     channels: Channels, weight: Value | None, bias: Value | None, eps: Any
-) -> tuple[list[Value], Expr, Expr]:
+) -> tuple[tuple[Value, ...], Expr, Expr]:
     """The result with its statistics, and per channel the mean and the sum of squared deviations."""
+    channels.refuse_nothing()
+    mean, deviations = moments(channels, channels.exact)
+    variance = op("div", deviations, channels.float_count(channels.exact))
+    means = channels.kept(mean, channels.wide)
+    return applied(channels, means, variance, weight, bias, eps), mean, deviations
+
+
+def applied(
+    channels: Channels, means: Value, variance: Expr, weight: Value | None, bias: Value | None, eps: Any
+) -> tuple[Value, ...]:
+    """The normalised elements, and what is kept for the gradient: nothing, where torch keeps nothing."""
     ctx, x, wide, exact = channels.ctx, channels.x, channels.wide, channels.exact
-    mean, deviations = moments(channels, exact)
-    variance = op("div", deviations, channels.float_count(exact))
     scale: Expr = op("div", const(1, exact), op("sqrt", op("add", variance, channels.number(eps))))
-    means, scales = channels.kept(mean, wide), channels.kept(scale, wide)
+    scales = channels.kept(scale, wide)
     if weight is not None:
         scale = op("mul", scale, cast(channels.of(weight), exact))
     away = op("sub", cast(ctx.elements(x, x.sizes), wide), channels.all(means))
     # few roundings for each element: what a channel has in common is rounded once, and normalised away further on
     factor = channels.all(scales if weight is None else channels.kept(scale, wide))
     value = op("mul", away, factor) if bias is None else op("fma", away, factor, channels.all(bias))
-    result = ctx.lazy(x.sizes, cast(value, x.dtype), x.device)
-    kept = [ctx.convert(each, fake.dtype) for each, fake in zip((means, scales), ctx.out[1:3], strict=True)]
-    return [result, *kept], mean, deviations
+    results = [ctx.lazy(x.sizes, cast(value, x.dtype), x.device)]
+    for each, fake in zip((means, scales), ctx.out[1:3], strict=True):
+        empty = ctx.shape(fake) == (ZERO,)
+        results.append(ctx.fill((ZERO,), 0, fake.dtype, x.device) if empty else ctx.convert(each, fake.dtype))
+    return tuple(results)
 
 
 @lowers(aten.native_batch_norm_backward.default)
@@ -112,9 +166,10 @@ def batch_norm_backward(
 ) -> Any:
     """Of the input: (g - mean(g) - (x - mean) * mean(g*(x - mean)) / deviation^2) * weight / deviation."""
     if not train or save_mean is None or save_invstd is None:
-        given = (grad_out, x, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask)
-        return ctx.compose(aten.native_batch_norm_backward.default, given, {}, ctx.out)
+        args = (grad_out, x, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask)
+        return ctx.compose(aten.native_batch_norm_backward.default, args, {}, ctx.out)
     channels = Channels(ctx, x)
+    channels.refuse_nothing()
     wide, exact, count = channels.wide, channels.exact, channels.float_count(channels.exact)
     given = cast(ctx.elements(grad_out, x.sizes), wide)
     away = op("sub", cast(ctx.elements(x, x.sizes), wide), channels.all(save_mean))

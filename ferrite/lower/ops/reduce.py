@@ -219,8 +219,8 @@ def mean(ctx: Context, x: Value, dim: Any = None, keepdim: bool = False, dtype: 
 
 
 def statistics_type(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """What sums over many elements are kept in. On a CPU eager keeps those of single precision in double: a small spread
-    about a large mean survives."""
+    """What sums over many elements are kept in. On a CPU eager keeps those of single precision in double: a small
+    spread about a large mean survives."""
     return torch.float64 if dtype is torch.float32 and device.type == "cpu" else arithmetic_type(dtype)
 
 

@@ -1,0 +1,45 @@
+"""Images into memory that can be run."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from ferrite.codegen.llvm.image import PAGE, Image
+from ferrite.codegen.llvm.runtime_symbols import PARALLEL, runtime_symbols
+
+READ_AND_RUN = 1 | 4
+_alive: list[Any] = []  # what is loaded stays: functions may be called as long as the process lives
+
+
+def can_load() -> bool:
+    """Whether this system lets pages be filled and then run, and has the functions that kernels call."""
+    return sys.platform == "linux" and all(name in runtime_symbols() for name in PARALLEL)
+
+
+def load_images(images: Mapping[str, Image]) -> dict[str, int]:
+    """The address of the function in each image that goes by its name. Pages are written first, and can be run only
+    when they can be written no more; that is also when Linux makes the processor fetch them anew."""
+    symbols = runtime_symbols()
+    step = max(PAGE, mmap.PAGESIZE)
+    starts, total = {}, 0
+    for name, image in images.items():
+        starts[name] = total
+        total += -(-len(image.code) // step) * step
+    pages = mmap.mmap(-1, total, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for name, image in images.items():
+        start = starts[name]
+        pages[start : start + len(image.code)] = image.code
+        for symbol, place in image.words.items():
+            if symbol not in symbols:
+                raise RuntimeError(f"{name} calls {symbol}, which is not in this process")
+            pages[start + place : start + place + 8] = symbols[symbol].to_bytes(8, "little")
+    address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    system = ctypes.CDLL(None, use_errno=True)
+    if system.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(total), READ_AND_RUN):
+        raise OSError(ctypes.get_errno(), "pages with code cannot be made executable")
+    _alive.append(pages)
+    return {name: address + starts[name] + image.exports[name] for name, image in images.items()}
