@@ -97,6 +97,19 @@ How each operator of ATen and prims becomes part of a loop program: {summary}.
 - **eager**: one call of torch, with the reason.
 
 `python -m ferrite ops NAME` prints the same for some operators.
+
+### What eager leaves open
+
+Results are eager's, but for what eager itself does not fix:
+
+- **Which of equal elements**: `topk`, `median` and `nanmedian` along a dimension may name any of several equal ones, as
+  torch documents. Loops name the first; they are used for 32 and 64-bit floats, where equals are rare, and for every
+  type where only the values are read. `kthvalue` on a CPU documents no such freedom: its place comes from torch.
+- **The sign of a zero**: of zeros of both signs, `maximum`, `minimum`, `clamp` and `relu` return either, depending on
+  whether eager's vector or scalar code runs. So does `gelu` with `approximate="tanh"` where the result is zero. On x86,
+  where eager's `relu` keeps a negative zero in both, loops keep it too.
+- **`fmod` where the quotient overflows**: eager's vector code gives NaN, its scalar code the remainder. Loops give the
+  remainder.
 """
 
 SWEEP = """## What the sweep found

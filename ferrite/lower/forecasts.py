@@ -5,10 +5,14 @@ Loops write a result as the forecast says. These are called in eager then, so th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from ferrite.ir.index import Index
+from ferrite.lower.context import contiguous, same_strides
 
 aten = torch.ops.aten
 
@@ -26,25 +30,37 @@ BY_CHANNELS = frozenset(
         aten._batch_norm_with_update_functional,
     }
 )
-MEMORY_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-def misforecast(target: Any, operands: Sequence[torch.Tensor]) -> str | None:
+@dataclass(frozen=True)
+class Laid:
+    """How an operand lies in memory."""
+
+    sizes: tuple[Index, ...]
+    strides: tuple[Index, ...]
+
+    @property
+    def is_contiguous(self) -> bool:
+        return same_strides(self.sizes, self.strides, contiguous(self.sizes))
+
+    @property
+    def has_channels_last(self) -> bool:
+        if len(self.sizes) not in (4, 5):
+            return False
+        batch, channels, *space = self.sizes
+        batch_step, *space_steps, step = contiguous((batch, *space, channels))
+        return same_strides(self.sizes, self.strides, (batch_step, step, *space_steps))
+
+
+def misforecast(target: Any, operands: Iterable[Laid]) -> str | None:
     """Why a result would not have eager's strides; None where it has."""
     packet = getattr(target, "overloadpacket", None)
     if packet in BY_ALL_OPERANDS:
-        wrong = target is not aten.div.Tensor and len({each.stride() for each in operands if each.dim()}) > 1
+        wrong = target is not aten.div.Tensor and len({each.strides for each in operands if each.sizes}) > 1
     elif packet in BY_ONE_OPERAND:
-        wrong = not all(each.is_contiguous() for each in operands)
+        wrong = not all(each.is_contiguous for each in operands)
     elif packet in BY_CHANNELS:
-        wrong = not all(map(has_a_memory_format, operands))
+        wrong = not all(each.is_contiguous or each.has_channels_last for each in operands)
     else:
         return None
     return "torch forecasts other strides for its result than it has" if wrong else None
-
-
-def has_a_memory_format(tensor: torch.Tensor) -> bool:
-    if tensor.is_contiguous():
-        return True
-    memory_format = MEMORY_FORMATS.get(tensor.dim())
-    return memory_format is not None and tensor.is_contiguous(memory_format=memory_format)

@@ -26,7 +26,7 @@ from ferrite.lower.allocate import with_allocations
 from ferrite.lower.bodies import Bodies
 from ferrite.lower.calls import HalfLowered, flat
 from ferrite.lower.dead import live_operations
-from ferrite.lower.forecasts import misforecast
+from ferrite.lower.forecasts import Laid, misforecast
 from ferrite.lower.host import LoweringFailure
 from ferrite.lower.lazy_bits import resolved_later, resolved_now
 from ferrite.lower.materialise import uses_of, worth_keeping
@@ -229,10 +229,7 @@ class Walk(Bodies):
         kind, note = standing(target)
         if kind in ("eager", "template"):
             raise NotLowered(note)
-        fakes = [value.fake for value in flat((list(args), dict(kwargs))) if isinstance(value, Value)]
-        why_not = self.unsupported(args, kwargs, out) or misforecast(
-            target, [each for each in fakes if each is not None]
-        )
+        why_not = self.unsupported(args, kwargs, out) or misforecast(target, self.operands_of(args, kwargs))
         if why_not:
             raise NotLowered(why_not)
         if kind == "lowered":
@@ -240,6 +237,11 @@ class Walk(Bodies):
         if kind == "in place":
             return self.in_place(torch_operators.functional_twin(target), args, kwargs, out)
         return self.compose(target, args, kwargs, out)
+
+    def operands_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Laid]:
+        for value in flat((list(args), dict(kwargs))):
+            if isinstance(value, Value) and value.fake is not None and value.fake.layout is torch.strided:
+                yield Laid(self.sizes.indices(value.fake.shape), self.sizes.indices(value.fake.stride()))
 
     def call_lowering(
         self, function: Callable[..., Any], target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]

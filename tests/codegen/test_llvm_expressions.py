@@ -60,7 +60,7 @@ def outside_integers(node):
     return type(node).__name__ == "Cast" and source.is_floating_point and not node.dtype.is_floating_point
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.data())
 def test_an_expression_has_the_bits_of_the_oracle(data):
     i = axis("i", COUNT)
@@ -94,7 +94,7 @@ def places(draw, i, j):
     return maximum(minimum(made[-1], 99), 0)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(st.data())
 def test_an_index_is_where_the_oracle_has_it(data):
     i, j = axis("i", 5), axis("j", 11)

@@ -14,6 +14,8 @@ from ferrite.ir.expr import Load, cast, const, load, op
 from ferrite.ir.expr_laws import wrong_type
 from ferrite.ir.index import axis
 from ferrite.ir.kernel import Kernel, Loop, Pointer, Store
+from ferrite.ir.kernel_parse import parse_kernel
+from ferrite.ir.run_kernel import run_kernel
 from ferrite.ir.scalar import OPERATORS
 from ferrite.ir.types import is_integer, short
 from native_kernels import assert_bits, assert_same, both, native
@@ -34,12 +36,12 @@ def samples(dtype):
     if is_integer(dtype):
         info = torch.iinfo(dtype)
         special = [0, 1, 2, 3, 5, 7, info.max, info.max - 1, *([-1, -2, -7, info.min] if info.min else [])]
-        chosen = torch.randint(info.min, min(info.max, 1 << 40), [7], generator=generator).tolist()
+        chosen = torch.randint(info.min, min(info.max, 1 << 40), [4], generator=generator).tolist()
         return torch.tensor(special + chosen, dtype=dtype)
-    special = [0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 1.5, 3.0, -7.75, INFINITE, -INFINITE, float("nan")]
+    special = [0.0, -0.0, 1.0, -1.0, -2.5, 1.5, -7.75, INFINITE, -INFINITE, float("nan")]
     tiny = torch.finfo(dtype).tiny
-    extreme = [tiny, -tiny, tiny / 4, torch.finfo(dtype).max, 1e-3, 123456.7, 3e9, -3e9, 1e19, 200.7, -300.2]
-    chosen = (torch.randn(5, generator=generator) * 3).tolist()
+    extreme = [tiny, -tiny, tiny / 4, torch.finfo(dtype).max, 123456.7, 3e9, -3e9, 1e19, -300.2]
+    chosen = (torch.randn(3, generator=generator) * 3).tolist()
     return torch.tensor(special + extreme + chosen, dtype=dtype)
 
 
@@ -96,12 +98,30 @@ def test_exact_operators_have_the_bits_of_torch(dtype, arity, lanes, copies):
     def root(name, result):
         return lambda i: op(name, *(load(f"x{place}", (i,), dtype) for place in range(arity)), dtype=result)
 
-    source, memory = run_all([root(*pair) for pair in exact], operands, lanes, copies)
-    expected, made = both(source, memory)
+    roots = [root(*pair) for pair in exact]
+    source, memory = run_all(roots, operands, lanes, copies)
+    expected = oracle(run_all(roots, operands, 1, 1)[0], *memory)
+    made = machine(source, memory)
     for (name, _), one, other in zip(exact, expected[arity:], made[arity:], strict=True):
         if name in ("maximum", "minimum"):  # of two zeros torch's vector code takes another than its scalar code
             one, other = (torch.where(item == 0, torch.zeros_like(item), item) for item in (one, other))
         assert_bits(one, other, name)
+
+
+KNOWN = {}
+
+
+def oracle(source, *memory):
+    """What a kernel leaves in memory, one element after the other; the width makes no difference to it."""
+    if source not in KNOWN:
+        KNOWN[source] = [tensor.clone() for tensor in memory]
+        run_kernel(parse_kernel(source), KNOWN[source])
+    return KNOWN[source]
+
+
+def machine(source, memory):
+    assert native(source)(memory)[0] == 0
+    return memory
 
 
 def without_zero_division(operands):
@@ -147,18 +167,18 @@ def test_conversions_have_the_bits_of_torch(source, lanes, copies):
 
 def test_a_16_bit_float_is_rounded_as_torch_rounds_it():
     generator = torch.Generator().manual_seed(1)
-    patterns = torch.randint(-(1 << 31), 1 << 31, [600], generator=generator).to(torch.int32)
+    patterns = torch.randint(-(1 << 31), 1 << 31, [300], generator=generator).to(torch.int32)
     halves = torch.tensor([1.0, 1.00390625, 1.01171875, 65504.0, 65519.9, 65520.0, 6e-8, 3e-8, 2.9e-8, 6.1e-5])
     values = torch.cat([patterns.view(torch.float32), halves, -halves])
     roots = [
         lambda i, dtype=dtype: cast(load("x0", (i,), torch.float32), dtype) for dtype in (torch.float16, torch.bfloat16)
     ]
     assert_same(*run_all(roots, [values], 4, 1))
-    every = torch.arange(-(1 << 15), 1 << 15, 7).to(torch.int16)
+    every = torch.arange(-(1 << 15), 1 << 15).to(torch.int16)
     for dtype in (torch.float16, torch.bfloat16):
-        assert_same(
-            *run_all([lambda i, dtype=dtype: cast(load("x0", (i,), dtype), torch.float32)], [every.view(dtype)], 4, 1)
-        )
+        widened = [lambda i, dtype=dtype: cast(load("x0", (i,), dtype), torch.float32)]
+        source, memory = run_all(widened, [every.view(dtype)], 4, 1)
+        assert_bits(every.view(dtype).float(), machine(source, memory)[1])
 
 
 @pytest.mark.parametrize("name", DIVIDING)

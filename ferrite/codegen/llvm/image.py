@@ -2,17 +2,19 @@
 
     object file    sections, and places in them that depend on where sections and functions of the process lie
     image          the sections one after the other, every place inside filled in; for each function of the process a
-                   jump through a word, which is filled in when the image is loaded
+                   jump through a word, which is filled in when the image is loaded; on pages of their own, behind the
+                   rest, what may be written
 
-Making one takes the place of a linker for what kernels need: sections that are only read or run, references between
-them relative to the program counter, calls to functions of the process. What an object has beyond that, or one that
-is not ELF for x86-64 or AArch64, makes `NoImage`: then LLVM's own linker loads the object. Loading an image needs
-neither LLVM nor a linker, so that a process which finds all its code in the cache never loads them.
+Making one takes the place of a linker for what kernels need: references between sections relative to the program
+counter, and calls to functions of the process. What an object has beyond that, or one that is not ELF for x86-64 or
+AArch64, makes `NoImage`: then LLVM's own linker loads the object. Loading an image needs neither LLVM nor a linker, so
+that a process which finds all its code in the cache never loads them.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -38,14 +40,16 @@ class NoImage(Exception):
 
 @dataclass(frozen=True)
 class Image:
-    """`exports`: functions by name and place; `words`: places of the addresses of functions of the process."""
+    """`exports`: functions by name and place; `words`: places of the addresses of functions of the process; `fixed`:
+    bytes at the beginning that nothing writes to any more: all, or whole pages."""
 
     code: bytes
     exports: Mapping[str, int]
     words: Mapping[str, int]
+    fixed: int
 
     def __bytes__(self) -> bytes:
-        about = json.dumps([dict(self.exports), dict(self.words)]).encode()
+        about = json.dumps([dict(self.exports), dict(self.words), self.fixed]).encode()
         return MAGIC + LENGTHS.pack(len(about), len(self.code)) + about + self.code
 
     @staticmethod
@@ -54,8 +58,7 @@ class Image:
         length, count = LENGTHS.unpack_from(data, len(MAGIC))
         if len(data) != start + length + count:
             raise ValueError("an image that was cut short")
-        exports, words = json.loads(data[start : start + length])
-        return Image(data[start + length :], exports, words)
+        return Image(data[start + length :], *json.loads(data[start : start + length]))
 
 
 def is_image(data: bytes) -> bool:
@@ -117,24 +120,32 @@ class _Linking:
                     yield Symbol(text, section, value, info >> 4 != 0)
 
     def image(self) -> Image:
-        for number, section in enumerate(self.sections):
-            if self.is_placed(section):
-                self.places[number] = self.append(self.contents(section), max(section.alignment, 1))
-        for section in self.sections:
-            if section.kind == WITH_ADDENDS and section.info in self.places:
-                self.relocate(section)
+        placed = [number for number, section in enumerate(self.sections) if self.is_placed(section)]
+        written = [number for number in placed if self.sections[number].flags & WRITES]
+        for symbol in self.called():
+            self.words[symbol] = self.append(STUBS[self.machine], 16) + len(STUBS[self.machine]) - 8
+        for number in placed:
+            if number not in written:
+                self.place(number)
+        if written:
+            self.append(b"", max(PAGE, mmap.PAGESIZE))
+        fixed = len(self.image_bytes)
+        for number in written:
+            self.place(number)
+        for section in self.relocations():
+            self.relocate(section)
         exports = {
             symbol.name: self.places[symbol.section] + symbol.value
             for symbol in self.symbols
             if symbol.is_global and symbol.section in self.places
         }
-        return Image(bytes(self.image_bytes), exports, self.words)
+        return Image(bytes(self.image_bytes), exports, self.words, fixed)
 
     def is_placed(self, section: Section) -> bool:
         """Whether a section is in memory while code runs. What unwinds the stack is left out: nothing is thrown."""
         if not section.flags & TAKES_MEMORY or not section.size or self.name_of(section).startswith(".eh_frame"):
             return False
-        if section.kind != PROGRAM_BITS or section.flags & WRITES or section.alignment > PAGE:
+        if section.kind != PROGRAM_BITS or section.alignment > PAGE:
             raise NoImage(f"it has a section {self.name_of(section)} of a kind that kernels do not need")
         return True
 
@@ -145,6 +156,18 @@ class _Linking:
 
     def contents(self, section: Section) -> bytes:
         return self.data[section.offset : section.offset + section.size]
+
+    def called(self) -> list[str]:
+        """Functions that the object does not have itself."""
+        return [symbol.name for symbol in self.symbols if symbol.section == UNDEFINED and symbol.name]
+
+    def relocations(self) -> list[Section]:
+        """The tables of references out of sections that are placed, once they all are."""
+        return [item for item in self.sections if item.kind == WITH_ADDENDS and item.info in self.places]
+
+    def place(self, number: int) -> None:
+        section = self.sections[number]
+        self.places[number] = self.append(self.contents(section), max(section.alignment, 1))
 
     def append(self, more: bytes, alignment: int) -> int:
         self.image_bytes += bytes(-len(self.image_bytes) % alignment)
@@ -165,11 +188,8 @@ class _Linking:
     def place_of(self, symbol: Symbol, is_call: bool) -> int:
         if symbol.section in self.places:
             return self.places[symbol.section] + symbol.value
-        if symbol.section != UNDEFINED or not is_call:
+        if symbol.name not in self.words or not is_call:
             raise NoImage(f"it refers to {symbol.name or 'a section'}, which lies elsewhere")
-        if symbol.name not in self.words:
-            stub = STUBS[self.machine]
-            self.words[symbol.name] = self.append(stub, 16) + len(stub) - 8
         return self.words[symbol.name] - len(STUBS[self.machine]) + 8
 
 

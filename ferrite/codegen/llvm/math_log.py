@@ -106,7 +106,7 @@ def log1p(x: Value) -> Value:
 
 FUNCTIONS = (
     Function("log", log, f32=1.0, f64=1.0, method="exponent times ln 2 plus a polynomial of the fraction"),
-    Function("log2", log2, f32=1.0, f64=1.0, method="as log, in units of ln 2"),
+    Function("log2", log2, f32=1.5, f64=1.5, method="as log, in units of ln 2"),
     Function("log10", log10, f32=1.5, f64=1.5, method="as log, in units of ln 10"),
     Function("log1p", log1p, f32=1.0, f64=1.0, method="as log, with the fraction taken from x itself"),
 )

@@ -48,19 +48,33 @@ def openmp_library() -> ctypes.CDLL | None:
 @functools.cache
 def runtime_symbols() -> dict[str, int]:
     """Name and address of each function there is; without an OpenMP runtime those of `PARALLEL` are missing."""
-    math = ctypes.CDLL(ctypes.util.find_library("m"))  # None where libc has it
-    sources: list[tuple[ctypes.CDLL | None, tuple[str, ...]]] = [
-        (openmp_library(), PARALLEL),
-        (math, MATH),
-        (ctypes.CDLL(None), MEMORY),
-    ]
-    return {
-        name: address
-        for library, names in sources
-        if library is not None
-        for name in names
-        if (address := _address(library, name)) is not None
-    }
+    names = (*PARALLEL, *MATH, *MEMORY)
+    return {name: address for name in names if (address := runtime_symbol(name)) is not None}
+
+
+@functools.cache
+def runtime_symbol(name: str) -> int | None:
+    """The address of one function; None where there is none. Only its own library is looked for."""
+    library = _openmp() if name in PARALLEL else _math() if name in MATH else _process() if name in MEMORY else None
+    return None if library is None else _address(library, name)
+
+
+@functools.cache
+def _openmp() -> ctypes.CDLL | None:
+    return openmp_library()
+
+
+@functools.cache
+def _math() -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL("libm.so.6")  # asking the system for its name starts a process
+    except OSError:
+        return ctypes.CDLL(ctypes.util.find_library("m"))  # None where libc has it
+
+
+@functools.cache
+def _process() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
 
 
 def _address(library: ctypes.CDLL, name: str) -> int | None:

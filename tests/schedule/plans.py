@@ -1,0 +1,31 @@
+"""Helpers of the scheduling tests: functions to plans, without passes before and without code after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ferrite.lower.graph import lower_module
+from ferrite.native import not_native
+from ferrite.schedule.machine import Machine
+from ferrite.schedule.plan import Plan, Run, make_plan
+from lower.lowered import traced
+
+MACHINE = Machine()  # the same on every processor
+
+
+def plan_of(fn: Callable[..., Any], *inputs: torch.Tensor) -> Plan:
+    """The plan of a function of these inputs; every kernel keeps the laws."""
+    return make_plan(lower_module(traced(fn, *inputs)).program, MACHINE, not_native, verify=True)
+
+
+def runs(plan: Plan) -> list[Run]:
+    return [step for step in plan.steps if isinstance(step, Run)]
+
+
+def memory(plan: Plan) -> set[str]:
+    """Buffers that get memory: those that kernels touch and that did not come from outside."""
+    kinds = {buffer.name: buffer.kind for buffer in plan.program.buffers}
+    return {name for launch in plan.launches for name in launch.arguments if kinds[name] == "owned"}
