@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -311,3 +312,21 @@ def as_real(tensor: torch.Tensor) -> torch.Tensor:
     """A plain tensor of real numbers with the same values."""
     dense = tensor.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
     return torch.view_as_real(dense) if dense.is_complex() else dense
+
+
+# --- tables of cases --------------------------------------------------------------------------------------------------
+
+
+def wide_table(names: Iterable[str], quick: Collection[str]) -> list[Any]:
+    """Parameters (name, dynamic): the quick ones with known and symbolic sizes, the symbolic half of the others in the
+    long sweeps."""
+
+    def mark(name: str, dynamic: bool) -> list[Any]:
+        if name in quick:
+            return [pytest.mark.quick]
+        return [pytest.mark.slow] if dynamic else []
+
+    pairs = itertools.product(names, (False, True))
+    return [
+        pytest.param(*pair, id=f"{pair[0]}-{'dynamic' if pair[1] else 'static'}", marks=mark(*pair)) for pair in pairs
+    ]

@@ -42,10 +42,9 @@ def build(group: Group, inside: Iterable[str], layouts: Layouts, machine: Machin
 
 
 def pointers_of(made: Statements) -> tuple[Pointer, ...]:
-    """What is written first: the order is the caller's, and equal kernels want equal orders."""
-    names = dict.fromkeys([*sorted(made.written), *sorted(made.read)])
+    """What is written first; then in the order of first use, not of names: equal kernels want equal orders."""
     found = []
-    for name in names:
+    for name in sorted(made.types, key=lambda name: name not in made.written):
         access = ("both" if name in made.read else "write") if name in made.written else "read"
         found.append(Pointer(name, made.types[name], access))  # type: ignore[arg-type]
     return tuple(found)

@@ -1,8 +1,8 @@
 """Blocks of two axes, where some memory goes along one of them and some along the other.
 
 What is loaded across the vectors is first copied into a tile, along its own direction: every line of the cache is
-fetched once and used whole. The tile is then read across; it is small, and its rows have an odd length, so that they
-do not fall on each other in the cache.
+fetched once and used whole. The tile is then read across; it is small, so that its rows do not fall on each other in
+the cache.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from ferrite.schedule.machine import Machine
 from ferrite.schedule.sharing import with_values
 from ferrite.schedule.touches import known, step_of
 
-SIDE = 32
-PITCH = SIDE + 1
+SIDE = 16
 ENOUGH = 8  # elements along an axis for which a tile pays
 
 
@@ -37,9 +36,9 @@ def tiled(order: Sequence[Axis], across: Axis, body: Body, machine: Machine) -> 
     for number_, load in enumerate(crossed):
         name = f"tile{number_}"
         moved = Load.intern(load.buffer, tuple(index_over(item, place) for item in load.coordinates), load.dtype)
-        tiles.append(Scratch(name, load.dtype, (number(SIDE * PITCH),)))
+        tiles.append(Scratch(name, load.dtype, (number(SIDE * SIDE),)))
         copies.append(copied(name, moved, row, column, machine))
-        again[moved] = Load.intern(name, (column * PITCH + row,), load.dtype)
+        again[moved] = Load.intern(name, (column * SIDE + row,), load.dtype)
     if again:
         body = tuple(with_values(statement, again) for statement in body)
     inner: Body = (*tiles, *copies, Loop(row, "serial", (vector_loop(column, body, machine),)))
@@ -52,7 +51,7 @@ def copied(name: str, load: Load, row: Axis, column: Axis, machine: Machine) -> 
     along, beside = axis(f"{row.name}_{name}", row.extent), axis(f"{column.name}_{name}", column.extent)
     new: dict[Axis, Index] = {row: along, column: beside}
     value = Load.intern(load.buffer, tuple(index_over(item, new) for item in load.coordinates), load.dtype)
-    store = Store(name, (beside * PITCH + along,), value)
+    store = Store(name, (beside * SIDE + along,), value)
     return Loop(beside, "serial", (vector_loop(along, (store,), machine),))
 
 

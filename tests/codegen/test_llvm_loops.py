@@ -318,6 +318,22 @@ def test_a_state_of_every_lane_may_be_read_as_it_grows():
         assert_same(source, [x, empty(torch.float32, 5 * extent)], [5, extent])
 
 
+def test_a_state_that_is_read_as_it_grows_is_in_one_place():
+    source = text("""
+        def kernel(x, out):
+            x = pointer(f32, 'read')
+            out = pointer(f32, 'write')
+            with sum(f32) as s:
+                for j in serial(3):
+                    for i in reduction(8, lanes=4):
+                        v0: f32 = x[8*j + i]
+                        s.join(v0)
+                    out[j] = s
+    """)
+    with pytest.raises(ValueError, match="s is read in its block"):
+        llvm(source)
+
+
 def test_only_what_counts_joins():
     source = text("""
         def kernel(x, out, n):

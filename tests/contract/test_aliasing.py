@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from compare import check, compile_strict
+from compare import check, compile_strict, wide_table
 
 SHARED_INPUTS = {
     "same_tensor": lambda base: [base, base],
@@ -141,7 +141,7 @@ VIEWS = {
 QUICK = ("itself", "slice", "two_views_of_an_intermediate", "unequal_copies", "reshape_that_copies")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.quick if n in QUICK else ()) for n in VIEWS])
+@pytest.mark.parametrize(("name", "dynamic"), wide_table(VIEWS, QUICK))
 def test_outputs_that_alias(name: str, dynamic: bool) -> None:
     check(VIEWS[name], lambda: [torch.randn(4, 6)], dynamic=dynamic)
 

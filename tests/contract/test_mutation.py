@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from compare import assert_no_farther, check, compile_strict
+from compare import assert_no_farther, check, compile_strict, wide_table
 
 ROWS = torch.tensor([2, 0])
 
@@ -113,7 +113,7 @@ ONE_INPUT = {
 QUICK = ("add_", "strided_columns", "read_before_and_after", "index_put_", "chain_of_writes")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.quick if n in QUICK else ()) for n in ONE_INPUT])
+@pytest.mark.parametrize(("name", "dynamic"), wide_table(ONE_INPUT, QUICK))
 def test_in_place_on_an_input(name: str, dynamic: bool) -> None:
     check(ONE_INPUT[name], lambda: [torch.randn(4, 6)], dynamic=dynamic)
 

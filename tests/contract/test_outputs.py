@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from compare import check, compile_strict
+from compare import check, compile_strict, wide_table
 
 
 class Pair(NamedTuple):
@@ -72,7 +72,7 @@ OUTPUTS = {
 QUICK = ("nested", "namedtuple", "dataclass_with_tensors_inside", "none_between", "computed_sizes", "empty_tensor")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.quick if n in QUICK else ()) for n in OUTPUTS])
+@pytest.mark.parametrize(("name", "dynamic"), wide_table(OUTPUTS, QUICK))
 def test_output_structure(name: str, dynamic: bool) -> None:
     check(OUTPUTS[name], lambda: [torch.randn(4, 6)], dynamic=dynamic)
 

@@ -6,19 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from lower.lowered import traced
 
 from ferrite.lower.graph import lower_module
 from ferrite.native import not_native
 from ferrite.schedule.machine import Machine
 from ferrite.schedule.plan import Plan, Run, make_plan
-from lower.lowered import traced
 
 MACHINE = Machine()  # the same on every processor
 
 
-def plan_of(fn: Callable[..., Any], *inputs: torch.Tensor) -> Plan:
+def plan_of(fn: Callable[..., Any], *inputs: torch.Tensor, fuse: bool = True) -> Plan:
     """The plan of a function of these inputs; every kernel keeps the laws."""
-    return make_plan(lower_module(traced(fn, *inputs)).program, MACHINE, not_native, verify=True)
+    return make_plan(lower_module(traced(fn, *inputs)).program, MACHINE, not_native, verify=True, fuse=fuse)
 
 
 def runs(plan: Plan) -> list[Run]:

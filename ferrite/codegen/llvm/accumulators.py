@@ -75,6 +75,7 @@ class Open:
     replicas: int
     begin: Code
     variables: dict[int, list[list[list[str]]]] = field(default_factory=dict)
+    read: bool = False  # before its block ends
 
 
 class Accumulators:
@@ -92,12 +93,23 @@ class Accumulators:
 
     def part_so_far(self, opened: Open, place: int) -> Value:
         """What has joined a state until now; only loops in order stand between, so it is in one place."""
+        opened.read = True
+        self.refuse_if_spread(opened)
         return self.current(opened, opened.lanes, 1)[place]
+
+    def refuse_if_spread(self, opened: Open) -> None:
+        """A state that is read while it grows has one accumulator, or the reader would miss what others hold."""
+        spread = any(lanes != opened.lanes or len(rows) > 1 for lanes, rows in opened.variables.items())
+        if opened.read and spread:
+            raise ValueError(
+                f"{opened.state.names[0]} is read in its block, but joined by lanes or copies of their own"
+            )
 
     def join(self, statement: Join) -> None:
         e, opened = self.e, self.open[statement.state]
         copies = e.replicas // opened.replicas
         old = self.current(opened, e.lanes, copies)
+        self.refuse_if_spread(opened)
         new = self.joined(opened, old, statement.values)
         repeated = e.live if opened.lanes < e.lanes else None  # lanes with a state each repeat that too
         for mask in (e.mask, repeated):

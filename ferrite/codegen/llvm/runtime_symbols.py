@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import functools
+import os
 import sys
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def openmp_library() -> ctypes.CDLL | None:
     import torch
 
     home = str(Path(torch.__file__).parent)
-    found = [path for path in loaded_libraries() if Path(path).name.startswith(("libgomp", "libomp", "libiomp"))]
+    found = [path for path in loaded_libraries() if os.path.basename(path).startswith(("libgomp", "libomp", "libiomp"))]
     for path in sorted(found, key=lambda path: not path.startswith((home, f"{home}.libs"))):
         library = ctypes.CDLL(path)
         if all(hasattr(library, name) for name in PARALLEL):
