@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
     common += ["--no-inductor"] if chosen.no_inductor else []
     overhead.main(common)
     kernels.main([*common, "--size", "large", *only(chosen.only_kernels)])
-    models.main([*common, "--no-cold", *only(chosen.only_models)])
+    models.main([*common, "--no-cold", "--kinds", "inference", *only(chosen.only_models)])
     written = [chosen.write / f"{name}-{platform.machine()}.json" for name in ("models", "kernels")]
     picture: Path = chosen.write / f"speed-{platform.machine()}.svg"
     picture_of([json.loads(path.read_text()) for path in written], picture)

@@ -64,7 +64,7 @@ def settings_of(chosen: argparse.Namespace) -> list[Setting]:
         Setting(model, batch, dtype, kind == "training")
         for model in models
         for kind, dtype in itertools.product(chosen.kinds, chosen.dtypes)
-        for batch in dict.fromkeys((1, model.larger) if not chosen.quick else (1,))
+        for batch in (model.smaller, model.larger)[: 1 if chosen.quick else 2]
         if batch in (chosen.batches or (batch,))
     ]
     return selected(found, str, chosen.only)

@@ -31,6 +31,7 @@ class Model:
     make: Callable[[int], Inputs]
     labels: Callable[[int], Inputs] = lambda batch: {}
     larger: int = 8  # the second batch that is measured
+    smaller: int = 1  # the first
 
     def ready(self, dtype: torch.dtype, training: bool) -> torch.nn.Module:
         torch.manual_seed(0)
@@ -268,7 +269,8 @@ MODELS: dict[str, Model] = {
         Model("t5", "encoder-decoder", t5, two_texts(64, 32), label_per_token(32), 4),
         Model("whisper", "speech", whisper, spectrogram(80, 300, 24), label_per_token(24), 4),
         Model("wav2vec2", "speech", wav2vec2, speech(16_000), one_label, 4),
-        Model("clip", "image and text", clip, image_and_text, contrast, 4),
+        # its outputs compare each image with each text: of one alone there is one number, too few to judge
+        Model("clip", "image and text", clip, image_and_text, contrast, 8, 4),
     )
 }
 

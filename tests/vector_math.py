@@ -98,12 +98,13 @@ INTERVALS: dict[str, tuple[tuple[float, float], ...]] = {
     "erfinv": ((-1, 1), (0.99, 1), (-0.6, 0.6)),
     "lgamma": ((0, 4), (-0.6, 0.6), (-10, 10), (0, 1000), (0.99, 1.01), (1.99, 2.01)),
     "digamma": ((0, 4), (-0.6, 0.6), (-10, 10), (0, 1000), (1.46, 1.47)),
+    "special_ndtr": ((-2, 2), (-15, 7), (-14.3, -12), (-38.6, 9)),
     "special_ndtri": ((0, 1), (0.2, 0.8), (0, 0.01), (0.99, 1)),
     "special_erfcx": ((-2, 2), (-26.7, 30), (0, 100)),
     "special_log_ndtr": ((-2, 2), (-40, 10), (-1000, 0), (0, 38)),
 }
 # Beyond these powers of two the exact value is no news, or long to find.
-GREATEST_EXPONENT = {"erfc": 6, "lgamma": 9, "digamma": 9, "special_log_ndtr": 60, "special_erfcx": 60}
+GREATEST_EXPONENT = {"erfc": 6, "special_ndtr": 6, "lgamma": 9, "digamma": 9, "special_log_ndtr": 60, "special_erfcx": 60}
 GREATEST_EXPONENT |= dict.fromkeys(("i0", "special_i0e", "special_i1", "special_i1e"), 11)
 GREATEST_EXPONENT |= dict.fromkeys(("special_modified_bessel_i0", "special_modified_bessel_i1"), 11)
 # Torch's own double precision overflows inside at infinity; the limits are infinite.
@@ -267,6 +268,7 @@ EXACT: dict[str, Callable[..., mpf]] = {
     "special_i1e": _i(1, True),
     "special_modified_bessel_i0": _i(0, False),
     "special_modified_bessel_i1": _i(1, False),
+    "special_ndtr": lambda x: mpmath.erfc(-x / mpmath.sqrt(2)) / 2,
     "special_ndtri": _ndtri,
     "special_erfcx": _erfcx,
     "special_log_ndtr": _log_ndtr,

@@ -181,6 +181,12 @@ ELEMENTARY: dict[str, Spec] = {
 }
 
 SPECIAL: dict[str, Spec] = {
+    "NORMAL_TAIL": Spec(
+        "exp(x^2 / 2) erfc(x / sqrt(2)) / 2",
+        lambda x: mpmath.exp(x * x / 2) * mpmath.erfc(x / mpmath.sqrt(2)) / 2,
+        {"float": (0, 14.25, 5, 6)},
+    ),
+    "NORMAL_EXP": Spec("exp(-z / 2)", lambda z: mpmath.exp(-z / 2), {"float": (-0.6933, 0.6933, 6)}, given=(1.0,)),
     "ERFINV": Spec(
         "erfinv(x) / x, over x^2",
         lambda z: mpmath.erfinv(mpmath.sqrt(z)) / mpmath.sqrt(z),

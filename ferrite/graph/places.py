@@ -77,4 +77,3 @@ def things_of(node: torch.fx.Node) -> list[Any]:
     if node.op == "get_attr":
         return [attribute_of(node)]
     return [node.target, *leaves([node.args, node.kwargs])]
-

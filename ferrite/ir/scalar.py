@@ -7,6 +7,7 @@ Costs are in additions: what recomputing one costs, roughly, with vector code.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -69,6 +70,11 @@ def _fmod(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.fmod(a, b)
 
 
+def _ndtr(a: torch.Tensor) -> torch.Tensor:
+    """By the complement of erf: torch's own ndtr adds one to erf, and has no digits left where the result is small."""
+    return (0.5 * torch.erfc(a.double() * -math.sqrt(0.5))).to(a.dtype)
+
+
 _rows(2, "add mul")
 _rows(2, "sub", takes="number")
 _rows(2, "maximum minimum fmax fmin", takes="ordered")
@@ -88,6 +94,7 @@ _rows(1, "exp exp2 expm1 log log2 log10 log1p", takes="float", cost=TRANSCENDENT
 _rows(1, "sin cos tan sinh cosh tanh sigmoid", takes="float", cost=TRANSCENDENTAL)
 _rows(1, "asin acos atan asinh acosh atanh", takes="float", cost=TRANSCENDENTAL)
 _rows(1, "erf erfc", takes="floating", cost=TRANSCENDENTAL)
+_row("special_ndtr", 1, _ndtr, takes="floating", cost=TRANSCENDENTAL)
 _rows(1, "erfinv lgamma digamma i0", takes="floating", cost=SPECIAL)
 _rows(2, "atan2 hypot", takes="floating", cost=2 * TRANSCENDENTAL)
 _rows(2, "copysign nextafter", takes="floating")

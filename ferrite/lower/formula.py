@@ -111,7 +111,7 @@ def _function(name: str) -> Callable[[Term], Term]:
 
 
 exp, expm1, log, log1p = map(_function, ("exp", "expm1", "log", "log1p"))
-sqrt, tanh, erf, erfc, sigmoid = map(_function, ("sqrt", "tanh", "erf", "erfc", "sigmoid"))
+sqrt, tanh, ndtr, sigmoid = map(_function, ("sqrt", "tanh", "special_ndtr", "sigmoid"))
 
 
 def is_nan(term: Term) -> Term:

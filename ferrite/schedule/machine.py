@@ -15,7 +15,7 @@ class Machine:
     near: int = 1 << 15
     mid: int = 1 << 19
     # A loop is spread over threads when each has about this many additions to do: waking one costs some microseconds.
-    grain: int = 1 << 15
+    grain: int = 1 << 17
 
     def lanes(self, *dtypes: torch.dtype) -> int:
         """How many elements one vector instruction handles where values of these types are computed."""

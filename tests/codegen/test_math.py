@@ -108,6 +108,7 @@ AT_THE_ENDS: dict[str, tuple[float, float, float, float]] = {
     "special_i1e": (0.0, -0.0, 0.0, -0.0),
     "special_modified_bessel_i0": (1, 1, INF, INF),
     "special_modified_bessel_i1": (0.0, -0.0, INF, -INF),
+    "special_ndtr": (0.5, 0.5, 1, 0.0),
     "special_ndtri": (-INF, -INF, NAN, NAN),
     "special_erfcx": (1, 1, 0.0, INF),
     "special_log_ndtr": (math.log(0.5), math.log(0.5), -0.0, -INF),
@@ -130,6 +131,7 @@ EXACTLY: dict[str, list[tuple[float, float]]] = {
     "tanh": [(30, 1), (-30, -1)],
     "erf": [(7, 1), (-7, -1)],
     "erfc": [(-7, 2), (30, 0.0)],
+    "special_ndtr": [(10, 1), (-40, 0.0), (-1e30, 0.0)],
 }
 POWERS = [
     (NAN, 0.0, 1), (NAN, -0.0, 1), (1, NAN, 1), (1, INF, 1), (-1, INF, 1), (-1, -INF, 1), (-1, NAN, NAN),
@@ -190,7 +192,7 @@ def test_edges(name, dtype):
     assert_rows(name, dtype, rows)
 
 
-@pytest.mark.parametrize("name", ["cos", "sin", "tanh", "erf", "sigmoid"])
+@pytest.mark.parametrize("name", ["cos", "sin", "tanh", "erf", "sigmoid", "special_ndtr"])
 def test_values_stay_in_their_range(name):
     """What is at most one in theory is at most one here, so that no root or logarithm of the rest fails."""
     for dtype in TYPES:
@@ -245,7 +247,7 @@ def test_the_text_is_plain(name):
 @pytest.mark.quick
 def test_the_common_functions_are_short():
     """Instructions of one vector of singles. More would be felt in every model."""
-    limits = {"exp": 18, "sigmoid": 23, "tanh": 28, "log": 32, "erf": 30, "erfc": 52, "sin": 36, "rsqrt": 2}
+    limits = {"exp": 18, "sigmoid": 23, "tanh": 28, "log": 32, "erf": 30, "erfc": 52, "special_ndtr": 32, "sin": 36, "rsqrt": 2}
     texts = {name: function_text(name, torch.float32, 4).split("\ndefine ")[0] for name in limits}
     counts = {name: len(re.findall(" = (?!bitcast)", text)) for name, text in texts.items()}
     assert {name: count for name, count in counts.items() if count > limits[name]} == {}

@@ -114,7 +114,7 @@ def compiled(case: Case, inputs: list[Tensor]) -> list[Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(cases())
 def test_a_random_graph_computes_what_eager_does(case: Case) -> None:
     check_case(case)
@@ -137,6 +137,8 @@ def check_case(case: Case) -> None:
     exact = case.values([each.double() for each in inputs])
     terms = max((value.abs().max().item() for value in exact if value.numel()), default=0.0)
     for number, (mine, theirs, true) in enumerate(zip(ours, eager, exact[-case.results :], strict=True)):
-        assert (mine.shape, mine.dtype, mine.stride()) == (theirs.shape, theirs.dtype, theirs.stride())
+        assert (mine.shape, mine.dtype) == (theirs.shape, theirs.dtype)
+        if mine.numel():  # torch's own forecast for tensors without elements is not what eager does
+            assert mine.stride() == theirs.stride()
         # each of up to six steps rounds once, relative to the largest number on the way
         assert_no_farther(mine, theirs, true, f"result {number}", terms=terms, ulps=24.0)

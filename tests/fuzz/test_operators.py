@@ -1,6 +1,6 @@
 """Every operator torch has sample inputs for, compiled alone and compared with eager bit by bit.
 
-While every operator is an eager call, the compiled result must be the very bits and strides of eager. A few operators
+With every operator an eager call, the compiled result must be the very bits and strides of eager. A few operators
 are taken apart by torch's own tracing, whatever the backend (bilinear interpolation, for one): there the bits must be
 those of `aot_eager`. An operator that `aot_eager` refuses must be refused here too, not mangled.
 """
@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 pytestmark = pytest.mark.slow
 
 SAMPLES = 3
+OPTIONS = {"strict": True, "executor": "calls"}
 # Memory without contents has no values to compare.
 UNDEFINED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
 OPERATORS = {f"{op.name}.{op.variant_test_name}".strip("."): op for op in op_db if torch.float32 in op.dtypes}
@@ -45,7 +46,7 @@ def test_compiled_alone_it_is_eager(name):
         if refused is not None:
             continue
         torch.compiler.reset()
-        ours, failure = outcome(torch.compile(call, backend="ferrite", options={"strict": True}), sample)
+        ours, failure = outcome(torch.compile(call, backend="ferrite", options=OPTIONS), sample)
         if failure is None:
             compare_looks(ours, eager)
             if name in UNDEFINED or same_bits(ours, eager):

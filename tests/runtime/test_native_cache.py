@@ -11,16 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 from runtime import native_cases
-from runtime.native_cases import CASES, Net, gathered, run
+from runtime.native_cases import CASES, Net, gathered
 
 import ferrite
-from ferrite import cached, native
+from ferrite import backend, cached, native
 from ferrite.__main__ import main
 from ferrite.errors import FerriteWarning
 from ferrite.graph.places import Places
+from ferrite.lower import lower_graph
 from ferrite.options import resolve
 from ferrite.runtime import kernels
-from ferrite.runtime.cache import Uncacheable, open_store
+from ferrite.runtime.cache import Key, Uncacheable, open_store
 from ferrite.runtime.held import LARGEST, found_objects, kept_objects
 
 pytestmark = pytest.mark.usefixtures("artifact_cache")
@@ -40,20 +41,18 @@ def compiled(function, *inputs, **options):
     return ferrite.compile(function, **{"strict": True, **options})(*inputs)
 
 
-@pytest.fixture
-def other_process(monkeypatch) -> None:
-    """As after a start: no kernel is known, and LLVM cannot be had."""
+def forget_kernels(monkeypatch) -> None:
+    """As in a process that has just begun."""
+    monkeypatch.setattr(kernels, "_code", {})
+    monkeypatch.setattr(kernels, "_addresses", {})
 
+
+def without_llvm(monkeypatch) -> None:
     def refuse(*_args):
         raise AssertionError("LLVM was asked to compile")
 
     forget_kernels(monkeypatch)
     monkeypatch.setattr(kernels, "object_code", refuse)
-
-
-def forget_kernels(monkeypatch) -> None:
-    monkeypatch.setattr(kernels, "_code", {})
-    monkeypatch.setattr(kernels, "_addresses", {})
 
 
 # --- other processes --------------------------------------------------------------------------------------------------
@@ -71,30 +70,33 @@ def answer_of(process: subprocess.Popen[str]) -> dict:
 
 
 @pytest.fixture(scope="module")
-def elsewhere(tmp_path_factory):
+def shared(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("shared")
+
+
+@pytest.fixture(scope="module")
+def elsewhere(shared) -> dict:
     """All cases in two processes at once, and then in one that has no LLVM: what the latter says of each case."""
-    folder = tmp_path_factory.mktemp("shared")
-    both = [start(folder / "cache", folder / f"{name}.pt") for name in ("one", "other")]
-    answers = [answer_of(process) for process in both]
-    for answer in answers:
-        assert all(result.endswith((": miss", ": hit")) for results, _same in answer.values() for result in results)
-    return [answer_of(start(folder / "cache", folder / f"{name}.pt", "without-llvm")) for name in ("one", "other")]
+    files = [shared / "one.pt", shared / "other.pt"]
+    for process in [start(shared / "cache", file) for file in files]:
+        asked = [result for results, _same in answer_of(process).values() for result in results]
+        assert all(result.endswith((": miss", ": hit")) for result in asked)
+    one, other = map(torch.load, files)
+    assert all(native_cases.same(one[case], other[case]) for case in CASES)
+    return answer_of(start(shared / "cache", files[0], "without-llvm"))
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_another_process_compiles_nothing(elsewhere, case):
     """Whichever of two processes at once wrote an entry, a third needs neither stages nor LLVM, and no bit differs."""
-    for answer in elsewhere:
-        results, same = answer[case]
-        assert results
-        assert all(result.endswith(": hit") for result in results)
-        assert same
+    results, same = elsewhere[case]
+    assert results
+    assert all(result.endswith(": hit") for result in results)
+    assert same
 
 
-def test_the_cases_use_all_that_an_entry_holds(tmp_path):
-    for name in CASES:
-        run(name, tmp_path)
-    store = open_store(resolve({"cache_dir": tmp_path}))
+def test_the_cases_use_all_that_an_entry_holds(elsewhere, shared):
+    store = open_store(resolve({"cache_dir": shared / "cache"}))
     found = [store.about(entry).metadata for entry in store.entries("graph")]
     assert len(found) == len(CASES) + 1  # training has two
     for part in ("lines", "operators", "runs", "programs", "scalars"):
@@ -105,14 +107,13 @@ def test_the_cases_use_all_that_an_entry_holds(tmp_path):
 # --- hits -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_hit_runs_no_stage(monkeypatch, other_process):
+def test_a_hit_runs_no_stage(monkeypatch):
     net, x = Net(), torch.randn(5, 8)
     with torch.no_grad():
-        with monkeypatch.context() as before:
-            before.undo()  # LLVM is there
-            first = compiled(net, x)
+        first = compiled(net, x)
         record = ferrite.last_compile()
         assert asked() == ["miss"]
+        without_llvm(monkeypatch)
         for stage in ("schedule", "generate"):
             monkeypatch.setattr(native, stage, None)
         second = compiled(net, x)
@@ -189,7 +190,29 @@ def test_an_option_that_changes_code_misses_and_is_named():
     assert asked() == ["hit"]
 
 
-def test_the_command_shows_what_was_compiled(capsys):
+def test_another_form_of_an_operator_misses(monkeypatch):
+    """What lowering puts in its place is compiled in."""
+    with torch.library._scoped_library("ferrite_cache", "FRAGMENT") as library:
+        library.define("changed(Tensor x) -> Tensor")
+        library.impl("changed", lambda x: x * 2, "CompositeExplicitAutograd")
+        operator = torch.ops.ferrite_cache.changed.default
+        x = torch.randn(5)
+        for form, result in ((twice, "miss"), (twice, "hit"), (added, "miss")):
+            monkeypatch.setitem(torch._decomp.decomposition_table, operator, form)
+            torch.testing.assert_close(compiled(lambda x: operator(x), x), x * 2)
+            assert asked() == [result]
+
+
+def twice(x):
+    return x * 2
+
+
+def added(x):
+    return x + x
+
+
+def test_the_command_shows_what_was_compiled(capsys, monkeypatch):
+    forget_kernels(monkeypatch)
     compiled(torch.sin, torch.randn(5, 8))
     compiled(torch.sin, torch.randn(6, 8))
     assert str(ferrite.explain_cache()).count("input 0") == 1
@@ -209,15 +232,14 @@ def test_without_the_cache_nothing_is_written(tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_kernel_is_shared_by_graphs(monkeypatch, other_process):
+def test_a_kernel_is_shared_by_graphs(monkeypatch):
     def function(x):
         return torch.sin(x) + 1, x @ x
 
     x = torch.randn(8, 8)
-    with monkeypatch.context() as before:
-        before.undo()
-        compiled(lambda x: torch.sin(x) + 1, x)
     forget_kernels(monkeypatch)
+    compiled(lambda x: torch.sin(x) + 1, x)
+    without_llvm(monkeypatch)
     torch.testing.assert_close(compiled(function, x), function(x))
     assert asked() == ["miss"]
 
@@ -233,8 +255,6 @@ def damage_bytes(entry) -> None:
 
 def damage_metadata(entry) -> None:
     """Whole, but not what a reader of this version can use."""
-    from ferrite.runtime.cache import Key
-
     store = open_store(resolve())
     about = store.about(entry)
     source = {**about.metadata["source"], "text": "def inference(args):\n    return [unknown"}
@@ -242,8 +262,6 @@ def damage_metadata(entry) -> None:
 
 
 def damage_code(entry) -> None:
-    from ferrite.runtime.cache import Key
-
     store = open_store(resolve())
     about = store.about(entry)
     store.publish(Key.of("graph", about.components), {}, about.metadata)
@@ -263,14 +281,16 @@ def test_a_damaged_entry_is_built_anew(damage):
 # --- what is not kept -------------------------------------------------------------------------------------------------
 
 
-def test_what_compiling_decided_about_sizes_is_not_kept():
-    @ferrite.graph_pass(stage="post_grad", name="decides")
-    def decides(gm, context):
-        bool(next(iter(gm.graph.nodes)).meta["val"] < 100)
+def test_what_compiling_decided_about_sizes_is_not_kept(monkeypatch):
+    def deciding(graph):
+        size = next(node.meta["val"] for node in graph.gm.graph.nodes)
+        assert bool(size < 100)  # torch guards on it
+        return lower_graph(graph)
 
+    monkeypatch.setattr(backend, "lower_graph", deciding)
     x = torch.randn(9, 4)
     for _ in range(2):
-        torch.testing.assert_close(compiled(torch.sin, x, dynamic=True, passes=(decides,)), torch.sin(x))
+        torch.testing.assert_close(compiled(torch.sin, x, dynamic=True), torch.sin(x))
         (outcome,) = ferrite.last_compile().cache
         assert (outcome.result, outcome.reason) == ("not kept", "compiling it decided something about its sizes")
 

@@ -6,6 +6,28 @@ the rounded coefficients in exact arithmetic, relative to what the function give
 
 # fmt: off
 
+# exp(x^2 / 2) erfc(x / sqrt(2)) / 2
+# float: 5 over 6 coefficients on [0, 14.25], error 2^-26.0
+NORMAL_TAIL = {
+    "float": (
+        (
+            0.5, 0.43826204538345337, 0.18321099877357483, 0.04062514752149582, 0.004115128889679909,
+        ),
+        (
+            1.0, 1.674409031867981, 1.2024023532867432, 0.46940693259239197, 0.1018386110663414, 0.01031497772783041,
+        ),
+    ),
+}
+
+# exp(-z / 2)
+# float: 6 coefficients on [-0.6933, 0.6933], error 2^-23.4
+NORMAL_EXP = {
+    "float": (
+        1.0, -0.49999985098838806, 0.12499787658452988, -0.020834553986787796, 0.002618615049868822,
+        -0.00025906882365234196,
+    ),
+}
+
 # erfinv(x) / x, over x^2
 # double: 6 over 6 coefficients on [1e-09, 0.25], error 2^-54.3
 ERFINV = {

@@ -273,6 +273,7 @@ ROWS: dict[str, Row] = {
     "rsqrt": _one_over("square_root({0})"),
     "reciprocal": _one_over("{0}"),
     "sigmoid": _one_over("(libdevice.exp({0} * (-1.0)) + 1.0)"),
+    "special_ndtr": _by_type("libdevice.erfc({0} * (-0.7071067811865476)) * 0.5", None),
     "isnan": lambda needs, dtype, args: f"{args[0]} != {args[0]}",
     "isinf": _infinite("==", "!="),
     "isfinite": _infinite("<", "=="),

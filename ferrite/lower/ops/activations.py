@@ -13,12 +13,12 @@ from ferrite.lower.context import Context
 from ferrite.lower.formula import (
     Term,
     choose,
-    erfc,
     exp,
     expm1,
     is_nan,
     larger,
     log1p,
+    ndtr,
     pointwise,
     result,
     smaller,
@@ -46,16 +46,14 @@ INNER = math.sqrt(2 / math.pi)
 def gelu(ctx: Context, x: Value, approximate: str) -> Value:
     if approximate == "tanh":
         return pointwise(ctx, lambda x: 0.5 * x * (1 + tanh(INNER * (x + CUBE * x * x * x))), x, takes="float")
-    # 1 + erf(-x) cancels where x is large: its complement does not
-    return pointwise(ctx, lambda x: 0.5 * x * erfc(x * -math.sqrt(0.5)), x, takes="float")
+    return pointwise(ctx, lambda x: x * ndtr(x), x, takes="float")
 
 
 @lowers(aten.gelu_backward.default)
 def gelu_backward(ctx: Context, grad_output: Value, x: Value, approximate: str) -> Value:
     def exact(grad: Term, x: Term) -> Term:
-        share = 0.5 * erfc(x * -math.sqrt(0.5))
         density = exp(x * x * -0.5) * (1 / math.sqrt(2 * math.pi))
-        return grad * (share + x * density)
+        return grad * (ndtr(x) + x * density)
 
     def near(grad: Term, x: Term) -> Term:
         square = x * x

@@ -16,7 +16,6 @@ from ferrite.lower.formula import (
     Term,
     choose,
     elementwise,
-    erf,
     is_nan,
     larger,
     log,
@@ -34,7 +33,7 @@ aten = torch.ops.aten
 
 # By what they take: any number; no complex one; and none of 16 bits either.
 ANY = "exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh sigmoid asin acos atan asinh acosh atanh"
-REAL = "erf erfc erfinv lgamma digamma i0 special_i0e special_i1 special_i1e"
+REAL = "erf erfc erfinv lgamma digamma i0 special_i0e special_i1 special_i1e special_ndtr"
 WIDE = (
     "special_ndtri special_erfcx special_log_ndtr special_airy_ai special_bessel_j0 special_bessel_j1 "
     "special_bessel_y0 special_bessel_y1 special_modified_bessel_i0 special_modified_bessel_i1 "
@@ -74,17 +73,6 @@ _floating(aten.igammac.default, "igammac", "float")
 def polygamma(ctx: Context, n: int, x: Value) -> Value:
     dtype = arithmetic_type(working_type(ctx, x, floating=True, takes="real"))
     return result(ctx, term(ctx, n, torch.int64).call("polygamma", term(ctx, x, dtype), dtype=dtype))
-
-
-@lowers(aten.special_ndtr.default)
-def ndtr(ctx: Context, x: Value) -> Value:
-    """The tail by the complement, where the difference would lose digits."""
-
-    def below(value: Term) -> Term:
-        scaled = value * math.sqrt(0.5)
-        return choose(scaled < -1, 0.5 * (-scaled).call("erfc"), 0.5 * (1 + erf(scaled)))
-
-    return pointwise(ctx, below, x, floating=True, takes="real")
 
 
 @lowers(aten.special_entr.default)

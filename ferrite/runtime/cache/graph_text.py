@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import hashlib
+import inspect
 import re
 import types
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,8 @@ from ferrite.graph import fake_value
 from ferrite.graph.aliases import Storage, storages_in
 from ferrite.graph.facts import attribute_of, schema_of
 from ferrite.graph.regions import WRITTEN_AFTER
+from ferrite.graph.source import TORCH_FOLDER
+from ferrite.runtime.cache.identities import identity
 from ferrite.runtime.cache.key import Uncacheable
 
 # What compiling a captured graph reads from the metadata of its nodes. A test finds every key that ferrite reads, here
@@ -261,8 +264,17 @@ def target_name(target: Any) -> str:
 
 
 def declared(operator: Any) -> str:
-    """What an operator that torch does not bring declares of itself; its code runs by name."""
-    return f"<{schema_of(operator)} {' '.join(sorted(map(str, operator.tags)))}>"
+    """What an operator that torch does not bring declares of itself; its code runs by name, unless there is another
+    form of it that lowering takes: then that counts too."""
+    function = torch_operators.decomposition(operator) if torch_operators.is_operator(operator) else None
+    other = "" if function is None or is_torchs(function) else f" as {identity(function)}"
+    return f"<{schema_of(operator)} {' '.join(sorted(map(str, operator.tags)))}{other}>"
+
+
+def is_torchs(function: Any) -> bool:
+    """Whether a function is part of torch itself, whose version is in every key."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code is not None and code.co_filename.startswith(TORCH_FOLDER) and not isinstance(function, types.MethodType)
 
 
 def contents(tensor: torch.Tensor) -> str:
