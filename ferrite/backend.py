@@ -1,7 +1,8 @@
 """The whole compiler, as one short function over its stages.
 
     ferrite        what torch.compile(..., backend="ferrite") calls with each graph that Dynamo captured
-    compile_graph  one functional graph in, one callable out: (joint,) (freeze,) post_grad, lower, schedule, codegen, load
+    compile_graph  one functional graph in, one callable out: (joint,) (freeze,) post_grad, lower, (schedule,) codegen,
+                   load
     compile        torch.compile with ferrite's options as keywords
     freeze         the same for inference with parameters that no longer change
 
@@ -12,7 +13,6 @@ kept. With `strict` the failure is raised instead.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -14,7 +14,9 @@ from typing import Any, Literal
 from ferrite.option_values import Counts, Named
 
 # The stages of one compilation, in order. They name times in the record, and failures.
-Stage = Literal["pre_grad", "capture", "joint", "partition", "freeze", "post_grad", "lower", "schedule", "codegen", "load"]
+Stage = Literal[
+    "pre_grad", "capture", "joint", "partition", "freeze", "post_grad", "lower", "schedule", "codegen", "load"
+]
 STAGES: tuple[str, ...] = typing.get_args(Stage)
 Compression = Literal["auto", "lce-first", "lce-parts", "lce-matmul", "lce-simple", "dot-compress"]
 

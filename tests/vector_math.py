@@ -104,7 +104,14 @@ INTERVALS: dict[str, tuple[tuple[float, float], ...]] = {
     "special_log_ndtr": ((-2, 2), (-40, 10), (-1000, 0), (0, 38)),
 }
 # Beyond these powers of two the exact value is no news, or long to find.
-GREATEST_EXPONENT = {"erfc": 6, "special_ndtr": 6, "lgamma": 9, "digamma": 9, "special_log_ndtr": 60, "special_erfcx": 60}
+GREATEST_EXPONENT = {
+    "erfc": 6,
+    "special_ndtr": 6,
+    "lgamma": 9,
+    "digamma": 9,
+    "special_log_ndtr": 60,
+    "special_erfcx": 60,
+}
 GREATEST_EXPONENT |= dict.fromkeys(("i0", "special_i0e", "special_i1", "special_i1e"), 11)
 GREATEST_EXPONENT |= dict.fromkeys(("special_modified_bessel_i0", "special_modified_bessel_i1"), 11)
 # Torch's own double precision overflows inside at infinity; the limits are infinite.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ferrite.ir.index import ZERO
+from ferrite.ir.index import ZERO, Symbol
 from ferrite.ir.program import Buffer, Input, Operation, Program
 from ferrite.ir.questions import reads, symbols, writes
 
@@ -17,6 +17,6 @@ def small_program(operation: Operation, buffers: Mapping[str, Buffer]) -> Progra
     needed = set(symbols(operation))
     for buffer in given:
         for size in (*buffer.sizes, *buffer.strides):
-            needed |= {atom for atom in size.atoms}  # type: ignore[arg-type]
+            needed |= {atom for atom in size.atoms if isinstance(atom, Symbol)}
     inputs: tuple[Input, ...] = (*sorted(needed, key=lambda item: item.name), *names)
     return Program("operation", inputs, tuple(given), (operation,), ())

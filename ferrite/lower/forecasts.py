@@ -17,7 +17,16 @@ from ferrite.lower.context import contiguous, same_strides
 aten = torch.ops.aten
 
 # Eager goes by the order of the operands' strides, the forecast by something else where they differ.
-BY_ALL_OPERANDS = frozenset({aten.copysign, aten.div, aten.floor_divide, aten.xlogy, aten.native_dropout_backward})
+BY_ALL_OPERANDS = frozenset(
+    {
+        aten.copysign,
+        aten.div,
+        aten.floor_divide,
+        aten.native_dropout_backward,
+        aten.special_xlog1py,
+        aten.xlogy,
+    }
+)
 # One operand decides.
 BY_ONE_OPERAND = frozenset({aten.roll, aten.channel_shuffle, aten.log_sigmoid_forward, aten.max_unpool2d})
 # The same, but channels last are forecast right.

@@ -97,7 +97,7 @@ class Homes:
         nest = self.nests[write.nest]
         if nest.ordered or not axes_in(write.touch.place) <= set(self.rows):
             return False
-        return not nest.axes or (isinstance(write.stage.operation, Reduce) and not nest.outer)
+        return nest.once_a_row or (isinstance(write.stage.operation, Reduce) and not nest.outer)
 
     def tile(self, storage: str) -> Tile | None:
         buffer = self.layouts.buffers[storage]

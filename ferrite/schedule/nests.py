@@ -36,6 +36,11 @@ class Nest:
         reduced = set(self.reduced)
         return tuple(item for item in self.axes if item not in reduced) if reduced else ()
 
+    @property
+    def once_a_row(self) -> bool:
+        """Whether its points are computed in the row itself, not in a loop and not while states are joined."""
+        return not self.axes and not any(isinstance(stage.operation, Reduce) for stage in self.stages)
+
 
 def nests_of(group: Group, layouts: Layouts) -> list[Nest]:
     nests: list[Nest] = []

@@ -48,7 +48,7 @@ class Statements:
         for stage in nest.stages:
             match stage.operation:
                 case Compute():
-                    parts.point += self.compute(stage.operation, row_level=not nest.axes)
+                    parts.point += self.compute(stage.operation, row_level=nest.once_a_row)
                 case Reduce():
                     self.reduce(stage.operation, parts, row_level=not nest.outer)
                 case Scan():

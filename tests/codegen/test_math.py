@@ -201,6 +201,14 @@ def test_values_stay_in_their_range(name):
         assert (result.abs() <= 1).logical_or(result.isnan()).all()
 
 
+def test_the_normal_distribution_has_a_small_absolute_error():
+    """What gelu and its gradient are made of: their errors are no larger than those of one erf."""
+    (x,), exact = singles("special_ndtr", each=20, dense=500_000)
+    result = runner("special_ndtr", torch.float32, 8)(x).double()
+    assert (result - exact).abs().nan_to_num(0).max() <= 1.2e-7
+    assert (result.isnan() == x.isnan()).all()
+
+
 @pytest.mark.parametrize("name", ["exp", "tanh", "sigmoid", "erf", "erfc", "expm1", "log1p", "asinh"])
 def test_small_arguments_keep_all_their_digits(name):
     """Around zero functions are lines, whatever the number of digits there is left."""
@@ -247,7 +255,17 @@ def test_the_text_is_plain(name):
 @pytest.mark.quick
 def test_the_common_functions_are_short():
     """Instructions of one vector of singles. More would be felt in every model."""
-    limits = {"exp": 18, "sigmoid": 23, "tanh": 28, "log": 32, "erf": 30, "erfc": 52, "special_ndtr": 32, "sin": 36, "rsqrt": 2}
+    limits = {
+        "exp": 18,
+        "sigmoid": 19,
+        "tanh": 28,
+        "log": 32,
+        "erf": 30,
+        "erfc": 52,
+        "special_ndtr": 29,
+        "sin": 36,
+        "rsqrt": 2,
+    }
     texts = {name: function_text(name, torch.float32, 4).split("\ndefine ")[0] for name in limits}
     counts = {name: len(re.findall(" = (?!bitcast)", text)) for name, text in texts.items()}
     assert {name: count for name, count in counts.items() if count > limits[name]} == {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ferrite.codegen.llvm.math_exp import exp_in_parts
 from ferrite.codegen.llvm.math_fits import ERF_LARGE, ERF_NEAR_ZERO, ERF_SMALL, ERFCX, ERFCX_WIDE
 from ferrite.codegen.llvm.math_function import Function
-from ferrite.codegen.llvm.math_text import Value, copysign, fabs, fma, minimum, polynomial, select
+from ferrite.codegen.llvm.math_text import Value, copysign, fabs, fma, minimum, polynomial, polynomial_in_halves, select
 
 ERF_IS_ONE = {"float": 4.0, "double": 6.0}
 ERFC_IS_ZERO = {"float": 10.06, "double": 27.3}
@@ -37,7 +37,7 @@ def erf(x: Value) -> Value:
     a = minimum(fabs(x), ERF_IS_ONE[x.element])
     small = fma(a, polynomial(a * a, ERF_SMALL[x.element]), a)
     if x.element == "float":
-        large, border = 1.0 - polynomial(a - 2.5625, ERF_LARGE["float"]), 1.125
+        large, border = 1.0 - polynomial_in_halves(a - 2.5625, ERF_LARGE["float"]), 1.125
     else:
         large, border = 1.0 - erfc_of_positive(a), 1.0
     return copysign(select(a < border, small, large), x)

@@ -93,9 +93,13 @@ def exp_of_moderate(x: Value) -> Value:
 
 
 def exp_of_negative(x: Value) -> Value:
-    """exp of what is not above zero."""
-    near_one, first, second = exp_in_parts(maximum(x, UNDERFLOW[x.element]))
-    return near_one * first * second
+    """exp of what is not above zero.
+
+    The polynomial is scaled down and 2^n up: both are normal numbers, and a subnormal result is rounded once.
+    """
+    scale = EXPONENT_BIAS[x.element] // 2
+    shifted, _, r = reduced(maximum(x, UNDERFLOW[x.element]), EXPONENT_BIAS[x.element] + scale)
+    return polynomial(r, [value * 2.0**-scale for value in EXP[x.element]]) * power_of_two(shifted)
 
 
 def expm1_of(x: Value) -> Value:

@@ -232,6 +232,13 @@ def _one_over(text: str) -> Row:
     return row
 
 
+def _normal_distribution(needs: Needs, dtype: torch.dtype, args: list[str]) -> str | None:
+    if not dtype.is_floating_point:
+        return None
+    factor = filled(bits_of(-math.sqrt(0.5), dtype), dtype, "[]")
+    return f"libdevice.erfc({args[0]} * {factor}) * 0.5"
+
+
 def _sign(needs: Needs, dtype: torch.dtype, args: list[str]) -> str | None:
     if dtype is torch.bool:
         return args[0]
@@ -273,7 +280,7 @@ ROWS: dict[str, Row] = {
     "rsqrt": _one_over("square_root({0})"),
     "reciprocal": _one_over("{0}"),
     "sigmoid": _one_over("(libdevice.exp({0} * (-1.0)) + 1.0)"),
-    "special_ndtr": _by_type("libdevice.erfc({0} * (-0.7071067811865476)) * 0.5", None),
+    "special_ndtr": _normal_distribution,
     "isnan": lambda needs, dtype, args: f"{args[0]} != {args[0]}",
     "isinf": _infinite("==", "!="),
     "isfinite": _infinite("<", "=="),

@@ -1,0 +1,87 @@
+"""Operators that give other strides than torch forecasts: the numbers are right whatever lies where."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import ferrite
+import ferrite.backend
+from compare import check, compile_strict
+
+
+@torch.library.custom_op("ferrite_forecasts::by_columns", mutates_args=())
+def by_columns(x: torch.Tensor) -> torch.Tensor:
+    return x.t().clone(memory_format=torch.contiguous_format).t()
+
+
+@by_columns.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def test_what_kernels_read_is_where_they_expect_it():
+    x = torch.randn(5, 7)
+    for function in (lambda x: by_columns(x) * 2, lambda x: by_columns(x)[1:, ::2] + 1):
+        compiled = compile_strict(function)
+        assert torch.equal(compiled(x), function(x))
+        assert ferrite.last_compile().kernels
+
+
+def test_a_result_that_no_kernel_reads_has_the_strides_of_eager():
+    check(lambda x: (by_columns(x), x + 1), lambda: [torch.randn(5, 7)])
+
+
+def gradient(function):
+    torch.manual_seed(0)
+    x, w = torch.randn(5, 7), torch.randn(5, 7, requires_grad=True)
+    function(x, w).sum().backward()
+    return w.grad
+
+
+def scaled(x, w):
+    return by_columns(x) * w * 3
+
+
+def test_what_is_kept_for_the_backward_graph_is_where_it_expects_it():
+    assert torch.equal(gradient(compile_strict(scaled)), gradient(scaled))
+    assert [bool(graph.kernels) for graph in ferrite.last_compile().graphs] == [True, True]
+
+
+def test_so_it_is_where_the_forward_graph_runs_in_eager(monkeypatch, tmp_path):
+    original = ferrite.backend.lower_graph
+
+    def only_backward(graph):
+        if graph.kind.value == "forward":
+            raise ValueError("forward only")
+        return original(graph)
+
+    monkeypatch.setattr(ferrite.backend, "lower_graph", only_backward)
+    compiled = torch.compile(scaled, backend="ferrite", options={"repro_dir": str(tmp_path)})
+    with pytest.warns(ferrite.FerriteWarning, match="forward only"):
+        ours = gradient(compiled)
+    assert torch.equal(ours, gradient(scaled))
+    forward, backward = ferrite.last_compile().graphs
+    assert forward.failure
+    assert backward.kernels
+
+
+def by_rows_and_columns(shape):
+    return lambda: [torch.randn(shape), torch.randn(shape).transpose(-1, -2).contiguous().transpose(-1, -2)]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: torch.copysign(y, x),
+        lambda x, y: torch.div(y, x, rounding_mode="floor"),
+        lambda x, y: torch.special.xlog1py(y, x.abs()),
+        lambda x, y: y.roll(1, 1),
+        lambda x, y: F.logsigmoid(y),
+    ],
+    ids=["copysign", "div", "xlog1py", "roll", "logsigmoid"],
+)
+def test_operators_that_are_forecast_wrong(function, dynamic):
+    check(function, by_rows_and_columns((4, 6, 5)), dynamic=dynamic)
