@@ -158,7 +158,7 @@ def compile_native(
     with compilation.stage("codegen"):
         code = native.generate(plan, kernels)
         dump.write("host.py", code.source.commented)
-    return Compiled(code, lowered.objects, compilation.native(graph, plan, code.source.commented, passes))
+    return Compiled(code, lowered.objects, compilation.native_record(graph, plan, code.source.commented, passes))
 
 
 @functools.lru_cache

@@ -183,7 +183,7 @@ class Compilation:
             )
         )
 
-    def native(self, graph: CapturedGraph, plan: Plan, text: str, passes: tuple[PassRecord, ...]) -> GraphRecord:
+    def native_record(self, graph: CapturedGraph, plan: Plan, text: str, passes: tuple[PassRecord, ...]) -> GraphRecord:
         """The record of a graph that became native code."""
         program = plan.program
         calls = [(call, item.origin) for item in program.operations if (call := call_of(item)) is not None]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from bench.pieces import PIECES
 from bench.rewrites import before_and_after, captured
-
 from ferrite.passes import PRE_GRAD
 
 pytestmark = pytest.mark.slow

@@ -41,9 +41,9 @@ SHORT_LN2 = (45426 / 2**16, math.log(2) - 45426 / 2**16)  # the first has 16 bit
 NORMAL_IS_ZERO = {"float": 14.25, "double": 38.6}
 SCALE = 64
 # Both times 3/4, too: floats are coarsest just above a power of two, which is where the parts begin.
-SCALED_TAIL = tuple(
-    [value * 0.75 * factor for value in part]
-    for part, factor in zip(NORMAL_TAIL["float"], (2.0**-SCALE, 1.0), strict=True)
+SCALED_TAIL = (
+    [0.75 * 2.0**-SCALE * value for value in NORMAL_TAIL["float"][0]],
+    [0.75 * value for value in NORMAL_TAIL["float"][1]],
 )
 ONE_OVER_ROOT_PI = 1 / math.sqrt(math.pi)
 # sqrt(pi) x exp(x^2) erfc(x), over 1 / x^2: one term more than doubles need from 27 on

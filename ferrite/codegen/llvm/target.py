@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.util
 import platform
 import sys
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ def machine_text() -> str:
         with open("/proc/cpuinfo", "rb") as file:
             said = file.read(1 << 14)  # some processors of the machine, not hundreds
     except OSError:
-        return repr(host_target())
+        return repr(host_target()) if importlib.util.find_spec("llvmlite") else "no LLVM"
     rows = [line.split(b":", 1) for line in said.splitlines()[:-1] if b":" in line]
     facts = sorted({(name.strip().lower(), value.strip()) for name, value in rows if name.strip().lower() in TELLING})
     words = [value.decode(errors="replace") for name, value in facts if name not in (b"flags", b"features")]
