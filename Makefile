@@ -33,8 +33,6 @@ demo: $(READY)  ## compile a real model and show it equal to eager
 test: $(READY)  ## everything CI runs: format, lint, types, tests
 	@$(MAKE) --no-print-directory lint
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not slow and not gpu"
-	@echo "the quick contracts once more, through the lowering and its interpreter"
-	$(PYTEST) -n $(WORKERS) --dist loadfile -m "quick and not slow and not gpu" --executor interpreter tests/contract
 
 check: $(READY)  ## format, lint, types and the quick tests; run it before every commit
 	@$(MAKE) --no-print-directory lint

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -95,7 +95,8 @@ class _Question:
         return source_digest(self.store)
 
     def build(self) -> Built:
-        index, known = self.places.index(), facts_of_symbols(self.graph)
+        index, symbolic = self.places.index(), symbolic_in(self.graph)
+        known = facts_of_symbols(symbolic)
         kernels = None if self.store is None else KernelCache(self.store, machine_text(), self.sources)
         found = self.stages(kernels)
         if not isinstance(found, Compiled):
@@ -103,17 +104,8 @@ class _Question:
             return Built({}, {}, "it was not compiled to kernels")
         self.objects = found.objects
         built = as_entry(found, index)
-        reason = built.reason or self.reason_to_forget(found, known)
+        reason = built.reason or reason_to_forget(found, known, facts_of_symbols(symbolic))
         return Built(built.sections, built.metadata, reason)
-
-    def reason_to_forget(self, found: Compiled, known: frozenset[Any]) -> str:
-        """Why an entry would not do what compiling did."""
-        if any(each.note.startswith("failed") for each in found.record.passes):
-            return "a pass failed, which is to be seen again"
-        symbols = {name for names, _text in known for name in names}
-        if any(names & symbols for names, _text in facts_of_symbols(self.graph) - known):
-            return "compiling it decided something about its sizes"
-        return ""
 
     def loaded(self, artifact: Artifact, outcome: Outcome) -> Boxed:
         """One way for entries and for what was just built: what is kept is what runs."""
@@ -124,14 +116,28 @@ class _Question:
         return function
 
 
-def facts_of_symbols(graph: CapturedGraph) -> frozenset[Any]:
-    """All that is known of the symbols around a graph. Compiled code that adds to it holds for fewer sizes."""
-    found = next((each for node in graph.gm.graph.nodes for each in symbolic_in(fake_value(node))), None)
-    return frozenset() if found is None else frozenset(torch_operators.facts_of_symbols(found))
+# All that is known of symbols: the names of some, and what is said of them.
+Facts = frozenset[tuple[frozenset[str], str]]
 
 
-def symbolic_in(value: Any) -> Iterator[Any]:
-    """Numbers with symbols in a value: itself, or its sizes."""
-    for leaf in leaves(value):
-        numbers = leaf.shape if isinstance(leaf, torch.Tensor) else (leaf,)
-        yield from (item for item in numbers if isinstance(item, SYMBOLIC) and torch_api.expression(item).free_symbols)
+def reason_to_forget(found: Compiled, before: Facts, after: Facts) -> str:
+    """Why an entry would not do what compiling did: the facts about sizes were others before."""
+    if any(each.note.startswith("failed") for each in found.record.passes):
+        return "a pass failed, which is to be seen again"
+    symbols = {name for names, _text in before for name in names}
+    if any(names & symbols for names, _text in after - before):
+        return "compiling it decided something about its sizes"
+    return ""
+
+
+def facts_of_symbols(symbolic: Any) -> Facts:
+    return frozenset() if symbolic is None else frozenset(torch_operators.facts_of_symbols(symbolic))
+
+
+def symbolic_in(graph: CapturedGraph) -> Any:
+    """A number with symbols among the values of a graph or their sizes, which leads to what is known of them all."""
+    for value in (leaf for node in graph.gm.graph.nodes for leaf in leaves(fake_value(node))):
+        for number in value.shape if isinstance(value, torch.Tensor) else (value,):
+            if isinstance(number, SYMBOLIC) and torch_api.expression(number).free_symbols:
+                return number
+    return None

@@ -4,6 +4,7 @@ dir/001_torch/00_captured.py              the graph of torch calls, before autog
 dir/002_joint/00_captured.py              forward and backward in one, before they are partitioned
 dir/003_forward/00_captured.py            the graph as the stage got it
 dir/003_forward/05_remove_noop_ops.py     after this pass
+dir/003_forward/program.py                the loop program that it is lowered to
 dir/003_forward/host.py                   the host program
 """
 

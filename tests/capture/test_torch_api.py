@@ -42,7 +42,13 @@ def test_a_newer_torch_is_tried_with_a_warning():
     assert warning == "torch 2.14.0 is newer than ferrite has been tested with (torch 2.11 to 2.13); trying anyway"
 
 
-@pytest.mark.parametrize(("version", "expected"), [("2.10.0", "UserError"), ("2.14.0", "FerriteWarning 2.0")])
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("2.10.0", "UserError"),
+        pytest.param("2.14.0", "FerriteWarning 2.0", marks=pytest.mark.slow),
+    ],
+)
 def test_the_version_is_checked_when_compiling(version, expected):
     """In a process of its own: the check runs once."""
     code = f"""

@@ -14,7 +14,7 @@ from ferrite.codegen import print_host
 from ferrite.ir import Call, Constant, Evaluate, HostProgram, Input, Literal, Mapping, Ref, Sequence, Slice
 from ferrite.runtime import load
 
-pytestmark = pytest.mark.quick
+pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("program_of_calls")]
 
 
 def evaluate(function, *args):

@@ -72,7 +72,7 @@ def chain_of_writes(x):
 
 ONE_INPUT = {
     "add_": lambda x: x.add_(1),
-    "mul_and_return_something_else": lambda x: x.mul_(2).sum(),
+    "mul_and_return_something_else": lambda x: x.mul_(2).amax(),
     "exp_": lambda x: x.exp_(),
     "relu_": lambda x: torch.relu_(x),
     "clamp_": lambda x: x.clamp_(-0.5, 0.5),

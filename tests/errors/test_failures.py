@@ -182,7 +182,7 @@ def replay(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, cwd="/", env=env, check=False, timeout=300)
 
 
-@pytest.mark.parametrize("stage", ["capture", "codegen"])
+@pytest.mark.parametrize("stage", [pytest.param("capture", marks=pytest.mark.slow), "codegen"])
 def test_a_repro_folder_shows_the_same_failure_by_itself(stage, tmp_path):
     options = {"fail_at": stage, "repro_dir": str(tmp_path)}
     with pytest.warns(ferrite.FerriteWarning):

@@ -445,6 +445,7 @@ def test_a_pass_is_known_by_what_it_holds(own):
 def test_a_pass_written_at_a_prompt_has_no_identity(monkeypatch):
     namespace = {"__name__": "__main__"}
     exec("def rewrite(gm): return 1", namespace)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)  # a worker's has none
     with pytest.raises(Uncacheable, match="not written in a file of its own module"):
         identity(namespace["rewrite"])
     monkeypatch.delattr(sys.modules["__main__"], "__file__")
