@@ -11,7 +11,6 @@ import time
 
 import pytest
 from runtime import cached_compile
-from runtime.cached_compile import compile_and_ask
 
 import ferrite
 from ferrite.debug.record import start_record
@@ -208,7 +207,7 @@ def compile_elsewhere(size: int) -> list[list[object]]:
 
 
 def test_another_process_finds_what_the_first_compiled(artifact_cache):
-    first, second = compile_and_ask(5), compile_elsewhere(6)
+    first, second = compile_elsewhere(5), compile_elsewhere(6)  # both with the settings that torch begins with
     assert [row[:2] for row in first] == [["forward", "miss"], ["backward", "miss"]]
     assert [row[:3] for row in second] == [["forward", "hit", []], ["backward", "hit", []]]
     assert [row[3:] for row in first] == [row[3:] for row in second]
