@@ -31,15 +31,20 @@ class Nest:
         return found[0] if found else ()
 
     @property
+    def has_states(self) -> bool:
+        """Whether it has reductions. One over axes of one element has no axis left, but a state like any other."""
+        return any(isinstance(stage.operation, Reduce) for stage in self.stages)
+
+    @property
     def outer(self) -> tuple[Axis, ...]:
         """Axes that are not reduced, where something is."""
         reduced = set(self.reduced)
-        return tuple(item for item in self.axes if item not in reduced) if reduced else ()
+        return tuple(item for item in self.axes if item not in reduced) if self.has_states else ()
 
     @property
     def once_a_row(self) -> bool:
         """Whether its points are computed in the row itself, not in a loop and not while states are joined."""
-        return not self.axes and not any(isinstance(stage.operation, Reduce) for stage in self.stages)
+        return not self.axes and not self.has_states
 
 
 def nests_of(group: Group, layouts: Layouts) -> list[Nest]:
@@ -88,12 +93,11 @@ def aligned(nest: Nest, stage: Stage, inner: tuple[Axis, ...], layouts: Layouts)
     if new is None:
         return None
     joined = stage.renamed({old: axis for old, axis in new.items() if old is not axis}, layouts)
-    reduced = joined.reduced
-    if reduced and nest.reduced and set(reduced) != set(nest.reduced):
-        return None
-    if reduced and not nest.reduced and not isinstance(nest.stages[0].operation, Compute):
-        return None
-    return joined
+    if not isinstance(joined.operation, Reduce):
+        return joined
+    if nest.has_states:
+        return joined if set(joined.reduced) == set(nest.reduced) else None
+    return joined if isinstance(nest.stages[0].operation, Compute) else None
 
 
 def matched(nest: Nest, stage: Stage, inner: tuple[Axis, ...]) -> dict[Axis, Axis] | None:
