@@ -17,6 +17,7 @@ import argparse
 import copy
 import functools
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -189,6 +190,13 @@ def cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
+def line_of(row: dict[str, Any]) -> str:
+    """One row while the rest is measured: a whole run takes many minutes."""
+    speeds = ", ".join(f"{pair} {speed:.2f}" for pair, speed in row["speed"].items())
+    share = "".join(f", {way} {part:.2f}" for way, part in row.get("share", {}).get(OURS, {}).items())
+    return f"{row['case']}/{row['size']}: {speeds}{share} {row['problems'] or ''}"
+
+
 def summarised(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], list[str]]:
     """Figures and sentences over all rows, and over those of each size."""
     figures: dict[str, Any] = {}
@@ -217,6 +225,7 @@ def run(chosen: argparse.Namespace) -> dict[str, Any]:
         copies = copy_speeds(chosen.rounds, chosen.seconds)
         for item in watched(items, label):
             rows.append(measured(item, names, copies, chosen.rounds, chosen.seconds))
+            print(line_of(rows[-1]), file=sys.stderr)
     figures, lines = summarised(rows)
     rates = ", ".join(f"{way} {speed / 1e9:.1f} GB/s" for way, speed in copies.items())
     busy = max(row["others"] for row in rows)

@@ -12,15 +12,15 @@ local, and the whole is linear in the number of touches.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ferrite.ir.index import Axis, Number
 from ferrite.ir.program import Loop, Reduce, Scan
 from ferrite.schedule.machine import Machine
 from ferrite.schedule.stages import GUESS, Stage, favourite
-from ferrite.schedule.touches import Layouts, Touch, known, separated
+from ferrite.schedule.touches import Layouts, Touch, counterparts, known, separated
 
 MOST_STAGES = 48
 MOST_POINTERS = 48
@@ -102,9 +102,9 @@ def bind(group: Group, stage: Stage) -> dict[Axis, Axis]:
             for other in group.touches.get(touch.storage, ()):
                 if (touch.writes or other.writes) is not wanted or touch.buffer != other.buffer:
                     continue
-                for left, right in zip(other.coordinates, touch.coordinates, strict=True):
-                    row, mine = plain(left, group.rows), plain(right, stage.axes)
-                    if row is None or mine is None or left_over(left) != left_over(right):
+                pairs = zip(other.coordinates, touch.coordinates, strict=True)
+                for row, mine in itertools.chain.from_iterable(itertools.starmap(counterparts, pairs)):
+                    if row not in group.rows or mine not in stage.axes:
                         continue
                     if row in bound or row in refused or mine in taken:
                         continue
@@ -114,18 +114,6 @@ def bind(group: Group, stage: Stage) -> dict[Axis, Axis]:
                     elif wanted:
                         refused.add(row)
     return bound
-
-
-def plain(coordinate: object, axes: Iterable[Axis]) -> Axis | None:
-    from ferrite.schedule.touches import only_row
-
-    return only_row(coordinate, set(axes))  # type: ignore[arg-type]
-
-
-def left_over(coordinate: object) -> object:
-    """What a coordinate has beside its one axis: factor and constant."""
-    terms = getattr(coordinate, "terms", None)
-    return (terms[0][1], coordinate.constant) if terms else (1, 0)  # type: ignore[attr-defined]
 
 
 def slower(group: Group, stage: Stage, rows: tuple[Axis, ...], machine: Machine) -> str | None:

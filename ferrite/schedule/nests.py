@@ -7,14 +7,15 @@ points. Stages of one nest pass values on without memory between them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ferrite.ir.index import Axis, Number
 from ferrite.ir.program import Compute, Reduce, Scan
-from ferrite.schedule.groups import Group, left_over, plain
+from ferrite.schedule.groups import Group
 from ferrite.schedule.stages import Stage
-from ferrite.schedule.touches import Layouts, Touch
+from ferrite.schedule.touches import Layouts, Touch, counterparts
 
 
 @dataclass
@@ -70,7 +71,7 @@ def place(nests: list[Nest], stage: Stage, rows: Sequence[Axis], layouts: Layout
     if chosen is None:
         same = next((nest for nest in nests if extents(nest.axes) == extents(inner) and not ordered), None)
         if same is not None:  # the same axes, so that equal expressions are seen to be equal
-            stage = stage.renamed(pairs(inner, same.axes), layouts)
+            stage = stage.renamed(by_order(inner, same.axes), layouts)
             inner = stage.inner(rows)
         nests.append(Nest(inner, [stage], ordered))
     else:
@@ -81,7 +82,7 @@ def extents(axes: Sequence[Axis]) -> tuple[object, ...]:
     return tuple(item.extent for item in axes)
 
 
-def pairs(old: Sequence[Axis], new: Sequence[Axis]) -> dict[Axis, Axis]:
+def by_order(old: Sequence[Axis], new: Sequence[Axis]) -> dict[Axis, Axis]:
     return {left: right for left, right in zip(old, new, strict=True) if left is not right}
 
 
@@ -109,11 +110,11 @@ def matched(nest: Nest, stage: Stage, inner: tuple[Axis, ...]) -> dict[Axis, Axi
             for other in stage.touches:
                 if touch.buffer != other.buffer:
                     continue
-                for left, right in zip(touch.coordinates, other.coordinates, strict=True):
-                    theirs, mine = plain(left, nest.axes), plain(right, inner)
-                    if theirs is None or mine is None or mine in new or theirs in taken:
+                pairs = zip(touch.coordinates, other.coordinates, strict=True)
+                for theirs, mine in itertools.chain.from_iterable(itertools.starmap(counterparts, pairs)):
+                    if theirs not in nest.axes or mine not in inner or mine in new or theirs in taken:
                         continue
-                    if theirs.extent is mine.extent and left_over(left) == left_over(right):
+                    if theirs.extent is mine.extent:
                         new[mine] = theirs
                         taken.add(theirs)
     rest = [item for item in nest.axes if item not in taken]

@@ -6,7 +6,7 @@ operations depend on each other where they touch one storage and one of them wri
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -151,3 +151,25 @@ def mixed_radix(place: Index, rows: set[Axis]) -> bool:
             return False
         spread += step * (count - 1)
     return True
+
+
+# --- coordinates of two touches ---------------------------------------------------------------------------------------
+
+
+def counterparts(left: Index, right: Index) -> Iterator[tuple[Axis, Axis]]:
+    """Axes that do the same in two coordinates: `128*i + j + 1` and `128*k + l + 1` have i and k, j and l."""
+    (constant, terms), (other_constant, others) = constant_and_terms(left), constant_and_terms(right)
+    if constant != other_constant or terms.keys() != others.keys():
+        return
+    for factor, item in terms.items():
+        other = others[factor]
+        if isinstance(item, Axis) and isinstance(other, Axis):
+            yield item, other
+
+
+def constant_and_terms(coordinate: Index) -> tuple[int, dict[int, Index]]:
+    """The terms by their factors; nothing where two have the same."""
+    if not isinstance(coordinate, Sum):
+        return 0, {1: coordinate}
+    by_factor = {factor: item for item, factor in coordinate.terms}
+    return coordinate.constant, by_factor if len(by_factor) == len(coordinate.terms) else {}
