@@ -123,10 +123,19 @@ def slower(group: Group, stage: Stage, rows: tuple[Axis, ...], machine: Machine)
     if work > FEW_POINTS:
         if rows != group.rows and any(each.inner(group.rows) and favourite(each) in rows for each in group.stages):
             return "columns are reduced in pieces, which threads share"
+        if in_pieces(stage, rows):
+            return "columns are reduced in pieces, which threads share"
         count = math.prod(known(row.extent, GUESS) for row in rows)
         if count < FEWEST_ROWS:
             return f"only {count} rows in common" if rows else "no rows in common"
     return against_the_grain(stages, rows)
+
+
+def in_pieces(stage: Stage, rows: tuple[Axis, ...]) -> bool:
+    """Whether a stage reduces columns, and has more rows than these: pieces, which would not be shared."""
+    if not stage.reduced or favourite(stage) not in rows:
+        return False
+    return any(item in stage.free and item not in stage.reduced and item not in rows for item in stage.axes)
 
 
 def against_the_grain(stages: list[Stage], rows: tuple[Axis, ...]) -> str | None:

@@ -207,3 +207,14 @@ def nested(axes: Sequence[Axis], body: Body, kind: LoopKind) -> Body:
 def rows_at_once(body: Body, machine: Machine, points: int) -> int:
     """How many rows a thread should have at least, so that waking it pays."""
     return max(math.ceil(machine.grain / max(points, 1)), 1)
+
+
+def shared(axes: Sequence[Axis], body: Body, work: int, machine: Machine) -> Body:
+    """Loops that threads share; a thread gets several rounds of the innermost where one is little work."""
+    if not axes:
+        return body
+    (inner,) = nested(axes[-1:], body, "parallel")
+    assert isinstance(inner, Loop)
+    copies = rows_at_once(body, machine, work)
+    loop = Loop(inner.axis, "parallel", inner.body, copies=copies)
+    return nested(axes[:-1], (loop,), "parallel")

@@ -120,11 +120,11 @@ def matched(nest: Nest, stage: Stage, inner: tuple[Axis, ...]) -> dict[Axis, Axi
     rest = [item for item in nest.axes if item not in taken]
     for mine in inner:
         if mine not in new:
-            theirs = next((item for item in rest if item.extent is mine.extent), None)
-            if theirs is None:
+            alike = next((item for item in rest if item.extent is mine.extent), None)
+            if alike is None:
                 return None
-            new[mine] = theirs
-            rest.remove(theirs)
+            new[mine] = alike
+            rest.remove(alike)
     return new
 
 

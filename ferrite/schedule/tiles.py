@@ -1,8 +1,8 @@
 """Blocks of two axes, where some memory goes along one of them and some along the other.
 
 What is loaded across the vectors is first copied into a tile, along its own direction: every line of the cache is
-fetched once and used whole. The tile is then read across; it is small, so that its rows do not fall on each other in
-the cache.
+fetched once and used whole. The tile is then read across; it fits into the nearest cache, and its rows are long enough
+that memory is read ahead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ferrite.schedule.machine import Machine
 from ferrite.schedule.sharing import with_values
 from ferrite.schedule.touches import known, step_of
 
-SIDE = 16
+SIDE = 64
 ENOUGH = 8  # elements along an axis for which a tile pays
 
 

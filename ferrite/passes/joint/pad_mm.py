@@ -150,8 +150,9 @@ def padded(site: Site, tensor: torch.fx.Node, rows: int, columns: int) -> torch.
         return tensor
     if turned(site.value(tensor)):
         lying = site.call(aten.transpose.int, tensor, -1, -2)
-        return site.call(aten.transpose.int, padded(site, lying, columns, rows), -1, -2)
-    found: torch.fx.Node = site.call(aten.constant_pad_nd.default, tensor, [0, columns, 0, rows])
+        found: torch.fx.Node = site.call(aten.transpose.int, padded(site, lying, columns, rows), -1, -2)
+    else:
+        found = site.call(aten.constant_pad_nd.default, tensor, [0, columns, 0, rows])
     return found
 
 
