@@ -6,14 +6,16 @@ softmax, a layer norm with what comes before and after, or the pieces of a conca
 group; its rows get fewer axes when a stage joins that needs more of a tensor at once (a sum over the last axis).
 
 Operations are taken in program order. Each joins the group with which it shares most bytes, among the groups that do
-not come before something it depends on; or it begins a group. The order of groups never changes, so what is asked is
-local, and the whole is linear in the number of touches.
+not come before something it depends on; or it begins a group. An operation that needs a group and shares memory with an
+earlier one makes one of both, if nothing stands between. What is asked is local, and the whole is linear in the number
+of touches.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ferrite.ir.index import Axis, Number
@@ -40,6 +42,9 @@ class Group:
             known_touches = self.touches.setdefault(touch.storage, [])
             if touch not in known_touches:
                 known_touches.append(touch)
+
+    def copy(self) -> Group:
+        return Group(self.rows, list(self.stages), {name: list(touches) for name, touches in self.touches.items()})
 
     @property
     def operations(self) -> tuple[Loop, ...]:
@@ -68,12 +73,15 @@ class Fit:
     rows: tuple[Axis, ...]
 
 
-def fit(group: Group, stage: Stage, layouts: Layouts, machine: Machine) -> Fit | Refusal:
+def fit(
+    group: Group, stage: Stage, layouts: Layouts, machine: Machine, bound: Mapping[Axis, Axis] | None = None
+) -> Fit | Refusal:
+    """`bound`: the stage's axis for each row, where that is known."""
     if len(group.stages) >= MOST_STAGES:
         return Refusal(f"the kernel has {MOST_STAGES} operations already")
     if len(group.touches.keys() | {touch.storage for touch in stage.touches}) > MOST_POINTERS:
         return Refusal(f"together they touch more than {MOST_POINTERS} storages")
-    bound = bind(group, stage)
+    bound = bind(group, stage) if bound is None else bound
     rows = tuple(row for row in group.rows if row in bound or is_one(row))
     joined = stage.renamed({mine: row for row, mine in bound.items()}, layouts)
     for touch in joined.touches:

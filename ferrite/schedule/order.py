@@ -14,7 +14,7 @@ import torch
 from ferrite.ir.index import Symbol
 from ferrite.ir.program import Assert, Compute, Loop, Operation, Program, Reduce, Scan
 from ferrite.ir.questions import defines, has_effect, reads, symbols, writes
-from ferrite.schedule.groups import Fit, Group, Refusal, begin, fit, shared_bytes
+from ferrite.schedule.groups import Fit, Group, Refusal, begin, bind, fit, shared_bytes
 from ferrite.schedule.machine import Machine
 from ferrite.schedule.stages import Names, Stage, stage_of, with_fresh_axes
 from ferrite.schedule.touches import Layouts
@@ -51,6 +51,8 @@ class Order:
         self.reader: dict[str, int] = {}
         self.definer: dict[Symbol, int] = {}
         self.effect = -1
+        self.after: dict[int, int] = {}  # of groups: the place of the last item that they depend on
+        self.apart: set[tuple[int, int]] = set()  # groups that do not become one
 
     def run(self) -> Ordered:
         for operation in self.program.operations:
@@ -62,15 +64,15 @@ class Order:
     def storage(self, name: str) -> str:
         return self.layouts.buffers[name].storage
 
-    def earliest(self, read: set[str], written: set[str], operation: Operation) -> int:
-        """The place of the last item that an operation depends on; -1 for none."""
-        found = [self.writer.get(name, -1) for name in read | written]
-        found += [self.reader.get(name, -1) for name in written]
+    def needed(self, read: set[str], written: set[str], operation: Operation) -> set[int]:
+        """The places of the items that an operation depends on: of those that touch one thing the last."""
+        found = {self.writer.get(name, -1) for name in read | written}
+        found |= {self.reader.get(name, -1) for name in written}
         if self.definer:
-            found += [self.definer.get(name, -1) for name in symbols(operation)]
+            found |= {self.definer.get(name, -1) for name in symbols(operation)}
         if has_effect(operation):
-            found.append(self.effect)
-        return max(found, default=-1)
+            found.add(self.effect)
+        return found
 
     def settle(self, place: int, read: set[str], written: set[str], operation: Operation) -> None:
         for name in read:
@@ -90,10 +92,10 @@ class Order:
     def take(self, operation: Operation) -> None:
         read = {self.storage(access.buffer) for access in reads(operation)}
         written = {self.storage(access.buffer) for access in writes(operation)}
-        place = self.join(operation, self.earliest(read, written, operation))
+        place = self.join(operation, self.needed(read, written, operation))
         self.settle(place, read, written, operation)
 
-    def join(self, operation: Operation, earliest: int) -> int:
+    def join(self, operation: Operation, needed: set[int]) -> int:
         """The place of the item that the operation is part of now."""
         if not isinstance(operation, Compute | Reduce | Scan):
             return self.append(operation)
@@ -109,16 +111,58 @@ class Order:
             self.done.alone[place] = reason
             return place
         if self.fuse:
-            for place in self.candidates(stage, earliest):
+            needed = self.merged(stage, needed)
+            for place in self.candidates(stage, max(needed, default=-1)):
                 group = self.done.items[place]
                 assert isinstance(group, Group)
                 found = fit(group, stage, self.layouts, self.machine)
                 if isinstance(found, Fit):
                     group.rows = found.rows
                     group.add(found.stage)
+                    self.after[place] = max(self.after[place], *(needed - {place}), -1)
                     return place
                 self.refused(operation, group, found)
-        return self.append(begin(stage))
+        place = self.append(begin(stage))
+        self.after[place] = max(needed, default=-1)
+        return place
+
+    def merged(self, stage: Stage, needed: set[int]) -> set[int]:
+        """Where the last thing that a stage needs is a group, and it shares memory with an earlier group too, the two
+        groups become one if nothing stands between them: the stage can then join both."""
+        last = max(needed, default=-1)
+        others = needed - {last}
+        group = self.done.items[last] if last >= 0 else None
+        if not isinstance(group, Group):
+            return needed
+        for place in self.candidates(stage, max(self.after[last], *others, -1)):
+            if place < last and (place, last) not in self.apart:
+                if self.became_one(place, last, stage):
+                    return others | {place}
+                self.apart.add((place, last))
+        return needed
+
+    def became_one(self, place: int, later: int, link: Stage) -> bool:
+        """The later group's stages at the end of the earlier one, where each fits and no rows are lost. Rows that go
+        with the same axis of the link go together."""
+        first, second = self.done.items[place], self.done.items[later]
+        assert isinstance(first, Group) and isinstance(second, Group)
+        theirs = {mine: row for row, mine in bind(second, link).items()}
+        rows = {row: theirs[mine] for row, mine in bind(first, link).items() if mine in theirs}
+        if len(rows) != len(first.rows) or len(rows) != len(second.rows):
+            return False
+        whole = first.copy()
+        for stage in second.stages:
+            found = fit(whole, stage, self.layouts, self.machine, rows)
+            if not isinstance(found, Fit) or found.rows != first.rows:
+                return False
+            whole.add(found.stage)
+        self.done.items[place], self.done.items[later] = whole, Group(())
+        self.after[place] = max(self.after[place], self.after[later])
+        for table in (self.writer, self.reader):
+            for storage in second.touches:
+                if table.get(storage) == later:
+                    table[storage] = place
+        return True
 
     def append(self, item: Group | Operation) -> int:
         self.done.items.append(item)

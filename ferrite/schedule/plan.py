@@ -86,6 +86,8 @@ def make_plan(program: Program, machine: Machine, native: Native, verify: bool =
 
     for place, item in enumerate(ordered.items):
         if isinstance(item, Group):
+            if not item.stages:
+                continue  # it has become part of an earlier one
             waiting.append(launch_of(item, inside.get(place, ()), layouts, machine, verify))
             continue
         if isinstance(item, Allocate):
