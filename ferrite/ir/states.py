@@ -21,7 +21,8 @@ State = tuple[Expr, ...]
 
 @dataclass(frozen=True)
 class StateKind:
-    """`takes`: how many values join; `gives`: how many parts the state has. `begin` may be None: it needs a value."""
+    """`takes`: how many values join; `gives`: how many parts the state has. `begin` may be None: it needs a value.
+    `in_order`: a shorter join, right where places join in their order."""
 
     name: str
     takes: int
@@ -29,6 +30,7 @@ class StateKind:
     begin: Callable[[Types], State]
     lift: Callable[[Types], State]
     join: Callable[[Types], State]
+    in_order: Callable[[Types], State] | None = None
 
 
 def params(dtypes: Types, start: int = 0) -> list[Expr]:
@@ -88,7 +90,16 @@ def _extreme_at(kind: str, better: str, largest: bool, last_nan: bool = False) -
             takes = either(takes, both(other_nan, either(op("logical_not", nan), closer)))
         return choose(takes, other, value), choose(takes, there, place)
 
-    return StateKind(kind, 2, 2, begin, lambda dtypes: tuple(params(dtypes)), join)
+    def in_order(dtypes: Types) -> State:
+        value, place, other, there = params(dtypes * 2)
+        takes = compare(better, other, value)
+        if dtypes[0].is_floating_point:
+            other_nan = op("isnan", other, dtype=torch.bool)
+            first = op("logical_not", op("isnan", value, dtype=torch.bool))
+            takes = either(takes, other_nan if last_nan else both(other_nan, first))
+        return choose(takes, other, value), choose(takes, there, place)
+
+    return StateKind(kind, 2, 2, begin, lambda dtypes: tuple(params(dtypes)), join, in_order)
 
 
 def _welford_join(dtypes: Types) -> State:

@@ -145,7 +145,8 @@ class Order:
         """The later group's stages at the end of the earlier one, where each fits and no rows are lost. Rows that go
         with the same axis of the link go together."""
         first, second = self.done.items[place], self.done.items[later]
-        assert isinstance(first, Group) and isinstance(second, Group)
+        assert isinstance(first, Group)
+        assert isinstance(second, Group)
         theirs = {mine: row for row, mine in bind(second, link).items()}
         rows = {row: theirs[mine] for row, mine in bind(first, link).items() if mine in theirs}
         if len(rows) != len(first.rows) or len(rows) != len(second.rows):

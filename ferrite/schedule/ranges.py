@@ -23,7 +23,7 @@ from ferrite.schedule.loops import Body, replaced, vector_loop
 from ferrite.schedule.machine import Machine
 
 MOST_PIECES = 6
-MOST_STATEMENTS = 24  # of a body that is written out once for every piece
+MOST_STATEMENTS = 64  # of a body that is written out once for every piece
 
 # A comparison of d with 0, as `d + shift < 0` or its opposite: it changes where that does.
 SHIFTS = {"lt": (0,), "ge": (0,), "le": (-1,), "gt": (-1,), "eq": (0, -1), "ne": (0, -1)}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ferrite.ir.index import Axis, Number
+from ferrite.ir.index import Axis, Index, Number
 from ferrite.ir.kernel import Loop, Statement, Store, walk
 from ferrite.ir.questions import data_of
 from ferrite.schedule.loops import (
@@ -35,9 +35,11 @@ from ferrite.schedule.scatters import owned
 from ferrite.schedule.statements import Parts
 from ferrite.schedule.streams import streamable, streams
 from ferrite.schedule.tiles import crossing, tiled
-from ferrite.schedule.touches import axes_in, known
+from ferrite.schedule.touches import axes_in, known, step_of
+from ferrite.schedule.windows import is_window, used, written_out
 
 GUESS = 64
+FAR = 5  # elements from one window to the next, at which vectors are better made of a window's own
 BLOCK = 4096  # elements of a flat loop that one step of a thread takes
 
 
@@ -95,8 +97,9 @@ def columns(
 ) -> Body:
     body: Body = tiles
     work = 0
+    windows = all(is_window(nest, part) or not nest.axes for nest, part in zip(nests, parts, strict=True))
     for nest, part in zip(nests, parts, strict=True):
-        body += plain_loops(nest, part)
+        body += written_out(nest, part) if is_window(nest, part) else plain_loops(nest, part)
         work += work_of(tuple(part.point)) * math.prod(known(item.extent, GUESS) for item in nest.axes)
     lanes = lanes_for(body, machine)
     copies = 4 * unrolling(body, work_of(body))
@@ -105,6 +108,9 @@ def columns(
     if not isinstance(column.extent, Number) and any(combines(statement) for statement in walk(body)):
         # where memory decides the place, blocks of a length that is not known cannot be told apart
         return shared(outer, (Loop(column, "vector", body, lanes, copies),), work * GUESS, machine)
+    if windows and not tiles and known(column.extent, 2 * BLOCK) <= BLOCK:
+        inner = (vector_loop(column, used(body), machine),)
+        return shared(outer, inner, work * known(column.extent, BLOCK), machine)
     block, last, body = cut(column, lanes * copies, body)
     inner = (Loop(last, "vector", body, lanes, copies),)
     return shared([*outer, block], inner, work * lanes * copies, machine)
@@ -123,7 +129,17 @@ def column_axis(rows: Sequence[Axis], nests: Sequence[Nest], parts: Sequence[Par
         inner = set(nest.axes)
         indices = [index for index in indices_at(tuple(part.point)) if not axes_in(index).isdisjoint(inner)]
         best = vector_axis([*rows, *nest.axes], indices)
+        if best not in rows and is_window(nest, part):
+            best = side_by_side(rows, part, indices)
         if best is None or best not in rows:
             return None
         found = found or best
     return found
+
+
+def side_by_side(rows: Sequence[Axis], part: Parts, loads: Sequence[Index]) -> Axis | None:
+    """The row axis along which results of windows lie side by side, if the windows are near each other too."""
+    best = vector_axis(rows, [index for item in part.after if isinstance(item, Store) for index in item.coordinates])
+    if best is None or any((step := step_of(index, best)) is None or known(step, FAR) >= FAR for index in loads):
+        return None
+    return best

@@ -56,8 +56,30 @@ class Access:
             return self.one(buffer, place.pointers[0], element)
         if place.kind == "spread":
             return self.e.gathered([self.one(buffer, pointer, element) for pointer in place.pointers], element)
+        if place.kind == "step":
+            return self.picked(buffer, place, element)
         row = self.one(buffer, place.pointers[0], element, self.e.lanes)
         return row if place.kind == "row" else self.reversed(row, element)
+
+    def picked(self, buffer: str, place: Place, element: str) -> str:
+        """Every second or third element, out of vectors of which the last ends where the last of them lies."""
+        lanes, step = self.e.lanes, place.step
+        reach = step * (lanes - 1) + 1
+        starts = [*range(0, reach - lanes, lanes), reach - lanes]
+        rows = [
+            self.one(buffer, self.places.beyond(place.pointers[0], Found(str(start)), element), element, lanes)
+            for start in starts
+        ]
+        type_, found = vector(element, lanes), rows[0]
+        at = {lane: lane * step for lane in range(lanes) if lane * step < lanes}  # lanes, and where `found` has them
+        for start, row in zip(starts[1:], rows[1:], strict=True):
+            new = {lane: lane * step - start for lane in range(lanes) if lane * step < start + lanes and lane not in at}
+            places = [at[lane] if lane in at else lanes + new.get(lane, 0) for lane in range(lanes)]
+            order = ", ".join(f"i32 {place}" for place in places)
+            text = f"shufflevector {type_} {found}, {type_} {row}, <{lanes} x i32> <{order}>"
+            found = self.e.op(text, found, row)
+            at = {lane: lane for lane in (*at, *new)}
+        return found
 
     def one(self, buffer: str, pointer: str, element: str, lanes: int = 1) -> str:
         function, type_ = self.e.function, vector(element, lanes)
@@ -77,13 +99,15 @@ class Access:
 
     def under(self, buffer: str, place: Place, element: str, mask: str) -> str:
         lanes = self.e.mask.lanes if self.e.mask else 1
+        if place.kind == "step" and lanes > 1:
+            place = Place("spread", tuple(self.lane_pointers(place, element)))
         if place.kind == "spread":
             bits = [self.e.lane(mask, "i1", lanes, lane) for lane in range(lanes)]
             pointers = [self.safe(pointer, bits[lane % lanes]) for lane, pointer in enumerate(place.pointers)]
             return self.plain(buffer, Place("spread", tuple(pointers)), element)
         if place.kind == "one" or lanes == 1:
             pointer = self.safe(place.pointers[0], self.e.any_lane(mask, lanes))
-            return self.plain(buffer, Place(place.kind, (pointer,)), element)
+            return self.plain(buffer, Place(place.kind, (pointer,), place.step), element)
         return self.where_all_count(buffer, place, element, mask)
 
     def safe(self, pointer: str, counts: str) -> str:
@@ -126,6 +150,9 @@ class Access:
             return list(place.pointers)
         if place.kind == "one":
             return [place.pointers[0]] * lanes
+        if place.kind == "step":
+            offsets = [Found(str(lane * place.step)) for lane in range(lanes)]
+            return [self.places.beyond(place.pointers[0], offset, element) for offset in offsets]
         order = range(lanes) if place.kind == "row" else range(lanes - 1, -1, -1)
         return [self.places.beyond(place.pointers[0], Found(str(lane)), element) for lane in order]
 
@@ -167,7 +194,7 @@ class Access:
         if mask is not None and (place.kind == "one" or width == 1):
             with self.e.branch(self.e.any_lane(mask, width)):
                 self.write(place, part, element, lanes, None)
-        elif place.kind == "spread" or mask is not None:
+        elif place.kind in ("spread", "step") or mask is not None:
             self.write_each(place, part, element, mask)
         else:
             part = part if place.kind != "back" else self.reversed(part, element)

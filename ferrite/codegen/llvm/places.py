@@ -12,14 +12,18 @@ from ferrite.codegen.llvm.indices import Found, Indices, factor_of
 from ferrite.ir.expr import Data
 from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, Sum, number
 
+SHORT_STEPS = (2, 3)  # elements that are near enough to be picked out of whole vectors
+
 
 @dataclass(frozen=True)
 class Place:
     """`one`: all lanes at one address; `row`: side by side; `back`: the same from last to first, the address is that of
-    the last lane; `spread`: an address for every lane."""
+    the last lane; `step`: every so many elements, the address is that of the first lane; `spread`: an address for every
+    lane."""
 
-    kind: OneOf["one", "row", "back", "spread"]
+    kind: OneOf["one", "row", "back", "step", "spread"]
     pointers: tuple[str, ...]
+    step: int = 1
 
 
 class Places:
@@ -80,6 +84,8 @@ class Places:
             return Place("row", (base,))
         if factor is number(-1) and plain:
             return Place("back", (self.beyond(base, Found(str(1 - len(offsets))), element),))
+        if isinstance(factor, Number) and factor.value in SHORT_STEPS and plain:
+            return Place("step", (base,), factor.value)
         step = self.indices.at(factor, replica, "i64", lane_zero=True)
         places = [self.indices.multiply(step, Found(offset), "i64") for offset in offsets]
         return Place("spread", tuple(self.beyond(base, place, element) for place in places))
