@@ -5,6 +5,7 @@
 - A mean with squared deviations is a sum, then a sum: for the same reason, and it is more exact.
 - A long reduction with few results is done in pieces, so that threads can share it. The pieces do not depend on how
   many threads there are: results are the same for every number of them.
+- What reads a joined tensor is split at the joints: see `ferrite.schedule.joins`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from ferrite.ir.expr import Expr, Load, cast, const, index_value, op, rewrite_indices
 from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, axis, number
 from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Store, Target
+from ferrite.schedule.joins import split_readers
 from ferrite.schedule.stages import GUESS, favourite, stage_of
 from ferrite.schedule.touches import Layouts, known
 
@@ -30,7 +32,7 @@ SPLIT = ("sum", "prod", "amax", "amin", "any", "all", "xor")
 def prepare(program: Program) -> Program:
     work = _Prepare(program)
     operations = [new for operation in program.operations for new in work.rewritten(operation)]
-    return replace(program, buffers=tuple(work.buffers.values()), operations=tuple(operations))
+    return split_readers(replace(program, buffers=tuple(work.buffers.values()), operations=tuple(operations)))
 
 
 class _Prepare:
