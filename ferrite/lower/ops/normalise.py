@@ -8,9 +8,11 @@ from typing import Any
 import torch
 
 from ferrite.ir.expr import Expr, cast, const, op
+from ferrite.ir.index import ONE, Index
 from ferrite.ir.types import arithmetic_type
 from ferrite.lower.context import Context
 from ferrite.lower.ops.reduce import Rows, moments
+from ferrite.lower.ops.views import reshaped
 from ferrite.lower.table import lowers
 from ferrite.lower.value import Value
 
@@ -96,6 +98,40 @@ def native_layer_norm(
             value = op(name, value, cast(ctx.elements(each, x.sizes), wide))
     result = ctx.lazy(x.sizes, cast(value, ctx.out_dtype), x.device)
     return result, ctx.convert(means, kept), ctx.convert(scales, kept)
+
+
+@lowers(aten.native_group_norm.default)
+def native_group_norm(
+    ctx: Context,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    N: Any,
+    C: Any,
+    HxW: Any,
+    group: int,
+    eps: float,
+) -> tuple[Value, Value, Value]:
+    wide, kept = arithmetic_type(x.dtype), ctx.out[1].dtype
+    channels = ctx.index(C) // group
+    sizes = (ctx.index(N), ctx.index(group), channels, ctx.index(HxW))
+    rows = Rows(ctx, reshaped(x, sizes), [2, 3], True)
+    mean, deviations = moments(rows, wide)
+    scale = op("rsqrt", op("add", op("div", deviations, rows.float_count(wide)), const(eps, wide)))
+    means, scales = rows.lazy(mean, wide), rows.lazy(scale, wide)
+    value = op(
+        "mul", op("sub", converted(ctx, rows.x, sizes, wide), ctx.elements(means, sizes)), ctx.elements(scales, sizes)
+    )
+    for each, name in ((weight, "mul"), (bias, "add")):
+        if each is not None:
+            value = op(name, value, converted(ctx, reshaped(each, (ONE, sizes[1], channels, ONE)), sizes, wide))
+    result = reshaped(ctx.lazy(sizes, cast(value, ctx.out_dtype), x.device), x.sizes)
+    found = [reshaped(ctx.convert(each, kept), sizes[:2]) for each in (means, scales)]
+    return result, found[0], found[1]
+
+
+def converted(ctx: Context, value: Value, sizes: Sequence[Index], dtype: torch.dtype) -> Expr:
+    return cast(ctx.elements(value, sizes), dtype)
 
 
 @lowers(aten.native_layer_norm_backward.default)
