@@ -19,6 +19,7 @@ from ferrite.codegen.llvm.types import REGISTER, literal
 from ferrite.codegen.llvm.whole import STOPPING
 from ferrite.ir.expr import Cast, Const, Data, Expr, IndexValue, Load, Local, Masked, Op, Param, Random
 from ferrite.ir.index import ONE, ZERO, Index
+from ferrite.ir.intervals import interval
 from ferrite.ir.questions import data_of, indices_of
 
 Memo = dict[Expr, Value]
@@ -176,6 +177,8 @@ class Expressions:
     def check(self, atom: Data) -> Value:
         e, code = self.e, self.checks[atom]
         value = cast(e, self.value(atom.value), atom.value.dtype, torch.int64)
+        if is_inside(atom):
+            return value
         extent, mask = self.wide_index(atom.extent), e.mask
         if mask is not None and mask.lanes > max(value.lanes, extent.lanes):
             mask = e.map("i1", [mask], lambda lanes, item: e.any_lane(item, lanes)).as_scalars()
@@ -207,3 +210,9 @@ class Expressions:
 
     def both(self, left: Value, right: Value) -> Value:
         return self.e.map("i1", [left, right], lambda lanes, *pair: Words(self.e, "i1", lanes).op("and", *pair))
+
+
+def is_inside(atom: Data) -> bool:
+    """Whether the form of a value tells that it is no index outside."""
+    found = interval(atom.value)
+    return found is not None and atom.extent.low is not None and found[0] >= 0 and found[1] < atom.extent.low

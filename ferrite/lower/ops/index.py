@@ -10,6 +10,7 @@ import torch
 from ferrite.ir.division import never_negative
 from ferrite.ir.expr import COMPLAINT, Cast, Const, Expr, IndexValue, Op, cast, const, data, index_value, masked, op
 from ferrite.ir.index import ONE, ZERO, Index, number
+from ferrite.ir.intervals import interval
 from ferrite.ir.types import arithmetic_type
 from ferrite.lower.context import Context
 from ferrite.lower.ops.accumulate import scattered
@@ -79,6 +80,9 @@ def wrapped(value: Expr, size: Index, complaint: str = COMPLAINT) -> Index:
         return data(index_value(known), size, complaint)
     if known is not None and known.high is not None and known.high < 0:
         return data(index_value(known + size), size, complaint)
+    between = interval(value)
+    if between is not None and between[0] >= 0:
+        return data(value, size, complaint)
     negative = op("lt", value, const(0, I64), dtype=B8)
     return data(op("where", negative, op("add", value, index_value(size)), value, dtype=I64), size, complaint)
 
