@@ -23,6 +23,7 @@ from ferrite.ir.intervals import interval
 from ferrite.ir.questions import data_of, indices_of
 
 Memo = dict[Expr, Value]
+SHORT = 1 << 31
 
 
 class Expressions:
@@ -89,7 +90,7 @@ class Expressions:
             case Load():
                 return self.access.load(item)
             case Cast():
-                return cast(e, self.memo[item.arg], item.arg.dtype, item.dtype)
+                return self.converted(item)
             case Masked():
                 return self.masked(item)
             case Random():
@@ -97,6 +98,14 @@ class Expressions:
             case Op():
                 return self.operator(item)
         raise TypeError(f"no code for {type(item).__name__}")
+
+    def converted(self, item: Cast) -> Value:
+        """Between floats and long integers by way of short ones, where the value is known to be one: vectors have
+        instructions for these."""
+        e, value, old, new = self.e, self.memo[item.arg], item.arg.dtype, item.dtype
+        if torch.int64 in (old, new) and torch.float32 in (old, new) and is_short(item.arg):
+            return cast(e, cast(e, value, old, torch.int32), torch.int32, new)
+        return cast(e, value, old, new)
 
     def random(self, item: Random) -> Value:
         e, seed = self.e, self.memo[item.seed]
@@ -216,3 +225,9 @@ def is_inside(atom: Data) -> bool:
     """Whether the form of a value tells that it is no index outside."""
     found = interval(atom.value)
     return found is not None and atom.extent.low is not None and found[0] >= 0 and found[1] < atom.extent.low
+
+
+def is_short(value: Expr) -> bool:
+    """Whether its form tells that a value, without its fraction, fits into 32 bits."""
+    found = interval(value)
+    return found is not None and -SHORT < found[0] and found[1] < SHORT
