@@ -14,7 +14,7 @@ from ferrite.ir.kernel import checks
 from ferrite.ir.program import Operation, Program, Reduce, Scan
 from ferrite.ir.questions import roots_of
 from ferrite.ir.states import STATES
-from ferrite.runtime.kernels import KernelCache, addresses_of, build
+from ferrite.runtime.kernels import KernelCache, build, functions_of
 from ferrite.runtime.load import Boxed
 from ferrite.runtime.native import Kernels, load_native
 from ferrite.schedule.machine import Machine
@@ -46,9 +46,11 @@ def generate(plan: Plan, cache: KernelCache | None = None) -> NativeCode:
 
 def load(code: NativeCode, objects: Mapping[str, Any]) -> Boxed:
     """`objects`: what the program names beside its inputs."""
-    found = addresses_of(code.code)
-    addresses = [found[name] for name, _complaints in code.kernels]
-    kernels = Kernels(addresses, [complaints for _name, complaints in code.kernels], found.get(driver.NAME, 0))
+    found = functions_of(code.code)
+    addresses = [found[name].address for name, _complaints in code.kernels]
+    complaints = [complaints for _name, complaints in code.kernels]
+    run = found[driver.NAME].address if driver.NAME in found else 0
+    kernels = Kernels(addresses, complaints, run, tuple(found.values()))
     return load_native(code.source, kernels, objects)
 
 

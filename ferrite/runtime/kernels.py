@@ -1,6 +1,7 @@
 """Kernels to addresses. Equal kernels are compiled once: in a process, and for all processes that share a cache.
 
-A kernel goes by a name that its text gives it. The driver, which runs tables of kernels, is one more of them.
+A kernel goes by a name that its text gives it. The driver, which runs tables of kernels, is one more of them. The code
+of a kernel leaves the process with the last function that calls it.
 """
 
 from __future__ import annotations
@@ -8,20 +9,25 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from ferrite.codegen.llvm import driver, memory
-from ferrite.codegen.llvm.build import load, object_code
+from ferrite.codegen.llvm.build import link, object_code
 from ferrite.codegen.llvm.emit import kernel_text
 from ferrite.codegen.llvm.image import Image, NoImage, image_of, is_image
+from ferrite.codegen.llvm.memory import Loaded
 from ferrite.codegen.llvm.target import Target, host_target
 from ferrite.ir.kernel import Kernel
 from ferrite.runtime.cache import Store, kernel_key
+from ferrite.runtime.forks import ready_for_forks
 
-_code: dict[str, bytes] = {}  # object code, for entries of graphs that share a kernel
-_addresses: dict[str, int] = {}
+REMEMBERED = 2 << 20  # bytes of object code
+
+_code: dict[str, bytes] = {}  # used last of all, for graphs that share a kernel
+_loaded: weakref.WeakValueDictionary[str, Loaded] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
 
@@ -80,8 +86,18 @@ def object_codes(units: Sequence[Unit], cache: KernelCache | None) -> dict[str, 
         if cache is not None:
             cache.publish(unit.text, code)
     with _lock:
-        _code.update(found)
+        remember(found)
     return found
+
+
+def remember(new: Mapping[str, bytes]) -> None:
+    """Keep object code, and forget what has not been used for longest."""
+    for name, code in new.items():
+        _code.pop(name, None)
+        _code[name] = code
+    size = sum(map(len, _code.values()))
+    while size > REMEMBERED:
+        size -= len(_code.pop(next(iter(_code))))
 
 
 def compiled(units: Sequence[Unit], target: Target) -> list[bytes]:
@@ -104,14 +120,13 @@ def loadable(code: bytes) -> bytes:
         return code
 
 
-def addresses_of(objects: Mapping[str, bytes]) -> dict[str, int]:
-    """The address of the function in each object. What this process has under the same name is not loaded again."""
-    with _lock:
-        new = {name: code for name, code in objects.items() if name not in _addresses}
-    images = {name: Image.read(code) for name, code in new.items() if is_image(code)}
-    others = {name: code for name, code in new.items() if name not in images}
-    found = {**(memory.load_images(images) if images else {}), **(load(others) if others else {})}
-    with _lock:
-        for name, address in found.items():
-            _addresses.setdefault(name, address)
-        return {name: _addresses[name] for name in objects}
+def functions_of(objects: Mapping[str, bytes]) -> dict[str, Loaded]:
+    """The function in each object. What this process has under the same name is not loaded again."""
+    ready_for_forks()
+    found = {name: _loaded.get(name) or loaded(name, code) for name, code in objects.items()}
+    with _lock:  # another thread may have loaded one in the meantime: the first one stays
+        return {name: _loaded.setdefault(name, function) for name, function in found.items()}
+
+
+def loaded(name: str, code: bytes) -> Loaded:
+    return memory.load_image(name, Image.read(code)) if is_image(code) else link(name, code)

@@ -33,11 +33,12 @@ DRIVER = ctypes.CFUNCTYPE(
 @dataclass(frozen=True)
 class Kernels:
     """Kernels in this process, by number: the address of each, and what it says where one of its checks fails; the
-    address of the driver that runs them."""
+    address of the driver that runs them; what keeps all of them in memory."""
 
     addresses: Sequence[int]
     complaints: Sequence[Sequence[str]]
     driver: int
+    held: Sequence[Any] = ()
 
 
 def load_native(source: NativeSource, kernels: Kernels, objects: Mapping[str, Any]) -> Boxed:
@@ -89,7 +90,7 @@ def native_run(table: RunTable, kernels: Kernels) -> Callable[..., None]:
             value, extent, step = slots[-FAILURE:]
             raise problem(result, value, extent, complaints[step])
 
-    run.steps = kept  # type: ignore[attr-defined]  # the table lives as long as what reads it
+    run.needs = kept, kernels.held  # type: ignore[attr-defined]  # table and code live as long as what reads them
     return run
 
 

@@ -11,7 +11,7 @@ from ferrite.codegen.llvm import image as images
 from ferrite.codegen.llvm.build import load, object_code
 from ferrite.codegen.llvm.emit import kernel_text
 from ferrite.codegen.llvm.image import ARM, X86, Image, NoImage, image_of, is_image
-from ferrite.codegen.llvm.memory import can_load, load_images
+from ferrite.codegen.llvm.memory import can_load, load_image
 from ferrite.codegen.llvm.target import AVX2, AVX512, PORTABLE_ARM, PORTABLE_X86, host_target
 from ferrite.ir.kernel_parse import parse_kernel
 from loop_kernels import KERNELS
@@ -51,7 +51,8 @@ def test_an_image_does_what_the_linker_makes_of_the_object():
     code = object_code(EVERYTHING, host_target())
     linked = UNARY(load({"everything": code})["everything"])
     held = Image.read(bytes(image_of(code)))
-    loaded = UNARY(load_images({"everything": held})["everything"])
+    kept = load_image("everything", held)
+    loaded = UNARY(kept.address)
     values = [0.5, 1.25, 3.0, 0.5, 2.0, 0.0]  # what was written is read again
     assert [loaded(value) for value in values] == [linked(value) for value in values]
     assert held.fixed < len(held.code)
@@ -63,8 +64,8 @@ def test_many_images_lie_side_by_side():
         f"f{number}": f"define double @f{number}(double %x) {{\n  %y = fmul double %x, {number}.1\n  ret double %y\n}}"
         for number in range(2, 5)
     }
-    found = load_images({name: image_of(object_code(text, host_target())) for name, text in texts.items()})
-    assert [UNARY(found[name])(3.0) for name in texts] == [3.0 * 2.1, 3.0 * 3.1, 3.0 * 4.1]
+    found = [load_image(name, image_of(object_code(text, host_target()))) for name, text in texts.items()]
+    assert [UNARY(each.address)(3.0) for each in found] == [3.0 * 2.1, 3.0 * 3.1, 3.0 * 4.1]
 
 
 @pytest.mark.parametrize("target", [AVX2, AVX512, PORTABLE_X86, PORTABLE_ARM], ids=lambda target: target.name)
@@ -80,7 +81,7 @@ def test_every_kernel_has_an_image_on_every_machine(target):
 def test_a_function_that_is_not_there_is_named():
     image = Image(bytes(64), {"f": 0}, {"no_such_function": 8}, 64)
     with pytest.raises(RuntimeError, match="calls no_such_function, which is not in this process"):
-        load_images({"f": image})
+        load_image("f", image)
 
 
 @pytest.mark.quick

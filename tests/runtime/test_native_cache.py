@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ def compiled(function, *inputs, **options):
 def forget_kernels(monkeypatch) -> None:
     """As in a process that has just begun."""
     monkeypatch.setattr(kernels, "_code", {})
-    monkeypatch.setattr(kernels, "_addresses", {})
+    monkeypatch.setattr(kernels, "_loaded", weakref.WeakValueDictionary())
 
 
 def without_llvm(monkeypatch) -> None:

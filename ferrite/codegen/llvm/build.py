@@ -11,15 +11,16 @@ import ctypes
 import functools
 import itertools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from ferrite.codegen.llvm.memory import Loaded
 from ferrite.codegen.llvm.runtime_symbols import PARALLEL, runtime_symbols
 from ferrite.codegen.llvm.target import Target, host_target
 
 ASSEMBLY, OBJECT = 0, 1
 _lock = threading.Lock()
-_alive: list[Any] = []  # what is linked stays: functions may be called as long as the process lives
+_alive: list[Any] = []  # what stays as long as the process lives
 _numbers = itertools.count()
 
 # Where torch runs without OpenMP: a team of one.
@@ -48,27 +49,22 @@ def assembly(text: str, target: Target, level: int = 2) -> str:
 
 
 def load(objects: Mapping[str, bytes]) -> dict[str, int]:
-    """The address of each function in the object that goes by its name."""
-    return _linked(list(objects.values()), list(objects))
+    """The address of each function in the object that goes by its name. They stay as long as the process lives."""
+    loaded = {name: link(name, code) for name, code in objects.items()}
+    _alive.extend(loaded.values())
+    return {name: each.address for name, each in loaded.items()}
 
 
-def load_text(text: str, *names: str) -> dict[str, int]:
-    """Compile one module for this machine; the addresses of some of its functions."""
-    return _linked([object_code(text, host_target())], names)
-
-
-def _linked(objects: Sequence[bytes], names: Sequence[str]) -> dict[str, int]:
+def link(name: str, code: bytes) -> Loaded:
+    """The function in an object that goes by a name."""
     import llvmlite.binding as llvm
 
     with _lock:
         library = llvm.JITLibraryBuilder().add_jit_library("process")
-        for code in objects:
-            library.add_object_img(code)
-        for name in names:
-            library.export_symbol(name)
+        library.add_object_img(code)
+        library.export_symbol(name)
         linked = library.link(_linker(), f"kernels{next(_numbers)}")
-        _alive.append(linked)
-    return {name: linked[name] for name in names}
+    return Loaded(linked[name], linked)
 
 
 @functools.cache

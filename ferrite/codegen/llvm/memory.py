@@ -5,14 +5,21 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
-from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ferrite.codegen.llvm.image import Image
 from ferrite.codegen.llvm.runtime_symbols import PARALLEL, runtime_symbol
 
 READ_AND_RUN = 1 | 4
-_alive: list[Any] = []  # what is loaded stays: functions may be called as long as the process lives
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A function in this process. It may be called as long as this object lives: then its code goes, too."""
+
+    address: int
+    memory: Any = field(repr=False)
 
 
 def can_load() -> bool:
@@ -20,26 +27,18 @@ def can_load() -> bool:
     return sys.platform == "linux" and all(map(runtime_symbol, PARALLEL))
 
 
-def load_images(images: Mapping[str, Image]) -> dict[str, int]:
-    """The address of the function in each image that goes by its name. Pages are written first, and can be run only
-    when they can be written no more; that is also when Linux makes the processor fetch them anew."""
-    starts, total = {}, 0
-    for name, image in images.items():
-        if image.fixed < len(image.code) and image.fixed % mmap.PAGESIZE:
-            raise ValueError("an image for a machine with smaller pages")
-        starts[name] = total
-        total += -(-len(image.code) // mmap.PAGESIZE) * mmap.PAGESIZE
-    pages = mmap.mmap(-1, total, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    for name, image in images.items():
-        start = starts[name]
-        pages[start : start + len(image.code)] = image.code
-        for symbol, place in image.words.items():
-            pages[start + place : start + place + 8] = address_of(symbol).to_bytes(8, "little")
+def load_image(name: str, image: Image) -> Loaded:
+    """The function in an image that goes by a name. Pages are written first, and can be run only when they can be
+    written no more; that is also when Linux makes the processor fetch them anew."""
+    if image.fixed < len(image.code) and image.fixed % mmap.PAGESIZE:
+        raise ValueError("an image for a machine with smaller pages")
+    pages = mmap.mmap(-1, len(image.code), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages[: len(image.code)] = image.code
+    for symbol, place in image.words.items():
+        pages[place : place + 8] = address_of(symbol).to_bytes(8, "little")
     address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
-    for name, image in images.items():
-        make_executable(address + starts[name], image.fixed)
-    _alive.append(pages)
-    return {name: address + starts[name] + image.exports[name] for name, image in images.items()}
+    make_executable(address, image.fixed)
+    return Loaded(address + image.exports[name], pages)
 
 
 def address_of(symbol: str) -> int:

@@ -33,6 +33,7 @@ def loaded_libraries() -> list[str]:
     return list(dict.fromkeys(line[5] for line in lines if len(line) == 6 and line[5].startswith("/")))
 
 
+@functools.cache
 def openmp_library() -> ctypes.CDLL | None:
     """The OpenMP runtime that torch has loaded, so that both share one pool of threads."""
     import torch
@@ -56,13 +57,10 @@ def runtime_symbols() -> dict[str, int]:
 @functools.cache
 def runtime_symbol(name: str) -> int | None:
     """The address of one function; None where there is none. Only its own library is looked for."""
-    library = _openmp() if name in PARALLEL else _math() if name in MATH else _process() if name in MEMORY else None
+    library = (
+        openmp_library() if name in PARALLEL else _math() if name in MATH else _process() if name in MEMORY else None
+    )
     return None if library is None else _address(library, name)
-
-
-@functools.cache
-def _openmp() -> ctypes.CDLL | None:
-    return openmp_library()
 
 
 @functools.cache
