@@ -43,7 +43,8 @@ from ferrite.ir.program import (
     call_of,
 )
 from ferrite.ir.questions import arguments_of, reads, writes
-from ferrite.schedule.plan import Plan, Run, touched
+from ferrite.schedule.memory import touched
+from ferrite.schedule.steps import Plan, Run
 from ferrite.schedule.touches import Layouts
 
 COMMENT_COLUMN = 72
@@ -147,7 +148,7 @@ class _Printer:
             return
         if buffer.kind == "view":
             yield from self.made(buffer.storage)
-            yield f"{name} = {self.view(buffer)}"
+            yield f"{name} = {self.taken(buffer) if name in self.plan.taken else self.view(buffer)}"
         else:
             shape, strides = numbers(buffer.sizes), numbers(buffer.strides)
             device = "" if buffer.device.type == "cpu" else f", device={str(buffer.device)!r}"
@@ -158,6 +159,13 @@ class _Printer:
         base = buffer.storage
         at = f"{numbers(buffer.sizes)}, {numbers(buffer.strides)}, {buffer.offset.text}"
         return f"view_of({base}, {buffer.dtype}, {at})"
+
+    def taken(self, buffer: Buffer) -> str:
+        """Memory that was another tensor's, as a tensor that is no view: nobody else has it any more."""
+        base = self.layouts.buffers[buffer.storage]
+        if (base.sizes, base.strides) == (buffer.sizes, buffer.strides):
+            return base.name
+        return f"taken_over({base.name}, {numbers(buffer.sizes)}, {numbers(buffer.strides)})"
 
     # --- steps --------------------------------------------------------------------------------------------------------
 

@@ -7,21 +7,30 @@ pointers and sizes is the caller's, and stays.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ferrite.ir.expr import Data, Expr, Load, Local, with_parts
 from ferrite.ir.index import Atom, Index, axis, substitute, symbol
-from ferrite.ir.kernel import Accumulate, Join, Kernel, Let, Loop, Scratch, State, Statement, Store, When
+from ferrite.ir.kernel import Accumulate, Join, Kernel, Let, Loop, Pointer, Scratch, State, Statement, Store, When
 from ferrite.ir.questions import data_of, nodes_of
 
 Body = tuple[Statement, ...]
 
 
-def canonical(kernel: Kernel) -> Kernel:
+def canonical(kernel: Kernel, one: Mapping[str, str] | None = None) -> Kernel:
+    """`one`: pointers that are one with another, which is then for both. Every element is read there before it is
+    written; whoever asks for it has seen to that."""
+    one = one or {}
     names = _Names()
     for size in kernel.sizes:
         names.atoms[size] = symbol(names.new("s"), size.lowest, size.highest)
-    pointers = tuple(replace(pointer, name=names.give(pointer.name, "p")) for pointer in kernel.pointers)
+    pointers = tuple(
+        Pointer(names.give(each.name, "p"), each.dtype, "both" if each.name in one.values() else each.access)
+        for each in kernel.pointers
+        if each.name not in one
+    )
+    names.names.update({old: names.names[new] for old, new in one.items()})
     sizes = tuple(names.atoms[size] for size in kernel.sizes)
     return replace(kernel, pointers=pointers, sizes=sizes, body=names.body(kernel.body))  # type: ignore[arg-type]
 

@@ -49,6 +49,7 @@ def load_native(source: NativeSource, kernels: Kernels, objects: Mapping[str, An
         "torch": torch,
         "empty_strided": torch.empty_strided,
         "view_of": view_of,
+        "taken_over": taken_over,
         "laid_out": laid_out,
         "leaves": leaves,
         "repeat": repeat,
@@ -110,6 +111,12 @@ def view_of(
     start = base.storage_offset() * base.dtype.itemsize // dtype.itemsize
     view = torch.empty(0, dtype=dtype, device=base.device)
     return view.set_(base.untyped_storage(), start + offset, sizes, strides)
+
+
+def taken_over(old: torch.Tensor, sizes: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
+    """A tensor in the memory of another one that is no longer needed. It is no view: autograd tells those apart."""
+    new = torch.empty(0, dtype=old.dtype, device=old.device)
+    return new.set_(old.untyped_storage(), old.storage_offset(), sizes, strides)
 
 
 def laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:

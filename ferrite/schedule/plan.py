@@ -3,70 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from ferrite.ir.canonical import canonical
-from ferrite.ir.index import Number, Symbol
-from ferrite.ir.kernel import Kernel
 from ferrite.ir.kernel_laws import verify_kernel
-from ferrite.ir.program import Allocate, If, Invoke, Loop, Operation, Program, While
-from ferrite.ir.questions import bodies_of, reads, writes
+from ferrite.ir.program import Allocate, If, Invoke, Program, While
+from ferrite.ir.questions import bodies_of
 from ferrite.schedule.groups import Group
+from ferrite.schedule.in_place import Takeovers, with_views
 from ferrite.schedule.kernels import build
 from ferrite.schedule.machine import Machine
-from ferrite.schedule.order import Native, NotFused, Order
+from ferrite.schedule.memory import last_uses, private, private_to_runs, with_arena
+from ferrite.schedule.order import Native, Order
 from ferrite.schedule.prepare import prepare
+from ferrite.schedule.steps import Launch, Plan, Run, Step
 from ferrite.schedule.touches import Layouts
-
-MOST_NAMES = 6
-ALIGNED = 64  # bytes: a line of the cache
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A kernel, the storages behind its pointers and the symbols behind its sizes."""
-
-    kernel: Kernel
-    arguments: tuple[str, ...]
-    sizes: tuple[Symbol, ...]
-    operations: tuple[Loop, ...] = field(compare=False)
-
-    @property
-    def name(self) -> str:
-        """After the operators it computes."""
-        nodes = dict.fromkeys(node for operation in self.operations for node in operation.origin.nodes)
-        return "_".join(list(nodes)[:MOST_NAMES]) or "kernel"
-
-
-@dataclass(frozen=True)
-class Run:
-    """Launches that follow each other, as one native call. `arena`: bytes; `offsets`: storages that lie in it."""
-
-    launches: tuple[Launch, ...]
-    arena: int = 0
-    offsets: Mapping[str, int] = field(default_factory=dict)
-
-
-Step = Run | Operation
-
-
-@dataclass(frozen=True)
-class Plan:
-    """`dying`: for each step, the buffers that nothing after it needs. `alone`: why an operation is not compiled.
-    `bodies`: the plans of sub-programs, by the place of the step that runs them."""
-
-    program: Program
-    steps: tuple[Step, ...]
-    dying: tuple[tuple[str, ...], ...]
-    alone: Mapping[int, str]
-    refusals: tuple[NotFused, ...]
-    bodies: Mapping[int, tuple[Plan, ...]]
-
-    @property
-    def launches(self) -> list[Launch]:
-        """Every launch, those of sub-programs too."""
-        own = [launch for step in self.steps if isinstance(step, Run) for launch in step.launches]
-        return own + [launch for plans in self.bodies.values() for plan in plans for launch in plan.launches]
 
 
 def make_plan(program: Program, machine: Machine, native: Native, verify: bool = False, fuse: bool = True) -> Plan:
@@ -74,6 +24,7 @@ def make_plan(program: Program, machine: Machine, native: Native, verify: bool =
     ordered = Order(program, machine, native, fuse).run()
     layouts = Layouts(program)
     inside = private(program, ordered.items, layouts)
+    takeovers = Takeovers(program, ordered.items, layouts)
     steps: list[Step] = []
     alone: dict[int, str] = {}
     bodies: dict[int, tuple[Plan, ...]] = {}
@@ -88,7 +39,8 @@ def make_plan(program: Program, machine: Machine, native: Native, verify: bool =
         if isinstance(item, Group):
             if not item.stages:
                 continue  # it has become part of an earlier one
-            waiting.append(launch_of(item, inside.get(place, ()), layouts, machine, verify))
+            own = inside.get(place, ())
+            waiting.append(launch_of(item, own, takeovers.at(place, item, own), takeovers, machine, verify))
             continue
         if isinstance(item, Allocate):
             continue  # memory is made when it is first needed
@@ -99,113 +51,34 @@ def make_plan(program: Program, machine: Machine, native: Native, verify: bool =
             alone[len(steps)] = ordered.alone[place]
         steps.append(item)
     flush()
+    program = with_views(program, takeovers.taken)
+    layouts = Layouts(program)
     dying = last_uses(program, steps, layouts)
-    own = private_to_runs(program, steps, layouts)
-    planned = [with_arena(step, own[at], layouts) if isinstance(step, Run) else step for at, step in enumerate(steps)]
-    return Plan(program, tuple(planned), dying, alone, tuple(ordered.refusals), bodies)
+    alone_in = private_to_runs(program, steps, layouts)
+    planned = [
+        with_arena(step, alone_in[at], layouts) if isinstance(step, Run) else step for at, step in enumerate(steps)
+    ]
+    return Plan(program, tuple(planned), dying, alone, tuple(ordered.refusals), bodies, takeovers.taken)
 
 
-def launch_of(group: Group, inside: tuple[str, ...], layouts: Layouts, machine: Machine, verify: bool) -> Launch:
-    built = build(group, inside, layouts, machine)
+def launch_of(
+    group: Group,
+    inside: tuple[str, ...],
+    taken: Mapping[str, str],
+    takeovers: Takeovers,
+    machine: Machine,
+    verify: bool,
+) -> Launch:
+    """`taken`: for storages that the kernel reads for the last time, those that take their memory over."""
+    built = build(group, inside, takeovers.layouts, machine)
+    there = set(built.arguments)
+    one = {old: new for old, new in taken.items() if old in there and new in there}
+    kernel = canonical(built.kernel, one)
     if verify:
         verify_kernel(built.kernel)
-    return Launch(canonical(built.kernel), built.arguments, built.kernel.sizes, group.operations)
+        verify_kernel(kernel)
+    arguments = tuple(takeovers.storage(name) for name in built.arguments if name not in one)
+    return Launch(kernel, arguments, built.kernel.sizes, group.operations)
 
 
-# --- memory -----------------------------------------------------------------------------------------------------------
-
-
-def private(program: Program, items: list[Group | Operation], layouts: Layouts) -> dict[int, tuple[str, ...]]:
-    """For each group, the storages that nothing else touches and that do not leave the program."""
-    users: dict[str, set[int]] = {}
-    for place, item in enumerate(items):
-        for operation in item.operations if isinstance(item, Group) else (item,):
-            for access in (*reads(operation), *writes(operation)):
-                users.setdefault(layouts.buffers[access.buffer].storage, set()).add(place)
-    leaving = {layouts.buffers[name].storage for name in program.outputs if isinstance(name, str)}
-    found: dict[int, list[str]] = {}
-    for storage, places in users.items():
-        if len(places) == 1 and storage not in leaving and layouts.buffers[storage].kind == "owned":
-            found.setdefault(next(iter(places)), []).append(storage)
-    return {place: tuple(names) for place, names in found.items()}
-
-
-def touched(step: Step, layouts: Layouts) -> set[str]:
-    """The buffers that a step needs to be there; of a launch, storages."""
-    if isinstance(step, Run):
-        return {name for launch in step.launches for name in launch.arguments}
-    return {access.buffer for access in (*reads(step), *writes(step))}
-
-
-def last_uses(program: Program, steps: list[Step], layouts: Layouts) -> tuple[tuple[str, ...], ...]:
-    """For each step, the names that die with it: buffers, and the storages that they are views of."""
-    leaving = {item for item in program.outputs if isinstance(item, str)}
-    leaving |= {layouts.buffers[name].storage for name in leaving}
-    last: dict[str, int] = {item: 0 for item in program.inputs if isinstance(item, str)}
-    for place, step in enumerate(steps):
-        for name in touched(step, layouts):
-            last[name] = place
-            last[layouts.buffers[name].storage] = place
-    dying: list[list[str]] = [[] for _ in steps]
-    for name, place in last.items():
-        if name not in leaving and layouts.buffers[name].kind != "constant" and steps:
-            dying[place].append(name)
-    return tuple(tuple(sorted(names)) for names in dying)
-
-
-def private_to_runs(program: Program, steps: list[Step], layouts: Layouts) -> list[set[str]]:
-    """For each step, the storages that it alone touches and that do not leave the program."""
-    leaving = {layouts.buffers[item].storage for item in program.outputs if isinstance(item, str)}
-    users: dict[str, set[int]] = {}
-    for place, step in enumerate(steps):
-        for name in touched(step, layouts):
-            users.setdefault(layouts.buffers[name].storage, set()).add(place)
-    found: list[set[str]] = [set() for _ in steps]
-    for storage, places in users.items():
-        if len(places) == 1 and storage not in leaving:
-            found[next(iter(places))].add(storage)
-    return found
-
-
-def with_arena(run: Run, own: set[str], layouts: Layouts) -> Run:
-    """What only this run touches lies in one block of memory, at places that are free while it is needed."""
-    spans: dict[str, tuple[int, int]] = {}
-    for place, launch in enumerate(run.launches):
-        for name in launch.arguments:
-            spans[name] = (spans.get(name, (place, place))[0], place)
-    sizes = {
-        name: size
-        for name in spans
-        if name in own and layouts.buffers[name].kind == "owned" and (size := bytes_of(name, layouts)) is not None
-    }
-    offsets: dict[str, int] = {}
-    total = 0
-    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):  # the large ones first, where they fit
-        first, last = spans[name]
-        busy = sorted(
-            (offsets[other], offsets[other] + sizes[other])
-            for other in offsets
-            if spans[other][0] <= last and first <= spans[other][1]
-        )
-        place = 0
-        for low, high in busy:
-            if place + sizes[name] <= low:
-                break
-            place = max(place, high)
-        offsets[name] = place
-        total = max(total, place + sizes[name])
-    return Run(run.launches, total, offsets)
-
-
-def bytes_of(name: str, layouts: Layouts) -> int | None:
-    """Bytes that a buffer needs, in whole lines; None where that is not known before it runs."""
-    buffer = layouts.buffers[name]
-    reach = 1
-    for size, stride in zip(buffer.sizes, buffer.strides, strict=True):
-        if not isinstance(size, Number) or not isinstance(stride, Number):
-            return None
-        if size.value == 0:
-            return ALIGNED
-        reach += (size.value - 1) * stride.value
-    needed = reach * buffer.dtype.itemsize
-    return -(-needed // ALIGNED) * ALIGNED
+__all__ = ["Launch", "Plan", "Run", "Step", "make_plan"]
