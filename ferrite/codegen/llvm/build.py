@@ -22,6 +22,7 @@ ASSEMBLY, OBJECT = 0, 1
 _lock = threading.Lock()
 _alive: list[Any] = []  # what stays as long as the process lives
 _numbers = itertools.count()
+_pipelines: list[Any] = []  # for the next compilations: llvmlite never frees one
 
 # Where torch runs without OpenMP: a team of one.
 SERIAL_TEAM = """
@@ -101,7 +102,12 @@ def _compile(text: str, target: Target, level: int, form: int) -> bytes:
         module = llvm.ModuleRef(raw.LLVMPY_ParseAssembly(context, source, problem), context)
         if problem:
             raise RuntimeError(f"{problem}\n{text}")
-    raw.LLVMPY_RunNewModulePassManager(_pipeline(), module, passes)
+    try:
+        pipeline = _pipelines.pop()
+    except IndexError:
+        pipeline = _pipeline()
+    raw.LLVMPY_RunNewModulePassManager(pipeline, module, passes)
+    _pipelines.append(pipeline)
     with llvm.ffi.OutputString() as problem:
         buffer = raw.LLVMPY_TargetMachineEmitToMemory(machine, module, form, problem)
         if not buffer:
