@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 EAGER, OURS, INDUCTOR = "eager", "ferrite", "inductor"
+CAPTURED = "captured"  # eager behind torch.compile: what the call costs that any backend pays
 CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "FERRITE_CACHE_DIR": "ferrite", "TRITON_CACHE_DIR": "triton"}
 ROOT = Path(__file__).parents[1]
 
@@ -31,11 +32,13 @@ def backends(with_inductor: bool) -> list[str]:
     return [EAGER, OURS, INDUCTOR]
 
 
-def given_to(backend: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as a backend runs it, for the sizes it is called with first."""
+def given_to(backend: str, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """The function as a backend runs it, for the sizes it is called with first. `options`: ferrite's."""
     if backend == EAGER:
         return function
-    compiled: Callable[..., Any] = torch.compile(function, backend=backend, dynamic=False)
+    name = EAGER if backend == CAPTURED else backend
+    own = options if backend == OURS else None
+    compiled: Callable[..., Any] = torch.compile(function, backend=name, dynamic=False, options=own)
     return compiled
 
 

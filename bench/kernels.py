@@ -3,7 +3,10 @@
     python -m bench.kernels [--only softmax norm] [--quick] [--no-inductor] [--write]
 
 Every case is first compared with eager; what is wrong is reported as wrong and not timed. Speeds are medians of the
-ratio round by round, above 1 is faster. Float32 unless the name says otherwise.
+ratio round by round, above 1 is faster. Float32 unless the name says otherwise. `captured` is eager behind
+torch.compile: guards and wrappers cost tens of microseconds a call whatever the backend, more than a small kernel.
+
+Cases that draw random numbers are compiled with `rng="counter"`: Inductor does not keep eager's stream either.
 
 Large cases move at least 64 MB, and their bandwidth is given: the bytes that must move (inputs read once, outputs
 written once; with gradients the inputs read twice) by the median time, as a share of that of a copy in the same run.
@@ -25,7 +28,7 @@ from typing import Any
 import torch
 
 from bench.agreement import disagreement
-from bench.backends import EAGER, INDUCTOR, OURS, backends, empty_caches, given_to, reason, with_own_code
+from bench.backends import CAPTURED, EAGER, INDUCTOR, OURS, backends, empty_caches, given_to, reason, with_own_code
 from bench.cases import CASES, Case, tensors_of
 from bench.cases.case import LARGE, leaves_of
 from bench.measure import interleaved, others_share, ratio
@@ -46,6 +49,7 @@ QUICK += (
     "embedding",
 )
 Sized = tuple[Case, str]
+PAIRS = ((OURS, EAGER), (OURS, CAPTURED), (OURS, INDUCTOR), (INDUCTOR, EAGER))
 
 
 def label(item: Sized) -> str:
@@ -101,7 +105,7 @@ def measured(
         outputs = tensors_of(eager["results"][0] if case.backward else eager["results"])
         row |= {"bytes": case.traffic(eager["inputs"], outputs), "compile": {}, "problems": {}, "seconds": {}}
         calls = {EAGER: call_of(case, case.function, inputs_of(case, size), seeds)}
-        for name in names[1:]:
+        for name in (*names[1:], CAPTURED):
             function = compiled(row, case, name, inputs_of(case, size), seeds, eager, exact)
             if function is not None:
                 calls[name] = call_of(case, function, inputs_of(case, size), seeds)
@@ -111,7 +115,7 @@ def measured(
         row["seconds"][name] = {"median": statistics.median(times), "best": min(times), "rounds": len(times)}
     row["speed"] = {
         f"{ours} to {theirs}": ratio(found[theirs], found[ours])[0]
-        for ours, theirs in ((OURS, EAGER), (OURS, INDUCTOR), (INDUCTOR, EAGER))
+        for ours, theirs in PAIRS
         if ours in found and theirs in found
     }
     if row["bytes"] >= LARGE:
@@ -126,7 +130,7 @@ def compiled(
     row: dict[str, Any], case: Case, name: str, inputs: list[Any], seeds: list[Any], eager: Any, exact: Any
 ) -> Callable[..., Any] | None:
     """The function compiled and checked; None if that failed, and then the row says why."""
-    function = given_to(name, with_own_code(case.function))
+    function = given_to(name, with_own_code(case.function), **({"rng": "counter"} if case.random else {}))
     before = mark()
     start = time.perf_counter()
     try:
@@ -141,7 +145,7 @@ def compiled(
         if found["failures"]:
             row["problems"][name] = f"failed: {found['failures'][0]}"
             return None
-    if case.random and name != OURS:
+    if case.random and name != CAPTURED:
         return function  # its random numbers are its own
     problem = disagreement(name, results, eager, exact)
     if problem is not None:
@@ -158,7 +162,16 @@ def copy_speeds(rounds: int, seconds: float) -> dict[str, float]:
 
 
 COLUMNS: tuple[str, ...] = ("case", "size", "MB", "eager, µs", "ferrite, µs", "inductor, µs", "ferrite × eager")
-COLUMNS += ("ferrite × inductor", "inductor × eager", "GB/s", "of copy", "of clone", "compile, s", "inductor, s")
+COLUMNS += (
+    "ferrite × captured",
+    "ferrite × inductor",
+    "inductor × eager",
+    "GB/s",
+    "of copy",
+    "of clone",
+    "compile, s",
+    "inductor, s",
+)
 COLUMNS += ("kernels+calls", "")
 
 
@@ -182,7 +195,7 @@ def cells(row: dict[str, Any]) -> list[str]:
         row["size"],
         f"{row['bytes'] / 1e6:.3g}",
         *map(seconds, (EAGER, OURS, INDUCTOR)),
-        *map(speed, (f"{OURS} to {EAGER}", f"{OURS} to {INDUCTOR}", f"{INDUCTOR} to {EAGER}")),
+        *(speed(f"{ours} to {theirs}") for ours, theirs in PAIRS),
         *bandwidth,
         *compile_times,
         made,
@@ -202,7 +215,7 @@ def summarised(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], list[str
     figures: dict[str, Any] = {}
     lines: list[str] = []
     for size in ("small", "large"):
-        for pair in (f"{OURS} to {EAGER}", f"{OURS} to {INDUCTOR}", f"{INDUCTOR} to {EAGER}"):
+        for pair in (f"{ours} to {theirs}" for ours, theirs in PAIRS):
             speeds = {row["case"]: row["speed"][pair] for row in rows if row["size"] == size and pair in row["speed"]}
             figures[f"{pair}, {size}"] = summary_of(speeds)
             lines += summary_lines(f"{pair}, {size}", figures[f"{pair}, {size}"])
