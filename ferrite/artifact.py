@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ferrite.codegen.native import KernelCall, NativeSource, RunTable
-from ferrite.debug.record import EagerCall, GraphRecord, Kernel
+from ferrite.debug.record import EagerCall, GraphRecord, Kernel, Memory
 from ferrite.graph import ModelLine
 from ferrite.graph.places import Index, Places
 from ferrite.ir.expr import Expr
@@ -133,6 +133,7 @@ def record_data(record: GraphRecord, index: Index) -> dict[str, Any]:
         "inputs": record.inputs,
         "kernels": [(each.name, each.operators, numbers(each.lines)) for each in record.kernels],
         "eager": [(each.operator, each.reason, *numbers([each.line])) for each in record.eager_calls],
+        "memory": None if record.memory is None else (record.memory.peak, record.memory.eager),
         "not fused": [(each.nodes, each.group, each.reason) for each in record.not_fused],
         "passes": [
             (each.name, dict(each.rewrites), each.nodes_before, each.nodes_after, each.note, dict(each.facts))
@@ -158,6 +159,7 @@ def record_from(data: Mapping[str, Any], places: Places, kind: str, source: str)
         eager_calls=tuple(EagerCall(operator, reason, *lines([at])) for operator, reason, at in data["eager"]),
         passes=tuple(PassRecord(name, 0.0, *rest) for name, *rest in data["passes"]),
         not_fused=tuple(NotFused(tuple(nodes), tuple(group), reason) for nodes, group, reason in data["not fused"]),
+        memory=None if data["memory"] is None else Memory(*data["memory"]),
     )
 
 

@@ -17,6 +17,7 @@ from ferrite.capture import CapturedGraph, GraphKind, torch_api, torch_state
 from ferrite.capture.aot import Partition
 from ferrite.debug import repro
 from ferrite.debug.dump import Dump, DumpFolder
+from ferrite.debug.memory import memory_record
 from ferrite.debug.partition import partition_record
 from ferrite.debug.record import CompileRecord, EagerCall, GraphRecord, Kernel, start_record
 from ferrite.errors import CompilerBug, FerriteError, layout
@@ -29,7 +30,7 @@ from ferrite.passes.pre_grad import add_values, reason_to_leave, values_to_examp
 from ferrite.passes.pre_grad.numeric_check import numerics_checked
 from ferrite.pipeline import Fuel, PassContext, PassRecord, Pipeline, run_pipeline
 from ferrite.pipeline.report import warn_at, warn_of_failed_pass
-from ferrite.schedule.plan import Launch, Plan, Run
+from ferrite.schedule.steps import Launch, Plan, Run
 
 Result = TypeVar("Result")
 TO_STOP = 'torch.compile(..., options={"strict": True})'
@@ -207,6 +208,7 @@ class Compilation:
             eager_calls=tuple(eager),
             passes=passes,
             not_fused=plan.refusals,
+            memory=memory_record(graph.gm, plan),
         )
 
     def failed(self, failure: Exception, graph: CapturedGraph | None) -> None:

@@ -203,8 +203,9 @@ class _Printer:
                 if name in run.offsets:
                     arguments.append((0, run.offsets[name]))
                 else:
-                    yield from self.made(name)
-                    arguments.append((slots.setdefault(name, len(slots) + 1), 0))
+                    tensor, offset = run.lodged.get(name, (name, 0))
+                    yield from self.made(tensor)
+                    arguments.append((slots.setdefault(tensor, len(slots) + 1), offset))
             for symbol in launch.sizes:
                 arguments.append((slots.setdefault(symbol, len(slots) + 1), 0))
             calls.append(KernelCall(self.kernels[launch.kernel], tuple(arguments)))
@@ -233,17 +234,18 @@ class _Printer:
                 yield f"if {item}.stride() != {strides}: {item} = laid_out({item}, {strides})"
 
     def written(self) -> set[str]:
-        """Storages that the program writes: a copy could not stand for them."""
+        """Inputs that the program writes, and the caller sees it: a copy could not stand for them."""
         accesses = (access for operation in self.program.operations for access in writes(operation))
-        return {self.layouts.buffers[access.buffer].storage for access in accesses}
+        storages = {self.layouts.buffers[access.buffer].storage for access in accesses}
+        return {name for name in storages if self.layouts.buffers[name].kind == "input"}
 
     def assigned(self, call: Call, value: str) -> str:
         names = ["_" if item is None else item.name if isinstance(item, Symbol) else item for item in call.results]
         self.there.update(item for item in call.results if isinstance(item, str))
         if all(name == "_" for name in names):
             return value
-        if call.packed:
-            return f"{', '.join(names)}, *_ = leaves({value})"
+        if call.packed:  # what is not needed is not held
+            return f"{', '.join(names)}, *_ = leaves({value}); del _"
         return f"{names[0]} = {value}"
 
     def operator(self, path: str) -> str:
@@ -267,7 +269,7 @@ class _Printer:
                 value = f"{names[0]}({given})"
         results = ["_" if item is None else item.name if isinstance(item, Symbol) else item for item in step.results]
         self.there.update(item for item in step.results if isinstance(item, str))
-        yield f"[{', '.join(results)}] = {value}" if results else value
+        yield (f"[{', '.join(results)}] = {value}" if results else value) + ("; del _" if "_" in results else "")
         yield from self.received(step.results)
 
     def interpreted(self, step: Operation) -> Iterator[str]:

@@ -42,6 +42,15 @@ class Kernel:
 
 
 @dataclass(frozen=True)
+class Memory:
+    """The most bytes held at once beyond the inputs, at the sizes seen: by the plan, and by eager, which frees what an
+    operator gives after its last use. None where sizes are known only when it runs."""
+
+    peak: int | None
+    eager: int | None
+
+
+@dataclass(frozen=True)
 class GraphRecord:
     """One compiled graph. `source` is the text of its host program, empty if the graph runs in eager whole."""
 
@@ -55,6 +64,7 @@ class GraphRecord:
     passes: tuple[PassRecord, ...] = ()
     failure: str | None = None
     not_fused: tuple[NotFused, ...] = ()
+    memory: Memory | None = None
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from rich.table import Table
 from ferrite.debug.record import CompileRecord, EagerCall, Value
 
 LINES_SHOWN = 3
+NUMBERS = ["operators", "inputs", "kernels", "eager calls", "ms", "calls", "times", "values", "bytes", "bytes in eager"]
 
 
 def render(record: CompileRecord) -> str:
     buffer = io.StringIO()
     console = Console(file=buffer, width=shutil.get_terminal_size((110, 24)).columns, highlight=False)
-    tables = (graphs_table, stages_table, rewrites_table, cache_table, eager_table, partition_table)
-    for table in (make(record) for make in tables):
+    for table in (make(record) for make in TABLES):
         if table.row_count:
             console.print(table)
     if (saved := record.saved) is not None:
@@ -33,8 +33,7 @@ def render(record: CompileRecord) -> str:
 def new_table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in columns:
-        right = column in ("operators", "inputs", "kernels", "eager calls", "ms", "calls", "times", "values", "bytes")
-        table.add_column(column, justify="right" if right else "left", overflow="fold")
+        table.add_column(column, justify="right" if column in NUMBERS else "left", overflow="fold")
     return table
 
 
@@ -69,6 +68,19 @@ def cache_table(record: CompileRecord) -> Table:
     return table
 
 
+def memory_table(record: CompileRecord) -> Table:
+    """The most bytes that a graph holds beyond its inputs, as planned, and as eager would."""
+    table = new_table("memory", "graph", "bytes", "bytes in eager")
+    for graph in record.graphs:
+        if graph.memory is not None:
+            table.add_row(graph.kind, *map(bytes_text, (graph.memory.peak, graph.memory.eager)))
+    return table
+
+
+def bytes_text(count: int | None) -> str:
+    return "not known" if count is None else f"{count:,}"
+
+
 def partition_table(record: CompileRecord) -> Table:
     """What is kept for the backward graph and what that computes again: one row per operator, most bytes first."""
     table = new_table("for backward", "how", "operator", "values", "bytes", "from")
@@ -99,3 +111,6 @@ def places(members: Sequence[EagerCall] | Sequence[Value]) -> str:
     found = list(dict.fromkeys(member.line.place for member in members if member.line is not None))
     more = f" and {len(found) - LINES_SHOWN} more" if len(found) > LINES_SHOWN else ""
     return ", ".join(found[:LINES_SHOWN]) + more
+
+
+TABLES = (graphs_table, stages_table, rewrites_table, cache_table, eager_table, memory_table, partition_table)

@@ -7,6 +7,7 @@ something needs it in memory: a call, an output, a write to what it reads, or th
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ import torch
 
 from ferrite.capture import CapturedGraph, torch_api, torch_operators
 from ferrite.graph import fake_value, model_line
+from ferrite.graph.aliases import storages_of
 from ferrite.ir.expr import Expr
 from ferrite.ir.host import Constant, Literal
 from ferrite.ir.index import ZERO, Index, Symbol, symbol
@@ -66,7 +68,7 @@ class Walk(Bodies):
 
     def __init__(self, gm: torch.fx.GraphModule, donated: frozenset[int], output_strides: Sequence[Any] | None) -> None:
         super().__init__()
-        self.gm, self.donated, self.output_strides = gm, donated, output_strides
+        self.gm, self.donated, self.output_strides = gm, apart_in_memory(gm, donated), output_strides
         self.values: dict[torch.fx.Node, Any] = {}
         self.inputs: list[Input] = []
         self.outputs: tuple[Output, ...] = ()
@@ -345,6 +347,15 @@ class Walk(Bodies):
         if own == strides:
             return self.buffer_of(value, fake)
         return self.realise(self.copied(value, strides).box)
+
+
+def apart_in_memory(gm: torch.fx.GraphModule, donated: frozenset[int]) -> frozenset[int]:
+    """Those of the donated inputs that share memory with no other input: two of them may be views of one."""
+    if not donated:
+        return donated
+    places = [storages_of(node) for node in gm.graph.find_nodes(op="placeholder")]
+    seen = Counter(storage for each in places for storage in each)
+    return frozenset(place for place in donated if all(seen[storage] == 1 for storage in places[place]))
 
 
 # Names of schemas that Python keeps for itself.

@@ -5,8 +5,8 @@ kernel, since different pointers do not overlap where one is written. It is allo
 read before the same element of the new is written: at the same point, or in an earlier loop of the same row. Rows,
 which threads share, must not meet at all.
 
-Nobody else may look at the old memory: it is the program's own, it does not leave the program, and it was given only to
-kernels and to operators whose results are new memory. Other operators may return what they were given.
+Nobody else may look at the old memory: it is the program's own, or was given away to it; it does not leave the program;
+and it was given only to kernels and to operators whose results are new memory. Others may return what they were given.
 """
 
 from __future__ import annotations
@@ -58,11 +58,13 @@ class Takeovers:
     def storage(self, name: str) -> str:
         return self.taken.get(name, name)
 
-    def at(self, place: int, group: Group, inside: Sequence[str]) -> dict[str, str]:
-        """For each storage that a group reads for the last time, the one that takes its memory over, if any does."""
-        new = [name for name in group.touches if self.first[name] == place and self.is_new(name, group, inside)]
-        old = [name for name in group.touches if self.last[name] == place and self.is_old(name, group, inside)]
-        pairs = [(one, other) for other in new for one in old if same_size(*self.buffers(one, other))]
+    def at(self, place: int, group: Group, arguments: Sequence[str]) -> dict[str, str]:
+        """For each storage that a group needs for the last time, the one that takes its memory over, if any does.
+        `arguments`: what the group has in memory; one that only it needs may be among them."""
+        new = [name for name in arguments if self.first[name] == place and self.is_new(name, group)]
+        old = [name for name in arguments if self.last[name] == place and self.is_old(name)]
+        pairs = [(one, other) for other in new for one in old if one != other]
+        pairs = [pair for pair in pairs if same_size(*self.buffers(*pair))]
         if not pairs or not only_sets(group):
             return {}
         uses = uses_in(nests_of(group, self.layouts))
@@ -71,35 +73,48 @@ class Takeovers:
         for one, other in sorted(pairs, key=lambda pair: -self.first[pair[0]]):
             if one in found or other in found.values():
                 continue
-            if all(self.before(read, write, group.rows) for write in uses[other] for read in uses[one]):
+            before, after = (*earlier(one, found), one), (other, *later(other, found))
+            if all(self.over(uses[first], uses[then], group.rows) for first in before for then in after):
                 found[one] = other
-                self.taken[other] = self.storage(one)
+        for name in new:
+            if name in found.values():
+                self.taken[name] = self.storage((*earlier(name, found), name)[0])
         return found
 
     def buffers(self, one: str, other: str) -> tuple[Buffer, Buffer]:
         return self.layouts.buffers[one], self.layouts.buffers[other]
 
-    def is_new(self, name: str, group: Group, inside: Sequence[str]) -> bool:
+    def is_new(self, name: str, group: Group) -> bool:
         written = any(touch.writes for touch in group.touches[name])
-        return written and name not in inside and self.layouts.buffers[name].kind == "owned"
+        return written and self.layouts.buffers[name].kind == "owned"
 
-    def is_old(self, name: str, group: Group, inside: Sequence[str]) -> bool:
-        if name in inside or name in self.shared or any(touch.writes for touch in group.touches[name]):
-            return False
-        return self.layouts.buffers[name].kind == "owned"
+    def is_old(self, name: str) -> bool:
+        return name not in self.shared and self.layouts.buffers[name].kind in ("owned", "donated")
 
-    def before(self, read: _Use, write: _Use, rows: Sequence[Axis]) -> bool:
-        """Whether a place is read before it is written, whatever the order of rows and of points."""
-        if not write.touch.writes:
-            return True  # it reads what was written here
-        if read.nest < write.nest:
-            seen = read.touch
+    def over(self, first: Sequence[_Use], then: Sequence[_Use], rows: Sequence[Axis]) -> bool:
+        """Whether one storage is no longer needed, place by place, when the other is written."""
+        return all(self.before(use, write, rows) for write in then if write.touch.writes for use in first)
+
+    def before(self, use: _Use, write: _Use, rows: Sequence[Axis]) -> bool:
+        """Whether a place is used before it is written, whatever the order of rows and of points."""
+        if use.nest < write.nest:
+            seen = use.touch
             if alike(*self.buffers(seen.buffer, write.touch.buffer)):
                 seen = replace(seen, buffer=write.touch.buffer)
             return separated(seen, write.touch, rows)
-        if read.nest > write.nest or read.order > write.order:
+        if use.nest > write.nest or use.order + use.touch.writes > write.order:
             return False
-        return read.touch.place is write.touch.place and at_one_point(write)
+        return use.touch.place is write.touch.place and at_one_point(write)
+
+
+def earlier(name: str, found: Mapping[str, str]) -> tuple[str, ...]:
+    """Those that had the memory before, the first first."""
+    one = next((old for old, new in found.items() if new == name), None)
+    return () if one is None else (*earlier(one, found), one)
+
+
+def later(name: str, found: Mapping[str, str]) -> tuple[str, ...]:
+    return (found[name], *later(found[name], found)) if name in found else ()
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
 
 from ferrite.ir.canonical import canonical
 from ferrite.ir.kernel_laws import verify_kernel
 from ferrite.ir.program import Allocate, If, Invoke, Program, While
 from ferrite.ir.questions import bodies_of
+from ferrite.schedule.arena import Arenas
 from ferrite.schedule.groups import Group
-from ferrite.schedule.in_place import Takeovers, with_views
+from ferrite.schedule.in_place import Takeovers, later, with_views
 from ferrite.schedule.kernels import build
 from ferrite.schedule.machine import Machine
-from ferrite.schedule.memory import last_uses, private, private_to_runs, with_arena
+from ferrite.schedule.memory import last_uses, private
 from ferrite.schedule.order import Native, Order
 from ferrite.schedule.prepare import prepare
+from ferrite.schedule.runs import with_parted_runs
 from ferrite.schedule.steps import Launch, Plan, Run, Step
 from ferrite.schedule.touches import Layouts
 
@@ -39,8 +41,7 @@ def make_plan(program: Program, machine: Machine, native: Native, verify: bool =
         if isinstance(item, Group):
             if not item.stages:
                 continue  # it has become part of an earlier one
-            own = inside.get(place, ())
-            waiting.append(launch_of(item, own, takeovers.at(place, item, own), takeovers, machine, verify))
+            waiting.append(launch_of(place, item, inside.get(place, ()), takeovers, machine, verify))
             continue
         if isinstance(item, Allocate):
             continue  # memory is made when it is first needed
@@ -53,31 +54,31 @@ def make_plan(program: Program, machine: Machine, native: Native, verify: bool =
     flush()
     program = with_views(program, takeovers.taken)
     layouts = Layouts(program)
-    dying = last_uses(program, steps, layouts)
-    alone_in = private_to_runs(program, steps, layouts)
-    planned = [
-        with_arena(step, alone_in[at], layouts) if isinstance(step, Run) else step for at, step in enumerate(steps)
-    ]
-    return Plan(program, tuple(planned), dying, alone, tuple(ordered.refusals), bodies, takeovers.taken)
+    arenas = Arenas(program, layouts, {takeovers.storage(name) for name in takeovers.shared})
+    parts = with_parted_runs(program, steps, arenas)
+    at = list(itertools.accumulate(map(len, parts), initial=0))  # the new place of every step
+    steps = list(itertools.chain.from_iterable(parts))
+    return Plan(
+        program,
+        tuple(arenas.planned(steps)),
+        last_uses(program, steps, layouts),
+        {at[place]: reason for place, reason in alone.items()},
+        tuple(ordered.refusals),
+        {at[place]: plans for place, plans in bodies.items()},
+        takeovers.taken,
+    )
 
 
 def launch_of(
-    group: Group,
-    inside: tuple[str, ...],
-    taken: Mapping[str, str],
-    takeovers: Takeovers,
-    machine: Machine,
-    verify: bool,
+    place: int, group: Group, inside: tuple[str, ...], takeovers: Takeovers, machine: Machine, verify: bool
 ) -> Launch:
-    """`taken`: for storages that the kernel reads for the last time, those that take their memory over."""
     built = build(group, inside, takeovers.layouts, machine)
-    there = set(built.arguments)
-    one = {old: new for old, new in taken.items() if old in there and new in there}
-    kernel = canonical(built.kernel, one)
+    taken = takeovers.at(place, group, built.arguments)
+    kernel = canonical(built.kernel, {old: later(old, taken)[-1] for old in taken})
     if verify:
         verify_kernel(built.kernel)
         verify_kernel(kernel)
-    arguments = tuple(takeovers.storage(name) for name in built.arguments if name not in one)
+    arguments = tuple(takeovers.storage(name) for name in built.arguments if name not in taken)
     return Launch(kernel, arguments, built.kernel.sizes, group.operations)
 
 

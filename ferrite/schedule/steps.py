@@ -31,11 +31,17 @@ class Launch:
 
 @dataclass(frozen=True)
 class Run:
-    """Launches that follow each other, as one native call. `arena`: bytes; `offsets`: storages that lie in it."""
+    """Launches that follow each other, as one native call. `arena`: bytes; `offsets`: storages that lie in it, and
+    where. `lodged`: storages that lie inside a tensor, and where."""
 
     launches: tuple[Launch, ...]
     arena: int = 0
     offsets: Mapping[str, int] = field(default_factory=dict)
+    lodged: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+
+    def is_inside(self, name: str) -> bool:
+        """Whether a storage needs no tensor of its own."""
+        return name in self.offsets or name in self.lodged
 
 
 Step = Run | Operation

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+import ferrite
+from bench.memory import peak_bytes
 from compare import compile_strict, compiled_graphs
 
 WATCHED: dict[str, weakref.ref[torch.Tensor]] = {}
@@ -47,8 +51,9 @@ def observed(x: torch.Tensor) -> torch.Tensor:
 
 @torch.library.custom_op("contract_memory::observed_backward", mutates_args=())
 def observed_backward(gradient: torch.Tensor) -> torch.Tensor:
-    """Count the saved tensors alive at this point of backward."""
-    ALIVE.append(sum(ref() is not None for ref in SAVED))
+    """Count the saved tensors alive at this point of backward, but for one whose memory the gradient has taken over."""
+    mine = gradient.untyped_storage().data_ptr()
+    ALIVE.append(sum((saved := ref()) is not None and saved.untyped_storage().data_ptr() != mine for ref in SAVED))
     return gradient * 2
 
 
@@ -161,3 +166,78 @@ def test_saved_activations_are_freed_while_backward_runs(dynamic: bool) -> None:
     assert SAVED, "nothing was saved, so nothing is shown"
     loss.backward()
     assert ALIVE == [0], "saved tensors were alive when backward needed none of them any more"
+
+
+# --- the forecast -----------------------------------------------------------------------------------------------------
+
+
+def chain(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+    for weight in weights:
+        x = x + F.gelu(x @ weight) @ weights[0]
+    return x
+
+
+def attention(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+    query, key, value = ((x @ weight).view(4, 64, 4, 32).transpose(1, 2) for weight in weights[:3])
+    mixed = torch.softmax(query @ key.transpose(-1, -2) / 8 + 1, -1).square() @ value
+    return F.layer_norm(x + mixed.transpose(1, 2).reshape(x.shape) @ weights[3], (128,))
+
+
+def running_sums(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+    """Kernels that cannot be one, and cannot write where they read."""
+    for axis in (1, 2, 1, 2):
+        x = x.flip(axis).cumsum(axis)
+    return x @ weights[0]
+
+
+def forecast(kind: str) -> ferrite.debug.record.Memory:
+    (found,) = [graph.memory for graph in ferrite.last_compile().graphs if graph.kind == kind]
+    return found
+
+
+@pytest.mark.parametrize("model", [chain, attention, running_sums])
+def test_the_memory_of_a_call_is_forecast(model: Callable[..., torch.Tensor], dynamic: bool) -> None:
+    x, weights = torch.randn(4, 64, 128), [torch.randn(128, 128) / 16 for _ in range(4)]
+    compiled = compile_strict(model, dynamic=dynamic)
+    with torch.no_grad():
+        measured = peak_bytes(lambda: compiled(x, *weights))
+    found = forecast("inference")
+    assert found.peak == pytest.approx(measured, rel=0.1)
+    assert found.peak <= found.eager
+    assert f"{found.peak:,}" in str(ferrite.last_compile())
+
+
+def test_the_memory_of_a_backward_pass_is_forecast(dynamic: bool) -> None:
+    model = torch.nn.Sequential(
+        torch.nn.Linear(128, 512), torch.nn.GELU(), torch.nn.LayerNorm(512), torch.nn.Linear(512, 128), torch.nn.Tanh()
+    )
+    compiled, x = compile_strict(model, dynamic=dynamic), torch.randn(256, 128)
+    held: list[torch.Tensor] = []  # what was there before is no part of it, so it stays to the end
+
+    def kept(tensor: torch.Tensor) -> torch.Tensor:
+        held.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(kept, lambda tensor: tensor):
+        results = [compiled(x) for _ in range(2)]
+    gradient, waiting = torch.randn(256, 128), iter(results)
+    measured = peak_bytes(lambda: torch.autograd.grad(next(waiting), list(model.parameters()), gradient))
+    found = forecast("backward")
+    assert found.peak == pytest.approx(measured, rel=0.1)
+    assert found.peak <= found.eager
+
+
+def test_a_gradient_takes_over_what_was_saved_for_it() -> None:
+    """And no other memory: what two graphs share is left alone."""
+    compiled = compile_strict(lambda x, w: ((x @ w).tanh() @ w).sin())
+    x, w = (torch.randn(64, 64, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    given = x.clone(), w.clone()
+    results = [compiled(x, w) for _ in range(2)]
+    first, second = (torch.autograd.grad(result.sum(), (x, w)) for result in results)
+    expected = torch.autograd.grad(((x @ w).tanh() @ w).sin().sum(), (x, w))
+    for one, other, theirs in zip(first, second, expected, strict=True):
+        assert torch.equal(one, other)
+        torch.testing.assert_close(one, theirs)
+    assert torch.equal(x, given[0])
+    assert torch.equal(w, given[1])
+    assert torch.equal(results[0], results[1])

@@ -51,10 +51,10 @@ def calls(program: Program) -> list[Call]:
     return [call for operation in operations(program, object) if (call := call_of(operation)) is not None]
 
 
-def traced(fn: Callable[..., Any], *inputs: torch.Tensor) -> torch.fx.GraphModule:
+def traced(fn: Callable[..., Any], *inputs: torch.Tensor, dynamic: bool = False) -> torch.fx.GraphModule:
     """A graph with operators as they stand in the function, whose results come in a list."""
     mode = torch._subclasses.FakeTensorMode(shape_env=ShapeEnv())
-    fakes = [mode.from_tensor(each, static_shapes=True) for each in inputs]
+    fakes = [mode.from_tensor(each, static_shapes=not dynamic) for each in inputs]
     with mode:
         return make_fx(lambda *given: pytree.tree_leaves(fn(*given)))(*fakes)
 

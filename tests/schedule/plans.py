@@ -16,9 +16,10 @@ from ferrite.schedule.plan import Plan, Run, make_plan
 MACHINE = Machine()  # the same on every processor
 
 
-def plan_of(fn: Callable[..., Any], *inputs: torch.Tensor, fuse: bool = True) -> Plan:
+def plan_of(fn: Callable[..., Any], *inputs: torch.Tensor, fuse: bool = True, dynamic: bool = False) -> Plan:
     """The plan of a function of these inputs; every kernel keeps the laws."""
-    return make_plan(lower_module(traced(fn, *inputs)).program, MACHINE, not_native, verify=True, fuse=fuse)
+    module = lower_module(traced(fn, *inputs, dynamic=dynamic))
+    return make_plan(module.program, MACHINE, not_native, verify=True, fuse=fuse)
 
 
 def runs(plan: Plan) -> list[Run]:
