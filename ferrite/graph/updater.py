@@ -11,13 +11,14 @@ good as the fresh storage it replaces.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from ferrite.graph.autocast import autocast_at
 from ferrite.graph.facts import bodies_of, body_of, produces_value
+from ferrite.graph.regions import mutates
 from ferrite.graph.values import (
     AliasClass,
     MissingValue,
@@ -27,6 +28,7 @@ from ferrite.graph.values import (
     mode_of,
     no_guards,
     runs_on_values,
+    same_form,
     same_metadata,
     same_sizes,
 )
@@ -36,11 +38,12 @@ ABSENT = object()
 
 @dataclass(frozen=True)
 class _Record:
-    """A node as it was last seen: what it said, its value, and how that shares memory."""
+    """A node as it was last seen: what it said, its value, how that shares memory, and its operands' values."""
 
     fingerprint: Hashable
     value: Any
     aliases: AliasClass
+    operands: tuple[Any, ...]
 
 
 class BodyMismatch(ValueError):
@@ -140,6 +143,9 @@ class MetadataUpdater:
         if not produces_value(node) or not runs_on_values(node):
             self._remember(node)
             return False
+        if record is not None and old is record.value and old is not ABSENT and says_the_same(node, record):
+            self.records[node] = replace(record, fingerprint=fingerprint(node), operands=operand_values(node))
+            return False
         try:
             value, bindings = compute(node, mode)
         except MissingValue:
@@ -149,19 +155,19 @@ class MetadataUpdater:
         # A value that a pass put there by itself may share a storage with the node it was copied from.
         trusted = record is not None and old is record.value and old is not ABSENT
         if trusted and record is not None and aliases == record.aliases and same_metadata(old, value):
-            self.records[node] = _Record(fingerprint(node), old, aliases)
+            self.records[node] = _Record(fingerprint(node), old, aliases, operand_values(node))
             return False
         node.meta["val"] = value
         node.meta.pop("unbacked_bindings", None)
         if bindings:
             node.meta["unbacked_bindings"] = bindings
-        self.records[node] = _Record(fingerprint(node), value, aliases)
+        self.records[node] = _Record(fingerprint(node), value, aliases, operand_values(node))
         return True
 
     def _remember(self, node: torch.fx.Node) -> None:
         value = node_value(node)
         aliases = alias_class(node, value) if value is not ABSENT else ()
-        self.records[node] = _Record(fingerprint(node), value, aliases)
+        self.records[node] = _Record(fingerprint(node), value, aliases, operand_values(node))
 
     def _body(self, body: torch.fx.GraphModule, mode: Any) -> MetadataUpdater:
         if body not in self.bodies:
@@ -171,6 +177,22 @@ class MetadataUpdater:
 
 def node_value(node: torch.fx.Node) -> Any:
     return node.meta.get("val", ABSENT)
+
+
+def operand_values(node: torch.fx.Node) -> tuple[Any, ...]:
+    return tuple(map(node_value, node.all_input_nodes))
+
+
+def says_the_same(node: torch.fx.Node, record: _Record) -> bool:
+    """Whether a call computes what it did, though on other operands: they look the same, and the result is memory of
+    its own. What is made of them looks the same then, too, and need not be computed to be known."""
+    fresh = all(isinstance(part, tuple) and part[0] == "fresh" for tensor in record.aliases for part in tensor)
+    if not fresh or mutates(node) or node.op == "get_attr" or node.meta.get("unbacked_bindings") or bodies_of(node):
+        return False
+    new = operand_values(node)
+    if len(new) != len(record.operands) or not same_form(record.fingerprint, fingerprint(node)):
+        return False
+    return all(one is other or same_metadata(one, other) for one, other in zip(record.operands, new, strict=True))
 
 
 def refresh_arguments(caller: torch.fx.Node, body: torch.fx.GraphModule, mode: Any, fixed: bool) -> None:

@@ -219,6 +219,20 @@ def fingerprint(node: torch.fx.Node) -> Hashable:
     return (node.op, node.target, _key(node.args), _key(node.kwargs), attribute)
 
 
+def same_form(first: Any, second: Any) -> bool:
+    """Whether two fingerprints differ in nothing but which nodes are operands, each at most once in both."""
+    numbers: dict[torch.fx.Node, torch.fx.Node] = {}
+
+    def alike(one: Any, other: Any) -> bool:
+        if isinstance(one, torch.fx.Node) and isinstance(other, torch.fx.Node):
+            return numbers.setdefault(one, other) is other
+        if isinstance(one, tuple) and isinstance(other, tuple):
+            return len(one) == len(other) and all(map(alike, one, other))
+        return bool(one == other)
+
+    return alike(first, second) and len(set(numbers.values())) == len(numbers)
+
+
 def _key(value: Any) -> Hashable:
     if isinstance(value, (tuple, list)):
         return ("sequence", *map(_key, value))

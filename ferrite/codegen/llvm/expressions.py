@@ -230,4 +230,4 @@ def is_inside(atom: Data) -> bool:
 def is_short(value: Expr) -> bool:
     """Whether its form tells that a value, without its fraction, fits into 32 bits."""
     found = interval(value)
-    return found is not None and -SHORT < found[0] and found[1] < SHORT
+    return found is not None and found[0] > -SHORT and found[1] < SHORT

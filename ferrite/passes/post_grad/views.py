@@ -15,10 +15,14 @@ from ferrite.pipeline import PassContext, graph_pass
 aten = torch.ops.aten
 
 
-@graph_pass(stage="post_grad")
+@graph_pass(stage="post_grad", keeps_values=True)
 def view_to_reshape(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """Views by size become reshapes, which hold under any layout chosen later."""
-    return reshape_views(gm.graph)
+    count = reshape_views(gm.graph)
+    if count:
+        context.fuel.spend()
+        context.rewrites["view_to_reshape"] += count
+    return count
 
 
 def reshape_views(graph: torch.fx.Graph) -> int:
