@@ -5,10 +5,18 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import itertools
 import linecache
 import logging
+import multiprocessing
 import os
+import signal
 import sys
+import threading
+import time
+import traceback
+import types
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +28,13 @@ from torch.fx import graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from compare import compile_strict
+from compare import assert_no_farther, compile_strict, compiled_graphs, reset, since
 from ferrite import native
 from ferrite.debug import record
 from ferrite.ir import intern
 from ferrite.lower.graph import lower_module
 from ferrite.runtime import kernels
+from threads import in_threads
 
 Tensor = torch.Tensor
 MEBIBYTE = 1 << 20
@@ -35,18 +44,23 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
 def function(number: int) -> Callable[[Tensor], Tensor]:
     """One of many functions: each has a kernel of its own."""
-    return lambda x: (x * (number + 0.5)).relu() + number
+
+    def run(x: Tensor) -> Tensor:
+        return (x * (number + 0.5)).relu() + number
+
+    # Dynamo counts functions with the same code as one
+    return types.FunctionType(run.__code__.replace(co_name=f"run_{number}"), globals(), closure=run.__closure__)
 
 
-def by_pieces(number: int) -> Callable[[list[Tensor]], list[Tensor]]:
-    """One of them compiled without torch.compile, which takes most of the time: lowered, scheduled, generated."""
-    mode, given = FakeTensorMode(shape_env=ShapeEnv()), torch.empty(5, 33)
+def by_pieces(run: Callable[[Tensor], Tensor], given: Tensor) -> Callable[[Tensor], Tensor]:
+    """A function compiled without torch.compile, which takes most of the time."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
     with mode:
-        traced = make_fx(lambda x: [function(number)(x)])(mode.from_tensor(given, static_shapes=True))
-    lowered = lower_module(traced)
+        lowered = lower_module(make_fx(lambda x: [run(x)])(mode.from_tensor(given, static_shapes=True)))
     plan = native.schedule(lowered.program, verify=True)
     assert len(plan.launches) == 1
-    return native.load(native.generate(plan), lowered.objects)
+    loaded = native.load(native.generate(plan), lowered.objects)
+    return lambda x: loaded([x])[0]
 
 
 # --- many compiles in one process -------------------------------------------------------------------------------------
@@ -93,8 +107,7 @@ def forget() -> None:
 
 def run_by_pieces(numbers: Iterable[int], x: Tensor) -> None:
     for number in numbers:
-        (out,) = by_pieces(number)([x])
-        assert torch.equal(out, function(number)(x))
+        assert torch.equal(by_pieces(function(number), x)(x), function(number)(x))
 
 
 def run_whole(numbers: Iterable[int], x: Tensor) -> None:
@@ -148,6 +161,227 @@ def test_compiled_functions_leave_nothing_behind(count: int, monkeypatch: pytest
         run_whole(range(1000, 1000 + count), x)
         after = held_now()
     assert_nothing_is_left(before, after)
-    assert after.objects <= before.objects + 20 * count
+    assert after.objects <= before.objects + 60 * count
     if count >= 100:
         assert after.resident <= before.resident + 2 * MEBIBYTE
+
+
+# --- many threads -----------------------------------------------------------------------------------------------------
+
+THREADS = 32
+ROWS = torch.linspace(-4, 4, 300 * 2048).reshape(300, 2048)  # enough for kernels that share their work
+
+
+def shared_work(x: Tensor) -> Tensor:
+    """Kernels that all threads of OpenMP work on."""
+    return (x * 2).tanh() + x.sum(1, keepdim=True)
+
+
+@pytest.fixture
+def threads_of_torch() -> Iterator[None]:
+    count = torch.get_num_threads()
+    yield
+    torch.set_num_threads(count)
+
+
+def by_name() -> None:
+    """torch finds a backend by its name once, and not from several threads at the same time."""
+    reset()
+    compile_strict(function(0))
+
+
+@since(2, 12)  # Dynamo takes another thread's tracing for its own
+def test_many_threads_compile_functions_of_their_own() -> None:
+    by_name()
+    x = torch.randn(5, 33)
+
+    def work(number: int) -> list[Tensor]:
+        compiled = compile_strict(function(number), dynamic=False)
+        return [compiled(x) for _ in range(5)]
+
+    outputs = in_threads([lambda number=number: work(number) for number in range(THREADS)])
+    for number, outs in enumerate(outputs):
+        assert all(torch.equal(out, function(number)(x)) for out in outs)
+    assert compiled_graphs() == THREADS
+
+
+@since(2, 12)  # Dynamo takes another thread's tracing for its own
+@torch._dynamo.config.patch(recompile_limit=THREADS)
+def test_many_threads_compile_one_function() -> None:
+    """All of them at once: Dynamo lets each compile, one after the other."""
+    by_name()
+    compiled = compile_strict(function(1), dynamic=False)
+    inputs = [torch.randn(5, 33) for _ in range(THREADS)]
+    outputs = in_threads([lambda x=x: [compiled(x) for _ in range(5)] for x in inputs])
+    for x, outs in zip(inputs, outputs, strict=True):
+        assert all(torch.equal(out, function(1)(x)) for out in outs)
+    assert 1 <= compiled_graphs() <= THREADS
+
+
+@linux
+def test_many_threads_share_work_among_others_while_the_number_changes(threads_of_torch: None) -> None:
+    """Each of 32 threads has a team of its own, of a size that somebody else may have just changed; when they are gone,
+    so are their teams."""
+    compiled = by_pieces(shared_work, ROWS)  # Dynamo compiles anew when the number changes
+    torch.set_num_threads(1)
+    expected = compiled(ROWS)
+    assert_no_farther(expected, shared_work(ROWS), shared_work(ROWS.double()), "output", terms=8192.0)
+    torch.set_num_threads(2)
+    compiled(ROWS)
+    before = len(os.listdir("/proc/self/task"))
+
+    def work(number: int) -> int:
+        most = 0
+        for turn in range(4):
+            torch.set_num_threads(1 + (number + turn) % 3)
+            assert torch.equal(compiled(ROWS), expected)
+            most = max(most, len(os.listdir("/proc/self/task")))
+        return most
+
+    most = in_threads([lambda number=number: work(number) for number in range(THREADS)])
+    assert max(most) > before + THREADS, "nobody had a team"
+    deadline = time.monotonic() + 10
+    while len(os.listdir("/proc/self/task")) > before + 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(os.listdir("/proc/self/task")) <= before + 2  # the team of this thread may have grown
+
+
+@since(2, 12)  # Dynamo takes another thread's tracing for its own
+def test_some_threads_compile_while_others_run() -> None:
+    by_name()
+    compiled, x = by_pieces(shared_work, ROWS), torch.randn(5, 33)
+    expected = compiled(ROWS)
+
+    def compile_one(number: int) -> bool:
+        own = compile_strict(function(number), dynamic=False)
+        return torch.equal(own(x), function(number)(x))
+
+    def run() -> bool:
+        return all(torch.equal(compiled(ROWS), expected) for _ in range(8))
+
+    works: list[Callable[[], bool]] = [lambda number=number: compile_one(number) for number in range(8)]
+    assert all(in_threads([*works, *[run] * 8]))
+    assert compiled_graphs() == 8
+
+
+# --- forks ------------------------------------------------------------------------------------------------------------
+
+PATIENCE = 60  # seconds until a child is taken for hanging, and killed
+
+
+def in_child(work: Callable[[], str]) -> str:
+    """What some work gives in a child of this process."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+        child = os.fork()
+    if child == 0:
+        signal.alarm(PATIENCE)  # ends the process, whatever it waits for
+        try:
+            os.write(writing, work().encode())
+        except BaseException:
+            os.write(writing, traceback.format_exc().encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as answers:
+        answer = answers.read().decode()
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0, "the child hung"
+    return answer
+
+
+def tasks() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+@pytest.fixture
+def two_threads(threads_of_torch: None) -> None:
+    torch.set_num_threads(2)
+
+
+def run_and_compile(compiled: Callable[[Tensor], Tensor], expected: Tensor) -> str:
+    """What children do: run a kernel whose work is shared, run torch's own, compile and run another function."""
+    alone, x = tasks(), torch.randn(5, 33)
+    assert torch.equal(compiled(ROWS), expected)
+    assert tasks() > alone, "the work was not shared"
+    assert torch.equal(torch.neg(ROWS), -ROWS)
+    for each in (shared_work, function(7)):
+        given = ROWS if each is shared_work else x
+        assert torch.equal(compile_strict(each, dynamic=False)(given), expected if each is shared_work else each(x))
+    assert compiled_graphs() > 0
+    return "right"
+
+
+@linux
+def test_a_child_of_a_fork_runs_and_compiles(two_threads: None) -> None:
+    """Threads that helped the parent are not there in the child."""
+    compiled = compile_strict(shared_work, dynamic=False)
+    expected = compiled(ROWS)
+    assert tasks() > 1
+    for _ in range(2):
+        assert in_child(lambda: run_and_compile(compiled, expected)) == "right"
+        assert torch.equal(compiled(ROWS), expected)  # and the parent goes on
+
+
+@linux
+def test_a_child_of_a_thread_that_never_ran_a_kernel(two_threads: None) -> None:
+    compiled = by_pieces(shared_work, ROWS)
+    expected = compiled(ROWS)
+
+    def fork() -> str:
+        return in_child(lambda: run_and_compile(compiled, expected))
+
+    assert in_threads([fork]) == ["right"]
+
+
+@linux
+def test_children_of_children(two_threads: None) -> None:
+    compiled = by_pieces(shared_work, ROWS)
+    expected = compiled(ROWS)
+
+    def middle() -> str:
+        assert torch.equal(compiled(ROWS), expected)
+        return in_child(lambda: str(torch.equal(compiled(ROWS), expected)))
+
+    assert in_child(middle) == "True"
+
+
+@linux
+def test_processes_of_multiprocessing_run_kernels(two_threads: None) -> None:
+    compiled = by_pieces(shared_work, ROWS)
+    expected = compiled(ROWS)
+
+    def work() -> None:
+        sys.exit(0 if torch.equal(compiled(ROWS), expected) else 3)
+
+    context = multiprocessing.get_context("fork")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+        processes = [context.Process(target=work, daemon=True) for _ in range(3)]
+        for process in processes:
+            process.start()
+    for process in processes:
+        process.join(PATIENCE)
+        process.kill()
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+
+
+@linux
+def test_a_child_runs_kernels_that_it_got_while_others_compiled(two_threads: None) -> None:
+    compiled = by_pieces(shared_work, ROWS)
+    expected, done = compiled(ROWS), threading.Event()
+
+    def compile_on() -> None:
+        for number in itertools.count():
+            by_pieces(function(number), torch.empty(5, 33))
+            if done.is_set():
+                return
+
+    def fork() -> list[str]:
+        try:
+            return [in_child(lambda: str(torch.equal(compiled(ROWS), expected))) for _ in range(5)]
+        finally:
+            done.set()
+
+    assert in_threads([fork, compile_on])[0] == ["True"] * 5
