@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import struct
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ from ferrite.runtime.cache import Store, kernel_key
 from ferrite.runtime.forks import ready_for_forks
 
 REMEMBERED = 2 << 20  # bytes of object code
+OBJECT_FILES = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\x64\x86", b"\x64\xaa")  # as they begin: ELF, Mach-O, COFF
 
 _code: dict[str, bytes] = {}  # used last of all, for graphs that share a kernel
 _loaded: weakref.WeakValueDictionary[str, Loaded] = weakref.WeakValueDictionary()
@@ -41,7 +43,8 @@ class KernelCache:
 
     def fetch(self, text: str) -> bytes | None:
         found = self.store.fetch(kernel_key(text, target=self.target, sources=self.sources))
-        return None if found is None else found.sections.get("code")
+        code = b"" if found is None else found.sections.get("code", b"")
+        return code if is_code(code) else None  # what cannot be used is made anew
 
     def publish(self, text: str, code: bytes) -> None:
         self.store.publish(kernel_key(text, target=self.target, sources=self.sources), {"code": code}, {})
@@ -108,6 +111,17 @@ def compiled(units: Sequence[Unit], target: Target) -> list[bytes]:
         return [one(units[0])]
     with ThreadPoolExecutor(min(len(units), os.cpu_count() or 1)) as pool:  # LLVM works without Python's lock
         return list(pool.map(one, units))
+
+
+def is_code(data: bytes) -> bool:
+    """Whether an image is whole, or an object file looks like one."""
+    if not is_image(data):
+        return data.startswith(OBJECT_FILES)
+    try:
+        Image.read(data)
+    except (ValueError, TypeError, struct.error):
+        return False
+    return True
 
 
 def loadable(code: bytes) -> bytes:

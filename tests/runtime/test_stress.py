@@ -10,13 +10,16 @@ import linecache
 import logging
 import multiprocessing
 import os
+import random
 import signal
+import struct
 import sys
 import threading
 import time
 import traceback
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,12 +31,18 @@ from torch.fx import graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+import ferrite
 from compare import assert_no_farther, compile_strict, compiled_graphs, reset, since
 from ferrite import native
+from ferrite.__main__ import main
 from ferrite.debug import record
 from ferrite.ir import intern
 from ferrite.lower.graph import lower_module
+from ferrite.options import resolve
 from ferrite.runtime import kernels
+from ferrite.runtime.cache import Artifact, Store, open_store
+from ferrite.runtime.cache.entry import HEAD, decode, encode, read_head
+from ferrite.runtime.cache.store import ASIDE
 from threads import in_threads
 
 Tensor = torch.Tensor
@@ -135,7 +144,7 @@ def without_logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @linux
-@pytest.mark.parametrize("count", [100, pytest.param(900, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [60, pytest.param(900, marks=pytest.mark.slow)])
 def test_compiled_kernels_leave_nothing_behind(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """LLVM itself keeps some KiB of each compilation, the process some object code to share."""
     x = torch.randn(5, 33)
@@ -385,3 +394,198 @@ def test_a_child_runs_kernels_that_it_got_while_others_compiled(two_threads: Non
             done.set()
 
     assert in_threads([fork, compile_on])[0] == ["True"] * 5
+
+
+# --- kills ------------------------------------------------------------------------------------------------------------
+
+FIRST = 5000  # of functions that nobody has compiled in this process
+
+
+def cache() -> Store:
+    store = open_store(resolve())
+    assert store is not None
+    return store
+
+
+def left_behind(store: Store) -> list[Path]:
+    """Files that were begun and never finished."""
+    return [path for path in store.folder.glob("*/*") if path.name.startswith(ASIDE)]
+
+
+def compile_for_ever(first: int, begun: int) -> None:
+    """Onto a disk so slow that much of the time goes into writing; say so when that begins."""
+    write = os.write
+
+    def slowly(descriptor: int, data: bytes) -> int:
+        write(begun, b".")
+        time.sleep(0.002)
+        return write(descriptor, data[:64])
+
+    os.write = slowly  # in this process, which is about to die
+    x = torch.randn(5, 33)
+    for number in itertools.count(first):
+        assert torch.equal(compile_strict(function(number), dynamic=False)(x), function(number)(x))
+        torch.compiler.reset()
+
+
+@linux
+@pytest.mark.usefixtures("artifact_cache")
+@pytest.mark.parametrize("kills", [6, pytest.param(100, marks=pytest.mark.slow)])
+def test_a_compiling_process_can_be_killed_at_any_moment(kills: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever comes next finds whole entries or none, compiles what is missing, and sweeps up."""
+    draw, store = random.Random(1), cache()
+    for kill in range(kills):
+        reading, writing = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+            child = os.fork()
+        if child == 0:
+            with contextlib.suppress(BaseException):
+                compile_for_ever(FIRST + 5 * kill, writing)
+            os._exit(0)
+        os.close(writing)
+        if kill % 4:
+            os.read(reading, 1)
+        if kill % 4 != 1:  # else in the middle of the first entry
+            time.sleep(0.3 * draw.random())
+        os.kill(child, signal.SIGKILL)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        os.close(reading)
+        assert all(store.problem_of(entry) is None for entry in store.entries())
+    abandoned = left_behind(store)
+    assert abandoned, "nobody was killed while writing"
+    x = torch.randn(5, 33)
+    for number in range(FIRST, FIRST + 5 * kills, 5):  # each of them compiled, or begun, by somebody who was killed
+        assert torch.equal(compile_strict(function(number), dynamic=False)(x), function(number)(x))
+        torch.compiler.reset()
+    for path in abandoned:
+        os.utime(path, (1000, 1000))  # long ago
+    capsys.readouterr()
+    assert len(list(store.entries("graph"))) >= kills
+    assert len(list(store.entries("kernel"))) >= kills
+    assert main(["cache", "verify"]) == 0
+    assert main(["cache", "verify", "--remove"]) == 0
+    assert f"{len(abandoned)} files removed that were left behind half written" in capsys.readouterr().out
+    assert left_behind(store) == []
+
+
+# --- damaged entries --------------------------------------------------------------------------------------------------
+
+Damage = Callable[[Path], object]
+
+
+def boundaries(data: bytes) -> list[int]:
+    """Where the parts of an entry begin: fields of the head, the description, the sections, the last byte."""
+    fields = itertools.accumulate(struct.calcsize(f"<{field}") for field in ("8s", "I", "I", "Q", "32s"))
+    described, _checksum = read_head(data, len(data))
+    return [0, *fields, HEAD.size + described, len(data) - 1]
+
+
+def cut(place: int) -> Damage:
+    return lambda path: path.write_bytes(path.read_bytes()[: boundaries(path.read_bytes())[place]])
+
+
+def flipped(place: int) -> Damage:
+    def damage(path: Path) -> None:
+        data = bytearray(path.read_bytes())
+        data[boundaries(bytes(data))[place]] ^= 0x40
+        path.write_bytes(data)
+
+    return damage
+
+
+def other_version(path: Path) -> None:
+    magic, version, *rest = HEAD.unpack_from(data := path.read_bytes())
+    path.write_bytes(HEAD.pack(magic, version + 1, *rest) + data[HEAD.size :])
+
+
+def emptied(path: Path) -> None:
+    """A whole entry of the right key, but with nothing in it."""
+    about, _artifact = decode(path.read_bytes())
+    path.write_bytes(encode(about.kind, about.components, Artifact({}, {}), 0.0))
+
+
+def nonsense(path: Path) -> None:
+    """A whole entry of the right key, but with bytes in place of code."""
+    about, artifact = decode(path.read_bytes())
+    sections = {name: code[:30] + b"?" for name, code in artifact.sections.items()}
+    path.write_bytes(encode(about.kind, about.components, Artifact(sections, artifact.metadata), 0.0))
+
+
+def of_another_user(path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    os.chown(path, 12345, -1)
+
+
+def unreadable(path: Path) -> None:
+    path.chmod(0)
+    if os.access(path, os.R_OK):
+        pytest.skip("root reads everything")
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def link(path: Path) -> None:
+    path.rename(path.parent / "elsewhere")
+    path.symlink_to("elsewhere")
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+BOUNDARIES = range(8)
+DAMAGES: dict[str, Damage] = {
+    **{f"cut {place}": cut(place) for place in BOUNDARIES},
+    **{f"flipped {place}": flipped(place) for place in (0, 1, 2, 3, 4, 5, 7)},
+    "other version": other_version,
+    "emptied": emptied,
+    "nonsense": nonsense,
+    "of another user": of_another_user,
+    "unreadable": unreadable,
+    "writable by others": lambda path: path.chmod(0o666),
+    "folder": folder,
+    "link": link,
+    "pipe": pipe,
+}
+QUICK = ("flipped 7", "nonsense", "of another user", "unreadable", "folder")
+
+
+@linux
+@pytest.mark.usefixtures("artifact_cache")
+@pytest.mark.parametrize("kind", ["graph", "kernel"])
+@pytest.mark.parametrize(
+    "damage", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in DAMAGES]
+)
+def test_whatever_is_in_the_place_of_an_entry_is_made_anew(
+    kind: str, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, x = cache(), torch.randn(5, 33)
+
+    def run() -> str:
+        """As in a process that has just begun: how the cache was asked."""
+        monkeypatch.setattr(kernels, "_code", {})
+        monkeypatch.setattr(kernels, "_loaded", weakref.WeakValueDictionary())
+        torch.compiler.reset()
+        assert torch.equal(compile_strict(function(3), dynamic=False)(x), function(3)(x))
+        (outcome,) = ferrite.last_compile().cache
+        return outcome.result
+
+    assert run() == "miss"
+    entries = list(store.entries())
+    for entry in entries:
+        if entry.kind == "graph" and kind == "kernel":
+            entry.path.unlink()  # so that kernels are asked for
+        elif entry.kind == kind:
+            DAMAGES[damage](entry.path)
+            assert store.problem_of(entry) is not None or damage in ("emptied", "nonsense")
+    assert run() == "miss"
+    assert {entry.digest for entry in store.entries()} == {entry.digest for entry in entries}
+    assert [store.problem_of(entry) for entry in store.entries()] == [None] * len(entries)
+    assert all(entry.path.is_file() and not entry.path.is_symlink() for entry in entries)
+    assert run() == "hit"
