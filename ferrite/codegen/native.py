@@ -165,7 +165,9 @@ class _Printer:
         base = self.layouts.buffers[buffer.storage]
         if (base.sizes, base.strides) == (buffer.sizes, buffer.strides):
             return base.name
-        return f"taken_over({base.name}, {numbers(buffer.sizes)}, {numbers(buffer.strides)})"
+        looks = f"{numbers(buffer.sizes)}, {numbers(buffer.strides)}"
+        # what the program made itself may look otherwise from now on; what was given to it stays as it is
+        return f"{base.name}.as_strided_({looks})" if base.kind == "owned" else f"taken_over({base.name}, {looks})"
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
