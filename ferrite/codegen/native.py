@@ -7,10 +7,11 @@ For `F.softmax(x @ w, -1)` the text is, all of it:
         args.clear()
         buf2 = op_aten_mm(arg0_1, arg1_1)
         del arg0_1, arg1_1
-        buf3 = empty_strided((32, 64), (64, 1), dtype=torch.float32)
-        run_0(buf3.data_ptr(), buf2.data_ptr())  # net.py:7  return F.softmax(x @ w, -1)
-        del buf2
-        return [buf3]
+        run_0(buf2.data_ptr())  # net.py:7  return F.softmax(x @ w, -1)
+        buf5 = buf2
+        return [buf5]
+
+The softmax takes over the memory of the product (`ferrite.schedule.in_place`).
 """
 
 from __future__ import annotations
