@@ -21,7 +21,7 @@ from ferrite.capture.edits import Before, make
 from ferrite.errors import FerriteWarning
 from ferrite.options import resolve
 from ferrite.runtime import run_in_eager
-from ferrite.runtime.cache import Key, open_store
+from ferrite.runtime.cache import Key, Uncacheable, captured_key, open_store
 
 pytestmark = pytest.mark.usefixtures("artifact_cache")
 
@@ -407,6 +407,18 @@ def test_arguments_come_back_as_they_were(value):
 def test_what_has_no_text_is_refused(value):
     with pytest.raises(NoData):
         Described([]).value((value,))
+
+
+@pytest.mark.quick
+def test_only_inputs_whose_looks_say_all_have_a_key():
+    gm = torch.fx.symbolic_trace(lambda x: x + 1)
+    node = next(iter(gm.graph.nodes))
+    for value in (None, torch.zeros(2), object()):
+        node.meta["example_value"] = value
+        with pytest.raises(Uncacheable, match="input x"):
+            captured_key(gm, resolve(), sources="0")
+    node.meta["example_value"] = 3
+    assert captured_key(gm, resolve(), sources="0").components["input 0"] == "3"
 
 
 @pytest.mark.quick

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import torch_operators
+from ferrite.capture import torch_api, torch_operators
 from ferrite.capture.as_data import Described, NoData
 from ferrite.graph.facts import attribute_of
 from ferrite.graph.order import PLACE
-from ferrite.runtime.cache.graph_text import READ, GraphText
+from ferrite.runtime.cache.graph_text import PLAIN, READ, SYMBOLIC, GraphText
 from ferrite.runtime.cache.key import Uncacheable
 
 # What only passes leave on nodes. They would find it.
@@ -66,6 +66,8 @@ def _components(gm: torch.fx.GraphModule) -> dict[str, str]:
 def looks_of_input(node: torch.fx.Node, value: Any, text: GraphText) -> str:
     if value is None:
         raise Uncacheable(f"nothing is known about its input {node.name}")
+    if not torch_api.is_fake(value) and not isinstance(value, SYMBOLIC) and type(value) not in PLAIN:
+        raise Uncacheable(f"its input {node.name} is a {type(value).__name__}, whose looks do not say all")
     parameter = " parameter" if isinstance(value, torch.nn.Parameter) else ""
     return text.value(value) + text.shared(value) + parameter
 
@@ -87,5 +89,5 @@ def noted(node: torch.fx.Node, text: GraphText, described: Described) -> str:
 
 def declared(nodes: list[torch.fx.Node], text: GraphText) -> list[str]:
     """What operators say of themselves that are not torch's own."""
-    found = dict.fromkeys(node.target for node in nodes if torch_operators.is_operator(node.target))
-    return [text.target(each) for each in found]
+    found = dict.fromkeys(node.target for node in nodes if node.op == "call_function")
+    return [text.target(each) for each in found if torch_operators.is_operator(each)]

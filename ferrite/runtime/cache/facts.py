@@ -11,6 +11,7 @@ import functools
 import importlib.metadata
 import os
 import platform
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,7 @@ def versions(target: str, sources: str) -> dict[str, str]:
         "sources": sources,
         "torch": f"{torch.__version__} {torch.version.git_version}",
         "llvm": llvm_version(),
+        "python": f"{sys.implementation.cache_tag} {platform.python_version()}",
         "system": f"{platform.system()} {platform.machine()}",
         "target": target,
     }
