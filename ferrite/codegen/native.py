@@ -7,10 +7,11 @@ For `F.softmax(x @ w, -1)` the text is, all of it:
         args.clear()
         buf2 = op_aten_mm(arg0_1, arg1_1)
         del arg0_1, arg1_1
-        buf3 = empty_strided((32, 64), (64, 1), dtype=torch.float32)
-        run_0(buf3.data_ptr(), buf2.data_ptr())  # net.py:7  return F.softmax(x @ w, -1)
-        del buf2
-        return [buf3]
+        run_0(buf2.data_ptr())  # net.py:7  return F.softmax(x @ w, -1)
+        buf5 = buf2
+        return [buf5]
+
+The softmax takes over the memory of the product (`ferrite.schedule.in_place`).
 """
 
 from __future__ import annotations
@@ -167,7 +168,9 @@ class _Printer:
         base = self.layouts.buffers[buffer.storage]
         if (base.sizes, base.strides) == (buffer.sizes, buffer.strides):
             return base.name
-        return f"taken_over({base.name}, {numbers(buffer.sizes)}, {numbers(buffer.strides)})"
+        looks = f"{numbers(buffer.sizes)}, {numbers(buffer.strides)}"
+        # what the program made itself may look otherwise from now on; what was given to it stays as it is
+        return f"{base.name}.as_strided_({looks})" if base.kind == "owned" else f"taken_over({base.name}, {looks})"
 
     # --- steps --------------------------------------------------------------------------------------------------------
 

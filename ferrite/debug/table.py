@@ -13,7 +13,7 @@ from rich.table import Table
 from ferrite.debug.record import CompileRecord, EagerCall, Value
 
 LINES_SHOWN = 3
-NUMBERS = ["operators", "inputs", "kernels", "eager calls", "ms", "calls", "times", "values", "bytes", "bytes in eager"]
+NUMBERS = ["operators", "inputs", "kernels", "eager calls", "ms", "calls", "times", "values", "bytes", "in eager"]
 
 
 def render(record: CompileRecord) -> str:
@@ -38,10 +38,14 @@ def new_table(title: str, *columns: str) -> Table:
 
 
 def graphs_table(record: CompileRecord) -> Table:
-    table = new_table("graphs", "graph", "operators", "inputs", "kernels", "eager calls", "from", "note")
+    """With the most bytes that each holds beyond its inputs, as planned, and as eager would."""
+    columns = ("operators", "inputs", "kernels", "eager calls", "bytes", "in eager", "from", "note")
+    table = new_table("graphs", "graph", *columns)
     for graph in record.graphs:
         counts = (graph.operators, len(graph.inputs), len(graph.kernels), len(graph.eager_calls))
-        table.add_row(graph.kind, *map(str, counts), str(graph.line or ""), graph.failure or "")
+        held = (None, None) if graph.memory is None else (graph.memory.peak, graph.memory.eager)
+        row = (*map(str, counts), *map(bytes_text, held))
+        table.add_row(graph.kind, *row, str(graph.line or ""), graph.failure or "")
     return table
 
 
@@ -69,17 +73,8 @@ def cache_table(record: CompileRecord) -> Table:
     return table
 
 
-def memory_table(record: CompileRecord) -> Table:
-    """The most bytes that a graph holds beyond its inputs, as planned, and as eager would."""
-    table = new_table("memory", "graph", "bytes", "bytes in eager")
-    for graph in record.graphs:
-        if graph.memory is not None:
-            table.add_row(graph.kind, *map(bytes_text, (graph.memory.peak, graph.memory.eager)))
-    return table
-
-
 def bytes_text(count: int | None) -> str:
-    return "not known" if count is None else f"{count:,}"
+    return "" if count is None else f"{count:,}"
 
 
 def partition_table(record: CompileRecord) -> Table:
@@ -114,4 +109,4 @@ def places(members: Sequence[EagerCall] | Sequence[Value]) -> str:
     return ", ".join(found[:LINES_SHOWN]) + more
 
 
-TABLES = (graphs_table, stages_table, rewrites_table, cache_table, eager_table, memory_table, partition_table)
+TABLES = (graphs_table, stages_table, rewrites_table, cache_table, eager_table, partition_table)

@@ -286,6 +286,7 @@ def keeps_apart(place: Index, axes: set[Axis]) -> bool:
     if not data_of(place):
         return True
     terms = place.terms if isinstance(place, Sum) else ((place, 1),)
+    terms = tuple((item, factor) for item, factor in terms if item in axes or item.low != 0 or item.high != 0)
     mine = [(item, factor) for item, factor in terms if item in axes]
     others = [(item, factor) for item, factor in terms if item not in axes]
     steps = [step_of(item, factor) for item, factor in others]

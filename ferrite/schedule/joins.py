@@ -38,12 +38,10 @@ def split_readers(program: Program) -> Program:
 class _Joins:
     def __init__(self, program: Program) -> None:
         self.buffers = {buffer.name: buffer for buffer in program.buffers}
-        leaving = {name for name in program.outputs if isinstance(name, str)}
-        seen = {access.buffer for each in program.operations for access in (*reads(each), *writes(each))}
-        viewed = {self.buffers[name].storage for name in seen if self.buffers[name].storage != name}
-        self.hidden = {
-            name for name in seen - leaving - viewed if self.buffers[name].kind == "owned"
-        }  # memory that can disappear
+        leaving = {self.buffers[name].storage for name in program.outputs if isinstance(name, str)}
+        viewed = {buffer.storage for buffer in program.buffers if buffer.storage != buffer.name}
+        # memory that can disappear: nothing but loops sees it
+        self.hidden = {buffer.name for buffer in program.buffers if buffer.kind == "owned"} - leaving - viewed
         self.writers: dict[str, list[Operation]] = {}
         self.readers: dict[str, list[Operation]] = {}
         for operation in program.operations:

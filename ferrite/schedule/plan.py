@@ -6,6 +6,7 @@ import itertools
 
 from ferrite.ir.canonical import canonical
 from ferrite.ir.kernel_laws import verify_kernel
+from ferrite.ir.laws import verify_program
 from ferrite.ir.program import Allocate, If, Invoke, Program, While
 from ferrite.ir.questions import bodies_of
 from ferrite.schedule.arena import Arenas
@@ -23,6 +24,8 @@ from ferrite.schedule.touches import Layouts
 
 def make_plan(program: Program, machine: Machine, native: Native, verify: bool = False, fuse: bool = True) -> Plan:
     program = prepare(program)
+    if verify:
+        verify_program(program)
     ordered = Order(program, machine, native, fuse).run()
     layouts = Layouts(program)
     inside = private(program, ordered.items, layouts)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ferrite.ir.expr import Expr, cast, const, index_value, op
-from ferrite.ir.index import ONE, ZERO, Index
+from ferrite.ir.index import ONE, ZERO, Index, Number
 from ferrite.ir.sums import multiply
 from ferrite.ir.types import arithmetic_type
 from ferrite.lower.context import Context
@@ -253,7 +253,15 @@ def spread(ctx: Context, x: Value, dim: Any, correction: Any, keepdim: bool) -> 
     rows = Rows(ctx, x, dim, keepdim)
     wide = REAL.get(x.dtype) or statistics_type(x.dtype, x.device)
     mean, deviations = moments(rows, wide)
-    return rows, mean, variance(rows, deviations, correction, wide), x.dtype
+    return rows, or_nan(rows, mean), variance(rows, deviations, correction, wide), x.dtype
+
+
+def or_nan(rows: Rows, mean: Expr) -> Expr:
+    """The mean; of nothing it is no number."""
+    if isinstance(rows.count, Number) and rows.count.value:
+        return mean
+    none = op("eq", index_value(rows.count), const(0, torch.int64), dtype=torch.bool)
+    return op("where", none, const(float("nan"), mean.dtype), mean, dtype=mean.dtype)
 
 
 @lowers(aten.var.correction)
