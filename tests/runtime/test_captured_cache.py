@@ -69,8 +69,10 @@ def compile_twice(monkeypatch):
 
     capture = backend.capture
 
-    def twice(function, *inputs, grad=False, **settings) -> tuple[Seen, Seen]:
+    def twice(function, *inputs, grad=False, settle=False, **settings) -> tuple[Seen, Seen]:
         given = inputs[0] if len(inputs) == 1 and isinstance(inputs[0], dict) else inputs
+        if settle:  # some models break their graphs otherwise the first time
+            compile_one(function, given, {**settings, "cache": False}, grad)
         return compile_one(function, given, settings, grad), compile_one(function, given, settings, grad)
 
     return twice
@@ -215,7 +217,7 @@ def test_autocast_around_a_function_counts(compile_twice):
     assert [first.result, second.result, other.result] == ["miss", "hit", "miss"]
 
 
-QUICK = ("distilbert", "modernbert", "llama", "vit", "resnet", "convnext", "efficientnet")
+QUICK = ("distilbert", "vit", "resnet")
 
 
 @pytest.mark.parametrize(
@@ -223,9 +225,7 @@ QUICK = ("distilbert", "modernbert", "llama", "vit", "resnet", "convnext", "effi
 )
 def test_a_model_from_the_cache_is_what_passes_make(compile_twice, name):
     architecture = ARCHITECTURES[name]
-    model = architecture.model()
-    compile_twice(model, architecture.inputs(), cache=False)  # some break their graphs otherwise the first time
-    first, second = compile_twice(model, architecture.inputs())
+    first, second = compile_twice(architecture.model(), architecture.inputs(), settle=name not in QUICK)
     if first.record.captured is not None:  # otherwise it is no graph for this stage
         assert [first.result, second.result] == ["miss", "hit"]
     assert_same(first, second)
