@@ -236,9 +236,14 @@ def run(chosen: argparse.Namespace) -> dict[str, Any]:
     with empty_caches():
         prepared(names)
         copies = copy_speeds(chosen.rounds, chosen.seconds)
-        for item in watched(items, label):
-            rows.append(measured(item, names, copies, chosen.rounds, chosen.seconds))
-            print(line_of(rows[-1]), file=sys.stderr)
+        try:
+            for item in watched(items, label):
+                rows.append(measured(item, names, copies, chosen.rounds, chosen.seconds))
+                print(line_of(rows[-1]), file=sys.stderr)
+        except KeyboardInterrupt:
+            if not rows:
+                raise
+            print(f"interrupted: {len(rows)} of {len(items)} cases were measured", file=sys.stderr)
     figures, lines = summarised(rows)
     rates = ", ".join(f"{way} {speed / 1e9:.1f} GB/s" for way, speed in copies.items())
     busy = max(row["others"] for row in rows)

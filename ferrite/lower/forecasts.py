@@ -5,16 +5,17 @@ Loops write a result as the forecast says. These are called in eager then, so th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ferrite.ir.index import Index
+from ferrite.ir.index import ONE, ZERO, Index
 from ferrite.lower.context import contiguous, same_strides
 
 aten = torch.ops.aten
+HALF = (torch.float16, torch.bfloat16)
 
 # Eager goes by the order of the operands' strides, the forecast by something else where they differ.
 BY_ALL_OPERANDS = frozenset(
@@ -47,6 +48,14 @@ class Laid:
 
     sizes: tuple[Index, ...]
     strides: tuple[Index, ...]
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def is_one_element(self) -> bool:
+        """Whether one element is spread over all places."""
+        return bool(self.sizes) and all(
+            stride is ZERO or size is ONE for size, stride in zip(self.sizes, self.strides, strict=True)
+        )
 
     @property
     def is_contiguous(self) -> bool:
@@ -63,8 +72,10 @@ class Laid:
 
 def misforecast(target: Any, operands: Iterable[Laid]) -> str | None:
     """Why a result would not have eager's strides; None where it has."""
-    packet = getattr(target, "overloadpacket", None)
-    if packet in BY_ALL_OPERANDS:
+    packet, operands = getattr(target, "overloadpacket", None), list(operands)
+    if starts_with_one_element(target, operands):
+        wrong = not all(each.is_contiguous for each in operands[1:])
+    elif packet in BY_ALL_OPERANDS:
         wrong = target is not aten.div.Tensor and len({each.strides for each in operands if each.sizes}) > 1
     elif packet in BY_ONE_OPERAND:
         wrong = not all(each.is_contiguous for each in operands)
@@ -73,3 +84,10 @@ def misforecast(target: Any, operands: Iterable[Laid]) -> str | None:
     else:
         return None
     return "torch forecasts other strides for its result than it has" if wrong else None
+
+
+def starts_with_one_element(target: Any, operands: Sequence[Laid]) -> bool:
+    """In half precision the forecast goes by the first operand, though its strides say nothing."""
+    if len(operands) < 2 or operands[0].dtype not in HALF or not operands[0].is_one_element:
+        return False
+    return torch.Tag.pointwise in getattr(target, "tags", ())

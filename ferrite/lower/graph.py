@@ -243,7 +243,8 @@ class Walk(Bodies):
     def operands_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Laid]:
         for value in flat((list(args), dict(kwargs))):
             if isinstance(value, Value) and value.fake is not None and value.fake.layout is torch.strided:
-                yield Laid(self.sizes.indices(value.fake.shape), self.sizes.indices(value.fake.stride()))
+                fake = value.fake
+                yield Laid(self.sizes.indices(fake.shape), self.sizes.indices(fake.stride()), fake.dtype)
 
     def call_lowering(
         self, function: Callable[..., Any], target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]

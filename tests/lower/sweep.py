@@ -115,8 +115,20 @@ def judge(info: Any, sample: Any, backward: bool) -> Verdict:
     exact = None if info.name in UNDEFINED else reference(measure, tensors)
     names_type = any(isinstance(leaf, torch.dtype) for leaf in leaves)
     why = difference(ours, pytree.tree_leaves(eager), exact, names_type)
+    if (
+        why
+        and "strides" in why
+        and why == difference(call_by_call(gm, tensors), pytree.tree_leaves(eager), None, False)
+    ):
+        why = None  # some formulas of gradients are others where they are traced: no backend sees eager's
     kind = "wrong" if why else "called" if calls else "lowered"
     return Verdict(kind, why or "", calls, text)
+
+
+def call_by_call(gm: torch.fx.GraphModule, tensors: list[torch.Tensor]) -> list[Any]:
+    """What torch makes of the graph that it traced."""
+    torch.manual_seed(SEED)
+    return list(gm(*(copied(tensor).detach() for tensor in tensors)))
 
 
 def traced(function: Any, tensors: list[torch.Tensor]) -> torch.fx.GraphModule:

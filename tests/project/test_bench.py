@@ -119,7 +119,8 @@ def test_kernels_are_measured_and_drawn(tmp_path: Path) -> None:
     assert [row["case"] for row in data["rows"]] == ["dropout-backward", "adam", "softmax"]
     for row in data["rows"]:
         assert not row["problems"]
-        assert {name: times["rounds"] for name, times in row["seconds"].items()} == {"eager": 2, "ferrite": 2}
+        rounds = {name: times["rounds"] for name, times in row["seconds"].items()}
+        assert rounds == {"eager": 2, "ferrite": 2, "captured": 2}
         assert row["kernels"] + row["eager_calls"] > 0
     target = tmp_path / "speed.svg"
     picture.main([*map(str, tmp_path.glob("kernels-*.json")), "--to", str(target)])
@@ -131,15 +132,31 @@ def test_kernels_are_measured_and_drawn(tmp_path: Path) -> None:
 def test_what_is_wrong_or_fails_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case("sum", "pointwise", torch.sum, lambda *shape: [torch.rand(shape)], (8, 8))
     wrong = {"ferrite": lambda x: x.sum() * 1.001, "inductor": torch.mv}
+    given = {**wrong, "captured": torch.sum}
     monkeypatch.setattr(kernels, "CASES", (case,))
     monkeypatch.setattr(kernels, "with_own_code", lambda function: function)
     monkeypatch.setattr(kernels, "backends", lambda inductor: ["eager", *wrong])
-    monkeypatch.setattr(kernels, "given_to", lambda name, function: wrong[name])
+    monkeypatch.setattr(kernels, "given_to", lambda name, function: given[name])
     monkeypatch.setattr(kernels, "prepared", lambda names: None)
     (row,) = kernels.main([*SHORT])["rows"]
     assert row["problems"]["ferrite"].startswith("wrong: results[0]: off by")
     assert row["problems"]["inductor"].startswith("failed: TypeError")
-    assert list(row["seconds"]) == ["eager"]
+    assert list(row["seconds"]) == ["eager", "captured"]
+
+
+def test_what_was_measured_before_an_interruption_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    measured = kernels.measured
+
+    def once(*args: Any) -> Any:
+        monkeypatch.setattr(kernels, "measured", interrupted)
+        return measured(*args)
+
+    def interrupted(*args: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kernels, "measured", once)
+    kernels.main([*SHORT, "--only", "^add-relu", "--write", str(tmp_path)])
+    assert [row["size"] for row in written(tmp_path, "kernels")["rows"]] == ["small"]
 
 
 def tiny() -> Model:

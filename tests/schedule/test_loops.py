@@ -1,0 +1,231 @@
+"""The loops of a kernel: stated facts about their form on plans, and the same functions compiled, equal to eager.
+
+Edges of paddings and windows, strides of two and three, tables that threads share, columns, joined tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from schedule.plans import memory, plan_of
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+
+from compare import assert_no_farther, compile_strict
+from ferrite.ir.expr import Masked, Op
+from ferrite.ir.index import Max, Min
+from ferrite.ir.kernel import Accumulate, Kernel, Loop, Store, When, nodes_in, walk
+from ferrite.ir.questions import indices_of
+
+quick = pytest.mark.quick
+
+
+def only_kernel(fn: Callable[..., Any], *inputs: torch.Tensor) -> Kernel:
+    (launch,) = plan_of(fn, *inputs).launches
+    return launch.kernel
+
+
+def nodes(kernel: Kernel) -> list[Any]:
+    return [item for statement in walk(kernel.body) for item in nodes_in(statement)]
+
+
+def loops(kernel: Kernel, kind: str) -> list[Loop]:
+    return [item for item in walk(kernel.body) if isinstance(item, Loop) and item.kind == kind]
+
+
+# --- loops parted where conditions change -----------------------------------------------------------------------------
+
+
+@quick
+def test_a_padding_is_a_copy_between_its_edges():
+    kernel = only_kernel(lambda x: F.pad(x, (3, 5)), torch.randn(16, 64))
+    assert [loop.axis.extent.value for loop in loops(kernel, "vector")] == [3, 64, 5]
+    assert not any(isinstance(item, Masked) for item in nodes(kernel))
+
+
+@quick
+def test_rows_of_a_padding_ask_once_for_a_vector():
+    """What depends on the row is left, and is the same for all lanes."""
+    kernel = only_kernel(lambda x: F.pad(x, (1, 1, 1, 1)), torch.randn(4, 16, 64))
+    masks = [item.mask for item in nodes(kernel) if isinstance(item, Masked)]
+    (copy,) = [loop for loop in loops(kernel, "vector") if loop.axis.extent.value == 64]
+    assert masks
+    assert all(copy.axis not in mask.atoms for mask in masks)
+
+
+@quick
+def test_a_mirrored_edge_is_copied_backwards():
+    kernel = only_kernel(lambda x: F.pad(x, (4, 4), mode="reflect"), torch.randn(2, 16, 64))
+    assert len(loops(kernel, "vector")) == 3
+    assert not [index for item in nodes(kernel) for index in indices_of(item) if isinstance(index, Max | Min)]
+
+
+@quick
+def test_a_write_into_a_slice_is_two_copies():
+    kernel = only_kernel(lambda x, y: torch.slice_scatter(x, y * 2, 1, 16), torch.randn(8, 64), torch.randn(8, 48))
+    assert [loop.axis.extent.value for loop in loops(kernel, "vector")] == [16, 48]
+
+
+@quick
+def test_many_conditions_are_left_as_they_are():
+    def fn(x):
+        for _ in range(8):
+            x = F.pad(x, (1, 0))
+        return x
+
+    kernel = only_kernel(fn, torch.randn(4, 64))
+    assert len(loops(kernel, "vector")) == 1
+
+
+# --- windows ----------------------------------------------------------------------------------------------------------
+
+
+@quick
+def test_windows_are_written_out_and_vectors_are_made_of_results():
+    kernel = only_kernel(lambda x: F.avg_pool2d(x, 2), torch.randn(2, 4, 16, 64))
+    assert not any(isinstance(item, Accumulate) for item in walk(kernel.body))
+    (loop,) = loops(kernel, "vector")
+    assert loop.axis.extent.value == 32
+
+
+@quick
+def test_the_place_of_the_greatest_is_not_computed_where_nobody_asks():
+    def nodes_of_pool(fn):
+        return [item.dtype for item in nodes(only_kernel(fn, torch.randn(2, 4, 16, 64))) if isinstance(item, Op)]
+
+    assert torch.int64 not in nodes_of_pool(lambda x: F.max_pool2d(x, 3, 2, 1))
+    assert torch.int64 in nodes_of_pool(lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True))
+
+
+@quick
+def test_long_rows_are_no_windows():
+    kernel = only_kernel(lambda x: x.sum(-1), torch.randn(64, 8))
+    assert any(isinstance(item, Accumulate) for item in walk(kernel.body))
+
+
+# --- tables, columns, joined tensors ----------------------------------------------------------------------------------
+
+
+@quick
+def test_threads_own_shares_of_a_table():
+    plan = plan_of(
+        lambda table, ids, rows: table.index_add(0, ids, rows),
+        torch.randn(100, 512),
+        torch.randint(0, 100, (300,)),
+        torch.randn(300, 512),
+    )
+    kernel = plan.launches[-1].kernel
+    (share,) = loops(kernel, "parallel")
+    assert share.axis.extent.value == 8
+    (choice,) = [item for item in walk(kernel.body) if isinstance(item, When)]
+    assert any(isinstance(item, Store) and item.mode == "add" and not item.atomic for item in walk(choice.body))
+
+
+@quick
+def test_columns_are_gone_through_row_by_row():
+    kernel = plan_of(lambda x: x.sum(0), torch.randn(4096, 256)).launches[0].kernel
+    stores = [item for item in walk(kernel.body) if isinstance(item, Store) and item.mode == "add"]
+    assert stores
+    assert all(item.buffer not in {pointer.name for pointer in kernel.pointers} for item in stores), (
+        "sums wait in tiles"
+    )
+
+
+@quick
+def test_two_sums_of_the_same_columns_are_one_kernel():
+    plan = plan_of(lambda g, x: ((g * x).sum(0), g.sum(0)), torch.randn(4096, 256), torch.randn(4096, 256))
+    reading = [launch for launch in plan.launches if len(launch.arguments) == 4]
+    assert len(reading) == 1, "both read the large tensors once"
+
+
+@quick
+@pytest.mark.parametrize("axis", [0, 1])
+def test_what_reads_a_joined_tensor_reads_its_parts(axis):
+    plan = plan_of(lambda x, y: torch.cat([x, y.sin()], axis) * 2 + 1, torch.randn(16, 64), torch.randn(16, 64))
+    assert len(memory(plan)) == 1, "the result alone"
+
+
+@quick
+def test_a_joined_tensor_that_is_returned_through_a_view_stays_whole():
+    plan = plan_of(lambda x, y: ((j := torch.cat([x, y])).view(-1), j + 1), torch.randn(4, 8), torch.randn(4, 8))
+    assert not any("_part" in buffer.name for buffer in plan.program.buffers)
+
+
+@quick
+def test_groups_that_an_operation_needs_both_of_are_one_kernel():
+    """An optimizer's step goes through its tensors list by list; one kernel goes through all lists of a tensor."""
+
+    def step(p, g, m, v):
+        m = m + (g - m) * 0.1
+        v = v * 0.99
+        v = v + g * g * 0.01
+        return p - m / (v.sqrt() + 1e-8), m, v
+
+    assert len(plan_of(step, *(torch.rand(64, 64) for _ in range(4))).launches) == 1
+
+
+# --- the same compiled ------------------------------------------------------------------------------------------------
+
+NAMES = {
+    "padding": (lambda x: F.pad(x, (1, 2, 3, 0), value=2.5), (2, 3, 9, 17)),
+    "mirrored": (lambda x: F.pad(x, (2, 3, 1, 2), mode="reflect"), (2, 3, 9, 17)),
+    "repeated edge": (lambda x: F.pad(x, (2, 3, 1, 2), mode="replicate"), (2, 3, 9, 17)),
+    "around": (lambda x: F.pad(x, (2, 3), mode="circular"), (2, 3, 17)),
+    "cut and padded": (lambda x: F.pad(x, (-2, 3, 1, -1)), (2, 3, 9, 17)),
+    "average pool": (lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False), (2, 3, 9, 17)),
+    "average pool, wide steps": (lambda x: F.avg_pool2d(x, 2, 4), (2, 3, 9, 17)),
+    "max pool": (lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True), (2, 3, 9, 17)),
+    "max pool, dilated": (lambda x: F.max_pool2d(x, 2, 1, 0, 2), (2, 3, 9, 17)),
+    "every second": (lambda x: x[..., ::2].sin(), (5, 33)),
+    "every third": (lambda x: x[..., 1::3] * 2, (5, 37)),
+    "every second backwards": (lambda x: x.flip(-1)[..., ::2] + 1, (5, 33)),
+    "columns": (lambda x: (x.sum(0), x.amax(0), x.var(0)), (700, 33)),
+    "all columns of many": (lambda x: x.sum((0, 2)), (300, 7, 11)),
+    "joined": (lambda x: torch.cat([x, x.sin(), x * 2], 0) + 1, (5, 33)),
+    "joined twice": (lambda x: torch.cat([torch.cat([x, x.sin()], 1) * 2, x], 1).relu(), (5, 33)),
+    "enlarged": (lambda x: F.interpolate(x, scale_factor=1.7, mode="bilinear"), (2, 3, 9, 17)),
+    "enlarged to the corners": (
+        lambda x: F.interpolate(x, (13, 29), mode="bilinear", align_corners=True),
+        (2, 3, 9, 17),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_eagers(name):
+    fn, shape = NAMES[name]
+    torch.manual_seed(0)
+    x = torch.randn(shape)
+    found = [pytree.tree_leaves(each) for each in (compile_strict(fn, dynamic=False)(x), fn(x), fn(x.double()))]
+    for mine, theirs, exact in zip(*found, strict=True):
+        assert mine.stride() == theirs.stride()
+        if mine.is_floating_point():
+            terms = x.abs().sum(0).max().item() if "columns" in name else 0.0
+            assert_no_farther(mine, theirs, exact, name, terms=terms)
+        else:
+            assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("special", [float("nan"), float("inf"), -float("inf"), -0.0])
+def test_windows_with_special_values(special):
+    x = torch.zeros(2, 3, 9, 17)
+    x[0, 0, 3, 4] = special
+    x[1, 2, 0, 0] = special
+    ours = compile_strict(lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True), dynamic=False)(x)
+    eager = F.max_pool2d(x, 3, 2, 1, return_indices=True)
+    for mine, theirs in zip(ours, eager, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(torch.signbit(ours[0]), torch.signbit(eager[0]))
+
+
+@pytest.mark.parametrize("width", [33, 512])
+def test_ids_outside_a_table_are_refused_whoever_owns_the_row(width):
+    compiled = compile_strict(lambda table, ids, rows: table.index_add(0, ids, rows), dynamic=False)
+    table, rows = torch.zeros(100, width), torch.ones(3, width)
+    assert compiled(table, torch.tensor([99, 0, 99]), rows).sum() == 3 * width
+    for wrong in (100, -1):
+        with pytest.raises(RuntimeError, match=r"out of bounds|out of range"):
+            compiled(table, torch.tensor([0, wrong, 5]), rows)
