@@ -1,6 +1,7 @@
 """A compiled graph as an entry of the cache, and back.
 
-    sections    object code of each kernel and of the driver; constants that compiling made
+    sections    object code of each kernel and of the driver; the host program compiled by Python; constants that
+                compiling made
     metadata    text of the host program, operators by path, tables of runs, small programs as text, what kernels say
                 where a check fails, where objects are, and the record of what was compiled
 
@@ -29,9 +30,11 @@ from ferrite.native import NativeCode
 from ferrite.pipeline import PassRecord
 from ferrite.runtime.cache import Artifact, Built, Uncacheable
 from ferrite.runtime.held import found_objects, kept_objects
+from ferrite.runtime.native import bytecode_of
 from ferrite.schedule.order import NotFused
 
 WORD = re.compile(r"\w+")
+BYTECODE = "bytecode"  # a section; kernels have other names
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ def as_entry(compiled: Compiled, index: Index) -> Built:
         metadata["objects"], constants = kept_objects(named_objects(compiled), index)
     except Uncacheable as reason:
         return Built(code.code, metadata, str(reason))
-    return Built({**code.code, **constants}, metadata)
+    return Built({**code.code, BYTECODE: bytecode_of(code.source), **constants}, metadata)
 
 
 def named_objects(compiled: Compiled) -> dict[str, Any]:
@@ -68,9 +71,9 @@ def named_objects(compiled: Compiled) -> dict[str, Any]:
 def from_entry(artifact: Artifact, places: Places, objects: Mapping[str, Any] | None, kind: str) -> Compiled:
     """`places`: of the graph as it was captured. `objects`: where they are known, and need not be found there."""
     data, sections = artifact.metadata, artifact.sections
-    source = source_from(data["source"], places)
+    source = source_from(data["source"], places, sections.get(BYTECODE, b""))
     kernels = tuple((name, tuple(complaints)) for name, complaints in data["kernels"])
-    names = [name for name in sections if not name.startswith("object ")]
+    names = [name for name in sections if name != BYTECODE and not name.startswith("object ")]
     code = NativeCode(source, kernels, {name: sections[name] for name in names})
     held = found_objects(data["objects"], sections, places) if objects is None else objects
     return Compiled(code, held, record_from(data["record"], places, kind, source.commented))
@@ -92,7 +95,7 @@ def source_data(source: NativeSource, index: Index) -> dict[str, Any]:
     }
 
 
-def source_from(data: Mapping[str, Any], places: Places) -> NativeSource:
+def source_from(data: Mapping[str, Any], places: Places, bytecode: bytes) -> NativeSource:
     return NativeSource(
         data["function"],
         data["text"],
@@ -101,6 +104,7 @@ def source_from(data: Mapping[str, Any], places: Places) -> NativeSource:
         [RunTable(arena, slots, tuple(map(kernel_call, calls))) for arena, slots, calls in data["runs"]],
         list(map(parse, data["programs"])),
         list(map(scalar_from, data["scalars"])),
+        bytecode,
     )
 
 

@@ -6,17 +6,13 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from ferrite import native
 from ferrite.artifact import Compiled, as_entry, from_entry, with_passes
-from ferrite.capture import CapturedGraph, torch_api, torch_operators
+from ferrite.capture import CapturedGraph
+from ferrite.captured import facts_of_symbols, reason_to_forget, symbolic_in
 from ferrite.codegen.llvm.target import machine_text
 from ferrite.compilation import Compilation
-from ferrite.graph import fake_value
-from ferrite.graph.facts import leaves
 from ferrite.graph.places import Places
-from ferrite.graph.values import SYMBOLIC
 from ferrite.pipeline import PassRecord
 from ferrite.runtime import Boxed
 from ferrite.runtime.cache import (
@@ -95,7 +91,7 @@ class _Question:
         return source_digest(self.store)
 
     def build(self) -> Built:
-        index, symbolic = self.places.index(), symbolic_in(self.graph)
+        index, symbolic = self.places.index(), symbolic_in(self.graph.gm)
         known = facts_of_symbols(symbolic)
         kernels = None if self.store is None else KernelCache(self.store, machine_text(), self.sources)
         found = self.stages(kernels)
@@ -104,7 +100,7 @@ class _Question:
             return Built({}, {}, "it was not compiled to kernels")
         self.objects = found.objects
         built = as_entry(found, index)
-        reason = built.reason or reason_to_forget(found, known, facts_of_symbols(symbolic))
+        reason = built.reason or reason_to_forget(found.record.passes, known, facts_of_symbols(symbolic))
         return Built(built.sections, built.metadata, reason)
 
     def loaded(self, artifact: Artifact, outcome: Outcome) -> Boxed:
@@ -114,30 +110,3 @@ class _Question:
         self.compilation.record.cache.append(outcome)
         self.compilation.record.add(compiled.record)
         return function
-
-
-# All that is known of symbols: the names of some, and what is said of them.
-Facts = frozenset[tuple[frozenset[str], str]]
-
-
-def reason_to_forget(found: Compiled, before: Facts, after: Facts) -> str:
-    """Why an entry would not do what compiling did: the facts about sizes were others before."""
-    if any(each.note.startswith("failed") for each in found.record.passes):
-        return "a pass failed, which is to be seen again"
-    symbols = {name for names, _text in before for name in names}
-    if any(names & symbols for names, _text in after - before):
-        return "compiling it decided something about its sizes"
-    return ""
-
-
-def facts_of_symbols(symbolic: Any) -> Facts:
-    return frozenset() if symbolic is None else frozenset(torch_operators.facts_of_symbols(symbolic))
-
-
-def symbolic_in(graph: CapturedGraph) -> Any:
-    """A number with symbols among the values of a graph or their sizes, which leads to what is known of them all."""
-    for value in (leaf for node in graph.gm.graph.nodes for leaf in leaves(fake_value(node))):
-        for number in value.shape if isinstance(value, torch.Tensor) else (value,):
-            if isinstance(number, SYMBOLIC) and torch_api.expression(number).free_symbols:
-                return number
-    return None

@@ -6,6 +6,7 @@ behaviour: with `strict` a CompilerBug; otherwise one warning, a kept repro fold
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ import torch
 
 from ferrite.capture import CapturedGraph, GraphKind, torch_api, torch_state
 from ferrite.capture.aot import Partition
+from ferrite.captured import rewritten
 from ferrite.debug import repro
 from ferrite.debug.dump import Dump, DumpFolder
 from ferrite.debug.memory import memory_record
@@ -112,13 +114,18 @@ class Compilation:
             if note:
                 self.record.passes["pre_grad"] = (PassRecord("pre_grad", 0.0, {}, 0, 0, note),)
                 return
-            dump = Dump(self.dump_folder, "torch")
-            add_values(self.gm, example_inputs)
-            dump.graph("captured", self.gm)
-            steps, context = self.with_own(pipeline), self.context(not self.grad_enabled)
-            with numerics_checked(steps, self.gm, example_inputs, context, self.keep):
-                self.record.passes["pre_grad"] = self.run(steps, self.gm, not self.grad_enabled, dump)
-            values_to_examples(self.gm)
+            stage = functools.partial(self.run_captured, pipeline, example_inputs)
+            self.record.passes["pre_grad"], self.record.captured = rewritten(self.gm, self.options, stage)
+
+    def run_captured(self, pipeline: Pipeline, example_inputs: Sequence[Any]) -> tuple[PassRecord, ...]:
+        dump = Dump(self.dump_folder, "torch")
+        add_values(self.gm, example_inputs)
+        dump.graph("captured", self.gm)
+        steps, context = self.with_own(pipeline), self.context(not self.grad_enabled)
+        with numerics_checked(steps, self.gm, example_inputs, context, self.keep):
+            done = self.run(steps, self.gm, not self.grad_enabled, dump)
+        values_to_examples(self.gm)
+        return done
 
     def keep(self, graphs: Mapping[str, torch.fx.GraphModule]) -> str | None:
         """Write graphs down that the numeric check found; where."""

@@ -304,6 +304,11 @@ def operator_name(target: object) -> str | None:
     return None
 
 
+def packet_name(target: object) -> str | None:
+    """The path of an operator whose overload is chosen when it is called: 'aten.cat'."""
+    return str(target) if isinstance(target, torch._ops.OpOverloadPacket) else None
+
+
 def find_operator(name: str) -> Any:
     """The operator at a path under `torch.ops`; None where there is none."""
     found: Any = torch.ops

@@ -100,7 +100,8 @@ def summary(about: About) -> str:
     """What one sees at a glance: the direction of a graph, its inputs, and the torch it was made with."""
     facts = about.components
     inputs = sum(name.startswith("input ") for name in facts)
-    parts = [facts.get("direction", ""), f"{inputs} inputs" if inputs else "", about_torch(facts.get("torch", ""))]
+    what = "torch calls" if about.kind == "captured" else facts.get("direction", "")
+    parts = [what, f"{inputs} inputs" if inputs else "", about_torch(facts.get("torch", ""))]
     return ", ".join(part for part in parts if part)
 
 

@@ -73,7 +73,8 @@ class RunTable:
 @dataclass
 class NativeSource:
     """The text with all it names: operators by their paths, runs as tables, small programs that the interpreter runs,
-    expressions over symbols. `lines`: where lines of the text come from in the model, by their places."""
+    expressions over symbols. `lines`: where lines of the text come from in the model, by their places. `bytecode`: the
+    text compiled by this version of Python, where that is known."""
 
     function: str
     text: str = ""
@@ -82,6 +83,7 @@ class NativeSource:
     runs: list[RunTable] = field(default_factory=list)
     programs: list[Program] = field(default_factory=list)
     scalars: list[tuple[Expr, tuple[Symbol, ...]]] = field(default_factory=list)
+    bytecode: bytes = b""
 
     @property
     def commented(self) -> str:

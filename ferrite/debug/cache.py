@@ -15,7 +15,7 @@ from ferrite.debug.record import last_compile
 from ferrite.runtime.cache import Difference, Outcome, explain
 
 # Components that follow from others: their digests tell a reader nothing where something else differs as well.
-FOLLOW = ("calls", "values", "strides", "operators", "constants", "text")
+FOLLOW = ("calls", "values", "names", "strides", "operators", "constants", "text")
 SHOWN = 12  # differences
 
 
@@ -30,16 +30,19 @@ class Explained:
 
 @dataclass(frozen=True)
 class CacheReport:
-    """Printing it is its purpose; `graphs` is the same as data."""
+    """Printing it is its purpose; the rest is the same as data. `captured`: what passes make of the graph of torch
+    calls; `graphs`: what its functional graphs compile to."""
 
     graphs: tuple[Explained, ...]
+    captured: Explained | None = None
 
     def __str__(self) -> str:
-        if not self.graphs:
+        everything = self.graphs if self.captured is None else (self.captured, *self.graphs)
+        if not everything:
             return "the last compilation did not ask the cache"
         buffer = io.StringIO()
         console = Console(file=buffer, width=shutil.get_terminal_size((110, 24)).columns, highlight=False)
-        for explained in self.graphs:
+        for explained in everything:
             console.print(headline(explained), markup=False)
             if explained.differences:
                 console.print(differences_table(explained.differences))
@@ -48,7 +51,9 @@ class CacheReport:
 
 def explain_cache() -> CacheReport:
     """What the cache had for the graphs of the newest compilation in this process, and what was missing."""
-    return CacheReport(tuple(map(explained, last_compile().cache)))
+    record = last_compile()
+    captured = None if record.captured is None else explained(record.captured)
+    return CacheReport(tuple(map(explained, record.cache)), captured)
 
 
 def explained(outcome: Outcome) -> Explained:

@@ -113,7 +113,8 @@ class CompileRecord:
     graphs: list[GraphRecord] = field(default_factory=list)
     saved: Saved | None = None
     passes: dict[str, tuple[PassRecord, ...]] = field(default_factory=dict)  # of stages before the graphs part
-    cache: list[Outcome] = field(default_factory=list)  # one for each time the cache was asked
+    captured: Outcome | None = None  # whether the cache had what passes make of the graph of torch calls
+    cache: list[Outcome] = field(default_factory=list)  # one for each time it was asked for a compiled graph
     _seconds: dict[str, float] = field(default_factory=lambda: collections.defaultdict(float))
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
     _open: list[list[float]] = field(default_factory=list, repr=False)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import itertools
 import linecache
+import marshal
+import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -65,11 +67,30 @@ def load_native(source: NativeSource, kernels: Kernels, objects: Mapping[str, An
     for number, (value, symbols) in enumerate(source.scalars):
         namespace[f"scalar_{number}"] = scalar(value, symbols)
     text = source.commented
-    exec(compile(text, filename, "exec"), namespace)
+    exec(code_of(source, filename), namespace)
     function: Boxed = namespace[source.function]
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     weakref.finalize(function, linecache.cache.pop, filename, None)
     return boxed(function)
+
+
+def bytecode_of(source: NativeSource) -> bytes:
+    """The text compiled. Comments do not matter: they stand behind what is on their lines."""
+    return marshal.dumps(compile(source.text, "<ferrite>", "exec"))
+
+
+def code_of(source: NativeSource, filename: str) -> types.CodeType:
+    if not source.bytecode:
+        return compile(source.text, filename, "exec")
+    code = marshal.loads(source.bytecode)
+    assert isinstance(code, types.CodeType)
+    return in_file(code, filename)
+
+
+def in_file(code: types.CodeType, filename: str) -> types.CodeType:
+    """The same code, and the functions in it, as if compiled from another file: tracebacks name it."""
+    inner = (in_file(each, filename) if isinstance(each, types.CodeType) else each for each in code.co_consts)
+    return code.replace(co_filename=filename, co_consts=tuple(inner))
 
 
 def native_run(table: RunTable, kernels: Kernels) -> Callable[..., None]:

@@ -35,6 +35,7 @@ LAYERS = [
     {"native"},
     {"debug"},
     {"artifact"},
+    {"captured"},
     {"compilation"},
     {"cached"},
     {"frozen"},

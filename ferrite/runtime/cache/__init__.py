@@ -5,7 +5,7 @@ bytes and data later, checked; or nothing, in which case they are made anew. Kno
 """
 
 from ferrite.runtime.cache.entry import About, Artifact
-from ferrite.runtime.cache.facts import graph_key, kernel_key, source_digest
+from ferrite.runtime.cache.facts import captured_key, graph_key, kernel_key, source_digest
 from ferrite.runtime.cache.key import Key, Uncacheable
 from ferrite.runtime.cache.lookup import (
     Built,
@@ -30,6 +30,7 @@ __all__ = [
     "Outcome",
     "Store",
     "Uncacheable",
+    "captured_key",
     "differences",
     "explain",
     "graph_key",

@@ -1,5 +1,6 @@
 """The components of keys: what compiled code depends on beside the graph, and the keys themselves.
 
+captured_key  a graph of torch calls, before the passes that run on it
 graph_key     a captured graph, before the stages that are still to run
 kernel_key    one kernel as text
 """
@@ -10,6 +11,7 @@ import functools
 import importlib.metadata
 import os
 import platform
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from ferrite._version import __version__
 from ferrite.capture import CapturedGraph, GraphKind
 from ferrite.option_values import plain
 from ferrite.options import FIELDS, TYPES, Options
+from ferrite.runtime.cache.captured_text import captured_text
 from ferrite.runtime.cache.graph_text import GraphText, contents
 from ferrite.runtime.cache.identities import identity
 from ferrite.runtime.cache.key import Key, Uncacheable, digest_of
@@ -48,9 +51,7 @@ def graph_key(
 
     Uncacheable says why there is none.
     """
-    for name, reason in NOT_WITH.items():
-        if getattr(options, name) != FIELDS[name].default:
-            raise Uncacheable(f"{reason} (option {name})")
+    check_options(options)
     text = GraphText()
     text.add(graph.gm)
     looks = {f"input {place}": each + handed_over(graph, place) for place, each in enumerate(text.inputs)}
@@ -68,12 +69,41 @@ def graph_key(
             "symbols": text.known_of_symbols(),
             **looks,
             **option_components(options),
-            **dict(own_passes(options, graph.kind)),
+            **dict(own_passes(options, stages_for(graph.kind))),
             **ambient(),
             **versions(target, sources),
             **(more or {}),
         },
     )
+
+
+def captured_key(gm: torch.fx.GraphModule, options: Options, *, sources: str) -> Key:
+    """The key of what the pre-grad passes make of a graph of torch calls. They look at no processor."""
+    check_options(options)
+    return Key.of(
+        "captured",
+        {
+            **captured_text(gm),
+            **option_components(options),
+            **dict(own_passes(options, ("pre_grad",))),
+            **ambient(),
+            "gradients": str(torch.is_grad_enabled()),
+            "autocast": "; ".join(map(autocast, ("cpu", "cuda"))),
+            **versions("any", sources),
+        },
+    )
+
+
+def check_options(options: Options) -> None:
+    for name, reason in NOT_WITH.items():
+        if getattr(options, name) != FIELDS[name].default:
+            raise Uncacheable(f"{reason} (option {name})")
+
+
+def autocast(device: str) -> str:
+    if not torch.is_autocast_enabled(device):
+        return f"{device} off"
+    return f"{device} {torch.get_autocast_dtype(device)} cache {torch.is_autocast_cache_enabled()}"
 
 
 def kernel_key(text: str, *, target: str, sources: str, more: Mapping[str, str] | None = None) -> Key:
@@ -99,9 +129,13 @@ def holds_callables(name: str) -> bool:
     return TYPES[name] is Any or TYPES[name] == tuple[Any, ...]
 
 
-def own_passes(options: Options, kind: GraphKind) -> Iterator[tuple[str, str]]:
-    """The identities of users' passes that are still to run; earlier ones show in the graph."""
-    stages = ("joint", "freeze", "post_grad") if kind is GraphKind.INFERENCE else ("post_grad",)
+def stages_for(kind: GraphKind) -> tuple[str, ...]:
+    """The stages that are still to run; earlier ones show in the graph."""
+    return ("joint", "freeze", "post_grad") if kind is GraphKind.INFERENCE else ("post_grad",)
+
+
+def own_passes(options: Options, stages: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """The identities of users' passes in some stages."""
     for place, step in enumerate(options.passes):
         if step.stage in stages:
             facts = f"{step.stage} {step.after} {step.before} {step.scope} {step.device} {step.required}"
@@ -154,6 +188,7 @@ def versions(target: str, sources: str) -> dict[str, str]:
         "sources": sources,
         "torch": f"{torch.__version__} {torch.version.git_version}",
         "llvm": llvm_version(),
+        "python": f"{sys.implementation.cache_tag} {platform.python_version()}",
         "system": f"{platform.system()} {platform.machine()}",
         "target": target,
     }

@@ -35,6 +35,7 @@ from ferrite.runtime.cache.key import Uncacheable
 # What compiling a captured graph reads from the metadata of its nodes. A test finds every key that ferrite reads, here
 # or in the list of those that do not matter.
 READ = frozenset(("unbacked_bindings", "eager_input_vals", "custom", "desc", "quant_options", WRITTEN_AFTER))
+IN_ORDER = tuple(sorted(READ))
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes, type(...), range))
 NAMED = (torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -168,9 +169,9 @@ class GraphText:
         return f" memory {' '.join(sorted(found))}" if found else ""
 
     def noted(self, node: torch.fx.Node, numbers: Mapping[torch.fx.Node, int]) -> str:
-        if not READ.intersection(node.meta):
+        if READ.isdisjoint(node.meta):
             return ""
-        kept = {key: node.meta[key] for key in sorted(READ) if node.meta.get(key)}
+        kept = {key: node.meta[key] for key in IN_ORDER if node.meta.get(key)}
         parts = []
         if (bound := kept.pop("unbacked_bindings", None)) is not None:
             parts.append(", ".join(f"{self.renamed(str(name), {str(name)})} at {at}" for name, at in bound.items()))
