@@ -11,11 +11,14 @@ from typing import Any
 
 import torch
 
+from ferrite.graph import fake_value
+from ferrite.graph.updater import MetadataUpdater
 from ferrite.ir.index import ONE, ZERO, Index
 from ferrite.lower.context import contiguous, same_strides
 
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
+COMMUTATIVE = (aten.mul.Tensor, aten.add.Tensor, aten.maximum.default, aten.minimum.default)
 
 # Eager goes by the order of the operands' strides, the forecast by something else where they differ.
 BY_ALL_OPERANDS = frozenset(
@@ -91,3 +94,29 @@ def starts_with_one_element(target: Any, operands: Sequence[Laid]) -> bool:
     if len(operands) < 2 or operands[0].dtype not in HALF or not operands[0].is_one_element:
         return False
     return torch.Tag.pointwise in getattr(target, "tags", ())
+
+
+def put_right(gm: torch.fx.GraphModule) -> bool:
+    """Where the operands of such a call may change places, they do: its forecast, and all that is made of it, are right
+    then. Whether there was one: what was known of results before is wrong then."""
+    wrong = [node for node in gm.graph.nodes if node.target in COMMUTATIVE and is_led_by_one_element(node)]
+    if not wrong:
+        return False
+    updater = MetadataUpdater(gm.graph)
+    for node in wrong:
+        node.args = (node.args[1], node.args[0])
+    updater.update()
+    gm.recompile()
+    return True
+
+
+def is_led_by_one_element(node: torch.fx.Node) -> bool:
+    values = [fake_value(each) if isinstance(each, torch.fx.Node) else None for each in node.args]
+    operands = [value for value in values if isinstance(value, torch.Tensor)]
+    if len(operands) != 2 or len(values) != 2 or node.kwargs:
+        return False
+    first, second = operands
+    if first.dtype not in HALF or second.dtype != first.dtype or not first.ndim or first.shape != second.shape:
+        return False
+    spread = all(stride == 0 or size == 1 for size, stride in zip(first.shape, first.stride(), strict=True))
+    return spread and not second.is_contiguous()

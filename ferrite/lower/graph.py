@@ -28,7 +28,7 @@ from ferrite.lower.allocate import with_allocations
 from ferrite.lower.bodies import Bodies
 from ferrite.lower.calls import HalfLowered, flat
 from ferrite.lower.dead import live_operations
-from ferrite.lower.forecasts import Laid, misforecast
+from ferrite.lower.forecasts import Laid, misforecast, put_right
 from ferrite.lower.host import LoweringFailure
 from ferrite.lower.lazy_bits import resolved_later, resolved_now
 from ferrite.lower.materialise import uses_of, worth_keeping
@@ -56,6 +56,8 @@ def lower_module(
     donated: frozenset[int] = frozenset(),
     output_strides: Sequence[Any] | None = None,
 ) -> LoweredProgram:
+    if put_right(gm):
+        output_strides = None
     walk = Walk(gm, donated, output_strides)
     program = walk.run(name)
     return LoweredProgram(program, walk.objects)

@@ -85,3 +85,14 @@ def by_rows_and_columns(shape):
 )
 def test_operators_that_are_forecast_wrong(function, dynamic):
     check(function, by_rows_and_columns((4, 6, 5)), dynamic=dynamic)
+
+
+@pytest.mark.parametrize("operator", [torch.mul, torch.add, torch.maximum])
+def test_one_element_spread_over_a_transposed_tensor_in_half_precision(operator):
+    """Its strides say nothing, so the result lies as the other operand does, and so do views of it."""
+
+    def fn(one, x):
+        result = operator(one.expand(3, 5), x.t())
+        return result, result.unsqueeze(0)
+
+    check(fn, lambda: [torch.randn(1, 1, dtype=torch.bfloat16), torch.randn(5, 3, dtype=torch.bfloat16)])
