@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import operator
+import re
 from typing import Any
 
 import pytest
@@ -394,7 +395,7 @@ VALUES = [
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("value", VALUES, ids=repr)
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: re.sub(r" at 0x[0-9a-f]+", "", repr(value)))
 def test_arguments_come_back_as_they_were(value):
     found = rebuilt(json.loads(json.dumps(Described([]).value(value))), [])
     assert type(found) is type(value)
