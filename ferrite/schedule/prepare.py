@@ -53,7 +53,7 @@ class _Prepare:
 
     def simpler(self, operation: Reduce) -> list[Compute | Reduce]:
         match operation.kind:
-            case "softmax":
+            case "softmax" if not is_empty(operation):  # nothing has no greatest value
                 return self.softmax(operation)
             case "welford":
                 return self.welford(operation)
@@ -152,6 +152,10 @@ def product_of(sizes: Iterable[Index]) -> Index:
     for size in sizes:
         total = total * size
     return total
+
+
+def is_empty(operation: Reduce) -> bool:
+    return any(item.extent is ZERO for item in operation.reduced)
 
 
 def count_value(many: Index, dtype: torch.dtype) -> Expr:

@@ -207,6 +207,7 @@ def test_a_repro_folder_shows_the_same_failure_by_itself(stage, tmp_path):
     assert about["options"] == {**in_force, "fail_at": stage}
 
 
+@pytest.mark.slow
 def test_a_repro_of_a_failure_that_is_gone_says_so(tmp_path, monkeypatch):
     def broken(*args):
         raise ValueError("only in this process")

@@ -206,6 +206,7 @@ def compile_elsewhere(size: int) -> list[list[object]]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_another_process_finds_what_the_first_compiled(artifact_cache):
     first, second = compile_elsewhere(5), compile_elsewhere(6)  # both with the settings that torch begins with
     assert [row[:2] for row in first] == [["forward", "miss"], ["backward", "miss"]]
