@@ -78,7 +78,7 @@ def test_a_deterministic_torch_is_left_alone():
 
 # --- on a GPU ---------------------------------------------------------------------------------------------------------
 
-PADDED, ALIGNED, SMALL = (4095, 4093, 4091), (4096, 4096, 4096), (2047, 2045, 2043)
+PADDED, ALIGNED, SMALL = (4095, 4093, 4091), (4096, 4096, 4096), (1023, 1021, 1019)
 
 
 def matrices(sides: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
