@@ -284,6 +284,11 @@ def rewrite_indices(expr: Expr, new: Mapping[Any, Index]) -> Expr:
 
 def rewrite_loads(expr: Expr, new: Callable[[Load], Expr]) -> Expr:
     """The expression with every load replaced, inside coordinates too."""
+    return rewrite_nodes(expr, lambda item: new(item) if isinstance(item, Load) else item)
+
+
+def rewrite_nodes(expr: Expr, new: Callable[[Expr], Expr]) -> Expr:
+    """The expression with every node replaced, operands first, inside coordinates too."""
     done: dict[Expr, Expr] = {}
 
     def atom(old: Atom) -> Index:
@@ -295,8 +300,7 @@ def rewrite_loads(expr: Expr, new: Callable[[Load], Expr]) -> Expr:
     def rebuilt(item: Expr) -> Expr:
         found = done.get(item)
         if found is None:
-            found = with_parts(item, rebuilt, index)
-            done[item] = found = new(found) if isinstance(found, Load) else found
+            found = done[item] = new(with_parts(item, rebuilt, index))
         return found
 
     return rebuilt(expr)

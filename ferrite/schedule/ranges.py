@@ -15,9 +15,9 @@ from dataclasses import replace
 
 import torch
 
-from ferrite.ir.expr import Const, Data, Expr, IndexValue, Masked, Op, const, data, with_parts
-from ferrite.ir.index import Atom, Axis, Index, Max, Min, Number, Product, Sum, axis, number, substitute
-from ferrite.ir.kernel import Accumulate, Join, Let, Loop, Statement, Store, When, inner, nodes_in
+from ferrite.ir.expr import Const, Expr, IndexValue, Masked, Op, const, rewrite_nodes
+from ferrite.ir.index import Axis, Index, Max, Min, Number, Product, Sum, axis, number, substitute
+from ferrite.ir.kernel import Accumulate, Let, Loop, Statement, Store, When, nodes_in
 from ferrite.ir.questions import indices_of
 from ferrite.schedule.loops import Body, replaced, vector_loop
 from ferrite.schedule.machine import Machine
@@ -161,33 +161,9 @@ def crossing(difference: Index, item: Axis) -> Iterator[int]:
 
 
 def decided(statement: Statement) -> Statement:
-    assert not inner(statement)
-    match statement:
-        case Let():
-            return Let(statement.name, decided_value(statement.value))
-        case Store():
-            return replace(statement, value=decided_value(statement.value))
-        case Join():
-            return Join(statement.state, tuple(map(decided_value, statement.values)))
-    return statement
-
-
-def decided_value(root: Expr) -> Expr:
-    """The expression with every condition that bounds of indices decide as what it comes to."""
-    done: dict[Expr, Expr] = {}
-
-    def atom(old: Atom) -> Index:
-        return data(rebuilt(old.value), old.extent, old.complaint) if isinstance(old, Data) else old
-
-    def index(old: Index) -> Index:
-        return substitute(old, atom) if any(isinstance(item, Data) for item in old.atoms) else old
-
-    def rebuilt(item: Expr) -> Expr:
-        if item not in done:
-            done[item] = known_value(with_parts(item, rebuilt, index))
-        return done[item]
-
-    return rebuilt(root)
+    """The statement with every condition that bounds of indices decide as what it comes to."""
+    assert isinstance(statement, Let | Store)
+    return replace(statement, value=rewrite_nodes(statement.value, known_value))
 
 
 def known_value(item: Expr) -> Expr:
