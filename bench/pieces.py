@@ -278,6 +278,8 @@ PIECES = (
     *(
         Piece(step, what, function, shapes, {"compress": (name,)}, {"compress": ("auto",)})
         for step, name, what, function, shapes in (
+            (SIMPLE_LCE, "lce-simple", "64 channels of long samples to 8", compressed, ((8, 64, 4096), (8, 64), (8,))),
+            (SIMPLE_LCE, "lce-simple", "64 channels of one sample to 8", compressed, ((1, 64, 65536), (8, 64), (8,))),
             (SIMPLE_LCE, "lce-simple", "64 embeddings to 16", compressed, ((128, 64, 64), (16, 64), (16,))),
             (PARTS_LCE, "lce-parts", "2 large tables to 2", compressed_parts, ((2, 512), *LARGE_TABLES)),
             (PARTS_LCE, "lce-parts", "3 small tables to 16", compressed_parts, ((16, 64), *SMALL_TABLES)),

@@ -40,6 +40,12 @@ def program_of_calls(fresh_compiler: None, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("FERRITE_EXECUTOR", "calls")
 
 
+@pytest.fixture
+def native_kernels(fresh_compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of what only kernels have, whatever `--executor` says."""
+    monkeypatch.setenv("FERRITE_EXECUTOR", "native")
+
+
 class Golden:
     """Compares text with a file beside the test: golden/<test name>.txt. `--update-golden` writes it."""
 

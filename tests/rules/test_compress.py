@@ -353,8 +353,8 @@ BY_THE_MODEL: dict[str, tuple[Any, list[Any], list[Any]]] = {
     ),
     "lce-simple": (
         lambda x, w, b: F.linear(x.mT, w, b).mT.contiguous().relu(),
-        [((8, 16, 8), (4, 16), (4,))],
-        [],
+        [((2, 16, 512), (4, 16), (4,))],
+        [((8, 16, 511), (4, 16), (4,))],
     ),
     "dot-compress": (
         lambda x, w: x @ x.mT @ w,
@@ -381,6 +381,14 @@ def test_in_training_a_compression_alone_is_left_to_the_model():
     function, (shapes,), _ = BY_THE_MODEL["lce-simple"]
     graph = captured(function, [torch.rand(shape).requires_grad_() for shape in shapes])
     assert PASSES["lce-simple"].function(graph.gm, PassContext(Options(compress=("auto",)))) == 0
+
+
+def test_in_training_a_join_is_cheap_where_it_is_compiled():
+    function, (shapes,), _ = BY_THE_MODEL["lce-matmul"]
+    for executor, fires in (("native", False), ("calls", True)):
+        graph = captured(function, [torch.rand(shape).requires_grad_() for shape in shapes])
+        context = PassContext(Options(compress=("auto",), executor=executor))
+        assert bool(PASSES["lce-matmul"].function(graph.gm, context)) is fires
 
 
 def test_an_unknown_name_is_the_users_error():

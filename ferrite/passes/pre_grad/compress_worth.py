@@ -1,15 +1,18 @@
 """Whether a compression of embeddings pays in its other form, for `auto` in the option `compress`.
 
 There is no kernel of its own for any of the forms yet, so what counts is what they are in eager. As `python -m
-bench.passes rewrites` has it, in time after the rewrite to time before; a range is of machines, and of inference and
-training:
+bench.passes rewrites` has it, also `--compiled`, in time after the rewrite to time before; a range is of machines, and
+of inference and training:
 
     lce-first       two on one input                        0.5 to 1.0      taken
     lce-matmul      few rows of large tables, on a CPU      0.6 to 1.0      taken
+                    the same in training, compiled          1.0 to 1.1      left: there the join is cheap
                     many rows, or small tables              1.0 to 1.9      left
     lce-parts       the same, as one operator               0.8 to 1.9      left: lce-matmul does better
-    lce-simple      a layer between transposes, on a CPU    0.7 to 1.0      taken in inference
-                    in training, or on a GPU                1.0 to 1.2      left
+    lce-simple      a layer between transposes, on a CPU,
+                    of long samples                         0.4 to 0.8      taken in inference
+                    of short ones                           1.0 to 1.2      left
+                    in training, or on a GPU                0.8 to 1.9      left
     dot-compress    half the operations, on a CPU           0.4 to 0.6      taken
                     on a GPU                                1.2 to 1.3      left
 
@@ -34,6 +37,7 @@ FEW_RESULTS = 4  # rows of a weight
 LARGE_JOIN = 2**23  # bytes
 LARGE_PART = 2**16  # bytes of a part in each sample
 FEWER = 2  # times as few operations
+LONG_SAMPLE = 512  # columns
 SMALL_DOT = 2**22  # multiplications
 LITTLE = Refusal("it gains too little, by the model of the option compress")
 
@@ -54,7 +58,8 @@ def on_cpu(node: torch.fx.Node) -> bool:
 def simple_problem(site: Site, found: Lce) -> Refusal | None:
     if not left_to_the_model(site, "lce-simple"):
         return None
-    pays = on_cpu(found.x) and found.form == "linear" and not found.swapped and site.is_inference
+    long = torch_api.size_hint(fake_value(found.x).shape[2]) >= LONG_SAMPLE
+    pays = on_cpu(found.x) and found.form == "linear" and not found.swapped and site.is_inference and long
     return None if pays else LITTLE
 
 
@@ -69,7 +74,8 @@ def products_problem(site: Site, found: Lce, parts: Parts) -> Refusal | None:
     joined = torch_api.size_hint(storage_bytes(x))
     least = min(parts.widths) * torch_api.size_hint(x.shape[2]) * x.element_size()
     few = weight.shape[0] <= FEW_RESULTS
-    return None if on_cpu(found.x) and few and joined >= LARGE_JOIN and least >= LARGE_PART else LITTLE
+    dear = site.is_inference or site.options.executor != "native"
+    return None if on_cpu(found.x) and few and dear and joined >= LARGE_JOIN and least >= LARGE_PART else LITTLE
 
 
 def dot_problem(site: Site, found: Dot) -> Refusal | None:
