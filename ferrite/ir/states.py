@@ -22,7 +22,7 @@ State = tuple[Expr, ...]
 @dataclass(frozen=True)
 class StateKind:
     """`takes`: how many values join; `gives`: how many parts the state has. `begin` may be None: it needs a value.
-    `in_order`: a shorter join, right where places join in their order."""
+    `in_order`: a shorter join of a state that has a value with the next, right where places join in their order."""
 
     name: str
     takes: int

@@ -3,6 +3,7 @@
 - A softmax statistic is the greatest value, then the sum of exponentials relative to it: two passes over a row that is
   near in the caches cost less than keeping a sum up to date with a greatest value that still moves.
 - A mean with squared deviations is a sum, then a sum: for the same reason, and it is more exact.
+- The place of the greatest of many is found by blocks: see `ferrite.schedule.extremes`.
 - A long reduction with few results is done in pieces, so that threads can share it. The pieces do not depend on how
   many threads there are: results are the same for every number of them.
 - What reads a joined tensor is split at the joints: see `ferrite.schedule.joins`.
@@ -19,6 +20,7 @@ import torch
 from ferrite.ir.expr import Expr, Load, cast, const, index_value, op, rewrite_indices
 from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, axis, number
 from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Store, Target
+from ferrite.schedule.extremes import GREATEST, block_size, by_blocks
 from ferrite.schedule.joins import split_readers
 from ferrite.schedule.stages import GUESS, favourite, stage_of
 from ferrite.schedule.touches import Layouts, known
@@ -45,6 +47,11 @@ class _Prepare:
         if not isinstance(operation, Reduce):
             yield operation
             return
+        if operation.kind in GREATEST:
+            across = self.across(operation)
+            if (size := block_size(operation, across)) is not None:
+                yield from by_blocks(operation, size, across, self.made, self.loaded)
+                return
         for each in self.simpler(operation):
             if isinstance(each, Reduce):
                 yield from self.split(each)

@@ -58,7 +58,7 @@ def written_out(nest: Nest, part: Parts) -> Body:
                 for number, value in enumerate(statement.values)
             ]
             found += [Let(local.name, value) for local, value in zip(values, statement.values, strict=True)]
-            results = joined(state, so_far[statement.state], tuple(values))
+            results = joined(state, so_far[statement.state], tuple(values), count == 0)
             names = [f"{name}_{count}" for name in state.names]
             found += [Let(name, result) for name, result in zip(names, results, strict=True)]
             so_far[statement.state] = [
@@ -80,9 +80,11 @@ def used(body: Body) -> Body:
     return tuple(reversed(found))
 
 
-def joined(state: State, left: list[Expr], values: tuple[Expr, ...]) -> list[Expr]:
+def joined(state: State, left: list[Expr], values: tuple[Expr, ...], first: bool) -> list[Expr]:
     kind, types = STATES[state.kind], state.dtypes
     lifted = [applied(item, values) for item in kind.lift(types)]
+    if kind.in_order is not None and first:
+        return lifted  # what comes after has to be better, and nothing is better than what a state begins with
     join = kind.in_order or kind.join
     return [applied(item, (*left, *lifted)) for item in join(types)]
 
