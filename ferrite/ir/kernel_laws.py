@@ -28,7 +28,7 @@ import torch
 from ferrite.ir.division import never_negative
 from ferrite.ir.expr import Data, Load, Local, Param
 from ferrite.ir.expr_laws import wrong_data, wrong_type
-from ferrite.ir.index import ONE, Axis, Index, Number, Product, Sum, Symbol, add, number
+from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, Product, Sum, Symbol, add, number
 from ferrite.ir.kernel import (
     INDEPENDENT,
     OWN,
@@ -257,7 +257,8 @@ class _Check:
             raise InvalidProgram("K5", f"{short(store.value.dtype)} is stored into {store.buffer}")
         if store.atomic:
             return
-        free = [loop for loop in self.loops[memory.depth :] if loop.kind in INDEPENDENT and loop.axis.extent is not ONE]
+        around = self.loops[memory.depth :]
+        free = [loop for loop in around if loop.kind in INDEPENDENT and loop.axis.extent not in (ZERO, ONE)]
         used = self.axes_of(store)
         for loop in free:
             if loop.axis not in used:

@@ -169,3 +169,14 @@ def test_every_law_is_broken_once():
     numbers = [line.split()[0] for line in laws.__doc__.splitlines() if line.startswith("K")]
     assert numbers == [f"K{count}" for count in range(1, len(numbers) + 1)]
     assert set(numbers) == {law for law, _ in BROKEN.values()} | {law for law, _ in BUILT}
+
+
+@pytest.mark.parametrize("times", [0, 1])
+def test_a_store_at_one_place_for_all_is_right_where_all_are_one_or_none(times):
+    kernel = text(f"""
+        def kernel(out):
+            out = pointer(f32, 'write')
+            for i in parallel({times}):
+                out[0] = f32(1.0)
+    """)
+    verify_kernel(parse_kernel(kernel))

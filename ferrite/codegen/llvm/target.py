@@ -42,19 +42,22 @@ def host_target() -> Target:
     """The machine this process runs on."""
     import llvmlite.binding as llvm
 
-    features = {name for name, there in llvm.get_host_cpu_features().items() if there}
+    host = llvm.get_host_cpu_features()
+    features = {name for name, there in host.items() if there}
     arm = platform.machine().lower() in ("aarch64", "arm64")
     if arm:
         lanes = 4  # scalable vectors are used as 128 bits
+        host["disable-ldp"] = host["disable-stp"] = True  # pairs of loads have uneven steps: memory is fetched later
     elif {"avx512f", "avx512vl", "avx512dq", "avx512bw"} <= features:
         lanes = 16
+        host["prefer-256-bit"] = False
     else:
         lanes = 8 if "avx2" in features else 4
     return Target(
         "host",
         host_triple(),
         llvm.get_host_cpu_name(),
-        llvm.get_host_cpu_features().flatten() + (",-prefer-256-bit" if lanes == 16 else ""),
+        host.flatten(),
         lanes,
         half=arm or "f16c" in features,
         saturates=arm,
