@@ -20,7 +20,6 @@ import argparse
 import copy
 import functools
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,7 +32,7 @@ from bench.cases import CASES, Case, tensors_of
 from bench.cases.case import LARGE, leaves_of
 from bench.measure import interleaved, others_share, ratio
 from bench.records import mark, since
-from bench.report import in_markdown, parsed, parser_for, save, selected, show, summary_lines, summary_of, watched
+from bench.report import in_markdown, one_by_one, parsed, parser_for, save, selected, show, summary_lines, summary_of
 from tests.compare import upcast_tree
 
 # One of each kind, for a short look.
@@ -204,7 +203,6 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 
 def line_of(row: dict[str, Any]) -> str:
-    """One row while the rest is measured: a whole run takes many minutes."""
     speeds = ", ".join(f"{pair} {speed:.2f}" for pair, speed in row["speed"].items())
     share = "".join(f", {way} {part:.2f}" for way, part in row.get("share", {}).get(OURS, {}).items())
     return f"{row['case']}/{row['size']}: {speeds}{share} {row['problems'] or ''}"
@@ -232,18 +230,12 @@ def run(chosen: argparse.Namespace) -> dict[str, Any]:
         items = [item for item in items if item[0].name in QUICK]
     items = selected(items, label, chosen.only)
     names = backends(not chosen.no_inductor)
-    rows: list[dict[str, Any]] = []
     with empty_caches():
         prepared(names)
         copies = copy_speeds(chosen.rounds, chosen.seconds)
-        try:
-            for item in watched(items, label):
-                rows.append(measured(item, names, copies, chosen.rounds, chosen.seconds))
-                print(line_of(rows[-1]), file=sys.stderr)
-        except KeyboardInterrupt:
-            if not rows:
-                raise
-            print(f"interrupted: {len(rows)} of {len(items)} cases were measured", file=sys.stderr)
+        rows = one_by_one(
+            items, label, lambda item: measured(item, names, copies, chosen.rounds, chosen.seconds), line_of
+        )
     figures, lines = summarised(rows)
     rates = ", ".join(f"{way} {speed / 1e9:.1f} GB/s" for way, speed in copies.items())
     busy = max(row["others"] for row in rows)

@@ -34,7 +34,7 @@ from bench.backends import EAGER, INDUCTOR, OURS, backends, empty_caches, given_
 from bench.measure import interleaved, others_share, ratio
 from bench.memory import peak_bytes
 from bench.records import mark, since
-from bench.report import in_markdown, parsed, parser_for, save, selected, show, summary_lines, summary_of, watched
+from bench.report import in_markdown, one_by_one, parsed, parser_for, save, selected, show, summary_lines, summary_of
 from bench.steps import call_of, observed
 from bench.zoo import MODELS, Model
 from tests.models.exact import in_float64
@@ -201,6 +201,10 @@ def cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
+def line_of(row: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {cell}" for name, cell in zip(COLUMNS, cells(row), strict=True) if cell not in ("", "-"))
+
+
 def summarised(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], list[str]]:
     figures: dict[str, Any] = {}
     lines: list[str] = []
@@ -240,7 +244,7 @@ def run(chosen: argparse.Namespace) -> dict[str, Any]:
     warnings.filterwarnings("ignore", category=UserWarning)
     names = backends(not chosen.no_inductor)
     settings = settings_of(chosen)
-    rows = [measured(setting, names, chosen) for setting in watched(settings, str)]
+    rows = one_by_one(settings, str, lambda setting: measured(setting, names, chosen), line_of)
     figures, lines = summarised(rows)
     lines.append(f"Other processes had at most {max(row['others'] for row in rows):.0%} of the machine during a case.")
     table = [cells(row) for row in rows]

@@ -21,6 +21,7 @@ from rich.table import Table
 from bench.measure import RESULTS, machine, page
 
 Item = TypeVar("Item")
+Row = dict[str, Any]
 Rows = Sequence[Sequence[str]]
 
 
@@ -76,6 +77,23 @@ def watched(items: Sequence[Item], name: Callable[[Item], str]) -> Iterator[Item
             bar.update(task, description=name(item))
             yield item
             bar.advance(task)
+
+
+def one_by_one(
+    items: Sequence[Item], name: Callable[[Item], str], measure: Callable[[Item], Row], line: Callable[[Row], str]
+) -> list[Row]:
+    """A row for each item, and a line of it at once: a whole run takes many minutes. What was measured before the user
+    interrupts is kept."""
+    rows: list[Row] = []
+    try:
+        for item in watched(items, name):
+            rows.append(measure(item))
+            print(line(rows[-1]), file=sys.stderr)
+    except KeyboardInterrupt:
+        if not rows:
+            raise
+        print(f"interrupted: {len(rows)} of {len(items)} cases were measured", file=sys.stderr)
+    return rows
 
 
 def geometric_mean(values: Iterable[float]) -> float:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._C._dynamo import guards as _guards
 from torch._dynamo import exc as dynamo_exc
 from torch._dynamo.backends.common import aot_autograd as _aot_autograd
 from torch._functorch.partitioners import default_partition as _default_partition
@@ -348,6 +349,10 @@ def direct_call(operator: Any) -> Any:
     if type(operator) is torch._ops.OpOverload:
         return operator._op
     return operator
+
+
+# `torch.empty_strided` for the CPU, of sizes, strides and a dtype: past the dispatcher, which takes longer than memory.
+empty_on_cpu: Callable[..., torch.Tensor] = _guards._empty_strided_cpu  # type: ignore[attr-defined]
 
 
 # --- higher-order operators -------------------------------------------------------------------------------------------

@@ -154,8 +154,10 @@ class _Printer:
             yield f"{name} = {self.taken(buffer) if name in self.plan.taken else self.view(buffer)}"
         else:
             shape, strides = numbers(buffer.sizes), numbers(buffer.strides)
-            device = "" if buffer.device.type == "cpu" else f", device={str(buffer.device)!r}"
-            yield f"{name} = empty_strided({shape}, {strides}, dtype={buffer.dtype}{device})"
+            if buffer.device.type == "cpu":
+                yield f"{name} = empty_on_cpu({shape}, {strides}, {buffer.dtype})"
+            else:
+                yield f"{name} = empty_strided({shape}, {strides}, dtype={buffer.dtype}, device={str(buffer.device)!r})"
         self.there.add(name)
 
     def view(self, buffer: Buffer) -> str:

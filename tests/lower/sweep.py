@@ -1,10 +1,11 @@
-"""Every operator torch has sample inputs for, lowered and interpreted: one verdict each.
+"""Every operator torch has sample inputs for, lowered, interpreted, and compiled: one verdict each.
 
     python -m tests.lower.sweep                       every operator, float32, first samples
     python -m tests.lower.sweep sum nn.functional --dtypes float32 bfloat16 --backward --samples 5 --show
 
-An operator is traced as a backend sees it (functional, under fake tensors), lowered, run by the interpreter, and
-compared with eager: values by their distance from a float64 run, dtypes, shapes and strides exactly.
+An operator is traced as a backend sees it (functional, under fake tensors), lowered, run by the interpreter and as
+native code, and each is compared with eager: values by their distance from a float64 run, dtypes, shapes and strides
+exactly.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import operator
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -28,10 +29,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
+from ferrite import native
 from ferrite.ir.interpret import interpret
 from ferrite.ir.laws import verify_program
 from ferrite.ir.parse import parse
-from ferrite.ir.program import Template, call_of
+from ferrite.ir.program import Program, Template, call_of
 from ferrite.lower.graph import lower_module
 
 OPERATORS = {f"{op.name}.{op.variant_test_name}".strip("."): op for op in op_db}
@@ -107,22 +109,25 @@ def judge(info: Any, sample: Any, backward: bool) -> Verdict:
     calls = [
         f"{call.operator}: {call.reason}" for call, item in found if call is not None and not isinstance(item, Template)
     ]
-    torch.manual_seed(SEED)
-    try:
-        ours = interpret(lowered.program, list(map(copied, tensors)), lowered.objects)
-    except Exception as problem:
-        return Verdict("crashed", f"running: {type(problem).__name__}: {str(problem)[:200]}", calls, text)
     exact = None if info.name in UNDEFINED else reference(measure, tensors)
     names_type = any(isinstance(leaf, torch.dtype) for leaf in leaves)
-    why = difference(ours, pytree.tree_leaves(eager), exact, names_type)
-    if (
-        why
-        and "strides" in why
-        and why == difference(call_by_call(gm, tensors), pytree.tree_leaves(eager), None, False)
-    ):
-        why = None  # some formulas of gradients are others where they are traced: no backend sees eager's
-    kind = "wrong" if why else "called" if calls else "lowered"
-    return Verdict(kind, why or "", calls, text)
+    expected = pytree.tree_leaves(eager)
+    for way, run in (("interpreted", interpret), ("compiled", compiled)):
+        torch.manual_seed(SEED)
+        try:
+            ours = run(lowered.program, list(map(copied, tensors)), lowered.objects)
+        except Exception as problem:
+            return Verdict("crashed", f"{way}: {type(problem).__name__}: {str(problem)[:200]}", calls, text)
+        why = difference(ours, expected, exact, names_type)
+        if why and not ("strides" in why and why == difference(call_by_call(gm, tensors), expected, None, False)):
+            return Verdict("wrong", f"{way}: {why}", calls, text)
+        # else some formulas of gradients are others where they are traced: no backend sees eager's
+    return Verdict("called" if calls else "lowered", "", calls, text)
+
+
+def compiled(program: Program, tensors: list[torch.Tensor], objects: Mapping[str, Any]) -> list[Any]:
+    """What native code makes of a program."""
+    return list(native.load(native.generate(native.schedule(program, verify=True)), objects)(tensors))
 
 
 def call_by_call(gm: torch.fx.GraphModule, tensors: list[torch.Tensor]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Every operator torch has samples for, lowered and interpreted: never a wrong value, and most without a call."""
+"""Every operator torch has samples for, interpreted and compiled: never a wrong value, and most without a call."""
 
 from __future__ import annotations
 

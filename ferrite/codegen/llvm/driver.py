@@ -1,18 +1,18 @@
 """Many kernels in one native call: a table of steps, and a loop over it.
 
-Steps are words of 64 bits, one after the other:
+The table is words of 64 bits, one after the other:
 
-    address, arguments, then for every argument: slot, offset
+    steps, slots, then for every step: address, arguments, then for every argument: slot, offset
 
-An argument is the word in a slot of the table, plus the offset: a pointer somewhere into an arena, or a size. A slot
-may be -1: the offset itself is the argument.
+An argument is the word in a slot, plus the offset: a pointer somewhere into an arena, or a size. A slot may be -1: the
+offset itself is the argument. Behind the slots is room for what a kernel says that fails.
 """
 
 from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from ferrite.codegen.llvm.build import load, object_code
 from ferrite.codegen.llvm.target import host_target
@@ -21,8 +21,13 @@ NAME = "ferrite_run"
 IMMEDIATE = -1
 MOST_ARGUMENTS = 512
 DRIVER = f"""
-define i64 @{NAME}(ptr %steps, i64 %count, ptr %slots, i64 %threads, ptr %failure) nounwind {{
+define i64 @{NAME}(ptr %table, ptr %slots, i64 %threads) nounwind {{
 entry:
+  %count = load i64, ptr %table, align 8
+  %slots.at = getelementptr i64, ptr %table, i64 1
+  %steps = getelementptr i64, ptr %table, i64 2
+  %many = load i64, ptr %slots.at, align 8
+  %failure = getelementptr i64, ptr %slots, i64 %many
   %words = alloca [{MOST_ARGUMENTS} x i64], align 16
   %none = icmp sle i64 %count, 0
   br i1 %none, label %done, label %step
@@ -79,14 +84,14 @@ done:
 
 @functools.cache
 def driver_address() -> int:
-    """`ferrite_run(steps, count, slots, threads, failure)`: 0, or what the first kernel that failed gave; then
-    failure[2] is the number of its step."""
+    """`ferrite_run(table, slots, threads)`: 0, or what the first kernel that failed gave; then the words behind the
+    slots are what it left, and the number of its step."""
     return load({NAME: object_code(DRIVER, host_target())})[NAME]
 
 
-def pack_steps(steps: Iterable[tuple[int, Sequence[tuple[int, int]]]]) -> bytes:
+def pack_steps(steps: Sequence[tuple[int, Sequence[tuple[int, int]]]], slots: int) -> bytes:
     """The table for `ferrite_run`: the address of each function, and (slot, byte offset) of each of its arguments."""
-    words: list[int] = []
+    words = [len(steps), slots]
     for address, arguments in steps:
         if len(arguments) > MOST_ARGUMENTS:
             raise ValueError(f"{len(arguments)} arguments; a kernel has at most {MOST_ARGUMENTS}")
