@@ -1,6 +1,6 @@
 """The whole compiler, as one short function over its stages.
 
-    ferrite        what torch.compile(..., backend="ferrite") calls with each graph that Dynamo captured
+    ferrite        what torch.compile(..., backend="ferrite") calls, through `ferrite.door`, with each graph of Dynamo's
     compile_graph  one functional graph in, one callable out: (joint,) (freeze,) post_grad, lower, (schedule,) codegen,
                    load
     compile        torch.compile with ferrite's options as keywords
@@ -19,11 +19,12 @@ from typing import Any
 
 import torch
 
-from ferrite import native
+from ferrite import door, native
 from ferrite.artifact import Compiled
 from ferrite.cached import through_cache
 from ferrite.capture import CapturedGraph, GraphKind, capture, torch_api
 from ferrite.codegen import print_host
+from ferrite.collector import garbage_waits
 from ferrite.compilation import Compilation
 from ferrite.debug.dump import Dump
 from ferrite.errors import FerriteError, FerriteWarning, UserError, layout
@@ -80,7 +81,8 @@ def compile_graph(graph: CapturedGraph, compilation: Compilation) -> torch_api.B
             return compile_frozen(graph, compilation, dump, joint(graph, compilation, dump), finish)
         return finish(graph, compilation, dump, (), joint)
 
-    return compilation.attempt_graph(graph, stages, otherwise=run_in_eager(graph.gm))
+    with garbage_waits():
+        return compilation.attempt_graph(graph, stages, otherwise=run_in_eager(graph.gm))
 
 
 def joint(graph: CapturedGraph, compilation: Compilation, dump: Dump) -> tuple[PassRecord, ...]:
@@ -210,7 +212,7 @@ def compile(
         return functools.partial(compile, mode=mode, fullgraph=fullgraph, dynamic=dynamic, **options)
     checked_options(resolve(options, mode))
     settings = options if mode is None else {"mode": mode, **options}
-    return torch.compile(model, backend=ferrite, fullgraph=fullgraph, dynamic=dynamic, options=settings)
+    return torch.compile(model, backend=door.ferrite, fullgraph=fullgraph, dynamic=dynamic, options=settings)
 
 
 def freeze(

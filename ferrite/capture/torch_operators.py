@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch._decomp import decomposition_table, global_decomposition_table
+from torch._library import simple_registry as _simple_registry
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.fx.experimental.symbolic_shapes import constrain_range
 from torch.utils._python_dispatch import _disable_current_modes
@@ -248,3 +249,10 @@ def index_below(shape_env: Any, length: int | torch.SymInt) -> torch.SymInt:
     highest = length - 1 if isinstance(length, int) else None
     constrain_range(index, min=0, max=highest)
     return index
+
+
+def register_fake(library: torch.library.Library, name: str, function: Callable[..., Any]) -> None:
+    """`torch.library.register_fake`, without its search through all modules for the line that calls it."""
+    entry = _simple_registry.singleton.find(f"{library.ns}::{name}")
+    handle = entry.fake_impl.register(function, f"{function.__module__}.{function.__qualname__}", lib=library)
+    library._registration_handles.append(handle)

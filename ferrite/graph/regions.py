@@ -6,6 +6,7 @@ two regions would move a read across a write.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -118,12 +119,20 @@ def _runs_bodies(node: torch.fx.Node) -> bool:
 def _mutates_itself(node: torch.fx.Node) -> bool:
     if node.op not in ("call_function", "call_method"):
         return False
-    schema = schema_of(node.target)
-    if schema is not None:
-        # Statistics that are written while training are in no schema.
-        flag = torch_calls.TRAINING_FLAG.get(_name(node.target).removeprefix("native_").removeprefix("cudnn_"))
-        return bool(schema.is_mutable) or (flag is not None and argument(node, flag) not in (False, None))
+    if schema_of(node.target) is not None:
+        writes = _writes_by_schema(node.target)
+        return writes if isinstance(writes, bool) else argument(node, writes) not in (False, None)
     return _name(node.target) in MUTATING_HIGHER_ORDER or torch_calls.writes(node)
+
+
+@functools.cache
+def _writes_by_schema(operator_: Any) -> bool | str:
+    """Whether an operator writes; or the name of the argument that decides it: statistics that are written while
+    training are in no schema."""
+    schema = schema_of(operator_)
+    if schema is not None and schema.is_mutable:
+        return True
+    return torch_calls.TRAINING_FLAG.get(_name(operator_).removeprefix("native_").removeprefix("cudnn_"), False)
 
 
 def _random_itself(node: torch.fx.Node) -> bool:

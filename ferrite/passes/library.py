@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from ferrite.capture.torch_operators import register_fake
+
 # A fragment: others may add operators to the namespace. The library lives as long as this module.
 LIBRARY = torch.library.Library("ferrite", "FRAGMENT")
 
@@ -28,7 +30,7 @@ def define(
         name = schema.partition("(")[0]
         LIBRARY.define(schema, tags=tags)
         LIBRARY.impl(name, reference, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"ferrite::{name}", look or reference, lib=LIBRARY)
+        register_fake(LIBRARY, name, look or reference)
         return reference
 
     return register

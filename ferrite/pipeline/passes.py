@@ -49,8 +49,13 @@ class GraphPass:
     alone: Callable[..., torch.fx.GraphModule] | None = field(default=None, compare=False)  # how to run it by itself
     keeps_values: bool = False  # calls are only spelled otherwise: no value has to be computed again
     rules: tuple[Any, ...] = field(default=(), compare=False)
-    identity: str = ""
+    original: Callable[..., Any] | None = None  # what it was made of
     awaits: str = ""  # what a place that is only reserved waits for; such a pass does not run
+
+    @functools.cached_property
+    def identity(self) -> str:
+        """What tells it from other versions; found when it is asked for, as sources take long to read."""
+        return "" if self.original is None else identity_of(self.original)
 
     def __call__(self, gm: torch.fx.GraphModule, *args: Any, is_inference: bool = False) -> torch.fx.GraphModule:
         """Run this pass alone, in place. Passes of some stages take more: example inputs, say."""
@@ -118,7 +123,7 @@ def graph_pass(
         keeps_values=keeps_values,
         alone=alone,
         rules=tuple(rules),
-        identity=identity_of(function),
+        original=function,
     )
 
 

@@ -31,6 +31,7 @@ from ferrite.graph.verify import count_guards
 from ferrite.pipeline.context import PassContext
 from ferrite.rewrite.layout import follow
 from ferrite.rewrite.match import Match, Refusal
+from ferrite.rewrite.remembered import Remembered, remembered
 from ferrite.rewrite.rule import AnyRule, Counting, GraphRule, LocalRule, NodeRule, Rule, Site, too_loose
 from ferrite.rewrite.visible import Sharing, difference
 from ferrite.rewrite.writer import Writer, inherit
@@ -63,12 +64,16 @@ class Engine:
     # Facts about the whole graph, gathered only once a rule has found a candidate: most rules find none.
 
     @functools.cached_property
-    def sharing(self) -> Sharing:
-        return Sharing(self.graph)
+    def whole(self) -> Remembered:
+        return remembered(self.gm, self.context)
 
-    @functools.cached_property
+    @property
+    def sharing(self) -> Sharing:
+        return self.whole.sharing
+
+    @property
     def regions(self) -> Regions:
-        return Regions(self.graph)
+        return self.whole.regions
 
     @functools.cached_property
     def fake_mode(self) -> Any:

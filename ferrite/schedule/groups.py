@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from ferrite.ir.index import Axis, Number
 from ferrite.ir.program import Loop, Reduce, Scan
 from ferrite.schedule.machine import Machine
-from ferrite.schedule.stages import GUESS, Stage, favourite
-from ferrite.schedule.touches import Layouts, Touch, counterparts, known, separated
+from ferrite.schedule.stages import Stage, favourite
+from ferrite.schedule.touches import GUESS, Layouts, Touch, counterparts, known, separated
 
 MOST_STAGES = 48
 MOST_POINTERS = 48

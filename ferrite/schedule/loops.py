@@ -14,10 +14,9 @@ from ferrite.ir.kernel import Accumulate, Join, Let, Loop, LoopKind, Scratch, St
 from ferrite.ir.questions import indices_of
 from ferrite.ir.scalar import OPERATORS
 from ferrite.schedule.machine import Machine
-from ferrite.schedule.touches import axes_in, known, step_of
+from ferrite.schedule.touches import GUESS, axes_in, known, step_of
 
 Body = tuple[Statement, ...]
-GUESS = 64
 
 
 def indices_at(body: Body) -> list[Index]:

@@ -13,9 +13,8 @@ from ferrite.schedule.loops import Body, collapse, cut, indices_at, nested, orde
 from ferrite.schedule.machine import Machine
 from ferrite.schedule.nests import Nest
 from ferrite.schedule.statements import Parts
-from ferrite.schedule.touches import known
+from ferrite.schedule.touches import GUESS, known
 
-GUESS = 64
 SUMMED = 2048  # elements that are summed before the sum joins another: how far rounding errors can grow
 SUMMED_ACROSS = 64  # the same where every result has one state, not one per lane
 

@@ -22,8 +22,8 @@ from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, axis, number
 from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Store, Target
 from ferrite.schedule.extremes import GREATEST, block_size, by_blocks
 from ferrite.schedule.joins import split_readers
-from ferrite.schedule.stages import GUESS, favourite, stage_of
-from ferrite.schedule.touches import Layouts, known
+from ferrite.schedule.stages import favourite, stage_of
+from ferrite.schedule.touches import GUESS, Layouts, known
 
 FEW_RESULTS = 64  # so few that threads should share one
 LONG = 1 << 15  # so many elements that they should

@@ -20,11 +20,10 @@ from ferrite.schedule.loops import Body, nested, rows_at_once, vector_loop, work
 from ferrite.schedule.machine import Machine
 from ferrite.schedule.nests import Nest
 from ferrite.schedule.statements import Parts
-from ferrite.schedule.touches import axes_in, known, step_of
+from ferrite.schedule.touches import GUESS, axes_in, known, step_of
 
 MOST_SHARES = 32
 WIDE = 64  # elements of a row for each share: to go through the ids must be little beside the rows
-GUESS = 64
 
 
 def owned(rows: Sequence[Axis], column: Axis, nests: Sequence[Nest], parts: Sequence[Parts], machine: Machine) -> Body:

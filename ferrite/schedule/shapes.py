@@ -35,10 +35,9 @@ from ferrite.schedule.scatters import owned
 from ferrite.schedule.statements import Parts
 from ferrite.schedule.streams import streamable, streams
 from ferrite.schedule.tiles import crossing, tiled
-from ferrite.schedule.touches import axes_in, known, step_of
+from ferrite.schedule.touches import GUESS, axes_in, known, step_of
 from ferrite.schedule.windows import is_window, used, written_out
 
-GUESS = 64
 FAR = 5  # elements from one window to the next, at which vectors are better made of a window's own
 BLOCK = 4096  # elements of a flat loop that one step of a thread takes
 

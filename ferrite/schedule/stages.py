@@ -13,9 +13,7 @@ from ferrite.ir.index import Axis, Index, Number, axis, substitute
 from ferrite.ir.kernel_laws import keeps_apart
 from ferrite.ir.program import Buffer, Compute, Loop, Reduce, Scan, Store, Target
 from ferrite.ir.questions import axes_of, cost
-from ferrite.schedule.touches import Layouts, Touch, axes_in, known, mixed_radix, only_row, step_of
-
-GUESS = 64  # what an extent that nothing bounds is taken for, where a decision needs a number
+from ferrite.schedule.touches import GUESS, Layouts, Touch, axes_in, known, mixed_radix, only_row, step_of
 
 
 @dataclass(frozen=True)

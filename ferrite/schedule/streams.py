@@ -29,9 +29,8 @@ from ferrite.schedule.nest_loops import SUMMED_ACROSS, sums_floats, with_states
 from ferrite.schedule.nests import Nest
 from ferrite.schedule.sharing import with_values
 from ferrite.schedule.statements import Parts
-from ferrite.schedule.touches import known
+from ferrite.schedule.touches import GUESS, known
 
-GUESS = 64
 WIDE = 4096  # columns whose states wait in a tile
 NARROW = 128  # columns that threads get at least
 PARTS = 8

@@ -1,13 +1,14 @@
 """Blocks of two axes, where some memory goes along one of them and some along the other.
 
 What is loaded across the vectors is first copied into a tile, along its own direction: every line of the cache is
-fetched once and used whole. The tile is then read across; it fits into the nearest cache, and its rows are long enough
-that memory is read ahead.
+fetched once and used whole. The copy turns it, a square of as many rows as a vector has lanes at a time, so that the
+tile is read along the vectors; it fits into the nearest cache, and its rows are long enough that memory is read ahead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ferrite.ir.expr import Expr, Load, Masked
 from ferrite.ir.index import ONE, ZERO, Axis, Index, axis, number
@@ -18,7 +19,7 @@ from ferrite.schedule.machine import Machine
 from ferrite.schedule.sharing import with_values
 from ferrite.schedule.touches import known, step_of
 
-SIDE = 64
+SIDE = 128
 ENOUGH = 8  # elements along an axis for which a tile pays
 
 
@@ -38,7 +39,7 @@ def tiled(order: Sequence[Axis], across: Axis, body: Body, machine: Machine) -> 
         moved = Load.intern(load.buffer, tuple(index_over(item, place) for item in load.coordinates), load.dtype)
         tiles.append(Scratch(name, load.dtype, (number(SIDE * SIDE),)))
         copies.append(copied(name, moved, row, column, machine))
-        again[moved] = Load.intern(name, (column * SIDE + row,), load.dtype)
+        again[moved] = Load.intern(name, (row * SIDE + column,), load.dtype)
     if again:
         body = tuple(with_values(statement, again) for statement in body)
     inner: Body = (*tiles, *copies, Loop(row, "serial", (vector_loop(column, body, machine),)))
@@ -47,12 +48,13 @@ def tiled(order: Sequence[Axis], across: Axis, body: Body, machine: Machine) -> 
 
 
 def copied(name: str, load: Load, row: Axis, column: Axis, machine: Machine) -> Loop:
-    """A loop that copies what is loaded, along the rows."""
+    """Loops that copy what is loaded, along the rows, and turn it."""
     along, beside = axis(f"{row.name}_{name}", row.extent), axis(f"{column.name}_{name}", column.extent)
     new: dict[Axis, Index] = {row: along, column: beside}
     value = Load.intern(load.buffer, tuple(index_over(item, new) for item in load.coordinates), load.dtype)
-    store = Store(name, (beside * SIDE + along,), value)
-    return Loop(beside, "serial", (vector_loop(along, (store,), machine),))
+    store = Store(name, (along * SIDE + beside,), value)
+    vectors = vector_loop(along, (store,), machine)
+    return Loop(beside, "vector", (replace(vectors, copies=1),), copies=vectors.lanes)
 
 
 def crossing_loads(across: Axis, last: Axis, body: Body) -> list[Load]:

@@ -97,6 +97,9 @@ def axes_in(place: Index) -> frozenset[Axis]:
     return frozenset(found)
 
 
+GUESS = 64  # what an extent that nothing bounds is taken for, where a decision needs a number
+
+
 def known(index: Index, otherwise: int) -> int:
     """A number for a size: itself, its largest value, or a guess."""
     if isinstance(index, Number):

@@ -196,6 +196,25 @@ def test_what_is_stored_is_read_again():
         assert_same(source, [filled(torch.float32, extent)], [extent])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.uint8, torch.bool], ids=short)
+@pytest.mark.parametrize("lanes", [2, 4, 8])
+def test_squares_are_turned_while_they_are_stored(dtype, lanes):
+    source = text(f"""
+        def kernel(x, out, n, m):
+            n = symbol(0, 100)
+            m = symbol(0, 100)
+            x = pointer({short(dtype)}, 'read')
+            out = pointer({short(dtype)}, 'write')
+            for a in vector(n, copies={lanes}):
+                for b in vector(m, lanes={lanes}):
+                    v0: {short(dtype)} = x[a*m + b]
+                    out[b*100 + a] = v0
+    """)
+    for rows, columns in ((16, 16), (9, 13), (3, 40), (40, 1)):
+        assert_same(source, [filled(dtype, rows * columns), empty(dtype, 100 * columns)], [rows, columns])
+    assert "shufflevector" in llvm(source)
+
+
 # --- scratch ----------------------------------------------------------------------------------------------------------
 
 

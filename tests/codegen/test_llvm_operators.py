@@ -131,8 +131,9 @@ def without_zero_division(operands):
         return operands
     kept = operands[1] != 0
     if platform.machine() == "x86_64" and operands[0].dtype in (torch.int32, torch.int64):
-        # the quotient does not fit, and there torch's own division ends the process
-        kept &= ~((operands[0] == torch.iinfo(operands[0].dtype).min) & (operands[1] == -1))
+        # least / -1 does not fit, and there torch's own divisions, in lcm too, end the process
+        least = torch.iinfo(operands[0].dtype).min
+        kept &= (operands[0] != least) & (operands[1] != least)
     return [operand[kept] for operand in operands]
 
 

@@ -18,6 +18,7 @@ PACKAGE = ROOT / "ferrite"
 # Layers from the bottom up, as docs/design.md has them: each may import what stands before it, and itself.
 LAYERS = [
     {"_version"},
+    {"collector"},
     {"errors"},
     {"option_values"},
     {"option_groups"},
@@ -39,7 +40,7 @@ LAYERS = [
     {"compilation"},
     {"cached"},
     {"frozen"},
-    {"backend"},
+    {"backend", "door"},
     {"cli"},
     {"__main__"},
 ]

@@ -15,10 +15,11 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from compare import assert_no_farther, compile_strict
-from ferrite.ir.expr import Masked, Op
-from ferrite.ir.index import Max, Min
+from ferrite.ir.expr import Load, Masked, Op
+from ferrite.ir.index import ONE, Max, Min
 from ferrite.ir.kernel import Accumulate, Kernel, Loop, Store, When, nodes_in, walk
 from ferrite.ir.questions import indices_of
+from ferrite.schedule.touches import step_of
 
 quick = pytest.mark.quick
 
@@ -98,6 +99,16 @@ def test_the_place_of_the_greatest_is_not_computed_where_nobody_asks():
 
     assert torch.int64 not in nodes_of_pool(lambda x: F.max_pool2d(x, 3, 2, 1))
     assert torch.int64 in nodes_of_pool(lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True))
+
+
+@quick
+def test_a_tile_is_turned_while_it_is_filled():
+    kernel = only_kernel(lambda x: x.t().contiguous(), torch.randn(256, 256))
+    outer, inner, last = loops(kernel, "vector")
+    assert outer.lanes == 1
+    assert outer.copies == inner.lanes > 1
+    (load,) = [item for item in nodes_in(last.body[0]) if isinstance(item, Load)]
+    assert step_of(load.coordinates[0], last.axis) is ONE, "the tile is read along the vectors"
 
 
 @quick
@@ -184,6 +195,8 @@ NAMES = {
     "every second backwards": (lambda x: x.flip(-1)[..., ::2] + 1, (5, 33)),
     "columns": (lambda x: (x.sum(0), x.amax(0), x.var(0)), (700, 33)),
     "all columns of many": (lambda x: x.sum((0, 2)), (300, 7, 11)),
+    "turned": (lambda x: x.t().contiguous(), (300, 133)),
+    "turned and joined": (lambda x: torch.cat([x.mT.contiguous() * 2, x.mT.sin().contiguous()], 1), (3, 150, 41)),
     "joined": (lambda x: torch.cat([x, x.sin(), x * 2], 0) + 1, (5, 33)),
     "joined twice": (lambda x: torch.cat([torch.cat([x, x.sin()], 1) * 2, x], 1).relu(), (5, 33)),
     "enlarged": (lambda x: F.interpolate(x, scale_factor=1.7, mode="bilinear"), (2, 3, 9, 17)),

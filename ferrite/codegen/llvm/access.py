@@ -9,7 +9,7 @@ from ferrite.codegen.llvm.atomics import combine, combine_atomically
 from ferrite.codegen.llvm.emission import Emission, Value
 from ferrite.codegen.llvm.indices import Found
 from ferrite.codegen.llvm.operators import Words
-from ferrite.codegen.llvm.places import Place, Places
+from ferrite.codegen.llvm.places import Place, Places, flat_index
 from ferrite.codegen.llvm.types import BYTES, MEMORY, vector
 from ferrite.ir.expr import Load
 from ferrite.ir.kernel import Store
@@ -167,8 +167,38 @@ class Access:
             if store.mode != "set":
                 old = self.as_register(self.loaded(store.buffer, places, element), dtype)
                 value = combine(self.e, store.mode, dtype, old, value)
-            self.written(places, self.as_memory(value, dtype), element)
+            value = self.as_memory(value, dtype)
+            if store.mode == "set" and self.crosses(store, places, value):
+                self.write_turned(places[0], value, element)
+            else:
+                self.written(places, value, element)
         memory.version += 1
+
+    def crosses(self, store: Store, places: list[Place], value: Value) -> bool:
+        """Whether lanes lie apart and copies side by side, as many as lanes: a square, turned while it is stored."""
+        e = self.e
+        if e.mask is not None or e.live is not None or not len(places) == len(value.parts) == value.lanes == e.lanes:
+            return False
+        flat = flat_index(e.memory[store.buffer], store.coordinates)
+        return e.lanes > 1 and places[0].kind == "spread" and self.places.constant_shifts(flat) == list(range(e.lanes))
+
+    def write_turned(self, first: Place, value: Value, element: str) -> None:
+        """Squares on the diagonal stay and their neighbours change places, for squares of one, two, four lanes."""
+        lanes, type_ = value.lanes, vector(element, value.lanes)
+        rows = list(value.parts)
+        side = 1
+        while side < lanes:
+            low = [lane if not lane & side else lanes + lane - side for lane in range(lanes)]
+            high = [lane + side if not lane & side else lanes + lane for lane in range(lanes)]
+            for place in (place for place in range(lanes) if not place & side):
+                pair = rows[place], rows[place + side]
+                for row, order in ((place, low), (place + side, high)):
+                    lane_list = ", ".join(f"i32 {lane}" for lane in order)
+                    text = f"shufflevector {type_} {pair[0]}, {type_} {pair[1]}, <{lanes} x i32> <{lane_list}>"
+                    rows[row] = self.e.op(text, *pair)
+            side *= 2
+        for turned, pointer in zip(rows, first.pointers, strict=True):
+            self.e.function.line(f"store {type_} {turned}, ptr {pointer}, align {BYTES[element]}")
 
     def as_memory(self, value: Value, dtype: torch.dtype) -> Value:
         if dtype is not torch.bool:

@@ -44,6 +44,8 @@ def float_to_integer(w: Words, item: str, target: torch.dtype) -> str:
     element = REGISTER[target]
     if target in (torch.uint32, torch.uint64) and w.e.target.saturates:
         return saturated(w, item, element, "u")
+    if target is torch.uint64:
+        return by_upper_half(w, item)
     wide = "i64" if target in (torch.uint8, torch.uint32, torch.int64, torch.uint64) else "i32"
     found = saturated(w, item, wide, "s") if w.e.target.saturates else least_outside(w, item, wide)
     return found if wide == element else w.as_type(wide).convert("trunc", found, element)
@@ -63,6 +65,16 @@ def least_outside(w: Words, item: str, element: str) -> str:
     above, below = w.compare("oge", item, w.const(-most)), w.compare("olt", item, w.const(most))
     inside = w.e.op(f"and {w.bits} {above}, {below}", above, below)
     return w.convert("fptosi", w.select(inside, item, w.const(-most)), element)
+
+
+def by_upper_half(w: Words, item: str) -> str:
+    """To 64 bits without a sign, on a machine that converts to signed ones: what does not fit these is moved down by
+    half the range before, and up after."""
+    half = 2.0**63
+    fits = w.compare("olt", item, w.const(half))
+    moved = least_outside(w, w.select(fits, item, w.op("fsub", item, w.const(half))), "i64")
+    whole = w.as_type("i64")
+    return whole.op("xor", moved, whole.select(fits, whole.const(0), whole.const(-(1 << 63))))
 
 
 # --- 16-bit floats ----------------------------------------------------------------------------------------------------

@@ -3,6 +3,10 @@
 x = n ln 2 + r with a whole n, so that exp(x) = 2^n exp(r) and r is small. Adding a number whose last place is 1 rounds
 to n and leaves n in the low bits of the sum, from where a shift makes 2^n. Near the ends of the range 2^n itself is no
 float: it is multiplied in two halves, which also rounds results that are subnormal once only.
+
+Numbers far below what gives zero are cut off where the power of two itself is the zero that its bits then are: a
+product that is too small for a float takes some processors a hundred times as long, and what masks hide from a softmax
+lies there.
 """
 
 from __future__ import annotations
@@ -28,7 +32,10 @@ from ferrite.codegen.llvm.math_text import (
 OVERFLOW = {"float": 89.0, "double": 710.0}
 UNDERFLOW = {"float": -104.0, "double": -746.0}
 OVERFLOW2 = {"float": 129.0, "double": 1025.0}
-UNDERFLOW2 = {"float": -151.0, "double": -1076.0}
+# Here 2^n has no bits: as two halves, and scaled up.
+ZERO = {"float": -176.0, "double": -1418.0}
+ZERO2 = {"float": -254.0, "double": -2046.0}
+ZERO_OF_NEGATIVE = {"float": -131.5, "double": -1063.0}
 
 
 def shifter(element: str, bias: int) -> float:
@@ -59,7 +66,7 @@ def reduced(x: Value, bias: int) -> tuple[Value, Value, Value]:
 
 
 def exp_in_parts(x: Value, small: Value | None = None) -> tuple[Value, Value, Value]:
-    """Three factors of exp(x), for x between UNDERFLOW and OVERFLOW: a number near one and two powers of two.
+    """Three factors of exp(x), for x between ZERO and OVERFLOW: a number near one and two powers of two.
 
     With `small`, of exp(x + small), where it is no more than what x lost in rounding.
     """
@@ -72,13 +79,13 @@ def exp_in_parts(x: Value, small: Value | None = None) -> tuple[Value, Value, Va
 
 
 def exp(x: Value) -> Value:
-    x = minimum(maximum(x, UNDERFLOW[x.element]), OVERFLOW[x.element])
+    x = minimum(maximum(x, ZERO[x.element]), OVERFLOW[x.element])
     near_one, first, second = exp_in_parts(x)
     return near_one * first * second
 
 
 def exp2(x: Value) -> Value:
-    x = minimum(maximum(x, UNDERFLOW2[x.element]), OVERFLOW2[x.element])
+    x = minimum(maximum(x, ZERO2[x.element]), OVERFLOW2[x.element])
     start = shifter(x.element, 2 * EXPONENT_BIAS[x.element])
     shifted = x + start
     near_one = polynomial(x - (shifted - start), EXP2[x.element])
@@ -98,7 +105,7 @@ def exp_of_negative(x: Value) -> Value:
     The polynomial is scaled down and 2^n up: both are normal numbers, and a subnormal result is rounded once.
     """
     scale = EXPONENT_BIAS[x.element] // 2
-    shifted, _, r = reduced(maximum(x, UNDERFLOW[x.element]), EXPONENT_BIAS[x.element] + scale)
+    shifted, _, r = reduced(maximum(x, ZERO_OF_NEGATIVE[x.element]), EXPONENT_BIAS[x.element] + scale)
     return polynomial(r, [value * 2.0**-scale for value in EXP[x.element]]) * power_of_two(shifted)
 
 

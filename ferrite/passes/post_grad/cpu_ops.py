@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.capture.torch_operators import register_fake
 from ferrite.passes.library import LIBRARY, define
 
 aten = torch.ops.aten
@@ -276,7 +277,7 @@ def look_of_pack_int8(weight: torch.Tensor, rows: int) -> torch.Tensor:
 PACK_INT8 = torch_api.find_operator("onednn.qlinear_prepack.default")
 LIBRARY.define("pack_int8(Tensor weight, SymInt rows) -> Tensor")
 LIBRARY.impl("pack_int8", pack_int8, "CompositeExplicitAutograd")
-torch.library.register_fake("ferrite::pack_int8", look_of_pack_int8, lib=LIBRARY)
+register_fake(LIBRARY, "pack_int8", look_of_pack_int8)
 
 
 def quantized_layers() -> dict[Any, QuantizedLayer]:
