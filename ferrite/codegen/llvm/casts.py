@@ -71,7 +71,7 @@ def by_upper_half(w: Words, item: str) -> str:
     """To 64 bits without a sign, on a machine that converts to signed ones: what does not fit these is moved down by
     half the range before, and up after."""
     half = 2.0**63
-    fits = w.compare("olt", item, w.const(half))
+    fits = w.compare("ult", item, w.const(half))  # what is no number is converted as it is
     moved = least_outside(w, w.select(fits, item, w.op("fsub", item, w.const(half))), "i64")
     whole = w.as_type("i64")
     return whole.op("xor", moved, whole.select(fits, whole.const(0), whole.const(-(1 << 63))))
