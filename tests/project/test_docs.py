@@ -63,7 +63,10 @@ def test_doctests():
     for info in pkgutil.walk_packages(ferrite.__path__, "ferrite."):
         if info.name == "ferrite.__main__":
             continue
-        results = doctest.testmod(importlib.import_module(info.name), optionflags=doctest.ELLIPSIS)
+        module = importlib.import_module(info.name)
+        if ">>>" not in Path(str(module.__file__)).read_text():
+            continue  # to look for examples in every object takes far longer
+        results = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
         assert results.failed == 0, info.name
         attempted += results.attempted
     assert attempted >= 5
