@@ -11,7 +11,6 @@ from lower.lowered import eager_calls, kinds, program_of, same_as_eager
 
 from compare import compile_strict
 
-pytestmark = pytest.mark.quick
 aten = torch.ops.aten
 
 

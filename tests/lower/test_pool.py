@@ -11,7 +11,6 @@ from lower.lowered import eager_calls, kinds, operations, program_of, programs_o
 
 from ferrite.ir.program import Reduce, Template
 
-pytestmark = pytest.mark.quick
 aten = torch.ops.aten
 
 

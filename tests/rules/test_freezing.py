@@ -20,7 +20,6 @@ from ferrite.passes.freezing.fold import constant_fold
 from graphs import operators
 
 aten = torch.ops.aten
-pytestmark = pytest.mark.quick
 
 
 def traced(function: Any, *inputs: torch.Tensor, apart: bool = False) -> torch.fx.GraphModule:

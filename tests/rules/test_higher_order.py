@@ -25,7 +25,6 @@ from ferrite.passes.post_grad.reinplace import reinplace_inplaceable_ops
 from ferrite.pipeline import graph_pass
 from ferrite.runtime import run_in_eager
 
-quick = pytest.mark.quick
 SELDOM_DYNAMIC = [False, pytest.param(True, marks=pytest.mark.slow)]
 aten = torch.ops.aten
 IN_PLACE = graph_pass(reinplace_inplaceable_ops.function, name="reinplace", after="stable_topological_sort")
@@ -274,7 +273,6 @@ def test_no_copy_is_made_where_none_is_needed(fn, dynamic):
     assert targets(gm).count("aten.clone.default") == CASES[fn] + clones
 
 
-@quick
 @pytest.mark.parametrize("fn", CASES, ids=lambda fn: fn.__name__)
 def test_without_the_note_everything_is_copied(fn):
     gm = captured(fn, X.clone())
@@ -334,7 +332,6 @@ def kept_operand(x):
     return y
 
 
-@quick
 def test_a_later_read_keeps_the_copy():
     gm = captured(kept_operand, X.clone())
     (sin,) = gm.graph.find_nodes(op="call_function", target=aten.sin.default)
@@ -367,7 +364,6 @@ def bytes_of_input(x, read_later):
     return gm, gm(own), own
 
 
-@quick
 def test_bytes_of_an_input():
     wanted = X.clone()
     negate_bits(wanted.view(torch.int32))
@@ -397,7 +393,6 @@ def first_encoding(fn, *inputs):
     return targets(gm).count("aten.clone.default")
 
 
-@quick
 def test_first_encoding():
     op = torch.ops.higher
 
@@ -433,7 +428,6 @@ def test_first_encoding():
     assert first_encoding(read_as_well, X.clone()) == 1
 
 
-@quick
 def test_copies_keep_strides_and_offset():
     def fn(x):
         return (auto_functionalized(torch.ops.higher.increment.default, x=x[1:, ::2], by=2.0)[1],)
@@ -444,7 +438,6 @@ def test_copies_keep_strides_and_offset():
 # --- other places -----------------------------------------------------------------------------------------------------
 
 
-@quick
 def test_inside_a_branch():
     def fn(x, flag):
         def yes(x):
@@ -569,7 +562,6 @@ def test_nobody_can_tell_that_higher_order_operators_write(fn, flag):
     assert "higher_order.auto_functionalized_v2" not in calls
 
 
-@quick
 def test_graphs_that_nobody_calls_leave_the_module():
     gm = captured(running_sum, torch.randn(3), torch.randn(4, 3))
     (step,) = (node.target for node in gm.graph.find_nodes(op="get_attr"))
@@ -578,7 +570,6 @@ def test_graphs_that_nobody_calls_leave_the_module():
     assert "while_loop" in targets(gm)
 
 
-@quick
 def test_backward():
     def fn(x):
         y = (x * 2).detach()
@@ -589,7 +580,6 @@ def test_backward():
     check(fn, make, options={"passes": [IN_PLACE, WRITE_OUT]}, backward=True)
 
 
-@quick
 def test_triton_kernels_by_shape():
     """Without Triton the kernel cannot be run; the graph around it can be looked at."""
     functional = torch.ops.higher_order.triton_kernel_wrapper_functional
@@ -732,7 +722,6 @@ def test_loops_leave_valid_graphs(fn, dynamic):
     assert list(gm.graph.nodes) == nodes
 
 
-@quick
 @pytest.mark.parametrize("fn", [running_sum, two_carries, plain_map, nested_scan], ids=lambda fn: fn.__name__)
 def test_any_length(fn):
     """One graph for all lengths, none included: then the carries are copies of what they started as."""
@@ -762,7 +751,6 @@ def arguments_for(gm, c, x):
     return [given[value.dim()] if isinstance(value, torch.Tensor) else sizes[str(value)] for value in values]
 
 
-@quick
 def test_no_iterations_known():
     gm = captured(two_carries, torch.randn(3), torch.randn(4, 3))
     (loop,) = (node for node in gm.graph.nodes if str(node.target) == "scan")
@@ -780,7 +768,6 @@ def test_no_iterations_known():
     assert [tuple(each.shape) for each in rest] == [(0, 3), (0, 3)]
 
 
-@quick
 def test_what_does_not_change_is_not_carried():
     gm = captured(with_outer_value, torch.randn(3), torch.randn(4, 3))
     decompose_scan_to_while_loop(gm)
@@ -789,7 +776,6 @@ def test_what_does_not_change_is_not_carried():
     assert loop.args[2][0] == 0
 
 
-@quick
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_carries_handed_on_are_copied(dynamic):
     gm = captured(carry_unchanged, torch.randn(3), torch.randn(4, 3), dynamic=dynamic)
@@ -807,14 +793,12 @@ def test_carries_handed_on_are_copied(dynamic):
     assert torch.equal(sums, c + x)
 
 
-@quick
 def test_all_passes_together():
     passes = [IN_PLACE, WRITE_OUT, graph_pass(SCAN.function, name="scan", after="write_out"), MAP]
     check(step_with_a_write, lambda: [torch.randn(3), torch.randn(4, 3)], options={"passes": passes}, graphs=1)
     assert "reinplace_inplaceable_ops" in ferrite.last_compile().rewrites
 
 
-@quick
 def test_loops_in_training():
     make = lambda: [torch.randn(3, requires_grad=True), torch.randn(4, 3, requires_grad=True)]  # noqa: E731
     check(running_sum, make, options={"passes": [SCAN, MAP]}, backward=True)

@@ -16,7 +16,6 @@ from ferrite.passes.pre_grad.transposes import swapped
 from ferrite.pipeline import GraphPass, PassContext
 from torch_level import Captured, assert_same, captured
 
-pytestmark = pytest.mark.quick
 aten = torch.ops.aten
 COPIES = (aten.contiguous.default, aten.clone.default)
 
