@@ -95,3 +95,17 @@ def test_a_window_of_the_least_has_its_first_place():
 
     for expected, found in zip(pooled(x), compile_strict(pooled)(x), strict=True):
         assert torch.equal(expected, found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_windows_in_half_precision_are_ordered_as_numbers(dtype):
+    x = torch.randn(2, 3, 9, 17).to(dtype).requires_grad_()
+
+    def pooled(x):
+        return F.max_pool2d(x, 3, 2, 1, return_indices=True)
+
+    compiled = compile_strict(pooled)
+    for expected, found in zip(pooled(x), compiled(x), strict=True):
+        assert torch.equal(expected, found)
+    grads = [torch.autograd.grad(fn(x)[0].float().square().sum(), x)[0] for fn in (pooled, compiled)]
+    assert torch.equal(*grads)

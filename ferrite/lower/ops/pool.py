@@ -106,9 +106,16 @@ def greatest(ctx: Context, over: Sequence[Index], element: Any, x: Value) -> tup
     """
     count = total(over).high
     narrow = torch.int8 if count is not None and count <= 128 else I64
-    best, offset = ctx.reduce("argmax_of_window", ctx.out_sizes, over, [element], [x.dtype, narrow], x.device)
+    wide = arithmetic_type(x.dtype)
+
+    def ordered(outer: Sequence[Index], inner: Sequence[Index]) -> Expr:
+        return cast(element(outer, inner), wide)
+
+    best, offset = ctx.reduce("argmax_of_window", ctx.out_sizes, over, [ordered], [wide, narrow], x.device)
     assert best is not None
     assert offset is not None
+    if wide != x.dtype:
+        best = ctx.lazy(ctx.out_sizes, cast(best.at(own_axes(ctx.out_sizes)), x.dtype), x.device)
     return best, offset
 
 
