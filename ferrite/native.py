@@ -9,6 +9,7 @@ from typing import Any
 from ferrite.codegen.llvm import driver
 from ferrite.codegen.llvm.emit import unsupported
 from ferrite.codegen.llvm.target import host_target
+from ferrite.codegen.llvm.types import is_narrow
 from ferrite.codegen.native import NativeSource, print_native
 from ferrite.ir.kernel import checks
 from ferrite.ir.program import Operation, Program, Reduce, Scan
@@ -62,6 +63,8 @@ def not_native(operation: Operation) -> str | None:
             return why
     if isinstance(operation, Scan) and not has_state(operation):
         return f"no state for the scan {operation.combine.name}"
+    if isinstance(operation, Reduce | Scan) and any(is_narrow(value.dtype) for value in operation.values):
+        return "16-bit floats are no numbers to a state before they are widened"
     if isinstance(operation, Reduce) and operation.kind not in STATES:
         return f"no state for the reduction {operation.kind}"
     return None
