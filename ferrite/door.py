@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ferrite.collector import garbage_waits
@@ -11,15 +11,9 @@ if TYPE_CHECKING:
     import torch
 
 
-def ferrite(
-    gm: torch.fx.GraphModule,
-    example_inputs: Sequence[Any],
-    *,
-    mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> Callable[..., Any]:
-    """The backend: a graph of torch calls in, a function of the same arguments out."""
+def ferrite(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **settings: Any) -> Callable[..., Any]:
+    """`ferrite.backend.ferrite`, with the collector off from its import on."""
     with garbage_waits():
         from ferrite.backend import ferrite as compiler
 
-        return compiler(gm, example_inputs, mode=mode, options=options)
+        return compiler(gm, example_inputs, **settings)
