@@ -154,7 +154,7 @@ def traced(function: Any, tensors: list[torch.Tensor]) -> torch.fx.GraphModule:
 
 
 def with_gradients(call: Any, made: list[torch.Tensor]) -> Any:
-    """Results, and gradients of everything that has one, from seeds that do not cancel; the first call makes them."""
+    """Results, and gradients of everything that has one, from seeds that do not add up to nothing; the first call makes them."""
 
     def function(*tensors: torch.Tensor) -> Any:
         given = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]
@@ -163,7 +163,7 @@ def with_gradients(call: Any, made: list[torch.Tensor]) -> Any:
         if not wanted:
             return outputs
         if not made:
-            made.extend(torch.linspace(-1, 1, leaf.numel()).reshape(leaf.shape) for leaf in wanted)
+            made.extend(torch.linspace(-0.5, 1, leaf.numel()).reshape(leaf.shape) for leaf in wanted)
         seeds = [seed.to(leaf.dtype) for seed, leaf in zip(made, wanted, strict=True)]
         inputs = [tensor for tensor in given if tensor.requires_grad]
         return outputs, list(torch.autograd.grad(wanted, inputs, seeds, allow_unused=True))
