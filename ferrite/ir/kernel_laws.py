@@ -255,10 +255,10 @@ class _Check:
             raise InvalidProgram("K3", f"{store.buffer} is written by {store.mode}, but does not say so")
         if memory.dtype != store.value.dtype:
             raise InvalidProgram("K5", f"{short(store.value.dtype)} is stored into {store.buffer}")
-        if store.atomic:
+        if store.atomic or any(loop.axis.extent is ZERO for loop in self.loops):  # nothing is stored, nowhere
             return
         around = self.loops[memory.depth :]
-        free = [loop for loop in around if loop.kind in INDEPENDENT and loop.axis.extent not in (ZERO, ONE)]
+        free = [loop for loop in around if loop.kind in INDEPENDENT and loop.axis.extent is not ONE]
         used = self.axes_of(store)
         for loop in free:
             if loop.axis not in used:

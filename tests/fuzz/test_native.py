@@ -105,6 +105,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 # A sum over one element has no loop, but is joined like any other: what is computed beside it is not known after it.
 ONE_ELEMENT = Case((1,), ("contiguous",), (*[("decay", 0)] * 4, ("softmax", 0, 0), ("decay", 1)), 6, False)
+NO_COLUMN = Case((2, 0), ("contiguous",), (("decay", 0), ("decay", 1), ("flat", 1, 0)), 1, False)
 ONE_ROW = Case((1, 2), ("contiguous",), (("flip", 0, 1), ("softmax", 0, 0)), 2, False)
 
 
@@ -123,6 +124,7 @@ def compiled(case: Case, inputs: list[Tensor]) -> list[Tensor]:
 @given(cases())
 @example(ONE_ELEMENT)
 @example(ONE_ROW)
+@example(NO_COLUMN)
 def test_a_random_graph_computes_what_eager_does(case: Case) -> None:
     check_case(case)
 
