@@ -10,14 +10,15 @@ good as the fresh storage it replaces.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from ferrite.graph.autocast import autocast_at
-from ferrite.graph.facts import bodies_of, body_of, produces_value
+from ferrite.graph.facts import bodies_of, body_of, fake_value, produces_value
 from ferrite.graph.regions import mutates
 from ferrite.graph.values import (
     AliasClass,
@@ -25,25 +26,43 @@ from ferrite.graph.values import (
     alias_class,
     compute,
     fingerprint,
+    fingerprint_of,
     mode_of,
     no_guards,
+    parts_of_call,
     runs_on_values,
     same_form,
     same_metadata,
     same_sizes,
+    sharing_of,
 )
 
 ABSENT = object()
 
 
-@dataclass(frozen=True)
 class _Record:
-    """A node as it was last seen: what it said, its value, how that shares memory, and its operands' values."""
+    """A node as it was last seen: what it said, its value, and its operands' values.
 
-    fingerprint: Hashable
-    value: Any
-    aliases: AliasClass
-    operands: tuple[Any, ...]
+    Most nodes are never edited, and most passes change nothing: what follows from these is worked out when asked for.
+    """
+
+    def __init__(self, node: torch.fx.Node) -> None:
+        self.call = parts_of_call(node)
+        self.value = node_value(node)
+        self.operands = operand_values(node)
+
+    @functools.cached_property
+    def fingerprint(self) -> Hashable:
+        return fingerprint_of(self.call)
+
+    @functools.cached_property
+    def aliases(self) -> AliasClass:
+        """How the value shares memory with the operands'."""
+        return sharing_of(self.operands, self.value) if self.value is not ABSENT else ()
+
+    def still_says(self, node: torch.fx.Node) -> bool:
+        call = parts_of_call(node)
+        return all(map(operator.is_, self.call, call)) or self.fingerprint == fingerprint_of(call)
 
 
 class BodyMismatch(ValueError):
@@ -125,7 +144,7 @@ class MetadataUpdater:
 
     def _edited(self, node: torch.fx.Node) -> bool:
         record, value = self.records.get(node), node_value(node)
-        if record is None or value is not record.value or record.fingerprint != fingerprint(node):
+        if record is None or value is not record.value or not record.still_says(node):
             return True
         return value is ABSENT and runs_on_values(node) and produces_value(node)
 
@@ -144,7 +163,7 @@ class MetadataUpdater:
             self._remember(node)
             return False
         if record is not None and old is record.value and old is not ABSENT and says_the_same(node, record):
-            self.records[node] = replace(record, fingerprint=fingerprint(node), operands=operand_values(node))
+            self._remember(node)
             return False
         try:
             value, bindings = compute(node, mode)
@@ -155,19 +174,17 @@ class MetadataUpdater:
         # A value that a pass put there by itself may share a storage with the node it was copied from.
         trusted = record is not None and old is record.value and old is not ABSENT
         if trusted and record is not None and aliases == record.aliases and same_metadata(old, value):
-            self.records[node] = _Record(fingerprint(node), old, aliases, operand_values(node))
+            self._remember(node)
             return False
         node.meta["val"] = value
         node.meta.pop("unbacked_bindings", None)
         if bindings:
             node.meta["unbacked_bindings"] = bindings
-        self.records[node] = _Record(fingerprint(node), value, aliases, operand_values(node))
+        self._remember(node)
         return True
 
     def _remember(self, node: torch.fx.Node) -> None:
-        value = node_value(node)
-        aliases = alias_class(node, value) if value is not ABSENT else ()
-        self.records[node] = _Record(fingerprint(node), value, aliases, operand_values(node))
+        self.records[node] = _Record(node)
 
     def _body(self, body: torch.fx.GraphModule, mode: Any) -> MetadataUpdater:
         if body not in self.bodies:
@@ -180,7 +197,7 @@ def node_value(node: torch.fx.Node) -> Any:
 
 
 def operand_values(node: torch.fx.Node) -> tuple[Any, ...]:
-    return tuple(map(node_value, node.all_input_nodes))
+    return tuple(map(fake_value, node.all_input_nodes))
 
 
 def says_the_same(node: torch.fx.Node, record: _Record) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import types
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 # tensor of the value in the same new storage.
 AliasClass = tuple[tuple[Storage | tuple[str, int], ...], ...]
 Values = Mapping[torch.fx.Node, Any]
+CallParts = tuple[str, Any, Any, Any, Any]  # operation, target, arguments, those by name, what a get_attr node reads
 NOTHING_ELSE: Values = types.MappingProxyType({})
 
 
@@ -96,7 +97,11 @@ def alias_class(node: torch.fx.Node, value: Any, values: Values = NOTHING_ELSE) 
 
     `values`: what some operands have instead of the fake value on the node.
     """
-    operands = (values[each] if each in values else fake_value(each) for each in node.all_input_nodes)
+    return sharing_of([values[each] if each in values else fake_value(each) for each in node.all_input_nodes], value)
+
+
+def sharing_of(operands: Sequence[Any], value: Any) -> AliasClass:
+    """`alias_class` of whatever has such a value and was given such operands."""
     given = frozenset().union(*map(storages_in, operands))
     fresh: dict[Storage, int] = {}
     found = []
@@ -215,8 +220,17 @@ def _no_memory(mode: Any, needed: bool) -> Iterator[None]:
 
 def fingerprint(node: torch.fx.Node) -> Hashable:
     """What a node's value depends on besides its operands' values; equal only if nothing was edited."""
-    attribute = _Same(attribute_of(node)) if node.op == "get_attr" else None
-    return (node.op, node.target, _key(node.args), _key(node.kwargs), attribute)
+    return fingerprint_of(parts_of_call(node))
+
+
+def parts_of_call(node: torch.fx.Node) -> CallParts:
+    """What a node says, as it stands: for as long as these are the same objects, nothing was edited."""
+    return node.op, node.target, node.args, node.kwargs, attribute_of(node) if node.op == "get_attr" else None
+
+
+def fingerprint_of(call: CallParts) -> Hashable:
+    op, target, args, kwargs, attribute = call
+    return (op, target, _key(args), _key(kwargs), _Same(attribute))
 
 
 def same_form(first: Any, second: Any) -> bool:

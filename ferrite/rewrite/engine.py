@@ -27,7 +27,7 @@ from ferrite.graph import fake_value, model_line
 from ferrite.graph.facts import stream_of
 from ferrite.graph.regions import Regions, has_effect, is_random, mutates
 from ferrite.graph.values import mode_of
-from ferrite.graph.verify import count_guards
+from ferrite.graph.verify import guards_in
 from ferrite.pipeline.context import PassContext
 from ferrite.rewrite.layout import follow
 from ferrite.rewrite.match import Match, Refusal
@@ -134,20 +134,20 @@ class Engine:
             if isinstance(roots, Refusal):
                 return roots
             old, matched = tuple(roots), list(dict.fromkeys((node, *roots)))
-        problem = self.placement_problem(matched, draws_anew(rule))
-        if problem is not None:
-            return Refusal(problem)
+        unknown = next((item.name for item in matched if fake_value(item) is None), None)
+        if unknown is not None:
+            return Refusal(f"{unknown} has no metadata")
         self.counting.steps += 1
         first = min(old)
         writer = Writer(self.graph, self.fake_mode)
-        guards = count_guards(self.graph)
+        guards = guards_in(self.fake_mode)
         with self.graph.inserting_before(first):
             try:
                 new = self.build(rule, node, old, match, writer, matched)
             except BaseException:
                 writer.take_back()
                 raise
-        if count_guards(self.graph) != guards:
+        if guards_in(self.fake_mode) != guards:
             writer.take_back()
             raise RuntimeError(f"rule {rule.name} added a guard on a symbol")
         outcome = new if isinstance(new, Refusal) else self.checked(rule, old, new, matched, writer)
@@ -197,10 +197,10 @@ class Engine:
         pairs = list(zip(old, new, strict=True))
         # Sums over other strides add up in another order, which strict numerics forbid.
         layout_matters = rule.layout == "kept" or self.context.options.numerics == "strict"
-        problem = (
-            self.placement_problem(matched, draws_anew(rule))
+        problem = (  # the cheapest question, which most candidates fail, comes first
+            self.look_problem(pairs, writer, layout_matters=layout_matters)
+            or self.placement_problem(matched, draws_anew(rule))
             or self.order_problem(pairs, min(old), writer, draws_anew(rule))
-            or self.look_problem(pairs, writer, layout_matters=layout_matters)
         )
         if problem is not None:
             return Refusal(problem)
