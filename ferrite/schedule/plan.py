@@ -17,6 +17,7 @@ from ferrite.schedule.machine import Machine
 from ferrite.schedule.memory import last_uses, private
 from ferrite.schedule.order import Native, Order
 from ferrite.schedule.prepare import prepare
+from ferrite.schedule.repeats import Repeats
 from ferrite.schedule.runs import with_parted_runs
 from ferrite.schedule.steps import Launch, Plan, Run, Step
 from ferrite.schedule.touches import Layouts
@@ -30,6 +31,7 @@ def make_plan(program: Program, machine: Machine, native: Native, verify: bool =
     layouts = Layouts(program)
     inside = private(program, ordered.items, layouts)
     takeovers = Takeovers(program, ordered.items, layouts)
+    repeats = Repeats(layouts, machine)
     steps: list[Step] = []
     alone: dict[int, str] = {}
     bodies: dict[int, tuple[Plan, ...]] = {}
@@ -44,7 +46,7 @@ def make_plan(program: Program, machine: Machine, native: Native, verify: bool =
         if isinstance(item, Group):
             if not item.stages:
                 continue  # it has become part of an earlier one
-            waiting.append(launch_of(place, item, inside.get(place, ()), takeovers, machine, verify))
+            waiting.append(launch_of(place, item, inside.get(place, ()), repeats, takeovers, verify))
             continue
         if isinstance(item, Allocate):
             continue  # memory is made when it is first needed
@@ -73,16 +75,20 @@ def make_plan(program: Program, machine: Machine, native: Native, verify: bool =
 
 
 def launch_of(
-    place: int, group: Group, inside: tuple[str, ...], takeovers: Takeovers, machine: Machine, verify: bool
+    place: int, group: Group, inside: tuple[str, ...], repeats: Repeats, takeovers: Takeovers, verify: bool
 ) -> Launch:
-    built = build(group, inside, takeovers.layouts, machine)
-    taken = takeovers.at(place, group, built.arguments)
-    kernel = canonical(built.kernel, {old: later(old, taken)[-1] for old in taken})
+    repeat = repeats.of(group, inside)
+    taken = takeovers.at(place, group, repeat.arguments)
+    one = {old: later(old, taken)[-1] for old in taken}
+    kernel = repeat.kernel(one)
     if verify:
+        built = build(group, inside, repeats.layouts, repeats.machine)
         verify_kernel(built.kernel)
         verify_kernel(kernel)
-    arguments = tuple(takeovers.storage(name) for name in built.arguments if name not in taken)
-    return Launch(kernel, arguments, built.kernel.sizes, group.operations)
+        if canonical(built.kernel, one) != kernel or built.arguments != repeat.arguments:
+            raise AssertionError(f"groups that are no repeats of each other have one signature:\n{kernel}")
+    arguments = tuple(takeovers.storage(name) for name in repeat.arguments if name not in taken)
+    return Launch(kernel, arguments, repeat.pattern.kernel.sizes, group.operations)
 
 
 __all__ = ["Launch", "Plan", "Run", "Step", "make_plan"]

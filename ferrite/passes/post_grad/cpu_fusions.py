@@ -19,7 +19,7 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
 from ferrite.passes.post_grad import cpu_ops, layers
-from ferrite.passes.post_grad.layers import VIEWS, Layer, layer_of, post_op_at, post_op_targets, uses_of
+from ferrite.passes.post_grad.layers import POST_OP_TARGETS, VIEWS, Layer, layer_of, post_op_at, uses_of
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, apply_rules
 from ferrite.rewrite.arguments import arguments_of, in_order
@@ -172,7 +172,7 @@ def images_for_transposed() -> list[torch.Tensor]:
 UNARY_POST_OP = NodeRule(
     name="unary_post_op",
     purpose="a layer and the activation behind it are one operator",
-    targets=post_op_targets(),
+    targets=POST_OP_TARGETS,
     rewrite=with_post_op,
     examples=(
         Case("relu", after_linear(aten.relu.default), rows()),

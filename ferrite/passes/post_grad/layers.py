@@ -333,9 +333,13 @@ def by_target() -> dict[Any, list[Spelling]]:
     return found
 
 
-def post_op_targets() -> tuple[Any, ...]:
-    """Operators that a post-op may end in."""
-    return (*by_target(), *CASTS)
+# What a post-op may end in: `by_target`, and the casts. Stated, because tracing the formulas takes time at import.
+POST_OP_TARGETS = (
+    *(aten.relu.default, aten.sigmoid.default, aten.tanh.default, aten.hardswish.default, aten.hardsigmoid.default),
+    *(aten.silu.default, aten.gelu.default, aten.leaky_relu.default, aten.hardtanh.default, aten.clamp.default),
+    *(aten.mul.Tensor, aten.div.Tensor, aten.where.self),
+    *CASTS,
+)
 
 
 # --- where a node stands ----------------------------------------------------------------------------------------------

@@ -21,11 +21,11 @@ from ferrite.capture import torch_api
 from ferrite.graph import fake_value
 from ferrite.passes.post_grad import cpu_ops
 from ferrite.passes.post_grad.layers import (
+    POST_OP_TARGETS,
     VIEWS,
     all_before,
     only_cast,
     post_op_at,
-    post_op_targets,
     transposed,
     uses_of,
 )
@@ -323,7 +323,7 @@ SECOND = (4, 8)
 QUANTIZED_POST_OP = NodeRule(
     name="quantized_post_op",
     purpose="a packed layer on integers and the activation behind it are one operator",
-    targets=post_op_targets(),
+    targets=POST_OP_TARGETS,
     rewrite=packed_with_post_op,
     examples=(
         Case("relu", lambda x, w, s: aten.relu.default(packed(x, w, s)), packed_operands()),
