@@ -10,10 +10,10 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ferrite.ir.expr import Data, Expr, Load, Local, with_parts
+from ferrite.ir.expr import Data, Expr, Load, Local, data_of, with_parts
 from ferrite.ir.index import Atom, Index, axis, substitute, symbol
 from ferrite.ir.kernel import Accumulate, Join, Kernel, Let, Loop, Pointer, Scratch, State, Statement, Store, When
-from ferrite.ir.questions import data_of, nodes_of
+from ferrite.ir.questions import nodes_of
 
 Body = tuple[Statement, ...]
 

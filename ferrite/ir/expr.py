@@ -24,18 +24,20 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.index import Atom, Index, Number, substitute
+from ferrite.ir.index import TEXT, Atom, Index, Number, substitute
 from ferrite.ir.intern import Interned
 from ferrite.ir.types import bits_of, foldable, is_integer, short, value_of
 
 
 class Expr(Interned):
-    """One scalar. `loads`: the buffers it reads; `atoms`: what its indices depend on."""
+    """One scalar. `loads`: the buffers it reads; `atoms`: what its indices depend on; `under`: the expressions right
+    below it, those that its indices read from memory first."""
 
-    __slots__ = ("atoms", "dtype", "loads")
+    __slots__ = ("atoms", "dtype", "loads", "under")
     dtype: torch.dtype
     loads: frozenset[str]
     atoms: frozenset[Atom]
+    under: tuple[Expr, ...]
 
     def set(self, parts: Sequence[Expr], indices: Sequence[Index] = (), loads: frozenset[str] = frozenset()) -> None:
         atoms: frozenset[Atom] = frozenset()
@@ -50,6 +52,7 @@ class Expr(Interned):
                     atoms = atoms | atom.value.atoms
         object.__setattr__(self, "loads", loads)
         object.__setattr__(self, "atoms", atoms)
+        object.__setattr__(self, "under", (*(value for index in indices for value in data_of(index)), *parts))
 
     @property
     def args(self) -> tuple[Expr, ...]:
@@ -190,6 +193,13 @@ class Data(Atom):
 
     def spell(self, text: Callable[[Index], str]) -> str:
         return f"data({self.value}, {text(self.extent)}{complaint_text(self.complaint)})"
+
+
+def data_of(index: Index) -> list[Expr]:
+    """The values that an index reads from memory, in a stable order, those in the extents of others too."""
+    atoms = [atom for atom in index.atoms if isinstance(atom, Data)]
+    atoms.sort(key=TEXT)
+    return [value for atom in atoms for value in (atom.value, *data_of(atom.extent))]
 
 
 def complaint_text(complaint: str) -> str:

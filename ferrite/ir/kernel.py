@@ -52,10 +52,10 @@ from typing import Literal as OneOf
 
 import torch
 
-from ferrite.ir.expr import Data, Expr
+from ferrite.ir.expr import Data, Expr, data_of
 from ferrite.ir.index import TEXT, Axis, Index, Symbol
 from ferrite.ir.program import NOWHERE, Mode, Origin
-from ferrite.ir.questions import data_of, indices_of, nodes_of
+from ferrite.ir.questions import indices_of, nodes_of
 
 LoopKind = OneOf["serial", "parallel", "vector", "unrolled", "reduction"]
 Access = OneOf["read", "write", "both"]

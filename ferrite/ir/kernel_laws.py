@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ferrite.ir.division import never_negative
-from ferrite.ir.expr import Data, Load, Local, Param
+from ferrite.ir.expr import Data, Load, Local, Param, data_of
 from ferrite.ir.expr_laws import wrong_data, wrong_type
 from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, Product, Sum, Symbol, add, number
 from ferrite.ir.kernel import (
@@ -45,7 +45,7 @@ from ferrite.ir.kernel import (
     indices_in,
     nodes_in,
 )
-from ferrite.ir.questions import data_of, indices_of, nodes_of
+from ferrite.ir.questions import indices_of, nodes_of
 from ferrite.ir.states import STATES
 from ferrite.ir.types import is_integer, short
 from ferrite.ir.verify import InvalidProgram

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
-from ferrite.ir.expr import Data, Expr, IndexValue, Load, Op, Random
+from ferrite.ir.expr import Data, Expr, IndexValue, Load, Op, Random, data_of
 from ferrite.ir.host import Ref
 from ferrite.ir.index import TEXT, Axis, Index, Symbol
 from ferrite.ir.program import (
@@ -94,24 +94,19 @@ def arguments_of(operation: Operation) -> tuple[CallArgument, ...]:
 def nodes_of(*roots: Expr, known: Container[Expr] = ()) -> list[Expr]:
     """Every expression under these once, operands before users, those inside coordinates too; known ones left out."""
     seen: dict[Expr, None] = {}
-    stack: list[tuple[Expr, bool]] = [(root, False) for root in reversed(roots)]
+    entered: set[Expr] = set()
+    stack = list(reversed(roots))
     while stack:  # no recursion: expressions may be deep
-        item, ready = stack.pop()
+        item = stack[-1]
         if item in seen or item in known:
-            continue
-        if ready:
+            stack.pop()
+        elif item in entered or not item.under:
             seen[item] = None
-            continue
-        stack.append((item, True))
-        parts = [*(value for index in indices_of(item) for value in data_of(index)), *item.args]
-        stack += [(part, False) for part in reversed(parts)]
+            stack.pop()
+        else:
+            entered.add(item)
+            stack += reversed(item.under)
     return list(seen)
-
-
-def data_of(index: Index) -> list[Expr]:
-    """The values that an index reads from memory, in a stable order, those in the extents of others too."""
-    atoms = sorted((atom for atom in index.atoms if isinstance(atom, Data)), key=TEXT)
-    return [value for atom in atoms for value in (atom.value, *data_of(atom.extent))]
 
 
 def indices_of(item: Expr) -> tuple[Index, ...]:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ferrite.ir.expr import data_of
 from ferrite.ir.index import Axis, Index, Number
 from ferrite.ir.kernel import Loop, Statement, Store, walk
-from ferrite.ir.questions import data_of
 from ferrite.schedule.loops import (
     Body,
     collapse,

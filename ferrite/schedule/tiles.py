@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ferrite.ir.expr import Expr, Load, Masked
+from ferrite.ir.expr import Expr, Load, Masked, data_of
 from ferrite.ir.index import ONE, ZERO, Axis, Index, axis, number
 from ferrite.ir.kernel import Loop, Scratch, Statement, Store, nodes_in
-from ferrite.ir.questions import data_of, nodes_of
+from ferrite.ir.questions import nodes_of
 from ferrite.schedule.loops import Body, collapse, cut, index_over, vector_loop, work_of
 from ferrite.schedule.machine import Machine
 from ferrite.schedule.sharing import with_values

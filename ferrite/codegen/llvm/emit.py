@@ -19,9 +19,9 @@ from ferrite.codegen.llvm.parallel import Parallel
 from ferrite.codegen.llvm.statements import Statements
 from ferrite.codegen.llvm.target import Target
 from ferrite.codegen.llvm.types import REGISTER
-from ferrite.ir.expr import Expr, Op
+from ferrite.ir.expr import Expr, Op, data_of
 from ferrite.ir.kernel import Kernel, checks
-from ferrite.ir.questions import data_of, indices_of, nodes_of
+from ferrite.ir.questions import indices_of, nodes_of
 from ferrite.ir.types import short
 
 
