@@ -337,9 +337,7 @@ class Context:
             return target  # onto itself
         storage = self.buffers[name].storage
         if self.reads_elsewhere(expr, name, target.coordinates):
-            kept = self.lazy(target.sizes, expr, target.device)
-            self.realise(kept.box)
-            expr = self.elements(kept, target.sizes)
+            expr = self.kept(expr, target.sizes, target.device)
         self.before_write(storage)
         axes = tuple(item for item in own_axes(target.sizes) if isinstance(item, Axis))
         self.add(Compute(axes, (Store(name, target.coordinates, expr),), self.origin))
@@ -355,16 +353,29 @@ class Context:
                 return True
         return False
 
+    def kept(self, source: Expr, sizes: Sequence[Index], device: torch.device) -> Expr:
+        """The same elements, read from memory of their own."""
+        value = self.lazy(sizes, source, device)
+        self.realise(value.box)
+        return self.elements(value, sizes)
+
     def scatter(self, target: Value, sizes: Sequence[Index], place: Sequence[Index], source: Expr, mode: str) -> None:
         """At every point of `sizes`, store `source` at a place of the target, or combine it with what is there."""
+        if mode != "set" and len(loads_as_large(source, own_axes(sizes))) > 1:
+            # computed first, several tensors become one, before there is a target: that may be the largest of all
+            source = self.kept(source, sizes, target.device)
         name = self.realise(target.box)
         if self.reads_elsewhere(source, name, ()):
-            kept = self.lazy(sizes, source, target.device)
-            self.realise(kept.box)
-            source = self.elements(kept, sizes)
+            source = self.kept(source, sizes, target.device)
         self.before_write(self.buffers[name].storage)
         axes = tuple(item for item in own_axes(sizes) if isinstance(item, Axis))
         self.add(Compute(axes, (Store(name, target.through(place), source, mode),), self.origin))  # type: ignore[arg-type]
+
+
+def loads_as_large(source: Expr, axes: Sequence[Index]) -> set[str]:
+    """The buffers of which an expression reads another element at every point."""
+    real = {item for item in axes if isinstance(item, Axis)}
+    return {item.buffer for item in nodes_of(source) if isinstance(item, Load) and real <= item.atoms}
 
 
 def broadcast_place(sizes: Sequence[Index], to: Sequence[Index]) -> tuple[Index, ...]:

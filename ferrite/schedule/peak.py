@@ -55,6 +55,11 @@ def held(
         alive[buffer.name] = size(buffer)
         return alive[buffer.name]
 
+    def freed(name: str) -> int:
+        """What was given away to the program is freed with what is its own."""
+        given_away = layouts.buffers[name].kind == "donated"
+        return size(layouts.buffers[name]) if given_away else alive.pop(name, 0)
+
     for place, step in enumerate(steps):
         before = total
         if isinstance(step, Run):
@@ -63,7 +68,7 @@ def held(
         else:
             total += sum(make(name) for name in touched(step, layouts))
             found.append(max(total, before + (inside or {}).get(place, 0)))
-        total -= sum(alive.pop(name, 0) for name in dying[place])
+        total -= sum(freed(name) for name in dying[place])
     total += sum(make(item) for item in program.outputs if isinstance(item, str))
     return [*found, total]
 

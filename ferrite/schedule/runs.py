@@ -18,7 +18,7 @@ from ferrite.schedule.peak import UnknownBytes, bytes_at, held
 from ferrite.schedule.steps import Run, Step
 from ferrite.schedule.touches import Layouts
 
-WORTH = 1 << 17  # bytes saved, for which a run is parted
+WORTH = 1 << 16  # bytes saved, for which a run is parted
 MOST_PARTED = 8
 
 
@@ -77,8 +77,9 @@ def lives(run: Run, before: set[str], dying: set[str], layouts: Layouts) -> Iter
         for name in launch.arguments:
             places.setdefault(name, []).append(place)
     for name, found in places.items():
-        if layouts.buffers[name].kind == "owned":
-            first = float("-inf") if name in before else found[0]
+        kind = layouts.buffers[name].kind
+        if kind in ("owned", "donated"):
+            first = float("-inf") if name in before or kind == "donated" else found[0]
             last = found[-1] if name in dying else float("inf")
             yield _Life(first, last, known_bytes(layouts.buffers[name]))
 

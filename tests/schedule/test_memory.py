@@ -307,3 +307,24 @@ def test_names_die_with_their_last_use():
     assert set(last) - set(dying) == set(plan.program.outputs) | {
         name for run in runs(plan) for name in (*run.offsets, *run.lodged) if name not in dying
     }
+
+
+@quick
+def test_what_is_added_up_by_index_is_one_tensor_before_there_is_a_target():
+    def fn(x, y, w, index):
+        return torch.zeros(4096, 64).index_put((index,), (x @ w) * (y @ w), accumulate=True)
+
+    x, index = torch.randn(1024, 64), torch.randint(4096, (1024,))
+    plan = plan_of(fn, x, x.clone(), torch.randn(64, 64), index)
+    most = max(held(plan.program, plan.steps, plan.dying, known_bytes))
+    assert most == 4 * (4096 * 64 + 1024 * 64), "the target and one source"
+
+
+@quick
+def test_what_was_given_away_is_freed_with_its_last_use():
+    names = [buffer("given", 1024, kind="donated"), buffer("new", 1024)]
+    found = program(buffers=names, outputs=("new",), inputs=("given",))
+    launch = Launch(None, ("new", "given"), (), ())  # type: ignore[arg-type]
+    steps = [Run((launch,))]
+    dying = last_uses(found, steps, Layouts(found))
+    assert held(found, steps, dying, known_bytes) == [4096, 0], "one came, one went"

@@ -26,8 +26,10 @@ aten = torch.ops.aten
 
 
 def copy_of(ctx: Context, x: Value) -> Value:
-    """A copy to write to, with the strides of the result."""
-    return ctx.copied(x, ctx.wanted_strides(0, x.sizes))
+    """A copy to write to, with the strides of the result; it is made when the first source is there."""
+    copy = ctx.lazy(x.sizes, ctx.elements(x, x.sizes), x.device)
+    copy.box.strides = ctx.wanted_strides(0, x.sizes)
+    return copy
 
 
 def kept_apart(ctx: Context, index: Value, target: Value) -> Value:
