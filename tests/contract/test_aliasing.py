@@ -110,6 +110,7 @@ def unequal_copies(x):
     return x.clone(), x.contiguous(), x + 0
 
 
+PRESERVED = torch.preserve_format
 VIEWS = {
     "itself": lambda x: (x, x + 1),
     "itself_twice": lambda x: (x, x, x * 2),
@@ -133,12 +134,23 @@ VIEWS = {
     "contiguous_is_itself": lambda x: (x.contiguous(), x + 1),
     "to_same_dtype_is_itself": lambda x: (x.to(torch.float32), x.float(), x + 1),
     "flatten": lambda x: (x.flatten(), x.ravel(), x + 1),
+    "copy_with_every_argument": lambda x: (x.to("cpu", torch.float32, True, True, memory_format=PRESERVED), x + 1),
+    "narrow_from_a_tensor": lambda x: (x.narrow(1, torch.tensor(2), 3), torch.narrow(x, 0, torch.tensor(1), 2), x + 1),
+    "flatten_of_every_second": lambda x: (x[:, ::2].flatten(), x + 1),
+    "ravel_copies_every_second": lambda x: (x[:, ::2].ravel(), torch.ravel(x.t()), x + 1),
     "flip_copies": lambda x: (x.flip(0), x + 1),
     "two_views_of_an_intermediate": two_views_of_an_intermediate,
     "an_intermediate_and_its_view": an_intermediate_and_its_view,
     "unequal_copies": unequal_copies,
 }
-QUICK = ("itself", "slice", "two_views_of_an_intermediate", "unequal_copies", "reshape_that_copies")
+QUICK = (
+    "itself",
+    "slice",
+    "ravel_copies_every_second",
+    "two_views_of_an_intermediate",
+    "unequal_copies",
+    "reshape_that_copies",
+)
 
 
 @pytest.mark.parametrize(("name", "dynamic"), wide_table(VIEWS, QUICK))

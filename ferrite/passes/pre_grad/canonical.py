@@ -261,12 +261,19 @@ def normal_reshape(node: torch.fx.Node) -> bool:
     target = node.target
     if target in (aten.flatten.using_ints, aten.ravel.default) and same:
         return False
+    if target is aten.ravel.default and not known_contiguous(fake_value(source)):
+        return False  # it copies, where a reshape may be a view
     is_view = target in (aten.view.default, aten.view_as.default, aten.unflatten.int)
     wanted = aten.view.default if is_view else aten.reshape.default
     if target is wanted and same_literal(node.args[1], sizes):
         return False
     node.target, node.args, node.kwargs = wanted, (source, sizes), {}
     return True
+
+
+def known_contiguous(value: torch.Tensor) -> bool:
+    """Nothing is asked of symbols."""
+    return all(type(step) is int for step in (*value.shape, *value.stride())) and value.is_contiguous()
 
 
 CANONICAL = (numpy_compat_normalization, normalize_node_kwargs_pass, normalization_pass)

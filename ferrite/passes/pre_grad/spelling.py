@@ -12,6 +12,7 @@ What is not in the tables of `names` stays as it was written; no rule touches it
 from __future__ import annotations
 
 import builtins
+import contextlib
 import operator
 from typing import Any
 
@@ -19,7 +20,9 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
+from ferrite.graph.facts import leaves
 from ferrite.graph.torch_calls import OPERATORS, bound_arguments, is_torch_function
+from ferrite.graph.values import no_guards
 from ferrite.passes.pre_grad.names import (
     BATCHED_DIMS,
     BY_FUNCTION,
@@ -150,12 +153,20 @@ def resolve(name: str, args: tuple[Any, ...], kwargs: Arguments) -> Any:
         raise Unbound(f"{name} is not in the tables")
     values, keywords = torch.fx.node.map_arg((args, kwargs), _value)
     keywords = {("self" if key == "input" and takes_self(name) else key): value for key, value in keywords.items()}
-    overload = torch_api.overload_for(f"aten::{name}", values, keywords)
-    if overload is None:
-        overload = torch_api.overload_for(f"aten::{name}", *with_lists(name, values, keywords))
+    with asking_nothing((values, keywords)):
+        overload = torch_api.overload_for(f"aten::{name}", values, keywords)
+        if overload is None:
+            overload = torch_api.overload_for(f"aten::{name}", *with_lists(name, values, keywords))
     if overload is None:
         raise Unbound(f"no overload of {name} takes these arguments")
     return getattr(getattr(aten, name), overload)
+
+
+def asking_nothing(given: Any) -> contextlib.AbstractContextManager[None]:
+    """Matching reads the one element of a tensor where a number is asked for, and that would guard on it."""
+    numbers = (leaf for leaf in leaves(given) if isinstance(leaf, torch.Tensor) and leaf.dim() == 0)
+    mode = next((leaf.fake_mode for leaf in numbers if hasattr(leaf, "fake_mode")), None)
+    return contextlib.nullcontext() if mode is None else no_guards(mode)
 
 
 def with_lists(name: str, args: tuple[Any, ...], kwargs: Arguments) -> tuple[tuple[Any, ...], Arguments]:
@@ -193,7 +204,10 @@ def bind(overload: Any, args: tuple[Any, ...], kwargs: Arguments) -> Arguments:
             found[parameter.name] = kwargs[parameter.name]
         elif not parameter.has_default_value():
             raise Unbound(f"{parameter.name} is not given")
-        if str(parameter.type) == "bool" and not isinstance(value_in(found, parameter.name), (bool, torch.SymBool)):
+        given = value_in(found, parameter.name)
+        if isinstance(given, torch.Tensor) and "Tensor" not in str(parameter.type):
+            raise Unbound(f"{parameter.name} is a tensor, and its element is asked for")
+        if str(parameter.type) == "bool" and not isinstance(given, (bool, torch.SymBool)):
             # matching takes a number for a truth value, Python's reading of the same call does not
             raise Unbound(f"{parameter.name} is no truth value")
     if len(args) > len(parameters) or set(kwargs) - set(found):

@@ -65,8 +65,17 @@ def torch_form(node: torch.fx.Node) -> Form | None:
         args = tuple(given[p.name] for p in parameters if not p.kwarg_only)
         return "call_function", PYTHON_OPERATORS[name], args, {}
     if name in METHODS:
-        return "call_method", name, node.args, dict(node.kwargs)
+        return method_form(node, name)
     return builtin_form(node, name, given, defaults)
+
+
+def method_form(node: torch.fx.Node, name: str) -> Form:
+    """A method of the tensor: as the operator, but that a memory format is given by name alone."""
+    parameters = [parameter.name for parameter in node.target._schema.arguments]  # type: ignore[union-attr]
+    given = dict(zip(parameters, node.args, strict=False))
+    form = given.pop("memory_format", None)
+    kwargs = {**node.kwargs, **({} if form is None else {"memory_format": form})}
+    return "call_method", name, tuple(given.values()), kwargs
 
 
 def builtin_form(node: torch.fx.Node, name: str, given: Arguments, defaults: Arguments) -> Form | None:
