@@ -14,19 +14,20 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 import ferrite
 from ferrite.capture import torch_api
 
-pytestmark = pytest.mark.quick
 
-
+@pytest.mark.quick
 @pytest.mark.parametrize(("text", "expected"), [("2.13.0+cpu", (2, 13)), ("2.11.0.dev2026", (2, 11)), ("3.0", (3, 0))])
 def test_release(text, expected):
     assert torch_api.release(text) == expected
 
 
+@pytest.mark.quick
 def test_supported_versions_are_taken_without_a_word():
     for version in ("2.11.0", "2.12.1+cu130", "2.13.0+cpu"):
         assert torch_api.check_torch_version(version) is None
 
 
+@pytest.mark.quick
 def test_an_old_torch_is_refused_with_what_to_do():
     with pytest.raises(ferrite.UserError) as caught:
         torch_api.check_torch_version("2.10.1")
@@ -37,6 +38,7 @@ def test_an_old_torch_is_refused_with_what_to_do():
     )
 
 
+@pytest.mark.quick
 def test_a_newer_torch_is_tried_with_a_warning():
     warning = torch_api.check_torch_version("2.14.0")
     assert warning == "torch 2.14.0 is newer than ferrite has been tested with (torch 2.11 to 2.13); trying anyway"
@@ -74,17 +76,20 @@ def symbolic(value: int) -> torch.SymInt:
     return fake.shape[0]
 
 
+@pytest.mark.quick
 def test_size_hint_under_the_name_this_torch_has():
     assert torch_api.size_hint(7) == 7
     assert torch_api.size_hint(symbolic(5) * 3) == 15
 
 
+@pytest.mark.quick
 def test_size_hint_under_the_name_of_torch_2_11(monkeypatch):
     old = types.SimpleNamespace(size_hint=lambda value, fallback: 15)
     monkeypatch.setattr(torch_api, "_symbolic_shapes", old)
     assert torch_api.size_hint(symbolic(5)) == 15
 
 
+@pytest.mark.quick
 def test_asking_whether_sizes_are_equal_adds_no_guard():
     size = symbolic(5)
     assert torch_api.known_equal(size, size)
@@ -93,6 +98,7 @@ def test_asking_whether_sizes_are_equal_adds_no_guard():
     assert not size.node.shape_env.guards
 
 
+@pytest.mark.quick
 def test_expressions_print_over_given_names():
     size = symbolic(5)
     (symbol,) = torch_api.free_symbols(size * 2 + 3)
@@ -103,6 +109,7 @@ def test_expressions_print_over_given_names():
     assert eval(text, {"rows": 9}) == (9 * 2 + 3) // 4
 
 
+@pytest.mark.quick
 def test_operators_are_found_again_by_name():
     for operator in (torch.ops.aten.add.Tensor, torch.ops.higher_order.cond, torch.ops.aten.relu.default):
         assert torch_api.find_operator(torch_api.operator_name(operator)) is operator
@@ -110,6 +117,7 @@ def test_operators_are_found_again_by_name():
     assert torch_api.find_operator("aten.no_such_operator.default") is None
 
 
+@pytest.mark.quick
 def test_direct_calls_give_the_operators_result():
     call = torch_api.direct_call(torch.ops.aten.add.Tensor)
     assert call is not torch.ops.aten.add.Tensor
@@ -117,6 +125,7 @@ def test_direct_calls_give_the_operators_result():
     assert torch_api.direct_call(torch.ops.higher_order.cond) is torch.ops.higher_order.cond
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     "error",
     [
@@ -133,6 +142,7 @@ def test_our_errors_pass_dynamo_unchanged(error):
     assert {k: v for k, v in vars(twin).items() if k != "first_useful_frame"} == vars(error)
 
 
+@pytest.mark.quick
 def test_nothing_is_decided_about_symbols_that_is_not_known():
     mode = FakeTensorMode(shape_env=ShapeEnv())
     shape_env = mode.shape_env

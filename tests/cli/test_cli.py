@@ -11,8 +11,6 @@ from ferrite.cli import doctor
 from ferrite.cli.specs import parse_argument
 from ferrite.options import Options
 
-pytestmark = pytest.mark.quick
-
 NET = """
 import torch
 
@@ -38,6 +36,7 @@ def net(tmp_path, monkeypatch):
     return str(tmp_path / "net.py")
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("command", [[], ["doctor"], ["demo"], ["compile"], ["options"]])
 def test_help_everywhere(command, capsys):
     with pytest.raises(SystemExit) as done:
@@ -48,6 +47,7 @@ def test_help_everywhere(command, capsys):
     assert len(text.splitlines()) > 4
 
 
+@pytest.mark.quick
 def test_compile_prints_the_record(net, capsys):
     assert main(["compile", f"{net}:Net", "f32[2,4]", "--train", "--source"]) == 0
     text = capsys.readouterr().out
@@ -59,6 +59,7 @@ def test_compile_prints_the_record(net, capsys):
     assert "net.py:10" in text
 
 
+@pytest.mark.quick
 def test_compile_takes_modules_functions_options_and_modes(net, capsys):
     assert main(["compile", "net:double", "f32[3]", "--dynamic", "-o", "decompose=core", "--mode", "max-autotune"]) == 0
     options = ferrite.last_compile().options
@@ -66,6 +67,7 @@ def test_compile_takes_modules_functions_options_and_modes(net, capsys):
     assert "s77" in ferrite.last_compile().graphs[0].source
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -87,6 +89,7 @@ def test_bad_input_is_explained(net, arguments, message, capsys):
     assert capsys.readouterr().err.startswith(message)
 
 
+@pytest.mark.quick
 def test_specs_make_what_they_say():
     x = parse_argument("bf16[2, 3]", requires_grad=True)
     assert (x.dtype, x.shape, x.requires_grad) == (torch.bfloat16, (2, 3), True)
@@ -98,6 +101,7 @@ def test_specs_make_what_they_say():
     assert parse_argument("(1, 2.5, None)") == (1, 2.5, None)
 
 
+@pytest.mark.quick
 def test_doctor_finds_this_environment_fit(capsys):
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
@@ -106,6 +110,7 @@ def test_doctor_finds_this_environment_fit(capsys):
     assert "bad" not in text
 
 
+@pytest.mark.quick
 def test_doctor_says_what_to_do(tmp_path, monkeypatch):
     blocked = tmp_path / "file"
     blocked.write_text("")
@@ -120,6 +125,7 @@ def test_doctor_says_what_to_do(tmp_path, monkeypatch):
     assert doctor.check_torch().verdict == "note"
 
 
+@pytest.mark.quick
 def test_doctor_reports_an_old_torch_as_bad(monkeypatch, capsys):
     def refuse():
         raise ferrite.UserError("torch 2.0 is too old for ferrite", {"to change that": "pip install torch"})
@@ -129,6 +135,7 @@ def test_doctor_reports_an_old_torch_as_bad(monkeypatch, capsys):
     assert "too old" in capsys.readouterr().out
 
 
+@pytest.mark.quick
 def test_doctor_survives_a_check_that_breaks(monkeypatch):
     def check_broken():
         raise ZeroDivisionError("oh")
@@ -138,6 +145,7 @@ def test_doctor_survives_a_check_that_breaks(monkeypatch):
     assert [(finding.verdict, finding.found) for finding in broken] == [("bad", "ZeroDivisionError: oh")]
 
 
+@pytest.mark.quick
 def test_options_are_listed(capsys):
     assert main(["options"]) == 0
     assert "FERRITE_STRICT" in capsys.readouterr().out
@@ -150,6 +158,7 @@ def test_demo_trains_like_eager(capsys):
     assert "saved for backward" in text
 
 
+@pytest.mark.quick
 def test_compile_prints_the_new_records_of_a_long_process(net, capsys):
     """Only so many records are remembered: new ones are not those beyond a count."""
     from ferrite.debug.record import KEPT, start_record

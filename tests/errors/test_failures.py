@@ -93,7 +93,6 @@ def test_strict_raises_a_compiler_bug(stage):
     assert isinstance(bug.cause, RuntimeError)
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize(
     ("executor", "stage"), [(executor, stage) for executor, places in PATCHABLE.items() for stage in places]
 )
@@ -284,7 +283,6 @@ def test_an_unwritable_repro_folder_degrades_with_one_warning(tmp_path):
     assert sum(message.startswith("ferrite: stage 'lower' failed") for message in messages) == 2
 
 
-@pytest.mark.quick
 def test_nothing_compiled_yet_is_said_plainly():
     code = "import ferrite\ntry: ferrite.last_compile()\nexcept ferrite.FerriteError as e: print(e)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -14,8 +14,6 @@ from ferrite.ir import intern
 from ferrite.ir.expr import Cast, Const, Expr, Load, const, load, op
 from ferrite.ir.index import axis, forget, symbol
 
-pytestmark = pytest.mark.quick
-
 
 def make(count: int) -> list[object]:
     i, j, n = axis("i", 8), axis("j", symbol("n", 1, None)), symbol("n", 1, None)
@@ -60,6 +58,7 @@ def test_threads_get_the_same_nodes():
         sys.setswitchinterval(switching)
 
 
+@pytest.mark.quick
 def test_what_nobody_holds_is_collected():
     value = op("sin", load("nobody_else", (), torch.float32))
     gone = weakref.ref(value)
@@ -70,6 +69,7 @@ def test_what_nobody_holds_is_collected():
     assert len(intern._table) < before
 
 
+@pytest.mark.quick
 def test_fields_decide_identity():
     zero, minus = const(0.0, torch.float32), const(-0.0, torch.float32)
     assert zero is not minus
@@ -79,18 +79,21 @@ def test_fields_decide_identity():
     assert load("x", (), torch.float32) is not load("y", (), torch.float32)
 
 
+@pytest.mark.quick
 def test_kinds_do_not_mix():
     value = load("x", (), torch.float32)
     made: list[Expr] = [Cast.intern(value, torch.float64), op("neg", value), Load.intern("x", (), torch.float64)]
     assert len(set(made)) == 3
 
 
+@pytest.mark.quick
 def test_nodes_cannot_be_changed():
     value = load("x", (), torch.float32)
     with pytest.raises(AttributeError, match="cannot be changed"):
         value.buffer = "y"
 
 
+@pytest.mark.quick
 def test_nodes_survive_pickling():
     import copy
     import pickle

@@ -57,7 +57,6 @@ def test_links_between_pages_lead_somewhere(page):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-@pytest.mark.quick
 def test_doctests():
     attempted = 0
     for info in pkgutil.walk_packages(ferrite.__path__, "ferrite."):

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.quick
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ferrite"
 
@@ -68,10 +67,12 @@ def imported(path: Path) -> list[tuple[str, int]]:
     return found
 
 
+@pytest.mark.quick
 def test_every_package_has_a_layer():
     assert {layer_of(path) for path in modules()} - {"__init__"} == set(RANK)
 
 
+@pytest.mark.quick
 def test_imports_run_one_way():
     wrong = []
     for path in modules():
@@ -84,6 +85,7 @@ def test_imports_run_one_way():
     assert not wrong
 
 
+@pytest.mark.quick
 def test_nothing_touches_inductor():
     touching = re.compile(r"torch\._inductor|import _inductor")
     wrong = [str(path) for path in modules() if touching.search(path.read_text())]
@@ -107,6 +109,7 @@ def private_uses(path: Path) -> list[str]:
     return found
 
 
+@pytest.mark.quick
 def test_private_torch_apis_have_one_door():
     # one door in three leaves: running the stages; the state of modules; operators and symbols
     doors = [PACKAGE / "capture" / f"torch_{leaf}.py" for leaf in ("api", "state", "operators")]
@@ -168,6 +171,7 @@ print(len(ferrite.last_compile().graphs))
     assert run_python(code).strip() == "1"
 
 
+@pytest.mark.quick
 def test_files_stay_small():
     long = {str(path): count for path in modules() if (count := len(path.read_text().splitlines())) > 400}
     assert not long
