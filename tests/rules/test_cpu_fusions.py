@@ -405,3 +405,8 @@ def test_an_operand_that_spreads_is_not_overwritten():
 def test_it_waits_for_kernels():
     gm = make_fx(lambda x, w, b: addmm(x, w, b).relu(), tracing_mode="fake")(*rows())
     assert mkldnn_fusion.function(gm, PassContext(Options(strict=True))) == 0
+
+
+@pytest.mark.quick
+def test_the_operators_that_end_a_post_op_are_those_of_the_formulas():
+    assert set(layers.POST_OP_TARGETS) == {*layers.by_target(), *layers.CASTS}
