@@ -16,8 +16,9 @@ from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, Product, Sum, Symbo
 from ferrite.ir.program import NOWHERE, Buffer, Combine, Compute, Operation, Origin, Reduce, Scan, Sort, Store, Target
 from ferrite.ir.questions import nodes_of
 from ferrite.ir.sums import add, product
+from ferrite.lower.materialise import from_several
 from ferrite.lower.sizes import Sizes
-from ferrite.lower.value import Box, Value, own_axes, whole
+from ferrite.lower.value import Box, Value, broadcast_place, own_axes, whole
 
 Dims = Sequence[Index | int]
 
@@ -361,8 +362,7 @@ class Context:
 
     def scatter(self, target: Value, sizes: Sequence[Index], place: Sequence[Index], source: Expr, mode: str) -> None:
         """At every point of `sizes`, store `source` at a place of the target, or combine it with what is there."""
-        if mode != "set" and len(loads_as_large(source, own_axes(sizes))) > 1:
-            # computed first, several tensors become one, before there is a target: that may be the largest of all
+        if mode != "set" and from_several(source, own_axes(sizes)):
             source = self.kept(source, sizes, target.device)
         name = self.realise(target.box)
         if self.reads_elsewhere(source, name, ()):
@@ -370,18 +370,6 @@ class Context:
         self.before_write(self.buffers[name].storage)
         axes = tuple(item for item in own_axes(sizes) if isinstance(item, Axis))
         self.add(Compute(axes, (Store(name, target.through(place), source, mode),), self.origin))  # type: ignore[arg-type]
-
-
-def loads_as_large(source: Expr, axes: Sequence[Index]) -> set[str]:
-    """The buffers of which an expression reads another element at every point."""
-    real = {item for item in axes if isinstance(item, Axis)}
-    return {item.buffer for item in nodes_of(source) if isinstance(item, Load) and real <= item.atoms}
-
-
-def broadcast_place(sizes: Sequence[Index], to: Sequence[Index]) -> tuple[Index, ...]:
-    """Where the element of a smaller tensor lies, for each point of a larger shape."""
-    axes = own_axes(to)[len(to) - len(sizes) :]
-    return tuple(ZERO if size is ONE else item for size, item in zip(sizes, axes, strict=True))
 
 
 def coefficient(flat: Index, item: Axis) -> Index | None:

@@ -2,17 +2,21 @@
 
 A value with one reader is computed inside that reader. With more, it is computed again in each while that is cheaper
 than a round trip through memory: few operators, none expensive, few loads. A chain with many loads or very many
-operators goes to memory even with one reader, so that what is copied into users stays small.
+operators goes to memory even with one reader, so that what is copied into users stays small. So does what is computed
+from several tensors as large as it and then added up by index: they can go before there is a target, which may be the
+largest of all.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 import torch
 
 from ferrite.capture import torch_operators
-from ferrite.ir.expr import Cast, Load, Masked, Op
+from ferrite.ir.expr import Cast, Expr, Load, Masked, Op
+from ferrite.ir.index import Axis, Index
 from ferrite.ir.questions import nodes_of
 from ferrite.ir.scalar import OPERATORS
 from ferrite.lower.value import Box
@@ -31,6 +35,13 @@ def uses_of(graph: torch.fx.Graph) -> dict[torch.fx.Node, int]:
         for operand in node.all_input_nodes:
             uses[operand] += max(count, 1)
     return uses
+
+
+def from_several(source: Expr, axes: Sequence[Index]) -> bool:
+    """Whether an expression reads another element of more than one buffer at every point of some axes."""
+    real = {item for item in axes if isinstance(item, Axis)}
+    found = {item.buffer for item in nodes_of(source) if isinstance(item, Load) and real <= item.atoms}
+    return len(found) > 1
 
 
 def is_view(node: torch.fx.Node) -> bool:

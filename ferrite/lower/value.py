@@ -89,3 +89,9 @@ class Value:
 
 def whole(box: Box) -> Value:
     return Value(box, box.sizes, own_axes(box.sizes))
+
+
+def broadcast_place(sizes: Sequence[Index], to: Sequence[Index]) -> tuple[Index, ...]:
+    """Where the element of a smaller tensor lies, for each point of a larger shape."""
+    axes = own_axes(to)[len(to) - len(sizes) :]
+    return tuple(ZERO if size is ONE else item for size, item in zip(sizes, axes, strict=True))
