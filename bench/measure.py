@@ -6,6 +6,7 @@ import gc
 import itertools
 import os
 import platform
+import random
 import statistics
 import sys
 import time
@@ -23,9 +24,11 @@ def interleaved(
 ) -> dict[str, list[float]]:
     """Seconds per call of each function, one figure per round; each round gives every function one turn.
 
-    There are at least `rounds` rounds, and more until `budget` seconds are spent.
+    There are at least `rounds` rounds, and more until `budget` seconds are spent. Each round has an
+    order of its own: whoever comes after a function finds the caches as that left them, and it shall not always be the
+    same one.
     """
-    loops = {}
+    loops, orders = {}, random.Random(0)
     for function in functions.values():
         warm_up(function)
     for name, function in functions.items():
@@ -39,9 +42,7 @@ def interleaved(
         for turn in itertools.count():
             if turn >= rounds and time.perf_counter() >= end:
                 break
-            names = list(functions)
-            names = names[turn % len(names) :] + names[: turn % len(names)]
-            for name in names:
+            for name in orders.sample(list(functions), len(functions)):
                 function, count = functions[name], loops[name]
                 start = time.perf_counter()
                 for _ in range(count):

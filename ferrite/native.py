@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ferrite.codegen.llvm import driver
+from ferrite.codegen.llvm import entry
 from ferrite.codegen.llvm.emit import unsupported
 from ferrite.codegen.llvm.target import host_target
 from ferrite.codegen.llvm.types import is_narrow
@@ -50,7 +50,7 @@ def load(code: NativeCode, objects: Mapping[str, Any]) -> Boxed:
     found = functions_of(code.code)
     addresses = [found[name].address for name, _complaints in code.kernels]
     complaints = [complaints for _name, complaints in code.kernels]
-    run = found[driver.NAME].address if driver.NAME in found else 0
+    run = found[entry.NAME].address if entry.NAME in found else 0
     kernels = Kernels(addresses, complaints, run, tuple(found.values()))
     return load_native(code.source, kernels, objects)
 

@@ -7,7 +7,7 @@ For `F.softmax(x @ w, -1)` the text is, all of it:
         args.clear()
         buf2 = op_aten_mm(arg0_1, arg1_1)
         del arg0_1, arg1_1
-        run_0(buf2.data_ptr())  # net.py:7  return F.softmax(x @ w, -1)
+        run_0(threads(), buf2.data_ptr())  # net.py:7  return F.softmax(x @ w, -1)
         buf5 = buf2
         return [buf5]
 
@@ -219,7 +219,12 @@ class _Printer:
         number = len(self.source.runs)
         self.source.runs.append(RunTable(run.arena, len(slots) + 1, tuple(calls)))
         words = [f"{slot}.data_ptr()" if isinstance(slot, str) else slot.name for slot in slots]  # type: ignore[attr-defined]
-        yield self.remarked(f"run_{number}({', '.join(words)})", first_line(run))
+        if run.arena:
+            yield f"arena = empty_on_cpu(({run.arena},), (1,), torch.uint8)"
+            words.insert(0, "arena.data_ptr()")
+        yield self.remarked(f"run_{number}({', '.join(['threads()', *words])})", first_line(run))
+        if run.arena:
+            yield "del arena"
 
     def call(self, call: Call, step: Operation) -> Iterator[str]:
         for name in tensors_of(step):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from ferrite.codegen.llvm import driver, memory
+from ferrite.codegen.llvm import entry, memory
 from ferrite.codegen.llvm.build import link, object_code
 from ferrite.codegen.llvm.emit import kernel_text
 from ferrite.codegen.llvm.image import Image, NoImage, image_of, is_image
@@ -65,7 +65,7 @@ def unit_of(kernel: Kernel) -> Unit:
     return Unit(name, text, lambda target: kernel_text(kernel, target, name))
 
 
-DRIVER = Unit(driver.NAME, driver.DRIVER, lambda target: driver.DRIVER)
+DRIVER = Unit(entry.NAME, entry.ENTRY, lambda target: entry.ENTRY)
 
 
 def build(kernels: Sequence[Kernel], cache: KernelCache | None = None) -> tuple[list[str], dict[str, bytes]]:

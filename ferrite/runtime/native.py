@@ -6,7 +6,6 @@ import ctypes
 import itertools
 import linecache
 import marshal
-import struct
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.codegen.llvm.driver import pack_steps
+from ferrite.codegen.llvm.entry import Table, bound
 from ferrite.codegen.native import NativeSource, RunTable
 from ferrite.ir.evaluate import Points, out_of_bounds
 from ferrite.ir.expr import Expr
@@ -27,8 +27,6 @@ from ferrite.ir.program import Program
 from ferrite.runtime.load import Boxed, boxed
 
 _numbers = itertools.count()
-FAILURE = 3  # words that a failing kernel leaves: value, extent, step
-DRIVER = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64)
 
 
 @dataclass(frozen=True)
@@ -50,6 +48,7 @@ def load_native(source: NativeSource, kernels: Kernels, objects: Mapping[str, An
         "torch": torch,
         "empty_strided": torch.empty_strided,
         "empty_on_cpu": torch_api.empty_on_cpu,
+        "threads": torch.get_num_threads,
         "view_of": view_of,
         "taken_over": taken_over,
         "laid_out": laid_out,
@@ -93,30 +92,18 @@ def in_file(code: types.CodeType, filename: str) -> types.CodeType:
     return code.replace(co_filename=filename, co_consts=tuple(inner))
 
 
-def native_run(table: RunTable, kernels: Kernels) -> Callable[..., None]:
-    """A function of the words that a run needs: addresses and sizes.
-
-    What it does for each call is most of what a small graph costs, so slots are packed into bytes: an array of ctypes
-    takes three times as long. The bytes are this call's own, so a kernel that fails may write behind the slots.
-    """
+def native_run(table: RunTable, kernels: Kernels) -> Callable[..., int]:
+    """A function of the number of threads, and of the words that a run needs: addresses and sizes."""
     steps = pack_steps([(kernels.addresses[call.kernel], call.arguments) for call in table.calls], table.slots)
     kept = ctypes.create_string_buffer(steps, len(steps))
-    start, driver, threads = ctypes.addressof(kept), DRIVER(kernels.driver), torch.get_num_threads
-    slots = struct.Struct(f"{table.slots + FAILURE}q")
-    pack, nothing = slots.pack, (0,) * FAILURE
-    arena, empty, byte = table.arena, torch.empty, torch.uint8
     complaints = [kernels.complaints[call.kernel] for call in table.calls]
 
-    def run(*pointers: int) -> None:
-        room = empty(arena, dtype=byte) if arena else None
-        words = pack(0 if room is None else room.data_ptr(), *pointers, *nothing)
-        result = driver(start, words, threads())
-        if result:
-            value, extent, step = slots.unpack(words)[-FAILURE:]
-            raise problem(result, value, extent, complaints[step])
+    def fail(result: int, value: int, extent: int, step: int) -> None:
+        raise problem(result, value, extent, complaints[step])
 
-    run.needs = kept, kernels.held  # type: ignore[attr-defined]  # table and code live as long as what reads them
-    return run
+    native = Table(ctypes.addressof(kept))
+    native.needs, native.fail = (kept, kernels.held), fail
+    return bound(kernels.driver, native)
 
 
 def problem(result: int, value: int, extent: int, complaints: Sequence[str]) -> Exception:

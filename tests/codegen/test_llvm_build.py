@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ferrite.codegen.llvm.build import assembly, load, object_code
-from ferrite.codegen.llvm.driver import IMMEDIATE, driver_address, pack_steps
+from ferrite.codegen.llvm.driver import FAILURE, IMMEDIATE, driver_address, pack_steps
 from ferrite.codegen.llvm.emit import kernel_text
 from ferrite.codegen.llvm.runtime_symbols import PARALLEL, openmp_library, runtime_symbols
 from ferrite.codegen.llvm.target import AVX2, AVX512, TARGETS, host_target, portable_target
@@ -34,7 +34,6 @@ SCALE = text("""
                 out[64*i + j] = v2
 """)
 RUN = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64)
-FAILURE = 3
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from ferrite.codegen.llvm.target import host_target
 
 NAME = "ferrite_run"
 IMMEDIATE = -1
+FAILURE = 3  # words that a failing kernel leaves: value, extent, step
 MOST_ARGUMENTS = 512
 DRIVER = f"""
 define i64 @{NAME}(ptr %table, ptr %slots, i64 %threads) nounwind {{

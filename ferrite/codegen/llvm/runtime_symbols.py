@@ -1,4 +1,5 @@
-"""The functions of the process that generated code may call: OpenMP's, libm's and libc's, by name and address."""
+"""The functions of the process that generated code may call: OpenMP's, libm's, libc's and Python's, by name and
+address."""
 
 from __future__ import annotations
 
@@ -10,6 +11,17 @@ import sys
 from pathlib import Path
 
 PARALLEL = ("GOMP_parallel", "omp_get_num_threads", "omp_get_thread_num")
+PYTHON = (
+    "PyErr_Occurred",
+    "PyEval_RestoreThread",
+    "PyEval_SaveThread",
+    "PyLong_AsLongLong",
+    "PyLong_FromLongLong",
+    "PyObject_CallObject",
+    "PyTuple_New",
+    "PyTuple_SetItem",
+    "Py_DecRef",
+)
 MEMORY = ("malloc", "free", "memcpy", "memmove", "memset")
 _REAL = (
     "acos acosh asin asinh atan atan2 atanh ceil cos cosh erf erfc exp exp2 expm1 floor fma fmax fmin fmod hypot "
@@ -50,16 +62,22 @@ def openmp_library() -> ctypes.CDLL | None:
 @functools.cache
 def runtime_symbols() -> dict[str, int]:
     """Name and address of each function there is; without an OpenMP runtime those of `PARALLEL` are missing."""
-    names = (*PARALLEL, *MATH, *MEMORY)
+    names = (*PARALLEL, *PYTHON, *MATH, *MEMORY)
     return {name: address for name in names if (address := runtime_symbol(name)) is not None}
 
 
 @functools.cache
 def runtime_symbol(name: str) -> int | None:
     """The address of one function; None where there is none. Only its own library is looked for."""
-    library = (
-        openmp_library() if name in PARALLEL else _math() if name in MATH else _process() if name in MEMORY else None
-    )
+    library: ctypes.CDLL | None = None
+    if name in PARALLEL:
+        library = openmp_library()
+    elif name in PYTHON:
+        library = ctypes.pythonapi
+    elif name in MATH:
+        library = _math()
+    elif name in MEMORY:
+        library = _process()
     return None if library is None else _address(library, name)
 
 
