@@ -13,6 +13,7 @@ from ferrite.schedule.loops import Body, collapse, cut, indices_at, nested, orde
 from ferrite.schedule.machine import Machine
 from ferrite.schedule.nests import Nest
 from ferrite.schedule.statements import Parts
+from ferrite.schedule.strips import in_strips
 from ferrite.schedule.touches import GUESS, known
 
 SUMMED = 2048  # elements that are summed before the sum joins another: how far rounding errors can grow
@@ -27,6 +28,9 @@ def nest_loops(nest: Nest, part: Parts, machine: Machine) -> Body:
         axes, body = collapse(ordered_axes(nest.axes, indices_at(body)), body)
         if not axes:
             return body
+        strips = in_strips(axes, body, machine)
+        if strips is not None:
+            return nested(strips[0], strips[1], "serial")
         inner: Body = (vector_loop(axes[-1], body, machine),)
         return nested(axes[:-1], inner, "serial")
     best = vector_axis(nest.axes, indices_at(body))

@@ -1,6 +1,7 @@
 """The shapes of a kernel: how the loops around the statements of a group are arranged.
 
 flat      no stage has axes beside the rows: one loop nest over all of them, cut into blocks for threads
+strips    as flat, where much is computed from the column alone: see `ferrite.schedule.strips`
 rows      threads share the rows; inside a row one nest after the other, with vectors along the nest's axes
 columns   rows lie side by side in memory: vectors are made of rows, and the nests inside are plain loops
 streams   columns that are only reduced: see `ferrite.schedule.streams`
@@ -34,6 +35,7 @@ from ferrite.schedule.nests import Nest, trivial
 from ferrite.schedule.scatters import owned
 from ferrite.schedule.statements import Parts
 from ferrite.schedule.streams import streamable, streams
+from ferrite.schedule.strips import in_strips
 from ferrite.schedule.tiles import crossing, tiled
 from ferrite.schedule.touches import GUESS, axes_in, known, step_of
 from ferrite.schedule.windows import is_window, used, written_out
@@ -67,6 +69,9 @@ def flat(rows: Sequence[Axis], body: Body, machine: Machine) -> Body:
     axes, body = collapse(order, body)
     if not axes:
         return body
+    strips = in_strips(axes, body, machine)
+    if strips is not None:
+        return shared(*strips, machine)
     *outer, last = axes
     if not isinstance(last.extent, Number) or last.extent.value > 2 * BLOCK:
         block, last, body = cut(last, BLOCK, body)

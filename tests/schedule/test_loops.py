@@ -81,6 +81,46 @@ def test_many_conditions_are_left_as_they_are():
     assert len(loops(kernel, "vector")) == 1
 
 
+# --- strips -----------------------------------------------------------------------------------------------------------
+
+
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return F.interpolate(x, scale_factor=2.0, mode="bilinear", align_corners=False)
+
+
+def rows_in_strips(kernel: Kernel) -> list[int]:
+    """How many rows go by under each vector of columns."""
+    inside = [inner for outer in loops(kernel, "vector") for inner in outer.body if isinstance(inner, Loop)]
+    return [loop.axis.extent.value for loop in inside]
+
+
+@quick
+def test_what_a_column_needs_is_computed_once_for_many_rows():
+    assert rows_in_strips(only_kernel(twice, torch.randn(2, 3, 16, 32))) == [32]
+
+
+@quick
+def test_a_strip_is_as_long_as_the_cache_is_large():
+    assert rows_in_strips(only_kernel(twice, torch.randn(1, 1, 1024, 1024))) == [16]
+
+
+@quick
+@pytest.mark.parametrize(
+    ("fn", "shape"),
+    [
+        (lambda x: x * torch.arange(64.0), (32, 64)),  # little to compute
+        (lambda x: x * x.sin(), (32, 64)),  # nothing of the column alone
+        (lambda x: x * torch.arange(64.0).sin(), (4, 64)),  # few rows
+        (lambda x: x * torch.arange(8.0).sin(), (64, 8)),  # few columns
+        (lambda x: x * x[0].sin(), (32, 64)),  # memory says
+    ],
+)
+def test_other_loops_go_row_by_row(fn, shape):
+    plan = plan_of(fn, torch.randn(shape))
+    assert [rows for launch in plan.launches for rows in rows_in_strips(launch.kernel)] == []
+    assert plan.launches
+
+
 # --- windows ----------------------------------------------------------------------------------------------------------
 
 
@@ -200,6 +240,9 @@ NAMES = {
     "joined": (lambda x: torch.cat([x, x.sin(), x * 2], 0) + 1, (5, 33)),
     "joined twice": (lambda x: torch.cat([torch.cat([x, x.sin()], 1) * 2, x], 1).relu(), (5, 33)),
     "enlarged": (lambda x: F.interpolate(x, scale_factor=1.7, mode="bilinear"), (2, 3, 9, 17)),
+    "enlarged by strips": (lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear"), (2, 3, 19, 37)),
+    "enlarged by curves": (lambda x: F.interpolate(x, (31, 67), mode="bicubic"), (2, 3, 19, 37)),
+    "times what a column has": (lambda x: x + torch.arange(67.0).sin(), (37, 67)),
     "enlarged to the corners": (
         lambda x: F.interpolate(x, (13, 29), mode="bilinear", align_corners=True),
         (2, 3, 9, 17),
