@@ -2,7 +2,8 @@
 
 - A softmax statistic is the greatest value, then the sum of exponentials relative to it: two passes over a row that is
   near in the caches cost less than keeping a sum up to date with a greatest value that still moves.
-- A mean with squared deviations is a sum, then a sum: for the same reason, and it is more exact.
+- A mean with squared deviations is a sum, then a sum: for the same reason, and it is more exact. Of many elements it is
+  made of those of pieces that are near in the caches.
 - The place of the greatest of many is found by blocks: see `ferrite.schedule.extremes`.
 - A long reduction with few results is done in pieces, so that threads can share it. The pieces do not depend on how
   many threads there are: results are the same for every number of them.
@@ -28,6 +29,7 @@ from ferrite.schedule.touches import GUESS, Layouts, known
 FEW_RESULTS = 64  # so few that threads should share one
 LONG = 1 << 15  # so many elements that they should
 PIECES = 32
+NEAR = 1 << 13  # elements of a piece that is gone through twice
 SPLIT = ("sum", "prod", "amax", "amin", "any", "all", "xor")
 
 
@@ -52,6 +54,9 @@ class _Prepare:
             if (size := block_size(operation, across)) is not None:
                 yield from by_blocks(operation, size, across, self.made, self.loaded)
                 return
+        if operation.kind == "welford" and (cut := self.near_piece(operation)) is not None:
+            yield from self.welford_in_pieces(operation, *cut)
+            return
         for each in self.simpler(operation):
             if isinstance(each, Reduce):
                 yield from self.split(each)
@@ -83,10 +88,11 @@ class _Prepare:
         many = product_of(item.extent for item in operation.reduced)
         total = self.made(operation, value.dtype)
         found: list[Compute | Reduce] = [replace(operation, kind="sum", targets=(total,))]
-        middle = self.made(operation, value.dtype)
+        is_exact = mean is not None and self.buffers[mean.buffer].dtype == value.dtype
+        middle = mean if mean is not None and is_exact else self.made(operation, value.dtype)
         average = op("div", self.loaded(total), count_value(many, value.dtype))
         found.append(self.compute(operation, middle, average))
-        if mean is not None:
+        if mean is not None and not is_exact:
             found.append(self.compute(operation, mean, self.loaded(middle)))
         if squares is not None:
             away = op("sub", value, self.loaded(middle))
@@ -94,6 +100,32 @@ class _Prepare:
         if count is not None:
             found.append(self.compute(operation, count, count_value(many, value.dtype)))
         return found
+
+    def welford_in_pieces(self, operation: Reduce, longest: Axis, size: int) -> Iterator[Compute | Reduce]:
+        """The statistics of equal pieces, then of all: memory is read once, as a piece is in the cache when it is gone
+        through again. The squares are those inside the pieces and those of the pieces' means."""
+        (value,), (mean, squares, count) = operation.values, operation.targets
+        outer, inner, values = pieces_of(operation, longest, number(known(longest.extent, 0) // size))
+        reduced = tuple(inner if item is longest else item for item in operation.reduced)
+        part = replace(operation, axes=(outer, *operation.axes), reduced=reduced, values=values)
+        means, inside = (self.made(operation, value.dtype, (outer,)) for _ in range(2))
+        yield from self.welford(replace(part, targets=(means, inside, None)))
+        total, middle = self.made(operation, value.dtype), self.made(operation, value.dtype)
+        joined = replace(operation, reduced=(outer,))
+        yield replace(joined, kind="sum", values=(self.loaded(means),), targets=(total,))
+        average = op("div", self.loaded(total), count_value(outer.extent, value.dtype))
+        yield self.compute(operation, middle, average)
+        if mean is not None:
+            yield self.compute(operation, mean, self.loaded(middle))
+        if squares is not None:
+            away = op("sub", self.loaded(means), self.loaded(middle))
+            each = count_value(product_of(item.extent for item in reduced), value.dtype)
+            between = op("mul", op("mul", away, away), each)
+            both = op("add", self.loaded(inside), between)
+            yield replace(joined, kind="sum", values=(both,), targets=(squares,))
+        if count is not None:
+            many = product_of(item.extent for item in operation.reduced)
+            yield self.compute(operation, count, count_value(many, value.dtype))
 
     def made(self, operation: Reduce, dtype: torch.dtype, extra: tuple[Axis, ...] = ()) -> Target:
         """Memory for one result at every point that is not reduced."""
@@ -117,21 +149,18 @@ class _Prepare:
     # --- pieces -------------------------------------------------------------------------------------------------------
 
     def split(self, operation: Reduce) -> Iterator[Reduce]:
-        results = math.prod(known(item.extent, GUESS) for item in operation.axes)
-        many = math.prod(known(item.extent, GUESS) for item in operation.reduced)
+        results = points(operation.axes)
         cut = self.piece(operation) if operation.kind in SPLIT else None
-        if results * many < LONG or cut is None or not (results < FEW_RESULTS or self.across(operation)):
+        many = results * points(operation.reduced)
+        if many < LONG or cut is None or not (results < FEW_RESULTS or self.across(operation)):
             yield operation
             return
         longest, pieces = cut
-        outer = axis(f"{longest.name}_piece", number(pieces))
-        inner = axis(f"{longest.name}_rest", longest.extent // pieces)
+        outer, inner, values = pieces_of(operation, longest, number(pieces))
         (target,) = operation.targets
         assert target is not None
         partial = self.made(operation, self.state_type(operation), (outer,))
         reduced = tuple(inner if item is longest else item for item in operation.reduced)
-        place: Index = outer * inner.extent + inner
-        values = tuple(rewrite_indices(item, {longest: place}) for item in operation.values)
         yield replace(operation, axes=(outer, *operation.axes), reduced=reduced, values=values, targets=(partial,))
         yield replace(operation, reduced=(outer,), values=(self.loaded(partial),), targets=(target,))
 
@@ -152,6 +181,33 @@ class _Prepare:
         size = longest.extent.high or 0
         pieces = next((count for count in range(min(PIECES, size), 1, -1) if size % count == 0), 1)
         return (longest, pieces) if pieces >= 4 else None
+
+    def near_piece(self, operation: Reduce) -> tuple[Axis, int] | None:
+        """The axis to cut, and how much of it a piece has that the nearest cache holds; None where threads need not
+        share one result, or where results lie side by side."""
+        if points(operation.axes) >= FEW_RESULTS or self.across(operation):
+            return None
+        if not all(isinstance(item.extent, Number) for item in operation.reduced):
+            return None
+        longest = max(operation.reduced, key=lambda item: known(item.extent, 0))
+        length, many = known(longest.extent, 0), points(operation.reduced)
+        if many < LONG:
+            return None
+        most = min(NEAR * length // many, length // 4)
+        size = next((size for size in range(most, 0, -1) if length % size == 0), 0)
+        return (longest, size) if size * many // length >= NEAR // 8 else None
+
+
+def points(axes: Iterable[Axis]) -> int:
+    return math.prod(known(item.extent, GUESS) for item in axes)
+
+
+def pieces_of(operation: Reduce, longest: Axis, count: Index) -> tuple[Axis, Axis, tuple[Expr, ...]]:
+    """An axis as so many equal pieces: the pieces, the places in one, and the values over both."""
+    outer = axis(f"{longest.name}_piece", count)
+    inner = axis(f"{longest.name}_rest", longest.extent // count)
+    place: Index = outer * inner.extent + inner
+    return outer, inner, tuple(rewrite_indices(item, {longest: place}) for item in operation.values)
 
 
 def product_of(sizes: Iterable[Index]) -> Index:

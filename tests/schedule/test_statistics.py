@@ -1,0 +1,73 @@
+"""Means and squared deviations of many elements: memory is read once, in pieces that the cache holds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from schedule.plans import plan_of
+
+from compare import assert_no_farther, compile_strict
+from ferrite.ir.expr import Load
+from ferrite.ir.kernel import Loop, nodes_in, walk
+
+quick = pytest.mark.quick
+
+
+def readers_of_input(plan):
+    """Kernels that read 32-bit floats; all between the input and the result are wider."""
+    statements = [list(walk(launch.kernel.body)) for launch in plan.launches]
+    loads = [[node for item in body for node in nodes_in(item) if isinstance(node, Load)] for body in statements]
+    return sum(any(load.dtype == torch.float32 for load in each) for each in loads)
+
+
+@quick
+def test_the_variance_of_all_reads_memory_once():
+    plan = plan_of(lambda x: x.var(), torch.randn(512, 512))
+    assert len(plan.launches) == 2
+    assert readers_of_input(plan) == 1
+    (pieces,) = (item for item in plan.launches[0].kernel.body if isinstance(item, Loop))
+    assert (pieces.kind, pieces.axis.extent.value) == ("parallel", 512 * 512 // 8192)
+
+
+@quick
+@pytest.mark.parametrize(
+    ("shape", "dims", "count"),
+    [
+        ((100, 100), None, 1),  # few elements: threads need not share them
+        ((128, 512), 1, 1),  # many results: threads share those
+        ((512, 40), 0, 1),  # results side by side, few elements
+        ((8209, 8), None, 4),  # a prime: no equal pieces that the cache holds
+    ],
+)
+def test_other_variances_are_not_cut(shape, dims, count):
+    plan = plan_of(lambda x: x.var() if dims is None else x.var(dims), torch.randn(shape))
+    assert len(plan.launches) == count
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e4])
+@pytest.mark.parametrize(
+    ("fn", "shape"),
+    [
+        (lambda x: x.var(), (300, 400)),
+        (lambda x: torch.var_mean(x, correction=0), (1 << 16,)),
+        (lambda x: torch.std_mean(x, (0, 2)), (6, 5, 30000)),
+        (lambda x: x.var(), (8209, 8)),
+    ],
+)
+def test_they_are_as_exact_as_eager(fn, shape, offset):
+    torch.manual_seed(0)
+    x = torch.randn(shape) + offset
+    found = [each if isinstance(each, tuple) else (each,) for each in (compile_strict(fn)(x), fn(x), fn(x.double()))]
+    for mine, theirs, exact in zip(*found, strict=True):
+        assert_no_farther(mine, theirs, exact, "a statistic")
+
+
+@pytest.mark.parametrize("special", [float("nan"), float("inf"), -float("inf")])
+def test_special_values_spread_as_in_eager(special):
+    x = torch.randn(1 << 16)
+    x[12345] = special
+    (variance, mean), (theirs, _) = compile_strict(torch.var_mean)(x), torch.var_mean(x)
+    assert variance.isnan()
+    assert theirs.isnan()
+    # eager's mean is not a number wherever it goes on after an infinity: what its own mean gives is meant here
+    assert torch.equal(mean, x.mean()) or mean.isnan() and x.mean().isnan()
