@@ -10,8 +10,9 @@ Cases that draw random numbers are compiled with `rng="counter"`: Inductor does 
 
 Large cases move at least 64 MB, and their bandwidth is given: the bytes that must move (inputs read once, outputs
 written once; with gradients the inputs read twice) by the median time, as a share of that of a copy in the same run.
-There are two such shares. `of copy`: of `y.copy_(x)` with both in memory that is there already, counted as a read and a
-write. `of clone`: of `x.clone()`, whose result is fresh memory, as the results of compiled functions are.
+There are three such shares. `of copy`: of `y.copy_(x)` with both in memory that is there already, counted as a read and
+a write. `of clone`: of `x.clone()`, whose result is fresh memory, as the results of compiled functions are. `of
+reading`: of `x.sum()`, which writes nothing: many machines write while they read, so that reading moves fewer bytes.
 """
 
 from __future__ import annotations
@@ -154,10 +155,12 @@ def compiled(
 
 
 def copy_speeds(rounds: int, seconds: float) -> dict[str, float]:
-    """Bytes per second of copying 64 MB, into memory that is there and into fresh memory."""
+    """Bytes per second of copying 64 MB, into memory that is there and into fresh memory, and of only reading it."""
     source, target = torch.ones(LARGE // 4), torch.ones(LARGE // 4)
-    found = interleaved({"copy": lambda: target.copy_(source), "clone": source.clone}, rounds, budget=seconds)
-    return {name: 2 * LARGE / statistics.median(times) for name, times in found.items()}
+    ways = {"copy": lambda: target.copy_(source), "clone": source.clone, "reading": source.sum}
+    found = interleaved(ways, rounds, budget=seconds)
+    moved = {"copy": 2 * LARGE, "clone": 2 * LARGE, "reading": LARGE}
+    return {name: moved[name] / statistics.median(times) for name, times in found.items()}
 
 
 COLUMNS: tuple[str, ...] = ("case", "size", "MB", "eager, µs", "ferrite, µs", "inductor, µs", "ferrite × eager")
@@ -168,6 +171,7 @@ COLUMNS += (
     "GB/s",
     "of copy",
     "of clone",
+    "of reading",
     "compile, s",
     "inductor, s",
 )
@@ -182,10 +186,10 @@ def cells(row: dict[str, Any]) -> list[str]:
         return f"{row['speed'][name]:.2f}" if name in row["speed"] else "-"
 
     share = row.get("share", {}).get(OURS)
-    bandwidth = ["", "", ""]
+    bandwidth = [""] * 4
     if share is not None:
         rate = row["bytes"] / row["seconds"][OURS]["median"] / 1e9
-        bandwidth = [f"{rate:.1f}", f"{share['copy']:.2f}", f"{share['clone']:.2f}"]
+        bandwidth = [f"{rate:.1f}", *(f"{share[way]:.2f}" for way in ("copy", "clone", "reading"))]
     compile_times = [f"{row['compile'][name]:.2f}" if name in row["compile"] else "-" for name in (OURS, INDUCTOR)]
     made = f"{row['kernels']}+{row['eager_calls']}" if "kernels" in row else "-"
     problems = "; ".join(f"{name} {problem}" for name, problem in row["problems"].items())
@@ -239,7 +243,7 @@ def run(chosen: argparse.Namespace) -> dict[str, Any]:
     figures, lines = summarised(rows)
     rates = ", ".join(f"{way} {speed / 1e9:.1f} GB/s" for way, speed in copies.items())
     busy = max(row["others"] for row in rows)
-    lines.append(f"Copying 64 MB: {rates}. Other processes had at most {busy:.0%} of the machine during a case.")
+    lines.append(f"64 MB: {rates}. Other processes had at most {busy:.0%} of the machine during a case.")
     table = [cells(row) for row in rows]
     show("Kernels", COLUMNS, table, lines)
     data = {"copy_bytes_per_second": copies, "rows": rows, "summary": figures}
