@@ -32,6 +32,7 @@ from ferrite.runtime.cache import Artifact, Built, Uncacheable
 from ferrite.runtime.held import found_objects, kept_objects
 from ferrite.runtime.native import bytecode_of
 from ferrite.schedule.order import NotFused
+from ferrite.schedule.steps import Together
 
 WORD = re.compile(r"\w+")
 BYTECODE = "bytecode"  # a section; kernels have other names
@@ -89,7 +90,7 @@ def source_data(source: NativeSource, index: Index) -> dict[str, Any]:
         "text": source.text,
         "lines": [(row, number) for row, number in numbers if number is not None],
         "operators": source.operators,
-        "runs": [(run.arena, run.slots, [(call.kernel, call.arguments) for call in run.calls]) for run in source.runs],
+        "runs": list(map(run_data, source.runs)),
         "programs": list(map(str, source.programs)),
         "scalars": [str(scalar_program(value, symbols)) for value, symbols in source.scalars],
     }
@@ -101,11 +102,20 @@ def source_from(data: Mapping[str, Any], places: Places, bytecode: bytes) -> Nat
         data["text"],
         {row: line for row, number in data["lines"] if (line := places.line(number)) is not None},
         dict(data["operators"]),
-        [RunTable(arena, slots, tuple(map(kernel_call, calls))) for arena, slots, calls in data["runs"]],
+        [run_from(*each) for each in data["runs"]],
         list(map(parse, data["programs"])),
         list(map(scalar_from, data["scalars"])),
         bytecode,
     )
+
+
+def run_data(run: RunTable) -> tuple[Any, ...]:
+    together = [(each.first, each.count, each.threads) for each in run.together]
+    return run.arena, run.slots, [(call.kernel, call.arguments) for call in run.calls], together
+
+
+def run_from(arena: int, slots: int, calls: Sequence[Any], together: Sequence[Any]) -> RunTable:
+    return RunTable(arena, slots, tuple(map(kernel_call, calls)), tuple(Together(*each) for each in together))
 
 
 def kernel_call(data: Sequence[Any]) -> KernelCall:
@@ -135,7 +145,7 @@ def record_data(record: GraphRecord, index: Index) -> dict[str, Any]:
     return {
         "operators": record.operators,
         "inputs": record.inputs,
-        "kernels": [(each.name, each.operators, numbers(each.lines)) for each in record.kernels],
+        "kernels": [(each.name, each.operators, numbers(each.lines), each.region) for each in record.kernels],
         "eager": [(each.operator, each.reason, *numbers([each.line])) for each in record.eager_calls],
         "memory": None if record.memory is None else (record.memory.peak, record.memory.eager),
         "not fused": [(each.nodes, each.group, each.reason) for each in record.not_fused],
@@ -159,7 +169,7 @@ def record_from(data: Mapping[str, Any], places: Places, kind: str, source: str)
         operators=data["operators"],
         inputs=tuple(data["inputs"]),
         source=source,
-        kernels=tuple(Kernel(name, tuple(nodes), some(at)) for name, nodes, at in data["kernels"]),
+        kernels=tuple(Kernel(name, tuple(nodes), some(at), region) for name, nodes, at, region in data["kernels"]),
         eager_calls=tuple(EagerCall(operator, reason, *lines([at])) for operator, reason, at in data["eager"]),
         passes=tuple(PassRecord(name, 0.0, *rest) for name, *rest in data["passes"]),
         not_fused=tuple(NotFused(tuple(nodes), tuple(group), reason) for nodes, group, reason in data["not fused"]),

@@ -203,7 +203,8 @@ class Compilation:
                 EagerCall(", ".join(step.origin.nodes) or type(step).__name__.lower(), reason, step.origin.line)
             )
         kernels = tuple(
-            Kernel(launch.name, nodes_of_launch(launch), lines_of_launch(launch)) for launch in plan.launches
+            Kernel(launch.name, nodes_of_launch(launch), lines_of_launch(launch), region)
+            for launch, region in zip(plan.launches, plan.regions, strict=True)
         )
         return GraphRecord(
             kind=graph.kind.value,

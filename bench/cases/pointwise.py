@@ -129,6 +129,13 @@ def optimizer_state(count: int, rows: int, columns: int) -> list[Any]:
     return [*lists, [torch.rand(rows, columns) for _ in range(count)]]
 
 
+def many_states(count: int, least: int, doublings: int) -> list[Any]:
+    """Vectors of many lengths, as biases and norms of a model have them."""
+    sizes = [least << place % (doublings + 1) for place in range(count)]
+    lists = [[normal(size) for size in sizes] for _ in range(3)]
+    return [*lists, [torch.rand(size) for size in sizes]]
+
+
 def adam_traffic(inputs: list[Any], outputs: list[torch.Tensor]) -> int:
     """Four lists are read, three written."""
     return size_of(tensors_of(inputs)) * 7 // 4
@@ -176,4 +183,5 @@ POINTWISE: tuple[Case, ...] = (
     Case("chain-fp16", "conversions", half_chain, several(2, dtype=torch.float16), SMALL, (4096, 3072)),
     Case("pixels", "conversions", pixels, image_bytes, (1, 64), (24, 512)),
     Case("adam", "optimizer", adam, optimizer_state, (20, 64, 64), (12, 1024, 512), moved=adam_traffic),
+    Case("adam-many", "optimizer", adam, many_states, (100, 64, 5), (300, 64, 10), moved=adam_traffic),
 )

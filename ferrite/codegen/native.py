@@ -45,7 +45,7 @@ from ferrite.ir.program import (
 )
 from ferrite.ir.questions import arguments_of, reads, writes
 from ferrite.schedule.memory import touched
-from ferrite.schedule.steps import Plan, Run
+from ferrite.schedule.steps import Plan, Run, Together
 from ferrite.schedule.touches import Layouts
 
 COMMENT_COLUMN = 72
@@ -63,11 +63,13 @@ class KernelCall:
 
 @dataclass(frozen=True)
 class RunTable:
-    """A native call. Slot 0 is the arena, of so many bytes; then storages, then sizes."""
+    """A native call. Slot 0 is the arena, of so many bytes; then storages, then sizes. `together`: calls that share a
+    parallel region."""
 
     arena: int
     slots: int
     calls: tuple[KernelCall, ...]
+    together: tuple[Together, ...] = ()
 
 
 @dataclass
@@ -217,7 +219,9 @@ class _Printer:
                 arguments.append((slots.setdefault(symbol, len(slots) + 1), 0))
             calls.append(KernelCall(self.kernels[launch.kernel], tuple(arguments)))
         number = len(self.source.runs)
-        self.source.runs.append(RunTable(run.arena, len(slots) + 1, tuple(calls)))
+        self.source.runs.append(RunTable(run.arena, len(slots) + 1, tuple(calls), run.together))
+        for each in run.together:
+            yield f"# kernels {each.first} to {each.first + each.count - 1} of run_{number}: together, one thread each"
         words = [f"{slot}.data_ptr()" if isinstance(slot, str) else slot.name for slot in slots]  # type: ignore[attr-defined]
         if run.arena:
             yield f"arena = empty_on_cpu(({run.arena},), (1,), torch.uint8)"

@@ -34,11 +34,13 @@ class EagerCall:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A compiled kernel: the operators it covers and the lines of the model they came from."""
+    """A compiled kernel: the operators it covers and the lines of the model they came from. Kernels of a graph with the
+    same `region` run side by side, each on one thread."""
 
     name: str
     operators: tuple[str, ...]
     lines: tuple[ModelLine, ...]
+    region: int | None = None
 
 
 @dataclass(frozen=True)

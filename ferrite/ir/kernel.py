@@ -52,10 +52,12 @@ from typing import Literal as OneOf
 
 import torch
 
-from ferrite.ir.expr import Data, Expr, data_of
+from ferrite.ir.expr import Const, Data, Expr, Op, data_of
 from ferrite.ir.index import TEXT, Axis, Index, Symbol
 from ferrite.ir.program import NOWHERE, Mode, Origin
 from ferrite.ir.questions import indices_of, nodes_of
+from ferrite.ir.scalar import STOPPING
+from ferrite.ir.types import is_integer
 
 LoopKind = OneOf["serial", "parallel", "vector", "unrolled", "reduction"]
 Access = OneOf["read", "write", "both"]
@@ -204,3 +206,23 @@ def checks(kernel: Kernel) -> list[Data]:
             atoms = [atom for atom in index.atoms if isinstance(atom, Data)]
             found.update(dict.fromkeys(sorted(atoms, key=TEXT)))
     return list(found)
+
+
+def may_stop(kernel: Kernel) -> bool:
+    """Whether a kernel can fail: it checks an index, or divides integers by what may be zero."""
+    return bool(checks(kernel)) or any(divides(item) for each in walk(kernel.body) for item in computed(each))
+
+
+def computed(statement: Statement) -> list[Expr]:
+    """What a statement evaluates itself, and where it joins states of its own kind, how these become one."""
+    combined = (
+        [value for state in statement.states for value in state.combine] if isinstance(statement, Accumulate) else []
+    )
+    return [*nodes_in(statement), *nodes_of(*combined)]
+
+
+def divides(item: Expr) -> bool:
+    if not isinstance(item, Op) or item.name not in STOPPING or not is_integer(item.dtype):
+        return False
+    divisor = item.operands[1]
+    return not isinstance(divisor, Const) or divisor.value == 0

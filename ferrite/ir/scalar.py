@@ -17,6 +17,7 @@ import torch
 from ferrite.ir.types import is_integer
 
 CHEAP, DIVISION, TRANSCENDENTAL, SPECIAL = 1, 8, 20, 60
+STOPPING = frozenset(["floor_divide", "trunc_divide", "remainder", "fmod"])  # on integers, where the divisor is zero
 
 # What an operator may be given.
 TAKES: dict[str, Callable[[torch.dtype], bool]] = {

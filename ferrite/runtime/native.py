@@ -94,7 +94,8 @@ def in_file(code: types.CodeType, filename: str) -> types.CodeType:
 
 def native_run(table: RunTable, kernels: Kernels) -> Callable[..., int]:
     """A function of the number of threads, and of the words that a run needs: addresses and sizes."""
-    steps = pack_steps([(kernels.addresses[call.kernel], call.arguments) for call in table.calls], table.slots)
+    calls = [(kernels.addresses[call.kernel], call.arguments) for call in table.calls]
+    steps = pack_steps(calls, table.slots, [(each.first, each.count, each.threads) for each in table.together])
     kept = ctypes.create_string_buffer(steps, len(steps))
     complaints = [kernels.complaints[call.kernel] for call in table.calls]
 

@@ -20,6 +20,7 @@ from ferrite.schedule.prepare import prepare
 from ferrite.schedule.repeats import Repeats
 from ferrite.schedule.runs import with_parted_runs
 from ferrite.schedule.steps import Launch, Plan, Run, Step
+from ferrite.schedule.together import Regions
 from ferrite.schedule.touches import Layouts
 
 
@@ -63,9 +64,11 @@ def make_plan(program: Program, machine: Machine, native: Native, verify: bool =
     parts = with_parted_runs(program, steps, arenas)
     at = list(itertools.accumulate(map(len, parts), initial=0))  # the new place of every step
     steps = list(itertools.chain.from_iterable(parts))
+    regions = Regions(layouts, machine)
+    planned = [regions.shared(step) if isinstance(step, Run) else step for step in arenas.planned(steps)]
     return Plan(
         program,
-        tuple(arenas.planned(steps)),
+        tuple(planned),
         last_uses(program, steps, layouts),
         {at[place]: reason for place, reason in alone.items()},
         tuple(ordered.refusals),

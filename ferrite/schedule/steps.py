@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ferrite.ir.index import Symbol
@@ -30,14 +31,26 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class Together:
+    """Launches of a run, so many from one on, that share a parallel region of so many threads at most: each is run by
+    one of them, in any order."""
+
+    first: int
+    count: int
+    threads: int
+
+
+@dataclass(frozen=True)
 class Run:
     """Launches that follow each other, as one native call. `arena`: bytes; `offsets`: storages that lie in it, and
-    where. `lodged`: storages that lie inside a tensor, and where."""
+    where. `lodged`: storages that lie inside a tensor, and where. `together`: in order, what is not one after the
+    other."""
 
     launches: tuple[Launch, ...]
     arena: int = 0
     offsets: Mapping[str, int] = field(default_factory=dict)
     lodged: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    together: tuple[Together, ...] = ()
 
     def is_inside(self, name: str) -> bool:
         """Whether a storage needs no tensor of its own."""
@@ -66,3 +79,20 @@ class Plan:
         """Every launch, those of sub-programs too."""
         own = [launch for step in self.steps if isinstance(step, Run) for launch in step.launches]
         return own + [launch for plans in self.bodies.values() for plan in plans for launch in plan.launches]
+
+    @property
+    def regions(self) -> list[int | None]:
+        """For every launch the number of the parallel region that it shares with others."""
+        numbers = itertools.count()
+        return list(self._regions(numbers))
+
+    def _regions(self, numbers: Iterator[int]) -> Iterator[int | None]:
+        for run in (step for step in self.steps if isinstance(step, Run)):
+            region: dict[int, int] = {}
+            for together in run.together:
+                number = next(numbers)
+                region.update(dict.fromkeys(range(together.first, together.first + together.count), number))
+            yield from map(region.get, range(len(run.launches)))
+        for plans in self.bodies.values():
+            for plan in plans:
+                yield from plan._regions(numbers)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ferrite.codegen.llvm.build import assembly, load, object_code
-from ferrite.codegen.llvm.driver import FAILURE, IMMEDIATE, driver_address, pack_steps
+from ferrite.codegen.llvm.driver import FAILURE, IMMEDIATE, driver_address, pack_steps, with_rest
 from ferrite.codegen.llvm.emit import kernel_text
 from ferrite.codegen.llvm.runtime_symbols import PARALLEL, openmp_library, runtime_symbols
 from ferrite.codegen.llvm.target import AVX2, AVX512, TARGETS, host_target, portable_target
@@ -42,9 +42,9 @@ def address(source):
     return load({"kernel": object_code(kernel_text(parse_kernel(source), target, "kernel"), target)})["kernel"]
 
 
-def run(steps, slots, threads=1):
+def run(steps, slots, threads=1, together=()):
     words = (ctypes.c_int64 * (len(slots) + FAILURE))(*slots)
-    result = RUN(driver_address())(pack_steps(steps, len(slots)), words, threads)
+    result = RUN(driver_address())(pack_steps(steps, len(slots), together), words, threads)
     return result, list(words)[-FAILURE:]
 
 
@@ -164,3 +164,39 @@ def test_text_is_the_same_every_time():
     for source in KERNELS.values():
         kernel = parse_kernel(source)
         assert kernel_text(kernel, host_target(), "k") == kernel_text(kernel, host_target(), "k")
+
+
+def test_steps_that_are_together_run_once_each_with_any_number_of_threads():
+    """Between steps in turn: one before, which the shared ones read, and one after, which reads what they wrote."""
+    size, count = 100, 40
+    x, arena = torch.randn(size), torch.zeros(count + 2, size)
+    slots = [x.data_ptr(), arena.data_ptr(), size]
+
+    def scaled(source, target, factor):
+        return address(SCALE), [source, (1, 4 * size * target), (2, 0), (IMMEDIATE, factor)]
+
+    first = scaled((0, 0), 0, 2)
+    shared = [scaled((1, 0), 1 + place, place) for place in range(count)]
+    last = scaled((1, 4 * size * count), count + 1, 3)
+    wanted = torch.stack([x * 2, *(x * 2 * place for place in range(count)), x * 2 * (count - 1) * 3])
+    for threads, most in ((1, 8), (2, 8), (4, 8), (4, 2), (2, count)):
+        arena.zero_()
+        assert run([first, *shared, last], slots, threads, [(1, count, most)]) == (0, [0, 0, 0])
+        assert torch.equal(arena, wanted)
+
+
+def test_a_failure_behind_a_region_has_its_own_number():
+    where, source, out = torch.tensor([1, 9, 2]), torch.randn(6), torch.zeros(4, 6)
+    slots = [where.data_ptr(), source.data_ptr(), out.data_ptr(), 3]
+    fine = [(address(SCALE), [(1, 0), (2, 24 * row), (IMMEDIATE, 6), (IMMEDIATE, 1)]) for row in range(3)]
+    wrong = (address(GATHER), [(0, 0), (1, 0), (2, 72), (3, 0)])
+    for threads in (1, 2):
+        assert run([*fine, wrong], slots, threads, [(1, 2, 2)]) == (1, [9, 6, 3])
+        assert torch.equal(out[:3], source.expand(3, 6))
+
+
+def test_regions_are_filled_up_with_steps_in_turn():
+    assert list(with_rest([(2, 3, 4), (5, 2, 2)], 9)) == [(0, 2, 1), (2, 3, 4), (5, 2, 2), (7, 2, 1)]
+    assert list(with_rest([], 3)) == [(0, 3, 1)]
+    assert list(with_rest([(0, 3, 2)], 3)) == [(0, 3, 2)]
+    assert list(with_rest([], 0)) == []

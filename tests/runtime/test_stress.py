@@ -16,7 +16,6 @@ import struct
 import sys
 import threading
 import time
-import traceback
 import types
 import warnings
 import weakref
@@ -32,6 +31,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import ferrite
+from children import PATIENCE, in_child
 from compare import assert_no_farther, compile_strict, compiled_graphs, reset, since
 from ferrite import native
 from ferrite.__main__ import main
@@ -274,30 +274,6 @@ def test_some_threads_compile_while_others_run() -> None:
 
 
 # --- forks ------------------------------------------------------------------------------------------------------------
-
-PATIENCE = 60  # seconds until a child is taken for hanging, and killed
-
-
-def in_child(work: Callable[[], str]) -> str:
-    """What some work gives in a child of this process."""
-    reading, writing = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
-        child = os.fork()
-    if child == 0:
-        signal.alarm(PATIENCE)  # ends the process, whatever it waits for
-        try:
-            os.write(writing, work().encode())
-        except BaseException:
-            os.write(writing, traceback.format_exc().encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as answers:
-        answer = answers.read().decode()
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0, "the child hung"
-    return answer
 
 
 def tasks() -> int:

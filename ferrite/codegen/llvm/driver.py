@@ -2,17 +2,22 @@
 
 The table is words of 64 bits, one after the other:
 
-    steps, slots, then for every step: address, arguments, then for every argument: slot, offset
+    groups, slots, then for every group: steps, threads, words of its steps, then for every step: address, arguments,
+    then for every argument: slot, offset
 
 An argument is the word in a slot, plus the offset: a pointer somewhere into an arena, or a size. A slot may be -1: the
 offset itself is the argument. Behind the slots is room for what a kernel says that fails.
+
+Steps of a group with one thread run one after the other, and each may share its own loops among all threads. A group
+with more is one parallel region: the threads of a team, so many at most, take the next step that nobody has taken yet,
+and run it alone. Such steps depend on no other of their group, and never fail.
 """
 
 from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ferrite.codegen.llvm.build import load, object_code
 from ferrite.codegen.llvm.target import host_target
@@ -21,31 +26,21 @@ NAME = "ferrite_run"
 IMMEDIATE = -1
 FAILURE = 3  # words that a failing kernel leaves: value, extent, step
 MOST_ARGUMENTS = 512
-DRIVER = f"""
-define i64 @{NAME}(ptr %table, ptr %slots, i64 %threads) nounwind {{
+Step = tuple[int, Sequence[tuple[int, int]]]
+
+# One step: its words, and its call.
+STEP = f"""
+define internal i64 @{NAME}.step(ptr %at, ptr %slots, i64 %threads, ptr %words, ptr %failure) alwaysinline nounwind {{
 entry:
-  %count = load i64, ptr %table, align 8
-  %slots.at = getelementptr i64, ptr %table, i64 1
-  %steps = getelementptr i64, ptr %table, i64 2
-  %many = load i64, ptr %slots.at, align 8
-  %failure = getelementptr i64, ptr %slots, i64 %many
-  %words = alloca [{MOST_ARGUMENTS} x i64], align 16
-  %none = icmp sle i64 %count, 0
-  br i1 %none, label %done, label %step
-step:
-  %number = phi i64 [ 0, %entry ], [ %following, %next ]
-  %at = phi ptr [ %steps, %entry ], [ %after, %next ]
   %address = load i64, ptr %at, align 8
   %function = inttoptr i64 %address to ptr
   %arguments.at = getelementptr i64, ptr %at, i64 1
   %arguments = load i64, ptr %arguments.at, align 8
   %first = getelementptr i64, ptr %at, i64 2
-  %pairs = shl i64 %arguments, 1
-  %after = getelementptr i64, ptr %first, i64 %pairs
   %empty = icmp eq i64 %arguments, 0
   br i1 %empty, label %call, label %argument
 argument:
-  %place = phi i64 [ 0, %step ], [ %place.next, %copied ]
+  %place = phi i64 [ 0, %entry ], [ %place.next, %copied ]
   %twice = shl i64 %place, 1
   %slot.at = getelementptr i64, ptr %first, i64 %twice
   %slot = load i64, ptr %slot.at, align 8
@@ -67,20 +62,122 @@ copied:
   br i1 %more, label %argument, label %call
 call:
   %result = call i64 %function(ptr %words, i64 %threads, ptr %failure)
+  ret i64 %result
+}}
+
+define internal ptr @{NAME}.after(ptr %at) alwaysinline nounwind {{
+  %arguments.at = getelementptr i64, ptr %at, i64 1
+  %arguments = load i64, ptr %arguments.at, align 8
+  %pairs = shl i64 %arguments, 1
+  %words = add i64 %pairs, 2
+  %after = getelementptr i64, ptr %at, i64 %words
+  ret ptr %after
+}}
+"""
+
+# What each thread of a team does, given: the number of the next step, how many there are, the first one, the slots.
+SHARE = f"""
+define internal void @{NAME}.share(ptr %team) nounwind {{
+entry:
+  %words = alloca [{MOST_ARGUMENTS} x i64], align 16
+  %failure = alloca [{FAILURE} x i64], align 8
+  %steps.at = getelementptr i64, ptr %team, i64 1
+  %steps = load i64, ptr %steps.at, align 8
+  %first.at = getelementptr i64, ptr %team, i64 2
+  %first = load ptr, ptr %first.at, align 8
+  %slots.at = getelementptr i64, ptr %team, i64 3
+  %slots = load ptr, ptr %slots.at, align 8
+  br label %take
+take:
+  %before = phi i64 [ 0, %entry ], [ %taken, %found ]
+  %there = phi ptr [ %first, %entry ], [ %at, %found ]
+  %taken = atomicrmw add ptr %team, i64 1 monotonic, align 8
+  %some = icmp slt i64 %taken, %steps
+  br i1 %some, label %look, label %done
+look:
+  %number = phi i64 [ %before, %take ], [ %number.next, %walk ]
+  %at = phi ptr [ %there, %take ], [ %following, %walk ]
+  %same = icmp eq i64 %number, %taken
+  br i1 %same, label %found, label %walk
+walk:
+  %number.next = add nuw i64 %number, 1
+  %following = call ptr @{NAME}.after(ptr %at)
+  br label %look
+found:
+  %result = call i64 @{NAME}.step(ptr %at, ptr %slots, i64 1, ptr %words, ptr %failure)
+  br label %take
+done:
+  ret void
+}}
+"""
+
+RUN = f"""
+declare void @GOMP_parallel(ptr, ptr, i32, i32)
+declare i64 @llvm.smin.i64(i64, i64)
+
+define i64 @{NAME}(ptr %table, ptr %slots, i64 %threads) nounwind {{
+entry:
+  %groups = load i64, ptr %table, align 8
+  %slots.at = getelementptr i64, ptr %table, i64 1
+  %first = getelementptr i64, ptr %table, i64 2
+  %many = load i64, ptr %slots.at, align 8
+  %failure = getelementptr i64, ptr %slots, i64 %many
+  %words = alloca [{MOST_ARGUMENTS} x i64], align 16
+  %team = alloca [4 x i64], align 8
+  br label %group
+group:
+  %left = phi i64 [ %groups, %entry ], [ %left.next, %over ]
+  %number = phi i64 [ 0, %entry ], [ %number.next, %over ]
+  %group.at = phi ptr [ %first, %entry ], [ %group.next, %over ]
+  %none = icmp sle i64 %left, 0
+  br i1 %none, label %done, label %begin
+begin:
+  %left.next = sub i64 %left, 1
+  %steps = load i64, ptr %group.at, align 8
+  %wanted.at = getelementptr i64, ptr %group.at, i64 1
+  %wanted = load i64, ptr %wanted.at, align 8
+  %size.at = getelementptr i64, ptr %group.at, i64 2
+  %size = load i64, ptr %size.at, align 8
+  %step.first = getelementptr i64, ptr %group.at, i64 3
+  %group.next = getelementptr i64, ptr %step.first, i64 %size
+  %number.next = add i64 %number, %steps
+  %used = call i64 @llvm.smin.i64(i64 %wanted, i64 %threads)
+  %shared = icmp sgt i64 %used, 1
+  br i1 %shared, label %region, label %step
+region:
+  store i64 0, ptr %team, align 8
+  %team.steps = getelementptr i64, ptr %team, i64 1
+  store i64 %steps, ptr %team.steps, align 8
+  %team.first = getelementptr i64, ptr %team, i64 2
+  store ptr %step.first, ptr %team.first, align 8
+  %team.slots = getelementptr i64, ptr %team, i64 3
+  store ptr %slots, ptr %team.slots, align 8
+  %short = trunc i64 %used to i32
+  call void @GOMP_parallel(ptr @{NAME}.share, ptr %team, i32 %short, i32 0)
+  br label %over
+step:
+  %past = phi i64 [ 0, %begin ], [ %past.next, %next ]
+  %at = phi ptr [ %step.first, %begin ], [ %after, %next ]
+  %result = call i64 @{NAME}.step(ptr %at, ptr %slots, i64 %threads, ptr %words, ptr %failure)
   %good = icmp eq i64 %result, 0
   br i1 %good, label %next, label %failed
 next:
-  %following = add nuw i64 %number, 1
-  %again = icmp slt i64 %following, %count
-  br i1 %again, label %step, label %done
+  %past.next = add nuw i64 %past, 1
+  %after = call ptr @{NAME}.after(ptr %at)
+  %more = icmp slt i64 %past.next, %steps
+  br i1 %more, label %step, label %over
+over:
+  br label %group
 failed:
+  %number.failed = add i64 %number, %past
   %number.at = getelementptr i64, ptr %failure, i64 2
-  store i64 %number, ptr %number.at, align 8
+  store i64 %number.failed, ptr %number.at, align 8
   ret i64 %result
 done:
   ret i64 0
 }}
 """
+DRIVER = STEP + SHARE + RUN
 
 
 @functools.cache
@@ -90,13 +187,30 @@ def driver_address() -> int:
     return load({NAME: object_code(DRIVER, host_target())})[NAME]
 
 
-def pack_steps(steps: Sequence[tuple[int, Sequence[tuple[int, int]]]], slots: int) -> bytes:
-    """The table for `ferrite_run`: the address of each function, and (slot, byte offset) of each of its arguments."""
-    words = [len(steps), slots]
-    for address, arguments in steps:
-        if len(arguments) > MOST_ARGUMENTS:
-            raise ValueError(f"{len(arguments)} arguments; a kernel has at most {MOST_ARGUMENTS}")
-        words += [address, len(arguments)]
-        for slot, offset in arguments:
-            words += [slot, offset]
+def pack_steps(steps: Sequence[Step], slots: int, together: Sequence[tuple[int, int, int]] = ()) -> bytes:
+    """The table for `ferrite_run`: the address of each function, and (slot, byte offset) of each of its arguments.
+    `together`: steps that share a region, in order: the first, how many, and threads at most."""
+    groups = list(with_rest(together, len(steps)))
+    words = [len(groups), slots]
+    for first, count, threads in groups:
+        packed = [word for step in steps[first : first + count] for word in step_words(*step)]
+        words += [count, threads, len(packed), *packed]
     return struct.pack(f"<{len(words)}q", *words)
+
+
+def step_words(address: int, arguments: Sequence[tuple[int, int]]) -> list[int]:
+    if len(arguments) > MOST_ARGUMENTS:
+        raise ValueError(f"{len(arguments)} arguments; a kernel has at most {MOST_ARGUMENTS}")
+    return [address, len(arguments), *(word for argument in arguments for word in argument)]
+
+
+def with_rest(together: Sequence[tuple[int, int, int]], steps: int) -> Iterator[tuple[int, int, int]]:
+    """The groups, and as groups of one thread what lies between them."""
+    done = 0
+    for first, count, threads in together:
+        if first > done:
+            yield done, first - done, 1
+        yield first, count, threads
+        done = first + count
+    if steps > done:
+        yield done, steps - done, 1

@@ -16,11 +16,11 @@ from ferrite.codegen.llvm.operators import ROWS, Words, is_float
 from ferrite.codegen.llvm.places import Places
 from ferrite.codegen.llvm.random_numbers import WORDS, random_row, random_value
 from ferrite.codegen.llvm.types import REGISTER, literal
-from ferrite.codegen.llvm.whole import STOPPING
 from ferrite.ir.expr import Cast, Const, Data, Expr, IndexValue, Load, Local, Masked, Op, Param, Random, data_of
 from ferrite.ir.index import ONE, ZERO, Index
 from ferrite.ir.intervals import interval
 from ferrite.ir.questions import indices_of
+from ferrite.ir.scalar import STOPPING
 
 Memo = dict[Expr, Value]
 SHORT = 1 << 31

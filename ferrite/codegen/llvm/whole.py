@@ -14,8 +14,6 @@ from ferrite.codegen.llvm.mathematics import function
 from ferrite.codegen.llvm.operators import Words, is_float, is_whole, row, words
 from ferrite.codegen.llvm.types import BITS, REGISTER, is_literal, is_signed
 
-STOPPING = frozenset(["floor_divide", "trunc_divide", "remainder", "fmod"])  # on integers
-
 
 def divided(
     e: Emission, dtype: torch.dtype, lanes: int, left: str, right: str, mask: str | None
