@@ -17,7 +17,7 @@ from __future__ import annotations
 import bisect
 import collections
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -45,6 +45,7 @@ COUNT_FROM_THE_START = frozenset(
 )
 ALIGNMENT = 16  # a result that moves within its memory stays as well aligned as kernels ask for
 ALREADY_THERE = "it is the operand already"
+Operands = dict[Storage, list[tuple[torch.fx.Node, int]]]  # by the memory they lie in, with bytes further on
 
 
 class Memory:
@@ -117,8 +118,18 @@ class Memory:
             root, by = self.home.get(storage_of(target), (storage_of(target), 0))
             self.home[storage_of(result)] = (root, by + (shift(target, result) or 0))
 
+    def by_place(self, operands: Iterable[Any]) -> Operands:
+        """Operands by the memory that they lie in."""
+        found: Operands = {}
+        for each in operands:
+            if isinstance(each, torch.fx.Node):
+                for storage in self.aliases.of(each):
+                    root, by = self.home.get(storage, (storage, 0))
+                    found.setdefault(root, []).append((each, by))
+        return found
+
     def refusal(
-        self, node: torch.fx.Node, operand: Any, result: Any, others: Sequence[Any], *, whole: bool = False
+        self, node: torch.fx.Node, operand: Any, result: Any, others: Operands, *, whole: bool = False
     ) -> str | None:
         """Why a node may not write its result into an operand; None if it may. `others`: what it reads besides;
         `whole`: whether it may reach all memory that the operand lies in."""
@@ -131,8 +142,10 @@ class Memory:
         if not each_element_once(target):
             return "elements of the operand share memory"
         span = EVERYTHING if whole else span_of(target)
-        for other in others:
-            if isinstance(other, torch.fx.Node) and self._overlap(target, span, other, whole):
+        root, by = self.home.get(storage_of(target), (storage_of(target), 0))
+        for other, further in others.get(root, ()):
+            theirs = EVERYTHING if whole else span_of(fake_value(other))
+            if span.shifted(by).overlaps(theirs.shifted(further)):
                 return f"{other.name} shares the memory"
         return self._overwriting_refusal(self.position[node], target, span, result)
 
@@ -151,13 +164,6 @@ class Memory:
         if own in self.aliases.output_storages and not fills_its_memory(target):
             return "the result is returned, and would keep more memory alive than its own"
         return None
-
-    def _overlap(self, target: torch.Tensor, span: Span, other: torch.fx.Node, whole: bool) -> bool:
-        root, by = self.home.get(storage_of(target), (storage_of(target), 0))
-        mine = span.shifted(by)
-        theirs = EVERYTHING if whole else span_of(fake_value(other))
-        places = (self.home.get(each, (each, 0)) for each in self.aliases.of(other))
-        return any(place == root and mine.overlaps(theirs.shifted(further)) for place, further in places)
 
     def _overwriting_refusal(self, here: int, target: torch.Tensor, span: Span, result: Any) -> str | None:
         storage = storage_of(target)

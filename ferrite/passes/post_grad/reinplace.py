@@ -182,7 +182,7 @@ class Reinplacing:
     ) -> bool:
         """Whether a node may write each result into its operand; if so, that is where they live from now on. Operands
         of one list must lie in memory of their own each."""
-        taken: list[Any] = list(others)
+        taken = self.memory.by_place(others)
         storages = set()
         for operand, result in pairs:
             reason = self.memory.refusal(node, operand, result, taken, whole=whole)
@@ -191,7 +191,8 @@ class Reinplacing:
             if reason is not None:
                 self.missed([operand for operand, _ in pairs] if reason != ALREADY_THERE else [])
                 return False
-            taken.append(operand)
+            for place, found in self.memory.by_place([operand]).items():
+                taken.setdefault(place, []).extend(found)
             storages.add(home)
         for operand, result in pairs:
             self.memory.settle(result, operand)
