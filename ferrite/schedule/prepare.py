@@ -185,14 +185,13 @@ class _Prepare:
     def near_piece(self, operation: Reduce) -> tuple[Axis, int] | None:
         """The axis to cut, and how much of it a piece has that the nearest cache holds; None where threads need not
         share one result, or where results lie side by side."""
-        if points(operation.axes) >= FEW_RESULTS or self.across(operation):
+        many = points(operation.reduced)
+        if many < LONG or points(operation.axes) >= FEW_RESULTS or self.across(operation):
             return None
         if not all(isinstance(item.extent, Number) for item in operation.reduced):
             return None
         longest = max(operation.reduced, key=lambda item: known(item.extent, 0))
-        length, many = known(longest.extent, 0), points(operation.reduced)
-        if many < LONG:
-            return None
+        length = known(longest.extent, 0)
         most = min(NEAR * length // many, length // 4)
         size = next((size for size in range(most, 0, -1) if length % size == 0), 0)
         return (longest, size) if size * many // length >= NEAR // 8 else None
