@@ -23,6 +23,7 @@ from ferrite.schedule.steps import Launch, Run, Together
 from ferrite.schedule.touches import Layouts
 
 ARENA = ""  # no storage has this name
+WORTH = 16  # grains that kernels have to do for a region to pay: what they need is in the caches of one core at first
 SMALL = 4  # threads at most that are worth waking for a kernel that is never too large to be one of many
 SPREAD = 16  # a larger one has at most this part of what all have to do: so many threads end at about the same time
 
@@ -135,8 +136,10 @@ class Regions:
 
     def threads_for(self, work: Sequence[float]) -> int:
         """One runs the longest kernel; each of the others needs as much to do as where threads share a loop."""
-        others = sum(work) - max(work, default=0)
-        return min(1 + int(others // self.machine.grain), len(work))
+        total = sum(work)
+        if total < WORTH * self.machine.grain:
+            return 1
+        return min(1 + int((total - max(work)) // self.machine.grain), len(work))
 
 
 def work_in(body: Body) -> float:
