@@ -41,10 +41,44 @@ class Captured:
 
 def captured(fn: Any, inputs: Sequence[Any], form: Form = "dynamo", *, symbolic: bool = False) -> Captured:
     """The graph of a function or module in canonical form, with fake values."""
-    found = by_dynamo(fn, inputs, symbolic) if form == "dynamo" else Captured(torch.fx.symbolic_trace(fn), list)
+    found = by_dynamo(fn, inputs, symbolic) if form == "dynamo" else by_symbolic_tracing(fn, inputs)
     add_values(found.gm, inputs)
     canonical(found.gm)
     return found
+
+
+def by_symbolic_tracing(fn: Any, inputs: Sequence[Any]) -> Captured:
+    tracer = Unrolling(inputs)
+    graph = tracer.trace(fn)
+    return Captured(torch.fx.GraphModule(tracer.root, graph), list)
+
+
+class Unrolling(torch.fx.Tracer):
+    """Symbolic tracing that can also go through `*args` and the results of a call, which it computes to count them."""
+
+    def __init__(self, inputs: Sequence[Any]) -> None:
+        super().__init__()
+        self.inputs = inputs
+
+    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
+        given = [self.create_proxy("placeholder", f"x{place}", (), {}) for place in range(len(self.inputs))]
+        return root_fn, [self.root, *given] if is_module else given
+
+    def count(self, node: torch.fx.Node) -> int:
+        so_far = torch.fx.Interpreter(copy.deepcopy(self.root), garbage_collect_values=False, graph=self.graph)
+        so_far.run(*pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), list(self.inputs)))
+        return len(so_far.env[node])
+
+    def iter(self, obj: torch.fx.Proxy) -> Any:
+        return iter([obj[place] for place in range(self.count(obj.node))])
+
+    def proxy(self, node: torch.fx.Node) -> torch.fx.Proxy:
+        return Counted(node, self)
+
+
+class Counted(torch.fx.Proxy):
+    def __len__(self) -> int:  # what `[*results]` asks for
+        return self.tracer.count(self.node)
 
 
 def by_dynamo(fn: Any, inputs: Sequence[Any], symbolic: bool) -> Captured:
