@@ -4,8 +4,9 @@
     python -m bench.models --compile-only --no-inductor
 
 Every model runs in inference and as a training step (forward, loss, backward; no optimizer), with batch 1 and a larger
-one, in float32 and, where the processor computes in it, bfloat16. It is first compared with eager and a float64 run;
-what is wrong is reported as wrong and not timed. Speeds are medians of the ratio round by round, above 1 is faster.
+one, in float32 and, where the processor computes in it, bfloat16. It is first compared with eager and a float64 run,
+where that says wrong with eager's errors at weights and inputs that are rounded otherwise, too; what is wrong is
+reported as wrong and not timed. Speeds are medians of the ratio round by round, above 1 is faster.
 
 Cold compile: seconds from the first call to its result, in a fresh process with empty caches for each backend.
 `capture` is the same for `aot_eager`, which captures and differentiates but compiles nothing: what a compiler takes
@@ -38,6 +39,7 @@ from bench.report import in_markdown, one_by_one, parsed, parser_for, save, sele
 from bench.steps import call_of, observed
 from bench.zoo import MODELS, Model
 from tests.models.exact import in_float64
+from tests.rounding import DRAWS, nudged
 
 CAPTURE = "aot_eager"
 QUICK = ("mobilenet-v2", "bert", "llama")
@@ -107,12 +109,12 @@ def side_by_side(row: dict[str, Any], setting: Setting, names: Sequence[str], ch
     if (taken := time.perf_counter() - start) > chosen.longest:
         row["problems"][EAGER] = f"left out: takes {taken:.0f} s"
         return
-    exact = exact_run(setting, inputs)
+    exact = exact_run(setting.model.ready(dtype, training), inputs, training)
     calls = {EAGER: call_of(model, model, inputs, training)}
     for name in names[1:]:
         model.load_state_dict(state)
         compiled = given_to(name, model)
-        problem = problem_of(name, model, compiled, inputs, training, eager, exact)
+        problem = problem_of(name, setting, model, compiled, inputs, eager, exact)
         if problem is not None:
             row["problems"][name] = problem
         else:
@@ -133,24 +135,26 @@ def side_by_side(row: dict[str, Any], setting: Setting, names: Sequence[str], ch
 
 def problem_of(
     name: str,
+    setting: Setting,
     model: torch.nn.Module,
     compiled: Callable[..., Any],
     inputs: dict[str, Any],
-    training: bool,
     eager: Any,
     exact: Any,
 ) -> str | None:
     """Why a compiled model is not to be timed: it failed, or is wrong."""
     before = mark()
     try:
-        found = observed(model, compiled, inputs, training)
+        found = observed(model, compiled, inputs, setting.training)
     except Exception as failure:
         return f"failed: {reason(failure)}"
     if name == OURS and (failures := since(before)["failures"]):
         return f"failed: {failures[0]}"
-    if name != OURS and training and has_dropout(model):
+    if name != OURS and setting.training and has_dropout(model):
         return None  # its random numbers are its own
     problem = disagreement_of_models(name, found, eager, exact)
+    if problem is not None:
+        problem = disagreement_of_models(name, found, eager, exact, nudged_runs(setting, inputs))
     return None if problem is None else f"wrong: {problem}"
 
 
@@ -164,15 +168,32 @@ def cleared(model: torch.nn.Module, call: Any) -> Any:
     return step
 
 
-def exact_run(setting: Setting, inputs: dict[str, Any]) -> Any:
-    """The same weights, inputs and random numbers in float64."""
-    model = setting.model.ready(DTYPES[setting.dtype], setting.training).double()
+def exact_run(model: torch.nn.Module, inputs: dict[str, Any], training: bool) -> Any:
+    """The same weights, inputs and random numbers in float64; the model stays there."""
     wide = {
         name: value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
         for name, value in inputs.items()
     }
+    model = model.double()
     with in_float64():
-        return observed(model, model, wide, setting.training)
+        return observed(model, model, wide, training)
+
+
+def nudged_runs(setting: Setting, inputs: dict[str, Any]) -> list[tuple[Any, Any]]:
+    """What eager and float64 compute where each weight and input is rounded another way, a few times."""
+    runs, training = [], setting.training
+    for draw in range(DRAWS):
+        generator = torch.Generator().manual_seed(draw)
+        model = setting.model.ready(DTYPES[setting.dtype], training)
+        for state in (*model.parameters(), *model.buffers()):
+            nudged(state.detach(), generator)
+        given = {
+            name: nudged(value.clone(), generator) if isinstance(value, torch.Tensor) else value
+            for name, value in inputs.items()
+        }
+        reference = copy.deepcopy(model)
+        runs.append((observed(model, model, given, training), exact_run(reference, given, training)))
+    return runs
 
 
 def has_dropout(model: torch.nn.Module) -> bool:

@@ -35,6 +35,7 @@ from ferrite.ir.laws import verify_program
 from ferrite.ir.parse import parse
 from ferrite.ir.program import Program, Template, call_of
 from ferrite.lower.graph import lower_module
+from tests.rounding import DRAWS, is_float, nudged
 
 OPERATORS = {f"{op.name}.{op.variant_test_name}".strip("."): op for op in op_db}
 SEED = 42  # what the samples' own wrappers set, which a trace does not see
@@ -50,10 +51,6 @@ DOUBLE_TO_SINGLE = 2**-29
 # largest one, since an element may be the difference of others as large.
 OWN_ULPS, LARGEST_ULPS = 4, 1
 LARGEST_ULPS_UNMEASURED = 16  # where the call names the type to compute in, other inputs tell nothing of eager
-
-DRAWS = (
-    4  # how often eager is run on other roundings, where its error at the inputs themselves is too small to judge by
-)
 
 
 @dataclass
@@ -243,20 +240,6 @@ def distance(theirs: Any, best: Any) -> torch.Tensor | None:
 
 def larger(first: torch.Tensor | None, second: torch.Tensor | None) -> torch.Tensor | None:
     return None if first is None or second is None else torch.maximum(first, second)
-
-
-def is_float(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
-def nudged(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Each number rounded another way, in place. Labels, counts and masks are exact: nobody would."""
-    if not is_float(tensor) or tensor.layout is not torch.strided:
-        return tensor
-    whole = tensor == (tensor.real if tensor.is_complex() else tensor).round()
-    signs = torch.where(whole, 0, 2 * torch.randint(2, tensor.shape, generator=generator) - 1)
-    real = tensor.abs().dtype
-    return tensor.mul_(1 + torch.finfo(real).eps * signs.to(real))
 
 
 def difference(ours: list[Any], eager: list[Any], exact: Reference | None, names_type: bool) -> str | None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from bench import compile_time, kernels, models, overhead, picture
+from bench.agreement import disagreement_of_models, largest_error
 from bench.backends import in_fresh_process, with_own_code
 from bench.cases import CASES, Case, tensors_of
 from bench.cases.case import LARGE
@@ -20,6 +21,7 @@ from bench.measure import interleaved
 from bench.memory import peak_bytes
 from bench.report import summary_of
 from bench.zoo import Model, bert, one_label, padded_text
+from tests.rounding import DRAWS
 
 PROGRAMS = (kernels, models, overhead, compile_time)
 SHORT = ["--no-inductor", "--rounds", "2", "--seconds", "0"]
@@ -190,6 +192,31 @@ def test_a_wrong_model_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     (row,) = models.main([*SHORT, *chosen])["rows"]
     assert row["problems"]["ferrite"].startswith("wrong: output 0: off by")
     assert list(row["seconds"]) == ["eager"]
+
+
+@pytest.mark.quick
+def test_where_rounding_decides_eager_may_not_be_right_by_luck() -> None:
+    """Its largest error over weights and inputs rounded otherwise counts; what is beyond that is wrong."""
+
+    def run(off: float) -> Any:
+        return {"outputs": [torch.ones(4)], "gradients": [torch.ones(3), torch.full((2,), 1 + off)]}
+
+    exact, lucky = run(0), [(run(off), run(0)) for off in (2**-10, 2**-7, 2**-9)]
+    limit = 2 * 2**-7
+    for off, judged in ((0.9 * limit, lucky), (2**-21, ())):
+        assert disagreement_of_models("ferrite", run(off), run(0), exact, judged) is None
+    for off, judged in ((0.9 * limit, ()), (1.1 * limit, lucky), (float("nan"), lucky)):
+        assert str(disagreement_of_models("ferrite", run(off), run(0), exact, judged)).startswith("gradients")
+    wrong = {**run(0), "outputs": [torch.full((4,), 1 + 0.5 * limit)]}
+    assert str(disagreement_of_models("ferrite", wrong, run(0), exact, lucky)).startswith("output 0")
+
+
+def test_each_other_rounding_gives_other_errors() -> None:
+    setting = models.Setting(tiny(), 2, "fp32", training=True)
+    runs = models.nudged_runs(setting, setting.model.inputs(2, torch.float32, True))
+    errors = {largest_error([(eager["gradients"], exact["gradients"])]) for eager, exact in runs}
+    assert len(errors) == DRAWS
+    assert min(errors) > 0
 
 
 def test_compile_time_tells_the_stages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
