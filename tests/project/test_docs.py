@@ -17,6 +17,7 @@ import ferrite
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+GENERATED = ("operators.md", "options.md", "passes.md")  # `make docs`: tables, and lists of names
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -55,6 +56,14 @@ def test_the_readme_has_examples_and_names_commands_that_exist():
 def test_links_between_pages_lead_somewhere(page):
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in GENERATED], ids=lambda page: page.name)
+def test_prose_fits_into_120_columns(page):
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    lines = [line for line in prose.splitlines() if len(line) > 120 and not line.startswith("|")]
+    assert not lines, "\n".join(lines)
 
 
 def test_doctests():
