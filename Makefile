@@ -7,6 +7,8 @@ READY := $(VENV)/.ready
 PIP := $(BIN)/pip --disable-pip-version-check --quiet install --constraint constraints.txt
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest
+# Without bytecode on disk, every process of the tests compiles the package and the tests anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check test-all test-gpu bench docs format clean
@@ -36,7 +38,7 @@ test: $(READY)  ## everything CI runs: format, lint, types, tests
 
 check: $(READY)  ## format, lint, types and the quick tests; run it before every commit
 	@$(MAKE) --no-print-directory lint
-	$(PYTEST) -n $(WORKERS) --dist loadfile -m "quick and not slow and not gpu"
+	$(PYTEST) -n $(WORKERS) --dist loadfile -m "quick and not lengthy and not slow and not gpu"
 
 test-all: $(READY)  ## also the long sweeps
 	@$(MAKE) --no-print-directory lint

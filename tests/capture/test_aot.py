@@ -125,6 +125,7 @@ def test_decompositions_keep_the_memory_format(fn, decompose):
     check(fn, lambda: [inputs().to(memory_format=torch.channels_last)], options={"decompose": decompose})
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("executor", ["native", "calls"])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_an_output_that_a_decomposition_restrides_is_copied_back(dynamic, executor):
@@ -143,6 +144,7 @@ def test_an_output_that_a_decomposition_restrides_is_copied_back(dynamic, execut
     assert copied[executor]
 
 
+@pytest.mark.lengthy
 def test_min_cut_saves_less_than_save_all():
     def fn(x):
         return x.sin().cos().sin().cos().sum()

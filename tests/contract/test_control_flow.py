@@ -103,7 +103,6 @@ def test_map() -> None:
     )
 
 
-@pytest.mark.quick
 def test_checkpoint(dynamic: bool) -> None:
     def block(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.gelu(x @ w)

@@ -104,7 +104,6 @@ def test_float8_scaled_and_cast_in_training(dynamic: bool) -> None:
     )
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("dtype", [*SIGNED, torch.uint8], ids=str)
 def test_integer_arithmetic_wraps_as_in_eager(dtype: torch.dtype, rarely_dynamic: bool) -> None:
     def compute(x: torch.Tensor, y: torch.Tensor) -> object:

@@ -81,7 +81,6 @@ def test_small_sizes_after_a_larger_one(rows: int) -> None:
         assert_same_tree(compiled(x), fn(x), fn(x.double()), f"{size} rows")
 
 
-@pytest.mark.quick
 def test_module_in_training_at_many_sizes() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.LayerNorm(8), torch.nn.GELU())
     exact = copy.deepcopy(model).double()

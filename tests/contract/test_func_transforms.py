@@ -124,7 +124,6 @@ def test_functional_call_of_a_compiled_module() -> None:
     assert_same_tree(ours, expected, exact, "output")
 
 
-@pytest.mark.quick
 def test_per_sample_gradients() -> None:
     model = module()
 

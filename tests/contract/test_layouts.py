@@ -171,7 +171,6 @@ def test_meta_module_in_training() -> None:
     )
 
 
-@pytest.mark.quick
 def test_new_layout_of_the_same_shape_after_compiling() -> None:
     """Code made for contiguous inputs must not be run on others."""
     compiled = compile_strict(pointwise)

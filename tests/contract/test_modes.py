@@ -44,7 +44,6 @@ def test_mode_around_the_call(mode: str) -> None:
     assert_same_tree(ours, run_in(mode, compute), run_in(mode, compute, upcast=True), mode)
 
 
-@pytest.mark.quick
 def test_changing_the_mode_around_the_call() -> None:
     """One compiled function under every mode in turn: modes are guarded, not baked in."""
     compiled = compile_strict(compute)

@@ -53,7 +53,6 @@ def test_tied_parameters_collect_one_gradient(dynamic: bool) -> None:
     check(Tied(), lambda: [torch.randint(0, 11, (3, 5))], backward=True, calls=2, dynamic=dynamic)
 
 
-@pytest.mark.quick
 def test_train_and_eval_switch_after_compiling() -> None:
     model = Net()
     ours = copy.deepcopy(model)
@@ -121,7 +120,6 @@ def test_state_dict_has_the_same_tensors() -> None:
     }
 
 
-@pytest.mark.quick
 def test_load_state_dict_after_compiling(dynamic: bool) -> None:
     model, other = Net().eval(), Net().eval()
     compiled = compile_strict(model, dynamic=dynamic)

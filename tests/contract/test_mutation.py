@@ -238,7 +238,6 @@ def test_in_place_in_training(name: str, history: bool, dynamic: bool) -> None:
     )
 
 
-@pytest.mark.quick
 def test_view_with_history_written_in_training(dynamic: bool) -> None:
     def change(base: torch.Tensor, view: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         view.mul_(w)

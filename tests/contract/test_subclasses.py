@@ -86,7 +86,6 @@ def test_wrapper_subclass_made_inside() -> None:
     check(lambda x: TwoTensor(x.sin(), x.cos()) * 2, lambda: [torch.randn(3)], dynamic=False)
 
 
-@pytest.mark.quick
 def test_wrapper_subclass_written_in_place() -> None:
     def change(x: TwoTensor) -> torch.Tensor:
         x.mul_(2)

@@ -17,7 +17,6 @@ def network() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.LayerNorm(16), torch.nn.GELU(), torch.nn.Linear(16, 3))
 
 
-@pytest.mark.quick
 def test_gradients_accumulate_over_calls(dynamic: bool) -> None:
     check(network(), lambda: [torch.randn(4, 6, requires_grad=True)], backward=True, calls=3, dynamic=dynamic)
 

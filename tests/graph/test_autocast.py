@@ -70,6 +70,7 @@ def test_a_value_of_another_dtype_is_found(place):
     assert caught.value.node is node
 
 
+@pytest.mark.lengthy
 def test_an_edit_inside_a_region_gets_the_dtype_of_the_region():
     before = captured(nested, two())
     gm = before.copy().gm

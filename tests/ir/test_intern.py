@@ -58,7 +58,6 @@ def test_threads_get_the_same_nodes():
         sys.setswitchinterval(switching)
 
 
-@pytest.mark.quick
 def test_what_nobody_holds_is_collected():
     value = op("sin", load("nobody_else", (), torch.float32))
     gone = weakref.ref(value)

@@ -212,6 +212,7 @@ def expressions(draw, depth=4):
     return op("sin", one) if kind == 4 else op("add", one, draw(expressions(depth - 1)))
 
 
+@pytest.mark.lengthy
 @given(st.lists(expressions(), min_size=1, max_size=3), indices())
 @settings(max_examples=60, deadline=None)
 def test_random_programs_are_read_back(values, size):

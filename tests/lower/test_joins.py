@@ -44,6 +44,7 @@ def test_channels_last_stays():
     assert fn(*make()).is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.lengthy
 def test_types_of_parts_are_promoted():
     same_as_eager(
         lambda a, b: torch.cat([a, b]), lambda: [torch.ones(2, dtype=torch.int8), torch.randn(3, dtype=torch.bfloat16)]
@@ -51,6 +52,7 @@ def test_types_of_parts_are_promoted():
     same_as_eager(lambda a, b: torch.cat([a, b]), lambda: [torch.ones(2, dtype=torch.int8)] * 2)
 
 
+@pytest.mark.lengthy
 def test_joins_of_symbolic_sizes():
     def fn(a, b):
         return (
@@ -88,6 +90,7 @@ def test_padding_is_read_through_not_written():
     assert kinds(program) == ["compute"]
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
 def test_pads_that_repeat_the_inside(mode):
     def fn(a):

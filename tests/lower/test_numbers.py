@@ -27,6 +27,7 @@ def at_two_sizes(fn, first: torch.Tensor, second: torch.Tensor):
     assert compiled_graphs() == 1
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(
     "fn",
     [
@@ -58,11 +59,13 @@ def test_a_size_that_goes_through_fractions_is_computed_once():
         torch.testing.assert_close(interpret(lowered.program, [x], lowered.objects), list(fn(x)))
 
 
+@pytest.mark.lengthy
 def test_resampling_by_a_factor_at_two_sizes():
     fn = lambda x: torch.nn.functional.interpolate(x, scale_factor=1.5)  # noqa: E731
     at_two_sizes(fn, torch.randn(2, 3, 4, 6), torch.randn(2, 3, 7, 5))
 
 
+@pytest.mark.lengthy
 def test_a_number_that_comes_in_is_an_operand():
     reset()
     fn = lambda x, s: (x * s, torch.where(x > s, x, s), torch.clamp(x, -s, s))  # noqa: E731

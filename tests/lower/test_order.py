@@ -50,6 +50,7 @@ EQUALS = {
 }
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("name", EQUALS)
 def test_values_without_their_places_are_lowered_for_every_type(name):
     for dtype in (torch.float32, torch.bfloat16, torch.int16):
@@ -75,6 +76,7 @@ def test_equal_elements_that_are_named_are_really_there():
     assert torch.equal(rows.gather(1, place[:, None])[:, 0], middle)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("p", [0.0, 1.0, 2.0, 3.5, float("inf")])
 def test_distances_of_pairs(p):
     for rows in (2, 7):

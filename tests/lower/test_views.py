@@ -30,6 +30,7 @@ def test_a_chain_of_views_is_one_loop():
     assert kinds(program_of(fn, torch.randn(8, 4))) == ["compute"]
 
 
+@pytest.mark.lengthy
 def test_every_view_agrees_with_eager():
     def fn(a):
         return (
@@ -61,6 +62,7 @@ def test_reshapes_of_symbolic_sizes_need_no_call(shape):
     assert not eager_calls(program_of(fn, torch.randn(*shape), dynamic=True))
 
 
+@pytest.mark.lengthy
 def test_one_program_serves_every_size():
     def fn(a):
         return (a.t().reshape(-1) + 1).view(a.shape[0], a.shape[1]), a[1:], a[:, -2:] + 1, a[2], a.unfold(0, 2, 1) + 1

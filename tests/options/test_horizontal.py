@@ -38,6 +38,7 @@ def rewrites(horizontal):
     return {name: found.get(name, 0) for name in ("parallel_linear", "batch_tanh")}
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(
     ("horizontal", "layers", "calls"),
     [

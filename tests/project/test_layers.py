@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import re
 import subprocess
@@ -55,10 +56,17 @@ def layer_of(path: Path) -> str:
     return first.removesuffix(".py")
 
 
+@functools.cache
+def names_in(path: Path) -> list[ast.Import | ast.ImportFrom | ast.Attribute]:
+    """What two tests look at, of every file: reading them all takes seconds."""
+    kinds = (ast.Import, ast.ImportFrom, ast.Attribute)
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)]
+
+
 def imported(path: Path) -> list[tuple[str, int]]:
     """Every dotted name a file imports, at any depth in it, with its line; `from a import b` counts as a.b."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in names_in(path):
         if isinstance(node, ast.Import):
             found += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -99,7 +107,7 @@ def private_uses(path: Path) -> list[str]:
         for name, line in imported(path)
         if name.startswith("torch.") and any(p.startswith("_") and not p.startswith("__") for p in name.split("."))
     ]
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in names_in(path):
         if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
             base: ast.expr = node.value
             while isinstance(base, ast.Attribute):

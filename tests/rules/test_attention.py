@@ -188,7 +188,6 @@ def test_what_happens_to_the_scores_happens_in_any_order(order, level):
 # --- masks ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("level", ["traced", "aten"])
 @pytest.mark.parametrize("name", masks())
 def test_a_mask_that_nobody_knows_keeps_eagers_rows(name, level):

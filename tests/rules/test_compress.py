@@ -80,7 +80,6 @@ OPERATORS = [
 ]
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize(("operator", "meaning", "inputs"), OPERATORS)
 def test_operators_compute_what_they_say_and_have_its_gradients(operator, meaning, inputs):
     torch.testing.assert_close(operator(*inputs), meaning(*inputs))

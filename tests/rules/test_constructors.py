@@ -554,6 +554,7 @@ def test_values_that_stay_the_same_end_the_refresh(monkeypatch):
     assert len(ran) == 3  # arange, mul, index
 
 
+@pytest.mark.lengthy
 def test_work_grows_with_the_graph_not_its_square(monkeypatch):
     steps = 0
     blocked = ConstructorMover.cannot_be_moved

@@ -119,6 +119,7 @@ def test_a_weight_that_the_model_lets_go_of_is_laid_out():
     assert copies(freeze_discard_parameters=True, **ALWAYS) == [True, True]
 
 
+@pytest.mark.lengthy
 @since(2, 13)
 def test_by_itself_only_what_gains_much_is_laid_out():
     """Convolutions of one by one and of each channel alone, if they are large; no others, and no products."""

@@ -53,6 +53,7 @@ def layers(device: str, count: int, rows: int, features: int, width: int, shared
     return Calls(device, aten.linear.default, count, (rows, features), (width, features), shared=shared)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("executor", ["calls", "native"])
 def test_batches_on_a_cpu(executor):
     """Elementwise calls and norms are kernels of our own under `native`, which take no longer apart."""

@@ -84,6 +84,7 @@ def test_the_beginning_of_a_join_up_to_a_symbol():
     assert_same(before, after, torch.rand(3, 5), torch.rand(3, 2))  # the graph holds no size of the first call
 
 
+@pytest.mark.lengthy
 def test_an_end_of_unknown_range_is_left_alone():
     def function(a, b):
         joined = torch.cat([a, b], 1)
@@ -191,6 +192,7 @@ def test_channels_last_stays():
     assert_same(before, after, x)
 
 
+@pytest.mark.lengthy
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_pieces_put_together_in_any_way(data):

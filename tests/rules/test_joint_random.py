@@ -218,7 +218,6 @@ def test_cauchy_numbers(dtype):
         assert abs(share - quantile) < 0.006
 
 
-@quick
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.int16, torch.int64], ids=str)
 @pytest.mark.parametrize("p", [0.05, 0.5, 0.999])
 def test_geometric_numbers(dtype, p):

@@ -67,7 +67,6 @@ def test_every_number_keeps_its_bits(number, dtype):
     assert_same_computation(before, after, lambda: [torch.zeros(5, dtype=dtype)], exact=True)
 
 
-@quick
 def test_a_long_chain_is_asked_about_once_and_no_farther(monkeypatch):
     def chain(x):
         c = full([2], 1.0)

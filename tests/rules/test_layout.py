@@ -86,6 +86,7 @@ def test_strides_change_where_nobody_can_tell(function):
     assert rewritten(function, X, rule=KEPT)[1] <= count - 1, "it would have fired anyway"
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("function", UNSEEN.values(), ids=UNSEEN)
 def test_the_same_with_symbolic_sizes(function):
     rewritten(function, X, mode="symbolic")
@@ -265,6 +266,7 @@ def test_a_long_way_is_not_gone(monkeypatch):
     assert reason(chain(8), X) == "more than 8 values behind it would change"
 
 
+@pytest.mark.lengthy
 def test_the_cost_of_many_copies_in_a_row_is_bounded(monkeypatch):
     """Each copy that goes moves all views behind it; no more than the limit for each."""
     monkeypatch.setattr(layout, "FARTHEST", 16)

@@ -229,7 +229,6 @@ def test_a_second_run_of_the_stage_changes_nothing():
     assert all(record.seconds >= 0 for record in records)
 
 
-@quick
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_strict_numerics_leave_every_bit(dtype):
     """All that could be asked for is asked for: products, sums, softmax, thin products, batches."""
@@ -415,7 +414,6 @@ def steps_for(layers: int) -> int:
     return context.steps
 
 
-@quick
 def test_matching_is_linear_in_the_nodes():
     assert steps_for(200) <= 1.1 * 10 * steps_for(20)
 

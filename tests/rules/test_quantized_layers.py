@@ -79,6 +79,7 @@ def test_a_packed_layer_takes_an_activation_along(layer, unary):
     fuse(lambda x: (y := own(x), unary(y)), [own.x], {})
 
 
+@pytest.mark.lengthy
 @packed
 @layers
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
@@ -92,6 +93,7 @@ def test_a_packed_layer_rounds_to_integers_itself(layer, dtype):
     fuse(lambda x: quantize(own(x, bfloat16).float(), 3.0, 5, dtype), [own.x], {})
 
 
+@pytest.mark.lengthy
 @packed
 @layers
 def test_a_packed_layer_takes_a_second_operand_along(layer):

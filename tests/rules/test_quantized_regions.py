@@ -64,6 +64,7 @@ def test_several_results_stay_a_tuple():
     assert [node.target for node in rest[:2]] == [operator.getitem] * 2
 
 
+@pytest.mark.lengthy
 def test_training_is_cut_around_the_regions(tmp_path, monkeypatch):
     """With the options in the graph no partition exists, and torch leaves a file where it runs."""
     monkeypatch.chdir(tmp_path)

@@ -34,6 +34,7 @@ def image():
     return torch.rand(2, 3, 6, 6), torch.rand(4, 3, 3, 3)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_view_survives_a_change_of_layout(dynamic):
     gm = trace(convolve, *image(), dynamic=dynamic)

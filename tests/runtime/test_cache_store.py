@@ -429,6 +429,7 @@ def publish_for_ever(folder: Path) -> None:
         store.publish(key(number), {"code": bytes([number]) * 300_000}, {"number": number})
 
 
+@pytest.mark.lengthy
 def test_a_writer_can_be_killed_at_any_moment(tmp_path):
     draw = random.Random(0)
     store = Store(tmp_path / "artifacts", 64 * MEBIBYTE)
@@ -455,6 +456,7 @@ def publish_often(folder: Path, times: int) -> None:
     os._exit(0 if store.problem is None else 1)
 
 
+@pytest.mark.lengthy
 def test_processes_that_write_one_entry_all_succeed(store):
     processes = [child(publish_often, store.folder, 100) for _ in range(3)]
     found = 0
