@@ -183,5 +183,5 @@ POINTWISE: tuple[Case, ...] = (
     Case("chain-fp16", "conversions", half_chain, several(2, dtype=torch.float16), SMALL, (4096, 3072)),
     Case("pixels", "conversions", pixels, image_bytes, (1, 64), (24, 512)),
     Case("adam", "optimizer", adam, optimizer_state, (20, 64, 64), (12, 1024, 512), moved=adam_traffic),
-    Case("adam-many", "optimizer", adam, many_states, (100, 64, 5), moved=adam_traffic),
+    Case("adam-many", "optimizer", adam, many_states, (100, 64, 5), (120, 64, 11), moved=adam_traffic),
 )
