@@ -9,6 +9,7 @@ assert_same(before, after, make_inputs)
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -61,7 +62,10 @@ class Unrolling(torch.fx.Tracer):
         self.inputs = inputs
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
-        given = [self.create_proxy("placeholder", f"x{place}", (), {}) for place in range(len(self.inputs))]
+        own = list(inspect.signature(root_fn).parameters.values())[is_module:]
+        names = [each.name for each in own if each.kind is each.POSITIONAL_OR_KEYWORD][: len(self.inputs)]
+        names += [f"x{place}" for place in range(len(names), len(self.inputs))]  # those of `*args`
+        given = [self.create_proxy("placeholder", name, (), {}) for name in names]
         return root_fn, [self.root, *given] if is_module else given
 
     def count(self, node: torch.fx.Node) -> int:
