@@ -34,7 +34,7 @@ from ferrite.lower.lazy_bits import resolved_later, resolved_now
 from ferrite.lower.materialise import uses_of, worth_keeping
 from ferrite.lower.scalars import computed_size, number_input, number_of, read
 from ferrite.lower.sizes import UnknownSize
-from ferrite.lower.table import LOWERED, NotLowered, standing
+from ferrite.lower.table import NotLowered, lowering_of, standing
 from ferrite.lower.value import Box, Value, whole
 
 families.load()
@@ -236,8 +236,9 @@ class Walk(Bodies):
         why_not = self.unsupported(args, kwargs, out) or misforecast(target, self.operands_of(args, kwargs))
         if why_not:
             raise NotLowered(why_not)
-        if kind == "lowered":
-            return self.call_lowering(LOWERED[target], target, args, kwargs)
+        lower = lowering_of(target)
+        if lower is not None:
+            return self.call_lowering(lower, target, args, kwargs)
         if kind == "in place":
             return self.in_place(torch_operators.functional_twin(target), args, kwargs, out)
         return self.compose(target, args, kwargs, out)

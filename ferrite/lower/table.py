@@ -23,6 +23,7 @@ Lower = Callable[..., Any]
 Function = TypeVar("Function", bound=Lower)
 
 LOWERED: dict[Any, Lower] = {}
+LATER: dict[str, Lower] = {}  # by name: operators that torch defines when it first needs them
 COMPOSED: dict[Any, Lower | None] = {}
 EAGER: dict[Any, str] = {}
 
@@ -48,6 +49,20 @@ def lowers(*operators: Any) -> Callable[[Function], Function]:
         return function
 
     return mark
+
+
+def lowers_later(name: str) -> Callable[[Function], Function]:
+    """The same for an operator that may not be there yet: `prims.fma.default`."""
+
+    def mark(function: Function) -> Function:
+        LATER[name] = function
+        return function
+
+    return mark
+
+
+def lowering_of(operator: Any) -> Lower | None:
+    return LOWERED.get(operator) or LATER.get(str(operator))
 
 
 def composes(*operators: Any, by: Lower | None = None) -> None:
@@ -83,7 +98,7 @@ def standing(operator: Any) -> tuple[str, str]:
     """How an operator is lowered, and a note: lowered, template, in place (with its twin), composed, or eager."""
     if operator in EAGER:
         return "eager", EAGER[operator]
-    if operator in LOWERED:
+    if lowering_of(operator) is not None:
         return "lowered", ""
     kind = template_kind(operator)
     if kind is not None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+import ferrite
 from compare import assert_same_tree, check, compile_strict
 
 
@@ -78,8 +79,8 @@ def test_whole_training_step_compiled() -> None:
     check(train, lambda: [torch.randn(6, 2, requires_grad=True), torch.randn(4, 6)], calls=3, dynamic=False)
 
 
-@pytest.mark.parametrize("make", ["sgd", "adam"])
-def test_compiled_optimizer_step(make: str) -> None:
+@pytest.mark.parametrize("make", OPTIMIZERS)
+def test_compiled_optimizer_step(make: str, native_kernels: None) -> None:
     def steps(compiled: bool, dtype: torch.dtype) -> list[torch.Tensor]:
         torch.manual_seed(0)
         weights = [torch.randn(3, 4).to(dtype).requires_grad_() for _ in range(2)]
@@ -92,6 +93,7 @@ def test_compiled_optimizer_step(make: str) -> None:
         return weights
 
     assert_same_tree(steps(True, torch.float32), steps(False, torch.float32), steps(False, torch.float64), "weight")
+    assert [call.operator for graph in ferrite.last_compile().graphs for call in graph.eager_calls] == []
 
 
 def several(x, w):

@@ -9,10 +9,11 @@ import torch
 
 from ferrite.ir.expr import cast
 from ferrite.ir.types import is_integer
+from ferrite.lower import formula
 from ferrite.lower.context import Context
 from ferrite.lower.formula import compared, elementwise
 from ferrite.lower.ops import comparisons, pointwise
-from ferrite.lower.table import lowers
+from ferrite.lower.table import lowers, lowers_later
 from ferrite.lower.value import Value
 
 prims: Any = torch.ops.prims
@@ -91,6 +92,12 @@ for _name in ["ceil", "floor", "trunc", "round"]:
 def div(ctx: Context, x: Value, other: Value) -> Value:
     """Of integers: towards zero."""
     return elementwise(ctx, "trunc_divide" if is_integer(x.dtype) else "div", x, other)
+
+
+@lowers_later("prims.fma.default")
+def fma(ctx: Context, a: Value, b: Value, c: Value) -> Value:
+    """What Dynamo makes of `addcmul_` whose factor is a tensor. Torch rounds the product, and then the sum."""
+    return formula.pointwise(ctx, lambda x, y, z: x * y + z, a, b, c)
 
 
 @lowers(prims.where.default)
