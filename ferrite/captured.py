@@ -1,4 +1,7 @@
-"""The graph of torch calls through the cache: what its passes make of it from an entry, or from them.
+"""What a stage of passes makes of a captured graph, through the cache: from an entry, or from the passes.
+
+    rewritten        a graph of torch calls, by the pre-grad passes
+    rewritten_joint  a graph of forward and backward, by the joint passes
 
 The passes are deterministic: where the key is the same they would do the same again. An entry says what became of each
 node and what each pass did, so that a record shows it.
@@ -14,9 +17,11 @@ import torch
 from ferrite.capture import torch_api, torch_operators
 from ferrite.capture.as_data import NoData
 from ferrite.capture.edits import Before, make
+from ferrite.collector import garbage_waits
 from ferrite.graph import fake_value
 from ferrite.graph.autocast import note_autocast
 from ferrite.graph.facts import leaves
+from ferrite.graph.order import users_in_order
 from ferrite.graph.values import SYMBOLIC
 from ferrite.options import Options
 from ferrite.pipeline import PassRecord
@@ -27,6 +32,7 @@ from ferrite.runtime.cache import (
     Outcome,
     Uncacheable,
     captured_key,
+    joint_key,
     open_store,
     remember,
     source_digest,
@@ -38,17 +44,37 @@ FROM_CACHE = "from the cache"
 
 def rewritten(gm: torch.fx.GraphModule, options: Options, stage: Callable[[], Passes]) -> tuple[Passes, Outcome]:
     """Edit a graph as the passes do; what they did, and what the cache had. `stage` runs them."""
-    return _Question(gm, options, stage).answer()
+    passes, outcome = _Question(gm, options, stage, captured_key, "captured graph").answer()
+    if outcome.result == "hit":
+        note_autocast(gm)
+    return passes, outcome
+
+
+def rewritten_joint(gm: torch.fx.GraphModule, options: Options, stage: Callable[[], Passes]) -> tuple[Passes, Outcome]:
+    found = _Question(gm, options, stage, joint_key, "joint graph").answer()
+    users_in_order(gm.graph)
+    return found
 
 
 class _Question:
-    def __init__(self, gm: torch.fx.GraphModule, options: Options, stage: Callable[[], Passes]) -> None:
-        self.gm, self.options, self.stage = gm, options, stage
+    def __init__(
+        self,
+        gm: torch.fx.GraphModule,
+        options: Options,
+        stage: Callable[[], Passes],
+        make_key: Callable[..., Key],
+        what: str,
+    ) -> None:
+        self.gm, self.options, self.stage, self.make_key, self.what = gm, options, stage, make_key, what
         self.store = open_store(options)
         self.has_key = False
         self.passes: Passes | None = None  # where they have run
 
     def answer(self) -> tuple[Passes, Outcome]:
+        with garbage_waits():
+            return self._answer()
+
+    def _answer(self) -> tuple[Passes, Outcome]:
         artifact, outcome = self.ask()
         if self.passes is None:
             try:
@@ -61,11 +87,11 @@ class _Question:
         return self.passes or self.found(artifact), outcome
 
     def ask(self) -> tuple[Artifact, Outcome]:
-        return remember(self.store, self.key, self.build, "captured graph")
+        return remember(self.store, self.key, self.build, self.what)
 
     def key(self) -> Key:
         try:
-            key = captured_key(self.gm, self.options, sources=source_digest(self.store))
+            key = self.make_key(self.gm, self.options, sources=source_digest(self.store))
         except Uncacheable:
             raise
         except Exception as problem:
@@ -91,7 +117,6 @@ class _Question:
     def found(self, artifact: Artifact) -> Passes:
         passes = passes_from(artifact.metadata["passes"])
         make(self.gm, artifact.metadata["nodes"])
-        note_autocast(self.gm)
         return passes
 
 

@@ -16,7 +16,7 @@ import torch
 
 from ferrite.capture import CapturedGraph, GraphKind, torch_api, torch_state
 from ferrite.capture.aot import Partition
-from ferrite.captured import rewritten
+from ferrite.captured import rewritten, rewritten_joint
 from ferrite.debug import repro
 from ferrite.debug.dump import Dump, DumpFolder
 from ferrite.debug.memory import memory_record
@@ -94,16 +94,20 @@ class Compilation:
         ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
             with self.stage("joint"):
                 mark_inputs_written_after(joint.graph)
-                dump = Dump(self.dump_folder if self.options.joint else DumpFolder(None), "joint")
-                dump.graph("captured", joint)
-                steps = self.with_own(pipeline) if self.options.joint else pipeline.only_required()
-                self.record.passes["joint"] = self.run(steps, joint, False, dump)
+                stage = functools.partial(self.run_joint, pipeline, joint)
+                self.record.passes["joint"], self.record.joint = rewritten_joint(joint, self.options, stage)
             with self.stage("partition"):
                 forward, backward = partition(joint, *args, **kwargs)
             self.record.saved = partition_record(forward, backward, target_text)
             return forward, backward
 
         return watched
+
+    def run_joint(self, pipeline: Pipeline, joint: torch.fx.GraphModule) -> tuple[PassRecord, ...]:
+        dump = Dump(self.dump_folder if self.options.joint else DumpFolder(None), "joint")
+        dump.graph("captured", joint)
+        steps = self.with_own(pipeline) if self.options.joint else pipeline.only_required()
+        return self.run(steps, joint, False, dump)
 
     # --- results ------------------------------------------------------------------------------------------------------
 

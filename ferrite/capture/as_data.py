@@ -9,6 +9,7 @@ written so that this holds is a NoData.
 
 from __future__ import annotations
 
+import enum
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -124,12 +125,17 @@ MAKERS: Mapping[str, Callable[[list[Any]], Any]] = {
 
 
 def path_of(target: Any) -> str:
-    """Where a function or operator is found again: 'torch._C._nn:gelu', 'ops:aten.add.Tensor'."""
+    """Where a function, an operator or a member of an enumeration is found again: 'torch._C._nn:gelu',
+    'ops:aten.add.Tensor'."""
     operator = torch_api.operator_name(target) or torch_api.packet_name(target)
     if operator is not None:
         if torch_api.find_operator(operator) is target:
             return f"ops:{operator}"
         raise NoData(f"it calls {operator}, which is not found under its name")
+    if isinstance(target, enum.Enum):
+        path = f"{type(target).__module__}:{type(target).__qualname__}.{target.name}"
+        if _at_path(path) is target:
+            return path
     module, name = getattr(target, "__module__", None), getattr(target, "__name__", None)
     if not callable(target) or not isinstance(name, str):
         raise NoData(f"it holds a {type(target).__module__}.{type(target).__qualname__}, which has no text")

@@ -7,28 +7,38 @@
     make(other, data)                     other had the same nodes: now it is what gm is
 
 Nodes that stay are named by their places, so that they keep all that hangs on them: where an input comes from, lines of
-the model. Nodes that were made have their metadata from one that was there, and are told which. Values that nodes stand
-for are not kept: AOTAutograd computes its own. A few are read before that, those of outputs and of calls that nobody
-reads; these are found again on a node that had a value that looks the same.
+the model. Nodes that were made have their metadata from one that was there, and are told which. What passes say to the
+partitioner is written down.
+
+Values that nodes stand for are not kept. In a joint graph those of nodes that were made, and others that are no longer
+what they were, are computed again, which the passes did, too. In a graph of torch calls they are not even computed:
+AOTAutograd does that. A few are read before, those of outputs and of calls that nobody reads; these are found again on
+a node that had a value that looks the same.
 """
 
 from __future__ import annotations
 
-import copy
+import functools
 import itertools
 import json
-from collections.abc import Sequence
+import operator
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ferrite.capture.as_data import Data, Described, NoData, at_path, rebuilt
 from ferrite.capture.unused_random import dead_calls
-from ferrite.graph.values import same_metadata
+from ferrite.graph.facts import note_for_another
+from ferrite.graph.values import alias_class, compute, mode_of, same_metadata
 
 VALUE = "example_value"
+COMPUTED = "val"
+LINE = "stack_trace"
 # Metadata of nodes that nobody reads once the stage is over: values, and what passes note for each other.
-LEFT_OUT = frozenset({VALUE, "val", "rewritten", "folded_from"})
+LEFT_OUT = frozenset({VALUE, COMPUTED, "rewritten", "folded_from"})
+# What passes say to the partitioner.
+SAID = frozenset({"partitioner_tag", "recompute"})
 CALLS = ("call_function", "call_method")
 
 
@@ -59,39 +69,86 @@ class Before:
 
     def _row(self, node: torch.fx.Node, described: Described, read: bool) -> Data:
         place = self.places.get(node)
-        call = described.call(node.op, node.target, node.args, node.kwargs)
         if place is None:
-            if node.op not in CALLS:
-                raise NoData(f"passes made {node.name}, a {node.op}")
-            made = {"call": call, "name": node.name, "like": self._origin(node)}
-            return {**made, "value": self._place_of_value(node)} if read else made
-        if node.name != self.names[place] or not same_notes(self.metadata[place], node.meta):
+            return self._row_of_made(node, described, read)
+        was = self.metadata[place]
+        said = {key: value for key, value in node.meta.items() if key in SAID and was.get(key) is not value}
+        if node.name != self.names[place] or not same_notes({**was, **said}, node.meta):
             raise NoData(f"passes changed what is noted on {node.name}")
         row: dict[str, Data] = {"is": place}
-        if self._was_edited(place, call, described):
+        if (call := self._edited_call(node, place, described)) is not None:
             if node.op not in (*CALLS, "output"):
                 raise NoData(f"passes changed {node.name}, a {node.op}")
             row["call"] = call
-        if not same_value(self.metadata[place].get(VALUE), node.meta.get(VALUE)):
+        if said:
+            row["said"] = described.value(said)
+        if self._has_another_value(node, was):
+            row["computed"] = True
+        if not same_value(was.get(VALUE), node.meta.get(VALUE)):
             row["value"] = self._place_of_value(node) if read else None
         return row if len(row) > 1 else place
 
-    def _was_edited(self, place: int, call: list[Data], described: Described) -> bool:
+    def _row_of_made(self, node: torch.fx.Node, described: Described, read: bool) -> Data:
+        if node.op not in CALLS:
+            raise NoData(f"passes made {node.name}, a {node.op}")
+        row: dict[str, Data] = {
+            "call": described.call(node.op, node.target, node.args, node.kwargs),
+            "name": node.name,
+        }
+        noted = {key: value for key, value in node.meta.items() if key not in LEFT_OUT}
+        row["like"] = self._origin(noted)
+        if noted and row["like"] is None:
+            unsaid = {key: value for key, value in noted.items() if key not in SAID}
+            row["like"] = self._origin(unsaid)
+            row["said"] = described.value({key: value for key, value in noted.items() if key in SAID})
+            if unsaid and row["like"] is None:
+                raise NoData(f"nothing had the metadata of {node.name}")
+        if self._has_another_value(node, {}):
+            row["computed"] = True
+        elif read:
+            row["value"] = self._place_of_value(node)
+        return row
+
+    def _has_another_value(self, node: torch.fx.Node, was: Mapping[str, Any]) -> bool:
+        """Whether a value has to be computed; NoData where that would not give what the passes left."""
+        value = node.meta.get(COMPUTED)
+        if value is was.get(COMPUTED):
+            return False
+        found, bound = compute(node, mode_of(node.graph))
+        if bound or not same_metadata(found, value) or alias_class(node, found) != alias_class(node, value):
+            raise NoData(f"the value of {node.name} is not what its call gives")
+        return True
+
+    def _edited_call(self, node: torch.fx.Node, place: int, described: Described) -> Data | None:
+        """What a node calls now; None where that is what it called before."""
+        now = (node.op, node.target, node.args, node.kwargs)
+        if all(map(operator.is_, now, self.calls[place])):  # arguments are never changed in place
+            return None
+        call = described.call(*now)
         try:
             was = described.call(*self.calls[place])
         except NoData:  # it had an operand that is gone
-            return True
-        return json.dumps(was) != json.dumps(call)  # as text: 1 and True are equal
+            return call
+        return call if json.dumps(was) != json.dumps(call) else None  # as text: 1 and True are equal
 
-    def _origin(self, node: torch.fx.Node) -> Data:
-        """The node whose metadata a new one has, by place, and the keys of what it has from it."""
-        noted = {key: value for key, value in node.meta.items() if key not in LEFT_OUT}
+    def _origin(self, noted: Mapping[str, Any]) -> Data:
+        """The node that had such metadata, by place, and the keys of what a new one has from it; None if none had."""
         if not noted:
             return None
-        for place, held in enumerate(self.metadata):
+        for place in self._places_by_line.get(noted.get(LINE), ()):
+            held = self.metadata[place]
             if all(key in held and same_note(held[key], value) for key, value in noted.items()):
                 return [place, *noted]
-        raise NoData(f"nothing had the metadata of {node.name}")
+        return None
+
+    @functools.cached_property
+    def _places_by_line(self) -> dict[Any, list[int]]:
+        """The places of nodes from one line of the model; under None those of all."""
+        found: dict[Any, list[int]] = {None: list(range(len(self.nodes)))}
+        for place, held in enumerate(self.metadata):
+            if held.get(LINE) is not None:
+                found.setdefault(held[LINE], []).append(place)
+        return found
 
     def _place_of_value(self, node: torch.fx.Node) -> int:
         value = node.meta.get(VALUE)
@@ -134,21 +191,26 @@ def make(gm: torch.fx.GraphModule, rows: Sequence[Data] | None) -> None:
         return
     graph, made = gm.graph, list[torch.fx.Node]()
     old = list(graph.nodes)
+    edited: list[tuple[torch.fx.Node, Any, Any, Any, Any]] = []
     try:
         new = [old[row] if type(row) is int else _node_of(row, graph, old, made) for row in rows]
-        changed = [(place, row) for place, row in enumerate(rows) if type(row) is not int]
-        calls = [_call(place, row["call"], new) for place, row in changed if "call" in row]
-        values = [(new[place], _value_at(row["value"], old)) for place, row in changed if "value" in row]
+        changed = [(new[place], place, row) for place, row in enumerate(rows) if type(row) is not int]
+        calls = [_call(node, new[:place], row["call"]) for node, place, row in changed if "call" in row]
+        notes = [(node, _notes(row, old)) for node, _place, row in changed]
         if len(set(new)) != len(new) or new[-1] is not old[-1]:
             raise NoData("it is not a graph")
+        edited = [(node, node.op, node.target, node.args, node.kwargs) for node, *_call_of in calls]
+        _set_calls(calls)
+        values = _computed([node for node, _place, row in changed if row.get("computed")], mode_of(graph))
     except BaseException:
+        _set_calls(edited)
         for node in reversed(made):
             graph.erase_node(node)
         raise
-    for node, op, target, args, kwargs in calls:
-        node.op, node.target, node.args, node.kwargs = op, target, args, kwargs
-    for node, value in values:
-        node.meta[VALUE] = value
+    for node, note in notes:
+        node.meta.update(note)
+    for node, value in values.items():
+        node.meta[COMPUTED] = value
     _arrange(graph, old, new)
     gm.recompile()
 
@@ -164,19 +226,42 @@ def _node_of(
     made.append(node)
     node.name = row["name"]
     like, *keys = row["like"] or (0,)
-    node.meta = {key: copy.copy(old[like].meta[key]) for key in keys}
+    node.meta = {key: note_for_another(old[like].meta[key]) for key in keys}
     return node
+
+
+def _notes(row: Data, old: Sequence[torch.fx.Node]) -> dict[str, Any]:
+    """The metadata that a node gets."""
+    notes = rebuilt(row["said"], ()) if "said" in row else {}
+    return {**notes, VALUE: _value_at(row["value"], old)} if "value" in row else notes
+
+
+def _set_calls(calls: Sequence[tuple[torch.fx.Node, str, Any, Any, Any]]) -> None:
+    for node, op, target, args, kwargs in calls:
+        if node.target is not target:
+            node.op, node.target = op, target
+        node.args = args
+        if kwargs or node.kwargs:
+            node.kwargs = kwargs
+
+
+def _computed(nodes: Sequence[torch.fx.Node], mode: Any) -> dict[torch.fx.Node, Any]:
+    """The values of nodes, in order: one may be an operand of the next."""
+    values: dict[torch.fx.Node, Any] = {}
+    for node in nodes:
+        values[node], _bound = compute(node, mode, values)
+    return values
 
 
 def _value_at(place: int | None, old: Sequence[torch.fx.Node]) -> Any:
     return None if place is None else old[place].meta.get(VALUE)
 
 
-def _call(place: int, call: Data, new: Sequence[torch.fx.Node]) -> tuple[torch.fx.Node, str, Any, Any, Any]:
+def _call(node: torch.fx.Node, before: Sequence[torch.fx.Node], call: Data) -> tuple[torch.fx.Node, str, Any, Any, Any]:
+    """`before`: operands stand before their users."""
     op, path, args, kwargs = call
-    before = new[:place]  # operands stand before their users
     target = at_path(path) if op == "call_function" else path
-    return new[place], op, target, rebuilt(args, before), {} if kwargs is None else rebuilt(kwargs, before)
+    return node, op, target, rebuilt(args, before), {} if kwargs is None else rebuilt(kwargs, before)
 
 
 def _arrange(graph: torch.fx.Graph, old: Sequence[torch.fx.Node], new: Sequence[torch.fx.Node]) -> None:

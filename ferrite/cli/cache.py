@@ -18,6 +18,7 @@ from ferrite.errors import UserError
 from ferrite.options import resolve
 from ferrite.runtime.cache import KINDS, About, Entry, Store, differences, nearest, open_store
 
+PASSES_RUN_ON = {"captured": "torch calls", "joint": "forward and backward"}  # by the kind of an entry
 SHORT = 12  # characters of a digest that are shown
 
 EXPLAIN = """
@@ -100,7 +101,7 @@ def summary(about: About) -> str:
     """What one sees at a glance: the direction of a graph, its inputs, and the torch it was made with."""
     facts = about.components
     inputs = sum(name.startswith("input ") for name in facts)
-    what = "torch calls" if about.kind == "captured" else facts.get("direction", "")
+    what = PASSES_RUN_ON.get(about.kind, facts.get("direction", ""))
     parts = [what, f"{inputs} inputs" if inputs else "", about_torch(facts.get("torch", ""))]
     return ", ".join(part for part in parts if part)
 

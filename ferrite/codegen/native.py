@@ -16,6 +16,7 @@ The softmax takes over the memory of the product (`ferrite.schedule.in_place`).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -87,9 +88,9 @@ class NativeSource:
     scalars: list[tuple[Expr, tuple[Symbol, ...]]] = field(default_factory=list)
     bytecode: bytes = b""
 
-    @property
+    @functools.cached_property
     def commented(self) -> str:
-        """The text with the lines of the model beside it."""
+        """The text with the lines of the model beside it, once both are complete."""
         rows = self.text.split("\n")
         for place, line in self.lines.items():
             rows[place] = f"{rows[place]:<{COMMENT_COLUMN}}  # {line}"

@@ -15,7 +15,7 @@ from ferrite.debug.record import last_compile
 from ferrite.runtime.cache import Difference, Outcome, explain
 
 # Components that follow from others: their digests tell a reader nothing where something else differs as well.
-FOLLOW = ("calls", "values", "names", "strides", "operators", "constants", "text")
+FOLLOW = ("calls", "values", "names", "tags", "strides", "operators", "constants", "text")
 SHOWN = 12  # differences
 
 
@@ -31,13 +31,14 @@ class Explained:
 @dataclass(frozen=True)
 class CacheReport:
     """Printing it is its purpose; the rest is the same as data. `captured`: what passes make of the graph of torch
-    calls; `graphs`: what its functional graphs compile to."""
+    calls; `joint`: of that of forward and backward; `graphs`: what its functional graphs compile to."""
 
     graphs: tuple[Explained, ...]
     captured: Explained | None = None
+    joint: Explained | None = None
 
     def __str__(self) -> str:
-        everything = self.graphs if self.captured is None else (self.captured, *self.graphs)
+        everything = [each for each in (self.captured, self.joint, *self.graphs) if each is not None]
         if not everything:
             return "the last compilation did not ask the cache"
         buffer = io.StringIO()
@@ -52,8 +53,8 @@ class CacheReport:
 def explain_cache() -> CacheReport:
     """What the cache had for the graphs of the newest compilation in this process, and what was missing."""
     record = last_compile()
-    captured = None if record.captured is None else explained(record.captured)
-    return CacheReport(tuple(map(explained, record.cache)), captured)
+    captured, joint = (None if each is None else explained(each) for each in (record.captured, record.joint))
+    return CacheReport(tuple(map(explained, record.cache)), captured, joint)
 
 
 def explained(outcome: Outcome) -> Explained:

@@ -116,6 +116,7 @@ class CompileRecord:
     saved: Saved | None = None
     passes: dict[str, tuple[PassRecord, ...]] = field(default_factory=dict)  # of stages before the graphs part
     captured: Outcome | None = None  # whether the cache had what passes make of the graph of torch calls
+    joint: Outcome | None = None  # and of that of forward and backward
     cache: list[Outcome] = field(default_factory=list)  # one for each time it was asked for a compiled graph
     _seconds: dict[str, float] = field(default_factory=lambda: collections.defaultdict(float))
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
@@ -125,6 +126,12 @@ class CompileRecord:
     def stages(self) -> dict[str, float]:
         """Seconds per stage over all graphs, in the order of the stages."""
         return {name: self._seconds[name] for name in STAGES if name in self._seconds}
+
+    @property
+    def asked(self) -> tuple[Outcome, ...]:
+        """Every question to the cache, in order."""
+        before = (each for each in (self.captured, self.joint) if each is not None)
+        return (*before, *self.cache)
 
     @property
     def rewrites(self) -> dict[str, int]:

@@ -66,8 +66,7 @@ def rewrites_table(record: CompileRecord) -> Table:
 def cache_table(record: CompileRecord) -> Table:
     """How often the cache had what was asked for: `ferrite.explain_cache()` says why not."""
     table = new_table("cache", "what", "result", "times")
-    outcomes = record.cache if record.captured is None else [record.captured, *record.cache]
-    asked = [(each.what, each.result) for each in outcomes if each.result != "off"]
+    asked = [(each.what, each.result) for each in record.asked if each.result != "off"]
     for (what, result), times in collections.Counter(asked).items():
         table.add_row(what, result, str(times))
     return table

@@ -30,6 +30,8 @@ class Storage:
 
 def storages_in(value: Any) -> frozenset[Storage]:
     """The storages of every tensor in a value."""
+    if isinstance(value, torch.Tensor):  # most values are one
+        return frozenset(tensor_storages(value))
     tensors = (leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor))
     return frozenset(storage for tensor in tensors for storage in tensor_storages(tensor))
 

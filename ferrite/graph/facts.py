@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +30,11 @@ SHORT_NAMES = {
 def fake_value(node: torch.fx.Node) -> Any:
     """The stand-in that tracing computed for a node: a fake tensor, a symbolic or plain number, or None."""
     return node.meta.get("val", node.meta.get("example_value"))
+
+
+def note_for_another(note: Any) -> Any:
+    """Metadata of a node for one that takes its place: what can be edited is its own, operators stay themselves."""
+    return copy.copy(note) if isinstance(note, (list, dict)) else note
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -114,6 +114,19 @@ def _apply(graph: torch.fx.Graph, order: list[torch.fx.Node]) -> None:
             before.append(node)
 
 
+def users_in_order(graph: torch.fx.Graph) -> None:
+    """Let every node list its users as they stand in the graph, and not as edits have come about.
+
+    Who goes through users, as a partitioner does, then decides by the graph alone.
+    """
+    places = {node: place for place, node in enumerate(graph.nodes)}
+    for node in places:
+        if len(node.users) > 1:
+            users = sorted(node.users, key=places.__getitem__)
+            node.users.clear()
+            node.users.update(dict.fromkeys(users))
+
+
 def reorder_for_locality(graph: torch.fx.Graph) -> int:
     """Put producers right before their earliest user, where that is free; how many now stand elsewhere.
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from typing import Any
 
 import torch
 
+from ferrite.graph.facts import note_for_another
 from ferrite.graph.values import compute
 
 # What a node that a rewrite makes has from the one it stands for. `custom` holds the execution stream, among others.
@@ -27,7 +27,7 @@ def inherit(made: torch.fx.Node, origin: torch.fx.Node) -> None:
     """Hand on where a node came from; what the new node has already stays."""
     for key in INHERITED:
         if key in origin.meta:
-            made.meta.setdefault(key, copy.copy(origin.meta[key]))
+            made.meta.setdefault(key, note_for_another(origin.meta[key]))
 
 
 class Writer(torch.fx.proxy.GraphAppendingTracer):

@@ -5,7 +5,7 @@ bytes and data later, checked; or nothing, in which case they are made anew. Kno
 """
 
 from ferrite.runtime.cache.entry import About, Artifact
-from ferrite.runtime.cache.facts import captured_key, graph_key, kernel_key, source_digest
+from ferrite.runtime.cache.facts import captured_key, graph_key, joint_key, kernel_key, source_digest
 from ferrite.runtime.cache.key import Key, Uncacheable
 from ferrite.runtime.cache.lookup import (
     Built,
@@ -34,6 +34,7 @@ __all__ = [
     "differences",
     "explain",
     "graph_key",
+    "joint_key",
     "kernel_key",
     "nearest",
     "open_store",

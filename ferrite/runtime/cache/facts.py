@@ -1,6 +1,7 @@
 """The components of keys: what compiled code depends on beside the graph, and the keys themselves.
 
 captured_key  a graph of torch calls, before the passes that run on it
+joint_key     forward and backward in one graph, before the passes that run on it
 graph_key     a captured graph, before the stages that are still to run
 kernel_key    one kernel as text
 """
@@ -26,6 +27,7 @@ from ferrite.options import FIELDS, TYPES, Options
 from ferrite.runtime.cache.captured_text import captured_text
 from ferrite.runtime.cache.graph_text import GraphText, contents
 from ferrite.runtime.cache.identities import identity
+from ferrite.runtime.cache.joint_text import joint_text
 from ferrite.runtime.cache.key import Key, Uncacheable, digest_of
 from ferrite.runtime.cache.store import Store
 
@@ -60,13 +62,9 @@ def graph_key(
         "graph",
         {
             "direction": graph.kind.value,
-            "operators": " ".join(text.operators),
-            "calls": "\n".join(text.calls),
-            "values": "\n".join(text.values),
-            "constants": "; ".join(text.constants),
+            **text.components(),
             "parameters": " ".join(contents(graph.parameters[place].tensor) for place in sorted(graph.parameters)),
             "strides": str(strides),
-            "symbols": text.known_of_symbols(),
             **looks,
             **option_components(options),
             **dict(own_passes(options, stages_for(graph.kind))),
@@ -78,20 +76,27 @@ def graph_key(
 
 
 def captured_key(gm: torch.fx.GraphModule, options: Options, *, sources: str) -> Key:
-    """The key of what the pre-grad passes make of a graph of torch calls. They look at no processor."""
+    """The key of what the pre-grad passes make of a graph of torch calls."""
     check_options(options)
-    return Key.of(
-        "captured",
-        {
-            **captured_text(gm),
-            **option_components(options),
-            **dict(own_passes(options, ("pre_grad",))),
-            **ambient(),
-            "gradients": str(torch.is_grad_enabled()),
-            "autocast": "; ".join(map(autocast, ("cpu", "cuda"))),
-            **versions("any", sources),
-        },
-    )
+    return Key.of("captured", {**captured_text(gm), **around_passes("pre_grad", options, sources)})
+
+
+def joint_key(gm: torch.fx.GraphModule, options: Options, *, sources: str) -> Key:
+    """The key of what the joint passes make of a graph of forward and backward."""
+    check_options(options)
+    return Key.of("joint", {**joint_text(gm), **around_passes("joint", options, sources)})
+
+
+def around_passes(stage: str, options: Options, sources: str) -> dict[str, str]:
+    """What a stage of passes depends on beside the graph. They look at no processor."""
+    return {
+        **option_components(options),
+        **dict(own_passes(options, (stage,))),
+        **ambient(),
+        "gradients": str(torch.is_grad_enabled()),
+        "autocast": "; ".join(map(autocast, ("cpu", "cuda"))),
+        **versions("any", sources),
+    }
 
 
 def check_options(options: Options) -> None:

@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.fx.immutable_collections import immutable_list
 
 from ferrite.capture import torch_api, torch_operators, torch_state
 from ferrite.graph import fake_value
@@ -38,6 +39,7 @@ READ = frozenset(("unbacked_bindings", "eager_input_vals", "custom", "desc", "qu
 IN_ORDER = tuple(sorted(READ))
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes, type(...), range))
+SEQUENCES = frozenset((tuple, list, immutable_list))
 NAMED = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 ORDINARY = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 WORD = re.compile(r"[A-Za-z_]\w*")
@@ -69,9 +71,9 @@ class GraphText:
         outermost = not self._bodies
         self._bodies[id(gm)] = len(self._bodies)
         numbers: dict[torch.fx.Node, int] = {}
-        for node in gm.graph.nodes:
-            number = numbers[node] = len(numbers)
-            notes = self.noted(node, numbers)
+        for number, node in enumerate(gm.graph.nodes):
+            numbers[node] = number
+            notes = "" if READ.isdisjoint(node.meta) else self.noted(node, numbers)
             if node.op == "placeholder":
                 self.calls.append(f"{number} input")
                 looks = self.value(fake_value(node)) + self.shared(fake_value(node))
@@ -81,11 +83,31 @@ class GraphText:
             elif node.op == "output":
                 self.calls.append(f"output {self.text(node.args, numbers)}{notes}")
             else:
-                name = self.target(node.target)
-                self.operators.append(name)
-                self.calls.append(f"{number} {name}{self.text((node.args, node.kwargs), numbers)}{notes}")
-                if not name.startswith(FOLLOWING) or node.meta.get("unbacked_bindings"):  # or it has symbols of its own
-                    self.values.append(f"{number} {self.value(fake_value(node))}")
+                self.add_call(node, number, notes, numbers)
+
+    def add_call(self, node: torch.fx.Node, number: int, notes: str, numbers: Mapping[torch.fx.Node, int]) -> None:
+        name, named = self.target(node.target), node.kwargs
+        self.operators.append(name)
+        given = ", ".join(self.items(node.args, numbers))
+        by_name = self.text(named, numbers) if named else ""
+        self.calls.append(f"{number} {name}({given}){by_name}{notes}")
+        if not name.startswith(FOLLOWING) or (notes and node.meta.get("unbacked_bindings")):  # has symbols of its own
+            self.values.append(f"{number} {self.value(fake_value(node))}")
+
+    @property
+    def bodies(self) -> int:
+        """How many graphs were written, the outermost included."""
+        return len(self._bodies)
+
+    def components(self) -> dict[str, str]:
+        """The components of a key that are about the graph, less those about its inputs."""
+        return {
+            "operators": " ".join(self.operators),
+            "calls": "\n".join(self.calls),
+            "values": "\n".join(self.values),
+            "constants": "; ".join(self.constants),
+            "symbols": self.known_of_symbols(),
+        }
 
     # --- values -------------------------------------------------------------------------------------------------------
 
@@ -169,8 +191,7 @@ class GraphText:
         return f" memory {' '.join(sorted(found))}" if found else ""
 
     def noted(self, node: torch.fx.Node, numbers: Mapping[torch.fx.Node, int]) -> str:
-        if READ.isdisjoint(node.meta):
-            return ""
+        """What compiling reads from the metadata of a node, if there is something."""
         kept = {key: node.meta[key] for key in IN_ORDER if node.meta.get(key)}
         parts = []
         if (bound := kept.pop("unbacked_bindings", None)) is not None:
@@ -191,8 +212,10 @@ class GraphText:
             return f"%{numbers[value]}"
         if kind in PLAIN:
             return repr(value)
-        if isinstance(value, (tuple, list)):
-            inner = ", ".join([self.text(item, numbers) for item in value])
+        if kind in SEQUENCES or isinstance(value, (tuple, list)):
+            if kind in SEQUENCES and PLAIN.issuperset(map(type, value)):  # most are sizes
+                return repr(value)
+            inner = ", ".join(self.items(value, numbers))
             return f"[{inner}]" if isinstance(value, list) else f"({inner},)"
         if isinstance(value, dict):
             inner = ", ".join(f"{self.text(key, numbers)}: {self.text(item, numbers)}" for key, item in value.items())
@@ -206,6 +229,17 @@ class GraphText:
         if isinstance(value, enum.Enum):
             return f"{type(value).__module__}.{value}"
         return self.target(value)
+
+    def items(self, values: Sequence[Any], numbers: Mapping[torch.fx.Node, int]) -> list[str]:
+        """Several arguments. Most are nodes and plain numbers: these take no call."""
+        return [
+            f"%{numbers[item]}"
+            if type(item) is torch.fx.Node
+            else repr(item)
+            if type(item) in PLAIN
+            else self.text(item, numbers)
+            for item in values
+        ]
 
     def target(self, target: Any) -> str:
         found = self._names.get(id(target))

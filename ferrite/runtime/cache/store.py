@@ -3,6 +3,7 @@
     FOLDER/artifacts/graph/<digest>      a compiled graph: all its object code in one file, and how to call it
     FOLDER/artifacts/kernel/<digest>     one kernel, which many graphs may share
     FOLDER/artifacts/captured/<digest>   what the pre-grad passes made of a graph of torch calls
+    FOLDER/artifacts/joint/<digest>      what the joint passes made of a graph of forward and backward
 
 Nothing is locked. An entry is written beside its place and renamed into it, so a reader sees a whole entry or none, and
 of two writers of one entry the last wins with the same contents. Whatever is wrong with an entry makes it a miss; if it
@@ -31,8 +32,8 @@ from ferrite.runtime.cache.entry import HEAD, About, Artifact, Damaged, decode, 
 from ferrite.runtime.cache.folder import Unusable, check_folder, make_folder, open_own, read_all, remove, write_new
 from ferrite.runtime.cache.key import Key
 
-Kind = Literal["graph", "kernel", "captured", "sources"]
-KINDS: tuple[Kind, ...] = ("graph", "kernel", "captured", "sources")
+Kind = Literal["graph", "kernel", "captured", "joint", "sources"]
+KINDS: tuple[Kind, ...] = ("graph", "kernel", "captured", "joint", "sources")
 DIGEST = re.compile(r"[0-9a-f]{64}")
 ASIDE = ".new-"  # how the names of files begin that are being written
 ABANDONED_AFTER = 3600.0  # seconds until such a file is taken for left behind
