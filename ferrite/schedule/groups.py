@@ -90,8 +90,22 @@ def fit(
                 return Refusal(f"{touch.storage} is seen as two types")
             if (touch.writes or other.writes) and not separated(touch, other, rows):
                 return Refusal(f"what one has of {touch.buffer} in a row, the other needs in other rows")
+    if beside(group, joined) and written_bytes(group, joined, layouts) > shared_bytes(group, joined, layouts):
+        return Refusal("they need nothing of each other, and together hold more than they read")
     worse = slower(group, joined, rows, machine)
     return Refusal(worse) if worse else Fit(joined, rows)
+
+
+def beside(group: Group, stage: Stage) -> bool:
+    """Whether a stage only reads other elements of the same tensors: nothing is saved when it joins."""
+    pairs = [(touch, other) for touch in stage.touches for other in group.touches.get(touch.storage, ())]
+    needed = any(touch.writes or other.writes or touch.place is other.place for touch, other in pairs)
+    return bool(pairs) and not needed
+
+
+def written_bytes(group: Group, stage: Stage, layouts: Layouts) -> int:
+    touches = itertools.chain(stage.touches, *group.touches.values())
+    return sum(bytes_about(storage, layouts) for storage in {touch.storage for touch in touches if touch.writes})
 
 
 def is_one(row: Axis) -> bool:
@@ -159,8 +173,10 @@ def against_the_grain(stages: list[Stage], rows: tuple[Axis, ...]) -> str | None
 
 def shared_bytes(group: Group, stage: Stage, layouts: Layouts) -> int:
     """Bytes that need not be read again when the stage joins."""
-    total = 0
-    for storage in {touch.storage for touch in stage.touches} & group.touches.keys():
-        buffer = layouts.buffers[storage]
-        total += math.prod((known(size, GUESS) for size in buffer.sizes), start=buffer.dtype.itemsize)
-    return total
+    common = {touch.storage for touch in stage.touches} & group.touches.keys()
+    return sum(bytes_about(storage, layouts) for storage in common)
+
+
+def bytes_about(storage: str, layouts: Layouts) -> int:
+    buffer = layouts.buffers[storage]
+    return math.prod((known(size, GUESS) for size in buffer.sizes), start=buffer.dtype.itemsize)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from schedule.plans import memory, plan_of, runs
@@ -111,6 +113,20 @@ def test_along_memory_and_across_do_not_go_together():
 
 
 @quick
+def of_parts(count: int) -> Callable[[torch.Tensor], list[torch.Tensor]]:
+    """So many results of each quarter."""
+    return lambda x: [part.sin() + place for part in x.chunk(4, 1) for place in range(count)]
+
+
+@pytest.mark.quick
+def test_what_reads_other_parts_of_a_tensor_joins_where_little_is_written():
+    x = torch.randn(64, 256)
+    assert len(plan_of(of_parts(1), x).launches) == 1
+    refused = plan_of(of_parts(3), x)
+    assert len(refused.launches) > 1
+    assert any("together hold more than they read" in each.reason for each in refused.refusals)
+
+
 def test_a_total_is_known_before_it_is_used():
     """Every row needs the sum of all rows, and there is work for threads: they share no rows."""
     plan = plan_of(lambda x: x / x.sum(), *tensors((256, 256)))
