@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ferrite.ir.index import Axis, Number
+from ferrite.ir.index import Axis, Index, Number
 from ferrite.ir.program import Loop, Reduce, Scan
 from ferrite.schedule.machine import Machine
 from ferrite.schedule.stages import Stage, favourite
@@ -99,8 +99,19 @@ def fit(
 def beside(group: Group, stage: Stage) -> bool:
     """Whether a stage only reads other elements of the same tensors: nothing is saved when it joins."""
     pairs = [(touch, other) for touch in stage.touches for other in group.touches.get(touch.storage, ())]
-    needed = any(touch.writes or other.writes or touch.place is other.place for touch, other in pairs)
-    return bool(pairs) and not needed
+    return bool(pairs) and all(not (touch.writes or other.writes) and apart(touch, other) for touch, other in pairs)
+
+
+def apart(first: Touch, second: Touch) -> bool:
+    """Whether two touches are of different parts of a tensor: along an axis of it, one ends before the other begins."""
+    if first.buffer != second.buffer:
+        return False
+    both = zip(first.coordinates, second.coordinates, strict=True)
+    return any(ends_before(one, other) or ends_before(other, one) for one, other in both)
+
+
+def ends_before(first: Index, second: Index) -> bool:
+    return first.high is not None and second.low is not None and first.high < second.low
 
 
 def written_bytes(group: Group, stage: Stage, layouts: Layouts) -> int:
