@@ -210,7 +210,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+SLOW = {"a transformer, of any size"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(each, marks=[pytest.mark.slow] * (each in SLOW)) for each in CASES])
 def test_a_graph_from_the_cache_is_what_passes_make(train, name):
     build, values, settings = CASES[name]
     model = build()
