@@ -9,6 +9,7 @@ import pytest
 import torch
 from schedule.plans import MACHINE, plan_of, runs
 
+from bench.cases import pointwise
 from ferrite.ir.kernel import may_stop
 from ferrite.schedule.together import WORTH, Bytes, Regions, work_in
 from ferrite.schedule.touches import Layouts
@@ -31,12 +32,7 @@ def adam(*tensors: Tensor) -> list[Tensor]:
     """The step of an optimizer in place, over lists of tensors."""
     count = len(tensors) // 4
     parameters, gradients, means, squares = (list(tensors[at : at + count]) for at in range(0, 4 * count, count))
-    torch._foreach_lerp_(means, gradients, 0.1)
-    torch._foreach_mul_(squares, 0.999)
-    torch._foreach_addcmul_(squares, gradients, gradients, 0.001)
-    roots = torch._foreach_sqrt(squares)
-    torch._foreach_add_(roots, 1e-8)
-    torch._foreach_addcdiv_(parameters, means, roots, -0.001)
+    pointwise.adam(parameters, gradients, means, squares)
     return []
 
 
