@@ -33,6 +33,19 @@ def symbol_range(value: torch.SymInt | torch.SymBool | torch.SymFloat) -> Callab
     return ends
 
 
+def likely_value(value: torch.SymInt | torch.SymBool | torch.SymFloat) -> Callable[[Any], int | None]:
+    """A function from the symbols in a size to what they may well be: the power of two below what was seen. None where
+    nothing was. Coarse, so that what is decided by it, and kept by it, is the same for sizes that are near."""
+    known = value.node.shape_env
+    seen = known.backed_var_to_val if hasattr(known, "backed_var_to_val") else known.var_to_val  # 2.11
+
+    def near(symbol: Any) -> int | None:
+        found = seen.get(symbol)
+        return None if found is None or found < 1 else 1 << (int(found).bit_length() - 1)
+
+    return near
+
+
 def number_range(value: torch.SymInt) -> Range:
     """The least and greatest value that a number may have."""
     found = value.node.shape_env.bound_sympy(value.node.expr)
@@ -41,6 +54,16 @@ def number_range(value: torch.SymInt) -> Range:
 
 def _end(bound: Any) -> int | None:
     return int(bound) if bound.is_Integer and abs(int(bound)) < LARGEST else None
+
+
+def known_contiguous(value: torch.Tensor) -> bool:
+    """Whether a tensor is contiguous for every binding of its symbols; adds no guard."""
+    expected: Any = 1
+    for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
+        if not torch_api.known_equal(stride, expected):
+            return False
+        expected = expected * (1 if torch_api.known_equal(size, 0) else size)
+    return True
 
 
 def facts_of_symbols(value: torch.SymInt | torch.SymBool | torch.SymFloat) -> Iterator[tuple[frozenset[str], str]]:

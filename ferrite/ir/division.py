@@ -255,14 +255,17 @@ def positive(index: Index) -> bool:
 
 
 def never_negative(index: Index) -> bool:
-    """Proved, by bounds, or by putting every axis where it makes the expression smallest."""
+    """Proved, by bounds, or by putting every axis, and every remainder, where it makes the expression smallest."""
     if index.low is not None:
         if index.low >= 0:
             return True
         if index.fixed or (index.high is not None and index.high < 0):
             return False
     least = smallest(index)
-    return least is not index and least.low is not None and least.low >= 0
+    if least is not index and least.low is not None and least.low >= 0:
+        return True
+    rounded = unrounded(least)
+    return rounded is not least and rounded.low is not None and rounded.low >= 0
 
 
 def smallest(index: Index) -> Index:
@@ -275,6 +278,19 @@ def smallest(index: Index) -> Index:
     parts: list[tuple[Index, int]] = [(number(constant), 1)]
     for item, factor in index_terms:
         parts.append((largest_item(item) if factor < 0 else smallest_item(item), factor))
+    return add(parts)
+
+
+def unrounded(index: Index) -> Index:
+    """A lower bound without quotients that are multiplied by their divisors: x - b < x // b * b <= x."""
+    if not isinstance(index, Sum):
+        return index
+    parts: list[tuple[Index, int]] = [(number(index.constant), 1)]
+    for item, factor in index.terms:
+        if isinstance(item, FloorDiv) and isinstance(item.bottom, Number) and factor % item.bottom.value == 0:
+            times = factor // item.bottom.value
+            item, factor = (item.top - (item.bottom.value - 1) if times > 0 else item.top), times
+        parts.append((item, factor))
     return add(parts)
 
 

@@ -1,7 +1,8 @@
 """Index arithmetic: mathematical integers, in one normal form, with bounds.
 
     index = Number(value)
-          | Symbol(name, low, high)        a size known at run time: low <= s <= high, None for no bound
+          | Symbol(name, low, high, likely)    a size known at run time: low <= s <= high, None for no bound;
+                                           `likely` is a value it may well have, for choices that only cost time
           | Axis(name, extent)             a loop variable: 0 <= i < extent
           | Sum(constant, terms)           4*i0 + i1 + 3        terms: (what, coefficient), in the order of their text
           | Product(factors)               i0*s0                two or more atoms
@@ -127,17 +128,24 @@ class Atom(Index):
 
 
 class Symbol(Atom):
-    __slots__ = ("highest", "lowest", "name")
-    fields = ("name", "lowest", "highest")
+    __slots__ = ("highest", "likely", "lowest", "name")
+    fields = ("name", "lowest", "highest", "likely")
     name: str
     lowest: Bound
     highest: Bound
+    likely: int | None
 
     def prepare(self) -> None:
         self.set(self.lowest, self.highest, False)
 
     def spell(self, text: Callable[[Index], str]) -> str:
         return self.name
+
+    @property
+    def declared(self) -> str:
+        """What a program or kernel says of it, as source."""
+        known = [self.lowest, self.highest] if self.likely is None else [self.lowest, self.highest, self.likely]
+        return f"{self.name} = symbol({', '.join(map(str, known))})"
 
 
 class Axis(Atom):
@@ -297,8 +305,8 @@ def as_index(value: Index | int) -> Index:
     return value if isinstance(value, Index) else number(value)
 
 
-def symbol(name: str, low: Bound = None, high: Bound = None) -> Symbol:
-    return Symbol.intern(name, low, high)
+def symbol(name: str, low: Bound = None, high: Bound = None, likely: int | None = None) -> Symbol:
+    return Symbol.intern(name, low, high, likely)
 
 
 def axis(name: str, extent: Index | int) -> Axis:

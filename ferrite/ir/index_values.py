@@ -26,9 +26,18 @@ from ferrite.ir.sums import add, multiply
 
 def substitute(index: Index, new: Mapping[Any, Index] | Callable[[Atom], Index]) -> Index:
     """The expression with atoms replaced, all at once, and simplified again."""
-    look: Callable[[Atom], Index] = new if callable(new) else lambda atom: new.get(atom, atom)
-    if not callable(new) and index.atoms.isdisjoint(new):
-        return index
+    if callable(new):
+        return rebuild(index, new)
+    return index if index.atoms.isdisjoint(new) else rebuild(index, lambda atom: new.get(atom, atom))
+
+
+def rebuild(
+    index: Index,
+    look: Callable[[Atom], Index],
+    least: Callable[..., Index] = minimum,
+    most: Callable[..., Index] = maximum,
+) -> Index:
+    """The expression made anew, simplified: atoms as `look` says, the choices between several as `least` and `most`."""
     done: dict[Index, Index] = {}
 
     def rebuilt(item: Index) -> Index:
@@ -54,9 +63,9 @@ def substitute(index: Index, new: Mapping[Any, Index] | Callable[[Atom], Index])
             case Mod():
                 return rebuilt(item.top) % rebuilt(item.bottom)
             case Min():
-                return minimum(*map(rebuilt, item.items))
+                return least(*map(rebuilt, item.items))
             case Max():
-                return maximum(*map(rebuilt, item.items))
+                return most(*map(rebuilt, item.items))
         raise TypeError(f"no index: {item!r}")
 
     return rebuilt(index)

@@ -13,7 +13,7 @@ K8   only vector and reduction loops have lanes; an unrolled one has a number of
 K9   iterations of independent loops do not store to the same element, unless atomically: coordinates depend on every
      such axis; what combines at a place that memory decides is atomic, unless the axes keep the places apart: 64*d + j
      with j below 64
-K10  a tile has a largest size, known now
+K10  a tile has a largest size, known now, and what is read or written is inside of that
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ def verify_kernel(kernel: Kernel) -> Kernel:
 class _Memory:
     dtype: torch.dtype
     dimensions: int
+    sizes: tuple[Index, ...] = ()  # of a tile
     reads: bool = True
     writes: bool = True
     depth: int = 0  # loops around where it begins
@@ -95,7 +96,7 @@ class _Check:
             self.name(name)
         for pointer in kernel.pointers:
             reads, writes = pointer.access != "write", pointer.access != "read"
-            self.scope.memory[pointer.name] = _Memory(pointer.dtype, 1, reads, writes)
+            self.scope.memory[pointer.name] = _Memory(pointer.dtype, 1, (), reads, writes)
 
     def name(self, name: str) -> None:
         if not name.isidentifier() or keyword.iskeyword(name):
@@ -120,7 +121,7 @@ class _Check:
                 if any(size.high is None for size in statement.sizes):
                     raise InvalidProgram("K10", f"{statement.name} has no largest size")
                 self.name(statement.name)
-                tile = _Memory(statement.dtype, len(statement.sizes), depth=len(self.loops))
+                tile = _Memory(statement.dtype, len(statement.sizes), statement.sizes, depth=len(self.loops))
                 self.scope.memory[statement.name] = tile
             case Let():
                 self.name(statement.name)
@@ -179,7 +180,14 @@ class _Check:
             raise InvalidProgram("K2", f"{name} is no pointer and no tile in scope")
         if len(coordinates) != memory.dimensions:
             raise InvalidProgram("K2", f"{len(coordinates)} coordinates for {name} of {memory.dimensions}")
+        for index, size in () if self.is_empty() else zip(coordinates, memory.sizes, strict=False):
+            if index.low is None or index.low < 0 or index.high is None or index.high >= (size.high or 0):
+                raise InvalidProgram("K10", f"{name}[{index}] may be outside of a tile of {size}")
         return memory
+
+    def is_empty(self) -> bool:
+        """Whether nothing is done here, as a loop around has no iterations."""
+        return any(loop.axis.extent is ZERO for loop in self.loops)
 
     def local(self, item: Local) -> None:
         found = self.scope.names.get(item.name)
@@ -255,7 +263,7 @@ class _Check:
             raise InvalidProgram("K3", f"{store.buffer} is written by {store.mode}, but does not say so")
         if memory.dtype != store.value.dtype:
             raise InvalidProgram("K5", f"{short(store.value.dtype)} is stored into {store.buffer}")
-        if store.atomic or any(loop.axis.extent is ZERO for loop in self.loops):  # nothing is stored, nowhere
+        if store.atomic or self.is_empty():
             return
         around = self.loops[memory.depth :]
         free = [loop for loop in around if loop.kind in INDEPENDENT and loop.axis.extent is not ONE]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import get_args
 
 from ferrite.ir.expr import Expr, Local
-from ferrite.ir.index import axis, symbol
+from ferrite.ir.index import axis
 from ferrite.ir.kernel import (
     OWN,
     Access,
@@ -45,10 +45,7 @@ class KernelReader(Reader):
         while body:
             match body[0]:
                 case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=ast.Name(id="symbol")) as call):
-                    low, high = self.bound(call, "low high").values()
-                    kinds = (int, type(None))
-                    limits = (self.literal(item, kinds, "a number or None") for item in (low, high))
-                    self.symbols[name] = symbol(name, *limits)
+                    self.symbols[name] = self.declared(name, call)
                 case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=ast.Name(id="pointer")) as call):
                     parts = self.bound(call, "dtype access")
                     access = self.literal(parts["access"], str, f"one of {', '.join(ACCESSES)}")

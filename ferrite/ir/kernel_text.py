@@ -35,7 +35,7 @@ def kernel_text(kernel: Kernel) -> str:
         f"def kernel({', '.join(names)}):",
     ]
     body = [
-        *(f"{size.name} = symbol({size.lowest}, {size.highest})" for size in kernel.sizes),
+        *(size.declared for size in kernel.sizes),
         *(f"{item.name} = pointer({short(item.dtype)}, {item.access!r})" for item in kernel.pointers),
         *_Statements(kernel, names).block(kernel.body),
     ]

@@ -10,7 +10,7 @@ import torch
 
 from ferrite.ir import host
 from ferrite.ir.expr import Expr
-from ferrite.ir.index import ZERO, Axis, Index, Symbol, axis, symbol
+from ferrite.ir.index import ZERO, Axis, Index, Symbol, axis
 from ferrite.ir.parse_calls import CallReader
 from ferrite.ir.program import (
     Allocate,
@@ -124,8 +124,7 @@ class ProgramReader(CallReader):
     def named(self, node: ast.Assign, name: str, call: ast.Call) -> None:
         word, _, _ = self.call(call, "a buffer, a symbol, or what binds one")
         if word == "symbol":
-            low, high = self.bound(call, "low high").values()
-            self.symbols[name] = symbol(name, self.limit(low), self.limit(high))
+            self.symbols[name] = self.declared(name, call)
         elif word == "opaque":
             self.bound(call, "")
             self.opaque.add(name)
@@ -140,10 +139,6 @@ class ProgramReader(CallReader):
             self.done(Bind(self.symbol(node, name), self.name(parts["buffer"]), query, place))
         else:
             raise self.wrong(node, f"no {word!r} here", f"one of symbol, opaque, item, bind, {', '.join(KINDS)}")
-
-    def limit(self, node: ast.expr) -> int | None:
-        found: int | None = self.literal(node, (int, type(None)), "a number or None")
-        return found
 
     def symbol(self, node: ast.AST, name: str) -> Symbol:
         if name not in self.symbols:

@@ -11,7 +11,7 @@ import torch
 from ferrite.errors import UserError, nearest
 from ferrite.ir import host
 from ferrite.ir.expr import COMPLAINT, Cast, Const, Data, Expr, IndexValue, Load, Local, Masked, Op, Param, Random
-from ferrite.ir.index import Axis, Index, Symbol, add, maximum, minimum, number
+from ferrite.ir.index import Axis, Index, Symbol, add, maximum, minimum, number, symbol
 from ferrite.ir.program import CallArgument, Scalar, Size
 from ferrite.ir.scalar import OPERATORS
 from ferrite.ir.spelling import reads_as_literal
@@ -121,6 +121,11 @@ class Reader:
         if missing:
             raise self.wrong(node, f"no argument {missing[0]!r}", shape)
         return found
+
+    def declared(self, name: str, node: ast.Call) -> Symbol:
+        """A symbol, as its declaration says."""
+        known = self.bound(node, "low high", "likely").values()
+        return symbol(name, *(self.literal(item, (int, type(None)), "a number or None") for item in known))
 
     def dtype(self, node: ast.AST) -> torch.dtype:
         name = self.name(node, "an element type, as f32")

@@ -79,7 +79,7 @@ class _ProgramText:
             shown = shown if is_name(shown) else "program"
             head = [f"@named({self.program.name!r})"]
         body = [
-            *(f"{symbol.name} = symbol({symbol.lowest}, {symbol.highest})" for symbol in self.symbols),
+            *(symbol.declared for symbol in self.symbols),
             *(f"{item.name} = opaque()" for item in self.program.inputs if isinstance(item, host.Constant)),
             *(f"{buffer.name} = {buffer_text(buffer)}" for buffer in self.program.buffers),
         ]

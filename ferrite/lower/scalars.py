@@ -20,7 +20,7 @@ from ferrite.ir.host import Constant, Literal
 from ferrite.ir.index import Index, symbol
 from ferrite.ir.program import Call, Item
 from ferrite.lower.context import Context
-from ferrite.lower.sizes import UnknownSize
+from ferrite.lower.sizes import Known, UnknownSize
 from ferrite.lower.value import Box
 
 I64, F64, B8 = torch.int64, torch.float64, torch.bool
@@ -98,7 +98,7 @@ def remember(ctx: Context, number: Expr, picture: Any) -> None:
 class Reader:
     def __init__(self, ctx: Context, value: torch.SymInt | torch.SymFloat | torch.SymBool) -> None:
         self.ctx, self.value = ctx, value
-        self.ranges = torch_operators.symbol_range(value)
+        self.known = Known(value)
 
     def expr(self, part: Any) -> Expr:
         name = type(part).__name__
@@ -129,14 +129,14 @@ class Reader:
             return found
         if not symbol.is_integer:
             raise UnknownSize(f"the number {symbol}")
-        return index_value(self.ctx.sizes.read(symbol, self.ranges))
+        return index_value(self.ctx.sizes.read(symbol, self.known))
 
     def whole(self, part: Any) -> Expr | None:
         """An index expression, where the number is one."""
         if not part.is_integer or any(not symbol.is_integer for symbol in part.free_symbols):
             return None
         try:
-            return index_value(self.ctx.sizes.read(part, self.ranges))
+            return index_value(self.ctx.sizes.read(part, self.known))
         except UnknownSize:
             return None
 

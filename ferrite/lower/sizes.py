@@ -17,6 +17,14 @@ class UnknownSize(Exception):
     """A size that index expressions cannot say."""
 
 
+class Known:
+    """What torch knows of the symbols in a number."""
+
+    def __init__(self, value: torch.SymInt | torch.SymBool | torch.SymFloat) -> None:
+        self.range = torch_operators.symbol_range(value)
+        self.likely = torch_operators.likely_value(value)
+
+
 class Sizes:
     """Sizes of one graph as index expressions; each sympy expression is read once."""
 
@@ -36,7 +44,7 @@ class Sizes:
 
     def found(self, expression: Any, value: torch.SymInt) -> Index:
         try:
-            return self.read(expression, torch_operators.symbol_range(value))
+            return self.read(expression, Known(value))
         except UnknownSize:
             if self.computed is None:
                 raise
@@ -44,13 +52,13 @@ class Sizes:
 
     def symbol(self, symbol: Any, value: torch.SymInt | torch.SymBool | torch.SymFloat) -> Symbol:
         """One of the symbols of a number."""
-        found = self.read(symbol, torch_operators.symbol_range(value))
+        found = self.read(symbol, Known(value))
         assert isinstance(found, Symbol)
         return found
 
     def as_made(self, value: torch.SymInt, bound: Container[Symbol]) -> Index:
         """A number as it was made, where its symbols have values: a check of a fact must not rest on that fact."""
-        made = self.read(torch_operators.as_made(value), torch_operators.symbol_range(value))
+        made = self.read(torch_operators.as_made(value), Known(value))
         return made if all(atom in bound for atom in made.atoms) else self.index(value)
 
     def indices(self, values: Any) -> tuple[Index, ...]:
@@ -62,28 +70,28 @@ class Sizes:
         self._seen.clear()
         return meaning
 
-    def read(self, expression: Any, ranges: Callable[[Any], tuple[int | None, int | None]]) -> Index:
+    def read(self, expression: Any, known: Known) -> Index:
         if expression.is_Integer:
             return number(int(expression))
         if expression.is_Symbol:
             name = str(expression)
             if name not in self.symbols:
-                self.symbols[name] = symbol(name, *ranges(expression))
+                self.symbols[name] = symbol(name, *known.range(expression), known.likely(expression))
             return self.symbols[name]
         if type(expression).__name__ == "Piecewise":
-            return self.truth(expression, ranges)
+            return self.truth(expression, known)
         make = RULES.get(type(expression).__name__)
         if make is None:
             raise UnknownSize(f"the size {expression} ({type(expression).__name__})")
-        return make(*(self.read(part, ranges) for part in expression.args))
+        return make(*(self.read(part, known) for part in expression.args))
 
-    def truth(self, expression: Any, ranges: Callable[[Any], tuple[int | None, int | None]]) -> Index:
+    def truth(self, expression: Any, known: Known) -> Index:
         """One where a symbol that is one or zero is one: the symbol itself."""
         pieces = expression.args
         condition = pieces[0][1] if len(pieces) == 2 and (pieces[0][0], pieces[1][0]) == (1, 0) else None
         sides: tuple[Any, ...] = getattr(condition, "args", ())
         if type(condition).__name__ == "Equality" and sides[1] == 1:
-            found = self.read(sides[0], ranges)
+            found = self.read(sides[0], known)
             if (found.low, found.high) == (0, 1):
                 return found
         raise UnknownSize(f"the size {expression}")

@@ -16,8 +16,9 @@ from dataclasses import replace
 import torch
 
 from ferrite.ir.expr import Expr, data, index_value, op, rewrite_indices
-from ferrite.ir.index import Index, Number, axis, minimum, number
+from ferrite.ir.index import Index, axis, minimum, number
 from ferrite.ir.program import Compute, Reduce, Store, Target
+from ferrite.schedule.touches import likely
 
 GREATEST = {"argmax": "amax", "argmin": "amin"}
 MANY = 512  # values: of fewer, the place moves along
@@ -25,12 +26,12 @@ FEW_BLOCKS = 8
 
 
 def block_size(operation: Reduce, side_by_side: bool) -> int | None:
-    """How far a block reaches along the first reduced axis; None where blocks do not pay, or sizes are not known.
+    """How far a block reaches along the first reduced axis; None where blocks do not pay, or nothing may be there.
 
     `side_by_side`: results are neighbours in memory. Then a block is read again in strides, which costs more.
     """
-    extents = [item.extent.value for item in operation.reduced if isinstance(item.extent, Number)]
-    if operation.targets[1] is None or len(extents) < len(operation.reduced):
+    extents = [likely(item.extent) for item in operation.reduced]
+    if operation.targets[1] is None or not all(item.extent.low for item in operation.reduced):
         return None
     many = math.prod(extents)
     if many < MANY:
@@ -52,12 +53,11 @@ def by_blocks(
     (value,), (best, place) = operation.values, operation.targets
     first, *others = operation.reduced
     assert place is not None
-    assert isinstance(first.extent, Number)
-    block = axis(f"{first.name}_block", -(-first.extent.value // size))
-    inner = axis(f"{first.name}_rest", size)
+    block = axis(f"{first.name}_block", (first.extent + (size - 1)) // size)
+    inner = axis(f"{first.name}_rest", minimum(size, first.extent))
 
     def begin(index: Index) -> Index:
-        return minimum(index * size, first.extent - size)
+        return minimum(index * size, first.extent - inner.extent)
 
     def inside(index: Index) -> Reduce:
         values = (rewrite_indices(value, {first: begin(index) + inner}),)

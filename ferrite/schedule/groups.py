@@ -22,7 +22,7 @@ from ferrite.ir.index import Axis, Index, Number
 from ferrite.ir.program import Loop, Reduce, Scan
 from ferrite.schedule.machine import Machine
 from ferrite.schedule.stages import Stage, favourite
-from ferrite.schedule.touches import GUESS, Layouts, Touch, counterparts, known, separated
+from ferrite.schedule.touches import Layouts, Touch, counterparts, likely, separated
 
 MOST_STAGES = 48
 MOST_POINTERS = 48
@@ -158,7 +158,7 @@ def slower(group: Group, stage: Stage, rows: tuple[Axis, ...], machine: Machine)
             return "columns are reduced in pieces, which threads share"
         if in_pieces(stage, rows):
             return "columns are reduced in pieces, which threads share"
-        count = math.prod(known(row.extent, GUESS) for row in rows)
+        count = math.prod(likely(row.extent) for row in rows)
         if count < FEWEST_ROWS:
             return f"only {count} rows in common" if rows else "no rows in common"
     return against_the_grain(stages, rows)
@@ -190,4 +190,4 @@ def shared_bytes(group: Group, stage: Stage, layouts: Layouts) -> int:
 
 def bytes_about(storage: str, layouts: Layouts) -> int:
     buffer = layouts.buffers[storage]
-    return math.prod((known(size, GUESS) for size in buffer.sizes), start=buffer.dtype.itemsize)
+    return math.prod((likely(size) for size in buffer.sizes), start=buffer.dtype.itemsize)

@@ -13,16 +13,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ferrite.ir.division import never_negative
 from ferrite.ir.expr import Load, rewrite_indices, rewrite_loads
-from ferrite.ir.index import ONE, Axis, Index, Number, Sum, as_index, axis
+from ferrite.ir.index import ONE, ZERO, Axis, Index, Symbol, axis
 from ferrite.ir.program import Buffer, Compute, Operation, Program, Store
 from ferrite.ir.questions import nodes_of, reads, writes
 from ferrite.schedule.loops import index_over
-from ferrite.schedule.touches import known
+from ferrite.schedule.touches import likely
 
 MOST_PARTS = 8
 FAR = 1 << 30
-Joints = tuple[int, ...]  # where the parts begin
+Joints = tuple[Index, ...]  # where the parts begin
 
 
 def split_readers(program: Program) -> Program:
@@ -78,38 +79,38 @@ class _Joins:
         buffer, parts = self.buffers[name], self.writers.get(name, [])
         if not 2 <= len(parts) <= MOST_PARTS:
             return None
-        found: list[tuple[int, int, int]] = []
+        found: dict[Index, tuple[int, Index]] = {}  # by where a part begins: its dimension, and where it ends
         for part in parts:
             stores = [store for store in part.stores if store.buffer == name] if isinstance(part, Compute) else []
             if len(stores) != 1 or stores[0].mode != "set":
                 return None
             place = place_of(stores[0].coordinates, buffer.sizes)
-            if place is None:
+            if place is None or place[1] in found:
                 return None
-            found.append(place)
-        found.sort()
-        dimension, size = found[0][0], buffer.sizes[found[0][0]]
-        end = 0
-        for other, start, extent in found:
-            if other != dimension or start != end:
+            dimension, start, extent = place
+            found[start] = dimension, start + extent
+        joints: list[Index] = []
+        end: Index = ZERO
+        while end in found:
+            along, following = found.pop(end)
+            if along != dimension or following is end:
                 return None
-            end += extent
-        if not isinstance(size, Number) or size.value != end:
-            return None
-        return dimension, tuple(start for _, start, _ in found)
+            joints.append(end)
+            end = following
+        return (dimension, tuple(joints)) if not found and end is buffer.sizes[dimension] else None
 
 
-def place_of(coordinates: tuple[Index, ...], sizes: tuple[Index, ...]) -> tuple[int, int, int] | None:
+def place_of(coordinates: tuple[Index, ...], sizes: tuple[Index, ...]) -> tuple[int, Index, Index] | None:
     """Of what is written whole in all dimensions but one: that one, where the part begins there, and how long it is."""
-    found: tuple[int, int, int] | None = None
+    found: tuple[int, Index, Index] | None = None
     for dimension, (at, size) in enumerate(zip(coordinates, sizes, strict=True)):
         if isinstance(at, Axis) and at.extent is size:
             continue
-        item, start = (at.terms[0][0], at.constant) if isinstance(at, Sum) and len(at.terms) == 1 else (at, 0)
-        plain = isinstance(at, Axis) or (isinstance(at, Sum) and at.terms[0][1] == 1)
-        if found or not plain or not isinstance(item, Axis) or not isinstance(item.extent, Number):
+        moving = [atom for atom in at.atoms if not isinstance(atom, Symbol)]
+        item = moving[0] if len(moving) == 1 else None
+        if found or not isinstance(item, Axis) or item in (start := at - item).atoms:
             return None
-        found = dimension, start, item.extent.value
+        found = dimension, start, item.extent
     return found
 
 
@@ -127,8 +128,7 @@ def axis_at(operation: Operation, name: str, dimension: int) -> Axis | None:
 
 
 def split(operation: Compute, item: Axis, joints: Joints) -> Iterator[Compute]:
-    assert isinstance(item.extent, Number)
-    for start, end in zip(joints, (*joints[1:], item.extent.value), strict=True):
+    for start, end in zip(joints, (*joints[1:], item.extent), strict=True):
         part = axis(item.name, end - start)
         new: dict[Axis, Index] = {item: part + start}
         yield replace(
@@ -150,6 +150,7 @@ class _Apart:
 
     def __init__(self, joins: _Joins, operations: list[Operation]) -> None:
         self.cut = dict(joins.cut)
+        self.sizes = {name: joins.buffers[name].sizes[dimension] for name, (dimension, _) in self.cut.items()}
         for operation in operations:
             for access in (*reads(operation), *writes(operation)):
                 if access.buffer in self.cut and self.part(access.buffer, access.coordinates) is None:
@@ -164,10 +165,13 @@ class _Apart:
         """The number of the part that coordinates are in."""
         dimension, joints = self.cut[name]
         at = coordinates[dimension] if coordinates is not None else None
-        if at is None or at.low is None or at.high is None:
+        if at is None:
             return None
-        found = sum(start <= at.low for start in joints) - 1
-        return found if found == sum(start <= at.high for start in joints) - 1 else None
+        ends = (*joints[1:], self.sizes[name])
+        for number, (start, end) in enumerate(zip(joints, ends, strict=True)):
+            if never_negative(at - start) and never_negative(end - 1 - at):
+                return number
+        return None
 
     def moved(self, name: str, coordinates: tuple[Index, ...]) -> tuple[str, tuple[Index, ...]]:
         dimension, joints = self.cut[name]
@@ -200,8 +204,8 @@ def part_of(buffer: Buffer, dimension: int, joints: Joints, number: int) -> Buff
     """Memory for one part, laid out as the whole is."""
     size = buffer.sizes[dimension]
     end = joints[number + 1] if number + 1 < len(joints) else size
-    sizes = (*buffer.sizes[:dimension], as_index(end) - joints[number], *buffer.sizes[dimension + 1 :])
-    order = sorted(range(len(sizes)), key=lambda place: (known(buffer.strides[place], FAR), -place))
+    sizes = (*buffer.sizes[:dimension], end - joints[number], *buffer.sizes[dimension + 1 :])
+    order = sorted(range(len(sizes)), key=lambda place: (likely(buffer.strides[place], FAR), -place))
     strides: list[Index] = [ONE] * len(sizes)
     step: Index = ONE
     for place in order:

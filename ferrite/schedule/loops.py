@@ -14,7 +14,7 @@ from ferrite.ir.kernel import Accumulate, Join, Let, Loop, LoopKind, Scratch, St
 from ferrite.ir.questions import indices_of
 from ferrite.ir.scalar import OPERATORS
 from ferrite.schedule.machine import Machine
-from ferrite.schedule.touches import GUESS, axes_in, known, step_of
+from ferrite.schedule.touches import GUESS, axes_in, likely, step_of
 
 Body = tuple[Statement, ...]
 
@@ -83,7 +83,7 @@ def ordered_axes(axes: Sequence[Axis], indices: Sequence[Index], fixed: Axis | N
 
     def reach(item: Axis) -> int:
         steps = [step for index in indices if (step := step_of(index, item)) is not None and step is not ZERO]
-        return max((abs(known(step, 1 << 30)) for step in steps), default=0)
+        return max((abs(likely(step, 1 << 30)) for step in steps), default=0)
 
     order = {item: place for place, item in enumerate(axes)}
     return sorted(axes, key=lambda item: (item is best, -reach(item), order[item]))
@@ -94,11 +94,11 @@ def vector_axis(axes: Sequence[Axis], indices: Sequence[Index]) -> Axis | None:
     score = {item: 0 for item in axes if item.extent is not ONE}
     for index in indices:
         used = axes_in(index)
-        weight = math.prod(min(known(item.extent, GUESS), GUESS) for item in score if item in used)
+        weight = math.prod(min(likely(item.extent), GUESS) for item in score if item in used)
         for item in used:
             if item in score and step_of(index, item) is ONE:
                 score[item] += weight
-    ranked = sorted(score, key=lambda item: (score[item], min(known(item.extent, GUESS), GUESS), axes.index(item)))
+    ranked = sorted(score, key=lambda item: (score[item], min(likely(item.extent), GUESS), axes.index(item)))
     return ranked[-1] if ranked else None
 
 

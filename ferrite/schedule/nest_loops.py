@@ -14,7 +14,7 @@ from ferrite.schedule.machine import Machine
 from ferrite.schedule.nests import Nest
 from ferrite.schedule.statements import Parts
 from ferrite.schedule.strips import in_strips
-from ferrite.schedule.touches import GUESS, known
+from ferrite.schedule.touches import known, likely
 
 SUMMED = 2048  # elements that are summed before the sum joins another: how far rounding errors can grow
 SUMMED_ACROSS = 64  # the same where every result has one state, not one per lane
@@ -70,7 +70,7 @@ def accumulated(states: Sequence[State], axes: Sequence[Axis], body: Body, machi
     *outer, last = axes
     loop = vector_loop(last, body, machine, "reduction")
     longest = known(last.extent, 1 << 30)
-    rounds = math.prod(known(item.extent, GUESS) for item in outer)
+    rounds = math.prod(likely(item.extent) for item in outer)
     sums = sums_floats(states)
     if sums and longest > 2 * SUMMED:
         block, inside, cut_body = cut(last, SUMMED, body)

@@ -24,7 +24,7 @@ from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Stor
 from ferrite.schedule.extremes import GREATEST, block_size, by_blocks
 from ferrite.schedule.joins import split_readers
 from ferrite.schedule.stages import favourite, stage_of
-from ferrite.schedule.touches import GUESS, Layouts, known
+from ferrite.schedule.touches import Layouts, known, likely
 
 FEW_RESULTS = 64  # so few that threads should share one
 LONG = 1 << 15  # so many elements that they should
@@ -159,10 +159,22 @@ class _Prepare:
         outer, inner, values = pieces_of(operation, longest, number(pieces))
         (target,) = operation.targets
         assert target is not None
-        partial = self.made(operation, self.state_type(operation), (outer,))
-        reduced = tuple(inner if item is longest else item for item in operation.reduced)
-        yield replace(operation, axes=(outer, *operation.axes), reduced=reduced, values=values, targets=(partial,))
-        yield replace(operation, reduced=(outer,), values=(self.loaded(partial),), targets=(target,))
+        rest = longest.extent % pieces
+        every = axis(outer.name, pieces + (0 if rest is ZERO else 1))
+        partial = self.made(operation, self.state_type(operation), (every,))
+
+        def over(part: Axis) -> tuple[Axis, ...]:
+            return tuple(part if item is longest else item for item in operation.reduced)
+
+        def into(piece: Index) -> tuple[Target]:
+            return (Target(partial.buffer, (piece, *operation.axes)),)
+
+        yield replace(operation, axes=(outer, *operation.axes), reduced=over(inner), values=values, targets=into(outer))
+        if rest is not ZERO:
+            last = axis(f"{longest.name}_last", rest)
+            values = tuple(rewrite_indices(item, {longest: inner.extent * pieces + last}) for item in operation.values)
+            yield replace(operation, reduced=over(last), values=values, targets=into(number(pieces)))
+        yield replace(operation, reduced=(every,), values=(self.loaded(partial),), targets=(target,))
 
     def across(self, operation: Reduce) -> bool:
         """Whether results lie side by side, and not what is reduced: then threads share what is reduced, so that each
@@ -173,13 +185,14 @@ class _Prepare:
         return torch.bool if operation.kind in ("any", "all") else operation.values[0].dtype
 
     def piece(self, operation: Reduce) -> tuple[Axis, int] | None:
-        """The axis to cut, and into how many pieces: equal ones."""
-        fixed = [item for item in operation.reduced if isinstance(item.extent, Number)]
-        if not fixed:
+        """The axis to cut, and into how many pieces: equal ones, and a rest where the size is not known."""
+        longest = max(operation.reduced, key=lambda item: likely(item.extent), default=None)
+        if longest is None:
             return None
-        longest = max(fixed, key=lambda item: item.extent.high or 0)
-        size = longest.extent.high or 0
-        pieces = next((count for count in range(min(PIECES, size), 1, -1) if size % count == 0), 1)
+        size = likely(longest.extent)
+        pieces = min(PIECES, size)
+        if isinstance(longest.extent, Number):
+            pieces = next((count for count in range(pieces, 1, -1) if size % count == 0), 1)
         return (longest, pieces) if pieces >= 4 else None
 
     def near_piece(self, operation: Reduce) -> tuple[Axis, int] | None:
@@ -198,7 +211,7 @@ class _Prepare:
 
 
 def points(axes: Iterable[Axis]) -> int:
-    return math.prod(known(item.extent, GUESS) for item in axes)
+    return math.prod(likely(item.extent) for item in axes)
 
 
 def pieces_of(operation: Reduce, longest: Axis, count: Index) -> tuple[Axis, Axis, tuple[Expr, ...]]:

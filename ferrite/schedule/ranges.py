@@ -4,19 +4,38 @@
         y[i] = masked(0 <= i - 1 < 64,    =>    for i in vector(64): y[i + 1] = x[i]
                       x[i - 1], 0)              for i in vector(1):  y[i + 65] = 0
 
-So paddings, writes into slices and mirrored edges are plain copies but at their edges. Conditions that depend on other
-axes too are left: they are the same for a whole vector, or have no place at which they change.
+So paddings, writes into slices and mirrored edges are plain copies but at their edges. The place may be a size that is
+known when the kernel runs. Conditions that depend on other axes too are left where sizes are numbers: they are the same
+for a whole vector, or have no place at which they change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
-from ferrite.ir.expr import Const, Expr, IndexValue, Masked, Op, const, rewrite_nodes
-from ferrite.ir.index import Axis, Index, Max, Min, Number, Product, Sum, axis, number, substitute
+from ferrite.ir.expr import Const, Data, Expr, IndexValue, Masked, Op, const, rewrite_nodes, with_parts
+from ferrite.ir.index import (
+    ONE,
+    ZERO,
+    Atom,
+    Axis,
+    Index,
+    Max,
+    Min,
+    Number,
+    Product,
+    Sum,
+    Symbol,
+    axis,
+    maximum,
+    minimum,
+    number,
+    substitute,
+)
+from ferrite.ir.index_values import rebuild
 from ferrite.ir.kernel import Accumulate, Let, Loop, Statement, Store, When, nodes_in
 from ferrite.ir.questions import indices_of
 from ferrite.schedule.loops import Body, replaced, vector_loop
@@ -43,9 +62,7 @@ def parted(body: Body, machine: Machine) -> Body:
 
 
 def is_plain(loop: Loop) -> bool:
-    if not isinstance(loop.axis.extent, Number) or len(loop.body) > MOST_STATEMENTS:
-        return False
-    return all(isinstance(statement, Let | Store) for statement in loop.body)
+    return len(loop.body) <= MOST_STATEMENTS and all(isinstance(statement, Let | Store) for statement in loop.body)
 
 
 def pieces_of(loop: Loop, machine: Machine) -> list[Statement]:
@@ -59,27 +76,34 @@ def pieces_of(loop: Loop, machine: Machine) -> list[Statement]:
             continue
         if len(pieces) == MOST_PIECES:
             return [loop]
-        pieces[place : place + 1] = [piece(item, body, 0, cut), piece(item, body, cut, known_extent(item))]
+        before = piece(item, body, ZERO, cut.place, {cut.difference: cut.negative_before})
+        after = piece(item, body, cut.place, item.extent - cut.place, {cut.difference: not cut.negative_before})
+        pieces[place : place + 1] = [before, after]
     if len(pieces) == 1:
         return [loop]
     return [vector_loop(item, body, machine) for item, body in pieces]
 
 
-def piece(item: Axis, body: Body, start: int, end: int) -> tuple[Axis, Body]:
-    """The statements for a part of the range, with what is now known decided."""
-    part = axis(item.name, end - start)
-    return part, tuple(decided(statement) for statement in replaced(body, {item: part + start}))
-
-
-def known_extent(item: Axis) -> int:
-    assert isinstance(item.extent, Number)
-    return item.extent.value
+def piece(item: Axis, body: Body, start: Index, extent: Index, negative: dict[Index, bool]) -> tuple[Axis, Body]:
+    """The statements for a part of the range, with what is now known decided. `negative`: what is below zero there."""
+    part = axis(item.name, extent)
+    told = tuple(answered(statement, negative) for statement in body)
+    return part, tuple(decided(statement) for statement in replaced(told, {item: part + start}))
 
 
 # --- where conditions change ------------------------------------------------------------------------------------------
 
 
-def changes(item: Axis, body: Body) -> Iterator[int]:
+@dataclass(frozen=True)
+class Cut:
+    """The first place at which the sign of a difference is another than before."""
+
+    place: Index
+    difference: Index
+    negative_before: bool
+
+
+def changes(item: Axis, body: Body) -> Iterator[Cut]:
     """Places inside the range at which something changes that loads, or what is loaded, depend on."""
     for statement in body:
         for node in nodes_in(statement):
@@ -103,7 +127,7 @@ def conditions(mask: Expr) -> Iterator[Op]:
             yield mask
 
 
-def change_of_comparison(comparison: Op, item: Axis) -> Iterator[int]:
+def change_of_comparison(comparison: Op, item: Axis) -> Iterator[Cut]:
     difference = difference_of(comparison)
     if difference is not None:
         for shift in SHIFTS[comparison.name]:
@@ -123,7 +147,7 @@ def as_index(value: Expr) -> Index | None:
     return number(value.value) if isinstance(value, Const) and isinstance(value.value, int) else None
 
 
-def changes_in(index: Index, item: Axis) -> Iterator[int]:
+def changes_in(index: Index, item: Axis) -> Iterator[Cut]:
     """Where the greater, or smaller, of several indices becomes another; inner ones first."""
     if item not in index.atoms:
         return
@@ -142,22 +166,62 @@ def changes_in(index: Index, item: Axis) -> Iterator[int]:
                 yield from crossing(first - other, item)
 
 
-def crossing(difference: Index, item: Axis) -> Iterator[int]:
-    """The first place at which the sign of `factor * item + constant` is another than before, if that is inside."""
-    constant = substitute(difference, {item: number(0)})
-    slope = difference - constant
-    if not isinstance(constant, Number) or slope.atoms != {item}:
+def crossing(difference: Index, item: Axis) -> Iterator[Cut]:
+    """Where `factor * item + rest` becomes negative, or no longer is, if that is inside the range.
+
+    The rest may be a size that is known at run time. Then so is the place, and a part may turn out to be empty.
+    """
+    rest = substitute(difference, {item: ZERO})
+    slope = difference - rest
+    if slope.atoms != {item}:
         return
-    factor = substitute(slope, {item: number(1)})
+    factor = substitute(slope, {item: ONE})
     if not isinstance(factor, Number) or factor.value == 0 or slope is not item * factor:
         return
-    # negative before and not after, or the reverse
-    place = -(constant.value // factor.value) if factor.value > 0 else constant.value // -factor.value + 1
-    if 0 < place < known_extent(item):
-        yield place
+    rises = factor.value > 0
+    place = -(rest // factor) if rises else rest // -factor + 1
+    if isinstance(place, Number) and isinstance(item.extent, Number):
+        if 0 < place.value < item.extent.value:
+            yield Cut(place, difference, rises)
+    elif depends_on_sizes(*rest.atoms, *item.extent.atoms):
+        inside = minimum(maximum(place, 0), item.extent)
+        if inside is not ZERO and inside is not item.extent:
+            yield Cut(inside, difference, rises)
+
+
+def depends_on_sizes(*atoms: Atom) -> bool:
+    """Whether symbols are among the atoms, and nothing that memory says."""
+    return any(isinstance(atom, Symbol) for atom in atoms) and not any(isinstance(atom, Data) for atom in atoms)
 
 
 # --- what is known in a part ------------------------------------------------------------------------------------------
+
+
+def answered(statement: Statement, negative: dict[Index, bool]) -> Statement:
+    """The statement with what is asked of these differences answered."""
+
+    def least(*items: Index) -> Index:
+        return minimum(*(item for item in items if not any(negative.get(other - item) for other in items)))
+
+    def most(*items: Index) -> Index:
+        return maximum(*(item for item in items if not any(negative.get(item - other) for other in items)))
+
+    def index(old: Index) -> Index:
+        return rebuild(old, lambda atom: atom, least, most)
+
+    def value(item: Expr) -> Expr:
+        if isinstance(item, Op) and item.name in ("lt", "ge", "le", "gt"):
+            difference = difference_of(item)
+            (shift,) = SHIFTS[item.name]
+            if difference is not None and (below := negative.get(difference + shift)) is not None:
+                return const(below is (item.name in ("lt", "le")), torch.bool)
+        return with_parts(item, lambda part: part, index)
+
+    assert isinstance(statement, Let | Store)
+    told = rewrite_nodes(statement.value, value)
+    if isinstance(statement, Store):
+        return replace(statement, coordinates=tuple(map(index, statement.coordinates)), value=told)
+    return replace(statement, value=told)
 
 
 def decided(statement: Statement) -> Statement:

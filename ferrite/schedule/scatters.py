@@ -20,7 +20,7 @@ from ferrite.schedule.loops import Body, nested, rows_at_once, vector_loop, work
 from ferrite.schedule.machine import Machine
 from ferrite.schedule.nests import Nest
 from ferrite.schedule.statements import Parts
-from ferrite.schedule.touches import GUESS, axes_in, known, step_of
+from ferrite.schedule.touches import axes_in, likely, step_of
 
 MOST_SHARES = 32
 WIDE = 64  # elements of a row for each share: to go through the ids must be little beside the rows
@@ -56,7 +56,7 @@ def owned(rows: Sequence[Axis], column: Axis, nests: Sequence[Nest], parts: Sequ
     )
     rounds = 1
     for item in nest.axes:
-        rounds *= known(item.extent, GUESS)
+        rounds *= likely(item.extent)
     work = work_of((*before, store)) * rounds * column.extent.value // shares
     loops = nested(nest.axes, body, "serial")
     return (Loop(share, "parallel", loops, copies=rows_at_once(body, machine, work)),)

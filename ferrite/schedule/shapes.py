@@ -37,7 +37,7 @@ from ferrite.schedule.statements import Parts
 from ferrite.schedule.streams import streamable, streams
 from ferrite.schedule.strips import in_strips
 from ferrite.schedule.tiles import crossing, tiled
-from ferrite.schedule.touches import GUESS, axes_in, known, step_of
+from ferrite.schedule.touches import axes_in, known, likely, step_of
 from ferrite.schedule.windows import is_window, used, written_out
 
 FAR = 5  # elements from one window to the next, at which vectors are better made of a window's own
@@ -73,12 +73,12 @@ def flat(rows: Sequence[Axis], body: Body, machine: Machine) -> Body:
     if strips is not None:
         return shared(*strips, machine)
     *outer, last = axes
-    if not isinstance(last.extent, Number) or last.extent.value > 2 * BLOCK:
+    if likely(last.extent) > 2 * BLOCK or not (outer or isinstance(last.extent, Number)):
         block, last, body = cut(last, BLOCK, body)
         outer.append(block)
     work = work_of(body)
     inner = (vector_loop(last, body, machine),)
-    return shared(outer, inner, work * known(last.extent, BLOCK), machine)
+    return shared(outer, inner, work * min(likely(last.extent), BLOCK), machine)
 
 
 def by_rows(rows: Sequence[Axis], tiles: Body, nests: Sequence[Nest], parts: Sequence[Parts], machine: Machine) -> Body:
@@ -86,7 +86,7 @@ def by_rows(rows: Sequence[Axis], tiles: Body, nests: Sequence[Nest], parts: Seq
     work = 0
     for nest, part in zip(nests, parts, strict=True):
         body += nest_loops(nest, part, machine)
-        work += work_of(tuple(part.point)) * math.prod(known(item.extent, GUESS) for item in nest.axes)
+        work += work_of(tuple(part.point)) * math.prod(likely(item.extent) for item in nest.axes)
     axes, body = collapse(list(rows), body)
     return shared(axes, body, work, machine)
 
@@ -104,17 +104,17 @@ def columns(
     windows = all(is_window(nest, part) or not nest.axes for nest, part in zip(nests, parts, strict=True))
     for nest, part in zip(nests, parts, strict=True):
         body += written_out(nest, part) if is_window(nest, part) else plain_loops(nest, part)
-        work += work_of(tuple(part.point)) * math.prod(known(item.extent, GUESS) for item in nest.axes)
+        work += work_of(tuple(part.point)) * math.prod(likely(item.extent) for item in nest.axes)
     lanes = lanes_for(body, machine)
     copies = 4 * unrolling(body, work_of(body))
     others = [row for row in rows if row is not column]
     outer, body = collapse(others, body)
     if not isinstance(column.extent, Number) and any(combines(statement) for statement in walk(body)):
         # where memory decides the place, blocks of a length that is not known cannot be told apart
-        return shared(outer, (Loop(column, "vector", body, lanes, copies),), work * GUESS, machine)
-    if windows and not tiles and known(column.extent, 2 * BLOCK) <= BLOCK:
+        return shared(outer, (Loop(column, "vector", body, lanes, copies),), work * likely(column.extent), machine)
+    if windows and not tiles and likely(column.extent) <= BLOCK:
         inner = (vector_loop(column, used(body), machine),)
-        return shared(outer, inner, work * known(column.extent, BLOCK), machine)
+        return shared(outer, inner, work * likely(column.extent), machine)
     block, last, body = cut(column, lanes * copies, body)
     inner = (Loop(last, "vector", body, lanes, copies),)
     return shared([*outer, block], inner, work * lanes * copies, machine)

@@ -13,7 +13,7 @@ from ferrite.ir.index import Axis, Index, Number, axis, substitute
 from ferrite.ir.kernel_laws import keeps_apart
 from ferrite.ir.program import Buffer, Compute, Loop, Reduce, Scan, Store, Target
 from ferrite.ir.questions import axes_of, cost
-from ferrite.schedule.touches import GUESS, Layouts, Touch, axes_in, known, mixed_radix, only_row, step_of
+from ferrite.schedule.touches import GUESS, Layouts, Touch, axes_in, likely, mixed_radix, only_row, step_of
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Stage:
 
     @cached_property
     def points(self) -> int:
-        return math.prod(known(item.extent, GUESS) for item in self.axes)
+        return math.prod(likely(item.extent) for item in self.axes)
 
     @property
     def reduced(self) -> tuple[Axis, ...]:
@@ -172,7 +172,7 @@ def favourite(stage: Stage) -> Axis | None:
                 continue
             step = step_of(touch.place, item)
             if isinstance(step, Number) and step.value == 1:
-                size = math.prod(min(known(each.extent, GUESS), GUESS) for each in axes_in(touch.place))
+                size = math.prod(min(likely(each.extent), GUESS) for each in axes_in(touch.place))
                 score[item] = score.get(item, 0) + size * (3 if touch.writes and not stage.reduced else 2)
     # of equals the last: that is how memory is laid out most often
     return max(reversed(stage.axes), key=lambda item: score.get(item, 0), default=None) if score else None

@@ -29,7 +29,7 @@ from ferrite.schedule.nest_loops import SUMMED_ACROSS, sums_floats, with_states
 from ferrite.schedule.nests import Nest
 from ferrite.schedule.sharing import with_values
 from ferrite.schedule.statements import Parts
-from ferrite.schedule.touches import GUESS, known
+from ferrite.schedule.touches import known, likely
 
 WIDE = 4096  # columns whose states wait in a tile
 NARROW = 128  # columns that threads get at least
@@ -41,10 +41,10 @@ MODES: dict[str, Mode] = {"sum": "add", "prod": "mul", "amax": "amax", "amin": "
 def streamable(column: Axis, nests: Sequence[Nest], parts: Sequence[Parts]) -> bool:
     """Whether every nest only reduces, by what a store can do, and what is done once a row comes after that."""
     looping = [bool(nest.axes) for nest in nests]
-    if looping != sorted(looping, reverse=True) or not isinstance(column.extent, Number):
+    if looping != sorted(looping, reverse=True):
         return False
     reducing = [(nest, part) for nest, part in zip(nests, parts, strict=True) if nest.axes]
-    many = max(math.prod(known(item.extent, GUESS) for item in nest.axes) for nest, _ in reducing)
+    many = max(math.prod(likely(item.extent) for item in nest.axes) for nest, _ in reducing)
     return many > FEW and all(
         not nest.ordered
         and not nest.outer
@@ -59,7 +59,7 @@ def streams(
     rows: Sequence[Axis], column: Axis, nests: Sequence[Nest], parts: Sequence[Parts], machine: Machine
 ) -> Body:
     others = [row for row in rows if row is not column]
-    width = min(known(column.extent, WIDE), WIDE)
+    width = min(column.extent.value if isinstance(column.extent, Number) else max(likely(column.extent), NARROW), WIDE)
     if not others:  # threads can share nothing but the columns
         width = min(width, max(width // PARTS // NARROW * NARROW, NARROW))
     block, inside, _ = cut(column, width, ())
@@ -73,7 +73,7 @@ def streams(
             if in_short_sums(nest, part):
                 states += short_sums(part)
             body += gone_through(nest, part, column, machine)
-            work += work_of(tuple(part.point)) * math.prod(known(item.extent, GUESS) for item in nest.axes)
+            work += work_of(tuple(part.point)) * math.prod(likely(item.extent) for item in nest.axes)
             for state in part.states:
                 local = Local.intern(state.names[0], state.dtypes[0])
                 results[local] = Load.intern(tile_name(state), (column,), state.dtypes[0])
@@ -105,14 +105,16 @@ def over(body: Body, column: Axis, inside: Axis, start: Index) -> Body:
 
 def in_tiles(statement: Statement, column: Axis, inside: Axis) -> Statement:
     """Tiles of states are indexed by the place in the block."""
-    if isinstance(statement, Store) and statement.coordinates == (column,) and statement.buffer.endswith("_so_far"):
-        return Store(statement.buffer, (inside,), statement.value, statement.mode)
     loads: dict[Expr, Expr] = {
         item: Load.intern(item.buffer, (inside,), item.dtype)
         for item in nodes_in(statement)
         if isinstance(item, Load) and item.buffer.endswith("_so_far")
     }
-    return with_values(statement, loads) if loads else statement
+    if loads:
+        statement = with_values(statement, loads)
+    if isinstance(statement, Store) and statement.coordinates == (column,) and statement.buffer.endswith("_so_far"):
+        return Store(statement.buffer, (inside,), statement.value, statement.mode)
+    return statement
 
 
 def gone_through(nest: Nest, part: Parts, column: Axis, machine: Machine) -> Body:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ferrite.ir.expr import Cast, Expr, Local, Op
-from ferrite.ir.index import Axis, Number
+from ferrite.ir.index import Axis
 from ferrite.ir.kernel import Loop, nodes_in
 from ferrite.ir.scalar import OPERATORS
 from ferrite.schedule.loops import Body, cut, lanes_for, work_of
 from ferrite.schedule.machine import Machine
-from ferrite.schedule.touches import known
+from ferrite.schedule.touches import known, likely
 
 WORTH = 8  # additions at every point that a strip saves
 FEWEST = 8  # rows, for which that pays
@@ -27,19 +27,20 @@ def in_strips(axes: Sequence[Axis], body: Body, machine: Machine) -> tuple[list[
     if len(axes) < 2:
         return None
     *outer, row, column = axes
-    if not isinstance(column.extent, Number) or not isinstance(row.extent, Number) or row.extent.value < FEWEST:
+    if likely(row.extent) < FEWEST:
         return None
     if work_of_column(row, column, body) < WORTH:
         return None
     lanes = lanes_for(body, machine)
-    if column.extent.value < lanes * VECTORS:
+    width = likely(column.extent)
+    if width < lanes * VECTORS:
         return None
-    rows = max(machine.mid // (16 * column.extent.value), FEWEST)  # four bytes an element, a quarter of the cache
-    if row.extent.value > rows:
+    rows = max(machine.mid // (16 * width), FEWEST)  # four bytes an element, a quarter of the cache
+    if known(row.extent, rows + 1) > rows:
         block, row, body = cut(row, rows, body)
         outer.append(block)
     strip = Loop(column, "vector", (Loop(row, "serial", body),), lanes, VECTORS)
-    return outer, (strip,), work_of(body) * known(row.extent, rows) * column.extent.value
+    return outer, (strip,), work_of(body) * min(likely(row.extent), rows) * width
 
 
 def work_of_column(row: Axis, column: Axis, body: Body) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from ferrite.ir.expr import Data, Expr, Load
-from ferrite.ir.index import ZERO, Axis, Index, Number, Sum, substitute
+from ferrite.ir.index import ZERO, Atom, Axis, Index, Number, Sum, Symbol, evaluate, substitute
 from ferrite.ir.program import Buffer, Loop, Program
 from ferrite.ir.questions import nodes_of, roots_of, stores_of, targets_of
 
@@ -107,6 +107,26 @@ def known(index: Index, otherwise: int) -> int:
     return otherwise if index.high is None else min(index.high, otherwise)
 
 
+def likely(index: Index, otherwise: int = GUESS) -> int:
+    """A number for a size, where a decision needs one that need not be right: itself, what was seen, or a guess."""
+    if isinstance(index, Number):
+        return index.value
+    try:
+        return int(evaluate(index, likely_of_atom))
+    except NoGuess:
+        return known(index, otherwise)
+
+
+class NoGuess(Exception):
+    """Nothing is known of an atom."""
+
+
+def likely_of_atom(atom: Atom) -> int:
+    if isinstance(atom, Symbol) and atom.likely is not None:
+        return atom.likely
+    raise NoGuess(str(atom))
+
+
 # --- two touches of one storage ---------------------------------------------------------------------------------------
 
 
@@ -124,12 +144,13 @@ def separated(first: Touch, second: Touch, rows: Iterable[Axis]) -> bool:
 
 
 def only_row(coordinate: Index, rows: set[Axis]) -> Axis | None:
-    """The row that alone decides a coordinate, one to one."""
+    """The row that alone decides a coordinate, one to one. Sizes beside it only say where it begins."""
     if isinstance(coordinate, Axis):
         return coordinate if coordinate in rows else None
-    if isinstance(coordinate, Sum) and len(coordinate.terms) == 1:
-        item = coordinate.terms[0][0]
-        return item if isinstance(item, Axis) and item in rows else None
+    if isinstance(coordinate, Sum):
+        moving = [item for item, _ in coordinate.terms if not all(isinstance(atom, Symbol) for atom in item.atoms)]
+        if len(moving) == 1 and isinstance(moving[0], Axis) and moving[0] in rows:
+            return moving[0]
     return None
 
 

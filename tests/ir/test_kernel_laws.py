@@ -110,6 +110,8 @@ BROKEN = {
         "K9",
         last("v8: i64 = y[i]\n        out[2*data(v8, 8) + i].add(s)"),
     ),
+    "a place beyond a tile": ("K10", last("tile[i + 1] = s")),
+    "a place before a tile": ("K10", last("tile[i - 1] = s")),
     "a tile of any size": ("K10", SMALL.replace("symbol(1, 64)", "symbol(1, None)")),
 }
 

@@ -12,6 +12,7 @@ from ferrite.ir.expr import Expr, const, index_value, masked, op
 from ferrite.ir.index import ONE, ZERO, Index, Number, maximum, minimum
 
 B8 = torch.bool
+LARGEST = 2**63 - 1  # what torch has for the end of a slice that has none
 YES, NO = const(True, B8), const(False, B8)
 
 
@@ -79,4 +80,6 @@ def from_the_end(index: Index, size: Index) -> Index:
 
 def clamped(index: Index, size: Index) -> Index:
     """0 <= it <= size"""
+    if isinstance(index, Number) and index.value == LARGEST:
+        return size
     return maximum(ZERO, minimum(index, size))

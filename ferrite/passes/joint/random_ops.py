@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import torch_api
+from ferrite.capture import torch_operators
 from ferrite.graph import fake_value
 from ferrite.graph.facts import stream_of
 from ferrite.graph.values import mode_of
@@ -187,7 +187,7 @@ def problem_of(node: torch.fx.Node) -> str | None:
         return "it has a generator of its own"
     if given.get("pin_memory") or value.layout is not torch.strided:
         return "it is in pinned memory, or not strided"
-    if not is_contiguous(value):
+    if not torch_operators.known_contiguous(value):
         return "it has strides of its own"
     if value.dtype not in DTYPES.get(how, tuple(randoms.DIGITS)):
         return f"its dtype is {value.dtype}"
@@ -238,15 +238,6 @@ def users_problem(node: torch.fx.Node) -> str | None:
     if several and any(user.target is not operator.getitem for user in node.users):
         return "its results are passed on together"
     return None
-
-
-def is_contiguous(value: torch.Tensor) -> bool:
-    expected: Any = 1
-    for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
-        if not torch_api.known_equal(stride, expected):
-            return False
-        expected = expected * (1 if torch_api.known_equal(size, 0) else size)
-    return True
 
 
 def dropped_or_kept(x: Any) -> Any:

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from ferrite.capture import torch_operators
 from ferrite.graph import fake_value
 from ferrite.graph.aliases import storages_of
 from ferrite.passes.pre_grad.predicates import is_plain, linear_view, matmul_view, sole_user
@@ -71,7 +72,7 @@ def copied(node: Any) -> torch.fx.Node | None:
         return None
     source: Any = node.args[0]
     fresh = storages_of(node) != storages_of(source)
-    return source if fresh and fake_value(node).is_contiguous() else None
+    return source if fresh and torch_operators.known_contiguous(fake_value(node)) else None
 
 
 def transposed_copy(node: Any) -> torch.fx.Node | None:

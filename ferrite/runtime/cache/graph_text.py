@@ -59,7 +59,7 @@ class GraphText:
         self.inputs: list[str] = []  # what each input of the outermost graph looks like
         self.constants: list[str] = []
         self.symbols: dict[str, str] = {}
-        self.hints: dict[str, int] = {}
+        self.likely: dict[str, int | None] = {}
         self.any_symbolic: Any = None  # a number with symbols: it leads to what is known of them
         self._expressions: dict[Any, str] = {}
         self._storages: dict[Storage, int] = {}
@@ -171,8 +171,8 @@ class GraphText:
             free = {str(symbol) for symbol in expression.free_symbols}
             if free:
                 self.any_symbolic = value
-            if isinstance(value, torch.SymInt) and (symbol := torch_api.bare_symbol(value)) is not None:
-                self.hints[symbol] = torch_api.size_hint(value)
+                near = torch_operators.likely_value(value)
+                self.likely |= {str(symbol): near(symbol) for symbol in expression.free_symbols}
             found = self._expressions[expression] = self.renamed(str(expression), free)
         return found
 
@@ -268,7 +268,7 @@ class GraphText:
     def known_of_symbols(self) -> str:
         """Ranges, guards and assertions over the symbols of the graph, and over symbols that these bring in.
 
-        Hints steer choices that are right for every size: they count by their order of magnitude only.
+        Sizes that were seen steer choices that are right for every size: they count by their order of magnitude only.
         """
         if self.any_symbolic is None:
             return ""
@@ -279,7 +279,7 @@ class GraphText:
                 found.append(self.renamed(text, names))
                 wanted |= names
                 del facts[names, text]
-        found += [f"{self.symbols[name]} about 2^{hint.bit_length()}" for name, hint in self.hints.items()]
+        found += [f"{self.symbols[name]} about {size}" for name, size in self.likely.items()]
         return "; ".join(sorted(found))
 
 
