@@ -21,6 +21,7 @@ FAMILIES = (
     "scatter",
     "pool",
     "adaptive_pool",
+    "convolution",
     "resample",
     "pads",
     "grid",

@@ -98,9 +98,9 @@ def standing(operator: Any) -> tuple[str, str]:
     """How an operator is lowered, and a note: lowered, template, in place (with its twin), composed, or eager."""
     if operator in EAGER:
         return "eager", EAGER[operator]
-    if lowering_of(operator) is not None:
-        return "lowered", ""
     kind = template_kind(operator)
+    if lowering_of(operator) is not None:
+        return "lowered", f"depthwise, on CPU; others are {kind}: a kernel of torch" if kind else ""
     if kind is not None:
         return "template", f"{kind}: a kernel of torch"
     if operator in COMPOSED:

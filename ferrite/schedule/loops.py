@@ -17,6 +17,7 @@ from ferrite.schedule.machine import Machine
 from ferrite.schedule.touches import GUESS, axes_in, likely, step_of
 
 Body = tuple[Statement, ...]
+VECTOR = 8  # elements that an axis should have to be made of vectors
 
 
 def indices_at(body: Body) -> list[Index]:
@@ -90,14 +91,15 @@ def ordered_axes(axes: Sequence[Axis], indices: Sequence[Index], fixed: Axis | N
 
 
 def vector_axis(axes: Sequence[Axis], indices: Sequence[Index]) -> Axis | None:
-    """The axis along which most elements lie side by side; of equals the longest, then the last."""
+    """The axis along which most elements lie side by side; of equals the longest, then the last. One that is shorter
+    than a vector counts for the part that it fills."""
     score = {item: 0 for item in axes if item.extent is not ONE}
     for index in indices:
         used = axes_in(index)
         weight = math.prod(min(likely(item.extent), GUESS) for item in score if item in used)
         for item in used:
             if item in score and step_of(index, item) is ONE:
-                score[item] += weight
+                score[item] += weight * min(likely(item.extent), VECTOR)
     ranked = sorted(score, key=lambda item: (score[item], min(likely(item.extent), GUESS), axes.index(item)))
     return ranked[-1] if ranked else None
 
