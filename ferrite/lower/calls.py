@@ -31,6 +31,10 @@ class Calls(Context):
     def apply(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:
         raise NotImplementedError
 
+    def before_call(self) -> None:
+        """Put into memory what should be there before the next call."""
+        raise NotImplementedError
+
     # --- eager --------------------------------------------------------------------------------------------------------
 
     def eager_call(
@@ -61,6 +65,7 @@ class Calls(Context):
         aliases: list[tuple[str, str]] = []
         values = self.results(target, args, kwargs, out, results, aliases)
         packed = isinstance(out, (tuple, list))
+        self.before_call()
         call = Call(
             where, arguments, keywords, tuple(results), packed, writes, tuple(aliases), effect, reason, self.origin
         )

@@ -31,7 +31,7 @@ from ferrite.lower.dead import live_operations
 from ferrite.lower.forecasts import Laid, misforecast, put_right
 from ferrite.lower.host import LoweringFailure
 from ferrite.lower.lazy_bits import resolved_later, resolved_now
-from ferrite.lower.materialise import uses_of, worth_keeping
+from ferrite.lower.materialise import SinceCall, uses_of, worth_keeping
 from ferrite.lower.scalars import computed_size, number_input, number_of, read
 from ferrite.lower.sizes import UnknownSize
 from ferrite.lower.table import NotLowered, lowering_of, standing
@@ -74,7 +74,7 @@ class Walk(Bodies):
         self.values: dict[torch.fx.Node, Any] = {}
         self.inputs: list[Input] = []
         self.outputs: tuple[Output, ...] = ()
-        self.uses = uses_of(gm.graph)
+        self.uses, self.since_call, self.place = uses_of(gm.graph), SinceCall(gm.graph), 0
         self.bodies = {}
         self.returned: set[str] = set()  # storages that outputs of a body have
         self.node: torch.fx.Node | None = None
@@ -106,8 +106,8 @@ class Walk(Bodies):
         return found
 
     def run(self, name: str) -> Program:
-        for node in list(self.gm.graph.nodes):
-            self.node, self.origin = node, Origin((node.name,), model_line(node))
+        for place, node in enumerate(list(self.gm.graph.nodes)):
+            self.place, self.node, self.origin = place, node, Origin((node.name,), model_line(node))
             try:
                 self.take(node)
             except (NotLowered, UnknownSize, LoweringFailure):  # for what runs this graph as a part of itself
@@ -212,7 +212,12 @@ class Walk(Bodies):
             leaves = bool(value.box.expr.loads) and any(user.op == "output" for user in node.users)
             if leaves or worth_keeping(value.box, self.uses[node]):
                 self.realise(value.box)
+            self.since_call.settled(node, value.box)
         return value
+
+    def before_call(self) -> None:
+        for box in self.since_call.to_memory(self.place):
+            self.realise(box)
 
     def apply(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:
         """Lower one call; where it has no loop form, call it in eager, with the reason."""

@@ -4,12 +4,13 @@ A value with one reader is computed inside that reader. With more, it is compute
 than a round trip through memory: few operators, none expensive, few loads. A chain with many loads or very many
 operators goes to memory even with one reader, so that what is copied into users stays small. So does what is computed
 from several tensors as large as it and then added up by index: they can go before there is a target, which may be the
-largest of all.
+largest of all. And so does what is the last to read several such tensors made since the last call, when the next call
+comes: it is in one kernel with them, which then need no memory, instead of keeping them until its reader.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import torch
@@ -35,6 +36,46 @@ def uses_of(graph: torch.fx.Graph) -> dict[torch.fx.Node, int]:
         for operand in node.all_input_nodes:
             uses[operand] += max(count, 1)
     return uses
+
+
+class SinceCall:
+    """What was made since the last call: in memory, and pending."""
+
+    def __init__(self, graph: torch.fx.Graph) -> None:
+        self.last = last_uses(graph)
+        self.made: dict[str, tuple[int, Sequence[Index]]] = {}  # a buffer's last direct reader, and its sizes
+        self.pending: list[tuple[int, Box]] = []  # with their last direct readers, too
+
+    def settled(self, node: torch.fx.Node, box: Box) -> None:
+        if box.expr is not None:
+            self.pending.append((self.last[node], box))
+        elif box.buffer is not None:
+            self.made[box.buffer] = self.last[node], box.sizes
+
+    def to_memory(self, place: int) -> list[Box]:
+        """Pending boxes that should go to memory before a call at this place of the graph; a new stretch begins."""
+        boxes = [box for last, box in self.pending if last > place and box.expr is not None]
+        readers = Counter(name for box in boxes if box.expr is not None for name in box.expr.loads)
+        found = [box for box in boxes if self.frees_more(box, readers, place)]
+        self.made, self.pending = {}, []
+        return found
+
+    def frees_more(self, box: Box, readers: Counter[str], place: int) -> bool:
+        """Whether at least two tensors of its sizes are read by it alone from here on."""
+        assert box.expr is not None
+        alone = [self.made[name] for name in box.expr.loads if name in self.made and readers[name] == 1]
+        return sum(last < place and sizes == box.sizes for last, sizes in alone) >= 2
+
+
+def last_uses(graph: torch.fx.Graph) -> dict[torch.fx.Node, int]:
+    """The place in the graph of the last node that asks for each node's elements, through views too."""
+    places = {node: place for place, node in enumerate(graph.nodes)}
+    last: dict[torch.fx.Node, int] = defaultdict(int)
+    for node in reversed(graph.nodes):
+        own = max(places[node], last[node]) if is_view(node) else places[node]
+        for operand in node.all_input_nodes:
+            last[operand] = max(last[operand], own)
+    return last
 
 
 def from_several(source: Expr, axes: Sequence[Index]) -> bool:

@@ -8,6 +8,7 @@
 - A long reduction with few results is done in pieces, so that threads can share it. The pieces do not depend on how
   many threads there are: results are the same for every number of them.
 - What reads a joined tensor is split at the joints: see `ferrite.schedule.joins`.
+- What only loops see lies as what is beside it does: see `ferrite.schedule.layouts`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, axis, number
 from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Store, Target
 from ferrite.schedule.extremes import GREATEST, block_size, by_blocks
 from ferrite.schedule.joins import split_readers
+from ferrite.schedule.layouts import with_layouts
 from ferrite.schedule.stages import favourite, stage_of
 from ferrite.schedule.touches import Layouts, known, likely
 
@@ -36,7 +38,8 @@ SPLIT = ("sum", "prod", "amax", "amin", "any", "all", "xor")
 def prepare(program: Program) -> Program:
     work = _Prepare(program)
     operations = [new for operation in program.operations for new in work.rewritten(operation)]
-    return split_readers(replace(program, buffers=tuple(work.buffers.values()), operations=tuple(operations)))
+    program = replace(program, buffers=tuple(work.buffers.values()), operations=tuple(operations))
+    return with_layouts(split_readers(program))
 
 
 class _Prepare:
