@@ -32,13 +32,13 @@ def backends(with_inductor: bool) -> list[str]:
     return [EAGER, OURS, INDUCTOR]
 
 
-def given_to(backend: str, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """The function as a backend runs it, for the sizes it is called with first. `options`: ferrite's."""
+def given_to(backend: str, function: Callable[..., Any], dynamic: bool = False, **options: Any) -> Callable[..., Any]:
+    """The function as a backend runs it, for the sizes it is called with first, or for any. `options`: ferrite's."""
     if backend == EAGER:
         return function
     name = EAGER if backend == CAPTURED else backend
     own = options if backend == OURS else None
-    compiled: Callable[..., Any] = torch.compile(function, backend=name, dynamic=False, options=own)
+    compiled: Callable[..., Any] = torch.compile(function, backend=name, dynamic=dynamic, options=own)
     return compiled
 
 

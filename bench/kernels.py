@@ -90,7 +90,12 @@ def seeds_of(case: Case, inputs: list[Any]) -> list[torch.Tensor]:
 
 
 def measured(
-    item: Sized, names: Sequence[str], copies: dict[str, float], rounds: int, seconds: float
+    item: Sized,
+    names: Sequence[str],
+    copies: dict[str, float],
+    rounds: int,
+    seconds: float,
+    dynamic: bool = False,
 ) -> dict[str, Any]:
     """One row: seconds, compile seconds and complaints per backend."""
     case, size = item
@@ -106,7 +111,7 @@ def measured(
         row |= {"bytes": case.traffic(eager["inputs"], outputs), "compile": {}, "problems": {}, "seconds": {}}
         calls = {EAGER: call_of(case, case.function, inputs_of(case, size), seeds)}
         for name in (*names[1:], CAPTURED):
-            function = compiled(row, case, name, inputs_of(case, size), seeds, eager, exact)
+            function = compiled(row, case, name, inputs_of(case, size), seeds, eager, exact, dynamic)
             if function is not None:
                 calls[name] = call_of(case, function, inputs_of(case, size), seeds)
         del eager, exact, outputs
@@ -127,10 +132,18 @@ def measured(
 
 
 def compiled(
-    row: dict[str, Any], case: Case, name: str, inputs: list[Any], seeds: list[Any], eager: Any, exact: Any
+    row: dict[str, Any],
+    case: Case,
+    name: str,
+    inputs: list[Any],
+    seeds: list[Any],
+    eager: Any,
+    exact: Any,
+    dynamic: bool,
 ) -> Callable[..., Any] | None:
     """The function compiled and checked; None if that failed, and then the row says why."""
-    function = given_to(name, with_own_code(case.function), **({"rng": "counter"} if case.random else {}))
+    options = {"rng": "counter"} if case.random else {}
+    function = given_to(name, with_own_code(case.function), dynamic, **options)
     before = mark()
     start = time.perf_counter()
     try:
@@ -238,7 +251,10 @@ def run(chosen: argparse.Namespace) -> dict[str, Any]:
         prepared(names)
         copies = copy_speeds(chosen.rounds, chosen.seconds)
         rows = one_by_one(
-            items, label, lambda item: measured(item, names, copies, chosen.rounds, chosen.seconds), line_of
+            items,
+            label,
+            lambda item: measured(item, names, copies, chosen.rounds, chosen.seconds, chosen.dynamic),
+            line_of,
         )
     figures, lines = summarised(rows)
     rates = ", ".join(f"{way} {speed / 1e9:.1f} GB/s" for way, speed in copies.items())
@@ -267,6 +283,7 @@ def first_of_all(x: torch.Tensor) -> torch.Tensor:
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = parser_for(__doc__, rounds=20, seconds=1.0)
     parser.add_argument("--size", nargs="+", choices=["small", "large"], help="only cases of this size")
+    parser.add_argument("--dynamic", action="store_true", help="compile for sizes that are known at run time")
     return run(parsed(parser, argv))
 
 

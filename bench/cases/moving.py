@@ -98,6 +98,18 @@ def average_pool(x: Any) -> Any:
     return F.avg_pool2d(x, 2)
 
 
+def depthwise(x: Any, weight: Any, bias: Any) -> Any:
+    return F.relu6(F.conv2d(x, weight, bias, padding=1, groups=x.shape[1]))
+
+
+def image_and_windows(grad: bool = False) -> Callable[..., list[Any]]:
+    def make(batch: int, channels: int, size: int, window: int) -> list[Any]:
+        shapes = ((batch, channels, size, size), (channels, 1, window, window), (channels,))
+        return [normal(*shape, grad=grad) for shape in shapes]
+
+    return make
+
+
 def embedding(table: Any, ids: Any) -> Any:
     return F.embedding(ids, table)
 
@@ -189,6 +201,10 @@ MOVING: tuple[Case, ...] = (
     moving("enlarge-bilinear", enlarge_bilinear, several(1), IMAGE, (16, 64, 64, 64)),
     moving("max-pool", max_pool, several(1), IMAGE, (16, 64, 128, 128)),
     moving("average-pool", average_pool, several(1), IMAGE, (16, 64, 128, 128)),
+    moving("depthwise", depthwise, image_and_windows(), (1, 8, 16, 3), (16, 128, 64, 3)),
+    moving(
+        "depthwise-backward", depthwise, image_and_windows(grad=True), (1, 8, 16, 3), (8, 128, 64, 3), backward=True
+    ),
     index("embedding", embedding, table_of(), (1000, 64, 128), (32000, 512, 32768), moved=rows_moved),
     index(
         "embedding-backward",

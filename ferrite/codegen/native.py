@@ -17,6 +17,7 @@ The softmax takes over the memory of the product (`ferrite.schedule.in_place`).
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -47,10 +48,11 @@ from ferrite.ir.program import (
 from ferrite.ir.questions import arguments_of, reads, writes
 from ferrite.schedule.memory import touched
 from ferrite.schedule.steps import Plan, Run, Together
-from ferrite.schedule.touches import Layouts
+from ferrite.schedule.touches import Layouts, likely
 
 COMMENT_COLUMN = 72
 INDENT = "    "
+LARGE = 32 << 20  # bytes that come fresh from the system: see `ferrite.runtime.pages`
 MARK = "\0"  # between a line of text and the number of its remark, while printing
 
 
@@ -158,7 +160,8 @@ class _Printer:
         else:
             shape, strides = numbers(buffer.sizes), numbers(buffer.strides)
             if buffer.device.type == "cpu":
-                yield f"{name} = empty_on_cpu({shape}, {strides}, {buffer.dtype})"
+                many = math.prod(map(likely, buffer.sizes))
+                yield f"{name} = {maker(many * buffer.dtype.itemsize)}({shape}, {strides}, {buffer.dtype})"
             else:
                 yield f"{name} = empty_strided({shape}, {strides}, dtype={buffer.dtype}, device={str(buffer.device)!r})"
         self.there.add(name)
@@ -225,7 +228,7 @@ class _Printer:
             yield f"# kernels {each.first} to {each.first + each.count - 1} of run_{number}: together, one thread each"
         words = [f"{slot}.data_ptr()" if isinstance(slot, str) else slot.name for slot in slots]  # type: ignore[attr-defined]
         if run.arena:
-            yield f"arena = empty_on_cpu(({run.arena},), (1,), torch.uint8)"
+            yield f"arena = {maker(run.arena)}(({run.arena},), (1,), torch.uint8)"
             words.insert(0, "arena.data_ptr()")
         yield self.remarked(f"run_{number}({', '.join(['threads()', *words])})", first_line(run))
         if run.arena:
@@ -362,6 +365,11 @@ def read_by_strides(plan: Plan) -> Iterator[str]:
         if isinstance(step, Run):
             yield from (name for launch in step.launches for name in launch.arguments)
     yield from (buffer.storage for buffer in plan.program.buffers if buffer.kind == "view")
+
+
+def maker(count: int) -> str:
+    """What makes a tensor of so many bytes."""
+    return "large_on_cpu" if count >= LARGE else "empty_on_cpu"
 
 
 def numbers(sizes: Iterable[Index]) -> str:

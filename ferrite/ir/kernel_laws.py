@@ -13,7 +13,7 @@ K8   only vector and reduction loops have lanes; an unrolled one has a number of
 K9   iterations of independent loops do not store to the same element, unless atomically: coordinates depend on every
      such axis; what combines at a place that memory decides is atomic, unless the axes keep the places apart: 64*d + j
      with j below 64
-K10  a tile has a largest size, known now, and what is read or written is inside of that
+K10  a tile has a largest size, known now; what is read or written is inside of it, but for reads that a mask guards
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ferrite.ir.division import never_negative
-from ferrite.ir.expr import Data, Load, Local, Param, data_of
+from ferrite.ir.expr import Data, Expr, Load, Local, Masked, Param, data_of
 from ferrite.ir.expr_laws import wrong_data, wrong_type
 from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, Product, Sum, Symbol, add, number
 from ferrite.ir.kernel import (
@@ -159,6 +159,7 @@ class _Check:
             raise InvalidProgram("K5", problem)
 
     def values(self, statement: Statement) -> None:
+        guarded = self.guarded(statement)
         for item in nodes_in(statement):
             problem = f"{item} has no value here" if isinstance(item, Param) else wrong_type(item)
             if problem:
@@ -167,6 +168,8 @@ class _Check:
                 self.index(index)
             if isinstance(item, Load):
                 memory = self.accessed(item.buffer, item.coordinates)
+                if item not in guarded:
+                    self.inside(item.buffer, item.coordinates)
                 if not memory.reads:
                     raise InvalidProgram("K3", f"{item.buffer} is read, but says it is only written")
                 if memory.dtype != item.dtype:
@@ -174,16 +177,24 @@ class _Check:
             if isinstance(item, Local):
                 self.local(item)
 
+    def guarded(self, statement: Statement) -> frozenset[Expr]:
+        """What is computed only where a mask says so."""
+        values = [item.value for item in nodes_in(statement) if isinstance(item, Masked)]
+        return frozenset(nodes_of(*values)) if values else frozenset()
+
     def accessed(self, name: str, coordinates: tuple[Index, ...]) -> _Memory:
         memory = self.scope.memory.get(name)
         if memory is None:
             raise InvalidProgram("K2", f"{name} is no pointer and no tile in scope")
         if len(coordinates) != memory.dimensions:
             raise InvalidProgram("K2", f"{len(coordinates)} coordinates for {name} of {memory.dimensions}")
-        for index, size in () if self.is_empty() else zip(coordinates, memory.sizes, strict=False):
-            if index.low is None or index.low < 0 or index.high is None or index.high >= (size.high or 0):
-                raise InvalidProgram("K10", f"{name}[{index}] may be outside of a tile of {size}")
         return memory
+
+    def inside(self, name: str, coordinates: tuple[Index, ...]) -> None:
+        for index, size in () if self.is_empty() else zip(coordinates, self.scope.memory[name].sizes, strict=False):
+            ends = [size - 1 - index, number(size.high or 0) - 1 - index]
+            if not never_negative(index) or not any(map(never_negative, ends)):
+                raise InvalidProgram("K10", f"{name}[{index}] may be outside of a tile of {size}")
 
     def is_empty(self) -> bool:
         """Whether nothing is done here, as a loop around has no iterations."""
@@ -259,6 +270,7 @@ class _Check:
 
     def store(self, store: Store) -> None:
         memory = self.accessed(store.buffer, store.coordinates)
+        self.inside(store.buffer, store.coordinates)
         if not memory.writes or (store.mode != "set" and not memory.reads):
             raise InvalidProgram("K3", f"{store.buffer} is written by {store.mode}, but does not say so")
         if memory.dtype != store.value.dtype:

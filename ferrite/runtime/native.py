@@ -25,6 +25,7 @@ from ferrite.ir.interpret import interpret, leaves, operator_at, stacked
 from ferrite.ir.lifetimes import frees
 from ferrite.ir.program import Program
 from ferrite.runtime.load import Boxed, boxed
+from ferrite.runtime.pages import large_on_cpu
 
 _numbers = itertools.count()
 
@@ -48,6 +49,7 @@ def load_native(source: NativeSource, kernels: Kernels, objects: Mapping[str, An
         "torch": torch,
         "empty_strided": torch.empty_strided,
         "empty_on_cpu": torch_api.empty_on_cpu,
+        "large_on_cpu": large_on_cpu,
         "threads": torch.get_num_threads,
         "view_of": view_of,
         "taken_over": taken_over,

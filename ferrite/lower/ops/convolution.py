@@ -72,7 +72,9 @@ class Depthwise:
         self.wide = arithmetic_type(weight.dtype)
 
     def leave(self, gradients: bool) -> None:
-        """Leave to torch what it does as fast."""
+        """Leave to torch what it does as fast; and gradients whose strides it does not forecast."""
+        if gradients and self.channels_last and not torch.backends.mkldnn.enabled:
+            raise NotLowered("convolution: a kernel of torch, of which strides are not known without oneDNN")
         if ON_X86:
             plain = not self.channels_last and not self.has_steps
             pays = plain or not self.is_small if gradients else plain and self.is_small
