@@ -19,8 +19,11 @@ LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 @pytest.fixture(autouse=True)
 def on_any_processor(monkeypatch):
-    """As on Arm: what is left to torch because that is faster is another question."""
+    """As on Arm, and with oneDNN, which torch switches off for good where a product in half precision fails in it: what
+    is left to torch because of that is another question."""
     monkeypatch.setattr(convolution, "ON_X86", False)
+    with torch.backends.mkldnn.flags(enabled=True):
+        yield
 
 
 def inputs(
@@ -132,3 +135,12 @@ def test_what_torch_does_as_fast_is_left_to_it(monkeypatch, last, kernel, stride
     make = inputs(1, 4, 14, 14, kernel=(kernel, kernel), last=last)
     check(depthwise(padding=1, stride=stride), make, backward=True, terms=9.0)
     assert [call.operator.split(".")[1] for call in ferrite.last_compile().eager_calls] == called
+
+
+def test_gradients_without_one_dnn_have_strides_of_their_own():
+    with torch.backends.mkldnn.flags(enabled=False):
+        check(depthwise(padding=1), inputs(2, 5, 9, 8, last=True), backward=True, terms=9.0)
+    assert [call.operator.split(".")[1] for call in ferrite.last_compile().eager_calls] == [
+        "convolution",
+        "convolution_backward",
+    ]

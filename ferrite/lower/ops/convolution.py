@@ -72,7 +72,8 @@ class Depthwise:
         self.wide = arithmetic_type(weight.dtype)
 
     def leave(self, gradients: bool) -> None:
-        """Leave to torch what it does as fast; and gradients whose strides it does not forecast."""
+        """Leave to torch what it does as fast; and gradients whose strides it does not forecast, as those of its own
+        kernels, where oneDNN is switched off."""
         if gradients and self.channels_last and not torch.backends.mkldnn.enabled:
             raise NotLowered("convolution: a kernel of torch, of which strides are not known without oneDNN")
         if ON_X86:
