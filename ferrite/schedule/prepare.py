@@ -31,6 +31,7 @@ from ferrite.schedule.touches import Layouts, known, likely
 FEW_RESULTS = 64  # so few that threads should share one
 LONG = 1 << 15  # so many elements that they should
 PIECES = 32
+FEWEST_PIECES = 8  # equal ones; with fewer, the last threads wait for the first
 NEAR = 1 << 13  # elements of a piece that is gone through twice
 SPLIT = ("sum", "prod", "amax", "amin", "any", "all", "xor")
 
@@ -188,14 +189,14 @@ class _Prepare:
         return torch.bool if operation.kind in ("any", "all") else operation.values[0].dtype
 
     def piece(self, operation: Reduce) -> tuple[Axis, int] | None:
-        """The axis to cut, and into how many pieces: equal ones, and a rest where the size is not known."""
+        """The axis to cut, and into how many pieces: equal ones, with a rest where no good number divides the size."""
         longest = max(operation.reduced, key=lambda item: likely(item.extent), default=None)
         if longest is None:
             return None
         size = likely(longest.extent)
         pieces = min(PIECES, size)
         if isinstance(longest.extent, Number):
-            pieces = next((count for count in range(pieces, 1, -1) if size % count == 0), 1)
+            pieces = next((count for count in range(pieces, FEWEST_PIECES - 1, -1) if size % count == 0), pieces)
         return (longest, pieces) if pieces >= 4 else None
 
     def near_piece(self, operation: Reduce) -> tuple[Axis, int] | None:

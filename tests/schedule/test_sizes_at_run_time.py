@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from lower.lowered import program_of
-from schedule.plans import MACHINE, memory
+from schedule.plans import MACHINE, memory, plan_of
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
@@ -170,3 +170,11 @@ def test_wide_columns_are_summed_in_blocks_of_tiles(shape):
     """Each thread has some of the columns, and counts those from where its own begin."""
     x = torch.randn(shape)
     assert_no_farther(compile_strict(lambda x: x.sum(0))(x), x.sum(0), x.double().sum(0), "sums", terms=1.0)
+
+
+@quick
+def test_a_prime_number_of_elements_is_shared_too():
+    plan = plan_of(torch.sum, torch.randn(65537))
+    assert loops(kernels(plan)[0], "parallel")[0].axis.extent == number(32)
+    x = torch.randn(65537)
+    assert_no_farther(compile_strict(torch.sum)(x), x.sum(), x.double().sum(), "sum", terms=1.0)

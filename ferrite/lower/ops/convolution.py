@@ -8,6 +8,9 @@ What is read in windows is first written with its edges (and, for the gradient o
 so that no window asks where it ends. It is laid out as the result is; where channels lie side by side, so do those of
 the weights. Other convolutions are calls of torch's kernels.
 
+A zero at an edge counts as any other, also times an infinite weight; so it does in torch's kernels on Arm, but for the
+gradient of the input, which there leaves out what lies outside.
+
 What is left to torch, too, is where its kernels are as fast (measured, two threads, windows of 3x3 to 7x7). On Arm that
 is the result where channels lie side by side; gradients are 3 to 25 times as fast here. On x86 torch generates code for
 the very window: small ones without steps are 1.0 to 2.1 times as fast here where channels lie apart, and gradients of
