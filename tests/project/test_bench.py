@@ -138,7 +138,7 @@ def test_what_is_wrong_or_fails_is_not_timed(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(kernels, "CASES", (case,))
     monkeypatch.setattr(kernels, "with_own_code", lambda function: function)
     monkeypatch.setattr(kernels, "backends", lambda inductor: ["eager", *wrong])
-    monkeypatch.setattr(kernels, "given_to", lambda name, function: given[name])
+    monkeypatch.setattr(kernels, "given_to", lambda name, function, dynamic: given[name])
     monkeypatch.setattr(kernels, "prepared", lambda names: None)
     (row,) = kernels.main([*SHORT])["rows"]
     assert row["problems"]["ferrite"].startswith("wrong: results[0]: off by")
