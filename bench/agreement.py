@@ -18,11 +18,11 @@ from tests.compare import UPCAST, assert_no_farther, assert_same_tree, tensors_i
 ROOM = 50.0  # how much farther than ours others may be off
 
 
-def disagreement(backend: str, found: Any, eager: Any, exact: Any) -> str | None:
+def disagreement(backend: str, found: Any, eager: Any, exact: Any, terms: float = 0.0) -> str | None:
     """What is wrong with what a backend computed, or None. `exact` is None where values must be equal to the bit."""
     try:
         if backend == OURS:
-            assert_same_tree(found, eager, exact, "results")
+            assert_same_tree(found, eager, exact, "results", terms)
         else:
             assert_near(tensors_in(found), tensors_in(eager), tensors_in(eager if exact is None else exact))
     except AssertionError as problem:

@@ -160,7 +160,7 @@ def compiled(
             return None
     if case.random and name != CAPTURED:
         return function  # its random numbers are its own
-    problem = disagreement(name, results, eager, exact)
+    problem = disagreement(name, results, eager, exact, case.terms)
     if problem is not None:
         row["problems"][name] = f"wrong: {problem}"
         return None

@@ -19,7 +19,8 @@ class Case:
 
     With `backward`, gradients of the inputs that require them are computed too. `exact` says that a float64 run makes
     sense: without it values are compared by the bit. `random` cases draw numbers, which Inductor draws otherwise.
-    `moved(inputs, outputs)` are bytes, where they are not those of all inputs and outputs.
+    `moved(inputs, outputs)` are bytes, where they are not those of all inputs and outputs. `terms`: how large a sum of
+    numbers of both signs is on the way to its result, which may be far smaller: rounding is relative to that.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Case:
     exact: bool = True
     random: bool = False
     moved: Callable[[list[Any], list[torch.Tensor]], int] | None = None
+    terms: float = 0.0
 
     def sizes(self) -> dict[str, tuple[Any, ...]]:
         return {"small": self.small, **({"large": self.large} if self.large is not None else {})}
