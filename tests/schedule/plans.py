@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from lower.lowered import traced
 
+from ferrite.ir.kernel import Kernel, Loop, walk
 from ferrite.lower.graph import lower_module
 from ferrite.native import not_native
 from ferrite.schedule.machine import Machine
@@ -30,3 +31,7 @@ def memory(plan: Plan) -> set[str]:
     """Buffers that get memory: those that kernels touch and that did not come from outside."""
     kinds = {buffer.name: buffer.kind for buffer in plan.program.buffers}
     return {name for launch in plan.launches for name in launch.arguments if kinds[name] == "owned"}
+
+
+def loops(kernel: Kernel, kind: str) -> list[Loop]:
+    return [item for item in walk(kernel.body) if isinstance(item, Loop) and item.kind == kind]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from schedule.plans import memory, plan_of
+from schedule.plans import loops, memory, plan_of
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
@@ -31,10 +31,6 @@ def only_kernel(fn: Callable[..., Any], *inputs: torch.Tensor) -> Kernel:
 
 def nodes(kernel: Kernel) -> list[Any]:
     return [item for statement in walk(kernel.body) for item in nodes_in(statement)]
-
-
-def loops(kernel: Kernel, kind: str) -> list[Loop]:
-    return [item for item in walk(kernel.body) if isinstance(item, Loop) and item.kind == kind]
 
 
 # --- loops parted where conditions change -----------------------------------------------------------------------------

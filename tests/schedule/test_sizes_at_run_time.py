@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 from lower.lowered import program_of
-from schedule.plans import MACHINE, memory, plan_of
+from schedule.plans import MACHINE, loops, memory, plan_of
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from compare import assert_no_farther, compile_strict, compiled_graphs, reset
 from ferrite.ir.expr import Masked
 from ferrite.ir.index import Symbol, number, symbol
-from ferrite.ir.kernel import Kernel, Loop, Scratch, nodes_in, walk
+from ferrite.ir.kernel import Kernel, Scratch, nodes_in, walk
 from ferrite.native import not_native
 from ferrite.schedule.plan import Plan, make_plan
 from ferrite.schedule.touches import GUESS, likely
@@ -30,10 +30,6 @@ def symbolic(fn: Callable[..., Any], *inputs: torch.Tensor) -> Plan:
 
 def kernels(plan: Plan) -> list[Kernel]:
     return [launch.kernel for launch in plan.launches]
-
-
-def loops(kernel: Kernel, kind: str) -> list[Loop]:
-    return [item for item in walk(kernel.body) if isinstance(item, Loop) and item.kind == kind]
 
 
 def conditions(kernel: Kernel) -> list[Any]:

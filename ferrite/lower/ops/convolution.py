@@ -19,9 +19,8 @@ large ones 1.1 to 12 times.
 
 from __future__ import annotations
 
-import math
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -30,13 +29,17 @@ from ferrite.ir.expr import Expr, cast, const, index_value, op
 from ferrite.ir.index import ONE, ZERO, Index
 from ferrite.ir.types import arithmetic_type
 from ferrite.lower.context import Context, contiguous, known
+from ferrite.lower.forecasts import Laid
+from ferrite.lower.ops.accumulate import Element
 from ferrite.lower.ops.conditions import B8, all_inside, every, guarded
 from ferrite.lower.ops.index import I64
 from ferrite.lower.ops.pool import spread
+from ferrite.lower.ops.views import total
 from ferrite.lower.table import NotLowered, lowers
 from ferrite.lower.value import Value, own_axes
 
 aten = torch.ops.aten
+Places = Callable[[Sequence[Index], Sequence[Index]], list[Index]]
 MOST_TAPS = 64
 FEW_TAPS = 9
 ON_X86 = platform.machine().lower() in ("x86_64", "amd64")
@@ -49,28 +52,30 @@ class Depthwise:
         self,
         ctx: Context,
         weight: Value,
+        result: torch.Tensor | None,
+        *,
         stride: Any,
         padding: Any,
         dilation: Any,
         transposed: bool,
         groups: Any,
-        channels_last: bool,
+        output_padding: Any,
     ) -> None:
+        """`result`: torch's picture of what is computed. Of a padding of the output only transposed ones know."""
         self.taps = weight.sizes[2:]
-        n = len(self.taps)
-        kernel = [known(size) for size in self.taps]
+        n, many = len(self.taps), known(total(self.taps))
         if transposed or weight.sizes[1] is not ONE or weight.sizes[0] is not ctx.index(groups):
             raise NotLowered("convolution: a kernel of torch")
         if weight.device.type != "cpu" or not weight.dtype.is_floating_point:
             raise NotLowered("convolution: a kernel of torch")
-        if None in kernel or math.prod(size for size in kernel if size is not None) > MOST_TAPS:
+        if many is None or many > MOST_TAPS:
             raise NotLowered("convolution: a kernel of torch, as its window is large")
         if not all(type(value) is int for value in (*stride, *padding, *dilation)):
             raise NotLowered("convolution: a kernel of torch, as its steps are not known")
         self.stride, self.padding, self.dilation = (spread(value, n) for value in (stride, padding, dilation))
         self.reach = [step * (size - ONE) for step, size in zip(self.dilation, self.taps, strict=True)]
-        self.channels_last = channels_last
-        self.is_small = math.prod(size for size in kernel if size is not None) <= FEW_TAPS
+        self.channels_last = is_channels_last(ctx, result)
+        self.is_small = many <= FEW_TAPS
         self.has_steps = any(step > 1 for step in self.stride)
         self.wide = arithmetic_type(weight.dtype)
 
@@ -98,6 +103,24 @@ class Depthwise:
         """Where a tap of a window is, in what has edges."""
         steps = zip(place, self.stride, tap, self.dilation, strict=True)
         return [item * step + inner * far for item, step, inner, far in steps]
+
+    def back_at(self, place: Sequence[Index], tap: Sequence[Index]) -> list[Index]:
+        """Where the result is that has an element of the input at this tap, in what has gaps."""
+        steps = zip(place, self.reach, tap, self.dilation, strict=True)
+        return [item + reach - inner * far for item, reach, inner, far in steps]
+
+    def windowed(
+        self, ctx: Context, source: Value, weight: Value, sizes: Sequence[Index], at: Places, dtype: torch.dtype
+    ) -> Value:
+        """The sum over the taps: what the source has there, times the weights of its channel."""
+        weights = self.weights(ctx, weight)
+
+        def element(outer: Sequence[Index], inner: Sequence[Index]) -> Expr:
+            batch, channel, *place = outer
+            value = cast(source.at([batch, channel, *at(place, inner)]), self.wide)
+            return op("mul", value, cast(weights.at([channel, ZERO, *inner]), self.wide))
+
+        return summed(ctx, sizes, self.taps, element, dtype, source.device)
 
     def with_edges(self, ctx: Context, x: Value, outputs: Sequence[Index]) -> Value:
         """The input as windows read it: with zeros around it."""
@@ -138,42 +161,38 @@ class Depthwise:
         return ctx.copied(weight, (ONE, ONE, *(step * channels for step in contiguous(taps))))
 
 
-def is_channels_last(ctx: Context, fake: Any) -> bool:
+def is_channels_last(ctx: Context, fake: torch.Tensor | None) -> bool:
     """Whether a tensor has its channels side by side, and not its last dimension."""
-    strides = ctx.sizes.indices(fake.stride()) if isinstance(fake, torch.Tensor) else ()
-    return bool(strides) and strides[1] is ONE and strides[-1] is not ONE
+    if fake is None:
+        return False
+    laid = Laid(ctx.shape(fake), ctx.sizes.indices(fake.stride()))
+    return laid.has_channels_last and not laid.is_contiguous
+
+
+def summed(
+    ctx: Context,
+    sizes: Sequence[Index],
+    over: Sequence[Index],
+    element: Element,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Value:
+    (found,) = ctx.reduce("sum", sizes, over, [element], [dtype], device)
+    assert found is not None
+    return found
 
 
 @lowers(aten.convolution.default)
-def convolution(
-    ctx: Context,
-    x: Value,
-    weight: Value,
-    bias: Value | None,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    transposed: bool,
-    output_padding: Any,
-    groups: Any,
-) -> Value:
+def convolution(ctx: Context, x: Value, weight: Value, bias: Value | None, **window: Any) -> Value:
     sizes = ctx.out_sizes
-    how = Depthwise(ctx, weight, stride, padding, dilation, transposed, groups, is_channels_last(ctx, ctx.out))
+    how = Depthwise(ctx, weight, ctx.out, **window)
     how.leave(gradients=False)
-    source, weights = how.with_edges(ctx, x, sizes[2:]), how.weights(ctx, weight)
-
-    def element(outer: Sequence[Index], inner: Sequence[Index]) -> Expr:
-        batch, channel, *place = outer
-        value = cast(source.at([batch, channel, *how.at(place, inner)]), how.wide)
-        return op("mul", value, cast(weights.at([channel, ZERO, *inner]), how.wide))
-
-    (total,) = ctx.reduce("sum", sizes, how.taps, [element], [how.wide], x.device)
-    assert total is not None
+    found = how.windowed(ctx, how.with_edges(ctx, x, sizes[2:]), weight, sizes, how.at, how.wide)
     axes = own_axes(sizes)
-    found = total.at(axes)
+    value = found.at(axes)
     if bias is not None:
-        found = op("add", found, cast(bias.at([axes[1]]), how.wide))
-    return ctx.lazy(sizes, cast(found, ctx.out_dtype), x.device)
+        value = op("add", value, cast(bias.at([axes[1]]), how.wide))
+    return ctx.lazy(sizes, cast(value, ctx.out_dtype), x.device)
 
 
 @lowers(aten.convolution_backward.default)
@@ -183,57 +202,37 @@ def convolution_backward(
     x: Value,
     weight: Value,
     bias_sizes: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    transposed: bool,
-    output_padding: Any,
-    groups: Any,
     output_mask: Sequence[bool],
+    **window: Any,
 ) -> tuple[Value | None, Value | None, Value | None]:
-    how = Depthwise(ctx, weight, stride, padding, dilation, transposed, groups, is_channels_last(ctx, ctx.out[0]))
+    how = Depthwise(ctx, weight, ctx.out[0], **window)
     how.leave(gradients=True)
     grad = ctx.in_memory(grad_output)
-    of_input = input_gradient(ctx, how, grad, x, weight) if output_mask[0] else None
-    of_weight = weight_gradient(ctx, how, grad, x, weight) if output_mask[1] else None
-    of_bias = None
-    if output_mask[2]:
-        over = [grad.sizes[0], *grad.sizes[2:]]
-
-        def gradient(outer: Sequence[Index], inner: Sequence[Index]) -> Expr:
-            return cast(grad.at([inner[0], outer[0], *inner[1:]]), how.wide)
-
-        (total,) = ctx.reduce("sum", [weight.sizes[0]], over, [gradient], [how.wide], grad.device)
-        assert total is not None
-        of_bias = ctx.convert(total, weight.dtype)
-    return of_input, of_weight, of_bias
+    of_input, of_weight, of_bias = output_mask
+    return (
+        input_gradient(ctx, how, grad, x, weight) if of_input else None,
+        weight_gradient(ctx, how, grad, x, weight) if of_weight else None,
+        bias_gradient(ctx, how, grad, weight) if of_bias else None,
+    )
 
 
 def input_gradient(ctx: Context, how: Depthwise, grad: Value, x: Value, weight: Value) -> Value:
-    source, weights = how.with_gaps(ctx, grad, x.sizes[2:]), how.weights(ctx, weight)
-
-    def element(outer: Sequence[Index], inner: Sequence[Index]) -> Expr:
-        batch, channel, *place = outer
-        steps = zip(place, how.reach, inner, how.dilation, strict=True)
-        at = [item + far - tap * step for item, far, tap, step in steps]
-        value = cast(source.at([batch, channel, *at]), how.wide)
-        return op("mul", value, cast(weights.at([channel, ZERO, *inner]), how.wide))
-
-    (total,) = ctx.reduce("sum", x.sizes, how.taps, [element], [how.wide], x.device)
-    assert total is not None
-    return ctx.convert(total, x.dtype)
+    return how.windowed(ctx, how.with_gaps(ctx, grad, x.sizes[2:]), weight, x.sizes, how.back_at, x.dtype)
 
 
 def weight_gradient(ctx: Context, how: Depthwise, grad: Value, x: Value, weight: Value) -> Value:
     source = how.with_edges(ctx, x, grad.sizes[2:])
 
     def element(outer: Sequence[Index], inner: Sequence[Index]) -> Expr:
-        channel, _, *tap = outer
-        batch, *place = inner
+        (channel, _, *tap), (batch, *place) = outer, inner
         value = cast(source.at([batch, channel, *how.at(place, tap)]), how.wide)
         return op("mul", value, cast(grad.at([batch, channel, *place]), how.wide))
 
-    over = [grad.sizes[0], *grad.sizes[2:]]
-    (total,) = ctx.reduce("sum", weight.sizes, over, [element], [how.wide], x.device)
-    assert total is not None
-    return ctx.convert(total, weight.dtype)
+    return summed(ctx, weight.sizes, [grad.sizes[0], *grad.sizes[2:]], element, weight.dtype, grad.device)
+
+
+def bias_gradient(ctx: Context, how: Depthwise, grad: Value, weight: Value) -> Value:
+    def element(outer: Sequence[Index], inner: Sequence[Index]) -> Expr:
+        return cast(grad.at([inner[0], outer[0], *inner[1:]]), how.wide)
+
+    return summed(ctx, weight.sizes[:1], [grad.sizes[0], *grad.sizes[2:]], element, weight.dtype, grad.device)
