@@ -200,11 +200,15 @@ def depends_on_sizes(*atoms: Atom) -> bool:
 def answered(statement: Statement, negative: dict[Index, bool]) -> Statement:
     """The statement with what is asked of these differences answered."""
 
+    def below(one: Index, other: Index) -> bool:
+        """Whether one is known to be no more than another, and counts where both are the same."""
+        return negative.get(one - other) is True or negative.get(other - one) is False
+
     def least(*items: Index) -> Index:
-        return minimum(*(item for item in items if not any(negative.get(other - item) for other in items)))
+        return minimum(*(item for item in items if not any(below(other, item) for other in items)))
 
     def most(*items: Index) -> Index:
-        return maximum(*(item for item in items if not any(negative.get(item - other) for other in items)))
+        return maximum(*(item for item in items if not any(below(item, other) for other in items)))
 
     def index(old: Index) -> Index:
         return rebuild(old, lambda atom: atom, least, most)
@@ -213,8 +217,8 @@ def answered(statement: Statement, negative: dict[Index, bool]) -> Statement:
         if isinstance(item, Op) and item.name in ("lt", "ge", "le", "gt"):
             difference = difference_of(item)
             (shift,) = SHIFTS[item.name]
-            if difference is not None and (below := negative.get(difference + shift)) is not None:
-                return const(below is (item.name in ("lt", "le")), torch.bool)
+            if difference is not None and (answer := negative.get(difference + shift)) is not None:
+                return const(answer is (item.name in ("lt", "le")), torch.bool)
         return with_parts(item, lambda part: part, index)
 
     assert isinstance(statement, Let | Store)

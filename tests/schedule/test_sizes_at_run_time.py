@@ -16,9 +16,10 @@ from compare import assert_no_farther, compile_strict, compiled_graphs, reset
 from ferrite.ir.expr import Masked
 from ferrite.ir.index import Symbol, number, symbol
 from ferrite.ir.kernel import Kernel, Scratch, nodes_in, walk
+from ferrite.ir.questions import indices_of
 from ferrite.native import not_native
 from ferrite.schedule.plan import Plan, make_plan
-from ferrite.schedule.touches import GUESS, likely
+from ferrite.schedule.touches import GUESS, likely, step_of
 
 quick = pytest.mark.quick
 
@@ -66,6 +67,16 @@ def test_a_padding_is_a_copy_between_its_edges():
     assert (first, last) == (number(3), number(5))
     assert isinstance(middle, Symbol)
     assert not conditions(kernel)
+
+
+@quick
+def test_mirrored_edges_choose_nothing_at_an_element():
+    (kernel,) = kernels(symbolic(lambda x: F.pad(x, (2, 3), mode="reflect"), torch.randn(16, 64)))
+    for loop in loops(kernel, "vector"):
+        nodes = [node for item in loop.body for node in nodes_in(item)]
+        indices = [index for node in nodes for index in indices_of(node) if loop.axis in index.atoms]
+        assert indices
+        assert all(step_of(index, loop.axis) is not None for index in indices)
 
 
 @quick
