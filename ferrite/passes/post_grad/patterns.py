@@ -1,6 +1,6 @@
 """The three ordered lists of patterns. A list runs to its end before the next begins.
 
-List 0 is free for rules that must precede all others. List 1 prepares. List 2 comes last, since it takes bare matrix
+List 0 makes products, which those of list 2 look for. List 1 prepares. List 2 comes last, since it takes bare matrix
 products away from rules that want them.
 """
 
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.passes.post_grad.convolutions import CONVOLUTION_RULES
 from ferrite.passes.post_grad.joins import CAT_SLICE_CAT, CAT_SPLIT, joined_dim, part_of_split
 from ferrite.passes.post_grad.products import PRODUCT_RULES, bias_stays_behind
 from ferrite.passes.post_grad.reductions import PARTIAL_REDUCTION, POINTLESS_CUMSUM
@@ -176,7 +177,7 @@ def matrices(*bias: int) -> list[torch.Tensor]:
 
 
 PATTERN_LISTS: tuple[tuple[AnyRule, ...], ...] = (
-    (),
+    CONVOLUTION_RULES,
     (POINTLESS_CUMSUM, CAT_SLICE_CAT),
     (SPLIT_CAT, CAT_SPLIT, *PRODUCT_RULES, ADDMM, PARTIAL_REDUCTION),
 )
