@@ -85,3 +85,17 @@ def test_strict_numerics_leave_it_to_torch():
     fn, make = CASES["one by one"]
     check(fn, make, backward=True, options={"numerics": "strict"})
     assert called() == {"convolution", "convolution_backward"}
+
+
+def test_two_convolutions_have_one_kernel_between_them():
+    """It reads channels side by side and writes them so: no copy of its own."""
+
+    def fn(x: Any, first: Any, second: Any) -> Any:
+        return F.conv2d(F.relu(F.conv2d(x, first, padding=1)), second, padding=1)
+
+    check(fn, lambda: [torch.randn(shape) for shape in ((1, 16, 32, 32), (16, 16, 3, 3), (16, 16, 3, 3))], terms=144.0)
+    record = ferrite.last_compile()
+    assert record.rewrites["convolution_channels_last"] == 2
+    before, between, behind = record.kernels
+    assert (len(before.operators), len(behind.operators)) == (1, 1)
+    assert [name.partition("_")[0] for name in between.operators] == ["clone", "relu", "clone"]

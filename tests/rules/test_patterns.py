@@ -34,7 +34,11 @@ def rewritten(function, *inputs, rule, mode="fake", count=1, exact=False):
 
 def test_lists_run_in_their_order():
     names = [[rule.name for rule in rules] for rules in PATTERN_LISTS]
-    assert names[0] == ["convolution_as_product", "convolution_backward_as_products"]
+    assert names[0] == [
+        "convolution_as_product",
+        "convolution_backward_as_products",
+        "convolution_channels_last",
+    ]
     assert names[1] == ["pointless_cumsum_replacement", "cat_slice_cat"]
     assert names[2][-3:] == ["unfuse_bias_add_to_pointwise", "addmm", "reuse_partial"]
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.passes.post_grad.channels_last import CHANNELS_LAST
 from ferrite.passes.post_grad.convolutions import CONVOLUTION_RULES
 from ferrite.passes.post_grad.joins import CAT_SLICE_CAT, CAT_SPLIT, joined_dim, part_of_split
 from ferrite.passes.post_grad.products import PRODUCT_RULES, bias_stays_behind
@@ -177,7 +178,7 @@ def matrices(*bias: int) -> list[torch.Tensor]:
 
 
 PATTERN_LISTS: tuple[tuple[AnyRule, ...], ...] = (
-    CONVOLUTION_RULES,
+    (*CONVOLUTION_RULES, CHANNELS_LAST),
     (POINTLESS_CUMSUM, CAT_SLICE_CAT),
     (SPLIT_CAT, CAT_SPLIT, *PRODUCT_RULES, ADDMM, PARTIAL_REDUCTION),
 )
