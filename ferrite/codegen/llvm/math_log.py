@@ -20,6 +20,7 @@ from ferrite.codegen.llvm.math_text import (
     fma,
     from_bits,
     polynomial,
+    polynomial_in_halves,
     select,
     to_float,
 )
@@ -47,7 +48,7 @@ def rest_of_log(f: Value) -> Value:
     """log(1 + f) - f."""
     if f.element == "float":
         square = f * f
-        return fma(square * f, polynomial(f, LOG[f.element]), square * -0.5)
+        return fma(square * f, polynomial_in_halves(f, LOG[f.element]), square * -0.5)
     s = f / (f + 2.0)
     z = s * s
     half_square = f * f * 0.5

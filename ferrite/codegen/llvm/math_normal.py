@@ -30,6 +30,7 @@ from ferrite.codegen.llvm.math_text import (
     fma,
     minimum,
     polynomial,
+    polynomial_in_halves,
     quotient,
     select,
     sqrt,
@@ -120,7 +121,9 @@ def tail_of_single(a: Value) -> Value:
     shifted = fma(a * a, -0.5 * LOG2_OF_E["double"][0], start)
     n = shifted - start
     z = fma(n, 2.0 * SHORT_LN2[1], fma(a, a, n * (2.0 * SHORT_LN2[0])))
-    return polynomial(z, NORMAL_EXP["float"]) * power_of_two(shifted) * quotient(a, SCALED_TAIL)
+    one, *others = NORMAL_EXP["float"]
+    power = fma(z, polynomial_in_halves(z, others), one)
+    return power * power_of_two(shifted) * quotient(a, SCALED_TAIL)
 
 
 def ndtr(x: Value) -> Value:
