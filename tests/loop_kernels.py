@@ -210,6 +210,24 @@ COLUMN_SUMS = text("""
             squares[j] = b
 """)
 
+CENTRED = text("""
+    def kernel(x, out, rows, n):
+        rows = symbol(0, None)
+        n = symbol(1, None)
+        x = pointer(f32, 'read')
+        out = pointer(f32, 'write')
+        for i in parallel(rows):
+            with sum(f32) as total:
+                for j in reduction(n, lanes=4, copies=4):
+                    v0: f32 = x[i*n + j]
+                    total.join(v0)
+            for k in vector(n, lanes=4, copies=2):
+                prefetch(x[i*n + k + n])
+                v1: f32 = x[i*n + k]
+                v2: f32 = sub(v1, total)
+                out[i*n + k] = v2
+""")
+
 KERNELS = {
     "pointwise": POINTWISE,
     "row softmax": SOFTMAX,
@@ -222,6 +240,7 @@ KERNELS = {
     "cumulative sum": CUMULATIVE,
     "linear scan": LINEAR_SCAN,
     "column sums": COLUMN_SUMS,
+    "centred rows": CENTRED,
 }
 
 

@@ -12,7 +12,20 @@ from dataclasses import replace
 
 from ferrite.ir.expr import Data, Expr, Load, Local, data_of, with_parts
 from ferrite.ir.index import Atom, Index, axis, substitute, symbol
-from ferrite.ir.kernel import Accumulate, Join, Kernel, Let, Loop, Pointer, Scratch, State, Statement, Store, When
+from ferrite.ir.kernel import (
+    Accumulate,
+    Join,
+    Kernel,
+    Let,
+    Loop,
+    Pointer,
+    Prefetch,
+    Scratch,
+    State,
+    Statement,
+    Store,
+    When,
+)
 from ferrite.ir.questions import nodes_of
 
 Body = tuple[Statement, ...]
@@ -72,6 +85,9 @@ class _Names:
                 coordinates = tuple(map(self.index, statement.coordinates))
                 buffer = self.names.get(statement.buffer, statement.buffer)
                 return replace(statement, buffer=buffer, coordinates=coordinates, value=self.expr(statement.value))
+            case Prefetch():
+                buffer = self.names.get(statement.buffer, statement.buffer)
+                return Prefetch(buffer, tuple(map(self.index, statement.coordinates)))
             case When():
                 return When(self.expr(statement.condition), self.body(statement.body))
         raise TypeError(f"no statement: {statement!r}")

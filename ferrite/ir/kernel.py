@@ -9,6 +9,7 @@
               | Join(state, values)                              values join a state
               | Store(buffer, coordinates, value, mode, atomic)  mode: set, or how to combine with what is there
               | When(condition, body)                            only where it holds
+              | Prefetch(buffer, coordinates)                    what lies there is read soon
     state     = State(kind, names, dtypes, combine)              kind: a row of `ferrite.ir.states`, or "own"
     expr      = those of `ferrite.ir.expr`, with Local(name) for what Let and Accumulate name
 
@@ -37,6 +38,7 @@ Meaning
   takes, or a whole state of the kind: partial results join the same way.
 - Data in an index is a gather or scatter. It is checked: outside 0 <= value < extent the kernel stops and reports which
   of its checks failed, in the order of `checks`. Under a mask only lanes that count are checked.
+- A prefetch does nothing but, on some machines, save time. Its place may be outside of the memory.
 - A store that is `atomic` may meet others at the same element at the same time.
 - Sorts, calls and collectives are not kernels.
 
@@ -136,7 +138,13 @@ class When:
     body: tuple[Statement, ...]
 
 
-Statement = Loop | Scratch | Let | Accumulate | Join | Store | When
+@dataclass(frozen=True)
+class Prefetch:
+    buffer: str
+    coordinates: tuple[Index, ...]
+
+
+Statement = Loop | Scratch | Let | Accumulate | Join | Store | When | Prefetch
 
 
 @dataclass(frozen=True)
@@ -186,7 +194,7 @@ def indices_in(statement: Statement) -> tuple[Index, ...]:
             return (axis.extent,)
         case Scratch(sizes=sizes):
             return sizes
-        case Store(coordinates=coordinates):
+        case Store(coordinates=coordinates) | Prefetch(coordinates=coordinates):
             return coordinates
     return ()
 

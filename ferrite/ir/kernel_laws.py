@@ -3,7 +3,8 @@
 K1   names are identifiers, and none names two things that are in scope together
 K2   what is read or written is a pointer, with one coordinate, or a tile in scope, with one per dimension
 K3   a pointer is only read, or only written, where it says so; combining with what is there is both
-K4   indices use the kernel's sizes and the axes of the loops around; extents and sizes read no memory
+K4   indices use the kernel's sizes and the axes of the loops around; extents, sizes and places of prefetches read no
+     memory
 K5   loads and stored values have the type of the memory; operands fit their operators; a condition is a bool
 K6   a local value is defined before it is used, in a block around, with the type it is used with
 K7   a state is known, has as many parts as its kind, and is joined inside its block by what its kind takes, or by a
@@ -37,6 +38,7 @@ from ferrite.ir.kernel import (
     Kernel,
     Let,
     Loop,
+    Prefetch,
     Scratch,
     State,
     Statement,
@@ -136,12 +138,15 @@ class _Check:
                 if statement.condition.dtype != torch.bool:
                     raise InvalidProgram("K5", f"the condition {statement.condition} is no bool")
                 self.block(statement.body)
+            case Prefetch():
+                if not self.accessed(statement.buffer, statement.coordinates).reads:
+                    raise InvalidProgram("K3", f"{statement.buffer} is expected to be read, but is only written")
 
     # --- indices and values -------------------------------------------------------------------------------------------
 
     def indices(self, statement: Statement) -> None:
         for index in indices_in(statement):
-            if isinstance(statement, Loop | Scratch) and data_of(index):
+            if isinstance(statement, Loop | Scratch | Prefetch) and data_of(index):
                 raise InvalidProgram("K4", f"{index} reads memory")
             self.index(index)
 

@@ -18,6 +18,7 @@ from ferrite.ir.kernel import (
     Loop,
     LoopKind,
     Pointer,
+    Prefetch,
     Scratch,
     State,
     Statement,
@@ -102,6 +103,8 @@ class KernelReader(Reader):
                 return Scratch(name, self.dtype(parts["dtype"]), self.indices(self.items(parts["sizes"])))
             case ast.Assign(targets=[ast.Subscript() as place], value=value):
                 return Store(*self.element(place), self.value(value))
+            case ast.Expr(ast.Call(func=ast.Name(id="prefetch"), args=[ast.Subscript() as place], keywords=[])):
+                return Prefetch(*self.element(place))
             case ast.Expr(ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="join"), args=args)):
                 return Join(name, tuple(map(self.value, args)))
             case ast.Expr(ast.Call(func=ast.Attribute(value=ast.Subscript() as place, attr=word), args=[value])):
@@ -109,7 +112,7 @@ class KernelReader(Reader):
                 if mode in MODES:
                     where, coordinates = self.element(place)
                     return Store(where, coordinates, self.value(value), mode, word != mode)  # type: ignore[arg-type]
-        raise self.unexpected(node, "a loop, a block of states, a condition, a value, a store or a join")
+        raise self.unexpected(node, "a loop, a block of states, a condition, a value, a store, a join or a prefetch")
 
     def loop(self, name: str, call: ast.Call, body: list[ast.stmt]) -> Loop:
         kind, _, _ = self.call(call, "a kind of loop")

@@ -22,7 +22,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from ferrite.ir.kernel import Accumulate, Join, Kernel, Let, Loop, Scratch, State, Statement, Store, When, walk
+from ferrite.ir.kernel import (
+    Accumulate,
+    Join,
+    Kernel,
+    Let,
+    Loop,
+    Prefetch,
+    Scratch,
+    State,
+    Statement,
+    Store,
+    When,
+    walk,
+)
 from ferrite.ir.spelling import Values, prefix_beside
 from ferrite.ir.text import INDENT, block, comment
 from ferrite.ir.types import short
@@ -91,6 +104,8 @@ class _Statements:
             case When(condition=condition):
                 head = f"if {values.value(condition)}:"
                 return [head, *(INDENT + line for line in self.block(statement.body) or ["pass"])]
+            case Prefetch():
+                return [f"prefetch({values.element(statement.buffer, statement.coordinates)})"]
         raise TypeError(f"no text for {type(statement).__name__}")
 
     def store(self, store: Store, values: Values) -> str:

@@ -24,6 +24,7 @@ from ferrite.ir.kernel import (
     Kernel,
     Let,
     Loop,
+    Prefetch,
     Scratch,
     State,
     Statement,
@@ -167,6 +168,8 @@ class _Run(_Scalars):
                 self.join(statement)
             case Store():
                 self.store(statement)
+            case Prefetch():
+                pass
             case When(condition=condition):
                 if bool(self.value(condition)):
                     self.block(statement.body)

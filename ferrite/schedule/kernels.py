@@ -14,6 +14,7 @@ from ferrite.schedule.homes import Homes
 from ferrite.schedule.loops import Body
 from ferrite.schedule.machine import Machine
 from ferrite.schedule.nests import nests_of
+from ferrite.schedule.prefetch import with_prefetches
 from ferrite.schedule.ranges import parted
 from ferrite.schedule.shapes import arranged
 from ferrite.schedule.sharing import shared_tiles
@@ -37,8 +38,11 @@ def build(group: Group, inside: Iterable[str], layouts: Layouts, machine: Machin
     parts = [made.nest(nest) for nest in nests]
     tiles: Body = tuple(tile.scratch for tile in homes.tiles.values())
     tiles += tuple(shared_tiles(nests, parts, homes.room))
-    body = parted(arranged(group.rows, tiles, nests, parts, machine), machine)
     pointers = pointers_of(made)
+    body = parted(arranged(group.rows, tiles, nests, parts, machine), machine)
+    body = with_prefetches(
+        body, {item.name: item.dtype.itemsize for item in pointers if item.access != "write"}, machine
+    )
     return Built(Kernel(pointers, sizes_of(body), body, origins_of(group)), tuple(item.name for item in pointers))
 
 

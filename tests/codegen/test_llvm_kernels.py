@@ -30,6 +30,7 @@ def cases():
         yield "online softmax", [rows[0, :n].clone(), nan(n)], [n]
         yield "column sums", [rows.t()[:n].contiguous(), nan(4), nan(4)], [n, 4]
         yield "column sums", [rows[:, :n].contiguous(), nan(n), nan(n)], [4, n]
+        yield "centred rows", [rows[:, :n].contiguous(), nan(4, n)], [4, n]
         yield "cumulative sum", [rows[0, :n].clone(), nan(n)], [n]
         yield "linear scan", [rows[0, :n].clone(), rows[1, :n].clone(), nan(n)], [n]
     yield "column sums", [rows[:0], nan(67), nan(67)], [0, 67]

@@ -66,6 +66,7 @@ def cases():
     yield "welford", [rows, nan(3), nan(3)], [3, 11]
     yield "scatter-add", [where, source, torch.randn(6, 3)], [5]
     yield "gather", [where, torch.randn(6), nan(5)], [5]
+    yield "centred rows", [rows, nan(3, 11)], [3, 11]
     yield "gather", [where.neg(), torch.randn(6), nan(5)], [5]
     yield "cumulative sum", [wide, nan(19)], [19]
     yield "linear scan", [wide, wide.flip(0), nan(19)], [19]

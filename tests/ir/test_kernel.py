@@ -63,6 +63,7 @@ def cases():
         [5],
         [torch.tensor([-1.0, source[0, 0], -1, -1, -1])],
     )
+    yield "centred rows", [rows], [nan(4, 11)], [4, 11], [rows - rows.sum(1, keepdim=True)]
     yield "cumulative sum", [wide], [nan(19)], [19], [wide.cumsum(0)]
     decay, start = torch.tensor([0.5, 0.25, 2.0]), torch.tensor([1.0, 2.0, 3.0])
     yield "linear scan", [decay, start], [nan(3)], [3], [torch.tensor([1.0, 2.25, 7.5])]

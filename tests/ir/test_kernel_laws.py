@@ -70,6 +70,9 @@ BROKEN = {
     "a pointer that is only read is written": ("K3", last("x[i] = s")),
     "a pointer that is only written is read": ("K3", small("'read'", "'write'")),
     "a pointer that is only written is added to": ("K3", last("out[i].add(s)").replace("'both'", "'write'")),
+    "what is only written is expected to be read": ("K3", last("prefetch(out[i])").replace("'both'", "'write'")),
+    "what is no memory is expected to be read": ("K2", last("prefetch(z[i])")),
+    "a prefetch reads memory": ("K4", last("v9: i64 = y[i]\n        prefetch(x[data(v9, 8)])")),
     "an extent reads memory": ("K4", small(LOOP, "        v9: i64 = y[i]\n    " + LOOP.replace("n,", "data(v9, 8),"))),
     "a load of another type than the memory": (
         "K5",

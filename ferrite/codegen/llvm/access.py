@@ -12,10 +12,11 @@ from ferrite.codegen.llvm.operators import Words
 from ferrite.codegen.llvm.places import Place, Places, flat_index
 from ferrite.codegen.llvm.types import BYTES, MEMORY, vector
 from ferrite.ir.expr import Load
-from ferrite.ir.kernel import Store
+from ferrite.ir.kernel import Prefetch, Store
 
 ZEROS = "@ferrite_zeros"
 ZERO_BYTES = 1024
+LINE = 64  # bytes that come from memory together, on all processors of today
 
 
 class Access:
@@ -40,6 +41,16 @@ class Access:
                 self.plain(buffer, place, element) if part is None else self.under(buffer, place, element, part)
             )
         return Value(tuple(parts), element, 1 if places[0].kind == "one" else self.e.lanes)
+
+    def prefetch(self, statement: Prefetch) -> None:
+        """Ask for every line of a row once; for nothing that is not in one row."""
+        memory = self.e.memory[statement.buffer]
+        places = self.places.of(memory, statement.coordinates, memory.element)
+        if all(place.kind == "row" for place in places):
+            step = self.e.lanes * BYTES[memory.element]
+            self.e.declare("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+            for place in places[:: max(LINE // step, 1)]:
+                self.e.function.line(f"call void @llvm.prefetch.p0(ptr {place.pointers[0]}, i32 0, i32 3, i32 1)")
 
     def as_register(self, value: Value, dtype: torch.dtype) -> Value:
         if dtype is not torch.bool:

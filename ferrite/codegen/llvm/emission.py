@@ -59,6 +59,7 @@ class Memory:
     """A pointer or a tile: `strides` give the flat place of coordinates; `version` counts what may have changed it."""
 
     pointer: str
+    element: str
     strides: tuple[int, ...] = (1,)
     version: int = 0
 

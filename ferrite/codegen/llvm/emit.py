@@ -18,7 +18,7 @@ from ferrite.codegen.llvm.operators import TAKES
 from ferrite.codegen.llvm.parallel import Parallel
 from ferrite.codegen.llvm.statements import Statements
 from ferrite.codegen.llvm.target import Target
-from ferrite.codegen.llvm.types import REGISTER
+from ferrite.codegen.llvm.types import MEMORY, REGISTER
 from ferrite.ir.expr import Expr, Op, data_of
 from ferrite.ir.kernel import Kernel, checks
 from ferrite.ir.questions import indices_of, nodes_of
@@ -35,7 +35,7 @@ def kernel_text(kernel: Kernel, target: Target, name: str) -> str:
     for word in (*pointers, *sizes, "%threads", "%status", "%failure"):
         emission.function.parameter(word)
     for pointer, word in zip(kernel.pointers, pointers, strict=True):
-        emission.memory[pointer.name] = Memory(word)
+        emission.memory[pointer.name] = Memory(word, MEMORY[pointer.dtype])
     statements = Statements(emission, Expressions(emission, checks(kernel)))
     statements.parallel = Parallel(emission, statements).loop
     statements.block(kernel.body)

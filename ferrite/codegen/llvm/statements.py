@@ -15,7 +15,7 @@ from ferrite.codegen.llvm.emission import AxisValue, Emission, Memory, Value
 from ferrite.codegen.llvm.expressions import Expressions
 from ferrite.codegen.llvm.types import BYTES, MEMORY, vector
 from ferrite.ir.index import ZERO, Index, Number, number
-from ferrite.ir.kernel import Accumulate, Join, Let, Loop, Scratch, Statement, Store, When, walk
+from ferrite.ir.kernel import Accumulate, Join, Let, Loop, Prefetch, Scratch, Statement, Store, When, walk
 
 STACK = 64 * 1024  # bytes of scratch that a function may have on its stack
 Body = Sequence[Statement]
@@ -52,6 +52,8 @@ class Statements:
                 self.expressions.access.store(statement, made, value.dtype)
             case When():
                 self.when(statement)
+            case Prefetch():
+                self.expressions.access.prefetch(statement)
 
     def when(self, statement: When) -> None:
         (condition,) = self.expressions.values(statement.condition)
@@ -70,7 +72,8 @@ class Statements:
         if statement not in tiles:
             sizes = [max(size.high or 0, 1) for size in statement.sizes]
             strides = tuple(math.prod(sizes[place + 1 :]) for place in range(len(sizes)))
-            tiles[statement] = Memory(self.room(math.prod(sizes), MEMORY[statement.dtype]), strides)
+            element = MEMORY[statement.dtype]
+            tiles[statement] = Memory(self.room(math.prod(sizes), element), element, strides)
         self.e.memory[statement.name] = tiles[statement]
         tiles[statement].version += 1
 

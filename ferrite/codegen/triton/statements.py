@@ -29,6 +29,7 @@ from ferrite.ir.kernel import (
     Kernel,
     Let,
     Loop,
+    Prefetch,
     Scratch,
     Statement,
     Store,
@@ -126,6 +127,8 @@ class Printer:
                 self.store(statement, scope)
             case When():
                 self.when(statement, scope)
+            case Prefetch():
+                pass  # so many programs run at once that memory is never waited for alone
 
     def when(self, statement: When, scope: Scope) -> None:
         evaluation = Evaluation(self.module, scope)
