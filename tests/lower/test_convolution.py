@@ -80,6 +80,12 @@ def test_values_and_gradients_are_eager_s(name, executor):
     assert all("channels last" in name and "backward" not in call.operator for call in calls)
 
 
+@pytest.mark.parametrize("kernel", [5, 7])
+def test_large_windows_are_loops_wherever_channels_lie(kernel):
+    check(depthwise(padding=3), inputs(2, 5, 12, 11, kernel=(kernel, kernel), last=True), terms=49.0)
+    assert len(ferrite.last_compile().eager_calls) == (kernel < 7)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_types(dtype):
     check(depthwise(padding=1), inputs(2, 5, 9, 8, dtype=dtype), backward=True, terms=9.0)
