@@ -10,7 +10,15 @@ import torch
 from torch.nn import functional as F
 
 import ferrite
-from compare import check, compile_strict
+from compare import check, compile_strict, reset
+
+
+@pytest.fixture(autouse=True)
+def with_one_dnn():
+    """Which torch switches off for good where a product in half precision fails in it."""
+    with torch.backends.mkldnn.flags(enabled=True):
+        yield
+
 
 CONVOLVE = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
 
@@ -38,6 +46,7 @@ def in_the_middle(x: Any, weight: Any, bias: Any) -> Any:
 CASES: dict[str, tuple[Callable[..., Any], Callable[[], list[Any]]]] = {
     "one by one": (convolution(), given((1, 64, 32, 32), (32, 64, 1, 1))),
     "a batch": (convolution(), given((3, 64, 20, 20), (32, 64, 1, 1))),
+    "a batch, more weights than places": (convolution(), given((3, 160, 6, 6), (128, 160, 1, 1))),
     "every other place": (convolution(2), given((2, 64, 43, 42), (64, 64, 1, 1))),
     "patches": (convolution(4), given((1, 16, 64, 64), (32, 16, 4, 4))),
     "patches, and a rest": (convolution(4), given((2, 16, 66, 67), (32, 16, 4, 4))),
@@ -68,6 +77,7 @@ def test_where_channels_are_last_only_gradients_are_products():
 
 @pytest.mark.parametrize("last", [False, True])
 def test_sizes_known_at_run_time(last):
+    reset()
     fn = convolution()
     compiled = compile_strict(fn, dynamic=True)
     for sizes in ((2, 64, 33, 40), (5, 64, 50, 21)):
@@ -79,6 +89,12 @@ def test_sizes_known_at_run_time(last):
         grads, wanted = (torch.autograd.grad(y.square().mean(), (x, weight, bias)) for y in (result, expected))
         torch.testing.assert_close((result, *grads), (expected, *wanted), rtol=1e-4, atol=1e-5)
     assert called() == ({"convolution", "mm"} if last else {"bmm"})
+
+
+def test_gradients_without_one_dnn_have_strides_of_their_own():
+    with torch.backends.mkldnn.flags(enabled=False):
+        check(convolution(), given((2, 64, 32, 32), (32, 64, 1, 1), last=True), backward=True, terms=64.0)
+    assert called() == {"convolution", "convolution_backward"}
 
 
 def test_strict_numerics_leave_it_to_torch():

@@ -99,6 +99,11 @@ class Windows:
         counts = [along.count for along in self.space]
         return math.prod(counts) if all(type(count) is int for count in counts) else -1
 
+    @property
+    def has_few_places(self) -> bool:
+        """Whether an image and its result are smaller than the weight, so that one for each image would be too much."""
+        return self.places != -1 and self.places * (self.outputs + self.elements) < self.outputs * self.elements
+
     def inside(self, channels: int, *space: Any) -> list[Any]:
         """The shape of images of this size, channels where they are."""
         return [self.batch, *space, channels] if self.last else [self.batch, channels, *space]
@@ -228,6 +233,8 @@ def gradients(site: Site) -> Any:
     how = windows_at(site, last=not (known_contiguous(x) and known_contiguous(weight)))
     if isinstance(how, Refusal):
         return how
+    if how.last and not torch.backends.mkldnn.enabled:
+        return Refusal("without oneDNN strides of gradients are not known")
     flat = how.flat(how.as_it_lies(site.arguments["grad_output"]), how.outputs)
     return tuple(GRADIENTS[item.args[1]](how, flat) for item in site.roots)  # type: ignore[index]
 
@@ -243,9 +250,13 @@ def weight_gradient(how: Windows, grad: Any) -> Any:
         product = how.product(how.transposed(grad), x)
         parts = how.reshaped(product, how.outputs, *windows, how.inputs)
         return how.as_torch_has_it(parts)
-    product = how.product(grad, how.transposed(x))
-    if fake_value(product).ndim == 3:
-        product = how.sum(product, 0)
+    if fake_value(x).ndim == 3 and how.has_few_places:
+        joined = how.reshaped(how.permuted(grad, 1, 0, 2), how.outputs, -1)
+        product = how.product(joined, how.reshaped(how.permuted(x, 0, 2, 1), -1, how.elements))
+    else:
+        product = how.product(grad, how.transposed(x))
+        if fake_value(product).ndim == 3:
+            product = how.sum(product, 0)
     return how.reshaped(product, how.outputs, how.inputs, *windows)
 
 
@@ -340,6 +351,7 @@ GRADIENT = NodeRule(
     examples=(
         Case("one by one", grads(), of((1, 32, 32, 32), *DENSE)),
         Case("a batch", grads(), of((3, 32, 20, 20), (3, 64, 20, 20), (32, 64, 1, 1))),
+        Case("a batch, more weights than places", grads(), of((3, 128, 6, 6), (3, 160, 6, 6), (128, 160, 1, 1))),
         Case("only that of the weight", lambda *given: grads()(*given)[1], of((1, 32, 32, 32), *DENSE)),
         Case("every other place", grads(2), of((2, 64, 22, 21), (2, 64, 43, 42), (64, 64, 1, 1))),
         Case("patches", grads(4), of((1, 32, 16, 16), *PATCHES)),
