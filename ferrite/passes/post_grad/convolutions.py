@@ -94,7 +94,7 @@ class Windows:
         return any(along.window > 1 for along in self.space)
 
     @property
-    def places(self) -> Any:
+    def places(self) -> int:
         """How many windows an image has; -1, to be found out, where that is not known."""
         counts = [along.count for along in self.space]
         return math.prod(counts) if all(type(count) is int for count in counts) else -1
