@@ -9,7 +9,7 @@ from ferrite.codegen.llvm.build import object_code
 from ferrite.codegen.llvm.emit import kernel_text
 from ferrite.codegen.llvm.target import TARGETS
 from ferrite.ir.kernel_parse import parse_kernel
-from loop_kernels import GATHER, KERNELS, SCATTER_ADD
+from loop_kernels import GATHER, KERNELS, SCATTER_ADD, changed
 from native_kernels import assert_close, native
 
 
@@ -71,3 +71,12 @@ def test_other_machines_have_code_too(target):
     for source in KERNELS.values():
         text = kernel_text(parse_kernel(source), TARGETS[target], "kernel")
         assert object_code(text, TARGETS[target])[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize(("copies", "asked"), [(2, 1), (4, 1), (8, 2)])
+def test_a_line_of_memory_is_asked_for_once(copies, asked):
+    """Four floats are a quarter of a line: of so many copies every fourth asks."""
+    source = changed(KERNELS["centred rows"], "vector(n, lanes=4, copies=2)", f"vector(n, lanes=4, copies={copies})")
+    text = kernel_text(parse_kernel(source), TARGETS["portable-arm"], "kernel")
+    blocks = [block.count("call void @llvm.prefetch.p0(") for block in text.split("\nloop")]
+    assert max(blocks) == asked
