@@ -40,9 +40,7 @@ def build(group: Group, inside: Iterable[str], layouts: Layouts, machine: Machin
     tiles += tuple(shared_tiles(nests, parts, homes.room))
     pointers = pointers_of(made)
     body = parted(arranged(group.rows, tiles, nests, parts, machine), machine)
-    body = with_prefetches(
-        body, {item.name: item.dtype.itemsize for item in pointers if item.access != "write"}, machine
-    )
+    body = with_prefetches(body, {item.name: item for item in pointers}, machine)
     return Built(Kernel(pointers, sizes_of(body), body, origins_of(group)), tuple(item.name for item in pointers))
 
 

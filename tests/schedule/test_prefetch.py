@@ -21,6 +21,11 @@ def added(x, y):
     return F.layer_norm(x + y, x.shape[-1:])
 
 
+def kept(x, y):
+    total = x + y
+    return F.layer_norm(total, x.shape[-1:]), total
+
+
 def prefetches(fn, *inputs):
     plan = plan_of(fn, *inputs)
     return [
@@ -40,6 +45,11 @@ def test_the_next_row_is_asked_for_in_the_second_loop():
 def test_it_is_asked_for_of_every_tensor():
     found = prefetches(added, torch.randn(2048, 1024), torch.randn(2048, 1024))
     assert len({buffer for buffer, _ in found}) == len(found) == 2
+
+
+@quick
+def test_nothing_is_asked_for_where_the_first_loop_writes():
+    assert prefetches(kept, torch.randn(2048, 1024), torch.randn(2048, 1024)) == []
 
 
 @quick
