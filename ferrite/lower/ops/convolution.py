@@ -5,17 +5,17 @@
     gw[c, r]    = sum over b, o of         gy[b, c, o] * x[b, c, o * stride - padding + r * dilation]
 
 What is read in windows is first written with its edges (and, for the gradient of the input, with its gaps) filled in,
-so that no window asks where it ends. It is laid out as the result is; where channels lie side by side, so do those of
-the weights. Other convolutions are calls of torch's kernels.
+so that no window asks where it ends. It is laid out as the result is, if not said otherwise below; where channels lie
+side by side, so do those of the weights. Other convolutions are calls of torch's kernels.
 
 A zero at an edge counts as any other, also times an infinite weight; so it does in torch's kernels on Arm, but for the
 gradient of the input, which there leaves out what lies outside.
 
 What is left to torch, too, is where its kernels are as fast (measured, two threads, windows of 3x3 to 7x7). On Arm that
 is the result where channels lie side by side, but for windows of 7x7, which are 1.1 to 1.8 times as fast here if the
-image is turned, channel by channel; gradients are 3 to 25 times as fast. On x86 torch generates code for
-the very window: small ones without steps are 1.0 to 2.1 times as fast here where channels lie apart, and gradients of
-large ones 1.1 to 12 times.
+image is turned, channel by channel; gradients are 3 to 25 times as fast. On x86 torch generates code for the very
+window: small ones without steps are 1.0 to 2.1 times as fast here where channels lie apart, and gradients of large ones
+1.1 to 12 times.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Depthwise:
 
     def leave(self, gradients: bool) -> None:
         """Leave to torch what it does as fast; and gradients whose strides it does not forecast, as those of its own
-        kernels, where oneDNN is switched off."""
+        kernels, where oneDNN is switched off. Large windows on Arm go channel by channel, however the result lies."""
         if gradients and self.channels_last and not torch.backends.mkldnn.enabled:
             raise NotLowered("convolution: a kernel of torch, of which strides are not known without oneDNN")
         if ON_X86:

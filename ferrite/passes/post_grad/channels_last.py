@@ -14,7 +14,6 @@ is given out as it is, as training keeps those it needs on the way back, would b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,10 +21,10 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.capture.torch_operators import known_contiguous
 from ferrite.graph import fake_value
+from ferrite.passes.post_grad.convolutions import LARGE, bare, of
 from ferrite.rewrite import Case, NodeRule, Refusal, Site
 
 aten = torch.ops.aten
-LARGE = 2**21  # multiplications
 
 
 def side_by_side(site: Site) -> Any:
@@ -52,26 +51,13 @@ def side_by_side(site: Site) -> Any:
 # --- what it fires on -------------------------------------------------------------------------------------------------
 
 
-def of(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Callable[[], list[Any]]:
-    """Small whole numbers, of which sums are exact in any order."""
-    return lambda: [torch.randint(-4, 5, shape).to(dtype) for shape in shapes]
-
-
-def conv(padding: int = 1, groups: int = 1, transposed: bool = False) -> Any:
-    def run(x: Any, weight: Any) -> Any:
-        window = [1, 1], [padding, padding], [1, 1], transposed, [0, 0], groups
-        return aten.convolution.default(x * 2, weight, None, *window)
-
-    return run
-
-
 def given_out(x: Any, weight: Any) -> Any:
     y = x * 2
-    return y, aten.convolution.default(y, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    return y, bare(padding=1)(y, weight)
 
 
 def already(x: Any, weight: Any) -> Any:
-    return conv()(x.permute(0, 3, 1, 2), weight)
+    return bare(padding=1)(x.permute(0, 3, 1, 2), weight)
 
 
 LAYER = ((1, 16, 32, 32), (16, 16, 3, 3))
@@ -83,22 +69,18 @@ CHANNELS_LAST = NodeRule(
     rewrite=side_by_side,
     numerics="rounded",
     examples=(
-        Case("three by three", conv(), of(*LAYER)),
-        Case("a batch, five by five", conv(padding=2), of((2, 16, 20, 24), (16, 16, 5, 5))),
-        Case("few channels", conv(), of((1, 3, 80, 80), (16, 3, 3, 3))),
+        Case("three by three", bare(padding=1), of(*LAYER)),
+        Case("a batch, five by five", bare(padding=2), of((2, 16, 20, 24), (16, 16, 5, 5))),
+        Case("few channels", bare(padding=1), of((1, 3, 80, 80), (16, 3, 3, 3))),
     ),
     near_misses=(
         Case("the image is given out", given_out, of(*LAYER)),
-        Case("the weight is larger", conv(), of((1, 64, 20, 20), (64, 64, 3, 3))),
-        Case("small", conv(), of((1, 4, 32, 32), (16, 4, 3, 3))),
-        Case("groups", conv(groups=2), of((1, 32, 32, 32), (32, 16, 3, 3))),
-        Case("transposed", conv(transposed=True), of(*LAYER)),
-        Case("double precision", conv(), of(*LAYER, dtype=torch.float64)),
+        Case("the weight is larger", bare(padding=1), of((1, 64, 20, 20), (64, 64, 3, 3))),
+        Case("small", bare(padding=1), of((1, 4, 32, 32), (16, 4, 3, 3))),
+        Case("groups", bare(padding=1, groups=2), of((1, 32, 32, 32), (32, 16, 3, 3))),
+        Case("transposed", bare(padding=1, transposed=True), of(*LAYER)),
+        Case("double precision", bare(padding=1), of(*LAYER, dtype=torch.float64)),
         Case("channels are side by side", already, of((1, 32, 32, 16), (16, 16, 3, 3))),
-        Case(
-            "no image",
-            lambda x, w: aten.convolution.default(x, w, None, [1], [1], [1], False, [0], 1),
-            of((1, 16, 4096), (16, 16, 3)),
-        ),
+        Case("no image", bare(padding=1), of((1, 16, 4096), (16, 16, 3))),
     ),
 )
