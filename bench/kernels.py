@@ -8,11 +8,12 @@ torch.compile: guards and wrappers cost tens of microseconds a call whatever the
 
 Cases that draw random numbers are compiled with `rng="counter"`: Inductor does not keep eager's stream either.
 
-Large cases move at least 64 MB, and their bandwidth is given: the bytes that must move (inputs read once, outputs
-written once; with gradients the inputs read twice) by the median time, as a share of that of a copy in the same run.
-There are three such shares. `of copy`: of `y.copy_(x)` with both in memory that is there already, counted as a read and
-a write. `of clone`: of `x.clone()`, whose result is fresh memory, as the results of compiled functions are. `of
-reading`: of `x.sum()`, which writes nothing: many machines write while they read, so that reading moves fewer bytes.
+Large cases move at least 64 MB, huge ones (`--size huge`) four times as much along their first dimension, and their
+bandwidth is given: the bytes that must move (inputs read once, outputs written once; with gradients the inputs read
+twice) by the median time, as a share of that of a copy in the same run. There are three such shares. `of copy`: of
+`y.copy_(x)` with both in memory that is there already, counted as a read and a write. `of clone`: of `x.clone()`, whose
+result is fresh memory, as the results of compiled functions are. `of reading`: of `x.sum()`, which writes nothing: many
+machines write while they read, so that reading moves fewer bytes.
 """
 
 from __future__ import annotations
@@ -229,7 +230,7 @@ def summarised(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], list[str
     """Figures and sentences over all rows, and over those of each size."""
     figures: dict[str, Any] = {}
     lines: list[str] = []
-    for size in ("small", "large"):
+    for size in dict.fromkeys(row["size"] for row in rows):
         for pair in (f"{ours} to {theirs}" for ours, theirs in PAIRS):
             speeds = {row["case"]: row["speed"][pair] for row in rows if row["size"] == size and pair in row["speed"]}
             figures[f"{pair}, {size}"] = summary_of(speeds)
@@ -242,7 +243,7 @@ def summarised(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], list[str
 
 def run(chosen: argparse.Namespace) -> dict[str, Any]:
     """Measure what was asked for, show it, and write it if that was asked for."""
-    items = [(case, size) for case in CASES for size in case.sizes() if not chosen.size or size in chosen.size]
+    items = [(case, size) for case in CASES for size in case.sizes() if size in chosen.size]
     if chosen.quick and not chosen.only:
         items = [item for item in items if item[0].name in QUICK]
     items = selected(items, label, chosen.only)
@@ -282,7 +283,13 @@ def first_of_all(x: torch.Tensor) -> torch.Tensor:
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = parser_for(__doc__, rounds=20, seconds=1.0)
-    parser.add_argument("--size", nargs="+", choices=["small", "large"], help="only cases of this size")
+    parser.add_argument(
+        "--size",
+        nargs="+",
+        choices=["small", "large", "huge"],
+        default=["small", "large"],
+        help="only cases of this size (small and large)",
+    )
     parser.add_argument("--dynamic", action="store_true", help="compile for sizes that are known at run time")
     return run(parsed(parser, argv))
 

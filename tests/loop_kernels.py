@@ -228,6 +228,42 @@ CENTRED = text("""
                 out[i*n + k] = v2
 """)
 
+RAGGED = text("""
+    def kernel(ends, x, out, rows):
+        rows = symbol(0, None)
+        ends = pointer(i64, 'read')
+        x = pointer(f32, 'read')
+        out = pointer(f32, 'write')
+        for i in parallel(rows):
+            v0: i64 = ends[i]
+            begin: i64 = let(v0)
+            v1: i64 = ends[i + 1]
+            v2: i64 = sub(v1, begin)
+            many: i64 = let(v2)
+            for j in vector(6, lanes=4, copies=2):
+                with sum(f32) as total:
+                    for k in serial(data(many, 5)):
+                        v3: f32 = x[6*data(begin, 12) + j + 6*k]
+                        total.join(v3)
+                out[6*i + j] = total
+""")
+
+RAGGED_LANES = text("""
+    def kernel(counts, x, out, n):
+        n = symbol(0, None)
+        counts = pointer(i64, 'read')
+        x = pointer(f32, 'read')
+        out = pointer(f32, 'write')
+        for i in vector(n, lanes=4, copies=2):
+            v0: i64 = counts[i]
+            many: i64 = let(v0)
+            with sum(f32) as total:
+                for k in serial(data(many, 5)):
+                    v1: f32 = x[4*i + k]
+                    total.join(v1)
+            out[i] = total
+""")
+
 KERNELS = {
     "pointwise": POINTWISE,
     "row softmax": SOFTMAX,
@@ -241,6 +277,8 @@ KERNELS = {
     "linear scan": LINEAR_SCAN,
     "column sums": COLUMN_SUMS,
     "centred rows": CENTRED,
+    "ragged rows": RAGGED,
+    "ragged lanes": RAGGED_LANES,
 }
 
 

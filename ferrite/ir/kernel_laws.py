@@ -3,8 +3,8 @@
 K1   names are identifiers, and none names two things that are in scope together
 K2   what is read or written is a pointer, with one coordinate, or a tile in scope, with one per dimension
 K3   a pointer is only read, or only written, where it says so; combining with what is there is both
-K4   indices use the kernel's sizes and the axes of the loops around; extents, sizes and places of prefetches read no
-     memory
+K4   indices use the kernel's sizes and the axes of the loops around; sizes, places of prefetches and extents read no
+     memory, but for extents of serial loops
 K5   loads and stored values have the type of the memory; operands fit their operators; a condition is a bool
 K6   a local value is defined before it is used, in a block around, with the type it is used with
 K7   a state is known, has as many parts as its kind, and is joined inside its block by what its kind takes, or by a
@@ -146,7 +146,8 @@ class _Check:
 
     def indices(self, statement: Statement) -> None:
         for index in indices_in(statement):
-            if isinstance(statement, Loop | Scratch | Prefetch) and data_of(index):
+            ragged = isinstance(statement, Loop) and statement.kind == "serial"
+            if isinstance(statement, Loop | Scratch | Prefetch) and data_of(index) and not ragged:
                 raise InvalidProgram("K4", f"{index} reads memory")
             self.index(index)
 

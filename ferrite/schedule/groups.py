@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from ferrite.ir.index import Axis, Index, Number
 from ferrite.ir.program import Loop, Reduce, Scan
 from ferrite.schedule.machine import Machine
+from ferrite.schedule.segments import segments_of
 from ferrite.schedule.stages import Stage, favourite
 from ferrite.schedule.touches import Layouts, Touch, counterparts, likely, separated
 
@@ -175,6 +176,8 @@ def against_the_grain(stages: list[Stage], rows: tuple[Axis, ...]) -> str | None
     """Rows whose neighbours lie side by side are columns: only reductions and what is done once a row go together."""
     columns = [stage for stage in stages if stage.inner(rows) and favourite(stage) in rows]
     if not columns:
+        return None
+    if segments_of([stage.operation for stage in stages], rows) is not None:
         return None
     across = [stage for stage in stages if stage.inner(rows) and stage not in columns]
     if across or not all(isinstance(stage.operation, Reduce | Scan) for stage in columns):

@@ -37,6 +37,11 @@ class Nest:
         return any(isinstance(stage.operation, Reduce) for stage in self.stages)
 
     @property
+    def scans(self) -> bool:
+        """Whether all it does are scans."""
+        return all(isinstance(stage.operation, Scan) for stage in self.stages)
+
+    @property
     def outer(self) -> tuple[Axis, ...]:
         """Axes that are not reduced, where something is."""
         reduced = set(self.reduced)

@@ -9,6 +9,7 @@
   many threads there are: results are the same for every number of them.
 - What reads a joined tensor is split at the joints: see `ferrite.schedule.joins`.
 - What only loops see lies as what is beside it does: see `ferrite.schedule.layouts`.
+- Products are written into their part of a joined tensor: see `ferrite.schedule.destinations`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 from ferrite.ir.expr import Expr, Load, cast, const, index_value, op, rewrite_indices
 from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, axis, number
 from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Store, Target
+from ferrite.schedule.destinations import with_destinations
 from ferrite.schedule.extremes import GREATEST, block_size, by_blocks
 from ferrite.schedule.joins import split_readers
 from ferrite.schedule.layouts import with_layouts
@@ -40,7 +42,7 @@ def prepare(program: Program) -> Program:
     work = _Prepare(program)
     operations = [new for operation in program.operations for new in work.rewritten(operation)]
     program = replace(program, buffers=tuple(work.buffers.values()), operations=tuple(operations))
-    return with_layouts(split_readers(program))
+    return with_destinations(with_layouts(split_readers(program)))
 
 
 class _Prepare:

@@ -2,10 +2,12 @@
 
 flat      no stage has axes beside the rows: one loop nest over all of them, cut into blocks for threads
 strips    as flat, where much is computed from the column alone: see `ferrite.schedule.strips`
-rows      threads share the rows; inside a row one nest after the other, with vectors along the nest's axes
+rows      threads share the rows; inside a row one nest after the other, with vectors along the nest's axes; scans go
+          through a few rows side by side
 columns   rows lie side by side in memory: vectors are made of rows, and the nests inside are plain loops
 streams   columns that are only reduced: see `ferrite.schedule.streams`
-shares    columns that are added where memory says: see `ferrite.schedule.scatters`
+segments  rows that are added where memory says, sorted: see `ferrite.schedule.segments`
+shares    the same without sorting: see `ferrite.schedule.scatters`
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import math
 from collections.abc import Sequence
 
 from ferrite.ir.expr import data_of
-from ferrite.ir.index import Axis, Index, Number
+from ferrite.ir.index import ZERO, Axis, Index, Number, number
 from ferrite.ir.kernel import Loop, Statement, Store, walk
 from ferrite.schedule.loops import (
     Body,
@@ -33,6 +35,7 @@ from ferrite.schedule.machine import Machine
 from ferrite.schedule.nest_loops import nest_loops, plain_loops
 from ferrite.schedule.nests import Nest, trivial
 from ferrite.schedule.scatters import owned
+from ferrite.schedule.segments import by_segments, segments_of
 from ferrite.schedule.statements import Parts
 from ferrite.schedule.streams import streamable, streams
 from ferrite.schedule.strips import in_strips
@@ -41,6 +44,8 @@ from ferrite.schedule.touches import axes_in, known, likely, step_of
 from ferrite.schedule.windows import is_window, used, written_out
 
 FAR = 5  # elements from one window to the next, at which vectors are better made of a window's own
+ROWS_AT_ONCE = 2  # scans: every step waits for the one before it, but for none of another row
+MANY_ROWS = 64
 BLOCK = 4096  # elements of a flat loop that one step of a thread takes
 
 
@@ -50,6 +55,9 @@ def arranged(
     """The whole body of a kernel."""
     if all(not nest.axes for nest in nests) and not tiles and not any(part.states for part in parts):
         return flat(rows, tuple(statement for part in parts for statement in part.point), machine)
+    segments = segments_of([stage.operation for nest in nests for stage in nest.stages], rows)
+    if segments is not None and (body := by_segments(segments, [tuple(part.point) for part in parts], machine)):
+        return body
     column = column_axis(rows, nests, parts)
     if column is None:
         return by_rows(rows, tiles, nests, parts, machine)
@@ -88,6 +96,10 @@ def by_rows(rows: Sequence[Axis], tiles: Body, nests: Sequence[Nest], parts: Seq
         body += nest_loops(nest, part, machine)
         work += work_of(tuple(part.point)) * math.prod(likely(item.extent) for item in nest.axes)
     axes, body = collapse(list(rows), body)
+    if axes and not tiles and all(nest.scans for nest in nests) and likely(axes[-1].extent) >= MANY_ROWS:
+        block, row, body = cut(axes[-1], ROWS_AT_ONCE, body)
+        axes, body = [*axes[:-1], block], (Loop(row, "vector", body, copies=ROWS_AT_ONCE),)
+        work *= ROWS_AT_ONCE
     return shared(axes, body, work, machine)
 
 
@@ -109,9 +121,12 @@ def columns(
     copies = 4 * unrolling(body, work_of(body))
     others = [row for row in rows if row is not column]
     outer, body = collapse(others, body)
-    if not isinstance(column.extent, Number) and any(combines(statement) for statement in walk(body)):
-        # where memory decides the place, blocks of a length that is not known cannot be told apart
-        return shared(outer, (Loop(column, "vector", body, lanes, copies),), work * likely(column.extent), machine)
+    if any(combines(statement) for statement in walk(body)):
+        # where memory decides the place, only blocks of one length, known now, can be told apart
+        while copies > 1 and column.extent % number(lanes * copies) is not ZERO:
+            copies //= 2
+        if column.extent % number(lanes * copies) is not ZERO:
+            return shared(outer, (Loop(column, "vector", body, lanes, copies),), work * likely(column.extent), machine)
     if windows and not tiles and likely(column.extent) <= BLOCK:
         inner = (vector_loop(column, used(body), machine),)
         return shared(outer, inner, work * likely(column.extent), machine)

@@ -39,6 +39,10 @@ def cases():
         yield "online softmax", [torch.tensor(values), nan(len(values))], [len(values)]
     for m, n in ((4, 4), (5, 7), (1, 9), (8, 3), (64, 67)):
         yield "transposing copy", [torch.randn(m, n), nan(n, m)], [m, n]
+    for ends in ([0, 3, 3, 7, 8], [0, 0, 0], [0, 4], [2, 2]):
+        yield "ragged rows", [torch.tensor(ends), torch.randn(12, 6), nan(len(ends) - 1, 6)], [len(ends) - 1]
+    for counts in ([0, 4, 1, 3, 2, 0, 0, 1, 4, 4, 2], [4], [0, 0, 0]):
+        yield "ragged lanes", [torch.tensor(counts), torch.randn(len(counts), 4), nan(len(counts))], [len(counts)]
     where = torch.tensor([5, 0, 5, 5, 2])
     yield "scatter-add", [where, torch.randn(5, 3), torch.randn(6, 3)], [5]
     yield "gather", [where, torch.randn(6), nan(5)], [5]

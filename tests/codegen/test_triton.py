@@ -68,6 +68,8 @@ def cases():
     yield "gather", [where, torch.randn(6), nan(5)], [5]
     yield "centred rows", [rows, nan(3, 11)], [3, 11]
     yield "gather", [where.neg(), torch.randn(6), nan(5)], [5]
+    yield "ragged rows", [torch.tensor([0, 3, 3, 7, 8]), torch.randn(12, 6), nan(4, 6)], [4]
+    yield "ragged lanes", [torch.tensor([0, 4, 1, 3, 2, 0, 4]), torch.randn(7, 4), nan(7)], [7]
     yield "cumulative sum", [wide, nan(19)], [19]
     yield "linear scan", [wide, wide.flip(0), nan(19)], [19]
     yield "column sums", [rows, nan(11), nan(11)], [3, 11]

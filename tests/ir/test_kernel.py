@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -64,6 +65,11 @@ def cases():
         [torch.tensor([-1.0, source[0, 0], -1, -1, -1])],
     )
     yield "centred rows", [rows], [nan(4, 11)], [4, 11], [rows - rows.sum(1, keepdim=True)]
+    ends, flat = torch.tensor([0, 3, 3, 7, 8]), torch.randn(12, 6)
+    sums = [flat[begin:end].sum(0) for begin, end in itertools.pairwise(ends.tolist())]
+    yield "ragged rows", [ends, flat], [nan(4, 6)], [4], [torch.stack(sums)]
+    counts, some = torch.tensor([0, 4, 1]), torch.randn(3, 4)
+    yield "ragged lanes", [counts, some], [nan(3)], [3], [torch.stack([torch.tensor(0.0), some[1].sum(), some[2, 0]])]
     yield "cumulative sum", [wide], [nan(19)], [19], [wide.cumsum(0)]
     decay, start = torch.tensor([0.5, 0.25, 2.0]), torch.tensor([1.0, 2.0, 3.0])
     yield "linear scan", [decay, start], [nan(3)], [3], [torch.tensor([1.0, 2.25, 7.5])]

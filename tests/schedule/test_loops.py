@@ -160,8 +160,8 @@ def test_long_rows_are_no_windows():
 def test_threads_own_shares_of_a_table():
     plan = plan_of(
         lambda table, ids, rows: table.index_add(0, ids, rows),
-        torch.randn(100, 512),
-        torch.randint(0, 100, (300,)),
+        torch.randn(2000, 512),
+        torch.randint(0, 2000, (300,)),
         torch.randn(300, 512),
     )
     kernel = plan.launches[-1].kernel

@@ -14,8 +14,10 @@ from ferrite.codegen.llvm.accumulators import Accumulators
 from ferrite.codegen.llvm.emission import AxisValue, Emission, Memory, Value
 from ferrite.codegen.llvm.expressions import Expressions
 from ferrite.codegen.llvm.types import BYTES, MEMORY, vector
-from ferrite.ir.index import ZERO, Index, Number, number
+from ferrite.ir.expr import Local, data_of
+from ferrite.ir.index import ZERO, Axis, Index, Number, number
 from ferrite.ir.kernel import Accumulate, Join, Let, Loop, Prefetch, Scratch, Statement, Store, When, walk
+from ferrite.ir.questions import nodes_of
 
 STACK = 64 * 1024  # bytes of scratch that a function may have on its stack
 Body = Sequence[Statement]
@@ -104,8 +106,9 @@ class Statements:
     def needs_one_by_one(self, loop: Loop) -> bool:
         """Whether iterations need loops or memory of their own."""
         inside = list(walk(loop.body))
+        named = {item.name for item in inside if isinstance(item, Let)}
         return any(
-            isinstance(item, Scratch) or (isinstance(item, Loop) and loop.axis in item.axis.extent.atoms)
+            isinstance(item, Scratch) or (isinstance(item, Loop) and decides(loop.axis, named, item.axis.extent))
             for item in inside
         )
 
@@ -233,3 +236,11 @@ class Statements:
             limits = e.splat(left, "i64", lanes)
             mask = e.op(f"icmp slt {vector('i64', lanes)} {counted}, {limits}", limits)
             self.copied(loop, done, lanes, 1, offsets, Value((mask,), "i1", lanes))
+
+
+def decides(axis: Axis, named: set[str], extent: Index) -> bool:
+    """Whether an extent may be another at every place along an axis: by itself, or by what was read there."""
+    if axis in extent.atoms:
+        return True
+    read = nodes_of(*data_of(extent)) if data_of(extent) else []
+    return any((isinstance(item, Local) and item.name in named) or axis in item.atoms for item in read)

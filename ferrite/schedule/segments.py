@@ -1,0 +1,163 @@
+"""Rows that are added to a table where memory says: sources are sorted by the row they go to, every row is made once.
+
+    for i, j:  table[ids[i], j] += x[i, j]
+
+    count, for each row of the table, how many sources it has; so, where its own begin in a list of all
+    put the number of every source into that list
+    for r, j:  table[r, j] = table[r, j] + x[list[begin of r], j] + ... + x[list[end of r], j]
+
+Sorting is linear, and little beside rows that are long. Then threads share the rows of the table, several rows of the
+sources are read at a time, and what fills the table beforehand (a copy, zeros) is done on the way. The order of
+additions at one place is that of the sources, so the result is the same for any number of threads, and that of eager.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ferrite.ir.expr import Data, IndexValue, Load, Local, cast, const, data, index_value, op
+from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, axis, number, substitute
+from ferrite.ir.kernel import Accumulate, Join, Let, Loop, Scratch, State, Statement, Store
+from ferrite.ir.program import Compute, Operation
+from ferrite.ir.types import arithmetic_type
+from ferrite.schedule.loops import Body, lanes_for, nested, replaced, shared, work_of
+from ferrite.schedule.machine import Machine
+from ferrite.schedule.touches import axes_in, loads_of, step_of
+
+KINDS = {"add": "sum", "mul": "prod", "amax": "amax", "amin": "amin"}
+WIDE = 64  # elements of a row: to sort must be little beside them
+MOST = 1 << 20  # rows, and sources, whose numbers are kept
+FULL = 4  # rows for each source at most: all of them are gone through
+AT_ONCE = 8  # vectors of a row
+I32, I64 = torch.int32, torch.int64
+
+
+@dataclass(frozen=True)
+class Segments:
+    """`sources`: the axes of what is added, `rows`: how many the table has, `row`: the axis of them that fills it."""
+
+    column: Axis
+    sources: tuple[Axis, ...]
+    rows: int
+    row: Axis | None
+
+    @property
+    def count(self) -> int:
+        return math.prod(item.extent.value for item in self.sources if isinstance(item.extent, Number))
+
+
+def segments_of(operations: Sequence[Operation], rows: Sequence[Axis]) -> Segments | None:
+    """What is added to one table, perhaps after an operation that fills it; None for anything else."""
+    *fills, last = operations
+    if len(rows) != 1 or len(fills) > 1 or not isinstance(last, Compute) or len(last.stores) != 1:
+        return None
+    (column,), (store,) = rows, last.stores
+    places = [at for at, index in enumerate(store.coordinates) if isinstance(index, Data)]
+    sources = tuple(item for item in last.axes if item is not column)
+    if store.mode not in KINDS or arithmetic_type(store.value.dtype) != store.value.dtype or len(places) != 1:
+        return None
+    where = store.coordinates[places[0]]
+    extents = [where.extent, *(item.extent for item in last.axes)] if isinstance(where, Data) else [column]
+    counts = [extent.value for extent in extents if isinstance(extent, Number)]
+    others = [index for at, index in enumerate(store.coordinates) if at != places[0] and index is not ZERO]
+    if len(counts) < len(extents) or not sources or others != [column] or column in axes_in(where):
+        return None
+    found = Segments(column, sources, counts[0], None)
+    if (
+        counts[1 + last.axes.index(column)] < WIDE
+        or not found.rows <= min(MOST, FULL * found.count)
+        or found.count > MOST
+    ):
+        return None
+    if not fills:
+        return found
+    row = filling(fills[0], store.buffer, store.coordinates, places[0], column)
+    return Segments(column, sources, counts[0], row) if row is not None and row.extent is number(counts[0]) else None
+
+
+def filling(fill: Operation, buffer: str, coordinates: Sequence[Index], place: int, column: Axis) -> Axis | None:
+    """The axis with which an operation goes through the rows of a table, where it does nothing but fill that."""
+    if not isinstance(fill, Compute) or len(fill.stores) != 1 or len(fill.axes) != 2:
+        return None
+    (store,) = fill.stores
+    row = next(item for item in (*fill.axes, column) if item is not column)
+    wanted = tuple(row if at == place else index for at, index in enumerate(coordinates))
+    fits = (store.buffer, store.mode, store.coordinates) == (buffer, "set", wanted) and column in fill.axes
+    return row if fits and not any(item.buffer == buffer for item in loads_of(store.value)) else None
+
+
+def by_segments(found: Segments, points: Sequence[Body], machine: Machine) -> Body:
+    """The loops; nothing where the table's rows do not lie along memory. `points`: what is done at every point."""
+    *before, store = points[-1]
+    assert isinstance(store, Store)
+    (place,) = store.coordinates
+    (where,) = (atom for atom in place.atoms if isinstance(atom, Data))
+    if step_of(place, found.column) is not ONE:
+        return ()
+    count, row = found.count, axis("row", found.rows)
+    here = substitute(place, {where: row})
+    if found.row is None:
+        first: Body = (Join("total", (Load.intern(store.buffer, (here,), store.value.dtype),)),)
+    else:
+        *made, fill = replaced(points[0], {found.row: row})
+        assert isinstance(fill, Store)
+        first = (*made, Join("total", (fill.value,)))
+    one_by_one = axis("each", data(Local.intern("many", I64), number(count + 1)))
+    spot = op("add", Local.intern("begin", I64), index_value(one_by_one))
+    picked = Let("picked", cast(Load.intern("order", (data(spot, number(count)),), I32), I64))
+    source = data(Local.intern("picked", I64), number(count))
+    *then, added = replaced((*before, store), decoded(source, found.sources))
+    assert isinstance(added, Store)
+    each = Loop(one_by_one, "serial", (picked, *then, Join("total", (added.value,))))
+    state = State(KINDS[store.mode], ("total",), (store.value.dtype,))
+    total = Store(store.buffer, (here,), Local.intern("total", store.value.dtype))
+    body: Body = (Accumulate((state,), (*first, each)), total)
+    limits = Load.intern("begins", (row,), I32), Load.intern("begins", (row + 1,), I32)
+    inner: Body = (
+        Let("begin", cast(limits[0], I64)),
+        Let("many", op("sub", cast(limits[1], I64), Local.intern("begin", I64))),
+        Loop(found.column, "vector", body, lanes_for((store,), machine), AT_ONCE),
+    )
+    assert isinstance(found.column.extent, Number)
+    work = work_of((*before, store)) * found.column.extent.value * (1 + count // found.rows)
+    return (*listed(found, where), *shared([row], inner, work, machine))
+
+
+def listed(found: Segments, where: Data) -> Body:
+    """The numbers of the sources, those of one row of the table side by side in `order`, from `begins[row]` on."""
+    count, rows = number(found.count), number(found.rows)
+    zero, step = axis("cleared", found.rows + 2), axis("summed", found.rows + 1)
+    row = data(Local.intern("row_of", I64), rows)
+    named = Let("row_of", IndexValue.intern(where, I64))  # checked here, with the error of eager
+    spot = Let("spot", cast(Load.intern("begins", (row + 1,), I32), I64))
+    one = const(1, I32)
+    flat: Index = ZERO
+    for item in found.sources:
+        flat = flat * item.extent + item
+    into_list: tuple[Statement, ...] = (
+        named,
+        spot,
+        Store("order", (data(Local.intern("spot", I64), count),), cast(index_value(flat), I32)),
+        Store("begins", (row + 1,), one, "add"),
+    )
+    return (
+        Scratch("begins", I32, (rows + 2,)),
+        Scratch("order", I32, (count,)),
+        Loop(zero, "vector", (Store("begins", (zero,), const(0, I32)),), 4, AT_ONCE),
+        *nested(found.sources, (named, Store("begins", (row + 2,), one, "add")), "serial"),
+        Loop(step, "serial", (Store("begins", (step + 1,), Load.intern("begins", (step,), I32), "add"),)),
+        *nested(found.sources, into_list, "serial"),
+    )
+
+
+def decoded(source: Index, axes: Sequence[Axis]) -> dict[Axis, Index]:
+    """The places along several axes, from a number that counts all their points."""
+    found: dict[Axis, Index] = {}
+    for item in reversed(axes):
+        found[item] = source % item.extent if item is not axes[0] else source
+        source = source // item.extent
+    return found

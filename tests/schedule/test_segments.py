@@ -1,0 +1,183 @@
+"""Rows that are added to a table where memory says: sorted by row, every row of the table is made once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from schedule.plans import loops, plan_of
+
+from compare import check, compile_strict
+from ferrite.ir.expr import data_of
+from ferrite.ir.kernel import Kernel, Store, walk
+from ferrite.schedule.plan import Plan
+
+quick = pytest.mark.quick
+
+
+def added(table, ids, rows):
+    return table.index_add(0, ids, rows)
+
+
+def scaled(table, ids, rows):
+    return table.index_add(0, ids, rows.exp(), alpha=2)
+
+
+def to_zeros(table, ids, rows):
+    return torch.zeros_like(table).index_put((ids,), rows, accumulate=True)
+
+
+def in_place(table, ids, rows):
+    table.index_add_(0, ids, rows)
+    return table.sum()
+
+
+def two_axes(table, ids, rows):
+    """As the gradient of an embedding of a batch of texts."""
+    return torch.zeros_like(table).index_put((ids.view(4, -1),), rows.view(4, -1, rows.shape[1]), accumulate=True)
+
+
+def greatest(table, ids, rows):
+    return table.index_reduce(0, ids, rows, "amax")
+
+
+def least_of_rows_alone(table, ids, rows):
+    return table.scatter_reduce(0, ids[:, None].expand_as(rows), rows, "amin", include_self=True)
+
+
+def multiplied(table, ids, rows):
+    return table.index_reduce(0, ids, rows, "prod")
+
+
+SORTED = {
+    fn.__name__: fn for fn in (added, scaled, to_zeros, in_place, two_axes, greatest, least_of_rows_alone, multiplied)
+}
+
+
+def inputs(rows: int = 12, sources: int = 40, width: int = 96, dtype: torch.dtype = torch.float32):
+    table, more = torch.randn(rows, width), torch.randn(sources, width)
+    if not dtype.is_floating_point:
+        table, more = table * 100, more * 100
+    return [table.to(dtype), torch.randint(0, rows - 1, (sources,)), more.to(dtype)]
+
+
+def is_sorted(kernel: Kernel) -> bool:
+    """Whether sources are gone through row by row of the table."""
+    return any(data_of(loop.axis.extent) for loop in loops(kernel, "serial"))
+
+
+def kernels(plan: Plan) -> list[Kernel]:
+    return [launch.kernel for launch in plan.launches]
+
+
+@quick
+@pytest.mark.parametrize("name", SORTED)
+def test_rows_of_the_table_are_made_one_by_one(name):
+    found = [kernel for kernel in kernels(plan_of(SORTED[name], *inputs())) if is_sorted(kernel)]
+    assert len(found) == 1
+    (rows,) = loops(found[0], "parallel")
+    assert rows.axis.extent.value == 12
+    pointers = {pointer.name for pointer in found[0].pointers}
+    stored = [item for item in walk(found[0].body) if isinstance(item, Store) and item.buffer in pointers]
+    assert [item.mode for item in stored] == ["set"], "an element of the table is written once"
+
+
+@quick
+@pytest.mark.parametrize("fn", [added, scaled, to_zeros, two_axes])
+def test_what_fills_the_table_is_in_the_same_kernel(fn):
+    assert len(kernels(plan_of(fn, *inputs()))) == 1
+
+
+def narrow(table, ids, rows):
+    return table[:, :63].index_add(0, ids, rows[:, :63])
+
+
+def few_sources(table, ids, rows):
+    return table.index_add(0, ids[:2], rows[:2])
+
+
+def half(table, ids, rows):
+    return table.bfloat16().index_add(0, ids, rows.bfloat16())
+
+
+def along_rows(table, ids, rows):
+    return table.t().contiguous().index_add(1, ids, rows.t())
+
+
+def every_element_elsewhere(table, ids, rows):
+    return table.scatter_add(0, (ids[:, None] + torch.arange(rows.shape[1])) % table.shape[0], rows)
+
+
+def last_wins(table, ids, rows):
+    return table.index_copy(0, ids, rows)
+
+
+NEAR_MISSES = {fn.__name__: fn for fn in (narrow, few_sources, half, along_rows, every_element_elsewhere, last_wins)}
+
+
+@quick
+@pytest.mark.parametrize("name", NEAR_MISSES)
+def test_others_are_not_sorted(name):
+    assert not any(map(is_sorted, kernels(plan_of(NEAR_MISSES[name], *inputs()))))
+
+
+@quick
+def test_how_many_sources_there_are_must_be_known():
+    assert not any(map(is_sorted, kernels(plan_of(added, *inputs(), dynamic=True))))
+
+
+@quick
+def test_the_table_is_not_filled_in_the_same_kernel_where_it_is_needed_before():
+    plan = plan_of(lambda table, ids, rows: ((t := table.exp()).index_add(0, ids, rows), t), *inputs())
+    assert len([kernel for kernel in kernels(plan) if is_sorted(kernel)]) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("name", SORTED)
+def test_the_numbers_are_those_of_eager(name, dtype):
+    if name == "scaled" and not dtype.is_floating_point:
+        dtype = torch.float64  # exp of integers is no integer
+    check(SORTED[name], lambda: inputs(dtype=dtype))
+
+
+@pytest.mark.parametrize("name", NEAR_MISSES)
+def test_near_misses_are_right(name):
+    check(NEAR_MISSES[name], inputs)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 64), (1, 50, 65), (100, 25, 131), (3, 4097, 64)], ids=str)
+def test_rows_with_none_and_with_all(shape):
+    rows, sources, width = shape
+    check(
+        added, lambda: [torch.randn(rows, width), torch.zeros(sources, dtype=torch.long), torch.randn(sources, width)]
+    )
+
+
+def test_additions_are_in_the_order_of_the_sources():
+    """So to the bit those of eager, for any number of threads."""
+    compiled, given = compile_strict(added), inputs(rows=300, sources=5000)
+    expected = added(*given)
+    threads = torch.get_num_threads()
+    try:
+        for many in (1, 2, 3):
+            torch.set_num_threads(many)
+            assert torch.equal(compiled(*given), expected)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("wrong", [-1, 12])
+def test_an_index_outside_is_eagers_error(wrong):
+    table, ids, rows = inputs()
+    ids[17] = wrong
+    with pytest.raises(RuntimeError, match="out of bounds") as ours:
+        compile_strict(added)(table, ids, rows)
+    assert str(wrong) in str(ours.value)
+
+
+def test_the_gradient_of_an_embedding():
+    check(
+        lambda ids, weight: F.embedding(ids, weight),
+        lambda: [torch.randint(0, 50, (4, 32)), torch.randn(50, 80, requires_grad=True)],
+        backward=True,
+    )
