@@ -28,7 +28,7 @@ from ferrite.schedule.extremes import GREATEST, block_size, by_blocks
 from ferrite.schedule.joins import split_readers
 from ferrite.schedule.layouts import with_layouts
 from ferrite.schedule.stages import favourite, stage_of
-from ferrite.schedule.touches import Layouts, known, likely
+from ferrite.schedule.touches import Layouts, known, likely, step_of
 
 FEW_RESULTS = 64  # so few that threads should share one
 LONG = 1 << 15  # so many elements that they should
@@ -175,7 +175,8 @@ class _Prepare:
         def into(piece: Index) -> tuple[Target]:
             return (Target(partial.buffer, (piece, *operation.axes)),)
 
-        yield replace(operation, axes=(outer, *operation.axes), reduced=over(inner), values=values, targets=into(outer))
+        axes = (outer, *operation.axes) if self.across(operation) else (*operation.axes, outer)  # as memory lies
+        yield replace(operation, axes=axes, reduced=over(inner), values=values, targets=into(outer))
         if rest is not ZERO:
             last = axis(f"{longest.name}_last", rest)
             values = tuple(rewrite_indices(item, {longest: inner.extent * pieces + last}) for item in operation.values)
@@ -195,6 +196,10 @@ class _Prepare:
         longest = max(operation.reduced, key=lambda item: likely(item.extent), default=None)
         if longest is None:
             return None
+        if isinstance(longest.extent, Number):  # the slowest that is long enough: each piece then lies in one place
+            places = [touch.place for touch in self.layouts.touches(operation) if not touch.writes]
+            enough = [item for item in operation.reduced if known(item.extent, 0) >= min(PIECES, longest.extent.value)]
+            longest = max(enough, key=lambda item: max((likely(step_of(at, item) or ZERO) for at in places), default=0))
         size = likely(longest.extent)
         pieces = min(PIECES, size)
         if isinstance(longest.extent, Number):

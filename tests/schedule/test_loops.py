@@ -14,7 +14,7 @@ from schedule.plans import loops, memory, plan_of
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from compare import assert_no_farther, compile_strict
+from compare import assert_no_farther, check, compile_strict
 from ferrite.ir.expr import Load, Masked, Op
 from ferrite.ir.index import ONE, Max, Min
 from ferrite.ir.kernel import Accumulate, Kernel, Loop, Store, When, nodes_in, walk
@@ -281,3 +281,33 @@ def test_ids_outside_a_table_are_refused_whoever_owns_the_row(width):
     for wrong in (100, -1):
         with pytest.raises(RuntimeError, match=r"out of bounds|out of range"):
             compiled(table, torch.tensor([0, wrong, 5]), rows)
+
+
+@quick
+@pytest.mark.parametrize("sizes", [(64, 4096), (4096, 64), (2048, 8192)], ids=str)
+def test_pieces_of_a_long_reduction_lie_in_one_place(sizes):
+    kernel = plan_of(lambda x: x.sum(), torch.randn(sizes)).launches[0].kernel
+    (piece,) = loops(kernel, "parallel")
+    (place,) = {item.coordinates[0] for item in nodes(kernel) if isinstance(item, Load)}
+    step = step_of(place, piece.axis)
+    assert step.value * piece.axis.extent.value == sizes[0] * sizes[1], "a thread reads what lies behind each other"
+
+
+@quick
+def test_pieces_of_several_long_rows_follow_each_other():
+    kernel = plan_of(lambda x: x.sum(1), torch.randn(8, 1 << 16)).launches[0].kernel
+    row, piece = loops(kernel, "parallel")
+    assert (row.axis.extent.value, piece.axis.extent.value) == (8, 32)
+
+
+@quick
+def test_scans_go_through_two_rows_at_once():
+    kernel = only_kernel(lambda x: x.cumsum(1), torch.randn(128, 100))
+    (rows,) = loops(kernel, "vector")
+    assert (rows.axis.extent.value, rows.lanes, rows.copies) == (2, 1, 2)
+    assert loops(only_kernel(lambda x: x.cumsum(1), torch.randn(8, 100)), "vector") == [], "few rows are for threads"
+
+
+def test_scans_of_an_odd_number_of_rows():
+    for fn in (lambda x: x.cumsum(1), lambda x: x.cummax(1), lambda x: (x / 4).cumprod(1)):
+        check(fn, lambda: [torch.randn(67, 33)])
