@@ -246,6 +246,10 @@ def summarised(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], list[str
     for name, values in shares.items():
         middle = statistics.median(values.values())
         lines.append(f"Cold compile beyond capture, {name}: {middle:.2f} s in the median of {len(values)}.")
+    if OURS in shares and INDUCTOR in shares:
+        parts = {case: mine / shares[INDUCTOR][case] for case, mine in shares[OURS].items() if case in shares[INDUCTOR]}
+        told = ", ".join(f"{case} {part:.2f}" for case, part in sorted(parts.items(), key=lambda pair: -pair[1]))
+        lines.append(f"ferrite beyond capture, as a share of Inductor's beyond capture: {told}.")
     figures["wrong"] = [f"{row['case']} {name}" for row in rows for name in row["problems"]]
     return figures, lines
 

@@ -28,7 +28,8 @@ Meaning
   scratch has its own dimensions, rows last to first in memory. Pointers come first, by position, then the sizes, as
   64-bit integers. Different pointers do not overlap where one of them is written; in place is one pointer for both.
 - An extent may depend on sizes and on the axes around: a ragged tile is `min(32, s0 - 32*i0)`. It need not be a
-  multiple of the lanes: what remains is masked, or done one by one, as the back end likes.
+  multiple of the lanes: what remains is masked, or done one by one, as the back end likes. The extent of a serial loop
+  may also be data: rows of different lengths. It is read when the loop begins.
 - A state begins as nothing. Inside reduction, vector, unrolled and parallel loops every lane, copy and thread may have
   a state of its own; they are joined when the block ends, in any order. That is how a sum gets several accumulators.
   Where only serial loops stand between, the names of the state can be read inside the block: what has been joined so

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from ferrite.ir import program
 from ferrite.ir.expr import Data, IndexValue, Load, Local, cast, const, data, index_value, op
 from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, axis, number, substitute
 from ferrite.ir.kernel import Accumulate, Join, Let, Loop, Scratch, State, Statement, Store
@@ -38,16 +39,14 @@ I32, I64 = torch.int32, torch.int64
 
 @dataclass(frozen=True)
 class Segments:
-    """`sources`: the axes of what is added, `rows`: how many the table has, `row`: the axis of them that fills it."""
+    """`sources`: the axes of what is added, `count` points in all; `rows`: how many the table has; `row`: the axis with
+    which they are filled."""
 
     column: Axis
     sources: tuple[Axis, ...]
     rows: int
-    row: Axis | None
-
-    @property
-    def count(self) -> int:
-        return math.prod(item.extent.value for item in self.sources if isinstance(item.extent, Number))
+    count: int
+    row: Axis | None = None
 
 
 def segments_of(operations: Sequence[Operation], rows: Sequence[Axis]) -> Segments | None:
@@ -55,39 +54,40 @@ def segments_of(operations: Sequence[Operation], rows: Sequence[Axis]) -> Segmen
     *fills, last = operations
     if len(rows) != 1 or len(fills) > 1 or not isinstance(last, Compute) or len(last.stores) != 1:
         return None
-    (column,), (store,) = rows, last.stores
-    places = [at for at, index in enumerate(store.coordinates) if isinstance(index, Data)]
-    sources = tuple(item for item in last.axes if item is not column)
-    if store.mode not in KINDS or arithmetic_type(store.value.dtype) != store.value.dtype or len(places) != 1:
-        return None
-    where = store.coordinates[places[0]]
-    extents = [where.extent, *(item.extent for item in last.axes)] if isinstance(where, Data) else [column]
-    counts = [extent.value for extent in extents if isinstance(extent, Number)]
-    others = [index for at, index in enumerate(store.coordinates) if at != places[0] and index is not ZERO]
-    if len(counts) < len(extents) or not sources or others != [column] or column in axes_in(where):
-        return None
-    found = Segments(column, sources, counts[0], None)
-    if (
-        counts[1 + last.axes.index(column)] < WIDE
-        or not found.rows <= min(MOST, FULL * found.count)
-        or found.count > MOST
-    ):
-        return None
-    if not fills:
+    found = added(last, rows[0])
+    if found is None or not fills:
         return found
-    row = filling(fills[0], store.buffer, store.coordinates, places[0], column)
-    return Segments(column, sources, counts[0], row) if row is not None and row.extent is number(counts[0]) else None
+    row = filling(fills[0], last.stores[0], rows[0])
+    return replace(found, row=row) if row is not None and row.extent is number(found.rows) else None
 
 
-def filling(fill: Operation, buffer: str, coordinates: Sequence[Index], place: int, column: Axis) -> Axis | None:
-    """The axis with which an operation goes through the rows of a table, where it does nothing but fill that."""
-    if not isinstance(fill, Compute) or len(fill.stores) != 1 or len(fill.axes) != 2:
+def added(operation: Compute, column: Axis) -> Segments | None:
+    """What is added row by row, where sorting the rows pays."""
+    (store,) = operation.stores
+    places = [index for index in store.coordinates if isinstance(index, Data)]
+    others = [index for index in store.coordinates if not isinstance(index, Data) and index is not ZERO]
+    dtype = store.value.dtype
+    if store.mode not in KINDS or arithmetic_type(dtype) != dtype or len(places) != 1 or others != [column]:
         return None
-    (store,) = fill.stores
-    row = next(item for item in (*fill.axes, column) if item is not column)
-    wanted = tuple(row if at == place else index for at, index in enumerate(coordinates))
-    fits = (store.buffer, store.mode, store.coordinates) == (buffer, "set", wanted) and column in fill.axes
-    return row if fits and not any(item.buffer == buffer for item in loads_of(store.value)) else None
+    (where,), sources = places, tuple(item for item in operation.axes if item is not column)
+    sizes = [where.extent, column.extent, *(item.extent for item in sources)]
+    numbers = [size.value for size in sizes if isinstance(size, Number)]
+    if len(numbers) < len(sizes) or not sources or column in axes_in(where):
+        return None
+    rows, width, *counts = numbers
+    count = math.prod(counts)
+    pays = width >= WIDE and count <= MOST and rows <= min(MOST, FULL * count)
+    return Segments(column, sources, rows, count) if pays else None
+
+
+def filling(fill: Operation, store: program.Store, column: Axis) -> Axis | None:
+    """The axis with which an operation goes through the rows of a table, where it does nothing but fill that."""
+    if not isinstance(fill, Compute) or len(fill.stores) != 1 or len(fill.axes) != 2 or column not in fill.axes:
+        return None
+    (first,), (row,) = fill.stores, (item for item in fill.axes if item is not column)
+    wanted = tuple(row if isinstance(index, Data) else index for index in store.coordinates)
+    fits = (first.buffer, first.mode, first.coordinates) == (store.buffer, "set", wanted)
+    return row if fits and all(load.buffer != store.buffer for load in loads_of(first.value)) else None
 
 
 def by_segments(found: Segments, points: Sequence[Body], machine: Machine) -> Body:

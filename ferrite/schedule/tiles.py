@@ -28,31 +28,39 @@ def tiled(order: Sequence[Axis], across: Axis, body: Body, machine: Machine) -> 
     last = order[-1]
     outer = [item for item in order if item is not last and item is not across]
     crossed = crossing_loads(across, last, body)
-    rows, row, body = cut(across, SIDE, body)
-    columns, column, body = cut(last, SIDE, body)
-    place = {across: rows * SIDE + row, last: columns * SIDE + column}
+    side = side_of(across, last, machine)
+    rows, row, body = cut(across, side, body)
+    columns, column, body = cut(last, side, body)
+    place = {across: rows * side + row, last: columns * side + column}
     tiles: list[Statement] = []
     copies: list[Statement] = []
     again: dict[Expr, Expr] = {}
     for number_, load in enumerate(crossed):
         name = f"tile{number_}"
         moved = Load.intern(load.buffer, tuple(index_over(item, place) for item in load.coordinates), load.dtype)
-        tiles.append(Scratch(name, load.dtype, (number(SIDE * SIDE),)))
-        copies.append(copied(name, moved, row, column, machine))
-        again[moved] = Load.intern(name, (row * SIDE + column,), load.dtype)
+        tiles.append(Scratch(name, load.dtype, (number(side * side),)))
+        copies.append(copied(name, moved, row, column, side, machine))
+        again[moved] = Load.intern(name, (row * side + column,), load.dtype)
     if again:
         body = tuple(with_values(statement, again) for statement in body)
     inner: Body = (*tiles, *copies, Loop(row, "serial", (vector_loop(column, body, machine),)))
     blocks, inner = collapse([*outer, rows, columns], inner)
-    return blocks, inner, work_of(body) * SIDE * SIDE
+    return blocks, inner, work_of(body) * side * side
 
 
-def copied(name: str, load: Load, row: Axis, column: Axis, machine: Machine) -> Loop:
+def side_of(across: Axis, last: Axis, machine: Machine) -> int:
+    """How long a tile is. Where one axis is short, memory is read in its order however long: with wide vectors, which
+    fill a line of the cache at once, a small tile is then 10 % faster; with narrow ones it is slower."""
+    short = min(known(across.extent, SIDE), known(last.extent, SIDE)) <= SIDE // 2
+    return SIDE // 4 if short and machine.vector > 16 else SIDE
+
+
+def copied(name: str, load: Load, row: Axis, column: Axis, side: int, machine: Machine) -> Loop:
     """Loops that copy what is loaded, along the rows, and turn it."""
     along, beside = axis(f"{row.name}_{name}", row.extent), axis(f"{column.name}_{name}", column.extent)
     new: dict[Axis, Index] = {row: along, column: beside}
     value = Load.intern(load.buffer, tuple(index_over(item, new) for item in load.coordinates), load.dtype)
-    store = Store(name, (along * SIDE + beside,), value)
+    store = Store(name, (along * side + beside,), value)
     vectors = vector_loop(along, (store,), machine)
     return Loop(beside, "vector", (replace(vectors, copies=1),), copies=vectors.lanes)
 

@@ -16,9 +16,11 @@ from torch.utils import _pytree as pytree
 
 from compare import assert_no_farther, check, compile_strict
 from ferrite.ir.expr import Load, Masked, Op
-from ferrite.ir.index import ONE, Max, Min
+from ferrite.ir.index import ONE, Max, Min, axis
 from ferrite.ir.kernel import Accumulate, Kernel, Loop, Store, When, nodes_in, walk
 from ferrite.ir.questions import indices_of
+from ferrite.schedule.machine import Machine
+from ferrite.schedule.tiles import side_of
 from ferrite.schedule.touches import step_of
 
 quick = pytest.mark.quick
@@ -151,6 +153,14 @@ def test_a_tile_is_turned_while_it_is_filled():
 def test_long_rows_are_no_windows():
     kernel = only_kernel(lambda x: x.sum(-1), torch.randn(64, 8))
     assert any(isinstance(item, Accumulate) for item in walk(kernel.body))
+
+
+@quick
+@pytest.mark.parametrize(
+    ("sizes", "vector", "side"), [((64, 4096), 64, 32), ((64, 4096), 16, 128), ((128, 4096), 64, 128)]
+)
+def test_tiles_of_a_short_axis_are_small_where_vectors_are_wide(sizes, vector, side):
+    assert side_of(*(axis(name, size) for name, size in zip("ij", sizes, strict=True)), Machine(vector=vector)) == side
 
 
 # --- tables, columns, joined tensors ----------------------------------------------------------------------------------
