@@ -105,6 +105,9 @@ class _Destinations:
             return None
         assert isinstance(store.value, Load)
         axes = store.value.coordinates
+        extents = [item.extent if isinstance(item, Axis) else ONE for item in axes]
+        if any(extent is not size for extent, size in zip(extents, product.sizes, strict=True)):
+            return None  # part of the product
         place = self.layouts.place(store.buffer, store.coordinates)
         strides = [
             step_of(place, item) if isinstance(item, Axis) else own
@@ -136,7 +139,7 @@ class _Destinations:
 
 
 def copied(operation: Operation | None, name: str) -> Store | None:
-    """The store of an operation that copies all of a buffer and does nothing else."""
+    """The store of an operation that copies elements of a buffer, each once, and does nothing else."""
     if not isinstance(operation, Compute) or len(operation.stores) != 1:
         return None
     (store,) = operation.stores

@@ -86,6 +86,22 @@ def another_type(a, b, x):
     return torch.cat([a @ b, x.double()])
 
 
+def some_rows(a, b, x):
+    return torch.cat([(a @ b)[:2], x])
+
+
+def some_columns(a, b, x):
+    return torch.cat([(a @ b)[:, :3], x], 1)
+
+
+def one_of_its_rows(a, b, x):
+    return torch.cat([(a @ b)[0], x[0]])
+
+
+def repeated(a, b, x):
+    return torch.cat([(a[:1] @ b).expand(3, 6), x])
+
+
 def turned(a, b, x):
     return torch.cat([(a @ b).t(), x.t()])
 
@@ -118,6 +134,10 @@ NEAR_MISSES = {
         leaves,
         computed_with,
         another_type,
+        some_rows,
+        some_columns,
+        one_of_its_rows,
+        repeated,
         turned,
         all_of_it,
         written_twice,
