@@ -51,7 +51,7 @@ class _Destinations:
             for storage in dict.fromkeys(self.storage(access.buffer) for access in accesses):
                 self.touching.setdefault(storage, []).append(place)
         self.parts: dict[str, Buffer] = {}  # products that are parts of another tensor
-        self.products: dict[int, Operation] = {}
+        self.products: dict[int, Template] = {}
         self.copies: set[int] = set()
 
     def storage(self, name: str) -> str:
@@ -128,7 +128,6 @@ class _Destinations:
             if place in self.copies:
                 continue
             if (product := self.products.get(place)) is not None:
-                assert isinstance(product, Template)
                 joined = self.parts[product.call.writes[0]].base
                 if joined is not None and joined not in allocated:
                     operations.append(Allocate(joined, product.origin))
