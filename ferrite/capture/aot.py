@@ -51,7 +51,7 @@ class CapturedGraph:
 
 
 CompileGraph = Callable[[CapturedGraph], BoxedCallable]
-Partition = Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
+Partition = Callable[..., torch_api.Parts]
 
 
 def capture(

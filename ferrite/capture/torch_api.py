@@ -39,6 +39,7 @@ NEWEST_TESTED = (2, 13)
 HigherOrderOperator = torch._ops.HigherOrderOperator
 # Takes ownership of one list of arguments and empties it.
 BoxedCallable = Callable[[list[Any]], Sequence[Any]]
+Parts = tuple[torch.fx.GraphModule, torch.fx.GraphModule]  # of a joint graph: forward, backward
 
 
 # --- versions ---------------------------------------------------------------------------------------------------------
@@ -79,7 +80,7 @@ def aot_autograd(
     forward: Callable[..., BoxedCallable],
     backward: Callable[..., BoxedCallable],
     inference: Callable[..., BoxedCallable],
-    partition: Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]],
+    partition: Callable[..., Parts],
     decompositions: Mapping[Any, Callable[..., Any]],
 ) -> Callable[..., Any]:
     """Functionalise, decompose, differentiate and partition; the three compilers get the resulting graphs.
@@ -99,16 +100,14 @@ def aot_autograd(
     return compiled
 
 
-def min_cut_partition(
-    joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any
-) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-    forward, backward = _min_cut_partition(joint, inputs, **kwargs)
+def min_cut_partition(joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any) -> Parts:
+    """Saves what is cheapest to save. Equal calls are one already: torch would import Inductor to look for them."""
+    with torch._functorch.config.patch(cse=False):
+        forward, backward = _min_cut_partition(joint, inputs, **kwargs)
     return forward, backward
 
 
-def save_all_partition(
-    joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any
-) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+def save_all_partition(joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any) -> Parts:
     forward, backward = _default_partition(joint, inputs, **kwargs)
     return forward, backward
 

@@ -70,6 +70,16 @@ def schema_of(operator: object) -> Any | None:
     return getattr(operator, "_schema", None)
 
 
+# Calls of these operators compute what their names say, and nothing else.
+KNOWN_NAMESPACES = frozenset({"aten", "prims", "ferrite"})
+
+
+def is_known_operator(node: torch.fx.Node) -> bool:
+    """Whether a node calls an operator that computes what its name says."""
+    schema = schema_of(node.target)
+    return schema is not None and str(schema.name).partition("::")[0] in KNOWN_NAMESPACES
+
+
 def produces_value(node: torch.fx.Node) -> bool:
     """Whether a node computes something others can read: not the output, an assertion, or the body of a loop."""
     if node.op == "output" or body_of(node) is not None:

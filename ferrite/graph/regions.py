@@ -35,7 +35,7 @@ ASSERTIONS = ("_assert", "sym_constrain_range", "_linalg_check_errors", "_print"
 
 def mutates(node: torch.fx.Node) -> bool:
     """Whether a node writes into one of its operands, itself or in a graph it runs."""
-    return _with_bodies(node, _mutates_itself)
+    return not _only_reads(node.target) and _with_bodies(node, _mutates_itself)
 
 
 def is_random(node: torch.fx.Node) -> bool:
@@ -70,7 +70,9 @@ class Regions:
         current = 0
         known: dict[Any, bool] = {}
         for node in graph.nodes:
-            splits = torch_calls.is_barrier(node) or _with_bodies(node, _mutates_itself, known)
+            splits = torch_calls.is_barrier(node) or (
+                not _only_reads(node.target) and _with_bodies(node, _mutates_itself, known)
+            )
             current += splits
             self.numbers[node] = current
             current += splits
@@ -123,6 +125,12 @@ def _mutates_itself(node: torch.fx.Node) -> bool:
         writes = _writes_by_schema(node.target)
         return writes if isinstance(writes, bool) else argument(node, writes) not in (False, None)
     return _name(node.target) in MUTATING_HIGHER_ORDER or torch_calls.writes(node)
+
+
+@functools.cache
+def _only_reads(target: object) -> bool:
+    """Whether a call of this writes nothing, whatever it is given. Most calls are of such operators."""
+    return schema_of(target) is not None and _writes_by_schema(target) is False
 
 
 @functools.cache

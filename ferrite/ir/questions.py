@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+import functools
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 
 from ferrite.ir.expr import Data, Expr, IndexValue, Load, Op, Random, data_of
@@ -49,6 +50,21 @@ class Access:
     buffer: str
     coordinates: tuple[Index, ...] | None
     mode: str = "set"
+
+
+def asked_once(question: Callable[[Operation], tuple[Access, ...]]) -> Callable[[Operation], tuple[Access, ...]]:
+    """Keeps the answer with the operation, which never changes: every stage asks the same of each again."""
+    name = f"_{question.__name__}"
+
+    @functools.wraps(question)
+    def answer(operation: Operation) -> tuple[Access, ...]:
+        held = vars(operation)
+        if name not in held:
+            held[name] = question(operation)
+        found: tuple[Access, ...] = held[name]
+        return found
+
+    return answer
 
 
 def expressions(operation: Operation) -> tuple[Expr, ...]:
@@ -148,6 +164,7 @@ def stores_of(operation: Operation) -> tuple[Store, ...]:
     return ()
 
 
+@asked_once
 def reads(operation: Operation) -> tuple[Access, ...]:
     """What an operation reads, in order, each access once."""
     found: dict[Access, None] = {}
@@ -198,6 +215,7 @@ def is_read(program: Program, item: object) -> bool:
     return item in read
 
 
+@asked_once
 def writes(operation: Operation) -> tuple[Access, ...]:
     """What an operation writes, results and buffers it changes."""
     found = {Access(store.buffer, store.coordinates, store.mode): None for store in stores_of(operation)}

@@ -25,7 +25,7 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
 from ferrite.graph.aliases import storages_in, storages_of
-from ferrite.graph.facts import leaves, schema_of
+from ferrite.graph.facts import is_known_operator, leaves, schema_of
 from ferrite.graph.regions import is_random, mutates
 from ferrite.graph.torch_calls import is_barrier
 from ferrite.graph.values import CannotRun, MissingValue, Values, alias_class, compute, same_number, same_sizes
@@ -40,8 +40,6 @@ READS_MEMORY = frozenset(
     {"as_strided", "as_strided_copy", "as_strided_scatter", "as_strided_", "_reshape_alias", "slice_inverse"}
     | {"set", "resize", "_nested_view_from_buffer", "_nested_view_from_buffer_copy"}
 )
-# Operators of which we know that strides change their speed, never their result.
-KNOWN_NAMESPACES = frozenset({"aten", "prims", "ferrite"})
 STRIDE_CONTRACTS = frozenset({"needs_exact_strides", "needs_fixed_stride_order", "needs_contiguous_strides"})
 
 
@@ -160,7 +158,7 @@ def has_stride_contract(node: torch.fx.Node) -> bool:
     """Whether an operator is not known to compute the same on any strides: foreign and higher-order ones are not."""
     if schema_of(node.target) is None:
         return is_barrier(node) or isinstance(node.target, torch_api.HigherOrderOperator)
-    if str(node.target.namespace) not in KNOWN_NAMESPACES:  # type: ignore[union-attr]
+    if not is_known_operator(node):
         return True
     return any(tag.name in STRIDE_CONTRACTS for tag in node.target.tags)  # type: ignore[union-attr]
 

@@ -7,11 +7,9 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.graph.facts import attribute_of, schema_of
+from ferrite.graph.facts import attribute_of
 
 aten = torch.ops.aten
-# Calls of these operators compute what their names say, and nothing else.
-KNOWN_NAMESPACES = frozenset({"aten", "prims", "ferrite"})
 
 
 def constant_of(item: Any) -> torch.Tensor | None:
@@ -22,9 +20,3 @@ def constant_of(item: Any) -> torch.Tensor | None:
         return constant_of(item.args[0])
     found = attribute_of(item) if item.op == "get_attr" else None
     return found if isinstance(found, torch.Tensor) and not torch_api.is_fake(found) else None
-
-
-def namespace_of(node: torch.fx.Node) -> str:
-    """'aten' for a call of aten.add.Tensor; empty for what is no operator."""
-    schema = schema_of(node.target)
-    return str(schema.name).partition("::")[0] if schema is not None else ""

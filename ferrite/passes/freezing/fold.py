@@ -27,9 +27,9 @@ import torch
 from ferrite.capture.torch_state import on_real_tensors
 from ferrite.graph import fake_value, storage_bytes
 from ferrite.graph.aliases import storages_of
-from ferrite.graph.facts import leaves
+from ferrite.graph.facts import is_known_operator, leaves
 from ferrite.graph.regions import has_effect, is_random, mutates
-from ferrite.passes.freezing.constants import KNOWN_NAMESPACES, constant_of, namespace_of
+from ferrite.passes.freezing.constants import constant_of
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import difference
 from ferrite.rewrite.visible import Sharing
@@ -85,7 +85,7 @@ class Plan:
             return False
         if node.target is operator.getitem:
             return True
-        if namespace_of(node) not in KNOWN_NAMESPACES or has_effect(node) or is_random(node) or mutates(node):
+        if not is_known_operator(node) or has_effect(node) or is_random(node) or mutates(node):
             return False
         places = storages_of(node)
         seen = any(place in self.visible.readers for place in places)

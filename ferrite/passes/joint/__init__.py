@@ -11,6 +11,7 @@ import torch
 from ferrite.options import Options, resolve
 from ferrite.passes.joint.attention import fuse_attention
 from ferrite.passes.joint.constants import constant_fold_uniform_value
+from ferrite.passes.joint.equal_calls import merge_equal_calls
 from ferrite.passes.joint.hooks import joint_custom_post_pass, joint_custom_pre_pass
 from ferrite.passes.joint.noops import remove_noop_ops
 from ferrite.passes.joint.pad_mm import pad_mm
@@ -34,6 +35,7 @@ __all__ = [
     "joint_custom_pre_pass",
     "joint_graph_passes",
     "joint_patterns",
+    "merge_equal_calls",
     "pad_mm",
     "pointless_views",
     "remove_noop_ops",
@@ -56,6 +58,7 @@ JOINT = Pipeline(
         joint_patterns,
         scaled_softmax,
         replace_random,
+        merge_equal_calls,
         joint_custom_post_pass,
         save_reads_of_written_inputs,
     ),
