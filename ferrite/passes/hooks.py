@@ -18,6 +18,8 @@ from ferrite.pipeline import PassContext
 
 def run_hooks(hooks: tuple[Any, ...], gm: torch.fx.GraphModule, context: PassContext) -> int | None:
     """None, for a change nobody counted, if there are hooks; 0 without any."""
+    if hooks:
+        gm.recompile()  # they may run the graph
     for hook in hooks:
         known = {"is_inference": context.is_inference} if wants_to_know(hook) else {}
         returned = hook(gm.graph, **known)

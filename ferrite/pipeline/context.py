@@ -34,6 +34,7 @@ class PassContext:
     rewrites: collections.Counter[str] = field(default_factory=collections.Counter)
     facts: collections.Counter[str] = field(default_factory=collections.Counter)  # what passes count besides rewrites
     steps: int = 0  # of matching: cost without a clock
+    code_waits: bool = False  # the code of an edited graph is made when the stage is over: nobody runs it before
     known: object = None  # what the rewriter remembers of the graph from one pass to the next
 
     def count(self, rule: str) -> None:

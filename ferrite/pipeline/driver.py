@@ -102,6 +102,7 @@ def run_once(
     observe: Observe | None,
 ) -> list[PassRecord]:
     records = []
+    edited = False
     # Every pass is held to the graph the stage was given, so one look at that is enough.
     start = Snapshot.of(gm)
     updater = MetadataUpdater(gm.graph)
@@ -111,13 +112,26 @@ def run_once(
         if note:
             records.append(PassRecord(step.name, 0.0, {}, before, before, note))
             continue
+        context.code_waits = is_own(step)
+        if edited and not context.code_waits:
+            gm.recompile()
         for _ in range(context.options.rounds.get(step.name, 1)):
-            records.append(run_pass(step, gm, context, updater, start))
+            record, changed = run_pass(step, gm, context, updater, start)
+            records.append(record)
+            edited |= changed
             if observe is not None:
                 observe(records[-1], gm)
             if not records[-1].changed:
                 break  # passes are deterministic: it would find nothing again
+    context.code_waits = False
+    if edited:
+        gm.recompile()
     return records
+
+
+def is_own(step: GraphPass) -> bool:
+    """Whether a pass is ferrite's. Those of users may run the graph."""
+    return str(getattr(step.original, "__module__", "")).startswith("ferrite.")
 
 
 def in_order(pipeline: Pipeline, extra: tuple[str, ...]) -> Iterator[tuple[GraphPass, bool]]:
@@ -158,8 +172,9 @@ def run_pass(
     context: PassContext,
     updater: MetadataUpdater,
     snapshot: Snapshot,
-) -> PassRecord:
-    """One pass: run, repair order and metadata if it may have changed anything, verify. A broken graph is a failure."""
+) -> tuple[PassRecord, bool]:
+    """One pass: run, repair order and metadata if it may have changed anything, verify. A broken graph is a failure.
+    Also whether it may have changed anything."""
     start = time.perf_counter()
     nodes = len(gm.graph.nodes)
     before, facts = dict(context.rewrites), context.facts.copy()
@@ -170,12 +185,12 @@ def run_pass(
             context.fuel.spend()
             context.rewrites[step.name] += count
             rewrites = {step.name: count}
-        if count or count is None or rewrites or len(gm.graph.nodes) != nodes:
+        edited = bool(count or count is None or rewrites or len(gm.graph.nodes) != nodes)
+        if edited:
             stable_topological_sort(gm.graph)
             updater.trust() if step.keeps_values else updater.update()
             verify_graph(gm, snapshot)
-            gm.recompile()
     except Exception as problem:
         raise PassFailure(step.name, getattr(problem, "node", None)) from problem
     seconds, found = time.perf_counter() - start, dict(context.facts - facts)
-    return PassRecord(step.name, seconds, rewrites, nodes, len(gm.graph.nodes), facts=found)
+    return PassRecord(step.name, seconds, rewrites, nodes, len(gm.graph.nodes), facts=found), edited

@@ -43,7 +43,7 @@ def apply_rules(gm: torch.fx.GraphModule, rules: Sequence[AnyRule], context: Pas
     """Rewrite until no rule of the list fires; returns how often one did."""
     engine = Engine(gm, rules, context)
     total = engine.run()
-    if total:
+    if total and not context.code_waits:
         gm.recompile()
     return total
 

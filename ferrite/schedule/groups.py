@@ -22,7 +22,7 @@ from ferrite.ir.index import Axis, Index, Number
 from ferrite.ir.program import Loop, Reduce, Scan
 from ferrite.schedule.machine import Machine
 from ferrite.schedule.segments import segments_of
-from ferrite.schedule.stages import Stage, favourite
+from ferrite.schedule.stages import Stage
 from ferrite.schedule.touches import Layouts, Touch, counterparts, likely, separated
 
 MOST_STAGES = 48
@@ -155,7 +155,7 @@ def slower(group: Group, stage: Stage, rows: tuple[Axis, ...], machine: Machine)
     stages = [*group.stages, stage]
     work = max(each.points for each in stages)
     if work > FEW_POINTS:
-        if rows != group.rows and any(each.inner(group.rows) and favourite(each) in rows for each in group.stages):
+        if rows != group.rows and any(each.inner(group.rows) and each.favourite in rows for each in group.stages):
             return "columns are reduced in pieces, which threads share"
         if in_pieces(stage, rows):
             return "columns are reduced in pieces, which threads share"
@@ -167,17 +167,17 @@ def slower(group: Group, stage: Stage, rows: tuple[Axis, ...], machine: Machine)
 
 def in_pieces(stage: Stage, rows: tuple[Axis, ...]) -> bool:
     """Whether a stage reduces columns, and has more rows than these: pieces, which would not be shared."""
-    if not stage.reduced or favourite(stage) not in rows:
+    if not stage.reduced or stage.favourite not in rows:
         return False
     return any(item in stage.free and item not in stage.reduced and item not in rows for item in stage.axes)
 
 
 def against_the_grain(stages: list[Stage], rows: tuple[Axis, ...]) -> str | None:
     """Rows whose neighbours lie side by side are columns: only reductions and what is done once a row go together."""
-    columns = [stage for stage in stages if stage.inner(rows) and favourite(stage) in rows]
+    columns = [stage for stage in stages if stage.inner(rows) and stage.favourite in rows]
     if not columns:
         return None
-    if segments_of([stage.operation for stage in stages], rows) is not None:
+    if segments_of(stages, rows) is not None:
         return None
     across = [stage for stage in stages if stage.inner(rows) and stage not in columns]
     if across or not all(isinstance(stage.operation, Reduce | Scan) for stage in columns):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ferrite.ir.expr import Load
 from ferrite.ir.index import Symbol
-from ferrite.ir.kernel import Kernel, Pointer, indices_in, nodes_in, walk
+from ferrite.ir.kernel import Kernel, Pointer, Store, indices_in, nodes_in, walk
 from ferrite.ir.program import Origin
 from ferrite.ir.questions import indices_of, symbols_in
 from ferrite.schedule.groups import Group
@@ -16,6 +17,7 @@ from ferrite.schedule.machine import Machine
 from ferrite.schedule.nests import nests_of
 from ferrite.schedule.prefetch import with_prefetches
 from ferrite.schedule.ranges import parted
+from ferrite.schedule.segments import segments_of
 from ferrite.schedule.shapes import arranged
 from ferrite.schedule.sharing import shared_tiles
 from ferrite.schedule.statements import Statements
@@ -33,13 +35,19 @@ class Built:
 def build(group: Group, inside: Iterable[str], layouts: Layouts, machine: Machine) -> Built:
     """The kernel of a group; `inside`: storages that nothing else touches."""
     nests = nests_of(group, layouts)
+    stages = [stage for nest in nests for stage in nest.stages]
+    segments = segments_of(stages, group.rows) if len(stages) == len(nests) else None
+    if segments is not None:  # a row of the table is complete before the next is begun: nothing needs a tile
+        segments, inside = replace(segments, kept=segments.table not in inside), ()
     homes = Homes(nests, group.rows, inside, layouts, machine)
     made = Statements(homes, layouts, group.rows)
     parts = [made.nest(nest) for nest in nests]
     tiles: Body = tuple(tile.scratch for tile in homes.tiles.values())
-    tiles += tuple(shared_tiles(nests, parts, homes.room))
-    pointers = pointers_of(made)
-    body = parted(arranged(group.rows, tiles, nests, parts, machine), machine)
+    if segments is None:
+        tiles += tuple(shared_tiles(nests, parts, homes.room))
+    body = parted(arranged(group.rows, tiles, nests, parts, machine, segments), machine)
+    needed = memory_of(body)
+    pointers = tuple(item for item in pointers_of(made) if item.name in needed)
     body = with_prefetches(body, {item.name: item for item in pointers}, machine)
     return Built(Kernel(pointers, sizes_of(body), body, origins_of(group)), tuple(item.name for item in pointers))
 
@@ -51,6 +59,12 @@ def pointers_of(made: Statements) -> tuple[Pointer, ...]:
         access = ("both" if name in made.read else "write") if name in made.written else "read"
         found.append(Pointer(name, made.types[name], access))  # type: ignore[arg-type]
     return tuple(found)
+
+
+def memory_of(body: Body) -> set[str]:
+    """The names of all memory that statements read or write."""
+    found = {statement.buffer for statement in walk(body) if isinstance(statement, Store)}
+    return found | {item.buffer for statement in walk(body) for item in nodes_in(statement) if isinstance(item, Load)}
 
 
 def sizes_of(body: Body) -> tuple[Symbol, ...]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
-from ferrite.ir.expr import Expr, IndexValue, Op, rewrite_indices
+from ferrite.ir.expr import Expr, IndexValue, Op, rewrite_indices, with_parts
 from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, axis, minimum, substitute
 from ferrite.ir.kernel import Accumulate, Join, Let, Loop, LoopKind, Scratch, Statement, Store, When, nodes_in
-from ferrite.ir.questions import indices_of
+from ferrite.ir.questions import indices_of, nodes_of
 from ferrite.ir.scalar import OPERATORS
 from ferrite.schedule.machine import Machine
 from ferrite.schedule.touches import GUESS, axes_in, likely, step_of
@@ -66,6 +66,26 @@ def replaced_in(statement: Statement, new: dict[Axis, Index]) -> Statement:
         case Scratch():
             return statement
     raise TypeError(f"no statement: {statement!r}")
+
+
+def with_values(statement: Statement, new: Mapping[Expr, Expr]) -> Statement:
+    """A statement with some expressions replaced by others."""
+
+    def value(expr: Expr) -> Expr:
+        done: dict[Expr, Expr] = dict(new)
+        for item in nodes_of(expr):
+            if item not in done:
+                done[item] = with_parts(item, done.__getitem__, lambda index: index)
+        return done[expr]
+
+    match statement:
+        case Let():
+            return Let(statement.name, value(statement.value))
+        case Join():
+            return Join(statement.state, tuple(map(value, statement.values)))
+        case Store():
+            return Store(statement.buffer, statement.coordinates, value(statement.value), statement.mode)
+    return statement
 
 
 def index_over(old: Index, new: dict[Axis, Index]) -> Index:

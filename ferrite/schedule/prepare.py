@@ -27,7 +27,7 @@ from ferrite.schedule.destinations import with_destinations
 from ferrite.schedule.extremes import GREATEST, block_size, by_blocks
 from ferrite.schedule.joins import split_readers
 from ferrite.schedule.layouts import with_layouts
-from ferrite.schedule.stages import favourite, stage_of
+from ferrite.schedule.stages import stage_of
 from ferrite.schedule.touches import Layouts, known, likely, step_of
 
 FEW_RESULTS = 64  # so few that threads should share one
@@ -186,7 +186,7 @@ class _Prepare:
     def across(self, operation: Reduce) -> bool:
         """Whether results lie side by side, and not what is reduced: then threads share what is reduced, so that each
         goes through memory in its order."""
-        return favourite(stage_of(operation, self.layouts)) in operation.axes
+        return stage_of(operation, self.layouts).favourite in operation.axes
 
     def state_type(self, operation: Reduce) -> torch.dtype:
         return torch.bool if operation.kind in ("any", "all") else operation.values[0].dtype

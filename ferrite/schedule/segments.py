@@ -7,8 +7,10 @@
     for r, j:  table[r, j] = table[r, j] + x[list[begin of r], j] + ... + x[list[end of r], j]
 
 Sorting is linear, and little beside rows that are long. Then threads share the rows of the table, several rows of the
-sources are read at a time, and what fills the table beforehand (a copy, zeros) is done on the way. The order of
-additions at one place is that of the sources, so the result is the same for any number of threads, and that of eager.
+sources are read at a time, and what fills the table beforehand (a copy, zeros) is done on the way, as is what is made
+of it afterwards, element by element: of a table that only this needs, a half-precision gradient's, there is never more
+than a few vectors. The order of additions at one place is that of the sources, so the result is the same for any number
+of threads, and that of eager.
 """
 
 from __future__ import annotations
@@ -20,49 +22,70 @@ from dataclasses import dataclass, replace
 import torch
 
 from ferrite.ir import program
-from ferrite.ir.expr import Data, IndexValue, Load, Local, cast, const, data, index_value, op
+from ferrite.ir.expr import Data, Expr, IndexValue, Load, Local, cast, const, data, index_value, op
 from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, axis, number, substitute
-from ferrite.ir.kernel import Accumulate, Join, Let, Loop, Scratch, State, Statement, Store
+from ferrite.ir.kernel import Accumulate, Join, Let, Loop, Scratch, State, Statement, Store, When
 from ferrite.ir.program import Compute, Operation
+from ferrite.ir.questions import stores_of
 from ferrite.ir.types import arithmetic_type
-from ferrite.schedule.loops import Body, lanes_for, nested, replaced, shared, work_of
+from ferrite.schedule.loops import Body, lanes_for, nested, replaced, shared, with_values, work_of
 from ferrite.schedule.machine import Machine
+from ferrite.schedule.stages import Stage
 from ferrite.schedule.touches import axes_in, loads_of, step_of
 
 KINDS = {"add": "sum", "mul": "prod", "amax": "amax", "amin": "amin"}
 WIDE = 64  # elements of a row: to sort must be little beside them
 MOST = 1 << 20  # rows, and sources, whose numbers are kept
-FULL = 4  # rows for each source at most: all of them are gone through
+FULL = 4  # rows for each source at most, where rows without one need not be gone through otherwise
 AT_ONCE = 8  # vectors of a row
 I32, I64 = torch.int32, torch.int64
 
 
 @dataclass(frozen=True)
 class Segments:
-    """`sources`: the axes of what is added, `count` points in all; `rows`: how many the table has; `row`: the axis with
-    which they are filled."""
+    """`sources`: the axes of what is added, `count` points in all; `rows`: how many the table has; `row`, `last`: the
+    axes with which they are filled, and read when they are complete; `kept`: whether anything else needs the table."""
 
+    table: str
     column: Axis
     sources: tuple[Axis, ...]
     rows: int
     count: int
     row: Axis | None = None
+    last: Axis | None = None
+    kept: bool = True
 
 
-def segments_of(operations: Sequence[Operation], rows: Sequence[Axis]) -> Segments | None:
-    """What is added to one table, perhaps after an operation that fills it; None for anything else."""
-    *fills, last = operations
-    if len(rows) != 1 or len(fills) > 1 or not isinstance(last, Compute) or len(last.stores) != 1:
+def segments_of(stages: Sequence[Stage], rows: Sequence[Axis]) -> Segments | None:
+    """What is added to one table, perhaps after an operation that fills it, and before one that reads all of it; None
+    for anything else."""
+    if len(rows) != 1 or len(stages) > 3:
         return None
-    found = added(last, rows[0])
-    if found is None or not fills:
-        return found
-    row = filling(fills[0], last.stores[0], rows[0])
-    return replace(found, row=row) if row is not None and row.extent is number(found.rows) else None
+    at = next((place for place, stage in enumerate(stages) if combines(stage.operation)), None)
+    found = None if at is None else added(stages[at].operation, rows[0])
+    if at is None or found is None:
+        return None
+    (store,) = stores_of(stages[at].operation)
+    row = last = None
+    if at > 0:
+        row = filling(stages[0].operation, store, rows[0])
+    if at + 1 < len(stages):
+        last = reading(stages[at + 1], stages[: at + 1], store, rows[0])
+    given = [row] * (at > 0) + [last] * (at + 1 < len(stages))
+    if at > 1 or len(stages) - at > 2 or any(item is None or item.extent is not number(found.rows) for item in given):
+        return None
+    pays = bool(given) or found.rows <= FULL * found.count
+    return replace(found, row=row, last=last) if pays else None
 
 
-def added(operation: Compute, column: Axis) -> Segments | None:
-    """What is added row by row, where sorting the rows pays."""
+def combines(operation: Operation) -> bool:
+    return any(store.mode in KINDS for store in stores_of(operation))
+
+
+def added(operation: Operation, column: Axis) -> Segments | None:
+    """What is added row by row, where the rows are long and few enough to be sorted."""
+    if not isinstance(operation, Compute) or len(operation.stores) != 1:
+        return None
     (store,) = operation.stores
     places = [index for index in store.coordinates if isinstance(index, Data)]
     others = [index for index in store.coordinates if not isinstance(index, Data) and index is not ZERO]
@@ -76,8 +99,8 @@ def added(operation: Compute, column: Axis) -> Segments | None:
         return None
     rows, width, *counts = numbers
     count = math.prod(counts)
-    pays = width >= WIDE and count <= MOST and rows <= min(MOST, FULL * count)
-    return Segments(column, sources, rows, count) if pays else None
+    fits = width >= WIDE and count <= MOST and rows <= MOST
+    return Segments(store.buffer, column, sources, rows, count) if fits else None
 
 
 def filling(fill: Operation, store: program.Store, column: Axis) -> Axis | None:
@@ -90,9 +113,26 @@ def filling(fill: Operation, store: program.Store, column: Axis) -> Axis | None:
     return row if fits and all(load.buffer != store.buffer for load in loads_of(first.value)) else None
 
 
+def reading(stage: Stage, before: Sequence[Stage], store: program.Store, column: Axis) -> Axis | None:
+    """The axis with which an operation goes through the rows of a table, where it needs of each element that alone,
+    goes through memory as the table does, and writes what nothing before it touches: rows are finished one by one."""
+    final = stage.operation
+    if not isinstance(final, Compute) or len(final.stores) != 1 or len(final.axes) != 2 or column not in final.axes:
+        return None
+    (last,), (row,) = final.stores, (item for item in final.axes if item is not column)
+    wanted = tuple(row if isinstance(index, Data) else index for index in store.coordinates)
+    touched = {touch.storage for each in before for touch in each.touches}
+    tables = {touch.storage for each in before for touch in each.written}
+    reads = [touch for touch in stage.touches if not touch.writes and touch.storage in tables]
+    apart = last.mode == "set" and all(touch.storage not in touched for touch in stage.written)
+    fits = reads and all((touch.buffer, touch.coordinates) == (store.buffer, wanted) for touch in reads)
+    along = all(step_of(touch.place, column) in (ZERO, ONE) for touch in stage.touches)
+    return row if fits and apart and along else None
+
+
 def by_segments(found: Segments, points: Sequence[Body], machine: Machine) -> Body:
     """The loops; nothing where the table's rows do not lie along memory. `points`: what is done at every point."""
-    *before, store = points[-1]
+    *before, store = points[0 if found.row is None else 1]
     assert isinstance(store, Store)
     (place,) = store.coordinates
     (where,) = (atom for atom in place.atoms if isinstance(atom, Data))
@@ -100,12 +140,22 @@ def by_segments(found: Segments, points: Sequence[Body], machine: Machine) -> Bo
         return ()
     count, row = found.count, axis("row", found.rows)
     here = substitute(place, {where: row})
-    if found.row is None:
-        first: Body = (Join("total", (Load.intern(store.buffer, (here,), store.value.dtype),)),)
-    else:
+    there: Expr = Load.intern(store.buffer, (here,), store.value.dtype)
+    made, begun = [], there
+    if found.row is not None:
         *made, fill = replaced(points[0], {found.row: row})
         assert isinstance(fill, Store)
-        first = (*made, Join("total", (fill.value,)))
+        begun = fill.value
+
+    def complete(value: Expr) -> Body:
+        """What is done with an element of the table to which everything is added."""
+        body: Body = ()
+        if found.kept and value is not there:
+            body = (Store(store.buffer, (here,), value),)
+        if found.last is not None:
+            body += tuple(with_values(item, {there: value}) for item in replaced(points[-1], {found.last: row}))
+        return body
+
     one_by_one = axis("each", data(Local.intern("many", I64), number(count + 1)))
     spot = op("add", Local.intern("begin", I64), index_value(one_by_one))
     picked = Let("picked", cast(Load.intern("order", (data(spot, number(count)),), I32), I64))
@@ -114,14 +164,18 @@ def by_segments(found: Segments, points: Sequence[Body], machine: Machine) -> Bo
     assert isinstance(added, Store)
     each = Loop(one_by_one, "serial", (picked, *then, Join("total", (added.value,))))
     state = State(KINDS[store.mode], ("total",), (store.value.dtype,))
-    total = Store(store.buffer, (here,), Local.intern("total", store.value.dtype))
-    body: Body = (Accumulate((state,), (*first, each)), total)
+    total = Local.intern("total", store.value.dtype)
+    summed: Body = (Accumulate((state,), (*made, Join("total", (begun,)), each)), *complete(total))
     limits = Load.intern("begins", (row,), I32), Load.intern("begins", (row + 1,), I32)
+    lanes, many, none = lanes_for((store,), machine), Local.intern("many", I64), const(0, I64)
     inner: Body = (
         Let("begin", cast(limits[0], I64)),
         Let("many", op("sub", cast(limits[1], I64), Local.intern("begin", I64))),
-        Loop(found.column, "vector", body, lanes_for((store,), machine), AT_ONCE),
+        When(op("gt", many, none, dtype=torch.bool), (Loop(found.column, "vector", summed, lanes, AT_ONCE),)),
     )
+    if alone := complete(begun):
+        body = (Loop(found.column, "vector", (*made, *alone), lanes, AT_ONCE),)
+        inner += (When(op("eq", many, none, dtype=torch.bool), body),)
     assert isinstance(found.column.extent, Number)
     work = work_of((*before, store)) * found.column.extent.value * (1 + count // found.rows)
     return (*listed(found, where), *shared([row], inner, work, machine))

@@ -35,7 +35,7 @@ from ferrite.schedule.machine import Machine
 from ferrite.schedule.nest_loops import nest_loops, plain_loops
 from ferrite.schedule.nests import Nest, trivial
 from ferrite.schedule.scatters import owned
-from ferrite.schedule.segments import by_segments, segments_of
+from ferrite.schedule.segments import Segments, by_segments
 from ferrite.schedule.statements import Parts
 from ferrite.schedule.streams import streamable, streams
 from ferrite.schedule.strips import in_strips
@@ -50,12 +50,16 @@ BLOCK = 4096  # elements of a flat loop that one step of a thread takes
 
 
 def arranged(
-    rows: Sequence[Axis], tiles: Body, nests: Sequence[Nest], parts: Sequence[Parts], machine: Machine
+    rows: Sequence[Axis],
+    tiles: Body,
+    nests: Sequence[Nest],
+    parts: Sequence[Parts],
+    machine: Machine,
+    segments: Segments | None = None,
 ) -> Body:
     """The whole body of a kernel."""
     if all(not nest.axes for nest in nests) and not tiles and not any(part.states for part in parts):
         return flat(rows, tuple(statement for part in parts for statement in part.point), machine)
-    segments = segments_of([stage.operation for nest in nests for stage in nest.stages], rows)
     if segments is not None and (body := by_segments(segments, [tuple(part.point) for part in parts], machine)):
         return body
     column = column_axis(rows, nests, parts)

@@ -6,14 +6,15 @@ A softmax needs the exponentials for their sum, and again for the results.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from ferrite.ir.expr import Expr, Load, Local, Op, with_parts
-from ferrite.ir.index import Axis, Index
-from ferrite.ir.kernel import Join, Let, Scratch, Statement, Store, nodes_in, values_of
+from ferrite.ir.expr import Expr, Load, Local, Op
+from ferrite.ir.index import Axis
+from ferrite.ir.kernel import Let, Scratch, Statement, Store, nodes_in, values_of
 from ferrite.ir.questions import nodes_of
 from ferrite.ir.scalar import OPERATORS
 from ferrite.schedule.homes import flat_extent, flat_place
+from ferrite.schedule.loops import with_values
 from ferrite.schedule.nests import Nest
 from ferrite.schedule.statements import Parts
 
@@ -92,27 +93,3 @@ def keep(first: Parts, second: Parts, expr: Expr, name: str, axes: Sequence[Axis
     first.point = kept + [with_values(item, {expr: value}) for item in first.point]
     again = Load.intern(name, coordinates, expr.dtype)
     second.point = [with_values(item, {expr: again}) for item in second.point]
-
-
-def with_values(statement: Statement, new: Mapping[Expr, Expr]) -> Statement:
-    """A statement with some expressions replaced by others."""
-
-    def value(expr: Expr) -> Expr:
-        done: dict[Expr, Expr] = dict(new)
-        for item in nodes_of(expr):
-            if item not in done:
-                done[item] = with_parts(item, done.__getitem__, same)
-        return done[expr]
-
-    match statement:
-        case Let():
-            return Let(statement.name, value(statement.value))
-        case Join():
-            return Join(statement.state, tuple(map(value, statement.values)))
-        case Store():
-            return Store(statement.buffer, statement.coordinates, value(statement.value), statement.mode)
-    return statement
-
-
-def same(index: Index) -> Index:
-    return index

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import torch
+
 from ferrite.ir.expr import rewrite_indices
 from ferrite.ir.index import Axis, Index, Number, axis, substitute
 from ferrite.ir.kernel_laws import keeps_apart
@@ -33,6 +35,21 @@ class Stage:
     @cached_property
     def points(self) -> int:
         return math.prod(likely(item.extent) for item in self.axes)
+
+    @cached_property
+    def favourite(self) -> Axis | None:
+        """The axis along which most of what is touched lies side by side: the one to make vectors of."""
+        score: dict[Axis, int] = {}
+        for touch in self.touches:
+            for item in self.axes:
+                if isinstance(item.extent, Number) and item.extent.value == 1:
+                    continue
+                step = step_of(touch.place, item)
+                if isinstance(step, Number) and step.value == 1:
+                    size = math.prod(min(likely(each.extent), GUESS) for each in axes_in(touch.place))
+                    score[item] = score.get(item, 0) + size * (3 if touch.writes and not self.reduced else 2)
+        # of equals the last: that is how memory is laid out most often
+        return max(reversed(self.axes), key=lambda item: score.get(item, 0), default=None) if score else None
 
     @property
     def reduced(self) -> tuple[Axis, ...]:
@@ -109,7 +126,7 @@ def in_indices(old: Index, new: Mapping[Axis, Axis]) -> Index:
 
     if not old.atoms:
         return old
-    found = rewrite_indices(IndexValue.intern(old, _INT), new)
+    found = rewrite_indices(IndexValue.intern(old, torch.int64), new)
     return found.index if isinstance(found, IndexValue) else substitute(old, new)
 
 
@@ -161,23 +178,3 @@ def apart(buffer: Buffer) -> bool:
             return False
         reach += stride * (size - 1)
     return True
-
-
-def favourite(stage: Stage) -> Axis | None:
-    """The axis along which most of what is touched lies side by side: the one to make vectors of."""
-    score: dict[Axis, int] = {}
-    for touch in stage.touches:
-        for item in stage.axes:
-            if isinstance(item.extent, Number) and item.extent.value == 1:
-                continue
-            step = step_of(touch.place, item)
-            if isinstance(step, Number) and step.value == 1:
-                size = math.prod(min(likely(each.extent), GUESS) for each in axes_in(touch.place))
-                score[item] = score.get(item, 0) + size * (3 if touch.writes and not stage.reduced else 2)
-    # of equals the last: that is how memory is laid out most often
-    return max(reversed(stage.axes), key=lambda item: score.get(item, 0), default=None) if score else None
-
-
-import torch  # noqa: E402
-
-_INT = torch.int64

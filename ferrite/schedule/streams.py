@@ -22,12 +22,12 @@ from ferrite.schedule.loops import (
     replaced,
     shared,
     vector_loop,
+    with_values,
     work_of,
 )
 from ferrite.schedule.machine import Machine
 from ferrite.schedule.nest_loops import SUMMED_ACROSS, sums_floats, with_states
 from ferrite.schedule.nests import Nest
-from ferrite.schedule.sharing import with_values
 from ferrite.schedule.statements import Parts
 from ferrite.schedule.touches import known, likely
 

@@ -14,9 +14,8 @@ from ferrite.ir.expr import Expr, Load, Masked, data_of
 from ferrite.ir.index import ONE, ZERO, Axis, Index, axis, number
 from ferrite.ir.kernel import Loop, Scratch, Statement, Store, nodes_in
 from ferrite.ir.questions import nodes_of
-from ferrite.schedule.loops import Body, collapse, cut, index_over, vector_loop, work_of
+from ferrite.schedule.loops import Body, collapse, cut, index_over, vector_loop, with_values, work_of
 from ferrite.schedule.machine import Machine
-from ferrite.schedule.sharing import with_values
 from ferrite.schedule.touches import known, step_of
 
 SIDE = 128

@@ -18,9 +18,8 @@ from ferrite.ir.index import Axis, Index, Number, number
 from ferrite.ir.kernel import Join, Let, State, Statement, nodes_in
 from ferrite.ir.questions import nodes_of
 from ferrite.ir.states import STATES, params
-from ferrite.schedule.loops import Body, replaced
+from ferrite.schedule.loops import Body, replaced, with_values
 from ferrite.schedule.nests import Nest
-from ferrite.schedule.sharing import with_values
 from ferrite.schedule.statements import Parts
 from ferrite.schedule.touches import known
 

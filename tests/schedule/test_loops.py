@@ -169,7 +169,7 @@ def test_tiles_of_a_short_axis_are_small_where_vectors_are_wide(sizes, vector, s
 @quick
 def test_threads_own_shares_of_a_table():
     plan = plan_of(
-        lambda table, ids, rows: table.index_add(0, ids, rows),
+        lambda table, ids, rows: table.index_put_((ids,), rows, accumulate=True),
         torch.randn(2000, 512),
         torch.randint(0, 2000, (300,)),
         torch.randn(300, 512),

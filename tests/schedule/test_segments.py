@@ -9,7 +9,7 @@ from schedule.plans import loops, plan_of
 
 from compare import check, compile_strict
 from ferrite.ir.expr import data_of
-from ferrite.ir.kernel import Kernel, Store, walk
+from ferrite.ir.kernel import Kernel, Store, When, walk
 from ferrite.schedule.plan import Plan
 
 quick = pytest.mark.quick
@@ -49,9 +49,23 @@ def multiplied(table, ids, rows):
     return table.index_reduce(0, ids, rows, "prod")
 
 
-SORTED = {
-    fn.__name__: fn for fn in (added, scaled, to_zeros, in_place, two_axes, greatest, least_of_rows_alone, multiplied)
-}
+def few_sources(table, ids, rows):
+    """All rows are gone through, as they have to be copied."""
+    return table.index_add(0, ids[:2], rows[:2])
+
+
+def doubled_after(table, ids, rows):
+    return table.index_add(0, ids, rows) * 2 + table
+
+
+def narrowed_after(table, ids, rows):
+    """As the gradient of an embedding in half precision."""
+    return torch.zeros_like(table, dtype=torch.float32).index_put((ids,), rows.float(), accumulate=True).bfloat16()
+
+
+ONLY_ADDED = (added, scaled, to_zeros, in_place, two_axes, greatest, least_of_rows_alone, multiplied, few_sources)
+READ_AFTER = (doubled_after, narrowed_after)
+SORTED = {fn.__name__: fn for fn in (*ONLY_ADDED, *READ_AFTER)}
 
 
 def inputs(rows: int = 12, sources: int = 40, width: int = 96, dtype: torch.dtype = torch.float32):
@@ -78,22 +92,73 @@ def test_rows_of_the_table_are_made_one_by_one(name):
     (rows,) = loops(found[0], "parallel")
     assert rows.axis.extent.value == 12
     pointers = {pointer.name for pointer in found[0].pointers}
-    stored = [item for item in walk(found[0].body) if isinstance(item, Store) and item.buffer in pointers]
-    assert [item.mode for item in stored] == ["set"], "an element of the table is written once"
+    for case in (item for item in walk(rows.body) if isinstance(item, When)):  # rows with sources, and without
+        stored = [item for item in walk(case.body) if isinstance(item, Store) and item.buffer in pointers]
+        assert [item.mode for item in stored] == ["set"], "an element of the table is written once"
 
 
 @quick
-@pytest.mark.parametrize("fn", [added, scaled, to_zeros, two_axes])
-def test_what_fills_the_table_is_in_the_same_kernel(fn):
+@pytest.mark.parametrize("fn", [added, scaled, to_zeros, two_axes, few_sources, *READ_AFTER])
+def test_what_fills_and_reads_the_table_is_in_the_same_kernel(fn):
     assert len(kernels(plan_of(fn, *inputs()))) == 1
+
+
+@quick
+@pytest.mark.parametrize("fn", READ_AFTER)
+def test_a_table_that_is_only_read_once_needs_no_memory(fn):
+    (kernel,) = kernels(plan_of(fn, *inputs()))
+    given = 2 if fn is narrowed_after else 3
+    assert [pointer.access for pointer in kernel.pointers] == ["write"] + ["read"] * given
+
+
+@quick
+def test_a_table_that_leaves_is_also_in_memory():
+    def both(table, ids, rows):
+        made = table.index_add(0, ids, rows)
+        return made, made.bfloat16()
+
+    (kernel,) = kernels(plan_of(both, *inputs()))
+    assert is_sorted(kernel)
+    assert len([pointer for pointer in kernel.pointers if pointer.access != "read"]) == 2
+    check(both, inputs)
+
+
+def turned_after(table, ids, rows):
+    return table.index_add(0, ids, rows).t().contiguous() * 2
+
+
+def into_the_sources(table, ids, rows):
+    """Rows that are finished must not be written over others that are still to be added."""
+    rows.copy_(torch.zeros_like(rows).index_put((ids,), rows, accumulate=True) * 2)
+
+
+def into_the_table(table, ids, rows):
+    table.copy_(table.index_add(0, ids, rows).exp())
+
+
+def read_twice(table, ids, rows):
+    made = table.index_add(0, ids, rows)
+    return made * made.flip(0)
+
+
+@pytest.mark.parametrize("fn", [turned_after, into_the_sources, into_the_table, read_twice])
+def test_what_reads_the_table_otherwise_is_right(fn):
+    check(fn, inputs)
+
+
+@quick
+@pytest.mark.parametrize("fn", [turned_after, into_the_sources, read_twice])
+def test_what_reads_the_table_otherwise_is_another_kernel(fn):
+    assert len(kernels(plan_of(fn, *inputs()))) > 1
 
 
 def narrow(table, ids, rows):
     return table[:, :63].index_add(0, ids, rows[:, :63])
 
 
-def few_sources(table, ids, rows):
-    return table.index_add(0, ids[:2], rows[:2])
+def few_sources_in_place(table, ids, rows):
+    table.index_put_((ids[:2],), rows[:2], accumulate=True)
+    return table.sum()
 
 
 def half(table, ids, rows):
@@ -112,7 +177,9 @@ def last_wins(table, ids, rows):
     return table.index_copy(0, ids, rows)
 
 
-NEAR_MISSES = {fn.__name__: fn for fn in (narrow, few_sources, half, along_rows, every_element_elsewhere, last_wins)}
+NEAR_MISSES = {
+    fn.__name__: fn for fn in (narrow, few_sources_in_place, half, along_rows, every_element_elsewhere, last_wins)
+}
 
 
 @quick
@@ -183,3 +250,18 @@ def test_the_gradient_of_an_embedding():
         lambda: [torch.randint(0, 50, (4, 32)), torch.randn(50, 80, requires_grad=True)],
         backward=True,
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("tokens", [8, 500])
+def test_the_gradient_of_an_embedding_takes_the_memory_of_its_result(dtype, tokens):
+    def gradient(rows, ids):
+        return torch.ops.aten.embedding_dense_backward(rows, ids, 200, 3, False)
+
+    def make_inputs():
+        return [torch.randn(2, tokens // 2, 96).to(dtype), torch.randint(0, 200, (2, tokens // 2))]
+
+    (kernel,) = kernels(plan_of(gradient, *make_inputs()))
+    assert is_sorted(kernel)
+    assert [pointer.dtype for pointer in kernel.pointers if pointer.access != "read"] == [dtype]
+    check(gradient, make_inputs)
