@@ -9,6 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import ferrite
 from ferrite.graph.verify import InvalidGraph
 from ferrite.options import Options
+from ferrite.passes.joint import joint_custom_post_pass
 from ferrite.pipeline import Fuel, PassContext, PassFailure, Pipeline, graph_pass, run_pipeline
 
 pytestmark = pytest.mark.quick
@@ -40,6 +41,20 @@ def sin_to_cos(gm):
 def cos_to_tan(gm, context):
     """cos becomes tan."""
     return swap(gm, aten.cos.default, aten.tan.default)
+
+
+def own(name, old, new):
+    """As one of ferrite's own passes."""
+
+    def swapped(gm):
+        return swap(gm, old, new)
+
+    swapped.__module__ = "ferrite.passes"
+    return graph_pass(swapped, name=name)
+
+
+NEGATED = own("negated", aten.sin.default, aten.neg.default)
+TANH = own("tanh", aten.relu.default, aten.tanh.default)
 
 
 @graph_pass
@@ -76,6 +91,32 @@ def test_passes_run_in_order_and_are_recorded():
         ("cos_to_tan", {"cos_to_tan": 1}, 6, 6),
     ]
     assert torch.equal(gm(torch.ones(3)), torch.relu(torch.ones(3).tan()) + 1)
+
+
+@pytest.mark.parametrize("as_hook", [False, True])
+def test_what_a_user_wrote_may_run_the_graph_as_it_is_then(as_hook):
+    gm, found = traced(), []
+
+    def look(it):
+        found.append(gm(torch.ones(3)))
+        return 0
+
+    gm.forward  # noqa: B018  its code is compiled
+    mine = joint_custom_post_pass if as_hook else graph_pass(look, stage="joint")
+    run([NEGATED, TANH, mine], gm, joint_custom_post_pass=[look] if as_hook else [])
+    expected = torch.tanh(-torch.ones(3)) + 1
+    assert torch.equal(found[0], expected)
+    assert torch.equal(gm(torch.ones(3)), expected)
+
+
+def test_the_code_of_a_graph_is_made_once_a_stage(monkeypatch):
+    made = []
+    monkeypatch.setattr(torch.fx.GraphModule, "recompile", lambda self: made.append(self))
+    gm = torch.fx.GraphModule(traced(), traced().graph)
+    made.clear()
+    records, _ = run([NEGATED, TANH, joint_custom_post_pass], gm)
+    assert [record.changed for record in records] == [True, True, False]
+    assert made == [gm]
 
 
 def test_a_pass_is_a_value_with_a_purpose_and_an_identity():
