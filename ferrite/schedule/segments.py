@@ -99,7 +99,7 @@ def added(operation: Operation, column: Axis) -> Segments | None:
         return None
     rows, width, *counts = numbers
     count = math.prod(counts)
-    fits = width >= WIDE and count <= MOST and rows <= MOST
+    fits = width >= WIDE and 0 < count <= MOST and 0 < rows <= MOST
     return Segments(store.buffer, column, sources, rows, count) if fits else None
 
 

@@ -222,6 +222,21 @@ def test_rows_with_none_and_with_all(shape):
     )
 
 
+@pytest.mark.parametrize("rows", [0, 5])
+@pytest.mark.parametrize("fn", [added, to_zeros, in_place, narrowed_after])
+def test_nothing_is_added(fn, rows):
+    check(fn, lambda: [torch.randn(rows, 96), torch.zeros(0, dtype=torch.long), torch.randn(0, 96)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows", [0, 5])
+def test_the_gradient_of_an_embedding_of_nothing(rows, dtype):
+    def gradient(rows_of, ids):
+        return torch.ops.aten.embedding_dense_backward(rows_of, ids, rows, -1, False)
+
+    check(gradient, lambda: [torch.randn(2, 0, 96).to(dtype), torch.zeros(2, 0, dtype=torch.long)])
+
+
 def test_additions_are_in_the_order_of_the_sources():
     """So to the bit those of eager, for any number of threads."""
     compiled, given = compile_strict(added), inputs(rows=300, sources=5000)
