@@ -5,9 +5,8 @@
     y = region[0]
                                                 =>      y = invoke_quant(body, a, b, scheme="nf4")
 
-A call of `InvokeQuant(...)` is captured with its options as an object that a node makes. No pass can read that, and no
-partitioner cut around it. Here the options become metadata of the call, `meta["quant_options"]`, and a region with one
-result gives that result itself.
+A call of `InvokeQuant(...)` is captured with its options as an object that a node makes, which no pass can read. Here
+the options become metadata of the call, `meta["quant_options"]`, and a region with one result gives that result itself.
 """
 
 from __future__ import annotations
