@@ -92,7 +92,9 @@ def test_rows_of_the_table_are_made_one_by_one(name):
     (rows,) = loops(found[0], "parallel")
     assert rows.axis.extent.value == 12
     pointers = {pointer.name for pointer in found[0].pointers}
-    for case in (item for item in walk(rows.body) if isinstance(item, When)):  # rows with sources, and without
+    cases = [item for item in walk(rows.body) if isinstance(item, When)]
+    assert len(cases) == 2, "rows with sources, and without"
+    for case in cases:
         stored = [item for item in walk(case.body) if isinstance(item, Store) and item.buffer in pointers]
         assert [item.mode for item in stored] == ["set"], "an element of the table is written once"
 
