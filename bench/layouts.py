@@ -1,4 +1,4 @@
-"""Whether constant weights pay in another layout than they have, for calls of torch's own kernels.
+"""Whether weights, and operands of products, pay in another layout than they have, for calls of torch's own kernels.
 
     python -m bench.layouts [--rounds N] [--threads N]
 
@@ -7,18 +7,21 @@ few processors only.
 
     linear          x @ W.t() + b       `transposed`: W.t() stored row by row; `packed`: in the blocks of oneDNN
     convolution     `channels last`: the weight alone; `packed`: in the blocks of oneDNN
+    product         x @ W.mT, compiled; `laid out`: one operand copied in each call, by a kernel of our own
 
-`taken` says what the option weight_layouts does by itself; it should be what is below 0.77.
+`taken` says what the options do by themselves: weight_layouts what is below 0.77, product_layouts what is below 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
+import ferrite
+from bench.backends import OURS, given_to, with_own_code
 from bench.measure import interleaved, ratio, write
 from ferrite.passes.freezing.layouts import gains_much
 
@@ -43,6 +46,24 @@ CONVOLUTION = (  # batch, channels in, channels out, size, kernel, groups
     (1, 384, 384, 14, 3, 384),
     (8, 64, 64, 28, 3, 1),
     (1, 256, 256, 14, 3, 1),
+)
+PRODUCT = (  # batch, rows, inner, columns
+    (1, 8, 256, 256),
+    (1, 16, 64, 64),
+    (1, 16, 768, 3072),
+    (1, 64, 256, 256),
+    (1, 64, 256, 1024),
+    (1, 64, 1024, 256),
+    (1, 128, 768, 768),
+    (1, 197, 384, 384),
+    (1, 196, 768, 768),
+    (1, 512, 768, 768),
+    (1, 3136, 64, 64),
+    (1, 32, 2048, 2048),
+    (4, 64, 64, 64),
+    (12, 128, 64, 128),
+    (12, 512, 64, 512),
+    (64, 49, 32, 49),
 )
 Calls = dict[str, Callable[[], object]]
 
@@ -76,9 +97,31 @@ def convolution_calls(batch: int, wide: int, out: int, size: int, kernel: int, g
     }
 
 
+def product_calls(batch: int, rows: int, inner: int, columns: int) -> Calls:
+    shapes = ((rows, inner), (columns, inner))
+    x, weight = (torch.randn(batch, *shape) if batch > 1 else torch.randn(shape) for shape in shapes)
+
+    def call(layouts: str) -> Callable[[], object]:
+        compiled = given_to(OURS, with_own_code(product), product_layouts=layouts)
+        return lambda: compiled(x, weight)
+
+    return {"as it is": call("off"), "laid out": call("always"), "taken": call("auto")}
+
+
+def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return x @ weight.mT
+
+
+def is_laid_out(call: Callable[[], object]) -> bool:
+    """Whether the compiler lays an operand out by itself."""
+    torch.compiler.reset()
+    call()
+    return "product_layout" in ferrite.last_compile().rewrites
+
+
 def is_taken(size: tuple[int, ...]) -> bool:
     if len(size) == 3:
-        return False  # no product is
+        return False  # no linear layer is
     batch, wide, out, side, kernel, groups = size
     work = batch * out * side**2 * (wide // groups) * kernel**2
     return gains_much((out, wide // groups, kernel, kernel), groups, work)
@@ -90,6 +133,10 @@ def row(label: str, taken: bool, calls: Calls, rounds: int) -> str:
     others = [ratio(seconds[name], base) for name in calls if name != "as it is"]
     cells = [f"{median:.2f} ({low:.2f} to {high:.2f})" for median, low, high in others]
     return f"| {label} | {'yes' if taken else 'no'} | {statistics.median(base) * 1e6:.0f} | {' | '.join(cells)} |"
+
+
+def head(title: str, names: Sequence[str]) -> str:
+    return f"| {title} | taken | as it is, microseconds | {' | '.join(names)} |"
 
 
 def main() -> None:
@@ -110,12 +157,18 @@ def main() -> None:
                 ("channels last", "packed"),
             ),
         ):
-            lines += [f"| {title} | taken | as it is, microseconds | {' | '.join(names)} |", "|---|---|---|---|---|"]
+            lines += [head(title, names), "|---|---|---|---|---|"]
             for size in sizes:
                 lines.append(row(", ".join(map(str, size)), is_taken(size), make(*size), chosen.rounds))  # type: ignore[operator]
                 print(lines[-1], flush=True)
             lines.append("")
-    write("layouts", "Weights in other layouts", lines)
+        lines += [head("product: batch, rows, inner, columns", ("laid out",)), "|---|---|---|---|"]
+        for size in PRODUCT:
+            calls = product_calls(*size)
+            taken = is_laid_out(calls.pop("taken"))
+            lines.append(row(", ".join(map(str, size)), taken, calls, chosen.rounds))
+            print(lines[-1], flush=True)
+    write("layouts", "Weights and operands in other layouts", lines)
 
 
 if __name__ == "__main__":

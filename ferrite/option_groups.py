@@ -283,6 +283,12 @@ class PostGrad:
         doc="In half precision a bias stays inside its matrix product: behind it the product would be rounded once "
         "more.",
     )
+    product_layouts: Literal["off", "auto", "always"] = option(
+        "auto",
+        env="FERRITE_PRODUCT_LAYOUTS",
+        doc="Matrix products whose operands both have their rows along what is added up, as in linear layers: one "
+        "operand is laid out anew never, where that was measured to gain (on Arm), or wherever it is right.",
+    )
     online_softmax: bool = option(
         True,
         env="FERRITE_ONLINE_SOFTMAX",

@@ -59,23 +59,21 @@ class Segments:
 def segments_of(stages: Sequence[Stage], rows: Sequence[Axis]) -> Segments | None:
     """What is added to one table, perhaps after an operation that fills it, and before one that reads all of it; None
     for anything else."""
-    if len(rows) != 1 or len(stages) > 3:
-        return None
     at = next((place for place, stage in enumerate(stages) if combines(stage.operation)), None)
-    found = None if at is None else added(stages[at].operation, rows[0])
-    if at is None or found is None:
+    if at is None or len(rows) != 1:
         return None
-    (store,) = stores_of(stages[at].operation)
-    row = last = None
-    if at > 0:
-        row = filling(stages[0].operation, store, rows[0])
-    if at + 1 < len(stages):
-        last = reading(stages[at + 1], stages[: at + 1], store, rows[0])
-    given = [row] * (at > 0) + [last] * (at + 1 < len(stages))
-    if at > 1 or len(stages) - at > 2 or any(item is None or item.extent is not number(found.rows) for item in given):
+    before, addition, after = stages[:at], stages[at], stages[at + 1 :]
+    found = added(addition.operation, rows[0])
+    if found is None or len(before) > 1 or len(after) > 1:
         return None
-    pays = bool(given) or found.rows <= FULL * found.count
-    return replace(found, row=row, last=last) if pays else None
+    (store,) = stores_of(addition.operation)
+    filled = [filling(stage.operation, store, rows[0]) for stage in before]
+    read = [reading(stage, stages[: at + 1], store, rows[0]) for stage in after]
+    if any(row is None or row.extent is not number(found.rows) for row in filled + read):
+        return None
+    if not filled and not read and found.rows > FULL * found.count:
+        return None
+    return replace(found, row=next(iter(filled), None), last=next(iter(read), None))
 
 
 def combines(operation: Operation) -> bool:

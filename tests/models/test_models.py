@@ -34,8 +34,9 @@ def cases(chosen: Iterable[str], slow: Collection[str] = (), quick: Collection[s
 
 
 @pytest.mark.parametrize("architecture", cases(ARCHITECTURES, slow=SLOW | {"mamba"}, quick=["distilbert"]))
-def test_forward_matches_eager(architecture: Architecture, golden: Any) -> None:
+def test_forward_matches_eager(architecture: Architecture, golden: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the rules that fire are those that fired before: one that silently stops firing is seen."""
+    monkeypatch.setenv("FERRITE_PRODUCT_LAYOUTS", "always")  # on any machine
     earlier = ferrite.recent_compiles()
 
     @torch.no_grad()

@@ -41,6 +41,7 @@ from ferrite.passes.post_grad.loops import decompose_map_to_while_loop, decompos
 from ferrite.passes.post_grad.noops import remove_noop_ops
 from ferrite.passes.post_grad.order import eliminate_dead_code, reorder_for_locality, stable_topological_sort
 from ferrite.passes.post_grad.patterns import pass_patterns
+from ferrite.passes.post_grad.product_layouts import lay_out_products
 from ferrite.passes.post_grad.quantized_layers import quantized_fusion
 from ferrite.passes.post_grad.random_order import chain_random_ops, note_random_order
 from ferrite.passes.post_grad.reinplace import reinplace_inplaceable_ops
@@ -63,6 +64,7 @@ __all__ = [
     "group_batch_fusion_passes",
     "grouped_gemm_pass",
     "kernel_patterns",
+    "lay_out_products",
     "mkldnn_fusion",
     "move_constructors_to_gpu",
     "note_random_order",
@@ -106,6 +108,7 @@ POST_GRAD = Pipeline(
         b2b_gemm_pass,
         micro_pipeline_tp_pass,
         fuse_ddp_communication,
+        lay_out_products,
         post_grad_custom_post_pass,
         chain_random_ops,
         stable_topological_sort,

@@ -22,6 +22,7 @@ import torch
 import ferrite
 from ferrite._version import __version__
 from ferrite.capture import CapturedGraph, GraphKind
+from ferrite.capture.products import has_arm_compute_library, works_with_all_of_few_cores
 from ferrite.option_values import plain
 from ferrite.options import FIELDS, TYPES, Options
 from ferrite.runtime.cache.captured_text import captured_text
@@ -175,6 +176,7 @@ def ambient() -> dict[str, str]:
         "deterministic": " ".join(map(str, deterministic)),
         "precision": ", ".join(f"{name} {answered(ask)}" for name, ask in precision.items()),
         "libraries": f"cudnn {cudnn.enabled}, mkldnn {mkldnn.enabled}",
+        "cores": str(has_arm_compute_library() and works_with_all_of_few_cores()),
         "inference mode": str(torch.is_inference_mode_enabled()),
     }
 

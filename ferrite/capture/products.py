@@ -1,0 +1,31 @@
+"""To which library torch gives matrix products on this machine, as far as that is a reason to give it others.
+
+Builds of torch for Arm have two: OpenBLAS, and oneDNN on top of the Arm Compute Library.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+FEW = 4  # cores
+
+
+def has_arm_compute_library() -> bool:
+    """Whether torch has it, on a processor without wide vectors."""
+    mkldnn = torch.backends.mkldnn
+    built = mkldnn.is_available() and mkldnn.is_acl_available()
+    return built and torch.backends.cpu.get_cpu_capability() == "DEFAULT"
+
+
+def uses_arm_compute_library() -> bool:
+    """Whether products of float32 go there, as far as torch's settings tell."""
+    settings = bool(torch.backends.mkldnn.enabled) and torch.get_float32_matmul_precision() == "highest"
+    return settings and has_arm_compute_library()
+
+
+def works_with_all_of_few_cores() -> bool:
+    """Whether OpenBLAS, which obeys `torch.set_num_threads`, has the threads that the other library takes anyway."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return 1 < cores <= FEW and torch.get_num_threads() >= cores
