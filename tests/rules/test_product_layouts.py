@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 import ferrite
@@ -83,6 +85,22 @@ def test_the_kernel_that_makes_an_operand_lays_it_out() -> None:
     assert len(record.kernels) == len(before.kernels) + 1  # of x, which is given
 
 
+def left_for(function: Callable[..., Any], *shapes: tuple[int, ...], **options: Any) -> str | None:
+    """Why the product in a function is left as it is; None if it is not."""
+    with FakeTensorMode():
+        gm = make_fx(function)(*map(torch.empty, shapes))
+    (found,) = why(gm, PRODUCT_LAYOUT, Options(executor="native", **options))
+    return found.reason or None
+
+
+@pytest.mark.parametrize("sparse", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr])
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_sparse_operands_have_no_layout_to_change(sparse: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Here rather than with the rule: torch does not trace them with symbolic sizes."""
+    found = left_for(lambda a, b: torch.mm(sparse(a), b.mT), (5, 4), (6, 4), product_layouts="always")
+    assert found == "an operand is sparse"
+
+
 # --- where it is done by itself ---------------------------------------------------------------------------------------
 
 
@@ -97,13 +115,8 @@ def on_arm(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def reason(*sizes: int, **options: Any) -> str | None:
     """Why a product of so many rows, inner elements and columns, perhaps in a batch, is left; None if it is not."""
     *batch, rows, inner, columns = sizes
-    mode = torch._subclasses.FakeTensorMode()
-    with mode:
-        left, right = torch.empty(*batch, rows, inner), torch.empty(*batch, columns, inner)
-        function: Any = torch.bmm if batch else torch.mm
-        gm = torch.fx.experimental.proxy_tensor.make_fx(lambda a, b: function(a, b.mT))(left, right)
-    (found,) = why(gm, PRODUCT_LAYOUT, Options(executor="native", **options))
-    return found.reason or None
+    function: Any = torch.bmm if batch else torch.mm
+    return left_for(lambda a, b: function(a, b.mT), (*batch, rows, inner), (*batch, columns, inner), **options)
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,8 @@ def laid_out(site: Site) -> Any:
         return Refusal("the option product_layouts is off")
     if a.device.type != "cpu" or a.dtype is not torch.float32:
         return Refusal("products in other layouts are measured for float32 on a cpu only")
+    if a.layout is not torch.strided or b.layout is not torch.strided:
+        return Refusal("an operand is sparse")
     sizes = (a.shape[-2], a.shape[-1], b.shape[-1])
     if any(torch_api.known_true(size <= 1) for size in sizes):
         return Refusal("it has a single row or column")
