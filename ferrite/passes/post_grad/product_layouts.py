@@ -6,10 +6,10 @@ A linear layer has its operands like that, and so have the scores of attention. 
 no others, to the Arm Compute Library, which takes 70 microseconds before it begins: for each matrix of a batch. All
 others go to OpenBLAS. The smaller operand is copied; often the kernel that makes it writes it so.
 
-Measured on a Neoverse N1, with the copy (`bench/layouts.py`): up to `SMALL` multiplications a matrix takes 0.07 to 0.7
-of the time, with one thread or two. Larger ones take 0.8 to 1.0 with two; with one, OpenBLAS has one core, the other
-library has both, and is faster. So these are left unless torch has all cores, and they are few. Left, too, are rows so
-long that OpenBLAS is slow to read the columns between them, and large copies.
+Measured on a Neoverse N1, with the copy (`bench/layouts.py`): up to `SMALL` multiplications a matrix take 0.2 to 0.7 of
+the time, with one thread or two. Larger ones take 0.8 to 1.0 with two, and 1.0 to 1.8 with one: then OpenBLAS has one
+core, and the other library has both. So these are left unless torch has all cores, and they are few. Left, too, are
+rows so long that OpenBLAS is slow to read the columns between them, and large copies.
 """
 
 from __future__ import annotations
