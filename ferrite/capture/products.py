@@ -6,6 +6,7 @@ Builds of torch for Arm have two: OpenBLAS, and oneDNN on top of the Arm Compute
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
 
@@ -14,9 +15,10 @@ FEW = 4  # cores
 
 def has_arm_compute_library() -> bool:
     """Whether torch has it, on a processor without wide vectors."""
-    mkldnn = torch.backends.mkldnn
-    built = mkldnn.is_available() and mkldnn.is_acl_available()
-    return built and torch.backends.cpu.get_cpu_capability() == "DEFAULT"
+    mkldnn: Any = torch.backends.mkldnn
+    ask = getattr(mkldnn, "is_acl_available", None)  # which older releases do not say
+    built = mkldnn.is_available() and ask is not None and ask()
+    return bool(built) and torch.backends.cpu.get_cpu_capability() == "DEFAULT"
 
 
 def uses_arm_compute_library() -> bool:

@@ -3,6 +3,7 @@ that makes it; by itself only where that was measured to gain."""
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -24,10 +25,10 @@ ALWAYS = {"product_layouts": "always"}
 
 
 def attention(x: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Of two heads, spelled out, behind a norm."""
+    """Of two heads, behind a norm; with relu in place of softmax, so that it stays two products."""
     x = F.layer_norm(x, x.shape[-1:])
     q, k, v = (F.linear(x, each).reshape(*x.shape[:2], 2, -1).transpose(1, 2) for each in (query, key, value))
-    return (q @ k.transpose(-1, -2)).softmax(-1) @ v
+    return (q @ k.transpose(-1, -2)).relu() @ v
 
 
 def feed_forward(x: torch.Tensor, wide: torch.Tensor, narrow: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -39,7 +40,7 @@ def given(*shapes: tuple[int, ...]) -> Callable[[], list[torch.Tensor]]:
 
 
 CASES: dict[str, tuple[Callable[..., torch.Tensor], Callable[[], list[torch.Tensor]]]] = {
-    "attention": (attention, given((2, 12, 16), (32, 16), (32, 16), (32, 16))),
+    "attention": (attention, given((1, 12, 16), (32, 16), (32, 16), (32, 16))),
     "feed forward": (feed_forward, given((10, 16), (40, 16), (16, 40), (16,))),
     "one token": (feed_forward, given((1, 16), (40, 16), (16, 40), (16,))),
     "no token": (feed_forward, given((0, 16), (40, 16), (16, 40), (16,))),
@@ -67,14 +68,22 @@ def projections(x: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: 
     return [F.linear(x, each) for each in (query, key, value)]
 
 
+def test_scores_of_attention_are_laid_out() -> None:
+    record = compiled(attention, CASES["attention"][1](), **ALWAYS)
+    assert record.rewrites["product_layout"] == 4  # three projections, and the scores
+    operators = [call.operator for call in record.eager_calls]
+    assert operators.count("aten.bmm.default") == 2
+
+
 def test_products_of_one_operand_share_its_copy() -> None:
     """Which is all that is kept of the norm: it has no other reader."""
     inputs = given((12, 16), (32, 16), (32, 16), (32, 16))()
     record = compiled(projections, inputs, **ALWAYS)
     assert record.rewrites["product_layout"] == 3
-    assert record.rewrites["merge_equal_calls"] >= 2 * 3  # two further copies, each with two views
     assert [call.operator for call in record.eager_calls] == ["aten.mm.default"] * 3
     before = compiled(projections, inputs, product_layouts="off")
+    merged = record.rewrites["merge_equal_calls"] - before.rewrites.get("merge_equal_calls", 0)
+    assert merged == 2 * 3, "two further copies, each with two views"
     assert len(record.kernels) <= len(before.kernels) + 1
 
 
@@ -171,6 +180,11 @@ def test_what_is_known_of_the_machine(arm_build: pytest.MonkeyPatch) -> None:
         assert products.uses_arm_compute_library()
         arm_build.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "SVE256")
         assert not products.uses_arm_compute_library()
+
+
+def test_a_release_that_does_not_say_is_taken_for_one_without(arm_build: pytest.MonkeyPatch) -> None:
+    arm_build.setattr(torch.backends, "mkldnn", types.SimpleNamespace(is_available=lambda: True))
+    assert not products.has_arm_compute_library()
 
 
 def test_a_user_s_wish_for_less_precision_counts(arm_build: pytest.MonkeyPatch) -> None:
