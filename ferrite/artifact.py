@@ -111,7 +111,7 @@ def source_from(data: Mapping[str, Any], places: Places, bytecode: bytes) -> Nat
 
 def run_data(run: RunTable) -> tuple[Any, ...]:
     together = [(each.first, each.count, each.threads) for each in run.together]
-    return run.arena, run.slots, [(call.kernel, call.arguments) for call in run.calls], together
+    return run.arena, run.slots, [(call.kernel, call.arguments, call.complaints) for call in run.calls], together
 
 
 def run_from(arena: int, slots: int, calls: Sequence[Any], together: Sequence[Any]) -> RunTable:
@@ -119,8 +119,8 @@ def run_from(arena: int, slots: int, calls: Sequence[Any], together: Sequence[An
 
 
 def kernel_call(data: Sequence[Any]) -> KernelCall:
-    kernel, arguments = data
-    return KernelCall(kernel, tuple((slot, offset) for slot, offset in arguments))
+    kernel, arguments, complaints = data
+    return KernelCall(kernel, tuple((slot, offset) for slot, offset in arguments), tuple(complaints))
 
 
 def scalar_program(value: Expr, symbols: tuple[Symbol, ...]) -> Program:

@@ -24,6 +24,7 @@ from ferrite.artifact import Compiled
 from ferrite.cached import through_cache
 from ferrite.capture import CapturedGraph, GraphKind, capture, torch_api
 from ferrite.codegen import print_host
+from ferrite.codegen.host_laws import verify_host
 from ferrite.collector import garbage_waits
 from ferrite.compilation import Compilation
 from ferrite.debug.dump import Dump
@@ -158,7 +159,8 @@ def compile_native(
     with compilation.stage("schedule"):
         plan = native.schedule(lowered.program, compilation.options.strict)
     with compilation.stage("codegen"):
-        code = native.generate(plan, kernels)
+        code = native.generate(plan, kernels, compilation.options.check_bounds)
+        verify_host(code.source, lowered.objects)
         dump.write("host.py", code.source.commented)
     return Compiled(code, lowered.objects, compilation.native_record(graph, plan, code.source.commented, passes))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import torch_api, torch_operators
+from ferrite.capture import size_facts, torch_api
 from ferrite.capture.as_data import NoData
 from ferrite.capture.edits import Before, make
 from ferrite.collector import garbage_waits
@@ -149,7 +149,7 @@ def reason_to_forget(passes: Passes, before: Facts, after: Facts) -> str:
 
 
 def facts_of_symbols(symbolic: Any) -> Facts:
-    return frozenset() if symbolic is None else frozenset(torch_operators.facts_of_symbols(symbolic))
+    return frozenset() if symbolic is None else frozenset(size_facts.facts_of_symbols(symbolic))
 
 
 def symbolic_in(gm: torch.fx.GraphModule) -> Any:

@@ -37,10 +37,11 @@ def schedule(program: Program, verify: bool = False) -> Plan:
     return make_plan(program, Machine(vector=4 * host_target().lanes), not_native, verify)
 
 
-def generate(plan: Plan, cache: KernelCache | None = None) -> NativeCode:
+def generate(plan: Plan, cache: KernelCache | None = None, checked: bool = False) -> NativeCode:
+    """`checked`: kernels compare every address with the bounds of its memory."""
     kernels = tuple(dict.fromkeys(launch.kernel for launch in plan.launches))
-    source = print_native(plan, {kernel: number for number, kernel in enumerate(kernels)})
-    names, code = build(kernels, cache)
+    source = print_native(plan, {kernel: number for number, kernel in enumerate(kernels)}, checked)
+    names, code = build(kernels, cache, checked)
     complaints = [tuple(check.complaint for check in checks(kernel)) for kernel in kernels]
     return NativeCode(source, tuple(zip(names, complaints, strict=True)), code)
 

@@ -36,6 +36,12 @@ class Whole:
         changes_code=False,
         doc="Raise a CompilerBug when a stage fails, instead of running that graph in eager with a warning.",
     )
+    check_bounds: bool = option(
+        False,
+        env="FERRITE_CHECK_BOUNDS",
+        doc="Kernels compare every address with the bounds of its memory, and report what lies outside instead of "
+        "touching it: kernel, buffer, element and line of the model. Slower; for tests, and for looking into a crash.",
+    )
     decompose: Literal["spelling", "core"] = option(
         "spelling",
         env="FERRITE_DECOMPOSE",

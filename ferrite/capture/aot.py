@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import torch_api
+from ferrite.capture import size_facts, torch_api
 from ferrite.capture.decompositions import decompositions
 from ferrite.capture.parameters import Parameter, Parameters
 from ferrite.capture.torch_api import BoxedCallable
@@ -25,6 +25,7 @@ from ferrite.graph.values import mode_of
 from ferrite.options import Options
 
 Strides = tuple[int | torch.SymInt, ...]
+Layout = tuple[Strides, Strides]  # sizes and strides
 
 
 class GraphKind(enum.Enum):
@@ -66,14 +67,14 @@ def capture(
     `around_partition` lets the caller observe the split of a joint graph.
     """
     without_extra = keep_unused_random(gm)
-    eager_strides = user_output_strides(gm)
+    eager_layouts = user_output_layouts(gm)
     subclasses = [index for index, value in enumerate(example_inputs) if torch_api.is_plain_subclass(value)]
     # Without gradients, and only there: otherwise a parameter may be differentiated.
     parameters = Parameters(gm, example_inputs) if options.freeze and not torch.is_grad_enabled() else None
 
     def compiler(kind: GraphKind) -> Callable[..., BoxedCallable]:
         def compile_one(graph: torch.fx.GraphModule, _inputs: Sequence[Any]) -> BoxedCallable:
-            described = describe(kind, graph, eager_strides)
+            described = describe(kind, graph, eager_layouts)
             if parameters is not None and kind is GraphKind.INFERENCE:
                 described = replace(described, parameters=parameters.behind(graph))
             return compile_graph(described)
@@ -125,7 +126,7 @@ def complete_drawn_again(gm: torch.fx.GraphModule) -> None:
                 node.meta["val"] = operator(*args, **torch.fx.node.map_arg(node.kwargs, fake_value))
 
 
-def describe(kind: GraphKind, gm: torch.fx.GraphModule, eager_strides: Sequence[Strides | None]) -> CapturedGraph:
+def describe(kind: GraphKind, gm: torch.fx.GraphModule, eager_layouts: Sequence[Layout | None]) -> CapturedGraph:
     complete_drawn_again(gm)
     static: Sequence[int] = ()
     donated: Sequence[int] = ()
@@ -136,23 +137,35 @@ def describe(kind: GraphKind, gm: torch.fx.GraphModule, eager_strides: Sequence[
         donated = torch_api.donated_input_indices()
     else:
         static = torch_api.static_input_indices()
-        wanted = functools.partial(strides_at, output, eager_strides)
+        wanted = functools.partial(strides_at, output, eager_layouts)
         strides = tuple(wanted(position) for position in range(len(strides)))
     return CapturedGraph(kind, gm, frozenset(static), frozenset(donated), strides)
 
 
-def strides_at(output: torch.fx.Node, eager_strides: Sequence[Strides | None], position: int) -> Strides | None:
+def strides_at(output: torch.fx.Node, eager_layouts: Sequence[Layout | None], position: int) -> Strides | None:
+    """Eager's strides of one output. Numbers that data decides have other names in the graph than in Dynamo's: what an
+    output's size is called there tells which."""
     index = torch_api.user_output_index(output, position)
-    return eager_strides[index] if index is not None and index < len(eager_strides) else None
+    layout = eager_layouts[index] if index is not None and index < len(eager_layouts) else None
+    if layout is None:
+        return None
+    results = output.args[0]
+    assert isinstance(results, (tuple, list))
+    result = results[position]
+    value = fake_value(result) if isinstance(result, torch.fx.Node) else None
+    sizes, strides = layout
+    if not isinstance(value, torch.Tensor) or len(value.shape) != len(sizes):
+        return strides
+    return size_facts.renamed(strides, zip(sizes, value.shape, strict=True))
 
 
-def user_output_strides(gm: torch.fx.GraphModule) -> tuple[Strides | None, ...]:
-    """Eager's strides of each output of a Dynamo graph, read before any decomposition can change them."""
+def user_output_layouts(gm: torch.fx.GraphModule) -> tuple[Layout | None, ...]:
+    """Eager's sizes and strides of each output of a Dynamo graph, read before any decomposition can change them."""
     results = gm.graph.output_node().args[0]
     if not isinstance(results, (tuple, list)):
         return ()
     return tuple(
-        value.stride()
+        (tuple(value.shape), value.stride())
         if isinstance(result, torch.fx.Node)
         and isinstance(value := fake_value(result), torch.Tensor)
         and value.layout is torch.strided

@@ -1,4 +1,4 @@
-"""What lowering asks of torch's private side: the schemas of operators, their decompositions, and ranges of symbols."""
+"""What lowering asks of torch's private side: the schemas of operators, their decompositions, and sizes."""
 
 from __future__ import annotations
 
@@ -17,44 +17,6 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis as _SympyOnPyth
 
 from ferrite.capture import torch_api
 
-LARGEST = 1 << 62  # bounds beyond are torch's way to say there is none
-
-Range = tuple[int | None, int | None]
-
-
-def symbol_range(value: torch.SymInt | torch.SymBool | torch.SymFloat) -> Callable[[Any], Range]:
-    """A function from the symbols in a size to the least and greatest value they may have."""
-    known = value.node.shape_env.var_to_range
-
-    def ends(symbol: Any) -> Range:
-        found = known.get(symbol)
-        return (None, None) if found is None else (_end(found.lower), _end(found.upper))
-
-    return ends
-
-
-def likely_value(value: torch.SymInt | torch.SymBool | torch.SymFloat) -> Callable[[Any], int | None]:
-    """A function from the symbols in a size to what they may well be: the power of two below what was seen. None where
-    nothing was. Coarse, so that what is decided by it, and kept by it, is the same for sizes that are near."""
-    known = value.node.shape_env
-    seen = known.backed_var_to_val if hasattr(known, "backed_var_to_val") else known.var_to_val  # 2.11
-
-    def near(symbol: Any) -> int | None:
-        found = seen.get(symbol)
-        return None if found is None or found < 1 else 1 << (int(found).bit_length() - 1)
-
-    return near
-
-
-def number_range(value: torch.SymInt) -> Range:
-    """The least and greatest value that a number may have."""
-    found = value.node.shape_env.bound_sympy(value.node.expr)
-    return _end(found.lower), _end(found.upper)
-
-
-def _end(bound: Any) -> int | None:
-    return int(bound) if bound.is_Integer and abs(int(bound)) < LARGEST else None
-
 
 def known_contiguous(value: torch.Tensor) -> bool:
     """Whether a tensor is contiguous for every binding of its symbols; adds no guard."""
@@ -66,46 +28,10 @@ def known_contiguous(value: torch.Tensor) -> bool:
     return True
 
 
-def facts_of_symbols(value: torch.SymInt | torch.SymBool | torch.SymFloat) -> Iterator[tuple[frozenset[str], str]]:
-    """Every range, guard and assertion over the symbols around a number, as (names of symbols, text). Adds none."""
-    known = value.node.shape_env
-    for symbol, found in known.var_to_range.items():
-        yield frozenset((str(symbol),)), f"{symbol} in {found.lower}..{found.upper}"
-    for symbol in known.size_like:
-        yield frozenset((str(symbol),)), f"{symbol} is a size"
-    for expression in known.divisible:
-        yield frozenset(map(str, expression.free_symbols)), f"{expression} is 0"
-    asserted = [each.expr for several in known.deferred_runtime_asserts.values() for each in several]
-    for condition in (*(guard.expr for guard in known.guards), *asserted):
-        yield frozenset(map(str, condition.free_symbols)), str(condition)
-
-
 def eager_form(operator: Any) -> Callable[..., Any]:
     """What a higher-order operator runs in eager: a function of tensors that calls plain operators."""
     found: Callable[..., Any] = operator.py_kernels[torch._C.DispatchKey.CompositeExplicitAutograd]
     return found
-
-
-def symbols_of(value: torch.SymInt | torch.SymBool | torch.SymFloat) -> list[Any]:
-    """The symbols in a number as it was made, as sympy has them, in the order of their names."""
-    return sorted(value.node._expr.free_symbols, key=str)
-
-
-def as_made(value: torch.SymInt) -> Any:
-    """The expression of a number before facts found later took part in it: what a check of such a fact must look at."""
-    return value.node._expr
-
-
-def factor_of(value: torch.SymInt | torch.SymBool) -> tuple[int, Any] | None:
-    """(n, symbol) where a whole number is known to be n times a symbol, or a truth to be that of one."""
-    expression = value.node.expr
-    symbols = list(expression.free_symbols)
-    if len(symbols) != 1:
-        return None
-    factor = expression / symbols[0] if isinstance(value, torch.SymInt) else None
-    if factor is None:
-        return (1, symbols[0])
-    return (int(factor), symbols[0]) if factor.is_Integer else None
 
 
 def number_in(tensor: torch.Tensor) -> Any:
@@ -236,6 +162,14 @@ def bound_arguments(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
         else:
             raise TypeError(f"{operator} misses the argument {item.name}")
     return bound
+
+
+def sizes_follow(operator: Any) -> bool:
+    """Whether the sizes of results follow from those of the arguments, in a way that torch itself has written down. Of
+    an operator of the user's they are what its fake function says."""
+    if not is_operator(operator):
+        return is_higher_order(operator)
+    return operator.namespace in ("aten", "prims") and torch.Tag.dynamic_output_shape not in operator.tags
 
 
 def is_random(operator: Any) -> bool:

@@ -21,10 +21,12 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+import torch
+
 from ferrite.codegen.small_programs import small_program
 from ferrite.graph import ModelLine
 from ferrite.ir import host
-from ferrite.ir.expr import Expr
+from ferrite.ir.expr import Const, Expr, IndexValue, Op
 from ferrite.ir.index import Index, Symbol
 from ferrite.ir.program import (
     CALLS,
@@ -47,7 +49,8 @@ from ferrite.ir.program import (
 )
 from ferrite.ir.questions import arguments_of, reads, writes
 from ferrite.schedule.memory import touched
-from ferrite.schedule.steps import Plan, Run, Together
+from ferrite.schedule.peak import bytes_at
+from ferrite.schedule.steps import Launch, Plan, Run, Together
 from ferrite.schedule.touches import Layouts, likely
 
 COMMENT_COLUMN = 72
@@ -58,10 +61,12 @@ MARK = "\0"  # between a line of text and the number of its remark, while printi
 
 @dataclass(frozen=True)
 class KernelCall:
-    """One kernel of a run: which, and for each argument the slot it comes from and the bytes to add to it."""
+    """One kernel of a run: which, and for each argument the slot it comes from and the bytes to add to it.
+    `complaints`: of a checked kernel, what to say where it would go outside of its memory."""
 
     kernel: int
     arguments: tuple[tuple[int, int], ...]
+    complaints: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,7 @@ class NativeSource:
     programs: list[Program] = field(default_factory=list)
     scalars: list[tuple[Expr, tuple[Symbol, ...]]] = field(default_factory=list)
     bytecode: bytes = b""
+    checked: bool = False
 
     @functools.cached_property
     def commented(self) -> str:
@@ -99,9 +105,9 @@ class NativeSource:
         return "\n".join(rows)
 
 
-def print_native(plan: Plan, kernels: Mapping[object, int]) -> NativeSource:
-    """`kernels`: the number of each kernel of the plan."""
-    source = NativeSource(plan.program.name)
+def print_native(plan: Plan, kernels: Mapping[object, int], checked: bool = False) -> NativeSource:
+    """`kernels`: the number of each kernel of the plan. `checked`: they are given the bounds of their memory."""
+    source = NativeSource(plan.program.name, checked=checked)
     remarks: list[ModelLine] = []
     rows = [row.split(MARK) for row in _Printer(plan, source, kernels, plan.program.name, remarks).function()]
     source.text = "\n".join(row[0] for row in rows) + "\n"
@@ -118,6 +124,8 @@ class _Printer:
         self.layouts = Layouts(plan.program)
         self.there = {item for item in self.program.inputs if isinstance(item, str)}  # tensors under their names
         self.laid_out = set(read_by_strides(plan))
+        self.bound = {item.name for item in self.program.inputs if isinstance(item, Symbol)}  # symbols with values
+        self.to_lay_out: list[str] = []  # results whose strides have symbols without one
 
     def function(self) -> Iterator[str]:
         for place, plans in self.plan.bodies.items():
@@ -198,9 +206,11 @@ class _Printer:
                 yield from self.made(step.buffer)
                 query = "storage_offset()" if step.query == "offset" else f"{step.query}({step.axis})"
                 yield f"{step.symbol.name} = {step.buffer}.{query}"
+                yield from self.bind(step.symbol)
             case Item():
                 yield from self.made(step.source)
                 yield f"{step.symbol.name} = int({step.source}.item())"
+                yield from self.bind(step.symbol)
             case Assert():
                 yield f"if not {self.scalar(step.condition)}:"
                 yield f"{INDENT}raise RuntimeError({step.message!r})"
@@ -221,18 +231,35 @@ class _Printer:
                     arguments.append((slots.setdefault(tensor, len(slots) + 1), offset))
             for symbol in launch.sizes:
                 arguments.append((slots.setdefault(symbol, len(slots) + 1), 0))
-            calls.append(KernelCall(self.kernels[launch.kernel], tuple(arguments)))
+            complaints: tuple[str, ...] = ()
+            if self.source.checked:
+                arguments += self.bounds(run, launch, slots)
+                complaints = complaints_of(launch)
+            calls.append(KernelCall(self.kernels[launch.kernel], tuple(arguments), complaints))
         number = len(self.source.runs)
-        self.source.runs.append(RunTable(run.arena, len(slots) + 1, tuple(calls), run.together))
-        for each in run.together:
+        together = () if self.source.checked else run.together  # what may fail has no region with others
+        self.source.runs.append(RunTable(run.arena, len(slots) + 1, tuple(calls), together))
+        for each in together:
             yield f"# kernels {each.first} to {each.first + each.count - 1} of run_{number}: together, one thread each"
-        words = [f"{slot}.data_ptr()" if isinstance(slot, str) else slot.name for slot in slots]  # type: ignore[attr-defined]
+        words = [slot_text(slot) for slot in slots]
         if run.arena:
             yield f"arena = {maker(run.arena)}(({run.arena},), (1,), torch.uint8)"
             words.insert(0, "arena.data_ptr()")
         yield self.remarked(f"run_{number}({', '.join(['threads()', *words])})", first_line(run))
         if run.arena:
             yield "del arena"
+
+    def bounds(self, run: Run, launch: Launch, slots: dict[object, int]) -> Iterator[tuple[int, int]]:
+        """For every pointer of a checked kernel the slots and offsets of its ends: those of the storage behind a
+        tensor, or of the bytes that something has inside of an arena or a tensor."""
+        for name in launch.arguments:
+            if not run.is_inside(name):
+                for end in ("begin_of", "end_of"):
+                    yield slots.setdefault((end, name), len(slots) + 1), 0
+                continue
+            tensor, offset = run.lodged.get(name, ("", run.offsets.get(name, 0)))
+            slot = slots[tensor] if tensor else 0
+            yield from ((slot, offset), (slot, offset + bytes_at(self.layouts.buffers[name], {})))
 
     def call(self, call: Call, step: Operation) -> Iterator[str]:
         for name in tensors_of(step):
@@ -245,13 +272,28 @@ class _Printer:
         yield from self.received(call.results)
 
     def received(self, results: Iterable[str | Symbol | None]) -> Iterator[str]:
-        """What is left to do with what a call gave."""
+        """What is left to do with what a call gave. Strides may be in terms of sizes that are asked for after it."""
         for item in results:
             if isinstance(item, Symbol):
                 yield f"{item.name} = int({item.name})"
+                yield from self.bind(item)
             elif item in self.laid_out and self.layouts.buffers[item].kind not in ("view", "foreign"):
-                strides = numbers(self.layouts.buffers[item].strides)
-                yield f"if {item}.stride() != {strides}: {item} = laid_out({item}, {strides})"
+                self.to_lay_out.append(item)
+        yield from self.lay_out()
+
+    def bind(self, symbol: Symbol) -> Iterator[str]:
+        """A symbol has its value from here on."""
+        self.bound.add(symbol.name)
+        yield from self.lay_out()
+
+    def lay_out(self) -> Iterator[str]:
+        waiting, self.to_lay_out = self.to_lay_out, []
+        for name in waiting:
+            strides = self.layouts.buffers[name].strides
+            if not {atom.name for index in strides for atom in index.atoms if isinstance(atom, Symbol)} <= self.bound:
+                self.to_lay_out.append(name)
+                continue
+            yield f"if {name}.stride() != {numbers(strides)}: {name} = laid_out({name}, {numbers(strides)})"
 
     def written(self) -> set[str]:
         """Inputs that the program writes, and the caller sees it: a copy could not stand for them."""
@@ -330,6 +372,8 @@ class _Printer:
         raise TypeError(f"no argument: {argument!r}")
 
     def scalar(self, value: Expr) -> str:
+        if (text := comparison(value)) is not None:
+            return text
         symbols = tuple(sorted((atom for atom in value.atoms if isinstance(atom, Symbol)), key=lambda item: item.name))
         number = len(self.source.scalars)
         self.source.scalars.append((value, symbols))
@@ -367,6 +411,21 @@ def read_by_strides(plan: Plan) -> Iterator[str]:
     yield from (buffer.storage for buffer in plan.program.buffers if buffer.kind == "view")
 
 
+COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+
+
+def comparison(value: Expr) -> str | None:
+    """`u0 >= 2` for a comparison of sizes with sizes or numbers: what Python says at once. None for anything else."""
+    if not isinstance(value, Op) or value.name not in COMPARISONS:
+        return None
+    sides = [
+        item.index.text if isinstance(item, IndexValue) else str(item.value) if isinstance(item, Const) else None
+        for item in value.operands
+        if item.dtype == torch.int64
+    ]
+    return f"({sides[0]} {COMPARISONS[value.name]} {sides[1]})" if len(sides) == 2 and None not in sides else None
+
+
 def maker(count: int) -> str:
     """What makes a tensor of so many bytes."""
     return "large_on_cpu" if count >= LARGE else "empty_on_cpu"
@@ -375,6 +434,29 @@ def maker(count: int) -> str:
 def numbers(sizes: Iterable[Index]) -> str:
     texts = [size.text for size in sizes]
     return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
+
+
+def slot_text(slot: object) -> str:
+    """What fills a slot of a run: an address, a size, or an end of the storage behind a tensor."""
+    match slot:
+        case str():
+            return f"{slot}.data_ptr()"
+        case (end, name):
+            return f"{end}({name})"
+        case Symbol():
+            return slot.name
+    raise TypeError(f"no slot: {slot!r}")
+
+
+def complaints_of(launch: Launch) -> tuple[str, ...]:
+    """What a checked kernel says of each of its pointers, and of its tiles, where it would read or write outside."""
+    lines = (operation.origin.line for operation in launch.operations)
+    where = next((f", for {line}" for line in lines if line is not None), "").replace("{", "{{").replace("}", "}}")
+    return tuple(
+        f"RuntimeError: kernel {launch.name} {does} element {{index}} of {name}, which has {{size}}{where}"
+        for name in (*launch.arguments, "a tile")
+        for does in ("reads", "writes")
+    )
 
 
 def first_line(run: Run) -> ModelLine | None:

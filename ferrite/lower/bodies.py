@@ -18,6 +18,7 @@ from ferrite.ir.host import Ref
 from ferrite.ir.index import ZERO, Index, Symbol, number, symbol
 from ferrite.ir.program import CallArgument, Program
 from ferrite.ir.questions import changed_inputs, defines, symbols, symbols_in
+from ferrite.lower.assertions import bind_sizes
 from ferrite.lower.calls import Calls, flat
 from ferrite.lower.table import NotLowered
 from ferrite.lower.value import Value
@@ -135,7 +136,7 @@ class Bodies(Calls):
     def bind_results(self, out: Any, names: Sequence[str | Symbol | None]) -> None:
         for name, fake in zip(names, flat(out), strict=True):
             if isinstance(name, str):
-                self.bind_new(name, fake)
+                bind_sizes(self, name, fake, "a graph", trusted=True)
 
 
 def free_symbols(program: Program) -> list[Symbol]:

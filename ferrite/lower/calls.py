@@ -13,9 +13,10 @@ from ferrite.ir import host
 from ferrite.ir.expr import Expr
 from ferrite.ir.host import Constant, Literal, Ref
 from ferrite.ir.index import ZERO, Index, Number, Symbol
-from ferrite.ir.program import Bind, Buffer, Call, CallArgument, Scalar, Size, Template
+from ferrite.ir.program import Buffer, Call, CallArgument, Scalar, Size, Template
 from ferrite.ir.types import SHORT
 from ferrite.lower.arguments import literal_text
+from ferrite.lower.assertions import bind_sizes
 from ferrite.lower.context import Context
 from ferrite.lower.effects import effect_of, writes_in_graphs
 from ferrite.lower.scalars import read
@@ -73,17 +74,8 @@ class Calls(Context):
         self.add(wrap(call) if wrap is not None else Template(kind, call) if kind else call)  # type: ignore[arg-type]
         for result, fake in zip(results, flat(out), strict=True):
             if isinstance(result, str) and isinstance(fake, torch.Tensor):
-                self.bind_new(result, fake)
+                bind_sizes(self, result, fake, name or str(target), torch_operators.sizes_follow(target))
         return values
-
-    def bind_new(self, name: str, fake: torch.Tensor) -> None:
-        """Symbols that this result is the first to carry: their values are known once the call is done."""
-        for place, dim in enumerate(fake.shape):
-            if torch_api.bare_symbol(dim) is not None:
-                index = self.sizes.index(dim)
-                if isinstance(index, Symbol) and index not in self.bound:
-                    self.bound.add(index)
-                    self.add(Bind(index, name, "size", place, self.origin))
 
     def results(
         self,

@@ -52,6 +52,7 @@ class Context:
         self.numbers: dict[Expr, Any] = {}  # and torch's picture of such a number
         self.pending: dict[Box, None] = {}  # boxes whose expressions read memory that may still be written
         self.bound: set[Symbol] = set()  # symbols that have their values by now
+        self.asserted: set[Expr] = set()  # conditions on them that hold by now
         self.exchanges: list[Any] = []  # collectives that nobody has waited for
         self.origin: Origin = NOWHERE
         self.out: Any = None

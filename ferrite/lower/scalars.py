@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import torch_api, torch_operators
+from ferrite.capture import size_facts, torch_api
 from ferrite.ir.expr import Expr, cast, const, index_value, op
 from ferrite.ir.host import Constant, Literal
 from ferrite.ir.index import Index, symbol
@@ -68,7 +68,7 @@ def read(ctx: Context, value: torch.SymInt | torch.SymFloat | torch.SymBool) -> 
 def computed_size(ctx: Context, value: torch.SymInt) -> Index:
     """A size that goes through fractions: computed when the program runs, and a symbol from there on."""
     made = ctx.lazy((), cast(read(ctx, value), I64), torch.device("cpu"))
-    size = symbol(f"n{len(ctx.buffers)}", *torch_operators.number_range(value))
+    size = symbol(f"n{len(ctx.buffers)}", *size_facts.number_range(value))
     ctx.bound.add(size)
     ctx.add(Item(size, ctx.realise(made.box), ctx.origin))
     return size

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from functools import reduce
 from typing import Any
 
 import torch
 
-from ferrite.capture import torch_api, torch_operators
+from ferrite.capture import size_facts, torch_api
 from ferrite.ir.index import ONE, Index, Symbol, as_index, maximum, minimum, number, symbol
 from ferrite.ir.sums import multiply
 
@@ -18,19 +18,22 @@ class UnknownSize(Exception):
 
 
 class Known:
-    """What torch knows of the symbols in a number."""
+    """What torch knows of single symbols in a number."""
 
     def __init__(self, value: torch.SymInt | torch.SymBool | torch.SymFloat) -> None:
-        self.range = torch_operators.symbol_range(value)
-        self.likely = torch_operators.likely_value(value)
+        self.value = value
+        self.range = size_facts.symbol_range(value)
+        self.likely = size_facts.likely_value(value)
 
 
 class Sizes:
-    """Sizes of one graph as index expressions; each sympy expression is read once."""
+    """Sizes of one graph as index expressions; each sympy expression is read once. What guards hold equal is one index:
+    where `s0 // 4` is 1 in every call, it is 1 here."""
 
     def __init__(self) -> None:
         self.symbols: dict[str, Index] = {}  # a symbol, or what stands for it
         self._seen: dict[Any, Index] = {}
+        self._equal: Mapping[Any, Any] | None = None  # what guards hold equal, once a symbolic size has been read
         self.computed: Callable[[torch.SymInt], Index] | None = None  # a size that only a scalar expression can say
 
     def index(self, value: int | torch.SymInt) -> Index:
@@ -58,7 +61,7 @@ class Sizes:
 
     def as_made(self, value: torch.SymInt, bound: Container[Symbol]) -> Index:
         """A number as it was made, where its symbols have values: a check of a fact must not rest on that fact."""
-        made = self.read(torch_operators.as_made(value), Known(value))
+        made = self.read(size_facts.as_made(value), Known(value))
         return made if all(atom in bound for atom in made.atoms) else self.index(value)
 
     def indices(self, values: Any) -> tuple[Index, ...]:
@@ -71,6 +74,9 @@ class Sizes:
         return meaning
 
     def read(self, expression: Any, known: Known) -> Index:
+        if self._equal is None:
+            self._equal = size_facts.guarded_equalities(known.value)
+        expression = self._equal.get(expression, expression)
         if expression.is_Integer:
             return number(int(expression))
         if expression.is_Symbol:

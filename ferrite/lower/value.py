@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 
+from ferrite.ir.division import never_negative
 from ferrite.ir.expr import Expr, load, rewrite_indices
 from ferrite.ir.index import ONE, ZERO, Atom, Axis, Index, axis, substitute
+from ferrite.lower.sizes import UnknownSize
 
 Coordinates = tuple[Index, ...]
 
@@ -92,6 +94,19 @@ def whole(box: Box) -> Value:
 
 
 def broadcast_place(sizes: Sequence[Index], to: Sequence[Index]) -> tuple[Index, ...]:
-    """Where the element of a smaller tensor lies, for each point of a larger shape."""
+    """Where the element of a smaller tensor lies, for each point of a larger shape.
+
+    A size is one, or the size it becomes. What is neither as far as anybody knows (`s0 // 4` and `s1 // 4`) cannot be
+    said here: whether it is one is known only when the program runs.
+    """
+    last = to[len(to) - len(sizes) :]
+    for size, wanted in zip(sizes, last, strict=True):
+        if size is not ONE and size is not wanted and not known_equal(size, wanted):
+            raise UnknownSize(f"a size {size} that becomes {wanted}")
     axes = own_axes(to)[len(to) - len(sizes) :]
     return tuple(ZERO if size is ONE else item for size, item in zip(sizes, axes, strict=True))
+
+
+def known_equal(left: Index, right: Index) -> bool:
+    """Whether two sizes are the same number, however they are written."""
+    return never_negative(left - right) and never_negative(right - left)

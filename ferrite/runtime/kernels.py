@@ -59,18 +59,21 @@ class Unit:
     llvm: Callable[[Target], str]
 
 
-def unit_of(kernel: Kernel) -> Unit:
-    text = str(replace(kernel, origins=()))  # where it comes from does not matter
+def unit_of(kernel: Kernel, checked: bool = False) -> Unit:
+    text = ("# checked\n" if checked else "") + str(replace(kernel, origins=()))  # where it comes from does not matter
     name = "kernel_" + hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
-    return Unit(name, text, lambda target: kernel_text(kernel, target, name))
+    return Unit(name, text, lambda target: kernel_text(kernel, target, name, checked))
 
 
 DRIVER = Unit(entry.NAME, entry.ENTRY, lambda target: entry.ENTRY)
 
 
-def build(kernels: Sequence[Kernel], cache: KernelCache | None = None) -> tuple[list[str], dict[str, bytes]]:
-    """The name of each kernel, and object code by name: of all of them, and of the driver."""
-    units = list(map(unit_of, kernels))
+def build(
+    kernels: Sequence[Kernel], cache: KernelCache | None = None, checked: bool = False
+) -> tuple[list[str], dict[str, bytes]]:
+    """The name of each kernel, and object code by name: of all of them, and of the driver. `checked`: no kernel touches
+    what is not its own, see `ferrite.codegen.llvm.bounds`."""
+    units = [unit_of(kernel, checked) for kernel in kernels]
     return [unit.name for unit in units], object_codes([*units, DRIVER] if units else [], cache)
 
 

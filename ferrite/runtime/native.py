@@ -54,6 +54,8 @@ def load_native(source: NativeSource, kernels: Kernels, objects: Mapping[str, An
         "view_of": view_of,
         "taken_over": taken_over,
         "laid_out": laid_out,
+        "begin_of": begin_of,
+        "end_of": end_of,
         "leaves": leaves,
         "repeat": repeat,
         "inf": float("inf"),
@@ -99,7 +101,7 @@ def native_run(table: RunTable, kernels: Kernels) -> Callable[..., int]:
     calls = [(kernels.addresses[call.kernel], call.arguments) for call in table.calls]
     steps = pack_steps(calls, table.slots, [(each.first, each.count, each.threads) for each in table.together])
     kept = ctypes.create_string_buffer(steps, len(steps))
-    complaints = [kernels.complaints[call.kernel] for call in table.calls]
+    complaints = [(*kernels.complaints[call.kernel], *call.complaints) for call in table.calls]
 
     def fail(result: int, value: int, extent: int, step: int) -> None:
         raise problem(result, value, extent, complaints[step])
@@ -139,6 +141,16 @@ def laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     if tensor.numel() == 0 or all(size == 1 or mine == wanted for size, mine, wanted in where):
         return tensor
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def begin_of(tensor: torch.Tensor) -> int:
+    """Where the storage behind a tensor begins."""
+    return tensor.untyped_storage().data_ptr()
+
+
+def end_of(tensor: torch.Tensor) -> int:
+    storage = tensor.untyped_storage()
+    return storage.data_ptr() + storage.nbytes()
 
 
 def repeat(condition: Boxed, body: Boxed, given: list[Any], carried: int, keep: bool) -> list[Any]:

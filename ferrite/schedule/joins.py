@@ -71,7 +71,7 @@ class _Joins:
                 continue
             along = [axis_at(each, name, joined[0]) for each in self.readers[name]]
             mine = axis_at(operation, name, joined[0])
-            if mine is not None and None not in along:
+            if mine is not None and None not in along and joints_before(joined[1], mine.extent) is not None:
                 yield name, mine, joined
 
     def joined(self, name: str) -> tuple[int, Joints] | None:
@@ -127,8 +127,18 @@ def axis_at(operation: Operation, name: str, dimension: int) -> Axis | None:
     return item if isinstance(item, Axis) and item in operation.axes else None
 
 
+def joints_before(joints: Joints, end: Index) -> Joints | None:
+    """The joints that a reader of the first `end` elements goes across: of 0, 4, 9 one of the first 6 has 0 and 4. None
+    where sizes that are known only later decide which ones."""
+    inside = tuple(start for start in joints if start is ZERO or not never_negative(start - end))
+    return inside if all(never_negative(end - start) for start in inside) else None
+
+
 def split(operation: Compute, item: Axis, joints: Joints) -> Iterator[Compute]:
-    for start, end in zip(joints, (*joints[1:], item.extent), strict=True):
+    """An operation in parts, none of which reads across a joint; it ends where its own axis does."""
+    inside = joints_before(joints, item.extent)
+    assert inside is not None
+    for start, end in zip(inside, (*inside[1:], item.extent), strict=True):
         part = axis(item.name, end - start)
         new: dict[Axis, Index] = {item: part + start}
         yield replace(

@@ -85,7 +85,9 @@ def test_a_result_of_unknown_size_defines_a_symbol() -> None:
     (program,) = programs()
     (call,) = calls(program)
     assert (call.operator, call.reason) == ("aten.nonzero.default", "the shape of its result depends on data")
-    assert [bind.query for bind in operations(program, Bind)] == ["size"]
+    found, rank = operations(program, Bind)
+    assert (found.query, found.axis, rank.query, rank.axis) == ("size", 0, "size", 1)
+    assert len(operations(program, Assert)) == 3  # of none to three rows, one number in each
 
 
 DATA_SHAPES = {

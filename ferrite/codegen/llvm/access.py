@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 
 from ferrite.codegen.llvm.atomics import combine, combine_atomically
+from ferrite.codegen.llvm.bounds import ZERO_BYTES, ZEROS, inside
 from ferrite.codegen.llvm.emission import Emission, Value
 from ferrite.codegen.llvm.indices import Found
 from ferrite.codegen.llvm.operators import Words
@@ -14,8 +15,6 @@ from ferrite.codegen.llvm.types import BYTES, MEMORY, vector
 from ferrite.ir.expr import Load
 from ferrite.ir.kernel import Prefetch, Store
 
-ZEROS = "@ferrite_zeros"
-ZERO_BYTES = 1024
 LINE = 64  # bytes that come from memory together, on all processors of today
 
 
@@ -94,9 +93,11 @@ class Access:
 
     def one(self, buffer: str, pointer: str, element: str, lanes: int = 1) -> str:
         function, type_ = self.e.function, vector(element, lanes)
+        floor = function.floor(buffer)
+        pointer = inside(self.e, buffer, pointer, element, lanes, False, floor)
         text = f"load {type_}, ptr {pointer}, align {BYTES[element]}"
         key = f"{text} {buffer} {self.e.memory[buffer].version}"
-        return function.op(text, pointer, floor=function.floor(buffer), key=key)
+        return function.op(text, pointer, floor=floor, key=key)
 
     def reversed(self, row: str, element: str) -> str:
         return self.e.op(self.turned(row, element), row)
@@ -136,7 +137,8 @@ class Access:
         number, every = next(function.counter), self.e.any_lane(mask, lanes, every=True)
         function.line(f"br i1 {every}, label %all{number}, label %some{number}")
         function.block(f"all{number}")
-        whole = function.define(f"load {type_}, ptr {place.pointers[0]}, align {BYTES[element]}")
+        start = inside(self.e, buffer, place.pointers[0], element, lanes, False, None)
+        whole = function.define(f"load {type_}, ptr {start}, align {BYTES[element]}")
         whole = whole if place.kind == "row" else function.define(self.turned(whole, element))
         function.line(f"br label %both{number}")
         scope = function.push(f"some{number}", branch=True)
@@ -180,9 +182,9 @@ class Access:
                 value = combine(self.e, store.mode, dtype, old, value)
             value = self.as_memory(value, dtype)
             if store.mode == "set" and self.crosses(store, places, value):
-                self.write_turned(places[0], value, element)
+                self.write_turned(store.buffer, places[0], value, element)
             else:
-                self.written(places, value, element)
+                self.written(store.buffer, places, value, element)
         memory.version += 1
 
     def crosses(self, store: Store, places: list[Place], value: Value) -> bool:
@@ -193,7 +195,7 @@ class Access:
         flat = flat_index(e.memory[store.buffer], store.coordinates)
         return e.lanes > 1 and places[0].kind == "spread" and self.places.constant_shifts(flat) == list(range(e.lanes))
 
-    def write_turned(self, first: Place, value: Value, element: str) -> None:
+    def write_turned(self, buffer: str, first: Place, value: Value, element: str) -> None:
         """Squares on the diagonal stay and their neighbours change places, for squares of one, two, four lanes."""
         lanes, type_ = value.lanes, vector(element, value.lanes)
         rows = list(value.parts)
@@ -209,6 +211,7 @@ class Access:
                     rows[row] = self.e.op(text, *pair)
             side *= 2
         for turned, pointer in zip(rows, first.pointers, strict=True):
+            pointer = inside(self.e, buffer, pointer, element, lanes, True, None)
             self.e.function.line(f"store {type_} {turned}, ptr {pointer}, align {BYTES[element]}")
 
     def as_memory(self, value: Value, dtype: torch.dtype) -> Value:
@@ -216,7 +219,7 @@ class Access:
             return value
         return self.e.map("i8", [value], lambda lanes, item: Words(self.e, "i1", lanes).convert("zext", item, "i8"))
 
-    def written(self, places: list[Place], value: Value, element: str) -> None:
+    def written(self, buffer: str, places: list[Place], value: Value, element: str) -> None:
         masks = self.e.mask.parts if self.e.mask else (None,)
         count = max(len(places), len(value.parts), len(masks))
         for row in range(count):
@@ -227,30 +230,34 @@ class Access:
                 part = self.e.splat(part, element, lanes)
             elif lanes < value.lanes:  # one place for all lanes, which are one
                 part = self.e.lane(part, element, value.lanes, value.lanes - 1)
-            self.write(place, part, element, lanes, mask)
+            self.write(buffer, place, part, element, lanes, mask)
 
-    def write(self, place: Place, part: str, element: str, lanes: int, mask: str | None) -> None:
+    def write(self, buffer: str, place: Place, part: str, element: str, lanes: int, mask: str | None) -> None:
         type_, align = vector(element, lanes), BYTES[element]
         width = self.e.mask.lanes if self.e.mask else 1
         if mask is not None and (place.kind == "one" or width == 1):
             with self.e.branch(self.e.any_lane(mask, width)):
-                self.write(place, part, element, lanes, None)
+                self.write(buffer, place, part, element, lanes, None)
         elif place.kind in ("spread", "step") or mask is not None:
-            self.write_each(place, part, element, mask)
+            self.write_each(buffer, place, part, element, mask)
         else:
             part = part if place.kind != "back" else self.reversed(part, element)
-            self.e.function.line(f"store {type_} {part}, ptr {place.pointers[0]}, align {align}")
+            start = inside(self.e, buffer, place.pointers[0], element, lanes, True, None)
+            self.e.function.line(f"store {type_} {part}, ptr {start}, align {align}")
 
-    def write_each(self, place: Place, part: str, element: str, mask: str | None) -> None:
+    def write_each(self, buffer: str, place: Place, part: str, element: str, mask: str | None) -> None:
         lanes = self.e.lanes
         for lane, pointer in enumerate(self.lane_pointers(place, element)):
             item = self.e.lane(part, element, lanes, lane)
-            line = f"store {element} {item}, ptr {pointer}, align {BYTES[element]}"
             if mask is None:
-                self.e.function.line(line)
+                self.write_one(buffer, pointer, item, element)
                 continue
             with self.e.branch(self.e.lane(mask, "i1", lanes, lane)):
-                self.e.function.line(line)
+                self.write_one(buffer, pointer, item, element)
+
+    def write_one(self, buffer: str, pointer: str, item: str, element: str) -> None:
+        pointer = inside(self.e, buffer, pointer, element, 1, True, None)
+        self.e.function.line(f"store {element} {item}, ptr {pointer}, align {BYTES[element]}")
 
     def combined_one_by_one(self, store: Store, places: list[Place], value: Value, dtype: torch.dtype) -> None:
         """Lanes may meet at one place, so each is done after the other; repetitions are not done."""
@@ -264,7 +271,11 @@ class Access:
                 item = e.lane(part, value.element, e.lanes, lane)
                 bits = [e.lane(mask, "i1", e.lanes, lane) for mask in masks]
                 if not bits:
-                    combine_atomically(e, store.mode, dtype, pointer, item)
+                    self.combine_one(store, dtype, pointer, item)
                     continue
                 with e.branch(bits[0] if len(bits) == 1 else e.op(f"and i1 {bits[0]}, {bits[1]}", *bits)):
-                    combine_atomically(e, store.mode, dtype, pointer, item)
+                    self.combine_one(store, dtype, pointer, item)
+
+    def combine_one(self, store: Store, dtype: torch.dtype, pointer: str, item: str) -> None:
+        pointer = inside(self.e, store.buffer, pointer, MEMORY[dtype], 1, True, None)
+        combine_atomically(self.e, store.mode, dtype, pointer, item)

@@ -25,7 +25,7 @@ from ferrite.codegen.llvm.target import host_target
 NAME = "ferrite_run"
 IMMEDIATE = -1
 FAILURE = 3  # words that a failing kernel leaves: value, extent, step
-MOST_ARGUMENTS = 512
+MOST_ARGUMENTS = 1024
 Step = tuple[int, Sequence[tuple[int, int]]]
 
 # One step: its words, and its call.

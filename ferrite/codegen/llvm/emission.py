@@ -56,12 +56,24 @@ class AxisValue:
 
 @dataclass
 class Memory:
-    """A pointer or a tile: `strides` give the flat place of coordinates; `version` counts what may have changed it."""
+    """A pointer or a tile: `strides` give the flat place of coordinates; `version` counts what may have changed it;
+    `bounds` are there where every access is to be compared with them."""
 
     pointer: str
     element: str
     strides: tuple[int, ...] = (1,)
     version: int = 0
+    bounds: Bounds | None = None
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The addresses between which memory may be touched, as values of 64 bits, and what a kernel gives where it would
+    be read outside; where it would be written, one more."""
+
+    low: str
+    high: str
+    code: int
 
 
 @dataclass
@@ -71,6 +83,7 @@ class Module:
     declares: dict[str, str] = field(default_factory=dict)
     helpers: dict[str, str] = field(default_factory=dict)  # functions of ours, by name
     functions: list[str] = field(default_factory=list)
+    tile_code: int = 0  # what a kernel gives where a tile would be read outside; 0 where nobody looks
     numbers: Numbers = field(default_factory=dict)  # those in memory
     counter: Iterator[int] = field(default_factory=itertools.count)
 

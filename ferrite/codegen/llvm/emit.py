@@ -5,13 +5,17 @@
 `args`: words of 8 bytes, the pointers by position, then the sizes. It gives 0, or k > 0 where check k (from 1, in the
 order of `checks`) failed, with failure[0] the value and failure[1] the extent, or -1 where an integer was divided by
 zero.
+
+A checked kernel has two words more for every pointer, behind the sizes: the addresses between which it may be used.
+`codes_of_bounds` has what it gives where it would go outside (`ferrite.codegen.llvm.bounds`).
 """
 
 from __future__ import annotations
 
 import weakref
 
-from ferrite.codegen.llvm.emission import Emission, Memory, Module
+from ferrite.codegen.llvm.bounds import NOWHERE_BYTES, codes_of_bounds
+from ferrite.codegen.llvm.emission import Bounds, Emission, Memory, Module
 from ferrite.codegen.llvm.expressions import Expressions
 from ferrite.codegen.llvm.function import Function
 from ferrite.codegen.llvm.operators import TAKES
@@ -25,39 +29,43 @@ from ferrite.ir.questions import indices_of, nodes_of
 from ferrite.ir.types import short
 
 
-def kernel_text(kernel: Kernel, target: Target, name: str) -> str:
-    module = Module(target, name)
+def kernel_text(kernel: Kernel, target: Target, name: str, checked: bool = False) -> str:
+    *codes, tile_code = codes_of_bounds(kernel, len(checks(kernel)))
+    module = Module(target, name, tile_code=tile_code if checked else 0)
     module.declares["malloc"] = "declare noalias ptr @malloc(i64)"
     module.declares["free"] = "declare void @free(ptr)"
     emission = Emission(module, Function(module.counter))
     pointers = [f"%p.{pointer.name}" for pointer in kernel.pointers]
     sizes = [f"%size.{size.name}" for size in kernel.sizes]
-    for word in (*pointers, *sizes, "%threads", "%status", "%failure"):
+    ends = [f"%{end}.{pointer.name}" for pointer in kernel.pointers for end in ("low", "high")] if checked else []
+    shared = ["i64 %threads", "ptr %status", "ptr %failure", *(["ptr %nowhere"] if checked else [])]
+    for word in (*pointers, *sizes, *ends, *(each.split()[1] for each in shared)):
         emission.function.parameter(word)
-    for pointer, word in zip(kernel.pointers, pointers, strict=True):
-        emission.memory[pointer.name] = Memory(word, MEMORY[pointer.dtype])
+    for place, (pointer, word) in enumerate(zip(kernel.pointers, pointers, strict=True)):
+        bounds = Bounds(ends[2 * place], ends[2 * place + 1], codes[place]) if checked else None
+        emission.memory[pointer.name] = Memory(word, MEMORY[pointer.dtype], bounds=bounds)
     statements = Statements(emission, Expressions(emission, checks(kernel)))
     statements.parallel = Parallel(emission, statements).loop
     statements.block(kernel.body)
-    given = [*(f"ptr noalias {word}" for word in pointers), *(f"i64 {word}" for word in sizes)]
-    given += ["i64 %threads", "ptr %status", "ptr %failure"]
+    given = [*(f"ptr noalias {word}" for word in pointers), *(f"i64 {word}" for word in (*sizes, *ends)), *shared]
     module.functions.append(
         emission.function.text(f"define internal void @{name}.body({', '.join(given)}) alwaysinline nounwind")
     )
-    module.functions.append(_exported(name, pointers, sizes))
+    module.functions.append(_exported(name, pointers, [*sizes, *ends], shared))
     return module.text()
 
 
-def _exported(name: str, pointers: list[str], sizes: list[str]) -> str:
+def _exported(name: str, pointers: list[str], sizes: list[str], shared: list[str]) -> str:
     lines = [f"define i64 @{name}(ptr %args, i64 %threads, ptr %failure) nounwind {{", "entry:"]
     lines += ["  %status = alloca i64, align 8", "  store i64 0, ptr %status, align 8"]
+    lines += [f"  %nowhere = alloca [{NOWHERE_BYTES} x i8], align 64"] if "ptr %nowhere" in shared else []
     given = []
     for place, word in enumerate((*pointers, *sizes)):
         type_ = "ptr" if place < len(pointers) else "i64"
         lines.append(f"  %at{place} = getelementptr i64, ptr %args, i64 {place}")
         lines.append(f"  {word} = load {type_}, ptr %at{place}, align 8")
         given.append(f"{type_} {word}")
-    given += ["i64 %threads", "ptr %status", "ptr %failure"]
+    given += shared
     lines += [f"  call void @{name}.body({', '.join(given)})", "  %result = load i64, ptr %status, align 8"]
     return "\n".join([*lines, "  ret i64 %result", "}"])
 

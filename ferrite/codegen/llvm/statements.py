@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from ferrite.codegen.llvm.accumulators import Accumulators
-from ferrite.codegen.llvm.emission import AxisValue, Emission, Memory, Value
+from ferrite.codegen.llvm.emission import AxisValue, Bounds, Emission, Memory, Value
 from ferrite.codegen.llvm.expressions import Expressions
 from ferrite.codegen.llvm.types import BYTES, MEMORY, vector
 from ferrite.ir.expr import Local, data_of
@@ -75,7 +75,12 @@ class Statements:
             sizes = [max(size.high or 0, 1) for size in statement.sizes]
             strides = tuple(math.prod(sizes[place + 1 :]) for place in range(len(sizes)))
             element = MEMORY[statement.dtype]
-            tiles[statement] = Memory(self.room(math.prod(sizes), element), element, strides)
+            tile = Memory(self.room(math.prod(sizes), element), element, strides)
+            tiles[statement] = tile
+            if self.e.module.tile_code:
+                low = self.e.op(f"ptrtoint ptr {tile.pointer} to i64", tile.pointer)
+                high = self.e.op(f"add i64 {low}, {math.prod(sizes) * BYTES[element]}", low)
+                tile.bounds = Bounds(low, high, self.e.module.tile_code)
         self.e.memory[statement.name] = tiles[statement]
         tiles[statement].version += 1
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import torch_api, torch_operators
+from ferrite.capture import size_facts, torch_api
 from ferrite.ir.expr import Expr, cast, const, index_value, op
-from ferrite.ir.index import ZERO, Index, Symbol, symbol
-from ferrite.ir.program import Assert, Bind, Item
+from ferrite.ir.index import ZERO, Index, Symbol
+from ferrite.ir.program import Bind, Item
+from ferrite.lower.assertions import add_assert, assert_true, check_known, compared, fresh_symbol
 from ferrite.lower.calls import Calls
 from ferrite.lower.context import known
 from ferrite.lower.scalars import expression, remember
@@ -40,28 +41,42 @@ def item(ctx: Calls, x: Value) -> Any:
     if isinstance(ctx.out, (torch.SymInt, torch.SymBool)):
         read_symbol(ctx, element, ctx.out)
         return ctx.out if isinstance(ctx.out, torch.SymInt) else truth(ctx, ctx.out)
+    if isinstance(ctx.out, (bool, int, float)):  # torch found out, or was told, which number it is
+        equal = op("eq", element.at(()), const(ctx.out, x.dtype), dtype=BOOL)
+        assert_true(ctx, ctx.lazy((), equal, x.device), f"Runtime assertion failed: a number is not {ctx.out}")
     return ctx.out
 
 
 def read_symbol(ctx: Calls, element: Value, out: torch.SymInt | torch.SymBool) -> None:
-    """Give the symbol that torch made for a number its value; and, where `u0` was found to be `4*u1`, that of `u1`."""
-    (made,) = torch_operators.symbols_of(out)
-    bind_item(ctx, ctx.sizes.symbol(made, out), element)
-    multiple = torch_operators.factor_of(out)
+    """Give the symbol that torch made for a number its value; where `u0` was found to be `4*u1`, that of `u1`."""
+    multiple = size_facts.factor_of(out)
+    if multiple is None or isinstance(out, torch.SymBool):
+        (raw,) = size_facts.symbols_of(out)
+        made = ctx.sizes.symbol(raw, out)
+        bind_item(ctx, made, element, out)
+        index = ctx.sizes.index(out) if isinstance(out, torch.SymInt) else made
+        if index is not made:
+            add_assert(ctx, compared("eq", made, index), f"Runtime assertion failed: {made} is not {index}")
     if multiple is None:
         return
-    factor, part = multiple
+    factor, raw = multiple
     if factor != 1:
         whole_number = cast(element.at(()), I64)
         check_divides(ctx, element, whole_number, factor)
         element = ctx.lazy((), op("floor_divide", whole_number, const(factor, I64)), element.device)
-    bind_item(ctx, ctx.sizes.symbol(part, out), element)
+    if not (isinstance(out, torch.SymBool) and ctx.sizes.symbol(raw, out) in ctx.bound):
+        bind_item(ctx, ctx.sizes.symbol(raw, out), element, out)
 
 
-def bind_item(ctx: Calls, name: Symbol, element: Value) -> None:
-    if name not in ctx.bound:
+def bind_item(ctx: Calls, name: Symbol, element: Value, out: torch.SymInt | torch.SymBool) -> None:
+    if name in ctx.bound:
+        read = fresh_symbol(ctx, "item")
+        ctx.add(Item(read, ctx.buffer_of(element), ctx.origin))
+        add_assert(ctx, compared("eq", read, name), f"Runtime assertion failed: a number is not {name}")
+    else:
         ctx.bound.add(name)
         ctx.add(Item(name, ctx.buffer_of(element), ctx.origin))
+        check_known(ctx, out, name, least=0 if isinstance(out, torch.SymBool) else None)
 
 
 def check_divides(ctx: Calls, element: Value, whole_number: Expr, factor: int) -> None:
@@ -71,7 +86,7 @@ def check_divides(ctx: Calls, element: Value, whole_number: Expr, factor: int) -
 
 
 def truth(ctx: Calls, out: torch.SymBool) -> Expr:
-    (name,) = (ctx.sizes.symbol(each, out) for each in torch_operators.symbols_of(out))
+    (name,) = (ctx.sizes.symbol(each, out) for each in size_facts.symbols_of(out))  # as it was bound
     return op("ne", index_value(name), const(0, I64), dtype=BOOL)
 
 
@@ -114,16 +129,6 @@ def assert_scalar(ctx: Calls, x: Any, assert_msg: str) -> None:
     add_assert(ctx, cast(condition, BOOL), assert_msg)
 
 
-def add_assert(ctx: Calls, condition: Expr, message: str) -> None:
-    """Nothing to do for what always holds; what reads memory is read first."""
-    if condition is const(True, BOOL):
-        return
-    if condition.loads:
-        assert_true(ctx, ctx.lazy((), condition, torch.device("cpu")), message)
-    else:
-        ctx.add(Assert(condition, message, ctx.origin))
-
-
 @lowers(aten._assert_async.default)
 def assert_async(ctx: Calls, x: Value) -> None:
     checked_tensor(ctx, x, "Expected Tensor with single nonzero value, but got zero")
@@ -146,14 +151,6 @@ def checked_tensor(ctx: Calls, x: Value, message: str) -> None:
     element = x.view((), [ZERO] * x.rank)
     zero = const(0, x.dtype)
     assert_true(ctx, ctx.lazy((), op("ne", element.at(()), zero, dtype=BOOL), x.device), message)
-
-
-def assert_true(ctx: Calls, value: Value, message: str) -> None:
-    """The one element of a value becomes a symbol that must not be zero."""
-    read = symbol(f"checked{len(ctx.buffers)}", 0, 1)
-    ctx.bound.add(read)
-    ctx.add(Item(read, ctx.buffer_of(value), ctx.origin))
-    ctx.add(Assert(op("ne", index_value(read), const(0, I64), dtype=BOOL), message, ctx.origin))
 
 
 @lowers(aten.sym_constrain_range.default)
@@ -193,6 +190,9 @@ def assert_range(ctx: Calls, size: Any, low: int | None, high: int | None) -> No
     for name, end in (("ge", low), ("le", high)):
         if end is None or (known(index) is not None and in_range(known(index), low, high)):
             continue
+        bound = index.low if name == "ge" else index.high
+        if isinstance(index, Symbol) and bound is not None and (bound >= end if name == "ge" else bound <= end):
+            continue  # it was checked when the symbol got its value
         add_assert(ctx, op(name, index_value(index), const(end, I64), dtype=BOOL), message)
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch.fx.immutable_collections import immutable_list
 
-from ferrite.capture import torch_api, torch_operators, torch_state
+from ferrite.capture import size_facts, torch_api, torch_operators, torch_state
 from ferrite.graph import fake_value
 from ferrite.graph.aliases import Storage, storages_in
 from ferrite.graph.facts import attribute_of, schema_of
@@ -171,7 +171,7 @@ class GraphText:
             free = {str(symbol) for symbol in expression.free_symbols}
             if free:
                 self.any_symbolic = value
-                near = torch_operators.likely_value(value)
+                near = size_facts.likely_value(value)
                 self.likely |= {str(symbol): near(symbol) for symbol in expression.free_symbols}
             found = self._expressions[expression] = self.renamed(str(expression), free)
         return found
@@ -272,7 +272,7 @@ class GraphText:
         """
         if self.any_symbolic is None:
             return ""
-        facts, wanted = dict.fromkeys(torch_operators.facts_of_symbols(self.any_symbolic)), set(self.symbols)
+        facts, wanted = dict.fromkeys(size_facts.facts_of_symbols(self.any_symbolic)), set(self.symbols)
         found: list[str] = []
         while new := [fact for fact in facts if fact[0] & wanted]:
             for names, text in new:

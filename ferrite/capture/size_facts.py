@@ -1,0 +1,147 @@
+"""What torch's shape environment knows about symbolic sizes: the one place where facts enter ferrite.
+
+    range        `s0` is 2 or more
+    replacement  `u0` is 4, since the program says so; torch writes 4 wherever `u0` stood
+    guard        `s0 // 4` is 1: compared before each call of the compiled function, which is not called otherwise
+    assertion    `u0 > 1`, asserted by the program: holds once it has been checked, after `u0` is known
+
+Guards hold from the first line of a program on. What is known of a number that data decides (its name begins with u) is
+known of a program that has checked it: whoever gives such a symbol its value has to (`ferrite.lower.assertions`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+Number = torch.SymInt | torch.SymBool | torch.SymFloat
+Range = tuple[int | None, int | None]
+
+LARGEST = 1 << 62  # bounds beyond are torch's way to say there is none
+
+
+def symbol_range(value: Number) -> Callable[[Any], Range]:
+    """A function from the symbols in a size to the least and greatest value they may have."""
+    known = value.node.shape_env.var_to_range
+
+    def ends(symbol: Any) -> Range:
+        found = known.get(symbol)
+        return (None, None) if found is None else (_end(found.lower), _end(found.upper))
+
+    return ends
+
+
+def likely_value(value: Number) -> Callable[[Any], int | None]:
+    """A function from the symbols in a size to what they may well be: the power of two below what was seen. None where
+    nothing was. Coarse, so that what is decided by it, and kept by it, is the same for sizes that are near."""
+    known = value.node.shape_env
+    seen = known.backed_var_to_val if hasattr(known, "backed_var_to_val") else known.var_to_val  # 2.11
+
+    def near(symbol: Any) -> int | None:
+        found = seen.get(symbol)
+        return None if found is None or found < 1 else 1 << (int(found).bit_length() - 1)
+
+    return near
+
+
+def number_range(value: torch.SymInt) -> Range:
+    """The least and greatest value that a number may have."""
+    found = value.node.shape_env.bound_sympy(value.node.expr)
+    return _end(found.lower), _end(found.upper)
+
+
+def _end(bound: Any) -> int | None:
+    return int(bound) if bound.is_Integer and abs(int(bound)) < LARGEST else None
+
+
+def symbols_of(value: Number) -> list[Any]:
+    """The symbols in a number as it was made, as sympy has them, in the order of their names."""
+    return sorted(value.node._expr.free_symbols, key=str)
+
+
+def as_made(value: torch.SymInt) -> Any:
+    """The expression of a number before facts found later took part in it: what a check of such a fact must look at."""
+    return value.node._expr
+
+
+def factor_of(value: torch.SymInt | torch.SymBool) -> tuple[int, Any] | None:
+    """(n, symbol) where a whole number is known to be n times a symbol, or a truth to be that of one."""
+    expression = value.node.expr
+    symbols = list(expression.free_symbols)
+    if len(symbols) != 1:
+        return None
+    factor = expression / symbols[0] if isinstance(value, torch.SymInt) else None
+    if factor is None:
+        return (1, symbols[0])
+    return (int(factor), symbols[0]) if factor.is_Integer else None
+
+
+def facts_of_symbols(value: Number) -> Iterator[tuple[frozenset[str], str]]:
+    """Every range, guard and assertion over the symbols around a number, as (names of symbols, text). Adds none."""
+    known = value.node.shape_env
+    for symbol, found in known.var_to_range.items():
+        yield frozenset((str(symbol),)), f"{symbol} in {found.lower}..{found.upper}"
+    for symbol in known.size_like:
+        yield frozenset((str(symbol),)), f"{symbol} is a size"
+    for expression in known.divisible:
+        yield frozenset(map(str, expression.free_symbols)), f"{expression} is 0"
+    asserted = [each.expr for several in known.deferred_runtime_asserts.values() for each in several]
+    for condition in (*(guard.expr for guard in known.guards), *asserted):
+        yield frozenset(map(str, condition.free_symbols)), str(condition)
+
+
+def guarded_equalities(value: Number) -> Mapping[Any, Any]:
+    """What guards say is equal, as sympy has it: what is larger to what is simpler, `s0 // 4` to 1.
+
+    A symbol that equals something is replaced by torch itself. Whatever else is equal stays as it was made: `s0 // 4`
+    is a size of its own, although every call has it 1.
+    """
+    found: dict[Any, Any] = {}
+    for guard in value.node.shape_env.guards:
+        condition = guard.expr
+        if type(condition).__name__ != "Equality":
+            continue
+        simple, large = sorted(condition.args, key=_size_of_expression)
+        if large.args:
+            found[large] = simple
+    return found
+
+
+def _size_of_expression(expression: Any) -> tuple[bool, int, str]:
+    """Numbers first, then what has fewer parts, then by name: so that no two equalities lead back and forth."""
+    return not expression.is_number, expression.count_ops(), str(expression)
+
+
+def asserted(value: Number) -> Iterator[tuple[Any, str]]:
+    """Conditions on numbers that data decides, as sympy has them, and what is said where one does not hold.
+
+    torch takes them for granted while it traces, and drops what follows from them: once `u0 % 4 == 0` is asserted, the
+    assertion itself is `True` in the graph. What torch replaces by (`u0` is 4) is not among them.
+    """
+    known = value.node.shape_env
+    for several in known.deferred_runtime_asserts.values():
+        for each in several:
+            if known.replace(each.expr) not in (True, False):
+                yield each.expr, f"Runtime assertion failed for expression {each.expr}"
+
+
+def renamed(numbers: Sequence[int | torch.SymInt], pairs: Iterable[tuple[Any, Any]]) -> tuple[int | torch.SymInt, ...]:
+    """Numbers with symbols in place of others: `pairs` are numbers under their old and their new names."""
+    names = {
+        old.node.expr: new.node.expr if isinstance(new, torch.SymInt) else new
+        for old, new in pairs
+        if isinstance(old, torch.SymInt) and old.node.expr.is_Symbol
+    }
+    return tuple(number if isinstance(number, int) else _renamed(number, names) for number in numbers)
+
+
+def _renamed(number: torch.SymInt, names: Mapping[Any, Any]) -> int | torch.SymInt:
+    expression = number.node.expr.xreplace(names)
+    if expression == number.node.expr:
+        return number
+    if expression.is_Integer:
+        return int(expression)
+    made: torch.SymInt = number.node.shape_env.create_symintnode(expression, hint=None)
+    return made

@@ -1,0 +1,138 @@
+"""What is known of sizes: by guards, from the first line on; of numbers that data decides, once it has been checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo.config
+
+from compare import compile_strict, reset
+
+
+@pytest.fixture(autouse=True)
+def data_may_decide() -> Iterator[None]:
+    reset()
+    with torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
+        yield
+
+
+def assert_as_eager(compiled: Any, fn: Any, *args: Any) -> None:
+    try:
+        expected = fn(*args)
+    except Exception as problem:
+        with pytest.raises(type(problem)):
+            compiled(*args)
+    else:
+        torch.testing.assert_close(compiled(*args), expected, check_stride=True)
+
+
+# --- guards -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("one", "other"), [(4, 8), (8, 4), (8, 8), (4, 4), (12, 4)])
+def test_a_size_that_a_guard_has_found_to_be_one_is_broadcast(one, other):
+    def fn(x, y):
+        return x.view(-1, 4) * y.view(-1, 4)
+
+    compiled = compile_strict(fn, dynamic=True)
+    for times in (1, 2):
+        assert_as_eager(compiled, fn, torch.randn(one if one == 4 else one * times), torch.randn(other))
+
+
+def test_sizes_that_a_guard_has_found_equal():
+    def fn(x, y):
+        return x.view(-1, 2) + y.view(-1, 3)[:, :2], x.view(2, -1).sum(0)
+
+    compiled = compile_strict(fn, dynamic=True)
+    for rows in (4, 6, 2):
+        assert_as_eager(compiled, fn, torch.randn(2 * rows), torch.randn(3 * rows))
+
+
+# --- assertions -------------------------------------------------------------------------------------------------------
+
+
+def test_a_size_that_is_asserted_is_checked():
+    def fn(x):
+        found = x.nonzero()
+        torch._check(found.size(0) == 4)
+        return found.t() + 3
+
+    compiled = compile_strict(fn, fullgraph=True)
+    for row in ([1, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 0], [1, 0, 0, 0, 0, 0], [1] * 6, [0] * 6):
+        assert_as_eager(compiled, fn, torch.tensor(row))
+
+
+@pytest.mark.parametrize("condition", ["n == 6", "n > 2", "n < 7", "n % 3 == 0", "n == k", "n == 2 * k", "n <= k + 3"])
+def test_a_number_that_is_asserted_is_checked(condition):
+    namespace: dict[str, Any] = {"torch": torch}
+    text = f"""
+def fn(x, y, v):
+    n, k = x.item(), y.item()
+    torch._check(n >= 0)
+    torch._check(k >= 0)
+    torch._check({condition})
+    return torch.zeros(n) + 1, torch.arange(k) * 2, v * n
+"""
+    exec(text, namespace)
+    fn = namespace["fn"]
+    compiled = compile_strict(fn, fullgraph=True)
+    for n, k in ((6, 3), (6, 6), (7, 3), (2, 1), (9, 2), (3, 9)):
+        assert_as_eager(compiled, fn, torch.tensor(n), torch.tensor(k), torch.randn(5))
+
+
+def test_what_a_function_of_the_user_says_of_sizes_is_checked():
+    @torch.library.custom_op("ferrite_tests::first_rows", mutates_args=())
+    def first_rows(x: torch.Tensor, count: int) -> torch.Tensor:
+        return x[:count].clone()
+
+    @first_rows.register_fake
+    def _(x, count):
+        return x.new_empty(4, x.shape[1])  # right for a count of 4 alone
+
+    def fn(x, count: int):
+        return first_rows(x, count) * 2 + 1
+
+    compiled = compile_strict(fn, fullgraph=True, dynamic=False)
+    x = torch.randn(8, 3)
+    torch.testing.assert_close(compiled(x, 4), fn(x, 4))
+    with pytest.raises(RuntimeError, match=r"ferrite_tests\.first_rows\.default gave has not the size 4"):
+        compiled(x, 2)
+
+
+# --- sizes from data --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_sizes_of_a_result_decide_how_it_lies(dynamic):
+    def fn(x, y):
+        found = torch.nonzero(x)
+        return found.expand([-1, 128]), y.expand([-1, found.size(0)]), found.t() + 1
+
+    compiled = compile_strict(fn, fullgraph=True, dynamic=dynamic)
+    for row in ([1, 0, 1], [1, 1, 1], [1, 1, 0]):
+        assert_as_eager(compiled, fn, torch.tensor(row), torch.randn(3, 1))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_an_output_has_strides_by_a_number_from_data(dynamic):
+    def fn(x, w, count):
+        n = count.item()
+        torch._check(n > 1)
+        return x.expand(n, 32) @ w.expand(32, n)
+
+    compiled = compile_strict(fn, fullgraph=True, dynamic=dynamic)
+    for n in (5, 3, 1):
+        assert_as_eager(compiled, fn, torch.randn(1, 32), torch.randn(32, 1), torch.tensor(n))
+
+
+def test_selected_elements_in_loops():
+    def fn(x):
+        chosen = torch.masked_select(x, x > 0)
+        return chosen * 2 + 1, torch.cat([chosen, x])[:3].sin(), chosen.sum()
+
+    compiled = compile_strict(fn, fullgraph=True, dynamic=True)
+    for size in (6, 9, 4):
+        assert_as_eager(compiled, fn, torch.randn(size))
