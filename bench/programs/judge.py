@@ -29,8 +29,8 @@ Outcome = Run | Exception
 class Verdict:
     """What came out of comparing a program with eager.
 
-    `fault` is "" (none), "wrong", "error" (raised, or raised otherwise), "torch" (aot_eager does the same), "crashed" or
-    "refused" (eager itself cannot make the inputs).
+    `fault` is "" (none), "wrong", "error" (raised, or raised otherwise), "torch" (aot_eager does the same), "crashed"
+    or "refused" (eager itself cannot make the inputs).
     """
 
     fault: str
