@@ -60,7 +60,10 @@ def judge(program: Program) -> Verdict:
         problem = difference(program, observe(program, "ferrite as users have it"), eager, wide)
     if problem is None:
         return Verdict("")
-    if difference(program, ours, observe(program, "aot_eager"), wide) is None:
+    theirs = observe(program, "aot_eager")
+    # what torch refuses under any backend, `strict` reports under a name of our own
+    refused = [both_raised(mine, other) for mine, other in zip(ours, theirs, strict=True)]
+    if any(refused) or difference(program, ours, theirs, wide) is None:
         return Verdict("torch", problem)
     return Verdict("error" if any(isinstance(run, Exception) for run in ours) else "wrong", problem)
 
@@ -136,6 +139,10 @@ def difference(program: Program, ours: list[Outcome], theirs: list[Outcome], wid
         if problem is not None:
             return where + problem
     return None
+
+
+def both_raised(mine: Outcome, other: Outcome) -> bool:
+    return isinstance(mine, Exception) and isinstance(other, Exception)
 
 
 def described(outcome: Outcome) -> str:
