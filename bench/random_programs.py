@@ -31,7 +31,7 @@ from bench.programs.program import Program
 from bench.programs.shrink import smaller
 
 BATCH = 40  # programs per process
-PATIENCE = 180.0  # seconds without a word from a process until it is taken for hanging
+PATIENCE = 300.0  # seconds without a word from a process until it is taken for hanging
 FAULTS = {"wrong": "wrong", "crashed": "crashed", "error": "errors", "torch": "torch's own"}
 Fact = dict[str, Any]
 

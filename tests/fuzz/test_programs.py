@@ -140,6 +140,10 @@ FOUND = {
         lambda x: (x.softmax(0), x.log_softmax(0)),
         lambda: [torch.ones(0, dtype=torch.int64)],
     ),
+    "a scatter to nothing, beside what it starts from": (
+        lambda x: (y := x + 1, y.scatter_add(0, x, y), y.index_add(0, x, y)),
+        lambda: [torch.ones(0, dtype=torch.int64)],
+    ),
     "a product of nothing": (lambda x: x.prod(0, keepdim=True), lambda: [torch.randn(1, 0)]),
 }
 
