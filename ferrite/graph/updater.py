@@ -82,6 +82,7 @@ class MetadataUpdater:
         self.records: dict[torch.fx.Node, _Record] = {}
         self.bodies: dict[torch.fx.GraphModule, MetadataUpdater] = {}
         self.changed = False  # whether the last update changed anything that a caller of this graph can see
+        self.corrected: set[torch.fx.Node] = set()  # since the last update
         for node in graph.nodes:
             self._remember(node)
             body = body_of(node)
@@ -92,6 +93,12 @@ class MetadataUpdater:
         """Take the values that stand on the nodes for true: an edit changed how calls are written, not what they do."""
         for node in self.graph.nodes:
             self._remember(node)
+
+    def correct(self, node: torch.fx.Node, value: Any) -> None:
+        """A value that the caller knows better than torch computes it: the next update tells its users."""
+        node.meta["val"] = value
+        self._remember(node)
+        self.corrected.add(node)
 
     def update(self) -> int:
         """Make every value true again; how many nodes, nested ones included, got a value that is new or different.
@@ -107,7 +114,7 @@ class MetadataUpdater:
         return self._update(self.mode)
 
     def _update(self, mode: Any) -> int:
-        changed: set[torch.fx.Node] = set()
+        changed, self.corrected = self.corrected, set()
         seen: set[torch.fx.GraphModule] = set()  # a graph that several nodes call is updated for the first of them
         binders = self._binders()
         count = 0

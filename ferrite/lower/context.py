@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from ferrite.ir.expr import Data, Expr, Load, cast, const, index_value
-from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, Product, Sum, Symbol, as_index, axis
+from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, Symbol, as_index, axis
 from ferrite.ir.program import NOWHERE, Buffer, Combine, Compute, Operation, Origin, Reduce, Scan, Sort, Store, Target
 from ferrite.ir.questions import nodes_of
-from ferrite.ir.sums import add, product
 from ferrite.lower.materialise import from_several
 from ferrite.lower.sizes import Sizes
 from ferrite.lower.value import Box, Value, broadcast_place, own_axes, whole
+from ferrite.lower.windows import Strided, by_coordinates, by_torch
 
 Dims = Sequence[Index | int]
 
@@ -239,26 +239,9 @@ class Context:
         self.pending.pop(box, None)
         return box.buffer
 
-    def strided(self, value: Value) -> tuple[tuple[Index, ...], Index] | None:
+    def strided(self, value: Value) -> Strided | None:
         """Strides and offset of a value in its buffer's storage; None where its elements do not lie so."""
-        buffer = self.buffers[self.realise(value.box)]
-        flat: Index = buffer.offset
-        for index, stride in zip(value.coordinates, buffer.strides, strict=True):
-            flat = flat + index * stride
-        axes = own_axes(value.sizes)
-        strides: list[Index] = []
-        for item in axes:
-            if not isinstance(item, Axis):
-                strides.append(ZERO)
-                continue
-            step = coefficient(flat, item)
-            if step is None:
-                return None
-            strides.append(step)
-        offset = flat
-        for item, step in zip(axes, strides, strict=True):
-            offset = offset - item * step
-        return (tuple(strides), offset) if not any(isinstance(atom, Axis) for atom in offset.atoms) else None
+        return by_coordinates(self.buffers[self.realise(value.box)], value)
 
     def buffer_of(self, value: Value, fake: torch.Tensor | None = None) -> str:
         """A buffer that is this value, for a call or an output: a strided window where it can be, else a copy.
@@ -276,7 +259,7 @@ class Context:
             and (wanted is None or buffer.strides == wanted or ZERO in value.sizes)
         ):
             return name
-        found = self.strided(value)
+        found = self.strided(value) or by_torch(self, buffer, value, fake)
         if found is not None and (wanted is None or same_strides(value.sizes, found[0], wanted)):
             strides = wanted if wanted is not None else self.filled(value.sizes, found[0])
             return self.window(buffer, value.dtype, value.sizes, strides, found[1])
@@ -371,26 +354,6 @@ class Context:
         self.before_write(self.buffers[name].storage)
         axes = tuple(item for item in own_axes(sizes) if isinstance(item, Axis))
         self.add(Compute(axes, (Store(name, target.through(place), source, mode),), self.origin))  # type: ignore[arg-type]
-
-
-def coefficient(flat: Index, item: Axis) -> Index | None:
-    """The factor of an axis in a sum where it stands alone; None where it stands inside something else."""
-    if item not in flat.atoms:
-        return ZERO
-    parts: list[tuple[Index, int]] = []
-    for term, factor in flat.terms if isinstance(flat, Sum) else ((flat, 1),):
-        if item not in term.atoms:
-            continue
-        if term is item:
-            parts.append((ONE, factor))
-        elif isinstance(term, Product) and term.factors.count(item) == 1:
-            rest = [part for part in term.factors if part is not item]
-            if any(isinstance(atom, Axis) for part in rest for atom in part.atoms):
-                return None
-            parts.append((product(rest), factor))
-        else:
-            return None
-    return add(parts)
 
 
 def same_strides(sizes: Sequence[Index], left: Sequence[Index], right: Sequence[Index]) -> bool:

@@ -13,11 +13,13 @@ import torch
 
 from ferrite.graph import fake_value
 from ferrite.graph.updater import MetadataUpdater
+from ferrite.graph.values import no_guards, same_sizes
 from ferrite.ir.index import ONE, ZERO, Index
 from ferrite.lower.context import contiguous, same_strides
 
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
+SCALED = (aten.add.Tensor, aten.sub.Tensor)
 COMMUTATIVE = (aten.mul.Tensor, aten.add.Tensor, aten.maximum.default, aten.minimum.default)
 
 # Eager goes by the order of the operands' strides, the forecast by something else where they differ.
@@ -97,16 +99,40 @@ def starts_with_one_element(target: Any, operands: Sequence[Laid]) -> bool:
 
 
 def put_right(gm: torch.fx.GraphModule) -> bool:
-    """Where the operands of such a call may change places, they do: its forecast, and all that is made of it, are right
-    then. Whether there was one: what was known of results before is wrong then."""
-    wrong = [node for node in gm.graph.nodes if node.target in COMMUTATIVE and is_led_by_one_element(node)]
-    if not wrong:
+    """Make the forecasts of a graph eager's, where that can be done before anything is lowered. Whether there was a
+    wrong one: what was known of results before is wrong then."""
+    swapped = [node for node in gm.graph.nodes if node.target in COMMUTATIVE and is_led_by_one_element(node)]
+    scaled = [node for node in gm.graph.nodes if node.target in SCALED and is_scaled(node)]
+    if not swapped and not scaled:
         return False
     updater = MetadataUpdater(gm.graph)
-    for node in wrong:
+    for node in swapped:  # the operands may change places: the forecast, and all that is made of it, are right then
         node.args = (node.args[1], node.args[0])
     updater.update()
+    corrected = [node for node in scaled if forecast_without_factor(node, updater)]
     gm.recompile()
+    return bool(swapped or corrected)
+
+
+def is_scaled(node: torch.fx.Node) -> bool:
+    """Whether the second operand is multiplied on the way. With symbolic sizes, the forecast is that of two calls, of
+    which the first has lost how the operand was laid out."""
+    values = [fake_value(each) if isinstance(each, torch.fx.Node) else None for each in node.args[:2]]
+    if node.kwargs.get("alpha", 1) == 1 or not all(isinstance(value, torch.Tensor) for value in values):
+        return False
+    numbers = [number for value in values for number in (*value.shape, *value.stride())]  # type: ignore[union-attr]
+    return any(isinstance(number, torch.SymInt) for number in numbers)
+
+
+def forecast_without_factor(node: torch.fx.Node, updater: MetadataUpdater) -> bool:
+    """The factor changes nothing about where the result lies; whether that is elsewhere than forecast."""
+    mode: Any = updater.mode
+    with mode, torch.no_grad(), no_guards(mode):
+        value = node.target(*(fake_value(each) for each in node.args[:2]))  # type: ignore[arg-type,operator]
+    if same_sizes(value.stride(), fake_value(node).stride()):
+        return False
+    updater.correct(node, value)
+    updater.update()
     return True
 
 

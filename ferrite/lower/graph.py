@@ -158,7 +158,7 @@ class Walk(Bodies):
             self.values[node] = Constant(node.name)
 
     def tensor_input(self, name: str, fake: torch.Tensor, kind: str) -> Value:
-        box = Box(self.shape(fake), fake.dtype, fake.device)
+        box = Box(self.shape(fake), fake.dtype, fake.device, fake=fake)
         strides = self.sizes.indices(fake.stride())
         self.buffers[name] = Buffer(name, fake.dtype, box.sizes, strides, ZERO, fake.device, kind)  # type: ignore[arg-type]
         box.buffer = name
@@ -298,6 +298,8 @@ class Walk(Bodies):
         box = result.box
         if box.expr is not None and box.strides is None and result.is_whole and self.shape(out) == box.sizes:
             box.strides = self.dense_strides(out)
+        if box.fake is None and result.is_whole:
+            box.fake = out
         return Value(box, result.sizes, result.coordinates, out)
 
     # --- outputs ------------------------------------------------------------------------------------------------------

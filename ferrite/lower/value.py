@@ -32,7 +32,9 @@ def mapping(axes: Sequence[Index], new: Sequence[Index]) -> dict[Atom, Index]:
 
 @dataclass(eq=False)
 class Box:
-    """`expr` while pending, `buffer` once in memory. `strides`: where eager would put it, if that is known."""
+    """`expr` while pending, `buffer` once in memory. `strides`: where eager would put it, if that is known. `fake`:
+    torch's picture of the whole, from which those of its views are told.
+    """
 
     sizes: Coordinates
     dtype: torch.dtype
@@ -41,6 +43,7 @@ class Box:
     buffer: str | None = None
     strides: Coordinates | None = None
     origins: tuple[Any, ...] = ()
+    fake: torch.Tensor | None = field(default=None, repr=False)
 
     def at(self, coordinates: Sequence[Index]) -> Expr:
         if self.expr is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from ferrite.capture import torch_api
 from ferrite.graph.aliases import Storage, storages_in, storages_of
 from ferrite.graph.regions import WRITTEN_AFTER, mutates
 from ferrite.graph.values import Values, same_metadata
+
+aten = torch.ops.aten
 
 
 def difference(old: Any, new: Any, *, layout_matters: bool = True) -> str | None:
@@ -39,6 +41,24 @@ def difference(old: Any, new: Any, *, layout_matters: bool = True) -> str | None
     return None
 
 
+# Operators that return their operand itself where there is nothing to do; whatever writes does so anyway.
+IDLE = frozenset(
+    getattr(aten, name)
+    for name in ("flatten", "ravel", "contiguous", "to", "type_as", "resolve_conj", "resolve_neg", "positive", "conj")
+)
+
+
+def maybe_itself(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    """A node, and those that its value may be, not only look like: x.flatten() of a flat x is x."""
+    yield node
+    while mutates(node) or getattr(node.target, "overloadpacket", None) in IDLE:
+        operand = node.args[0] if node.args else None
+        if not isinstance(operand, torch.fx.Node):
+            return
+        node = operand
+        yield node
+
+
 class Sharing:
     """Which memory the graph's inputs and outputs live in, and which is written."""
 
@@ -61,9 +81,10 @@ class Sharing:
         returned: set[torch.fx.Node] = set()
         for before, after in pairs:
             if before in self.outputs:
-                if after.op == "placeholder" or after in self.outputs or after in returned:
+                same = set(maybe_itself(after))
+                if any(each.op == "placeholder" or each in self.outputs or each in returned for each in same):
                     return f"output {before.name} would become {after.name} itself"
-                returned.add(after)
+                returned |= same
         moved = {node: (storages_of(node), storages_in(value)) for node, value in values.items()}
         moved = {node: (old, new) for node, (old, new) in moved.items() if old != new}
         for node, (old, new) in moved.items():

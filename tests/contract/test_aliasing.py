@@ -241,3 +241,20 @@ def test_outputs_stay_correct_when_an_input_view_is_written_after_the_call(dynam
     out = compiled(x)
     x.fill_(1)
     assert torch.equal(out, torch.zeros(3, 2))
+
+
+def part_in_other_sizes(x):
+    part = x.select(2, 6)
+    part.clamp_(min=-1)
+    rows = part.reshape(-1, 2)
+    return rows @ rows.t(), rows
+
+
+def result_in_other_sizes(x):
+    result = x.exp()
+    return result, result.reshape(-1, 3), result.reshape(-1, 3)[1:]
+
+
+@pytest.mark.parametrize(("fn", "shape"), [(part_in_other_sizes, (8, 1, 8, 1)), (result_in_other_sizes, (6, 4))])
+def test_views_whose_sizes_are_quotients_of_unknown_ones(fn, shape) -> None:
+    check(fn, lambda: [torch.randn(shape)], dynamic=True)

@@ -96,3 +96,21 @@ def test_one_element_spread_over_a_transposed_tensor_in_half_precision(operator)
         return result, result.unsqueeze(0)
 
     check(fn, lambda: [torch.randn(1, 1, dtype=torch.bfloat16), torch.randn(5, 3, dtype=torch.bfloat16)])
+
+
+def stepped():
+    return [torch.randn(4, 16), torch.randn(16, 16).t().unsqueeze(1)]
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_scaled_sum_of_operands_in_different_order(training):
+    """With symbolic sizes it is forecast as two calls; the result, and what is made of it, lies as eager has it."""
+
+    def fn(x, y):
+        result = torch.add(y, x, alpha=2)
+        part = result[:8]
+        result.clamp_(min=-1)
+        return part, result, torch.sub(result * 2, x, alpha=3).exp()
+
+    check(fn, lambda: [each.requires_grad_(training) for each in stepped()], backward=training, dynamic=True)
+    check(lambda x, y: y + x, stepped, dynamic=True)

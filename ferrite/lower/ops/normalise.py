@@ -13,7 +13,7 @@ from ferrite.ir.types import arithmetic_type
 from ferrite.lower.context import Context
 from ferrite.lower.ops.reduce import Rows, moments
 from ferrite.lower.ops.views import reshaped
-from ferrite.lower.table import lowers
+from ferrite.lower.table import NotLowered, lowers
 from ferrite.lower.value import Value
 
 aten = torch.ops.aten
@@ -30,6 +30,8 @@ def spread_out(ctx: Context, row: Value, x: Value) -> Expr:
 
 def softmax_parts(ctx: Context, x: Value, dim: int, wide: torch.dtype) -> tuple[Expr, Value]:
     """The element less the greatest of its row, and the sum of exponentials of that."""
+    if not wide.is_floating_point:
+        raise NotLowered("eager has it for whole numbers only where there are none")
     rows = along(ctx, x, dim)
     greatest, total = rows.reduce("softmax", rows.element(wide), wide, wide)
     element = cast(ctx.elements(x, x.sizes), wide)

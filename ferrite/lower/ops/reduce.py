@@ -71,8 +71,9 @@ class Rows:
         return self.ctx.reduce(kind, self.sizes, self.over, [value], dtypes, self.x.device)
 
     def one(self, kind: str, value: Expr, dtype: torch.dtype) -> Value:
-        """The only result of a reduction. Over one element there is nothing to combine."""
-        if kind in KEEPING and all(size is ONE for size in self.over):
+        """The only result of a reduction. Over one element there is nothing to combine; a reduction of nothing has
+        strides of its own."""
+        if kind in KEEPING and all(size is ONE for size in self.over) and ZERO not in self.sizes:
             return self.ctx.lazy(self.sizes, cast(value, dtype), self.x.device)
         result: Value = self.reduce(kind, value, dtype)[0]
         return result

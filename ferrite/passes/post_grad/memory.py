@@ -61,6 +61,7 @@ class Memory:
         self.copies: dict[Storage, list[torch.fx.Node]] = {}  # copy_ into an input, by the input's storage
         # Where a result lives that was put into its operand's memory: in which, and how many bytes further on.
         self.home: dict[Storage, tuple[Storage, int]] = {}
+        self.returned = set(self.aliases.output_storages)  # memory that outputs lie in
         # Who reads a value without metadata may read any memory.
         self.unknown = any(node.users for node in self.aliases.unknown)
         for node, index in self.position.items():
@@ -117,6 +118,8 @@ class Memory:
             target = fake_value(operand)
             root, by = self.home.get(storage_of(target), (storage_of(target), 0))
             self.home[storage_of(result)] = (root, by + (shift(target, result) or 0))
+            if storage_of(result) in self.aliases.output_storages:
+                self.returned.add(root)
 
     def by_place(self, operands: Iterable[Any]) -> Operands:
         """Operands by the memory that they lie in."""
@@ -171,6 +174,8 @@ class Memory:
         if root in self.constants:
             return "it is a constant"
         own = storage_of(result) if isinstance(result, torch.Tensor) else None
+        if own in self.aliases.output_storages and root in self.returned:  # also where nothing is read: no elements
+            return "both are returned, and would share memory"
         if root not in self.aliases.input_storages:
             later = self.reads[storage].after(here, span) if storage in self.reads else False
             later = later or any_within(self.writes.get(storage), here)

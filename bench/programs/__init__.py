@@ -1,0 +1,1 @@
+"""Random PyTorch programs: made, run, judged against eager, and made smaller when they differ."""

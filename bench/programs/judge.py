@@ -1,0 +1,248 @@
+"""Whether a compiled program does what eager does, and if not, whether the difference is ours or torch's.
+
+Everything a caller can see is compared, call by call: dtypes, shapes, strides, sharing of memory among inputs and
+results, contents of the inputs after the call, gradients, classes of errors. Values are judged by the rule of the
+tests, against a run in float64. Where that rule is broken, the program is run again with every line's result off by a
+few units in the last place: what this alone can bring about is no fault.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from bench.programs.program import Program
+from tests.compare import Run, assert_same_tensor, loss_of, sharing, tensors_in
+
+NUDGES = 8  # runs with results off by a little
+UNITS = 4.0  # by how many units in the last place
+ROOM = 8.0  # how much more than such a run we may be off
+Outcome = Run | Exception
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What came out of comparing a program with eager.
+
+    `fault` is "" (none), "wrong", "error" (raised, or raised otherwise), "torch" (aot_eager does the same), "crashed"
+    or "refused" (eager itself cannot make the inputs).
+    """
+
+    fault: str
+    detail: str = ""
+
+    @property
+    def family(self) -> str:
+        """The detail without what differs between a program and a smaller one with the same fault."""
+        if self.fault == "error":
+            return "error " + re.sub(r"[^A-Za-z ]+", "", self.detail)[:60]
+        for word in ("strides", "sharing", "dtype", "shape", "requires_grad", "is_leaf"):
+            if word in self.detail:
+                return f"{self.fault} {word}"
+        return self.fault
+
+
+def judge(program: Program) -> Verdict:
+    try:
+        eager = observe(program, "eager")
+    except Exception as problem:  # the inputs themselves: a smaller program may have none
+        return Verdict("refused", str(problem))
+    wide = observe(program, "float64")
+    ours = observe(program, "ferrite")
+    problem = difference(program, ours, eager, wide)
+    if problem is not None and any(isinstance(run, Exception) for run in eager):
+        # eager's own error, met while compiling, is wrapped in ours by `strict` alone
+        problem = difference(program, observe(program, "ferrite as users have it"), eager, wide)
+    if problem is None:
+        return Verdict("")
+    theirs = observe(program, "aot_eager")
+    # what torch refuses under any backend, `strict` reports under a name of our own
+    refused = [both_raised(mine, other) for mine, other in zip(ours, theirs, strict=True)]
+    if any(refused) or difference(program, ours, theirs, wide) is None:
+        return Verdict("torch", problem)
+    return Verdict("error" if any(isinstance(run, Exception) for run in ours) else "wrong", problem)
+
+
+def observe(program: Program, how: str) -> list[Outcome]:
+    """What a caller sees of each call: of the program in eager, in float64, nudged, or compiled by a backend."""
+    wide = how == "float64"
+    definition = program.definition(after_each="nudge({})" if how == "nudged" else "")
+    scope: dict[str, Any] = {"torch": torch, "nudge": nudge}
+    exec(program.maker(wide=wide), scope)
+    exec(re.sub(r"torch\.(bfloat16|float32)\b", "torch.float64", definition) if wide else definition, scope)
+    function = scope["program"]
+    torch._dynamo.reset()
+    torch._dynamo.config.capture_scalar_outputs = program.from_data
+    torch._dynamo.config.capture_dynamic_output_shape_ops = program.from_data
+    if how.startswith(("ferrite", "aot_eager")):
+        options = {"options": {"strict": True}} if how == "ferrite" else {}
+        function = torch.compile(function, backend=how.split()[0], dynamic=program.dynamic or None, **options)
+    found: list[Outcome] = []
+    for number, call in enumerate(program.calls):
+        leaves, arguments = scope["inputs"](**{name: call[name] for name in program.sizes})
+        torch.manual_seed(number + 1)  # where it nudges, each run otherwise
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found.append(one_call(program, function, leaves, arguments))
+        except Exception as error:
+            found.append(error)
+    return found
+
+
+def one_call(program: Program, function: Any, leaves: list[Any], arguments: list[Any]) -> Run:
+    outputs = function(*arguments)
+    gradients: dict[str, torch.Tensor | None] = {}
+    if program.training and any(tensor.requires_grad for tensor in tensors_in(outputs)):
+        loss_of(outputs).backward()
+        gradients = {f"leaf {i}": leaf.grad for i, leaf in enumerate(leaves)}
+    return Run(outputs, [leaves, arguments], {}, gradients, torch.empty(0))
+
+
+SOURCE = torch.Generator()  # of nudges: another one than the program's
+
+
+def nudge(value: Any) -> None:
+    """Puts a tensor off by a few units in the last place, and later its gradient."""
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return
+    try:
+        value.data.mul_(around_one(value))
+    except RuntimeError:  # elements that share memory
+        return
+    if value.requires_grad:
+        value.register_hook(lambda gradient: gradient * around_one(gradient))
+
+
+def around_one(like: torch.Tensor) -> torch.Tensor:
+    unit = UNITS * torch.finfo(like.dtype).eps
+    return (1 + unit * (torch.rand(like.shape, generator=SOURCE, dtype=torch.float64) * 2 - 1)).to(like.dtype)
+
+
+# --- comparing --------------------------------------------------------------------------------------------------------
+
+
+def difference(program: Program, ours: list[Outcome], theirs: list[Outcome], wide: list[Outcome]) -> str | None:
+    """The first thing that differs, or None."""
+    for number, (mine, other, exact) in enumerate(zip(ours, theirs, wide, strict=True)):
+        where = f"call {number}: " if len(ours) > 1 else ""
+        if isinstance(mine, Exception) or isinstance(other, Exception):
+            if type(mine) is not type(other):
+                return f"{where}{described(mine)} instead of {described(other)}"
+            continue
+        problem = difference_of_runs(program, number, mine, other, exact if isinstance(exact, Run) else None)
+        if problem is not None:
+            return where + problem
+    return None
+
+
+def both_raised(mine: Outcome, other: Outcome) -> bool:
+    return isinstance(mine, Exception) and isinstance(other, Exception)
+
+
+def described(outcome: Outcome) -> str:
+    if isinstance(outcome, Run):
+        return "results"
+    lines = [line for line in str(outcome).splitlines() if line.strip()]
+    return f"{type(outcome).__name__}: {' '.join(lines[:3])[:300]}"
+
+
+def difference_of_runs(program: Program, call: int, ours: Run, eager: Run, wide: Run | None) -> str | None:
+    mine, theirs = seen(ours), seen(eager)
+    exact = seen(wide) if wide is not None else {}
+    if mine.keys() != theirs.keys():
+        return f"results {sorted(mine)} instead of {sorted(theirs)}"
+    for name, tensor in mine.items():
+        problem = difference_of_looks(tensor, theirs[name])
+        if problem is not None:
+            return f"{name}: {problem}"
+    if sharing(ours) != sharing(eager):
+        return f"sharing among inputs and results {sharing(ours)} instead of {sharing(eager)}"
+    suspects = dict(values_that_differ(mine, theirs, exact))
+    if not suspects:
+        return None
+    excused = explained_by_rounding(program, call, mine, theirs, exact, suspects)
+    return next((problem for name, problem in suspects.items() if name not in excused), None)
+
+
+def seen(run: Run) -> dict[str, Any]:
+    """Everything a caller can look at, by name: tensors, numbers and None."""
+    found: dict[str, Any] = {f"output {i}": value for i, value in enumerate(run.outputs)}
+    leaves, arguments = run.inputs
+    found |= {f"leaf {i}": value for i, value in enumerate(leaves)}
+    found |= {f"input {i}": value for i, value in enumerate(arguments)}
+    return found | {f"gradient of {name}": value for name, value in run.gradients.items()}
+
+
+LOOKS = ("dtype", "shape", "requires_grad", "is_leaf")
+
+
+def difference_of_looks(mine: Any, theirs: Any) -> str | None:
+    if type(mine) is not type(theirs):
+        return f"{type(mine).__name__} instead of {type(theirs).__name__}"
+    if not isinstance(mine, torch.Tensor):
+        return None if mine == theirs else f"{mine} instead of {theirs}"
+    for fact in LOOKS:
+        if getattr(mine, fact) != getattr(theirs, fact):
+            return f"{fact} {getattr(mine, fact)} instead of {getattr(theirs, fact)}"
+    if mine.stride() != theirs.stride():
+        return f"strides {mine.stride()} instead of {theirs.stride()}"
+    return None
+
+
+def values_that_differ(
+    mine: Mapping[str, Any], theirs: Mapping[str, Any], exact: Mapping[str, Any]
+) -> Iterable[tuple[str, str]]:
+    for name, tensor in mine.items():
+        if isinstance(tensor, torch.Tensor):
+            true = exact.get(name)
+            true = true if isinstance(true, torch.Tensor) and true.shape == tensor.shape else theirs[name]
+            try:
+                assert_same_tensor(tensor, theirs[name], true, name)
+            except AssertionError as problem:
+                yield name, str(problem).splitlines()[0]
+
+
+def explained_by_rounding(
+    program: Program,
+    call: int,
+    mine: Mapping[str, Any],
+    theirs: Mapping[str, Any],
+    exact: Mapping[str, Any],
+    suspects: Iterable[str],
+) -> set[str]:
+    """Those tensors whose difference a few units in the last place on the way can bring about, element by element."""
+    SOURCE.manual_seed(0)
+    nudged = [observe(program, "nudged")[call] for _ in range(NUDGES)]
+    if not all(isinstance(run, Run) for run in nudged):
+        return set(suspects)
+    runs = [seen(run) for run in nudged if isinstance(run, Run)]
+    return {
+        name
+        for name in suspects
+        if not all(isinstance(run.get(name), torch.Tensor) for run in runs)
+        or any(run[name].shape != theirs[name].shape for run in runs)
+        or near(mine[name], theirs[name], [run[name] for run in runs], exact.get(name))
+    }
+
+
+def near(mine: torch.Tensor, theirs: torch.Tensor, nudged: list[torch.Tensor], exact: Any) -> bool:
+    if not mine.numel():
+        return True
+    ours, eager = mine.detach().double(), theirs.detach().double()
+    others = torch.stack([each.detach().double() for each in nudged])
+    steady = (others.isfinite() == eager.isfinite()).all(0)  # elsewhere anything may come out
+    settled = eager.isfinite() & others.isfinite().all(0)
+    allowed = ROOM * (others - eager).abs().amax(0)
+    if theirs.is_floating_point():
+        largest = eager[eager.isfinite()].abs().max() if eager.isfinite().any() else 0.0
+        allowed = allowed + 16 * torch.finfo(theirs.dtype).eps * largest + torch.finfo(theirs.dtype).tiny
+        if isinstance(exact, torch.Tensor) and exact.shape == eager.shape:
+            allowed = allowed + 2 * (exact.detach().double() - eager).abs().nan_to_num(0, 0, 0)
+    fine = torch.where(settled, (ours - eager).abs() <= allowed, (ours == eager) | (ours.isnan() & eager.isnan()))
+    return bool((fine | ~steady).all())

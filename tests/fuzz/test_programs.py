@@ -1,0 +1,153 @@
+"""Random programs through the front door, compared with eager in everything a caller can see.
+
+`python -m bench.random_programs` runs many of them; here are a few, and tests of what makes, judges and shrinks them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from bench import random_programs
+from bench.programs.generate import PROGRAMS, generate
+from bench.programs.judge import difference, judge, observe
+from bench.programs.program import Input, Program, Step
+from bench.programs.shrink import smaller
+from compare import check
+
+A_FEW, MANY = 3, 300
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_random_programs_are_eager(kind: str) -> None:
+    for seed in range(A_FEW):
+        assert_fine(generate(kind, seed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_many_random_programs_are_eager(kind: str) -> None:
+    for seed in range(1000, 1000 + MANY):
+        assert_fine(generate(kind, seed))
+
+
+def assert_fine(program: Program) -> None:
+    verdict = judge(program)
+    assert verdict.fault in ("", "torch"), f"{verdict.detail}\n\n{program.source()}"
+
+
+# --- what it stands on ------------------------------------------------------------------------------------------------
+
+INPUT = Input("x0", (4, 6), "float32")
+DOUBLED = Step("v0", "{v[0]} * {n[0]}", ("x0",), (2,))
+PART = Step("v1", "{v[0]}[{n[0]}:]", ("v0",), (1,))
+WRITTEN = Step("", "{v[0]}.mul_({n[0]})", ("v1",), (3,))
+SMALL = Program((INPUT,), (DOUBLED, PART, WRITTEN), ("v0", "v1"))
+
+
+def test_a_number_gives_one_program() -> None:
+    for kind in PROGRAMS:
+        assert generate(kind, 7) == generate(kind, 7) != generate(kind, 8)
+
+
+def test_a_program_prints_as_lines_that_run(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(SMALL.source(backend="eager"), {})
+    eager, compiled = capsys.readouterr().out.split("[(", 2)[1:]
+    assert eager == compiled
+    assert SMALL.definition().splitlines()[1:] == [
+        "    v0 = x0 * 2",
+        "    v1 = v0[1:]",
+        "    v1.mul_(3)",
+        "    return v0, v1",
+    ]
+
+
+def test_a_program_survives_as_data() -> None:
+    for kind in PROGRAMS:
+        program = generate(kind, 3)
+        assert Program.from_json(program.as_json()) == program
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"steps": (DOUBLED, PART, dataclasses.replace(WRITTEN, numbers=(3.01,)))}, "output 0: off by"),
+        ({"steps": (DOUBLED, dataclasses.replace(PART, template="{v[0]}[{n[0]}:].clone()"), WRITTEN)}, "sharing"),
+        ({"inputs": (dataclasses.replace(INPUT, shape=(6, 4), layout="{}.t()"),)}, "strides"),
+        ({"inputs": (dataclasses.replace(INPUT, dtype="float64"),)}, "dtype"),
+        ({"results": ("v0", "x0")}, "shape"),
+        ({"steps": (DOUBLED, PART, dataclasses.replace(WRITTEN, template="{v[0]}.unknown({n[0]})"))}, "AttributeError"),
+    ],
+    ids=["values", "sharing", "strides", "dtype", "shape", "error"],
+)
+def test_what_differs_is_seen(change: dict, problem: str) -> None:
+    eager, wide = observe(SMALL, "eager"), observe(SMALL, "float64")
+    other = dataclasses.replace(SMALL, **change)
+    found = difference(SMALL, observe(other, "eager"), eager, wide)
+    assert found is not None
+    assert problem in found
+    assert difference(SMALL, observe(SMALL, "eager"), eager, wide) is None
+
+
+def test_rounding_on_the_way_is_no_difference() -> None:
+    """Numbers that cancel leave nothing but rounding, in which ours may be far from eager's."""
+    steps = (
+        Step("v0", "{v[0]} * {n[0]}", ("x0",), (1.1,)),
+        Step("v1", "{v[1]} * {n[0]} - {v[0]}", ("v0", "x0"), (1.1,)),
+        Step("v2", "{v[0]} > 0", ("v1",)),
+    )
+    program = Program((INPUT,), steps, ("v1", "v2"))
+    eager, wide = observe(program, "eager"), observe(program, "float64")
+    other = dataclasses.replace(program, steps=(steps[0], Step("v1", "{v[0]} * 1e-8", ("x0",)), steps[2]))
+    assert difference(program, observe(other, "eager"), eager, wide) is None
+    larger = dataclasses.replace(program, steps=(steps[0], Step("v1", "{v[0]} * 1e-3", ("x0",)), steps[2]))
+    assert difference(program, observe(larger, "eager"), eager, wide) is not None
+
+
+def test_a_program_is_made_smaller() -> None:
+    program = generate("dynamic", 5)
+    extra = Step("w", "{v[0]}.sum()", (program.inputs[0].name,))
+    program = dataclasses.replace(program, steps=(*program.steps, extra), results=(*program.results, "w"))
+    found = smaller(program, lambda each: any(".sum()" in step.text() for step in each.steps))
+    assert [step.text() for step in found.steps] == ["x0.sum()"]
+    assert (len(found.inputs), len(found.calls), found.dynamic) == (1, 1, False)
+    assert judge(found).fault == ""
+
+
+@pytest.mark.slow  # two processes that import torch
+def test_a_process_that_goes_down_is_told_from_one_that_judges() -> None:
+    gone = dataclasses.replace(SMALL, steps=(*SMALL.steps, Step("", "__import__('os')._exit(1)")))
+    assert random_programs.crashes(gone, threads=1)
+    assert not random_programs.crashes(dataclasses.replace(SMALL, steps=(DOUBLED, PART)), threads=1)
+
+
+def test_ranges_of_seeds_join() -> None:
+    assert random_programs.ranges([[5, 6], [0, 1], [1, 2], [2, 5]]) == [[0, 6]]
+    assert random_programs.ranges([[0, 40], [80, 120]]) == [[0, 40], [80, 120]]
+
+
+# --- what random programs have found ----------------------------------------------------------------------------------
+
+
+FOUND = {
+    "a view of a result that is the input itself": (
+        lambda x: (x.flatten(1).squeeze(0), x.to(torch.float32).squeeze(0), x.flatten(1)),
+        lambda: [torch.randn(2, 3)],
+    ),
+    "a softmax of whole numbers, of which there are none": (
+        lambda x: (x.softmax(0), x.log_softmax(0)),
+        lambda: [torch.ones(0, dtype=torch.int64)],
+    ),
+    "a scatter to nothing, beside what it starts from": (
+        lambda x: (y := x + 1, y.scatter_add(0, x, y), y.index_add(0, x, y)),
+        lambda: [torch.ones(0, dtype=torch.int64)],
+    ),
+    "a product of nothing": (lambda x: x.prod(0, keepdim=True), lambda: [torch.randn(1, 0)]),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_was_found(name: str) -> None:
+    check(*FOUND[name])
