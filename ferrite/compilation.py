@@ -245,7 +245,6 @@ class Compilation:
         warn_at(line, layout(f"ferrite: stage {stage!r} failed", facts))
         self.record.add(eager_record(graph, self.gm, stage, because))
 
-
     def forget_entries(self) -> None:
         """What passes did to the graphs came from the cache, perhaps, and may be what is wrong: next time they run."""
         for outcome in (self.record.captured, self.record.joint):

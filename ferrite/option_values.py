@@ -123,7 +123,8 @@ def in_range(name: str, value: Any, least: int | None, most: int | None) -> Any:
     """The value; a UserError for a number below or above what it can be. What is no number has no range."""
     if isinstance(value, int) and ((least is not None and value < least) or (most is not None and value > most)):
         wanted = f"a whole number from {least}" + (f" to {most}" if most is not None else "")
-        raise UserError(f"option {name!r} is {value}", {"expected": wanted})
+        shown = str(value) if abs(value) < 10**100 else "a number of more than 100 digits"
+        raise UserError(f"option {name!r} is {shown}", {"expected": wanted})
     return value
 
 

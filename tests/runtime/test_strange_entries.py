@@ -147,7 +147,8 @@ def test_a_digest_of_sources_that_is_none_is_made_anew(tmp_path):
 
 def model(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     halves = torch.cat([x, x * 2], 1).split(x.shape[1], 1)
-    return torch.softmax((halves[0] @ w).relu() + 0.5, -1).sum() + halves[1].mean()
+    hidden = (halves[0] @ w).relu() + 0.5
+    return torch.softmax(hidden, -1).square().sum() + (hidden.sin() @ w.T).sum() + halves[1].mean()
 
 
 def step() -> tuple[torch.Tensor, torch.Tensor]:
@@ -300,8 +301,6 @@ def test_a_strange_entry_is_built_anew(entries, what, strange):
 @pytest.mark.parametrize("what", ["captured graph", "joint graph", "forward graph", "backward graph"])
 def test_every_strange_entry_is_built_anew(entries, what):
     key, artifact = entries[what]
-    for name in ("captured graph", "joint graph") if what in ("captured graph", "joint graph") else ():
-        assert first_call(entries[name][1].metadata["nodes"]) >= 0
     if what in ("captured graph", "joint graph"):
         rows = strange_rows(artifact.metadata["nodes"])
         cases = {name: {**artifact.metadata, "nodes": each} for name, each in rows.items()}
@@ -309,8 +308,7 @@ def test_every_strange_entry_is_built_anew(entries, what):
         cases["passes of other numbers"] = changed(artifact.metadata, ("passes", 0, 3), "many")
     else:
         cases = strange_graph(artifact.metadata)
-    for name, metadata in cases.items():
-        print(name)
+    for metadata in cases.values():
         assert_a_miss(what, key, artifact, metadata)
 
 
