@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+from ferrite.codegen.llvm.driver import IMMEDIATE
 from ferrite.runtime.cache.entry import Damaged
 
 MOST = 1 << 62  # of any number
 MOST_SLOTS = 1 << 18  # words that a run has on the stack
-IMMEDIATE = -1  # the slot of an argument that is a number itself
 DATA = (bool, int, float, str)
 Law = Callable[[Any], None]
 

@@ -312,7 +312,7 @@ def test_a_repro_is_kept_where_nobody_else_can_write(tmp_path):
 @pytest.mark.quick
 def test_a_folder_that_somebody_planted_is_no_repro(tmp_path):
     """Whoever knows its name could have put a run.py there, or a link to a folder of the user's."""
-    (message,) = failing_in(tmp_path / "first")
+    assert len(failing_in(tmp_path / "first")) == 1
     (folder,) = (tmp_path / "first").iterdir()
     shared, victim = tmp_path / "shared", tmp_path / "victim"
     for path in (shared, victim):
