@@ -10,11 +10,16 @@ Importing this package loads neither LLVM nor the compiler itself; the first com
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from ferrite._version import __version__
 from ferrite.errors import CompilerBug, FerriteError, FerriteWarning, UserError
 from ferrite.options import Options, using
+
+# torch's compiler imports this, and once the main thread has ended that is refused. Another thread may still compile.
+with contextlib.suppress(ImportError, RuntimeError):
+    import concurrent.futures.process  # noqa: F401
 
 if TYPE_CHECKING:
     from ferrite import passes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 
@@ -19,6 +20,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command in (doctor, demo, compile_command, options, ops, cache):
         command.add_parser(commands)
     chosen = parser.parse_args(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # the name of a file need not be text
+            stream.reconfigure(errors="backslashreplace")
     try:
         status: int = chosen.run(chosen)
     except FerriteError as error:

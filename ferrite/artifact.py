@@ -53,6 +53,7 @@ def as_entry(compiled: Compiled, index: Index) -> Built:
     metadata = {
         "source": source_data(code.source, index),
         "kernels": code.kernels,
+        "arguments": arguments_of_kernels(code),
         "record": record_data(compiled.record, index),
     }
     try:
@@ -60,6 +61,12 @@ def as_entry(compiled: Compiled, index: Index) -> Built:
     except Uncacheable as reason:
         return Built(code.code, metadata, str(reason))
     return Built({**code.code, BYTECODE: bytecode_of(code.source), **constants}, metadata)
+
+
+def arguments_of_kernels(code: NativeCode) -> list[int | None]:
+    """How many arguments each kernel has that is called; kernels do not say so themselves."""
+    counts = {call.kernel: len(call.arguments) for run in code.source.runs for call in run.calls}
+    return [counts.get(number) for number in range(len(code.kernels))]
 
 
 def named_objects(compiled: Compiled) -> dict[str, Any]:

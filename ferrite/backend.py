@@ -13,7 +13,6 @@ kept. With `strict` the failure is raised instead.
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -28,7 +27,7 @@ from ferrite.codegen.host_laws import verify_host
 from ferrite.collector import garbage_waits
 from ferrite.compilation import Compilation
 from ferrite.debug.dump import Dump
-from ferrite.errors import FerriteError, FerriteWarning, UserError, layout
+from ferrite.errors import FerriteError, UserError, layout, warn_user
 from ferrite.frozen import compile_frozen
 from ferrite.ir.laws import verify_program
 from ferrite.lower import lower, lower_graph
@@ -178,7 +177,7 @@ def llvm_is_here() -> bool:
             "to say no more": 'torch.compile(..., options={"executor": "calls"})',
         }
         headline = "ferrite: without llvmlite nothing is compiled to kernels"
-        warnings.warn(layout(headline, facts), FerriteWarning, stacklevel=2)
+        warn_user(layout(headline, facts))
         return False
     return True
 
@@ -253,4 +252,4 @@ def modules_of(model: Callable[..., Any]) -> list[tuple[str, torch.nn.Module]]:
 def warn_of_untested_torch() -> None:
     message = torch_api.check_torch_version()
     if message is not None:
-        warnings.warn(message, FerriteWarning, stacklevel=2)
+        warn_user(message)

@@ -12,6 +12,7 @@ from ferrite.capture import CapturedGraph
 from ferrite.captured import facts_of_symbols, reason_to_forget, symbolic_in
 from ferrite.codegen.llvm.target import machine_text
 from ferrite.compilation import Compilation
+from ferrite.debug.record import GraphRecord
 from ferrite.graph.places import Places
 from ferrite.pipeline import PassRecord
 from ferrite.runtime import Boxed
@@ -19,13 +20,13 @@ from ferrite.runtime.cache import (
     Artifact,
     Built,
     Key,
-    Outcome,
     Uncacheable,
     graph_key,
     open_store,
     remember,
     source_digest,
 )
+from ferrite.runtime.entry_laws import check_graph
 from ferrite.runtime.kernels import KernelCache
 
 # What is left to do with a graph: kernels with what they need, or a function where there are none.
@@ -54,24 +55,18 @@ class _Question:
         self.places = Places(graph.gm)  # as it was captured: stages edit it
         self.objects: Any = None
         self.function: Boxed | None = None
+        self.record: GraphRecord | None = None
 
     def answer(self) -> Boxed:
-        artifact, outcome = self.ask()
-        if outcome.result == "hit":
-            try:
-                return self.loaded(artifact, outcome)
-            except Exception:  # whatever is wrong with an entry costs the entry
-                assert self.store is not None
-                assert outcome.key is not None
-                self.store.discard(outcome.key)
-                artifact, outcome = self.ask()
-        if self.function is not None:
-            self.compilation.record.cache.append(outcome)
-            return self.function
-        return self.loaded(artifact, outcome)
-
-    def ask(self) -> tuple[Artifact, Outcome]:
-        return remember(self.store, self.key, self.build, f"{self.graph.kind.value} graph")
+        what = f"{self.graph.kind.value} graph"
+        artifact, outcome = remember(self.store, self.key, self.build, what, self.use_entry)
+        if self.function is None:
+            self.use(artifact)
+        self.compilation.record.cache.append(outcome)
+        if self.record is not None:
+            self.compilation.record.add(self.record)
+        assert self.function is not None
+        return self.function
 
     def key(self) -> Key:
         options = self.compilation.options
@@ -101,12 +96,13 @@ class _Question:
         self.objects = found.objects
         built = as_entry(found, index)
         reason = built.reason or reason_to_forget(found.record.passes, known, facts_of_symbols(symbolic))
-        return Built(built.sections, built.metadata, reason)
+        return Built(built.sections, built.metadata, reason, "; ".join(kernels.problems if kernels is not None else ()))
 
-    def loaded(self, artifact: Artifact, outcome: Outcome) -> Boxed:
+    def use_entry(self, artifact: Artifact) -> None:
+        check_graph(artifact.metadata, artifact.sections, len(self.places.nodes))
+        self.use(artifact)
+
+    def use(self, artifact: Artifact) -> None:
         """One way for entries and for what was just built: what is kept is what runs."""
         compiled = with_passes(from_entry(artifact, self.places, self.objects, self.graph.kind.value), self.passes)
-        function = native.load(compiled.code, compiled.objects)
-        self.compilation.record.cache.append(outcome)
-        self.compilation.record.add(compiled.record)
-        return function
+        self.function, self.record = native.load(compiled.code, compiled.objects), compiled.record

@@ -37,6 +37,7 @@ from ferrite.runtime.cache import (
     remember,
     source_digest,
 )
+from ferrite.runtime.entry_laws import check_rewritten
 
 Passes = tuple[PassRecord, ...]
 FROM_CACHE = "from the cache"
@@ -68,26 +69,16 @@ class _Question:
         self.gm, self.options, self.stage, self.make_key, self.what = gm, options, stage, make_key, what
         self.store = open_store(options)
         self.has_key = False
-        self.passes: Passes | None = None  # where they have run
+        self.passes: Passes | None = None  # once they have run, or an entry was found
 
     def answer(self) -> tuple[Passes, Outcome]:
         with garbage_waits():
             return self._answer()
 
     def _answer(self) -> tuple[Passes, Outcome]:
-        artifact, outcome = self.ask()
-        if self.passes is None:
-            try:
-                return self.found(artifact), outcome
-            except Exception:  # whatever is wrong with an entry costs the entry
-                assert self.store is not None
-                assert outcome.key is not None
-                self.store.discard(outcome.key)
-                artifact, outcome = self.ask()
-        return self.passes or self.found(artifact), outcome
-
-    def ask(self) -> tuple[Artifact, Outcome]:
-        return remember(self.store, self.key, self.build, self.what)
+        _artifact, outcome = remember(self.store, self.key, self.build, self.what, self.use_entry)
+        assert self.passes is not None
+        return self.passes, outcome
 
     def key(self) -> Key:
         try:
@@ -114,10 +105,12 @@ class _Question:
         except NoData as problem:
             return Built({}, {}, reason or str(problem))
 
-    def found(self, artifact: Artifact) -> Passes:
+    def use_entry(self, artifact: Artifact) -> None:
+        """Edit the graph as an entry says; one that makes no sense leaves it as it was."""
+        check_rewritten(artifact.metadata)
         passes = passes_from(artifact.metadata["passes"])
         make(self.gm, artifact.metadata["nodes"])
-        return passes
+        self.passes = passes
 
 
 def passes_data(passes: Passes) -> list[Any]:

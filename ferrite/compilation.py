@@ -133,7 +133,8 @@ class Compilation:
 
     def keep(self, graphs: Mapping[str, torch.fx.GraphModule]) -> str | None:
         """Write graphs down that the numeric check found; where."""
-        root = DumpFolder(self.options.dump_dir or self.options.cache_folder() / "numeric_check")
+        own = None if self.options.dump_dir is not None else self.options.cache_folder()
+        root = DumpFolder(self.options.dump_dir or self.options.cache_folder() / "numeric_check", own)
         dump = Dump(root, "check")
         for name, gm in graphs.items():
             dump.graph(name, gm)
@@ -225,6 +226,7 @@ class Compilation:
 
     def failed(self, failure: Exception, graph: CapturedGraph | None) -> None:
         """Keep a repro; raise if strict; otherwise warn and record that the graph runs in eager."""
+        self.forget_entries()
         stage = getattr(failure, "ferrite_stage", "capture")
         line = failing_line(failure) or self.record.line
         cause = failure.__cause__ or failure
@@ -242,6 +244,13 @@ class Compilation:
         facts["to stop on it"] = TO_STOP
         warn_at(line, layout(f"ferrite: stage {stage!r} failed", facts))
         self.record.add(eager_record(graph, self.gm, stage, because))
+
+    def forget_entries(self) -> None:
+        """What passes did to the graphs came from the cache, perhaps, and may be what is wrong: next time they run."""
+        for outcome in (self.record.captured, self.record.joint):
+            if outcome is not None and outcome.result == "hit" and outcome.store is not None:
+                assert outcome.key is not None
+                outcome.store.discard(outcome.key)
 
 
 def nodes_of_launch(launch: Launch) -> tuple[str, ...]:

@@ -14,9 +14,17 @@ A message has a headline and labelled lines: what, where in the user's model, wh
 from __future__ import annotations
 
 import difflib
+import functools
+import importlib.util
+import os
+import sys
+import sysconfig
+import warnings
 from collections.abc import Iterable, Mapping
+from types import FrameType
 
 LABEL_WIDTH = 15
+MADE = ("<frozen ", "<eval_with_key", "<ferrite ")  # how files begin that are none: code that was made
 
 
 class FerriteError(Exception):
@@ -78,6 +86,47 @@ def layout(headline: str, lines: Mapping[str, str | None]) -> str:
         indent = "\n" + " " * (LABEL_WIDTH + 3)
         rows.append(f"  {label:<{LABEL_WIDTH}} {indent.join(text.splitlines())}")
     return "\n".join(rows)
+
+
+# --- warnings ---------------------------------------------------------------------------------------------------------
+
+
+def warn_user(message: str) -> None:
+    """A FerriteWarning that points at the user's line: the innermost one that is not ferrite's, torch's or Python's."""
+    frame = user_frame(sys._getframe(1))
+    if frame is None:  # a thread of torch's own
+        warnings.warn_explicit(message, FerriteWarning, "ferrite", 1)
+        return
+    space = frame.f_globals
+    registry = space.setdefault("__warningregistry__", {})
+    name = space.get("__name__") or "<unknown>"
+    warnings.warn_explicit(message, FerriteWarning, frame.f_code.co_filename, frame.f_lineno, name, registry)
+
+
+def user_frame(frame: FrameType | None) -> FrameType | None:
+    while frame is not None and is_ours(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+@functools.lru_cache(maxsize=1024)
+def is_ours(filename: str) -> bool:
+    """Whether a file belongs to ferrite, torch or Python itself. What is installed is the user's, as far as we are
+    concerned: it called us."""
+    if filename.startswith(MADE):
+        return True
+    ferrite, torch, *python = compiler_folders()
+    installed = f"{os.sep}site-packages{os.sep}" in filename or f"{os.sep}dist-packages{os.sep}" in filename
+    return filename.startswith((ferrite, torch)) or (not installed and filename.startswith(tuple(python)))
+
+
+@functools.lru_cache(maxsize=1)
+def compiler_folders() -> tuple[str, ...]:
+    """Of ferrite, of torch, and of Python's own modules."""
+    torch = importlib.util.find_spec("torch")
+    places = torch.submodule_search_locations if torch is not None else None
+    found = [os.path.dirname(os.path.abspath(__file__)), *list(places or [os.devnull])[:1]]
+    return tuple(f"{folder}{os.sep}" for folder in (*found, sysconfig.get_path("stdlib")))
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:

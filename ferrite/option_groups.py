@@ -21,8 +21,11 @@ STAGES: tuple[str, ...] = typing.get_args(Stage)
 Compression = Literal["auto", "lce-first", "lce-parts", "lce-matmul", "lce-simple", "dot-compress"]
 
 
-def option(default: Any, *, env: str, doc: str, changes_code: bool = True) -> Any:
-    metadata = {"env": env, "changes_code": changes_code, "doc": doc}
+def option(
+    default: Any, *, env: str, doc: str, changes_code: bool = True, least: int | None = None, most: int | None = None
+) -> Any:
+    """`least` and `most`: the numbers that a setting can be, both included."""
+    metadata = {"env": env, "changes_code": changes_code, "doc": doc, "least": least, "most": most}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -125,6 +128,7 @@ class Passes:
     fuel: int | None = option(
         None,
         env="FERRITE_FUEL",
+        least=0,
         doc="Stop rewriting after so many rewrites: a wrong one is found by halving.",
     )
 
@@ -160,6 +164,7 @@ class PreGrad:
     split_cat_min_run: int = option(
         2,
         env="FERRITE_SPLIT_CAT_MIN_RUN",
+        least=2,
         doc="How many neighbouring pieces a join must hold for them to be taken together.",
     )
     compress: tuple[Compression, ...] = option(
@@ -332,6 +337,8 @@ class Files:
         2048,
         env="FERRITE_CACHE_SIZE",
         changes_code=False,
+        least=0,
+        most=1 << 40,  # an exbibyte: beyond it nobody counts bytes
         doc="How many mebibytes of compiled code are kept; what has not been used for longest goes first.",
     )
     cache_dir: Path | None = option(

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from ferrite.errors import UserError, nearest
 
+LONGEST_COUNT = 9  # digits
 TRUTH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -109,13 +110,33 @@ def checked(name: str, expected: Any, value: Any) -> Any:
     if typing.get_origin(kind) is tuple:
         return several(name, kind, value)
     if kind is Path and isinstance(value, (str, os.PathLike)):
-        return Path(value).expanduser()
+        return path(name, value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise UserError(
             f"option {name!r} is {value!r}, a {type(value).__name__}",
             {"expected": type_name(expected)},
         )
     return value
+
+
+def in_range(name: str, value: Any, least: int | None, most: int | None) -> Any:
+    """The value; a UserError for a number below or above what it can be. What is no number has no range."""
+    if isinstance(value, int) and ((least is not None and value < least) or (most is not None and value > most)):
+        wanted = f"a whole number from {least}" + (f" to {most}" if most is not None else "")
+        shown = str(value) if abs(value) < 10**100 else "a number of more than 100 digits"
+        raise UserError(f"option {name!r} is {shown}", {"expected": wanted})
+    return value
+
+
+def path(name: str, value: str | os.PathLike[str]) -> Path:
+    """A path that can be used; the home folder for `~`."""
+    text = os.fspath(value)
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise UserError(f"option {name!r} is {value!r}", {"expected": "the path of a folder"})
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as problem:
+        raise UserError(f"option {name!r} is {value!r}", {"because": str(problem)}) from None
 
 
 def several(name: str, kind: Any, value: Any) -> tuple[Any, ...]:
@@ -228,9 +249,10 @@ def parse(name: str, expected: Any, text: str, where: str) -> Any:
             raise UserError(f"{where} is {text!r}", {"expected": "1 or 0, true or false, yes or no, on or off"})
         return TRUTH[text.lower()]
     if kind is int:
-        if not text.lstrip("-").isdigit():
-            raise UserError(f"{where} is {text!r}", {"expected": "a whole number"})
-        return int(text)
+        try:
+            return int(text)
+        except ValueError:  # also of one with too many digits
+            raise UserError(f"{where} is {text[:40]!r}", {"expected": "a whole number"}) from None
     if kind is Any or expected == tuple[Any, ...]:
         return tuple(imported(word.strip(), where) for word in text.split(","))
     if (words := word_or_names(kind)) is not None:
@@ -269,7 +291,7 @@ def parse_count(text: str, where: str) -> tuple[str, int]:
     ('split_cat_pass', 3)
     """
     name, _, number = text.rpartition(":")
-    if not name.strip() or not number.strip().isdigit() or int(number) < 1:
+    if not name.strip() or not number.strip().isdecimal() or len(number) > LONGEST_COUNT or int(number) < 1:
         raise UserError(f"{where} has {text!r}", {"expected": "name:number"})
     return name.strip(), int(number)
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from ferrite.errors import UserError, nearest
 from ferrite.option_groups import STAGES, Files, Freezing, Joint, Passes, PostGrad, PreGrad, Stage, Whole
-from ferrite.option_values import checked, parse, plain
+from ferrite.option_values import checked, in_range, parse, plain
 
 __all__ = [
     "FIELDS",
@@ -52,12 +52,14 @@ class Options(Files, PostGrad, Freezing, Joint, PreGrad, Passes, Whole):  # sett
 
     def __post_init__(self) -> None:
         for name in FIELDS:
-            object.__setattr__(self, name, checked(name, TYPES[name], getattr(self, name)))
+            object.__setattr__(self, name, checked_setting(name, getattr(self, name)))
 
     def cache_folder(self) -> Path:
         if self.cache_dir is not None:
             return self.cache_dir
-        base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+        base = os.environ.get("XDG_CACHE_HOME", "")
+        if not os.path.isabs(base):  # its standard says that a relative path is to be ignored
+            base = os.path.join(os.path.expanduser("~"), ".cache")
         return Path(base) / "ferrite"
 
     def repro_folder(self) -> Path:
@@ -141,7 +143,13 @@ def check_all(settings: Mapping[str, Any]) -> dict[str, Any]:
                 f"unknown option {name!r}",
                 {"did you mean": nearest(str(name), FIELDS), "all options": "python -m ferrite options"},
             )
-    return {name: checked(name, TYPES[name], value) for name, value in settings.items()}
+    return {name: checked_setting(name, value) for name, value in settings.items()}
+
+
+def checked_setting(name: str, value: Any) -> Any:
+    """The value in the type of its option; a UserError where it is of another, or a number out of range."""
+    facts = FIELDS[name].metadata
+    return in_range(name, checked(name, TYPES[name], value), facts["least"], facts["most"])
 
 
 def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:

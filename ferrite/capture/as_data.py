@@ -23,6 +23,7 @@ from ferrite.capture import torch_api
 KNOWN_MODULES = frozenset({"_operator", "operator", "math", "builtins", "torch"})
 THEMSELVES = frozenset({type(None), bool, int, str})
 NAMED = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "memory format"}
+MOST = 1 << 64  # no number that a graph holds is larger
 Data = Any
 
 
@@ -87,14 +88,23 @@ class Described:
 def rebuilt(data: Data, nodes: Sequence[torch.fx.Node]) -> Any:
     """The argument behind data; `nodes`: those that it may refer to, by place."""
     if type(data) is not list:
+        if type(data) not in THEMSELVES or (type(data) is int and not -MOST < data < MOST):
+            raise NoData(f"a {type(data).__name__} that stands for nothing")
         return data
     kind = data[0]
     if kind == "node":
-        return nodes[data[1]]
+        return nodes[place_in(nodes, data[1])]
     if kind == "dict":
         return {rebuilt(name, nodes): rebuilt(item, nodes) for name, item in data[1:]}
     items = [rebuilt(item, nodes) for item in data[1:]]
     return tuple(items) if kind == "tuple" else MAKERS[kind](items)
+
+
+def place_in(nodes: Sequence[torch.fx.Node], place: Any) -> int:
+    """A place among nodes; NoData where it is none."""
+    if type(place) is not int or not 0 <= place < len(nodes):
+        raise NoData(f"there is no node {place!r}")
+    return place
 
 
 def attribute_of_torch(kind: type) -> Callable[[list[Any]], Any]:

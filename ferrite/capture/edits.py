@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from ferrite.capture.as_data import Data, Described, NoData, at_path, rebuilt
+from ferrite.capture.as_data import Data, Described, NoData, at_path, place_in, rebuilt
 from ferrite.capture.unused_random import dead_calls
 from ferrite.graph.facts import note_for_another
 from ferrite.graph.values import alias_class, compute, mode_of, same_metadata
@@ -193,14 +193,14 @@ def make(gm: torch.fx.GraphModule, rows: Sequence[Data] | None) -> None:
     old = list(graph.nodes)
     edited: list[tuple[torch.fx.Node, Any, Any, Any, Any]] = []
     try:
-        new = [old[row] if type(row) is int else _node_of(row, graph, old, made) for row in rows]
+        new = [old[place_in(old, row)] if type(row) is int else _node_of(row, graph, old, made) for row in rows]
         changed = [(new[place], place, row) for place, row in enumerate(rows) if type(row) is not int]
         calls = [_call(node, new[:place], row["call"]) for node, place, row in changed if "call" in row]
         notes = [(node, _notes(row, old)) for node, _place, row in changed]
-        if len(set(new)) != len(new) or new[-1] is not old[-1]:
-            raise NoData("it is not a graph")
+        _check_ends(old, new)
         edited = [(node, node.op, node.target, node.args, node.kwargs) for node, *_call_of in calls]
         _set_calls(calls)
+        _check_order(new)
         values = _computed([node for node, _place, row in changed if row.get("computed")], mode_of(graph))
     except BaseException:
         _set_calls(edited)
@@ -220,19 +220,21 @@ def _node_of(
 ) -> torch.fx.Node:
     """The node that a row is about; one that was not there is made behind all others, without operands."""
     if "is" in row:
-        place: int = row["is"]
-        return old[place]
+        return old[place_in(old, row["is"])]
     node = graph.create_node("call_method", "", (), {}, row["name"])
     made.append(node)
-    node.name = row["name"]
+    if node.name != row["name"]:  # what FX makes of a name that is taken, or that Python has no use for
+        raise NoData(f"{row['name']!r} cannot be the name of a node")
     like, *keys = row["like"] or (0,)
-    node.meta = {key: note_for_another(old[like].meta[key]) for key in keys}
+    node.meta = {key: note_for_another(old[place_in(old, like)].meta[key]) for key in keys}
     return node
 
 
 def _notes(row: Data, old: Sequence[torch.fx.Node]) -> dict[str, Any]:
     """The metadata that a node gets."""
     notes = rebuilt(row["said"], ()) if "said" in row else {}
+    if not SAID.issuperset(notes):
+        raise NoData("passes say nothing else to the partitioner")
     return {**notes, VALUE: _value_at(row["value"], old)} if "value" in row else notes
 
 
@@ -249,19 +251,44 @@ def _computed(nodes: Sequence[torch.fx.Node], mode: Any) -> dict[torch.fx.Node, 
     """The values of nodes, in order: one may be an operand of the next."""
     values: dict[torch.fx.Node, Any] = {}
     for node in nodes:
-        values[node], _bound = compute(node, mode, values)
+        values[node], bound = compute(node, mode, values)
+        if bound:
+            raise NoData(f"the value of {node.name} is not what its call gives")
     return values
 
 
 def _value_at(place: int | None, old: Sequence[torch.fx.Node]) -> Any:
-    return None if place is None else old[place].meta.get(VALUE)
+    return None if place is None else old[place_in(old, place)].meta.get(VALUE)
 
 
 def _call(node: torch.fx.Node, before: Sequence[torch.fx.Node], call: Data) -> tuple[torch.fx.Node, str, Any, Any, Any]:
     """`before`: operands stand before their users."""
     op, path, args, kwargs = call
+    if op != "output" if node.op == "output" else op not in CALLS or node.op not in CALLS:
+        raise NoData(f"{node.name} cannot be a {op}")
     target = at_path(path) if op == "call_function" else path
-    return node, op, target, rebuilt(args, before), {} if kwargs is None else rebuilt(kwargs, before)
+    if not callable(target) if op == "call_function" else type(target) is not str:
+        raise NoData(f"{path!r} cannot be called")
+    operands, settings = rebuilt(args, before), {} if kwargs is None else rebuilt(kwargs, before)
+    if type(operands) is not tuple or type(settings) is not dict or not {str}.issuperset(map(type, settings)):
+        raise NoData(f"{node.name} has no arguments")
+    return node, op, target, operands, settings
+
+
+def _check_ends(old: Sequence[torch.fx.Node], new: Sequence[torch.fx.Node]) -> None:
+    """NoData, where a graph would have other inputs or outputs, or a node twice."""
+    inputs = [node for node in old if node.op == "placeholder"]
+    if len(set(new)) != len(new) or not new or new[-1] is not old[-1] or list(new[: len(inputs)]) != inputs:
+        raise NoData("it is not a graph")
+
+
+def _check_order(nodes: Sequence[torch.fx.Node]) -> None:
+    """NoData, where a node would read one that is gone, or that stands behind it."""
+    before = set[torch.fx.Node]()
+    for node in nodes:
+        if not before.issuperset(node.all_input_nodes):
+            raise NoData(f"{node.name} reads what is not there")
+        before.add(node)
 
 
 def _arrange(graph: torch.fx.Graph, old: Sequence[torch.fx.Node], new: Sequence[torch.fx.Node]) -> None:

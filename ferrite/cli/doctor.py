@@ -19,6 +19,7 @@ from rich.table import Table
 from ferrite._version import __version__
 from ferrite.errors import UserError
 from ferrite.options import Options, resolve
+from ferrite.runtime.cache.folder import Unusable, full_path, make_folders
 
 Verdict = Literal["ok", "note", "bad"]
 STYLES = {"ok": "green", "note": "yellow", "bad": "red"}
@@ -162,16 +163,14 @@ def check_triton() -> Finding:
 
 def check_cache(options: Options | None = None) -> Finding:
     folder = (options or resolve()).cache_folder()
-    advice = "set FERRITE_CACHE_DIR to a folder you can write to; without one nothing is kept between runs"
+    advice = "set FERRITE_CACHE_DIR to a folder of your own; without one nothing is kept between runs"
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folders([full_path(folder)])
         with tempfile.TemporaryFile(dir=folder):
             pass
+    except Unusable as problem:
+        fact, semicolon, command = str(problem).partition("; to change that: ")
+        return Finding("cache", "note", fact, command if semicolon else advice)
     except OSError as problem:
         return Finding("cache", "note", f"{folder}: {problem.strerror or problem}", advice)
-    status = folder.stat()
-    if hasattr(os, "getuid") and status.st_uid != os.getuid():
-        return Finding("cache", "note", f"{folder} belongs to another user", advice)
-    if status.st_mode & 0o022:
-        return Finding("cache", "note", f"{folder} can be written by others", f"chmod 700 {folder}")
     return Finding("cache", "ok", f"{folder}, {shutil.disk_usage(folder).free / 2**30:.1f} GiB free")

@@ -11,27 +11,39 @@ dir/003_forward/host.py                   the host program
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from ferrite.debug.repro import HEAD, input_source, stand_in_source
-from ferrite.errors import FerriteWarning
+from ferrite.debug.repro import HEAD, input_source, stand_in_source, written
+from ferrite.errors import warn_user
 from ferrite.graph import fake_value
 from ferrite.graph.as_python import module_source
 from ferrite.pipeline import PassRecord
+from ferrite.runtime.cache.folder import full_path, make_folders, make_shared, write_over
 
 _numbers = itertools.count()
 
 
 @dataclass
 class DumpFolder:
-    """Where one compilation writes; None where nothing is asked for, or the folder could not be written."""
+    """Where one compilation writes; None where nothing is asked for, or the folder could not be written. `inside`: the
+    folder of ferrite's own that it lies in, if it does."""
 
     path: Path | None
+    inside: Path | None = None
+
+    def make(self, path: Path) -> Path:
+        """A folder for one graph, of the user's own."""
+        root = full_path(path.parent)
+        if self.inside is None:
+            make_shared(root)
+        else:
+            make_folders([full_path(self.inside), root])
+        make_folders([root / path.name])
+        return root / path.name
 
 
 class Dump:
@@ -57,10 +69,9 @@ class Dump:
         text = text() if callable(text) else text
         folder = self.root.path / self.name
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text, encoding="utf-8")
+            write_over(self.root.make(folder) / name, written(text))
         except OSError as problem:
-            warnings.warn(f"ferrite: could not write {folder / name}: {problem}", FerriteWarning, stacklevel=2)
+            warn_user(f"ferrite: could not write {folder / name}: {problem}")
             self.root.path = None
 
 

@@ -13,9 +13,7 @@ import functools
 import hashlib
 import json
 import platform
-import tempfile
 import traceback
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +23,10 @@ import torch
 
 from ferrite._version import __version__
 from ferrite.capture import CapturedGraph, torch_api
-from ferrite.errors import CompilerBug, FerriteWarning
+from ferrite.errors import CompilerBug, warn_user
 from ferrite.graph.as_python import module_source
 from ferrite.options import Options
+from ferrite.runtime.cache.folder import check_folder, full_path, make_folders, make_shared, write_folder
 
 RUN = '''"""Compile this graph again with ferrite and show how it fails: python {folder}/run.py"""
 
@@ -97,10 +96,9 @@ def keep(failure: Failure, gm: torch.fx.GraphModule, inputs: Inputs, grad: bool,
         return None
     try:
         files = contents(failure, gm, inputs, grad, options)
-        digest = hashlib.sha256(f"{files['graph.py']}{failure.because}".encode()).hexdigest()[:8]
+        digest = hashlib.sha256(written(f"{files['graph.py']}{failure.because}")).hexdigest()[:8]
         folder = options.repro_folder() / f"{failure.stage}-{digest}"
-        if not folder.exists():
-            publish(folder, files)
+        publish(folder, files, options)
         return str(folder)
     except Exception as problem:  # a repro is a courtesy: failing to keep one must not hide the failure itself
         warn_once(f"ferrite: could not keep a repro folder: {problem}")
@@ -109,7 +107,7 @@ def keep(failure: Failure, gm: torch.fx.GraphModule, inputs: Inputs, grad: bool,
 
 @functools.lru_cache(maxsize=64)
 def warn_once(message: str) -> None:
-    warnings.warn(message, FerriteWarning, stacklevel=3)
+    warn_user(message)
 
 
 def contents(
@@ -142,13 +140,23 @@ def contents(
     }
 
 
-def publish(folder: Path, files: dict[str, str]) -> None:
-    """All files or none: written aside, then moved into place."""
-    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    aside = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
-    for name, text in files.items():
-        (aside / name).write_text(text, encoding="utf-8")
-    aside.rename(folder)
+def publish(folder: Path, files: dict[str, str], options: Options) -> None:
+    """All files or none, in a folder of the user's own: somebody will run what is in it. No link is followed. The
+    folder that the option repro_dir names may be one for all users if they cannot touch each other's files (/tmp)."""
+    folder = full_path(folder)
+    if options.repro_dir is None:
+        make_folders([folder.parent.parent, folder.parent])
+    else:
+        make_shared(folder.parent)
+    try:
+        check_folder(folder)
+    except FileNotFoundError:
+        write_folder(folder, {name: written(text) for name, text in files.items()})
+
+
+def written(text: str) -> bytes:
+    """Text as a file holds it. The name of a file may hold bytes that are no text."""
+    return text.encode("utf-8", "backslashreplace")
 
 
 # --- what run.py calls ------------------------------------------------------------------------------------------------

@@ -7,14 +7,16 @@ from collections.abc import Callable
 
 import torch
 
-from ferrite.errors import FerriteWarning, layout
+from ferrite.errors import FerriteWarning, layout, warn_user
 from ferrite.graph import ModelLine, first_model_line, model_line
 
 
 def warn_at(line: ModelLine | None, message: str) -> None:
-    """A warning that points at the user's line, not at the compiler's."""
-    filename, number = (line.file, line.line) if line is not None else ("ferrite", 1)
-    warnings.warn_explicit(message, FerriteWarning, filename, number)
+    """A warning that points at a line of the user's model; where none is known, at the one that is running."""
+    if line is None:
+        warn_user(message)
+    else:
+        warnings.warn_explicit(message, FerriteWarning, line.file, line.line)
 
 
 def warn_of_failed_pass(name: str, problem: Exception, line: ModelLine | None, to_stop: str) -> None:

@@ -6,13 +6,14 @@ compiler made itself is kept by value. Anything else cannot be kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ferrite.capture import torch_api, torch_state
-from ferrite.graph.places import Index, Places
+from ferrite.graph.places import Index, Place, Places
 from ferrite.runtime.cache import Uncacheable
 
 LARGEST = 1 << 20  # bytes of a tensor that is kept by value
@@ -37,9 +38,16 @@ def kept_objects(objects: Mapping[str, Any], index: Index) -> tuple[dict[str, An
 
 def found_objects(data: Mapping[str, Any], sections: Mapping[str, bytes], places: Places) -> dict[str, Any]:
     return {
-        name: places.held(tuple(how["place"])) if "place" in how else tensor_from(how, sections[section_of(name)])
+        name: held_at(tuple(how["place"]), places) if "place" in how else tensor_from(how, sections[section_of(name)])
         for name, how in data.items()
     }
+
+
+def held_at(place: Place, places: Places) -> Any:
+    found = places.held(place)
+    if isinstance(found, torch.fx.Node):
+        raise ValueError(f"the graph holds nothing at {place}")
+    return found
 
 
 def section_of(name: str) -> str:
@@ -55,19 +63,29 @@ def check_value(value: Any, objects: Mapping[str, Any]) -> None:
         raise Uncacheable(f"{what} is more than numbers in memory")
     if value.numel() * value.element_size() > LARGEST:
         raise Uncacheable(f"{what} is larger than {LARGEST >> 20} MiB")
-    if not is_dense(value):
+    if not is_dense(value.shape, value.stride()):
         raise Uncacheable(f"{what} does not lie densely in memory")
     tensors = [each for each in objects.values() if isinstance(each, torch.Tensor) and each.layout is torch.strided]
     if sum(same_memory(value, each) for each in tensors) > 1:
         raise Uncacheable(f"{what} shares memory with another")
 
 
-def is_dense(value: torch.Tensor) -> bool:
+def check_looks(dtype: Any, sizes: Any, strides: Any, count: int) -> None:
+    """ValueError where no tensor of so many bytes looks like that: before any memory is taken for it."""
+    if not isinstance(dtype, torch.dtype) or type(sizes) is not list or type(strides) is not list:
+        raise ValueError("a constant without looks")
+    if any(type(number) is not int or not 0 <= number <= LARGEST for number in (*sizes, *strides)):
+        raise ValueError("a constant of impossible sizes")
+    if math.prod(sizes) * dtype.itemsize != count or not is_dense(sizes, strides):
+        raise ValueError("a constant of other sizes than its contents")
+
+
+def is_dense(sizes: Sequence[int], strides: Sequence[int]) -> bool:
     """Every element of its memory once."""
     reach = 1
-    for stride, size in sorted((stride, size) for size, stride in zip(value.shape, value.stride(), strict=True)):
+    for stride, size in sorted((stride, size) for size, stride in zip(sizes, strides, strict=True)):
         if size != 1 and stride != reach:
-            return value.numel() == 0
+            return 0 in sizes
         reach *= size
     return True
 
@@ -84,6 +102,7 @@ def bytes_of(value: torch.Tensor) -> bytes:
 
 def tensor_from(how: Mapping[str, Any], held: bytes) -> torch.Tensor:
     dtype = getattr(torch, how["dtype"].removeprefix("torch."))
+    check_looks(dtype, how["sizes"], how["strides"], len(held))
     with torch_state.on_real_tensors():
         value = torch.empty_strided(how["sizes"], how["strides"], dtype=dtype)
         if held:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import struct
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 
 from ferrite.codegen.llvm import entry, memory
 from ferrite.codegen.llvm.build import link, object_code
@@ -35,16 +34,24 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True)
 class KernelCache:
-    """Kernels on disk. `target` and `sources` as for the key of a graph."""
+    """Kernels on disk. `target` and `sources` as for the key of a graph. `problems`: what was wrong with entries that
+    could not be used."""
 
     store: Store
     target: str
     sources: str
+    problems: list[str] = field(default_factory=list)
 
-    def fetch(self, text: str) -> bytes | None:
-        found = self.store.fetch(kernel_key(text, target=self.target, sources=self.sources))
-        code = b"" if found is None else found.sections.get("code", b"")
-        return code if is_code(code) else None  # what cannot be used is made anew
+    def fetch(self, name: str, text: str) -> bytes | None:
+        """Object code that can be loaded under a name. What cannot is removed, and made anew."""
+        key = kernel_key(text, target=self.target, sources=self.sources)
+        found = self.store.look(key)
+        code = b"" if found.artifact is None else found.artifact.sections.get("code", b"")
+        problem = found.problem if found.artifact is None else reason_to_refuse(name, code)
+        if problem:
+            self.store.discard(key)
+            self.problems.append(f"the entry of {name} could not be used: {problem}")
+        return None if problem or found.artifact is None else code
 
     def publish(self, text: str, code: bytes) -> None:
         self.store.publish(kernel_key(text, target=self.target, sources=self.sources), {"code": code}, {})
@@ -83,7 +90,7 @@ def object_codes(units: Sequence[Unit], cache: KernelCache | None) -> dict[str, 
         found = {unit.name: _code[unit.name] for unit in units if unit.name in _code}
     missing = [unit for unit in units if unit.name not in found]
     for unit in missing if cache is not None else ():
-        code = cache.fetch(unit.text) if cache is not None else None
+        code = cache.fetch(unit.name, unit.text) if cache is not None else None
         if code is not None:
             found[unit.name] = code
     new = [unit for unit in missing if unit.name not in found]
@@ -113,18 +120,27 @@ def compiled(units: Sequence[Unit], target: Target) -> list[bytes]:
     if len(units) == 1:
         return [one(units[0])]
     with ThreadPoolExecutor(min(len(units), os.cpu_count() or 1)) as pool:  # LLVM works without Python's lock
-        return list(pool.map(one, units))
+        begun = [started(pool, one, unit) for unit in units]
+        return [one(unit) if work is None else work.result() for unit, work in zip(units, begun, strict=True)]
 
 
-def is_code(data: bytes) -> bool:
-    """Whether an image is whole, or an object file looks like one."""
-    if not is_image(data):
-        return data.startswith(OBJECT_FILES)
+def started(pool: ThreadPoolExecutor, work: Callable[[Unit], bytes], unit: Unit) -> Future[bytes] | None:
+    """Work in another thread; None where there is none to be had: the process is about to end, or has too many."""
     try:
-        Image.read(data)
-    except (ValueError, TypeError, struct.error):
-        return False
-    return True
+        return pool.submit(work, unit)
+    except RuntimeError:
+        return None
+
+
+def reason_to_refuse(name: str, code: bytes) -> str:
+    """Why object code from elsewhere cannot be loaded under a name; empty where it can."""
+    if not is_image(code) and not code.startswith(OBJECT_FILES):
+        return "it holds no object code"
+    try:
+        loaded(name, code)
+    except Exception as problem:  # whatever is wrong with an entry costs the entry
+        return f"{type(problem).__name__}: {problem}"
+    return ""
 
 
 def loadable(code: bytes) -> bytes:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import ctypes
+import dis
 import itertools
 import linecache
 import marshal
@@ -28,6 +30,8 @@ from ferrite.runtime.load import Boxed, boxed
 from ferrite.runtime.pages import large_on_cpu
 
 _numbers = itertools.count()
+# What Python does with names outside functions.
+READ, SET = frozenset({"LOAD_GLOBAL", "LOAD_NAME"}), frozenset({"STORE_NAME", "STORE_GLOBAL"})
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,10 @@ def load_native(source: NativeSource, kernels: Kernels, objects: Mapping[str, An
         "nan": float("nan"),
     }
     for name, path in source.operators.items():
-        namespace[name] = torch_api.direct_call(operator_at(path))
+        operator = operator_at(path)
+        if not callable(operator):  # torch makes a namespace of any name
+            raise TypeError(f"{path} is no operator")
+        namespace[name] = torch_api.direct_call(operator)
     for number, table in enumerate(source.runs):
         namespace[f"run_{number}"] = native_run(table, kernels)
     for number, program in enumerate(source.programs):
@@ -70,7 +77,11 @@ def load_native(source: NativeSource, kernels: Kernels, objects: Mapping[str, An
     for number, (value, symbols) in enumerate(source.scalars):
         namespace[f"scalar_{number}"] = scalar(value, symbols)
     text = source.commented
-    exec(code_of(source, filename), namespace)
+    code, names = code_of(source, filename)
+    missing = [name for name in names if name not in namespace and not hasattr(builtins, name)]
+    if missing:
+        raise NameError(f"the host program names {missing[0]}, which is not there")
+    exec(code, namespace)
     function: Boxed = namespace[source.function]
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     weakref.finalize(function, linecache.cache.pop, filename, None)
@@ -78,16 +89,27 @@ def load_native(source: NativeSource, kernels: Kernels, objects: Mapping[str, An
 
 
 def bytecode_of(source: NativeSource) -> bytes:
-    """The text compiled. Comments do not matter: they stand behind what is on their lines."""
-    return marshal.dumps(compile(source.text, "<ferrite>", "exec"))
+    """The text compiled, with the names that it does not define itself. Comments do not matter: they stand behind what
+    is on their lines."""
+    code = compile(source.text, "<ferrite>", "exec")
+    return marshal.dumps((code, sorted(names_in(code, READ) - names_in(code, SET))))
 
 
-def code_of(source: NativeSource, filename: str) -> types.CodeType:
+def code_of(source: NativeSource, filename: str) -> tuple[types.CodeType, Sequence[str]]:
+    """The text compiled, and names that must be there for it, where these are known."""
     if not source.bytecode:
-        return compile(source.text, filename, "exec")
-    code = marshal.loads(source.bytecode)
-    assert isinstance(code, types.CodeType)
-    return in_file(code, filename)
+        return compile(source.text, filename, "exec"), ()
+    code, names = marshal.loads(source.bytecode)
+    if not isinstance(code, types.CodeType):
+        raise TypeError("the host program is not code")
+    return in_file(code, filename), names
+
+
+def names_in(code: types.CodeType, operations: frozenset[str]) -> set[str]:
+    """Names that code does one of some operations with, functions in it included."""
+    own = {each.argval for each in dis.get_instructions(code) if each.opname in operations}
+    inner = (names_in(each, operations) for each in code.co_consts if isinstance(each, types.CodeType))
+    return own.union(*inner)
 
 
 def in_file(code: types.CodeType, filename: str) -> types.CodeType:

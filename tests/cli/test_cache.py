@@ -75,6 +75,12 @@ def test_an_empty_cache(tmp_path, capsys):
     assert not (tmp_path / "none").exists()
 
 
+def test_a_folder_whose_name_is_no_text(tmp_path, capsys):
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    assert run("ls", "--dir", str(folder)) == 0
+    assert r"caf\udce9" in capsys.readouterr().out
+
+
 def test_explain_compares_and_shows(store, capsys):
     older, newer, kernel = digests(store)
     assert run("explain") == 0

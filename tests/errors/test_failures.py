@@ -283,6 +283,53 @@ def test_an_unwritable_repro_folder_degrades_with_one_warning(tmp_path):
     assert sum(message.startswith("ferrite: stage 'lower' failed") for message in messages) == 2
 
 
+def failing_in(folder: Path) -> list[str]:
+    """The messages of a function whose stage fails, with repros kept in a folder; it gives what eager gives."""
+    torch.compiler.reset()
+    options = {"fail_at": "lower", "repro_dir": str(folder)}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        x = torch.ones(3)
+        assert torch.equal(torch.compile(torch.sin, backend="ferrite", options=options)(x), torch.sin(x))
+    return [str(w.message) for w in caught if issubclass(w.category, ferrite.FerriteWarning)]
+
+
+@pytest.mark.quick
+def test_a_repro_is_kept_where_nobody_else_can_write(tmp_path):
+    (message,) = failing_in(tmp_path / "mine")
+    assert "kept" in message
+    (folder,) = (tmp_path / "mine").iterdir()
+    assert {path.stat().st_mode & 0o777 for path in (folder, tmp_path / "mine")} == {0o700}
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    for mode, kept in ((0o1777, True), (0o777, False)):
+        shared.chmod(mode)
+        messages = failing_in(shared)
+        assert any(f"kept            {shared}" in each for each in messages) == kept
+        assert any("could not keep a repro folder" in each for each in messages) != kept
+
+
+@pytest.mark.quick
+def test_a_folder_that_somebody_planted_is_no_repro(tmp_path):
+    """Whoever knows its name could have put a run.py there, or a link to a folder of the user's."""
+    assert len(failing_in(tmp_path / "first")) == 1
+    (folder,) = (tmp_path / "first").iterdir()
+    shared, victim = tmp_path / "shared", tmp_path / "victim"
+    for path in (shared, victim):
+        path.mkdir()
+    shared.chmod(0o1777)
+    (shared / folder.name).symlink_to(victim)
+    assert any("is not a folder" in each for each in failing_in(shared))
+    assert list(victim.iterdir()) == []
+    (shared / folder.name).unlink()
+    (shared / folder.name).mkdir()
+    (shared / folder.name).chmod(0o777)
+    assert any("can be written by others" in each for each in failing_in(shared))
+    (tmp_path / "link").symlink_to(victim)
+    assert any("is not a folder" in each for each in failing_in(tmp_path / "link"))
+    assert list(victim.iterdir()) == []
+
+
 def test_nothing_compiled_yet_is_said_plainly():
     code = "import ferrite\ntry: ferrite.last_compile()\nexcept ferrite.FerriteError as e: print(e)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -13,7 +13,7 @@ import torch
 import ferrite
 from ferrite.cli.options import reference_page
 from ferrite.option_values import Named
-from ferrite.options import FIELDS, MODES, Options, resolve, using
+from ferrite.options import FIELDS, MODES, TYPES, Options, resolve, using
 
 pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("artifact_cache")]
 DOCS = Path(__file__).parents[2] / "docs"
@@ -100,6 +100,16 @@ MESSAGES = [
     ({"strict": 1}, "option 'strict' is 1, a int\n  expected        bool"),
     ({"decompose": "cor"}, "option 'decompose' is 'cor'\n  did you mean    core\n  expected        spelling | core"),
     ({"cache_dir": 3}, "option 'cache_dir' is 3, a int\n  expected        path, or None"),
+    ({"cache_size": -1}, "option 'cache_size' is -1\n  expected        a whole number from 0 to 1099511627776"),
+    ({"cache_size": 10**400}, "option 'cache_size' is a number of more than 100 digits"),
+    ({"cache_size": 1.5}, "option 'cache_size' is 1.5, a float\n  expected        int"),
+    ({"cache_size": True}, "option 'cache_size' is True, a bool\n  expected        int"),
+    ({"fuel": -1}, "option 'fuel' is -1\n  expected        a whole number from 0"),
+    ({"split_cat_min_run": 1}, "option 'split_cat_min_run' is 1\n  expected        a whole number from 2"),
+    ({"rounds": {"split_cat_pass": 0}}, "option 'rounds' has 0 for 'split_cat_pass'\n  expected        a whole number"),
+    ({"cache_dir": ""}, "option 'cache_dir' is ''\n  expected        the path of a folder"),
+    ({"repro_dir": "a\0b"}, "option 'repro_dir' is 'a\\x00b'\n  expected        the path of a folder"),
+    ({"dump_dir": "~nobody-of-that-name/x"}, "option 'dump_dir' is '~nobody-of-that-name/x'\n  because"),
     ({"mode": "max-autotun"}, "unknown mode 'max-autotun'\n  did you mean    max-autotune\n  all modes       "),
 ]
 
@@ -109,6 +119,27 @@ def test_bad_options_say_what_was_meant(settings, message):
     with pytest.raises(ferrite.UserError) as caught:
         resolve(settings, environ={})
     assert str(caught.value).startswith(message)
+
+
+def test_every_number_has_a_least():
+    """So that the next option that is a size is not forgotten."""
+    for name, field in FIELDS.items():
+        if TYPES[name] in (int, int | None):
+            assert field.metadata["least"] is not None, name
+
+
+@pytest.mark.parametrize("text", ["--5", "-", "\u00b2", "many", "9" * 5000, "1e3", "0x10"])
+def test_a_number_in_the_environment_that_is_none_is_named(text):
+    with pytest.raises(ferrite.UserError, match="environment variable FERRITE_FUEL is"):
+        resolve(environ={"FERRITE_FUEL": text})
+
+
+def test_numbers_in_the_environment_have_a_range():
+    assert resolve(environ={"FERRITE_CACHE_SIZE": "0"}).cache_size == 0
+    with pytest.raises(ferrite.UserError, match="option 'cache_size' is -5"):
+        resolve(environ={"FERRITE_CACHE_SIZE": "-5"})
+    with pytest.raises(ferrite.UserError, match="FERRITE_ROUNDS has"):
+        resolve(environ={"FERRITE_ROUNDS": "split_cat_pass:" + "9" * 5000})
 
 
 def test_a_bad_environment_variable_is_named():

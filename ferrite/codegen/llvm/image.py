@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 MAGIC = b"ferrite image 1\n"
 LENGTHS = struct.Struct("<II")  # of the JSON, and of the bytes behind it
+ADDRESS = 8  # bytes
 PAGE = 1 << 12  # references between pages of AArch64: an image begins at a multiple of it
 
 X86, ARM = 62, 183  # machines of ELF
@@ -58,7 +59,11 @@ class Image:
         length, count = LENGTHS.unpack_from(data, len(MAGIC))
         if len(data) != start + length + count:
             raise ValueError("an image that was cut short")
-        return Image(data[start + length :], *json.loads(data[start : start + length]))
+        exports, words, fixed = json.loads(data[start : start + length])
+        for places, room in ((exports, 1), (words, ADDRESS), ({"": fixed}, 0)):
+            if not all(type(place) is int and 0 <= place <= count - room for place in places.values()):
+                raise ValueError("an image that names places outside it")
+        return Image(data[start + length :], exports, words, fixed)
 
 
 def is_image(data: bytes) -> bool:

@@ -10,13 +10,12 @@ kernel that is right, but not faster than what it replaces.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from ferrite.errors import FerriteWarning
+from ferrite.errors import warn_user
 from ferrite.options import Options
 from ferrite.passes import suboptions
 from ferrite.passes.batching import Settings
@@ -68,7 +67,7 @@ def group_batch_fusion_passes(gm: torch.fx.GraphModule, context: PassContext) ->
         if reason is None:
             runnable.append(fusion)
         elif not settings.external_lib:  # who sets it has said what to do without the library
-            warnings.warn(f"the fusion {name!r} does nothing: {reason}", FerriteWarning, stacklevel=2)
+            warn_user(f"the fusion {name!r} does nothing: {reason}")
     # What a fusion makes brings others' members nearer to each other: they go on until none finds anything.
     return apply_rules(gm, runnable, context) if runnable else 0
 

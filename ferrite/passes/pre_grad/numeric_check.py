@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from ferrite.errors import CompilerBug, FerriteWarning, layout
+from ferrite.errors import CompilerBug, layout, warn_user
 from ferrite.options import Options
 from ferrite.passes import suboptions
 from ferrite.passes.pre_grad.numeric_runs import Maker, Outcome, Tolerance, run_graph, unlike
@@ -170,4 +169,4 @@ class Check:
 
 
 def warn(headline: str, facts: dict[str, str | None]) -> None:
-    warnings.warn(layout(f"ferrite: {headline}", facts), FerriteWarning, stacklevel=2)
+    warn_user(layout(f"ferrite: {headline}", facts))

@@ -8,6 +8,9 @@ Data only: reading an entry runs nothing. Every byte is covered by a checksum or
 cut short, overwritten or written by another version shows when it is read. That is why nothing needs to be flushed to
 the disk before it is published.
 
+A checksum says nothing about meaning. What an entry says of itself is checked here, too: types, places inside the
+file, sizes before anything is read. What its metadata says is for those to check who know what it means.
+
 SHA-256 and not BLAKE2: processors have instructions for it, and it is several times as fast there.
 """
 
@@ -15,8 +18,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +29,9 @@ VERSION = 1
 HEAD = struct.Struct("<8sIIQ32s")
 ALIGNMENT = 64
 LONGEST_JSON = 64 << 20
+LARGEST = 256 << 20  # bytes of an entry: many times what a large model needs, and what any machine can read
+LATEST = 1 << 40  # seconds since 1970
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a character, as JSON may have it
 
 
 class Damaged(Exception):
@@ -83,6 +90,8 @@ def read_head(data: bytes, size: int) -> tuple[int, bytes]:
         raise Damaged(f"of format version {version}, not {VERSION}")
     if whole != size:
         raise Damaged("cut short" if size < whole else "longer than it says")
+    if size > LARGEST:
+        raise Damaged(f"larger than {LARGEST >> 20} MiB")
     if length > min(LONGEST_JSON, size - HEAD.size):
         raise Damaged("its head is wrong")
     return length, checksum
@@ -94,14 +103,43 @@ def read_about(data: bytes, size: int) -> About:
     text = data[HEAD.size : HEAD.size + length]
     if hashlib.sha256(text).digest() != checksum:
         raise Damaged("its description is not what was written")
-    start = HEAD.size + length
+    try:
+        return described(text, HEAD.size + length, size)
+    except RecursionError:
+        raise Damaged("its description is nested too deeply") from None
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, MemoryError) as problem:
+        raise Damaged(f"its description makes no sense: {type(problem).__name__}: {problem}") from None
+
+
+def described(text: bytes, start: int, size: int) -> About:
+    """What the JSON says. `start`: where sections begin in the file; `size`: where it ends. ValueError and other
+    errors say what is wrong."""
     about = json.loads(text)
+    kind, components, made, metadata = (about[name] for name in ("kind", "components", "made", "metadata"))
+    if type(kind) is not str or type(metadata) is not dict:
+        raise ValueError("a kind is a word, and metadata has names")
+    if type(components) is not dict or not set(map(type, components.values())) <= {str}:
+        raise ValueError("components of a key are texts")
+    if type(made) not in (int, float) or not 0 <= made < LATEST:
+        raise ValueError("it was made at no time")
+    if SURROGATE.search(text):  # nobody could print it
+        json.dumps(metadata, ensure_ascii=False).encode()
     places = {name: (start + place, count) for name, (place, count) in about["sections"].items()}
-    return About(about["kind"], about["components"], about["made"], about["metadata"], places, about["checksum"])
+    for name, (place, count) in places.items():
+        if type(place) is not int or type(count) is not int or not start <= place <= place + count <= size:
+            raise ValueError(f"its section {name} lies outside")
+    return About(kind, components, made, metadata, places, about["checksum"])
+
+
+def read(read_more: Callable[[int], bytes], size: int) -> tuple[About, Artifact]:
+    """A whole entry of so many bytes, every byte checked. `read_more` gives the next bytes of the file, at most as
+    many as it is asked for; not more than an entry may have is ever asked for."""
+    head = read_more(min(size, HEAD.size))
+    read_head(head, size)
+    return decode(head + read_more(size - len(head)))
 
 
 def decode(data: bytes) -> tuple[About, Artifact]:
-    """A whole entry, every byte checked."""
     about = read_about(data, len(data))
     body = memoryview(data)[HEAD.size + read_head(data, len(data))[0] :]
     if hashlib.sha256(body).hexdigest() != about.checksum:

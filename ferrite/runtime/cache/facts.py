@@ -30,7 +30,7 @@ from ferrite.runtime.cache.graph_text import GraphText, contents
 from ferrite.runtime.cache.identities import identity
 from ferrite.runtime.cache.joint_text import joint_text
 from ferrite.runtime.cache.key import Key, Uncacheable, digest_of
-from ferrite.runtime.cache.store import Store
+from ferrite.runtime.cache.store import DIGEST, Store
 
 # Settings that ask for the stages themselves to run, and why.
 NOT_WITH = {
@@ -223,8 +223,9 @@ def source_digest(store: Store | None = None) -> str:
     seen = [f"{path} {at.st_size} {at.st_mtime_ns} {at.st_ctime_ns} {at.st_ino} {at.st_dev}" for path, at in stats]
     key = Key.of("sources", {"files": digest_of("\n".join(seen))})
     known = store.fetch(key) if store is not None else None
-    if known is not None:
-        return str(known.metadata["digest"])
+    found = None if known is None else known.metadata.get("digest")
+    if isinstance(found, str) and DIGEST.fullmatch(found):  # else what was kept is no digest, and is made anew
+        return found
     texts = [f"{Path(item.path).relative_to(folder)} {digest_of(Path(item.path).read_bytes())}" for item in files]
     digest = digest_of("\n".join(texts))
     if store is not None:

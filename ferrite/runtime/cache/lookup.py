@@ -4,11 +4,14 @@
 
 `build` runs on a miss alone. A graph that cannot be cached is built all the same, and the outcome says why. What
 differs from the nearest entry is found out when somebody asks: a miss costs nothing more than the build.
+
+An entry that its reader cannot use is a miss like any other, with a reason: `use` says so by an exception of any kind.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,9 +20,9 @@ from typing import Any, Literal
 
 from ferrite.options import Options
 from ferrite.runtime.cache.entry import About, Artifact
-from ferrite.runtime.cache.folder import Unusable
+from ferrite.runtime.cache.folder import Unusable, full_path
 from ferrite.runtime.cache.key import Key, Uncacheable
-from ferrite.runtime.cache.store import Entry, Store
+from ferrite.runtime.cache.store import Entry, Found, Store, words_of
 
 Result = Literal["hit", "miss", "not kept", "off"]
 ARTIFACTS = "artifacts"
@@ -40,11 +43,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Built:
-    """What `build` returns: sections of bytes and plain data; `reason` says why it is not to be kept, if it is not."""
+    """What `build` returns: sections of bytes and plain data; `reason` says why it is not to be kept, if it is not;
+    `note` what else is to be known of it."""
 
     sections: Mapping[str, bytes]
     metadata: Mapping[str, Any]
     reason: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,10 +63,13 @@ class Difference:
 
 @functools.lru_cache(maxsize=32)
 def _store(folder: Path, megabytes: int) -> Store:
-    store = Store(folder / ARTIFACTS, megabytes << 20)
-    if folder.parts[0].startswith("~"):  # what Python leaves where there is no home folder
-        store.give_up(Unusable("there is no home folder"), reads=False)
-    return store
+    try:
+        folder = full_path(folder)
+    except Unusable as problem:
+        store = Store(Path(os.sep) / folder, megabytes << 20)  # a place that nobody looks at
+        store.give_up(problem, reads=False)
+        return store
+    return Store(folder / ARTIFACTS, megabytes << 20, folder)
 
 
 def open_store(options: Options) -> Store | None:
@@ -70,9 +78,14 @@ def open_store(options: Options) -> Store | None:
 
 
 def remember(
-    store: Store | None, make_key: Callable[[], Key], build: Callable[[], Built], what: str
+    store: Store | None,
+    make_key: Callable[[], Key],
+    build: Callable[[], Built],
+    what: str,
+    use: Callable[[Artifact], object] | None = None,
 ) -> tuple[Artifact, Outcome]:
-    """The artifact of a key, from the cache or from `build`, and how that went."""
+    """The artifact of a key, from the cache or from `build`, and how that went. `use` is given one from the cache;
+    where it fails, the entry is removed and made anew."""
     if store is None:
         return without_cache(build(), Outcome(what, "off", "option cache"))
     start, now = time.perf_counter(), time.time()
@@ -80,15 +93,35 @@ def remember(
         key = make_key()
     except Uncacheable as reason:
         return without_cache(build(), Outcome(what, "not kept", str(reason), None, store, now))
-    found = store.fetch(key)
+    found = store.look(key)
     seconds = time.perf_counter() - start
-    if found is not None:
-        return found, Outcome(what, "hit", "", key, store, now, seconds)
+    if found.artifact is not None:
+        problem = reason_to_refuse(found.artifact, use)
+        if problem is None:
+            return found.artifact, Outcome(what, "hit", "", key, store, now, seconds)
+        store.discard(key)
+        found = Found(None, problem)
     built = build()
     if built.reason:
         return without_cache(built, Outcome(what, "not kept", built.reason, key, store, now, seconds))
-    artifact = store.publish(key, built.sections, built.metadata)
-    return artifact, Outcome(what, "miss", store.problem or "", key, store, now, seconds)
+    notes = [f"its entry could not be used: {found.problem}" if found.problem else "", built.note]
+    try:
+        artifact = store.publish(key, built.sections, built.metadata)
+    except (TypeError, ValueError, RecursionError, MemoryError) as problem:
+        unwritten = f"it cannot be written down: {words_of(problem)}"
+        return without_cache(built, Outcome(what, "not kept", unwritten, key, store, now, seconds))
+    told = "; ".join(note for note in [*notes, store.problem] if note)
+    return artifact, Outcome(what, "miss", told, key, store, now, seconds)
+
+
+def reason_to_refuse(artifact: Artifact, use: Callable[[Artifact], object] | None) -> str | None:
+    """Why an entry cannot be used; None where it is in use now."""
+    try:
+        if use is not None:
+            use(artifact)
+    except Exception as problem:  # whatever is wrong with an entry costs the entry
+        return words_of(problem)
+    return None
 
 
 def without_cache(built: Built, outcome: Outcome) -> tuple[Artifact, Outcome]:

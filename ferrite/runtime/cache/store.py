@@ -6,8 +6,9 @@
     FOLDER/artifacts/joint/<digest>      what the joint passes made of a graph of forward and backward
 
 Nothing is locked. An entry is written beside its place and renamed into it, so a reader sees a whole entry or none, and
-of two writers of one entry the last wins with the same contents. Whatever is wrong with an entry makes it a miss; if it
-is our own it is removed. What goes wrong with the folder costs one warning and the cache, never a compilation.
+of two writers of one entry the last wins with the same contents. Whatever is wrong with an entry makes it a miss, with
+a reason; if it is our own it is removed. What goes wrong with the folder costs one warning and the cache, never a
+compilation.
 
 Files are read into memory and never mapped executable: a folder on a file system that allows no execution will do.
 """
@@ -19,28 +20,35 @@ import itertools
 import json
 import os
 import re
+import secrets
 import threading
 import time
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ferrite.errors import FerriteWarning, layout
-from ferrite.runtime.cache.entry import HEAD, About, Artifact, Damaged, decode, encode, read_about, read_head
-from ferrite.runtime.cache.folder import Unusable, check_folder, make_folder, open_own, read_all, remove, write_new
+from ferrite.errors import layout, warn_user
+from ferrite.runtime.cache.entry import HEAD, LARGEST, About, Artifact, Damaged, encode, read, read_about, read_head
+from ferrite.runtime.cache.folder import (
+    ASIDE,
+    Unusable,
+    check_above,
+    check_folder,
+    make_folders,
+    open_own,
+    read_all,
+    remove,
+    write_new,
+)
 from ferrite.runtime.cache.key import Key
 
 Kind = Literal["graph", "kernel", "captured", "joint", "sources"]
 KINDS: tuple[Kind, ...] = ("graph", "kernel", "captured", "joint", "sources")
 DIGEST = re.compile(r"[0-9a-f]{64}")
-ASIDE = ".new-"  # how the names of files begin that are being written
 ABANDONED_AFTER = 3600.0  # seconds until such a file is taken for left behind
 LOOK_AFTER = 64  # entries that one process publishes until it looks again at what others have
 ROOM_LEFT = 0.9  # of the limit, when entries were removed
-
-_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -54,14 +62,24 @@ class Entry:
     used: int  # nanoseconds since 1970
 
 
+@dataclass(frozen=True)
+class Found:
+    """What there is for a key. `problem`: what is wrong with an entry that there was, but that cannot be used."""
+
+    artifact: Artifact | None = None
+    problem: str = ""
+
+
 class Store:
-    """The entries below one folder, at most `limit` bytes of them. Safe from many threads and processes.
+    """The entries below one folder, at most `limit` bytes of them. Safe from many threads and processes. `root` is the
+    folder above that the user named, if it is another: from there on everything must be the user's alone.
 
     `problem` says why the store no longer reads or writes.
     """
 
-    def __init__(self, folder: Path, limit: int) -> None:
+    def __init__(self, folder: Path, limit: int, root: Path | None = None) -> None:
         self.folder, self.limit = folder.absolute(), limit
+        self.root = self.folder if root is None else root.absolute()
         self.problem: str | None = None
         self.reads = self.writes = True
         self._counting = threading.Lock()
@@ -74,27 +92,33 @@ class Store:
 
     def fetch(self, key: Key) -> Artifact | None:
         """The entry of a key; None where there is none that is whole, ours, and of this key."""
+        return self.look(key).artifact
+
+    def look(self, key: Key) -> Found:
+        """The same, and what is wrong with an entry that is there. It is removed if it is ours."""
         if not self._usable(key.kind):
-            return None
+            return Found()
         path = self.path(key)
         try:
             descriptor, status = open_own(path)
-        except OSError:
-            return None  # not there, or not ours
+        except FileNotFoundError:
+            return Found()
+        except OSError as problem:
+            return Found(problem=str(problem))  # not ours
         try:
-            about, artifact = decode(read_all(descriptor, status.st_size))
+            about, artifact = read(lambda size: read_all(descriptor, size), status.st_size)
             if about.kind != key.kind or about.components != key.components:
                 raise Damaged("it is the entry of another key")
-        except OSError:
-            return None
-        except (Damaged, ValueError, KeyError, TypeError, AttributeError):
+            with contextlib.suppress(OSError):  # a folder that is only to be read is good enough
+                os.utime(descriptor if os.utime in os.supports_fd else path)
+        except OSError as problem:
+            return Found(problem=str(problem))
+        except Exception as problem:  # whatever is wrong with an entry costs the entry
             remove(path)
-            return None
+            return Found(problem=words_of(problem))
         finally:
             os.close(descriptor)
-        with contextlib.suppress(OSError):  # a folder that is only to be read is good enough
-            os.utime(path)
-        return artifact
+        return Found(artifact)
 
     def path(self, key: Key) -> Path:
         return self.folder / key.kind / key.digest
@@ -103,12 +127,19 @@ class Store:
         """Remove an entry that its reader can make nothing of."""
         remove(self.path(key))
 
+    def _folders(self, kind: str) -> list[Path]:
+        """Those that must be ours alone, each inside the one before."""
+        below = [each for each in self.folder.parents if self.root in each.parents]
+        own = [] if self.root == self.folder else [self.root, *reversed(below)]
+        return [*own, self.folder, self.folder / kind]
+
     def _usable(self, kind: str) -> bool:
         """Look at a folder before its first use. One that is missing is made when something is written."""
         if not self.reads or kind in self._ready:
             return self.reads
         try:
-            for folder in (self.folder, self.folder / kind):
+            check_above(self.root)
+            for folder in self._folders(kind):
                 check_folder(folder)
         except FileNotFoundError:
             return False
@@ -121,7 +152,9 @@ class Store:
     def examine(self) -> str | None:
         """Why the folder is not used, if it is there and is not."""
         try:
-            for folder in (self.folder, *(self.folder / kind for kind in KINDS)):
+            with contextlib.suppress(FileNotFoundError):
+                check_above(self.root)
+            for folder in dict.fromkeys(folder for kind in KINDS for folder in self._folders(kind)):
                 with contextlib.suppress(FileNotFoundError):
                     check_folder(folder)
         except OSError as problem:
@@ -136,7 +169,7 @@ class Store:
         if not self.writes:
             return artifact
         data = encode(key.kind, key.components, artifact, time.time())
-        if len(data) > self.limit:
+        if len(data) > min(self.limit, LARGEST):
             return artifact
         try:
             try:
@@ -150,12 +183,10 @@ class Store:
 
     def _write(self, key: Key, data: bytes) -> None:
         path = self.path(key)
-        aside = path.with_name(f"{ASIDE}{os.getpid()}-{next(_numbers)}-{key.digest[:8]}")
+        aside = path.with_name(f"{ASIDE}{os.getpid()}-{secrets.token_hex(8)}")  # on other machines we may be others
         if key.kind not in self._ready or not path.parent.is_dir():
-            for folder in (self.folder, path.parent):
-                make_folder(folder)
+            make_folders(self._folders(key.kind))
             self._ready.add(key.kind)
-        remove(aside)  # of a process that had our number and was killed
         write_new(aside, data)
         try:
             try:
@@ -177,7 +208,7 @@ class Store:
                 "what happens": "nothing more is kept in it" if reads else "compiling goes on without it",
                 "to change that": "set FERRITE_CACHE_DIR to a folder of your own, or FERRITE_CACHE=0",
             }
-            warnings.warn(layout("ferrite: the cache cannot be used", facts), FerriteWarning, stacklevel=4)
+            warn_user(layout("ferrite: the cache cannot be used", facts))
 
     # --- size ---------------------------------------------------------------------------------------------------------
 
@@ -252,7 +283,7 @@ class Store:
             head = read_all(descriptor, HEAD.size)
             length, _checksum = read_head(head, status.st_size)
             return read_about(head + read_all(descriptor, length), status.st_size)
-        except (OSError, Damaged, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, Damaged):
             return None
         finally:
             os.close(descriptor)
@@ -262,13 +293,17 @@ class Store:
         try:
             descriptor, status = open_own(entry.path)
             try:
-                about, _artifact = decode(read_all(descriptor, status.st_size))
+                about, _artifact = read(lambda size: read_all(descriptor, size), status.st_size)
             finally:
                 os.close(descriptor)
             if (about.kind, Key.of(entry.kind, about.components).digest) != (entry.kind, entry.digest):
                 return "it is the entry of another key"
-        except OSError as problem:
-            return str(problem)
-        except (Damaged, ValueError, KeyError, TypeError, AttributeError) as problem:
-            return str(problem) or type(problem).__name__
+        except Exception as problem:
+            return words_of(problem)
         return None
+
+
+def words_of(problem: Exception) -> str:
+    """What is wrong with an entry, for one who reads a record."""
+    known = isinstance(problem, (OSError, Damaged)) and str(problem)
+    return known or f"{type(problem).__name__}: {problem}"
