@@ -10,10 +10,11 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
+from ferrite.graph.facts import body_of
 from ferrite.graph.torch_calls import aten_name, is_torch_function, signature
 from ferrite.passes.pre_grad.modules import inline_module
 from ferrite.passes.pre_grad.names import NUMPY_NAMES, Arguments
-from ferrite.passes.pre_grad.spelling import is_tensor, operator_call
+from ferrite.passes.pre_grad.spelling import Call, asking_nothing, is_tensor, operator_call
 from ferrite.pipeline import GraphPass, PassContext, graph_pass
 from ferrite.rewrite.arguments import arguments_of, same_literal
 
@@ -98,24 +99,32 @@ def normalize_node_kwargs_pass(gm: torch.fx.GraphModule, context: PassContext) -
         if hasattr(node.target, "overloads"):
             rewritten += choose_overload(node)
             continue
-        call = indexing_call(node) if node.target is operator.getitem else operator_call(node)
+        call = read_call(node)
         if call is not None and not call[0]._schema.is_mutable:
             write(node, *call)
             rewritten += 1
     return rewritten
 
 
+def read_call(node: torch.fx.Node | Call) -> tuple[Any, Arguments] | None:
+    """The overload that a call stands for, and its arguments by name; None for one that stays as it is."""
+    return indexing_call(node) if node.target is operator.getitem else operator_call(node)
+
+
 def choose_overload(node: torch.fx.Node) -> bool:
     """`torch.ops.library.name` becomes the overload that its arguments choose: only that says what it writes."""
+    if any(body_of(operand) is None and fake_value(operand) is None for operand in node.all_input_nodes):
+        return False  # nobody knows what it is given
     values, keywords = torch.fx.node.map_arg((node.args, node.kwargs), fake_value)
     name = str(node.target).replace(".", "::")
-    overload = torch_api.overload_for(name, values, keywords)
+    with asking_nothing((values, keywords)):
+        overload = torch_api.overload_for(name, values, keywords)
     if overload is not None:
         node.target = getattr(node.target, overload or "default")
     return overload is not None
 
 
-def indexing_call(node: torch.fx.Node) -> tuple[Any, Arguments] | None:
+def indexing_call(node: torch.fx.Node | Call) -> tuple[Any, Arguments] | None:
     """`x[2]`, `x[:, 1:3]`, `x[..., None]`: one number, one stretch or one new dimension; `x[:]`: all of it."""
     source, index = node.args
     if not isinstance(source, torch.fx.Node) or not is_tensor(source):
@@ -147,8 +156,17 @@ def is_whole(item: Any) -> bool:
 
 def write(node: torch.fx.Node, overload: Any, found: Arguments) -> None:
     """Turn a node into a call of an overload, its arguments in their shortest form."""
+    node.args, node.kwargs = shortest(fake_value(node), overload, found)
+    node.op, node.target = "call_function", overload
+
+
+def shortest(result: Any, overload: Any, found: Arguments) -> tuple[tuple[Any, ...], Arguments]:
+    """Arguments of an overload by position and by name, those at their defaults left out, dimensions from the front.
+
+    `result` is the fake value of the call: for relu(input=x) it is ((x,), {}).
+    """
     parameters = overload._schema.arguments
-    rank = dimensions_of(node, overload, found)
+    rank = dimensions_of(result, overload, found)
     args: list[Any] = []
     kwargs: Arguments = {}
     for parameter in parameters:
@@ -169,8 +187,7 @@ def write(node: torch.fx.Node, overload: Any, found: Arguments) -> None:
         if not same_literal(args[-1], positional[len(args) - 1].default_value):
             break
         args.pop()
-    node.op, node.target = "call_function", overload
-    node.args, node.kwargs = tuple(args), kwargs
+    return tuple(args), kwargs
 
 
 def as_list(value: Any, length: int | None) -> Any:
@@ -180,10 +197,10 @@ def as_list(value: Any, length: int | None) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def dimensions_of(node: torch.fx.Node, overload: Any, found: Arguments) -> int | None:
+def dimensions_of(result: Any, overload: Any, found: Arguments) -> int | None:
     """How many dimensions a call's `dim` counts in."""
     if overload in ONE_MORE or overload is aten.cat.default:
-        value = fake_value(node)
+        value = result
     else:
         first = found.get("self", found.get("input"))
         value = fake_value(first) if isinstance(first, torch.fx.Node) else None

@@ -6,7 +6,8 @@ matcher, the alias rules and the effects of the later stages hold here too, and 
 still not functional, and autograd is still to come. Before users' own passes and at the end of the stage calls are
 spelled as torch functions again (`as_torch`).
 
-What is not in the tables of `names` stays as it was written; no rule touches it.
+What is not in the tables of `names` stays as it was written; no rule touches it. Nothing is spelled otherwise unless
+every argument of the call has a place in the other spelling.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -42,7 +43,16 @@ class Unbound(Exception):
     """A call cannot be read; it stays as it was written."""
 
 
-def operator_call(node: torch.fx.Node) -> tuple[Any, Arguments] | None:
+class Call(NamedTuple):
+    """What a node says, apart from the node: ("call_method", "relu", (x,), {})."""
+
+    op: str
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: Arguments
+
+
+def operator_call(node: torch.fx.Node | Call) -> tuple[Any, Arguments] | None:
     """The overload that a call stands for, and its arguments by name; None for one that is not in the tables."""
     try:
         name, args, kwargs = named_call(node)
@@ -64,7 +74,7 @@ def with_devices(args: tuple[Any, ...], kwargs: Arguments) -> tuple[tuple[Any, .
     return tuple(map(device, args)), {name: device(value) for name, value in kwargs.items()}
 
 
-def named_call(node: torch.fx.Node) -> tuple[str, tuple[Any, ...], Arguments]:
+def named_call(node: torch.fx.Node | Call) -> tuple[str, tuple[Any, ...], Arguments]:
     """An ATen name with the arguments it is given, whatever form the call has."""
     args, kwargs = node.args, dict(node.kwargs)
     if kwargs.get("out") is not None:
@@ -136,8 +146,11 @@ def function_call(
     for name, value in given.items():
         if name in entry.parameters:
             found[entry.parameters[name]] = value
-        elif name in entry.must_be and (isinstance(value, torch.fx.Node) or value != entry.must_be[name]):
-            raise Unbound(f"{name} is {value}")
+        elif name in entry.must_be:
+            if isinstance(value, torch.fx.Node) or value != entry.must_be[name]:
+                raise Unbound(f"{name} is {value}")
+        elif name not in entry.ignored:
+            raise Unbound(f"the operator has nothing like {name}")
     if entry.function in BATCHED_DIMS and rank_of(found["input"]) != BATCHED_DIMS[entry.function]:
         raise Unbound("it is not given a batch")
     if entry.name == "split":
