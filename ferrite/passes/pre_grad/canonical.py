@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 from typing import Any
 
@@ -15,6 +14,7 @@ from ferrite.graph.torch_calls import aten_name, is_torch_function, signature
 from ferrite.passes.pre_grad.modules import inline_module
 from ferrite.passes.pre_grad.names import NUMPY_NAMES, Arguments
 from ferrite.passes.pre_grad.spelling import Call, asking_nothing, is_tensor, operator_call
+from ferrite.passes.pre_grad.spelling_check import PassFunction, compared
 from ferrite.pipeline import GraphPass, PassContext, graph_pass
 from ferrite.rewrite.arguments import arguments_of, same_literal
 
@@ -44,7 +44,10 @@ def by_itself(step: GraphPass, gm: torch.fx.GraphModule, *args: Any, **kwargs: A
     return run_alone(step, gm, *args, **kwargs)
 
 
-spelling_pass = functools.partial(graph_pass, stage="pre_grad", keeps_values=True, alone=by_itself)
+def spelling_pass(function: PassFunction) -> GraphPass:
+    """A pass that only spells calls otherwise: no value changes, and under `strict` that is looked at."""
+    found: GraphPass = graph_pass(compared(function), stage="pre_grad", keeps_values=True, alone=by_itself)
+    return found
 
 
 @spelling_pass
