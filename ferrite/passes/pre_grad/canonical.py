@@ -12,13 +12,14 @@ from ferrite.graph import fake_value
 from ferrite.graph.facts import body_of
 from ferrite.graph.torch_calls import aten_name, is_torch_function, signature
 from ferrite.passes.pre_grad.modules import inline_module
-from ferrite.passes.pre_grad.names import NUMPY_NAMES, Arguments
+from ferrite.passes.pre_grad.names import NAMES, NUMPY_NAMES, Arguments
 from ferrite.passes.pre_grad.spelling import Call, asking_nothing, is_tensor, operator_call
 from ferrite.passes.pre_grad.spelling_check import PassFunction, compared
 from ferrite.pipeline import GraphPass, PassContext, graph_pass
-from ferrite.rewrite.arguments import arguments_of, same_literal
+from ferrite.rewrite.arguments import MISSING, arguments_of, same_literal
 
 aten = torch.ops.aten
+Given = tuple[tuple[Any, ...], Arguments]  # arguments by position, and by name
 DIMENSIONS = frozenset({"dim", "dims", "dim0", "dim1", "start_dim", "end_dim", "source", "destination"})
 LISTS = frozenset({"List[int]", "Optional[List[int]]", "List[Tensor]"})  # one number stands for a list of one
 ONE_MORE = frozenset({aten.stack.default, aten.unsqueeze.default})  # their dimension counts in the result
@@ -97,16 +98,33 @@ def normalize_node_kwargs_pass(gm: torch.fx.GraphModule, context: PassContext) -
         if node.op == "call_module":
             rewritten += inline_module(gm, node)
             continue
-        if node.op not in ("call_function", "call_method") or hasattr(node.target, "_schema"):
+        if node.op not in ("call_function", "call_method"):
             continue
         if hasattr(node.target, "overloads"):
             rewritten += choose_overload(node)
+        if hasattr(node.target, "_schema"):
+            rewritten += shorten(node)
             continue
-        call = read_call(node)
+        call = None if hasattr(node.target, "overloads") else read_call(node)
         if call is not None and not call[0]._schema.is_mutable:
             write(node, *call)
             rewritten += 1
     return rewritten
+
+
+def shorten(node: torch.fx.Node) -> bool:
+    """The call of an operator that rules ask for, with its arguments in their shortest form, as all have them."""
+    name = node.target._schema.name  # type: ignore[union-attr]
+    if node.target._schema.is_mutable or str(name).removeprefix("aten::") not in NAMES:  # type: ignore[union-attr]
+        return False
+    given = arguments_of(node)
+    if any(value is MISSING for value in given.values()) or not node.kwargs.keys() <= given.keys():
+        return False
+    args, kwargs = shortest(fake_value(node), node.target, given)
+    if same_arguments((args, kwargs), (node.args, node.kwargs)):
+        return False
+    node.args, node.kwargs = args, kwargs
+    return True
 
 
 def read_call(node: torch.fx.Node | Call) -> tuple[Any, Arguments] | None:
@@ -122,9 +140,22 @@ def choose_overload(node: torch.fx.Node) -> bool:
     name = str(node.target).replace(".", "::")
     with asking_nothing((values, keywords)):
         overload = torch_api.overload_for(name, values, keywords)
+        if overload is not None and overload != torch_api.overload_for(name, *with_numbers(values, keywords)):
+            return False  # with the element at hand torch may choose another
     if overload is not None:
         node.target = getattr(node.target, overload or "default")
     return overload is not None
+
+
+def with_numbers(args: tuple[Any, ...], kwargs: Arguments) -> Given:
+    """The same arguments with numbers in place of tensors of one element, but for the first argument: torch reads such
+    tensors where a number is due, even one of floats for an integer."""
+
+    def number(value: Any) -> Any:
+        return 1 if isinstance(value, torch.Tensor) and value.dim() == 0 else value
+
+    rest: Any = torch.fx.node.map_aggregate((args[1:], kwargs), number)
+    return args[:1] + rest[0], rest[1]
 
 
 def indexing_call(node: torch.fx.Node | Call) -> tuple[Any, Arguments] | None:
@@ -163,7 +194,7 @@ def write(node: torch.fx.Node, overload: Any, found: Arguments) -> None:
     node.op, node.target = "call_function", overload
 
 
-def shortest(result: Any, overload: Any, found: Arguments) -> tuple[tuple[Any, ...], Arguments]:
+def shortest(result: Any, overload: Any, found: Arguments) -> Given:
     """Arguments of an overload by position and by name, those at their defaults left out, dimensions from the front.
 
     `result` is the fake value of the call: for relu(input=x) it is ((x,), {}).
@@ -191,6 +222,15 @@ def shortest(result: Any, overload: Any, found: Arguments) -> tuple[tuple[Any, .
             break
         args.pop()
     return tuple(args), kwargs
+
+
+def same_arguments(first: Given, second: Given) -> bool:
+    """Whether two calls of one overload are given the same, in the same way."""
+    args, kwargs = zip(first, second, strict=True)
+    same_names = kwargs[0].keys() == kwargs[1].keys()
+    return (
+        same_names and same_literal(*args) and all(same_literal(kwargs[0][name], kwargs[1][name]) for name in kwargs[0])
+    )
 
 
 def as_list(value: Any, length: int | None) -> Any:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import operator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -37,6 +38,9 @@ from ferrite.passes.pre_grad.names import (
 )
 
 aten = torch.ops.aten
+ONE_OPERAND = frozenset({operator.neg, operator.abs, operator.invert})
+# Numbers to the matching, but not to torch's functions.
+KINDS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 
 
 class Unbound(Exception):
@@ -100,6 +104,8 @@ def named_call(node: torch.fx.Node | Call) -> tuple[str, tuple[Any, ...], Argume
 
 
 def operands_of(target: Any, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], Arguments]:
+    if len(args) != (1 if target in ONE_OPERAND else 2):
+        raise Unbound("an operator of Python has no further arguments")
     if not is_tensor(args[0]):
         # 1 + x is x + 1; what other operators do with a number in front is not one operator
         if target not in (operator.add, operator.mul) or len(args) != 2 or not is_tensor(args[1]):
@@ -125,6 +131,8 @@ def method_call(name: str, args: tuple[Any, ...], kwargs: Arguments) -> tuple[st
         args = (args[0], list(args[1:]))
     if name in ("mT", "T"):
         raise Unbound("an attribute")
+    if name == "to" and "layout" in kwargs:
+        raise Unbound("the operator takes a layout, the method does not")
     return name, args, kwargs
 
 
@@ -176,10 +184,21 @@ def resolve(name: str, args: tuple[Any, ...], kwargs: Arguments) -> Any:
 
 
 def asking_nothing(given: Any) -> contextlib.AbstractContextManager[None]:
-    """Matching reads the one element of a tensor where a number is asked for, and that would guard on it."""
+    """Matching reads the one element of a tensor where a number is asked for: that would guard on it, or leave a symbol
+    for it that nothing carries."""
     numbers = (leaf for leaf in leaves(given) if isinstance(leaf, torch.Tensor) and leaf.dim() == 0)
     mode = next((leaf.fake_mode for leaf in numbers if hasattr(leaf, "fake_mode")), None)
-    return contextlib.nullcontext() if mode is None else no_guards(mode)
+    return contextlib.nullcontext() if mode is None else leaving_no_symbols(mode)
+
+
+@contextlib.contextmanager
+def leaving_no_symbols(mode: Any) -> Iterator[None]:
+    with no_guards(mode):
+        if mode.shape_env is None:
+            yield
+        else:
+            with mode.shape_env.ignore_fresh_unbacked_symbols():
+                yield
 
 
 def with_lists(name: str, args: tuple[Any, ...], kwargs: Arguments) -> tuple[tuple[Any, ...], Arguments]:
@@ -218,6 +237,8 @@ def bind(overload: Any, args: tuple[Any, ...], kwargs: Arguments) -> Arguments:
         elif not parameter.has_default_value():
             raise Unbound(f"{parameter.name} is not given")
         given = value_in(found, parameter.name)
+        if parameter.name in KINDS and type(given) is int:
+            raise Unbound(f"{parameter.name} is a number, which only the operator takes")
         if isinstance(given, torch.Tensor) and "Tensor" not in str(parameter.type):
             raise Unbound(f"{parameter.name} is a tensor, and its element is asked for")
         if str(parameter.type) == "bool" and not isinstance(given, (bool, torch.SymBool)):

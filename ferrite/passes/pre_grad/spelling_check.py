@@ -183,4 +183,5 @@ def lies_in(tensor: torch.Tensor, given: list[torch.Tensor]) -> tuple[int, ...]:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    plain = tensor.resolve_conj().resolve_neg().reshape(-1)
+    return plain.clone(memory_format=torch.contiguous_format).view(torch.uint8)

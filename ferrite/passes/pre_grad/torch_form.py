@@ -17,7 +17,7 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
 from ferrite.graph.torch_calls import OPERATORS, signature
-from ferrite.passes.pre_grad.canonical import read_call, shortest
+from ferrite.passes.pre_grad.canonical import read_call, same_arguments, shortest
 from ferrite.passes.pre_grad.names import BY_NAME, PACKED, Arguments, PythonFunction
 from ferrite.passes.pre_grad.spelling import Call
 from ferrite.rewrite.arguments import MISSING, arguments_of, same_literal
@@ -58,13 +58,8 @@ def reads_as(form: Call, node: torch.fx.Node) -> bool:
         overload, given = aten.split_with_sizes.default, {**given, "split_sizes": given["split_size"]}
     if overload is not node.target:
         return False
-    args, kwargs = shortest(fake_value(node), overload, given)
-    own_args, own_kwargs = shortest(fake_value(node), overload, arguments_of(node))
-    return (
-        same_literal(args, own_args)
-        and kwargs.keys() == own_kwargs.keys()
-        and all(same_literal(kwargs[name], own_kwargs[name]) for name in kwargs)
-    )
+    value = fake_value(node)
+    return same_arguments(shortest(value, overload, given), shortest(value, overload, arguments_of(node)))
 
 
 def torch_form(node: torch.fx.Node) -> Call | None:
