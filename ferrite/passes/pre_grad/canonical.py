@@ -226,11 +226,10 @@ def shortest(result: Any, overload: Any, found: Arguments) -> Given:
 
 def same_arguments(first: Given, second: Given) -> bool:
     """Whether two calls of one overload are given the same, in the same way."""
-    args, kwargs = zip(first, second, strict=True)
-    same_names = kwargs[0].keys() == kwargs[1].keys()
-    return (
-        same_names and same_literal(*args) and all(same_literal(kwargs[0][name], kwargs[1][name]) for name in kwargs[0])
-    )
+    (args, kwargs), (other_args, other_kwargs) = first, second
+    if kwargs.keys() != other_kwargs.keys() or not same_literal(args, other_args):
+        return False
+    return all(same_literal(kwargs[name], other_kwargs[name]) for name in kwargs)
 
 
 def as_list(value: Any, length: int | None) -> Any:

@@ -19,7 +19,7 @@ from ferrite.capture import torch_api, torch_state
 from ferrite.graph import fake_value
 from ferrite.graph.facts import leaves
 from ferrite.graph.regions import has_effect, is_random, mutates
-from ferrite.passes.pre_grad.numeric_runs import NotMade, known_size, random_row
+from ferrite.passes.pre_grad.numeric_runs import NotMade, known_size
 from ferrite.passes.pre_grad.spelling import Call
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import difference
@@ -71,9 +71,8 @@ def compare(node: torch.fx.Node, was: Call) -> None:
     )
     if key in _compared:
         return
-    with torch_state.on_real_tensors(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+    with torch_state.on_real_tensors(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.manual_seed(0)
         problem = problem_of(was, now, operands)
     if problem is not None:
         raise SpeltWrong(node, was, problem)
@@ -151,7 +150,16 @@ def real(value: Any) -> Any:
     last = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)) if 0 not in sizes else 0
     if last > LARGEST or value.is_conj() or value.is_neg():
         raise NotMade("it does not lie like a plain tensor")
-    return random_row(last + 1, value.dtype, value.device).as_strided(sizes, strides)
+    return numbers(last + 1, value.dtype).as_strided(sizes, strides)
+
+
+def numbers(count: int, dtype: torch.dtype) -> torch.Tensor:
+    """Random numbers of a type, from a generator of their own; as indices they fit almost everything."""
+    generator = torch.Generator("cpu").manual_seed(count)
+    if dtype.is_floating_point or dtype.is_complex:
+        kind = dtype if dtype.itemsize > 1 else torch.float32
+        return torch.randn(count, dtype=kind, device="cpu", generator=generator).to(dtype)
+    return torch.randint(0, 2, (count,), device="cpu", generator=generator).to(dtype)
 
 
 def result_of(call: Call, given: Mapping[torch.fx.Node, Any]) -> Any:
@@ -179,7 +187,7 @@ def lies_in(tensor: torch.Tensor, given: list[torch.Tensor]) -> tuple[int, ...]:
     """The operands whose memory a result has, and where in it."""
     place = tensor.untyped_storage().data_ptr()
     found = [number for number, each in enumerate(given) if each.untyped_storage().data_ptr() == place]
-    return (*found, tensor.storage_offset()) if found and place else ()
+    return (*found, int(tensor.storage_offset())) if found and place else ()
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
