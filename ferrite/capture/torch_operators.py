@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from torch._decomp import decomposition_table, global_decomposition_table
+from torch._higher_order_ops.effects import _get_effect as _effect_of
 from torch._library import simple_registry as _simple_registry
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.fx.experimental.symbolic_shapes import constrain_range
+from torch.fx.node import _side_effectful_functions
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.interp import sympy_interp as _sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis as _SympyOnPython
@@ -174,6 +176,12 @@ def sizes_follow(operator: Any) -> bool:
 
 def is_random(operator: Any) -> bool:
     return is_operator(operator) and torch.Tag.nondeterministic_seeded in operator.tags
+
+
+def has_registered_effect(operator: Any) -> bool:
+    """Whether somebody told torch that calling an operator does more than compute: `torch.fx.node.has_side_effect`, or
+    `torch.library._register_effectful_op`. Asked anew each time, as both can be done at any time."""
+    return operator in _side_effectful_functions or (is_operator(operator) and _effect_of(operator) is not None)
 
 
 def every_operator() -> Iterator[tuple[str, Any]]:

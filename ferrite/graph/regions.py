@@ -124,6 +124,8 @@ def _mutates_itself(node: torch.fx.Node) -> bool:
     if schema_of(node.target) is not None:
         writes = _writes_by_schema(node.target)
         return writes if isinstance(writes, bool) else argument(node, writes) not in (False, None)
+    if any(each._schema.is_mutable for each in _choices(node)):
+        return True
     return _name(node.target) in MUTATING_HIGHER_ORDER or torch_calls.writes(node)
 
 
@@ -172,7 +174,18 @@ def _effect_itself(node: torch.fx.Node) -> bool:
     if namespace in EFFECTFUL_NAMESPACES or name in EFFECTFUL_HIGHER_ORDER:
         return True
     # What others registered with torch as having a side effect is its own to know.
+    if any(torch.fx.Graph().call_function(each).is_impure(impure_random=False) for each in _choices(node)):
+        return True
     return name.startswith(ASSERTIONS) or bool(node.is_impure(impure_random=False))
+
+
+def _choices(node: torch.fx.Node) -> list[Any]:
+    """The overloads that a call of `torch.ops.library.name` may be of, where nobody chose one yet; none of others."""
+    if not hasattr(node.target, "overloads"):
+        return []
+    written = "out" in node.kwargs
+    found = [getattr(node.target, name) for name in node.target.overloads()]
+    return [each for each in found if written or not any(item.is_out for item in each._schema.arguments)]
 
 
 def _name(target: object) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import (
+    PendingUnbackedSymbolNotFound,
     compute_unbacked_bindings,
     rebind_unbacked,
     resolve_unbacked_bindings,
@@ -175,7 +176,11 @@ def _bindings(node: torch.fx.Node, value: Any, shape_env: Any) -> Mapping[Any, A
     if shape_env is None or not shape_env.pending_fresh_unbacked_symbols:
         return None
     bound = node.meta.get("unbacked_bindings")
-    found = compute_unbacked_bindings(shape_env, value)
+    try:
+        found = compute_unbacked_bindings(shape_env, value)
+    except PendingUnbackedSymbolNotFound:  # choosing an overload read an element, which the result does not carry
+        shape_env.pending_fresh_unbacked_symbols.clear()
+        return None
     # Where the symbols sit elsewhere now, the old ones name nothing in the new value.
     if bound and found and sorted(map(str, bound.values())) == sorted(map(str, found.values())):
         rebind_unbacked(shape_env, node, value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 from typing import Any
 
@@ -10,14 +9,17 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
+from ferrite.graph.facts import body_of
 from ferrite.graph.torch_calls import aten_name, is_torch_function, signature
 from ferrite.passes.pre_grad.modules import inline_module
-from ferrite.passes.pre_grad.names import NUMPY_NAMES, Arguments
-from ferrite.passes.pre_grad.spelling import is_tensor, operator_call
+from ferrite.passes.pre_grad.names import NAMES, NUMPY_NAMES, Arguments
+from ferrite.passes.pre_grad.spelling import Call, asking_nothing, is_tensor, operator_call
+from ferrite.passes.pre_grad.spelling_check import PassFunction, compared
 from ferrite.pipeline import GraphPass, PassContext, graph_pass
-from ferrite.rewrite.arguments import arguments_of, same_literal
+from ferrite.rewrite.arguments import MISSING, arguments_of, same_literal
 
 aten = torch.ops.aten
+Given = tuple[tuple[Any, ...], Arguments]  # arguments by position, and by name
 DIMENSIONS = frozenset({"dim", "dims", "dim0", "dim1", "start_dim", "end_dim", "source", "destination"})
 LISTS = frozenset({"List[int]", "Optional[List[int]]", "List[Tensor]"})  # one number stands for a list of one
 ONE_MORE = frozenset({aten.stack.default, aten.unsqueeze.default})  # their dimension counts in the result
@@ -43,7 +45,10 @@ def by_itself(step: GraphPass, gm: torch.fx.GraphModule, *args: Any, **kwargs: A
     return run_alone(step, gm, *args, **kwargs)
 
 
-spelling_pass = functools.partial(graph_pass, stage="pre_grad", keeps_values=True, alone=by_itself)
+def spelling_pass(function: PassFunction) -> GraphPass:
+    """A pass that only spells calls otherwise: no value changes, and under `strict` that is looked at."""
+    found: GraphPass = graph_pass(compared(function), stage="pre_grad", keeps_values=True, alone=by_itself)
+    return found
 
 
 @spelling_pass
@@ -93,29 +98,67 @@ def normalize_node_kwargs_pass(gm: torch.fx.GraphModule, context: PassContext) -
         if node.op == "call_module":
             rewritten += inline_module(gm, node)
             continue
-        if node.op not in ("call_function", "call_method") or hasattr(node.target, "_schema"):
+        if node.op not in ("call_function", "call_method"):
             continue
         if hasattr(node.target, "overloads"):
             rewritten += choose_overload(node)
+        if hasattr(node.target, "_schema"):
+            rewritten += shorten(node)
             continue
-        call = indexing_call(node) if node.target is operator.getitem else operator_call(node)
+        call = None if hasattr(node.target, "overloads") else read_call(node)
         if call is not None and not call[0]._schema.is_mutable:
             write(node, *call)
             rewritten += 1
     return rewritten
 
 
+def shorten(node: torch.fx.Node) -> bool:
+    """The call of an operator that rules ask for, with its arguments in their shortest form, as all have them."""
+    name = node.target._schema.name  # type: ignore[union-attr]
+    if node.target._schema.is_mutable or str(name).removeprefix("aten::") not in NAMES:  # type: ignore[union-attr]
+        return False
+    given = arguments_of(node)
+    if any(value is MISSING for value in given.values()) or not node.kwargs.keys() <= given.keys():
+        return False
+    args, kwargs = shortest(fake_value(node), node.target, given)
+    if same_arguments((args, kwargs), (node.args, node.kwargs)):
+        return False
+    node.args, node.kwargs = args, kwargs
+    return True
+
+
+def read_call(node: torch.fx.Node | Call) -> tuple[Any, Arguments] | None:
+    """The overload that a call stands for, and its arguments by name; None for one that stays as it is."""
+    return indexing_call(node) if node.target is operator.getitem else operator_call(node)
+
+
 def choose_overload(node: torch.fx.Node) -> bool:
     """`torch.ops.library.name` becomes the overload that its arguments choose: only that says what it writes."""
+    if any(body_of(operand) is None and fake_value(operand) is None for operand in node.all_input_nodes):
+        return False  # nobody knows what it is given
     values, keywords = torch.fx.node.map_arg((node.args, node.kwargs), fake_value)
     name = str(node.target).replace(".", "::")
-    overload = torch_api.overload_for(name, values, keywords)
+    with asking_nothing((values, keywords)):
+        overload = torch_api.overload_for(name, values, keywords)
+        if overload is not None and overload != torch_api.overload_for(name, *with_numbers(values, keywords)):
+            return False  # with the element at hand torch may choose another
     if overload is not None:
         node.target = getattr(node.target, overload or "default")
     return overload is not None
 
 
-def indexing_call(node: torch.fx.Node) -> tuple[Any, Arguments] | None:
+def with_numbers(args: tuple[Any, ...], kwargs: Arguments) -> Given:
+    """The same arguments with numbers in place of tensors of one element, but for the first argument: torch reads such
+    tensors where a number is due, even one of floats for an integer."""
+
+    def number(value: Any) -> Any:
+        return 1 if isinstance(value, torch.Tensor) and value.dim() == 0 else value
+
+    rest: Any = torch.fx.node.map_aggregate((args[1:], kwargs), number)
+    return args[:1] + rest[0], rest[1]
+
+
+def indexing_call(node: torch.fx.Node | Call) -> tuple[Any, Arguments] | None:
     """`x[2]`, `x[:, 1:3]`, `x[..., None]`: one number, one stretch or one new dimension; `x[:]`: all of it."""
     source, index = node.args
     if not isinstance(source, torch.fx.Node) or not is_tensor(source):
@@ -147,8 +190,17 @@ def is_whole(item: Any) -> bool:
 
 def write(node: torch.fx.Node, overload: Any, found: Arguments) -> None:
     """Turn a node into a call of an overload, its arguments in their shortest form."""
+    node.args, node.kwargs = shortest(fake_value(node), overload, found)
+    node.op, node.target = "call_function", overload
+
+
+def shortest(result: Any, overload: Any, found: Arguments) -> Given:
+    """Arguments of an overload by position and by name, those at their defaults left out, dimensions from the front.
+
+    `result` is the fake value of the call: for relu(input=x) it is ((x,), {}).
+    """
     parameters = overload._schema.arguments
-    rank = dimensions_of(node, overload, found)
+    rank = dimensions_of(result, overload, found)
     args: list[Any] = []
     kwargs: Arguments = {}
     for parameter in parameters:
@@ -169,8 +221,15 @@ def write(node: torch.fx.Node, overload: Any, found: Arguments) -> None:
         if not same_literal(args[-1], positional[len(args) - 1].default_value):
             break
         args.pop()
-    node.op, node.target = "call_function", overload
-    node.args, node.kwargs = tuple(args), kwargs
+    return tuple(args), kwargs
+
+
+def same_arguments(first: Given, second: Given) -> bool:
+    """Whether two calls of one overload are given the same, in the same way."""
+    (args, kwargs), (other_args, other_kwargs) = first, second
+    if kwargs.keys() != other_kwargs.keys() or not same_literal(args, other_args):
+        return False
+    return all(same_literal(kwargs[name], other_kwargs[name]) for name in kwargs)
 
 
 def as_list(value: Any, length: int | None) -> Any:
@@ -180,10 +239,10 @@ def as_list(value: Any, length: int | None) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def dimensions_of(node: torch.fx.Node, overload: Any, found: Arguments) -> int | None:
+def dimensions_of(result: Any, overload: Any, found: Arguments) -> int | None:
     """How many dimensions a call's `dim` counts in."""
     if overload in ONE_MORE or overload is aten.cat.default:
-        value = fake_value(node)
+        value = result
     else:
         first = found.get("self", found.get("input"))
         value = fake_value(first) if isinstance(first, torch.fx.Node) else None

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from ferrite.graph import fake_value
+
 aten = torch.ops.aten
 Arguments = dict[str, Any]
 
@@ -97,7 +99,8 @@ NUMPY_NAMES: Mapping[str, str] = {
 class PythonFunction:
     """A function of torch written in Python, and how its parameters map to those of the operator behind it.
 
-    `must_be` lists parameters the operator lacks, with the value at which the two are the same.
+    `must_be` lists parameters the operator lacks, with the value at which the two are the same. A function may refuse
+    what the operator computes: `accepts` says of the operator's arguments that this one does not.
     """
 
     function: Callable[..., Any]
@@ -106,16 +109,56 @@ class PythonFunction:
     must_be: Mapping[str, Any] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     fixed: Callable[[], Arguments] = dict  # parameters of the operator that the function sets by itself
+    accepts: Callable[[Arguments], bool] = lambda given: True  # what the operator takes, does the function, too
 
 
 def unary(function: Callable[..., Any], *parameters: str) -> PythonFunction:
     names = {"input": "self", **{name: name for name in parameters}}
-    return PythonFunction(function, function.__name__, names, {"inplace": False})
+    return PythonFunction(function, function.__name__, names, {"inplace": False}, accepts=has_limits_in_order)
+
+
+def has_limits_in_order(given: Arguments) -> bool:
+    """What F.hardtanh checks."""
+    limits = [given.get("min_val", 0), given.get("max_val", 0)]
+    return all(isinstance(limit, (int, float)) for limit in limits) and limits[0] <= limits[1]
 
 
 def dropout(function: Callable[..., Any], name: str = "") -> PythonFunction:
     names = {"input": "input", "p": "p", "training": "train"}
-    return PythonFunction(function, name or function.__name__, names, {"inplace": False})
+    return PythonFunction(
+        function, name or function.__name__, names, {"inplace": False}, accepts=lambda given: is_chance(given["p"])
+    )
+
+
+def is_chance(value: Any) -> bool:
+    return isinstance(value, (int, float)) and 0 <= value <= 1
+
+
+def has_several_values(given: Arguments) -> bool:
+    """F.batch_norm refuses a single value per channel while training, and a bad eps; the operator does not."""
+    if not isinstance(given["eps"], (int, float)) or given["eps"] < 0 or given["training"] not in (False, True):
+        return False
+    return not given["training"] or (given["eps"] > 0 and more_than_one(sizes_of(given["input"]), 1))
+
+
+def has_several_values_per_group(given: Arguments) -> bool:
+    """F.group_norm refuses a single value per channel."""
+    sizes = sizes_of(given["input"])
+    groups = given["num_groups"]
+    if len(sizes) < 2 or type(groups) is not int or groups < 1:
+        return False
+    return more_than_one((sizes[0] * sizes[1] // groups, groups, *sizes[2:]), 1)
+
+
+def sizes_of(item: Any) -> tuple[Any, ...]:
+    """Sizes of the tensor behind a node; those that are not fixed are 1, as nothing is known of them."""
+    value = fake_value(item) if isinstance(item, torch.fx.Node) else None
+    sizes = value.shape if isinstance(value, torch.Tensor) else ()
+    return tuple(size if type(size) is int else 1 for size in sizes)
+
+
+def more_than_one(sizes: tuple[Any, ...], leaving_out: int) -> bool:
+    return any(size > 1 for place, size in enumerate(sizes) if place != leaving_out)
 
 
 def softmax(function: Callable[..., Any]) -> PythonFunction:
@@ -162,12 +205,14 @@ PYTHON_FUNCTIONS = (
         "group_norm",
         {name: name for name in (*NORM_PARAMETERS, "num_groups")},
         fixed=cudnn("cudnn_enabled"),
+        accepts=has_several_values_per_group,
     ),
     PythonFunction(
         F.batch_norm,
         "batch_norm",
         {name: name for name in (*NORM_PARAMETERS, "running_mean", "running_var", "training", "momentum")},
         fixed=cudnn("cudnn_enabled"),
+        accepts=has_several_values,
     ),
     PythonFunction(
         F.embedding,

@@ -6,7 +6,8 @@ matcher, the alias rules and the effects of the later stages hold here too, and 
 still not functional, and autograd is still to come. Before users' own passes and at the end of the stage calls are
 spelled as torch functions again (`as_torch`).
 
-What is not in the tables of `names` stays as it was written; no rule touches it.
+What is not in the tables of `names` stays as it was written; no rule touches it. Nothing is spelled otherwise unless
+every argument of the call has a place in the other spelling.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from __future__ import annotations
 import builtins
 import contextlib
 import operator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 
@@ -36,13 +38,25 @@ from ferrite.passes.pre_grad.names import (
 )
 
 aten = torch.ops.aten
+ONE_OPERAND = frozenset({operator.neg, operator.abs, operator.invert})
+# Numbers to the matching, but not to torch's functions.
+KINDS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 
 
 class Unbound(Exception):
     """A call cannot be read; it stays as it was written."""
 
 
-def operator_call(node: torch.fx.Node) -> tuple[Any, Arguments] | None:
+class Call(NamedTuple):
+    """What a node says, apart from the node: ("call_method", "relu", (x,), {})."""
+
+    op: str
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: Arguments
+
+
+def operator_call(node: torch.fx.Node | Call) -> tuple[Any, Arguments] | None:
     """The overload that a call stands for, and its arguments by name; None for one that is not in the tables."""
     try:
         name, args, kwargs = named_call(node)
@@ -64,7 +78,7 @@ def with_devices(args: tuple[Any, ...], kwargs: Arguments) -> tuple[tuple[Any, .
     return tuple(map(device, args)), {name: device(value) for name, value in kwargs.items()}
 
 
-def named_call(node: torch.fx.Node) -> tuple[str, tuple[Any, ...], Arguments]:
+def named_call(node: torch.fx.Node | Call) -> tuple[str, tuple[Any, ...], Arguments]:
     """An ATen name with the arguments it is given, whatever form the call has."""
     args, kwargs = node.args, dict(node.kwargs)
     if kwargs.get("out") is not None:
@@ -90,6 +104,8 @@ def named_call(node: torch.fx.Node) -> tuple[str, tuple[Any, ...], Arguments]:
 
 
 def operands_of(target: Any, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], Arguments]:
+    if len(args) != (1 if target in ONE_OPERAND else 2):
+        raise Unbound("an operator of Python has no further arguments")
     if not is_tensor(args[0]):
         # 1 + x is x + 1; what other operators do with a number in front is not one operator
         if target not in (operator.add, operator.mul) or len(args) != 2 or not is_tensor(args[1]):
@@ -115,6 +131,8 @@ def method_call(name: str, args: tuple[Any, ...], kwargs: Arguments) -> tuple[st
         args = (args[0], list(args[1:]))
     if name in ("mT", "T"):
         raise Unbound("an attribute")
+    if name == "to" and "layout" in kwargs:
+        raise Unbound("the operator takes a layout, the method does not")
     return name, args, kwargs
 
 
@@ -136,8 +154,11 @@ def function_call(
     for name, value in given.items():
         if name in entry.parameters:
             found[entry.parameters[name]] = value
-        elif name in entry.must_be and (isinstance(value, torch.fx.Node) or value != entry.must_be[name]):
-            raise Unbound(f"{name} is {value}")
+        elif name in entry.must_be:
+            if isinstance(value, torch.fx.Node) or value != entry.must_be[name]:
+                raise Unbound(f"{name} is {value}")
+        elif name not in entry.ignored:
+            raise Unbound(f"the operator has nothing like {name}")
     if entry.function in BATCHED_DIMS and rank_of(found["input"]) != BATCHED_DIMS[entry.function]:
         raise Unbound("it is not given a batch")
     if entry.name == "split":
@@ -163,10 +184,21 @@ def resolve(name: str, args: tuple[Any, ...], kwargs: Arguments) -> Any:
 
 
 def asking_nothing(given: Any) -> contextlib.AbstractContextManager[None]:
-    """Matching reads the one element of a tensor where a number is asked for, and that would guard on it."""
+    """Matching reads the one element of a tensor where a number is asked for: that would guard on it, or leave a symbol
+    for it that nothing carries."""
     numbers = (leaf for leaf in leaves(given) if isinstance(leaf, torch.Tensor) and leaf.dim() == 0)
     mode = next((leaf.fake_mode for leaf in numbers if hasattr(leaf, "fake_mode")), None)
-    return contextlib.nullcontext() if mode is None else no_guards(mode)
+    return contextlib.nullcontext() if mode is None else leaving_no_symbols(mode)
+
+
+@contextlib.contextmanager
+def leaving_no_symbols(mode: Any) -> Iterator[None]:
+    with no_guards(mode):
+        if mode.shape_env is None:
+            yield
+        else:
+            with mode.shape_env.ignore_fresh_unbacked_symbols():
+                yield
 
 
 def with_lists(name: str, args: tuple[Any, ...], kwargs: Arguments) -> tuple[tuple[Any, ...], Arguments]:
@@ -205,6 +237,8 @@ def bind(overload: Any, args: tuple[Any, ...], kwargs: Arguments) -> Arguments:
         elif not parameter.has_default_value():
             raise Unbound(f"{parameter.name} is not given")
         given = value_in(found, parameter.name)
+        if parameter.name in KINDS and type(given) is int:
+            raise Unbound(f"{parameter.name} is a number, which only the operator takes")
         if isinstance(given, torch.Tensor) and "Tensor" not in str(parameter.type):
             raise Unbound(f"{parameter.name} is a tensor, and its element is asked for")
         if str(parameter.type) == "bool" and not isinstance(given, (bool, torch.SymBool)):

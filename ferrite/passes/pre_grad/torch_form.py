@@ -1,7 +1,10 @@
 """ATen overloads spelled as torch functions again: how the stage hands its graph to users' passes and to autograd.
 
-Tensors stand by position, everything else by name, nothing at its default. Arithmetic is Python's operators. What has
-no torch spelling stays an overload, which runs the same.
+Tensors stand by position, everything else by name, nothing at its default. Arithmetic is Python's operators.
+
+A spelling is used only if reading it back, as the stage reads what people write, gives the same overload with the same
+arguments: so none is lost, and none taken for another. What has no such spelling stays an overload, which runs the
+same: `aten.elu(x, 1.5, 1.05)` has a scale that F.elu has not, and `aten.add.Tensor(4, 3.3)` is a tensor, 4 + 3.3 not.
 """
 
 from __future__ import annotations
@@ -14,8 +17,10 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
 from ferrite.graph.torch_calls import OPERATORS, signature
+from ferrite.passes.pre_grad.canonical import read_call, same_arguments, shortest
 from ferrite.passes.pre_grad.names import BY_NAME, PACKED, Arguments, PythonFunction
-from ferrite.rewrite.arguments import arguments_of, same_literal
+from ferrite.passes.pre_grad.spelling import Call
+from ferrite.rewrite.arguments import MISSING, arguments_of, same_literal
 
 aten = torch.ops.aten
 PYTHON_OPERATORS = {
@@ -29,7 +34,6 @@ METHODS = frozenset({*PACKED, "contiguous", "to", "type_as", "expand_as", "view_
     "flip",
     "alias",
 }
-Form = tuple[str, Any, tuple[Any, ...], Arguments]
 
 
 def as_torch(gm: torch.fx.GraphModule) -> int:
@@ -38,47 +42,66 @@ def as_torch(gm: torch.fx.GraphModule) -> int:
     for node in gm.graph.nodes:
         if node.op == "call_function" and getattr(node.target, "namespace", "") == "aten":
             form = torch_form(node)
-            if form is not None:
+            if form is not None and reads_as(form, node):
                 node.op, node.target, node.args, node.kwargs = form
                 rewritten += 1
     return rewritten
 
 
-def torch_form(node: torch.fx.Node) -> Form | None:
+def reads_as(form: Call, node: torch.fx.Node) -> bool:
+    """Whether a spelling stands for the very call that a node is: the overload, and every argument by name."""
+    found = read_call(form)
+    if found is None:
+        return False
+    overload, given = found
+    if overload is aten.split.sizes:  # another name for it, with another name for the sizes
+        overload, given = aten.split_with_sizes.default, {**given, "split_sizes": given["split_size"]}
+    if overload is not node.target:
+        return False
+    value = fake_value(node)
+    return same_arguments(shortest(value, overload, given), shortest(value, overload, arguments_of(node)))
+
+
+def torch_form(node: torch.fx.Node) -> Call | None:
+    """How torch may say what a node does; None where it has no function for it. To be read back: see `reads_as`."""
     given = arguments_of(node)
+    if any(value is MISSING for value in given.values()):
+        return None
     name = node.target._schema.name.removeprefix("aten::")  # type: ignore[union-attr]
     parameters = node.target._schema.arguments  # type: ignore[union-attr]
     if node.target is aten.select.int and isinstance(given["index"], int):  # a number that data decides is no index
         return getitem(given["self"], given["dim"], given["index"])
     if node.target is aten.slice.Tensor and given["step"] == 1:
         item = slice(given["start"], given["end"])
-        return getitem(given["self"], given["dim"] if item != slice(None) else 0, item)  # all of it: along any
+        return getitem(given["self"], given["dim"], item)
     if node.target is aten.split_with_sizes.default:
-        return "call_function", torch.functional.split, (given["self"], given["split_sizes"]), rest(given, "dim", 0)
+        return Call(
+            "call_function", torch.functional.split, (given["self"], given["split_sizes"]), rest(given, "dim", 0)
+        )
     if node.target is aten.einsum.default and given["path"] is None:
-        return "call_function", torch.functional.einsum, (given["equation"], *given["tensors"]), {}
+        return Call("call_function", torch.functional.einsum, (given["equation"], *given["tensors"]), {})
     if name in BY_NAME:
         return python_form(BY_NAME[name], given)
     defaults = {p.name: p.default_value for p in parameters if p.has_default_value()}
     extra = {p.name for p in parameters if p.kwarg_only and not same_literal(given[p.name], defaults.get(p.name))}
     if name in PYTHON_OPERATORS and not extra:
         args = tuple(given[p.name] for p in parameters if not p.kwarg_only)
-        return "call_function", PYTHON_OPERATORS[name], args, {}
+        return Call("call_function", PYTHON_OPERATORS[name], args, {})
     if name in METHODS:
         return method_form(node, name)
     return builtin_form(node, name, given, defaults)
 
 
-def method_form(node: torch.fx.Node, name: str) -> Form:
+def method_form(node: torch.fx.Node, name: str) -> Call:
     """A method of the tensor: as the operator, but that a memory format is given by name alone."""
     parameters = [parameter.name for parameter in node.target._schema.arguments]  # type: ignore[union-attr]
     given = dict(zip(parameters, node.args, strict=False))
     form = given.pop("memory_format", None)
     kwargs = {**node.kwargs, **({} if form is None else {"memory_format": form})}
-    return "call_method", name, tuple(given.values()), kwargs
+    return Call("call_method", name, tuple(given.values()), kwargs)
 
 
-def builtin_form(node: torch.fx.Node, name: str, given: Arguments, defaults: Arguments) -> Form | None:
+def builtin_form(node: torch.fx.Node, name: str, given: Arguments, defaults: Arguments) -> Call | None:
     function = torch_api.built_in(name)
     if function is None:
         return None
@@ -97,13 +120,13 @@ def builtin_form(node: torch.fx.Node, name: str, given: Arguments, defaults: Arg
     chosen = torch_api.overload_for(f"aten::{name}", values, keywords)
     if chosen != node.target._overloadname:  # type: ignore[union-attr]
         return None
-    return "call_function", function, tuple(args), kwargs
+    return Call("call_function", function, tuple(args), kwargs)
 
 
-def python_form(entry: PythonFunction, given: Arguments) -> Form | None:
+def python_form(entry: PythonFunction, given: Arguments) -> Call | None:
     """A function written in Python, if what it sets by itself is what the call has."""
     fixed = entry.fixed()
-    if any(given[name] != value for name, value in fixed.items()):
+    if any(given[name] != value for name, value in fixed.items()) or not entry.accepts(given):
         return None
     if entry.name == "embedding" and given["padding_idx"] != -1:
         return None
@@ -121,12 +144,12 @@ def python_form(entry: PythonFunction, given: Arguments) -> Form | None:
         for name, parameter in python.parameters.items()
         if name in found and not same_literal(found[name], parameter.default)
     }
-    return "call_function", entry.function, tuple(args), kwargs
+    return Call("call_function", entry.function, tuple(args), kwargs)
 
 
-def getitem(source: Any, dim: int, item: Any) -> Form:
+def getitem(source: Any, dim: int, item: Any) -> Call:
     index = item if dim == 0 else (*(slice(None),) * dim, item)
-    return "call_function", operator.getitem, (source, index), {}
+    return Call("call_function", operator.getitem, (source, index), {})
 
 
 def rest(given: Arguments, name: str, default: Any) -> Arguments:

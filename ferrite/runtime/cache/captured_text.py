@@ -89,5 +89,6 @@ def noted(node: torch.fx.Node, text: GraphText, described: Described) -> str:
 
 def declared(nodes: list[torch.fx.Node], text: GraphText) -> list[str]:
     """What operators say of themselves that are not torch's own."""
-    found = dict.fromkeys(node.target for node in nodes if node.op == "call_function")
-    return [text.target(each) for each in found if torch_operators.is_operator(each)]
+    called = dict.fromkeys(node.target for node in nodes if node.op == "call_function")
+    chosen = (each for target in called for each in torch_operators.overloads(target))  # or to be chosen yet
+    return [text.target(each) for each in dict.fromkeys(chosen) if torch_operators.is_operator(each)]

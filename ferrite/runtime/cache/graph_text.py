@@ -303,7 +303,8 @@ def declared(operator: Any) -> str:
     form of it that lowering takes: then that counts too."""
     function = torch_operators.decomposition(operator) if torch_operators.is_operator(operator) else None
     other = "" if function is None or is_torchs(function) else f" as {identity(function)}"
-    return f"<{schema_of(operator)} {' '.join(sorted(map(str, operator.tags)))}{other}>"
+    effect = " with an effect" if torch_operators.has_registered_effect(operator) else ""
+    return f"<{schema_of(operator)} {' '.join(sorted(map(str, operator.tags)))}{effect}{other}>"
 
 
 def is_torchs(function: Any) -> bool:
