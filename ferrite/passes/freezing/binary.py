@@ -27,7 +27,7 @@ from ferrite.passes.freezing.binary_cases import (
     NORM_EXAMPLES,
     NORM_NEAR_MISSES,
 )
-from ferrite.passes.freezing.constants import constant_of
+from ferrite.passes.constants import constant_of
 from ferrite.passes.freezing.fold import fold_constants
 from ferrite.passes.freezing.layers import (
     LAYERS,

@@ -22,7 +22,7 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
-from ferrite.graph.facts import attribute_of
+from ferrite.passes.constants import constant_of
 from ferrite.passes.post_grad import cpu_ops
 from ferrite.passes.post_grad.layers import VIEWS, uses_of
 from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site
@@ -80,9 +80,8 @@ def parameters(node: torch.fx.Node) -> Parameters | None:
 
 def known_number(item: Any) -> float | int | None:
     if isinstance(item, torch.fx.Node):
-        found = attribute_of(item) if item.op == "get_attr" else None
-        is_one = isinstance(found, torch.Tensor) and not torch_api.is_fake(found) and found.numel() == 1
-        return found.item() if is_one else None  # type: ignore[union-attr]
+        found = constant_of(item)
+        return found.item() if found is not None and found.numel() == 1 else None
     return item if isinstance(item, (int, float)) else None
 
 
