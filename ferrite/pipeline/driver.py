@@ -183,7 +183,9 @@ def run_pass(
         with outside_of_modes():  # as where it is run alone: a pass may compute with the constants of a module
             count = step.function(gm, context)
         rewrites = {name: n - before.get(name, 0) for name, n in context.rewrites.items() if n > before.get(name, 0)}
-        if count and not rewrites and not step.keeps_values:  # another spelling is no rewrite
+        if count and step.keeps_values:  # another spelling is no rewrite
+            context.facts["edits"] += count
+        elif count and not rewrites:
             context.fuel.spend()
             context.rewrites[step.name] += count
             rewrites = {step.name: count}

@@ -47,6 +47,7 @@ def note_parameters(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """What the model holds is remembered, so that nothing of it is kept twice."""
     tensors = [attribute_of(node) for node in gm.graph.find_nodes(op="get_attr")]
     gm.meta[NOTED] = storages_in([tensor for tensor in tensors if isinstance(tensor, torch.Tensor)])
+    context.facts["constants"] += len(tensors)
     return 0
 
 

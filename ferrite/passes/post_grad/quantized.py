@@ -5,6 +5,7 @@
     quantize(max_pool2d(dequantize(x, q)), q)           =>      qmaxpool2d(x)
     quantize(cat([dequantize(x, q), ...]), q)           =>      cat([x, ...])
     quantize(view(dequantize(x, q)), q)                 =>      view(x)
+    quantize(dequantize(x, q), q)                       =>      x, where quantising was moved in front of the view
     mul(mm(x, to_bf16(w).t()), s)                       =>      _weight_int8pack_mm(x, w, s)
     relu(qlinear(...)), qlinear(...) + o                =>      one operator, with the option kernel_rewrites
 
@@ -161,14 +162,15 @@ def reshaped_integers(site: Site) -> Any:
     if isinstance(found, Refusal):
         return found
     view, wanted = found
-    if view.target not in VIEWS:
+    reshaped = view.target in VIEWS
+    if not reshaped and view.target not in DEQUANTIZE:
         return Refusal("no reshape stands before it")
-    operand, size = in_order(view)
+    operand, *size = in_order(view) if reshaped else [view]
     source = source_of(operand, wanted)
     if isinstance(source, Refusal):
         return source
-    site.through(view, operand)
-    return site.call(aten.reshape.default, source, size)
+    site.through(*dict.fromkeys((view, operand)))
+    return site.call(aten.reshape.default, source, *size) if reshaped else source
 
 
 # --- rules ------------------------------------------------------------------------------------------------------------
@@ -289,12 +291,13 @@ QCAT = NodeRule(
 
 QRESHAPE = NodeRule(
     name="qreshape",
-    purpose="integers that are reshaped as floats and quantised again are reshaped as integers",
+    purpose="integers that are reshaped as floats, if at all, and quantised again are reshaped as integers",
     targets=QUANTIZE,
     rewrite=reshaped_integers,
     examples=(
         Case("view", lambda x: quantize(aten.view.default(dequantize(x), [3, 2])) + 1, integers((2, 3))),
         Case("reshape", lambda x: quantize(aten.reshape.default(dequantize(x), [-1])) + 1, integers((2, 3))),
+        Case("nothing between", lambda x: quantize(dequantize(x)) + 1, integers((2, 3))),
     ),
     near_misses=(
         Case("another scale", lambda x: quantize(aten.view.default(dequantize(x), [6]), 0.2) + 1, integers((2, 3))),
