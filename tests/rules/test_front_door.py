@@ -104,12 +104,19 @@ def test_every_rule_and_pass_has_a_program():
     assert {name for program in NEAR_MISSES for name in program.not_here} >= rules
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.fires[0])
+def table(programs: tuple[Program, ...]) -> list[Any]:
+    return [
+        pytest.param(each, id=(each.fires or each.not_here)[0], marks=[pytest.mark.slow] * each.slow)
+        for each in programs
+    ]
+
+
+@pytest.mark.parametrize("program", table(PROGRAMS))
 def test_it_fires(program):
     found = run(program)
     assert wanted(program) <= found, sorted(found)
 
 
-@pytest.mark.parametrize("program", NEAR_MISSES, ids=lambda program: program.not_here[0])
+@pytest.mark.parametrize("program", table(NEAR_MISSES))
 def test_it_does_not_fire(program):
     assert run(program).isdisjoint(program.not_here)
