@@ -281,7 +281,7 @@ class PostGrad:
     cpu_grouped_gemm: bool = option(
         False,
         env="FERRITE_CPU_GROUPED_GEMM",
-        doc="Packed linear layers on one input become one grouped call (with max_autotune).",
+        doc="Linear layers on one input become one grouped call (with max_autotune).",
     )
     cpu_concat_linear: bool = option(
         False,

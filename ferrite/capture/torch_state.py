@@ -13,9 +13,31 @@ from typing import Any
 
 import torch
 from torch._guards import TracingContext
-from torch._subclasses.fake_tensor import unset_fake_temporarily as _unset_fake
+from torch.utils._python_dispatch import _disable_current_modes
 
 PATH = re.compile(r"\._(modules|parameters|buffers)\[(['\"])(.*?)\2\]")
+
+
+@contextlib.contextmanager
+def outside_of_modes() -> Iterator[None]:
+    """What makes a tensor makes a real one, and what reads a number reads it, whatever modes are active.
+
+    AOTAutograd calls its compilers under a fake mode: there `torch.tensor(2.0).item()` fails, and a constant joined
+    with another is none. Stand-ins compute with stand-ins all the same, by the mode that each of them knows.
+    """
+    with _disable_current_modes(), _without_function_modes(), torch._C._DisablePythonDispatcher():
+        yield
+
+
+@contextlib.contextmanager
+def _without_function_modes() -> Iterator[None]:
+    """`with torch.device("meta")` around a call of backward is about tensors of the user's, not of the compiler's."""
+    modes = [torch.overrides._pop_mode() for _ in range(torch._C._len_torch_function_stack())]
+    try:
+        yield
+    finally:
+        for mode in reversed(modes):
+            torch.overrides._push_mode(mode)
 
 
 @contextlib.contextmanager
@@ -25,8 +47,7 @@ def on_real_tensors() -> Iterator[None]:
     Tensors made inside are ordinary ones, also while inference mode is on.
     """
     with (
-        _unset_fake(),
-        torch._C._DisablePythonDispatcher(),
+        outside_of_modes(),
         torch._C._DisableAutocast(),
         torch.inference_mode(False),
         torch.no_grad(),

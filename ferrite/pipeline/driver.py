@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import torch
 
+from ferrite.capture.torch_state import outside_of_modes
 from ferrite.graph import fake_value
 from ferrite.graph.facts import body_of, leaves, produces_value
 from ferrite.graph.order import stable_topological_sort
@@ -179,9 +180,12 @@ def run_pass(
     nodes = len(gm.graph.nodes)
     before, facts = dict(context.rewrites), context.facts.copy()
     try:
-        count = step.function(gm, context)
+        with outside_of_modes():  # as where it is run alone: a pass may compute with the constants of a module
+            count = step.function(gm, context)
         rewrites = {name: n - before.get(name, 0) for name, n in context.rewrites.items() if n > before.get(name, 0)}
-        if count and not rewrites and not step.keeps_values:  # another spelling is no rewrite
+        if count and step.keeps_values:  # another spelling is no rewrite
+            context.facts["edits"] += count
+        elif count and not rewrites:
             context.fuel.spend()
             context.rewrites[step.name] += count
             rewrites = {step.name: count}

@@ -21,13 +21,13 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.capture.torch_state import on_real_tensors
 from ferrite.graph import fake_value
+from ferrite.passes.constants import constant_of
 from ferrite.passes.freezing.binary_cases import (
     BINARY_EXAMPLES,
     BINARY_NEAR_MISSES,
     NORM_EXAMPLES,
     NORM_NEAR_MISSES,
 )
-from ferrite.passes.freezing.constants import constant_of
 from ferrite.passes.freezing.fold import fold_constants
 from ferrite.passes.freezing.layers import (
     LAYERS,

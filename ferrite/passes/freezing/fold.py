@@ -29,7 +29,7 @@ from ferrite.graph import fake_value, storage_bytes
 from ferrite.graph.aliases import storages_of
 from ferrite.graph.facts import is_known_operator, leaves
 from ferrite.graph.regions import has_effect, is_random, mutates
-from ferrite.passes.freezing.constants import constant_of
+from ferrite.passes.constants import constant_of
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import difference
 from ferrite.rewrite.visible import Sharing

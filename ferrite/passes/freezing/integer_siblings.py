@@ -20,8 +20,8 @@ from ferrite.capture import torch_api
 from ferrite.capture.torch_state import on_real_tensors
 from ferrite.graph import fake_value
 from ferrite.passes import suboptions
+from ferrite.passes.constants import constant_of
 from ferrite.passes.freezing.binary_cases import known, of
-from ferrite.passes.freezing.constants import constant_of
 from ferrite.passes.freezing.layers import RESHAPES, again, sole_reader
 from ferrite.passes.post_grad.layers import only_cast, transposed
 from ferrite.rewrite import Case, NodeRule, Refusal, Site

@@ -11,7 +11,7 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.capture.torch_state import on_real_tensors
 from ferrite.graph import fake_value
-from ferrite.passes.freezing.constants import constant_of
+from ferrite.passes.constants import constant_of
 from ferrite.rewrite import Refusal, Site
 from ferrite.rewrite.arguments import arguments_of
 

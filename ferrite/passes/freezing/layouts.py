@@ -28,8 +28,8 @@ from ferrite.capture.torch_state import on_real_tensors
 from ferrite.graph import fake_value
 from ferrite.graph.aliases import Storage, storages_in, tensor_storages
 from ferrite.graph.facts import attribute_of
+from ferrite.passes.constants import constant_of
 from ferrite.passes.freezing.binary_cases import conv, known, of
-from ferrite.passes.freezing.constants import constant_of
 from ferrite.passes.freezing.layers import convolution_at, shared_weight, sole_reader
 from ferrite.passes.post_grad.layers import transposed
 from ferrite.pipeline import PassContext, graph_pass
@@ -47,6 +47,7 @@ def note_parameters(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """What the model holds is remembered, so that nothing of it is kept twice."""
     tensors = [attribute_of(node) for node in gm.graph.find_nodes(op="get_attr")]
     gm.meta[NOTED] = storages_in([tensor for tensor in tensors if isinstance(tensor, torch.Tensor)])
+    context.facts["constants"] += len(tensors)
     return 0
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ferrite.graph import fake_value
 from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site
 from ferrite.rewrite.arguments import arguments_of
 
@@ -31,11 +32,13 @@ def converted(node: Any) -> tuple[torch.fx.Node, torch.dtype] | None:
     if not isinstance(node, torch.fx.Node) or node.target not in CONVERTS:
         return None
     given = arguments_of(node)
-    others = {name: value for name, value in given.items() if name not in ("self", "a", "dtype")}
     start, dtype = given.get("a", given.get("self")), given["dtype"]
-    if not isinstance(start, torch.fx.Node) or dtype not in PRECISION or any(others.values()):
+    if not isinstance(start, torch.fx.Node) or dtype not in PRECISION:
         return None
-    return start, dtype
+    # What torch writes itself may name the layout and the device that the operand has.
+    same = {"layout": fake_value(start).layout, "device": fake_value(start).device}
+    others = {name: value for name, value in given.items() if name not in ("self", "a", "dtype")}
+    return (start, dtype) if all(not value or value == same.get(name) for name, value in others.items()) else None
 
 
 def chain(site: Site) -> tuple[torch.fx.Node, torch.dtype, torch.dtype] | Refusal:

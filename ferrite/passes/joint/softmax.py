@@ -1,6 +1,7 @@
 """The shift of a softmax, taken before the scale instead of behind it.
 
     y = x * s; y - amax(y)        =>      (x' - amax(x')) * |s|,   x' = x or -x, as s is positive or negative
+    softmax(x * s)                =>      softmax((x' - amax(x')) * |s|)
 
 The product y is rounded, and the shift then takes away the leading digits: the error stays. On the right the difference
 is exact or nearly so, and rounded behind. Where the left side is not finite (rows with inf or nan, a product that
@@ -18,6 +19,7 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
 from ferrite.passes.joint.converts import converted
+from ferrite.passes.post_grad.softmax import has_elements_along
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, apply_rules
 from ferrite.rewrite.arguments import arguments_of
@@ -28,8 +30,19 @@ QUOTIENTS = (aten.div.Tensor, aten.div.Scalar)
 NAMES = {PRODUCTS: "mul_softmax_pattern", QUOTIENTS: "div_softmax_pattern"}
 
 
-def reduced_by_amax(site: Site) -> tuple[torch.fx.Node, torch.fx.Node, list[int]] | None:
+def reduced(site: Site) -> tuple[torch.fx.Node, torch.fx.Node, list[int]] | None:
     """What is shifted, the node of its maximum, and the dimensions of that; None if it is another difference."""
+    if site.node.target is aten.sub.Tensor:
+        return reduced_by_amax(site)
+    operand, dim = site.arguments["self"], site.arguments["dim"]
+    if not has_elements_along(site.value(operand), dim):
+        return None
+    along = [dim % site.value(operand).ndim]
+    return operand, site.call(aten.amax.default, operand, along, True), along
+
+
+def reduced_by_amax(site: Site) -> tuple[torch.fx.Node, torch.fx.Node, list[int]] | None:
+    """The same for a difference that is written out."""
     shifted, largest = site.arguments["self"], site.arguments["other"]
     if site.arguments["alpha"] != 1 or not all(isinstance(item, torch.fx.Node) for item in (shifted, largest)):
         return None
@@ -75,13 +88,13 @@ def is_constant_along(scale: Any, dims: Sequence[int], rank: int) -> bool:
 
 def shift_first(targets: tuple[Any, ...]) -> Callable[[Site], Any]:
     def rewrite(site: Site) -> Any:
-        found = reduced_by_amax(site)
+        found = reduced(site)
         if found is None:
             return Refusal("it is no difference to the maximum along dimensions that stay")
         if site.node.meta.get("rewritten", ("",))[0] in NAMES.values():
             return Refusal("it is what the other form falls back to")
         shifted, largest, dims = found
-        value = site.value(site.node)
+        value = site.value(shifted)
         if not value.is_floating_point():
             return Refusal("it is of integers")
         cast = converted(shifted)
@@ -97,7 +110,10 @@ def shift_first(targets: tuple[Any, ...]) -> Callable[[Site], Any]:
         finite = [
             site.call(aten.lt.Scalar, site.call(aten.abs.default, item), torch.inf) for item in (as_before, better)
         ]
-        return site.call(aten.where.self, site.call(aten.logical_and.default, *finite), better, as_before)
+        chosen = site.call(aten.where.self, site.call(aten.logical_and.default, *finite), better, as_before)
+        if site.node.target is aten.sub.Tensor:
+            return chosen
+        return site.call(site.node.target, chosen, dims[0], site.arguments["half_to_float"])
 
     return rewrite
 
@@ -143,7 +159,7 @@ def scale_rule(targets: tuple[Any, ...], by: Callable[[Any, Any], Any]) -> NodeR
     return NodeRule(
         name=NAMES[targets],
         purpose="a softmax takes the shift before the scale",
-        targets=(aten.sub.Tensor,),
+        targets=(aten.sub.Tensor, aten._softmax.default, aten._log_softmax.default),
         rewrite=shift_first(targets),
         numerics="rounded",
         examples=(
@@ -155,12 +171,19 @@ def scale_rule(targets: tuple[Any, ...], by: Callable[[Any, Any], Any]) -> NodeR
             Case("one per row", lambda x, s: difference_to_largest(by(x, s)), with_scale(4, 1)),
             Case("one for all", lambda x, s: difference_to_largest(by(x, s)), with_scale()),
             Case("one per column, along columns", lambda x, s: difference_to_largest(by(x, s), 0), with_scale(5)),
+            Case("softmax", lambda x: torch.softmax(by(x, 0.3), -1), numbers(4, 5)),
+            Case("log-softmax of infinities and nan", lambda x: torch.log_softmax(by(x, -3.0), 1), special_rows),
+            Case("softmax in half precision", lambda x: torch.softmax(by(x, 3.0), 0), numbers(4, 5, dtype=torch.half)),
+            Case("softmax, one per row", lambda x, s: torch.softmax(by(x, s), -1), with_scale(4, 1)),
         ),
         near_misses=(
             Case("one per column", lambda x, s: difference_to_largest(by(x, s)), with_scale(5)),
             Case("not scaled", lambda x: difference_to_largest(x.sin()), numbers(4, 5)),
             Case("the dimension goes", lambda x: difference_to_largest(by(x, 2.0), 0, False), numbers(4, 5)),
             Case("another maximum", lambda x: by(x, 2.0) - aten.amax.default(by(x, 3.0), [1], True), numbers(4, 5)),
+            Case("softmax, one per column", lambda x, s: torch.softmax(by(x, s), -1), with_scale(5)),
+            Case("softmax of empty rows", lambda x: torch.softmax(by(x, 2.0), -1), numbers(4, 0)),
+            Case("softmax of a number", lambda x: torch.softmax(by(x, 2.0), -1), numbers()),
             Case("strict", lambda x: difference_to_largest(by(x, 2.0)), numbers(4, 5), {"numerics": "strict"}),
         ),
     )

@@ -3,17 +3,20 @@
     y0 = packed_linear(x, w0, b0)               g = grouped_linear(x, [w0, w1], [b0, b1])
     y1 = packed_linear(x, w1, b1)       =>      y0 = g[0];  y1 = g[1]
 
+    y0 = addmm(b0, x, w0)                       g = grouped_linear(x, [w0.t(), w1.t()], [b0, None])
+    y1 = mm(x, w1)                      =>      y0 = g[0];  y1 = g[1]
+
     y0 = int4_linear(x, w0, group, s0)          y = int4_linear(x, w01, group, s01)
     y1 = int4_linear(x, w1, group, s1)  =>      y0, y1 = map(clone, split(y, [n0, n1], 1))
 
-In the second, w01 and s01 are new constants: the rows of both weights, packed again, and the scales of both. Only
+In the third, w01 and s01 are new constants: the rows of both weights, packed again, and the scales of both. Only
 layers that are all that reads x are taken: otherwise x is read again anyway.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +26,7 @@ from ferrite.graph import fake_value, model_line
 from ferrite.graph.facts import attribute_of
 from ferrite.graph.regions import Regions
 from ferrite.graph.values import mode_of
+from ferrite.passes.constants import constant_of
 from ferrite.passes.post_grad import operators
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import Refusal
@@ -37,18 +41,24 @@ PACK_INT4 = aten._convert_weight_to_int4pack_for_cpu.default
 INNER_TILES = 2  # asked for by the packing operator, which packs the same for every value on the CPU
 ZERO_OF_INT4 = 8  # the packed number that stands for zero
 
+PRODUCTS = {aten.mm.default: ("self", "mat2"), aten.addmm.default: ("mat1", "mat2")}
+
+Operands = Mapping[Any, tuple[str, str]]  # for each operator, the names of what it reads and of its weight
 Write = Callable[[Writer, torch.fx.Node, Sequence[torch.fx.Node]], list[torch.fx.Node]]
 Problem = Callable[[torch.fx.Node, Sequence[torch.fx.Node]], str | None]
 
 
 @graph_pass(stage="post_grad")
 def grouped_gemm_pass(gm: torch.fx.GraphModule, context: PassContext) -> int:
-    """Packed linear layers on one input become one grouped call."""
+    """Linear layers on one input, packed or not, become one grouped call."""
     options = context.options
-    if not (options.cpu_grouped_gemm and options.max_autotune) or operators.PACKED_LINEAR is None:
+    if not (options.cpu_grouped_gemm and options.max_autotune):
         return 0
-    merge = Merge(gm, context, "grouped_gemm_pass", operators.PACKED_LINEAR, "X", "W")
-    return merge.run(packed_problem, write_grouped)
+    total = Merge(gm, context, "grouped_gemm_pass", PRODUCTS).run(plain_problem, write_grouped_products)
+    if operators.PACKED_LINEAR is not None:
+        packed = {operators.PACKED_LINEAR: ("X", "W")}
+        total += Merge(gm, context, "grouped_gemm_pass", packed).run(packed_problem, write_grouped)
+    return total
 
 
 @graph_pass(stage="post_grad")
@@ -57,7 +67,7 @@ def concat_linear_woq_int4(gm: torch.fx.GraphModule, context: PassContext) -> in
     # A kernel may add up the columns of a wider weight in another order.
     if not context.options.cpu_concat_linear or context.options.numerics == "strict":
         return 0
-    merge = Merge(gm, context, "concat_linear_woq_int4", INT4_LINEAR, "self", "mat2")
+    merge = Merge(gm, context, "concat_linear_woq_int4", {INT4_LINEAR: ("self", "mat2")})
     return merge.run(int4_problem, write_concatenated)
 
 
@@ -85,6 +95,38 @@ def write_grouped(writer: Writer, x: torch.fx.Node, members: Sequence[torch.fx.N
     return [writer.call(operator.getitem, group, index) for index in range(len(members))]
 
 
+# --- layers as products -----------------------------------------------------------------------------------------------
+
+
+def plain_problem(x: torch.fx.Node, members: Sequence[torch.fx.Node]) -> str | None:
+    first = fake_value(arguments_of(members[0])["mat2"])
+    for member in members:
+        given = arguments_of(member)
+        weight, bias = fake_value(given["mat2"]), bias_of(member)
+        if not all(map(torch_api.known_equal, weight.shape, first.shape)):
+            return "the weights do not provably look alike"
+        if bias is None:
+            continue
+        if given["beta"] != 1 or given["alpha"] != 1:
+            return "a layer is scaled"
+        row = fake_value(bias)
+        if row.device.type != "cpu" or row.ndim != 1 or not torch_api.known_equal(row.shape[0], weight.shape[1]):
+            return "a bias is no row on the CPU"
+    return None
+
+
+def bias_of(member: torch.fx.Node) -> torch.fx.Node | None:
+    found: torch.fx.Node | None = arguments_of(member)["self"] if member.target is aten.addmm.default else None
+    return found
+
+
+def write_grouped_products(writer: Writer, x: torch.fx.Node, members: Sequence[torch.fx.Node]) -> list[torch.fx.Node]:
+    weights = [writer.call(aten.permute.default, arguments_of(member)["mat2"], [1, 0]) for member in members]
+    biases = [bias_of(member) for member in members]
+    group = writer.call(torch.ops.ferrite.grouped_linear.default, x, weights, biases, False)
+    return [writer.call(operator.getitem, group, index) for index in range(len(members))]
+
+
 # --- int4 layers ------------------------------------------------------------------------------------------------------
 
 
@@ -104,8 +146,7 @@ def int4_problem(x: torch.fx.Node, members: Sequence[torch.fx.Node]) -> str | No
 
 def constant(item: Any) -> torch.Tensor | None:
     """The tensor behind a node that reads one from the module."""
-    found = attribute_of(item) if isinstance(item, torch.fx.Node) and item.op == "get_attr" else None
-    return found if isinstance(found, torch.Tensor) and not torch_api.is_fake(found) else None
+    return constant_of(item) if isinstance(item, torch.fx.Node) and item.op == "get_attr" else None
 
 
 def unpacked(weight: torch.Tensor, group: int) -> torch.Tensor:
@@ -138,13 +179,10 @@ def write_concatenated(writer: Writer, x: torch.fx.Node, members: Sequence[torch
 
 
 class Merge:
-    """Finds groups of calls of one operator that read one tensor, and puts one call in their place."""
+    """Finds groups of calls of some operators that read one tensor, and puts one call in their place."""
 
-    def __init__(
-        self, gm: torch.fx.GraphModule, context: PassContext, name: str, target: Any, operand: str, weight: str
-    ) -> None:
-        self.gm, self.context, self.name = gm, context, name
-        self.target, self.operand, self.weight = target, operand, weight
+    def __init__(self, gm: torch.fx.GraphModule, context: PassContext, name: str, operands: Operands) -> None:
+        self.gm, self.context, self.name, self.operands = gm, context, name, operands
         self.regions, self.mode = Regions(gm.graph), mode_of(gm.graph)
         self.refused: dict[torch.fx.Node, str] = {}
 
@@ -168,14 +206,21 @@ class Merge:
     def groups(self) -> Iterator[tuple[torch.fx.Node, list[torch.fx.Node]]]:
         """Tensors that two such calls or more read. Linear: each call reads one."""
         for x in self.gm.graph.nodes:
-            members = [user for user in x.users if user.target is self.target and arguments_of(user)[self.operand] is x]
+            members = [user for user in x.users if self.reads(user, x)]
             if len(members) > 1:
                 yield x, sorted(members)
+
+    def reads(self, node: torch.fx.Node, x: torch.fx.Node) -> bool:
+        return node.target in self.operands and arguments_of(node)[self.operands[node.target][0]] is x
+
+    def weight_of(self, member: torch.fx.Node) -> torch.fx.Node:
+        found: torch.fx.Node = arguments_of(member)[self.operands[member.target][1]]
+        return found
 
     def common_problem(self, x: torch.fx.Node, members: Sequence[torch.fx.Node]) -> str | None:
         if len(members) != len(x.users):
             return f"{x.name} has another user"
-        weights = [arguments_of(member)[self.weight] for member in members]
+        weights = [self.weight_of(member) for member in members]
         for item in (x, *members, *weights):
             value = fake_value(item)
             if not isinstance(value, torch.Tensor) or value.device.type != "cpu":

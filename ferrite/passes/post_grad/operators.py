@@ -58,23 +58,25 @@ PACKED_LINEAR = None if _packet is None else _packet.default
 
 
 def look_of_grouped_linear(
-    x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
+    x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None], packed: bool = True
 ) -> list[torch.Tensor]:
     """Packed weights have a layout of their own, which fake values cannot run on."""
     return [x.new_empty((*x.shape[:-1], weight.shape[0])) for weight in weights]
 
 
-@define("grouped_linear(Tensor x, Tensor[] weights, Tensor?[] biases) -> Tensor[]", look_of_grouped_linear)
+@define(
+    "grouped_linear(Tensor x, Tensor[] weights, Tensor?[] biases, bool packed=True) -> Tensor[]", look_of_grouped_linear
+)
 def grouped_linear(
-    x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
+    x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None], packed: bool = True
 ) -> list[torch.Tensor]:
     """[x @ w0.T + b0, x @ w1.T, ...]: one name for the whole group, so that a kernel may read x once for all of it.
 
-    Here the layers run one after the other through the operator they came from, so that results are the same to the
-    bit. No two results share memory.
+    Here the layers run one after the other through the operator they came from (`packed`: that of packed weights), so
+    that results are the same to the bit. No two results share memory.
     """
     pairs = zip(weights, biases, strict=True)
-    if PACKED_LINEAR is None:
+    if PACKED_LINEAR is None or not packed:
         return [torch.nn.functional.linear(x, weight, bias) for weight, bias in pairs]
     return [PACKED_LINEAR(x, weight, bias, "none", [], "") for weight, bias in pairs]
 

@@ -5,6 +5,7 @@
     quantize(max_pool2d(dequantize(x, q)), q)           =>      qmaxpool2d(x)
     quantize(cat([dequantize(x, q), ...]), q)           =>      cat([x, ...])
     quantize(view(dequantize(x, q)), q)                 =>      view(x)
+    quantize(dequantize(x, q), q)                       =>      x, where quantising was moved in front of the view
     mul(mm(x, to_bf16(w).t()), s)                       =>      _weight_int8pack_mm(x, w, s)
     relu(qlinear(...)), qlinear(...) + o                =>      one operator, with the option kernel_rewrites
 
@@ -22,7 +23,7 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
-from ferrite.graph.facts import attribute_of
+from ferrite.passes.constants import constant_of
 from ferrite.passes.post_grad import cpu_ops
 from ferrite.passes.post_grad.layers import VIEWS, uses_of
 from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site
@@ -80,9 +81,8 @@ def parameters(node: torch.fx.Node) -> Parameters | None:
 
 def known_number(item: Any) -> float | int | None:
     if isinstance(item, torch.fx.Node):
-        found = attribute_of(item) if item.op == "get_attr" else None
-        is_one = isinstance(found, torch.Tensor) and not torch_api.is_fake(found) and found.numel() == 1
-        return found.item() if is_one else None  # type: ignore[union-attr]
+        found = constant_of(item)
+        return found.item() if found is not None and found.numel() == 1 else None
     return item if isinstance(item, (int, float)) else None
 
 
@@ -162,14 +162,15 @@ def reshaped_integers(site: Site) -> Any:
     if isinstance(found, Refusal):
         return found
     view, wanted = found
-    if view.target not in VIEWS:
+    reshaped = view.target in VIEWS
+    if not reshaped and view.target not in DEQUANTIZE:
         return Refusal("no reshape stands before it")
-    operand, size = in_order(view)
+    operand, *size = in_order(view) if reshaped else [view]
     source = source_of(operand, wanted)
     if isinstance(source, Refusal):
         return source
-    site.through(view, operand)
-    return site.call(aten.reshape.default, source, size)
+    site.through(*dict.fromkeys((view, operand)))
+    return site.call(aten.reshape.default, source, *size) if reshaped else source
 
 
 # --- rules ------------------------------------------------------------------------------------------------------------
@@ -290,12 +291,13 @@ QCAT = NodeRule(
 
 QRESHAPE = NodeRule(
     name="qreshape",
-    purpose="integers that are reshaped as floats and quantised again are reshaped as integers",
+    purpose="integers that are reshaped as floats, if at all, and quantised again are reshaped as integers",
     targets=QUANTIZE,
     rewrite=reshaped_integers,
     examples=(
         Case("view", lambda x: quantize(aten.view.default(dequantize(x), [3, 2])) + 1, integers((2, 3))),
         Case("reshape", lambda x: quantize(aten.reshape.default(dequantize(x), [-1])) + 1, integers((2, 3))),
+        Case("nothing between", lambda x: quantize(dequantize(x)) + 1, integers((2, 3))),
     ),
     near_misses=(
         Case("another scale", lambda x: quantize(aten.view.default(dequantize(x), [6]), 0.2) + 1, integers((2, 3))),

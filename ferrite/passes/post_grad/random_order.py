@@ -28,6 +28,7 @@ def note_random_order(gm: torch.fx.GraphModule, context: PassContext) -> int:
     if context.options.eager_random_order:
         for number, node in enumerate(random_calls(gm.graph)):
             node.meta[DRAWN] = number
+            context.facts["random calls"] += 1
     return 0
 
 

@@ -14,6 +14,7 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
+from ferrite.passes.constants import filled
 from ferrite.rewrite import Case, NodeRule, Refusal, Site
 from ferrite.rewrite.arguments import arguments_of
 
@@ -28,15 +29,15 @@ WORTH_REUSING = 4096  # elements: a second reduction over fewer costs less than 
 def closed_form(site: Site) -> Any:
     """1v, 2v, 3v, ... along one dimension, computed where every index is exact."""
     full, result = site.arguments["self"], site.value(site.node)
-    if not isinstance(full, torch.fx.Node) or full.target is not aten.full.default:
+    found = filled(full)
+    if found is None:
         return Refusal("its operand is no constant")
-    given, of = arguments_of(full), fake_value(full)
-    value, sizes = given["fill_value"], given["size"]
+    value, sizes, of = found.value, found.sizes, site.value(full)
     if result.ndim == 0:
         return Refusal("it has no dimension")
     if of.dtype.is_complex or result.dtype.is_complex or not isinstance(value, (int, float, bool)):
         return Refusal("the constant is complex or symbolic")
-    if given["pin_memory"]:
+    if found.pinned:
         return Refusal("it is in pinned memory")
     element = as_held(value, of.dtype, result.dtype)
     if element is None:
@@ -73,6 +74,8 @@ POINTLESS_CUMSUM = NodeRule(
     numerics="rounded",
     examples=(
         Case("float", lambda x: x + aten.cumsum.default(full([4, 3], 0.5), 1), lambda: [torch.rand(4, 3)]),
+        Case("ones", lambda x: torch.ones(4, 3).cumsum(0) - x, lambda: [torch.rand(4, 3)]),
+        Case("zeros", lambda x: x + torch.zeros(4, 3).cumsum(1), lambda: [torch.rand(4, 3)]),
         Case("a bool counts as one", lambda x: x + aten.cumsum.default(full([4], 2, torch.bool), 0), lambda: [ones(4)]),
         Case(
             "an int loses its fraction",

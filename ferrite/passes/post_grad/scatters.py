@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.passes.constants import Filled, filled
 from ferrite.passes.suboptions import at_least, settings_of
 from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site
-from ferrite.rewrite.arguments import arguments_of, in_order
+from ferrite.rewrite.arguments import in_order
 
 aten = torch.ops.aten
 
@@ -33,25 +34,27 @@ def select_by_index(site: Site) -> Any:
     if not site.options.const_scatter:
         return Refusal("the option const_scatter is off")
     if "src" in site.arguments:
-        return Refusal("it writes a tensor, not a number")
+        source = filled(site.arguments["src"])
+        if source is None:
+            return Refusal("it writes a tensor, not a number")
+        value = source.value
     if "reduce" in site.arguments:
         return Refusal("it reduces")
-    if not isinstance(constant, torch.fx.Node) or constant.target is not aten.full.default:
+    found = filled(constant)
+    if found is None:
         return Refusal("its operand is no constant")
     if len(constant.users) != 1:
         return Refusal("the constant has another user and stays")
     result, places = site.value(site.node), site.value(index)
-    given = arguments_of(constant)
-    background, sizes = given["fill_value"], given["size"]
+    background, sizes = found.value, found.sizes
     problem = (
-        constant_problem(constant, value, background, result)
+        constant_problem(found, value, result)
         or (places.device != result.device and "the index is on another device")
         or index_problem(result, places, site.arguments["dim"])
     )
     if problem:
         return Refusal(problem)
-    assert isinstance(sizes, (list, tuple))
-    site.through(constant)
+    site.through(constant, *([site.arguments["src"]] if "src" in site.arguments else []))
     dim = site.arguments["dim"] % result.ndim
     count = site.call(aten.arange.default, sizes[dim], dtype=places.dtype, device=result.device)
     coordinate = site.call(aten.reshape.default, count, [-1 if axis == dim else 1 for axis in range(result.ndim)])
@@ -64,10 +67,10 @@ def select_by_index(site: Site) -> Any:
     return site.call(aten.where.self, written, *numbers)
 
 
-def constant_problem(constant: torch.fx.Node, value: Any, background: Any, result: torch.Tensor) -> str | None:
-    if arguments_of(constant)["pin_memory"]:
+def constant_problem(constant: Filled, value: Any, result: torch.Tensor) -> str | None:
+    if constant.pinned:
         return "the constant is in pinned memory"
-    if not isinstance(value, (int, float)) or not isinstance(background, (int, float)):
+    if not isinstance(value, (int, float)) or not isinstance(constant.value, (int, float)):
         return "a number is complex or symbolic"
     if result.dtype.is_complex or not fits(value, result.dtype):
         return "the number does not fit the dtype"
@@ -118,6 +121,8 @@ SCATTER_UPON_CONSTANT = NodeRule(
         Case("a long integer", one_hot(2**40 + 1, torch.int64), places(4, 1)),
         Case("half precision", one_hot(-1.0, torch.float16), places(4, 1)),
         Case("an int loses its fraction", one_hot(1.9, torch.int32), places(4, 1)),
+        Case("zeros", lambda i: torch.zeros(4, 6).scatter(1, i, 1.0), places(4, 1)),
+        Case("a tensor of ones is written", lambda i: torch.zeros(4, 6).scatter(1, i, torch.ones(4, 3)), places(4, 1)),
         Case("bool", lambda i: aten.scatter.value(full([4, 6], 0, torch.bool), 1, i, 2), places(4, 1)),
         Case(
             "not the last dimension, counted from the end",

@@ -1,0 +1,46 @@
+"""Constants of a graph: tensors that it reads from the module that owns it, and those that it fills with one number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ferrite.capture import torch_api
+from ferrite.graph.facts import attribute_of
+from ferrite.rewrite.arguments import arguments_of
+
+aten = torch.ops.aten
+
+
+def constant_of(item: Any) -> torch.Tensor | None:
+    """The tensor behind a node that reads one, also through the copy that tracing puts behind `torch.tensor(...)`."""
+    if not isinstance(item, torch.fx.Node):
+        return None
+    if item.target is aten.lift_fresh_copy.default:
+        return constant_of(item.args[0])
+    found = attribute_of(item) if item.op == "get_attr" else None
+    return found if isinstance(found, torch.Tensor) and not torch_api.is_fake(found) else None
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A new tensor of one number: `torch.zeros(4, 6)` has the value 0 and the sizes [4, 6]."""
+
+    value: Any
+    sizes: Sequence[Any]
+    pinned: bool
+
+
+def filled(item: Any) -> Filled | None:
+    """What a node fills a new tensor with, however that is spelled; None for any other node."""
+    if not isinstance(item, torch.fx.Node) or item.target not in FILLING:
+        return None
+    given = arguments_of(item)
+    value = given["fill_value"] if item.target is aten.full.default else FILLING[item.target]
+    return Filled(value, given["size"], bool(given["pin_memory"]))
+
+
+FILLING = {aten.full.default: None, aten.zeros.default: 0, aten.ones.default: 1}
