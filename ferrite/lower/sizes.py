@@ -61,7 +61,10 @@ class Sizes:
 
     def as_made(self, value: torch.SymInt, bound: Container[Symbol]) -> Index:
         """A number as it was made, where its symbols have values: a check of a fact must not rest on that fact."""
-        made = self.read(size_facts.as_made(value), Known(value))
+        try:
+            made = self.read(size_facts.as_made(value), Known(value))
+        except UnknownSize:
+            return self.index(value)
         return made if all(atom in bound for atom in made.atoms) else self.index(value)
 
     def indices(self, values: Any) -> tuple[Index, ...]:
@@ -110,16 +113,37 @@ def _power(base: Index, exponent: Index) -> Index:
     return reduce(multiply, [base] * times, as_index(ONE))
 
 
+def _divided(top: Index, bottom: Index) -> Index:
+    """Rounded down. Index expressions divide by what is positive: a negative divisor (`arange(9, 0, -n)`) is turned
+    round, and one of either sign is left to scalar expressions."""
+    if bottom.high is not None and bottom.high < 0:
+        return -top // -bottom
+    return top // of_known_sign(bottom)
+
+
+def _remainder(top: Index, bottom: Index) -> Index:
+    """What is left over, with the sign of the divisor."""
+    if bottom.high is not None and bottom.high < 0:
+        return -(-top % -bottom)
+    return top % of_known_sign(bottom)
+
+
+def of_known_sign(bottom: Index) -> Index:
+    if bottom.low is None or bottom.low < 0:
+        raise UnknownSize(f"a division by {bottom}, whose sign nobody knows")
+    return bottom
+
+
 RULES: dict[str, Callable[..., Index]] = {
     "Add": lambda *parts: reduce(lambda left, right: left + right, parts),
     "Mul": lambda *parts: reduce(multiply, parts),
     "Pow": _power,
     "PowByNatural": _power,
-    "FloorDiv": lambda top, bottom: top // bottom,
-    "CleanDiv": lambda top, bottom: top // bottom,
-    "CeilDiv": lambda top, bottom: -(-top // bottom),
-    "Mod": lambda top, bottom: top % bottom,
-    "PythonMod": lambda top, bottom: top % bottom,
+    "FloorDiv": _divided,
+    "CleanDiv": _divided,
+    "CeilDiv": lambda top, bottom: -_divided(-top, bottom),
+    "Mod": _remainder,
+    "PythonMod": _remainder,
     "Min": minimum,
     "Max": maximum,
 }

@@ -1,0 +1,217 @@
+"""What torch's tables hold, as one list: operators, modules, optimizers, higher order and custom operators.
+
+An `Entry` is one line of a table. `samples(entry, dtype, way, limit)` are the calls to try: an operator and what it is
+given. A way is how they are compiled: `static` and `dynamic` (sizes known or not), `backward`, `in place` and `errors`
+(calls that eager refuses).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.testing._internal import common_methods_invocations as invocations
+from torch.testing._internal.autograd_function_db import autograd_function_db
+from torch.testing._internal.common_modules import ErrorModuleInput, module_db
+from torch.testing._internal.common_optimizers import optim_db
+from torch.testing._internal.custom_op_db import custom_op_db
+from torch.testing._internal.hop_db import hop_db
+
+WAYS = ("static", "dynamic", "backward", "in place", "errors")
+FOREACH = [f"foreach_{kind}_op_db" for kind in ("unary", "binary", "pointwise", "reduce", "other")]
+OPERATOR_TABLES: dict[str, list[Any]] = {
+    "op": invocations.op_db,
+    "foreach": [info for name in FOREACH for info in getattr(invocations, name, [])],
+    "hop": hop_db,
+    "custom": custom_op_db,
+    "autograd_function": autograd_function_db,
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of a table. `name` is `op:nn.functional.relu`, with the variant after it where there are several."""
+
+    name: str
+    kind: str  # "operator", "module" or "optimizer"
+    info: Any
+    training: bool = False
+
+    @property
+    def is_pointwise(self) -> bool:
+        return isinstance(self.info, (invocations.UnaryUfuncInfo, invocations.BinaryUfuncInfo))
+
+
+@dataclass
+class Sample:
+    """One call: `build(wrap)` gives the function to call with the arguments, compiled by `wrap`."""
+
+    build: Callable[[Callable[..., Any]], Callable[..., Any]]
+    arguments: tuple[Any, tuple[Any, ...], dict[str, Any]]
+
+
+@functools.cache
+def entries() -> dict[str, Entry]:
+    """Every entry of every table by name."""
+    found: list[Entry] = []
+    for table, infos in OPERATOR_TABLES.items():
+        for info in infos:
+            variant = f".{info.variant_test_name}" if info.variant_test_name else ""
+            found.append(Entry(f"{table}:{info.name}{variant}", "operator", info))
+    for info in module_db:
+        name = f"module:{info.module_cls.__module__.removeprefix('torch.')}.{info.module_cls.__name__}"
+        found.append(Entry(f"{name}.train", "module", info, training=True))
+        if info.train_and_eval_differ:
+            found.append(Entry(f"{name}.eval", "module", info))
+    found += [Entry(f"optimizer:{info.optim_cls.__name__}", "optimizer", info) for info in optim_db]
+    named: dict[str, Entry] = {}
+    for entry in found:
+        again = sum(name.split("#")[0] == entry.name for name in named)
+        name = f"{entry.name}#{again}" if again else entry.name
+        named[name] = Entry(name, entry.kind, entry.info, entry.training)
+    return named
+
+
+def dtypes_of(entry: Entry, way: str) -> set[torch.dtype]:
+    """The types an entry knows on a CPU; the only one for errors, which name their own."""
+    info = entry.info
+    if way == "errors":
+        return {torch.float32}
+    if entry.kind == "optimizer":
+        return {torch.float32, torch.float64} if way in ("static", "dynamic") else set()
+    if entry.kind == "module":
+        known = set(info.supported_dtypes("cpu"))
+        differentiable = {dtype for dtype in known if dtype.is_floating_point or dtype.is_complex}
+        return differentiable if way == "backward" else set() if way == "in place" else known
+    if way == "backward":
+        known = set(info.backward_dtypes) if info.supports_autograd else set()
+        return {dtype for dtype in known if dtype.is_floating_point or dtype.is_complex}
+    if way == "in place" and info.get_inplace() is None:
+        return set()
+    return set(info.dtypes)
+
+
+def samples(entry: Entry, dtype: torch.dtype, way: str, limit: int) -> Iterator[Sample]:
+    """The first calls of an entry; an entry that does not know the type has none."""
+    if dtype not in dtypes_of(entry, way):
+        return
+    makers = {"operator": operator_samples, "module": module_samples, "optimizer": optimizer_samples}
+    if way == "errors":
+        makers |= {"operator": operator_errors, "module": module_errors}
+        if entry.kind == "optimizer":
+            return
+    yield from itertools.islice(makers[entry.kind](entry, dtype, way), limit)
+
+
+def operator_samples(entry: Entry, dtype: torch.dtype, way: str) -> Iterator[Sample]:
+    info = entry.info
+    operator = info.get_inplace() if way == "in place" else info.op
+    for sample in info.sample_inputs("cpu", dtype, requires_grad=way == "backward"):
+        if way == "in place" and (sample.broadcasts_input or not changeable(sample.input)):
+            continue
+        yield Sample(compiled_call(operator), (sample.input, tuple(sample.args), dict(sample.kwargs)))
+
+
+def operator_errors(entry: Entry, dtype: torch.dtype, way: str) -> Iterator[Sample]:
+    if entry.info.error_inputs_func is None:
+        return
+    for error in entry.info.error_inputs("cpu"):
+        sample = error.sample_input
+        yield Sample(compiled_call(entry.info.op), (sample.input, tuple(sample.args), dict(sample.kwargs)))
+
+
+def changeable(value: Any) -> bool:
+    """Whether a call may write to it: a tensor whose elements lie apart, or a list of such."""
+    if isinstance(value, (list, tuple)):
+        return all(map(changeable, value))
+    return isinstance(value, torch.Tensor) and not (value.layout is torch.strided and 0 in value.stride())
+
+
+def compiled_call(operator: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return operator(*args, **kwargs)
+
+    return lambda wrap: wrap(call)
+
+
+# --- modules ----------------------------------------------------------------------------------------------------------
+
+
+def module_samples(entry: Entry, dtype: torch.dtype, way: str) -> Iterator[Sample]:
+    """The state of the module is an argument too, so that its gradients and its buffers are compared."""
+    info = entry.info
+    given = info.module_inputs_func(
+        info, device="cpu", dtype=dtype, requires_grad=way == "backward", training=entry.training
+    )
+    for sample in given:
+        if sample.forward_input is not None:
+            yield module_sample(info.module_cls, sample, dtype, entry.training, way == "backward")
+
+
+def module_errors(entry: Entry, dtype: torch.dtype, way: str) -> Iterator[Sample]:
+    info = entry.info
+    if info.module_error_inputs_func is None:
+        return
+    given: Iterable[ErrorModuleInput] = info.module_error_inputs_func(
+        info, device="cpu", dtype=dtype, requires_grad=False, training=entry.training
+    )
+    for error in given:
+        try:
+            yield module_sample(info.module_cls, error.module_error_input, dtype, entry.training, False)
+        except Exception:  # the constructor refuses already: nothing is left to compile
+            continue
+
+
+def module_sample(cls: Any, sample: Any, dtype: torch.dtype, training: bool, backward: bool) -> Sample:
+    torch.manual_seed(7)
+    made = cls(*sample.constructor_input.args, **sample.constructor_input.kwargs)
+    made = made.to(dtype) if dtype.is_floating_point or dtype.is_complex else made
+    made.train(training)
+    state = {name: value.detach().clone() for name, value in {**dict(made.named_parameters())}.items()}
+    for value in state.values():
+        value.requires_grad_(backward and (value.is_floating_point() or value.is_complex()))
+    state |= {name: value.detach().clone() for name, value in made.named_buffers()}
+
+    def call(state: dict[str, torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+        return torch.func.functional_call(made, state, args, kwargs)
+
+    given = sample.forward_input
+    return Sample(lambda wrap: wrap(call), (state, tuple(given.args), dict(given.kwargs)))
+
+
+# --- optimizers -------------------------------------------------------------------------------------------------------
+
+
+def optimizer_samples(entry: Entry, dtype: torch.dtype, way: str) -> Iterator[Sample]:
+    """Two compiled steps of every spelling (one tensor at a time, many at once); parameters are the result."""
+    info = entry.info
+    if info.step_requires_closure or info.only_supports_sparse_grads:
+        return
+    flags = [{"foreach": value} for value in (False, True)] if "foreach" in info.supported_impls else [{}]
+    for flag, given in itertools.product(flags, info.optim_inputs_func(device="cpu", dtype=dtype)):
+        generator = torch.Generator().manual_seed(3)
+        shapes = [(5, 4), (3,), (1, 2, 3)]
+        parameters = [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes]
+        gradients = [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes]
+        yield Sample(stepping(info.optim_cls, {**given.kwargs, **flag}), (parameters, (gradients,), {}))
+
+
+def stepping(cls: Any, settings: dict[str, Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def build(wrap: Callable[..., Any]) -> Callable[..., Any]:
+        def call(parameters: list[torch.Tensor], gradients: list[torch.Tensor]) -> Any:
+            own = [torch.nn.Parameter(tensor.detach().clone()) for tensor in parameters]
+            optimizer = cls(own, **settings)
+            step = wrap(optimizer.step)
+            for turn in range(2):
+                for parameter, gradient in zip(own, gradients, strict=True):
+                    parameter.grad = (gradient * (1 + turn)).to(parameter.dtype)
+                step()
+            return [parameter.detach() for parameter in own]
+
+        return call
+
+    return build
