@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.yardstick.report import Comparison, page, table
+from bench.yardstick.report import LISTED, Comparison, page, table
 from bench.yardstick.runs import NoTests, Plan, results_of
 
 
@@ -25,17 +25,13 @@ def main(argv: Sequence[str] | None = None) -> list[Comparison]:
     found = []
     for file in chosen.files:
         try:
-            runs = {}
-            for backend in (chosen.backend, chosen.against):
-                plan = plan_of(chosen, file, backend, folder)
-                if chosen.again:
-                    plan.known.unlink(missing_ok=True)
-                    plan.listed.unlink(missing_ok=True)
-                runs[backend] = results_of(plan)
+            ours = results_of(ready(chosen, file, chosen.backend, folder))
+            lost = {each.test for each in ours if each.outcome in LISTED} if chosen.quick else None
+            neutral = results_of(ready(chosen, file, chosen.against, folder), lost)
         except NoTests as problem:
             print(f"left out: {problem}", file=sys.stderr)
             continue
-        found.append(Comparison(file, runs[chosen.backend], runs[chosen.against]))
+        found.append(Comparison(file, ours, neutral))
         command = shlex.join(["python", "-m", "bench.yardstick", *(sys.argv[1:] if argv is None else argv)])
         chosen.out.write_text(page(found, chosen.backend, chosen.against, command), encoding="utf-8")
     print("\n".join(table(found, chosen.backend, chosen.against)))
@@ -54,13 +50,24 @@ def parser() -> argparse.ArgumentParser:
     add("--out", type=Path, default=Path("yardstick.md"), metavar="REPORT.md", help="the report (yardstick.md)")
     add("--work", type=Path, metavar="FOLDER", help="where results are kept (beside the report)")
     add("--again", action="store_true", help="run all tests, whatever is known")
+    add("--quick", action="store_true", help="run with the neutral backend only what did not pass with the other")
     add("--replace", nargs="+", default=["inductor"], metavar="NAME", help="backends to replace; 'counters' too")
+    add("--placeholders", action="store_true", help="the file is for another torch: names may be missing")
     add("--only", nargs="+", default=[], metavar="PART", help="tests with one of these in the name")
     add("--limit", type=float, default=120.0, metavar="SECONDS", help="time limit of a test (120)")
     add("--per-child", type=int, default=400, metavar="N", help="a new process after so many tests (400)")
     add("--no-strict", dest="strict", action="store_false", help="let ferrite run in eager what it cannot compile")
     add("--pytest", type=shlex.split, default=[], metavar="ARGUMENTS", help="further arguments of pytest")
     return found
+
+
+def ready(chosen: argparse.Namespace, file: Path, backend: str, folder: Path) -> Plan:
+    """What to run, with nothing known if that was asked for."""
+    plan = plan_of(chosen, file, backend, folder)
+    if chosen.again:
+        plan.known.unlink(missing_ok=True)
+        plan.listed.unlink(missing_ok=True)
+    return plan
 
 
 def plan_of(chosen: argparse.Namespace, file: Path, backend: str, folder: Path) -> Plan:
@@ -70,6 +77,7 @@ def plan_of(chosen: argparse.Namespace, file: Path, backend: str, folder: Path) 
         folder=folder,
         replaced=tuple(chosen.replace),
         strict=chosen.strict,
+        placeholders=chosen.placeholders,
         limit=chosen.limit,
         per_child=chosen.per_child,
         only=tuple(chosen.only),

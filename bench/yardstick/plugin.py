@@ -1,4 +1,4 @@
-"""The child's side: a plugin of pytest that exchanges the backend, runs the tests it is told to, and says how they went.
+"""The child's side: a plugin of pytest that exchanges the backend, runs some tests, and says how they went.
 
 It reads what to do from the file that YARDSTICK names, and appends one line of JSON per event to another, flushed at
 once: when the process dies, the last line says which test it was in.
@@ -6,6 +6,7 @@ once: when the process dies, the last line says which test it was in.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import os
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from bench.yardstick.missing import placeholders
 from bench.yardstick.reasons import KINDS, Reason, reason_of
 from bench.yardstick.swap import Swap
 
@@ -37,6 +39,11 @@ class Plugin:
     def pytest_configure(self, config: pytest.Config) -> None:
         self.swap = Swap(self.task["backend"])
         self.swap.install(self.task["replaced"])
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collection(self) -> Any:
+        with placeholders() if self.task["placeholders"] else contextlib.nullcontext():
+            return (yield)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:

@@ -74,6 +74,8 @@ def one_line(error: BaseException) -> str:
     for line in str(error).splitlines():
         if line.startswith(("Traceback", "Set TORCHDYNAMO", "To execute this test")):
             break
+        if line.startswith("  kept "):  # a folder that is gone when the line is read
+            continue
         kept += [line.strip()] if line.strip() else []
         if len(kept) == 6:
             break

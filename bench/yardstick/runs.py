@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ class Plan:
     folder: Path
     replaced: Sequence[str] = ("inductor",)
     strict: bool = True
+    placeholders: bool = False
     limit: float = 120.0
     per_child: int = 400
     only: Sequence[str] = ()
@@ -62,6 +63,11 @@ class Plan:
         return self.folder / f"{self.file.stem}.{self.backend}.jsonl"
 
     @property
+    def output(self) -> Path:
+        """What the last child wrote to the terminal."""
+        return self.folder / f"{self.file.stem}.{self.backend}.txt"
+
+    @property
     def listed(self) -> Path:
         return self.folder / f"{self.file.stem}.tests.json"
 
@@ -70,10 +76,11 @@ class NoTests(Exception):
     """The file could not be imported, or has no test."""
 
 
-def results_of(plan: Plan) -> list[Result]:
-    """How every test of the file went, those of earlier runs included."""
+def results_of(plan: Plan, among: Collection[str] | None = None) -> list[Result]:
+    """How every test of the file went, or those `among` them; what earlier runs found is included."""
     plan.folder.mkdir(parents=True, exist_ok=True)
     wanted = [test for test in tests_of(plan) if not plan.only or any(part in test for part in plan.only)]
+    wanted = [test for test in wanted if among is None or test in among]
     known = {test: result for test, result in read_known(plan).items() if test in set(wanted)}
     progress = Progress(plan, len(wanted), known)
     while left := [test for test in wanted if test not in known]:
@@ -145,9 +152,10 @@ class Child:
             "events": str(self.said),
             "stacks": str(self.stacks),
             "limit": plan.limit,
+            "placeholders": plan.placeholders,
         }
         (self.place / "task.json").write_text(json.dumps(task))
-        self.output = (plan.folder / "output.txt").open("wb")
+        self.output = plan.output.open("wb")
         self.process = subprocess.Popen(
             [sys.executable, *command_of(plan)],
             cwd=plan.file.resolve().parent,
@@ -236,7 +244,7 @@ def how_it_ended(code: int, plan: Plan) -> str:
 
 def ending(plan: Plan, part: str = "") -> str:
     """What a child wrote last, or the first line of Python's stack that it wrote last."""
-    lines = (plan.folder / "output.txt").read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = plan.output.read_text(encoding="utf-8", errors="replace").splitlines()
     if not part:
         return "\n".join(lines[-15:])
     fatal = max((i for i, line in enumerate(lines) if line.startswith("Fatal Python error")), default=None)
