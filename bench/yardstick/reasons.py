@@ -112,7 +112,7 @@ def insides_in_frame(frame: types.FrameType, number: int) -> str | None:
             derived -= names_in(*statement.targets)
         first, last = span(statement)
         if first <= number <= last:
-            return insides_in(statement, known, derived)
+            return next(filter(None, (insides_in(part, known, derived) for part in head_of(statement))), None)
     return None
 
 
@@ -169,6 +169,14 @@ def span(node: ast.stmt) -> tuple[int, int]:
     if isinstance(node, ast.FunctionDef) or not isinstance(body, list):
         return node.lineno, node.end_lineno or node.lineno
     return node.lineno, max(node.lineno, body[0].lineno - 1)
+
+
+def head_of(statement: ast.stmt) -> list[ast.AST]:
+    """A statement, or of one with others inside it the expressions that stand before them."""
+    if not isinstance(getattr(statement, "body", None), list):
+        return [statement]
+    found: list[ast.AST] = list(getattr(statement, "items", []))
+    return found + [part for name in ("test", "iter") if (part := getattr(statement, name, None)) is not None]
 
 
 _PARSED: dict[str, ast.Module] = {}

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from _pytest.outcomes import Failed
 
 from bench.yardstick.__main__ import main
+from bench.yardstick.reasons import reason_of
 from bench.yardstick.report import Comparison, page
 from bench.yardstick.runs import Plan, Result, results_of
+from ferrite.errors import CompilerBug
 
 WRITTEN = Path(__file__).parent / "foreign" / "written_for_inductor.py"
 # How each test of that file ends with ferrite: outcome, kind, a part of the reason.
@@ -49,6 +53,7 @@ def check_ends(results: list[Result]) -> None:
         assert result.outcome != "passed" or result.graphs > 0, result
 
 
+@pytest.mark.slow
 def test_what_is_known_is_not_run_again_and_the_rest_is(file: Path) -> None:
     """One process: the tests that end none, but for one whose end is known."""
     names = [f"test_foreign.py::Foreign::{name}" for name in ENDS if name not in FATAL]
@@ -99,3 +104,43 @@ def test_a_report_lists_what_was_lost_the_worst_first() -> None:
     assert "| f.py | ferrite | 5 | 1 | 3 | 1 | 0 | 0 | 1 | 0 | 2 |" in text
     assert text.index("- b **crashed** SIGSEGV") < text.index("- a **strict** no kernel")
     assert "c **values**" not in text
+
+
+def read_of_inductor(counters: dict[str, dict[str, int]]) -> None:
+    found = counters["inductor"]["matches"]
+    assert found == 1
+
+
+def read_of_another(counters: dict[str, dict[str, int]]) -> None:
+    found = counters["inductor"]["matches"]
+    found = counters["frames"]["total"]
+    assert found == 1
+
+
+def no_error_comes(counters: dict[str, dict[str, int]]) -> None:
+    with pytest.raises(ValueError):
+        counters["inductor"].get("matches")
+
+
+def no_kernel(counters: dict[str, dict[str, int]]) -> None:
+    try:
+        raise CompilerBug("stage 'lower' failed", {"because": "no kernel"}, stage="lower", cause=ValueError())
+    except CompilerBug as bug:
+        raise RuntimeError("the backend failed") from bug
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("test", "kind"),
+    [
+        (read_of_inductor, "internals"),
+        (read_of_another, "assertion"),
+        (no_error_comes, "no error"),
+        (no_kernel, "strict"),
+    ],
+)
+def test_a_reason_is_told_from_the_error_and_the_statement(test: Callable[..., None], kind: str) -> None:
+    counters = {"inductor": {"matches": 0}, "frames": {"total": 0}}
+    with pytest.raises((Exception, Failed)) as caught:
+        test(counters)
+    assert reason_of(caught.value, Path(__file__)).kind == kind
