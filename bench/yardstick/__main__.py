@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import functools
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     add("--replace", nargs="+", default=["inductor"], metavar="NAME", help="backends to replace; 'counters' too")
     add("--placeholders", action="store_true", help="the file is for another torch: names may be missing")
     add("--only", nargs="+", default=[], metavar="PART", help="tests with one of these in the name")
+    add("--without", nargs="+", default=[], metavar="PART", help="leave out tests with one of these in the name")
     add("--limit", type=float, default=120.0, metavar="SECONDS", help="time limit of a test (120)")
     add("--per-child", type=int, default=400, metavar="N", help="a new process after so many tests (400)")
     add("--no-strict", dest="strict", action="store_false", help="let ferrite run in eager what it cannot compile")
@@ -81,10 +83,12 @@ def plan_of(chosen: argparse.Namespace, file: Path, backend: str, folder: Path) 
         limit=chosen.limit,
         per_child=chosen.per_child,
         only=tuple(chosen.only),
+        without=tuple(chosen.without),
         pytest_arguments=tuple(chosen.pytest),
         show=functools.partial(print, flush=True),
     )
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the child ends, too
     main()

@@ -43,7 +43,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Plan:
-    """One file and one backend. `only` are parts of names: tests with none of them are left out."""
+    """One file and one backend. Tests are left out with none of `only`, or one of `without`, in the name."""
 
     file: Path
     backend: str
@@ -54,8 +54,13 @@ class Plan:
     limit: float = 120.0
     per_child: int = 400
     only: Sequence[str] = ()
+    without: Sequence[str] = ()
     pytest_arguments: Sequence[str] = ()
     show: Callable[[str], None] = field(default=print, compare=False)
+
+    def takes(self, test: str) -> bool:
+        chosen = not self.only or any(part in test for part in self.only)
+        return chosen and not any(part in test for part in self.without)
 
     @property
     def known(self) -> Path:
@@ -79,8 +84,7 @@ class NoTests(Exception):
 def results_of(plan: Plan, among: Collection[str] | None = None) -> list[Result]:
     """How every test of the file went, or those `among` them; what earlier runs found is included."""
     plan.folder.mkdir(parents=True, exist_ok=True)
-    wanted = [test for test in tests_of(plan) if not plan.only or any(part in test for part in plan.only)]
-    wanted = [test for test in wanted if among is None or test in among]
+    wanted = [test for test in tests_of(plan) if plan.takes(test) and (among is None or test in among)]
     known = {test: result for test, result in read_known(plan).items() if test in set(wanted)}
     progress = Progress(plan, len(wanted), known)
     while left := [test for test in wanted if test not in known]:
