@@ -242,11 +242,6 @@ def is_random(operator: Any) -> bool:
     return is_operator(operator) and torch.Tag.nondeterministic_seeded in operator.tags
 
 
-def is_registered_effect(operator: Any) -> bool:
-    """Whether someone told torch that calls are to be kept: `torch.fx.node.has_side_effect(operator)`."""
-    return operator in torch.fx.node._side_effectful_functions
-
-
 def every_operator() -> Iterator[tuple[str, Any]]:
     """Every overload of aten and prims that a graph may hold, by name, in order: not those that write to `out`."""
     for name in sorted(torch._C._dispatch_get_all_op_names()):

@@ -21,7 +21,6 @@ def effect_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> st
     if torch_operators.is_operator(target):
         does_nothing_else = not torch_operators.schema(target).returns and not torch_operators.written_arguments(target)
         is_ordered = target.namespace in regions.EFFECTFUL_NAMESPACES or name.startswith(regions.ASSERTIONS)
-        is_ordered = is_ordered or torch_operators.is_registered_effect(target)
         return ORDERED if does_nothing_else or is_ordered else None
     if name in regions.RANDOM_HIGHER_ORDER:
         return RANDOM

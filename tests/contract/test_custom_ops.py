@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from compare import check, compile_strict
+from compare import check
 
 
 @torch.library.custom_op("contract::scale", mutates_args=())
@@ -193,48 +193,3 @@ def test_operator_that_raises_keeps_its_error() -> None:
     with pytest.raises(KeyError, match="negative sum"):
         compiled(-torch.ones(3))
     assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 3.0))
-
-
-LOGGED: list[float] = []
-
-
-@torch.library.custom_op("contract::log", mutates_args=())
-def log(x: torch.Tensor, label: float) -> torch.Tensor:
-    LOGGED.append(label)
-    return x.new_zeros(1)
-
-
-@log.register_fake
-def _(x: torch.Tensor, label: float) -> torch.Tensor:
-    return x.new_zeros(1)
-
-
-@torch.library.custom_op("contract::no_log", mutates_args=())
-def no_log(x: torch.Tensor) -> torch.Tensor:
-    LOGGED.append(0)
-    return x.new_zeros(1)
-
-
-@no_log.register_fake
-def _(x: torch.Tensor) -> torch.Tensor:
-    return x.new_zeros(1)
-
-
-torch.fx.node.has_side_effect(torch.ops.contract.log.default)
-
-
-def test_calls_registered_as_effects_are_kept_in_order_and_others_are_not(dynamic: bool) -> None:
-    """What torch was told of an operator holds, whether anyone reads the result; others have no effect to keep."""
-
-    def logging(x: torch.Tensor) -> torch.Tensor:
-        log(x, 1.5)
-        no_log(x)
-        y = x * 2
-        log(y, 2.5)
-        return y + 1
-
-    x = torch.arange(4.0)
-    LOGGED.clear()
-    found = compile_strict(logging, dynamic=dynamic)(x)
-    assert torch.equal(found, x * 2 + 1)
-    assert LOGGED == [1.5, 2.5]
