@@ -251,7 +251,7 @@ def ending(plan: Plan, part: str = "") -> str:
     lines = plan.output.read_text(encoding="utf-8", errors="replace").splitlines()
     if not part:
         return "\n".join(lines[-15:])
-    fatal = max((i for i, line in enumerate(lines) if line.startswith("Fatal Python error")), default=None)
+    fatal = max((i for i, line in enumerate(lines) if "Fatal Python error" in line), default=None)
     found = [line.strip() for line in lines[fatal:] if part in line] if fatal is not None else []
     return found[0] if found else ""
 
