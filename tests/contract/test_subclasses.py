@@ -189,3 +189,14 @@ def test_nested_tensors_made_inside_and_in_training() -> None:
     found.sum().backward()
     expected.sum().backward()
     torch.testing.assert_close(inputs[0].grad, inputs[1].grad)
+
+
+def test_nested_tensors_of_two_raggednesses_in_one_graph() -> None:
+    def made(values: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        one = torch.nested.nested_tensor_from_jagged(values * 2, first)
+        return one, torch.nested.nested_tensor_from_jagged(values * 3, second)
+
+    values, first, second = torch.randn(6, 2), torch.tensor([0, 2, 6]), torch.tensor([0, 1, 6])
+    for found, expected in zip(compile_strict(made)(values, first, second), made(values, first, second), strict=True):
+        torch.testing.assert_close(found.values(), expected.values())
+        assert torch.equal(found.offsets(), expected.offsets())
