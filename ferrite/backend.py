@@ -21,7 +21,7 @@ import torch
 from ferrite import door, native
 from ferrite.artifact import Compiled
 from ferrite.cached import through_cache
-from ferrite.capture import CapturedGraph, GraphKind, capture, torch_api
+from ferrite.capture import CapturedGraph, GraphKind, capture, torch_api, torch_state
 from ferrite.codegen import print_host
 from ferrite.codegen.host_laws import verify_host
 from ferrite.collector import garbage_waits
@@ -52,6 +52,8 @@ def ferrite(
     try:
         warn_of_untested_torch()
         settings = checked_options(resolve(options, mode))
+        if torch_state.called_with_fakes(gm):
+            return gm.forward  # there is nothing to compute, and no memory that a kernel could write
         compilation = Compilation(gm, example_inputs, settings)
         as_captured = gm.forward  # before any stage edits the graph
 

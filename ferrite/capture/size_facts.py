@@ -41,7 +41,9 @@ def likely_value(value: Number) -> Callable[[Any], int | None]:
 
     def near(symbol: Any) -> int | None:
         found = seen.get(symbol)
-        return None if found is None or found < 1 else 1 << (int(found).bit_length() - 1)
+        if not getattr(found, "is_Integer", isinstance(found, int)):  # a ragged size was seen as a name, not a number
+            return None
+        return None if found < 1 else 1 << (int(found).bit_length() - 1)
 
     return near
 

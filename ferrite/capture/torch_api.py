@@ -212,13 +212,14 @@ class DispatchMode(_TorchDispatchMode):
     """Sees every operator that runs while it is active, below autograd."""
 
 
-def size_hint(value: int | torch.SymInt) -> int:
+def size_hint(value: int | torch.SymInt, unseen: int = 8192) -> int:
     """A likely value of a size, for reports and estimates; adds no guard. 2.13 renamed the function of 2.11."""
     if isinstance(value, int):
         return value
-    if hasattr(_symbolic_shapes, "optimization_hint"):
-        return int(_symbolic_shapes.optimization_hint(value, fallback=8192))
-    return int(_symbolic_shapes.size_hint(value, fallback=8192))  # type: ignore[attr-defined, unused-ignore]
+    hint = getattr(_symbolic_shapes, "optimization_hint", None) or getattr(_symbolic_shapes, "size_hint")  # noqa: B009
+    found = hint(value, fallback=unseen)
+    # a ragged size, of a nested tensor, is a name and no number
+    return unseen if isinstance(found, torch.SymInt) and found.node.is_nested_int() else int(found)
 
 
 def has_hint(value: torch.SymInt) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 PATH = re.compile(r"\._(modules|parameters|buffers)\[(['\"])(.*?)\2\]")
@@ -101,3 +102,9 @@ def inputs_written_after(joint: torch.fx.Graph) -> list[torch.fx.Node]:
     returned = joint.output_node().meta.get("desc") or ()
     written = [each.mutated_input for each in returned if type(each).__name__ == "InputMutationAOTOutput"]
     return [node for node in joint.find_nodes(op="placeholder") if node.meta.get("desc") in written]
+
+
+def called_with_fakes(gm: torch.fx.GraphModule) -> bool:
+    """Whether the user's own tensors are fake ones, which have no memory. Dynamo compiles anew for real ones."""
+    arguments = (node.meta.get("grapharg") for node in gm.graph.nodes if node.op == "placeholder")
+    return any(isinstance(getattr(argument, "example", None), FakeTensor) for argument in arguments)

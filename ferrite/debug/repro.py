@@ -67,6 +67,14 @@ def describe_inputs(example_inputs: Sequence[Any]) -> Inputs:
 
 
 def input_source(value: Any) -> str:
+    """How an input is made again. What cannot be described is missing: a repro is a courtesy, and may not fail."""
+    try:
+        return known_source(value)
+    except Exception:
+        return f"missing({type(value).__name__!r})"
+
+
+def known_source(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return stand_in_source(value)
     if isinstance(value, torch.SymInt):

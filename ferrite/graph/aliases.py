@@ -37,9 +37,12 @@ def storages_in(value: Any) -> frozenset[Storage]:
 
 
 def tensor_storages(tensor: torch.Tensor) -> tuple[Storage, ...]:
-    """The storages one tensor is made of: one if it is strided, one for each component if it is sparse."""
+    """The storages one tensor is made of: one if it is strided, one for each component if it is sparse or ragged."""
     if tensor.layout is torch.strided:
         return (_identity(tensor),)
+    if tensor.layout is torch.jagged and hasattr(tensor, "__tensor_flatten__"):
+        names, _ = tensor.__tensor_flatten__()
+        return tuple(storage for name in names for storage in tensor_storages(getattr(tensor, name)))
     found = []
     for component in ("_indices", "_values", "crow_indices", "ccol_indices", "col_indices", "row_indices", "values"):
         try:

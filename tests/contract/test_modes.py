@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from compare import assert_same_tree, check, compile_strict, since
 
@@ -193,3 +194,18 @@ def test_deterministic_algorithms_setting_is_obeyed() -> None:
         )
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_tensors_without_memory_stay_without() -> None:
+    """Fake tensors of the user's own: shapes come out, in training too, and real tensors are computed afterwards."""
+    layer = compile_strict(torch.nn.Linear(3, 2))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        x = torch.rand(5, 3, requires_grad=True)
+        found = compile_strict(lambda x: (x.sin() + 1).t())(x)
+        assert isinstance(found, FakeTensor)
+        assert (found.shape, found.stride()) == ((3, 5), (1, 3))
+        found.sum().backward()
+        assert isinstance(x.grad, FakeTensor)
+    assert layer(torch.ones(4, 3)).shape == (4, 2)
+    y = torch.rand(5, 3)
+    torch.testing.assert_close(compile_strict(lambda x: (x.sin() + 1).t())(y), (y.sin() + 1).t())

@@ -155,6 +155,17 @@ def test_copy_between_inputs_with_other_dtype_and_layout(dynamic: bool) -> None:
     check(assign, lambda: [torch.zeros(3, 4, dtype=torch.float64), torch.randn(4, 3)], dynamic=dynamic)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8, torch.bool, torch.complex64])
+def test_copy_of_a_number(dtype: torch.dtype) -> None:
+    """Numbers go through the type of a tensor of their own: 300 is 44 as a byte."""
+
+    def assign(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x[1:].copy_(300)
+        return y.clone().copy_(2.5) * x
+
+    check(assign, lambda: [torch.zeros(3, 2, dtype=dtype), torch.ones(3, 2).to(dtype)])
+
+
 def test_swap_the_contents_of_two_inputs(dynamic: bool) -> None:
     def swap(x: torch.Tensor, y: torch.Tensor) -> None:
         held = x.clone()

@@ -152,3 +152,16 @@ def test_number_out_of_a_tensor_in_one_graph() -> None:
             fullgraph=True,
             graphs=1,
         )
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("padding", [0, 1])
+def test_unpooled_planes_of_which_padding_leaves_nothing(dims: int, padding: int) -> None:
+    """Without a plane no index is looked at, and nothing is written; with one, elements go to their places."""
+    unpool = getattr(torch.nn.functional, f"max_unpool{dims}d")
+
+    def unpooled(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        return unpool(x, places, 2, 2, padding) + 1
+
+    ones = (1,) * (dims + 2)
+    check(unpooled, lambda: [torch.randn(ones), torch.zeros(ones, dtype=torch.int64)])

@@ -152,3 +152,51 @@ def test_torch_function_of_a_subclass_is_traced() -> None:
         lambda: [torch.randn(3).as_subclass(OtherSine)],
         dynamic=False,
     )
+
+
+def ragged(*lengths: int, requires_grad: bool = False) -> torch.Tensor:
+    """Rows of several lengths in one tensor."""
+    torch.manual_seed(0)
+    rows = [torch.randn(length, 3) for length in lengths]
+    return torch.nested.nested_tensor(rows, layout=torch.jagged, requires_grad=requires_grad)
+
+
+def test_nested_tensors_of_several_raggednesses() -> None:
+    """A ragged size is a name and no number: one graph serves all of them."""
+
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2 + 1).sin()
+
+    compiled = compile_strict(scaled)
+    for lengths in ((2, 4), (1, 3, 5), (3, 3)):
+        x = ragged(*lengths)
+        found, expected = compiled(x), scaled(x)
+        assert found.shape[0] == expected.shape[0] == len(lengths)
+        torch.testing.assert_close(found.values(), expected.values())
+        assert torch.equal(found.offsets(), x.offsets())
+
+
+def test_nested_tensors_made_inside_and_in_training() -> None:
+    def made(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        return torch.nested.nested_tensor_from_jagged(values * 2, offsets).sin().values()
+
+    offsets = torch.tensor([0, 2, 6])
+    inputs = [torch.randn(6, 3, requires_grad=True) for _ in range(2)]
+    with torch.no_grad():
+        inputs[1].copy_(inputs[0])
+    found, expected = compile_strict(made)(inputs[0], offsets), made(inputs[1], offsets)
+    torch.testing.assert_close(found, expected)
+    found.sum().backward()
+    expected.sum().backward()
+    torch.testing.assert_close(inputs[0].grad, inputs[1].grad)
+
+
+def test_nested_tensors_of_two_raggednesses_in_one_graph() -> None:
+    def made(values: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        one = torch.nested.nested_tensor_from_jagged(values * 2, first)
+        return one, torch.nested.nested_tensor_from_jagged(values * 3, second)
+
+    values, first, second = torch.randn(6, 2), torch.tensor([0, 2, 6]), torch.tensor([0, 1, 6])
+    for found, expected in zip(compile_strict(made)(values, first, second), made(values, first, second), strict=True):
+        torch.testing.assert_close(found.values(), expected.values())
+        assert torch.equal(found.offsets(), expected.offsets())

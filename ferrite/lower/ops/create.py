@@ -215,10 +215,10 @@ def moved(ctx: Context, x: Value, device: torch.device, non_blocking: bool) -> V
 
 
 @lowers(aten.copy.default)
-def copy(ctx: Context, x: Value, src: Value, non_blocking: bool) -> Value:
-    """The elements of `src`, broadcast, in the type and memory of x."""
+def copy(ctx: Context, x: Value, src: Value | Any, non_blocking: bool) -> Value:
+    """The elements of `src`, broadcast, in the type and memory of x. `x.copy_(1)` gives a number."""
     element = cast(ctx.elements(src, x.sizes), x.dtype)
-    if src.device != x.device and src.rank:
+    if isinstance(src, Value) and src.device != x.device and src.rank:
         return moved(ctx, ctx.lazy(x.sizes, element, src.device), x.device, non_blocking)
     return ctx.lazy(x.sizes, element, x.device)
 

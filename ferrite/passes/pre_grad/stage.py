@@ -56,7 +56,10 @@ def reason_to_leave(gm: torch.fx.GraphModule) -> str:
             return f"{node.name} belongs to a transform of functions (vmap, grad), whose values have no storage"
         if node.op == "call_method" and node.target in RESHAPING_IN_PLACE:
             return f"{node.name} changes the shape of a tensor in place"
-        if isinstance(fake_value(node), torch.SymInt) and not torch_api.VALUES_KEEP_SYMBOLS:
+        value = fake_value(node)
+        if isinstance(value, torch.Tensor) and value.layout is torch.jagged:
+            return f"{node.name} is ragged: its size is a name, and no guard can compare two of them"
+        if isinstance(value, torch.SymInt) and not torch_api.VALUES_KEEP_SYMBOLS:
             return "this torch settles symbolic sizes when it computes values: 2.13 does not"
     return ""
 

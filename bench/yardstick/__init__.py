@@ -1,0 +1,1 @@
+"""Test files that others wrote for torch.compile, run with another backend: see docs/yardstick.md."""
