@@ -307,10 +307,14 @@ def test_input_overwritten_between_forward_and_backward(dynamic: bool) -> None:
         assert "modified by an inplace operation" in error
 
 
-@pytest.mark.parametrize("fn", [lambda x: x[1:-1].zero_(), lambda x: x.exp()[1:-1].mul_(2)], ids=["input", "result"])
-def test_a_part_without_its_ends_is_written(fn) -> None:
+def test_a_part_without_its_ends_is_written() -> None:
     """The size of the part may be none, as far as anybody knows: nobody asks."""
-    check(lambda x: (fn(x), x + 1), lambda: [torch.randn(4, 5)], dynamic=True)
+
+    def fn(x):
+        x[1:-1] = 0
+        return x
+
+    check(fn, lambda: [torch.randn(4, 5)], dynamic=True)
 
 
 def test_as_many_as_there_are_in_the_data_are_written() -> None:
