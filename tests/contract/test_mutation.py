@@ -316,3 +316,25 @@ def test_input_overwritten_between_forward_and_backward(dynamic: bool) -> None:
         assert_no_farther(w.grad, expected, expected, "gradient")
     else:
         assert "modified by an inplace operation" in error
+
+
+def test_a_part_without_its_ends_is_written() -> None:
+    """The size of the part may be none, as far as anybody knows: nobody asks."""
+
+    def fn(x):
+        x[1:-1] = 0
+        return x
+
+    check(fn, lambda: [torch.randn(4, 5)], dynamic=True)
+
+
+def test_as_many_as_there_are_in_the_data_are_written() -> None:
+    def fn(x, y):
+        part = y[: x.nonzero().shape[0]]
+        return part.index_add(0, torch.arange(part.shape[0] - 1, -1, -1), part)
+
+    compiled = compile_strict(fn)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        for x in (torch.tensor([0, 1, 2, 0]), torch.tensor([0, 0, 0, 0]), torch.tensor([1, 1, 1, 1])):
+            y = torch.randn(4, 3)
+            assert torch.equal(compiled(x, y), fn(x, y))
