@@ -152,7 +152,13 @@ def table_of(found: Sequence[Record]) -> str:
         passed = sum(row["kind"] in ("passed", "uncompiled") for row in rows)
         if failed:
             lines.append(f"| {name} | {len(rows)} | {passed} | {len(failed)} | {reasons(failed)} |")
-    lines += ["", "## Entries without failures", "", "| entry | calls | passed | uncompiled | foreign |", "|---|--:|--:|--:|--:|"]
+    lines += [
+        "",
+        "## Entries without failures",
+        "",
+        "| entry | calls | passed | uncompiled | foreign |",
+        "|---|--:|--:|--:|--:|",
+    ]
     for name, rows in sorted(by_entry.items()):
         count = Counter(row["kind"] for row in rows)
         if not any(count[kind] for kind in BAD):
