@@ -88,12 +88,15 @@ class Described:
 def rebuilt(data: Data, nodes: Sequence[torch.fx.Node]) -> Any:
     """The argument behind data; `nodes`: those that it may refer to, by place."""
     if type(data) is not list:
-        if type(data) not in THEMSELVES or (type(data) is int and not -MOST < data < MOST):
+        if type(data) is int and -MOST < data < MOST:
+            return data
+        if type(data) is int or type(data) not in THEMSELVES:
             raise NoData(f"a {type(data).__name__} that stands for nothing")
         return data
     kind = data[0]
     if kind == "node":
-        return nodes[place_in(nodes, data[1])]
+        place = data[1]
+        return nodes[place if type(place) is int and 0 <= place < len(nodes) else place_in(nodes, place)]
     if kind == "dict":
         return {rebuilt(name, nodes): rebuilt(item, nodes) for name, item in data[1:]}
     items = [rebuilt(item, nodes) for item in data[1:]]

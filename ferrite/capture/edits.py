@@ -193,14 +193,17 @@ def make(gm: torch.fx.GraphModule, rows: Sequence[Data] | None) -> None:
     old = list(graph.nodes)
     edited: list[tuple[torch.fx.Node, Any, Any, Any, Any]] = []
     try:
-        new = [old[place_in(old, row)] if type(row) is int else _node_of(row, graph, old, made) for row in rows]
+        kept = [row for row in rows if type(row) is int]
+        if kept and not 0 <= min(kept) <= max(kept) < len(old):
+            raise NoData("there are no such nodes")
+        new = [old[row] if type(row) is int else _node_of(row, graph, old, made) for row in rows]
         changed = [(new[place], place, row) for place, row in enumerate(rows) if type(row) is not int]
         calls = [_call(node, new[:place], row["call"]) for node, place, row in changed if "call" in row]
         notes = [(node, _notes(row, old)) for node, _place, row in changed]
         _check_ends(old, new)
         edited = [(node, node.op, node.target, node.args, node.kwargs) for node, *_call_of in calls]
         _set_calls(calls)
-        _check_order(new)
+        _check_order(old, new)
         values = _computed([node for node, _place, row in changed if row.get("computed")], mode_of(graph))
     except BaseException:
         _set_calls(edited)
@@ -282,10 +285,18 @@ def _check_ends(old: Sequence[torch.fx.Node], new: Sequence[torch.fx.Node]) -> N
         raise NoData("it is not a graph")
 
 
-def _check_order(nodes: Sequence[torch.fx.Node]) -> None:
-    """NoData, where a node would read one that is gone, or that stands behind it."""
+def _check_order(old: Sequence[torch.fx.Node], new: Sequence[torch.fx.Node]) -> None:
+    """NoData, where a node would read one that is gone, or that stands behind it. Those with other calls read what
+    stands before them; for the others it is enough that nodes keep their order."""
+    stay = set(new)
+    gone = [node for node in old if node not in stay]
+    if any(user in stay for node in gone for user in node.users):
+        raise NoData("a node reads what is gone")
+    was = set(old)
+    if [node for node in old if node in stay] == [node for node in new if node in was]:
+        return
     before = set[torch.fx.Node]()
-    for node in nodes:
+    for node in new:
         if not before.issuperset(node.all_input_nodes):
             raise NoData(f"{node.name} reads what is not there")
         before.add(node)

@@ -74,27 +74,37 @@ def check_source(data: Any, counts: Sequence[int | None], nodes: int) -> None:
     names(operators, str, "operators")
     texts(programs, "programs")
     texts(scalars, "scalars")
-    for arena, slots, calls, together in rows(runs, 4, "runs"):
-        check_run(arena, slots, calls, together, counts)
+    check_runs(runs, counts)
 
 
-def check_run(arena: Any, slots: Any, calls: Any, together: Any, counts: Sequence[int | None]) -> None:
-    wholes([arena], "an arena", 0, MOST)
-    wholes([slots], "slots", 0, MOST_SLOTS)
-    called, arguments = columns(calls, 2, "calls")
+def check_runs(runs: Any, counts: Sequence[int | None]) -> None:
+    """Tables of kernels: all of them at once, since most are short."""
+    arenas, slots, calls, together = columns(runs, 4, "runs")
+    wholes(arenas, "arenas", 0, MOST)
+    wholes(slots, "slots", 0, MOST_SLOTS)
+    called, arguments = columns(flat(calls, "calls"), 2, "calls")
     wholes(called, "kernels", 0, len(counts))
-    if not {list}.issuperset(map(type, arguments)) or list(map(len, arguments)) != [counts[each] for each in called]:
-        raise Strange("kernels have other arguments")
-    from_slots, offsets = columns(list(chain.from_iterable(arguments)), 2, "arguments")
-    wholes(from_slots, "slots", IMMEDIATE, slots)
+    pairs = flat(arguments, "arguments")
+    from_slots, offsets = columns(pairs, 2, "arguments")
+    wholes(from_slots, "slots", IMMEDIATE, MOST_SLOTS)
     wholes(offsets, "offsets", -MOST, MOST)
-    if any(offset < 0 <= slot for slot, offset in zip(from_slots, offsets, strict=True)):
+    if list(map(len, arguments)) != [counts[each] for each in called]:
+        raise Strange("kernels have other arguments")
+    if [1 for slot, offset in pairs if offset < 0 <= slot]:
         raise Strange("an argument lies before its memory")
+    for most, some, regions in zip(slots, calls, together, strict=True):
+        if max([slot for _kernel, given in some for slot, _offset in given], default=IMMEDIATE) >= most:
+            raise Strange("slots are out of range")
+        if regions != []:
+            check_regions(regions, len(some))
+
+
+def check_regions(regions: Any, calls: int) -> None:
     done = 0
-    for first, count, threads in rows(together, 3, "regions"):
-        wholes([first, count], "regions", 0, len(called) + 1)
+    for first, count, threads in rows(regions, 3, "regions"):
+        wholes([first, count], "regions", 0, calls + 1)
         wholes([threads], "threads", 1, 1 << 31)
-        if first < done or count < 1 or first + count > len(called):
+        if first < done or count < 1 or first + count > calls:
             raise Strange("regions lie behind each other, inside their run")
         done = first + count
 
@@ -126,10 +136,10 @@ def check_passes(data: Any) -> None:
     called, rewrites, before, after, notes, facts = columns(data, 6, "passes")
     texts([*called, *notes], "passes")
     wholes([*before, *after], "nodes", 0, MOST)
-    for counts in rewrites:
-        wholes(list(names(counts, int, "rewrites").values()), "rewrites", 0, MOST)
-    for found in facts:
-        plain(names(found, object, "facts").values(), "facts")
+    if not {dict}.issuperset(map(type, [*rewrites, *facts])):
+        raise Strange("rewrites and facts are not by name")
+    wholes(list(chain.from_iterable(map(dict.values, rewrites))), "rewrites", 0, MOST)
+    plain(chain.from_iterable(map(dict.values, facts)), "facts")
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
@@ -155,6 +165,13 @@ def columns(data: Any, width: int, what: str) -> list[list[Any]]:
     return list(map(list, zip(*found, strict=True))) if found else [[] for _ in range(width)]
 
 
+def flat(data: Sequence[Any], what: str) -> list[Any]:
+    """What lists in a list hold."""
+    if not {list}.issuperset(map(type, data)):
+        raise Strange(f"{what} are not lists")
+    return list(chain.from_iterable(data))
+
+
 def each(data: Iterable[Any], law: Law) -> None:
     for value in data:
         law(value)
@@ -162,7 +179,7 @@ def each(data: Iterable[Any], law: Law) -> None:
 
 def names(data: Any, kind: type, what: str) -> Mapping[str, Any]:
     """Values of a kind by name; names are strings in all JSON."""
-    if type(data) is not dict or not all(type(value) is kind or kind is object for value in data.values()):
+    if type(data) is not dict or not {kind}.issuperset(map(type, data.values())):
         raise Strange(f"{what} are not {kind.__name__} by name")
     return data
 

@@ -30,6 +30,7 @@ HEAD = struct.Struct("<8sIIQ32s")
 ALIGNMENT = 64
 LONGEST_JSON = 64 << 20
 LARGEST = 256 << 20  # bytes of an entry: many times what a large model needs, and what any machine can read
+SMALL = 4 << 20  # bytes that are read without a look at the head first
 LATEST = 1 << 40  # seconds since 1970
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a character, as JSON may have it
 
@@ -122,7 +123,7 @@ def described(text: bytes, start: int, size: int) -> About:
         raise ValueError("components of a key are texts")
     if type(made) not in (int, float) or not 0 <= made < LATEST:
         raise ValueError("it was made at no time")
-    if SURROGATE.search(text):  # nobody could print it
+    if (b"\\ud" in text or b"\\uD" in text) and SURROGATE.search(text):  # nobody could print it
         json.dumps(metadata, ensure_ascii=False).encode()
     places = {name: (start + place, count) for name, (place, count) in about["sections"].items()}
     for name, (place, count) in places.items():
@@ -134,7 +135,9 @@ def described(text: bytes, start: int, size: int) -> About:
 def read(read_more: Callable[[int], bytes], size: int) -> tuple[About, Artifact]:
     """A whole entry of so many bytes, every byte checked. `read_more` gives the next bytes of the file, at most as
     many as it is asked for; not more than an entry may have is ever asked for."""
-    head = read_more(min(size, HEAD.size))
+    if size <= SMALL:
+        return decode(read_more(size))
+    head = read_more(HEAD.size)
     read_head(head, size)
     return decode(head + read_more(size - len(head)))
 
