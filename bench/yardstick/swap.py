@@ -93,7 +93,10 @@ class Swap:
 
 
 def another(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """A module with the same parameters and a graph of its own."""
+    """A module with the same parameters and a graph of its own, as have the graphs it calls."""
     found = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph))
     found.meta = dict(gm.meta)
+    for name, inner in list(found.named_children()):
+        if isinstance(inner, torch.fx.GraphModule):
+            setattr(found, name, another(inner))
     return found
