@@ -3,8 +3,8 @@
     for name, operator in operators():
         calls = spellings(operator, arguments(operator))
 
-Arguments come from torch's own samples where asked for (`recorded_calls`), else they are made of the schema: shapes are
-tried until the operator takes them. Then each argument that has a default is given another value, where the operator
+Arguments come from torch's own samples where asked for (`recorded_calls`). For operators that rules ask for they are
+made of the schema where there is none: shapes are tried until the operator takes them. Then each argument that has a default is given another value, where the operator
 takes that, too. A spelling counts if eager can call it.
 """
 
@@ -25,18 +25,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ferrite.capture import torch_api
 from ferrite.capture.torch_operators import every_operator
 from ferrite.graph.torch_calls import OPERATORS
-from ferrite.passes.pre_grad.names import PYTHON_FUNCTIONS, SAME_AS
+from ferrite.passes.pre_grad.names import NAMES, PYTHON_FUNCTIONS, SAME_AS
 
 Arguments = dict[str, Any]
 LARGEST = 20_000  # elements of a sample
 SEED = 3
-# Operators that must not be called on made-up arguments: they read files, take addresses, or never come back.
-UNSAFE = frozenset({"from_file", "set_", "set", "data_ptr", "resize_", "resize_as_", "resize", "resize_as"})
 # Why an overload is not called.
 NOT_DISPATCHED = "a spelling of TorchScript, which the dispatcher does not know"
-NO_SAMPLE = "not to be called on made-up arguments, and torch has no sample"
+NO_SAMPLE = "torch has no sample of it, and on made-up arguments some operators end the process"
+DATA = "data decides what it does: it runs on no fake values"
 NOTHING_FITS = "no arguments that it takes were found"
-REASONS = frozenset({NOT_DISPATCHED, NO_SAMPLE, NOTHING_FITS})
+REASONS = frozenset({NOT_DISPATCHED, NO_SAMPLE, NOTHING_FITS, DATA})
 DTYPES = {"dtype": torch.float64, "layout": torch.strided, "device": torch.device("cpu"), "pin_memory": False}
 SHAPES = [(), (4,), (4, 4), (2, 4), (2, 4, 4), (2, 4, 4, 4), (1, 2, 4, 4, 4)]
 TEXTS = ["none", "mean", "tanh", "floor", "same", "linear", "reduced", "sum", "ij", "L", "fro", "i,i->i", "constant"]
@@ -92,7 +91,7 @@ def arguments(overload: Any, samples: Mapping[Any, list[Arguments]] = {}) -> Arg
     if not torch._C._dispatch_has_kernel(overload.name()):
         return NOT_DISPATCHED
     found = next((given for given in samples.get(overload, ()) if takes(overload, given)), None)
-    if found is None and (short_name(overload) in UNSAFE or short_name(overload).startswith("_")):
+    if found is None and short_name(overload) not in NAMES:
         return NO_SAMPLE
     found = made(overload) if found is None else found
     return NOTHING_FITS if found is None else away(overload, found)
@@ -115,6 +114,7 @@ def given_by_hand() -> dict[str, Arguments]:
         "clamp.Tensor": {"self": images(1), "min": torch.tensor(0.25)},
         "einsum.default": {"equation": "ij,jk->ki", "tensors": [images(0), images(0).t()]},
         "narrow.Tensor": {"self": images(1), "dim": 1, "start": torch.tensor(1), "length": 2},
+        "to.other": {"self": images(0), "other": images(1).double()},
         "where.self": {"condition": truth, "self": images(0), "other": images(0) + 1},
         "where.ScalarSelf": {"condition": truth, "self": 0.5, "other": images(0)},
         "where.ScalarOther": {"condition": truth, "self": images(0), "other": 0.5},

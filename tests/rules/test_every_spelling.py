@@ -20,7 +20,8 @@ from rules.every_call import (
     spellings,
 )
 
-from ferrite.passes.pre_grad import torch_spelling
+from ferrite.graph.values import CannotRun
+from ferrite.passes.pre_grad import add_values, torch_spelling
 from ferrite.passes.pre_grad.names import NAMES
 
 # One of each way to read a call: see `ferrite.passes.pre_grad.spelling`.
@@ -73,6 +74,11 @@ def judge(name, overload, samples, found: Coverage) -> None:
         return
     gm, inputs = graph_of(calls)
     before = outcome(gm, inputs)
+    try:
+        add_values(gm, inputs)
+    except CannotRun:
+        found.not_called[name] = DATA
+        return
     found.calls[name] = len(calls)
     found.kinds.update(call.kind for call in calls)
     try:
