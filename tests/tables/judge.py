@@ -140,7 +140,9 @@ def compared(entry: Entry, call: Call, found: Any, eager: Any) -> Verdict | None
     if isinstance(found, BaseException):
         return Verdict("refused", said(found))
     try:
-        exact = None if entry.info.name in UNDEFINED else Reference(call.function(lambda fn: fn), call.tensors, call.seeds)
+        exact = (
+            None if entry.info.name in UNDEFINED else Reference(call.function(lambda fn: fn), call.tensors, call.seeds)
+        )
         why = difference(found, eager, exact, call.names_type) or strides_differ(found, eager)
     except Exception as problem:
         return Verdict("wrong", f"not comparable: {said(problem)}")
