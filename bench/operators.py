@@ -28,7 +28,7 @@ import torch
 
 from bench.measure import RESULTS
 from tests.tables.entries import WAYS, Entry, dtypes_of, entries, samples
-from tests.tables.judge import FAILURES, judge, quiet
+from tests.tables.judge import FAILURES, judge, ours, quiet
 from tests.tables.layouts import LAYOUTS
 
 PATIENCE = 90  # seconds for one call, until its child is taken for hanging
@@ -114,6 +114,15 @@ def in_child(entry: Entry, plan: Plan, limit: int, known: set[str]) -> Iterator[
             return
         known.add(begun)
         yield {"key": begun, "kind": kind, "why": f"exit status {code}" if kind == "crashed" else f"{PATIENCE} s"}
+
+
+def warm_up() -> None:
+    """Everything that compiling loads is loaded before the first fork: a child takes seconds otherwise."""
+    quiet()
+    x = torch.ones(8, requires_grad=True)
+    for dynamic in (False, True):
+        ours(dynamic)(lambda x: x.sin().sum())(x).backward()
+    torch.compiler.reset()
 
 
 def mute() -> None:
@@ -214,6 +223,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         wanted = [row["key"] for row in known.values() if row["kind"] in BAD and named(row["key"], chosen.names)]
         known = {key: row for key, row in known.items() if key not in wanted}
         log.write_text("".join(json.dumps(row) + "\n" for row in known.values()))
+    warm_up()
     end = time.monotonic() + chosen.minutes * 60
     with log.open("a") as file:
         for entry in entries().values():

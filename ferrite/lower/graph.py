@@ -32,6 +32,7 @@ from ferrite.lower.forecasts import Laid, misforecast, put_right
 from ferrite.lower.host import LoweringFailure
 from ferrite.lower.lazy_bits import resolved_later, resolved_now
 from ferrite.lower.materialise import SinceCall, uses_of, worth_keeping
+from ferrite.lower.refusals import refusal
 from ferrite.lower.scalars import computed_size, number_input, number_of, read
 from ferrite.lower.sizes import UnknownSize
 from ferrite.lower.table import NotLowered, lowering_of, standing
@@ -238,7 +239,9 @@ class Walk(Bodies):
         kind, note = standing(target)
         if kind in ("eager", "template"):
             raise NotLowered(note)
+        first = next((value for value in args if isinstance(value, Value)), None)
         why_not = self.unsupported(args, kwargs, out) or misforecast(target, self.operands_of(args, kwargs))
+        why_not = why_not or refusal(target, None if first is None else first.dtype)
         if why_not:
             raise NotLowered(why_not)
         lower = lowering_of(target)

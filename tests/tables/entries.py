@@ -1,8 +1,8 @@
 """What torch's tables hold, as one list: operators, modules, optimizers, higher order and custom operators.
 
 An `Entry` is one line of a table. `samples(entry, dtype, way, limit)` are the calls to try: an operator and what it is
-given. A way is how they are compiled: `static` and `dynamic` (sizes known or not), `backward`, `in place` and `errors`
-(calls that eager refuses).
+given. A way is how they are compiled: `static` and `dynamic` (sizes known or not), `backward`, `in place`, `errors`
+(calls that the table says eager refuses) and `other types` (those that the table does not name: eager refuses most).
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from torch.testing._internal.common_modules import ErrorModuleInput, module_db
 from torch.testing._internal.common_optimizers import optim_db
 from torch.testing._internal.custom_op_db import custom_op_db
 from torch.testing._internal.hop_db import hop_db
+from torch.utils import _pytree as pytree
 
-WAYS = ("static", "dynamic", "backward", "in place", "errors")
+WAYS = ("static", "dynamic", "backward", "in place", "errors", "other types")
+PLAIN_TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.bool)
+PLAIN_TYPES += (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 FOREACH = [f"foreach_{kind}_op_db" for kind in ("unary", "binary", "pointwise", "reduce", "other")]
 OPERATOR_TABLES: dict[str, list[Any]] = {
     "op": invocations.op_db,
@@ -81,6 +84,8 @@ def dtypes_of(entry: Entry, way: str) -> set[torch.dtype]:
     info = entry.info
     if way == "errors":
         return {torch.float32}
+    if way == "other types":
+        return set(PLAIN_TYPES) - set(info.dtypes) if entry.kind == "operator" else set()
     if entry.kind == "optimizer":
         return {torch.float32, torch.float64} if way in ("static", "dynamic") else set()
     if entry.kind == "module":
@@ -104,6 +109,8 @@ def samples(entry: Entry, dtype: torch.dtype, way: str, limit: int) -> Iterator[
         makers |= {"operator": operator_errors, "module": module_errors}
         if entry.kind == "optimizer":
             return
+    if way == "other types":
+        makers |= {"operator": operator_in_other_types}
     yield from itertools.islice(makers[entry.kind](entry, dtype, way), limit)
 
 
@@ -122,6 +129,19 @@ def operator_errors(entry: Entry, dtype: torch.dtype, way: str) -> Iterator[Samp
     for error in entry.info.error_inputs("cpu"):
         sample = error.sample_input
         yield Sample(compiled_call(entry.info.op), (sample.input, tuple(sample.args), dict(sample.kwargs)))
+
+
+def operator_in_other_types(entry: Entry, dtype: torch.dtype, way: str) -> Iterator[Sample]:
+    """Samples of a known type, their tensors of that type in another one."""
+    known = next((each for each in PLAIN_TYPES if each in entry.info.dtypes), None)
+    if known is None:
+        return
+
+    def changed(leaf: Any) -> Any:
+        return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.dtype is known else leaf
+
+    for sample in operator_samples(entry, known, "static"):
+        yield Sample(sample.build, pytree.tree_map(changed, sample.arguments))
 
 
 def changeable(value: Any) -> bool:

@@ -66,7 +66,8 @@ def atan2(y: Value, x: Value) -> Value:
     above, along = fabs(y), fabs(x)
     quotient = minimum(above, along) / maximum(above, along)
     quotient = select(above.equals(along), 1.0, quotient)  # also where both are infinite
-    t, rest = arc_tangent_parts(select(above.equals(0.0), 0.0, quotient))
+    quotient = select((above + along).equals(0.0), 0.0, quotient)  # beside a NaN, nothing is zero
+    t, rest = arc_tangent_parts(quotient)
     steep = above > along
     first = select(steep, beyond(HALF_PI[x.element], t, rest), t + rest)
     # To the left: pi less that, and where that is a difference itself, in one step.

@@ -23,12 +23,19 @@ from ferrite.lower.value import Value, own_axes
 
 aten = torch.ops.aten
 SUM, MEAN, MAX = 0, 1, 2  # torch's numbers
+BAD_OFFSETS = "RuntimeError: offsets[0] has to be 0, and offsets[-1] can not be greater than the number of rows"
+NOT_IN_TABLE = "RuntimeError: input takes value {index} which is not in the valid range [0, {size})"
 
 
 def bag_numbers(ctx: Context, offsets: Value, count: Index) -> Value:
     """For each of `count` rows, the number of the bag it lies in: how many bags have begun by then, less one."""
     begun = ctx.fill((count + 1,), 0, I64, offsets.device)  # the last place is for bags behind the last row
-    place = straight(offsets.at(own_axes(offsets.sizes)), count + 1)
+    axes = own_axes(offsets.sizes)
+    offset = cast(offsets.at(axes), I64)
+    # the first bag begins at the first row: another beginning is none
+    first = op("eq", index_value(axes[0]), const(0, I64), dtype=B8)
+    late = op("logical_and", first, op("ne", offset, const(0, I64), dtype=B8))
+    place = straight(op("where", late, const(-1, I64), offset, dtype=I64), count + 1, BAD_OFFSETS)
     ctx.scatter(begun, offsets.sizes, [place], const(1, I64), "add")
     (seen,) = ctx.scan(Combine("sum"), (count + 1,), 0, [begun.at(own_axes((count + 1,)))], [I64], offsets.device)
     assert seen is not None
@@ -75,7 +82,7 @@ def embedding_bag(
     bags = Bags(ctx, indices, offsets, bag_count(offsets, include_last_offset), padding_idx)
     points = (bags.count, weight.sizes[1])
     row, column = own_axes(points)
-    source = cast(weight.at([straight(indices.at([row]), weight.sizes[0]), column]), dtype)
+    source = cast(weight.at([straight(indices.at([row]), weight.sizes[0], NOT_IN_TABLE), column]), dtype)
     if per_sample_weights is not None:
         source = op("mul", source, cast(per_sample_weights.at([row]), dtype))
     ctx.out = fakes[0]
@@ -139,7 +146,7 @@ def embedding_bag_per_sample_weights_backward(
 
     def element(outer: Sequence[Index], inner: Sequence[Index]) -> Expr:
         row, (column,) = outer[0], inner
-        table = weight.at([straight(indices.at([row]), weight.sizes[0]), column])
+        table = weight.at([straight(indices.at([row]), weight.sizes[0], NOT_IN_TABLE), column])
         product = op("mul", cast(grad.at([bags.bag(row), column]), wide), cast(table, wide))
         return bags.counted(row, product)
 

@@ -13,7 +13,7 @@ from ferrite.ir.types import arithmetic_type, is_integer
 from ferrite.lower.context import Context
 from ferrite.lower.formula import Term, choose, first_device, is_nan, pointwise, result, term
 from ferrite.lower.ops.pointwise import real_type, same
-from ferrite.lower.table import lowers
+from ferrite.lower.table import NotLowered, lowers
 from ferrite.lower.value import Box, Value, own_axes, whole
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -70,6 +70,8 @@ def imag(ctx: Context, x: Value) -> Value:
 
 @lowers(aten.complex.default)
 def complex_(ctx: Context, real: Value, imag: Value) -> Value:
+    if real.dtype != imag.dtype:
+        raise NotLowered("parts of two types: eager refuses them")
     wide = arithmetic_type(ctx.out_dtype)
     parts = [term(ctx, item, real_type(wide)) for item in (real, imag)]
     return result(ctx, parts[0].call("complex", parts[1], dtype=wide))
@@ -77,6 +79,8 @@ def complex_(ctx: Context, real: Value, imag: Value) -> Value:
 
 @lowers(aten.polar.default)
 def polar(ctx: Context, abs: Value, angle: Value) -> Value:
+    if abs.dtype != angle.dtype:
+        raise NotLowered("parts of two types: eager refuses them")
     wide = arithmetic_type(ctx.out_dtype)
     length, turn = (term(ctx, item, real_type(wide)) for item in (abs, angle))
     return result(ctx, (length * turn.call("cos")).call("complex", length * turn.call("sin"), dtype=wide))

@@ -8,7 +8,21 @@ from typing import Any
 import torch
 
 from ferrite.ir.division import never_negative
-from ferrite.ir.expr import COMPLAINT, Cast, Const, Expr, IndexValue, Op, cast, const, data, index_value, masked, op
+from ferrite.ir.expr import (
+    COMPLAINT,
+    Cast,
+    Const,
+    Data,
+    Expr,
+    IndexValue,
+    Op,
+    cast,
+    const,
+    data,
+    index_value,
+    masked,
+    op,
+)
 from ferrite.ir.index import ONE, ZERO, Index, number
 from ferrite.ir.intervals import interval
 from ferrite.ir.types import arithmetic_type
@@ -36,10 +50,19 @@ SELECTED = "RuntimeError: INDICES element is out of DATA bounds, id={index} axis
 FLAT = "IndexError: out of range: tried to access index {wrapped} on a tensor of {size} elements."
 
 
+def checked(value: Expr, size: Index, complaint: str = COMPLAINT) -> Index:
+    """A number from memory as an index below a size. Where all elements along it are one, or none, no loop would look
+    at the number: eager does."""
+    found = data(value, size, complaint)
+    if isinstance(found, Data) and size.high is not None and size.high <= 1:
+        raise NotLowered("an index into a dimension of one element at most")
+    return found
+
+
 def straight(value: Expr, size: Index, complaint: str = COMPLAINT) -> Index:
     """A number from memory as an index; a negative one is an error."""
     known = as_index_of(value)
-    return data(cast(value, I64) if known is None else index_value(known), size, complaint)
+    return checked(cast(value, I64) if known is None else index_value(known), size, complaint)
 
 
 def as_index_of(value: Expr) -> Index | None:
@@ -77,14 +100,14 @@ def wrapped(value: Expr, size: Index, complaint: str = COMPLAINT) -> Index:
     """A number from memory as an index, counted from the end where it is negative."""
     known, value = as_index_of(value), cast(value, I64)
     if known is not None and never_negative(known):
-        return data(index_value(known), size, complaint)
+        return checked(index_value(known), size, complaint)
     if known is not None and known.high is not None and known.high < 0:
-        return data(index_value(known + size), size, complaint)
+        return checked(index_value(known + size), size, complaint)
     between = interval(value)
     if between is not None and between[0] >= 0:
-        return data(value, size, complaint)
+        return checked(value, size, complaint)
     negative = op("lt", value, const(0, I64), dtype=B8)
-    return data(op("where", negative, op("add", value, index_value(size)), value, dtype=I64), size, complaint)
+    return checked(op("where", negative, op("add", value, index_value(size)), value, dtype=I64), size, complaint)
 
 
 # --- advanced indexing ------------------------------------------------------------------------------------------------
@@ -172,8 +195,8 @@ def along(x: Value, dim: int, index: Expr, axes: Sequence[Index]) -> list[Index]
 @lowers(aten.index_select.default)
 def index_select(ctx: Context, x: Value, dim: int, index: Value) -> Value:
     sizes = ctx.out_sizes
-    if not x.rank:
-        return ctx.lazy(sizes, x.at([]), x.device)
+    if index.rank > 1 or not x.rank:
+        raise NotLowered("indices that are no row, or into a number: eager says which it takes")
     at = dim_of(dim, x.rank)
     axes = own_axes(sizes)
     row = straight(index.at([axes[at]][: index.rank]), x.sizes[at], SELECTED if at == 1 else SELF)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from ferrite.ir.expr import Expr, cast, const, data, index_value, op
+from ferrite.ir.expr import Expr, cast, const, index_value, op
 from ferrite.ir.types import arithmetic_type
 from ferrite.lower.context import Context
 from ferrite.lower.formula import Term, exp, pointwise
+from ferrite.lower.ops.index import checked
 from ferrite.lower.ops.reduce import Rows
 from ferrite.lower.ops.views import total
 from ferrite.lower.table import lowers
@@ -31,7 +32,7 @@ def nll_loss_forward(
     ignored = op("eq", named, cast(ctx.elements(ignore_index, ()), I64), dtype=B8)
     dim = 0 if x.rank == 1 else 1
     kept = op("where", ignored, const(0, I64), named, dtype=I64)
-    place = data(kept, x.sizes[dim], WRONG_CLASS)
+    place = checked(kept, x.sizes[dim], WRONG_CLASS)
     score = ctx.picked(x, [place] if x.rank == 1 else [axes[0], place, *axes[1:]])
     factor: Expr = const(1.0, wide) if weight is None else cast(ctx.picked(weight, [place]), wide)
     zero = const(0.0, wide)

@@ -23,6 +23,7 @@ from ferrite.lower.table import lowers
 from ferrite.lower.value import Value, own_axes
 
 aten = torch.ops.aten
+NOT_IN_PLANE = "RuntimeError: Found an invalid max index: {index} (output planes are of size {size})"
 MOST_WINDOWS = 32  # more windows than this over one element: adding to memory is less work than asking all of them
 
 
@@ -185,9 +186,13 @@ def max_unpool(
     lead, plane, axes = x.rank - n, total(sizes[len(sizes) - n :]), own_axes(x.sizes)
     result = ctx.fill(sizes, 0, x.dtype, x.device)
     result.box.strides = ctx.wanted_strides(0, sizes)
+<<<<<<< HEAD
     if plane.high == 0:  # padding took all of it: torch asks for no index there
         return result
     place = [*axes[:lead], straight(indices.at(axes), plane)]
+=======
+    place = [*axes[:lead], straight(indices.at(axes), plane, NOT_IN_PLANE)]
+>>>>>>> operators
     ctx.scatter(reshaped(result, [*sizes[:lead], plane]), x.sizes, place, x.at(axes), "set")
     return result
 

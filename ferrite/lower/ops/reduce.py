@@ -78,6 +78,12 @@ class Rows:
         result: Value = self.reduce(kind, value, dtype)[0]
         return result
 
+    def none_empty(self) -> Rows:
+        """The same, if each row has an element for sure: of none there is no greatest, and eager says so."""
+        if any(size.low is None or size.low < 1 for size in self.over):
+            raise NotLowered("rows that may be empty have no greatest element")
+        return self
+
     def lazy(self, expr: Expr, dtype: torch.dtype) -> Value:
         """A value per row."""
         return self.ctx.lazy(self.sizes, cast(expr, dtype), self.x.device)
@@ -122,7 +128,7 @@ def hash_tensor(ctx: Context, x: Value, dim: Any, keepdim: bool, mode: int) -> V
 
 
 def extreme(ctx: Context, x: Value, dim: Any, keepdim: bool, largest: bool) -> Value:
-    rows = Rows(ctx, x, dim, keepdim)
+    rows = Rows(ctx, x, dim, keepdim).none_empty()
     if x.dtype is torch.bool:
         return rows.one("any" if largest else "all", rows.element(), torch.bool)
     return rows.one("amax" if largest else "amin", rows.element(), ctx.out_dtype)
@@ -165,18 +171,18 @@ def ordered(rows: Rows) -> Expr:
 
 @lowers(aten.max.dim)
 def max_dim(ctx: Context, x: Value, dim: int, keepdim: bool) -> tuple[Any, ...]:
-    rows = Rows(ctx, x, [dim], keepdim)
+    rows = Rows(ctx, x, [dim], keepdim).none_empty()
     return rows.reduce("argmax", ordered(rows), x.dtype, torch.int64)
 
 
 @lowers(aten.min.dim)
 def min_dim(ctx: Context, x: Value, dim: int, keepdim: bool) -> tuple[Any, ...]:
-    rows = Rows(ctx, x, [dim], keepdim)
+    rows = Rows(ctx, x, [dim], keepdim).none_empty()
     return rows.reduce("argmin", ordered(rows), x.dtype, torch.int64)
 
 
 def place_of(ctx: Context, x: Value, dim: int | None, keepdim: bool, kind: str) -> Value:
-    rows = Rows(ctx, x, dim, keepdim)
+    rows = Rows(ctx, x, dim, keepdim).none_empty()
     place: Value = rows.reduce(kind, ordered(rows), None, torch.int64)[1]
     return place
 
@@ -310,7 +316,7 @@ def std_mean(
 
 @lowers(aten.aminmax.default)
 def aminmax(ctx: Context, x: Value, dim: int | None = None, keepdim: bool = False) -> tuple[Value, Value]:
-    rows = Rows(ctx, x, dim, keepdim)
+    rows = Rows(ctx, x, dim, keepdim).none_empty()
     kinds = ("all", "any") if x.dtype is torch.bool else ("amin", "amax")
     low, high = (rows.one(kind, rows.element(), x.dtype) for kind in kinds)
     return low, high

@@ -78,6 +78,8 @@ def masked_put(ctx: Context, x: Value, indices: Sequence[Value | None], values: 
     after = x.rank - dim - mask.rank
     if many > 1 or mask.device != x.device:
         raise NotLowered("a mask among other indices: how many elements it picks is known only when it runs")
+    if mask.dtype is not B8 or mask.sizes != x.sizes[dim : dim + mask.rank]:
+        raise NotLowered("a mask of another type or size: eager says whether it may be one")
     if values.rank > after and values.sizes[values.rank - after - 1] is not ONE:
         raise NotLowered("values for the elements that a mask picks: how many is known only when it runs")
     axes = own_axes(x.sizes)
@@ -194,6 +196,8 @@ def slice_sources(
     if not x.rank:
         value = source.at([ZERO] * source.rank) if isinstance(source, Value) else source
         return Sources((), [], value)
+    if isinstance(source, Value) and source.rank != x.rank:
+        raise NotLowered("slices of another rank: eager says which it takes")
     at, axes = dim_of(dim, x.rank), own_axes(sizes)
     said = complaint % at if "%d" in complaint else complaint
     place = put(axes, at, read(index.at([axes[at]][: index.rank]), x.sizes[at], said))
@@ -203,6 +207,8 @@ def slice_sources(
 
 def with_length(x: Value, dim: int, index: Value) -> list[Index]:
     """The sizes of the slices that indices name."""
+    if index.rank > 1:
+        raise NotLowered("indices that are no row: eager refuses them")
     return put(x.sizes, dim_of(dim, x.rank), index.sizes[0] if index.rank else ONE) if x.rank else []
 
 
@@ -257,6 +263,8 @@ def put_(ctx: Context, x: Value, index: Value, source: Value, accumulate: bool) 
 @lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def masked_fill(ctx: Context, x: Value, mask: Value, value: Any) -> Value:
     sizes, dtype = ctx.out_sizes, ctx.out_dtype
+    if mask.dtype is not B8:
+        raise NotLowered("a mask that is none: eager refuses it")
     chosen, old = cast(ctx.elements(mask, sizes), B8), cast(ctx.elements(x, sizes), dtype)
     return ctx.lazy(sizes, op("where", chosen, cast(ctx.elements(value, sizes), dtype), old, dtype=dtype), x.device)
 
@@ -265,6 +273,8 @@ def masked_fill(ctx: Context, x: Value, mask: Value, value: Any) -> Value:
 def masked_scatter(ctx: Context, x: Value, mask: Value, source: Value) -> Value:
     """The elements of the source, in order, where the mask holds."""
     sizes = ctx.out_sizes
+    if mask.dtype is not B8:
+        raise NotLowered("a mask that is none: eager refuses it")
     axes, supply = own_axes(sizes), flattened(source)
     number = reshaped(numbered(ctx, mask, sizes), sizes).at(axes)
     taken = supply.at([data(number, supply.sizes[0])])

@@ -12,7 +12,7 @@ from ferrite.ir.index import ONE, ZERO, Index, number, symbol
 from ferrite.ir.program import Bind
 from ferrite.ir.questions import writes
 from ferrite.ir.types import arithmetic_type
-from ferrite.lower.context import Context, same_strides
+from ferrite.lower.context import Context, known, same_strides
 from ferrite.lower.ops.accumulate import gathered
 from ferrite.lower.ops.conditions import at_least, below, clamped, divides, every, from_the_end, guarded, same
 from ferrite.lower.ops.views import dim_of, start_of
@@ -53,6 +53,8 @@ def strided_window(
     ctx: Context, x: Value, size: Sequence[Number], stride: Sequence[Number], offset: Number | None
 ) -> Value:
     """Elements of the storage that `x` lies in, wherever in it; the offset counts from the storage's beginning."""
+    if is_beyond(ctx, x, size, stride, offset):
+        raise NotLowered("a window on more than the storage has: eager refuses it")
     sizes, strides = [ctx.index(item) for item in size], [ctx.index(item) for item in stride]
     own = as_eager(ctx, x)
     if own is None:
@@ -62,6 +64,31 @@ def strided_window(
         )
     start = own if offset is None else ctx.index(offset) - beginning(ctx, x)
     return window(ctx, x, x.dtype, sizes, strides, start)
+
+
+def is_beyond(ctx: Context, x: Value, size: Sequence[Number], stride: Sequence[Number], offset: Number | None) -> bool:
+    """Whether a window reaches behind the end of the memory that `x` is known to lie in. (The storages of torch's
+    pictures grow with every window on them, and do not tell.)"""
+    if x.fake is None:
+        return False
+    begins = ctx.sizes.index(x.fake.storage_offset())
+    start = begins if offset is None else ctx.index(offset)
+    ends = [begins + extent(x.sizes, ctx.sizes.indices(x.fake.stride()))]
+    if (found := ctx.strided(x)) is not None:  # a window on the tensor that it is itself a part of
+        whole_one = ctx.buffers[ctx.buffers[ctx.realise(x.box)].storage]
+        ends.append(begins - found[1] + extent(whole_one.sizes, whole_one.strides))
+    sizes = [ctx.index(item) for item in size]
+    wanted = known(start + extent(sizes, [ctx.index(item) for item in stride]))
+    limits = [known(end) for end in ends]
+    return ZERO not in sizes and wanted is not None and all(limit is not None and limit < wanted for limit in limits)
+
+
+def extent(sizes: Sequence[Index], strides: Sequence[Index]) -> Index:
+    """How far it is from the first element to behind the last."""
+    if ZERO in sizes:
+        return ZERO
+    steps = [(size - 1) * stride for size, stride in zip(sizes, strides, strict=True)]
+    return sum(steps, start=number(1))
 
 
 def as_eager(ctx: Context, x: Value) -> Index | None:
