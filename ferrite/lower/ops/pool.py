@@ -186,13 +186,9 @@ def max_unpool(
     lead, plane, axes = x.rank - n, total(sizes[len(sizes) - n :]), own_axes(x.sizes)
     result = ctx.fill(sizes, 0, x.dtype, x.device)
     result.box.strides = ctx.wanted_strides(0, sizes)
-<<<<<<< HEAD
     if plane.high == 0:  # padding took all of it: torch asks for no index there
         return result
-    place = [*axes[:lead], straight(indices.at(axes), plane)]
-=======
     place = [*axes[:lead], straight(indices.at(axes), plane, NOT_IN_PLANE)]
->>>>>>> operators
     ctx.scatter(reshaped(result, [*sizes[:lead], plane]), x.sizes, place, x.at(axes), "set")
     return result
 
