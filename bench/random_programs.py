@@ -229,7 +229,9 @@ def surroundings(threads: int) -> dict[str, str]:
     """The environment of a process: few threads, and memory that is checked when freed, where the C library can."""
     settings = {
         "OMP_NUM_THREADS": str(threads),
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent.parent), *os.environ.get("PYTHONPATH", "").split()]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(Path(__file__).parent.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        ),
         "MALLOC_PERTURB_": "85",
     }
     checking = glob.glob("/usr/lib/*/libc_malloc_debug.so.0") + glob.glob("/usr/lib64/libc_malloc_debug.so.0")
