@@ -4,14 +4,15 @@
         calls = spellings(operator, arguments(operator))
 
 Arguments come from torch's own samples where asked for (`recorded_calls`). For operators that rules ask for they are
-made of the schema where there is none: shapes are tried until the operator takes them. Then each argument that has a default is given another value, where the operator
-takes that, too. A spelling counts if eager can call it.
+made of the schema where there is none: shapes are tried until the operator takes them. Then each argument that has a
+default is given another value, where the operator takes that, too. A spelling counts if eager can call it.
 """
 
 from __future__ import annotations
 
 import copy
 import itertools
+import keyword
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -290,6 +291,8 @@ def spellings(overload: Any, given: Arguments) -> list[Spelled]:
 
 
 def can_be_called(call: Spelled) -> bool:
+    if any(map(keyword.iskeyword, call.kwargs)):  # uniform_(x, from=0): nobody can write that
+        return False
     torch.manual_seed(SEED)
     try:
         with torch.no_grad():

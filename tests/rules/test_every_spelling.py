@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from rules.every_call import (
+    DATA,
     REASONS,
     arguments,
     graph_of,
@@ -43,8 +44,8 @@ NOT_CALLED = {
     **dict.fromkeys(("mm.dtype", "bmm.dtype", "addmm.dtype", "baddbmm.dtype"), "it has no kernel on the CPU"),
     "tensor_split.tensor_indices_or_sections": "data decides about sizes: nothing captures it in one graph",
 }
-# What torch 2.13 has samples for, or takes made-up arguments of. Less than that is less than was tested once.
-LEAST_OVERLOADS, LEAST_CALLS = 1000, 6000
+# With the samples of torch 2.13 it was 805 overloads, 6296 calls. Less than that is less than was tested once.
+LEAST_OVERLOADS, LEAST_CALLS = 800, 6250
 KINDS = {"overload", "packet", "function", "method", "operator"}
 
 
@@ -68,17 +69,15 @@ def covered(wanted, samples=None) -> Coverage:
 
 def judge(name, overload, samples, found: Coverage) -> None:
     given = arguments(overload, samples)
-    calls = spellings(overload, given) if not isinstance(given, str) else []
-    if not calls or name in NOT_CALLED:
+    if isinstance(given, str) or name in NOT_CALLED:
         found.not_called[name] = NOT_CALLED.get(name) or str(given)
+        return
+    calls = [call for call in spellings(overload, given) if runs_on_fake_values(call)]
+    if not calls:
+        found.not_called[name] = DATA
         return
     gm, inputs = graph_of(calls)
     before = outcome(gm, inputs)
-    try:
-        add_values(gm, inputs)
-    except CannotRun:
-        found.not_called[name] = DATA
-        return
     found.calls[name] = len(calls)
     found.kinds.update(call.kind for call in calls)
     try:
@@ -92,6 +91,14 @@ def judge(name, overload, samples, found: Coverage) -> None:
     if not same(before, after, values):
         pairs = zip(calls, before[0], after[0], strict=True)
         found.wrong[name] = "; ".join(f"{call.kind} {call.target}" for call, *two in pairs if not same(*two, values))
+
+
+def runs_on_fake_values(call) -> bool:
+    try:
+        add_values(*graph_of([call]))
+    except CannotRun:
+        return False
+    return True
 
 
 def full_name(overload) -> str:
