@@ -49,7 +49,7 @@ from ferrite.ir.program import (
 )
 from ferrite.ir.questions import arguments_of, reads, writes
 from ferrite.schedule.memory import touched
-from ferrite.schedule.peak import bytes_at
+from ferrite.schedule.peak import UnknownBytes, bytes_at
 from ferrite.schedule.steps import Launch, Plan, Run, Together
 from ferrite.schedule.touches import Layouts, likely
 
@@ -259,7 +259,11 @@ class _Printer:
                 continue
             tensor, offset = run.lodged.get(name, ("", run.offsets.get(name, 0)))
             slot = slots[tensor] if tensor else 0
-            yield from ((slot, offset), (slot, offset + bytes_at(self.layouts.buffers[name], {})))
+            yield slot, offset
+            try:
+                yield slot, offset + bytes_at(self.layouts.buffers[name], {})
+            except UnknownBytes:  # how much it has is known when it runs: to the end of what it is in
+                yield (slots.setdefault(("end_of", tensor), len(slots) + 1), 0) if tensor else (0, run.arena)
 
     def call(self, call: Call, step: Operation) -> Iterator[str]:
         for name in tensors_of(step):

@@ -24,7 +24,9 @@ entry:
   %below = icmp ult i64 %first, %low
   %above = icmp ugt i64 %last, %high
   %outside = or i1 %below, %above
-  %masked = icmp eq ptr %at, {ZEROS}
+  %zeros = ptrtoint ptr {ZEROS} to i64
+  %into = sub i64 %last, %zeros
+  %masked = icmp ule i64 %into, {ZERO_BYTES}
   %fine = xor i1 %outside, true
   %allowed = or i1 %fine, %masked
   br i1 %allowed, label %inside, label %report
