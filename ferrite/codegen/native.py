@@ -21,12 +21,20 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-import torch
-
+from ferrite.codegen.host_parts import (
+    comparison,
+    complaints_of,
+    first_line,
+    maker,
+    numbers,
+    read_by_strides,
+    slot_text,
+    tensors_of,
+)
 from ferrite.codegen.small_programs import small_program
 from ferrite.graph import ModelLine
 from ferrite.ir import host
-from ferrite.ir.expr import Const, Expr, IndexValue, Op
+from ferrite.ir.expr import Expr
 from ferrite.ir.index import Index, Symbol
 from ferrite.ir.program import (
     CALLS,
@@ -44,10 +52,9 @@ from ferrite.ir.program import (
     Size,
     Template,
     While,
-    argument_names,
     call_of,
 )
-from ferrite.ir.questions import arguments_of, reads, writes
+from ferrite.ir.questions import arguments_of, writes
 from ferrite.schedule.memory import touched
 from ferrite.schedule.peak import UnknownBytes, bytes_at
 from ferrite.schedule.steps import Launch, Plan, Run, Together
@@ -55,7 +62,6 @@ from ferrite.schedule.touches import Layouts, likely
 
 COMMENT_COLUMN = 72
 INDENT = "    "
-LARGE = 32 << 20  # bytes that come fresh from the system: see `ferrite.runtime.pages`
 MARK = "\0"  # between a line of text and the number of its remark, while printing
 
 
@@ -107,8 +113,7 @@ class NativeSource:
 
 def print_native(plan: Plan, kernels: Mapping[object, int], checked: bool = False) -> NativeSource:
     """`kernels`: the number of each kernel of the plan. `checked`: they are given the bounds of their memory."""
-    source = NativeSource(plan.program.name, checked=checked)
-    remarks: list[ModelLine] = []
+    source, remarks = NativeSource(plan.program.name, checked=checked), list[ModelLine]()
     rows = [row.split(MARK) for row in _Printer(plan, source, kernels, plan.program.name, remarks).function()]
     source.text = "\n".join(row[0] for row in rows) + "\n"
     source.lines = {place: remarks[int(row[1])] for place, row in enumerate(rows) if len(row) > 1}
@@ -237,7 +242,7 @@ class _Printer:
                 complaints = complaints_of(launch)
             calls.append(KernelCall(self.kernels[launch.kernel], tuple(arguments), complaints))
         number = len(self.source.runs)
-        together = () if self.source.checked else run.together  # what may fail has no region with others
+        together = () if self.source.checked else run.together  # what may fail shares no region
         self.source.runs.append(RunTable(run.arena, len(slots) + 1, tuple(calls), together))
         for each in together:
             yield f"# kernels {each.first} to {each.first + each.count - 1} of run_{number}: together, one thread each"
@@ -390,83 +395,6 @@ class _Printer:
             case Index():
                 return item.text
         return self.argument(item)  # type: ignore[arg-type]
-
-
-def tensors_of(step: Operation) -> list[str]:
-    """Buffers that must be tensors before a call: what it is given, not what it gives."""
-    call = call_of(step)
-    given = {access.buffer for access in reads(step)}
-    if call is not None:
-        given |= set(call.writes) - set(call.results)
-        given |= set(argument_names(*arguments_of(step)))
-    else:
-        given |= set(argument_names(*arguments_of(step)))
-        if isinstance(step, If) and isinstance(step.predicate, str):
-            given.add(step.predicate)
-    return sorted(given)
-
-
-def read_by_strides(plan: Plan) -> Iterator[str]:
-    """Storages that must lie in memory as the program says. For others it does not matter: torch's forecast of the
-    strides that an operator gives may be wrong, and then eager's are the right ones."""
-    for step in plan.steps:
-        if isinstance(step, Run):
-            yield from (name for launch in step.launches for name in launch.arguments)
-    yield from (buffer.storage for buffer in plan.program.buffers if buffer.kind == "view")
-
-
-COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-
-
-def comparison(value: Expr) -> str | None:
-    """`u0 >= 2` for a comparison of sizes with sizes or numbers: what Python says at once. None for anything else."""
-    if not isinstance(value, Op) or value.name not in COMPARISONS:
-        return None
-    sides = [
-        item.index.text if isinstance(item, IndexValue) else str(item.value) if isinstance(item, Const) else None
-        for item in value.operands
-        if item.dtype == torch.int64
-    ]
-    return f"({sides[0]} {COMPARISONS[value.name]} {sides[1]})" if len(sides) == 2 and None not in sides else None
-
-
-def maker(count: int) -> str:
-    """What makes a tensor of so many bytes."""
-    return "large_on_cpu" if count >= LARGE else "empty_on_cpu"
-
-
-def numbers(sizes: Iterable[Index]) -> str:
-    texts = [size.text for size in sizes]
-    return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
-
-
-def slot_text(slot: object) -> str:
-    """What fills a slot of a run: an address, a size, or an end of the storage behind a tensor."""
-    match slot:
-        case str():
-            return f"{slot}.data_ptr()"
-        case (end, name):
-            return f"{end}({name})"
-        case Symbol():
-            return slot.name
-    raise TypeError(f"no slot: {slot!r}")
-
-
-def complaints_of(launch: Launch) -> tuple[str, ...]:
-    """What a checked kernel says of each of its pointers, and of its tiles, where it would read or write outside."""
-    lines = (operation.origin.line for operation in launch.operations)
-    where = next((f", for {line}" for line in lines if line is not None), "").replace("{", "{{").replace("}", "}}")
-    return tuple(
-        f"RuntimeError: kernel {launch.name} {does} element {{index}} of {name}, which has {{size}}{where}"
-        for name in (*launch.arguments, "a tile")
-        for does in ("reads", "writes")
-    )
-
-
-def first_line(run: Run) -> ModelLine | None:
-    """The first line of the model that a run comes from."""
-    lines = (step.origin.line for launch in run.launches for step in launch.operations)
-    return next((line for line in lines if line is not None), None)
 
 
 __all__ = ["CALLS", "KernelCall", "NativeSource", "RunTable", "print_native", "writes"]

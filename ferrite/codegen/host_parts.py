@@ -1,0 +1,93 @@
+"""Pieces of the text of host programs: what a step needs, numbers, addresses, and what a failing kernel says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from ferrite.graph import ModelLine
+from ferrite.ir.expr import Const, Expr, IndexValue, Op
+from ferrite.ir.index import Index, Symbol
+from ferrite.ir.program import If, Operation, argument_names, call_of
+from ferrite.ir.questions import arguments_of, reads
+from ferrite.schedule.steps import Launch, Plan, Run
+
+LARGE = 32 << 20  # bytes that come fresh from the system: see `ferrite.runtime.pages`
+
+
+def tensors_of(step: Operation) -> list[str]:
+    """Buffers that must be tensors before a call: what it is given, not what it gives."""
+    call = call_of(step)
+    given = {access.buffer for access in reads(step)}
+    if call is not None:
+        given |= set(call.writes) - set(call.results)
+        given |= set(argument_names(*arguments_of(step)))
+    else:
+        given |= set(argument_names(*arguments_of(step)))
+        if isinstance(step, If) and isinstance(step.predicate, str):
+            given.add(step.predicate)
+    return sorted(given)
+
+
+def read_by_strides(plan: Plan) -> Iterator[str]:
+    """Storages that must lie in memory as the program says. For others it does not matter: torch's forecast of the
+    strides that an operator gives may be wrong, and then eager's are the right ones."""
+    for step in plan.steps:
+        if isinstance(step, Run):
+            yield from (name for launch in step.launches for name in launch.arguments)
+    yield from (buffer.storage for buffer in plan.program.buffers if buffer.kind == "view")
+
+
+COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+
+
+def comparison(value: Expr) -> str | None:
+    """`u0 >= 2` for a comparison of sizes with sizes or numbers: what Python says at once. None for anything else."""
+    if not isinstance(value, Op) or value.name not in COMPARISONS:
+        return None
+    sides = [
+        item.index.text if isinstance(item, IndexValue) else str(item.value) if isinstance(item, Const) else None
+        for item in value.operands
+        if item.dtype == torch.int64
+    ]
+    return f"({sides[0]} {COMPARISONS[value.name]} {sides[1]})" if len(sides) == 2 and None not in sides else None
+
+
+def maker(count: int) -> str:
+    """What makes a tensor of so many bytes."""
+    return "large_on_cpu" if count >= LARGE else "empty_on_cpu"
+
+
+def numbers(sizes: Iterable[Index]) -> str:
+    texts = [size.text for size in sizes]
+    return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
+
+
+def slot_text(slot: object) -> str:
+    """What fills a slot of a run: an address, a size, or an end of the storage behind a tensor."""
+    match slot:
+        case str():
+            return f"{slot}.data_ptr()"
+        case (end, name):
+            return f"{end}({name})"
+        case Symbol():
+            return slot.name
+    raise TypeError(f"no slot: {slot!r}")
+
+
+def complaints_of(launch: Launch) -> tuple[str, ...]:
+    """What a checked kernel says of each of its pointers, and of its tiles, where it would read or write outside."""
+    lines = (operation.origin.line for operation in launch.operations)
+    where = next((f", for {line}" for line in lines if line is not None), "").replace("{", "{{").replace("}", "}}")
+    return tuple(
+        f"RuntimeError: kernel {launch.name} {does} element {{index}} of {name}, which has {{size}}{where}"
+        for name in (*launch.arguments, "a tile")
+        for does in ("reads", "writes")
+    )
+
+
+def first_line(run: Run) -> ModelLine | None:
+    """The first line of the model that a run comes from."""
+    lines = (step.origin.line for launch in run.launches for step in launch.operations)
+    return next((line for line in lines if line is not None), None)
