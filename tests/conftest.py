@@ -14,6 +14,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--executor", default="native", help="what runs the graphs where a test does not say: see the option"
     )
+    parser.addoption(
+        "--check-bounds", action="store_true", help="kernels compare every address with the bounds of its memory"
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +26,8 @@ def fresh_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pyt
     monkeypatch.setenv("FERRITE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("FERRITE_CACHE", "0")  # a fixture below switches it on
     monkeypatch.setenv("FERRITE_EXECUTOR", str(request.config.getoption("--executor")))
+    checked = request.config.getoption("--check-bounds") or request.path.parent.name == "fuzz"
+    monkeypatch.setenv("FERRITE_CHECK_BOUNDS", str(int(checked)))
     torch.compiler.reset()
     yield
     torch.compiler.reset()

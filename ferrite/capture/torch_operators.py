@@ -75,10 +75,16 @@ def schema(operator: Any) -> Any:
     return operator._schema
 
 
+# Operators that change the memory of an argument, although their schemas do not say so.
+WRITES_UNSAID = {"inductor::resize_storage_bytes_": ("variable",)}
+
+
 def written_arguments(operator: Any) -> tuple[str, ...]:
     """The names of the arguments an operator changes."""
     if not is_operator(operator):
         return ()
+    if operator._schema.name in WRITES_UNSAID:
+        return WRITES_UNSAID[operator._schema.name]
     return tuple(
         item.name for item in operator._schema.arguments if item.alias_info is not None and item.alias_info.is_write
     )
@@ -105,7 +111,7 @@ def shared_arguments(operator: Any) -> tuple[str | None, ...]:
 @functools.lru_cache(maxsize=4096)
 def functional_twin(operator: Any) -> Any | None:
     """`add.Tensor` of `add_.Tensor`: the operator that computes what this one writes to its first argument."""
-    if not is_operator(operator):
+    if not is_operator(operator) or operator._schema.name in WRITES_UNSAID:
         return None
     name = operator._schema.name.split("::")[1]
     if (

@@ -20,7 +20,7 @@ from ferrite.graph import fake_value, model_line
 from ferrite.graph.aliases import storages_of
 from ferrite.ir.expr import Expr
 from ferrite.ir.host import Constant, Literal
-from ferrite.ir.index import ZERO, Index, Symbol, symbol
+from ferrite.ir.index import ONE, ZERO, Index, Symbol, symbol
 from ferrite.ir.program import Bind, Buffer, Input, Origin, Output, Program
 from ferrite.ir.questions import writes
 from ferrite.lower import families
@@ -36,7 +36,7 @@ from ferrite.lower.refusals import refusal
 from ferrite.lower.scalars import computed_size, number_input, number_of, read
 from ferrite.lower.sizes import UnknownSize
 from ferrite.lower.table import NotLowered, lowering_of, standing
-from ferrite.lower.value import Box, Value, whole
+from ferrite.lower.value import Box, Value, own_axes, whole
 
 families.load()
 
@@ -360,7 +360,14 @@ class Walk(Bodies):
         own = self.sizes.indices(fake.stride())
         if own == strides:
             return self.buffer_of(value, fake)
-        return self.realise(self.copied(value, strides).box)
+        repeated = [stride is ZERO and size is not ONE for size, stride in zip(value.sizes, strides, strict=True)]
+        if not any(repeated):
+            return self.realise(self.copied(value, strides).box)
+        # eager has one element at many places, and so have we: it is written once
+        sizes = [ONE if again else size for size, again in zip(value.sizes, repeated, strict=True)]
+        once = self.copied(value.view(sizes, own_axes(sizes)), strides)
+        base = self.buffers[self.realise(once.box)]
+        return self.window(base, value.dtype, value.sizes, strides, base.offset)
 
 
 def apart_in_memory(gm: torch.fx.GraphModule, donated: frozenset[int]) -> frozenset[int]:

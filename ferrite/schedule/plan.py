@@ -87,7 +87,6 @@ def launch_of(
     if verify:
         built = build(group, inside, repeats.layouts, repeats.machine)
         verify_kernel(built.kernel)
-        verify_kernel(kernel)
         if canonical(built.kernel, one) != kernel or built.arguments != repeat.arguments:
             raise AssertionError(f"groups that are no repeats of each other have one signature:\n{kernel}")
     arguments = tuple(takeovers.storage(name) for name in repeat.arguments if name not in taken)

@@ -16,6 +16,7 @@ from ferrite.ir.expr import Expr, Load
 from ferrite.ir.index import Axis, Index, Number, Product, Sum, Symbol
 from ferrite.ir.intern import Interned
 from ferrite.ir.kernel import Kernel
+from ferrite.ir.kernel_laws import verify_kernel
 from ferrite.ir.program import Compute, Reduce, Scan, Store, Target
 from ferrite.ir.questions import nodes_of, roots_of
 from ferrite.schedule.groups import Group
@@ -37,10 +38,12 @@ class Pattern:
     forms: dict[Hashable, Kernel] = field(default_factory=dict)  # by which pointers are one
 
     def form(self, one: Mapping[int, int]) -> Kernel:
-        """The kernel by position, where some storages take over the memory of others."""
+        """The kernel by position, where some storages take over the memory of others. Its laws are checked here, for
+        every kernel that may run: threads that store to one place are no crash, but another number now and then."""
         key = tuple(sorted(one.items()))
         if key not in self.forms:
-            self.forms[key] = canonical(self.kernel, {self.names[old]: self.names[new] for old, new in one.items()})
+            made = canonical(self.kernel, {self.names[old]: self.names[new] for old, new in one.items()})
+            self.forms[key] = verify_kernel(made)
         return self.forms[key]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from compare import assert_no_farther, check, compile_strict, wide_table
+from compare import assert_no_farther, check, compile_strict, reset, wide_table
 
 ROWS = torch.tensor([2, 0])
 
@@ -338,3 +338,27 @@ def test_as_many_as_there_are_in_the_data_are_written() -> None:
         for x in (torch.tensor([0, 1, 2, 0]), torch.tensor([0, 0, 0, 0]), torch.tensor([1, 1, 1, 1])):
             y = torch.randn(4, 3)
             assert torch.equal(compiled(x, y), fn(x, y))
+
+
+def test_memory_that_is_given_back_is_read_before():
+    """A storage that is made smaller: what was computed of it is in memory by then."""
+
+    def fn(x):
+        y = torch.sin(x + 1)
+        x.untyped_storage().resize_(0)
+        return torch.cos(y)
+
+    reset()
+    x = torch.arange(64.0)
+    expected = torch.cos(torch.sin(x + 1))
+    torch.testing.assert_close(compile_strict(fn, fullgraph=True)(x), expected)
+    assert x.untyped_storage().nbytes() == 0
+
+
+def test_a_written_input_leaves_expanded():
+    def fn(x):
+        x.sub_(2, alpha=2)
+        return x.expand((2, -1, -1)), x.unfold(0, 2, 1)
+
+    for dynamic in (False, True):
+        check(fn, lambda: [torch.randn(6, 4)], prepare=lambda x: [x[::2]], dynamic=dynamic)

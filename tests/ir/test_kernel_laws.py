@@ -185,3 +185,30 @@ def test_a_store_at_one_place_for_all_is_right_where_all_are_one_or_none(times):
                 out[0] = f32(1.0)
     """)
     verify_kernel(parse_kernel(kernel))
+
+
+@pytest.mark.parametrize(
+    ("place", "fine"),
+    [
+        ("40*data(v0, 4) + 5*i + j", True),  # i is told by the remainder of 40, whatever j is
+        ("40*data(v0, 4) + 6*i + j", False),  # 6*7 + 4 reaches into the next row
+        ("40*data(v0, 4) + 4*i + j", False),  # i + 1 with j is i with j + 4
+        ("data(v0, 4) + 20*i + j", True),
+        ("data(v0, 4) + 7*i + j", False),
+    ],
+)
+def test_what_is_combined_where_memory_says_is_apart_for_every_thread(place, fine):
+    source = text(f"""
+        def kernel(at, out):
+            at = pointer(i64, 'read')
+            out = pointer(f32, 'both')
+            for i in parallel(8):
+                for j in serial(5):
+                    v0: i64 = at[j]
+                    out[{place}].add(f32(1.0))
+    """)
+    if fine:
+        verify_kernel(parse_kernel(source))
+    else:
+        with pytest.raises(InvalidProgram, match="K9"):
+            verify_kernel(parse_kernel(source))

@@ -282,3 +282,13 @@ def test_the_gradient_of_an_embedding_takes_the_memory_of_its_result(dtype, toke
     assert is_sorted(kernel)
     assert [pointer.dtype for pointer in kernel.pointers if pointer.access != "read"] == [dtype]
     check(gradient, make_inputs)
+
+
+def test_columns_of_a_table_that_rows_were_added_to():
+    """Readers that memory leads to other columns, in one kernel with what adds the rows."""
+
+    def fn(x, at):
+        return x.index_put((at,), x[at], accumulate=True).index_select(-1, at)
+
+    for dtype in (torch.float32, torch.bool):
+        check(fn, lambda dtype=dtype: [torch.randn(4, 8, 5).to(dtype), torch.tensor([3, 0, 3])])
