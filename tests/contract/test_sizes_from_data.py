@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo.config
+import torch.nn.functional as F
 
 from compare import compile_strict, reset
 
@@ -136,3 +137,68 @@ def test_selected_elements_in_loops():
     compiled = compile_strict(fn, fullgraph=True, dynamic=True)
     for size in (6, 9, 4):
         assert_as_eager(compiled, fn, torch.randn(size))
+
+
+# --- numbers from data that nothing carries on ------------------------------------------------------------------------
+
+
+def unread_places(x):
+    x.nonzero()
+    return x.cos()
+
+
+def unread_choice(x):
+    x[x > 0].unique()
+    return x.sin() @ x
+
+
+def branch_on_a_checked_number(x):
+    first = x[0].long().item()
+    torch._check(first >= -9)
+    return x * 2 if first >= -9 else x * 3
+
+
+def filled_with_a_number(x):
+    filled = torch.tanh(x).clone()
+    filled.fill_(x[1].item())
+    return F.embedding(torch.clamp(filled, 0, x.size(0) - 1).long(), x.unsqueeze(1))
+
+
+def filled_by_a_count(x):
+    filled = torch.zeros_like(x)
+    filled.add_((x > 0).sum().item())
+    return filled
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize(
+    "fn", [unread_places, unread_choice, branch_on_a_checked_number, filled_with_a_number, filled_by_a_count]
+)
+def test_a_number_from_data_that_leads_to_no_result(fn, dynamic):
+    compiled = compile_strict(fn, fullgraph=True, dynamic=dynamic)
+    for size in (6, 9):
+        assert_as_eager(compiled, fn, torch.randn(size))
+
+
+def test_random_numbers_at_unread_places_are_drawn():
+    def fn(x):
+        torch.rand(x.nonzero().size(0))  # how far the generator moves is decided by data, and nothing else is left
+        return x + torch.rand(4)
+
+    compiled = compile_strict(fn, fullgraph=True)
+    for row in ([1.0, 0.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0]):
+        torch.manual_seed(5)
+        expected = fn(torch.tensor(row))
+        torch.manual_seed(5)
+        torch.testing.assert_close(compiled(torch.tensor(row)), expected)
+
+
+def test_sizes_are_found_where_a_call_is_kept_and_where_it_is_dropped():
+    def fn(x):
+        x.nonzero()
+        kept = x.nonzero()
+        return kept, kept.sum(0), x[: kept.size(0)]
+
+    compiled = compile_strict(fn, fullgraph=True)
+    for row in ([1.0, 0.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0]):
+        assert_as_eager(compiled, fn, torch.tensor(row))
