@@ -202,3 +202,40 @@ def test_sizes_are_found_where_a_call_is_kept_and_where_it_is_dropped():
     compiled = compile_strict(fn, fullgraph=True)
     for row in ([1.0, 0.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0]):
         assert_as_eager(compiled, fn, torch.tensor(row))
+
+
+# --- fractions from data on the host ----------------------------------------------------------------------------------
+
+
+def test_fractions_and_truths_from_data_are_results():
+    def fn(x):
+        number = (x + 1).item()
+        truths = number > 2, number <= 2, number != number, number == number, number + 1 > number
+        return *truths, number, number * 0.1, x * 2 if number > 2 else x * 3
+
+    compiled = compile_strict(fn)
+    for value in (3.0, 0.5, -1.0, float("inf"), float("nan"), 1e300, -0.0):
+        x = torch.tensor(value, dtype=torch.float64)
+        found, expected = compiled(x), fn(x)
+        assert list(map(type, found)) == list(map(type, expected))
+        assert str(found) == str(expected)
+
+
+def test_a_call_is_given_a_fraction_from_data():
+    def fn(x, y):
+        high = (x * 0.5).item()
+        return torch.histc(y, 4, 0.0, high), y * high
+
+    compiled = compile_strict(fn, fullgraph=True)
+    for value in (3.0, 0.7):
+        assert_as_eager(compiled, fn, torch.tensor(value), torch.rand(9))
+
+
+def test_a_whole_number_out_of_a_fraction_is_a_size_and_a_result():
+    def fn(x):
+        number = (x + 1).item()
+        return torch.ones(int(number)), int(number), int(number) + 1
+
+    compiled = compile_strict(fn)
+    for value in (3.5, 2.0, 6.9):
+        assert_as_eager(compiled, fn, torch.tensor(value))
