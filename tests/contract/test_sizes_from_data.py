@@ -239,3 +239,14 @@ def test_a_whole_number_out_of_a_fraction_is_a_size_and_a_result():
     compiled = compile_strict(fn)
     for value in (3.5, 2.0, 6.9):
         assert_as_eager(compiled, fn, torch.tensor(value))
+
+
+# --- sizes of nothing -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [(0, 0, 2), (0, 3, 2), (3, 0, 2), (3, 2, 0), (0, 0, 0)], ids=str)
+def test_one_reduction_after_another_over_nothing(sizes):
+    def fn(x):
+        return (x > 0).any(-1).sum(), x.sum(-1).sum(0), (x * 2).sum()
+
+    assert_as_eager(compile_strict(fn, fullgraph=True), fn, torch.randn(sizes))
