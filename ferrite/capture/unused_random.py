@@ -18,6 +18,7 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
 from ferrite.graph.torch_calls import is_barrier
+from ferrite.graph.values import leaving_no_symbols
 
 Function = Callable[..., Any]
 
@@ -59,7 +60,11 @@ def dead_calls(graph: torch.fx.Graph) -> list[torch.fx.Node]:
 
 
 def draws_random_numbers(node: torch.fx.Node) -> bool:
-    """Whether any operator behind a call of torch's surface uses the generator: run it once on fake tensors."""
+    """Whether any operator behind a call of torch's surface uses the generator: run it once on fake tensors.
+
+    Numbers that data decides, as `x.nonzero()` and `x.item()` have, get names of their own in that run. Nothing of it
+    stays, so no later reader may wait for the value that carries them.
+    """
     fake_mode = torch_api.fake_mode_of(node.graph)
     if fake_mode is None or node.op == "call_module":
         return False
@@ -67,7 +72,7 @@ def draws_random_numbers(node: torch.fx.Node) -> bool:
         return False  # it switches a mode, or may: trying it out would leave autocast on for all that follows
     watcher = Watcher()
     try:
-        with fake_mode, torch.no_grad():
+        with fake_mode, torch.no_grad(), leaving_no_symbols(fake_mode):
             args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), stand_in)
             with watcher:
                 if node.op == "call_method":

@@ -131,6 +131,20 @@ def no_guards(mode: Any) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def leaving_no_symbols(mode: Any) -> Iterator[None]:
+    """For what is only tried out: no guards, and no symbol made inside is waited for in a value that stays.
+
+    `x.nonzero()` makes a symbol for its rows, and whoever asks next where new symbols are bound is told of it.
+    """
+    with no_guards(mode):
+        if mode.shape_env is None:
+            yield
+        else:
+            with mode.shape_env.ignore_fresh_unbacked_symbols():
+                yield
+
+
 def compute(
     node: torch.fx.Node,
     mode: Any,

@@ -19,7 +19,7 @@ from ferrite.lower.arguments import literal_text
 from ferrite.lower.assertions import bind_sizes
 from ferrite.lower.context import Context
 from ferrite.lower.effects import effect_of, writes_in_graphs
-from ferrite.lower.scalars import read
+from ferrite.lower.scalars import on_the_host, read
 from ferrite.lower.table import COMPOSED, NotLowered, template_kind
 from ferrite.lower.value import Box, Value, whole
 
@@ -169,13 +169,13 @@ class Calls(Context):
             case Index():
                 return Size(value)
             case Expr():
-                return Scalar(value)
+                return Scalar(on_the_host(self, value))
             case Constant():
                 return value
             case torch.SymInt():
                 return self.argument(self.sizes.index(value))
             case torch.SymFloat() | torch.SymBool():
-                return Scalar(read(self, value))
+                return Scalar(on_the_host(self, read(self, value)))
             case list() | tuple():
                 items = tuple(map(self.argument, value))
                 return host.Sequence("list" if isinstance(value, list) else "tuple", items)  # type: ignore[arg-type]

@@ -31,6 +31,10 @@ def number_of(ctx: Context, function: Any, args: Sequence[Any], kwargs: Mapping[
     """What a function of numbers gives. A whole number stays torch's own expression for it."""
     if isinstance(out, (bool, int, float, complex, torch.SymInt)) or out is None:
         return out
+    if function in ROUNDED and any(isinstance(arg, Expr) and arg.dtype == F64 for arg in args):
+        found = RULES[function](*(expression(ctx, arg) for arg in args))
+        ctx.numbers[found] = out  # not as a symbol: `n + 1 - 1` is called `n` as well, which has a value
+        return found
     try:
         found = read(ctx, out)
     except UnknownSize:
@@ -86,6 +90,28 @@ def number_input(ctx: Context, name: str, picture: Any) -> Expr:
     if isinstance(picture, (torch.SymFloat, torch.SymBool)):
         remember(ctx, element, picture)
     return element
+
+
+def on_the_host(ctx: Context, value: Expr) -> Expr:
+    """A number as the host can compute it, which reads no memory: calls are given such, and programs return them.
+
+    What reads memory is computed there, and a symbol gets the bits of the result:
+
+        gt(cast(buf0[], f64), 2.0)    =>    buf1[] = cast(gt(cast(buf0[], f64), 2.0), i64);  number2 = buf1[]
+                                            ne(number2, 0)
+    """
+    if not value.loads or value.dtype not in (B8, I64, F64):
+        return value
+    fraction = value.dtype == F64
+    devices = {ctx.buffers[name].device for name in value.loads}
+    device = devices.pop() if len(devices) == 1 else torch.device("cpu")
+    made = ctx.lazy((), op("bitcast", value, dtype=I64) if fraction else cast(value, I64), device)
+    bits = symbol(f"number{len(ctx.buffers)}")
+    ctx.bound.add(bits)
+    ctx.add(Item(bits, ctx.realise(made.box), ctx.origin))
+    if fraction:
+        return op("bitcast", index_value(bits), dtype=F64)
+    return index_value(bits) if value.dtype == I64 else op("ne", index_value(bits), const(0, I64), dtype=B8)
 
 
 def remember(ctx: Context, number: Expr, picture: Any) -> None:
@@ -272,6 +298,12 @@ RULES: dict[Any, Callable[..., Any]] = {
     operator.gt: compared("gt"),
     operator.ge: compared("ge"),
 }
+# Done to fractions as Python does it. torch's expressions are those of real numbers, where `n != n` is never true and
+# `n + 1 > n` always; neither holds for a NaN, an infinity or what is rounded.
+ROUNDED = frozenset([
+    operator.add, operator.sub, operator.mul, operator.truediv, operator.neg,
+    operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge,
+])  # fmt: skip
 for _name in sorted(UNARY):
     RULES[getattr(math, _name, None)] = floats(_name)
     RULES[getattr(torch, f"_sym_{_name}", None)] = floats(_name)

@@ -150,6 +150,8 @@ def collapse(axes: Sequence[Axis], body: Body, keep: Iterable[Axis] = ()) -> tup
 
 
 def joinable(outer: Axis, inside: Axis, indices: Sequence[Index]) -> bool:
+    if inside.extent is ZERO:  # steps of zero fit each other, but nothing is divided by that extent
+        return False
     for index in indices:
         far, near = step_of(index, outer), step_of(index, inside)
         if far is None or near is None or far is not near * inside.extent:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo.config
+import torch.nn.functional as F
 
 from compare import compile_strict, reset
 
@@ -136,3 +137,116 @@ def test_selected_elements_in_loops():
     compiled = compile_strict(fn, fullgraph=True, dynamic=True)
     for size in (6, 9, 4):
         assert_as_eager(compiled, fn, torch.randn(size))
+
+
+# --- numbers from data that nothing carries on ------------------------------------------------------------------------
+
+
+def unread_places(x):
+    x.nonzero()
+    return x.cos()
+
+
+def unread_choice(x):
+    x[x > 0].unique()
+    return x.sin() @ x
+
+
+def branch_on_a_checked_number(x):
+    first = x[0].long().item()
+    torch._check(first >= -9)
+    return x * 2 if first >= -9 else x * 3
+
+
+def filled_with_a_number(x):
+    filled = torch.tanh(x).clone()
+    filled.fill_(x[1].item())
+    return F.embedding(torch.clamp(filled, 0, x.size(0) - 1).long(), x.unsqueeze(1))
+
+
+def filled_by_a_count(x):
+    filled = torch.zeros_like(x)
+    filled.add_((x > 0).sum().item())
+    return filled
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize(
+    "fn", [unread_places, unread_choice, branch_on_a_checked_number, filled_with_a_number, filled_by_a_count]
+)
+def test_a_number_from_data_that_leads_to_no_result(fn, dynamic):
+    compiled = compile_strict(fn, fullgraph=True, dynamic=dynamic)
+    for size in (6, 9):
+        assert_as_eager(compiled, fn, torch.randn(size))
+
+
+def test_random_numbers_at_unread_places_are_drawn():
+    def fn(x):
+        torch.rand(x.nonzero().size(0))  # how far the generator moves is decided by data, and nothing else is left
+        return x + torch.rand(4)
+
+    compiled = compile_strict(fn, fullgraph=True)
+    for row in ([1.0, 0.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0]):
+        torch.manual_seed(5)
+        expected = fn(torch.tensor(row))
+        torch.manual_seed(5)
+        torch.testing.assert_close(compiled(torch.tensor(row)), expected)
+
+
+def test_sizes_are_found_where_a_call_is_kept_and_where_it_is_dropped():
+    def fn(x):
+        x.nonzero()
+        kept = x.nonzero()
+        return kept, kept.sum(0), x[: kept.size(0)]
+
+    compiled = compile_strict(fn, fullgraph=True)
+    for row in ([1.0, 0.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0]):
+        assert_as_eager(compiled, fn, torch.tensor(row))
+
+
+# --- fractions from data on the host ----------------------------------------------------------------------------------
+
+
+def test_fractions_and_truths_from_data_are_results():
+    def fn(x):
+        number = (x + 1).item()
+        truths = number > 2, number <= 2, number != number, number == number, number + 1 > number
+        return *truths, number, number * 0.1, x * 2 if number > 2 else x * 3
+
+    compiled = compile_strict(fn)
+    for value in (3.0, 0.5, -1.0, float("inf"), float("nan"), 1e300, -0.0):
+        x = torch.tensor(value, dtype=torch.float64)
+        found, expected = compiled(x), fn(x)
+        assert list(map(type, found)) == list(map(type, expected))
+        assert str(found) == str(expected)
+
+
+def test_a_call_is_given_a_fraction_from_data():
+    def fn(x, y):
+        high = (x * 0.5).item()
+        return torch.histc(y, 4, 0.0, high), y * high
+
+    compiled = compile_strict(fn, fullgraph=True)
+    for value in (3.0, 0.7):
+        assert_as_eager(compiled, fn, torch.tensor(value), torch.rand(9))
+
+
+def test_a_whole_number_out_of_a_fraction_is_a_size_and_a_result():
+    def fn(x):
+        number = (x + 1).item()
+        return torch.ones(int(number)), int(number), int(number) + 1
+
+    compiled = compile_strict(fn)
+    for value in (3.5, 2.0, 6.9):
+        assert_as_eager(compiled, fn, torch.tensor(value))
+
+
+# --- sizes of nothing -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [(0, 0, 2), (0, 3, 2), (3, 0, 2), (3, 2, 0), (0, 0, 0)], ids=str)
+def test_one_reduction_after_another_over_nothing(sizes):
+    def fn(x):
+        return (x > 0).any(-1).sum(), x.sum(-1).sum(0), (x * 2).sum()
+
+    assert_as_eager(compile_strict(fn, fullgraph=True), fn, torch.randn(sizes))

@@ -15,7 +15,6 @@ from __future__ import annotations
 import builtins
 import contextlib
 import operator
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +23,7 @@ from ferrite.capture import torch_api
 from ferrite.graph import fake_value
 from ferrite.graph.facts import leaves
 from ferrite.graph.torch_calls import OPERATORS, bound_arguments, is_torch_function
-from ferrite.graph.values import no_guards
+from ferrite.graph.values import leaving_no_symbols
 from ferrite.passes.pre_grad.names import (
     BATCHED_DIMS,
     BY_FUNCTION,
@@ -189,16 +188,6 @@ def asking_nothing(given: Any) -> contextlib.AbstractContextManager[None]:
     numbers = (leaf for leaf in leaves(given) if isinstance(leaf, torch.Tensor) and leaf.dim() == 0)
     mode = next((leaf.fake_mode for leaf in numbers if hasattr(leaf, "fake_mode")), None)
     return contextlib.nullcontext() if mode is None else leaving_no_symbols(mode)
-
-
-@contextlib.contextmanager
-def leaving_no_symbols(mode: Any) -> Iterator[None]:
-    with no_guards(mode):
-        if mode.shape_env is None:
-            yield
-        else:
-            with mode.shape_env.ignore_fresh_unbacked_symbols():
-                yield
 
 
 def with_lists(name: str, args: tuple[Any, ...], kwargs: Arguments) -> tuple[tuple[Any, ...], Arguments]:
