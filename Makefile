@@ -44,6 +44,7 @@ test-all: $(READY)  ## also the long sweeps
 	@$(MAKE) --no-print-directory lint
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not gpu"
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not gpu" --executor interpreter tests/contract tests/models
+	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not gpu" --check-bounds tests/contract tests/models tests/lower tests/fuzz
 
 test-gpu: $(READY)  ## the tests that need a GPU
 	$(PYTEST) -m gpu
