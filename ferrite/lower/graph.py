@@ -32,6 +32,7 @@ from ferrite.lower.forecasts import Laid, misforecast, put_right
 from ferrite.lower.host import LoweringFailure
 from ferrite.lower.lazy_bits import resolved_later, resolved_now
 from ferrite.lower.materialise import SinceCall, uses_of, worth_keeping
+from ferrite.lower.probes import corrected_by_eager
 from ferrite.lower.refusals import refusal
 from ferrite.lower.scalars import computed_size, number_input, number_of, read
 from ferrite.lower.sizes import UnknownSize
@@ -57,7 +58,8 @@ def lower_module(
     donated: frozenset[int] = frozenset(),
     output_strides: Sequence[Any] | None = None,
 ) -> LoweredProgram:
-    if put_right(gm):
+    wrong = (put_right(gm), corrected_by_eager(gm))
+    if any(wrong):
         output_strides = None
     walk = Walk(gm, donated, output_strides)
     program = walk.run(name)
