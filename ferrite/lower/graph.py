@@ -313,7 +313,16 @@ class Walk(Bodies):
         results = flat(node.args[0]) if self.is_body else node.args[0]
         assert isinstance(results, (tuple, list))
         strides = self.output_strides or [None] * len(results)
-        outputs = [self.output(result, wanted) for result, wanted in zip(results, strides, strict=True)]
+        outputs: list[Output] = []
+        known: dict[Any, Output] = {}
+        for result, wanted in zip(results, strides, strict=True):
+            if not isinstance(result, torch.fx.Node) or self.is_body:
+                outputs.append(self.output(result, wanted))
+                continue
+            key = (result, None if wanted is None else self.sizes.indices(wanted))
+            if key not in known:  # one tensor may be returned twice
+                known[key] = self.output(result, wanted)
+            outputs.append(known[key])
         self.outputs = tuple(self.tensors_apart(results, outputs))
 
     def tensors_apart(self, results: Sequence[Any], outputs: Sequence[Output]) -> Iterator[Output]:

@@ -1,7 +1,7 @@
 """Results of which eager is asked how they lie, because torch's forecast of their strides cannot be trusted.
 
-Along a dimension of one, and in a tensor without elements, a stride addresses nothing. Eager orders dimensions by it all
-the same, and the forecast does so otherwise:
+Along a dimension of one, and in a tensor without elements, a stride addresses nothing. Eager orders dimensions by it
+all the same, and the forecast does so otherwise:
 
     x = torch.randn(8, 1).t()       sizes (1, 8), strides (1, 1)
     x + 1                           eager: (1, 1), forecast: (8, 1)
