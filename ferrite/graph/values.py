@@ -236,9 +236,19 @@ def _dense_view(target: Any, args: Sequence[Any]) -> torch.Tensor | None:
     sizes = (*tensor.shape, *shape, *tensor.stride(), tensor.storage_offset())
     if not all(type(size) is int and size >= 0 for size in sizes) or math.prod(shape) != tensor.numel():
         return None
-    if not tensor.numel() or tensor.layout is not torch.strided or tensor.stride() != _dense_strides(tensor.shape):
+    if tensor.layout is not torch.strided:
+        return None
+    if not tensor.numel():
+        return _empty_view(tensor, tuple(shape))
+    if tensor.stride() != _dense_strides(tensor.shape):
         return None
     return tensor.as_strided(shape, _dense_strides(shape), tensor.storage_offset())
+
+
+def _empty_view(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """A view of no elements. It shares memory with its operand in eager; torch's picture of it does only sometimes."""
+    strides = _dense_strides([max(size, 1) for size in shape]) if shape != tuple(tensor.shape) else tensor.stride()
+    return tensor.as_strided(shape, strides, tensor.storage_offset())
 
 
 def _dense_strides(shape: Sequence[int]) -> tuple[int, ...]:

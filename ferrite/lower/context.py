@@ -209,10 +209,9 @@ class Context:
     def dense_strides(self, fake: torch.Tensor) -> tuple[Index, ...] | None:
         """Strides that memory of its own can have: no element twice."""
         strides = self.sizes.indices(fake.stride())
-        repeated = any(
-            stride is ZERO and size is not ONE for stride, size in zip(strides, self.shape(fake), strict=True)
-        )
-        return None if repeated else strides
+        sizes = self.shape(fake)
+        repeated = any(stride is ZERO and size is not ONE for stride, size in zip(strides, sizes, strict=True))
+        return None if repeated and ZERO not in sizes else strides
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
@@ -260,6 +259,8 @@ class Context:
         ):
             return name
         found = self.strided(value) or by_torch(self, buffer, value, fake)
+        if ZERO in value.sizes:  # where nothing of a dimension of one begins, no coordinate tells
+            found = by_torch(self, buffer, value, fake) or found
         if found is not None and (wanted is None or same_strides(value.sizes, found[0], wanted)):
             strides = wanted if wanted is not None else self.filled(value.sizes, found[0])
             return self.window(buffer, value.dtype, value.sizes, strides, found[1])

@@ -32,6 +32,7 @@ from ferrite.lower.forecasts import Laid, misforecast, put_right
 from ferrite.lower.host import LoweringFailure
 from ferrite.lower.lazy_bits import resolved_later, resolved_now
 from ferrite.lower.materialise import SinceCall, uses_of, worth_keeping
+from ferrite.lower.probes import corrected_by_eager
 from ferrite.lower.refusals import refusal
 from ferrite.lower.scalars import computed_size, number_input, number_of, read
 from ferrite.lower.sizes import UnknownSize
@@ -57,7 +58,8 @@ def lower_module(
     donated: frozenset[int] = frozenset(),
     output_strides: Sequence[Any] | None = None,
 ) -> LoweredProgram:
-    if put_right(gm):
+    wrong = (put_right(gm), corrected_by_eager(gm))
+    if any(wrong):
         output_strides = None
     walk = Walk(gm, donated, output_strides)
     program = walk.run(name)
@@ -311,7 +313,16 @@ class Walk(Bodies):
         results = flat(node.args[0]) if self.is_body else node.args[0]
         assert isinstance(results, (tuple, list))
         strides = self.output_strides or [None] * len(results)
-        outputs = [self.output(result, wanted) for result, wanted in zip(results, strides, strict=True)]
+        outputs: list[Output] = []
+        known: dict[Any, Output] = {}
+        for result, wanted in zip(results, strides, strict=True):
+            if not isinstance(result, torch.fx.Node) or self.is_body:
+                outputs.append(self.output(result, wanted))
+                continue
+            key = (result, None if wanted is None else self.sizes.indices(wanted))
+            if key not in known:  # one tensor may be returned twice
+                known[key] = self.output(result, wanted)
+            outputs.append(known[key])
         self.outputs = tuple(self.tensors_apart(results, outputs))
 
     def tensors_apart(self, results: Sequence[Any], outputs: Sequence[Output]) -> Iterator[Output]:

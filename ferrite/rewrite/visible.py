@@ -59,6 +59,21 @@ def maybe_itself(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
         yield node
 
 
+def later_selves(node: torch.fx.Node) -> set[torch.fx.Node]:
+    """A node, and those whose values may be its own: y.add_(1) is y."""
+    found, waiting = {node}, [node]
+    while waiting:
+        operand = waiting.pop()
+        for user in operand.users:
+            if user in found or not user.args or user.args[0] is not operand:
+                continue
+            idle = mutates(user) or getattr(user.target, "overloadpacket", None) in IDLE
+            if idle and storages_of(user) == storages_of(operand):
+                found.add(user)
+                waiting.append(user)
+    return found
+
+
 class Sharing:
     """Which memory the graph's inputs and outputs live in, and which is written."""
 
@@ -80,10 +95,12 @@ class Sharing:
         """
         returned: set[torch.fx.Node] = set()
         for before, after in pairs:
-            if before in self.outputs:
-                same = set(maybe_itself(after))
-                if any(each.op == "placeholder" or each in self.outputs or each in returned for each in same):
-                    return f"output {before.name} would become {after.name} itself"
+            same = set(maybe_itself(after))
+            mine = set() if before not in self.outputs and before in later_selves(after) else self.returned_as(before)
+            if mine:
+                taken = {output for each in same for output in self.returned_as(each)} - mine
+                if taken or any(each.op == "placeholder" or each in self.outputs or each in returned for each in same):
+                    return f"output {min(mine).name} would become {after.name} itself"
                 returned |= same
         moved = {node: (storages_of(node), storages_in(value)) for node, value in values.items()}
         moved = {node: (old, new) for node, (old, new) in moved.items() if old != new}
@@ -91,6 +108,10 @@ class Sharing:
             if not self.written.isdisjoint(old | new):
                 return f"the memory of {dict(pairs).get(node, node).name} is written to later"
         return self.regrouped({node: places for node, places in moved.items() if node in self.outputs})
+
+    def returned_as(self, node: torch.fx.Node) -> set[torch.fx.Node]:
+        """The outputs that may be a node's value itself."""
+        return later_selves(node) & self.outputs.keys()
 
     def regrouped(self, moved: Mapping[torch.fx.Node, tuple[frozenset[Storage], frozenset[Storage]]]) -> str | None:
         """Outputs that share memory must move together, to memory that no other input or output has."""

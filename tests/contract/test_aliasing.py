@@ -258,3 +258,45 @@ def result_in_other_sizes(x):
 @pytest.mark.parametrize(("fn", "shape"), [(part_in_other_sizes, (8, 1, 8, 1)), (result_in_other_sizes, (6, 4))])
 def test_views_whose_sizes_are_quotients_of_unknown_ones(fn, shape) -> None:
     check(fn, lambda: [torch.randn(shape)], dynamic=True)
+
+
+def returned_after_a_write(x):
+    y = x.narrow(0, 0, x.shape[0])
+    y += x
+    return (y,)
+
+
+def whole_part_after_a_write(x):
+    y = x.sin()
+    z = y[:9]
+    z += z
+    return y, z
+
+
+def beside_itself(x):
+    y = torch.nn.functional.pad(x, (-1, 0))
+    return y.to(torch.float32), y.narrow(0, 0, y.shape[0])
+
+
+def view_twice(x):
+    y = x.sin()
+    z = y.unsqueeze(1)
+    return y, z, z.to(torch.float32)
+
+
+def two_equal_views(x):
+    y = x.sin()
+    return y[:1], y[:1]
+
+
+def nothing_of_one(x):
+    y = x.sin()[:1]
+    return y, *y.tensor_split(2, 0)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [returned_after_a_write, whole_part_after_a_write, beside_itself, view_twice, two_equal_views, nothing_of_one],
+)
+def test_which_results_are_one_tensor(fn) -> None:
+    check(fn, lambda: [torch.randn(3)])

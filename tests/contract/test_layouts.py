@@ -178,3 +178,36 @@ def test_new_layout_of_the_same_shape_after_compiling() -> None:
         torch.manual_seed(0)
         x = LAYOUTS[layout]()
         assert_same_tree(compiled(x), pointwise(x), pointwise(x.double()), layout)
+
+
+def strides_along_one(x):
+    """`x` has sizes (1, n), and the strides of a column that was transposed."""
+    return x + 1, x > 0, x.expand(1, 2, -1, -1), x.unsqueeze(0) / 3, x.flip(1), torch.nn.functional.hardtanh(x)
+
+
+@pytest.mark.parametrize("make", [lambda: torch.randn(8, 1).t(), lambda: torch.randn(1, 8), lambda: torch.randn(3, 8)])
+def test_strides_along_dimensions_of_one(make) -> None:
+    check(strides_along_one, lambda: [make()])
+
+
+def test_a_number_spread_over_one_place() -> None:
+    check(lambda x: (x.sum().expand(1), x.sum().expand(3, 1), x.sum().expand(3)), lambda: [torch.randn(4)])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.randn(16, 0, 2, 6)[:, :, 1:],
+        lambda: torch.randn(4, 2, 0, 3).permute(3, 2, 0, 1),
+        lambda: torch.randn(1, 2, 3).expand(0, 2, 3).unsqueeze(0),
+    ],
+)
+def test_strides_of_empty_results(make) -> None:
+    check(lambda x: (x * 2, x >= 0, torch.where(x > 0, x, 1.5), x.to(torch.float64), x.flip(0)), lambda: [make()])
+
+
+def test_views_of_empty_tensors_in_other_shapes() -> None:
+    check(
+        lambda x: (x.flatten(1, 1).reshape(-1), x[: x.shape[0] // 2].reshape(-1, 1, 24)),
+        lambda: [torch.randn(0, 12, 2)],
+    )
