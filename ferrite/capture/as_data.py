@@ -23,7 +23,7 @@ from ferrite.capture import torch_api
 KNOWN_MODULES = frozenset({"_operator", "operator", "math", "builtins", "torch"})
 THEMSELVES = frozenset({type(None), bool, int, str})
 NAMED = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "memory format"}
-MOST = 1 << 128  # no number that a graph holds is larger
+MOST = 1 << 96  # no number that a graph holds is larger
 Data = Any
 
 

@@ -172,12 +172,19 @@ def bound_arguments(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
     return bound
 
 
+# Namespaces of operators that torch, or ferrite, defines itself.
+OF_TORCH = frozenset(
+    ("aten", "prims", "prim", "quantized", "quantized_decomposed", "onednn", "mkldnn", "mkldnn_prepacked", "mkl")
+    + ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "symm_mem", "inductor", "ferrite")
+)
+
+
 def sizes_follow(operator: Any) -> bool:
     """Whether the sizes of results follow from those of the arguments, in a way that torch itself has written down. Of
     an operator of the user's they are what its fake function says."""
     if not is_operator(operator):
         return is_higher_order(operator)
-    return operator.namespace in ("aten", "prims") and torch.Tag.dynamic_output_shape not in operator.tags
+    return operator.namespace in OF_TORCH and torch.Tag.dynamic_output_shape not in operator.tags
 
 
 def is_random(operator: Any) -> bool:

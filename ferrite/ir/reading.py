@@ -14,7 +14,7 @@ from ferrite.ir.expr import COMPLAINT, Cast, Const, Data, Expr, IndexValue, Load
 from ferrite.ir.index import Axis, Index, Symbol, add, maximum, minimum, number, symbol
 from ferrite.ir.program import CallArgument, Scalar, Size
 from ferrite.ir.scalar import OPERATORS
-from ferrite.ir.spelling import reads_as_literal
+from ferrite.ir.spelling import one_parser, reads_as_literal
 from ferrite.ir.types import LONG, bits_of, foldable, is_integer, short
 
 
@@ -32,7 +32,8 @@ class Source:
     def __init__(self, text: str) -> None:
         self.lines = text.encode().split(b"\n")
         try:
-            self.tree = ast.parse(text)
+            with one_parser:
+                self.tree = ast.parse(text)
         except SyntaxError as error:
             raise BadText(error.lineno or 1, error.msg, "Python syntax", (error.text or "").strip()) from None
         except ValueError as error:  # a null byte

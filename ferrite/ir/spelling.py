@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import functools
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
@@ -183,10 +184,15 @@ def literal_text(text: str) -> str:
     return text if is_plain_literal(text) else f"literal({text!r})"
 
 
+# Python 3.11 counts the depth of all trees that are being built in one number: two threads at once may raise an error.
+one_parser = threading.Lock()
+
+
 @functools.lru_cache(maxsize=4096)
 def is_plain_literal(text: str) -> bool:
     try:
-        node = ast.parse(text, mode="eval").body
+        with one_parser:
+            node = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError):
         return False
     whole = node.col_offset == 0 and node.end_lineno == 1 and node.end_col_offset == len(text.encode())

@@ -82,8 +82,9 @@ def check_runs(runs: Any, counts: Sequence[int | None]) -> None:
     arenas, slots, calls, together = columns(runs, 4, "runs")
     wholes(arenas, "arenas", 0, MOST)
     wholes(slots, "slots", 0, MOST_SLOTS)
-    called, arguments = columns(flat(calls, "calls"), 2, "calls")
+    called, arguments, complaints = columns(flat(calls, "calls"), 3, "calls")
     wholes(called, "kernels", 0, len(counts))
+    texts(flat(complaints, "complaints"), "complaints")
     pairs = flat(arguments, "arguments")
     from_slots, offsets = columns(pairs, 2, "arguments")
     wholes(from_slots, "slots", IMMEDIATE, MOST_SLOTS)
@@ -93,7 +94,7 @@ def check_runs(runs: Any, counts: Sequence[int | None]) -> None:
     if [1 for slot, offset in pairs if offset < 0 <= slot]:
         raise Strange("an argument lies before its memory")
     for most, some, regions in zip(slots, calls, together, strict=True):
-        if max([slot for _kernel, given in some for slot, _offset in given], default=IMMEDIATE) >= most:
+        if max([slot for _kernel, given, _complaints in some for slot, _offset in given], default=IMMEDIATE) >= most:
             raise Strange("slots are out of range")
         if regions != []:
             check_regions(regions, len(some))

@@ -70,8 +70,8 @@ def test_the_driver_stops_at_a_failure_and_says_where():
     kept = source.clone()
     assert run([fine, wrong, late], slots) == (1, [9, 6, 1])
     assert torch.equal(source, kept)  # the last kernel did not run
-    with pytest.raises(ValueError, match="600 arguments"):
-        pack_steps([(0, [(0, 0)] * 600)], 1)
+    with pytest.raises(ValueError, match="1100 arguments"):
+        pack_steps([(0, [(0, 0)] * 1100)], 1)
 
 
 def test_object_code_can_be_kept_and_loaded_again():
