@@ -173,10 +173,9 @@ def bound_arguments(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
 
 
 # Namespaces of operators that torch, or ferrite, defines itself.
-OF_TORCH = frozenset(
-    ("aten", "prims", "prim", "quantized", "quantized_decomposed", "onednn", "mkldnn", "mkldnn_prepacked", "mkl")
-    + ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "symm_mem", "inductor", "ferrite")
-)
+OF_TORCH = {"aten", "prims", "prim", "quantized", "quantized_decomposed", "onednn", "mkldnn", "mkldnn_prepacked", "mkl"}
+OF_TORCH |= {"_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "symm_mem"}
+OF_TORCH |= {"inductor", "ferrite"}
 
 
 def sizes_follow(operator: Any) -> bool:
