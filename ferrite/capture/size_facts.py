@@ -147,3 +147,15 @@ def _renamed(number: torch.SymInt, names: Mapping[Any, Any]) -> int | torch.SymI
         return int(expression)
     made: torch.SymInt = number.node.shape_env.create_symintnode(expression, hint=None)
     return made
+
+
+def assumes_sizes(node: torch.fx.Node) -> bool:
+    """Whether a node gives a size that data decides, and torch takes for a number, or for another size: `x[:n]` for
+    which a later `expand(2, 2)` leaves no size but 2. A number itself is another matter: it is read, and compared."""
+    made = node.meta.get("unbacked_bindings")
+    value = node.meta.get("val")
+    if not made or not isinstance(value, (torch.Tensor, tuple, list)):
+        return False
+    tensors = [value] if isinstance(value, torch.Tensor) else [each for each in value if isinstance(each, torch.Tensor)]
+    known = next((getattr(getattr(each, "fake_mode", None), "shape_env", None) for each in tensors), None)
+    return known is not None and any(not known.replace(symbol).is_Symbol for symbol in made)

@@ -28,6 +28,7 @@ aten = torch.ops.aten
 
 class Calls(Context):
     composing = False
+    assumes_sizes = False  # whether the node at hand has sizes that torch only takes for granted
 
     def apply(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:
         raise NotImplementedError
@@ -74,7 +75,8 @@ class Calls(Context):
         self.add(wrap(call) if wrap is not None else Template(kind, call) if kind else call)  # type: ignore[arg-type]
         for result, fake in zip(results, flat(out), strict=True):
             if isinstance(result, str) and isinstance(fake, torch.Tensor):
-                bind_sizes(self, result, fake, name or str(target), torch_operators.sizes_follow(target))
+                trusted = torch_operators.sizes_follow(target) and not self.assumes_sizes
+                bind_sizes(self, result, fake, name or str(target), trusted)
         return values
 
     def results(

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import CapturedGraph, torch_api, torch_operators
+from ferrite.capture import CapturedGraph, size_facts, torch_api, torch_operators
 from ferrite.graph import fake_value, model_line
 from ferrite.graph.aliases import storages_of
 from ferrite.ir.expr import Expr
@@ -111,6 +111,7 @@ class Walk(Bodies):
     def run(self, name: str) -> Program:
         for place, node in enumerate(list(self.gm.graph.nodes)):
             self.place, self.node, self.origin = place, node, Origin((node.name,), model_line(node))
+            self.assumes_sizes = size_facts.assumes_sizes(node)
             try:
                 self.take(node)
             except (NotLowered, UnknownSize, LoweringFailure):  # for what runs this graph as a part of itself
@@ -241,6 +242,8 @@ class Walk(Bodies):
         kind, note = standing(target)
         if kind in ("eager", "template"):
             raise NotLowered(note)
+        if self.assumes_sizes:
+            raise NotLowered("torch assumes a size of its result that data decides")
         first = next((value for value in args if isinstance(value, Value)), None)
         why_not = self.unsupported(args, kwargs, out) or misforecast(target, self.operands_of(args, kwargs))
         why_not = why_not or refusal(target, None if first is None else first.dtype)
@@ -372,7 +375,7 @@ class Walk(Bodies):
         if own == strides:
             return self.buffer_of(value, fake)
         repeated = [stride is ZERO and size is not ONE for size, stride in zip(value.sizes, strides, strict=True)]
-        if not any(repeated):
+        if not any(repeated) or not all(size.low is not None and size.low > 0 for size in value.sizes):
             return self.realise(self.copied(value, strides).box)
         # eager has one element at many places, and so have we: it is written once
         sizes = [ONE if again else size for size, again in zip(value.sizes, repeated, strict=True)]

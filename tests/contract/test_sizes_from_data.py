@@ -250,3 +250,27 @@ def test_one_reduction_after_another_over_nothing(sizes):
         return (x > 0).any(-1).sum(), x.sum(-1).sum(0), (x * 2).sum()
 
     assert_as_eager(compile_strict(fn, fullgraph=True), fn, torch.randn(sizes))
+
+
+def test_a_size_that_torch_only_assumes_is_never_taken_for_true():
+    """`expand(2, 2)` leaves no size but 2 for the part, says torch while it traces; with one element eager expands."""
+
+    def fn(x, count):
+        part = x[: count.item()]
+        return part.expand((2, 2)) + 1, part * 2
+
+    compiled = compile_strict(fn, fullgraph=True)
+    x = torch.randn(5)
+    torch.testing.assert_close(compiled(x, torch.tensor(2)), fn(x, torch.tensor(2)))
+    with pytest.raises(RuntimeError, match="has not the size 2"):
+        compiled(x, torch.tensor(1))
+
+
+def test_an_expanded_result_without_elements():
+    def fn(x, y):
+        x.add_(1)
+        return x.expand(-1, 0), y.transpose(0, 1)
+
+    compiled = compile_strict(fn, options={"check_bounds": True})
+    for found, expected in zip(compiled(torch.ones(17, 1), torch.ones(0, 3)), fn(torch.ones(17, 1), torch.ones(0, 3))):
+        assert found.shape == expected.shape
