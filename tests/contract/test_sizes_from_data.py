@@ -272,5 +272,7 @@ def test_an_expanded_result_without_elements():
         return x.expand(-1, 0), y.transpose(0, 1)
 
     compiled = compile_strict(fn, options={"check_bounds": True})
-    for found, expected in zip(compiled(torch.ones(17, 1), torch.ones(0, 3)), fn(torch.ones(17, 1), torch.ones(0, 3))):
+    for found, expected in zip(
+        compiled(torch.ones(17, 1), torch.ones(0, 3)), fn(torch.ones(17, 1), torch.ones(0, 3)), strict=True
+    ):
         assert found.shape == expected.shape
