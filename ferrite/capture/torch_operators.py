@@ -18,6 +18,7 @@ from torch.utils._sympy.interp import sympy_interp as _sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis as _SympyOnPython
 
 from ferrite.capture import torch_api
+from ferrite.graph.facts import WRITES_UNSAID
 
 
 def known_contiguous(value: torch.Tensor) -> bool:
@@ -73,10 +74,6 @@ def name_of(operator: Any) -> str:
 
 def schema(operator: Any) -> Any:
     return operator._schema
-
-
-# Operators that change the memory of an argument, although their schemas do not say so.
-WRITES_UNSAID = {"inductor::resize_storage_bytes_": ("variable",)}
 
 
 def written_arguments(operator: Any) -> tuple[str, ...]:

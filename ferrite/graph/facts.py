@@ -27,6 +27,10 @@ SHORT_NAMES = {
 }
 
 
+# Operators that change the memory of an argument, although their schemas do not say so: the names of such arguments.
+WRITES_UNSAID = {"inductor::resize_storage_bytes_": ("variable",)}
+
+
 def fake_value(node: torch.fx.Node) -> Any:
     """The stand-in that tracing computed for a node: a fake tensor, a symbolic or plain number, or None."""
     return node.meta.get("val", node.meta.get("example_value"))

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import torch_operators
 from ferrite.graph import torch_calls
-from ferrite.graph.facts import argument, bodies_of, schema_of
+from ferrite.graph.facts import WRITES_UNSAID, argument, bodies_of, schema_of
 
 # In the metadata of an input that is written once the graph, or its forward part, has run.
 WRITTEN_AFTER = "written_after"
@@ -141,7 +140,7 @@ def _writes_by_schema(operator_: Any) -> bool | str:
     """Whether an operator writes; or the name of the argument that decides it: statistics that are written while
     training are in no schema."""
     schema = schema_of(operator_)
-    if schema is not None and (schema.is_mutable or schema.name in torch_operators.WRITES_UNSAID):
+    if schema is not None and (schema.is_mutable or schema.name in WRITES_UNSAID):
         return True
     return torch_calls.TRAINING_FLAG.get(_name(operator_).removeprefix("native_").removeprefix("cudnn_"), False)
 

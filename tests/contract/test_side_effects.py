@@ -114,7 +114,7 @@ def compiled(function, how: str = "inference"):
     return torch.compile(function, backend="ferrite", dynamic=True if how == "dynamic" else None, options=options)
 
 
-@pytest.mark.parametrize("how", ["inference", "training", "dynamic"])
+@pytest.mark.parametrize("how", ["inference", "training", pytest.param("dynamic", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_operators_with_effects_are_called_as_often_as_in_eager(program, how, artifact_cache):
     expected = calls_of(program, how)
