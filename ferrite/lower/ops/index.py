@@ -185,9 +185,9 @@ def gather(ctx: Context, x: Value, dim: int, index: Value, sparse_grad: bool) ->
 
 
 def along(x: Value, dim: int, index: Expr, axes: Sequence[Index]) -> list[Index]:
-    """A place in `x` where one dimension is an index from memory; what has no dimension counts as one element."""
+    """A place in `x` where one dimension is an index from memory."""
     if not x.rank:
-        return []
+        raise NotLowered("an index into a number: no loop would look at it")
     at = dim_of(dim, x.rank)
     return put(axes or [ZERO], at, straight(index, x.sizes[at], ALONG % at))
 

@@ -193,11 +193,8 @@ def slice_sources(
 ) -> Sources:
     """Slices of a source, each stored where the index at its number says."""
     read = wrapped if wraps else straight
-    if not x.rank:
-        value = source.at([ZERO] * source.rank) if isinstance(source, Value) else source
-        return Sources((), [], value)
-    if isinstance(source, Value) and source.rank != x.rank:
-        raise NotLowered("slices of another rank: eager says which it takes")
+    if not x.rank or (isinstance(source, Value) and source.rank != x.rank):
+        raise NotLowered("slices of a number, or of another rank: eager says which it takes")
     at, axes = dim_of(dim, x.rank), own_axes(sizes)
     said = complaint % at if "%d" in complaint else complaint
     place = put(axes, at, read(index.at([axes[at]][: index.rank]), x.sizes[at], said))
