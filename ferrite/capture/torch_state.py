@@ -26,19 +26,8 @@ def outside_of_modes() -> Iterator[None]:
     AOTAutograd calls its compilers under a fake mode: there `torch.tensor(2.0).item()` fails, and a constant joined
     with another is none. Stand-ins compute with stand-ins all the same, by the mode that each of them knows.
     """
-    with _disable_current_modes(), _without_function_modes(), torch._C._DisablePythonDispatcher():
+    with _disable_current_modes(), torch._C._DisablePythonDispatcher():
         yield
-
-
-@contextlib.contextmanager
-def _without_function_modes() -> Iterator[None]:
-    """`with torch.device("meta")` around a call of backward is about tensors of the user's, not of the compiler's."""
-    modes = [torch.overrides._pop_mode() for _ in range(torch._C._len_torch_function_stack())]
-    try:
-        yield
-    finally:
-        for mode in reversed(modes):
-            torch.overrides._push_mode(mode)
 
 
 @contextlib.contextmanager

@@ -120,3 +120,24 @@ def test_it_fires(program):
 @pytest.mark.parametrize("program", table(NEAR_MISSES))
 def test_it_does_not_fire(program):
     assert run(program).isdisjoint(program.not_here)
+
+
+@pytest.mark.quick
+def test_a_pass_computes_with_real_tensors_in_every_stage():
+    seen = []
+
+    def looking(stage: Any) -> Any:
+        def look(gm: Any, context: Any) -> int:
+            seen.append((stage, torch.tensor(2.0).add(1).item()))
+            return 0
+
+        return ferrite.graph_pass(look, stage=stage, name=f"look_{stage}")
+
+    stages = ("pre_grad", "joint", "freeze", "post_grad")
+    options = {"passes": [looking(stage) for stage in stages]}
+    model = nn.Linear(3, 3)
+    compile_strict(model, options=options)(torch.randn(2, 3)).sum().backward()
+    with torch.no_grad():
+        compile_strict(model, options={**options, "freeze": True})(torch.randn(2, 3))
+    assert {stage for stage, _ in seen} == set(stages)
+    assert {number for _, number in seen} == {3.0}
