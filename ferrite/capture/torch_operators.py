@@ -105,6 +105,11 @@ def shared_arguments(operator: Any) -> tuple[str | None, ...]:
     return tuple(found)
 
 
+def is_view(operator: Any) -> bool:
+    """Whether an operator only looks at memory in another way."""
+    return bool(shared_arguments(operator)) and all(shared_arguments(operator)) and not written_arguments(operator)
+
+
 @functools.lru_cache(maxsize=4096)
 def functional_twin(operator: Any) -> Any | None:
     """`add.Tensor` of `add_.Tensor`: the operator that computes what this one writes to its first argument."""

@@ -13,7 +13,7 @@ from ferrite.ir.program import If, Operation, argument_names, call_of
 from ferrite.ir.questions import arguments_of, reads
 from ferrite.schedule.steps import Launch, Plan, Run
 
-LARGE = 32 << 20  # bytes that come fresh from the system: see `ferrite.runtime.pages`
+LARGE = 32 << 20  # bytes that come fresh from the system: see `ferrite.runtime.cpu.pages`
 
 
 def tensors_of(step: Operation) -> list[str]:

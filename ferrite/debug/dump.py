@@ -17,12 +17,12 @@ from pathlib import Path
 
 import torch
 
+from ferrite.cache.folder import full_path, make_folders, make_shared, write_over
 from ferrite.debug.repro import HEAD, input_source, stand_in_source, written
 from ferrite.errors import warn_user
 from ferrite.graph import fake_value
 from ferrite.graph.as_python import module_source
 from ferrite.pipeline import PassRecord
-from ferrite.runtime.cache.folder import full_path, make_folders, make_shared, write_over
 
 _numbers = itertools.count()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ferrite.ir import host
+from ferrite.ir import arguments as host
 from ferrite.ir.evaluate import Points
 from ferrite.ir.index import Atom, Axis, Index, Symbol, evaluate
 from ferrite.ir.lifetimes import Frees, frees

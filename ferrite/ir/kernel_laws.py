@@ -30,6 +30,7 @@ from ferrite.ir.division import never_negative
 from ferrite.ir.expr import Data, Expr, Load, Local, Masked, Param, data_of
 from ferrite.ir.expr_laws import wrong_data, wrong_type
 from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, Product, Sum, Symbol, add, number
+from ferrite.ir.invalid import InvalidProgram
 from ferrite.ir.kernel import (
     INDEPENDENT,
     OWN,
@@ -50,7 +51,6 @@ from ferrite.ir.kernel import (
 from ferrite.ir.questions import indices_of, nodes_of
 from ferrite.ir.states import STATES
 from ferrite.ir.types import is_integer, short
-from ferrite.ir.verify import InvalidProgram
 
 
 def verify_kernel(kernel: Kernel) -> Kernel:

@@ -23,9 +23,10 @@ from __future__ import annotations
 import keyword
 from collections.abc import Iterable, Sequence
 
-from ferrite.ir import host
+from ferrite.ir import arguments as host
 from ferrite.ir.division import never_negative
 from ferrite.ir.index import ZERO, Index, Symbol
+from ferrite.ir.invalid import InvalidProgram
 from ferrite.ir.operation_laws import check_operation, typed
 from ferrite.ir.program import (
     Bind,
@@ -51,7 +52,6 @@ from ferrite.ir.questions import (
     symbols_in,
     writes,
 )
-from ferrite.ir.verify import InvalidProgram
 
 GIVEN = ("input", "donated")
 ADDING = frozenset(["sum", "prod", "welford", "softmax", "logsumexp"])  # kinds that compute, rather than choose

@@ -9,6 +9,7 @@ import torch
 from ferrite.ir.expr import Expr, Load, Local, Param
 from ferrite.ir.expr_laws import is_narrow, wrong_data, wrong_type
 from ferrite.ir.index import ZERO, Axis, Index, Symbol
+from ferrite.ir.invalid import InvalidProgram
 from ferrite.ir.program import (
     Assert,
     Bind,
@@ -26,7 +27,6 @@ from ferrite.ir.questions import axes_of, expressions, indices_of, nodes_of, roo
 from ferrite.ir.reductions import REDUCTIONS
 from ferrite.ir.scans import SCANS
 from ferrite.ir.types import short
-from ferrite.ir.verify import InvalidProgram
 
 Buffers = Mapping[str, Buffer]
 ADDING = frozenset(["sum", "prod", "welford", "softmax", "logsumexp"])  # kinds that compute, rather than choose

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import torch
 
-from ferrite.ir import host
+from ferrite.ir import arguments as host
 from ferrite.ir.expr import Expr
 from ferrite.ir.index import ZERO, Axis, Index, Symbol, axis
 from ferrite.ir.parse_calls import CallReader

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from ferrite.ir import host
+from ferrite.ir import arguments as host
 from ferrite.ir.index import Symbol
 from ferrite.ir.program import Call, CallArgument
 from ferrite.ir.reading import Reader

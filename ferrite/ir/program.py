@@ -35,8 +35,8 @@ from typing import Literal as OneOf
 import torch
 
 from ferrite.graph import ModelLine
+from ferrite.ir.arguments import Argument, Constant, Mapping, Ref, Sequence, Slice
 from ferrite.ir.expr import Expr
-from ferrite.ir.host import Argument, Constant, Mapping, Ref, Sequence, Slice
 from ferrite.ir.index import Axis, Index, Symbol
 
 Kind = OneOf["owned", "input", "donated", "constant", "view", "foreign"]

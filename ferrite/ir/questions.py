@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 
+from ferrite.ir.arguments import Ref
 from ferrite.ir.expr import Data, Expr, IndexValue, Load, Op, Random, data_of
-from ferrite.ir.host import Ref
 from ferrite.ir.index import TEXT, Axis, Index, Symbol
 from ferrite.ir.program import (
     Allocate,

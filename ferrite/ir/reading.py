@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ferrite.errors import UserError, nearest
-from ferrite.ir import host
+from ferrite.ir import arguments as host
 from ferrite.ir.expr import COMPLAINT, Cast, Const, Data, Expr, IndexValue, Load, Local, Masked, Op, Param, Random
 from ferrite.ir.index import Axis, Index, Symbol, add, maximum, minimum, number, symbol
 from ferrite.ir.program import CallArgument, Scalar, Size

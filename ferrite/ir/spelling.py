@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
-from ferrite.ir import host
+from ferrite.ir import arguments as host
 from ferrite.ir.expr import Cast, Const, Data, Expr, IndexValue, Load, Local, Masked, Op, Param, Random, complaint_text
 from ferrite.ir.index import TEXT, Atom, Index
 from ferrite.ir.program import CallArgument, Scalar, Size

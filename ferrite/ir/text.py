@@ -20,7 +20,7 @@ import itertools
 import keyword
 from collections.abc import Iterator, Sequence
 
-from ferrite.ir import host
+from ferrite.ir import arguments as host
 from ferrite.ir.expr import Expr
 from ferrite.ir.index import Axis, Index, Number, Symbol
 from ferrite.ir.one_line import expression_text as expression_text

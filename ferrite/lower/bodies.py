@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from ferrite.ir.arguments import Ref
 from ferrite.ir.expr import Expr
-from ferrite.ir.host import Ref
 from ferrite.ir.index import ZERO, Index, Symbol, number, symbol
 from ferrite.ir.program import CallArgument, Program
 from ferrite.ir.questions import changed_inputs, defines, symbols, symbols_in

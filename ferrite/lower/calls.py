@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api, torch_operators
-from ferrite.ir import host
+from ferrite.ir import arguments as host
+from ferrite.ir.arguments import Constant, Literal, Ref
 from ferrite.ir.expr import Expr
-from ferrite.ir.host import Constant, Literal, Ref
 from ferrite.ir.index import ZERO, Index, Number, Symbol
 from ferrite.ir.program import Buffer, Call, CallArgument, Scalar, Size, Template
 from ferrite.ir.types import SHORT

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,8 +18,8 @@ import torch
 from ferrite.capture import CapturedGraph, size_facts, torch_api, torch_operators
 from ferrite.graph import fake_value, model_line
 from ferrite.graph.aliases import storages_of
+from ferrite.ir.arguments import Constant, Literal
 from ferrite.ir.expr import Expr
-from ferrite.ir.host import Constant, Literal
 from ferrite.ir.index import ONE, ZERO, Index, Symbol, symbol
 from ferrite.ir.program import Bind, Buffer, Input, Origin, Output, Program
 from ferrite.ir.questions import writes
@@ -29,7 +29,6 @@ from ferrite.lower.bodies import Bodies
 from ferrite.lower.calls import HalfLowered, flat
 from ferrite.lower.dead import live_operations
 from ferrite.lower.forecasts import Laid, misforecast, put_right
-from ferrite.lower.host import LoweringFailure
 from ferrite.lower.lazy_bits import resolved_later, resolved_now
 from ferrite.lower.materialise import SinceCall, uses_of, worth_keeping
 from ferrite.lower.probes import corrected_by_eager
@@ -40,6 +39,7 @@ from ferrite.lower.table import NotLowered, lowering_of, standing
 from ferrite.lower.value import Box, Value, own_axes, whole
 
 families.load()
+CPU = frozenset({"cpu"})
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,17 @@ class LoweredProgram:
     objects: Mapping[str, Any]
 
 
-def lower_graph(graph: CapturedGraph) -> LoweredProgram:
-    return lower_module(graph.gm, graph.kind.value, graph.donated_inputs, graph.output_strides)
+class LoweringFailure(Exception):
+    """Lowering one node failed; the cause is the original exception."""
+
+    def __init__(self, node: torch.fx.Node) -> None:
+        super().__init__(f"lowering {node.format_node()}")
+        self.node = node
+
+
+def lower_graph(graph: CapturedGraph, kernels_on: Container[str] = CPU) -> LoweredProgram:
+    """`kernels_on`: types of devices that kernels can be made for; on others every operator is a call."""
+    return lower_module(graph.gm, graph.kind.value, graph.donated_inputs, graph.output_strides, kernels_on)
 
 
 def lower_module(
@@ -57,11 +66,12 @@ def lower_module(
     name: str = "program",
     donated: frozenset[int] = frozenset(),
     output_strides: Sequence[Any] | None = None,
+    kernels_on: Container[str] = CPU,
 ) -> LoweredProgram:
     wrong = (put_right(gm), corrected_by_eager(gm))
     if any(wrong):
         output_strides = None
-    walk = Walk(gm, donated, output_strides)
+    walk = Walk(gm, donated, output_strides, kernels_on)
     program = walk.run(name)
     return LoweredProgram(program, walk.objects)
 
@@ -71,8 +81,15 @@ class Walk(Bodies):
 
     is_body = False
 
-    def __init__(self, gm: torch.fx.GraphModule, donated: frozenset[int], output_strides: Sequence[Any] | None) -> None:
+    def __init__(
+        self,
+        gm: torch.fx.GraphModule,
+        donated: frozenset[int],
+        output_strides: Sequence[Any] | None,
+        kernels_on: Container[str],
+    ) -> None:
         super().__init__()
+        self.kernels_on = kernels_on
         self.gm, self.donated, self.output_strides = gm, apart_in_memory(gm, donated), output_strides
         self.values: dict[torch.fx.Node, Any] = {}
         self.inputs: list[Input] = []
@@ -84,13 +101,13 @@ class Walk(Bodies):
         self.sizes.computed = partial(computed_size, self)
 
     def program_of(self, gm: torch.fx.GraphModule, name: str, strides: Sequence[Any] | None) -> Program:
-        inner = Walk(gm, frozenset(), strides)
+        inner = Walk(gm, frozenset(), strides, self.kernels_on)
         inner.sizes, inner.objects, inner.bodies, inner.is_body = self.sizes, self.objects, self.bodies, True
         return inner.run(name)
 
     def expressions_of(self, gm: torch.fx.GraphModule, given: Sequence[Value]) -> list[Value]:
         """What a graph makes of these values, none of it in memory."""
-        inner = Walk(gm, frozenset(), None)
+        inner = Walk(gm, frozenset(), None, self.kernels_on)
         inner.sizes, inner.objects, inner.bodies = self.sizes, self.objects, self.bodies
         values = iter(given)
         for node in gm.graph.nodes:
@@ -242,6 +259,8 @@ class Walk(Bodies):
         kind, note = standing(target)
         if kind in ("eager", "template"):
             raise NotLowered(note)
+        if (device := self.without_kernels(target, args, kwargs, out)) is not None:
+            raise NotLowered(f"no kernels are made on {device}")
         if self.assumes_sizes:
             raise NotLowered("torch assumes a size of its result that data decides")
         first = next((value for value in args if isinstance(value, Value)), None)
@@ -255,6 +274,15 @@ class Walk(Bodies):
         if kind == "in place":
             return self.in_place(torch_operators.functional_twin(target), args, kwargs, out)
         return self.compose(target, args, kwargs, out)
+
+    def without_kernels(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> str | None:
+        """A device of this call that no kernels are made for. Views need none, nor do questions about sizes."""
+        results = [fake for fake in flat(out) if isinstance(fake, torch.Tensor)]
+        if not results or torch_operators.is_view(target) or not torch_operators.is_operator(target):
+            return None
+        operands = [value for value in flat((list(args), dict(kwargs))) if isinstance(value, Value)]
+        devices = [result.device.type for result in results] + [value.device.type for value in operands]
+        return next((device for device in devices if device not in self.kernels_on), None)
 
     def operands_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Laid]:
         for value in flat((list(args), dict(kwargs))):

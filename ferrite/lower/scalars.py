@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from ferrite.capture import size_facts, torch_api
+from ferrite.ir.arguments import Constant, Literal
 from ferrite.ir.expr import Expr, cast, const, index_value, op
-from ferrite.ir.host import Constant, Literal
 from ferrite.ir.index import Index, symbol
 from ferrite.ir.program import Call, Item
 from ferrite.lower.context import Context

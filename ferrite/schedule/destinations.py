@@ -15,9 +15,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ferrite.ir.arguments import Ref
 from ferrite.ir.division import never_negative
 from ferrite.ir.expr import Load, rewrite_indices
-from ferrite.ir.host import Ref
 from ferrite.ir.index import ONE, ZERO, Axis, FloorDiv, Index, Mod, Symbol, axis, substitute
 from ferrite.ir.program import Allocate, Buffer, Compute, Operation, Program, Store, Template
 from ferrite.ir.questions import reads, writes

@@ -10,11 +10,11 @@ import torch
 
 from compare import reset
 from ferrite import backend
+from ferrite.codegen.host import HostSource
 from ferrite.codegen.host_laws import HELPERS, verify_host
-from ferrite.codegen.native import NativeSource
 from ferrite.errors import FerriteWarning
-from ferrite.ir.verify import InvalidProgram
-from ferrite.runtime import native as runtime
+from ferrite.ir.invalid import InvalidProgram
+from ferrite.runtime import host_program as runtime
 
 quick = pytest.mark.quick
 GOOD = """\
@@ -35,8 +35,8 @@ def inference(args):
 """
 
 
-def source(text: str) -> NativeSource:
-    made = NativeSource("inference", text, operators={"op_aten_mm": "aten.mm.default"})
+def source(text: str) -> HostSource:
+    made = HostSource("inference", text, operators={"op_aten_mm": "aten.mm.default"})
     made.runs.append(None)  # type: ignore[arg-type]
     return made
 

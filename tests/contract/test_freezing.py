@@ -73,7 +73,7 @@ def executor(request: pytest.FixtureRequest, fresh_compiler: None, monkeypatch: 
 def loaded(executor: str, monkeypatch: pytest.MonkeyPatch) -> list[list[torch.Tensor]]:
     """The constants of each program, in the order of compiling."""
     found: list[list[torch.Tensor]] = []
-    place = {"native": "ferrite.native.load_native", "calls": "ferrite.backend.load"}[executor]
+    place = {"native": "ferrite.targets.cpu.load_host", "calls": "ferrite.backend.load"}[executor]
     original = pkgutil.resolve_name(place)
 
     def load(*code_and_constants):

@@ -22,9 +22,9 @@ STAGES = [stage for stage in ALL_STAGES if stage != "freeze"]  # for inference a
 PATCHABLE = {
     "native": {
         "lower": "ferrite.backend.lower_graph",
-        "schedule": "ferrite.native.make_plan",
-        "codegen": "ferrite.native.print_native",
-        "load": "ferrite.native.load_native",
+        "schedule": "ferrite.targets.cpu.make_plan",
+        "codegen": "ferrite.targets.cpu.print_host",
+        "load": "ferrite.targets.cpu.load_host",
     },
     "calls": {
         "lower": "ferrite.backend.lower",
@@ -112,7 +112,7 @@ def test_an_unforeseen_exception_is_a_failure_of_its_stage(executor, stage, monk
 
 @pytest.mark.quick
 def test_a_kernel_that_llvm_refuses_is_a_failure_of_codegen(monkeypatch, tmp_path):
-    monkeypatch.setattr("ferrite.runtime.kernels.kernel_text", lambda kernel, target, name: "no LLVM at all")
+    monkeypatch.setattr("ferrite.runtime.cpu.kernels.kernel_text", lambda kernel, target, name: "no LLVM at all")
 
     def unlike_any_other(x):  # a kernel that no other test has compiled in this process
         return (x * 0.123 + 4.567).sin()
@@ -211,7 +211,7 @@ def test_a_repro_of_a_failure_that_is_gone_says_so(tmp_path, monkeypatch):
     def broken(*args):
         raise ValueError("only in this process")
 
-    monkeypatch.setattr("ferrite.native.print_native", broken)
+    monkeypatch.setattr("ferrite.targets.cpu.print_host", broken)
     with pytest.warns(ferrite.FerriteWarning):
         torch.compile(model, backend="ferrite", options={"repro_dir": str(tmp_path)})(*inputs())
     (folder,) = tmp_path.iterdir()

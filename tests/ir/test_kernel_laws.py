@@ -11,10 +11,10 @@ import torch
 from ferrite.ir import kernel_laws as laws
 from ferrite.ir.expr import Local
 from ferrite.ir.index import axis, symbol
+from ferrite.ir.invalid import InvalidProgram
 from ferrite.ir.kernel import Kernel, Let, Loop, Pointer, State, Store
 from ferrite.ir.kernel_laws import verify_kernel
 from ferrite.ir.kernel_parse import parse_kernel
-from ferrite.ir.verify import InvalidProgram
 from loop_kernels import LINEAR_SCAN, changed, text
 
 pytestmark = pytest.mark.quick

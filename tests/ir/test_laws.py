@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ferrite.ir import host
+from ferrite.ir import arguments as host
 from ferrite.ir.expr import Cast, Const, IndexValue, Masked, Op, Param, Random, cast, const, data, index_value, op
 from ferrite.ir.index import as_index, axis, symbol
+from ferrite.ir.invalid import InvalidProgram
 from ferrite.ir.laws import verify_program
 from ferrite.ir.program import (
     Assert,
@@ -35,7 +36,6 @@ from ferrite.ir.program import (
     Wait,
     While,
 )
-from ferrite.ir.verify import InvalidProgram
 from loop_programs import BF16, BOOL, F32, I64, PROGRAMS, at, buffer, i0, i1, s0
 
 pytestmark = pytest.mark.quick

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ferrite.ir import host
+from ferrite.ir import arguments as host
 from ferrite.ir.expr import Masked, Random, const, data, index_value, op
 from ferrite.ir.index import as_index, axis, symbol
 from ferrite.ir.program import Bind, Call, Compute, If, Invoke, Program, Scalar, Size, Store, While

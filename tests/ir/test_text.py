@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ferrite.errors import UserError
-from ferrite.ir import host
+from ferrite.ir import arguments as host
 from ferrite.ir.expr import Cast, Const, cast, const, data, index_value, op
 from ferrite.ir.index import as_index, axis, maximum, minimum, symbol
 from ferrite.ir.parse import BadText, parse

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from ferrite.cache import Built, explain, graph_key, open_store, remember
 from ferrite.capture import CapturedGraph, capture
 from ferrite.options import resolve
 from ferrite.runtime import run_in_eager
-from ferrite.runtime.cache import Built, explain, graph_key, open_store, remember
 
 
 class Net(torch.nn.Module):

@@ -15,13 +15,13 @@ import pytest
 import torch
 
 import ferrite
+from ferrite.cache import Key, Store, open_store
+from ferrite.cache import folder as folders
+from ferrite.cache.folder import Unusable, check_above, full_path, make_folders, make_shared, write_folder
 from ferrite.debug.dump import Dump, DumpFolder
 from ferrite.errors import FerriteWarning, is_ours, user_frame, warn_user
 from ferrite.options import Options
-from ferrite.runtime import kernels
-from ferrite.runtime.cache import Key, Store, open_store
-from ferrite.runtime.cache import folder as folders
-from ferrite.runtime.cache.folder import Unusable, check_above, full_path, make_folders, make_shared, write_folder
+from ferrite.runtime.cpu import kernels
 
 KEY = Key.of("graph", {"torch": "2.13"})
 OPEN, STICKY = 0o777, 0o1777

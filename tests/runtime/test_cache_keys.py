@@ -18,12 +18,13 @@ import pytest
 import torch
 
 import ferrite
+from ferrite.cache import Key, Store, Uncacheable, differences, graph_key, kernel_key, source_digest
+from ferrite.cache import keys as facts
+from ferrite.cache.graph_text import READ
+from ferrite.cache.identities import identity
 from ferrite.capture import CapturedGraph, capture
 from ferrite.options import Options
 from ferrite.runtime import run_in_eager
-from ferrite.runtime.cache import Key, Store, Uncacheable, differences, facts, graph_key, kernel_key, source_digest
-from ferrite.runtime.cache.graph_text import READ
-from ferrite.runtime.cache.identities import identity
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,9 +13,7 @@ import pytest
 from runtime import cached_compile
 
 import ferrite
-from ferrite.debug.record import start_record
-from ferrite.options import Options
-from ferrite.runtime.cache import (
+from ferrite.cache import (
     Built,
     Key,
     Outcome,
@@ -27,6 +25,8 @@ from ferrite.runtime.cache import (
     open_store,
     remember,
 )
+from ferrite.debug.record import start_record
+from ferrite.options import Options
 
 
 @pytest.fixture

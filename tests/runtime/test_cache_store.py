@@ -20,12 +20,12 @@ from pathlib import Path
 
 import pytest
 
+from ferrite.cache import Artifact, Key, Store, open_store
+from ferrite.cache import folder as folders
+from ferrite.cache import store as stores
+from ferrite.cache.entry import HEAD, encode
 from ferrite.errors import FerriteWarning
 from ferrite.options import Options
-from ferrite.runtime.cache import Artifact, Key, Store, open_store
-from ferrite.runtime.cache import folder as folders
-from ferrite.runtime.cache import store as stores
-from ferrite.runtime.cache.entry import HEAD, encode
 
 pytestmark = pytest.mark.quick
 

@@ -15,14 +15,15 @@ from models.architectures import ARCHITECTURES
 from torch.nn import functional as F
 
 import ferrite
-from ferrite import backend, captured
+from ferrite import backend
 from ferrite.__main__ import main
+from ferrite.cache import Key, Uncacheable, captured_key, open_store
+from ferrite.cache import rewritten_graph as captured
 from ferrite.capture.as_data import Described, NoData, at_path, path_of, rebuilt
 from ferrite.capture.edits import Before, make
 from ferrite.errors import FerriteWarning
 from ferrite.options import resolve
 from ferrite.runtime import run_in_eager
-from ferrite.runtime.cache import Key, Uncacheable, captured_key, open_store
 
 pytestmark = pytest.mark.usefixtures("artifact_cache")
 
@@ -248,8 +249,8 @@ def joined(x):
 def test_a_hit_runs_no_pass(monkeypatch):
     assert compiled(joined, X).result == "miss"
     rewrites = ferrite.last_compile().rewrites
-    monkeypatch.setattr("ferrite.compilation.run_pipeline", None)
-    monkeypatch.setattr("ferrite.compilation.add_values", None)
+    monkeypatch.setattr("ferrite.debug.compilation.run_pipeline", None)
+    monkeypatch.setattr("ferrite.debug.compilation.add_values", None)
     assert compiled(joined, X).result == "hit"
     record = ferrite.last_compile()
     assert record.rewrites == rewrites

@@ -16,8 +16,10 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy
 
 import ferrite
-from ferrite import backend, captured
+from ferrite import backend
 from ferrite.__main__ import main
+from ferrite.cache import Key, Uncacheable, graph_key, open_store
+from ferrite.cache import rewritten_graph as captured
 from ferrite.capture import torch_api
 from ferrite.capture.as_data import NoData
 from ferrite.capture.edits import Before, make
@@ -29,7 +31,6 @@ from ferrite.graph.order import users_in_order
 from ferrite.options import resolve
 from ferrite.passes import joint_graph_passes
 from ferrite.runtime import run_in_eager
-from ferrite.runtime.cache import Key, Uncacheable, graph_key, open_store
 
 pytestmark = pytest.mark.usefixtures("artifact_cache")
 aten = torch.ops.aten
@@ -278,7 +279,7 @@ def test_a_hit_runs_no_pass(monkeypatch):
     model = Small()
     assert stepped(model, X).result == "miss"
     rewrites = ferrite.last_compile().passes["joint"]
-    monkeypatch.setattr("ferrite.compilation.Compilation.run_joint", lambda *_args: 1 / 0)
+    monkeypatch.setattr("ferrite.debug.compilation.Compilation.run_joint", lambda *_args: 1 / 0)
     assert stepped(model, X).result == "hit"
     found = ferrite.last_compile().passes["joint"]
     assert [each.rewrites for each in found] == [each.rewrites for each in rewrites]

@@ -15,16 +15,17 @@ from runtime import native_cases
 from runtime.native_cases import CASES, Net, gathered
 
 import ferrite
-from ferrite import backend, cached, native
+from ferrite import backend, cached
 from ferrite.__main__ import main
+from ferrite.cache import Key, Uncacheable, open_store
+from ferrite.cache.constant_storage import LARGEST, found_objects, kept_objects
 from ferrite.capture import torch_operators
 from ferrite.errors import FerriteWarning
 from ferrite.graph.places import Places
 from ferrite.lower import lower_graph
 from ferrite.options import resolve
-from ferrite.runtime import kernels
-from ferrite.runtime.cache import Key, Uncacheable, open_store
-from ferrite.runtime.held import LARGEST, found_objects, kept_objects
+from ferrite.runtime.cpu import kernels
+from ferrite.targets import cpu as native
 
 pytestmark = pytest.mark.usefixtures("artifact_cache")
 

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 import ferrite
+from ferrite.cache import Artifact, Key, Store, open_store, source_digest
+from ferrite.cache import store as stores
+from ferrite.cache.constant_storage import tensor_from
+from ferrite.cache.entry import HEAD, LARGEST, MAGIC, VERSION, encode
+from ferrite.cache.laws import Strange, check_graph
 from ferrite.options import resolve
-from ferrite.runtime import kernels
-from ferrite.runtime.cache import Artifact, Key, Store, open_store, source_digest
-from ferrite.runtime.cache import store as stores
-from ferrite.runtime.cache.entry import HEAD, LARGEST, MAGIC, VERSION, encode
-from ferrite.runtime.entry_laws import Strange, check_graph
-from ferrite.runtime.held import tensor_from
+from ferrite.runtime.cpu import kernels
 
 KEY = Key.of("graph", {"torch": "2.13"})
 
@@ -419,7 +419,7 @@ def test_an_entry_that_leads_to_a_failure_is_forgotten(entries, monkeypatch, tmp
 
 
 def test_what_cannot_be_written_down_is_compiled_all_the_same(artifact_cache, monkeypatch):
-    monkeypatch.setattr("ferrite.captured.passes_data", lambda passes: [float("nan")])
+    monkeypatch.setattr("ferrite.cache.rewritten_graph.passes_data", lambda passes: [float("nan")])
     torch.testing.assert_close(step(), step_in_eager())
     found = outcomes()["captured graph"]
     assert found.result == "not kept"

@@ -8,15 +8,16 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from executables import function_of
 from lower.lowered import traced
 
 import ferrite
 from children import in_child
 from compare import compile_strict, reset
-from ferrite import native
-from ferrite.codegen.native import print_native
+from ferrite.codegen.host import print_host
 from ferrite.lower.graph import lower_module
 from ferrite.schedule.plan import Run
+from ferrite.targets.cpu import CPU
 from threads import in_threads
 
 Tensor = torch.Tensor
@@ -53,10 +54,10 @@ def threads_of_torch() -> Iterator[None]:
 def compiled() -> Callable[[list[Tensor]], None]:
     """By pieces: Dynamo compiles anew when the number of threads changes."""
     lowered = lower_module(traced(flat, *state()))
-    plan = native.schedule(lowered.program, verify=True)
+    plan = CPU.scheduled(lowered.program, verify=True)
     (run,) = (each for each in plan.steps if isinstance(each, Run))
     assert [(item.first, item.count) for item in run.together] == [(0, COUNT)]
-    loaded = native.load(native.generate(plan), lowered.objects)
+    loaded = function_of(plan, lowered.objects)
     return lambda tensors: loaded(list(tensors)) and None
 
 
@@ -138,7 +139,7 @@ def test_one_sees_what_runs_together() -> None:
 
 
 def test_the_text_is_silent_where_kernels_run_in_turn() -> None:
-    plan = native.schedule(lower_module(traced(lambda x: (x - x.sum()).exp(), torch.randn(50))).program)
-    text = print_native(plan, {launch.kernel: place for place, launch in enumerate(plan.launches)}).text
+    plan = CPU.scheduled(lower_module(traced(lambda x: (x - x.sum()).exp(), torch.randn(50))).program)
+    text = print_host(plan, {launch.kernel: place for place, launch in enumerate(plan.launches)}).text
     assert "together" not in text
     assert plan.regions == [None] * len(plan.launches)

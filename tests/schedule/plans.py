@@ -10,9 +10,9 @@ from lower.lowered import traced
 
 from ferrite.ir.kernel import Kernel, Loop, walk
 from ferrite.lower.graph import lower_module
-from ferrite.native import not_native
 from ferrite.schedule.machine import Machine
 from ferrite.schedule.plan import Plan, Run, make_plan
+from ferrite.targets.cpu import CPU
 
 MACHINE = Machine()  # the same on every processor
 
@@ -20,7 +20,7 @@ MACHINE = Machine()  # the same on every processor
 def plan_of(fn: Callable[..., Any], *inputs: torch.Tensor, fuse: bool = True, dynamic: bool = False) -> Plan:
     """The plan of a function of these inputs; every kernel keeps the laws."""
     module = lower_module(traced(fn, *inputs, dynamic=dynamic))
-    return make_plan(module.program, MACHINE, not_native, verify=True, fuse=fuse)
+    return make_plan(module.program, MACHINE, CPU.refuses, verify=True, fuse=fuse)
 
 
 def runs(plan: Plan) -> list[Run]:

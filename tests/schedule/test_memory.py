@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from executables import function_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lower.lowered import traced
 from schedule.plans import memory, plan_of, runs
 
-from ferrite import native
 from ferrite.codegen.llvm.target import host_target
 from ferrite.ir.index import symbol
 from ferrite.lower.graph import lower_module
@@ -24,6 +24,7 @@ from ferrite.schedule.plan import make_plan
 from ferrite.schedule.runs import known_bytes
 from ferrite.schedule.steps import Launch, Plan, Run
 from ferrite.schedule.touches import Layouts
+from ferrite.targets.cpu import CPU
 from loop_programs import buffer, program
 
 quick = pytest.mark.quick
@@ -260,9 +261,9 @@ def test_what_is_taken_over_is_right(fn, fuse, dynamic):
     torch.manual_seed(0)
     x, w = torch.randn(48, 64, dtype=torch.float64), torch.randn(64, 64, dtype=torch.float64) / 8
     module = lower_module(traced(fn, x, w, dynamic=dynamic))
-    plan = make_plan(module.program, Machine(vector=4 * host_target().lanes), native.not_native, True, fuse)
+    plan = make_plan(module.program, Machine(vector=4 * host_target().lanes), CPU.refuses, True, fuse)
     kept = x.clone(), w.clone()
-    ours = native.load(native.generate(plan), module.objects)([x, w])
+    ours = function_of(plan, module.objects)([x, w])
     assert all(map(torch.equal, (x, w), kept)), "inputs are left as they are"
     eager = fn(x, w)
     for mine, theirs in zip(ours, eager if isinstance(eager, tuple) else (eager,), strict=True):

@@ -17,16 +17,16 @@ from ferrite.ir.expr import Masked
 from ferrite.ir.index import Symbol, number, symbol
 from ferrite.ir.kernel import Kernel, Scratch, nodes_in, walk
 from ferrite.ir.questions import indices_of
-from ferrite.native import not_native
 from ferrite.schedule.plan import Plan, make_plan
 from ferrite.schedule.touches import GUESS, likely, step_of
+from ferrite.targets.cpu import CPU
 
 quick = pytest.mark.quick
 
 
 def symbolic(fn: Callable[..., Any], *inputs: torch.Tensor) -> Plan:
     program = program_of(fn, *inputs, dynamic=True)
-    return make_plan(program, MACHINE, not_native, verify=True)
+    return make_plan(program, MACHINE, CPU.refuses, verify=True)
 
 
 def kernels(plan: Plan) -> list[Kernel]:

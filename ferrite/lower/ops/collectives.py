@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ferrite.capture import torch_api, torch_operators
-from ferrite.ir.host import Ref
+from ferrite.ir.arguments import Ref
 from ferrite.ir.program import Call, Collective, Wait
 from ferrite.ir.questions import reads, writes
 from ferrite.lower.calls import Calls, flat

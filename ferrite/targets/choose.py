@@ -1,0 +1,34 @@
+"""Which target compiles a graph."""
+
+from __future__ import annotations
+
+import functools
+
+from ferrite.errors import layout, warn_user
+from ferrite.options import Options
+from ferrite.targets.cpu import CALLS, CPU, INTERPRETER
+from ferrite.targets.target import Target
+
+
+def target_for(options: Options) -> Target:
+    if options.executor == "interpreter":
+        return INTERPRETER
+    return CPU if options.executor == "native" and llvm_is_here() else CALLS
+
+
+@functools.lru_cache
+def llvm_is_here() -> bool:
+    """Whether kernels can be compiled; where they cannot, that is said once."""
+    try:
+        import llvmlite.binding  # noqa: F401  # only here: a program of calls does not need it
+    except (ImportError, OSError) as problem:
+        facts = {
+            "because": f"{type(problem).__name__}: {problem}",
+            "what happens": "operators run one by one, as in eager",
+            "to change that": "pip install llvmlite",
+            "to say no more": 'torch.compile(..., options={"executor": "calls"})',
+        }
+        headline = "ferrite: without llvmlite nothing is compiled to kernels"
+        warn_user(layout(headline, facts))
+        return False
+    return True
