@@ -20,7 +20,7 @@ import torch
 
 from ferrite import cache
 from ferrite.cache.compiled_graph import as_entry, from_entry
-from ferrite.cache.kernels import KernelCache
+from ferrite.cache.kernels import KernelCaches
 from ferrite.cache.rewritten_graph import BeforePasses, KnownSizes, edit_as
 from ferrite.capture import CapturedGraph, GraphKind, capture, torch_api, torch_state
 from ferrite.capture.aot import Partition, mark_inputs_written_after
@@ -43,10 +43,10 @@ from ferrite.passes import FREEZE, JOINT, POST_GRAD, PRE_GRAD, checked_options
 from ferrite.passes.freezing import inlined_with_record
 from ferrite.passes.pre_grad import add_values, reason_to_leave, values_to_examples
 from ferrite.passes.pre_grad.numeric_check import numerics_checked
-from ferrite.pipeline import PassRecord, Pipeline
-from ferrite.runtime import Boxed, Freezer, Frozen, call_frozen, load_host, run_in_eager
-from ferrite.runtime.host_program import bytecode_of
-from ferrite.targets import target_for
+from ferrite.pipeline import Fuel, PassRecord, Pipeline
+from ferrite.runtime import Boxed, Freezer, Frozen, bytecode_of, call_frozen, load_host, run_in_eager
+from ferrite.schedule.plan import make_plan
+from ferrite.targets import executable_of, runs_of, targets_for
 
 Passes = tuple[PassRecord, ...]
 
@@ -194,17 +194,17 @@ def compile_passed(
 ) -> Boxed:
     """From the passes that are left to a function. `before`: what was done to the graph so far; `joint`: the stage that
     comes first, if it is still to come."""
-    options, target = compilation.options, target_for(compilation.options)
+    options, targets = compilation.options, targets_for(compilation.options)
     store, places = cache.open_store(options), Places(graph.gm)  # as it was captured: stages edit it
 
     def key() -> cache.Key:
         first_stage = {"first stage": "joint" if joint else "post_grad"}
-        sources = cache.source_digest(store)
-        return cache.graph_key(graph, options, target=target.identity(), sources=sources, more=first_stage)
+        sources, machines = cache.source_digest(store), "; ".join(target.identity() for target in targets.values())
+        return cache.graph_key(graph, options, target=machines or "any", sources=sources, more=first_stage)
 
     def read(artifact: cache.Artifact) -> tuple[Boxed, GraphRecord]:
         executable, objects, data = from_entry(artifact, places)
-        function = load_host(executable.source, target.loaded(executable), objects)
+        function = load_host(executable.source, runs_of(executable, targets), objects)
         return function, from_data(data, places, graph.kind.value, executable.source.commented)
 
     with compilation.stage("cache"):
@@ -214,26 +214,28 @@ def compile_passed(
         return compilation.finished(function, record, before, lookup.outcome)
     with compilation.stage("cache"):
         known, index = (KnownSizes(graph.gm), places.index()) if lookup.keeps else (None, None)
-        kernels = None if store is None else KernelCache(store, target.identity(), cache.source_digest(store))
+        kernels = KernelCaches(store)
     passes = rewrite((*joint, POST_GRAD) if options.post_grad else joint, graph, compilation, dump)
     with compilation.stage("lower"):
-        lowered = lower_graph(graph, target.devices)
+        lowered = lower_graph(graph, targets)
         if options.strict:
             verify_program(lowered.program)
         dump.write("program.py", lambda: str(lowered.program))
     with compilation.stage("schedule"):
-        plan = target.scheduled(lowered.program, options.strict)
+        schedulings = {device: target.scheduling for device, target in targets.items()}
+        fuel = Fuel(options.fuel)
+        plan = make_plan(lowered.program, schedulings, verify=options.strict, fuel=fuel, observe=dump.schedule)
     with compilation.stage("codegen"):
-        executable = target.compiled(plan, kernels, options.check_bounds)
+        executable = executable_of(plan, targets, kernels, options.check_bounds)
         source = verify_host(executable.source, lowered.objects)
         dump.write("host.py", lambda: source.commented)
     with compilation.stage("load"):
         objects = named_objects(source, lowered.objects)
         source.bytecode = bytecode_of(source, objects)
-        function = load_host(source, target.loaded(executable), objects)
+        function = load_host(source, runs_of(executable, targets), objects)
         record = plan_record(graph, plan, source.commented, passes)
     with compilation.stage("cache"):
-        if known is not None and index is not None and kernels is not None:
+        if known is not None and index is not None:
             reason, note = known.reason_to_forget(passes), "; ".join(kernels.problems)
             lookup.publish(lambda: as_entry(executable, objects, as_data(record, index), index, reason, note))
     return compilation.finished(function, record, before, lookup.outcome)

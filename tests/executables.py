@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ferrite.ir.program import Program
 from ferrite.runtime import Boxed, load_host
-from ferrite.schedule.plan import Plan
+from ferrite.schedule.plan import Plan, make_plan
+from ferrite.targets import executable_of, runs_of
 from ferrite.targets.cpu import CPU
+
+TARGETS = {"cpu": CPU}
+
+
+def plan_of(program: Program) -> Plan:
+    """For this processor, every step verified."""
+    return make_plan(program, {"cpu": CPU.scheduling}, verify=True)
 
 
 def function_of(plan: Plan, objects: Mapping[str, Any]) -> Boxed:
-    executable = CPU.compiled(plan)
-    return load_host(executable.source, CPU.loaded(executable), objects)
+    executable = executable_of(plan, TARGETS)
+    return load_host(executable.source, runs_of(executable, TARGETS), objects)

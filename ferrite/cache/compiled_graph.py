@@ -105,11 +105,17 @@ def source_from(data: Mapping[str, Any], places: Places, bytecode: bytes) -> Hos
 
 def run_data(run: RunTable) -> tuple[Any, ...]:
     together = [(each.first, each.count, each.threads) for each in run.together]
-    return run.arena, run.slots, [(call.kernel, call.arguments, call.complaints) for call in run.calls], together
+    return (
+        run.arena,
+        run.slots,
+        [(call.kernel, call.arguments, call.complaints) for call in run.calls],
+        together,
+        run.device,
+    )
 
 
-def run_from(arena: int, slots: int, calls: Sequence[Any], together: Sequence[Any]) -> RunTable:
-    return RunTable(arena, slots, tuple(map(kernel_call, calls)), tuple(Together(*each) for each in together))
+def run_from(arena: int, slots: int, calls: Sequence[Any], together: Sequence[Any], device: str) -> RunTable:
+    return RunTable(arena, slots, tuple(map(kernel_call, calls)), tuple(Together(*each) for each in together), device)
 
 
 def kernel_call(data: Sequence[Any]) -> KernelCall:

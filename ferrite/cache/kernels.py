@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ferrite.cache.keys import kernel_key
+from ferrite.cache.keys import kernel_key, source_digest
 from ferrite.cache.store import Store
 
 
@@ -32,3 +32,16 @@ class KernelCache:
 
     def publish(self, text: str, code: bytes) -> None:
         self.store.publish(kernel_key(text, target=self.target, sources=self.sources), {"code": code}, {})
+
+
+class KernelCaches:
+    """For each kind of machine that a graph has kernels for, the cache of its kernels; none without a store."""
+
+    def __init__(self, store: Store | None) -> None:
+        self.store = store
+        self.problems: list[str] = []
+
+    def __call__(self, identity: str) -> KernelCache | None:
+        if self.store is None:
+            return None
+        return KernelCache(self.store, identity, source_digest(self.store), self.problems)

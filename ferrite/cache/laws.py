@@ -79,7 +79,8 @@ def check_source(data: Any, counts: Sequence[int | None], nodes: int) -> None:
 
 def check_runs(runs: Any, counts: Sequence[int | None]) -> None:
     """Tables of kernels: all of them at once, since most are short."""
-    arenas, slots, calls, together = columns(runs, 4, "runs")
+    arenas, slots, calls, together, devices = columns(runs, 5, "runs")
+    texts(devices, "devices")
     wholes(arenas, "arenas", 0, MOST)
     wholes(slots, "slots", 0, MOST_SLOTS)
     called, arguments, complaints = columns(flat(calls, "calls"), 3, "calls")

@@ -23,21 +23,24 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from ferrite.codegen.host_parts import (
     comparison,
     complaints_of,
     first_line,
-    maker,
     numbers,
     read_by_strides,
     slot_text,
     tensors_of,
 )
+from ferrite.codegen.host_spelling import spelling_of
 from ferrite.codegen.small_programs import small_program
 from ferrite.graph import ModelLine
 from ferrite.ir import arguments as host
 from ferrite.ir.expr import Expr
 from ferrite.ir.index import Index, Symbol
+from ferrite.ir.kernel import Kernel
 from ferrite.ir.program import (
     CALLS,
     Assert,
@@ -65,6 +68,7 @@ from ferrite.schedule.touches import Layouts, likely
 WORD = re.compile(r"\w+")
 COMMENT_COLUMN = 72
 INDENT = "    "
+KernelNumbers = Mapping[tuple[str, Kernel], int]  # by the type of their device, and by themselves
 MARK = "\0"  # between a line of text and the number of its remark, while printing
 
 
@@ -81,12 +85,13 @@ class KernelCall:
 @dataclass(frozen=True)
 class RunTable:
     """A native call. Slot 0 is the arena, of so many bytes; then storages, then sizes. `together`: calls that share a
-    parallel region."""
+    parallel region. `device`: the type of the device that it runs on."""
 
     arena: int
     slots: int
     calls: tuple[KernelCall, ...]
     together: tuple[Together, ...] = ()
+    device: str = "cpu"
 
 
 @dataclass
@@ -124,7 +129,7 @@ class Executable:
     code: Mapping[str, bytes]
 
 
-def print_host(plan: Plan, kernels: Mapping[object, int], checked: bool = False) -> HostSource:
+def print_host(plan: Plan, kernels: KernelNumbers, checked: bool = False) -> HostSource:
     """`kernels`: the number of each kernel of the plan. `checked`: they are given the bounds of their memory."""
     source, remarks = HostSource(plan.program.name, checked=checked), list[ModelLine]()
     rows = [row.split(MARK) for row in _Printer(plan, source, kernels, plan.program.name, remarks).function()]
@@ -141,7 +146,7 @@ def named_objects(source: HostSource, objects: Mapping[str, Any]) -> dict[str, A
 
 class _Printer:
     def __init__(
-        self, plan: Plan, source: HostSource, kernels: Mapping[object, int], name: str, remarks: list[ModelLine]
+        self, plan: Plan, source: HostSource, kernels: KernelNumbers, name: str, remarks: list[ModelLine]
     ) -> None:
         self.plan, self.source, self.kernels, self.name, self.remarks = plan, source, kernels, name, remarks
         self.program = plan.program
@@ -191,11 +196,8 @@ class _Printer:
             yield f"{name} = {self.taken(buffer) if name in self.plan.taken else self.view(buffer)}"
         else:
             shape, strides = numbers(buffer.sizes), numbers(buffer.strides)
-            if buffer.device.type == "cpu":
-                many = math.prod(map(likely, buffer.sizes))
-                yield f"{name} = {maker(many * buffer.dtype.itemsize)}({shape}, {strides}, {buffer.dtype})"
-            else:
-                yield f"{name} = empty_strided({shape}, {strides}, dtype={buffer.dtype}, device={str(buffer.device)!r})"
+            many = math.prod(map(likely, buffer.sizes)) * buffer.dtype.itemsize
+            yield f"{name} = {spelling_of(buffer.device).allocation(shape, strides, buffer.dtype, many)}"
         self.there.add(name)
 
     def view(self, buffer: Buffer) -> str:
@@ -259,17 +261,20 @@ class _Printer:
             if self.source.checked:
                 arguments += self.bounds(run, launch, slots)
                 complaints = complaints_of(launch)
-            calls.append(KernelCall(self.kernels[launch.kernel], tuple(arguments), complaints))
+            calls.append(KernelCall(self.kernels[launch.device, launch.kernel], tuple(arguments), complaints))
         number = len(self.source.runs)
         together = () if self.source.checked else run.together  # what may fail shares no region
-        self.source.runs.append(RunTable(run.arena, len(slots) + 1, tuple(calls), together))
+        device = run.launches[0].device
+        self.source.runs.append(RunTable(run.arena, len(slots) + 1, tuple(calls), together, device))
         for each in together:
             yield f"# kernels {each.first} to {each.first + each.count - 1} of run_{number}: together, one thread each"
         words = [slot_text(slot) for slot in slots]
+        spelling = spelling_of(torch.device(device)).run_arguments
         if run.arena:
-            yield f"arena = {maker(run.arena)}(({run.arena},), (1,), torch.uint8)"
+            where = self.layouts.buffers[run.launches[0].arguments[0]].device
+            yield f"arena = {spelling_of(where).allocation(f'({run.arena},)', '(1,)', torch.uint8, run.arena)}"
             words.insert(0, "arena.data_ptr()")
-        yield self.remarked(f"run_{number}({', '.join(['threads()', *words])})", first_line(run))
+        yield self.remarked(f"run_{number}({', '.join([*spelling, *words])})", first_line(run))
         if run.arena:
             yield "del arena"
 

@@ -13,8 +13,6 @@ from ferrite.ir.program import If, Operation, argument_names, call_of
 from ferrite.ir.questions import arguments_of, reads
 from ferrite.schedule.steps import Launch, Plan, Run
 
-LARGE = 32 << 20  # bytes that come fresh from the system: see `ferrite.runtime.cpu.pages`
-
 
 def tensors_of(step: Operation) -> list[str]:
     """Buffers that must be tensors before a call: what it is given, not what it gives."""
@@ -52,11 +50,6 @@ def comparison(value: Expr) -> str | None:
         if item.dtype == torch.int64
     ]
     return f"({sides[0]} {COMPARISONS[value.name]} {sides[1]})" if len(sides) == 2 and None not in sides else None
-
-
-def maker(count: int) -> str:
-    """What makes a tensor of so many bytes."""
-    return "large_on_cpu" if count >= LARGE else "empty_on_cpu"
 
 
 def numbers(sizes: Iterable[Index]) -> str:

@@ -62,6 +62,11 @@ class Dump:
         if record.changed:
             self.graph(record.name, gm)
 
+    def schedule(self, step: str, schedule: object) -> None:
+        """What a step of scheduling made."""
+        self.steps += 1
+        self.write(f"{self.steps:02}_{step}.txt", lambda: str(schedule))
+
     def write(self, name: str, text: str | Callable[[], str]) -> None:
         """Write a file; a text that costs something to make may be a function, called only where it is wanted."""
         if self.root.path is None:

@@ -15,8 +15,7 @@ from ferrite.graph.places import Index, Places
 from ferrite.ir.arguments import Constant
 from ferrite.ir.program import call_of
 from ferrite.pipeline import PassRecord
-from ferrite.schedule.order import NotFused
-from ferrite.schedule.steps import Launch, Plan, Run
+from ferrite.schedule.steps import Launch, NotFused, Plan, Run
 
 
 def plan_record(graph: CapturedGraph, plan: Plan, source: str, passes: tuple[PassRecord, ...]) -> GraphRecord:

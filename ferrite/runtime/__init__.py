@@ -8,6 +8,6 @@ from ferrite.runtime.boxed import Boxed, run_in_eager
 from ferrite.runtime.discard import discard
 from ferrite.runtime.freezer import Freezer
 from ferrite.runtime.frozen import Frozen, call_frozen
-from ferrite.runtime.host_program import Kernels, load_host
+from ferrite.runtime.host_program import bytecode_of, load_host
 
-__all__ = ["Boxed", "Freezer", "Frozen", "Kernels", "call_frozen", "discard", "load_host", "run_in_eager"]
+__all__ = ["Boxed", "Freezer", "Frozen", "bytecode_of", "call_frozen", "discard", "load_host", "run_in_eager"]

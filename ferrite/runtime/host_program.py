@@ -1,25 +1,21 @@
-"""What compiled code calls while it runs: kernels through the native driver, and the few helpers of its text."""
+"""Host programs: their text becomes a function, with the few helpers that it calls while it runs."""
 
 from __future__ import annotations
 
 import builtins
-import ctypes
 import itertools
 import linecache
 import marshal
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.codegen.host import HostSource, RunTable
-from ferrite.codegen.llvm.driver import pack_steps
-from ferrite.codegen.llvm.entry import Table, bound
-from ferrite.ir.evaluate import Points, out_of_bounds
+from ferrite.codegen.host import HostSource
+from ferrite.ir.evaluate import Points
 from ferrite.ir.expr import Expr
 from ferrite.ir.index import Symbol
 from ferrite.ir.interpret import interpret, leaves, operator_at, stacked
@@ -31,19 +27,9 @@ from ferrite.runtime.cpu.pages import large_on_cpu
 _numbers = itertools.count()
 
 
-@dataclass(frozen=True)
-class Kernels:
-    """Kernels in this process, by number: the address of each, and what it says where one of its checks fails; the
-    address of the driver that runs them; what keeps all of them in memory."""
-
-    addresses: Sequence[int]
-    complaints: Sequence[Sequence[str]]
-    driver: int
-    held: Sequence[Any] = ()
-
-
-def load_host(source: HostSource, kernels: Kernels, objects: Mapping[str, Any]) -> Boxed:
-    """The function that the text defines."""
+def load_host(source: HostSource, runs: Sequence[Callable[..., int]], objects: Mapping[str, Any]) -> Boxed:
+    """The function that the text defines. `runs`: what runs each of its tables of kernels; `objects`: what it names
+    beside its inputs."""
     filename = f"<ferrite {source.function} {next(_numbers)}>"
     namespace: dict[str, Any] = {
         **objects,
@@ -67,8 +53,8 @@ def load_host(source: HostSource, kernels: Kernels, objects: Mapping[str, Any]) 
         if not callable(operator):  # torch makes a namespace of any name
             raise TypeError(f"{path} is no operator")
         namespace[name] = torch_api.direct_call(operator)
-    for number, table in enumerate(source.runs):
-        namespace[f"run_{number}"] = native_run(table, kernels)
+    for number, run in enumerate(runs):
+        namespace[f"run_{number}"] = run
     for number, program in enumerate(source.programs):
         namespace[f"interpret_{number}"] = interpreted(program, objects)
     for number, (value, symbols) in enumerate(source.scalars):
@@ -118,28 +104,6 @@ def in_file(code: types.CodeType, filename: str) -> types.CodeType:
     """The same code, and the functions in it, as if compiled from another file: tracebacks name it."""
     inner = (in_file(each, filename) if isinstance(each, types.CodeType) else each for each in code.co_consts)
     return code.replace(co_filename=filename, co_consts=tuple(inner))
-
-
-def native_run(table: RunTable, kernels: Kernels) -> Callable[..., int]:
-    """A function of the number of threads, and of the words that a run needs: addresses and sizes."""
-    calls = [(kernels.addresses[call.kernel], call.arguments) for call in table.calls]
-    steps = pack_steps(calls, table.slots, [(each.first, each.count, each.threads) for each in table.together])
-    kept = ctypes.create_string_buffer(steps, len(steps))
-    complaints = [(*kernels.complaints[call.kernel], *call.complaints) for call in table.calls]
-
-    def fail(result: int, value: int, extent: int, step: int) -> None:
-        raise problem(result, value, extent, complaints[step])
-
-    native = Table(ctypes.addressof(kept))
-    native.needs, native.fail = (kept, kernels.held), fail
-    return bound(kernels.driver, native)
-
-
-def problem(result: int, value: int, extent: int, complaints: Sequence[str]) -> Exception:
-    """The error that eager raises where a check of a kernel failed."""
-    if result < 0:
-        return RuntimeError("ZeroDivisionError")
-    return out_of_bounds(complaints[result - 1], value, extent)
 
 
 def view_of(

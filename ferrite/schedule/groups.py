@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ferrite.ir.index import Axis, Index, Number
-from ferrite.ir.program import Loop, Reduce, Scan
-from ferrite.schedule.machine import Machine
+from ferrite.ir.program import Loop, Origin, Reduce, Scan
 from ferrite.schedule.segments import segments_of
 from ferrite.schedule.stages import Stage
 from ferrite.schedule.touches import Layouts, Touch, counterparts, likely, separated
@@ -33,9 +32,12 @@ FEWEST_ROWS = 8  # where there is work for threads, rows are what they share
 
 @dataclass
 class Group:
+    """`device`: the type of the device that all of it runs on."""
+
     rows: tuple[Axis, ...]
     stages: list[Stage] = field(default_factory=list)
     touches: dict[str, list[Touch]] = field(default_factory=dict)  # by storage, each place once
+    device: str = "cpu"
 
     def add(self, stage: Stage) -> None:
         self.stages.append(stage)
@@ -45,16 +47,26 @@ class Group:
                 known_touches.append(touch)
 
     def copy(self) -> Group:
-        return Group(self.rows, list(self.stages), {name: list(touches) for name, touches in self.touches.items()})
+        touches = {name: list(touches) for name, touches in self.touches.items()}
+        return Group(self.rows, list(self.stages), touches, self.device)
 
     @property
     def operations(self) -> tuple[Loop, ...]:
         return tuple(stage.operation for stage in self.stages)
 
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        return tuple(dict.fromkeys(operation.origin for operation in self.operations))
 
-def begin(stage: Stage) -> Group:
+
+# Why a stage in a group would run slower than after it, row by row.
+Slower = Callable[[Group, Stage, tuple[Axis, ...]], str | None]
+
+
+def begin(stage: Stage, device: str = "cpu") -> Group:
     """A group of one: rows are all axes whose order is free."""
-    group = Group(tuple(item for item in stage.axes if item in stage.free and item not in stage.reduced))
+    rows = tuple(item for item in stage.axes if item in stage.free and item not in stage.reduced)
+    group = Group(rows, device=device)
     group.add(stage)
     return group
 
@@ -75,9 +87,10 @@ class Fit:
 
 
 def fit(
-    group: Group, stage: Stage, layouts: Layouts, machine: Machine, bound: Mapping[Axis, Axis] | None = None
+    group: Group, stage: Stage, layouts: Layouts, slower: Slower, bound: Mapping[Axis, Axis] | None = None
 ) -> Fit | Refusal:
-    """`bound`: the stage's axis for each row, where that is known."""
+    """`slower`: why they would be together, on their device; `bound`: the stage's axis for each row, where that is
+    known."""
     if len(group.stages) >= MOST_STAGES:
         return Refusal(f"the kernel has {MOST_STAGES} operations already")
     if len(group.touches.keys() | {touch.storage for touch in stage.touches}) > MOST_POINTERS:
@@ -93,7 +106,7 @@ def fit(
                 return Refusal(f"what one has of {touch.buffer} in a row, the other needs in other rows")
     if beside(group, joined) and written_bytes(group, joined, layouts) > shared_bytes(group, joined, layouts):
         return Refusal("they need nothing of each other, and together hold more than they read")
-    worse = slower(group, joined, rows, machine)
+    worse = slower(group, joined, rows)
     return Refusal(worse) if worse else Fit(joined, rows)
 
 
@@ -150,7 +163,7 @@ def bind(group: Group, stage: Stage) -> dict[Axis, Axis]:
     return bound
 
 
-def slower(group: Group, stage: Stage, rows: tuple[Axis, ...], machine: Machine) -> str | None:
+def slower(group: Group, stage: Stage, rows: tuple[Axis, ...]) -> str | None:
     """Why the two together would run slower than one after the other."""
     stages = [*group.stages, stage]
     work = max(each.points for each in stages)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ferrite.ir.expr import Load
 from ferrite.ir.index import Symbol
 from ferrite.ir.kernel import Kernel, Pointer, Store, indices_in, nodes_in, walk
-from ferrite.ir.program import Origin
 from ferrite.ir.questions import indices_of, symbols_in
 from ferrite.schedule.groups import Group
 from ferrite.schedule.homes import Homes
@@ -21,15 +20,8 @@ from ferrite.schedule.segments import segments_of
 from ferrite.schedule.shapes import arranged
 from ferrite.schedule.sharing import shared_tiles
 from ferrite.schedule.statements import Statements
+from ferrite.schedule.target import Built
 from ferrite.schedule.touches import Layouts
-
-
-@dataclass(frozen=True)
-class Built:
-    """`arguments`: the storages behind the pointers."""
-
-    kernel: Kernel
-    arguments: tuple[str, ...]
 
 
 def build(group: Group, inside: Iterable[str], layouts: Layouts, machine: Machine) -> Built:
@@ -49,7 +41,7 @@ def build(group: Group, inside: Iterable[str], layouts: Layouts, machine: Machin
     needed = memory_of(body)
     pointers = tuple(item for item in pointers_of(made) if item.name in needed)
     body = with_prefetches(body, {item.name: item for item in pointers}, machine)
-    return Built(Kernel(pointers, sizes_of(body), body, origins_of(group)), tuple(item.name for item in pointers))
+    return Built(Kernel(pointers, sizes_of(body), body, group.origins), tuple(item.name for item in pointers))
 
 
 def pointers_of(made: Statements) -> tuple[Pointer, ...]:
@@ -76,7 +68,3 @@ def sizes_of(body: Body) -> tuple[Symbol, ...]:
             for index in indices_of(item):
                 found.update(symbols_in(index))
     return tuple(sorted(found, key=lambda item: item.name))
-
-
-def origins_of(group: Group) -> tuple[Origin, ...]:
-    return tuple(dict.fromkeys(operation.origin for operation in group.operations))

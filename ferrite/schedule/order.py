@@ -6,7 +6,6 @@ depends on: what writes what it reads, what reads or writes what it writes, what
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -14,22 +13,14 @@ import torch
 from ferrite.ir.index import Symbol
 from ferrite.ir.program import Assert, Compute, Loop, Operation, Program, Reduce, Scan
 from ferrite.ir.questions import defines, has_effect, reads, symbols, writes
+from ferrite.pipeline import Fuel
 from ferrite.schedule.groups import Fit, Group, Refusal, begin, bind, fit, shared_bytes
-from ferrite.schedule.machine import Machine
 from ferrite.schedule.stages import Names, Stage, stage_of, with_fresh_axes
+from ferrite.schedule.steps import NotFused
+from ferrite.schedule.target import Schedulings
 from ferrite.schedule.touches import Layouts
 
 MOST_TRIED = 6  # groups that an operation is held against, those that share most first
-Native = Callable[[Operation], str | None]
-
-
-@dataclass(frozen=True)
-class NotFused:
-    """An operation that did not join a group, by the graph nodes both come from."""
-
-    nodes: tuple[str, ...]
-    group: tuple[str, ...]
-    reason: str
 
 
 @dataclass
@@ -42,8 +33,8 @@ class Ordered:
 
 
 class Order:
-    def __init__(self, program: Program, machine: Machine, native: Native, fuse: bool = True) -> None:
-        self.program, self.machine, self.native, self.fuse = program, machine, native, fuse
+    def __init__(self, program: Program, schedulings: Schedulings, fuel: Fuel) -> None:
+        self.program, self.schedulings, self.fuel = program, schedulings, fuel
         self.layouts = Layouts(program)
         self.names = Names()
         self.done = Ordered()
@@ -99,34 +90,43 @@ class Order:
         """The place of the item that the operation is part of now."""
         if not isinstance(operation, Compute | Reduce | Scan):
             return self.append(operation)
-        reason = self.native(operation)
-        if reason:
-            place = self.append(operation)
-            self.done.alone[place] = reason
-            return place
+        device = self.device_of(operation)
+        scheduling = self.schedulings.get(device)
+        reason = f"no kernels are made on {device}" if scheduling is None else scheduling.refuses(operation)
+        if reason or scheduling is None:
+            return self.leave(operation, reason or "")
         stage = stage_of(with_fresh_axes(operation, self.names), self.layouts)
         reason = hazard(stage, self.layouts)
         if reason:
-            place = self.append(operation)
-            self.done.alone[place] = reason
-            return place
-        if self.fuse:
-            needed = self.merged(stage, needed)
-            for place in self.candidates(stage, max(needed, default=-1)):
+            return self.leave(operation, reason)
+        if self.fuel.left:
+            needed = self.merged(stage, needed, device)
+            for place in self.candidates(stage, max(needed, default=-1), device):
                 group = self.done.items[place]
                 assert isinstance(group, Group)
-                found = fit(group, stage, self.layouts, self.machine)
+                found = fit(group, stage, self.layouts, scheduling.slower)
                 if isinstance(found, Fit):
+                    self.fuel.spend()
                     group.rows = found.rows
                     group.add(found.stage)
                     self.after[place] = max(self.after[place], *(needed - {place}), -1)
                     return place
                 self.refused(operation, group, found)
-        place = self.append(begin(stage))
+        place = self.append(begin(stage, device))
         self.after[place] = max(needed, default=-1)
         return place
 
-    def merged(self, stage: Stage, needed: set[int]) -> set[int]:
+    def leave(self, operation: Operation, reason: str) -> int:
+        """An operation that does not become part of a kernel."""
+        place = self.append(operation)
+        self.done.alone[place] = reason
+        return place
+
+    def device_of(self, operation: Loop) -> str:
+        """The type of the device that a loop runs on: that of what it writes."""
+        return next((self.layouts.buffers[access.buffer].device.type for access in writes(operation)), "cpu")
+
+    def merged(self, stage: Stage, needed: set[int], device: str) -> set[int]:
         """Where the last thing that a stage needs is a group, and it shares memory with an earlier group too, the two
         groups become one if nothing stands between them: the stage can then join both."""
         last = max(needed, default=-1)
@@ -134,7 +134,9 @@ class Order:
         group = self.done.items[last] if last >= 0 else None
         if not isinstance(group, Group):
             return needed
-        for place in self.candidates(stage, max(self.after[last], *others, -1)):
+        if group.device != device:
+            return needed
+        for place in self.candidates(stage, max(self.after[last], *others, -1), device):
             if place < last and (place, last) not in self.apart:
                 if self.became_one(place, last, stage):
                     return others | {place}
@@ -152,11 +154,13 @@ class Order:
         if len(rows) != len(first.rows) or len(rows) != len(second.rows):
             return False
         whole = first.copy()
+        slower = self.schedulings[first.device].slower
         for stage in second.stages:
-            found = fit(whole, stage, self.layouts, self.machine, rows)
+            found = fit(whole, stage, self.layouts, slower, rows)
             if not isinstance(found, Fit) or found.rows != first.rows:
                 return False
             whole.add(found.stage)
+        self.fuel.spend()
         self.done.items[place], self.done.items[later] = whole, Group(())
         self.after[place] = max(self.after[place], self.after[later])
         for table in (self.writer, self.reader):
@@ -169,7 +173,7 @@ class Order:
         self.done.items.append(item)
         return len(self.done.items) - 1
 
-    def candidates(self, stage: Stage, earliest: int) -> list[int]:
+    def candidates(self, stage: Stage, earliest: int, device: str) -> list[int]:
         """Groups not before what the stage depends on, those that share most bytes first, of equals the latest."""
         places = {
             place
@@ -178,6 +182,7 @@ class Order:
             if (place := table.get(touch.storage, -1)) >= max(earliest, 0)
         }
         groups = [(place, item) for place in places if isinstance(item := self.done.items[place], Group)]
+        groups = [(place, group) for place, group in groups if group.device == device]
         ranked = sorted(groups, key=lambda pair: (-shared_bytes(pair[1], stage, self.layouts), -pair[0]))
         return [place for place, _ in ranked[:MOST_TRIED]]
 

@@ -20,8 +20,7 @@ from ferrite.ir.kernel_laws import verify_kernel
 from ferrite.ir.program import Compute, Reduce, Scan, Store, Target
 from ferrite.ir.questions import nodes_of, roots_of
 from ferrite.schedule.groups import Group
-from ferrite.schedule.kernels import build, origins_of
-from ferrite.schedule.machine import Machine
+from ferrite.schedule.target import Schedulings
 from ferrite.schedule.touches import Layouts
 
 # What says everything by itself, without a name of one group in it.
@@ -59,16 +58,20 @@ class Repeat:
     def arguments(self) -> tuple[str, ...]:
         return tuple(self.names[number] for number in self.pattern.arguments)
 
+    @property
+    def sizes(self) -> tuple[Symbol, ...]:
+        return self.pattern.kernel.sizes
+
     def kernel(self, one: Mapping[str, str]) -> Kernel:
         """`one`: storages that take over memory, as for `canonical`."""
         numbers = {name: number for number, name in enumerate(self.names)}
         kernel = self.pattern.form({numbers[old]: numbers[new] for old, new in one.items()})
-        return replace(kernel, origins=origins_of(self.group))
+        return replace(kernel, origins=self.group.origins)
 
 
 class Repeats:
-    def __init__(self, layouts: Layouts, machine: Machine) -> None:
-        self.layouts, self.machine = layouts, machine
+    def __init__(self, layouts: Layouts, schedulings: Schedulings) -> None:
+        self.layouts, self.schedulings = layouts, schedulings
         self.patterns: dict[Hashable, Pattern] = {}
 
     def of(self, group: Group, inside: tuple[str, ...]) -> Repeat:
@@ -78,7 +81,7 @@ class Repeats:
         names = tuple(signature.storages)
         pattern = self.patterns.get(key)
         if pattern is None:
-            built = build(group, inside, self.layouts, self.machine)
+            built = self.schedulings[group.device].arranged(group, inside, self.layouts)
             arguments = tuple(signature.storages[name] for name in built.arguments)
             pattern = self.patterns[key] = Pattern(built.kernel, names, arguments)
         return Repeat(pattern, names, group)
@@ -99,7 +102,7 @@ class Signature:
     def of_group(self, group: Group) -> Hashable:
         rows = tuple(map(self.index, group.rows))
         stages = [(tuple(map(self.index, stage.axes)), self.operation(stage.operation)) for stage in group.stages]
-        return (rows, *stages, *self.rows)
+        return (group.device, rows, *stages, *self.rows)
 
     def operation(self, operation: Compute | Reduce | Scan | Any) -> Hashable:
         for item in nodes_of(*roots_of(operation), known=self.places):

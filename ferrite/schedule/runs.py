@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ferrite.ir.program import Buffer, Program
+from ferrite.pipeline import Fuel
 from ferrite.schedule.arena import Arenas
 from ferrite.schedule.memory import last_uses, touched
 from ferrite.schedule.peak import UnknownBytes, bytes_at, held
@@ -31,18 +32,19 @@ class _Life:
     size: int
 
 
-def with_parted_runs(program: Program, steps: Sequence[Step], arenas: Arenas) -> list[list[Step]]:
+def with_parted_runs(program: Program, steps: Sequence[Step], arenas: Arenas, fuel: Fuel) -> list[list[Step]]:
     """For each step the steps that it becomes."""
     parts: list[list[Step]] = [[step] for step in steps]
     most = bytes_held(program, parts, arenas)
     for _ in range(MOST_PARTED):
-        found = greatest_parted(program, parts, most, arenas)
+        found = greatest_parted(program, parts, most, arenas) if fuel.left else None
         if found is None:
             break
         fewer = bytes_held(program, found, arenas)
         if max(fewer) > max(most) - WORTH:
             break
         parts, most = found, fewer
+        fuel.spend()
     return parts
 
 

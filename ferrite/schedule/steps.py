@@ -9,19 +9,28 @@ from dataclasses import dataclass, field
 from ferrite.ir.index import Symbol
 from ferrite.ir.kernel import Kernel
 from ferrite.ir.program import Loop, Operation, Program
-from ferrite.schedule.order import NotFused
 
 MOST_NAMES = 6
 
 
 @dataclass(frozen=True)
+class NotFused:
+    """An operation that did not join a group, by the graph nodes both come from."""
+
+    nodes: tuple[str, ...]
+    group: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
 class Launch:
-    """A kernel, the storages behind its pointers and the symbols behind its sizes."""
+    """A kernel, the storages behind its pointers, the symbols behind its sizes, and the type of its device."""
 
     kernel: Kernel
     arguments: tuple[str, ...]
     sizes: tuple[Symbol, ...]
     operations: tuple[Loop, ...] = field(compare=False)
+    device: str = "cpu"
 
     @property
     def name(self) -> str:

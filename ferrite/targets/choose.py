@@ -1,19 +1,22 @@
-"""Which target compiles a graph."""
+"""Which targets compile a graph, by the types of their devices. Operators on any other device are calls."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
 from ferrite.errors import layout, warn_user
 from ferrite.options import Options
-from ferrite.targets.cpu import CALLS, CPU, INTERPRETER
+from ferrite.targets.cpu import CPU, INTERPRETER
 from ferrite.targets.target import Target
 
+Targets = Mapping[str, Target]
 
-def target_for(options: Options) -> Target:
+
+def targets_for(options: Options) -> Targets:
     if options.executor == "interpreter":
-        return INTERPRETER
-    return CPU if options.executor == "native" and llvm_is_here() else CALLS
+        return {"cpu": INTERPRETER}
+    return {"cpu": CPU} if options.executor == "native" and llvm_is_here() else {}
 
 
 @functools.lru_cache

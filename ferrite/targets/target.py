@@ -1,36 +1,37 @@
-"""What a target is: a device's way through the compiler, behind the passes.
+"""What a target is: a device's way through the compiler, behind lowering.
 
-Everything up to here is the same on every device. A target says which operations can be kernels there, makes kernels of
-groups of them, compiles and loads these. The host program around the kernels is the same again.
+Everything up to there is the same on every device. A target says how programs are scheduled for it, compiles the
+kernels that come of that, and loads them. The host program around the kernels is the same again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from ferrite.codegen import Executable
-from ferrite.ir.program import Operation, Program
-from ferrite.runtime import Kernels
+from ferrite.codegen.host import RunTable
+from ferrite.ir.kernel import Kernel
 from ferrite.runtime.cpu import KernelStore
-from ferrite.schedule.plan import Plan
+from ferrite.schedule.target import Scheduling
+
+LoadedRun = Callable[..., int]
 
 
 class Target(Protocol):
     @property
-    def devices(self) -> frozenset[str]:
-        """The types of devices that it makes kernels for; operators on others are calls."""
+    def scheduling(self) -> Scheduling:
+        """Its part in scheduling."""
 
     def identity(self) -> str:
         """For the cache: everything about the machine that code is chosen by."""
 
-    def refuses(self, operation: Operation) -> str | None:
-        """Why a loop operation cannot be a kernel here; None where it can."""
+    def compiled(
+        self, kernels: Sequence[Kernel], store: KernelStore | None = None, checked: bool = False
+    ) -> tuple[list[str], dict[str, bytes]]:
+        """A name for each kernel, and code by name: of all of them, and of what is needed besides. `checked`: kernels
+        compare every address with the bounds of its memory."""
 
-    def scheduled(self, program: Program, verify: bool = False) -> Plan:
-        """The program as launches of kernels, calls, and the memory of both."""
-
-    def compiled(self, plan: Plan, store: KernelStore | None = None, checked: bool = False) -> Executable:
-        """`checked`: kernels compare every address with the bounds of its memory."""
-
-    def loaded(self, executable: Executable) -> Kernels:
-        """The kernels of an executable in this process."""
+    def loaded(
+        self, kernels: Sequence[tuple[str, Sequence[str]]], code: Mapping[str, bytes], tables: Sequence[RunTable]
+    ) -> list[LoadedRun]:
+        """A function for each run. `kernels`: names and what each says where a check of it fails, by number."""

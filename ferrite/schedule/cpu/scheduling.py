@@ -1,0 +1,41 @@
+"""A CPU's part in scheduling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from ferrite.ir.index import Axis
+from ferrite.ir.program import Operation, Program
+from ferrite.schedule.groups import Group, slower
+from ferrite.schedule.kernels import build
+from ferrite.schedule.machine import Machine
+from ferrite.schedule.prepare import prepare
+from ferrite.schedule.stages import Stage
+from ferrite.schedule.steps import Run
+from ferrite.schedule.target import Built
+from ferrite.schedule.together import Regions
+from ferrite.schedule.touches import Layouts
+
+
+@dataclass(frozen=True)
+class CpuScheduling:
+    """`unsupported`: why the code generator cannot make a kernel of an operation."""
+
+    machine: Machine
+    unsupported: Callable[[Operation], str | None] = field(default=lambda operation: None)
+
+    def refuses(self, operation: Operation) -> str | None:
+        return self.unsupported(operation)
+
+    def prepared(self, program: Program) -> Program:
+        return prepare(program)
+
+    def slower(self, group: Group, stage: Stage, rows: tuple[Axis, ...]) -> str | None:
+        return slower(group, stage, rows)
+
+    def arranged(self, group: Group, inside: Iterable[str], layouts: Layouts) -> Built:
+        return build(group, inside, layouts, self.machine)
+
+    def finished(self, run: Run, layouts: Layouts) -> Run:
+        return Regions(layouts, self.machine).shared(run)
