@@ -34,7 +34,7 @@ from ferrite.codegen.host_parts import (
     slot_text,
     tensors_of,
 )
-from ferrite.codegen.host_spelling import spelling_of
+from ferrite.codegen.host_spelling import EagerSpelling, HostSpelling
 from ferrite.codegen.small_programs import small_program
 from ferrite.graph import ModelLine
 from ferrite.ir import arguments as host
@@ -68,6 +68,7 @@ from ferrite.schedule.touches import Layouts, likely
 WORD = re.compile(r"\w+")
 COMMENT_COLUMN = 72
 INDENT = "    "
+Spellings = Mapping[str, HostSpelling]
 KernelNumbers = Mapping[tuple[str, Kernel], int]  # by the type of their device, and by themselves
 MARK = "\0"  # between a line of text and the number of its remark, while printing
 
@@ -129,10 +130,12 @@ class Executable:
     code: Mapping[str, bytes]
 
 
-def print_host(plan: Plan, kernels: KernelNumbers, checked: bool = False) -> HostSource:
-    """`kernels`: the number of each kernel of the plan. `checked`: they are given the bounds of their memory."""
+def print_host(plan: Plan, kernels: KernelNumbers, spellings: Spellings, checked: bool = False) -> HostSource:
+    """`kernels`: the number of each kernel of the plan. `spellings`: what differs by device, by the types of those that
+    have kernels. `checked`: kernels are given the bounds of their memory."""
     source, remarks = HostSource(plan.program.name, checked=checked), list[ModelLine]()
-    rows = [row.split(MARK) for row in _Printer(plan, source, kernels, plan.program.name, remarks).function()]
+    printer = _Printer(plan, source, kernels, spellings, plan.program.name, remarks)
+    rows = [row.split(MARK) for row in printer.function()]
     source.text = "\n".join(row[0] for row in rows) + "\n"
     source.lines = {place: remarks[int(row[1])] for place, row in enumerate(rows) if len(row) > 1}
     return source
@@ -146,9 +149,16 @@ def named_objects(source: HostSource, objects: Mapping[str, Any]) -> dict[str, A
 
 class _Printer:
     def __init__(
-        self, plan: Plan, source: HostSource, kernels: KernelNumbers, name: str, remarks: list[ModelLine]
+        self,
+        plan: Plan,
+        source: HostSource,
+        kernels: KernelNumbers,
+        spellings: Spellings,
+        name: str,
+        remarks: list[ModelLine],
     ) -> None:
         self.plan, self.source, self.kernels, self.name, self.remarks = plan, source, kernels, name, remarks
+        self.spellings = spellings
         self.program = plan.program
         self.layouts = Layouts(plan.program)
         self.there = {item for item in self.program.inputs if isinstance(item, str)}  # tensors under their names
@@ -159,7 +169,8 @@ class _Printer:
     def function(self) -> Iterator[str]:
         for place, plans in self.plan.bodies.items():
             for number, body in enumerate(plans):
-                inner = _Printer(body, self.source, self.kernels, self.body_name(place, number), self.remarks)
+                name = self.body_name(place, number)
+                inner = _Printer(body, self.source, self.kernels, self.spellings, name, self.remarks)
                 yield from inner.function()
                 yield ""
         yield f"def {self.name}(args):"
@@ -184,6 +195,9 @@ class _Printer:
     def body_name(self, place: int, number: int) -> str:
         return f"{self.name}_body_{place}_{number}"
 
+    def spelling(self, device: torch.device) -> HostSpelling:
+        return self.spellings.get(device.type) or EagerSpelling(device)
+
     # --- memory -------------------------------------------------------------------------------------------------------
 
     def made(self, name: str) -> Iterator[str]:
@@ -197,7 +211,7 @@ class _Printer:
         else:
             shape, strides = numbers(buffer.sizes), numbers(buffer.strides)
             many = math.prod(map(likely, buffer.sizes)) * buffer.dtype.itemsize
-            yield f"{name} = {spelling_of(buffer.device).allocation(shape, strides, buffer.dtype, many)}"
+            yield f"{name} = {self.spelling(buffer.device).allocation(shape, strides, buffer.dtype, many)}"
         self.there.add(name)
 
     def view(self, buffer: Buffer) -> str:
@@ -268,13 +282,13 @@ class _Printer:
         self.source.runs.append(RunTable(run.arena, len(slots) + 1, tuple(calls), together, device))
         for each in together:
             yield f"# kernels {each.first} to {each.first + each.count - 1} of run_{number}: together, one thread each"
-        words = [slot_text(slot) for slot in slots]
-        spelling = spelling_of(torch.device(device)).run_arguments
+        spelling = self.spelling(self.layouts.buffers[run.launches[0].arguments[0]].device)
+        words = [slot_text(slot, spelling) for slot in slots]
         if run.arena:
-            where = self.layouts.buffers[run.launches[0].arguments[0]].device
-            yield f"arena = {spelling_of(where).allocation(f'({run.arena},)', '(1,)', torch.uint8, run.arena)}"
-            words.insert(0, "arena.data_ptr()")
-        yield self.remarked(f"run_{number}({', '.join([*spelling, *words])})", first_line(run))
+            yield f"arena = {spelling.allocation(f'({run.arena},)', '(1,)', torch.uint8, run.arena)}"
+            words.insert(0, spelling.address("arena"))
+        call = f"run_{number}({', '.join([*spelling.run_arguments, *words])})"
+        yield self.remarked(call, first_line(run))
         if run.arena:
             yield "del arena"
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
+from ferrite.codegen.host_spelling import HostSpelling
 from ferrite.graph import ModelLine
 from ferrite.ir.expr import Const, Expr, IndexValue, Op
 from ferrite.ir.index import Index, Symbol
@@ -57,11 +58,11 @@ def numbers(sizes: Iterable[Index]) -> str:
     return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
 
 
-def slot_text(slot: object) -> str:
+def slot_text(slot: object, spelling: HostSpelling) -> str:
     """What fills a slot of a run: an address, a size, or an end of the storage behind a tensor."""
     match slot:
         case str():
-            return f"{slot}.data_ptr()"
+            return spelling.address(slot)
         case (end, name):
             return f"{end}({name})"
         case Symbol():

@@ -15,6 +15,9 @@ class HostSpelling(Protocol):
     def allocation(self, sizes: str, strides: str, dtype: torch.dtype, count: int) -> str:
         """An expression that makes a tensor; `count`: how many bytes that takes, about."""
 
+    def address(self, tensor: str) -> str:
+        """What a run is given for a tensor."""
+
 
 class CpuSpelling:
     LARGE_BYTES = 32 << 20  # from here on memory comes fresh from the system: see `ferrite.runtime.cpu.pages`
@@ -24,8 +27,11 @@ class CpuSpelling:
         maker = "large_on_cpu" if count >= self.LARGE_BYTES else "empty_on_cpu"
         return f"{maker}({sizes}, {strides}, {dtype})"
 
+    def address(self, tensor: str) -> str:
+        return f"{tensor}.data_ptr()"
 
-class AnySpelling:
+
+class EagerSpelling:
     """A device that torch knows and that no kernels are made for."""
 
     run_arguments: tuple[str, ...] = ()
@@ -36,9 +42,5 @@ class AnySpelling:
     def allocation(self, sizes: str, strides: str, dtype: torch.dtype, count: int) -> str:
         return f"empty_strided({sizes}, {strides}, dtype={dtype}, device={str(self.device)!r})"
 
-
-CPU = CpuSpelling()
-
-
-def spelling_of(device: torch.device) -> HostSpelling:
-    return CPU if device.type == "cpu" else AnySpelling(device)
+    def address(self, tensor: str) -> str:
+        return f"{tensor}.data_ptr()"

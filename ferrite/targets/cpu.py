@@ -6,6 +6,7 @@ import functools
 from collections.abc import Mapping, Sequence
 
 from ferrite.codegen.host import RunTable
+from ferrite.codegen.host_spelling import CpuSpelling
 from ferrite.codegen.llvm import entry
 from ferrite.codegen.llvm.emit import unsupported
 from ferrite.codegen.llvm.target import host_target, machine_text
@@ -22,6 +23,8 @@ from ferrite.targets.target import LoadedRun
 
 
 class CpuTarget:
+    spelling = CpuSpelling()
+
     @functools.cached_property
     def scheduling(self) -> CpuScheduling:
         return CpuScheduling(Machine(vector=4 * host_target().lanes), unsupported_reason)

@@ -24,7 +24,7 @@ def executable_of(
     """`checked`: kernels compare every address with the bounds of its memory."""
     pairs = dict.fromkeys((launch.device, launch.kernel) for launch in plan.launches)
     numbers = {pair: number for number, pair in enumerate(pairs)}
-    source = print_host(plan, numbers, checked)
+    source = print_host(plan, numbers, {device: target.spelling for device, target in targets.items()}, checked)
     names: dict[int, str] = {}
     code: dict[str, bytes] = {}
     for device in dict.fromkeys(device for device, _kernel in pairs):

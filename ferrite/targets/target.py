@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from ferrite.codegen.host import RunTable
+from ferrite.codegen.host_spelling import HostSpelling
 from ferrite.ir.kernel import Kernel
 from ferrite.runtime.cpu import KernelStore
 from ferrite.schedule.target import Scheduling
@@ -21,6 +22,10 @@ class Target(Protocol):
     @property
     def scheduling(self) -> Scheduling:
         """Its part in scheduling."""
+
+    @property
+    def spelling(self) -> HostSpelling:
+        """How a host program makes memory on it, and what it gives to runs of kernels."""
 
     def identity(self) -> str:
         """For the cache: everything about the machine that code is chosen by."""
