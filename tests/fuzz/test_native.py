@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from executables import function_of
+from executables import function_of, plan_of
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -20,7 +20,6 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from compare import assert_no_farther
 from ferrite.lower.graph import lower_module
-from ferrite.targets.cpu import CPU
 
 Tensor = torch.Tensor
 Step = Callable[[list[Tensor]], Tensor]
@@ -115,7 +114,7 @@ def compiled(case: Case, inputs: list[Tensor]) -> list[Tensor]:
     fakes = [mode.from_tensor(each, static_shapes=not case.dynamic) for each in inputs]
     with mode:
         lowered = lower_module(make_fx(lambda *given: case(*given))(*fakes))
-    plan = CPU.scheduled(lowered.program, verify=True)
+    plan = plan_of(lowered.program)
     assert not plan.alone, "every loop has a kernel"
     return list(function_of(plan, lowered.objects)(list(inputs)))
 

@@ -25,7 +25,8 @@ from multiprocessing import get_context
 from typing import Any
 
 import torch
-from executables import function_of
+from executables import function_of as executable
+from executables import plan_of
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
@@ -35,7 +36,6 @@ from ferrite.ir.laws import verify_program
 from ferrite.ir.parse import parse
 from ferrite.ir.program import Program, Template, call_of
 from ferrite.lower.graph import lower_module
-from ferrite.targets.cpu import CPU
 from tests.rounding import DRAWS, is_float, nudged
 
 OPERATORS = {f"{op.name}.{op.variant_test_name}".strip("."): op for op in op_db}
@@ -129,7 +129,7 @@ def judge(info: Any, sample: Any, backward: bool) -> Verdict:
 
 def compiled(program: Program, tensors: list[torch.Tensor], objects: Mapping[str, Any]) -> list[Any]:
     """What native code makes of a program."""
-    return list(function_of(CPU.scheduled(program, verify=True), objects)(tensors))
+    return list(executable(plan_of(program), objects)(tensors))
 
 
 def call_by_call(gm: torch.fx.GraphModule, tensors: list[torch.Tensor]) -> list[Any]:

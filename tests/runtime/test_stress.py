@@ -25,7 +25,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from executables import function_of
+from executables import function_of, plan_of
 from torch._subclasses import FakeTensorMode
 from torch.fx import graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -43,7 +43,6 @@ from ferrite.ir import intern
 from ferrite.lower.graph import lower_module
 from ferrite.options import resolve
 from ferrite.runtime.cpu import kernels
-from ferrite.targets.cpu import CPU
 from threads import in_threads
 
 Tensor = torch.Tensor
@@ -67,7 +66,7 @@ def by_pieces(run: Callable[[Tensor], Tensor], given: Tensor) -> Callable[[Tenso
     mode = FakeTensorMode(shape_env=ShapeEnv())
     with mode:
         lowered = lower_module(make_fx(lambda x: [run(x)])(mode.from_tensor(given, static_shapes=True)))
-    plan = CPU.scheduled(lowered.program, verify=True)
+    plan = plan_of(lowered.program)
     assert len(plan.launches) == 1
     loaded = function_of(plan, lowered.objects)
     return lambda x: loaded([x])[0]

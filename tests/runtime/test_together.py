@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from executables import function_of
+from executables import function_of, plan_of
 from lower.lowered import traced
 
 import ferrite
 from children import in_child
 from compare import compile_strict, reset
-from ferrite.codegen.host import print_host
 from ferrite.lower.graph import lower_module
 from ferrite.schedule.plan import Run
+from ferrite.targets import executable_of
 from ferrite.targets.cpu import CPU
 from threads import in_threads
 
@@ -54,7 +54,7 @@ def threads_of_torch() -> Iterator[None]:
 def compiled() -> Callable[[list[Tensor]], None]:
     """By pieces: Dynamo compiles anew when the number of threads changes."""
     lowered = lower_module(traced(flat, *state()))
-    plan = CPU.scheduled(lowered.program, verify=True)
+    plan = plan_of(lowered.program)
     (run,) = (each for each in plan.steps if isinstance(each, Run))
     assert [(item.first, item.count) for item in run.together] == [(0, COUNT)]
     loaded = function_of(plan, lowered.objects)
@@ -139,7 +139,7 @@ def test_one_sees_what_runs_together() -> None:
 
 
 def test_the_text_is_silent_where_kernels_run_in_turn() -> None:
-    plan = CPU.scheduled(lower_module(traced(lambda x: (x - x.sum()).exp(), torch.randn(50))).program)
-    text = print_host(plan, {launch.kernel: place for place, launch in enumerate(plan.launches)}).text
+    plan = plan_of(lower_module(traced(lambda x: (x - x.sum()).exp(), torch.randn(50))).program)
+    text = executable_of(plan, {"cpu": CPU}).source.text
     assert "together" not in text
     assert plan.regions == [None] * len(plan.launches)

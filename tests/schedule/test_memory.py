@@ -11,16 +11,13 @@ from executables import function_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lower.lowered import traced
-from schedule.plans import memory, plan_of, runs
+from schedule.plans import make, memory, plan_of, runs
 
-from ferrite.codegen.llvm.target import host_target
 from ferrite.ir.index import symbol
 from ferrite.lower.graph import lower_module
 from ferrite.schedule.arena import ALWAYS, Arenas, Host, bytes_of, meet, spans_of, with_places
-from ferrite.schedule.machine import Machine
 from ferrite.schedule.memory import last_uses
 from ferrite.schedule.peak import held
-from ferrite.schedule.plan import make_plan
 from ferrite.schedule.runs import known_bytes
 from ferrite.schedule.steps import Launch, Plan, Run
 from ferrite.schedule.touches import Layouts
@@ -261,7 +258,7 @@ def test_what_is_taken_over_is_right(fn, fuse, dynamic):
     torch.manual_seed(0)
     x, w = torch.randn(48, 64, dtype=torch.float64), torch.randn(64, 64, dtype=torch.float64) / 8
     module = lower_module(traced(fn, x, w, dynamic=dynamic))
-    plan = make_plan(module.program, Machine(vector=4 * host_target().lanes), CPU.refuses, True, fuse)
+    plan = make(module.program, fuse, CPU.scheduling.machine)
     kept = x.clone(), w.clone()
     ours = function_of(plan, module.objects)([x, w])
     assert all(map(torch.equal, (x, w), kept)), "inputs are left as they are"

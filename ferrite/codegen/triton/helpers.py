@@ -9,8 +9,8 @@ import inspect
 import re
 from collections.abc import Iterable
 
+from ferrite.ir.philox import KEY_STEPS, MULTIPLIERS, ROUNDS
 from ferrite.ir.random import PLACE_BITS
-from ferrite.passes.joint.randoms import KEY_STEPS, MULTIPLIERS, ROUNDS
 
 HELPERS: dict[str, str] = {}
 
