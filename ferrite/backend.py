@@ -195,7 +195,8 @@ def compile_passed(
     """From the passes that are left to a function. `before`: what was done to the graph so far; `joint`: the stage that
     comes first, if it is still to come."""
     options, target = compilation.options, target_for(compilation.options)
-    store, places = cache.open_store(options), Places(graph.gm)  # as it was captured: stages edit it
+    with compilation.stage("cache"):
+        store, places = cache.open_store(options), Places(graph.gm)  # as it was captured: stages edit it
 
     def key() -> cache.Key:
         first_stage = {"first stage": "joint" if joint else "post_grad"}
