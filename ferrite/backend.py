@@ -46,7 +46,7 @@ from ferrite.passes.pre_grad.numeric_check import numerics_checked
 from ferrite.pipeline import PassRecord, Pipeline
 from ferrite.runtime import Boxed, Freezer, Frozen, call_frozen, load_host, run_in_eager
 from ferrite.runtime.host_program import bytecode_of
-from ferrite.targets import target_for
+from ferrite.targets import buildable, target_for
 
 Passes = tuple[PassRecord, ...]
 
@@ -216,26 +216,28 @@ def compile_passed(
     with compilation.stage("cache"):
         known, index = (KnownSizes(graph.gm), places.index()) if lookup.keeps else (None, None)
         kernels = None if store is None else KernelCache(store, target.identity(), cache.source_digest(store))
+    builder = buildable(target)
     passes = rewrite((*joint, POST_GRAD) if options.post_grad else joint, graph, compilation, dump)
     with compilation.stage("lower"):
-        lowered = lower_graph(graph, target.devices)
+        lowered = lower_graph(graph, builder.devices)
         if options.strict:
             verify_program(lowered.program)
         dump.write("program.py", lambda: str(lowered.program))
     with compilation.stage("schedule"):
-        plan = target.scheduled(lowered.program, options.strict)
+        plan = builder.scheduled(lowered.program, options.strict)
     with compilation.stage("codegen"):
-        executable = target.compiled(plan, kernels, options.check_bounds)
+        executable = builder.compiled(plan, kernels, options.check_bounds)
         source = verify_host(executable.source, lowered.objects)
         dump.write("host.py", lambda: source.commented)
     with compilation.stage("load"):
         objects = named_objects(source, lowered.objects)
         source.bytecode = bytecode_of(source, objects)
-        function = load_host(source, target.loaded(executable), objects)
+        function = load_host(source, builder.loaded(executable), objects)
         record = plan_record(graph, plan, source.commented, passes)
     with compilation.stage("cache"):
         if known is not None and index is not None and kernels is not None:
-            reason, note = known.reason_to_forget(passes), "; ".join(kernels.problems)
+            reason = known.reason_to_forget(passes) if builder is target else "it was not compiled to kernels"
+            note = "; ".join(kernels.problems)
             lookup.publish(lambda: as_entry(executable, objects, as_data(record, index), index, reason, note))
     return compilation.finished(function, record, before, lookup.outcome)
 

@@ -10,10 +10,18 @@ from ferrite.targets.cpu import CALLS, CPU, INTERPRETER
 from ferrite.targets.target import Target
 
 
+TARGETS: dict[str, Target] = {"native": CPU, "calls": CALLS, "interpreter": INTERPRETER}
+
+
 def target_for(options: Options) -> Target:
-    if options.executor == "interpreter":
-        return INTERPRETER
-    return CPU if options.executor == "native" and llvm_is_here() else CALLS
+    """The target that a graph is compiled for, and looked up for. It may have been compiled elsewhere: loading needs no
+    compiler."""
+    return TARGETS[options.executor]
+
+
+def buildable(target: Target) -> Target:
+    """The target itself, or calls where its compiler is missing."""
+    return CALLS if target is CPU and not llvm_is_here() else target
 
 
 @functools.lru_cache
