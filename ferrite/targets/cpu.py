@@ -6,7 +6,7 @@ LLVM. `INTERPRETER` lowers everything and compiles nothing: the slow interpreter
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ferrite.codegen import Executable, print_host
 from ferrite.codegen.llvm import entry
@@ -78,6 +78,12 @@ class WithoutKernels(CpuTarget):
         return make_plan(program, Machine(), self.refuses, verify)
 
 
+class Interpreter(WithoutKernels):
+    def scheduled(self, program: Program, verify: bool = False) -> Plan:
+        """Nothing is left out: whatever the interpreter runs, it was asked to run."""
+        return replace(super().scheduled(program, verify), alone={})
+
+
 CPU = CpuTarget()
 CALLS = WithoutKernels("no kernels are made")
-INTERPRETER = WithoutKernels("the interpreter runs it", CPU.devices)
+INTERPRETER = Interpreter("the interpreter runs it", CPU.devices)
