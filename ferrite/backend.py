@@ -46,7 +46,7 @@ from ferrite.passes.pre_grad.numeric_check import numerics_checked
 from ferrite.pipeline import Fuel, PassRecord, Pipeline
 from ferrite.runtime import Boxed, Freezer, Frozen, bytecode_of, call_frozen, load_host, run_in_eager
 from ferrite.schedule.plan import make_plan
-from ferrite.targets import executable_of, runs_of, targets_for
+from ferrite.targets import buildable, executable_of, runs_of, targets_for
 
 Passes = tuple[PassRecord, ...]
 
@@ -195,7 +195,8 @@ def compile_passed(
     """From the passes that are left to a function. `before`: what was done to the graph so far; `joint`: the stage that
     comes first, if it is still to come."""
     options, targets = compilation.options, targets_for(compilation.options)
-    store, places = cache.open_store(options), Places(graph.gm)  # as it was captured: stages edit it
+    with compilation.stage("cache"):
+        store, places = cache.open_store(options), Places(graph.gm)  # as it was captured: stages edit it
 
     def key() -> cache.Key:
         first_stage = {"first stage": "joint" if joint else "post_grad"}
@@ -215,28 +216,30 @@ def compile_passed(
     with compilation.stage("cache"):
         known, index = (KnownSizes(graph.gm), places.index()) if lookup.keeps else (None, None)
         kernels = KernelCaches(store)
+    here = buildable(targets)
     passes = rewrite((*joint, POST_GRAD) if options.post_grad else joint, graph, compilation, dump)
     with compilation.stage("lower"):
-        lowered = lower_graph(graph, targets)
+        lowered = lower_graph(graph, here)
         if options.strict:
             verify_program(lowered.program)
         dump.write("program.py", lambda: str(lowered.program))
     with compilation.stage("schedule"):
-        schedulings = {device: target.scheduling for device, target in targets.items()}
+        schedulings = {device: target.scheduling for device, target in here.items()}
         fuel = Fuel(options.fuel)
         plan = make_plan(lowered.program, schedulings, verify=options.strict, fuel=fuel, observe=dump.schedule)
     with compilation.stage("codegen"):
-        executable = executable_of(plan, targets, kernels, options.check_bounds)
+        executable = executable_of(plan, here, kernels, options.check_bounds)
         source = verify_host(executable.source, lowered.objects)
         dump.write("host.py", lambda: source.commented)
     with compilation.stage("load"):
         objects = named_objects(source, lowered.objects)
         source.bytecode = bytecode_of(source, objects)
-        function = load_host(source, runs_of(executable, targets), objects)
+        function = load_host(source, runs_of(executable, here), objects)
         record = plan_record(graph, plan, source.commented, passes)
     with compilation.stage("cache"):
         if known is not None and index is not None:
-            reason, note = known.reason_to_forget(passes), "; ".join(kernels.problems)
+            reason = known.reason_to_forget(passes) if here == targets else "it was not compiled to kernels"
+            note = "; ".join(kernels.problems)
             lookup.publish(lambda: as_entry(executable, objects, as_data(record, index), index, reason, note))
     return compilation.finished(function, record, before, lookup.outcome)
 

@@ -15,7 +15,7 @@ from ferrite.graph.places import Index, Places
 from ferrite.ir.arguments import Constant
 from ferrite.ir.program import call_of
 from ferrite.pipeline import PassRecord
-from ferrite.schedule.steps import Launch, NotFused, Plan, Run
+from ferrite.schedule.steps import INTERPRETED, Launch, NotFused, Plan, Run
 
 
 def plan_record(graph: CapturedGraph, plan: Plan, source: str, passes: tuple[PassRecord, ...]) -> GraphRecord:
@@ -25,6 +25,8 @@ def plan_record(graph: CapturedGraph, plan: Plan, source: str, passes: tuple[Pas
     eager = [EagerCall(operator_text(call.operator), call.reason, at.line) for call, at in calls]
     for place, reason in plan.alone.items():
         step = plan.steps[place]
+        if reason == INTERPRETED:
+            continue
         assert not isinstance(step, Run)
         eager.append(EagerCall(", ".join(step.origin.nodes) or type(step).__name__.lower(), reason, step.origin.line))
     kernels = tuple(

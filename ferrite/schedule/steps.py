@@ -11,6 +11,7 @@ from ferrite.ir.kernel import Kernel
 from ferrite.ir.program import Loop, Operation, Program
 
 MOST_NAMES = 6
+INTERPRETED = "the interpreter was asked for"  # why an operation is no kernel, where nothing else is wrong
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,16 @@ Targets = Mapping[str, Target]
 
 
 def targets_for(options: Options) -> Targets:
+    """Those that a graph is compiled for, and looked up for. It may have been compiled elsewhere: loading needs no
+    compiler."""
     if options.executor == "interpreter":
         return {"cpu": INTERPRETER}
-    return {"cpu": CPU} if options.executor == "native" and llvm_is_here() else {}
+    return {"cpu": CPU} if options.executor == "native" else {}
+
+
+def buildable(targets: Targets) -> Targets:
+    """Those whose compilers are here; on the devices of the others every operator is a call."""
+    return {device: target for device, target in targets.items() if target is not CPU or llvm_is_here()}
 
 
 @functools.lru_cache

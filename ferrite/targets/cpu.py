@@ -19,6 +19,7 @@ from ferrite.runtime.cpu import Kernels, KernelStore, build, functions_of, nativ
 from ferrite.schedule.cpu import CpuScheduling
 from ferrite.schedule.machine import Machine
 from ferrite.schedule.scans import has_state
+from ferrite.schedule.steps import INTERPRETED
 from ferrite.targets.target import LoadedRun
 
 
@@ -53,7 +54,7 @@ class InterpretedTarget(CpuTarget):
 
     @functools.cached_property
     def scheduling(self) -> CpuScheduling:
-        return CpuScheduling(Machine(), lambda operation: "the interpreter runs it")
+        return CpuScheduling(Machine(), lambda operation: INTERPRETED)
 
     def identity(self) -> str:
         return "any"

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ferrite.cache import Built, explain, graph_key, open_store, remember
+from ferrite.cache import Built, explain, graph_key, look_up, open_store
 from ferrite.capture import CapturedGraph, capture
 from ferrite.options import resolve
 from ferrite.runtime import run_in_eager
@@ -29,15 +29,17 @@ def compile_and_ask(size: int) -> list[list[Any]]:
     store = open_store(options)
 
     def compile_graph(graph: CapturedGraph) -> Any:
-        artifact, outcome = remember(
+        lookup = look_up(
             store,
             # ferrite itself may be edited between one run and the other
             lambda: graph_key(graph, options, target="this one", sources="as they are"),
-            lambda: Built({"code": b"x"}, {"nodes": len(graph.gm.graph.nodes)}),
             graph.kind.value,
+            lambda artifact: artifact.metadata["nodes"],
         )
+        nodes = lookup.found or len(graph.gm.graph.nodes)
+        outcome = lookup.publish(lambda: Built({"code": b"x"}, {"nodes": nodes}))
         differing = [each.name for each in (explain(outcome) or (None, []))[1]]
-        outcomes.append([outcome.what, outcome.result, differing, outcome.key.digest, artifact.metadata["nodes"]])
+        outcomes.append([outcome.what, outcome.result, differing, outcome.key.digest, nodes])
         return run_in_eager(graph.gm)
 
     def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:

@@ -10,20 +10,22 @@ import sys
 import time
 
 import pytest
-from runtime import cached_compile
+from cache import cached_compile
 
 import ferrite
 from ferrite.cache import (
+    Artifact,
     Built,
     Key,
+    Lookup,
     Outcome,
     Store,
     Uncacheable,
     differences,
     explain,
+    look_up,
     nearest,
     open_store,
-    remember,
 )
 from ferrite.debug.record import start_record
 from ferrite.options import Options
@@ -38,39 +40,71 @@ def graph(**components: str) -> Key:
     return Key.of("graph", {"operators": "aten.mm", "torch": "2.13", "input 2": "f32", "input 10": "f32", **components})
 
 
+def whole(artifact: Artifact) -> Artifact:
+    return artifact
+
+
+def look(store: Store | None, key: Key, read=whole) -> Lookup:
+    return look_up(store, lambda: key, "forward graph", read)
+
+
 def ask(store: Store | None, key: Key, **built) -> Outcome:
-    _artifact, outcome = remember(store, lambda: key, lambda: Built({"code": b"1"}, {}, **built), "forward graph")
-    return outcome
+    """Look for an entry, and make it where there is none."""
+    return look(store, key).publish(lambda: Built({"code": b"1"}, {}, **built))
 
 
 @pytest.mark.quick
-def test_building_happens_once(store):
-    built = []
+def test_what_was_published_is_found(store):
+    first = look(store, graph())
+    assert (first.found, first.keeps, first.outcome.result) == (None, True, "miss")
+    published = first.publish(lambda: Built({"code": b"machine code"}, {"steps": (1, 2)}))
+    assert (published.result, published.reason) == ("miss", "")
+    second = look(store, graph())
+    assert (second.keeps, second.outcome.result, second.outcome.key) == (False, "hit", graph())
+    assert second.found.sections == {"code": b"machine code"}
+    assert second.found.metadata == {"steps": [1, 2]}
 
-    def build() -> Built:
-        built.append(1)
-        return Built({"code": b"machine code"}, {"steps": (1, 2)})
 
-    first, miss = remember(store, graph, build, "forward graph")
-    second, hit = remember(store, graph, build, "forward graph")
-    assert (miss.result, hit.result, len(built)) == ("miss", "hit", 1)
-    assert first == second
-    assert second.sections == {"code": b"machine code"}
-    assert second.metadata == {"steps": [1, 2]}
-    assert hit.key == graph()
+def never() -> Built:
+    raise AssertionError("it is described, and nobody keeps it")
 
 
 @pytest.mark.quick
-def test_what_cannot_be_kept_is_built_every_time(store):
+def test_what_cannot_be_kept_is_not_described(store):
     def no_key() -> Key:
         raise Uncacheable("it calls model.f, a function without an operator's name")
 
-    artifact, outcome = remember(store, no_key, lambda: Built({}, {"n": 1}), "forward graph")
-    assert (artifact.metadata, outcome.result) == ({"n": 1}, "not kept")
-    assert outcome.reason.startswith("it calls model.f")
-    assert ask(store, graph(), reason="packed weights have no text").result == "not kept"
+    without_key = look_up(store, no_key, "forward graph", whole)
+    assert (without_key.found, without_key.keeps, without_key.outcome.result) == (None, False, "not kept")
+    assert without_key.publish(never).reason.startswith("it calls model.f")
+    ask(store, graph())
+    for lookup, result in ((look(None, graph()), "off"), (look(store, graph()), "hit")):
+        assert lookup.publish(never).result == result
+
+
+@pytest.mark.quick
+def test_what_was_built_may_say_that_it_is_not_to_be_kept(store):
+    assert ask(store, graph(), reason="packed weights have no text").reason == "packed weights have no text"
     assert ask(store, graph()).result == "miss"
-    assert list(store.entries()) != []
+    assert ask(store, graph()).result == "hit"
+
+
+@pytest.mark.quick
+def test_what_cannot_be_written_down_is_not_kept(store):
+    outcome = look(store, graph()).publish(lambda: Built({}, {"n": object()}))
+    assert outcome.result == "not kept"
+    assert outcome.reason.startswith("it cannot be written down: TypeError")
+    assert list(store.entries()) == []
+
+
+@pytest.mark.quick
+def test_a_key_that_fails_is_an_error_only_where_that_was_asked_for(store):
+    def fail() -> Key:
+        raise RuntimeError("no text today")
+
+    assert look_up(store, fail, "graph", whole).outcome.reason == "no key could be made: RuntimeError: no text today"
+    with pytest.raises(RuntimeError, match="no text today"):
+        look_up(store, fail, "graph", whole, strict=True)
 
 
 @pytest.mark.quick
@@ -85,20 +119,28 @@ def test_the_cache_can_be_switched_off(tmp_path):
 
 
 @pytest.mark.quick
-def test_a_failing_build_leaves_nothing(store):
+def test_a_failing_description_leaves_nothing(store):
     def fail() -> Built:
         raise RuntimeError("no code")
 
     with pytest.raises(RuntimeError, match="no code"):
-        remember(store, graph, fail, "forward graph")
+        look(store, graph()).publish(fail)
     assert list(store.entries()) == []
 
 
 @pytest.mark.quick
 def test_a_reader_can_reject_an_entry(store):
+    def refuse(artifact: Artifact) -> Artifact:
+        raise ValueError("not in this process")
+
     ask(store, graph())
-    store.discard(graph())
-    assert ask(store, graph()).result == "miss"
+    refused = look(store, graph(), refuse)
+    assert (refused.found, refused.keeps) == (None, True)
+    assert refused.outcome.reason == "its entry could not be used: ValueError: not in this process"
+    assert list(store.entries()) == []
+    told = refused.publish(lambda: Built({"code": b"2"}, {}, note="a kernel was made anew")).reason
+    assert told == "its entry could not be used: ValueError: not in this process; a kernel was made anew"
+    assert look(store, graph()).found.sections == {"code": b"2"}
 
 
 # --- why --------------------------------------------------------------------------------------------------------------

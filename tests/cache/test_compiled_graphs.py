@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from runtime import native_cases
-from runtime.native_cases import CASES, Net, gathered
+from cache import compiled_cases
+from cache.compiled_cases import CASES, Net, gathered
 
 import ferrite
-from ferrite import backend, cached
+from ferrite import backend, cache
 from ferrite.__main__ import main
 from ferrite.cache import Key, Uncacheable, open_store
 from ferrite.cache.constant_storage import LARGEST, found_objects, kept_objects
@@ -25,7 +25,7 @@ from ferrite.graph.places import Places
 from ferrite.lower import lower_graph
 from ferrite.options import resolve
 from ferrite.runtime.cpu import kernels
-from ferrite.targets import cpu as native
+from ferrite.targets import cpu
 
 pytestmark = pytest.mark.usefixtures("artifact_cache")
 
@@ -62,7 +62,7 @@ def without_llvm(monkeypatch) -> None:
 
 
 def start(folder: Path, expected: Path, *more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-W", "ignore", native_cases.__file__, str(folder), str(expected), *more]
+    command = [sys.executable, "-W", "ignore", compiled_cases.__file__, str(folder), str(expected), *more]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -85,7 +85,7 @@ def elsewhere(shared) -> dict:
         asked = [result for results, _same in answer_of(process).values() for result in results]
         assert all(result.endswith((": miss", ": hit")) for result in asked)
     one, other = map(torch.load, files)
-    assert all(native_cases.same(one[case], other[case]) for case in CASES)
+    assert all(compiled_cases.same(one[case], other[case]) for case in CASES)
     return answer_of(start(shared / "cache", files[0], "without-llvm"))
 
 
@@ -117,13 +117,13 @@ def test_a_hit_runs_no_stage(monkeypatch):
         record = ferrite.last_compile()
         assert asked() == ["miss"]
         without_llvm(monkeypatch)
-        for stage in ("schedule", "generate"):
-            monkeypatch.setattr(native, stage, None)
+        for stage in ("scheduled", "compiled"):
+            monkeypatch.setattr(cpu.CpuTarget, stage, None)
         second = compiled(net, x)
     assert asked() == ["hit"]
     assert torch.equal(first, second)
     again = ferrite.last_compile()
-    assert set(again.stages) == {"pre_grad", "capture", "load"}
+    assert set(again.stages) == {"pre_grad", "capture", "cache"}
     (one,), (other,) = record.graphs, again.graphs
     assert (one.source, one.kernels, one.eager_calls, one.inputs) == (
         other.source,
@@ -133,7 +133,7 @@ def test_a_hit_runs_no_stage(monkeypatch):
     )
     assert record.rewrites == again.rewrites
     assert one.kernels
-    assert "native_cases.py" in one.source
+    assert "compiled_cases.py" in one.source
 
 
 def test_errors_of_indices_are_eagers_on_a_hit():
@@ -286,10 +286,10 @@ def test_a_damaged_entry_is_built_anew(damage):
 
 
 def test_what_compiling_decided_about_sizes_is_not_kept(monkeypatch):
-    def deciding(graph):
+    def deciding(graph, kernels_on):
         size = next(node.meta["val"] for node in graph.gm.graph.nodes)
         assert bool(size < 100)  # torch guards on it
-        return lower_graph(graph)
+        return lower_graph(graph, kernels_on)
 
     monkeypatch.setattr(backend, "lower_graph", deciding)
     x = torch.randn(9, 4)
@@ -315,7 +315,7 @@ def test_a_key_that_cannot_be_made_costs_the_cache_alone(monkeypatch):
     def fail(*_args, **_kwargs):
         raise RuntimeError("no text today")
 
-    monkeypatch.setattr(cached, "graph_key", fail)
+    monkeypatch.setattr(cache, "graph_key", fail)
     x = torch.randn(9)
     torch.testing.assert_close(compiled(torch.sin, x, strict=False), torch.sin(x))
     (outcome,) = ferrite.last_compile().cache

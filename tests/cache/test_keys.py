@@ -18,8 +18,7 @@ import pytest
 import torch
 
 import ferrite
-from ferrite.cache import Key, Store, Uncacheable, differences, graph_key, kernel_key, source_digest
-from ferrite.cache import keys as facts
+from ferrite.cache import Key, Store, Uncacheable, differences, graph_key, kernel_key, keys, source_digest
 from ferrite.cache.graph_text import READ
 from ferrite.cache.identities import identity
 from ferrite.capture import CapturedGraph, capture
@@ -288,8 +287,8 @@ def test_the_versions_are_those_in_use(monkeypatch):
     plain = key_of(scaled, X)
     assert plain.components["torch"].startswith(torch.__version__)
     monkeypatch.setattr(torch, "__version__", "2.99.0")
-    monkeypatch.setattr(facts, "__version__", "9.9.9")
-    monkeypatch.setattr(facts, "llvm_version", lambda: "llvmlite 99")
+    monkeypatch.setattr(keys, "__version__", "9.9.9")
+    monkeypatch.setattr(keys, "llvm_version", lambda: "llvmlite 99")
     assert changed(plain, key_of(scaled, X)) == ["ferrite", "llvm", "torch"]
 
 
@@ -474,9 +473,9 @@ def test_own_passes_count_where_they_are_still_to_run(own):
 
 def test_a_change_to_the_sources_is_seen(tmp_path, monkeypatch):
     package = tmp_path / "ferrite"
-    shutil.copytree(ROOT / "ferrite" / "runtime", package / "runtime")
+    shutil.copytree(ROOT / "ferrite" / "cache", package / "cache")
     (package / "__init__.py").write_text("a = 1\n")
-    monkeypatch.setattr(ferrite, "__file__", str(package / "__init__.py"))
+    monkeypatch.setattr(keys, "__file__", str(package / "cache" / "keys.py"))
     store = Store(tmp_path / "artifacts", 1 << 20)
 
     def digest() -> str:

@@ -1,6 +1,6 @@
 """Models that between them use everything an entry of the cache holds; and a program that compiles them all.
 
-    python native_cases.py FOLDER EXPECTED [without-llvm]
+    python compiled_cases.py FOLDER EXPECTED [without-llvm]
 
 prints one line of JSON: for each case how the cache was asked, and whether the outputs are those in the file EXPECTED,
 to the bit. It writes that file where there is none.
@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional as F
 
 import ferrite
-from ferrite import cached
+from ferrite import cache
 
 Function = Callable[..., Any]
 
@@ -111,6 +111,6 @@ def main(folder: Path, file: Path) -> dict[str, Any]:
 if __name__ == "__main__":
     if "without-llvm" in sys.argv:
         sys.modules["llvmlite"] = None  # type: ignore[assignment]  # importing it raises ImportError
-    cached.source_digest = lambda store: "as they are"  # ferrite may be edited between one run and the other
+    cache.source_digest = lambda store: "as they are"  # ferrite may be edited between one run and the other
     torch.set_num_threads(1)
     print(json.dumps(main(Path(sys.argv[1]), Path(sys.argv[2]))))

@@ -1,0 +1,152 @@
+"""The text of host programs: readable, stable, and right where Python's precedence could bite."""
+
+from __future__ import annotations
+
+import gc
+import linecache
+import traceback
+
+import pytest
+import torch
+
+import ferrite
+from compare import check, compile_strict
+from ferrite.ir.arguments import Constant, Literal, Mapping, Ref, Sequence, Slice
+from ferrite.ir.index import ZERO
+from ferrite.ir.program import Buffer, Call, Origin, Program
+from ferrite.runtime import Boxed, load_host
+from ferrite.targets.cpu import CALLS
+
+pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("program_of_calls")]
+
+X = Buffer("x", torch.float32, (), (), ZERO, torch.device("cpu"), "input")
+
+
+def owned(name: str) -> Buffer:
+    return Buffer(name, torch.float32, (), (), ZERO, torch.device("cpu"), "owned")
+
+
+def call(result: str, operator, *args, **kwargs) -> Call:
+    return Call(operator, args, tuple(kwargs.items()), (result,), False, (), (), None, "", Origin((), None))
+
+
+def loaded(program: Program, **objects) -> Boxed:
+    executable = CALLS.compiled(CALLS.scheduled(program))
+    return load_host(executable.source, CALLS.loaded(executable), objects)
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        lambda n: n + 3,
+        lambda n: n - 3,
+        lambda n: -n + 9,
+        lambda n: n * n,
+        lambda n: (n + 1) * (n - 2),
+        lambda n: -(n // 2),
+        lambda n: (-n) // 2,
+        lambda n: (n + 1) % 3,
+        lambda n: (2 * n + 1) // (n - 1),
+        lambda n: n / 4,
+        lambda n: n > 4,
+        lambda n: max(n, 5),
+        lambda n: torch.sym_not(n == 5),
+        lambda n: int(n / 4) + 1,
+    ],
+)
+@pytest.mark.parametrize("rows", [4, 7])
+def test_arithmetic_of_sizes_keeps_its_meaning(size, rows):
+    def fn(x):
+        return x + 1, size(x.shape[0])
+
+    compiled = compile_strict(fn, dynamic=True)
+    (_, ours), (_, eager) = compiled(torch.ones(rows)), fn(torch.ones(rows))
+    assert ours == eager
+    assert type(ours) is type(eager)
+
+
+def test_all_forms_of_arguments_are_printed():
+    seen = []
+
+    def show(*args, **kwargs):
+        seen.append((args, kwargs))
+        return args[0][0]
+
+    nested = Sequence("list", (Ref("x"), Sequence("tuple", (Literal("1"),)), Sequence("tuple", ())))
+    mapping = Mapping((("'k'", Ref("x")), ("2", Literal("None"))))
+    slices = Slice(Literal("None"), Literal("5"), Literal("-1"))
+    program = Program("f", ("x",), (X, owned("r")), (call("r", Constant("show"), nested, slices, m=mapping),), ("r",))
+    x = torch.ones(())
+    assert loaded(program, show=show)([x]) == [x]
+    assert seen == [(([x, (1,), ()], slice(None, 5, -1)), {"m": {"k": x, 2: None}})]
+
+
+def test_an_operator_never_shadows_a_value():
+    """A buffer named like the operator that makes it must not hide it."""
+    first = call("aten_add_Tensor", "aten.add.Tensor", Ref("x"), Literal("1"))
+    again = call("r", "aten.add.Tensor", Ref("aten_add_Tensor"), Literal("1"))
+    program = Program("f", ("x",), (X, owned("aten_add_Tensor"), owned("r")), (first, again), ("r",))
+    assert loaded(program)([torch.zeros(())]) == [torch.tensor(2.0)]
+
+
+def test_an_input_named_like_a_helper_is_no_helper():
+    def fn(view_of, run_0, torch_, op_aten_add_Tensor):
+        return (view_of + run_0).t() + torch_ + op_aten_add_Tensor
+
+    check(fn, lambda: [torch.ones(2, 2) for _ in range(4)])
+
+
+def model(x, w):
+    h = torch.relu(x @ w)
+    return h.sum(0), h.shape[0] * 2
+
+
+def test_static_inference_text(golden):
+    compile_strict(model)(torch.ones(3, 4), torch.ones(4, 5))
+    (graph,) = ferrite.last_compile().graphs
+    assert graph.kind == "inference"
+    assert graph.operators == 3
+    assert graph.source == golden
+
+
+def test_dynamic_training_text(golden):
+    x, w = torch.ones(3, 4), torch.ones(4, 5, requires_grad=True)
+    total, rows = compile_strict(model, dynamic=True)(x, w)
+    total.sum().backward()
+    forward, backward = ferrite.last_compile().graphs
+    assert (forward.kind, backward.kind) == ("forward", "backward")
+    assert rows == 6
+    assert forward.source + backward.source == golden
+
+
+def test_text_with_kernels(golden):
+    x, w = torch.ones(3, 4), torch.ones(4, 5)
+    compile_strict(lambda x, w: torch.softmax(x @ w, -1), options={"executor": "native"})(x, w)
+    assert ferrite.last_compile().graphs[0].source == golden
+
+
+def test_text_with_the_interpreter(golden):
+    compile_strict(lambda x: torch.softmax(x, -1), options={"executor": "interpreter"})(torch.ones(3, 4))
+    assert ferrite.last_compile().graphs[0].source == golden
+
+
+def test_tracebacks_show_the_generated_line():
+    @torch.library.custom_op("ferrite_test::boom", mutates_args=())
+    def boom(x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("from inside")
+
+    boom.register_fake(torch.empty_like)
+    with pytest.raises(ValueError, match="from inside") as caught:
+        compile_strict(lambda x: boom(x) + 1)(torch.ones(2))
+    text = "".join(traceback.format_exception(caught.value))
+    assert "<ferrite inference" in text
+    assert "= op_ferrite_test_boom(arg0_1)" in text
+
+
+def test_the_text_of_a_dead_function_is_forgotten():
+    function = loaded(Program("f", (), (), (), ()))
+    name = function.__code__.co_filename
+    assert name in linecache.cache
+    del function
+    gc.collect()
+    assert name not in linecache.cache
