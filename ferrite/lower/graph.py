@@ -28,11 +28,11 @@ from ferrite.lower.allocate import with_allocations
 from ferrite.lower.bodies import Bodies
 from ferrite.lower.calls import HalfLowered, flat
 from ferrite.lower.dead import live_operations
-from ferrite.lower.forecasts import Laid, misforecast, put_right
+from ferrite.lower.forecasts import Laid, misforecast
 from ferrite.lower.host import LoweringFailure
 from ferrite.lower.lazy_bits import resolved_later, resolved_now
 from ferrite.lower.materialise import SinceCall, uses_of, worth_keeping
-from ferrite.lower.probes import corrected_by_eager
+from ferrite.lower.probes import correct_forecasts
 from ferrite.lower.refusals import refusal
 from ferrite.lower.scalars import computed_size, number_input, number_of, read
 from ferrite.lower.sizes import UnknownSize
@@ -58,9 +58,7 @@ def lower_module(
     donated: frozenset[int] = frozenset(),
     output_strides: Sequence[Any] | None = None,
 ) -> LoweredProgram:
-    wrong = (put_right(gm), corrected_by_eager(gm))
-    if any(wrong):
-        output_strides = None
+    correct_forecasts(gm)
     walk = Walk(gm, donated, output_strides)
     program = walk.run(name)
     return LoweredProgram(program, walk.objects)
