@@ -32,7 +32,7 @@ from ferrite.lower.forecasts import Laid, misforecast
 from ferrite.lower.host import LoweringFailure
 from ferrite.lower.lazy_bits import resolved_later, resolved_now
 from ferrite.lower.materialise import SinceCall, uses_of, worth_keeping
-from ferrite.lower.probes import correct_forecasts
+from ferrite.lower.probes import IN_EAGER, correct_forecasts
 from ferrite.lower.refusals import refusal
 from ferrite.lower.scalars import computed_size, number_input, number_of, read
 from ferrite.lower.sizes import UnknownSize
@@ -242,6 +242,8 @@ class Walk(Bodies):
             raise NotLowered(note)
         if self.assumes_sizes:
             raise NotLowered("torch assumes a size of its result that data decides")
+        if self.node is not None and IN_EAGER in self.node.meta and self.node.target is target:
+            raise NotLowered(self.node.meta[IN_EAGER])
         first = next((value for value in args if isinstance(value, Value)), None)
         why_not = self.unsupported(args, kwargs, out) or misforecast(target, self.operands_of(args, kwargs))
         why_not = why_not or refusal(target, None if first is None else first.dtype)

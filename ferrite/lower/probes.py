@@ -42,7 +42,8 @@ from ferrite.lower.sizes import Sizes, UnknownSize
 
 aten = torch.ops.aten
 LARGEST = 1 << 18  # elements of an operand, with those it skips: a call takes well under a millisecond
-KNOWN = "strides_of_eager"  # in a node's meta
+# In a node's meta: that its strides are eager's, why nobody can tell, and why it is called in eager.
+KNOWN, UNDECIDED, IN_EAGER = "strides_of_eager", "strides_of_nobody", "call_in_eager"
 MOST = 64  # corrections of one graph, each of which may change everything behind it
 # Results like an operand, whose elements do not matter: they are asked of `empty_like`, which draws no random numbers.
 LIKE = frozenset({aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like})
@@ -80,6 +81,8 @@ def correct_forecasts(gm: torch.fx.GraphModule) -> None:
     asked = Asked()
     updater = None
     for node in gm.graph.nodes:
+        if node.op != "call_function" or not is_asked(node) or is_in_doubt(node):
+            continue
         found = asked.strides(node)
         if found is None:
             continue
@@ -96,6 +99,14 @@ def correct_forecasts(gm: torch.fx.GraphModule) -> None:
         mark_changed(before)
 
 
+def is_in_doubt(node: torch.fx.Node) -> bool:
+    """Whether an operand lies nobody knows how: so does what is computed of it, then."""
+    doubt = next((each.meta[UNDECIDED] for each in node.all_input_nodes if UNDECIDED in each.meta), None)
+    if doubt is not None:
+        node.meta[UNDECIDED] = doubt
+    return doubt is not None
+
+
 def mark_changed(before: Mapping[torch.fx.Node, Any]) -> None:
     for node, value in before.items():
         if node.meta.get("val") is not value:
@@ -103,15 +114,25 @@ def mark_changed(before: Mapping[torch.fx.Node, Any]) -> None:
 
 
 def strides_of_outputs(gm: torch.fx.GraphModule, forecast: Sequence[Any]) -> tuple[Any, ...]:
-    """Strides of outputs as they were forecast; where the graph knows better, its own."""
+    """Strides of outputs as they were forecast; where the graph knows better, its own. Where nobody can tell, the calls
+    that decide are to be made in eager, and there is nothing to say of the result."""
     results = gm.graph.output_node().args[0]
     assert isinstance(results, (tuple, list))
-    return tuple(
-        tuple(fake_value(result).stride())
-        if strides is not None and isinstance(result, torch.fx.Node) and result.meta.get(KNOWN)
-        else strides
-        for result, strides in zip(results, forecast, strict=True)
-    )
+    return tuple(map(strides_of_output, results, forecast))
+
+
+def strides_of_output(result: Any, forecast: Any) -> Any:
+    if forecast is None or not isinstance(result, torch.fx.Node):
+        return forecast
+    if UNDECIDED in result.meta:
+        deciding = [result]
+        while deciding:
+            node = deciding.pop()
+            if UNDECIDED in node.meta and IN_EAGER not in node.meta:
+                node.meta[IN_EAGER] = f"where its result lies depends on sizes: {node.meta[UNDECIDED]}"
+                deciding += node.all_input_nodes
+        return None
+    return tuple(fake_value(result).stride()) if KNOWN in result.meta else forecast
 
 
 def correct(node: torch.fx.Node, value: Any, updater: MetadataUpdater) -> None:
@@ -135,8 +156,6 @@ class Asked:
     def strides(self, node: torch.fx.Node) -> tuple[tuple[Any, ...], ...] | None:
         """Eager's strides of the results of a call whose forecast may be wrong; None for others, and where nobody can
         tell."""
-        if node.op != "call_function" or not is_asked(node):
-            return None
         results, operands = tensors_of(fake_value(node)), [fake_value(each) for each in node.all_input_nodes]
         tensors = [each for each in operands if isinstance(each, torch.Tensor)]
         if not results or not all(map(is_plain, (*results, *tensors))):
@@ -150,8 +169,11 @@ class Asked:
             return None
         try:
             return self.by_rule(node, results)
-        except (Undecided, UnknownSize):
-            return None
+        except Undecided as reason:
+            node.meta[UNDECIDED] = str(reason)
+        except UnknownSize:
+            pass
+        return None
 
     def may_surprise(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether a size may be 0, or 1 in a tensor that is not contiguous as it is written."""
@@ -172,8 +194,8 @@ class Asked:
             return None
         dtype = computed_in(node, results[0].dtype, operands)
         strides = [self.as_computed_with(each, dtype) for each in operands]
-        if packet_of(node) is aten.where and fake_value(node.args[0]) is operands[0]:  # no condition is converted
-            strides[0] = operands[0].stride()
+        if packet_of(node) is aten.where and node.all_input_nodes[0].meta.get("val") is operands[0]:
+            strides[0] = operands[0].stride()  # a condition is not converted
         placed = [
             Placed(self.sizes.indices(each.shape), self.sizes.indices(own))
             for each, own in zip(operands, strides, strict=True)

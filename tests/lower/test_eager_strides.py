@@ -72,7 +72,8 @@ def test_what_holds_for_every_size_is_said_and_nothing_else() -> None:
     steps = decided(like_operand, [column], column.sizes)
     assert [step.operand for step in steps] == [(0, 0), (0, 1)]
     spread = decided(lambda operands, sizes: elementwise(operands, sizes, numbers=True), [column], column.sizes)
-    assert [step.inside for step in spread] == [(), (0,)] and spread[1].at_least_one
+    assert [step.inside for step in spread] == [(), (0,)]
+    assert spread[1].at_least_one
     some = symbol("s0", 2)
     unknown = Placed((some, one), (one, symbol("s1", 0)))
     with pytest.raises(Undecided):
