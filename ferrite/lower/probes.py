@@ -6,7 +6,9 @@ all the same, and the forecast does so otherwise:
     x = torch.randn(8, 1).t()       sizes (1, 8), strides (1, 1)
     x + 1                           eager: (1, 1), forecast: (8, 1)
 
-Such calls are made on tensors of ones that lie as the operands do, where sizes are numbers, and small.
+Such calls are made on tensors of ones that lie as the operands do, where sizes are numbers, and small. Elsewhere
+eager's rules are asked (`eager_strides`). Where they depend on what is not known of sizes before the program runs, and
+the result is returned, the call is made in eager when it does.
 """
 
 from __future__ import annotations
@@ -158,15 +160,15 @@ class Asked:
         tell."""
         results, operands = tensors_of(fake_value(node)), [fake_value(each) for each in node.all_input_nodes]
         tensors = [each for each in operands if isinstance(each, torch.Tensor)]
-        if not results or not all(map(is_plain, (*results, *tensors))):
+        static = all(map(is_static, (*results, *tensors)))
+        if static and (len(tensors) < len(operands) or not is_doubtful(node, results, tensors)):
             return None
-        if all(map(is_static, (*results, *tensors))):
-            if len(tensors) < len(operands) or not is_doubtful(node, results, tensors):
-                return None
-            if all(map(is_small, (*results, *tensors))):
-                return strides_in_eager(node)
-        elif not self.may_surprise((*results, *tensors)):
+        if not static and not self.may_surprise((*results, *tensors)):
             return None
+        if not results or not all(map(is_plain, (*results, *tensors))):  # last, since it takes longest
+            return None
+        if static and all(map(is_small, (*results, *tensors))):
+            return strides_in_eager(node)
         try:
             return self.by_rule(node, results)
         except Undecided as reason:
@@ -178,7 +180,7 @@ class Asked:
     def may_surprise(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether a size may be 0, or 1 in a tensor that is not contiguous as it is written."""
         for each in tensors:
-            if all(type(size) is int and size > 1 for size in each.shape):
+            if each.layout is not torch.strided or all(type(size) is int and size > 1 for size in each.shape):
                 continue
             sizes = self.sizes.indices(each.shape)
             if any(size.low is None or size.low < 1 for size in sizes):
@@ -274,22 +276,27 @@ def takes_numbers_as_tensors(node: torch.fx.Node) -> bool:
 
 def is_doubtful(node: torch.fx.Node, results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> bool:
     """Whether the forecast of a call on sizes that are numbers may be wrong."""
+    if not results:
+        return False
     if any(0 in each.shape for each in (*results, *operands)):
         return True
     out = results[0]
-    if any(out.ndim > each.ndim for each in operands) and 1 in out.shape and packet_of(node) is aten.expand:
+    if packet_of(node) is aten.expand and any(out.ndim > each.ndim for each in operands) and 1 in out.shape:
         return True
     return any(1 in each.shape and tuple(each.stride()) != dense(each.shape) for each in operands)
 
 
 def is_asked(node: torch.fx.Node) -> bool:
-    packet = packet_of(node)
-    if packet in RULES:
+    if packet_of(node) in RULES:
         return True
-    elementwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
-    if not (elementwise or packet in ASKED) or not is_known_operator(node):
+    if not is_elementwise(node.target) and packet_of(node) not in ASKED:
         return False
-    return not (mutates(node) or is_random(node) or has_effect(node))
+    return is_known_operator(node) and not (mutates(node) or is_random(node) or has_effect(node))
+
+
+@functools.lru_cache(1024)
+def is_elementwise(target: Any) -> bool:
+    return torch.Tag.pointwise in getattr(target, "tags", ())
 
 
 def packet_of(node: torch.fx.Node) -> Any:
@@ -306,7 +313,7 @@ def is_plain(value: torch.Tensor) -> bool:
 
 
 def is_static(value: torch.Tensor) -> bool:
-    return all(type(number) is int for number in (*value.shape, *value.stride()))
+    return value.layout is torch.strided and all(type(number) is int for number in (*value.shape, *value.stride()))
 
 
 def is_small(value: torch.Tensor) -> bool:
