@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from ferrite import door, native
 from ferrite.artifact import Compiled
 from ferrite.cached import through_cache
 from ferrite.capture import CapturedGraph, GraphKind, capture, torch_api, torch_state
+from ferrite.capture.aot import Partition
 from ferrite.codegen import print_host
 from ferrite.codegen.host_laws import verify_host
 from ferrite.collector import garbage_waits
@@ -30,7 +32,7 @@ from ferrite.debug.dump import Dump
 from ferrite.errors import FerriteError, UserError, layout, warn_user
 from ferrite.frozen import compile_frozen
 from ferrite.ir.laws import verify_program
-from ferrite.lower import lower, lower_graph
+from ferrite.lower import correct_forecasts, lower, lower_graph, strides_of_outputs
 from ferrite.options import resolve
 from ferrite.passes import JOINT, POST_GRAD, PRE_GRAD, checked_options
 from ferrite.pipeline import PassRecord
@@ -65,7 +67,7 @@ def ferrite(
                 example_inputs,
                 functools.partial(compile_graph, compilation=compilation),
                 settings,
-                functools.partial(compilation.watch_partition, JOINT),
+                lambda partition: with_strides_of_eager(compilation.watch_partition(JOINT, partition)),
             )
 
         return compilation.attempt("capture", stages, otherwise=as_captured)
@@ -73,10 +75,27 @@ def ferrite(
         raise torch_api.through_dynamo(error) from error.__cause__
 
 
-def compile_graph(graph: CapturedGraph, compilation: Compilation) -> torch_api.BoxedCallable:
+def with_strides_of_eager(partition: Partition) -> Partition:
+    """A partition of a joint graph whose forecasts are eager's: passes rest on them, and so do both halves."""
+
+    def corrected(joint: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> torch_api.Parts:
+        correct_forecasts(joint)
+        return partition(joint, *args, **kwargs)
+
+    return corrected
+
+
+def as_in_eager(graph: CapturedGraph) -> CapturedGraph:
+    """The graph with forecasts, and strides of its outputs, that are eager's."""
+    correct_forecasts(graph.gm)
+    return replace(graph, output_strides=strides_of_outputs(graph.gm, graph.output_strides))
+
+
+def compile_graph(captured: CapturedGraph, compilation: Compilation) -> torch_api.BoxedCallable:
     """The compiler proper. Runs once per direction; the backward graph arrives later, from an autograd thread."""
 
     def stages() -> torch_api.BoxedCallable:
+        graph = as_in_eager(captured)
         dump = Dump(compilation.dump_folder, graph.kind.value)
         dump.graph("captured", graph.gm)
         if graph.parameters:  # what they become is decided before the cache is asked
@@ -84,7 +103,7 @@ def compile_graph(graph: CapturedGraph, compilation: Compilation) -> torch_api.B
         return finish(graph, compilation, dump, (), joint)
 
     with garbage_waits():
-        return compilation.attempt_graph(graph, stages, otherwise=run_in_eager(graph.gm))
+        return compilation.attempt_graph(captured, stages, otherwise=run_in_eager(captured.gm))
 
 
 def joint(graph: CapturedGraph, compilation: Compilation, dump: Dump) -> tuple[PassRecord, ...]:

@@ -6,5 +6,14 @@ a loop `Program`, where every operator is lowered, composed of lowered ones, or 
 
 from ferrite.lower.graph import LoweredProgram, lower_graph
 from ferrite.lower.host import Lowered, LoweringFailure, lower
+from ferrite.lower.probes import correct_forecasts, strides_of_outputs
 
-__all__ = ["Lowered", "LoweredProgram", "LoweringFailure", "lower", "lower_graph"]
+__all__ = [
+    "Lowered",
+    "LoweredProgram",
+    "LoweringFailure",
+    "correct_forecasts",
+    "lower",
+    "lower_graph",
+    "strides_of_outputs",
+]

@@ -27,11 +27,11 @@ from ferrite.lower.allocate import with_allocations
 from ferrite.lower.bodies import Bodies
 from ferrite.lower.calls import HalfLowered, flat
 from ferrite.lower.dead import live_operations
-from ferrite.lower.forecasts import Laid, misforecast, put_right
+from ferrite.lower.forecasts import Laid, misforecast
 from ferrite.lower.host import LoweringFailure
 from ferrite.lower.lazy_bits import resolved_later, resolved_now
 from ferrite.lower.materialise import SinceCall, uses_of, worth_keeping
-from ferrite.lower.probes import corrected_by_eager
+from ferrite.lower.probes import IN_EAGER, correct_forecasts
 from ferrite.lower.refusals import refusal
 from ferrite.lower.scalars import computed_size, number_input, number_of, read
 from ferrite.lower.sizes import UnknownSize
@@ -57,9 +57,7 @@ def lower_module(
     donated: frozenset[int] = frozenset(),
     output_strides: Sequence[Any] | None = None,
 ) -> LoweredProgram:
-    wrong = (put_right(gm), corrected_by_eager(gm))
-    if any(wrong):
-        output_strides = None
+    correct_forecasts(gm)
     walk = Walk(gm, donated, output_strides)
     program = walk.run(name)
     return LoweredProgram(program, walk.objects)
@@ -243,6 +241,8 @@ class Walk(Bodies):
             raise NotLowered(note)
         if self.assumes_sizes:
             raise NotLowered("torch assumes a size of its result that data decides")
+        if self.node is not None and IN_EAGER in self.node.meta and self.node.target is target:
+            raise NotLowered(self.node.meta[IN_EAGER])
         first = next((value for value in args if isinstance(value, Value)), None)
         why_not = self.unsupported(args, kwargs, out) or misforecast(target, self.operands_of(args, kwargs))
         why_not = why_not or refusal(target, None if first is None else first.dtype)
