@@ -98,8 +98,8 @@ def guarded_equalities(value: Number) -> Mapping[Any, Any]:
     """What guards say is equal, as sympy has it: what is larger to what is simpler, `s0 // 4` to 1.
 
     A symbol that equals something is replaced by torch itself, in every size; a guard was written down before that, and
-    is read here as it stands now: `s4 * s55 == s81` says nothing more once `s81` is written `s4 * s55`. Whatever else is
-    equal stays as it was made: `s0 // 4` is a size of its own, although every call has it 1.
+    is read here as it stands now: `s4 * s55 == s81` says nothing more once `s81` is written `s4 * s55`. Whatever else
+    is equal stays as it was made: `s0 // 4` is a size of its own, although every call has it 1.
     """
     known = value.node.shape_env
     found: dict[Any, Any] = {}

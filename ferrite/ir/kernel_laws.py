@@ -26,7 +26,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ferrite.ir.nested_bounds import never_negative_in_loops as never_negative
 from ferrite.ir.expr import Data, Expr, Load, Local, Masked, Param, data_of
 from ferrite.ir.expr_laws import wrong_data, wrong_type
 from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, Product, Sum, Symbol, add, number
@@ -47,6 +46,7 @@ from ferrite.ir.kernel import (
     indices_in,
     nodes_in,
 )
+from ferrite.ir.nested_bounds import never_negative_in_loops as never_negative
 from ferrite.ir.questions import indices_of, nodes_of
 from ferrite.ir.states import STATES
 from ferrite.ir.types import is_integer, short

@@ -6,5 +6,6 @@ a loop `Program`, where every operator is lowered, composed of lowered ones, or 
 
 from ferrite.lower.graph import LoweredProgram, lower_graph
 from ferrite.lower.host import Lowered, LoweringFailure, lower
+from ferrite.lower.sizes import UnknownSize
 
-__all__ = ["Lowered", "LoweredProgram", "LoweringFailure", "lower", "lower_graph"]
+__all__ = ["Lowered", "LoweredProgram", "LoweringFailure", "UnknownSize", "lower", "lower_graph"]
