@@ -32,7 +32,7 @@ from ferrite.debug.dump import Dump
 from ferrite.errors import FerriteError, UserError, layout, warn_user
 from ferrite.frozen import compile_frozen
 from ferrite.ir.laws import verify_program
-from ferrite.lower import correct_forecasts, lower, lower_graph, strides_of_outputs
+from ferrite.lower import UnknownSize, correct_forecasts, lower, lower_graph, strides_of_outputs
 from ferrite.options import resolve
 from ferrite.passes import JOINT, POST_GRAD, PRE_GRAD, checked_options
 from ferrite.pipeline import PassRecord
@@ -132,7 +132,10 @@ def finish(
         if compilation.options.executor == "interpreter":
             return interpreted(graph, compilation, dump, passes + done)
         if compilation.options.executor == "native":
-            found = compile_native(graph, compilation, dump, done, kernels)
+            try:
+                found = compile_native(graph, compilation, dump, done, kernels)
+            except UnknownSize as unknown:  # a number that Python alone computes: the host does, between calls
+                return called(graph, compilation, dump, passes + done, str(unknown))
             if found is not None:
                 return found
         return called(graph, compilation, dump, passes + done)
@@ -145,11 +148,11 @@ def finish(
 
 
 def called(
-    graph: CapturedGraph, compilation: Compilation, dump: Dump, passes: tuple[PassRecord, ...]
+    graph: CapturedGraph, compilation: Compilation, dump: Dump, passes: tuple[PassRecord, ...], *reason: str
 ) -> torch_api.BoxedCallable:
     """The graph as a program of calls."""
     with compilation.stage("lower"):
-        lowered = lower(graph)
+        lowered = lower(graph, *reason)
     with compilation.stage("codegen"):
         source = print_host(lowered.program)
         dump.write("host.py", source.text)

@@ -97,16 +97,18 @@ def facts_of_symbols(value: Number) -> Iterator[tuple[frozenset[str], str]]:
 def guarded_equalities(value: Number) -> Mapping[Any, Any]:
     """What guards say is equal, as sympy has it: what is larger to what is simpler, `s0 // 4` to 1.
 
-    A symbol that equals something is replaced by torch itself. Whatever else is equal stays as it was made: `s0 // 4`
-    is a size of its own, although every call has it 1.
+    A symbol that equals something is replaced by torch itself, in every size; a guard was written down before that, and
+    is read here as it stands now: `s4 * s55 == s81` says nothing more once `s81` is written `s4 * s55`. Whatever else
+    is equal stays as it was made: `s0 // 4` is a size of its own, although every call has it 1.
     """
+    known = value.node.shape_env
     found: dict[Any, Any] = {}
-    for guard in value.node.shape_env.guards:
+    for guard in known.guards:
         condition = guard.expr
         if type(condition).__name__ != "Equality":
             continue
-        simple, large = sorted(condition.args, key=_size_of_expression)
-        if large.args:
+        simple, large = sorted(map(known.replace, condition.args), key=_size_of_expression)
+        if large.args and large != simple:
             found[large] = simple
     return found
 

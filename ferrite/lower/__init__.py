@@ -7,11 +7,13 @@ a loop `Program`, where every operator is lowered, composed of lowered ones, or 
 from ferrite.lower.graph import LoweredProgram, lower_graph
 from ferrite.lower.host import Lowered, LoweringFailure, lower
 from ferrite.lower.probes import correct_forecasts, strides_of_outputs
+from ferrite.lower.sizes import UnknownSize
 
 __all__ = [
     "Lowered",
     "LoweredProgram",
     "LoweringFailure",
+    "UnknownSize",
     "correct_forecasts",
     "lower",
     "lower_graph",

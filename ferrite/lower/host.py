@@ -64,9 +64,9 @@ class LoweringFailure(Exception):
         self.node = node
 
 
-def lower(graph: CapturedGraph) -> Lowered:
-    """One step per node, then frees, then the laws of `ferrite.ir.verify`."""
-    lowering = Lowering(graph)
+def lower(graph: CapturedGraph, reason: str = NOT_YET_LOWERED) -> Lowered:
+    """One step per node, then frees, then the laws of `ferrite.ir.verify`. `reason`: why operators run one by one."""
+    lowering = Lowering(graph, reason)
     for node in graph.gm.graph.nodes:
         try:
             lowering.add(node)
@@ -85,8 +85,8 @@ def lower(graph: CapturedGraph) -> Lowered:
 class Lowering:
     """The state of lowering one graph: names given so far, and the steps."""
 
-    def __init__(self, graph: CapturedGraph) -> None:
-        self.graph = graph
+    def __init__(self, graph: CapturedGraph, reason: str = NOT_YET_LOWERED) -> None:
+        self.graph, self.reason = graph, reason
         self.inputs: list[Input] = []
         self.steps: list[Step] = []
         self.outputs: tuple[Argument, ...] = ()
@@ -147,7 +147,7 @@ class Lowering:
             operator=name if name is not None else self.constants.name_of(node.target, node.name),
             args=self.arguments(node.args),
             kwargs=tuple((key, self.argument(value)) for key, value in node.kwargs.items()),
-            reason=NOT_YET_LOWERED if name is not None else NO_NAME,
+            reason=self.reason if name is not None else NO_NAME,
             line=model_line(node),
             about=describe_value(fake_value(node)),
         )
