@@ -276,3 +276,19 @@ def test_an_expanded_result_without_elements():
         compiled(torch.ones(17, 1), torch.ones(0, 3)), fn(torch.ones(17, 1), torch.ones(0, 3)), strict=True
     ):
         assert found.shape == expected.shape
+
+
+@pytest.mark.parametrize(
+    "shaped", [torch.squeeze, lambda found: found.squeeze(0), lambda found: found, lambda found: found.expand(3)]
+)
+def test_a_size_that_can_only_be_one_is_squeezed_and_broadcast(shaped):
+    """torch knows the number of different elements only as a range, from 1 to 1, once `reshape` has said so."""
+
+    def fn(x, scale):
+        return shaped(torch.unique(x).reshape([1])) * scale
+
+    compiled = compile_strict(fn, fullgraph=True)
+    scale = torch.randn(3, requires_grad=True)
+    assert_as_eager(compiled, fn, torch.ones(4), scale)
+    assert_as_eager(compiled, fn, torch.full((4,), 2.0), scale)
+    assert_as_eager(compiled, fn, torch.arange(4.0), scale)  # an error: more than one is different
