@@ -84,6 +84,16 @@ def as_made(value: torch.SymInt) -> Any:
     return value.node._expr
 
 
+def equal_by_assertion(left: int | torch.SymInt, right: int | torch.SymInt) -> bool:
+    """Whether two equal sizes are so only since an operator asserts it of a number that data decides: `z.reshape([1])`
+    makes the size of `z` 1. Where a graph is traced anew, nobody knows that without the operator."""
+    made = [as_made(each) if isinstance(each, torch.SymInt) else each for each in (left, right)]
+    if made[0] == made[1]:
+        return False
+    sizes = [each for each in (left, right) if isinstance(each, torch.SymInt)]
+    return any(each.node.shape_env.is_unbacked_symint(symbol) for each in sizes for symbol in symbols_of(each))
+
+
 def factor_of(value: torch.SymInt | torch.SymBool) -> tuple[int, Any] | None:
     """(n, symbol) where a whole number is known to be n times a symbol, or a truth to be that of one."""
     expression = value.node.expr
