@@ -329,11 +329,12 @@ class Walk(Bodies):
         self.outputs = tuple(self.tensors_apart(results, outputs))
 
     def tensors_apart(self, results: Sequence[Any], outputs: Sequence[Output]) -> Iterator[Output]:
-        """Two results of eager are two tensors, even where both are the same elements of one memory."""
-        owner: dict[str, Any] = {}
+        """Two results of eager are two tensors, even where both are the same elements of one memory. The one that was
+        made first is no view of the other: autograd lets nobody write through a view that a custom function returns."""
+        named = [pair for pair in zip(outputs, results, strict=True) if isinstance(pair[0], str)]
+        owner = dict(sorted(named, key=lambda pair: pair[1], reverse=True))
         for result, output in zip(results, outputs, strict=True):
-            same = isinstance(output, str) and owner.setdefault(output, result) is not result
-            if same and (buffer := self.buffers[str(output)]).kind != "foreign":
+            if owner.get(output, result) is not result and (buffer := self.buffers[str(output)]).kind != "foreign":
                 yield self.window(buffer, buffer.dtype, buffer.sizes, buffer.strides, buffer.offset)
             else:
                 yield output
