@@ -469,3 +469,24 @@ def test_results_that_are_written_after_the_call_in_training(fn, place: int) -> 
         sum(result.sum() for result in results).backward()
         gradients.append((leaf.grad, *(result.detach() for result in results)))
     torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: ((y := x * 2).view(-1), y),
+        lambda x: (y := x * 2, y.view(-1)),
+        lambda x: ((y := x * 2).view(4), y.view(-1), y),
+        lambda x: ((y := x * 2)[:], y, y.view(2, 2)),
+    ],
+)
+def test_results_that_are_the_same_elements_may_be_written(fn, trains):
+    """The value itself is no view, whichever of the two comes first; so autograd lets both be written."""
+    compiled = compile_strict(fn, fullgraph=True)
+    for place in range(len(fn(torch.ones(4)))):
+        x = torch.randn(4, requires_grad=trains)
+        found, expected = compiled(x), fn(x)
+        found[place].mul_(3)
+        expected[place].mul_(3)
+        torch.testing.assert_close(found, expected)

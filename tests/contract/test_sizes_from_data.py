@@ -298,3 +298,34 @@ def test_writes_into_as_many_elements_as_data_say(find: Any, write: Any) -> None
         compiled = compile_strict(fn)
         for x in (torch.tensor([0, 1, 2, 3, 4]), torch.tensor([3, 1, 0, 0, 7])):
             assert torch.equal(compiled(x), fn(x))
+
+
+@pytest.mark.parametrize(
+    "shaped", [torch.squeeze, lambda found: found.squeeze(0), lambda found: found, lambda found: found.expand(3)]
+)
+def test_a_size_that_can_only_be_one_is_squeezed_and_broadcast(shaped):
+    """torch knows the number of different elements only as a range, from 1 to 1, once `reshape` has said so."""
+
+    def fn(x, scale):
+        return shaped(torch.unique(x).reshape([1])) * scale
+
+    compiled = compile_strict(fn, fullgraph=True)
+    scale = torch.randn(3, requires_grad=True)
+    assert_as_eager(compiled, fn, torch.ones(4), scale)
+    assert_as_eager(compiled, fn, torch.full((4,), 2.0), scale)
+    assert_as_eager(compiled, fn, torch.arange(4.0), scale)  # an error: more than one is different
+
+
+@pytest.mark.parametrize(
+    "reshaped", [lambda z: z.reshape(1).squeeze(), lambda z: z.view(1).squeeze(0), lambda z: z.view(1, 1)[0]]
+)
+def test_a_reshape_that_asserts_a_size_is_kept_where_it_changes_nothing(reshaped):
+    """Without it nobody knows the size to be one when the graph is differentiated, and what was squeezed is not."""
+
+    def fn(x, scale):
+        return reshaped(torch.unique(x) + 1) * scale
+
+    compiled = compile_strict(fn, fullgraph=True)
+    scale = torch.randn(3, requires_grad=True)
+    assert_as_eager(compiled, fn, torch.ones(4), scale)
+    assert_as_eager(compiled, fn, torch.arange(4.0), scale)  # an error: more than one is different

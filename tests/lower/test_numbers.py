@@ -60,6 +60,21 @@ def test_a_size_that_goes_through_fractions_is_computed_once():
 
 
 @pytest.mark.lengthy
+def test_bits_of_sizes():
+    """As results, operands and sizes; of truths, `|` is another operator."""
+    reset()
+
+    def fn(x):
+        rows, columns = x.shape
+        sizes = torch.arange(rows | 4), x.new_zeros((rows & 3) + 1), x[: (rows ^ columns) + 1] * 2
+        return *sizes, x * (rows & columns), rows ^ columns, (rows | rows >> 1) % 6, (rows > 4) | (columns > 9)
+
+    compiled = compile_strict(fn, fullgraph=True, dynamic=True)
+    for sizes in ((3, 5), (6, 3), (8, 12)):
+        x = torch.randn(sizes)
+        torch.testing.assert_close(compiled(x), fn(x))
+
+
 def test_resampling_by_a_factor_at_two_sizes():
     fn = lambda x: torch.nn.functional.interpolate(x, scale_factor=1.5)  # noqa: E731
     at_two_sizes(fn, torch.randn(2, 3, 4, 6), torch.randn(2, 3, 7, 5))

@@ -229,6 +229,8 @@ def bind(overload: Any, args: tuple[Any, ...], kwargs: Arguments) -> Arguments:
         given = value_in(found, parameter.name)
         if parameter.name in KINDS and type(given) is int:
             raise Unbound(f"{parameter.name} is a number, which only the operator takes")
+        if given is None and parameter.type == "Tensor":  # matching takes None for a tensor; `x == None` is False
+            raise Unbound(f"{parameter.name} is no tensor")
         if isinstance(given, torch.Tensor) and "Tensor" not in parameter.type:
             raise Unbound(f"{parameter.name} is a tensor, and its element is asked for")
         if parameter.type == "bool" and not isinstance(given, (bool, torch.SymBool)):
