@@ -183,9 +183,9 @@ def resolve(name: str, args: tuple[Any, ...], kwargs: Arguments) -> Any:
 
 
 def asking_nothing(given: Any) -> contextlib.AbstractContextManager[None]:
-    """Matching reads the one element of a tensor where a number is asked for: that would guard on it, or leave a symbol
-    for it that nothing carries."""
-    numbers = (leaf for leaf in leaves(given) if isinstance(leaf, torch.Tensor) and leaf.dim() == 0)
+    """Matching reads the one element of a tensor where a number is asked for, and every element where a list of numbers
+    is: that would guard on it, or leave a symbol for it that nothing carries."""
+    numbers = (leaf for leaf in leaves(given) if isinstance(leaf, torch.Tensor) and leaf.dim() <= 1)
     mode = next((leaf.fake_mode for leaf in numbers if hasattr(leaf, "fake_mode")), None)
     return contextlib.nullcontext() if mode is None else leaving_no_symbols(mode)
 
