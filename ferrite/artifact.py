@@ -56,11 +56,12 @@ def as_entry(compiled: Compiled, index: Index) -> Built:
         "arguments": arguments_of_kernels(code),
         "record": record_data(compiled.record, index),
     }
+    objects = named_objects(compiled)
     try:
-        metadata["objects"], constants = kept_objects(named_objects(compiled), index)
+        metadata["objects"], constants = kept_objects(objects, index)
     except Uncacheable as reason:
         return Built(code.code, metadata, str(reason))
-    return Built({**code.code, BYTECODE: bytecode_of(code.source), **constants}, metadata)
+    return Built({**code.code, BYTECODE: bytecode_of(code.source, objects), **constants}, metadata)
 
 
 def arguments_of_kernels(code: NativeCode) -> list[int | None]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import builtins
 import ctypes
-import dis
 import itertools
 import linecache
 import marshal
 import types
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,8 +29,6 @@ from ferrite.runtime.load import Boxed, boxed
 from ferrite.runtime.pages import large_on_cpu
 
 _numbers = itertools.count()
-# What Python does with names outside functions.
-READ, SET = frozenset({"LOAD_GLOBAL", "LOAD_NAME"}), frozenset({"STORE_NAME", "STORE_GLOBAL"})
 
 
 @dataclass(frozen=True)
@@ -88,11 +85,18 @@ def load_native(source: NativeSource, kernels: Kernels, objects: Mapping[str, An
     return boxed(function)
 
 
-def bytecode_of(source: NativeSource) -> bytes:
-    """The text compiled, with the names that it does not define itself. Comments do not matter: they stand behind what
-    is on their lines."""
+def bytecode_of(source: NativeSource, objects: Iterable[str]) -> bytes:
+    """The text compiled, with the names that it expects beside it. Comments do not matter: they stand behind what is on
+    their lines. `objects`: names of constants and the like."""
     code = compile(source.text, "<ferrite>", "exec")
-    return marshal.dumps((code, sorted(names_in(code, READ) - names_in(code, SET))))
+    expected = {*source.operators, *objects, *numbered_names(source)}
+    return marshal.dumps((code, sorted(names_in(code) & expected)))
+
+
+def numbered_names(source: NativeSource) -> Iterator[str]:
+    """What is in the namespace once for each run, small program and number."""
+    for name, many in (("run", source.runs), ("interpret", source.programs), ("scalar", source.scalars)):
+        yield from (f"{name}_{number}" for number in range(len(many)))
 
 
 def code_of(source: NativeSource, filename: str) -> tuple[types.CodeType, Sequence[str]]:
@@ -105,11 +109,9 @@ def code_of(source: NativeSource, filename: str) -> tuple[types.CodeType, Sequen
     return in_file(code, filename), names
 
 
-def names_in(code: types.CodeType, operations: frozenset[str]) -> set[str]:
-    """Names that code does one of some operations with, functions in it included."""
-    own = {each.argval for each in dis.get_instructions(code) if each.opname in operations}
-    inner = (names_in(each, operations) for each in code.co_consts if isinstance(each, types.CodeType))
-    return own.union(*inner)
+def names_in(code: types.CodeType) -> set[str]:
+    """Names that code has to look up, attributes and functions in it included."""
+    return set(code.co_names).union(*(names_in(each) for each in code.co_consts if isinstance(each, types.CodeType)))
 
 
 def in_file(code: types.CodeType, filename: str) -> types.CodeType:

@@ -16,7 +16,7 @@ from ferrite.passes.pre_grad.names import NAMES, NUMPY_NAMES, Arguments
 from ferrite.passes.pre_grad.spelling import Call, asking_nothing, is_tensor, operator_call
 from ferrite.passes.pre_grad.spelling_check import PassFunction, compared
 from ferrite.pipeline import GraphPass, PassContext, graph_pass
-from ferrite.rewrite.arguments import MISSING, arguments_of, same_literal
+from ferrite.rewrite.arguments import MISSING, arguments_of, parameters_of, same_literal
 
 aten = torch.ops.aten
 Given = tuple[tuple[Any, ...], Arguments]  # arguments by position, and by name
@@ -199,27 +199,24 @@ def shortest(result: Any, overload: Any, found: Arguments) -> Given:
 
     `result` is the fake value of the call: for relu(input=x) it is ((x,), {}).
     """
-    parameters = overload._schema.arguments
+    parameters = parameters_of(overload)
     rank = dimensions_of(result, overload, found)
     args: list[Any] = []
     kwargs: Arguments = {}
-    for parameter in parameters:
-        value = found.get(parameter.name, parameter.default_value)
-        if parameter.name in DIMENSIONS and rank is not None:
+    for name, type_, kwarg_only, default, length in parameters:
+        value = found.get(name, None if default is MISSING else default)
+        if name in DIMENSIONS and rank is not None:
             value = from_the_front(value, rank)
-        if str(parameter.type) in LISTS:
-            value = as_list(value, parameter.N)
-        if parameter.name == "memory_format" and overload is aten.contiguous.default:
-            value = parameter.default_value if value is torch.contiguous_format else value
-        if parameter.kwarg_only:
-            if not parameter.has_default_value() or not same_literal(value, parameter.default_value):
-                kwargs[parameter.name] = value
-        else:
+        if type_ in LISTS:
+            value = as_list(value, length)
+        if name == "memory_format" and overload is aten.contiguous.default:
+            value = default if value is torch.contiguous_format else value
+        if not kwarg_only:
             args.append(value)
+        elif not same_literal(value, default):
+            kwargs[name] = value
     positional = [parameter for parameter in parameters if not parameter.kwarg_only]
-    while args and positional[len(args) - 1].has_default_value():
-        if not same_literal(args[-1], positional[len(args) - 1].default_value):
-            break
+    while args and same_literal(args[-1], positional[len(args) - 1].default):
         args.pop()
     return tuple(args), kwargs
 

@@ -35,6 +35,7 @@ from ferrite.passes.pre_grad.names import (
     Arguments,
     PythonFunction,
 )
+from ferrite.rewrite.arguments import parameters_of
 
 aten = torch.ops.aten
 ONE_OPERAND = frozenset({operator.neg, operator.abs, operator.invert})
@@ -192,8 +193,8 @@ def asking_nothing(given: Any) -> contextlib.AbstractContextManager[None]:
 
 def with_lists(name: str, args: tuple[Any, ...], kwargs: Arguments) -> tuple[tuple[Any, ...], Arguments]:
     """Arguments as matching wants them: where a list of two is asked for, Python takes one number for both."""
-    parameters = first_schema(name).arguments
-    lengths = {each.name: each.N for each in parameters if str(each.type) == "List[int]"}
+    parameters = parameters_of(first_overload(name))
+    lengths = {each.name: each.length for each in parameters if each.type == "List[int]"}
 
     def spread(parameter: str, value: Any) -> Any:
         return [value] * (lengths[parameter] or 1) if parameter in lengths and type(value) is int else value
@@ -203,18 +204,18 @@ def with_lists(name: str, args: tuple[Any, ...], kwargs: Arguments) -> tuple[tup
     return by_place + args[len(by_place) :], by_name
 
 
-def first_schema(name: str) -> Any:
+def first_overload(name: str) -> Any:
     packet = getattr(aten, name)
-    return getattr(packet, packet.overloads()[0])._schema
+    return getattr(packet, packet.overloads()[0])
 
 
 def takes_self(name: str) -> bool:
-    return str(first_schema(name).arguments[0].name) == "self"
+    return parameters_of(first_overload(name))[0].name == "self"
 
 
 def bind(overload: Any, args: tuple[Any, ...], kwargs: Arguments) -> Arguments:
     """Arguments by the schema's names, those at their defaults left out, dimensions counted from the front."""
-    parameters = overload._schema.arguments
+    parameters = parameters_of(overload)
     if parameters[0].name == "self" and "input" in kwargs:
         kwargs = {"self": kwargs.pop("input"), **kwargs}
     found: Arguments = {}
@@ -223,14 +224,14 @@ def bind(overload: Any, args: tuple[Any, ...], kwargs: Arguments) -> Arguments:
             found[parameter.name] = args[position]
         elif parameter.name in kwargs:
             found[parameter.name] = kwargs[parameter.name]
-        elif not parameter.has_default_value():
+        elif not parameter.has_default:
             raise Unbound(f"{parameter.name} is not given")
         given = value_in(found, parameter.name)
         if parameter.name in KINDS and type(given) is int:
             raise Unbound(f"{parameter.name} is a number, which only the operator takes")
-        if isinstance(given, torch.Tensor) and "Tensor" not in str(parameter.type):
+        if isinstance(given, torch.Tensor) and "Tensor" not in parameter.type:
             raise Unbound(f"{parameter.name} is a tensor, and its element is asked for")
-        if str(parameter.type) == "bool" and not isinstance(given, (bool, torch.SymBool)):
+        if parameter.type == "bool" and not isinstance(given, (bool, torch.SymBool)):
             # matching takes a number for a truth value, Python's reading of the same call does not
             raise Unbound(f"{parameter.name} is no truth value")
     if len(args) > len(parameters) or set(kwargs) - set(found):

@@ -20,7 +20,7 @@ from ferrite.graph.torch_calls import OPERATORS, signature
 from ferrite.passes.pre_grad.canonical import read_call, same_arguments, shortest
 from ferrite.passes.pre_grad.names import BY_NAME, PACKED, Arguments, PythonFunction
 from ferrite.passes.pre_grad.spelling import Call
-from ferrite.rewrite.arguments import MISSING, arguments_of, same_literal
+from ferrite.rewrite.arguments import MISSING, arguments_of, parameters_of, same_literal
 
 aten = torch.ops.aten
 PYTHON_OPERATORS = {
@@ -68,7 +68,7 @@ def torch_form(node: torch.fx.Node) -> Call | None:
     if any(value is MISSING for value in given.values()):
         return None
     name = node.target._schema.name.removeprefix("aten::")  # type: ignore[union-attr]
-    parameters = node.target._schema.arguments  # type: ignore[union-attr]
+    parameters = parameters_of(node.target)
     if node.target is aten.select.int and isinstance(given["index"], int):  # a number that data decides is no index
         return getitem(given["self"], given["dim"], given["index"])
     if node.target is aten.slice.Tensor and given["step"] == 1:
@@ -82,7 +82,7 @@ def torch_form(node: torch.fx.Node) -> Call | None:
         return Call("call_function", torch.functional.einsum, (given["equation"], *given["tensors"]), {})
     if name in BY_NAME:
         return python_form(BY_NAME[name], given)
-    defaults = {p.name: p.default_value for p in parameters if p.has_default_value()}
+    defaults = {p.name: p.default for p in parameters if p.has_default}
     extra = {p.name for p in parameters if p.kwarg_only and not same_literal(given[p.name], defaults.get(p.name))}
     if name in PYTHON_OPERATORS and not extra:
         args = tuple(given[p.name] for p in parameters if not p.kwarg_only)
@@ -94,7 +94,7 @@ def torch_form(node: torch.fx.Node) -> Call | None:
 
 def method_form(node: torch.fx.Node, name: str) -> Call:
     """A method of the tensor: as the operator, but that a memory format is given by name alone."""
-    parameters = [parameter.name for parameter in node.target._schema.arguments]  # type: ignore[union-attr]
+    parameters = [parameter.name for parameter in parameters_of(node.target)]
     given = dict(zip(parameters, node.args, strict=False))
     form = given.pop("memory_format", None)
     kwargs = {**node.kwargs, **({} if form is None else {"memory_format": form})}
@@ -107,10 +107,10 @@ def builtin_form(node: torch.fx.Node, name: str, given: Arguments, defaults: Arg
         return None
     args: list[Any] = []
     kwargs: Arguments = {}
-    for parameter in node.target._schema.arguments:  # type: ignore[union-attr]
+    for parameter in parameters_of(node.target):
         value = given[parameter.name]
         in_front = not kwargs and not parameter.kwarg_only
-        if in_front and ("Tensor" in str(parameter.type) or parameter.name == "self"):
+        if in_front and ("Tensor" in parameter.type or parameter.name == "self"):
             args.append(value)
         elif parameter.name not in defaults or not same_literal(value, defaults[parameter.name]):
             kwargs[parameter.name] = value
