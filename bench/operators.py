@@ -10,7 +10,7 @@ come: the same command again goes on where the last one was stopped. `--again` a
 Calls are compiled together, a dozen in one function; what does not pass so is judged alone (`--alone`:
 everything is).
 
-The table says how many calls there were, so that a sweep that covers less than the last one can be seen.
+The table says what was asked, and how many calls there were: a sweep that covers less than the last one can be seen.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def table_of(found: Sequence[Record]) -> str:
     by_entry: dict[str, list[Record]] = defaultdict(list)
     for record in found:
         by_entry[record["key"].split("|")[0]].append(record)
-    lines = ["# torch's own tables", "", *totals(found, by_entry), "", "## Failures", ""]
+    lines = ["# torch's own tables", "", *totals(found, by_entry), "", *coverage(found), "", "## Failures", ""]
     lines += ["| entry | calls | passed | failed | of which |", "|---|---:|---:|---:|---|"]
     for name, rows in sorted(by_entry.items()):
         failed = [row for row in rows if row["kind"] in BAD]
@@ -226,6 +226,30 @@ def totals(found: Sequence[Record], by_entry: dict[str, list[Record]]) -> list[s
     for group, count in sorted(groups.items()):
         lines.append(f"| {group} | {count.total()} | {' | '.join(str(count[kind]) for kind in kinds)} |")
     return lines
+
+
+def coverage(found: Sequence[Record]) -> list[str]:
+    """How many of the entries that could be asked were: what has no line was not."""
+    asked: dict[tuple[str, ...], set[str]] = defaultdict(set)
+    for record in found:
+        name, dtype, way, layout, _ = record["key"].split("|")
+        if dtype != "-":
+            asked[name.split(":")[0], way, dtype, layout].add(name)
+    lines = ["## What was asked", "", "| table | way | type | layout | entries | of |", "|---|---|---|---|--:|--:|"]
+    for (table, way, dtype, layout), names in sorted(asked.items()):
+        could = [
+            entry
+            for name, entry in entries().items()
+            if name.startswith(f"{table}:") and getattr(torch, dtype) in dtypes_of(entry, way)
+        ]
+        could = [entry for entry in could if layout != "edges" or entry.takes_edges]
+        could = [entry for entry in could if way != "errors" or has_errors(entry)]
+        lines.append(f"| {table} | {way} | {dtype} | {layout} | {len(names)} | {len(could)} |")
+    return lines
+
+
+def has_errors(entry: Entry) -> bool:
+    return any(getattr(entry.info, name, None) for name in ("error_inputs_func", "module_error_inputs_func"))
 
 
 def reasons(failed: Sequence[Record]) -> str:

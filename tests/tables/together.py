@@ -1,4 +1,4 @@
-"""Several calls in one compiled function: what passes so needs no compile of its own, which costs four times as much.
+"""Several calls in one compiled function: what passes so needs no compile of its own, up to 3.5 times as dear.
 
 Each call has tensors of its own and is compared with what eager makes of it alone. All of them are one graph
 (`fullgraph=True`). A call that differs here, that eager refuses or that no graph can hold has no verdict: it is judged
