@@ -240,7 +240,8 @@ def diagonal_part(sizes: Sequence[Index], offset: int, dim1: int, dim2: int) -> 
 
 
 def must_fit(operator: Any, x: Value, src: Value, *given: Any) -> None:
-    if eager_refuses(operator, *([known(size) for size in each.sizes] for each in (x, src)), given):
+    sizes, part = ([known(size) for size in each.sizes] for each in (x, src))
+    if eager_refuses(operator, sizes, part, given):
         raise NotLowered("the part that is written has other sizes, or is none: eager refuses it")
 
 

@@ -105,7 +105,7 @@ def find_writes(graph: torch.fx.Graph, mode: Any) -> tuple[dict[torch.fx.Node, W
 
 def refused(node: torch.fx.Node) -> bool:
     names = [parameter.name for parameter in schema_of(node.target).arguments[2:]]  # type: ignore[union-attr]
-    base, source = fake_value(node.args[0]), fake_value(node.args[1])
+    base, source = (fake_value(each) if isinstance(each, torch.fx.Node) else None for each in node.args[:2])
     if not isinstance(base, torch.Tensor) or not isinstance(source, torch.Tensor):
         return False
     return eager_refuses(node.target, base.shape, source.shape, [argument(node, name) for name in names])
