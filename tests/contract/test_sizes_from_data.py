@@ -10,7 +10,7 @@ import torch
 import torch._dynamo.config
 import torch.nn.functional as F
 
-from compare import compile_strict, reset
+from compare import check, compile_strict, reset
 
 
 @pytest.fixture(autouse=True)
@@ -266,16 +266,38 @@ def test_a_size_that_torch_only_assumes_is_never_taken_for_true():
         compiled(x, torch.tensor(1))
 
 
-def test_an_expanded_result_without_elements():
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_an_expanded_result_without_elements(dynamic):
     def fn(x, y):
         x.add_(1)
         return x.expand(-1, 0), y.transpose(0, 1)
 
-    compiled = compile_strict(fn, options={"check_bounds": True})
-    for found, expected in zip(
-        compiled(torch.ones(17, 1), torch.ones(0, 3)), fn(torch.ones(17, 1), torch.ones(0, 3)), strict=True
-    ):
-        assert found.shape == expected.shape
+    check(fn, lambda: [torch.ones(17, 1), torch.ones(0, 3)], dynamic=dynamic, options={"check_bounds": True})
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda found: found.sub_(found),
+        lambda found: found[1:-1].add_(-1),
+        lambda found: found.add_(found, alpha=2).mul_(3),
+    ],
+)
+@pytest.mark.parametrize(
+    "find", [lambda x: x.nonzero()[:, 0], lambda x: x.unique(), lambda x: x.repeat_interleave(torch.arange(len(x)))]
+)
+def test_writes_into_as_many_elements_as_data_say(find: Any, write: Any) -> None:
+    """Whether the sizes of a write fit is decided by data; what it returns is what it wrote into."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        found = find(x) + 0
+        write(found)
+        return found
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = compile_strict(fn)
+        for x in (torch.tensor([0, 1, 2, 3, 4]), torch.tensor([3, 1, 0, 0, 7])):
+            assert torch.equal(compiled(x), fn(x))
 
 
 # --- numbers that are lists -------------------------------------------------------------------------------------------
