@@ -329,3 +329,25 @@ def test_a_reshape_that_asserts_a_size_is_kept_where_it_changes_nothing(reshaped
     scale = torch.randn(3, requires_grad=True)
     assert_as_eager(compiled, fn, torch.ones(4), scale)
     assert_as_eager(compiled, fn, torch.arange(4.0), scale)  # an error: more than one is different
+
+
+# --- numbers that are lists -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("indices", [[1, 2, 3], [4], [0, 10], []])
+def test_a_tensor_in_the_place_of_a_list_of_numbers(indices):
+    """Looking for the overload that is meant reads its elements, and each would leave a symbol that nothing carries."""
+
+    def fn(x, places):
+        return [part.sum() + 1 for part in torch.tensor_split(x * 2, places)]
+
+    compiled = compile_strict(fn, dynamic=False)
+    for x in (torch.randn(10, 5), torch.randn(10, 5)):
+        assert_as_eager(compiled, fn, x, torch.tensor(indices, dtype=torch.int64))
+
+
+def test_a_tensor_in_the_place_of_a_list_of_numbers_along_another_dimension():
+    def fn(x, places):
+        return torch.tensor_split(x.sin(), places, dim=1)
+
+    assert_as_eager(compile_strict(fn), fn, torch.randn(3, 6), torch.tensor([2, 5]))

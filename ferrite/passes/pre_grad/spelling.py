@@ -184,9 +184,10 @@ def resolve(name: str, args: tuple[Any, ...], kwargs: Arguments) -> Any:
 
 
 def asking_nothing(given: Any) -> contextlib.AbstractContextManager[None]:
-    """Matching reads the one element of a tensor where a number is asked for: that would guard on it, or leave a symbol
-    for it that nothing carries."""
-    numbers = (leaf for leaf in leaves(given) if isinstance(leaf, torch.Tensor) and leaf.dim() == 0)
+    """Matching reads the one element of a tensor where a number is asked for, and every element where a list of whole
+    numbers is: that would guard on it, or leave a symbol for it that nothing carries."""
+    tensors = (leaf for leaf in leaves(given) if isinstance(leaf, torch.Tensor))
+    numbers = (leaf for leaf in tensors if leaf.dim() == 0 or (leaf.dim() == 1 and not leaf.is_floating_point()))
     mode = next((leaf.fake_mode for leaf in numbers if hasattr(leaf, "fake_mode")), None)
     return contextlib.nullcontext() if mode is None else leaving_no_symbols(mode)
 
