@@ -163,7 +163,10 @@ class Asked:
         static = all(map(is_static, (*results, *tensors)))
         if static and (len(tensors) < len(operands) or not is_doubtful(node, results, tensors)):
             return None
-        if not static and not self.may_surprise((*results, *tensors)):
+        try:
+            if not static and not self.may_surprise((*results, *tensors)):
+                return None
+        except UnknownSize:  # a size that goes through fractions, say
             return None
         if not results or not all(map(is_plain, (*results, *tensors))):  # last, since it takes longest
             return None

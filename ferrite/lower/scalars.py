@@ -259,7 +259,6 @@ READ: dict[str, Callable[..., Expr]] = {
     "CleanDiv": wholes("floor_divide"),
     "Mod": wholes("remainder"),
     "PythonMod": wholes("remainder"),
-    **{f"BitwiseFn_{name}": wholes(name) for name in ("bitwise_and", "bitwise_or", "bitwise_xor")},
     "Abs": lambda part: op("abs", part),
     "Min": joined("minimum"),
     "Max": joined("maximum"),
