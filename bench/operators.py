@@ -3,11 +3,14 @@
     python -m bench.operators --out bench/results/operators.md
     python -m bench.operators softmax --dtypes float32 int64 --ways static dynamic backward --layouts "as given" empty
 
-Each entry runs in a child process of its own. A call that kills or hangs its child is a verdict too (`crashed`,
-`hung`), and the rest of the entry goes on in the next child. Verdicts are kept beside the table (`.jsonl`) as they
+Entries run in child processes, a few in each. A call that kills or hangs its child is a verdict too (`crashed`,
+`hung`), and the rest goes on in the next child. Verdicts are kept beside the table (`.jsonl`) as they
 come: the same command again goes on where the last one was stopped. `--again` asks anew about what failed.
 
-The table says how many calls there were, so that a sweep that covers less than the last one can be seen.
+Calls are compiled together, a dozen in one function; what does not pass so is judged alone (`--alone`:
+everything is).
+
+The table says what was asked, and how many calls there were: a sweep that covers less than the last one can be seen.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ from bench.measure import RESULTS
 from tests.tables.entries import WAYS, Entry, dtypes_of, entries, samples
 from tests.tables.judge import FAILURES, judge, ours, quiet
 from tests.tables.layouts import LAYOUTS
+from tests.tables.together import AT_ONCE, judge_together
 
+ENTRIES_AT_ONCE = 24  # in one child
 PATIENCE = 90  # seconds for one call, until its child is taken for hanging
 BAD = ("crashed", "hung", *FAILURES)
 DTYPES = ("float32", "int64", "bool", "bfloat16", "complex64")
@@ -46,44 +51,66 @@ def plan_of(entry: Entry, chosen: argparse.Namespace) -> Plan:
         dtypes = ["float32"] if way == "errors" else known if "all" in chosen.dtypes else chosen.dtypes
         for dtype in sorted(known.intersection(dtypes), key=lambda name: (name != "float32", name)):
             for layout in ["as given"] if way == "errors" or entry.kind == "optimizer" else chosen.layouts:
-                if layout != "edges" or entry.is_pointwise:
+                if layout != "edges" or entry.takes_edges:
                     found.append((dtype, way, layout))
     return found
 
 
 def keys(entry: Entry, part: tuple[str, str, str], limit: int) -> Iterator[tuple[str, Any]]:
+    """The calls of one part by name, the same ones each time."""
     dtype, way, layout = part
-    count = limit if layout == "as given" else 1
-    for place, sample in enumerate(samples(entry, getattr(torch, dtype), way, 1000 if way == "errors" else count)):
+    count = 1000 if way == "errors" else limit if layout == "as given" else 1
+    torch.manual_seed(0)
+    for place, sample in enumerate(samples(entry, getattr(torch, dtype), way, count)):
         yield f"{entry.name}|{dtype}|{way}|{layout}|{place}", sample
 
 
 # --- the child --------------------------------------------------------------------------------------------------------
 
 
-def work(entry: Entry, plan: Plan, limit: int, known: set[str], pipe: int) -> None:
+def work(plans: Sequence[tuple[Entry, Plan]], limit: int, known: set[str], alone: set[str] | None, pipe: int) -> None:
     """Tell the parent of every call: that it begins, and its verdict."""
 
     def tell(**what: Any) -> None:
         os.write(pipe, (json.dumps(what) + "\n").encode())
 
     quiet()
-    for part in plan:
-        try:
-            for key, sample in keys(entry, part, limit):
-                if key in known:
-                    continue
+    for way in WAYS:
+        calls: list[tuple[str, tuple[Entry, Any, str]]] = []
+        for entry, part in [(entry, part) for entry, plan in plans for part in plan if part[1] == way]:
+            try:
+                found = [(key, (entry, sample, part[2])) for key, sample in keys(entry, part, limit)]
+                calls += [call for call in found if call[0] not in known]
+            except Exception as problem:  # torch's own samples fail for some types
+                key = f"{entry.name}|{'|'.join(part)}|-"
+                if key not in known:
+                    tell(key=key, kind="foreign", why=f"no samples: {problem}"[:200])
+        can = alone is not None and way in AT_ONCE
+        several = [call for call in calls if can and call[0] not in (alone or ())]
+        passed = set()
+        for start in range(0, len(several), AT_ONCE.get(way, 1)):
+            some = several[start : start + AT_ONCE[way]]
+            tell(together=[key for key, _ in some])
+            begin = time.perf_counter()
+            verdicts = judge_together([call for _, call in some], way)
+            seconds = round((time.perf_counter() - begin) / len(some), 2)
+            for (key, _), verdict in zip(some, verdicts, strict=True):
+                if verdict is not None:
+                    passed.add(key)
+                    tell(key=key, kind=verdict.kind, why="", seconds=seconds)
+        for key, (entry, sample, layout) in calls:
+            if key not in passed:
                 tell(begins=key)
-                start = time.perf_counter()
-                verdict = judge(entry, sample, part[2], part[1])
-                seconds = round(time.perf_counter() - start, 2)
-                tell(key=key, kind=verdict.kind, why=verdict.why[:300], seconds=seconds)
-        except Exception as problem:  # torch's own samples fail for some types
-            tell(key=f"{entry.name}|{'|'.join(part)}|-", kind="foreign", why=f"no samples: {problem}"[:200])
+                begin = time.perf_counter()
+                verdict = judge(entry, sample, layout, way, lambda key=key: tell(compiles=key))
+                tell(key=key, kind=verdict.kind, why=verdict.why[:300], seconds=round(time.perf_counter() - begin, 2))
 
 
-def in_child(entry: Entry, plan: Plan, limit: int, known: set[str]) -> Iterator[Record]:
-    """The verdicts of one entry, from as many children as it takes."""
+def in_child(
+    plans: Sequence[tuple[Entry, Plan]], limit: int, known: set[str], alone: set[str] | None
+) -> Iterator[Record]:
+    """The verdicts of some entries, from as many children as it takes. `alone`: what is not compiled with others; None
+    if nothing is."""
     while True:
         reading, writing = os.pipe()
         child = os.fork()
@@ -91,17 +118,19 @@ def in_child(entry: Entry, plan: Plan, limit: int, known: set[str]) -> Iterator[
             os.close(reading)
             mute()
             try:
-                work(entry, plan, limit, known, writing)
+                work(plans, limit, known, alone, writing)
             finally:
                 os._exit(0)
         os.close(writing)
-        begun, kind = "", "crashed"
+        begun: list[str] = []
+        kind, by_eager = "crashed", False
         for record in records(reading):
             if record is None:
                 kind = "hung"
                 os.kill(child, signal.SIGKILL)
                 break
-            begun = record.get("begins", "")
+            by_eager = "begins" in record
+            begun = record.get("together", [record[way] for way in ("begins", "compiles") if way in record])
             if "key" in record:
                 known.add(record["key"])
                 yield record
@@ -110,10 +139,20 @@ def in_child(entry: Entry, plan: Plan, limit: int, known: set[str]) -> Iterator[
         code = os.waitstatus_to_exitcode(status)
         if not begun:
             if code:
-                yield {"key": f"{entry.name}|-|-|-|-", "kind": "crashed", "why": f"exit status {code} between calls"}
+                yield {
+                    "key": f"{plans[0][0].name}|-|-|-|-",
+                    "kind": "crashed",
+                    "why": f"exit status {code} between calls",
+                }
             return
-        known.add(begun)
-        yield {"key": begun, "kind": kind, "why": f"exit status {code}" if kind == "crashed" else f"{PATIENCE} s"}
+        if len(begun) > 1 and alone is not None:
+            alone.update(begun)
+            continue
+        known.update(begun)
+        why = f"exit status {code}" if kind == "crashed" else f"{PATIENCE} s"
+        if by_eager:
+            kind, why = "foreign", f"eager itself: {kind}, {why}"
+        yield {"key": begun[0], "kind": kind, "why": why}
 
 
 def warm_up() -> None:
@@ -154,7 +193,7 @@ def table_of(found: Sequence[Record]) -> str:
     by_entry: dict[str, list[Record]] = defaultdict(list)
     for record in found:
         by_entry[record["key"].split("|")[0]].append(record)
-    lines = ["# torch's own tables", "", *totals(found, by_entry), "", "## Failures", ""]
+    lines = ["# torch's own tables", "", *totals(found, by_entry), "", *coverage(found), "", "## Failures", ""]
     lines += ["| entry | calls | passed | failed | of which |", "|---|---:|---:|---:|---|"]
     for name, rows in sorted(by_entry.items()):
         failed = [row for row in rows if row["kind"] in BAD]
@@ -189,6 +228,30 @@ def totals(found: Sequence[Record], by_entry: dict[str, list[Record]]) -> list[s
     return lines
 
 
+def coverage(found: Sequence[Record]) -> list[str]:
+    """How many of the entries that could be asked were: what has no line was not."""
+    asked: dict[tuple[str, ...], set[str]] = defaultdict(set)
+    for record in found:
+        name, dtype, way, layout, _ = record["key"].split("|")
+        if dtype != "-":
+            asked[name.split(":")[0], way, dtype, layout].add(name)
+    lines = ["## What was asked", "", "| table | way | type | layout | entries | of |", "|---|---|---|---|--:|--:|"]
+    for (table, way, dtype, layout), names in sorted(asked.items()):
+        could = [
+            entry
+            for name, entry in entries().items()
+            if name.startswith(f"{table}:") and getattr(torch, dtype) in dtypes_of(entry, way)
+        ]
+        could = [entry for entry in could if layout != "edges" or entry.takes_edges]
+        could = [entry for entry in could if way != "errors" or has_errors(entry)]
+        lines.append(f"| {table} | {way} | {dtype} | {layout} | {len(names)} | {len(could)} |")
+    return lines
+
+
+def has_errors(entry: Entry) -> bool:
+    return any(getattr(entry.info, name, None) for name in ("error_inputs_func", "module_error_inputs_func"))
+
+
 def reasons(failed: Sequence[Record]) -> str:
     """Each kind of failure once, with how often and the first call that shows it."""
     first: dict[str, Record] = {}
@@ -215,6 +278,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--layouts", nargs="+", choices=list(LAYOUTS), default=["as given"])
     parser.add_argument("--samples", type=int, default=2, help="calls of each kind; other layouts take the first (2)")
     parser.add_argument("--again", action="store_true", help="ask anew about what failed")
+    parser.add_argument("--alone", action="store_true", help="compile each call alone")
     parser.add_argument("--minutes", type=float, default=1e9, help="stop after so long; the next run goes on")
     chosen = parser.parse_args(argv)
     log = chosen.out.with_suffix(".jsonl")
@@ -226,10 +290,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     warm_up()
     end = time.monotonic() + chosen.minutes * 60
     with log.open("a") as file:
-        for entry in entries().values():
-            if not named(entry.name, chosen.names) or time.monotonic() > end:
-                continue
-            for record in in_child(entry, plan_of(entry, chosen), chosen.samples, set(known)):
+        plans = [(entry, plan_of(entry, chosen)) for name, entry in entries().items() if named(name, chosen.names)]
+        for start in range(0, len(plans), count := 1 if chosen.alone else ENTRIES_AT_ONCE):
+            if time.monotonic() > end:
+                break
+            some = plans[start : start + count]
+            for record in in_child(some, chosen.samples, set(known), None if chosen.alone else set()):
                 known[record["key"]] = record
                 file.write(json.dumps(record) + "\n")
                 file.flush()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ from ferrite.graph.autocast import note_autocast
 from ferrite.graph.order import users_in_order
 from ferrite.graph.places import Places
 from ferrite.ir.laws import verify_program
-from ferrite.lower import lower_graph
+from ferrite.lower import UnknownSize, correct_forecasts, lower_graph, strides_of_outputs
 from ferrite.options import resolve
 from ferrite.passes import FREEZE, JOINT, POST_GRAD, PRE_GRAD, checked_options
 from ferrite.passes.freezing import inlined_with_record
@@ -127,6 +128,7 @@ def split_joint(compilation: Compilation, partition: Partition) -> Partition:
         joint: torch.fx.GraphModule, *args: Any, **kwargs: Any
     ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
         with compilation.stage("joint"), garbage_waits():
+            correct_forecasts(joint)  # passes rest on them, and so do both halves
             rewrite_joint(joint, compilation)
         with compilation.stage("partition"):
             forward, backward = partition(joint, *args, **kwargs)
@@ -164,10 +166,11 @@ def rewrite_joint(joint: torch.fx.GraphModule, compilation: Compilation) -> None
 # --- one functional graph ---------------------------------------------------------------------------------------------
 
 
-def compile_graph(graph: CapturedGraph, compilation: Compilation) -> torch_api.BoxedCallable:
+def compile_graph(captured: CapturedGraph, compilation: Compilation) -> torch_api.BoxedCallable:
     """The compiler proper. Runs once per direction; the backward graph arrives later, from an autograd thread."""
 
     def stages() -> Boxed:
+        graph = as_in_eager(captured)
         dump = compilation.dump(graph.kind.value)
         dump.graph("captured", graph.gm)
         joint = (JOINT,) if graph.kind is GraphKind.INFERENCE and compilation.options.joint else ()
@@ -176,7 +179,13 @@ def compile_graph(graph: CapturedGraph, compilation: Compilation) -> torch_api.B
         return compile_passed(graph, compilation, dump, (), joint)
 
     with garbage_waits():
-        return compilation.attempt_graph(graph, stages, otherwise=run_in_eager(graph.gm))
+        return compilation.attempt_graph(captured, stages, otherwise=run_in_eager(captured.gm))
+
+
+def as_in_eager(graph: CapturedGraph) -> CapturedGraph:
+    """The graph with forecasts, and strides of its outputs, that are eager's."""
+    correct_forecasts(graph.gm)
+    return replace(graph, output_strides=strides_of_outputs(graph.gm, graph.output_strides))
 
 
 def rewrite(pipelines: Sequence[Pipeline], graph: CapturedGraph, compilation: Compilation, dump: Dump) -> Passes:
@@ -219,7 +228,10 @@ def compile_passed(
     here = buildable(targets)
     passes = rewrite((*joint, POST_GRAD) if options.post_grad else joint, graph, compilation, dump)
     with compilation.stage("lower"):
-        lowered = lower_graph(graph, here)
+        try:
+            lowered = lower_graph(graph, here)
+        except UnknownSize as unknown:  # a number that Python alone computes, and it does so between operators
+            return compilation.left_in_eager(graph, before + passes, str(unknown))
         if options.strict:
             verify_program(lowered.program)
         dump.write("program.py", lambda: str(lowered.program))

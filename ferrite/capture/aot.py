@@ -20,6 +20,7 @@ from ferrite.capture.decompositions import decompositions
 from ferrite.capture.parameters import Parameter, Parameters
 from ferrite.capture.torch_api import BoxedCallable
 from ferrite.capture.unused_random import keep_unused_random
+from ferrite.capture.written_inputs import view_written_inputs
 from ferrite.graph import fake_value
 from ferrite.graph.regions import WRITTEN_AFTER
 from ferrite.graph.values import mode_of
@@ -67,6 +68,7 @@ def capture(
 
     `around_partition` lets the caller observe the split of a joint graph.
     """
+    with_views = view_written_inputs(gm, example_inputs)
     without_extra = keep_unused_random(gm)
     eager_layouts = user_output_layouts(gm)
     subclasses = [index for index, value in enumerate(example_inputs) if torch_api.is_plain_subclass(value)]
@@ -93,7 +95,8 @@ def capture(
         decompositions=decompositions(options.decompose),
     )
     compiled = unwrapping_subclasses(compiled, subclasses)
-    return compiled if without_extra is None else without_extra(compiled)
+    compiled = compiled if without_extra is None else without_extra(compiled)
+    return compiled if with_views is None else with_views(compiled)
 
 
 def unwrapping_subclasses(function: Callable[..., Any], positions: Sequence[int]) -> Callable[..., Any]:

@@ -24,13 +24,26 @@ LARGEST = 1 << 62  # bounds beyond are torch's way to say there is none
 
 def symbol_range(value: Number) -> Callable[[Any], Range]:
     """A function from the symbols in a size to the least and greatest value they may have."""
-    known = value.node.shape_env.var_to_range
+    known = value.node.shape_env
 
     def ends(symbol: Any) -> Range:
-        found = known.get(symbol)
-        return (None, None) if found is None else (_end(found.lower), _end(found.upper))
+        only = _asserted_value(known, symbol)
+        found = known.var_to_range.get(symbol)
+        return (only, only) if only is not None else (None, None) if found is None else _ends(found)
 
     return ends
+
+
+def _asserted_value(known: Any, symbol: Any) -> int | None:
+    """The value that a number from data is asserted to have, where torch neither replaces it nor narrows its range: it
+    lets `z.reshape([1])` assert `u0 == 1` and reads `u0` as 1 from then on, although 1 or 2 is all its range says."""
+    for each in known.deferred_runtime_asserts.get(symbol, ()):
+        sides: Sequence[Any] = each.expr.args if type(each.expr).__name__ == "Equality" else ()
+        if symbol in sides:
+            other = sides[0] if sides[1] == symbol else sides[1]
+            if other.is_Integer:
+                return int(other)
+    return None
 
 
 def likely_value(value: Number) -> Callable[[Any], int | None]:
@@ -50,7 +63,10 @@ def likely_value(value: Number) -> Callable[[Any], int | None]:
 
 def number_range(value: torch.SymInt) -> Range:
     """The least and greatest value that a number may have."""
-    found = value.node.shape_env.bound_sympy(value.node.expr)
+    return _ends(value.node.shape_env.bound_sympy(value.node.expr))
+
+
+def _ends(found: Any) -> Range:
     return _end(found.lower), _end(found.upper)
 
 
@@ -66,6 +82,16 @@ def symbols_of(value: Number) -> list[Any]:
 def as_made(value: torch.SymInt) -> Any:
     """The expression of a number before facts found later took part in it: what a check of such a fact must look at."""
     return value.node._expr
+
+
+def equal_by_assertion(left: int | torch.SymInt, right: int | torch.SymInt) -> bool:
+    """Whether two equal sizes are so only since an operator asserts it of a number that data decides: `z.reshape([1])`
+    makes the size of `z` 1. Where a graph is traced anew, nobody knows that without the operator."""
+    made = [as_made(each) if isinstance(each, torch.SymInt) else each for each in (left, right)]
+    if made[0] == made[1]:
+        return False
+    sizes = [each for each in (left, right) if isinstance(each, torch.SymInt)]
+    return any(each.node.shape_env.is_unbacked_symint(symbol) for each in sizes for symbol in symbols_of(each))
 
 
 def factor_of(value: torch.SymInt | torch.SymBool) -> tuple[int, Any] | None:
@@ -97,16 +123,18 @@ def facts_of_symbols(value: Number) -> Iterator[tuple[frozenset[str], str]]:
 def guarded_equalities(value: Number) -> Mapping[Any, Any]:
     """What guards say is equal, as sympy has it: what is larger to what is simpler, `s0 // 4` to 1.
 
-    A symbol that equals something is replaced by torch itself. Whatever else is equal stays as it was made: `s0 // 4`
-    is a size of its own, although every call has it 1.
+    A symbol that equals something is replaced by torch itself, in every size; a guard was written down before that, and
+    is read here as it stands now: `s4 * s55 == s81` says nothing more once `s81` is written `s4 * s55`. Whatever else
+    is equal stays as it was made: `s0 // 4` is a size of its own, although every call has it 1.
     """
+    known = value.node.shape_env
     found: dict[Any, Any] = {}
-    for guard in value.node.shape_env.guards:
+    for guard in known.guards:
         condition = guard.expr
         if type(condition).__name__ != "Equality":
             continue
-        simple, large = sorted(condition.args, key=_size_of_expression)
-        if large.args:
+        simple, large = sorted(map(known.replace, condition.args), key=_size_of_expression)
+        if large.args and large != simple:
             found[large] = simple
     return found
 
@@ -158,4 +186,13 @@ def assumes_sizes(node: torch.fx.Node) -> bool:
         return False
     tensors = [value] if isinstance(value, torch.Tensor) else [each for each in value if isinstance(each, torch.Tensor)]
     known = next((getattr(getattr(each, "fake_mode", None), "shape_env", None) for each in tensors), None)
-    return known is not None and any(not known.replace(symbol).is_Symbol for symbol in made)
+    return known is not None and any(_is_settled(known, symbol) for symbol in made)
+
+
+def _is_settled(known: Any, symbol: Any) -> bool:
+    """Whether torch takes a symbol for a number, or for an expression of others."""
+    found = known.replace(symbol)
+    if not found.is_Symbol:
+        return True
+    bounds = known.var_to_range.get(found)
+    return _asserted_value(known, found) is not None or (bounds is not None and bounds.is_singleton())

@@ -25,7 +25,7 @@ from ferrite.graph import ModelLine, first_model_line, model_line
 from ferrite.options import Options
 from ferrite.pipeline import Fuel, PassContext, PassRecord, Pipeline, run_pipeline
 from ferrite.pipeline.report import warn_at, warn_of_failed_pass
-from ferrite.runtime import Boxed
+from ferrite.runtime import Boxed, run_in_eager
 
 Result = TypeVar("Result")
 TO_STOP = 'torch.compile(..., options={"strict": True})'
@@ -117,6 +117,11 @@ class Compilation:
         self.record.add(replace(record, passes=(*before, *record.passes)))
         return function
 
+    def left_in_eager(self, graph: CapturedGraph, passes: tuple[PassRecord, ...], reason: str) -> Boxed:
+        """A graph that runs operator by operator, though nothing is wrong with it."""
+        self.record.add(replace(eager_record(graph, self.gm, reason), passes=passes))
+        return run_in_eager(graph.gm)
+
     # --- failures -----------------------------------------------------------------------------------------------------
 
     def failed(self, failure: Exception, graph: CapturedGraph | None) -> None:
@@ -138,7 +143,7 @@ class Compilation:
         facts["what happens"] = "this graph runs in eager: right, but not compiled"
         facts["to stop on it"] = TO_STOP
         warn_at(line, layout(f"ferrite: stage {stage!r} failed", facts))
-        self.record.add(eager_record(graph, self.gm, stage, because))
+        self.record.add(eager_record(graph, self.gm, f"stage {stage!r} failed", because))
 
     def forget_entries(self) -> None:
         """What passes did to the graphs came from the cache, perhaps, and may be what is wrong: next time they run."""

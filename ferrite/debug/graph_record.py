@@ -55,10 +55,11 @@ def lines_of_launch(launch: Launch) -> tuple[ModelLine, ...]:
     return tuple(dict.fromkeys(item.origin.line for item in launch.operations if item.origin.line is not None))
 
 
-def eager_record(graph: CapturedGraph | None, gm: torch.fx.GraphModule, stage: str, because: str) -> GraphRecord:
-    """The record of a graph that runs in eager whole."""
+def eager_record(
+    graph: CapturedGraph | None, gm: torch.fx.GraphModule, reason: str, failure: str | None = None
+) -> GraphRecord:
+    """The record of a graph that runs in eager whole. `failure`: what went wrong, if anything did."""
     nodes = (graph.gm if graph is not None else gm).graph.nodes
-    reason = f"stage {stage!r} failed"
     calls = tuple(
         EagerCall(target_text(node.target), reason, model_line(node)) for node in nodes if node.op.startswith("call_")
     )
@@ -70,7 +71,7 @@ def eager_record(graph: CapturedGraph | None, gm: torch.fx.GraphModule, stage: s
         source="",
         kernels=(),
         eager_calls=calls,
-        failure=f"{reason}: {because}",
+        failure=None if failure is None else f"{reason}: {failure}",
     )
 
 

@@ -7,6 +7,7 @@ the inputs and outputs of a graph do, which no rewrite may change.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,6 +68,15 @@ def storage_of(node: torch.fx.Node) -> Hashable | None:
     """A hashable identity of the memory of a node: a storage, a set of them where it has several, None if none."""
     found = storages_of(node)
     return (next(iter(found)) if len(found) == 1 else found) if found else None
+
+
+def apart_in_memory(graph: torch.fx.Graph, places: frozenset[int]) -> frozenset[int]:
+    """Those of some inputs that share memory with no other input: two of them may be views of one."""
+    if not places:
+        return places
+    inputs = [storages_of(node) for node in graph.find_nodes(op="placeholder")]
+    seen = Counter(storage for each in inputs for storage in each)
+    return frozenset(place for place in places if all(seen[storage] == 1 for storage in inputs[place]))
 
 
 class Aliases:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import (
+    GuardOnDataDependentSymNode,
     PendingUnbackedSymbolNotFound,
     compute_unbacked_bindings,
     rebind_unbacked,
@@ -179,11 +180,23 @@ def compute(
         except Exception as problem:
             if shape_env is not None:
                 shape_env.pending_fresh_unbacked_symbols.clear()
-            raise CannotRun(node, problem) from problem
+            if not (isinstance(problem, GuardOnDataDependentSymNode) and returns_its_operand(node)):
+                raise CannotRun(node, problem) from problem
+            value = args[0]  # whether the sizes fit, data decides; what comes back does not depend on it
         bindings = _bindings(node, value, shape_env)
         # An operator may return its operand itself; each node has a value object of its own.
         given = {id(item) for item in leaves((args, kwargs))}
         return torch.fx.node.map_aggregate(value, lambda item: _detached(item) if id(item) in given else item), bindings
+
+
+def returns_its_operand(node: torch.fx.Node) -> bool:
+    """Whether a node writes into its first operand and returns that, as it lies: whatever sizes it has are kept."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.arguments or len(schema.returns) != 1:
+        return False
+    first, result = schema.arguments[0].alias_info, schema.returns[0].alias_info
+    written = first is not None and result is not None and first.is_write and first.before_set == result.before_set
+    return written and torch.Tag.inplace_view not in node.target.tags  # type: ignore[union-attr]
 
 
 def _bindings(node: torch.fx.Node, value: Any, shape_env: Any) -> Mapping[Any, Any] | None:

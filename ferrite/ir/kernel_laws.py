@@ -26,7 +26,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ferrite.ir.division import never_negative
 from ferrite.ir.expr import Data, Expr, Load, Local, Masked, Param, data_of
 from ferrite.ir.expr_laws import wrong_data, wrong_type
 from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, Product, Sum, Symbol, add, number
@@ -48,6 +47,7 @@ from ferrite.ir.kernel import (
     indices_in,
     nodes_in,
 )
+from ferrite.ir.nested_bounds import never_negative_in_loops as never_negative
 from ferrite.ir.questions import indices_of, nodes_of
 from ferrite.ir.states import STATES
 from ferrite.ir.types import is_integer, short
@@ -350,8 +350,10 @@ def step_of(item: Index, factor: int) -> Index:
 
 def nested(terms: Sequence[tuple[Index, int]], reach: int) -> bool:
     """Whether each factor is larger than all that terms with smaller ones can add up to."""
+    unbounded = False  # the term with the largest factor may add up to anything: no other lies above it
     for item, factor in sorted(terms, key=lambda term: abs(term[1])):
-        if abs(factor) <= reach or (item.high is None and len(terms) > 1):
+        if unbounded or abs(factor) <= reach:
             return False
+        unbounded = item.high is None
         reach += abs(factor) * (item.high or 0)
     return True

@@ -5,5 +5,14 @@ with a reason; and the objects that it names.
 """
 
 from ferrite.lower.graph import LoweredProgram, LoweringFailure, lower_graph
+from ferrite.lower.probes import correct_forecasts, strides_of_outputs
+from ferrite.lower.sizes import UnknownSize
 
-__all__ = ["LoweredProgram", "LoweringFailure", "lower_graph"]
+__all__ = [
+    "LoweredProgram",
+    "LoweringFailure",
+    "UnknownSize",
+    "correct_forecasts",
+    "lower_graph",
+    "strides_of_outputs",
+]

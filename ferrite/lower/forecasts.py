@@ -13,7 +13,7 @@ import torch
 
 from ferrite.graph import fake_value
 from ferrite.graph.updater import MetadataUpdater
-from ferrite.graph.values import no_guards, same_sizes
+from ferrite.graph.values import no_guards, same_number, same_sizes
 from ferrite.ir.index import ONE, ZERO, Index
 from ferrite.lower.context import contiguous, same_strides
 
@@ -142,7 +142,11 @@ def is_led_by_one_element(node: torch.fx.Node) -> bool:
     if len(operands) != 2 or len(values) != 2 or node.kwargs:
         return False
     first, second = operands
-    if first.dtype not in HALF or second.dtype != first.dtype or not first.ndim or first.shape != second.shape:
+    if first.dtype not in HALF or second.dtype != first.dtype or not first.ndim:
         return False
-    spread = all(stride == 0 or size == 1 for size, stride in zip(first.shape, first.stride(), strict=True))
+    if not same_sizes(first.shape, second.shape):  # for all that data may decide
+        return False
+    spread = all(
+        same_number(stride, 0) or same_number(size, 1) for size, stride in zip(first.shape, first.stride(), strict=True)
+    )
     return spread and not second.is_contiguous()

@@ -7,7 +7,6 @@ something needs it in memory: a call, an output, a write to what it reads, or th
 from __future__ import annotations
 
 import operator
-from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +16,7 @@ import torch
 
 from ferrite.capture import CapturedGraph, size_facts, torch_api, torch_operators
 from ferrite.graph import fake_value, model_line
-from ferrite.graph.aliases import storages_of
+from ferrite.graph.aliases import apart_in_memory
 from ferrite.ir.arguments import Constant, Literal
 from ferrite.ir.expr import Expr
 from ferrite.ir.index import ONE, ZERO, Index, Symbol, symbol
@@ -28,10 +27,10 @@ from ferrite.lower.allocate import with_allocations
 from ferrite.lower.bodies import Bodies
 from ferrite.lower.calls import HalfLowered, flat
 from ferrite.lower.dead import live_operations
-from ferrite.lower.forecasts import Laid, misforecast, put_right
+from ferrite.lower.forecasts import Laid, misforecast
 from ferrite.lower.lazy_bits import resolved_later, resolved_now
 from ferrite.lower.materialise import SinceCall, uses_of, worth_keeping
-from ferrite.lower.probes import corrected_by_eager
+from ferrite.lower.probes import IN_EAGER, correct_forecasts
 from ferrite.lower.refusals import refusal
 from ferrite.lower.scalars import computed_size, number_input, number_of, read
 from ferrite.lower.sizes import UnknownSize
@@ -68,9 +67,7 @@ def lower_module(
     output_strides: Sequence[Any] | None = None,
     kernels_on: Container[str] = CPU,
 ) -> LoweredProgram:
-    wrong = (put_right(gm), corrected_by_eager(gm))
-    if any(wrong):
-        output_strides = None
+    correct_forecasts(gm)
     walk = Walk(gm, donated, output_strides, kernels_on)
     program = walk.run(name)
     return LoweredProgram(program, walk.objects)
@@ -90,7 +87,7 @@ class Walk(Bodies):
     ) -> None:
         super().__init__()
         self.kernels_on = kernels_on
-        self.gm, self.donated, self.output_strides = gm, apart_in_memory(gm, donated), output_strides
+        self.gm, self.donated, self.output_strides = gm, apart_in_memory(gm.graph, donated), output_strides
         self.values: dict[torch.fx.Node, Any] = {}
         self.inputs: list[Input] = []
         self.outputs: tuple[Output, ...] = ()
@@ -263,6 +260,8 @@ class Walk(Bodies):
             raise NotLowered(f"no kernels are made on {device}")
         if self.assumes_sizes:
             raise NotLowered("torch assumes a size of its result that data decides")
+        if self.node is not None and IN_EAGER in self.node.meta and self.node.target is target:
+            raise NotLowered(self.node.meta[IN_EAGER])
         first = next((value for value in args if isinstance(value, Value)), None)
         why_not = self.unsupported(args, kwargs, out) or misforecast(target, self.operands_of(args, kwargs))
         why_not = why_not or refusal(target, None if first is None else first.dtype)
@@ -357,10 +356,12 @@ class Walk(Bodies):
         self.outputs = tuple(self.tensors_apart(results, outputs))
 
     def tensors_apart(self, results: Sequence[Any], outputs: Sequence[Output]) -> Iterator[Output]:
-        """Two results of eager are two tensors, even where both are the same elements of one memory."""
-        owner: dict[str, Any] = {}
+        """Two results of eager are two tensors, even where both are the same elements of one memory. The one that was
+        computed first owns it: the others are views of it, and autograd tells a view from its base."""
+        named = [pair for pair in zip(results, outputs, strict=True) if isinstance(pair[1], str)]
+        owner = {output: result for result, output in sorted(named, key=operator.itemgetter(0), reverse=True)}
         for result, output in zip(results, outputs, strict=True):
-            same = isinstance(output, str) and owner.setdefault(output, result) is not result
+            same = isinstance(output, str) and owner[output] is not result
             if same and (buffer := self.buffers[str(output)]).kind != "foreign":
                 yield self.window(buffer, buffer.dtype, buffer.sizes, buffer.strides, buffer.offset)
             else:
@@ -402,6 +403,9 @@ class Walk(Bodies):
         own = self.sizes.indices(fake.stride())
         if own == strides:
             return self.buffer_of(value, fake)
+        if ZERO in value.sizes:  # without elements any strides will do, and what shares memory goes on sharing it
+            base = self.buffers[self.realise(value.box)]
+            return self.window(base, value.dtype, value.sizes, strides, base.offset)
         repeated = [stride is ZERO and size is not ONE for size, stride in zip(value.sizes, strides, strict=True)]
         if not any(repeated) or not all(size.low is not None and size.low > 0 for size in value.sizes):
             return self.realise(self.copied(value, strides).box)
@@ -410,15 +414,6 @@ class Walk(Bodies):
         once = self.copied(value.view(sizes, own_axes(sizes)), strides)
         base = self.buffers[self.realise(once.box)]
         return self.window(base, value.dtype, value.sizes, strides, base.offset)
-
-
-def apart_in_memory(gm: torch.fx.GraphModule, donated: frozenset[int]) -> frozenset[int]:
-    """Those of the donated inputs that share memory with no other input: two of them may be views of one."""
-    if not donated:
-        return donated
-    places = [storages_of(node) for node in gm.graph.find_nodes(op="placeholder")]
-    seen = Counter(storage for each in places for storage in each)
-    return frozenset(place for place in donated if all(seen[storage] == 1 for storage in places[place]))
 
 
 # Names of schemas that Python keeps for itself.

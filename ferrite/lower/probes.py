@@ -6,15 +6,18 @@ all the same, and the forecast does so otherwise:
     x = torch.randn(8, 1).t()       sizes (1, 8), strides (1, 1)
     x + 1                           eager: (1, 1), forecast: (8, 1)
 
-Such calls are made on tensors of ones that lie as the operands do, where sizes are numbers, and small.
+Such calls are made on tensors of ones that lie as the operands do, where sizes are numbers, and small. Elsewhere
+eager's rules are asked (`eager_strides`). Where they depend on what is not known of sizes before the program runs, and
+the result is returned, the call is made in eager when it does.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,67 +25,302 @@ import torch
 from ferrite.capture import torch_state
 from ferrite.graph import fake_value
 from ferrite.graph.aliases import storages_in
-from ferrite.graph.facts import is_known_operator
+from ferrite.graph.facts import is_known_operator, leaves, schema_of
 from ferrite.graph.regions import has_effect, is_random, mutates
 from ferrite.graph.updater import MetadataUpdater
-from ferrite.graph.values import no_guards
+from ferrite.graph.values import CannotRun, no_guards, same_sizes
+from ferrite.lower.calls import flat
+from ferrite.lower.context import contiguous
+from ferrite.lower.eager_strides import (
+    Placed,
+    Rule,
+    Undecided,
+    decided,
+    elementwise,
+    like_operand,
+)
+from ferrite.lower.forecasts import put_right
+from ferrite.lower.sizes import Sizes, UnknownSize
 
 aten = torch.ops.aten
 LARGEST = 1 << 18  # elements of an operand, with those it skips: a call takes well under a millisecond
+# In a node's meta: that its strides are eager's, why nobody can tell, and why it is called in eager.
+KNOWN, UNDECIDED, IN_EAGER = "strides_of_eager", "strides_of_nobody", "call_in_eager"
 MOST = 64  # corrections of one graph, each of which may change everything behind it
-# Besides the elementwise ones. They compute nothing that ones could harm.
-ASKED = frozenset({aten.expand, aten.flip, aten.clone, aten.full_like, aten.fill, aten.hardtanh, aten.var})
+# Results like an operand, whose elements do not matter: they are asked of `empty_like`, which draws no random numbers.
+LIKE = frozenset({aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like})
+# Besides these and the elementwise ones. They compute nothing that ones could harm.
+ASKED = frozenset({aten.expand, aten.flip, aten.clone, aten.fill, aten.hardtanh, aten.var})
+COPIES = frozenset({aten.clone, aten.flip, aten.sort, aten._to_copy, aten.nan_to_num, aten.rad2deg, aten.deg2rad})
+RULES: dict[Any, Rule] = dict.fromkeys((*LIKE, *COPIES), like_operand)
+# Tagged as elementwise, but made in other ways, or of several calls.
+NOT_ITERATED = frozenset(
+    {
+        aten._conj_physical,
+        aten.conj_physical,
+        aten.float_power,
+        aten.frexp,
+        aten.isfinite,
+        aten.isinf,
+        aten.ldexp,
+        aten.masked_fill,
+        aten.native_dropout_backward,
+        aten.positive,
+        aten.pow,
+        aten.relu6,
+    }
+)
+NUMBERS = (int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
+OPERANDS = ("self", "other", "x", "n", "input")  # what overloads call a number that they make a tensor of
 
 
-def corrected_by_eager(gm: torch.fx.GraphModule) -> bool:
-    """Make the forecasts of doubtful results eager's. Whether there was a wrong one."""
-    count, updater = 0, None
+def correct_forecasts(gm: torch.fx.GraphModule) -> None:
+    """Make the forecasts of results eager's, and mark those of which eager's strides are known for certain, with all
+    that is made of them and lies otherwise now."""
+    before = {node: node.meta.get("val") for node in gm.graph.nodes}
+    if put_right(gm):
+        mark_changed(before)
+    asked = Asked()
+    updater = None
     for node in gm.graph.nodes:
-        if not is_doubtful(node) or (strides := strides_in_eager(node)) is None:
+        if node.op != "call_function" or not is_asked(node) or is_in_doubt(node):
             continue
-        if strides == tuple(fake_value(node).stride()):
+        found = asked.strides(node)
+        if found is None:
             continue
-        updater = updater or MetadataUpdater(gm.graph)
-        if updater.mode is None or count == MOST:
+        node.meta[KNOWN] = True
+        if all(map(same_sizes, found, (each.stride() for each in tensors_of(fake_value(node))))):
+            continue
+        if updater is None:
+            updater = MetadataUpdater(gm.graph)
+        if updater.mode is None or len(asked.corrected) == MOST:
             break
-        updater.correct(node, laid_out_as(node, strides, updater.mode))
+        asked.corrected.append(node)
+        correct(node, laid_out_as(node, found, updater.mode), updater)
+    if updater is not None:
+        mark_changed(before)
+
+
+def is_in_doubt(node: torch.fx.Node) -> bool:
+    """Whether an operand lies nobody knows how: so does what is computed of it, then."""
+    doubt = next((each.meta[UNDECIDED] for each in node.all_input_nodes if UNDECIDED in each.meta), None)
+    if doubt is not None:
+        node.meta[UNDECIDED] = doubt
+    return doubt is not None
+
+
+def mark_changed(before: Mapping[torch.fx.Node, Any]) -> None:
+    for node, value in before.items():
+        if node.meta.get("val") is not value:
+            node.meta[KNOWN] = True
+
+
+def strides_of_outputs(gm: torch.fx.GraphModule, forecast: Sequence[Any]) -> tuple[Any, ...]:
+    """Strides of outputs as they were forecast; where the graph knows better, its own. Where nobody can tell, the calls
+    that decide are to be made in eager, and there is nothing to say of the result."""
+    results = gm.graph.output_node().args[0]
+    assert isinstance(results, (tuple, list))
+    return tuple(map(strides_of_output, results, forecast))
+
+
+def strides_of_output(result: Any, forecast: Any) -> Any:
+    if forecast is None or not isinstance(result, torch.fx.Node):
+        return forecast
+    if UNDECIDED in result.meta:
+        deciding = [result]
+        while deciding:
+            node = deciding.pop()
+            if UNDECIDED in node.meta and IN_EAGER not in node.meta:
+                node.meta[IN_EAGER] = f"where its result lies depends on sizes: {node.meta[UNDECIDED]}"
+                deciding += node.all_input_nodes
+        return None
+    return tuple(fake_value(result).stride()) if KNOWN in result.meta else forecast
+
+
+def correct(node: torch.fx.Node, value: Any, updater: MetadataUpdater) -> None:
+    """Give a call another forecast, unless what is made of it cannot be told then."""
+    before = fake_value(node)
+    updater.correct(node, value)
+    try:
         updater.update()
-        count += 1
-    return count > 0
+    except CannotRun:
+        updater.correct(node, before)
+        updater.update()
 
 
-def is_doubtful(node: torch.fx.Node) -> bool:
-    """Whether a forecast may be wrong, and eager can be asked."""
-    out = fake_value(node) if node.op == "call_function" and is_asked(node) else None
-    if not isinstance(out, torch.Tensor) or not is_small(out):
+class Asked:
+    """What eager, or a rule of eager's, says of the calls of one graph."""
+
+    def __init__(self) -> None:
+        self.sizes = Sizes()
+        self.corrected: list[torch.fx.Node] = []
+
+    def strides(self, node: torch.fx.Node) -> tuple[tuple[Any, ...], ...] | None:
+        """Eager's strides of the results of a call whose forecast may be wrong; None for others, and where nobody can
+        tell."""
+        results, operands = tensors_of(fake_value(node)), [fake_value(each) for each in node.all_input_nodes]
+        tensors = [each for each in operands if isinstance(each, torch.Tensor)]
+        static = all(map(is_static, (*results, *tensors)))
+        if static and (len(tensors) < len(operands) or not is_doubtful(node, results, tensors)):
+            return None
+        try:
+            if not static and not self.may_surprise((*results, *tensors)):
+                return None
+        except UnknownSize:  # a size that goes through fractions, say
+            return None
+        if not results or not all(map(is_plain, (*results, *tensors))):  # last, since it takes longest
+            return None
+        if static and all(map(is_small, (*results, *tensors))):
+            return strides_in_eager(node)
+        try:
+            return self.by_rule(node, results)
+        except Undecided as reason:
+            node.meta[UNDECIDED] = str(reason)
+        except UnknownSize:
+            pass
+        return None
+
+    def may_surprise(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether a size may be 0, or 1 in a tensor that is not contiguous as it is written."""
+        for each in tensors:
+            if each.layout is not torch.strided or all(type(size) is int and size > 1 for size in each.shape):
+                continue
+            sizes = self.sizes.indices(each.shape)
+            if any(size.low is None or size.low < 1 for size in sizes):
+                return True
+            small = any(size.low is None or size.low < 2 for size in sizes)
+            if small and self.sizes.indices(each.stride()) != contiguous(sizes):
+                return True
         return False
-    operands = [fake_value(each) for each in node.all_input_nodes]
-    if not all(isinstance(each, torch.Tensor) and is_small(each) for each in operands):
+
+    def by_rule(self, node: torch.fx.Node, results: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], ...] | None:
+        rule, operands = rule_of(node)
+        if rule is None or not results:
+            return None
+        dtype = computed_in(node, results[0].dtype, operands)
+        strides = [self.as_computed_with(each, dtype) for each in operands]
+        if packet_of(node) is aten.where and node.all_input_nodes[0].meta.get("val") is operands[0]:
+            strides[0] = operands[0].stride()  # a condition is not converted
+        placed = [
+            Placed(self.sizes.indices(each.shape), self.sizes.indices(own))
+            for each, own in zip(operands, strides, strict=True)
+        ]
+        steps = decided(rule, placed, self.sizes.indices(results[0].shape))
+        found = tuple(step.of(results[0].shape, strides, self.at_least_one) for step in steps)
+        return (found,) * len(results)
+
+    def as_computed_with(self, operand: torch.Tensor, dtype: torch.dtype | None) -> tuple[Any, ...]:
+        """The strides of an operand once it has the type that is computed in."""
+        if dtype is None or operand.dtype == dtype:
+            return operand.stride()
+        placed = Placed(self.sizes.indices(operand.shape), self.sizes.indices(operand.stride()))
+        steps = decided(like_operand, [placed], placed.sizes)
+        return tuple(step.of(operand.shape, [operand.stride()], self.at_least_one) for step in steps)
+
+    def at_least_one(self, size: Any) -> Any:
+        known = self.sizes.index(size)
+        return size if known.low is not None and known.low > 0 else torch.sym_max(size, 1)
+
+
+def rule_of(node: torch.fx.Node) -> tuple[Rule | None, Sequence[torch.Tensor]]:
+    """The rule by which eager places the results of a call, and the operands that it goes by."""
+    packet = packet_of(node)
+    operands = [fake_value(each) for each in flat(node.args) if isinstance(each, torch.fx.Node)]
+    operands = [each for each in operands if isinstance(each, torch.Tensor)]
+    if packet in RULES:
+        preserves = node.kwargs.get("memory_format") in (None, torch.preserve_format)
+        return (RULES[packet], operands[:1]) if preserves and operands else (None, ())
+    placed = [each for each in operands if each.ndim]
+    if packet in NOT_ITERATED or packet in ASKED or not placed or any(map(is_node, flat(node.kwargs))):
+        return None, ()
+    if packet is aten.threshold_backward:
+        placed.reverse()
+    numbers = len(placed) < len(operands) or takes_numbers_as_tensors(node)
+    return functools.partial(elementwise, numbers=numbers), placed
+
+
+def computed_in(node: torch.fx.Node, result: torch.dtype, operands: Sequence[torch.Tensor]) -> torch.dtype | None:
+    """The type that operands of another type are converted to first; None where they are taken as they are."""
+    packet = packet_of(node)
+    if packet in RULES:
+        return None
+    if result is not torch.bool:
+        return result
+    common = functools.reduce(torch.promote_types, (each.dtype for each in operands))
+    numbers = [each for each in map(number_behind, node.args) if each is not None]
+    kinds = [torch.result_type(torch.empty((1,), dtype=common, device="meta"), each) for each in numbers]
+    return functools.reduce(torch.promote_types, kinds, common)
+
+
+def number_behind(argument: Any) -> Any:
+    """A number, or a tensor without dimensions, that stands in a call; None for anything else."""
+    value = fake_value(argument) if isinstance(argument, torch.fx.Node) else argument
+    if isinstance(value, torch.Tensor):
+        return value if not value.ndim else None
+    kinds = {torch.SymInt: 1, torch.SymFloat: 1.0, torch.SymBool: True}
+    return kinds.get(type(value), value) if isinstance(value, NUMBERS) else None
+
+
+def is_node(value: Any) -> bool:
+    return isinstance(value, torch.fx.Node)
+
+
+def takes_numbers_as_tensors(node: torch.fx.Node) -> bool:
+    """Whether an operator is given a number where it works on a tensor."""
+    schema: Any = schema_of(node.target)
+    for each, value in zip(schema.arguments, node.args, strict=False):
+        number = fake_value(value) if isinstance(value, torch.fx.Node) else value
+        if isinstance(number, torch.Tensor) or not isinstance(number, NUMBERS):
+            continue
+        if str(each.type) == "Tensor" or (each.name in OPERANDS and "scalar" in schema.overload_name.lower()):
+            return True
+    return False
+
+
+def is_doubtful(node: torch.fx.Node, results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> bool:
+    """Whether the forecast of a call on sizes that are numbers may be wrong."""
+    if not results:
         return False
-    if 0 in out.shape or any(0 in each.shape for each in operands):
+    if any(0 in each.shape for each in (*results, *operands)):
         return True
-    if any(out.ndim > each.ndim for each in operands) and 1 in out.shape and packet_of(node) is aten.expand:
+    out = results[0]
+    if packet_of(node) is aten.expand and any(out.ndim > each.ndim for each in operands) and 1 in out.shape:
         return True
     return any(1 in each.shape and tuple(each.stride()) != dense(each.shape) for each in operands)
 
 
 def is_asked(node: torch.fx.Node) -> bool:
-    elementwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
-    if not (elementwise or packet_of(node) in ASKED) or not is_known_operator(node):
+    if packet_of(node) in RULES:
+        return True
+    if not is_elementwise(node.target) and packet_of(node) not in ASKED:
         return False
-    return not (mutates(node) or is_random(node) or has_effect(node))
+    return is_known_operator(node) and not (mutates(node) or is_random(node) or has_effect(node))
+
+
+@functools.lru_cache(1024)
+def is_elementwise(target: Any) -> bool:
+    return torch.Tag.pointwise in getattr(target, "tags", ())
 
 
 def packet_of(node: torch.fx.Node) -> Any:
     return getattr(node.target, "overloadpacket", None)
 
 
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    return [each for each in leaves(value) if isinstance(each, torch.Tensor)]
+
+
+def is_plain(value: torch.Tensor) -> bool:
+    """Whether strides tell where its elements lie, and eager is asked on a processor."""
+    return value.layout is torch.strided and value.device.type == "cpu" and not value.is_conj() and not value.is_neg()
+
+
+def is_static(value: torch.Tensor) -> bool:
+    return value.layout is torch.strided and all(type(number) is int for number in (*value.shape, *value.stride()))
+
+
 def is_small(value: torch.Tensor) -> bool:
     """Whether a tensor like it can be made here and now."""
-    if value.layout is not torch.strided or value.device.type != "cpu" or value.is_conj() or value.is_neg():
-        return False
-    if not all(type(number) is int for number in (*value.shape, *value.stride())):
-        return False
     return extent(value) <= LARGEST and math.prod(value.shape) <= LARGEST
 
 
@@ -96,18 +334,19 @@ def dense(sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(math.prod(max(size, 1) for size in sizes[place + 1 :]) for place in range(len(sizes)))
 
 
-def strides_in_eager(node: torch.fx.Node) -> tuple[int, ...] | None:
-    """The strides that a call's result has; None where it cannot be made on ones."""
+def strides_in_eager(node: torch.fx.Node) -> tuple[tuple[int, ...], ...] | None:
+    """The strides that a call's results have; None where it cannot be made on ones."""
     with as_in_eager():
         try:
             args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda each: ones_like(fake_value(each)))
-            result = node.target(*args, **kwargs)  # type: ignore[operator]
+            call: Any = aten.empty_like.default if packet_of(node) in LIKE else node.target
+            result = call(*(args[:1] if packet_of(node) in LIKE else args), **kwargs)
         except Exception:  # its own business: the call may need other numbers
             return None
-    out = fake_value(node)
-    if not isinstance(result, torch.Tensor) or (result.shape, result.dtype) != (out.shape, out.dtype):
+    found, wanted = tensors_of(result), tensors_of(fake_value(node))
+    if [(each.shape, each.dtype) for each in found] != [(each.shape, each.dtype) for each in wanted]:
         return None
-    return tuple(result.stride())
+    return tuple(tuple(each.stride()) for each in found)
 
 
 def ones_like(value: torch.Tensor) -> torch.Tensor:
@@ -121,11 +360,17 @@ def as_in_eager() -> Iterator[None]:
         yield
 
 
-def laid_out_as(node: torch.fx.Node, strides: Sequence[int], mode: Any) -> torch.Tensor:
-    """A picture of a call's result with other strides, in the same memory where it is a view of an operand."""
-    out = fake_value(node)
-    with mode, torch.no_grad(), no_guards(mode):
+def laid_out_as(node: torch.fx.Node, strides: Sequence[Sequence[Any]], mode: Any) -> Any:
+    """A picture of a call's results with other strides, in the same memory where one is a view of an operand."""
+    wanted = iter(strides)
+
+    def laid_out(out: Any) -> Any:
+        if not isinstance(out, torch.Tensor):
+            return out
         for operand in node.all_input_nodes:
             if storages_in(fake_value(operand)) == storages_in(out):
-                return fake_value(operand).as_strided(out.shape, strides, out.storage_offset())  # type: ignore[no-any-return]
-        return torch.empty_strided(out.shape, strides, dtype=out.dtype, device=out.device)
+                return fake_value(operand).as_strided(out.shape, next(wanted), out.storage_offset())
+        return torch.empty_strided(out.shape, next(wanted), dtype=out.dtype, device=out.device)
+
+    with mode, torch.no_grad(), no_guards(mode):
+        return torch.fx.node.map_aggregate(fake_value(node), laid_out)

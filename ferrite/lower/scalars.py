@@ -38,6 +38,8 @@ def number_of(ctx: Context, function: Any, args: Sequence[Any], kwargs: Mapping[
     try:
         found = read(ctx, out)
     except UnknownSize:
+        if function is round and len(args) > 1:  # Python rounds the decimal number that is meant, not a quotient
+            raise
         rule = RULES.get(function)
         if rule is None:
             raise ValueError(f"no number rule for {getattr(function, '__name__', function)}") from None
@@ -201,6 +203,16 @@ def logical(name: str) -> Callable[..., Expr]:
     return lambda *parts: reduce(lambda left, right: op(name, left, right), [cast(part, B8) for part in parts])
 
 
+def bits(name: str) -> Callable[..., Expr]:
+    """Of truths it is the logical operator, of whole numbers that of their bits."""
+
+    def make(*parts: Expr) -> Expr:
+        truths = all(part.dtype == B8 for part in parts)
+        return logical(f"logical_{name}")(*parts) if truths else wholes(f"bitwise_{name}")(*parts)
+
+    return make
+
+
 def to_whole(name: str) -> Callable[[Expr], Expr]:
     """A fraction to a whole number, rounded in some way; a whole number is one already."""
     return lambda part: cast(op(name, part), I64) if part.dtype == F64 else cast(part, I64)
@@ -260,6 +272,11 @@ READ: dict[str, Callable[..., Expr]] = {
     "And": logical("logical_and"),
     "Or": logical("logical_or"),
     "Not": negated,
+    "BitwiseFn_bitwise_and": bits("and"),
+    "BitwiseFn_bitwise_or": bits("or"),
+    "BitwiseFn_bitwise_xor": bits("xor"),
+    "LShift": wholes("bitwise_left_shift"),
+    "RShift": wholes("bitwise_right_shift"),
     "Where": chosen,
     "ITE": chosen,
 }
@@ -287,9 +304,11 @@ RULES: dict[Any, Callable[..., Any]] = {
     torch.sym_min: joined("minimum"),
     torch.sym_not: negated,
     torch.sym_ite: chosen,
-    operator.and_: logical("logical_and"),
-    operator.or_: logical("logical_or"),
-    operator.xor: logical("logical_xor"),
+    operator.and_: bits("and"),
+    operator.or_: bits("or"),
+    operator.xor: bits("xor"),
+    operator.lshift: wholes("bitwise_left_shift"),
+    operator.rshift: wholes("bitwise_right_shift"),
     operator.not_: negated,
     operator.eq: compared("eq"),
     operator.ne: compared("ne"),

@@ -97,17 +97,24 @@ def whole(box: Box) -> Value:
 
 
 def broadcast_place(sizes: Sequence[Index], to: Sequence[Index]) -> tuple[Index, ...]:
-    """Where the element of a smaller tensor lies, for each point of a larger shape.
-
-    A size is one, or the size it becomes. What is neither as far as anybody knows (`s0 // 4` and `s1 // 4`) cannot be
-    said here: whether it is one is known only when the program runs.
-    """
-    last = to[len(to) - len(sizes) :]
-    for size, wanted in zip(sizes, last, strict=True):
-        if size is not ONE and size is not wanted and not known_equal(size, wanted):
-            raise UnknownSize(f"a size {size} that becomes {wanted}")
+    """Where the element of a smaller tensor lies, for each point of a larger shape."""
+    check_broadcast(sizes, to[len(to) - len(sizes) :])
     axes = own_axes(to)[len(to) - len(sizes) :]
-    return tuple(ZERO if size is ONE else item for size, item in zip(sizes, axes, strict=True))
+    return tuple(ZERO if is_one(size) else item for size, item in zip(sizes, axes, strict=True))
+
+
+def check_broadcast(sizes: Sequence[Index], to: Sequence[Index]) -> None:
+    """A size is one, or the size it becomes. What is neither as far as anybody knows (`s0 // 4` and `s1 // 4`) cannot
+    be said in a loop: whether it is one is known only when the program runs."""
+    for size, wanted in zip(sizes, to, strict=True):
+        if not is_one(size) and size is not wanted and not known_equal(size, wanted):
+            raise UnknownSize(f"a size {size} that becomes {wanted}")
+
+
+def is_one(size: Index) -> bool:
+    """Whether a size can be nothing but one. Of a number that data decides torch may know it only as a range, 1 to 1,
+    which is checked where the number comes from; torch squeezes and broadcasts by it."""
+    return size is ONE or (size.low == 1 and size.high == 1)
 
 
 def known_equal(left: Index, right: Index) -> bool:

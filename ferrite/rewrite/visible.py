@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import torch_api
+from ferrite.capture import size_facts, torch_api
 from ferrite.graph.aliases import Storage, storages_in, storages_of
 from ferrite.graph.regions import WRITTEN_AFTER, mutates
 from ferrite.graph.values import Values, same_metadata
@@ -36,6 +36,8 @@ def difference(old: Any, new: Any, *, layout_matters: bool = True) -> str | None
     for fact, left, right in sizes:
         if len(left) != len(right) or not all(map(torch_api.known_equal, left, right)):
             return f"the {fact} would be {tuple(right)} instead of {tuple(left)}"
+    if any(map(size_facts.equal_by_assertion, old.shape, new.shape)):
+        return f"nothing else would assert that the shape is {tuple(old.shape)}"
     if old.is_conj() != new.is_conj() or old.is_neg() != new.is_neg():
         return "the conjugate or negative bit would differ"
     return None

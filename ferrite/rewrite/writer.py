@@ -56,7 +56,7 @@ class Writer(torch.fx.proxy.GraphAppendingTracer):
             return tuple(items) if isinstance(value, tuple) else items
         return value
 
-    def call(self, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
+    def call(self, target: Any, /, *args: Any, **kwargs: Any) -> torch.fx.Node:  # one of `kwargs` may be `self`
         return self.create_node("call_function", target, args, kwargs)
 
     def constant(self, name: str, value: torch.Tensor) -> torch.fx.Node:

@@ -300,3 +300,193 @@ def nothing_of_one(x):
 )
 def test_which_results_are_one_tensor(fn) -> None:
     check(fn, lambda: [torch.randn(3)])
+
+
+# --- views of written inputs, with symbolic sizes ---------------------------------------------------------------------
+
+
+def second_half(x):
+    x.add_(1)
+    return x[x.shape[0] // 2 :], x.sum()
+
+
+def written_through_the_view(x):
+    y = x.expand_as(x)
+    y.neg_()
+    return y
+
+
+def several_views(x):
+    y = x[x.shape[0] // 2 :]
+    y.mul_(2)
+    return y.t(), y, x, y.mul_(2), x.shape[0], y
+
+
+def pieces_of_unknown_size(x):
+    first, second = x.split(x.shape[1] // 2 + 1, 1)
+    first.mul_(2)
+    return second, first, second[:, :1]
+
+
+def beside_a_view_of_a_result(x):
+    x.mul_(2)
+    y = x.sin()
+    y[y.shape[0] // 2 :] += 1
+    return x[:, x.shape[1] // 2 :], y[y.shape[0] // 2 :], y
+
+
+def view_without_gradients(x):
+    x.mul_(2)
+    with torch.no_grad():
+        y = x[:, x.shape[1] // 2 :]
+    return y, x * 2
+
+
+def only_the_number_is_computed(x):
+    x.add_(1)
+    return x[: (x > 1e9).sum().item()], x[x.shape[0] // 2 :]
+
+
+LAID = {"from_the_second_column": lambda x: [x[:, 1:]], "transposed": lambda x: [x.t()], "whole": lambda x: [x]}
+HALVES = [second_half, written_through_the_view, several_views, beside_a_view_of_a_result]
+
+
+@pytest.mark.parametrize("fn", [*HALVES, pieces_of_unknown_size])
+@pytest.mark.parametrize("laid", LAID)
+def test_views_of_written_inputs_begin_where_they_do_in_eager(fn, laid: str) -> None:
+    check(fn, lambda: [torch.randn(5, 4)], prepare=LAID[laid], dynamic=True)
+
+
+@pytest.mark.parametrize("fn", [*HALVES, view_without_gradients])
+def test_views_of_written_inputs_begin_where_they_do_in_eager_in_training(fn) -> None:
+    check(
+        fn,
+        lambda: [torch.randn(5, 4, requires_grad=True)],
+        prepare=lambda leaf: [(leaf * 1)[:, 1:]],
+        backward=True,
+        dynamic=True,
+    )
+
+
+def test_views_of_written_inputs_up_to_a_number_that_data_decides() -> None:
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        check(only_the_number_is_computed, lambda: [torch.randn(5, 4)], prepare=LAID["transposed"], dynamic=True)
+
+
+def test_views_of_a_written_input_that_shares_memory_with_another() -> None:
+    def fn(x, y):
+        x.add_(1)
+        return y[y.shape[0] // 2 :], x[:, x.shape[1] // 2 :], y.sum()
+
+    check(fn, lambda: [torch.randn(4, 4)], prepare=lambda base: [base[1:], base[:, 1:]], dynamic=True)
+
+
+def test_sizes_that_change_after_views_of_written_inputs_were_compiled() -> None:
+    compiled = compile_strict(second_half, fullgraph=True, dynamic=True)
+    for rows, columns in ((5, 4), (7, 3), (2, 9)):
+        x, y = torch.arange(rows * columns * 1.0).view(rows, columns).repeat(2, 1, 1)
+        ours, eager = compiled(x[:, 1:])[0], second_half(y[:, 1:])[0]
+        assert torch.equal(ours, eager)
+        assert (ours.stride(), ours._base is not None) == (eager.stride(), True)
+        assert ours.data_ptr() - x.data_ptr() == eager.data_ptr() - y.data_ptr()
+
+
+def rows_of_nothing(x):
+    y = x.roll(-1, 2)
+    z = y.view(8, -1, 4).reshape(1, -1)
+    z.mul_(3)
+    return y, z
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_results_without_elements_share_memory_too(dynamic: bool) -> None:
+    check(rows_of_nothing, lambda: [torch.randn(17, 2, 5, 0)], prepare=lambda x: [x[:, ::2]], dynamic=dynamic)
+
+
+# --- writing to views that autograd watches ---------------------------------------------------------------------------
+
+
+def written_part(split):
+    def fn(x):
+        y = x.sin()
+        first, second = split(y)
+        second.mul_(2)
+        first[:1] += 1
+        return y, first
+
+    return fn
+
+
+WRITABLE = {
+    "tensor_split": lambda y: y.tensor_split(2),
+    "tensor_split_at": lambda y: torch.tensor_split(y, (1,), dim=1),
+    "hsplit": lambda y: y.hsplit(2),
+    "vsplit": lambda y: torch.vsplit(y, 2),
+}
+
+
+@pytest.mark.parametrize("split", WRITABLE.values(), ids=WRITABLE)
+def test_parts_that_may_be_written_in_training(split) -> None:
+    leaf = lambda: [torch.randn(4, 4, requires_grad=True)]  # noqa: E731
+    check(written_part(split), leaf, backward=True, fullgraph=True)
+
+
+@pytest.mark.parametrize("split", [lambda y: y.split(2), lambda y: y.chunk(2), lambda y: y.unbind(0)[:2]])
+def test_parts_that_must_not_be_written_in_training(split) -> None:
+    fn = written_part(split)
+    for each in (fn, compile_strict(fn)):
+        with pytest.raises(RuntimeError, match="returns multiple views"):
+            each(torch.randn(4, 4, requires_grad=True))
+
+
+def result_and_itself(x):
+    y = x.sin()
+    return y.view(-1), y
+
+
+def itself_and_result(x):
+    y = x.sin()
+    return y, y.view(-1)
+
+
+def parts_of_a_result(x):
+    return x.sin().tensor_split(2)
+
+
+def parts_of_an_input(x):
+    return *x.tensor_split(2), x * 2
+
+
+@pytest.mark.parametrize("fn", [result_and_itself, itself_and_result, parts_of_a_result, parts_of_an_input])
+@pytest.mark.parametrize("place", [0, 1])
+def test_results_that_are_written_after_the_call_in_training(fn, place: int) -> None:
+    gradients = []
+    for run in (fn, compile_strict(fn, fullgraph=True)):
+        torch.manual_seed(0)
+        leaf = torch.randn(4, requires_grad=True)
+        results = run(leaf * 1)
+        results[place].mul_(3)
+        sum(result.sum() for result in results).backward()
+        gradients.append((leaf.grad, *(result.detach() for result in results)))
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: ((y := x * 2).view(-1), y),
+        lambda x: (y := x * 2, y.view(-1)),
+        lambda x: ((y := x * 2).view(4), y.view(-1), y),
+        lambda x: ((y := x * 2)[:], y, y.view(2, 2)),
+    ],
+)
+def test_results_that_are_the_same_elements_may_be_written(fn, trains):
+    """The value itself is no view, whichever of the two comes first; so autograd lets both be written."""
+    compiled = compile_strict(fn, fullgraph=True)
+    for place in range(len(fn(torch.ones(4)))):
+        x = torch.randn(4, requires_grad=trains)
+        found, expected = compiled(x), fn(x)
+        found[place].mul_(3)
+        expected[place].mul_(3)
+        torch.testing.assert_close(found, expected)

@@ -193,3 +193,18 @@ def test_operator_that_raises_keeps_its_error() -> None:
     with pytest.raises(KeyError, match="negative sum"):
         compiled(-torch.ones(3))
     assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 3.0))
+
+
+@pytest.mark.parametrize("name", ["self", "target", "graph"])
+def test_mutating_operator_with_any_name_for_its_argument(name: str) -> None:
+    with torch.library._scoped_library("named_arguments", "FRAGMENT") as library:
+        library.define(f"scale_{name}(Tensor(a!) {name}) -> ()")
+        library.impl(f"scale_{name}", lambda x: (x.mul_(3), None)[1], "CPU")
+        library.impl(f"scale_{name}", lambda x: None, "Meta")
+
+        def function(x):
+            y = x + 1
+            getattr(torch.ops.named_arguments, f"scale_{name}")(y)
+            return y * 2
+
+        check(function, lambda: [torch.randn(4)])

@@ -168,3 +168,18 @@ def test_rows_selected_by_data_then_computed_on() -> None:
             lambda: [torch.randn(9, 4)],
             graphs=1,
         )
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: (x.permute(2, 1, 0).reshape(-1, x.shape[2]) * 1, x.permute(2, 1, 0).narrow(2, 0, 1) + 1),
+        lambda x: (x.reshape(x.shape[-1], -1) + 1, torch.stack([x.reshape(x.shape[-1], -1)] * 2, 2).transpose(0, -1)),
+    ],
+)
+def test_a_size_that_a_guard_makes_the_product_of_others(fn: Any) -> None:
+    """torch writes the product where the size stood, and the size has no value of its own any more."""
+    compiled = compile_strict(fn, dynamic=True, fullgraph=True)
+    for size in (1, 2, 3):
+        x = torch.randn(4, 8, size).permute(2, 0, 1)
+        assert_same_tree(compiled(x), fn(x), fn(x.double()), f"size {size}")

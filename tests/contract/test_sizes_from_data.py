@@ -10,7 +10,7 @@ import torch
 import torch._dynamo.config
 import torch.nn.functional as F
 
-from compare import compile_strict, reset
+from compare import check, compile_strict, reset
 
 
 @pytest.fixture(autouse=True)
@@ -266,13 +266,88 @@ def test_a_size_that_torch_only_assumes_is_never_taken_for_true():
         compiled(x, torch.tensor(1))
 
 
-def test_an_expanded_result_without_elements():
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_an_expanded_result_without_elements(dynamic):
     def fn(x, y):
         x.add_(1)
         return x.expand(-1, 0), y.transpose(0, 1)
 
-    compiled = compile_strict(fn, options={"check_bounds": True})
-    for found, expected in zip(
-        compiled(torch.ones(17, 1), torch.ones(0, 3)), fn(torch.ones(17, 1), torch.ones(0, 3)), strict=True
-    ):
-        assert found.shape == expected.shape
+    check(fn, lambda: [torch.ones(17, 1), torch.ones(0, 3)], dynamic=dynamic, options={"check_bounds": True})
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda found: found.sub_(found),
+        lambda found: found[1:-1].add_(-1),
+        lambda found: found.add_(found, alpha=2).mul_(3),
+    ],
+)
+@pytest.mark.parametrize(
+    "find", [lambda x: x.nonzero()[:, 0], lambda x: x.unique(), lambda x: x.repeat_interleave(torch.arange(len(x)))]
+)
+def test_writes_into_as_many_elements_as_data_say(find: Any, write: Any) -> None:
+    """Whether the sizes of a write fit is decided by data; what it returns is what it wrote into."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        found = find(x) + 0
+        write(found)
+        return found
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = compile_strict(fn)
+        for x in (torch.tensor([0, 1, 2, 3, 4]), torch.tensor([3, 1, 0, 0, 7])):
+            assert torch.equal(compiled(x), fn(x))
+
+
+@pytest.mark.parametrize(
+    "shaped", [torch.squeeze, lambda found: found.squeeze(0), lambda found: found, lambda found: found.expand(3)]
+)
+def test_a_size_that_can_only_be_one_is_squeezed_and_broadcast(shaped):
+    """torch knows the number of different elements only as a range, from 1 to 1, once `reshape` has said so."""
+
+    def fn(x, scale):
+        return shaped(torch.unique(x).reshape([1])) * scale
+
+    compiled = compile_strict(fn, fullgraph=True)
+    scale = torch.randn(3, requires_grad=True)
+    assert_as_eager(compiled, fn, torch.ones(4), scale)
+    assert_as_eager(compiled, fn, torch.full((4,), 2.0), scale)
+    assert_as_eager(compiled, fn, torch.arange(4.0), scale)  # an error: more than one is different
+
+
+@pytest.mark.parametrize(
+    "reshaped", [lambda z: z.reshape(1).squeeze(), lambda z: z.view(1).squeeze(0), lambda z: z.view(1, 1)[0]]
+)
+def test_a_reshape_that_asserts_a_size_is_kept_where_it_changes_nothing(reshaped):
+    """Without it nobody knows the size to be one when the graph is differentiated, and what was squeezed is not."""
+
+    def fn(x, scale):
+        return reshaped(torch.unique(x) + 1) * scale
+
+    compiled = compile_strict(fn, fullgraph=True)
+    scale = torch.randn(3, requires_grad=True)
+    assert_as_eager(compiled, fn, torch.ones(4), scale)
+    assert_as_eager(compiled, fn, torch.arange(4.0), scale)  # an error: more than one is different
+
+
+# --- numbers that are lists -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("indices", [[1, 2, 3], [4], [0, 10], []])
+def test_a_tensor_in_the_place_of_a_list_of_numbers(indices):
+    """Looking for the overload that is meant reads its elements, and each would leave a symbol that nothing carries."""
+
+    def fn(x, places):
+        return [part.sum() + 1 for part in torch.tensor_split(x * 2, places)]
+
+    compiled = compile_strict(fn, dynamic=False)
+    for x in (torch.randn(10, 5), torch.randn(10, 5)):
+        assert_as_eager(compiled, fn, x, torch.tensor(indices, dtype=torch.int64))
+
+
+def test_a_tensor_in_the_place_of_a_list_of_numbers_along_another_dimension():
+    def fn(x, places):
+        return torch.tensor_split(x.sin(), places, dim=1)
+
+    assert_as_eager(compile_strict(fn), fn, torch.randn(3, 6), torch.tensor([2, 5]))

@@ -34,6 +34,7 @@ from ferrite.ir.index import (
     substitute,
     symbol,
 )
+from ferrite.ir.nested_bounds import never_negative_in_loops
 
 pytestmark = pytest.mark.quick
 
@@ -242,6 +243,7 @@ def test_bounds_hold(pair, many):
         assert made.low is None or made.low <= value
         assert made.high is None or value <= made.high
         assert not never_negative(made) or value >= 0
+        assert not never_negative_in_loops(made) or value >= 0
         assert evaluate(smallest(made), values) <= value
 
 

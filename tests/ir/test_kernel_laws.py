@@ -212,3 +212,61 @@ def test_what_is_combined_where_memory_says_is_apart_for_every_thread(place, fin
     else:
         with pytest.raises(InvalidProgram, match="K9"):
             verify_kernel(parse_kernel(source))
+
+
+@pytest.mark.parametrize(
+    ("place", "fine"),
+    [
+        ("n*data(v0, m) + 4096*i + j", True),  # i and j make up a row, and a row is n long
+        ("n*data(v0, m) + 4096*i + j + 1", True),
+        ("n*data(v0, m) + 4097*i + j", False),  # the last of a row may lie in the next
+        ("n*data(v0, m) + 4095*i + j", False),  # the last of a block is the first of the next
+    ],
+)
+def test_what_is_combined_in_rows_of_any_length_is_apart_for_every_thread(place, fine):
+    source = text(f"""
+        def kernel(at, out, n, m):
+            n = symbol(2, None)
+            m = symbol(2, None)
+            at = pointer(i64, 'read')
+            out = pointer(f32, 'both')
+            for i in parallel((n + 4095) // 4096):
+                for j in vector(min(-4096*i + n, 4096), lanes=4):
+                    v0: i64 = at[0]
+                    out[{place}].add(f32(1.0))
+    """)
+    if fine:
+        verify_kernel(parse_kernel(source))
+    else:
+        with pytest.raises(InvalidProgram, match="K9"):
+            verify_kernel(parse_kernel(source))
+
+
+START = "min(n - 128*i, max(2 - 128*i, 0))"  # what a part of two columns has in this block
+
+
+@pytest.mark.parametrize(
+    ("length", "place", "fine"),
+    [
+        (f"min(n - 128*i, 128) - {START}", f"j + {START}", True),
+        (f"min(n - 128*i, 128) - {START}", f"j + {START} + 1", False),
+        (f"min(n - 128*i, 128) - {START}", f"j + {START} - 1", False),
+        (f"min(max(7 - 128*i - {START}, 0), min(n - 128*i, 128) - {START})", f"j + {START}", True),
+        ("min(n - 128*i, 128)", f"j + {START}", False),
+    ],
+)
+def test_what_lies_after_another_part_is_inside_of_a_tile(length, place, fine):
+    source = text(f"""
+        def kernel(out, n):
+            n = symbol(7, None)
+            out = pointer(f32, 'write')
+            for i in parallel((n + 127) // 128):
+                tile = scratch(f32, [128])
+                for j in serial({length}):
+                    tile[{place}] = f32(1.0)
+    """)
+    if fine:
+        verify_kernel(parse_kernel(source))
+    else:
+        with pytest.raises(InvalidProgram, match="K10"):
+            verify_kernel(parse_kernel(source))

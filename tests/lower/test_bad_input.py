@@ -83,3 +83,34 @@ def test_a_shape_from_data_without_a_bound() -> None:
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         program = run(lambda x: torch.nonzero(x).sum(), lambda: [torch.tensor([0, 1, 2])], fullgraph=True)
     assert reasons(program) == ["the shape of its result depends on data"]
+
+
+@pytest.mark.parametrize(
+    ("scatter", "sizes", "part", "given"),
+    [
+        (torch.diagonal_scatter, (), (), ()),
+        (torch.diagonal_scatter, (3, 3), (4,), ()),
+        (torch.diagonal_scatter, (3, 3), (3,), (0, 1, 1)),
+        (torch.select_scatter, (3, 3), (3,), (0, 5)),
+        (torch.select_scatter, (3, 3), (1,), (0, 1)),
+        (torch.slice_scatter, (3, 3), (1, 3), (0, 0, 2)),
+        (torch.slice_scatter, (), (), (0, 0, 2)),
+        (torch.diagonal_scatter, (3, 3), (3,), ()),  # and those that fit
+        (torch.select_scatter, (3, 3), (3,), (-1, -3)),
+        (torch.slice_scatter, (3, 3), (2, 3), (0, -2, 9)),
+    ],
+)
+def test_a_part_that_does_not_fit_is_refused_as_in_eager(scatter, sizes, part, given):
+    """Tracing looks neither at the sizes of what is written nor at the place."""
+
+    def fn(x: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+        return scatter(x * 2, part, *given) + 1
+
+    x, part = torch.randn(sizes), torch.randn(part)
+    try:
+        expected = fn(x, part)
+    except Exception as problem:
+        with pytest.raises(type(problem)):
+            compile_strict(fn)(x, part)
+    else:
+        torch.testing.assert_close(compile_strict(fn)(x, part), expected)

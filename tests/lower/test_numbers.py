@@ -60,6 +60,21 @@ def test_a_size_that_goes_through_fractions_is_computed_once():
 
 
 @pytest.mark.lengthy
+def test_bits_of_sizes():
+    """As results, operands and sizes; of truths, `|` is another operator."""
+    reset()
+
+    def fn(x):
+        rows, columns = x.shape
+        sizes = torch.arange(rows | 4), x.new_zeros((rows & 3) + 1), x[: (rows ^ columns) + 1] * 2
+        return *sizes, x * (rows & columns), rows ^ columns, (rows | rows >> 1) % 6, (rows > 4) | (columns > 9)
+
+    compiled = compile_strict(fn, fullgraph=True, dynamic=True)
+    for sizes in ((3, 5), (6, 3), (8, 12)):
+        x = torch.randn(sizes)
+        torch.testing.assert_close(compiled(x), fn(x))
+
+
 def test_resampling_by_a_factor_at_two_sizes():
     fn = lambda x: torch.nn.functional.interpolate(x, scale_factor=1.5)  # noqa: E731
     at_two_sizes(fn, torch.randn(2, 3, 4, 6), torch.randn(2, 3, 7, 5))
@@ -85,3 +100,24 @@ def test_a_number_read_from_memory_passes_through_a_decomposition():
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
         fn = lambda x, s: torch.nn.functional.celu(x, s.item() + 1.0)  # noqa: E731
         run(fn, lambda: [torch.randn(4), torch.tensor(0.3)])
+
+
+def bits_of_a_size(x):
+    n = x.shape[0]
+    return x * (n | 3), x * (n ^ 5), x * (n >> 1), x * ((n > 3) & (n < 9)), x.new_zeros((n & 6) + (n << 1))
+
+
+def rounded_to_a_digit(x):
+    return x * round(x.shape[0] / 2 * 123.45, 1), x + round(x.shape[0] / 2)
+
+
+@pytest.mark.parametrize("fn", [bits_of_a_size, rounded_to_a_digit])
+def test_bits_and_decimals_of_sizes(fn):
+    """Of whole numbers `|` is that of bits, of truths the logical one. Python alone rounds to decimals as Python does:
+    such a graph runs one operator after the other."""
+    reset()
+    compiled = compile_strict(fn, dynamic=True, fullgraph=True)
+    for size in (5, 8, 13):
+        x = torch.randn(size)
+        for found, expected in zip(compiled(x), fn(x), strict=True):
+            assert torch.equal(found, expected)

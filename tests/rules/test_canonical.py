@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from compare import since
+from compare import check, since
 from ferrite.graph import fake_value
 from ferrite.options import Options
 from ferrite.passes.pre_grad.canonical import CANONICAL, numpy_compat_normalization
@@ -537,3 +537,31 @@ def test_what_is_no_product():
     assert [node.target for node in gm.graph.nodes if node.op == "call_function"] == [torch.bmm, torch.matmul]
     bilinear = traced(lambda x, y, w: F.bilinear(x, y, w), M, M, make(2, 4, 4))
     assert [linear_view(node) for node in bilinear.graph.nodes] == [None] * len(bilinear.graph.nodes)
+
+
+def test_a_split_into_slices_stays_where_its_parts_may_be_written():
+    def parts(x):
+        return [part.sin() for part in x.tensor_split(2, 1)]
+
+    def written(x):
+        first, second = x.tensor_split(2, 1)
+        first.t().mul_(2)
+        return second.sin()
+
+    def returned(x):
+        return x.tensor_split(2, 1)[0].t()
+
+    def splits(fn, x):
+        nodes = captured(fn, [x]).gm.graph.nodes
+        return [str(node.target) for node in nodes if "split" in str(node.target)]
+
+    x, leaf = make(4, 4), make(4, 4).requires_grad_()
+    kept, normal = ["aten.tensor_split.sections"], ["aten.split_with_sizes.default"]
+    assert [splits(parts, x), splits(parts, leaf)] == [normal, normal]
+    assert [splits(returned, x), splits(returned, leaf)] == [normal, kept]
+    assert splits(written, x) == kept
+
+
+def test_a_view_whose_sizes_are_known_of_one_whose_are_not():
+    """Whether they are the same sizes is not asked: the answer would be a guard."""
+    check(lambda x: x.sin().view(8, -1, 4), lambda: [torch.randn(17, 5, 0)], dynamic=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -43,6 +45,16 @@ def test_a_write_through_indices_of_which_some_are_none():
         return a + 1
 
     check(function, lambda: [torch.zeros(2, 3, 2), torch.tensor([1, 0]), torch.tensor(3.0)])
+
+
+@pytest.mark.parametrize("compare", [operator.eq, operator.ne])
+def test_none_is_no_tensor(compare):
+    """`x == None` is a truth value of Python's, `x == y` a tensor."""
+
+    def function(x, y):
+        return torch.tensor(compare(x, None)), compare(x, y), compare(x, 1) + x
+
+    check(function, lambda: [torch.ones(3), torch.arange(3.0)])
 
 
 def wrong_elu(monkeypatch):

@@ -184,3 +184,38 @@ def test_a_prime_number_of_elements_is_shared_too():
     assert loops(kernels(plan)[0], "parallel")[0].axis.extent == number(32)
     x = torch.randn(65537)
     assert_no_farther(compile_strict(torch.sum)(x), x.sum(), x.double().sum(), "sum", terms=1.0)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("kind", ["index_add", "embedding", "index_put"])
+def test_rows_of_any_length_are_added_where_an_index_says(kind, rows):
+    """One index or several: the elements of a row never meet, however long a row is."""
+
+    def fn(x, at):
+        if kind == "index_put":
+            return x.index_put((at,), x[at] * 2, accumulate=True)
+        return x.index_add(0, at, x[at]) if kind == "index_add" else F.embedding(at, x) * 2
+
+    compiled = compile_strict(fn, dynamic=True, fullgraph=True)
+    for shape in [(5, 6), (4, 5000)]:
+        found, expected = (torch.randn(shape, generator=torch.Generator().manual_seed(0)) for _ in range(2))
+        at = torch.arange(rows) % 2  # some twice
+        for x, run in ((found.requires_grad_(), compiled), (expected.requires_grad_(), fn)):
+            run(x, at).sum().backward()
+        assert torch.equal(compiled(found, at), fn(expected, at))
+        assert torch.equal(found.grad, expected.grad)
+
+
+def test_a_part_of_the_columns_is_added_to_what_lies_the_other_way():
+    """The columns before, in and after the part are loops of their own over one tile."""
+
+    def fn(x):
+        part = x[:, 2:7]
+        return x.T.unsqueeze(-1), part.scatter_add(0, torch.arange(len(part)).flip(0)[:, None].expand_as(part), part)
+
+    compiled = compile_strict(fn, dynamic=True, fullgraph=True)
+    for shape in ((16, 8), (12, 300), (140, 9)):
+        x = torch.randn(shape, requires_grad=True)
+        weights = [torch.randn_like(each) for each in fn(x)]
+        grads = [torch.autograd.grad(run(x), x, weights)[0] for run in (compiled, fn)]
+        assert torch.equal(*grads)

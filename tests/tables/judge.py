@@ -3,7 +3,8 @@
     passed       equal to eager in all a caller can see, or the same kind of error
     foreign      torch itself cannot (the graph compiled by `aot_eager` differs from eager in the same way), or eager
                  gives something else each time
-    uncompiled   equal, but no graph reached the compiler
+    uncompiled   equal, but no graph reached the compiler, even where torch is asked to capture numbers and sizes that
+                 data decides
     wrong        values, types, shapes or strides differ
     no error     eager refuses what was computed
     other error  eager raises another class
@@ -16,21 +17,24 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
 from torch.utils import _pytree as pytree
 
 from tests.lower.sweep import SEED, Reference, copied, difference, with_gradients
-from tests.tables.entries import Entry, Sample, samples
+from tests.tables.entries import Entry, Sample
 from tests.tables.layouts import laid_out
 
 FAILURES = ("wrong", "no error", "other error", "refused")
 # Memory without contents has no values to compare.
 UNDEFINED = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
+# Where no graph comes about, torch is asked for what it leaves out of graphs unless told otherwise.
+MORE_IN_GRAPHS = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True, "allow_rnn": True}
 Wrap = Callable[..., Any]
 
 
@@ -51,9 +55,9 @@ def quiet() -> None:
     torch.set_num_threads(1)
 
 
-def ours(dynamic: bool) -> Wrap:
+def ours(dynamic: bool, fullgraph: bool = False) -> Wrap:
     options = {"strict": True, "cache": False, "keep_repro": False}
-    return lambda fn: torch.compile(fn, backend="ferrite", options=options, dynamic=dynamic)
+    return lambda fn: torch.compile(fn, backend="ferrite", options=options, dynamic=dynamic, fullgraph=fullgraph)
 
 
 def theirs(dynamic: bool) -> Wrap:
@@ -76,13 +80,17 @@ class Call:
         built = self.sample.build(wrap)
 
         def called(*tensors: torch.Tensor) -> Any:
-            now = list(self.leaves)
-            for place, tensor in zip(self.places, tensors, strict=True):
-                now[place] = tensor
-            first, args, kwargs = pytree.tree_unflatten(now, self.spec)
+            first, args, kwargs = self.arguments(tensors)
             return built(first, *args, **kwargs)
 
         return with_gradients(called, self.seeds) if self.backward else lambda *given: (called(*given), given)
+
+    def arguments(self, tensors: Sequence[torch.Tensor]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        """What the sample is called with, these tensors in the places of its own."""
+        now = list(self.leaves)
+        for place, tensor in zip(self.places, tensors, strict=True):
+            now[place] = tensor
+        return pytree.tree_unflatten(now, self.spec)
 
     def run(self, wrap: Wrap) -> list[Any]:
         torch.compiler.reset()
@@ -97,11 +105,21 @@ def attempt(call: Call, wrap: Wrap) -> list[Any] | BaseException:
         return problem
 
 
-def judge(entry: Entry, sample: Sample, layout: str, way: str) -> Verdict:
-    """A verdict about one call."""
+def judge(
+    entry: Entry, sample: Sample, layout: str, way: str, when_eager_ends: Callable[[], None] = lambda: None
+) -> Verdict:
+    """A verdict about one call. Eager may not come back either: `when_eager_ends` tells when it has."""
     call = Call(sample, layout, way == "backward")
-    dynamic = way == "dynamic"
     eager = attempt(call, lambda fn: fn)
+    when_eager_ends()
+    verdict = judged(entry, call, eager, way == "dynamic")
+    if verdict.kind != "uncompiled":
+        return verdict
+    with torch._dynamo.config.patch(MORE_IN_GRAPHS):
+        return judged(entry, call, eager, way == "dynamic")
+
+
+def judged(entry: Entry, call: Call, eager: Any, dynamic: bool) -> Verdict:
     counters.clear()
     found = attempt(call, ours(dynamic))
     graphs = counters["stats"]["unique_graphs"]
@@ -120,13 +138,21 @@ def judge(entry: Entry, sample: Sample, layout: str, way: str) -> Verdict:
 def is_same_difference(entry: Entry, call: Call, found: Any, through_torch: Any, eager: Any) -> bool:
     """Whether torch's own tracing explains what tells ours from eager's."""
     if isinstance(found, BaseException) and isinstance(through_torch, BaseException):
-        return type(found) is type(through_torch)
+        return type(found) is type(through_torch) or cause(found) == cause(through_torch) != ""
     if isinstance(found, BaseException) or isinstance(through_torch, BaseException):
         return False
     if isinstance(eager, BaseException):
         return True
     difference = compared(entry, call, through_torch, eager)
     return difference is not None and compared(entry, call, found, through_torch) is None
+
+
+def cause(problem: BaseException) -> str:
+    """The class of what went wrong inside of a compiler, which ours and torch's wrap each in their own."""
+    if isinstance(problem, BackendCompilerFailed):
+        return type(problem.inner_exception).__name__
+    lines = [line.split() for line in str(problem).splitlines()]
+    return next((line[1].rstrip(":") for line in lines if line[:1] == ["because"] and len(line) > 1), "")
 
 
 def compared(entry: Entry, call: Call, found: Any, eager: Any) -> Verdict | None:
@@ -161,8 +187,3 @@ def said(problem: BaseException) -> str:
     lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
     because = [line for line in lines if line.startswith("because")]
     return f"{type(problem).__name__}: {(because or lines or [''])[0][:160]}"
-
-
-def verdicts(entry: Entry, dtype: torch.dtype, way: str, layout: str, limit: int) -> list[Verdict]:
-    """One verdict for each of the first samples."""
-    return [judge(entry, sample, layout, way) for sample in samples(entry, dtype, way, limit)]

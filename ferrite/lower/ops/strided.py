@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ferrite.graph.scatters import eager_refuses
 from ferrite.ir.expr import Expr, cast, const, op
 from ferrite.ir.index import ONE, ZERO, Index, number, symbol
 from ferrite.ir.program import Bind
@@ -238,10 +239,17 @@ def diagonal_part(sizes: Sequence[Index], offset: int, dim1: int, dim2: int) -> 
     return Part(every(starts, same(axes[second], axes[first] + offset)), [*rest, along])
 
 
+def must_fit(operator: Any, x: Value, src: Value, *given: Any) -> None:
+    sizes, part = ([known(size) for size in each.sizes] for each in (x, src))
+    if eager_refuses(operator, sizes, part, given):
+        raise NotLowered("the part that is written has other sizes, or is none: eager refuses it")
+
+
 @lowers(aten.slice_scatter.default)
 def slice_scatter(
     ctx: Context, x: Value, src: Value, dim: int, start: Number | None, end: Number | None, step: Number
 ) -> Value:
+    must_fit(aten.slice_scatter.default, x, src, dim, start, end, step)
     at = dim_of(dim, x.rank)
     size = x.sizes[at]
     begin = start_of(ctx, start, size)
@@ -261,6 +269,7 @@ def slice_backward(
 
 @lowers(aten.select_scatter.default)
 def select_scatter(ctx: Context, x: Value, src: Value, dim: int, index: Number) -> Value:
+    must_fit(aten.select_scatter.default, x, src, dim, index)
     at = dim_of(dim, x.rank)
     return select_part(x.sizes, at, from_the_end(ctx.index(index), x.sizes[at])).over(ctx, src, x)
 
@@ -274,6 +283,7 @@ def select_backward(ctx: Context, grad_output: Value, input_sizes: Sequence[Numb
 
 @lowers(aten.diagonal_scatter.default)
 def diagonal_scatter(ctx: Context, x: Value, src: Value, offset: int, dim1: int, dim2: int) -> Value:
+    must_fit(aten.diagonal_scatter.default, x, src, offset, dim1, dim2)
     return diagonal_part(x.sizes, offset, dim1, dim2).over(ctx, src, x)
 
 

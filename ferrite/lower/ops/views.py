@@ -12,8 +12,9 @@ from ferrite.ir.index import ONE, ZERO, Index, Symbol, maximum
 from ferrite.ir.sums import multiply
 from ferrite.lower.context import Context, contiguous
 from ferrite.lower.ops.conditions import clamped, from_the_end
+from ferrite.lower.sizes import UnknownSize
 from ferrite.lower.table import lowers
-from ferrite.lower.value import Value, own_axes
+from ferrite.lower.value import Value, check_broadcast, is_one, own_axes
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -75,11 +76,14 @@ def unsqueeze(ctx: Context, x: Value, dim: int) -> Value:
 @lowers(aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims)
 def squeeze(ctx: Context, x: Value, dim: int | Sequence[int] | None = None) -> Value:
     dims = range(x.rank) if dim is None else [dim] if isinstance(dim, int) else dim
-    return squeezed(x, [dim_of(each, x.rank) for each in dims])
+    found = squeezed(x, [dim_of(each, x.rank) for each in dims])
+    if found.rank != len(ctx.out_sizes):
+        raise UnknownSize("a size that torch takes for one, and nobody else knows")
+    return found
 
 
 def squeezed(x: Value, dims: Sequence[int]) -> Value:
-    kept = [each for each, size in enumerate(x.sizes) if not (each in dims and size is ONE)]
+    kept = [each for each, size in enumerate(x.sizes) if not (each in dims and is_one(size))]
     sizes = [x.sizes[each] for each in kept]
     place: list[Index] = [ZERO] * x.rank
     for each, item in zip(kept, own_axes(sizes), strict=True):
@@ -106,8 +110,9 @@ def broadcast_in_dim(
 
 def placed(x: Value, sizes: Sequence[Index], dims: Sequence[int]) -> Value:
     """Every dimension of `x` becomes one of `dims`; the others repeat it, and so do dimensions of size one."""
+    check_broadcast(x.sizes, [sizes[dim] for dim in dims])
     axes = own_axes(sizes)
-    return x.view(sizes, [ZERO if size is ONE else axes[dim] for size, dim in zip(x.sizes, dims, strict=True)])
+    return x.view(sizes, [ZERO if is_one(size) else axes[dim] for size, dim in zip(x.sizes, dims, strict=True)])
 
 
 # --- reshaping --------------------------------------------------------------------------------------------------------

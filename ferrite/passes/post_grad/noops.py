@@ -50,8 +50,10 @@ def whole_slice(site: Site) -> bool:
 
 def whole_slice_scatter(site: Site) -> bool:
     self, source = site.value(site.arguments["self"]), site.value(site.arguments["src"])
+    dim = site.arguments["dim"]
+    has_it = -self.dim() <= dim < self.dim()  # eager refuses it otherwise, and tracing does not look
     same_shape = len(self.shape) == len(source.shape) and all(map(equal, self.shape, source.shape))
-    return same_shape and whole_slice(site)
+    return has_it and same_shape and whole_slice(site)
 
 
 def ones(name: str) -> Callable[[Site], bool]:

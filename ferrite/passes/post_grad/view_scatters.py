@@ -20,6 +20,7 @@ import torch
 from ferrite.graph import fake_value
 from ferrite.graph.facts import argument, schema_of
 from ferrite.graph.regions import Regions
+from ferrite.graph.scatters import VIEW_SCATTERS, eager_refuses
 from ferrite.graph.values import same_metadata
 from ferrite.passes.post_grad.higher_order import inherit
 from ferrite.passes.post_grad.memory import Memory, counts_from_the_start, each_element_once, same_but_place
@@ -28,13 +29,6 @@ from ferrite.rewrite.writer import Writer
 aten = torch.ops.aten
 PASS = "reinplace_inplaceable_ops"
 
-# The view that each of them writes over. All take the arguments of the view behind the two tensors.
-VIEW_SCATTERS: dict[Any, Any] = {
-    aten.slice_scatter.default: aten.slice.Tensor,
-    aten.select_scatter.default: aten.select.int,
-    aten.diagonal_scatter.default: aten.diagonal.default,
-    aten.as_strided_scatter.default: aten.as_strided.default,
-}
 ALWAYS_WRITTEN = frozenset({aten.diagonal.default, aten.as_strided.default})
 
 
@@ -94,6 +88,8 @@ def find_writes(graph: torch.fx.Graph, mode: Any) -> tuple[dict[torch.fx.Node, W
         if node.target not in VIEW_SCATTERS or len(node.args) < 2 or not isinstance(node.args[0], torch.fx.Node):
             continue
         base, source, *where = node.args
+        if refused(node):  # the call itself raises, when it runs
+            continue
         view = View(VIEW_SCATTERS[node.target], tuple(where), dict(node.kwargs))
         writes[node] = Write(node, (view,))
         inner = writes.get(source) if isinstance(source, torch.fx.Node) else None
@@ -105,6 +101,14 @@ def find_writes(graph: torch.fx.Graph, mode: Any) -> tuple[dict[torch.fx.Node, W
             writes[node] = Write(node, (view, *inner.views), (inner.node, *inner.absorbed))
             del writes[inner.node]
     return writes, redirected
+
+
+def refused(node: torch.fx.Node) -> bool:
+    names = [parameter.name for parameter in schema_of(node.target).arguments[2:]]  # type: ignore[union-attr]
+    base, source = (fake_value(each) if isinstance(each, torch.fx.Node) else None for each in node.args[:2])
+    if not isinstance(base, torch.Tensor) or not isinstance(source, torch.Tensor):
+        return False
+    return eager_refuses(node.target, base.shape, source.shape, [argument(node, name) for name in names])
 
 
 def is_view_of(found: torch.fx.Node, view: View, scatter: torch.fx.Node, base: torch.fx.Node) -> bool:

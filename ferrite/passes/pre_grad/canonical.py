@@ -9,7 +9,10 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
+from ferrite.graph.aliases import storages_of
 from ferrite.graph.facts import body_of
+from ferrite.graph.gradients import says_so
+from ferrite.graph.regions import mutates
 from ferrite.graph.torch_calls import aten_name, is_torch_function, signature
 from ferrite.passes.pre_grad.modules import inline_module
 from ferrite.passes.pre_grad.names import NAMES, NUMPY_NAMES, Arguments
@@ -31,6 +34,7 @@ SPLITS = frozenset(
     }
 )
 SPLIT_DIMS = {"hsplit": 1, "vsplit": 0, "dsplit": 2}
+OF_SLICES = frozenset({"tensor_split", "hsplit", "vsplit", "dsplit"})
 RESHAPES = frozenset(
     {
         *(aten.reshape.default, aten.flatten.using_ints, aten.unflatten.int, aten.ravel.default),
@@ -283,6 +287,8 @@ def normal_split(node: torch.fx.Node) -> bool:
     sizes = [piece.shape[dim] for piece in pieces] if type(dim) is int else [None]
     if not all(type(size) is int for size in sizes) or not read_by_position(node):
         return False
+    if name in OF_SLICES and may_be_written(node):
+        return False
     changed = normal_items(node, len(pieces))
     new = (source, sizes, dim) if dim else (source, sizes)
     if node.target is aten.split_with_sizes.default and same_literal(node.args, new):
@@ -294,6 +300,21 @@ def normal_split(node: torch.fx.Node) -> bool:
 def read_by_position(node: torch.fx.Node) -> bool:
     """Whether every reader takes one piece out, by a number."""
     return all(user.target is operator.getitem and type(user.args[1]) is int for user in node.users)
+
+
+def may_be_written(split: torch.fx.Node) -> bool:
+    """Whether someone writes into a piece, here or as its holder later. Autograd lets each slice be written, which is
+    what these splits are made of; pieces that split_with_sizes gives are not to be written."""
+    memory, differentiated = storages_of(split), any(says_so(operand) for operand in split.all_input_nodes)
+    seen, waiting = {split}, [split]
+    while waiting:
+        for user in waiting.pop().users:
+            if mutates(user) or (differentiated and user.op == "output"):
+                return True
+            if user not in seen and not memory.isdisjoint(storages_of(user)):
+                seen.add(user)
+                waiting.append(user)
+    return False
 
 
 def normal_items(node: torch.fx.Node, count: int) -> bool:
@@ -313,7 +334,8 @@ def normal_reshape(node: torch.fx.Node) -> bool:
     sizes = list(value.shape)
     if not all(type(size) is int for size in sizes) or not isinstance(source, torch.fx.Node):
         return False
-    same = list(fake_value(source).shape) == sizes
+    before = fake_value(source).shape
+    same = len(before) == len(sizes) and all(map(torch_api.known_equal, before, sizes))  # symbols may be among them
     target = node.target
     if target in (aten.flatten.using_ints, aten.ravel.default) and same:
         return False

@@ -184,9 +184,10 @@ def resolve(name: str, args: tuple[Any, ...], kwargs: Arguments) -> Any:
 
 
 def asking_nothing(given: Any) -> contextlib.AbstractContextManager[None]:
-    """Matching reads the one element of a tensor where a number is asked for: that would guard on it, or leave a symbol
-    for it that nothing carries."""
-    numbers = (leaf for leaf in leaves(given) if isinstance(leaf, torch.Tensor) and leaf.dim() == 0)
+    """Matching reads the one element of a tensor where a number is asked for, and every element where a list of whole
+    numbers is: that would guard on it, or leave a symbol for it that nothing carries."""
+    tensors = (leaf for leaf in leaves(given) if isinstance(leaf, torch.Tensor))
+    numbers = (leaf for leaf in tensors if leaf.dim() == 0 or (leaf.dim() == 1 and not leaf.is_floating_point()))
     mode = next((leaf.fake_mode for leaf in numbers if hasattr(leaf, "fake_mode")), None)
     return contextlib.nullcontext() if mode is None else leaving_no_symbols(mode)
 
@@ -229,6 +230,8 @@ def bind(overload: Any, args: tuple[Any, ...], kwargs: Arguments) -> Arguments:
         given = value_in(found, parameter.name)
         if parameter.name in KINDS and type(given) is int:
             raise Unbound(f"{parameter.name} is a number, which only the operator takes")
+        if given is None and parameter.type == "Tensor":  # matching takes None for a tensor; `x == None` is False
+            raise Unbound(f"{parameter.name} is no tensor")
         if isinstance(given, torch.Tensor) and "Tensor" not in parameter.type:
             raise Unbound(f"{parameter.name} is a tensor, and its element is asked for")
         if parameter.type == "bool" and not isinstance(given, (bool, torch.SymBool)):

@@ -1,0 +1,302 @@
+"""Where eager puts the results of elementwise operators, and of those that make a tensor like another.
+
+These are eager's rules, for sizes and strides that are index expressions. A rule says each stride of a result as a
+`Step`: a stride of an operand, or a product of sizes. It asks whether sizes are 0 or 1 and which of two strides is
+larger; where what is known of the symbols does not tell, it raises `Undecided`. Sizes that may be 0 or 1 at run time
+are tried out as such: what is told holds for them, too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ferrite.ir.division import never_negative
+from ferrite.ir.index import (
+    ONE,
+    ZERO,
+    Index,
+    Number,
+    Product,
+    Sum,
+    Symbol,
+    as_index,
+    maximum,
+    number,
+    substitute,
+    symbol,
+)
+
+MOST_CASES = 64  # of sizes that are 0, 1 or larger
+FEW = 8  # values of one symbol that are tried out
+CHANNELS_LAST = (1, 3, 2, 0)  # dimensions, the innermost first
+
+
+class Undecided(Exception):
+    """What is known of the sizes does not tell how a result lies."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """The sizes and strides of an operand."""
+
+    sizes: tuple[Index, ...]
+    strides: tuple[Index, ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A stride of a result: that of a dimension of an operand, or the product of the sizes of `inside` of the result.
+    `at_least_one`: where a size of 0 counts as 1."""
+
+    operand: tuple[int, int] | None = None
+    inside: tuple[int, ...] = ()
+    at_least_one: bool = True
+
+    def of(self, sizes: Sequence[Any], strides: Sequence[Sequence[Any]], at_least_one: Callable[[Any], Any]) -> Any:
+        """The stride as a number of whatever kind, from the result's sizes and the operands' strides."""
+        if self.operand is not None:
+            place, dim = self.operand
+            return strides[place][dim]
+        found = [sizes[dim] for dim in self.inside]
+        return math.prod([at_least_one(size) for size in found] if self.at_least_one else found)
+
+
+Steps = tuple[Step, ...]
+Rule = Callable[[Sequence[Placed], tuple[Index, ...]], Steps]
+
+
+# --- rules ------------------------------------------------------------------------------------------------------------
+
+
+def like_operand(operands: Sequence[Placed], sizes: tuple[Index, ...]) -> Steps:
+    """`empty_like`, `clone`, `to`, `sort`, `flip`: the operand's strides, if it is dense, else dense in its order."""
+    (operand,) = operands
+    if is_dense(operand):
+        return same_as(operand)
+    order = in_order(sizes, [operand.strides])
+    return tuple(Step(inside=tuple(order[: order.index(dim)])) for dim in range(len(sizes)))
+
+
+def elementwise(operands: Sequence[Placed], sizes: tuple[Index, ...], numbers: bool = False) -> Steps:
+    """The result of an iteration over operands. `numbers`: some are numbers, or tensors without dimensions."""
+    if not numbers and all(each.sizes == sizes for each in operands):
+        if all(map(is_contiguous, operands)):
+            return contiguous_steps(len(sizes))
+        if len(sizes) == 4 and all(lies_in(each, CHANNELS_LAST) for each in operands):
+            return in_order_steps(CHANNELS_LAST)
+        if all(map(is_dense, operands)) and all(
+            is_equal(one, other)
+            for each in operands[1:]
+            for one, other in zip(operands[0].strides, each.strides, strict=True)
+        ):
+            return same_as(operands[0])
+    order = in_order(sizes, [spread(each, sizes) for each in operands])
+    if order == list(reversed(range(len(sizes)))):
+        return contiguous_steps(len(sizes))
+    return in_order_steps(order)
+
+
+def same_as(operand: Placed) -> Steps:
+    return tuple(Step(operand=(0, dim)) for dim in range(len(operand.sizes)))
+
+
+def contiguous_steps(count: int) -> Steps:
+    return tuple(Step(inside=tuple(range(dim + 1, count))) for dim in range(count))
+
+
+def in_order_steps(order: Sequence[int]) -> Steps:
+    """Dimensions in an order, the innermost first. A size of 0 makes all strides outside of it 0."""
+    inside = {dim: tuple(order[:place]) for place, dim in enumerate(order)}
+    return tuple(Step(inside=inside[dim], at_least_one=False) for dim in range(len(order)))
+
+
+# --- questions --------------------------------------------------------------------------------------------------------
+
+
+def is_less(left: Index, right: Index) -> bool:
+    if left is right:
+        return False
+    left, right = without_common_factors(left, right)
+    if never_negative(right - left - 1):
+        return True
+    if never_negative(left - right):
+        return False
+    raise Undecided(f"whether {left} is less than {right}")
+
+
+def without_common_factors(left: Index, right: Index) -> tuple[Index, Index]:
+    """Two numbers in the same order: `s1*s2` and `s0*s1*s2` are as 1 and `s0`, since sizes that matter are not 0."""
+    factors, others = factors_of(left), factors_of(right)
+    for each in list(factors):
+        if each.low is not None and each.low > 0 and each in others:
+            factors.remove(each)
+            others.remove(each)
+    return as_index(math.prod(factors)), as_index(math.prod(others))
+
+
+def factors_of(index: Index) -> list[Index]:
+    if isinstance(index, Product):
+        return list(index.factors)
+    if isinstance(index, Sum) and not index.constant and len(index.terms) == 1:
+        ((item, factor),) = index.terms
+        return [number(factor), *factors_of(item)]
+    return [index]
+
+
+def is_equal(left: Index, right: Index) -> bool:
+    return not is_less(left, right) and not is_less(right, left)
+
+
+def is_contiguous(operand: Placed) -> bool:
+    return has_no_elements(operand) or lies_in(operand, tuple(reversed(range(len(operand.sizes)))))
+
+
+def has_no_elements(operand: Placed) -> bool:
+    return any(is_equal(size, ZERO) for size in operand.sizes)
+
+
+def lies_in(operand: Placed, order: Sequence[int]) -> bool:
+    """Whether the dimensions lie one in the other, the innermost first, those of one element anywhere."""
+    expected: Index = ONE
+    for dim in order:
+        if is_equal(operand.sizes[dim], ONE):
+            continue
+        if not is_equal(operand.strides[dim], expected):
+            return False
+        expected = expected * operand.sizes[dim]
+    return True
+
+
+def is_dense(operand: Placed) -> bool:
+    """Whether it has all of its memory, each element once, in whatever order."""
+    if has_no_elements(operand):
+        return True
+    left = [dim for dim, size in enumerate(operand.sizes) if not is_equal(size, ONE)]
+    expected: Index = ONE
+    while left:
+        inner = next((dim for dim in left if operand.strides[dim] is expected), None)
+        if inner is None:
+            inner = next((dim for dim in left if is_equal(operand.strides[dim], expected)), None)
+        if inner is None:
+            return False
+        left.remove(inner)
+        expected = expected * operand.sizes[inner]
+    return True
+
+
+def spread(operand: Placed, sizes: tuple[Index, ...]) -> tuple[Index, ...]:
+    """The strides of an operand along the dimensions of the result: 0 where it is broadcast."""
+    missing = len(sizes) - len(operand.sizes)
+    own = (
+        ZERO if is_equal(size, ONE) and not is_equal(whole, ONE) else stride
+        for size, stride, whole in zip(operand.sizes, operand.strides, sizes[missing:], strict=True)
+    )
+    return (*[ZERO] * missing, *own)
+
+
+def in_order(sizes: tuple[Index, ...], strides: Sequence[tuple[Index, ...]]) -> list[int]:
+    """Dimensions, the innermost first, as eager sorts them: by insertion; what cannot be told stays in its place."""
+    order = list(reversed(range(len(sizes))))
+    for place in range(1, len(order)):
+        moved = place
+        for before in range(place - 1, -1, -1):
+            comes_later = compared(order[before], order[moved], sizes, strides)
+            if comes_later is None:
+                continue
+            if not comes_later:
+                break
+            order[before], order[moved] = order[moved], order[before]
+            moved = before
+    return order
+
+
+def compared(first: int, second: int, sizes: tuple[Index, ...], strides: Sequence[tuple[Index, ...]]) -> bool | None:
+    """Whether the first dimension belongs outside of the second: the first operand that tells decides."""
+    for each in strides:
+        one, other = each[first], each[second]
+        if is_equal(one, ZERO) or is_equal(other, ZERO):
+            continue
+        if is_less(one, other):
+            return False
+        if is_less(other, one) or is_less(sizes[second], sizes[first]):
+            return True
+    return None
+
+
+# --- sizes that may be 0 or 1 -----------------------------------------------------------------------------------------
+
+
+def decided(rule: Rule, operands: Sequence[Placed], sizes: tuple[Index, ...]) -> Steps:
+    """What a rule says for all values of the symbols; `Undecided` where it says different things for different ones."""
+    every = list(itertools.islice(cases([*sizes, *(size for each in operands for size in each.sizes)]), MOST_CASES + 1))
+    if len(every) > MOST_CASES:
+        raise Undecided("too many sizes may be 0 or 1")
+    candidates: list[tuple[Step, ...]] = []
+    for case in every:  # the first is that of large sizes, for which it does not matter what counts as one
+        there = [Placed(put(each.sizes, case), put(each.strides, case)) for each in operands]
+        small = put(sizes, case)
+        steps = rule(there, small)
+        if not candidates:
+            candidates = [(step, replace(step, at_least_one=not step.at_least_one)) for step in steps]
+        for place, step in enumerate(steps):
+            right = number_of(step, there, small)
+            candidates[place] = tuple(each for each in candidates[place] if number_of(each, there, small) is right)
+        if not all(candidates):
+            raise Undecided(f"what {', '.join(f'{name} = {value}' for name, value in case.items())} makes of it")
+    return tuple(each[0] for each in candidates)
+
+
+def put(numbers: tuple[Index, ...], case: Mapping[Any, Index]) -> tuple[Index, ...]:
+    return tuple(substitute(each, case) for each in numbers) if case else numbers
+
+
+def number_of(step: Step, operands: Sequence[Placed], sizes: tuple[Index, ...]) -> Index:
+    return as_index(step.of(sizes, [each.strides for each in operands], lambda size: maximum(size, ONE)))
+
+
+def cases(sizes: Sequence[Index]) -> Iterator[Mapping[Any, Index]]:
+    """The symbols that may make a size 0 or 1: first as large ones, then with the values that do."""
+    special: dict[Symbol, set[int]] = {}
+    for size in sizes:
+        if isinstance(size, Number) or (size.low is not None and size.low > 1):
+            continue
+        for wanted in (0, 1):
+            solved = solution(size, wanted)
+            if solved is not None and lowest(solved[0]) <= solved[1] <= highest(solved[0]):
+                special.setdefault(solved[0], set()).add(solved[1])
+    choices = [[(each, value) for value in values_of(each, found)] for each, found in special.items()]
+    return (dict(case) for case in itertools.product(*choices))
+
+
+def solution(size: Index, wanted: int) -> tuple[Symbol, int] | None:
+    """The symbol, and its value, for which a size is what is wanted; None where that is not one value of one symbol."""
+    if isinstance(size, Symbol):
+        return size, wanted
+    if not isinstance(size, Sum) or len(size.terms) != 1:
+        return None
+    ((held, factor),) = size.terms
+    rest = wanted - size.constant
+    return (held, rest // factor) if isinstance(held, Symbol) and rest % factor == 0 else None
+
+
+def lowest(held: Symbol) -> int:
+    return 0 if held.low is None else held.low
+
+
+def highest(held: Symbol) -> float:
+    return math.inf if held.high is None else held.high
+
+
+def values_of(held: Symbol, special: set[int]) -> list[Index]:
+    """A symbol beyond its special values, if it can be, and each value up to these."""
+    values = range(lowest(held), max(special) + 1)
+    if len(values) > FEW:
+        raise Undecided(f"{held} has many values for which a size is small")
+    large: list[Index] = []
+    if max(special) < highest(held):
+        large = [symbol(held.name, max(special) + 1, held.high, held.likely)]
+    return [*large, *map(number, values)]

@@ -1,0 +1,100 @@
+"""Strides that torch's forecast has otherwise than eager: along dimensions of one, of nothing, and of unknown size."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from compare import check, compile_strict, reset
+
+
+def made_from(x):
+    """Results by every rule: iterations over one operand, over one and a number, and tensors like another."""
+    return (
+        torch.eq(x, x),
+        x + 1,
+        x.abs(),
+        x.to(torch.float64),
+        x.clone(),
+        torch.zeros_like(x),
+        torch.full_like(x, 3),
+        x.flip(0),
+        torch.where(x > 0, x, 2),
+    )
+
+
+LAID_OUT = {
+    "a dimension of one outside": lambda: torch.randn(1, 4, 7, 5).permute(1, 2, 3, 0),
+    "one dimension of several": lambda: torch.randn(5, 1, 1, 1).permute(3, 1, 0, 2),
+    "a column": lambda: torch.randn(1, 6).t(),
+    "a part of one": lambda: torch.randn(6, 5)[::2, 3:4],
+    "one of many": lambda: torch.randn(12)[::2][:1],
+    "nothing": lambda: torch.randn(5, 0, 9, 4)[:, :, 1:].permute(2, 0, 1, 3),
+    "channels last": lambda: torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "contiguous": lambda: torch.randn(3, 4, 5),
+}
+
+
+@pytest.mark.parametrize("layout", LAID_OUT)
+def test_results_of_every_rule(layout: str) -> None:
+    check(made_from, lambda: [LAID_OUT[layout]()], dynamic=True)
+
+
+@pytest.mark.parametrize("layout", ["a dimension of one outside", "nothing"])
+def test_results_of_every_rule_with_sizes_that_are_numbers(layout: str) -> None:
+    check(made_from, lambda: [LAID_OUT[layout]()])
+
+
+@pytest.mark.parametrize("layout", ["one dimension of several", "a column", "channels last"])
+def test_results_and_gradients_in_training(layout: str) -> None:
+    def fn(x):
+        return x * 2, x.narrow(1, 0, 1).abs(), torch.zeros_like(x) + x, x.relu()
+
+    check(fn, lambda: [LAID_OUT[layout]().requires_grad_()], backward=True, dynamic=True)
+
+
+def test_two_operands_of_which_one_is_broadcast() -> None:
+    def make(size):
+        return [torch.randn(size, 6, size, size).permute(1, 0, 2, 3), torch.randn(6, size, 1, size)]
+
+    for size in (4, 0, 1):
+        check(lambda x, y: (torch.div(y, x), y + x, x / 2), lambda size=size: make(size), dynamic=True)
+
+
+def test_what_is_made_of_sorted_values_lies_as_they_do() -> None:
+    def fn(x):
+        first, second = x.sort(1)[0].chunk(2)
+        return first[:, :, :, -2:], torch.full_like(first, 2), torch.where(second > 0, second, first - 0.25)
+
+    for sizes in ((2, 17, 9, 2), (6, 0, 9, 5)):
+        check(fn, lambda sizes=sizes: [torch.randn(sizes)[:, :, 1:]], dynamic=True)
+
+
+@pytest.mark.parametrize("count", [0, 1, 4])
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_places_that_data_decides(count: int) -> None:
+    def fn(x):
+        places = x.nonzero()
+        return torch.zeros_like(places), places.to(torch.bool), places + 1, places.clone(), places > 2
+
+    def checked(x):
+        places = x.nonzero()
+        torch._check(places.size(0) == count)
+        return places + 3, torch.zeros_like(places)
+
+    x = torch.zeros(5)
+    x[:count] = 1
+    for function in (fn, checked):
+        reset()
+        wanted, found = function(x), compile_strict(function, fullgraph=True)(x)
+        assert [each.stride() for each in found] == [each.stride() for each in wanted]
+        assert all(map(torch.equal, found, wanted))
+
+
+def test_one_call_with_another_order_of_strides_than_the_next() -> None:
+    """The same symbols, sizes of one among them: which of two strides is larger is asked of each."""
+    reset()
+    compiled = compile_strict(lambda x: (x + 1, x.abs(), torch.ones_like(x)), dynamic=True)
+    for x in (torch.randn(4, 3, 1), torch.randn(3, 4, 1).transpose(0, 1), torch.randn(1, 4, 3).permute(1, 2, 0)):
+        wanted = (x + 1, x.abs(), torch.ones_like(x))
+        assert [each.stride() for each in compiled(x)] == [each.stride() for each in wanted]

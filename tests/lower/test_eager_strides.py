@@ -1,0 +1,80 @@
+"""Eager's rules for strides, compared with eager: sizes of 0 and 1, broadcasts, conversions, memory with holes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ferrite.ir.index import number, symbol
+from ferrite.lower.eager_strides import Placed, Undecided, decided, elementwise, like_operand
+from ferrite.lower.probes import Asked
+
+aten = torch.ops.aten
+UNARY = [aten.abs.default, aten.exp.default, aten.neg.default, aten.clone.default, aten.zeros_like.default]
+WITH_NUMBERS = [(aten.add.Tensor, 1), (aten.mul.Scalar, 2.5), (aten.gt.Scalar, 0), (aten.clamp_min.default, 0)]
+BINARY = [aten.add.Tensor, aten.div.Tensor, aten.ge.Tensor, aten.maximum.default, aten.threshold_backward.default]
+
+
+def laid_out(rng: random.Random, sizes: list[int], dtype: torch.dtype) -> torch.Tensor:
+    """Ones somewhere in memory: in any order, with holes, strides along one element at will."""
+    order = rng.sample(range(len(sizes)), len(sizes))
+    strides, step = [0] * len(sizes), 1
+    for dim in order:
+        strides[dim] = step
+        step *= max(sizes[dim], 1) * rng.choice([1, 1, 1, 2])
+    for dim, size in enumerate(sizes):
+        if size == 1 and rng.random() < 0.5:
+            strides[dim] = rng.choice([0, 1, 7, step])
+    return torch.ones(step + 8 * len(sizes) + 1, dtype=dtype).as_strided(sizes, strides)
+
+
+def strides_by_rule(target, arguments, result):
+    mode, graph = FakeTensorMode(), torch.fx.Graph()
+
+    def picture(tensor):
+        with mode:
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+
+    operands = []
+    for place, each in enumerate(arguments):
+        operands.append(graph.placeholder(f"x{place}") if isinstance(each, torch.Tensor) else each)
+        if isinstance(each, torch.Tensor):
+            operands[-1].meta["val"] = picture(each)
+    node = graph.call_function(target, tuple(operands))
+    node.meta["val"] = picture(result)
+    return Asked().by_rule(node, [node.meta["val"]])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rules_say_what_eager_does(seed: int) -> None:
+    rng = random.Random(seed)
+    types = [torch.float32, torch.float64, torch.int64]
+    for _ in range(20):
+        sizes = [rng.choice([0, 1, 1, 2, 3, 4]) for _ in range(rng.randint(1, 4))]
+        x = laid_out(rng, sizes, rng.choice(types))
+        y = laid_out(rng, [rng.choice([size, size, 1]) for size in sizes], rng.choice(types))
+        calls = [(target, (x,)) for target in UNARY] + [(target, (x, each)) for target, each in WITH_NUMBERS]
+        calls += [(target, (x, y)) for target in BINARY[:-1]]
+        if x.shape == y.shape and x.dtype == y.dtype:
+            calls.append((BINARY[-1], (x, y, 0)))
+        for target, arguments in calls:
+            result = target(*arguments)
+            found = strides_by_rule(target, arguments, result)
+            assert found == (result.stride(),), (target, [(*each.shape, each.stride()) for each in (x, y)])
+
+
+def test_what_holds_for_every_size_is_said_and_nothing_else() -> None:
+    rows, one = symbol("u0", 0), number(1)
+    column = Placed((rows, one), (one, rows))
+    steps = decided(like_operand, [column], column.sizes)
+    assert [step.operand for step in steps] == [(0, 0), (0, 1)]
+    spread = decided(lambda operands, sizes: elementwise(operands, sizes, numbers=True), [column], column.sizes)
+    assert [step.inside for step in spread] == [(), (0,)]
+    assert spread[1].at_least_one
+    some = symbol("s0", 2)
+    unknown = Placed((some, one), (one, symbol("s1", 0)))
+    with pytest.raises(Undecided):
+        decided(lambda operands, sizes: elementwise(operands, sizes, numbers=True), [unknown], unknown.sizes)
