@@ -23,8 +23,8 @@ EXECUTORS = ("native", "calls", "interpreter")
 # Something that every stage needs, whatever the executor.
 PATCHABLE = {
     "lower": "ferrite.backend.lower_graph",
-    "schedule": "ferrite.targets.cpu.make_plan",
-    "codegen": "ferrite.targets.cpu.print_host",
+    "schedule": "ferrite.backend.make_plan",
+    "codegen": "ferrite.targets.executable.print_host",
     "load": "ferrite.backend.load_host",
     "cache": "ferrite.backend.Places",
 }
@@ -200,7 +200,7 @@ def test_a_repro_of_a_failure_that_is_gone_says_so(tmp_path, monkeypatch):
     def broken(*args):
         raise ValueError("only in this process")
 
-    monkeypatch.setattr("ferrite.targets.cpu.print_host", broken)
+    monkeypatch.setattr("ferrite.targets.executable.print_host", broken)
     with pytest.warns(ferrite.FerriteWarning):
         torch.compile(model, backend="ferrite", options={"repro_dir": str(tmp_path)})(*inputs())
     (folder,) = tmp_path.iterdir()
