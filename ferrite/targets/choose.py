@@ -9,7 +9,6 @@ from ferrite.options import Options
 from ferrite.targets.cpu import CALLS, CPU, INTERPRETER
 from ferrite.targets.target import Target
 
-
 TARGETS: dict[str, Target] = {"native": CPU, "calls": CALLS, "interpreter": INTERPRETER}
 
 

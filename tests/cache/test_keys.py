@@ -18,8 +18,7 @@ import pytest
 import torch
 
 import ferrite
-from ferrite.cache import Key, Store, Uncacheable, differences, graph_key, kernel_key, source_digest
-from ferrite.cache import keys
+from ferrite.cache import Key, Store, Uncacheable, differences, graph_key, kernel_key, keys, source_digest
 from ferrite.cache.graph_text import READ
 from ferrite.cache.identities import identity
 from ferrite.capture import CapturedGraph, capture
