@@ -17,11 +17,8 @@ PACKAGE = ROOT / "ferrite"
 
 # Layers from the bottom up, as docs/design.md has them: each may import what stands before it, and itself.
 LAYERS = [
-    {"_version"},
     {"collector"},
     {"errors"},
-    {"option_values"},
-    {"option_groups"},
     {"options"},
     {"graph"},
     {"capture"},
@@ -33,14 +30,11 @@ LAYERS = [
     {"schedule"},
     {"codegen"},
     {"runtime"},
-    {"native"},
+    {"targets"},
+    {"cache"},
     {"debug"},
-    {"artifact"},
-    {"captured"},
-    {"compilation"},
-    {"cached"},
-    {"frozen"},
-    {"backend", "door"},
+    {"backend"},
+    {"api"},
     {"cli"},
     {"__main__"},
 ]
