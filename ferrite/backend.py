@@ -37,7 +37,7 @@ from ferrite.errors import FerriteError, warn_user
 from ferrite.graph.autocast import note_autocast
 from ferrite.graph.order import users_in_order
 from ferrite.graph.places import Places
-from ferrite.ir.laws import verify_program
+from ferrite.ir.program.laws import verify_program
 from ferrite.lower import UnknownSize, correct_forecasts, lower_graph, strides_of_outputs
 from ferrite.options import resolve
 from ferrite.passes import FREEZE, JOINT, POST_GRAD, PRE_GRAD, checked_options

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ferrite.ir.program import Program
+from ferrite.ir.program.nodes import Program
 from ferrite.runtime import Boxed, load_host
 from ferrite.schedule.plan import Plan, make_plan
 from ferrite.targets import executable_of, runs_of

@@ -24,9 +24,9 @@ from ferrite.cache.lookup import Built
 from ferrite.codegen.host import Executable, HostSource, KernelCall, RunTable
 from ferrite.graph.places import Index, Places
 from ferrite.ir.expr import Expr
-from ferrite.ir.index import Symbol
-from ferrite.ir.parse import parse
-from ferrite.ir.program import Program, Scalar
+from ferrite.ir.index.algebra import Symbol
+from ferrite.ir.program.nodes import Program, Scalar
+from ferrite.ir.program.parse import parse
 from ferrite.schedule.steps import Together
 
 BYTECODE = "bytecode"  # a section; kernels have other names

@@ -11,7 +11,7 @@ For `F.softmax(x @ w, -1)` the text is, all of it:
         buf5 = buf2
         return [buf5]
 
-The softmax takes over the memory of the product (`ferrite.schedule.in_place`).
+The softmax takes over the memory of the product (`ferrite.schedule.memory.in_place`).
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from ferrite.codegen.host_parts import (
 from ferrite.codegen.host_spelling import EagerSpelling, HostSpelling
 from ferrite.codegen.small_programs import small_program
 from ferrite.graph import ModelLine
-from ferrite.ir import arguments as host
 from ferrite.ir.expr import Expr
-from ferrite.ir.index import Index, Symbol
-from ferrite.ir.kernel import Kernel
-from ferrite.ir.program import (
+from ferrite.ir.index.algebra import Index, Symbol
+from ferrite.ir.kernel.nodes import Kernel
+from ferrite.ir.program import arguments as host
+from ferrite.ir.program.nodes import (
     CALLS,
     Assert,
     Bind,
@@ -59,11 +59,11 @@ from ferrite.ir.program import (
     While,
     call_of,
 )
-from ferrite.ir.questions import arguments_of, writes
-from ferrite.schedule.memory import touched
-from ferrite.schedule.peak import UnknownBytes, bytes_at
+from ferrite.ir.program.operation_facts import arguments_of, writes
+from ferrite.schedule.fusion.accesses import Layouts, likely
+from ferrite.schedule.memory.liveness import touched
+from ferrite.schedule.memory.peak import UnknownBytes, bytes_at
 from ferrite.schedule.steps import Launch, Plan, Run, Together
-from ferrite.schedule.touches import Layouts, likely
 
 WORD = re.compile(r"\w+")
 COMMENT_COLUMN = 72

@@ -12,8 +12,8 @@ from ferrite.debug.memory import memory_record
 from ferrite.debug.record import EagerCall, GraphRecord, Kernel, Memory
 from ferrite.graph import ModelLine, first_model_line, model_line
 from ferrite.graph.places import Index, Places
-from ferrite.ir.arguments import Constant
-from ferrite.ir.program import call_of
+from ferrite.ir.program.arguments import Constant
+from ferrite.ir.program.nodes import call_of
 from ferrite.pipeline import PassRecord
 from ferrite.schedule.steps import INTERPRETED, Launch, NotFused, Plan, Run
 

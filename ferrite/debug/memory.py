@@ -11,7 +11,7 @@ from ferrite.debug.record import Memory
 from ferrite.graph import fake_value
 from ferrite.graph.aliases import Storage, storages_of, tensor_storages
 from ferrite.graph.facts import leaves
-from ferrite.schedule.peak import peak_of
+from ferrite.schedule.memory.peak import peak_of
 from ferrite.schedule.steps import Plan
 
 GIVEN = ("placeholder", "get_attr")

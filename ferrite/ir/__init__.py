@@ -7,6 +7,6 @@ calls in it are given.
 and `run_kernel` are the same for kernels; `canonical` makes equal ones equal.
 """
 
-from ferrite.ir.index import Index  # before its parts, `sums` and `division`, which build on it
+from ferrite.ir.index.algebra import Index  # before its parts, `sums` and `division`, which build on it
 
 __all__ = ["Index"]

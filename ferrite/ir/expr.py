@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.index import TEXT, Atom, Index, Number, substitute
+from ferrite.ir.index.algebra import TEXT, Atom, Index, Number, substitute
 from ferrite.ir.intern import Interned
 from ferrite.ir.types import bits_of, foldable, is_integer, short, value_of
 
@@ -59,7 +59,7 @@ class Expr(Interned):
         return ()
 
     def __str__(self) -> str:
-        from ferrite.ir.one_line import expression_text
+        from ferrite.ir.program.line_text import expression_text
 
         return expression_text(self)
 
@@ -252,8 +252,7 @@ def masked(mask: Expr, value: Expr, other: Expr) -> Expr:
 
 def data(value: Expr, extent: Index, complaint: str = COMPLAINT) -> Index:
     """A value from memory as an index below `extent`; one that is known, and proved to be inside, is that index."""
-    from ferrite.ir.division import never_negative
-    from ferrite.ir.index import number
+    from ferrite.ir.index.algebra import never_negative, number
 
     if isinstance(value, Const | IndexValue):
         index = value.index if isinstance(value, IndexValue) else number(value.value)

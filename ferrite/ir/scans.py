@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ferrite.ir.evaluate import Points
-from ferrite.ir.program import Combine
+from ferrite.ir.program.nodes import Combine
 
 Results = tuple[torch.Tensor, ...]
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ferrite.ir.expr import Expr, cast, const, op
-from ferrite.ir.index import ONE
+from ferrite.ir.index.algebra import ONE
 from ferrite.ir.types import NARROW, arithmetic_type, is_integer, short
 from ferrite.lower.context import Context
 from ferrite.lower.promotion import Operand, common_type

@@ -17,11 +17,11 @@ import torch
 from ferrite.capture import CapturedGraph, size_facts, torch_api, torch_operators
 from ferrite.graph import fake_value, model_line
 from ferrite.graph.aliases import apart_in_memory
-from ferrite.ir.arguments import Constant, Literal
 from ferrite.ir.expr import Expr
-from ferrite.ir.index import ONE, ZERO, Index, Symbol, symbol
-from ferrite.ir.program import Bind, Buffer, Input, Origin, Output, Program
-from ferrite.ir.questions import writes
+from ferrite.ir.index.algebra import ONE, ZERO, Index, Symbol, symbol
+from ferrite.ir.program.arguments import Constant, Literal
+from ferrite.ir.program.nodes import Bind, Buffer, Input, Origin, Output, Program
+from ferrite.ir.program.operation_facts import writes
 from ferrite.lower import families
 from ferrite.lower.allocate import with_allocations
 from ferrite.lower.bodies import Bodies

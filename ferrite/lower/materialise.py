@@ -17,8 +17,8 @@ import torch
 
 from ferrite.capture import torch_operators
 from ferrite.ir.expr import Cast, Expr, Load, Masked, Op
-from ferrite.ir.index import Axis, Index
-from ferrite.ir.questions import nodes_of
+from ferrite.ir.index.algebra import Axis, Index
+from ferrite.ir.program.operation_facts import nodes_of
 from ferrite.ir.scalar import OPERATORS
 from ferrite.lower.value import Box
 

@@ -10,7 +10,7 @@ import functools
 import torch
 
 from ferrite.ir.expr import Expr
-from ferrite.ir.index import Index
+from ferrite.ir.index.algebra import Index
 from ferrite.lower.value import Value
 
 Operand = Value | Index | Expr | bool | int | float | complex

@@ -20,20 +20,20 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from ferrite.ir.canonical import canonical
-from ferrite.ir.kernel_laws import verify_kernel
-from ferrite.ir.laws import verify_program
-from ferrite.ir.program import Allocate, If, Invoke, Program, While
-from ferrite.ir.questions import bodies_of
+from ferrite.ir.kernel.canonical import canonical
+from ferrite.ir.kernel.laws import verify_kernel
+from ferrite.ir.program.laws import verify_program
+from ferrite.ir.program.nodes import Allocate, If, Invoke, Program, While
+from ferrite.ir.program.operation_facts import bodies_of
 from ferrite.pipeline import Fuel
-from ferrite.schedule.arena import Arenas
-from ferrite.schedule.groups import Group
-from ferrite.schedule.in_place import Takeovers, later, with_views
+from ferrite.schedule.fusion.fuse import Order
+from ferrite.schedule.fusion.groups import Group
+from ferrite.schedule.fusion.repeats import Repeat, Repeats
 from ferrite.schedule.laws import verify_schedule
-from ferrite.schedule.memory import last_uses, private
-from ferrite.schedule.order import Order
-from ferrite.schedule.repeats import Repeat, Repeats
-from ferrite.schedule.runs import with_parted_runs
+from ferrite.schedule.memory.arena import Arenas
+from ferrite.schedule.memory.in_place import Takeovers, later, with_views
+from ferrite.schedule.memory.liveness import last_uses, private
+from ferrite.schedule.memory.split_runs import with_parted_runs
 from ferrite.schedule.schedule import Item, Schedule
 from ferrite.schedule.steps import Launch, Plan, Run, Step
 from ferrite.schedule.target import Schedulings

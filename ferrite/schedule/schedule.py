@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ferrite.ir.program import Operation, Program
-from ferrite.schedule.groups import Group
-from ferrite.schedule.repeats import Repeat
+from ferrite.ir.program.nodes import Operation, Program
+from ferrite.schedule.fusion.accesses import Layouts
+from ferrite.schedule.fusion.groups import Group
+from ferrite.schedule.fusion.repeats import Repeat
 from ferrite.schedule.steps import Launch, NotFused, Plan, Run
 from ferrite.schedule.target import Schedulings
-from ferrite.schedule.touches import Layouts
 
 MOST_NODES = 8  # named in the text of an item
 

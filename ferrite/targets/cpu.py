@@ -11,14 +11,14 @@ from ferrite.codegen.llvm import entry
 from ferrite.codegen.llvm.emit import unsupported
 from ferrite.codegen.llvm.target import host_target, machine_text
 from ferrite.codegen.llvm.types import is_narrow
-from ferrite.ir.kernel import Kernel
-from ferrite.ir.program import Operation, Reduce, Scan
-from ferrite.ir.questions import roots_of
+from ferrite.ir.kernel.nodes import Kernel
+from ferrite.ir.program.nodes import Operation, Reduce, Scan
+from ferrite.ir.program.operation_facts import roots_of
 from ferrite.ir.states import STATES
 from ferrite.runtime.cpu import Kernels, KernelStore, build, functions_of, native_run
 from ferrite.schedule.cpu import CpuScheduling
-from ferrite.schedule.machine import Machine
-from ferrite.schedule.scans import has_state
+from ferrite.schedule.cpu.machine import Machine
+from ferrite.schedule.cpu.scans import has_state
 from ferrite.schedule.steps import INTERPRETED
 from ferrite.targets.target import LoadedRun
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from ferrite.codegen import Executable, print_host
-from ferrite.ir.kernel import checks
+from ferrite.ir.kernel.nodes import checks
 from ferrite.runtime.cpu import KernelStore
 from ferrite.schedule.plan import Plan
 from ferrite.targets.choose import Targets

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from ferrite.codegen.host import RunTable
 from ferrite.codegen.host_spelling import HostSpelling
-from ferrite.ir.kernel import Kernel
+from ferrite.ir.kernel.nodes import Kernel
 from ferrite.runtime.cpu import KernelStore
 from ferrite.schedule.target import Scheduling
 

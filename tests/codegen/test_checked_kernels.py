@@ -14,10 +14,10 @@ from ferrite.codegen.llvm.build import load, object_code
 from ferrite.codegen.llvm.emit import kernel_text
 from ferrite.codegen.llvm.target import host_target
 from ferrite.ir.expr import rewrite_indices
-from ferrite.ir.index import Axis, number
-from ferrite.ir.kernel import checks
-from ferrite.ir.kernel_parse import parse_kernel
-from ferrite.schedule import repeats
+from ferrite.ir.index.algebra import Axis, number
+from ferrite.ir.kernel.nodes import checks
+from ferrite.ir.kernel.parse import parse_kernel
+from ferrite.schedule.fusion import repeats
 from loop_kernels import text
 from native_kernels import SIGNATURE
 

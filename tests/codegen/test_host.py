@@ -11,9 +11,9 @@ import torch
 
 import ferrite
 from compare import check, compile_strict
-from ferrite.ir.arguments import Constant, Literal, Mapping, Ref, Sequence, Slice
-from ferrite.ir.index import ZERO
-from ferrite.ir.program import Buffer, Call, Origin, Program
+from ferrite.ir.index.algebra import ZERO
+from ferrite.ir.program.arguments import Constant, Literal, Mapping, Ref, Sequence, Slice
+from ferrite.ir.program.nodes import Buffer, Call, Origin, Program
 from ferrite.runtime import Boxed, load_host
 from ferrite.targets.cpu import CALLS
 

@@ -11,9 +11,9 @@ from lower.lowered import program_of
 
 from ferrite.codegen.triton import unsupported
 from ferrite.ir.expr import Load
-from ferrite.ir.kernel import Store, nodes_in, walk
+from ferrite.ir.kernel.nodes import Store, nodes_in, walk
 from ferrite.schedule.cpu import CpuScheduling
-from ferrite.schedule.machine import Machine
+from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.plan import make_plan
 from triton_kernels import DEVICES, assert_same_results
 

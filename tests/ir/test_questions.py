@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ferrite.ir import arguments as host
 from ferrite.ir.expr import Masked, Random, const, data, index_value, op
-from ferrite.ir.index import as_index, axis, symbol
-from ferrite.ir.program import Bind, Call, Compute, If, Invoke, Program, Scalar, Size, Store, While
-from ferrite.ir.questions import (
+from ferrite.ir.index.algebra import as_index, axis, symbol
+from ferrite.ir.program import arguments as host
+from ferrite.ir.program.nodes import Bind, Call, Compute, If, Invoke, Program, Scalar, Size, Store, While
+from ferrite.ir.program.operation_facts import (
     Access,
     axes_of,
     changed_inputs,

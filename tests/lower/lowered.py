@@ -14,11 +14,11 @@ import ferrite
 from compare import check
 from ferrite.capture import CapturedGraph, capture
 from ferrite.debug.record import CompileRecord
-from ferrite.ir.interpret import interpret
-from ferrite.ir.laws import verify_program
-from ferrite.ir.parse import parse
-from ferrite.ir.program import Call, If, Invoke, Operation, Program, Template, While, call_of
-from ferrite.ir.questions import bodies_of
+from ferrite.ir.program.interpret import interpret
+from ferrite.ir.program.laws import verify_program
+from ferrite.ir.program.nodes import Call, If, Invoke, Operation, Program, Template, While, call_of
+from ferrite.ir.program.operation_facts import bodies_of
+from ferrite.ir.program.parse import parse
 from ferrite.lower.graph import LoweredProgram, lower_graph, lower_module
 from ferrite.options import Options
 

@@ -31,10 +31,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
-from ferrite.ir.interpret import interpret
-from ferrite.ir.laws import verify_program
-from ferrite.ir.parse import parse
-from ferrite.ir.program import Program, Template, call_of
+from ferrite.ir.program.interpret import interpret
+from ferrite.ir.program.laws import verify_program
+from ferrite.ir.program.nodes import Program, Template, call_of
+from ferrite.ir.program.parse import parse
 from ferrite.lower.graph import lower_module
 from tests.rounding import DRAWS, is_float, nudged
 

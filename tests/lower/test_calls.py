@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import ferrite
 from compare import check, compile_strict
 from ferrite.capture import CapturedGraph, GraphKind
-from ferrite.ir.program import Bind
+from ferrite.ir.program.nodes import Bind
 from ferrite.lower import LoweringFailure, lower_graph
 from ferrite.lower.arguments import literal_text
 from ferrite.runtime import Boxed, load_host

@@ -10,9 +10,9 @@ from lower.lowered import assert_lowered, calls, run, traced
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ferrite.capture import torch_api
-from ferrite.ir.interpret import interpret
-from ferrite.ir.laws import verify_program
-from ferrite.ir.program import Allocate, Compute
+from ferrite.ir.program.interpret import interpret
+from ferrite.ir.program.laws import verify_program
+from ferrite.ir.program.nodes import Allocate, Compute
 from ferrite.lower.graph import lower_module
 
 pytestmark = pytest.mark.quick

@@ -6,7 +6,7 @@ import pytest
 import torch
 from lower.lowered import assert_lowered, eager_calls, kinds, operations, program_of, same_as_eager
 
-from ferrite.ir.program import Reduce, Scan, Sort
+from ferrite.ir.program.nodes import Reduce, Scan, Sort
 from ferrite.lower.table import standing
 
 pytestmark = pytest.mark.quick

@@ -10,7 +10,7 @@ import torch
 
 import ferrite
 from compare import compile_strict
-from ferrite.ir.parse import parse
+from ferrite.ir.program.parse import parse
 
 
 def model(x, w, b):

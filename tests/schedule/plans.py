@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from lower.lowered import traced
 
-from ferrite.ir.kernel import Kernel, Loop, walk
-from ferrite.ir.program import Program
+from ferrite.ir.kernel.nodes import Kernel, Loop, walk
+from ferrite.ir.program.nodes import Program
 from ferrite.lower.graph import lower_module
 from ferrite.schedule.cpu import CpuScheduling
-from ferrite.schedule.machine import Machine
+from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.plan import Plan, Run, make_plan
 from ferrite.targets.cpu import unsupported_reason
 

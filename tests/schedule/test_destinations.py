@@ -8,8 +8,8 @@ from schedule.plans import plan_of
 
 import ferrite
 from compare import check
-from ferrite.ir.program import Template
-from ferrite.schedule.destinations import MOST_PARTS
+from ferrite.ir.program.nodes import Template
+from ferrite.schedule.cpu.out_products import MOST_PARTS
 from ferrite.schedule.plan import Plan
 
 quick = pytest.mark.quick

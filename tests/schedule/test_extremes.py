@@ -8,7 +8,7 @@ from schedule.plans import plan_of
 from torch.nn import functional as F
 
 from compare import compile_strict
-from ferrite.ir.kernel import Accumulate, walk
+from ferrite.ir.kernel.nodes import Accumulate, walk
 
 quick = pytest.mark.quick
 NAN, INFINITE = float("nan"), float("inf")

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from lower.lowered import traced
 from schedule.plans import make, memory, plan_of, runs
 
-from ferrite.ir.index import symbol
+from ferrite.ir.index.algebra import symbol
 from ferrite.lower.graph import lower_module
-from ferrite.schedule.arena import ALWAYS, Arenas, Host, bytes_of, meet, spans_of, with_places
-from ferrite.schedule.memory import last_uses
-from ferrite.schedule.peak import held
-from ferrite.schedule.runs import known_bytes
+from ferrite.schedule.fusion.accesses import Layouts
+from ferrite.schedule.memory.arena import ALWAYS, Arenas, Host, bytes_of, meet, spans_of, with_places
+from ferrite.schedule.memory.liveness import last_uses
+from ferrite.schedule.memory.peak import held
+from ferrite.schedule.memory.split_runs import known_bytes
 from ferrite.schedule.steps import Launch, Plan, Run
-from ferrite.schedule.touches import Layouts
 from ferrite.targets.cpu import CPU
 from loop_programs import buffer, program
 

@@ -10,8 +10,8 @@ import torch
 from schedule.plans import plan_of
 from torch import Tensor
 
-from ferrite.schedule import kernels, plan
-from ferrite.schedule.cpu import CpuScheduling
+from ferrite.schedule import plan
+from ferrite.schedule.cpu import CpuScheduling, kernels
 
 pytestmark = pytest.mark.quick
 

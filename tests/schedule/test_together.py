@@ -10,9 +10,9 @@ import torch
 from schedule.plans import MACHINE, plan_of, runs
 
 from bench.cases import pointwise
-from ferrite.ir.kernel import may_stop
-from ferrite.schedule.together import WORTH, Bytes, Regions, work_in
-from ferrite.schedule.touches import Layouts
+from ferrite.ir.kernel.nodes import may_stop
+from ferrite.schedule.cpu.parallel_regions import WORTH, Bytes, Regions, work_in
+from ferrite.schedule.fusion.accesses import Layouts
 
 Tensor = torch.Tensor
 pytestmark = pytest.mark.quick

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from ferrite.codegen.host import KernelCall, RunTable
-from ferrite.ir.kernel import Kernel
-from ferrite.ir.kernel_parse import parse_kernel
-from ferrite.ir.program import Operation, Scan
-from ferrite.ir.run_kernel import run_kernel
+from ferrite.ir.kernel.interpret import run_kernel
+from ferrite.ir.kernel.nodes import Kernel
+from ferrite.ir.kernel.parse import parse_kernel
+from ferrite.ir.program.nodes import Operation, Scan
 from ferrite.runtime.cpu import KernelStore
 from ferrite.schedule.cpu import CpuScheduling
-from ferrite.schedule.machine import Machine
+from ferrite.schedule.cpu.machine import Machine
 from ferrite.targets.target import LoadedRun
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ferrite.codegen.llvm.emission import AxisValue, Emission, Value
 from ferrite.codegen.llvm.types import is_literal, vector
 from ferrite.ir.expr import Data
-from ferrite.ir.index import (
+from ferrite.ir.index.algebra import (
     ONE,
     ZERO,
     Atom,

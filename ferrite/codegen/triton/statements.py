@@ -22,8 +22,8 @@ from ferrite.codegen.triton.operators import filled, type_name
 from ferrite.codegen.triton.states import Accumulators
 from ferrite.codegen.triton.values import Evaluation
 from ferrite.ir.expr import Expr, cast, load, op
-from ferrite.ir.index import ONE, Axis, Index, symbol
-from ferrite.ir.kernel import (
+from ferrite.ir.index.algebra import ONE, Axis, Index, symbol
+from ferrite.ir.kernel.nodes import (
     Accumulate,
     Join,
     Kernel,

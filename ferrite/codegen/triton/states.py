@@ -14,7 +14,7 @@ from ferrite.codegen.triton.module import BlockAxis, Lines, Module, Scope, Value
 from ferrite.codegen.triton.operators import filled
 from ferrite.codegen.triton.values import Evaluation
 from ferrite.ir.expr import Const, Local
-from ferrite.ir.kernel import OWN, Accumulate, Join, Loop, State, Statement, inner, nodes_in, walk
+from ferrite.ir.kernel.nodes import OWN, Accumulate, Join, Loop, State, Statement, inner, nodes_in, walk
 from ferrite.ir.states import STATES
 from ferrite.ir.types import short
 

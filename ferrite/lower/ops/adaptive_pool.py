@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ferrite.ir.expr import Expr, cast, const, data, index_value, op
-from ferrite.ir.index import ZERO, Index, number
+from ferrite.ir.index.algebra import ZERO, Index, number
 from ferrite.ir.types import arithmetic_type
 from ferrite.lower.context import Context, known
 from ferrite.lower.ops.accumulate import gathered

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ferrite.ir.expr import Expr, cast, const, op
-from ferrite.ir.index import ONE, ZERO
+from ferrite.ir.index.algebra import ONE, ZERO
 from ferrite.ir.types import arithmetic_type
 from ferrite.lower.calls import Calls
 from ferrite.lower.context import Context

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ferrite.ir.expr import index_value, op
-from ferrite.ir.index import ONE, ZERO, number
+from ferrite.ir.index.algebra import ONE, ZERO, number
 from ferrite.ir.types import arithmetic_type, is_integer
 from ferrite.lower.context import Context
 from ferrite.lower.formula import Term, choose, first_device, is_nan, pointwise, result, term

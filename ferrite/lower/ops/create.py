@@ -10,8 +10,8 @@ import torch
 
 from ferrite.capture import torch_api, torch_operators, torch_state
 from ferrite.ir.expr import Expr, cast, const, index_value, op
-from ferrite.ir.index import ZERO, Index
-from ferrite.ir.program import Buffer, DeviceCopy
+from ferrite.ir.index.algebra import ZERO, Index
+from ferrite.ir.program.nodes import Buffer, DeviceCopy
 from ferrite.ir.types import arithmetic_type, foldable, is_integer, short
 from ferrite.lower.context import Context
 from ferrite.lower.formula import Term, choose, first_device

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.division import never_negative
 from ferrite.ir.expr import (
     COMPLAINT,
     Cast,
@@ -23,8 +22,8 @@ from ferrite.ir.expr import (
     masked,
     op,
 )
-from ferrite.ir.index import ONE, ZERO, Index, number
-from ferrite.ir.intervals import interval
+from ferrite.ir.index.algebra import ONE, ZERO, Index, never_negative, number
+from ferrite.ir.index.intervals import interval
 from ferrite.ir.types import arithmetic_type
 from ferrite.lower.context import Context
 from ferrite.lower.ops.accumulate import scattered

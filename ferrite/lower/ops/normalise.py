@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ferrite.ir.expr import Expr, cast, const, op
-from ferrite.ir.index import ONE, Index
+from ferrite.ir.index.algebra import ONE, Index
 from ferrite.ir.types import arithmetic_type
 from ferrite.lower.context import Context
 from ferrite.lower.ops.reduce import Rows, moments

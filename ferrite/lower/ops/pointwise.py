@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ferrite.ir.expr import Expr
-from ferrite.ir.index import Index
+from ferrite.ir.index.algebra import Index
 from ferrite.ir.types import NARROW, arithmetic_type, is_integer
 from ferrite.lower.context import Context
 from ferrite.lower.formula import (

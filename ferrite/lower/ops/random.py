@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ferrite.ir.expr import Random, const, op
-from ferrite.ir.index import ZERO, Index, number
-from ferrite.ir.program import Seeds
+from ferrite.ir.index.algebra import ZERO, Index, number
+from ferrite.ir.program.nodes import Seeds
 from ferrite.ir.random import MOST_OPERATORS, PLACE_BITS
 from ferrite.ir.types import arithmetic_type
 from ferrite.lower.calls import Calls

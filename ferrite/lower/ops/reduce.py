@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from ferrite.ir.expr import Expr, cast, const, index_value, op
-from ferrite.ir.index import ONE, ZERO, Index, Number
-from ferrite.ir.sums import multiply
+from ferrite.ir.index.algebra import ONE, ZERO, Index, Number, multiply
 from ferrite.ir.types import arithmetic_type
 from ferrite.lower.context import Context
 from ferrite.lower.ops.views import dim_of, unsqueeze

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ferrite.ir.expr import Expr, cast, const
-from ferrite.ir.program import Combine
+from ferrite.ir.program.nodes import Combine
 from ferrite.ir.types import arithmetic_type
 from ferrite.lower.context import Context
 from ferrite.lower.ops.views import dim_of

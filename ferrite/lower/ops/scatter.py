@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from ferrite.ir.expr import Expr, cast, const, data, index_value, masked, op
-from ferrite.ir.index import ONE, ZERO, Index, number
-from ferrite.ir.program import Combine
+from ferrite.ir.index.algebra import ONE, ZERO, Index, number
+from ferrite.ir.program.nodes import Combine
 from ferrite.ir.types import arithmetic_type, is_integer
 from ferrite.lower.context import Context
 from ferrite.lower.ops.conditions import B8

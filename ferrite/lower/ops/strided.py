@@ -9,9 +9,9 @@ import torch
 
 from ferrite.graph.scatters import eager_refuses
 from ferrite.ir.expr import Expr, cast, const, op
-from ferrite.ir.index import ONE, ZERO, Index, number, symbol
-from ferrite.ir.program import Bind
-from ferrite.ir.questions import writes
+from ferrite.ir.index.algebra import ONE, ZERO, Index, number, symbol
+from ferrite.ir.program.nodes import Bind
+from ferrite.ir.program.operation_facts import writes
 from ferrite.ir.types import arithmetic_type
 from ferrite.lower.context import Context, known, same_strides
 from ferrite.lower.ops.accumulate import gathered

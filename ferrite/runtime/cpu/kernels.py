@@ -21,7 +21,7 @@ from ferrite.codegen.llvm.emit import kernel_text
 from ferrite.codegen.llvm.image import Image, NoImage, image_of, is_image
 from ferrite.codegen.llvm.memory import Loaded
 from ferrite.codegen.llvm.target import Target, host_target
-from ferrite.ir.kernel import Kernel
+from ferrite.ir.kernel.nodes import Kernel
 from ferrite.runtime.cpu.forks import ready_for_forks
 
 REMEMBERED = 2 << 20  # bytes of object code

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from ferrite.ir.index import Axis
-from ferrite.ir.program import Operation, Program
-from ferrite.schedule.groups import Group, slower
-from ferrite.schedule.kernels import build
-from ferrite.schedule.machine import Machine
-from ferrite.schedule.prepare import prepare
-from ferrite.schedule.stages import Stage
+from ferrite.ir.index.algebra import Axis
+from ferrite.ir.program.nodes import Operation, Program
+from ferrite.schedule.cpu.kernels import build
+from ferrite.schedule.cpu.machine import Machine
+from ferrite.schedule.cpu.parallel_regions import Regions
+from ferrite.schedule.cpu.prepare import prepare
+from ferrite.schedule.fusion.accesses import Layouts
+from ferrite.schedule.fusion.groups import Group, slower
+from ferrite.schedule.fusion.stages import Stage
 from ferrite.schedule.steps import Run
 from ferrite.schedule.target import Built
-from ferrite.schedule.together import Regions
-from ferrite.schedule.touches import Layouts
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,49 @@
+"""Memory of a plan: what is needed where, and what dies when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ferrite.ir.program.nodes import Operation, Program
+from ferrite.ir.program.operation_facts import reads, writes
+from ferrite.schedule.fusion.accesses import Layouts
+from ferrite.schedule.fusion.groups import Group
+from ferrite.schedule.steps import Run, Step
+
+
+def private(program: Program, items: list[Group | Operation], layouts: Layouts) -> dict[int, tuple[str, ...]]:
+    """For each group, the storages that nothing else touches and that do not leave the program."""
+    users: dict[str, set[int]] = {}
+    for place, item in enumerate(items):
+        for operation in item.operations if isinstance(item, Group) else (item,):
+            for access in (*reads(operation), *writes(operation)):
+                users.setdefault(layouts.buffers[access.buffer].storage, set()).add(place)
+    leaving = {layouts.buffers[name].storage for name in program.outputs if isinstance(name, str)}
+    found: dict[int, list[str]] = {}
+    for storage, places in users.items():
+        if len(places) == 1 and storage not in leaving and layouts.buffers[storage].kind == "owned":
+            found.setdefault(next(iter(places)), []).append(storage)
+    return {place: tuple(names) for place, names in found.items()}
+
+
+def touched(step: Step, layouts: Layouts) -> set[str]:
+    """The buffers that a step needs to be there; of a launch, storages."""
+    if isinstance(step, Run):
+        return {name for launch in step.launches for name in launch.arguments}
+    return {access.buffer for access in (*reads(step), *writes(step))}
+
+
+def last_uses(program: Program, steps: Sequence[Step], layouts: Layouts) -> tuple[tuple[str, ...], ...]:
+    """For each step, the names that die with it: buffers, and the storages that they are views of."""
+    leaving = {item for item in program.outputs if isinstance(item, str)}
+    leaving |= {layouts.buffers[name].storage for name in leaving}
+    last: dict[str, int] = {item: 0 for item in program.inputs if isinstance(item, str)}
+    for place, step in enumerate(steps):
+        for name in touched(step, layouts):
+            last[name] = place
+            last[layouts.buffers[name].storage] = place
+    dying: list[list[str]] = [[] for _ in steps]
+    for name, place in last.items():
+        if name not in leaving and layouts.buffers[name].kind != "constant" and steps:
+            dying[place].append(name)
+    return tuple(tuple(sorted(names)) for names in dying)
