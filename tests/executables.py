@@ -7,7 +7,8 @@ from typing import Any
 
 from ferrite.ir.program.nodes import Program
 from ferrite.runtime import Boxed, load_host
-from ferrite.schedule.plan import Plan, make_plan
+from ferrite.schedule.plan import make_plan
+from ferrite.schedule.steps import Plan
 from ferrite.targets import executable_of, runs_of
 from ferrite.targets.cpu import CPU
 

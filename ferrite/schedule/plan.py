@@ -215,4 +215,4 @@ def plan_of(schedule: Schedule) -> Plan:
     )
 
 
-__all__ = ["STEPS", "Launch", "Plan", "Run", "Step", "make_plan"]
+__all__ = ["STEPS", "make_plan"]

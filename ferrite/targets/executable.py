@@ -8,7 +8,7 @@ from typing import Protocol
 from ferrite.codegen import Executable, print_host
 from ferrite.ir.kernel.nodes import checks
 from ferrite.runtime.cpu import KernelStore
-from ferrite.schedule.plan import Plan
+from ferrite.schedule.steps import Plan
 from ferrite.targets.choose import Targets
 from ferrite.targets.target import LoadedRun
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ferrite.ir.evaluate import Points
 from ferrite.ir.expr import Expr, Local, cast, const, index_value, op
 from ferrite.ir.index.algebra import axis
-from ferrite.ir.index.intervals import interval
+from ferrite.ir.intervals import interval
 
 quick = pytest.mark.quick
 PLACE = axis("i", 37)

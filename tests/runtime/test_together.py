@@ -15,7 +15,7 @@ import ferrite
 from children import in_child
 from compare import compile_strict, reset
 from ferrite.lower.graph import lower_module
-from ferrite.schedule.plan import Run
+from ferrite.schedule.steps import Run
 from ferrite.targets import executable_of
 from ferrite.targets.cpu import CPU
 from threads import in_threads

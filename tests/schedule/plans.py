@@ -13,7 +13,8 @@ from ferrite.ir.program.nodes import Program
 from ferrite.lower.graph import lower_module
 from ferrite.schedule.cpu import CpuScheduling
 from ferrite.schedule.cpu.machine import Machine
-from ferrite.schedule.plan import Plan, Run, make_plan
+from ferrite.schedule.plan import make_plan
+from ferrite.schedule.steps import Plan, Run
 from ferrite.targets.cpu import unsupported_reason
 
 MACHINE = Machine()  # the same on every processor

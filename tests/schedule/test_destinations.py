@@ -10,7 +10,7 @@ import ferrite
 from compare import check
 from ferrite.ir.program.nodes import Template
 from ferrite.schedule.cpu.out_products import MOST_PARTS
-from ferrite.schedule.plan import Plan
+from ferrite.schedule.steps import Plan
 
 quick = pytest.mark.quick
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64)

@@ -10,7 +10,7 @@ from schedule.plans import loops, plan_of
 from compare import check, compile_strict
 from ferrite.ir.expr import data_of
 from ferrite.ir.kernel.nodes import Kernel, Store, When, walk
-from ferrite.schedule.plan import Plan
+from ferrite.schedule.steps import Plan
 
 quick = pytest.mark.quick
 

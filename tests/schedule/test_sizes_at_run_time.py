@@ -18,7 +18,7 @@ from ferrite.ir.index.algebra import Symbol, number, symbol
 from ferrite.ir.kernel.nodes import Kernel, Scratch, nodes_in, walk
 from ferrite.ir.program.operation_facts import indices_of
 from ferrite.schedule.fusion.accesses import GUESS, likely, step_of
-from ferrite.schedule.plan import Plan
+from ferrite.schedule.steps import Plan
 
 quick = pytest.mark.quick
 

@@ -19,7 +19,7 @@ from ferrite.codegen.llvm.random_numbers import WORDS, random_row, random_value
 from ferrite.codegen.llvm.types import REGISTER, literal
 from ferrite.ir.expr import Cast, Const, Data, Expr, IndexValue, Load, Local, Masked, Op, Param, Random, data_of
 from ferrite.ir.index.algebra import ONE, ZERO, Index
-from ferrite.ir.index.intervals import interval
+from ferrite.ir.intervals import interval
 from ferrite.ir.program.operation_facts import indices_of
 from ferrite.ir.scalar import STOPPING
 

@@ -23,7 +23,7 @@ from ferrite.ir.expr import (
     op,
 )
 from ferrite.ir.index.algebra import ONE, ZERO, Index, never_negative, number
-from ferrite.ir.index.intervals import interval
+from ferrite.ir.intervals import interval
 from ferrite.ir.types import arithmetic_type
 from ferrite.lower.context import Context
 from ferrite.lower.ops.accumulate import scattered
