@@ -40,7 +40,7 @@ from ferrite.ir.program.nodes import (
     While,
 )
 from ferrite.ir.reductions import REDUCTIONS
-from ferrite.ir.scans import scan_values
+from ferrite.ir.program.scans import scan_values
 
 Objects = Mapping[str, Any]
 

@@ -33,7 +33,7 @@ from ferrite.ir.program.operation_facts import (
     targets_of,
 )
 from ferrite.ir.reductions import REDUCTIONS
-from ferrite.ir.scans import SCANS
+from ferrite.ir.program.scans import SCANS
 from ferrite.ir.types import short
 
 Buffers = Mapping[str, Buffer]
