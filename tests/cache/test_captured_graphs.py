@@ -250,7 +250,7 @@ def test_a_hit_runs_no_pass(monkeypatch):
     assert compiled(joined, X).result == "miss"
     rewrites = ferrite.last_compile().rewrites
     monkeypatch.setattr("ferrite.debug.compilation.run_pipeline", None)
-    monkeypatch.setattr("ferrite.debug.compilation.add_values", None)
+    monkeypatch.setattr("ferrite.backend.add_values", None)
     assert compiled(joined, X).result == "hit"
     record = ferrite.last_compile()
     assert record.rewrites == rewrites
