@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.expr import Data, Expr, Load, cast, const, index_value
+from ferrite.ir.expr import Data, Expr, Load, cast, const, index_value, nodes_of
 from ferrite.ir.index.algebra import ONE, ZERO, Axis, Index, Number, Symbol, as_index, axis
 from ferrite.ir.program.nodes import (
     NOWHERE,
@@ -26,7 +26,6 @@ from ferrite.ir.program.nodes import (
     Store,
     Target,
 )
-from ferrite.ir.program.operation_facts import nodes_of
 from ferrite.lower.materialise import from_several
 from ferrite.lower.sizes import Sizes
 from ferrite.lower.value import Box, Value, broadcast_place, own_axes, whole

@@ -16,9 +16,8 @@ from collections.abc import Sequence
 import torch
 
 from ferrite.capture import torch_operators
-from ferrite.ir.expr import Cast, Expr, Load, Masked, Op
+from ferrite.ir.expr import Cast, Expr, Load, Masked, Op, nodes_of
 from ferrite.ir.index.algebra import Axis, Index
-from ferrite.ir.program.operation_facts import nodes_of
 from ferrite.ir.scalar import OPERATORS
 from ferrite.lower.value import Box
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ferrite.ir.expr import Masked, Random, const, data, index_value, op
+from ferrite.ir.expr import Masked, Random, const, data, index_value, nodes_of, op
 from ferrite.ir.index.algebra import as_index, axis, symbol
 from ferrite.ir.program import arguments as host
 from ferrite.ir.program.nodes import Bind, Call, Compute, If, Invoke, Program, Scalar, Size, Store, While
@@ -19,7 +19,6 @@ from ferrite.ir.program.operation_facts import (
     defines,
     expressions,
     has_effect,
-    nodes_of,
     reads,
     roots_of,
     symbols,

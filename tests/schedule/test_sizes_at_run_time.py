@@ -13,10 +13,9 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from compare import assert_no_farther, compile_strict, compiled_graphs, reset
-from ferrite.ir.expr import Masked
+from ferrite.ir.expr import Masked, indices_of
 from ferrite.ir.index.algebra import Symbol, number, symbol
 from ferrite.ir.kernel.nodes import Kernel, Scratch, nodes_in, walk
-from ferrite.ir.program.operation_facts import indices_of
 from ferrite.schedule.fusion.accesses import GUESS, likely, step_of
 from ferrite.schedule.steps import Plan
 

@@ -23,9 +23,8 @@ from ferrite.codegen.llvm.parallel import Parallel
 from ferrite.codegen.llvm.statements import Statements
 from ferrite.codegen.llvm.target import Target
 from ferrite.codegen.llvm.types import MEMORY, REGISTER
-from ferrite.ir.expr import Expr, Op, data_of
+from ferrite.ir.expr import Expr, Op, data_of, indices_of, nodes_of
 from ferrite.ir.kernel.nodes import Kernel, checks
-from ferrite.ir.program.operation_facts import indices_of, nodes_of
 from ferrite.ir.types import short
 
 

@@ -17,10 +17,23 @@ from ferrite.codegen.llvm.operators import ROWS, Words, is_float
 from ferrite.codegen.llvm.places import Places
 from ferrite.codegen.llvm.random_numbers import WORDS, random_row, random_value
 from ferrite.codegen.llvm.types import REGISTER, literal
-from ferrite.ir.expr import Cast, Const, Data, Expr, IndexValue, Load, Local, Masked, Op, Param, Random, data_of
+from ferrite.ir.expr import (
+    Cast,
+    Const,
+    Data,
+    Expr,
+    IndexValue,
+    Load,
+    Local,
+    Masked,
+    Op,
+    Param,
+    Random,
+    data_of,
+    indices_of,
+)
 from ferrite.ir.index.algebra import ONE, ZERO, Index
 from ferrite.ir.intervals import interval
-from ferrite.ir.program.operation_facts import indices_of
 from ferrite.ir.scalar import STOPPING
 
 Memo = dict[Expr, Value]

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ferrite.ir.expr import Data, Expr, Load, Local, data_of, with_parts
+from ferrite.ir.expr import Data, Expr, Load, Local, data_of, nodes_of, with_parts
 from ferrite.ir.index.algebra import Atom, Index, axis, substitute, symbol
 from ferrite.ir.kernel.nodes import (
     Accumulate,
@@ -26,7 +26,6 @@ from ferrite.ir.kernel.nodes import (
     Store,
     When,
 )
-from ferrite.ir.program.operation_facts import nodes_of
 
 Body = tuple[Statement, ...]
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ferrite.ir.expr import Data, Expr, Load, Local, Masked, Param, data_of
+from ferrite.ir.expr import Data, Expr, Load, Local, Masked, Param, data_of, indices_of, nodes_of
 from ferrite.ir.expr_laws import wrong_data, wrong_type
 from ferrite.ir.index.algebra import ONE, ZERO, Axis, Index, Number, Product, Sum, Symbol, add, number
 from ferrite.ir.index.nested_bounds import never_negative_in_loops as never_negative
@@ -48,7 +48,6 @@ from ferrite.ir.kernel.nodes import (
     indices_in,
     nodes_in,
 )
-from ferrite.ir.program.operation_facts import indices_of, nodes_of
 from ferrite.ir.states import STATES
 from ferrite.ir.types import is_integer, short
 

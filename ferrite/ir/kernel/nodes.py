@@ -55,10 +55,9 @@ from typing import Literal as OneOf
 
 import torch
 
-from ferrite.ir.expr import Const, Data, Expr, Op, data_of
+from ferrite.ir.expr import Const, Data, Expr, Op, data_of, indices_of, nodes_of
 from ferrite.ir.index.algebra import TEXT, Axis, Index, Symbol
 from ferrite.ir.program.nodes import NOWHERE, Mode, Origin
-from ferrite.ir.program.operation_facts import indices_of, nodes_of
 from ferrite.ir.scalar import STOPPING
 from ferrite.ir.types import is_integer
 

@@ -39,8 +39,8 @@ from ferrite.ir.program.nodes import (
     Wait,
     While,
 )
-from ferrite.ir.reductions import REDUCTIONS
 from ferrite.ir.program.scans import scan_values
+from ferrite.ir.reductions import REDUCTIONS
 
 Objects = Mapping[str, Any]
 

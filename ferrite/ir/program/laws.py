@@ -23,6 +23,7 @@ from __future__ import annotations
 import keyword
 from collections.abc import Iterable, Sequence
 
+from ferrite.ir.expr import symbols_in
 from ferrite.ir.index.algebra import ZERO, Index, Symbol, never_negative
 from ferrite.ir.invalid import InvalidProgram
 from ferrite.ir.program import arguments as host
@@ -39,17 +40,7 @@ from ferrite.ir.program.nodes import (
     While,
     call_of,
 )
-from ferrite.ir.program.operation_facts import (
-    Access,
-    arguments_of,
-    axes_of,
-    defines,
-    reads,
-    returning,
-    symbols,
-    symbols_in,
-    writes,
-)
+from ferrite.ir.program.operation_facts import Access, arguments_of, axes_of, defines, reads, returning, symbols, writes
 from ferrite.ir.program.operation_laws import check_operation, typed
 
 GIVEN = ("input", "donated")

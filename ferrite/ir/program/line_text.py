@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ferrite.ir.expr import Cast, Const, Data, Expr, Op, complaint_text
-from ferrite.ir.program.operation_facts import indices_of, nodes_of
+from ferrite.ir.expr import Cast, Const, Data, Expr, Op, complaint_text, indices_of, nodes_of
 from ferrite.ir.program.spelling import index_text, node_text
 from ferrite.ir.scalar import OPERATORS
 from ferrite.ir.types import short

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ferrite.ir.expr import Data, Expr, IndexValue, Load, Op, Random, data_of
+from ferrite.ir.expr import Expr, Load, Op, data_of
 from ferrite.ir.index.algebra import TEXT, Axis, Index, Symbol
 from ferrite.ir.program.arguments import Ref
 from ferrite.ir.program.nodes import (
@@ -105,33 +105,6 @@ def arguments_of(operation: Operation) -> tuple[CallArgument, ...]:
         case While():
             return (*operation.carried, *operation.constants)
     return ()
-
-
-def nodes_of(*roots: Expr, known: Container[Expr] = ()) -> list[Expr]:
-    """Every expression under these once, operands before users, those inside coordinates too; known ones left out."""
-    seen: dict[Expr, None] = {}
-    entered: set[Expr] = set()
-    stack = list(reversed(roots))
-    while stack:  # no recursion: expressions may be deep
-        item = stack[-1]
-        if item in seen or item in known:
-            stack.pop()
-        elif item in entered or not item.under:
-            seen[item] = None
-            stack.pop()
-        else:
-            entered.add(item)
-            stack += reversed(item.under)
-    return list(seen)
-
-
-def indices_of(item: Expr) -> tuple[Index, ...]:
-    """The index expressions that stand directly in a node."""
-    if isinstance(item, Load):
-        return item.coordinates
-    if isinstance(item, IndexValue):
-        return (item.index,)
-    return (item.counter,) if isinstance(item, Random) else ()
 
 
 def axes_of(operation: Operation) -> tuple[Axis, ...]:
@@ -278,15 +251,6 @@ def symbols(operation: Operation) -> frozenset[Symbol]:
     if isinstance(operation, If) and isinstance(operation.predicate, Index):
         indices.append(operation.predicate)
     return frozenset(symbol for index in indices for symbol in symbols_in(index))
-
-
-def symbols_in(index: Index) -> Iterator[Symbol]:
-    """The symbols of an index, those of the sizes that what it reads from memory stays below too."""
-    for atom in index.atoms:
-        if isinstance(atom, Symbol):
-            yield atom
-        elif isinstance(atom, Data):
-            yield from symbols_in(atom.extent)
 
 
 def returning(output: Output) -> Call:

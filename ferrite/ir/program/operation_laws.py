@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from ferrite.ir.expr import Expr, Load, Local, Param
+from ferrite.ir.expr import Expr, Load, Local, Param, indices_of, nodes_of
 from ferrite.ir.expr_laws import is_narrow, wrong_data, wrong_type
 from ferrite.ir.index.algebra import ZERO, Axis, Index, Symbol
 from ferrite.ir.invalid import InvalidProgram
@@ -23,17 +23,9 @@ from ferrite.ir.program.nodes import (
     Seeds,
     Sort,
 )
-from ferrite.ir.program.operation_facts import (
-    axes_of,
-    expressions,
-    indices_of,
-    nodes_of,
-    roots_of,
-    stores_of,
-    targets_of,
-)
-from ferrite.ir.reductions import REDUCTIONS
+from ferrite.ir.program.operation_facts import axes_of, expressions, roots_of, stores_of, targets_of
 from ferrite.ir.program.scans import SCANS
+from ferrite.ir.reductions import REDUCTIONS
 from ferrite.ir.types import short
 
 Buffers = Mapping[str, Buffer]

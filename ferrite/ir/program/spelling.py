@@ -18,11 +18,24 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
-from ferrite.ir.expr import Cast, Const, Data, Expr, IndexValue, Load, Local, Masked, Op, Param, Random, complaint_text
+from ferrite.ir.expr import (
+    Cast,
+    Const,
+    Data,
+    Expr,
+    IndexValue,
+    Load,
+    Local,
+    Masked,
+    Op,
+    Param,
+    Random,
+    complaint_text,
+    nodes_of,
+)
 from ferrite.ir.index.algebra import TEXT, Atom, Index
 from ferrite.ir.program import arguments as host
 from ferrite.ir.program.nodes import CallArgument, Scalar, Size
-from ferrite.ir.program.operation_facts import nodes_of
 from ferrite.ir.types import bits_of, foldable, short, value_of
 
 LITERAL_CALLS = ("float", "complex")  # functions that literals may call, beside those of torch

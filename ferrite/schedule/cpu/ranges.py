@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ferrite.ir.expr import Const, Data, Expr, IndexValue, Masked, Op, const, rewrite_nodes, with_parts
+from ferrite.ir.expr import Const, Data, Expr, IndexValue, Masked, Op, const, indices_of, rewrite_nodes, with_parts
 from ferrite.ir.index.algebra import (
     ONE,
     ZERO,
@@ -37,7 +37,6 @@ from ferrite.ir.index.algebra import (
     substitute,
 )
 from ferrite.ir.kernel.nodes import Accumulate, Let, Loop, Statement, Store, When, nodes_in
-from ferrite.ir.program.operation_facts import indices_of
 from ferrite.schedule.cpu.loops import Body, replaced, vector_loop
 from ferrite.schedule.cpu.machine import Machine
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ferrite.ir.expr import Data, Expr, Load
+from ferrite.ir.expr import Data, Expr, Load, nodes_of
 from ferrite.ir.index.algebra import ZERO, Atom, Axis, Index, Number, Sum, Symbol, evaluate, substitute
 from ferrite.ir.program.nodes import Buffer, Loop, Program
-from ferrite.ir.program.operation_facts import nodes_of, roots_of, stores_of, targets_of
+from ferrite.ir.program.operation_facts import roots_of, stores_of, targets_of
 
 
 @dataclass(frozen=True)
