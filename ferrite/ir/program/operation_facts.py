@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ferrite.ir.expr import Expr, Load, Op, data_of
+from ferrite.ir.expr import Expr, Load, Op, data_of, indices_of, nodes_of, symbols_in
 from ferrite.ir.index.algebra import TEXT, Axis, Index, Symbol
 from ferrite.ir.program.arguments import Ref
 from ferrite.ir.program.nodes import (

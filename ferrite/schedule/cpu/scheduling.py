@@ -11,8 +11,9 @@ from ferrite.schedule.cpu.kernels import build
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.parallel_regions import Regions
 from ferrite.schedule.cpu.prepare import prepare
+from ferrite.schedule.cpu.profit import slower
 from ferrite.schedule.fusion.accesses import Layouts
-from ferrite.schedule.fusion.groups import Group, slower
+from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.stages import Stage
 from ferrite.schedule.steps import Run
 from ferrite.schedule.target import Built
