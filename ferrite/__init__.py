@@ -25,8 +25,7 @@ with contextlib.suppress(ImportError, RuntimeError):
 if TYPE_CHECKING:
     from ferrite import passes
     from ferrite.api import compile, freeze
-    from ferrite.debug.cache import explain_cache
-    from ferrite.debug.record import last_compile, recent_compiles
+    from ferrite.debug import explain_cache, last_compile, recent_compiles
     from ferrite.passes import why
     from ferrite.pipeline import graph_pass
 

@@ -20,33 +20,30 @@ from typing import Any
 import torch
 
 from ferrite import cache
-from ferrite.cache.compiled_graph import as_entry, from_entry
-from ferrite.cache.kernels import KernelCaches
-from ferrite.cache.rewritten_graph import BeforePasses, KnownSizes, edit_as
-from ferrite.capture import CapturedGraph, GraphKind, capture, torch_api, torch_state
-from ferrite.capture.aot import Partition, mark_inputs_written_after
-from ferrite.codegen import verify_host
-from ferrite.codegen.host import named_objects
+from ferrite.cache import BeforePasses, KernelCaches, KnownSizes, as_entry, edit_as, from_entry
+from ferrite.capture import (
+    CapturedGraph,
+    GraphKind,
+    Partition,
+    capture,
+    mark_inputs_written_after,
+    torch_api,
+    torch_state,
+)
+from ferrite.codegen import named_objects, verify_host
 from ferrite.collector import garbage_waits
-from ferrite.debug.compilation import Compilation
-from ferrite.debug.dump import Dump, DumpFolder
-from ferrite.debug.graph_record import as_data, from_data, plan_record
-from ferrite.debug.partition import partition_record
-from ferrite.debug.record import GraphRecord
+from ferrite.debug import Compilation, Dump, DumpFolder, GraphRecord, as_data, from_data, partition_record, plan_record
 from ferrite.errors import FerriteError, warn_user
-from ferrite.graph.autocast import note_autocast
-from ferrite.graph.order import users_in_order
-from ferrite.graph.places import Places
-from ferrite.ir.program.laws import verify_program
+from ferrite.graph import Places, note_autocast, users_in_order
+from ferrite.ir.program import verify_program
 from ferrite.lower import UnknownSize, correct_forecasts, lower_graph, strides_of_outputs
 from ferrite.options import resolve
 from ferrite.passes import FREEZE, JOINT, POST_GRAD, PRE_GRAD, checked_options
 from ferrite.passes.freezing import inlined_with_record
-from ferrite.passes.pre_grad import add_values, reason_to_leave, values_to_examples
-from ferrite.passes.pre_grad.numeric_check import numerics_checked
+from ferrite.passes.pre_grad import add_values, numerics_checked, reason_to_leave, values_to_examples
 from ferrite.pipeline import Fuel, PassRecord, Pipeline
 from ferrite.runtime import Boxed, Freezer, Frozen, bytecode_of, call_frozen, load_host, run_in_eager
-from ferrite.schedule.plan import make_plan
+from ferrite.schedule import make_plan
 from ferrite.targets import buildable, executable_of, runs_of, targets_for
 
 Passes = tuple[PassRecord, ...]

@@ -13,10 +13,8 @@ import torch
 
 from ferrite.cache.graph_text import PLAIN, READ, SYMBOLIC, GraphText
 from ferrite.cache.key import Uncacheable
-from ferrite.capture import torch_api, torch_operators
-from ferrite.capture.as_data import Described, NoData
-from ferrite.graph.facts import attribute_of
-from ferrite.graph.order import PLACE
+from ferrite.capture import Described, NoData, torch_api, torch_operators
+from ferrite.graph import PLACE, attribute_of
 
 # What only passes leave on nodes. They would find it.
 OF_PASSES = frozenset({"val", "rewritten", "folded_from", PLACE})

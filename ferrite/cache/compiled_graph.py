@@ -21,13 +21,12 @@ from ferrite.cache.entry import Artifact
 from ferrite.cache.key import Uncacheable
 from ferrite.cache.laws import check_graph
 from ferrite.cache.lookup import Built
-from ferrite.codegen.host import Executable, HostSource, KernelCall, RunTable
-from ferrite.graph.places import Index, Places
-from ferrite.ir.expr import Expr
-from ferrite.ir.index.algebra import Symbol
-from ferrite.ir.program.nodes import Program, Scalar
-from ferrite.ir.program.parse import parse
-from ferrite.schedule.steps import Together
+from ferrite.codegen import Executable, HostSource, KernelCall, RunTable
+from ferrite.graph import Index, Places
+from ferrite.ir import Expr
+from ferrite.ir.index import Symbol
+from ferrite.ir.program import Program, Scalar, parse
+from ferrite.schedule import Together
 
 BYTECODE = "bytecode"  # a section; kernels have other names
 

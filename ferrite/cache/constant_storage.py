@@ -14,7 +14,7 @@ import torch
 
 from ferrite.cache.key import Uncacheable
 from ferrite.capture import torch_api, torch_state
-from ferrite.graph.places import Index, Place, Places
+from ferrite.graph import Index, Place, Places
 
 LARGEST = 1 << 20  # bytes of a tensor that is kept by value
 

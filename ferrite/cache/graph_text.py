@@ -27,11 +27,7 @@ from torch.fx.immutable_collections import immutable_list
 from ferrite.cache.identities import identity
 from ferrite.cache.key import Uncacheable
 from ferrite.capture import size_facts, torch_api, torch_operators, torch_state
-from ferrite.graph import fake_value
-from ferrite.graph.aliases import Storage, storages_in
-from ferrite.graph.facts import attribute_of, schema_of
-from ferrite.graph.regions import WRITTEN_AFTER
-from ferrite.graph.source import TORCH_FOLDER
+from ferrite.graph import TORCH_FOLDER, WRITTEN_AFTER, Storage, attribute_of, fake_value, schema_of, storages_in
 
 # What compiling a captured graph reads from the metadata of its nodes. A test finds every key that ferrite reads, here
 # or in the list of those that do not matter.

@@ -26,10 +26,8 @@ from ferrite.cache.identities import identity
 from ferrite.cache.joint_text import joint_text
 from ferrite.cache.key import Key, Uncacheable, digest_of
 from ferrite.cache.store import DIGEST, Store
-from ferrite.capture import CapturedGraph, GraphKind
-from ferrite.capture.products import has_arm_compute_library, works_with_all_of_few_cores
-from ferrite.options import FIELDS, TYPES, Options
-from ferrite.options.values import plain
+from ferrite.capture import CapturedGraph, GraphKind, has_arm_compute_library, works_with_all_of_few_cores
+from ferrite.options import FIELDS, TYPES, Options, plain
 
 # Settings that ask for the stages themselves to run, and why.
 NOT_WITH = {

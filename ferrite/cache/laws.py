@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any
 
 from ferrite.cache.entry import Damaged
-from ferrite.codegen.llvm.driver import IMMEDIATE
+from ferrite.codegen.llvm import IMMEDIATE
 
 MOST = 1 << 62  # of any number
 MOST_SLOTS = 1 << 18  # words that a run has on the stack

@@ -14,12 +14,8 @@ import torch
 from ferrite.cache.entry import Artifact
 from ferrite.cache.laws import check_rewritten
 from ferrite.cache.lookup import Built
-from ferrite.capture import size_facts, torch_api
-from ferrite.capture.as_data import NoData
-from ferrite.capture.edits import Before, make
-from ferrite.graph import fake_value
-from ferrite.graph.facts import leaves
-from ferrite.graph.values import SYMBOLIC
+from ferrite.capture import Before, NoData, make, size_facts, torch_api
+from ferrite.graph import SYMBOLIC, fake_value, leaves
 from ferrite.pipeline import PassRecord
 
 Passes = tuple[PassRecord, ...]

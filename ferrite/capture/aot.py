@@ -21,9 +21,7 @@ from ferrite.capture.parameters import Parameter, Parameters
 from ferrite.capture.torch_api import BoxedCallable
 from ferrite.capture.unused_random import keep_unused_random
 from ferrite.capture.written_inputs import view_written_inputs
-from ferrite.graph import fake_value
-from ferrite.graph.regions import WRITTEN_AFTER
-from ferrite.graph.values import mode_of
+from ferrite.graph import WRITTEN_AFTER, fake_value, mode_of
 from ferrite.options import Options
 
 Strides = tuple[int | torch.SymInt, ...]

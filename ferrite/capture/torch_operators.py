@@ -18,7 +18,7 @@ from torch.utils._sympy.interp import sympy_interp as _sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis as _SympyOnPython
 
 from ferrite.capture import torch_api
-from ferrite.graph.facts import WRITES_UNSAID
+from ferrite.graph import WRITES_UNSAID
 
 
 def known_contiguous(value: torch.Tensor) -> bool:

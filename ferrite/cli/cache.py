@@ -14,7 +14,7 @@ from rich.progress import track
 from rich.table import Table
 
 from ferrite.cache import KINDS, About, Entry, Store, differences, nearest, open_store
-from ferrite.debug.cache import age, differences_table, side
+from ferrite.debug import age, differences_table, side
 from ferrite.errors import UserError
 from ferrite.options import resolve
 

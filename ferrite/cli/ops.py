@@ -12,10 +12,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ferrite.capture.torch_operators import every_operator
+from ferrite.capture import every_operator
 from ferrite.errors import UserError
-from ferrite.lower import families
-from ferrite.lower.table import standing
+from ferrite.lower import families, standing
 
 KINDS = ("lowered", "composed", "in place", "template", "eager")
 

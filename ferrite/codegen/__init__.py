@@ -4,7 +4,18 @@ In: a plan. Out: Python source of one boxed function, readable, with the model l
 kernels that it runs as LLVM (`llvm`) or Triton (`triton`).
 """
 
-from ferrite.codegen.host import Executable, HostSource, print_host
+from ferrite.codegen.host import Executable, HostSource, KernelCall, RunTable, named_objects, print_host
 from ferrite.codegen.host_laws import verify_host
+from ferrite.codegen.host_spelling import CpuSpelling, HostSpelling
 
-__all__ = ["Executable", "HostSource", "print_host", "verify_host"]
+__all__ = [
+    "CpuSpelling",
+    "Executable",
+    "HostSource",
+    "HostSpelling",
+    "KernelCall",
+    "RunTable",
+    "named_objects",
+    "print_host",
+    "verify_host",
+]

@@ -37,11 +37,10 @@ from ferrite.codegen.host_parts import (
 from ferrite.codegen.host_spelling import EagerSpelling, HostSpelling
 from ferrite.codegen.small_programs import small_program
 from ferrite.graph import ModelLine
-from ferrite.ir.expr import Expr
-from ferrite.ir.index.algebra import Index, Symbol
-from ferrite.ir.kernel.nodes import Kernel
-from ferrite.ir.program import arguments as host
-from ferrite.ir.program.nodes import (
+from ferrite.ir import Expr
+from ferrite.ir.index import Index, Symbol
+from ferrite.ir.kernel import Kernel
+from ferrite.ir.program import (
     CALLS,
     Assert,
     Bind,
@@ -57,13 +56,14 @@ from ferrite.ir.program.nodes import (
     Size,
     Template,
     While,
+    arguments_of,
     call_of,
+    writes,
 )
-from ferrite.ir.program.operation_facts import arguments_of, writes
-from ferrite.schedule.fusion.accesses import Layouts, likely
-from ferrite.schedule.memory.liveness import touched
-from ferrite.schedule.memory.peak import UnknownBytes, bytes_at
-from ferrite.schedule.steps import Launch, Plan, Run, Together
+from ferrite.ir.program import arguments as host
+from ferrite.schedule import Launch, Plan, Run, Together
+from ferrite.schedule.fusion import Layouts, likely
+from ferrite.schedule.memory import UnknownBytes, bytes_at, touched
 
 WORD = re.compile(r"\w+")
 COMMENT_COLUMN = 72

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable
 
 from ferrite.codegen.host import HostSource
-from ferrite.ir.invalid import InvalidProgram
+from ferrite.ir import InvalidProgram
 
 # What the runtime puts beside a host program (`ferrite.runtime.host_program`).
 HELPERS = {"empty_on_cpu", "empty_strided", "laid_out", "large_on_cpu", "taken_over", "view_of"}  # of memory

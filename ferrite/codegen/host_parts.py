@@ -8,11 +8,10 @@ import torch
 
 from ferrite.codegen.host_spelling import HostSpelling
 from ferrite.graph import ModelLine
-from ferrite.ir.expr import Const, Expr, IndexValue, Op
-from ferrite.ir.index.algebra import Index, Symbol
-from ferrite.ir.program.nodes import If, Operation, argument_names, call_of
-from ferrite.ir.program.operation_facts import arguments_of, reads
-from ferrite.schedule.steps import Launch, Plan, Run
+from ferrite.ir import Const, Expr, IndexValue, Op
+from ferrite.ir.index import Index, Symbol
+from ferrite.ir.program import If, Operation, argument_names, arguments_of, call_of, reads
+from ferrite.schedule import Launch, Plan, Run
 
 
 def tensors_of(step: Operation) -> list[str]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ferrite.ir.index.algebra import ZERO, Symbol
-from ferrite.ir.program.nodes import Buffer, Input, Operation, Program
-from ferrite.ir.program.operation_facts import reads, symbols, writes
+from ferrite.ir.index import ZERO, Symbol
+from ferrite.ir.program import Buffer, Input, Operation, Program, reads, symbols, writes
 
 
 def small_program(operation: Operation, buffers: Mapping[str, Buffer]) -> Program:

@@ -23,8 +23,7 @@ from ferrite.debug.record import CompileRecord, GraphRecord, start_record
 from ferrite.errors import CompilerBug, FerriteError, layout
 from ferrite.graph import ModelLine, first_model_line, model_line
 from ferrite.options import Options
-from ferrite.pipeline import Fuel, PassContext, PassRecord, Pipeline, run_pipeline
-from ferrite.pipeline.report import warn_at, warn_of_failed_pass
+from ferrite.pipeline import Fuel, PassContext, PassRecord, Pipeline, run_pipeline, warn_at, warn_of_failed_pass
 from ferrite.runtime import Boxed, run_in_eager
 
 Result = TypeVar("Result")

@@ -17,11 +17,10 @@ from pathlib import Path
 
 import torch
 
-from ferrite.cache.folder import full_path, make_folders, make_shared, write_over
+from ferrite.cache import full_path, make_folders, make_shared, write_over
 from ferrite.debug.repro import HEAD, input_source, stand_in_source, written
 from ferrite.errors import warn_user
-from ferrite.graph import fake_value
-from ferrite.graph.as_python import module_source
+from ferrite.graph import fake_value, module_source
 from ferrite.pipeline import PassRecord
 
 _numbers = itertools.count()

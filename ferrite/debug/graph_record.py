@@ -10,12 +10,10 @@ import torch
 from ferrite.capture import CapturedGraph, torch_api
 from ferrite.debug.memory import memory_record
 from ferrite.debug.record import EagerCall, GraphRecord, Kernel, Memory
-from ferrite.graph import ModelLine, first_model_line, model_line
-from ferrite.graph.places import Index, Places
-from ferrite.ir.program.arguments import Constant
-from ferrite.ir.program.nodes import call_of
+from ferrite.graph import Index, ModelLine, Places, first_model_line, model_line
+from ferrite.ir.program import Constant, call_of
 from ferrite.pipeline import PassRecord
-from ferrite.schedule.steps import INTERPRETED, Launch, NotFused, Plan, Run
+from ferrite.schedule import INTERPRETED, Launch, NotFused, Plan, Run
 
 
 def plan_record(graph: CapturedGraph, plan: Plan, source: str, passes: tuple[PassRecord, ...]) -> GraphRecord:

@@ -10,8 +10,7 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.debug.graph_record import target_text
 from ferrite.debug.record import Saved, Value
-from ferrite.graph import describe_value, fake_value, model_line, storage_bytes
-from ferrite.graph.aliases import Storage, storages_of
+from ferrite.graph import Storage, describe_value, fake_value, model_line, storage_bytes, storages_of
 
 
 def partition_record(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule) -> Saved:

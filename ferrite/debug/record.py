@@ -18,7 +18,7 @@ from ferrite.errors import FerriteError, layout
 from ferrite.graph import ModelLine
 from ferrite.options import STAGES, Options
 from ferrite.pipeline import PassRecord
-from ferrite.schedule.steps import NotFused
+from ferrite.schedule import NotFused
 
 KEPT = 64  # records remembered
 

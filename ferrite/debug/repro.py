@@ -22,10 +22,10 @@ from typing import Any
 import torch
 
 from ferrite import __version__
-from ferrite.cache.folder import check_folder, full_path, make_folders, make_shared, write_folder
+from ferrite.cache import check_folder, full_path, make_folders, make_shared, write_folder
 from ferrite.capture import CapturedGraph, torch_api
 from ferrite.errors import CompilerBug, warn_user
-from ferrite.graph.as_python import module_source
+from ferrite.graph import module_source
 from ferrite.options import Options
 
 RUN = '''"""Compile this graph again with ferrite and show how it fails: python {folder}/run.py"""

@@ -7,6 +7,101 @@ calls in it are given.
 and `run_kernel` are the same for kernels; `canonical` makes equal ones equal.
 """
 
+from ferrite.ir.evaluate import Points, out_of_bounds
+from ferrite.ir.expr import (
+    COMPLAINT,
+    Cast,
+    Const,
+    Data,
+    Expr,
+    IndexValue,
+    Load,
+    Local,
+    Masked,
+    Op,
+    Param,
+    Random,
+    cast,
+    const,
+    data,
+    data_of,
+    index_value,
+    indices_of,
+    load,
+    masked,
+    nodes_of,
+    op,
+    rewrite_indices,
+    rewrite_loads,
+    rewrite_nodes,
+    symbols_in,
+    with_parts,
+)
 from ferrite.ir.index.algebra import Index  # before its parts, `sums` and `division`, which build on it
+from ferrite.ir.intern import Interned
+from ferrite.ir.intervals import interval
+from ferrite.ir.invalid import InvalidProgram
+from ferrite.ir.philox import DIGITS, KEY_STEPS, MULTIPLIERS, ROUNDS, WORD, philox
+from ferrite.ir.random import MOST_OPERATORS, PLACE_BITS
+from ferrite.ir.scalar import OPERATORS, STOPPING
+from ferrite.ir.states import STATES, choose, compare, either, params
+from ferrite.ir.types import NARROW, SHORT, arithmetic_type, bits_of, foldable, is_integer, short, value_of
 
-__all__ = ["Index"]
+__all__ = [
+    "COMPLAINT",
+    "DIGITS",
+    "KEY_STEPS",
+    "MOST_OPERATORS",
+    "MULTIPLIERS",
+    "NARROW",
+    "OPERATORS",
+    "PLACE_BITS",
+    "ROUNDS",
+    "SHORT",
+    "STATES",
+    "STOPPING",
+    "WORD",
+    "Cast",
+    "Const",
+    "Data",
+    "Expr",
+    "Index",
+    "IndexValue",
+    "Interned",
+    "InvalidProgram",
+    "Load",
+    "Local",
+    "Masked",
+    "Op",
+    "Param",
+    "Points",
+    "Random",
+    "arithmetic_type",
+    "bits_of",
+    "cast",
+    "choose",
+    "compare",
+    "const",
+    "data",
+    "data_of",
+    "either",
+    "foldable",
+    "index_value",
+    "indices_of",
+    "interval",
+    "is_integer",
+    "load",
+    "masked",
+    "nodes_of",
+    "op",
+    "out_of_bounds",
+    "params",
+    "philox",
+    "rewrite_indices",
+    "rewrite_loads",
+    "rewrite_nodes",
+    "short",
+    "symbols_in",
+    "value_of",
+    "with_parts",
+]

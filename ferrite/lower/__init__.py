@@ -7,6 +7,7 @@ with a reason; and the objects that it names.
 from ferrite.lower.graph import LoweredProgram, LoweringFailure, lower_graph
 from ferrite.lower.probes import correct_forecasts, strides_of_outputs
 from ferrite.lower.sizes import UnknownSize
+from ferrite.lower.table import standing
 
 __all__ = [
     "LoweredProgram",
@@ -14,5 +15,6 @@ __all__ = [
     "UnknownSize",
     "correct_forecasts",
     "lower_graph",
+    "standing",
     "strides_of_outputs",
 ]

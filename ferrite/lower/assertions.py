@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from ferrite.capture import size_facts, torch_api
-from ferrite.ir.expr import Expr, cast, const, index_value, op
-from ferrite.ir.index.algebra import Index, Symbol, number, symbol
-from ferrite.ir.program.nodes import Assert, Bind, Item
+from ferrite.ir import Expr, cast, const, index_value, op
+from ferrite.ir.index import Index, Symbol, number, symbol
+from ferrite.ir.program import Assert, Bind, Item
 from ferrite.lower.context import Context
 from ferrite.lower.scalars import Reader
 from ferrite.lower.sizes import UnknownSize

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ferrite.ir.index.algebra import (
+from ferrite.ir.index import (
     ONE,
     ZERO,
     Index,

@@ -11,10 +11,8 @@ from typing import Any
 
 import torch
 
-from ferrite.graph import fake_value
-from ferrite.graph.updater import MetadataUpdater
-from ferrite.graph.values import no_guards, same_number, same_sizes
-from ferrite.ir.index.algebra import ONE, ZERO, Index
+from ferrite.graph import MetadataUpdater, fake_value, no_guards, same_number, same_sizes
+from ferrite.ir.index import ONE, ZERO, Index
 from ferrite.lower.context import contiguous, same_strides
 
 aten = torch.ops.aten

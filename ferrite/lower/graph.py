@@ -15,13 +15,10 @@ from typing import Any
 import torch
 
 from ferrite.capture import CapturedGraph, size_facts, torch_api, torch_operators
-from ferrite.graph import fake_value, model_line
-from ferrite.graph.aliases import apart_in_memory
-from ferrite.ir.expr import Expr
-from ferrite.ir.index.algebra import ONE, ZERO, Index, Symbol, symbol
-from ferrite.ir.program.arguments import Constant, Literal
-from ferrite.ir.program.nodes import Bind, Buffer, Input, Origin, Output, Program
-from ferrite.ir.program.operation_facts import writes
+from ferrite.graph import apart_in_memory, fake_value, model_line
+from ferrite.ir import Expr
+from ferrite.ir.index import ONE, ZERO, Index, Symbol, symbol
+from ferrite.ir.program import Bind, Buffer, Constant, Input, Literal, Origin, Output, Program, writes
 from ferrite.lower import families
 from ferrite.lower.allocate import with_allocations
 from ferrite.lower.bodies import Bodies

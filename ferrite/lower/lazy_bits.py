@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from ferrite.capture import torch_operators
-from ferrite.ir.expr import op
+from ferrite.ir import op
 from ferrite.lower.calls import Calls
 from ferrite.lower.value import Value
 

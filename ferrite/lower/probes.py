@@ -23,12 +23,20 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_state
-from ferrite.graph import fake_value
-from ferrite.graph.aliases import storages_in
-from ferrite.graph.facts import is_known_operator, leaves, schema_of
-from ferrite.graph.regions import has_effect, is_random, mutates
-from ferrite.graph.updater import MetadataUpdater
-from ferrite.graph.values import CannotRun, no_guards, same_sizes
+from ferrite.graph import (
+    CannotRun,
+    MetadataUpdater,
+    fake_value,
+    has_effect,
+    is_known_operator,
+    is_random,
+    leaves,
+    mutates,
+    no_guards,
+    same_sizes,
+    schema_of,
+    storages_in,
+)
 from ferrite.lower.calls import flat
 from ferrite.lower.context import contiguous
 from ferrite.lower.eager_strides import (

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ferrite.capture.torch_operators import decomposition, functional_twin, is_random, overloads, written_arguments
+from ferrite.capture import decomposition, functional_twin, is_random, overloads, written_arguments
 
 aten = torch.ops.aten
 

@@ -6,9 +6,9 @@ from typing import Protocol
 
 import torch
 
-from ferrite.graph.aliases import storages_in
-from ferrite.ir.index.algebra import ONE, ZERO, Axis, Index, Product, Sum, add, product
-from ferrite.ir.program.nodes import Buffer
+from ferrite.graph import storages_in
+from ferrite.ir.index import ONE, ZERO, Axis, Index, Product, Sum, add, product
+from ferrite.ir.program import Buffer
 from ferrite.lower.sizes import Sizes
 from ferrite.lower.value import Value, own_axes
 

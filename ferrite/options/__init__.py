@@ -26,18 +26,23 @@ from typing import Any
 
 from ferrite.errors import UserError, nearest
 from ferrite.options.groups import STAGES, Files, Freezing, Joint, Passes, PostGrad, PreGrad, Stage, Whole
-from ferrite.options.values import checked, in_range, parse, plain
+from ferrite.options.values import Counts, Named, checked, in_range, parse, plain, type_name
 
 __all__ = [
     "FIELDS",
     "MODES",
     "STAGES",
     "TYPES",
+    "Counts",
+    "Named",
     "Options",
     "Stage",
     "check_all",
     "from_environment",
+    "parse",
+    "plain",
     "resolve",
+    "type_name",
     "using",
 ]
 

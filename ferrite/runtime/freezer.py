@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ferrite.capture import CapturedGraph, torch_state
-from ferrite.capture.parameters import Parameter
+from ferrite.capture import CapturedGraph, Parameter, torch_state
 from ferrite.errors import UserError, layout
 from ferrite.graph import ModelLine
-from ferrite.pipeline.report import warn_at
+from ferrite.pipeline import warn_at
 from ferrite.runtime.boxed import Boxed, run_in_eager
 from ferrite.runtime.discard import discard
 from ferrite.runtime.frozen import MOST, Frozen

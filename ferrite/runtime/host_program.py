@@ -14,13 +14,10 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.codegen.host import HostSource
-from ferrite.ir.evaluate import Points
-from ferrite.ir.expr import Expr
-from ferrite.ir.index.algebra import Symbol
-from ferrite.ir.program.interpret import interpret, leaves, operator_at, stacked
-from ferrite.ir.program.lifetimes import frees
-from ferrite.ir.program.nodes import Program
+from ferrite.codegen import HostSource
+from ferrite.ir import Expr, Points
+from ferrite.ir.index import Symbol
+from ferrite.ir.program import Program, frees, interpret, leaves, operator_at, stacked
 from ferrite.runtime.boxed import Boxed, boxed
 from ferrite.runtime.cpu.pages import large_on_cpu
 

@@ -13,8 +13,8 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator
 
-from ferrite.ir.invalid import InvalidProgram
-from ferrite.ir.program.nodes import Compute, Loop, Reduce, Scan
+from ferrite.ir import InvalidProgram
+from ferrite.ir.program import Compute, Loop, Reduce, Scan
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.repeats import Repeat
 from ferrite.schedule.memory.arena import bytes_of, meet, spans_of

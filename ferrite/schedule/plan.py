@@ -20,11 +20,8 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from ferrite.ir.kernel.canonical import canonical
-from ferrite.ir.kernel.laws import verify_kernel
-from ferrite.ir.program.laws import verify_program
-from ferrite.ir.program.nodes import Allocate, If, Invoke, Program, While
-from ferrite.ir.program.operation_facts import bodies_of
+from ferrite.ir.kernel import canonical, verify_kernel
+from ferrite.ir.program import Allocate, If, Invoke, Program, While, bodies_of, verify_program
 from ferrite.pipeline import Fuel
 from ferrite.schedule.fusion.fuse import Order
 from ferrite.schedule.fusion.groups import Group

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ferrite.ir.program.nodes import Operation, Program
+from ferrite.ir.program import Operation, Program
 from ferrite.schedule.fusion.accesses import Layouts
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.repeats import Repeat

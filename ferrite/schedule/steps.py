@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ferrite.ir.index.algebra import Symbol
-from ferrite.ir.kernel.nodes import Kernel
-from ferrite.ir.program.nodes import Loop, Operation, Program
+from ferrite.ir.index import Symbol
+from ferrite.ir.kernel import Kernel
+from ferrite.ir.program import Loop, Operation, Program
 
 MOST_NAMES = 6
 INTERPRETED = "the interpreter was asked for"  # why an operation is no kernel, where nothing else is wrong

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from ferrite.ir.index.algebra import Axis
-from ferrite.ir.kernel.nodes import Kernel
-from ferrite.ir.program.nodes import Operation, Program
+from ferrite.ir.index import Axis
+from ferrite.ir.kernel import Kernel
+from ferrite.ir.program import Operation, Program
 from ferrite.schedule.fusion.accesses import Layouts
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.stages import Stage

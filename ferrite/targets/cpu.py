@@ -5,21 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 
-from ferrite.codegen.host import RunTable
-from ferrite.codegen.host_spelling import CpuSpelling
-from ferrite.codegen.llvm import entry
-from ferrite.codegen.llvm.emit import unsupported
-from ferrite.codegen.llvm.target import host_target, machine_text
-from ferrite.codegen.llvm.types import is_narrow
-from ferrite.ir.kernel.nodes import Kernel
-from ferrite.ir.program.nodes import Operation, Reduce, Scan
-from ferrite.ir.program.operation_facts import roots_of
-from ferrite.ir.states import STATES
+from ferrite.codegen import CpuSpelling, RunTable
+from ferrite.codegen.llvm import entry, host_target, is_narrow, machine_text, unsupported
+from ferrite.ir import STATES
+from ferrite.ir.kernel import Kernel
+from ferrite.ir.program import Operation, Reduce, Scan, roots_of
 from ferrite.runtime.cpu import Kernels, KernelStore, build, functions_of, native_run
-from ferrite.schedule.cpu import CpuScheduling
-from ferrite.schedule.cpu.machine import Machine
-from ferrite.schedule.cpu.scans import has_state
-from ferrite.schedule.steps import INTERPRETED
+from ferrite.schedule import INTERPRETED
+from ferrite.schedule.cpu import CpuScheduling, Machine, has_state
 from ferrite.targets.target import LoadedRun
 
 

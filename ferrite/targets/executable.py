@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from ferrite.codegen import Executable, print_host
-from ferrite.ir.kernel.nodes import checks
+from ferrite.ir.kernel import checks
 from ferrite.runtime.cpu import KernelStore
-from ferrite.schedule.steps import Plan
+from ferrite.schedule import Plan
 from ferrite.targets.choose import Targets
 from ferrite.targets.target import LoadedRun
 

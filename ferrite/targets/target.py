@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from ferrite.codegen.host import RunTable
-from ferrite.codegen.host_spelling import HostSpelling
-from ferrite.ir.kernel.nodes import Kernel
+from ferrite.codegen import HostSpelling, RunTable
+from ferrite.ir.kernel import Kernel
 from ferrite.runtime.cpu import KernelStore
-from ferrite.schedule.target import Scheduling
+from ferrite.schedule import Scheduling
 
 LoadedRun = Callable[..., int]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from ferrite.codegen.llvm.checks import STOP
 from ferrite.codegen.llvm.emission import Emission
 from ferrite.codegen.llvm.types import BYTES
-from ferrite.ir.kernel.nodes import Kernel
+from ferrite.ir.kernel import Kernel
 
 NOWHERE_BYTES = 1024  # more than any vector has
 ZEROS = "@ferrite_zeros"

@@ -15,7 +15,7 @@ from ferrite.codegen.llvm.function import Function
 from ferrite.codegen.llvm.number_table import Numbers, table_texts
 from ferrite.codegen.llvm.target import Target
 from ferrite.codegen.llvm.types import is_literal, suffix, vector
-from ferrite.ir.index.algebra import Axis
+from ferrite.ir.index import Axis
 
 UNLIKELY = ", !prof !0"
 

@@ -17,7 +17,8 @@ from ferrite.codegen.llvm.operators import ROWS, Words, is_float
 from ferrite.codegen.llvm.places import Places
 from ferrite.codegen.llvm.random_numbers import WORDS, random_row, random_value
 from ferrite.codegen.llvm.types import REGISTER, literal
-from ferrite.ir.expr import (
+from ferrite.ir import (
+    STOPPING,
     Cast,
     Const,
     Data,
@@ -31,10 +32,9 @@ from ferrite.ir.expr import (
     Random,
     data_of,
     indices_of,
+    interval,
 )
-from ferrite.ir.index.algebra import ONE, ZERO, Index
-from ferrite.ir.intervals import interval
-from ferrite.ir.scalar import STOPPING
+from ferrite.ir.index import ONE, ZERO, Index
 
 Memo = dict[Expr, Value]
 SHORT = 1 << 31

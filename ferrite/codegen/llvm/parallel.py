@@ -10,7 +10,7 @@ import math
 from ferrite.codegen.llvm.emission import AxisValue, Emission
 from ferrite.codegen.llvm.function import Function
 from ferrite.codegen.llvm.statements import Statements
-from ferrite.ir.kernel.nodes import Loop
+from ferrite.ir.kernel import Loop
 
 DECLARES = (
     "declare void @GOMP_parallel(ptr, ptr, i32, i32)",

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ferrite.ir.expr import Data, Load
-from ferrite.ir.index.algebra import Sum
-from ferrite.ir.kernel.nodes import INDEPENDENT, Kernel, Loop, Statement, Store, nodes_in, walk
+from ferrite.ir import Data, Load
+from ferrite.ir.index import Sum
+from ferrite.ir.kernel import INDEPENDENT, Kernel, Loop, Statement, Store, nodes_in, walk
 
 
 class Barriers:

@@ -13,8 +13,8 @@ from ferrite.codegen.triton.errors import UnsupportedKernel
 from ferrite.codegen.triton.helpers import functions
 from ferrite.codegen.triton.launch import Launch
 from ferrite.codegen.triton.statements import Printer
-from ferrite.ir.kernel.nodes import Kernel
-from ferrite.ir.program.text import comment
+from ferrite.ir.kernel import Kernel
+from ferrite.ir.program import comment
 
 
 def kernel_source(kernel: Kernel, name: str) -> str:

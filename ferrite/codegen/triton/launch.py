@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ferrite.ir.expr import Data
-from ferrite.ir.index.algebra import Atom, Index, Symbol, evaluate, symbol
-from ferrite.ir.kernel.nodes import Pointer
+from ferrite.ir import Data
+from ferrite.ir.index import Atom, Index, Symbol, evaluate, symbol
+from ferrite.ir.kernel import Pointer
 
 MOST_PROGRAMS = (1 << 31) - 1  # of one dimension of a grid
 FAILURE_WORDS = 4  # number of the check that failed, or 0; the value; the extent; how many failed

@@ -12,8 +12,8 @@ import torch
 
 from ferrite.codegen.triton.helpers import HELPERS
 from ferrite.codegen.triton.launch import Block
-from ferrite.ir.expr import Data
-from ferrite.ir.index.algebra import Atom, Axis, Index, Number, Symbol
+from ferrite.ir import Data
+from ferrite.ir.index import Atom, Axis, Index, Number, Symbol
 
 INDENT = "    "
 Dims = frozenset[int]

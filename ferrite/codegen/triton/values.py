@@ -10,7 +10,8 @@ from ferrite.codegen.triton.errors import UnsupportedKernel
 from ferrite.codegen.triton.indices import IndexText, is_narrow
 from ferrite.codegen.triton.module import NO_DIMS, BlockAxis, Dims, Mask, Module, Scope, Tile, Value
 from ferrite.codegen.triton.operators import INFIX_NAMES, constant, converted, operation, plain_number
-from ferrite.ir.expr import (
+from ferrite.ir import (
+    DIGITS,
     Cast,
     Const,
     Data,
@@ -25,8 +26,7 @@ from ferrite.ir.expr import (
     data_of,
     indices_of,
 )
-from ferrite.ir.index.algebra import Atom, Index, Number
-from ferrite.ir.philox import DIGITS
+from ferrite.ir.index import Atom, Index, Number
 
 Masks = tuple[Mask, ...]
 Place = tuple[Value, tuple[Value, ...]]  # an index, and where what it read from memory is inside its extent

@@ -1,1 +1,56 @@
-"""TODO front door."""
+"""Kernels, the *how* of a piece of a program: loops, tiles, accumulators. Nodes, text, laws, meaning, one form."""
+
+from ferrite.ir.kernel.canonical import canonical
+from ferrite.ir.kernel.laws import keeps_apart, verify_kernel
+from ferrite.ir.kernel.nodes import (
+    INDEPENDENT,
+    OWN,
+    Accumulate,
+    Join,
+    Kernel,
+    Let,
+    Loop,
+    LoopKind,
+    Pointer,
+    Prefetch,
+    Scratch,
+    State,
+    Statement,
+    Store,
+    When,
+    checks,
+    indices_in,
+    inner,
+    may_stop,
+    nodes_in,
+    values_of,
+    walk,
+)
+
+__all__ = [
+    "INDEPENDENT",
+    "OWN",
+    "Accumulate",
+    "Join",
+    "Kernel",
+    "Let",
+    "Loop",
+    "LoopKind",
+    "Pointer",
+    "Prefetch",
+    "Scratch",
+    "State",
+    "Statement",
+    "Store",
+    "When",
+    "canonical",
+    "checks",
+    "indices_in",
+    "inner",
+    "keeps_apart",
+    "may_stop",
+    "nodes_in",
+    "values_of",
+    "verify_kernel",
+    "walk",
+]

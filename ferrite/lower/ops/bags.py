@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.expr import Expr, cast, const, data, index_value, masked, op
-from ferrite.ir.index.algebra import Index
-from ferrite.ir.program.nodes import Combine
-from ferrite.ir.types import arithmetic_type
+from ferrite.ir import Expr, arithmetic_type, cast, const, data, index_value, masked, op
+from ferrite.ir.index import Index
+from ferrite.ir.program import Combine
 from ferrite.lower.context import Context
 from ferrite.lower.ops.accumulate import scattered
 from ferrite.lower.ops.conditions import B8

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ferrite.capture import torch_api, torch_operators
-from ferrite.ir.program.arguments import Ref
-from ferrite.ir.program.nodes import Call, Collective, Wait
-from ferrite.ir.program.operation_facts import reads, writes
+from ferrite.ir.program import Call, Collective, Ref, Wait, reads, writes
 from ferrite.lower.calls import Calls, flat
 from ferrite.lower.table import LOWERED, lowers
 from ferrite.lower.value import Value

@@ -26,9 +26,8 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.expr import Expr, cast, const, index_value, op
-from ferrite.ir.index.algebra import ONE, ZERO, Index
-from ferrite.ir.types import arithmetic_type
+from ferrite.ir import Expr, arithmetic_type, cast, const, index_value, op
+from ferrite.ir.index import ONE, ZERO, Index
 from ferrite.lower.context import Context, contiguous, known
 from ferrite.lower.forecasts import Laid
 from ferrite.lower.ops.accumulate import Element

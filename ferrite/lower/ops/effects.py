@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api, torch_operators
-from ferrite.ir.program.nodes import Call, UserKernel
+from ferrite.ir.program import Call, UserKernel
 from ferrite.lower.bodies import Bodies
 from ferrite.lower.calls import Calls, flat
 from ferrite.lower.effects import ORDERED, RANDOM

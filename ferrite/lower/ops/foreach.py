@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from ferrite.capture.torch_operators import schema, written_arguments
-from ferrite.ir.index.algebra import number
+from ferrite.capture import schema, written_arguments
+from ferrite.ir.index import number
 from ferrite.lower.calls import Calls
 from ferrite.lower.table import LOWERED, NotLowered, lowers
 from ferrite.lower.value import Value

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.expr import Cast, Const, Expr, IndexValue, Op
-from ferrite.ir.index.algebra import Axis, Index, Number, evaluate, number
+from ferrite.ir import Cast, Const, Expr, IndexValue, Op
+from ferrite.ir.index import Axis, Index, Number, evaluate, number
 
 LONGEST = 1 << 12
 F32, F64, I64, B8 = torch.float32, torch.float64, torch.int64, torch.bool

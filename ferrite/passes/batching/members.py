@@ -11,14 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.graph import fake_value
-from ferrite.graph.aliases import Aliases
-from ferrite.graph.facts import stream_of
-from ferrite.graph.gradients import Gradients
-from ferrite.graph.regions import Regions, mutates
-from ferrite.rewrite import Refusal
-from ferrite.rewrite.arguments import arguments_of
-from ferrite.rewrite.layout import reads_memory
+from ferrite.graph import Aliases, Gradients, Regions, fake_value, mutates, stream_of
+from ferrite.rewrite import Refusal, arguments_of, reads_memory
 
 if TYPE_CHECKING:
     from ferrite.passes.batching.search import Fusion

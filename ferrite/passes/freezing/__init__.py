@@ -15,8 +15,7 @@ from ferrite.passes.freezing.inline import Inlined, inline_parameters, inlined_w
 from ferrite.passes.freezing.layouts import lay_out_weights, note_parameters
 from ferrite.passes.freezing.siblings import merge_siblings
 from ferrite.passes.to_aten import to_aten
-from ferrite.pipeline import Fuel, PassContext, Pipeline, run_pipeline
-from ferrite.pipeline.report import warn_once_about
+from ferrite.pipeline import Fuel, PassContext, Pipeline, run_pipeline, warn_once_about
 
 __all__ = ["FREEZE", "Inlined", "freezing_passes", "inline_parameters", "inlined_with_record"]
 

@@ -14,15 +14,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ferrite.capture import CapturedGraph
-from ferrite.capture.parameters import Parameter
-from ferrite.capture.torch_state import on_real_tensors
-from ferrite.graph import fake_value, storage_bytes
-from ferrite.graph.aliases import storages_of
-from ferrite.graph.facts import attribute_of, innermost_first
+from ferrite.capture import CapturedGraph, Parameter, on_real_tensors
+from ferrite.graph import attribute_of, fake_value, innermost_first, storage_bytes, storages_of
 from ferrite.pipeline import PassRecord
-from ferrite.rewrite import difference
-from ferrite.rewrite.visible import Sharing
+from ferrite.rewrite import Sharing, difference
 
 
 @dataclass(frozen=True)

@@ -22,16 +22,12 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_operators
-from ferrite.graph import fake_value
-from ferrite.graph.facts import stream_of
-from ferrite.graph.values import mode_of
-from ferrite.ir.philox import DIGITS
+from ferrite.graph import fake_value, mode_of, stream_of
+from ferrite.ir import DIGITS
 from ferrite.passes.joint import randoms as randoms  # defines torch.ops.ferrite
 from ferrite.passes.joint.views import in_backward
 from ferrite.pipeline import PassContext, graph_pass
-from ferrite.rewrite import AnyRule, Case, GraphRule, Writer, apply_rules, inherit
-from ferrite.rewrite.arguments import arguments_of
-from ferrite.rewrite.rule import too_loose
+from ferrite.rewrite import AnyRule, Case, GraphRule, Writer, apply_rules, arguments_of, inherit, too_loose
 
 aten = torch.ops.aten
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)

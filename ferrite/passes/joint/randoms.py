@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ferrite.ir.philox import DIGITS, WORD, philox
+from ferrite.ir import DIGITS, WORD, philox
 from ferrite.passes.library import define
 
 KINDS = ("uniform", "normal", "exponential", "integer")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import os
 
-from ferrite.codegen.llvm.runtime_symbols import openmp_library
+from ferrite.codegen.llvm import openmp_library
 
 SOFT = 1  # keep what threads hold by themselves
 

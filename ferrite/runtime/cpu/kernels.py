@@ -15,13 +15,21 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from ferrite.codegen.llvm import entry, memory
-from ferrite.codegen.llvm.build import link, object_code
-from ferrite.codegen.llvm.emit import kernel_text
-from ferrite.codegen.llvm.image import Image, NoImage, image_of, is_image
-from ferrite.codegen.llvm.memory import Loaded
-from ferrite.codegen.llvm.target import Target, host_target
-from ferrite.ir.kernel.nodes import Kernel
+from ferrite.codegen.llvm import (
+    Image,
+    Loaded,
+    NoImage,
+    Target,
+    entry,
+    host_target,
+    image_of,
+    is_image,
+    kernel_text,
+    link,
+    memory,
+    object_code,
+)
+from ferrite.ir.kernel import Kernel
 from ferrite.runtime.cpu.forks import ready_for_forks
 
 REMEMBERED = 2 << 20  # bytes of object code

@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ferrite.codegen.host import RunTable
-from ferrite.codegen.llvm.driver import pack_steps
-from ferrite.codegen.llvm.entry import Table, bound
-from ferrite.ir.evaluate import out_of_bounds
+from ferrite.codegen import RunTable
+from ferrite.codegen.llvm import Table, bound, pack_steps
+from ferrite.ir import out_of_bounds
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from dataclasses import replace
 
 import torch
 
-from ferrite.ir.expr import Expr, data, index_value, op, rewrite_indices
-from ferrite.ir.index.algebra import Index, axis, minimum, number
-from ferrite.ir.program.nodes import Compute, Reduce, Store, Target
+from ferrite.ir import Expr, data, index_value, op, rewrite_indices
+from ferrite.ir.index import Index, axis, minimum, number
+from ferrite.ir.program import Compute, Reduce, Store, Target
 from ferrite.schedule.fusion.accesses import likely
 
 GREATEST = {"argmax": "amax", "argmin": "amin"}

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ferrite.ir.index.algebra import ONE, ZERO, Axis, Index
-from ferrite.ir.program.nodes import Buffer, Compute, Program, Reduce, Scan
-from ferrite.ir.program.operation_facts import reads, writes
+from ferrite.ir.index import ONE, ZERO, Axis, Index
+from ferrite.ir.program import Buffer, Compute, Program, Reduce, Scan, reads, writes
 from ferrite.schedule.fusion.accesses import Layouts, Touch, axes_in, likely, step_of
 
 LOOPS = (Compute, Reduce, Scan)

@@ -7,11 +7,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ferrite.ir.expr import Expr, Load, Local
-from ferrite.ir.index.algebra import Axis, Index, Number
-from ferrite.ir.kernel.nodes import Join, Loop, Scratch, State, Statement, Store, nodes_in
-from ferrite.ir.program.nodes import Mode
-from ferrite.ir.states import STATES
+from ferrite.ir import STATES, Expr, Load, Local
+from ferrite.ir.index import Axis, Index, Number
+from ferrite.ir.kernel import Join, Loop, Scratch, State, Statement, Store, nodes_in
+from ferrite.ir.program import Mode
 from ferrite.schedule.cpu.loops import (
     Body,
     collapse,

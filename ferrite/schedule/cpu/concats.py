@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ferrite.ir.expr import Load, nodes_of, rewrite_indices, rewrite_loads
-from ferrite.ir.index.algebra import ONE, ZERO, Axis, Index, Symbol, axis, never_negative
-from ferrite.ir.program.nodes import Buffer, Compute, Operation, Program, Store
-from ferrite.ir.program.operation_facts import reads, writes
+from ferrite.ir import Load, nodes_of, rewrite_indices, rewrite_loads
+from ferrite.ir.index import ONE, ZERO, Axis, Index, Symbol, axis, never_negative
+from ferrite.ir.program import Buffer, Compute, Operation, Program, Store, reads, writes
 from ferrite.schedule.cpu.loops import index_over
 from ferrite.schedule.fusion.accesses import likely
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ferrite.ir.expr import Load, indices_of, symbols_in
-from ferrite.ir.index.algebra import Symbol
-from ferrite.ir.kernel.nodes import Kernel, Pointer, Store, indices_in, nodes_in, walk
+from ferrite.ir import Load, indices_of, symbols_in
+from ferrite.ir.index import Symbol
+from ferrite.ir.kernel import Kernel, Pointer, Store, indices_in, nodes_in, walk
 from ferrite.schedule.cpu.loops import Body
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.placement import Homes

@@ -8,10 +8,9 @@ from dataclasses import replace
 
 import torch
 
-from ferrite.ir.expr import Expr, IndexValue, Op, indices_of, nodes_of, rewrite_indices, with_parts
-from ferrite.ir.index.algebra import ONE, ZERO, Axis, Index, Number, axis, minimum, substitute
-from ferrite.ir.kernel.nodes import Accumulate, Join, Let, Loop, LoopKind, Scratch, Statement, Store, When, nodes_in
-from ferrite.ir.scalar import OPERATORS
+from ferrite.ir import OPERATORS, Expr, IndexValue, Op, indices_of, nodes_of, rewrite_indices, with_parts
+from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, axis, minimum, substitute
+from ferrite.ir.kernel import Accumulate, Join, Let, Loop, LoopKind, Scratch, Statement, Store, When, nodes_in
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.fusion.accesses import GUESS, axes_in, likely, step_of
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ferrite.ir.expr import Local
-from ferrite.ir.index.algebra import Axis
-from ferrite.ir.kernel.nodes import Accumulate, Join, Loop, State, Statement
-from ferrite.ir.program.nodes import Scan
+from ferrite.ir import Local
+from ferrite.ir.index import Axis
+from ferrite.ir.kernel import Accumulate, Join, Loop, State, Statement
+from ferrite.ir.program import Scan
 from ferrite.schedule.cpu.loops import Body, collapse, cut, indices_at, nested, ordered_axes, vector_axis, vector_loop
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.statements import Parts

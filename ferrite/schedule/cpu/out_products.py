@@ -15,11 +15,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ferrite.ir.expr import Load, rewrite_indices
-from ferrite.ir.index.algebra import ONE, ZERO, Axis, FloorDiv, Index, Mod, Symbol, axis, never_negative, substitute
-from ferrite.ir.program.arguments import Ref
-from ferrite.ir.program.nodes import Allocate, Buffer, Compute, Operation, Program, Store, Template
-from ferrite.ir.program.operation_facts import reads, writes
+from ferrite.ir import Load, rewrite_indices
+from ferrite.ir.index import ONE, ZERO, Axis, FloorDiv, Index, Mod, Symbol, axis, never_negative, substitute
+from ferrite.ir.program import Allocate, Buffer, Compute, Operation, Program, Ref, Store, Template, reads, writes
 from ferrite.schedule.cpu.loops import index_over
 from ferrite.schedule.cpu.placement import flat_extent
 from ferrite.schedule.fusion.accesses import Layouts, step_of

@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ferrite.ir.kernel.nodes import Accumulate, Loop, Statement, When, may_stop, walk
+from ferrite.ir.kernel import Accumulate, Loop, Statement, When, may_stop, walk
 from ferrite.schedule.cpu.loops import Body, work_of
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.fusion.accesses import Layouts

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ferrite.ir.index.algebra import ONE, ZERO, Axis, Index
-from ferrite.ir.kernel.nodes import Scratch
-from ferrite.ir.program.nodes import Reduce, Scan
+from ferrite.ir.index import ONE, ZERO, Axis, Index
+from ferrite.ir.kernel import Scratch
+from ferrite.ir.program import Reduce, Scan
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.fusion.accesses import Layouts, Touch, axes_in
 from ferrite.schedule.fusion.nests import Nest, trivial

@@ -20,9 +20,9 @@ from dataclasses import replace
 
 import torch
 
-from ferrite.ir.expr import Expr, Load, cast, const, index_value, op, rewrite_indices
-from ferrite.ir.index.algebra import ONE, ZERO, Axis, Index, Number, axis, number
-from ferrite.ir.program.nodes import Buffer, Compute, Operation, Program, Reduce, Store, Target
+from ferrite.ir import Expr, Load, cast, const, index_value, op, rewrite_indices
+from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, axis, number
+from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Store, Target
 from ferrite.schedule.cpu.argmax_blocks import GREATEST, block_size, by_blocks
 from ferrite.schedule.cpu.buffer_layouts import with_layouts
 from ferrite.schedule.cpu.concats import split_readers

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from ferrite.ir.index.algebra import Axis
-from ferrite.ir.program.nodes import Reduce, Scan
+from ferrite.ir.index import Axis
+from ferrite.ir.program import Reduce, Scan
 from ferrite.schedule.cpu.sorted_scatter import segments_of
 from ferrite.schedule.fusion.accesses import likely
 from ferrite.schedule.fusion.groups import Group

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ferrite.ir.expr import Const, Data, Expr, IndexValue, Masked, Op, const, indices_of, rewrite_nodes, with_parts
-from ferrite.ir.index.algebra import (
+from ferrite.ir import Const, Data, Expr, IndexValue, Masked, Op, const, indices_of, rewrite_nodes, with_parts
+from ferrite.ir.index import (
     ONE,
     ZERO,
     Atom,
@@ -36,7 +36,7 @@ from ferrite.ir.index.algebra import (
     rebuild,
     substitute,
 )
-from ferrite.ir.kernel.nodes import Accumulate, Let, Loop, Statement, Store, When, nodes_in
+from ferrite.ir.kernel import Accumulate, Let, Loop, Statement, Store, When, nodes_in
 from ferrite.schedule.cpu.loops import Body, replaced, vector_loop
 from ferrite.schedule.cpu.machine import Machine
 

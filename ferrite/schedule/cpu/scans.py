@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from ferrite.ir.expr import Expr, Local, Param, cast, index_value, op
-from ferrite.ir.kernel.nodes import OWN, State
-from ferrite.ir.program.nodes import Scan
-from ferrite.ir.states import choose, compare, either
+from ferrite.ir import Expr, Local, Param, cast, choose, compare, either, index_value, op
+from ferrite.ir.kernel import OWN, State
+from ferrite.ir.program import Scan
 
 # Sums of floats grow in the wider type, as they do in eager.
 WIDE = {torch.float32: torch.float64}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from ferrite.ir.index.algebra import Axis
-from ferrite.ir.program.nodes import Operation, Program
+from ferrite.ir.index import Axis
+from ferrite.ir.program import Operation, Program
 from ferrite.schedule.cpu.kernels import build
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.parallel_regions import Regions

@@ -15,9 +15,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ferrite.ir.expr import data_of
-from ferrite.ir.index.algebra import ZERO, Axis, Index, Number, number
-from ferrite.ir.kernel.nodes import Loop, Statement, Store, walk
+from ferrite.ir import data_of
+from ferrite.ir.index import ZERO, Axis, Index, Number, number
+from ferrite.ir.kernel import Loop, Statement, Store, walk
 from ferrite.schedule.cpu.column_reduction import streamable, streams
 from ferrite.schedule.cpu.loops import (
     Body,

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 import torch
 
-from ferrite.ir.expr import Data, IndexValue, Local, const, data, index_value, op
-from ferrite.ir.index.algebra import ONE, Axis, Index, Number, Sum, axis, number, substitute
-from ferrite.ir.kernel.nodes import Let, Loop, Store, When
+from ferrite.ir import Data, IndexValue, Local, const, data, index_value, op
+from ferrite.ir.index import ONE, Axis, Index, Number, Sum, axis, number, substitute
+from ferrite.ir.kernel import Let, Loop, Store, When
 from ferrite.schedule.cpu.loops import Body, nested, rows_at_once, vector_loop, work_of
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.statements import Parts

@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ferrite.ir.expr import Expr, Load, Local, Op, nodes_of
-from ferrite.ir.index.algebra import Axis
-from ferrite.ir.kernel.nodes import Let, Scratch, Statement, Store, nodes_in, values_of
-from ferrite.ir.scalar import OPERATORS
+from ferrite.ir import OPERATORS, Expr, Load, Local, Op, nodes_of
+from ferrite.ir.index import Axis
+from ferrite.ir.kernel import Let, Scratch, Statement, Store, nodes_in, values_of
 from ferrite.schedule.cpu.loops import with_values
 from ferrite.schedule.cpu.placement import flat_extent, flat_place
 from ferrite.schedule.cpu.statements import Parts

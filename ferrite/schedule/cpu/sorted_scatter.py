@@ -21,13 +21,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ferrite.ir.expr import Data, Expr, IndexValue, Load, Local, cast, const, data, index_value, op
-from ferrite.ir.index.algebra import ONE, ZERO, Axis, Index, Number, axis, number, substitute
-from ferrite.ir.kernel.nodes import Accumulate, Join, Let, Loop, Scratch, State, Statement, Store, When
+from ferrite.ir import Data, Expr, IndexValue, Load, Local, arithmetic_type, cast, const, data, index_value, op
+from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, axis, number, substitute
+from ferrite.ir.kernel import Accumulate, Join, Let, Loop, Scratch, State, Statement, Store, When
+from ferrite.ir.program import Compute, Operation, stores_of
 from ferrite.ir.program import nodes as program
-from ferrite.ir.program.nodes import Compute, Operation
-from ferrite.ir.program.operation_facts import stores_of
-from ferrite.ir.types import arithmetic_type
 from ferrite.schedule.cpu.loops import Body, lanes_for, nested, replaced, shared, with_values, work_of
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.fusion.accesses import axes_in, loads_of, step_of

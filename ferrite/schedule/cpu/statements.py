@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ferrite.ir.expr import Expr, Load, Local, cast, const, index_value, op, rewrite_loads
-from ferrite.ir.index.algebra import Axis, Index
-from ferrite.ir.kernel.nodes import Join, Let, State, Statement, Store
-from ferrite.ir.program.nodes import Compute, Mode, Reduce, Scan
-from ferrite.ir.states import STATES
+from ferrite.ir import STATES, Expr, Load, Local, cast, const, index_value, op, rewrite_loads
+from ferrite.ir.index import Axis, Index
+from ferrite.ir.kernel import Join, Let, State, Statement, Store
+from ferrite.ir.program import Compute, Mode, Reduce, Scan
 from ferrite.schedule.cpu.placement import Homes, flat_place
 from ferrite.schedule.cpu.scans import scan_state
 from ferrite.schedule.fusion.accesses import Layouts
@@ -75,7 +74,7 @@ class Statements:
 
     def coordinates(self, index: Index) -> Index:
         """A coordinate with what it reads from memory rewritten."""
-        from ferrite.ir.expr import IndexValue
+        from ferrite.ir import IndexValue
 
         if not index.atoms:
             return index

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ferrite.ir.expr import Cast, Expr, Local, Op
-from ferrite.ir.index.algebra import Axis
-from ferrite.ir.kernel.nodes import Loop, nodes_in
-from ferrite.ir.scalar import OPERATORS
+from ferrite.ir import OPERATORS, Cast, Expr, Local, Op
+from ferrite.ir.index import Axis
+from ferrite.ir.kernel import Loop, nodes_in
 from ferrite.schedule.cpu.loops import Body, cut, lanes_for, work_of
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.fusion.accesses import known, likely

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ferrite.ir.expr import Expr, Load, Masked, data_of, nodes_of
-from ferrite.ir.index.algebra import ONE, ZERO, Axis, Index, axis, number
-from ferrite.ir.kernel.nodes import Loop, Scratch, Statement, Store, nodes_in
+from ferrite.ir import Expr, Load, Masked, data_of, nodes_of
+from ferrite.ir.index import ONE, ZERO, Axis, Index, axis, number
+from ferrite.ir.kernel import Loop, Scratch, Statement, Store, nodes_in
 from ferrite.schedule.cpu.loops import Body, collapse, cut, index_over, vector_loop, with_values, work_of
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.fusion.accesses import known, step_of

@@ -13,10 +13,9 @@ from __future__ import annotations
 import itertools
 import math
 
-from ferrite.ir.expr import Expr, Local, nodes_of, with_parts
-from ferrite.ir.index.algebra import Axis, Index, Number, number
-from ferrite.ir.kernel.nodes import Join, Let, State, Statement, nodes_in
-from ferrite.ir.states import STATES, params
+from ferrite.ir import STATES, Expr, Local, nodes_of, params, with_parts
+from ferrite.ir.index import Axis, Index, Number, number
+from ferrite.ir.kernel import Join, Let, State, Statement, nodes_in
 from ferrite.schedule.cpu.loops import Body, replaced, with_values
 from ferrite.schedule.cpu.statements import Parts
 from ferrite.schedule.fusion.accesses import known

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ferrite.ir.expr import Data, Expr, Load, nodes_of
-from ferrite.ir.index.algebra import ZERO, Atom, Axis, Index, Number, Sum, Symbol, evaluate, substitute
-from ferrite.ir.program.nodes import Buffer, Loop, Program
-from ferrite.ir.program.operation_facts import roots_of, stores_of, targets_of
+from ferrite.ir import Data, Expr, Load, nodes_of
+from ferrite.ir.index import ZERO, Atom, Axis, Index, Number, Sum, Symbol, evaluate, substitute
+from ferrite.ir.program import Buffer, Loop, Program, roots_of, stores_of, targets_of
 
 
 @dataclass(frozen=True)

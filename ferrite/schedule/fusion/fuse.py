@@ -10,9 +10,21 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ferrite.ir.index.algebra import Symbol
-from ferrite.ir.program.nodes import Assert, Compute, Loop, Operation, Program, Reduce, Scan
-from ferrite.ir.program.operation_facts import defines, has_effect, reads, symbols, writes
+from ferrite.ir.index import Symbol
+from ferrite.ir.program import (
+    Assert,
+    Compute,
+    Loop,
+    Operation,
+    Program,
+    Reduce,
+    Scan,
+    defines,
+    has_effect,
+    reads,
+    symbols,
+    writes,
+)
 from ferrite.pipeline import Fuel
 from ferrite.schedule.fusion.accesses import Layouts
 from ferrite.schedule.fusion.groups import Fit, Group, Refusal, begin, bind, fit, shared_bytes

@@ -18,8 +18,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from ferrite.ir.index.algebra import Axis, Index, Number
-from ferrite.ir.program.nodes import Loop, Origin
+from ferrite.ir.index import Axis, Index, Number
+from ferrite.ir.program import Loop, Origin
 from ferrite.schedule.fusion.accesses import Layouts, Touch, counterparts, likely, separated
 from ferrite.schedule.fusion.stages import Stage
 

@@ -11,8 +11,8 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ferrite.ir.index.algebra import Axis, Number
-from ferrite.ir.program.nodes import Compute, Reduce, Scan
+from ferrite.ir.index import Axis, Number
+from ferrite.ir.program import Compute, Reduce, Scan
 from ferrite.schedule.fusion.accesses import Layouts, Touch, counterparts
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.stages import Stage

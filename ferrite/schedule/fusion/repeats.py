@@ -11,14 +11,10 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from ferrite.ir.expr import Expr, Load, nodes_of
-from ferrite.ir.index.algebra import Axis, Index, Number, Product, Sum, Symbol
-from ferrite.ir.intern import Interned
-from ferrite.ir.kernel.canonical import canonical
-from ferrite.ir.kernel.laws import verify_kernel
-from ferrite.ir.kernel.nodes import Kernel
-from ferrite.ir.program.nodes import Compute, Reduce, Scan, Store, Target
-from ferrite.ir.program.operation_facts import roots_of
+from ferrite.ir import Expr, Interned, Load, nodes_of
+from ferrite.ir.index import Axis, Index, Number, Product, Sum, Symbol
+from ferrite.ir.kernel import Kernel, canonical, verify_kernel
+from ferrite.ir.program import Compute, Reduce, Scan, Store, Target, roots_of
 from ferrite.schedule.fusion.accesses import Layouts
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.target import Schedulings

@@ -10,11 +10,10 @@ from functools import cached_property
 
 import torch
 
-from ferrite.ir.expr import rewrite_indices
-from ferrite.ir.index.algebra import Axis, Index, Number, axis, substitute
-from ferrite.ir.kernel.laws import keeps_apart
-from ferrite.ir.program.nodes import Buffer, Compute, Loop, Reduce, Scan, Store, Target
-from ferrite.ir.program.operation_facts import axes_of, cost
+from ferrite.ir import rewrite_indices
+from ferrite.ir.index import Axis, Index, Number, axis, substitute
+from ferrite.ir.kernel import keeps_apart
+from ferrite.ir.program import Buffer, Compute, Loop, Reduce, Scan, Store, Target, axes_of, cost
 from ferrite.schedule.fusion.accesses import GUESS, Layouts, Touch, axes_in, likely, mixed_radix, only_row, step_of
 
 
@@ -122,7 +121,7 @@ def with_axes(operation: Loop, new: Mapping[Axis, Axis]) -> Loop:
 
 def in_indices(old: Index, new: Mapping[Axis, Axis]) -> Index:
     """A coordinate over other axes, inside what it reads from memory too."""
-    from ferrite.ir.expr import IndexValue
+    from ferrite.ir import IndexValue
 
     if not old.atoms:
         return old

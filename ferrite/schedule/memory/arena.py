@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ferrite.ir.index.algebra import ZERO, Index, Number
-from ferrite.ir.program.nodes import Buffer, Program
+from ferrite.ir.index import ZERO, Index, Number
+from ferrite.ir.program import Buffer, Program
 from ferrite.schedule.fusion.accesses import Layouts
 from ferrite.schedule.memory.in_place import reach
 from ferrite.schedule.memory.liveness import touched

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ferrite.ir.index.algebra import ONE, ZERO, Axis, Index, Number
-from ferrite.ir.program.nodes import (
+from ferrite.ir.index import ONE, ZERO, Axis, Index, Number
+from ferrite.ir.program import (
     Allocate,
     Bind,
     Buffer,
@@ -27,8 +27,9 @@ from ferrite.ir.program.nodes import (
     Scan,
     Sort,
     Template,
+    reads,
+    writes,
 )
-from ferrite.ir.program.operation_facts import reads, writes
 from ferrite.schedule.fusion.accesses import Layouts, Touch, mixed_radix, separated
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.nests import Nest, nests_of, trivial

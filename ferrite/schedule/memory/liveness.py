@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ferrite.ir.program.nodes import Operation, Program
-from ferrite.ir.program.operation_facts import reads, writes
+from ferrite.ir.program import Operation, Program, reads, writes
 from ferrite.schedule.fusion.accesses import Layouts
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.steps import Run, Step

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ferrite.ir.index.algebra import Atom, Index, Number, Symbol, evaluate
-from ferrite.ir.program.nodes import Buffer, Program
+from ferrite.ir.index import Atom, Index, Number, Symbol, evaluate
+from ferrite.ir.program import Buffer, Program
 from ferrite.schedule.fusion.accesses import Layouts
 from ferrite.schedule.memory.liveness import touched
 from ferrite.schedule.steps import Plan, Run, Step

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ferrite.ir.program.nodes import Buffer, Program
+from ferrite.ir.program import Buffer, Program
 from ferrite.pipeline import Fuel
 from ferrite.schedule.fusion.accesses import Layouts
 from ferrite.schedule.memory.arena import Arenas

@@ -36,7 +36,7 @@ from ferrite.codegen.llvm.math import power as math_power
 from ferrite.codegen.llvm.math import root as math_root
 from ferrite.codegen.llvm.math import trig as math_trig
 from ferrite.codegen.llvm.math.function import Function, symbol, write
-from ferrite.ir.types import short
+from ferrite.ir import short
 
 TYPES = (torch.float32, torch.float64)
 _FAMILIES = (
