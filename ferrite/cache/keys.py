@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from ferrite import __version__
 from ferrite.cache.captured_text import captured_text
 from ferrite.cache.graph_text import GraphText, contents
 from ferrite.cache.identities import identity
@@ -187,8 +186,10 @@ def answered(ask: Callable[[], Any]) -> str:
 
 
 def versions(target: str, sources: str) -> dict[str, str]:
+    import ferrite
+
     return {
-        "ferrite": __version__,
+        "ferrite": ferrite.__version__,
         "sources": sources,
         "torch": f"{torch.__version__} {torch.version.git_version}",
         "llvm": llvm_version(),

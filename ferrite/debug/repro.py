@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from ferrite import __version__
 from ferrite.cache import check_folder, full_path, make_folders, make_shared, write_folder
 from ferrite.capture import CapturedGraph, torch_api
 from ferrite.errors import CompilerBug, warn_user
@@ -134,7 +133,7 @@ def contents(
         "because": failure.because,
         "direction": failure.graph.kind.value if failure.graph is not None else None,
         "options": settings,
-        "versions": {"ferrite": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "versions": {"ferrite": ferrite.__version__, "torch": torch.__version__, "python": platform.python_version()},
         "machine": platform.machine(),
     }
     failing = failure.graph.gm if failure.graph is not None else gm

@@ -287,7 +287,7 @@ def test_the_versions_are_those_in_use(monkeypatch):
     plain = key_of(scaled, X)
     assert plain.components["torch"].startswith(torch.__version__)
     monkeypatch.setattr(torch, "__version__", "2.99.0")
-    monkeypatch.setattr(keys, "__version__", "9.9.9")
+    monkeypatch.setattr(ferrite, "__version__", "9.9.9")
     monkeypatch.setattr(keys, "llvm_version", lambda: "llvmlite 99")
     assert changed(plain, key_of(scaled, X)) == ["ferrite", "llvm", "torch"]
 
