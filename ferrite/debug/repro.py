@@ -120,6 +120,8 @@ def warn_once(message: str) -> None:
 def contents(
     failure: Failure, gm: torch.fx.GraphModule, inputs: Inputs, grad: bool, options: Options
 ) -> dict[str, str]:
+    import ferrite
+
     # where files are kept is this machine's affair, and replay always raises
     settings = {
         name: value
@@ -196,8 +198,6 @@ def replay(
     module: torch.nn.Module, inputs: list[Any], options: dict[str, Any], dynamic: bool | None, grad: bool
 ) -> int:
     """Compile strictly, forward and backward; print the failure and return 1, or say that there is none."""
-    import ferrite
-
     torch.compiler.reset()
     try:
         with torch.set_grad_enabled(grad):
