@@ -198,6 +198,8 @@ def replay(
     module: torch.nn.Module, inputs: list[Any], options: dict[str, Any], dynamic: bool | None, grad: bool
 ) -> int:
     """Compile strictly, forward and backward; print the failure and return 1, or say that there is none."""
+    import ferrite
+
     torch.compiler.reset()
     try:
         with torch.set_grad_enabled(grad):
