@@ -339,7 +339,7 @@ def test_a_key_that_cannot_be_made_costs_the_cache_alone(monkeypatch):
     def fail(*_args, **_kwargs):
         raise RuntimeError("no text today")
 
-    monkeypatch.setattr(captured, "captured_key", fail)
+    monkeypatch.setattr("ferrite.cache.captured_key", fail)
     outcome = compiled(joined, X, strict=False)
     assert (outcome.result, outcome.reason) == ("not kept", "no key could be made: RuntimeError: no text today")
 

@@ -121,7 +121,7 @@ def test_doctor_says_what_to_do(tmp_path, monkeypatch):
     open_to_all.mkdir()
     open_to_all.chmod(0o777)
     assert doctor.check_cache(Options(cache_dir=open_to_all)).advice == f"chmod 700 {open_to_all}"
-    monkeypatch.setattr("ferrite.capture.torch_api.check_torch_version", lambda: "newer")
+    monkeypatch.setattr("ferrite.capture.check_torch_version", lambda: "newer")
     assert doctor.check_torch().verdict == "note"
 
 
@@ -130,7 +130,7 @@ def test_doctor_reports_an_old_torch_as_bad(monkeypatch, capsys):
     def refuse():
         raise ferrite.UserError("torch 2.0 is too old for ferrite", {"to change that": "pip install torch"})
 
-    monkeypatch.setattr("ferrite.capture.torch_api.check_torch_version", refuse)
+    monkeypatch.setattr("ferrite.capture.check_torch_version", refuse)
     assert main(["doctor"]) == 1
     assert "too old" in capsys.readouterr().out
 

@@ -15,7 +15,8 @@ from ferrite.ir.index.algebra import ZERO
 from ferrite.ir.program.arguments import Constant, Literal, Mapping, Ref, Sequence, Slice
 from ferrite.ir.program.nodes import Buffer, Call, Origin, Program
 from ferrite.runtime import Boxed, load_host
-from ferrite.targets.cpu import CALLS
+from ferrite.schedule.plan import make_plan
+from ferrite.targets import executable_of, runs_of
 
 pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("program_of_calls")]
 
@@ -31,8 +32,8 @@ def call(result: str, operator, *args, **kwargs) -> Call:
 
 
 def loaded(program: Program, **objects) -> Boxed:
-    executable = CALLS.compiled(CALLS.scheduled(program))
-    return load_host(executable.source, CALLS.loaded(executable), objects)
+    executable = executable_of(make_plan(program, {}), {})
+    return load_host(executable.source, runs_of(executable, {}), objects)
 
 
 @pytest.mark.parametrize(

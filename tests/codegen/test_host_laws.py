@@ -88,7 +88,7 @@ def test_a_program_that_breaks_a_law_is_never_called(monkeypatch, tmp_path):
         source.text = source.text.replace("return [", "return [nobody, ")
         return source
 
-    monkeypatch.setattr("ferrite.targets.cpu.print_host", broken)
+    monkeypatch.setattr("ferrite.targets.executable.print_host", broken)
     monkeypatch.setenv("FERRITE_REPRO_DIR", str(tmp_path))
     reset()
     x = torch.randn(8)

@@ -16,7 +16,7 @@ from ferrite.codegen.llvm.build import load, object_code
 from ferrite.codegen.llvm.driver import IMMEDIATE, pack_steps
 from ferrite.codegen.llvm.entry import ENTRY, NAME, Table, bound
 from ferrite.codegen.llvm.target import host_target
-from ferrite.runtime.host_program import Kernels, native_run
+from ferrite.runtime.cpu import Kernels, native_run
 
 WAIT = """
 define i64 @wait(ptr %words, i64 %threads, ptr %failure) nounwind {

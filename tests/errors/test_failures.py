@@ -92,7 +92,7 @@ def test_strict_raises_a_compiler_bug(stage):
 @pytest.mark.parametrize("executor", ["native", "calls"])
 @pytest.mark.parametrize("stage", PATCHABLE)
 def test_an_unforeseen_exception_is_a_failure_of_its_stage(executor, stage, monkeypatch, tmp_path):
-    def broken(*args):
+    def broken(*_args, **_settings):
         raise IndexError("an index of our own")  # Dynamo would take one that leaves the backend as the user's
 
     monkeypatch.setattr(PATCHABLE[stage], broken)

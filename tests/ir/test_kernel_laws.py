@@ -11,8 +11,9 @@ import torch
 from ferrite.ir.expr import Local
 from ferrite.ir.index.algebra import axis, symbol
 from ferrite.ir.invalid import InvalidProgram
+from ferrite.ir.kernel import laws
 from ferrite.ir.kernel.laws import verify_kernel
-from ferrite.ir.kernel.nodes import Kernel, Let, Loop, Pointer, State, Store, laws
+from ferrite.ir.kernel.nodes import Kernel, Let, Loop, Pointer, State, Store
 from ferrite.ir.kernel.parse import parse_kernel
 from loop_kernels import LINEAR_SCAN, changed, text
 

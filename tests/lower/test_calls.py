@@ -16,9 +16,12 @@ from ferrite.ir.program.nodes import Bind
 from ferrite.lower import LoweringFailure, lower_graph
 from ferrite.lower.arguments import literal_text
 from ferrite.runtime import Boxed, load_host
-from ferrite.targets.cpu import CALLS
+from ferrite.schedule.plan import make_plan
+from ferrite.targets import executable_of, runs_of
 
 pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("program_of_calls")]
+
+NO_KERNELS: frozenset[str] = frozenset()  # devices
 
 
 def captured(fn, *inputs, mode="fake", strides=None) -> CapturedGraph:
@@ -29,9 +32,9 @@ def captured(fn, *inputs, mode="fake", strides=None) -> CapturedGraph:
 
 def function_of(graph: CapturedGraph) -> Boxed:
     """The function of a graph, as the compiler makes it."""
-    lowered = lower_graph(graph, CALLS.devices)
-    executable = CALLS.compiled(CALLS.scheduled(lowered.program, verify=True))
-    return load_host(executable.source, CALLS.loaded(executable), lowered.objects)
+    lowered = lower_graph(graph, NO_KERNELS)
+    executable = executable_of(make_plan(lowered.program, {}, verify=True), {})
+    return load_host(executable.source, runs_of(executable, {}), lowered.objects)
 
 
 def operators() -> list[str]:
@@ -96,7 +99,7 @@ def test_effects_are_in_the_order_of_the_graph():
 
     check(fn, lambda: [torch.ones(2)], exact=False)
     graph = captured(fn, torch.ones(2))
-    found = [call.operator.split(".")[1] for call in calls(lower_graph(graph, CALLS.devices).program)]
+    found = [call.operator.split(".")[1] for call in calls(lower_graph(graph, NO_KERNELS).program)]
     assert found == ["rand_like", "add_", "rand_like", "mul_"]
     x, y = torch.ones(2), torch.ones(2)
     torch.manual_seed(0)
@@ -146,7 +149,7 @@ def test_constants_are_supplied_when_loading():
     constant = torch.tensor([1.0, 2.0])
     check(lambda x: x + constant, lambda: [torch.ones(2)])
     graph = captured(lambda x: (x + constant,), torch.ones(2), mode="real")
-    lowered = lower_graph(graph, CALLS.devices)
+    lowered = lower_graph(graph, NO_KERNELS)
     assert [value is constant for value in lowered.objects.values()] == [True]
     (result,) = function_of(graph)([torch.ones(2)])
     assert torch.equal(result, torch.tensor([2.0, 3.0]))
@@ -159,7 +162,7 @@ def test_an_output_with_other_strides_than_eager_is_copied():
 
 
 def test_an_output_with_eagers_strides_is_returned_as_it_is():
-    program = lower_graph(captured(lambda x: (x + 1,), torch.ones(2, 3), strides=((3, 1),)), CALLS.devices).program
+    program = lower_graph(captured(lambda x: (x + 1,), torch.ones(2, 3), strides=((3, 1),)), NO_KERNELS).program
     (operation,) = program.operations
     assert calls(program) == [operation]
 
@@ -168,7 +171,7 @@ def test_symbolic_strides_bind_the_symbols_they_need():
     graph = captured(lambda x: (x + 1,), torch.ones(3, 5), mode="symbolic")
     rows, _columns = next(iter(graph.gm.graph.nodes)).meta["val"].shape
     graph = CapturedGraph(graph.kind, graph.gm, frozenset(), frozenset(), ((1, rows),))
-    found = operations(lower_graph(graph, CALLS.devices).program, Bind)
+    found = operations(lower_graph(graph, NO_KERNELS).program, Bind)
     assert ("size", 0) in [(bind.query, bind.axis) for bind in found]
     (result,) = function_of(graph)([torch.ones(4, 7)])
     assert result.stride() == (1, 4)
@@ -181,7 +184,7 @@ def test_a_failure_names_its_node():
     node.op = "call_method"
     graph = CapturedGraph(GraphKind.INFERENCE, gm, frozenset(), frozenset(), (None,))
     with pytest.raises(LoweringFailure) as caught:
-        lower_graph(graph, CALLS.devices)
+        lower_graph(graph, NO_KERNELS)
     assert caught.value.node is node
 
 
