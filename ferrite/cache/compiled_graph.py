@@ -26,7 +26,7 @@ from ferrite.graph import Index, Places
 from ferrite.ir import Expr
 from ferrite.ir.index import Symbol
 from ferrite.ir.program import Program, Scalar, parse
-from ferrite.schedule import Together
+from ferrite.schedule import ParallelRegion
 
 BYTECODE = "bytecode"  # a section; kernels have other names
 
@@ -103,18 +103,20 @@ def source_from(data: Mapping[str, Any], places: Places, bytecode: bytes) -> Hos
 
 
 def run_data(run: RunTable) -> tuple[Any, ...]:
-    together = [(each.first, each.count, each.threads) for each in run.together]
+    parallel_regions = [(each.first, each.count, each.threads) for each in run.parallel_regions]
     return (
         run.arena,
         run.slots,
         [(call.kernel, call.arguments, call.complaints) for call in run.calls],
-        together,
+        parallel_regions,
         run.device,
     )
 
 
-def run_from(arena: int, slots: int, calls: Sequence[Any], together: Sequence[Any], device: str) -> RunTable:
-    return RunTable(arena, slots, tuple(map(kernel_call, calls)), tuple(Together(*each) for each in together), device)
+def run_from(arena: int, slots: int, calls: Sequence[Any], parallel_regions: Sequence[Any], device: str) -> RunTable:
+    return RunTable(
+        arena, slots, tuple(map(kernel_call, calls)), tuple(ParallelRegion(*each) for each in parallel_regions), device
+    )
 
 
 def kernel_call(data: Sequence[Any]) -> KernelCall:

@@ -61,9 +61,9 @@ from ferrite.ir.program import (
     writes,
 )
 from ferrite.ir.program import arguments as host
-from ferrite.schedule import Launch, Plan, Run, Together
-from ferrite.schedule.fusion import Layouts, likely
-from ferrite.schedule.memory import UnknownBytes, bytes_at, touched
+from ferrite.schedule import Launch, ParallelRegion, Plan, Run
+from ferrite.schedule.fusion import BufferTable, likely
+from ferrite.schedule.memory import UnknownBytes, accessed, bytes_at
 
 WORD = re.compile(r"\w+")
 COMMENT_COLUMN = 72
@@ -91,7 +91,7 @@ class RunTable:
     arena: int
     slots: int
     calls: tuple[KernelCall, ...]
-    together: tuple[Together, ...] = ()
+    parallel_regions: tuple[ParallelRegion, ...] = ()
     device: str = "cpu"
 
 
@@ -160,7 +160,7 @@ class _Printer:
         self.plan, self.source, self.kernels, self.name, self.remarks = plan, source, kernels, name, remarks
         self.spellings = spellings
         self.program = plan.program
-        self.layouts = Layouts(plan.program)
+        self.buffer_table = BufferTable(plan.program)
         self.there = {item for item in self.program.inputs if isinstance(item, str)}  # tensors under their names
         self.laid_out = set(read_by_strides(plan))
         self.bound = {item.name for item in self.program.inputs if isinstance(item, Symbol)}  # symbols with values
@@ -183,7 +183,7 @@ class _Printer:
         for place, step in enumerate(self.plan.steps):
             for line in self.step(place, step):
                 yield INDENT + line
-            dead = [name for name in self.plan.dying[place] if name in self.there]
+            dead = [name for name in self.plan.last_uses[place] if name in self.there]
             if dead:
                 self.there -= set(dead)
                 yield f"{INDENT}del {', '.join(dead)}"
@@ -202,12 +202,12 @@ class _Printer:
 
     def made(self, name: str) -> Iterator[str]:
         """Lines that make a buffer's tensor, where it is not there yet."""
-        buffer = self.layouts.buffers[name]
+        buffer = self.buffer_table.buffers[name]
         if name in self.there or buffer.kind == "constant":
             return
         if buffer.kind == "view":
             yield from self.made(buffer.storage)
-            yield f"{name} = {self.taken(buffer) if name in self.plan.taken else self.view(buffer)}"
+            yield f"{name} = {self.in_place(buffer) if name in self.plan.in_place else self.view(buffer)}"
         else:
             shape, strides = numbers(buffer.sizes), numbers(buffer.strides)
             many = math.prod(map(likely, buffer.sizes)) * buffer.dtype.itemsize
@@ -219,9 +219,9 @@ class _Printer:
         at = f"{numbers(buffer.sizes)}, {numbers(buffer.strides)}, {buffer.offset.text}"
         return f"view_of({base}, {buffer.dtype}, {at})"
 
-    def taken(self, buffer: Buffer) -> str:
+    def in_place(self, buffer: Buffer) -> str:
         """Memory that was another tensor's, as a tensor that is no view: nobody else has it any more."""
-        base = self.layouts.buffers[buffer.storage]
+        base = self.buffer_table.buffers[buffer.storage]
         if (base.sizes, base.strides) == (buffer.sizes, buffer.strides):
             return base.name
         looks = f"{numbers(buffer.sizes)}, {numbers(buffer.strides)}"
@@ -266,7 +266,7 @@ class _Printer:
                 if name in run.offsets:
                     arguments.append((0, run.offsets[name]))
                 else:
-                    tensor, offset = run.lodged.get(name, (name, 0))
+                    tensor, offset = run.borrowed_space.get(name, (name, 0))
                     yield from self.made(tensor)
                     arguments.append((slots.setdefault(tensor, len(slots) + 1), offset))
             for symbol in launch.sizes:
@@ -277,12 +277,12 @@ class _Printer:
                 complaints = complaints_of(launch)
             calls.append(KernelCall(self.kernels[launch.device, launch.kernel], tuple(arguments), complaints))
         number = len(self.source.runs)
-        together = () if self.source.checked else run.together  # what may fail shares no region
+        parallel_regions = () if self.source.checked else run.parallel_regions  # what may fail shares no region
         device = run.launches[0].device
-        self.source.runs.append(RunTable(run.arena, len(slots) + 1, tuple(calls), together, device))
-        for each in together:
+        self.source.runs.append(RunTable(run.arena, len(slots) + 1, tuple(calls), parallel_regions, device))
+        for each in parallel_regions:
             yield f"# kernels {each.first} to {each.first + each.count - 1} of run_{number}: together, one thread each"
-        spelling = self.spelling(self.layouts.buffers[run.launches[0].arguments[0]].device)
+        spelling = self.spelling(self.buffer_table.buffers[run.launches[0].arguments[0]].device)
         words = [slot_text(slot, spelling) for slot in slots]
         if run.arena:
             yield f"arena = {spelling.allocation(f'({run.arena},)', '(1,)', torch.uint8, run.arena)}"
@@ -300,11 +300,11 @@ class _Printer:
                 for end in ("begin_of", "end_of"):
                     yield slots.setdefault((end, name), len(slots) + 1), 0
                 continue
-            tensor, offset = run.lodged.get(name, ("", run.offsets.get(name, 0)))
+            tensor, offset = run.borrowed_space.get(name, ("", run.offsets.get(name, 0)))
             slot = slots[tensor] if tensor else 0
             yield slot, offset
             try:
-                yield slot, offset + bytes_at(self.layouts.buffers[name], {})
+                yield slot, offset + bytes_at(self.buffer_table.buffers[name], {})
             except UnknownBytes:  # how much it has is known when it runs: to the end of what it is in
                 yield (slots.setdefault(("end_of", tensor), len(slots) + 1), 0) if tensor else (0, run.arena)
 
@@ -324,7 +324,7 @@ class _Printer:
             if isinstance(item, Symbol):
                 yield f"{item.name} = int({item.name})"
                 yield from self.bind(item)
-            elif item in self.laid_out and self.layouts.buffers[item].kind not in ("view", "foreign"):
+            elif item in self.laid_out and self.buffer_table.buffers[item].kind not in ("view", "foreign"):
                 self.to_lay_out.append(item)
         yield from self.lay_out()
 
@@ -336,7 +336,7 @@ class _Printer:
     def lay_out(self) -> Iterator[str]:
         waiting, self.to_lay_out = self.to_lay_out, []
         for name in waiting:
-            strides = self.layouts.buffers[name].strides
+            strides = self.buffer_table.buffers[name].strides
             if not {atom.name for index in strides for atom in index.atoms if isinstance(atom, Symbol)} <= self.bound:
                 self.to_lay_out.append(name)
                 continue
@@ -345,8 +345,8 @@ class _Printer:
     def written(self) -> set[str]:
         """Inputs that the program writes, and the caller sees it: a copy could not stand for them."""
         accesses = (access for operation in self.program.operations for access in writes(operation))
-        storages = {self.layouts.buffers[access.buffer].storage for access in accesses}
-        return {name for name in storages if self.layouts.buffers[name].kind == "input"}
+        storages = {self.buffer_table.buffers[access.buffer].storage for access in accesses}
+        return {name for name in storages if self.buffer_table.buffers[name].kind == "input"}
 
     def assigned(self, call: Call, value: str) -> str:
         names = ["_" if item is None else item.name if isinstance(item, Symbol) else item for item in call.results]
@@ -382,9 +382,9 @@ class _Printer:
         yield from self.received(step.results)
 
     def interpreted(self, step: Operation) -> Iterator[str]:
-        for name in sorted(touched(step, self.layouts)):
+        for name in sorted(accessed(step, self.buffer_table)):
             yield from self.made(name)
-        program = small_program(step, self.layouts.buffers)
+        program = small_program(step, self.buffer_table.buffers)
         number = len(self.source.programs)
         self.source.programs.append(program)
         given = [item.name if isinstance(item, Symbol) else str(item) for item in program.inputs]

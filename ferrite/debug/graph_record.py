@@ -21,7 +21,7 @@ def plan_record(graph: CapturedGraph, plan: Plan, source: str, passes: tuple[Pas
     program = plan.program
     calls = [(call, item.origin) for item in program.operations if (call := call_of(item)) is not None]
     eager = [EagerCall(operator_text(call.operator), call.reason, at.line) for call, at in calls]
-    for place, reason in plan.alone.items():
+    for place, reason in plan.not_compiled.items():
         step = plan.steps[place]
         if reason == INTERPRETED:
             continue

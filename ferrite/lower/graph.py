@@ -23,15 +23,15 @@ from ferrite.lower import families
 from ferrite.lower.allocate import with_allocations
 from ferrite.lower.bodies import Bodies
 from ferrite.lower.calls import HalfLowered, flat
+from ferrite.lower.conj_and_neg import resolved_later, resolved_now
 from ferrite.lower.dead import live_operations
-from ferrite.lower.forecasts import Laid, misforecast
-from ferrite.lower.lazy_bits import resolved_later, resolved_now
+from ferrite.lower.forecasts import OperandLayout, misforecast
 from ferrite.lower.materialise import SinceCall, uses_of, worth_keeping
 from ferrite.lower.probes import IN_EAGER, correct_forecasts
 from ferrite.lower.refusals import refusal
 from ferrite.lower.scalars import computed_size, number_input, number_of, read
 from ferrite.lower.sizes import UnknownSize
-from ferrite.lower.table import NotLowered, lowering_of, standing
+from ferrite.lower.table import NotLowered, how_lowered, lowering_of
 from ferrite.lower.value import Box, Value, own_axes, whole
 
 families.load()
@@ -250,7 +250,7 @@ class Walk(Bodies):
             self.out, self.operator = before
 
     def choose(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:
-        kind, note = standing(target)
+        kind, note = how_lowered(target)
         if kind in ("eager", "template"):
             raise NotLowered(note)
         if (device := self.without_kernels(target, args, kwargs, out)) is not None:
@@ -280,11 +280,11 @@ class Walk(Bodies):
         devices = [result.device.type for result in results] + [value.device.type for value in operands]
         return next((device for device in devices if device not in self.kernels_on), None)
 
-    def operands_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Laid]:
+    def operands_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[OperandLayout]:
         for value in flat((list(args), dict(kwargs))):
             if isinstance(value, Value) and value.fake is not None and value.fake.layout is torch.strided:
                 fake = value.fake
-                yield Laid(self.sizes.indices(fake.shape), self.sizes.indices(fake.stride()), fake.dtype)
+                yield OperandLayout(self.sizes.indices(fake.shape), self.sizes.indices(fake.stride()), fake.dtype)
 
     def call_lowering(
         self, function: Callable[..., Any], target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]

@@ -47,7 +47,7 @@ from ferrite.lower.eager_strides import (
     elementwise,
     like_operand,
 )
-from ferrite.lower.forecasts import put_right
+from ferrite.lower.forecasts import swap_misforecast_operands
 from ferrite.lower.sizes import Sizes, UnknownSize
 
 aten = torch.ops.aten
@@ -86,7 +86,7 @@ def correct_forecasts(gm: torch.fx.GraphModule) -> None:
     """Make the forecasts of results eager's, and mark those of which eager's strides are known for certain, with all
     that is made of them and lies otherwise now."""
     before = {node: node.meta.get("val") for node in gm.graph.nodes}
-    if put_right(gm):
+    if swap_misforecast_operands(gm):
         mark_changed(before)
     asked = Asked()
     updater = None

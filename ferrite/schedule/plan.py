@@ -28,8 +28,8 @@ from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.repeats import Repeat, Repeats
 from ferrite.schedule.laws import verify_schedule
 from ferrite.schedule.memory.arena import Arenas
-from ferrite.schedule.memory.in_place import Takeovers, later, with_views
-from ferrite.schedule.memory.liveness import last_uses, private
+from ferrite.schedule.memory.in_place import InPlaceReuse, later, with_views
+from ferrite.schedule.memory.liveness import last_uses_of, private
 from ferrite.schedule.memory.split_runs import with_parted_runs
 from ferrite.schedule.schedule import Item, Schedule
 from ferrite.schedule.steps import Launch, Plan, Run, Step
@@ -84,7 +84,7 @@ def fuse(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
     ordered = Order(schedule.program, schedule.schedulings, fuel).run()
     plans = {id(item.work): item.bodies for item in schedule.items if item.bodies}
     items = [
-        Item(work, ordered.alone.get(place, ""), plans.get(id(work), ()))
+        Item(work, ordered.not_compiled.get(place, ""), plans.get(id(work), ()))
         for place, work in enumerate(ordered.items)
         if not isinstance(work, Group) or work.stages  # a group without any has become part of an earlier one
     ]
@@ -93,8 +93,8 @@ def fuse(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
 
 def arrange(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
     works = [item.work for item in schedule.items]
-    inside = private(schedule.program, works, schedule.layouts)  # type: ignore[arg-type]
-    repeats = Repeats(schedule.layouts, schedule.schedulings)
+    inside = private(schedule.program, works, schedule.buffer_table)  # type: ignore[arg-type]
+    repeats = Repeats(schedule.buffer_table, schedule.schedulings)
 
     def arranged(place: int, item: Item) -> Item:
         if not isinstance(item.work, Group):
@@ -109,7 +109,7 @@ def arrange(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
 
 def check_repeat(repeat: Repeat, inside: tuple[str, ...], schedule: Schedule) -> None:
     """A group that has the kernel of an earlier one would have got the same."""
-    built = schedule.schedulings[repeat.group.device].arranged(repeat.group, inside, schedule.layouts)
+    built = schedule.schedulings[repeat.group.device].arranged(repeat.group, inside, schedule.buffer_table)
     verify_kernel(built.kernel)
     if canonical(built.kernel, {}) != repeat.kernel({}) or built.arguments != repeat.arguments:
         raise AssertionError(f"groups that are no repeats of each other have one signature:\n{built.kernel}")
@@ -117,27 +117,27 @@ def check_repeat(repeat: Repeat, inside: tuple[str, ...], schedule: Schedule) ->
 
 def reuse_in_place(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
     works = [item.work.group if isinstance(item.work, Repeat) else item.work for item in schedule.items]
-    takeovers = Takeovers(schedule.program, works, schedule.layouts)  # type: ignore[arg-type]
+    reuse = InPlaceReuse(schedule.program, works, schedule.buffer_table)  # type: ignore[arg-type]
 
     def launched(place: int, item: Item) -> Item:
         if not isinstance(item.work, Repeat):
             return item
         repeat = item.work
-        taken = takeovers.at(place, repeat.group, repeat.arguments) if fuel.left else {}
+        taken = reuse.at(place, repeat.group, repeat.arguments) if fuel.left else {}
         for _ in taken:
             fuel.spend()
         kernel = repeat.kernel({old: later(old, taken)[-1] for old in taken})
-        arguments = tuple(takeovers.storage(name) for name in repeat.arguments if name not in taken)
+        arguments = tuple(reuse.storage(name) for name in repeat.arguments if name not in taken)
         device = repeat.group.device
         return replace(item, work=Launch(kernel, arguments, repeat.sizes, repeat.group.operations, device))
 
     items = tuple(itertools.starmap(launched, enumerate(schedule.items)))
     return replace(
         schedule,
-        program=with_views(schedule.program, takeovers.taken),
+        program=with_views(schedule.program, reuse.in_place),
         items=items,
-        in_place=takeovers.taken,
-        seen_elsewhere=frozenset(takeovers.storage(name) for name in takeovers.shared),
+        in_place=reuse.in_place,
+        seen_elsewhere=frozenset(reuse.storage(name) for name in reuse.shared),
     )
 
 
@@ -162,7 +162,7 @@ def launches(items: Iterator[Item]) -> Iterator[Launch]:
 
 
 def split_runs(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
-    arenas = Arenas(schedule.program, schedule.layouts, schedule.seen_elsewhere)
+    arenas = Arenas(schedule.program, schedule.buffer_table, schedule.seen_elsewhere)
     parts = with_parted_runs(schedule.program, steps_of(schedule), arenas, fuel)
     items = [
         replace(item, work=part) for item, some in zip(schedule.items, parts, strict=True) for part in some
@@ -171,7 +171,7 @@ def split_runs(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
 
 
 def plan_memory(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
-    arenas = Arenas(schedule.program, schedule.layouts, schedule.seen_elsewhere)
+    arenas = Arenas(schedule.program, schedule.buffer_table, schedule.seen_elsewhere)
     planned = arenas.planned(steps_of(schedule))
     return replace(schedule, items=tuple(map(with_work, schedule.items, planned)))
 
@@ -181,7 +181,7 @@ def finish(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
         if not isinstance(item.work, Run):
             return item
         scheduling = schedule.schedulings[item.work.launches[0].device]
-        return replace(item, work=scheduling.finished(item.work, schedule.layouts))
+        return replace(item, work=scheduling.finished(item.work, schedule.buffer_table))
 
     return replace(schedule, items=tuple(map(finished, schedule.items)))
 
@@ -204,7 +204,7 @@ def plan_of(schedule: Schedule) -> Plan:
     return Plan(
         schedule.program,
         tuple(steps),
-        last_uses(schedule.program, steps, schedule.layouts),
+        last_uses_of(schedule.program, steps, schedule.buffer_table),
         {place: item.reason for place, item in enumerate(schedule.items) if item.reason},
         schedule.not_fused,
         {place: item.bodies for place, item in enumerate(schedule.items) if item.bodies},

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ferrite.ir.program import Operation, Program
-from ferrite.schedule.fusion.accesses import Layouts
+from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.repeats import Repeat
 from ferrite.schedule.steps import Launch, NotFused, Plan, Run
@@ -48,8 +48,8 @@ class Schedule:
     seen_elsewhere: frozenset[str] = frozenset()
 
     @cached_property
-    def layouts(self) -> Layouts:
-        return Layouts(self.program)
+    def buffer_table(self) -> BufferTable:
+        return BufferTable(self.program)
 
     def __str__(self) -> str:
         rows = [f"{number:3}  {item}" for number, item in enumerate(self.items)]
@@ -86,6 +86,6 @@ def text_of_run(run: Run) -> str:
     rows = [f"run of {len(run.launches)}" + (f", {run.arena} bytes of its own" if run.arena else "")]
     rows += [f"         {text_of(launch)}" for launch in run.launches]
     rows += [f"         {name} at byte {at}" for name, at in run.offsets.items()]
-    rows += [f"         {name} in {tensor} at byte {at}" for name, (tensor, at) in run.lodged.items()]
-    rows += [f"         {each.first} to {each.first + each.count - 1} side by side" for each in run.together]
+    rows += [f"         {name} in {tensor} at byte {at}" for name, (tensor, at) in run.borrowed_space.items()]
+    rows += [f"         {each.first} to {each.first + each.count - 1} side by side" for each in run.parallel_regions]
     return "\n".join(rows)

@@ -14,7 +14,7 @@ from typing import Protocol
 from ferrite.ir.index import Axis
 from ferrite.ir.kernel import Kernel
 from ferrite.ir.program import Operation, Program
-from ferrite.schedule.fusion.accesses import Layouts
+from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.stages import Stage
 from ferrite.schedule.steps import Run
@@ -40,11 +40,11 @@ class Scheduling(Protocol):
     def slower(self, group: Group, stage: Stage, rows: tuple[Axis, ...]) -> str | None:
         """Why a stage in a group, row by row, would run slower than after it, though it may be there."""
 
-    def arranged(self, group: Group, inside: Iterable[str], layouts: Layouts) -> Built:
+    def arranged(self, group: Group, inside: Iterable[str], buffer_table: BufferTable) -> Built:
         """A group as a kernel: loops for threads and vectors, or grids and blocks. `inside`: storages that nothing else
         touches."""
 
-    def finished(self, run: Run, layouts: Layouts) -> Run:
+    def finished(self, run: Run, buffer_table: BufferTable) -> Run:
         """Launches that follow each other, with what can be done about all of them at once."""
 
 

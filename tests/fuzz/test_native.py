@@ -115,7 +115,7 @@ def compiled(case: Case, inputs: list[Tensor]) -> list[Tensor]:
     with mode:
         lowered = lower_module(make_fx(lambda *given: case(*given))(*fakes))
     plan = plan_of(lowered.program)
-    assert not plan.alone, "every loop has a kernel"
+    assert not plan.not_compiled, "every loop has a kernel"
     return list(function_of(plan, lowered.objects)(list(inputs)))
 
 

@@ -52,7 +52,9 @@ class Access:
     mode: str = "set"
 
 
-def asked_once(question: Callable[[Operation], tuple[Access, ...]]) -> Callable[[Operation], tuple[Access, ...]]:
+def cached_on_operation(
+    question: Callable[[Operation], tuple[Access, ...]],
+) -> Callable[[Operation], tuple[Access, ...]]:
     """Keeps the answer with the operation, which never changes: every stage asks the same of each again."""
     name = f"_{question.__name__}"
 
@@ -137,7 +139,7 @@ def stores_of(operation: Operation) -> tuple[Store, ...]:
     return ()
 
 
-@asked_once
+@cached_on_operation
 def reads(operation: Operation) -> tuple[Access, ...]:
     """What an operation reads, in order, each access once."""
     found: dict[Access, None] = {}
@@ -188,7 +190,7 @@ def is_read(program: Program, item: object) -> bool:
     return item in read
 
 
-@asked_once
+@cached_on_operation
 def writes(operation: Operation) -> tuple[Access, ...]:
     """What an operation writes, results and buffers it changes."""
     found = {Access(store.buffer, store.coordinates, store.mode): None for store in stores_of(operation)}

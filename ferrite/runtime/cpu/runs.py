@@ -26,7 +26,7 @@ class Kernels:
 def native_run(table: RunTable, kernels: Kernels) -> Callable[..., int]:
     """A function of the number of threads, and of the words that a run needs: addresses and sizes."""
     calls = [(kernels.addresses[call.kernel], call.arguments) for call in table.calls]
-    steps = pack_steps(calls, table.slots, [(each.first, each.count, each.threads) for each in table.together])
+    steps = pack_steps(calls, table.slots, [(each.first, each.count, each.threads) for each in table.parallel_regions])
     kept = ctypes.create_string_buffer(steps, len(steps))
     complaints = [(*kernels.complaints[call.kernel], *call.complaints) for call in table.calls]
 

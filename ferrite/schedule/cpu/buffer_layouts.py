@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ferrite.ir.index import ONE, ZERO, Axis, Index
 from ferrite.ir.program import Buffer, Compute, Program, Reduce, Scan, reads, writes
-from ferrite.schedule.fusion.accesses import Layouts, Touch, axes_in, likely, step_of
+from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, axes_in, likely, step_of
 
 LOOPS = (Compute, Reduce, Scan)
 
@@ -21,18 +21,18 @@ def with_layouts(program: Program) -> Program:
     free = free_buffers(program)
     if not free:
         return program
-    layouts = Layouts(program)
+    buffer_table = BufferTable(program)
     votes: dict[str, set[int]] = {name: set() for name in free}  # dimensions that should be the fastest
     for operation in program.operations:
         if isinstance(operation, LOOPS):
-            touches = layouts.touches(operation)
-            beside = [touch for touch in touches if touch.storage not in free]
-            for touch in touches:
-                if touch.storage in free:
-                    votes[touch.storage] |= set(wanted(touch, beside))
+            accesses = buffer_table.accesses(operation)
+            beside = [access for access in accesses if access.storage not in free]
+            for access in accesses:
+                if access.storage in free:
+                    votes[access.storage] |= set(wanted(access, beside))
     new: dict[str, Buffer] = {}
     for name, dims in votes.items():
-        buffer, chosen = layouts.buffers[name], next(iter(dims)) if len(dims) == 1 else -1
+        buffer, chosen = buffer_table.buffers[name], next(iter(dims)) if len(dims) == 1 else -1
         if chosen >= 0 and buffer.strides[chosen] is not ONE:
             new[name] = turned(buffer, chosen)
     if not new:
@@ -57,21 +57,21 @@ def free_buffers(program: Program) -> set[str]:
     return found
 
 
-def fast_axes(touch: Touch) -> Iterator[Axis]:
+def fast_axes(access: MemoryAccess) -> Iterator[Axis]:
     """The axes along which what is touched lies side by side."""
-    for atom in touch.place.atoms:
-        if isinstance(atom, Axis) and step_of(touch.place, atom) is ONE:
+    for atom in access.place.atoms:
+        if isinstance(atom, Axis) and step_of(access.place, atom) is ONE:
             yield atom
 
 
-def wanted(touch: Touch, beside: Sequence[Touch]) -> Iterator[int]:
+def wanted(access: MemoryAccess, beside: Sequence[MemoryAccess]) -> Iterator[int]:
     """The dimensions along which go touches that have as many elements; none that there is where that is not clear."""
-    if any(index.atoms and not isinstance(index, Axis) for index in touch.coordinates):
+    if any(index.atoms and not isinstance(index, Axis) for index in access.coordinates):
         yield -1
         return
-    mine = axes_in(touch.place)
+    mine = axes_in(access.place)
     fast = {axis for other in beside if mine <= axes_in(other.place) for axis in fast_axes(other)}
-    yield from (dimension for dimension, index in enumerate(touch.coordinates) if index in fast)
+    yield from (dimension for dimension, index in enumerate(access.coordinates) if index in fast)
 
 
 def turned(buffer: Buffer, fastest: int) -> Buffer:

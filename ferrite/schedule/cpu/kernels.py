@@ -10,32 +10,32 @@ from ferrite.ir.index import Symbol
 from ferrite.ir.kernel import Kernel, Pointer, Store, indices_in, nodes_in, walk
 from ferrite.schedule.cpu.loops import Body
 from ferrite.schedule.cpu.machine import Machine
-from ferrite.schedule.cpu.placement import Homes
+from ferrite.schedule.cpu.placement import Placement
 from ferrite.schedule.cpu.prefetch import with_prefetches
 from ferrite.schedule.cpu.ranges import parted
 from ferrite.schedule.cpu.shapes import arranged
 from ferrite.schedule.cpu.sharing import shared_tiles
 from ferrite.schedule.cpu.sorted_scatter import segments_of
 from ferrite.schedule.cpu.statements import Statements
-from ferrite.schedule.fusion.accesses import Layouts
+from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.nests import nests_of
 from ferrite.schedule.target import Built
 
 
-def build(group: Group, inside: Iterable[str], layouts: Layouts, machine: Machine) -> Built:
+def build(group: Group, inside: Iterable[str], buffer_table: BufferTable, machine: Machine) -> Built:
     """The kernel of a group; `inside`: storages that nothing else touches."""
-    nests = nests_of(group, layouts)
+    nests = nests_of(group, buffer_table)
     stages = [stage for nest in nests for stage in nest.stages]
     segments = segments_of(stages, group.rows) if len(stages) == len(nests) else None
     if segments is not None:  # a row of the table is complete before the next is begun: nothing needs a tile
         segments, inside = replace(segments, kept=segments.table not in inside), ()
-    homes = Homes(nests, group.rows, inside, layouts, machine)
-    made = Statements(homes, layouts, group.rows)
+    placement = Placement(nests, group.rows, inside, buffer_table, machine)
+    made = Statements(placement, buffer_table, group.rows)
     parts = [made.nest(nest) for nest in nests]
-    tiles: Body = tuple(tile.scratch for tile in homes.tiles.values())
+    tiles: Body = tuple(tile.scratch for tile in placement.tiles.values())
     if segments is None:
-        tiles += tuple(shared_tiles(nests, parts, homes.room))
+        tiles += tuple(shared_tiles(nests, parts, placement.room))
     body = parted(arranged(group.rows, tiles, nests, parts, machine, segments), machine)
     needed = memory_of(body)
     pointers = tuple(item for item in pointers_of(made) if item.name in needed)

@@ -20,7 +20,7 @@ from ferrite.ir.index import ONE, ZERO, Axis, FloorDiv, Index, Mod, Symbol, axis
 from ferrite.ir.program import Allocate, Buffer, Compute, Operation, Program, Ref, Store, Template, reads, writes
 from ferrite.schedule.cpu.loops import index_over
 from ferrite.schedule.cpu.placement import flat_extent
-from ferrite.schedule.fusion.accesses import Layouts, step_of
+from ferrite.schedule.fusion.accesses import BufferTable, step_of
 from ferrite.schedule.fusion.groups import apart
 
 # Operators that compute the same, bit by bit, into memory that is given to them.
@@ -39,7 +39,7 @@ def with_destinations(program: Program) -> Program:
 class _Destinations:
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.layouts = Layouts(program)
+        self.buffer_table = BufferTable(program)
         self.leaving = {self.storage(name) for name in program.outputs if isinstance(name, str)}
         self.viewed = {buffer.storage for buffer in program.buffers if buffer.storage != buffer.name}
         self.touching: dict[str, list[int]] = {}  # the places of the operations that touch a storage
@@ -52,7 +52,7 @@ class _Destinations:
         self.copies: set[int] = set()
 
     def storage(self, name: str) -> str:
-        return self.layouts.buffers[name].storage
+        return self.buffer_table.buffers[name].storage
 
     def take(self, place: int, product: Template) -> None:
         """Make a product part of what it is copied to, where that can be."""
@@ -62,7 +62,7 @@ class _Destinations:
         users = self.touching[result]
         copy = self.program.operations[users[1]] if len(users) == 2 else None
         store = copied(copy, result)
-        part = self.part(self.layouts.buffers[result], store) if store is not None else None
+        part = self.part(self.buffer_table.buffers[result], store) if store is not None else None
         if store is None or part is None or self.is_touched(store, place, users[1]):
             return
         call = product.call
@@ -78,26 +78,26 @@ class _Destinations:
         self.copies.add(users[1])
 
     def is_seen(self, result: str) -> bool:
-        return self.layouts.buffers[result].kind != "owned" or result in self.leaving or result in self.viewed
+        return self.buffer_table.buffers[result].kind != "owned" or result in self.leaving or result in self.viewed
 
     def is_touched(self, store: Store, first: int, last: int) -> bool:
         """Whether anything but other parts of the tensor is touched from the product on, before it is copied."""
-        mine = self.layouts.touch(store.buffer, store.coordinates, True)
+        mine = self.buffer_table.access(store.buffer, store.coordinates, True)
         places = self.touching[mine.storage]
         between = places[bisect_left(places, first) : bisect_left(places, last)]
         return len(between) > MOST_PARTS or not all(
             isinstance(operation := self.program.operations[place], Compute)
             and all(
-                touch.writes and touch.mode == "set" and apart(touch, mine)
-                for touch in self.layouts.touches(operation)
-                if touch.storage == mine.storage
+                access.writes and access.mode == "set" and apart(access, mine)
+                for access in self.buffer_table.accesses(operation)
+                if access.storage == mine.storage
             )
             for place in between
         )
 
     def part(self, product: Buffer, store: Store) -> Buffer | None:
         """The product as a view of what it is copied to, where BLAS can write it there."""
-        target = self.layouts.buffers[store.buffer]
+        target = self.buffer_table.buffers[store.buffer]
         if target.kind != "owned" or flat_extent(target.sizes) is flat_extent(product.sizes):
             return None
         assert isinstance(store.value, Load)
@@ -105,7 +105,7 @@ class _Destinations:
         extents = [item.extent if isinstance(item, Axis) else ONE for item in axes]
         if any(extent is not size for extent, size in zip(extents, product.sizes, strict=True)):
             return None  # part of the product
-        place = self.layouts.place(store.buffer, store.coordinates)
+        place = self.buffer_table.place(store.buffer, store.coordinates)
         strides = [
             step_of(place, item) if isinstance(item, Axis) else own
             for item, own in zip(axes, product.strides, strict=True)

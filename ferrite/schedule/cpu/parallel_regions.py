@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 from ferrite.ir.kernel import Accumulate, Loop, Statement, When, may_stop, walk
 from ferrite.schedule.cpu.loops import Body, work_of
 from ferrite.schedule.cpu.machine import Machine
-from ferrite.schedule.fusion.accesses import Layouts
+from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.memory.arena import bytes_of
-from ferrite.schedule.steps import Launch, Run, Together
+from ferrite.schedule.steps import Launch, ParallelRegion, Run
 
 ARENA = ""  # no storage has this name
 WORTH = 16  # grains that kernels have to do for a region to pay: what they need is in the caches of one core at first
@@ -48,21 +48,21 @@ class Cluster:
 
     at_once: list[int] = field(default_factory=list)
     after: list[int] = field(default_factory=list)
-    touched: dict[str, list[Bytes]] = field(default_factory=dict)
+    accessed: dict[str, list[Bytes]] = field(default_factory=dict)
 
     def takes(self, needs: Sequence[Bytes]) -> bool:
         """Whether a launch needs nothing that those here write, and writes nothing that they need."""
-        return not any(one.conflicts(other) for one in needs for other in self.touched.get(one.where, ()))
+        return not any(one.conflicts(other) for one in needs for other in self.accessed.get(one.where, ()))
 
     def add(self, place: int, needs: Sequence[Bytes], at_once: bool) -> None:
         (self.at_once if at_once else self.after).append(place)
         for each in needs:
-            self.touched.setdefault(each.where, []).append(each)
+            self.accessed.setdefault(each.where, []).append(each)
 
 
-class Regions:
-    def __init__(self, layouts: Layouts, machine: Machine) -> None:
-        self.layouts, self.machine = layouts, machine
+class ParallelRegions:
+    def __init__(self, buffer_table: BufferTable, machine: Machine) -> None:
+        self.buffer_table, self.machine = buffer_table, machine
         self.known: dict[int, float] = {}  # by the body, which kernels that repeat have in common
 
     def shared(self, run: Run) -> Run:
@@ -70,19 +70,21 @@ class Regions:
         if len(run.launches) < 2:
             return run
         order: list[int] = []
-        together: list[Together] = []
+        parallel_regions: list[ParallelRegion] = []
         for cluster in self.clusters(run):
             places = self.balanced(cluster.at_once, run)
             threads = self.threads_for([self.work(run.launches[place]) for place in places])
             if threads < 2:
                 order += sorted(cluster.at_once + cluster.after)
                 continue
-            together.append(Together(len(order), len(places), threads))
+            parallel_regions.append(ParallelRegion(len(order), len(places), threads))
             order += places
             order += sorted({*cluster.at_once, *cluster.after}.difference(places))
-        if not together:
+        if not parallel_regions:
             return run
-        return replace(run, launches=tuple(run.launches[place] for place in order), together=tuple(together))
+        return replace(
+            run, launches=tuple(run.launches[place] for place in order), parallel_regions=tuple(parallel_regions)
+        )
 
     def clusters(self, run: Run) -> list[Cluster]:
         found = [Cluster()]
@@ -103,9 +105,9 @@ class Regions:
         for pointer, name in zip(launch.kernel.pointers, launch.arguments, strict=True):
             where, low, size = name, 0, None
             if name in run.offsets:
-                where, low, size = ARENA, run.offsets[name], bytes_of(name, self.layouts)
-            elif name in run.lodged:
-                (where, low), size = run.lodged[name], bytes_of(name, self.layouts)
+                where, low, size = ARENA, run.offsets[name], bytes_of(name, self.buffer_table)
+            elif name in run.borrowed_space:
+                (where, low), size = run.borrowed_space[name], bytes_of(name, self.buffer_table)
             high = math.inf if size is None else low + size
             found.append(Bytes(where, low if size is not None else 0, high, pointer.access != "read"))
         return found

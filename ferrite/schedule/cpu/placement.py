@@ -10,7 +10,7 @@ from ferrite.ir.index import ONE, ZERO, Axis, Index
 from ferrite.ir.kernel import Scratch
 from ferrite.ir.program import Reduce, Scan
 from ferrite.schedule.cpu.machine import Machine
-from ferrite.schedule.fusion.accesses import Layouts, Touch, axes_in
+from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, axes_in
 from ferrite.schedule.fusion.nests import Nest, trivial
 from ferrite.schedule.fusion.stages import Stage
 
@@ -47,25 +47,30 @@ def flat_extent(sizes: Iterable[Index]) -> Index:
 class _Use:
     nest: int
     stage: Stage
-    touch: Touch
+    access: MemoryAccess
 
     @property
     def is_result(self) -> bool:
-        return self.touch.writes and isinstance(self.stage.operation, Reduce | Scan)
+        return self.access.writes and isinstance(self.stage.operation, Reduce | Scan)
 
 
-class Homes:
+class Placement:
     """`values`: storages that need no memory at all; `tiles`: those that need scratch. All others are in memory."""
 
     def __init__(
-        self, nests: Sequence[Nest], rows: Sequence[Axis], inside: Iterable[str], layouts: Layouts, machine: Machine
+        self,
+        nests: Sequence[Nest],
+        rows: Sequence[Axis],
+        inside: Iterable[str],
+        buffer_table: BufferTable,
+        machine: Machine,
     ) -> None:
-        self.nests, self.rows, self.layouts = nests, rows, layouts
+        self.nests, self.rows, self.buffer_table = nests, rows, buffer_table
         self.uses: dict[str, list[_Use]] = {}
         for place, nest in enumerate(nests):
             for stage in nest.stages:
-                for touch in stage.touches:
-                    self.uses.setdefault(touch.storage, []).append(_Use(place, stage, touch))
+                for access in stage.accesses:
+                    self.uses.setdefault(access.storage, []).append(_Use(place, stage, access))
         self.values: set[str] = set()
         self.tiles: dict[str, Tile] = {}
         self.room = machine.mid // 2  # bytes that tiles may take together
@@ -80,12 +85,12 @@ class Homes:
 
     def is_value(self, storage: str) -> bool:
         """Whether every reader can be handed the value itself."""
-        writes = [use for use in self.uses[storage] if use.touch.writes]
-        if len(writes) != 1 or writes[0].touch.mode != "set":
+        writes = [use for use in self.uses[storage] if use.access.writes]
+        if len(writes) != 1 or writes[0].access.mode != "set":
             return False
         (write,) = writes
-        loads = [use for use in self.uses[storage] if not use.touch.writes]
-        return all(load.touch.place is write.touch.place and self.reaches(write, load) for load in loads)
+        loads = [use for use in self.uses[storage] if not use.access.writes]
+        return all(load.access.place is write.access.place and self.reaches(write, load) for load in loads)
 
     def reaches(self, write: _Use, load: _Use) -> bool:
         if load.nest == write.nest:
@@ -95,19 +100,19 @@ class Homes:
     def once_a_row(self, write: _Use) -> bool:
         """Whether a value is made once in every row, so that what follows in the row can use it."""
         nest = self.nests[write.nest]
-        if nest.ordered or not axes_in(write.touch.place) <= set(self.rows):
+        if nest.ordered or not axes_in(write.access.place) <= set(self.rows):
             return False
         return nest.once_a_row or (isinstance(write.stage.operation, Reduce) and not nest.outer)
 
     def tile(self, storage: str) -> Tile | None:
-        buffer = self.layouts.buffers[storage]
-        touches = [use.touch for use in self.uses[storage]]
-        if any(touch.buffer != storage for touch in touches):
+        buffer = self.buffer_table.buffers[storage]
+        accesses = [use.access for use in self.uses[storage]]
+        if any(access.buffer != storage for access in accesses):
             return None
         wanted = {row for row in self.rows if not trivial(row)}
         by_row: set[int] = set()
         for place in range(len(buffer.sizes)):
-            found = {touch.coordinates[place] for touch in touches}
+            found = {access.coordinates[place] for access in accesses}
             if len(found) == 1 and (one := found.pop()) in wanted:
                 by_row.add(place)
                 wanted.discard(one)

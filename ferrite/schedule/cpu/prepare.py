@@ -27,7 +27,7 @@ from ferrite.schedule.cpu.argmax_blocks import GREATEST, block_size, by_blocks
 from ferrite.schedule.cpu.buffer_layouts import with_layouts
 from ferrite.schedule.cpu.concats import split_readers
 from ferrite.schedule.cpu.out_products import with_destinations
-from ferrite.schedule.fusion.accesses import Layouts, known, likely, step_of
+from ferrite.schedule.fusion.accesses import BufferTable, known, likely, step_of
 from ferrite.schedule.fusion.stages import stage_of
 
 FEW_RESULTS = 64  # so few that threads should share one
@@ -47,9 +47,9 @@ def prepare(program: Program) -> Program:
 
 class _Prepare:
     def __init__(self, program: Program) -> None:
-        self.layouts = Layouts(program)
-        self.buffers = dict(self.layouts.buffers)
-        self.layouts.buffers = self.buffers
+        self.buffer_table = BufferTable(program)
+        self.buffers = dict(self.buffer_table.buffers)
+        self.buffer_table.buffers = self.buffers
 
     def rewritten(self, operation: Operation) -> Iterator[Operation]:
         if not isinstance(operation, Reduce):
@@ -186,7 +186,7 @@ class _Prepare:
     def across(self, operation: Reduce) -> bool:
         """Whether results lie side by side, and not what is reduced: then threads share what is reduced, so that each
         goes through memory in its order."""
-        return stage_of(operation, self.layouts).favourite in operation.axes
+        return stage_of(operation, self.buffer_table).favourite in operation.axes
 
     def state_type(self, operation: Reduce) -> torch.dtype:
         return torch.bool if operation.kind in ("any", "all") else operation.values[0].dtype
@@ -197,7 +197,7 @@ class _Prepare:
         if longest is None:
             return None
         if isinstance(longest.extent, Number):  # the slowest that is long enough: each piece then lies in one place
-            places = [touch.place for touch in self.layouts.touches(operation) if not touch.writes]
+            places = [access.place for access in self.buffer_table.accesses(operation) if not access.writes]
             enough = [item for item in operation.reduced if known(item.extent, 0) >= min(PIECES, longest.extent.value)]
             longest = max(enough, key=lambda item: max((likely(step_of(at, item) or ZERO) for at in places), default=0))
         size = likely(longest.extent)

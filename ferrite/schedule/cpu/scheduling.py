@@ -9,10 +9,10 @@ from ferrite.ir.index import Axis
 from ferrite.ir.program import Operation, Program
 from ferrite.schedule.cpu.kernels import build
 from ferrite.schedule.cpu.machine import Machine
-from ferrite.schedule.cpu.parallel_regions import Regions
+from ferrite.schedule.cpu.parallel_regions import ParallelRegions
 from ferrite.schedule.cpu.prepare import prepare
 from ferrite.schedule.cpu.profit import slower
-from ferrite.schedule.fusion.accesses import Layouts
+from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.stages import Stage
 from ferrite.schedule.steps import Run
@@ -35,8 +35,8 @@ class CpuScheduling:
     def slower(self, group: Group, stage: Stage, rows: tuple[Axis, ...]) -> str | None:
         return slower(group, stage, rows)
 
-    def arranged(self, group: Group, inside: Iterable[str], layouts: Layouts) -> Built:
-        return build(group, inside, layouts, self.machine)
+    def arranged(self, group: Group, inside: Iterable[str], buffer_table: BufferTable) -> Built:
+        return build(group, inside, buffer_table, self.machine)
 
-    def finished(self, run: Run, layouts: Layouts) -> Run:
-        return Regions(layouts, self.machine).shared(run)
+    def finished(self, run: Run, buffer_table: BufferTable) -> Run:
+        return ParallelRegions(buffer_table, self.machine).shared(run)

@@ -117,12 +117,12 @@ def reading(stage: Stage, before: Sequence[Stage], store: program.Store, column:
         return None
     (last,), (row,) = final.stores, (item for item in final.axes if item is not column)
     wanted = tuple(row if isinstance(index, Data) else index for index in store.coordinates)
-    touched = {touch.storage for each in before for touch in each.touches}
-    tables = {touch.storage for each in before for touch in each.written}
-    reads = [touch for touch in stage.touches if not touch.writes and touch.storage in tables]
-    apart = last.mode == "set" and all(touch.storage not in touched for touch in stage.written)
-    fits = reads and all((touch.buffer, touch.coordinates) == (store.buffer, wanted) for touch in reads)
-    along = all(step_of(touch.place, column) in (ZERO, ONE) for touch in stage.touches)
+    accessed = {access.storage for each in before for access in each.accesses}
+    tables = {access.storage for each in before for access in each.written}
+    reads = [access for access in stage.accesses if not access.writes and access.storage in tables]
+    apart = last.mode == "set" and all(access.storage not in accessed for access in stage.written)
+    fits = reads and all((access.buffer, access.coordinates) == (store.buffer, wanted) for access in reads)
+    along = all(step_of(access.place, column) in (ZERO, ONE) for access in stage.accesses)
     return row if fits and apart and along else None
 
 

@@ -12,9 +12,9 @@ from ferrite.ir import STATES, Expr, Load, Local, cast, const, index_value, op, 
 from ferrite.ir.index import Axis, Index
 from ferrite.ir.kernel import Join, Let, State, Statement, Store
 from ferrite.ir.program import Compute, Mode, Reduce, Scan
-from ferrite.schedule.cpu.placement import Homes, flat_place
+from ferrite.schedule.cpu.placement import Placement, flat_place
 from ferrite.schedule.cpu.scans import scan_state
-from ferrite.schedule.fusion.accesses import Layouts
+from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.nests import Nest
 
 Key = tuple[str, Index]
@@ -32,8 +32,8 @@ class Parts:
 class Statements:
     """Makes the statements of all nests of a group, in order: later nests use values of earlier ones."""
 
-    def __init__(self, homes: Homes, layouts: Layouts, rows: Sequence[Axis]) -> None:
-        self.homes, self.layouts, self.rows = homes, layouts, rows
+    def __init__(self, placement: Placement, buffer_table: BufferTable, rows: Sequence[Axis]) -> None:
+        self.placement, self.buffer_table, self.rows = placement, buffer_table, rows
         self.row_values: dict[Key, Local] = {}
         self.point_values: dict[Key, Local] = {}
         self.names = (f"v{count}" for count in itertools.count())
@@ -60,12 +60,12 @@ class Statements:
         return rewrite_loads(expr, self.loaded)
 
     def loaded(self, load: Load) -> Expr:
-        storage = self.layouts.buffers[load.buffer].storage
-        place = self.layouts.place(load.buffer, load.coordinates)
+        storage = self.buffer_table.buffers[load.buffer].storage
+        place = self.buffer_table.place(load.buffer, load.coordinates)
         found = self.point_values.get((storage, place)) or self.row_values.get((storage, place))
         if found is not None:
             return found
-        tile = self.homes.tiles.get(storage)
+        tile = self.placement.tiles.get(storage)
         if tile is not None:
             return Load.intern(tile.name, tile.coordinates(load.coordinates), load.dtype)
         self.read.add(storage)
@@ -85,12 +85,12 @@ class Statements:
     # --- stores -------------------------------------------------------------------------------------------------------
 
     def stored(self, buffer: str, at: Sequence[Index], value: Expr, mode: Mode = "set") -> Iterator[Statement]:
-        storage = self.layouts.buffers[buffer].storage
-        if storage in self.homes.values:
+        storage = self.buffer_table.buffers[buffer].storage
+        if storage in self.placement.values:
             return
-        self.forget(storage, None if mode != "set" else self.layouts.place(buffer, at))
+        self.forget(storage, None if mode != "set" else self.buffer_table.place(buffer, at))
         at = tuple(map(self.coordinates, at))
-        tile = self.homes.tiles.get(storage)
+        tile = self.placement.tiles.get(storage)
         if tile is not None:
             yield Store(tile.name, tile.coordinates(at), value, mode)
             return
@@ -98,7 +98,7 @@ class Statements:
         self.types[storage] = value.dtype
         if mode != "set":
             self.read.add(storage)
-        yield Store(storage, (self.layouts.place(buffer, at),), value, mode)
+        yield Store(storage, (self.buffer_table.place(buffer, at),), value, mode)
 
     def forget(self, storage: str, place: Index | None) -> None:
         """What is known of a storage no longer holds when something is stored there, but for what that is."""
@@ -114,7 +114,7 @@ class Statements:
         return [Let(name, value)], local
 
     def key(self, buffer: str, coordinates: Sequence[Index]) -> Key:
-        return self.layouts.buffers[buffer].storage, self.layouts.place(buffer, coordinates)
+        return self.buffer_table.buffers[buffer].storage, self.buffer_table.place(buffer, coordinates)
 
     def compute(self, operation: Compute, row_level: bool) -> list[Statement]:
         """Every value first, then every store."""
@@ -147,7 +147,7 @@ class Statements:
         for target, name, dtype in zip(operation.targets, state.names, dtypes, strict=True):
             if target is None:
                 continue
-            result: Expr = cast(Local.intern(name, dtype), self.layouts.buffers[target.buffer].dtype)
+            result: Expr = cast(Local.intern(name, dtype), self.buffer_table.buffers[target.buffer].dtype)
             if row_level:
                 let, result = self.named(result, self.key(target.buffer, target.coordinates), True)
                 parts.after += let
@@ -160,7 +160,7 @@ class Statements:
         parts.point.append(Join(state.names[0], joined))
         for target, result in zip(operation.targets, results, strict=True):
             if target is not None:
-                value = cast(result, self.layouts.buffers[target.buffer].dtype)
+                value = cast(result, self.buffer_table.buffers[target.buffer].dtype)
                 parts.point += self.stored(target.buffer, target.coordinates, value)
 
 

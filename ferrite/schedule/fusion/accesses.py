@@ -17,7 +17,7 @@ from ferrite.ir.program import Buffer, Loop, Program, roots_of, stores_of, targe
 
 
 @dataclass(frozen=True)
-class Touch:
+class MemoryAccess:
     buffer: str
     storage: str
     coordinates: tuple[Index, ...]
@@ -26,7 +26,7 @@ class Touch:
     mode: str = "set"
 
 
-class Layouts:
+class BufferTable:
     """Where the elements of a program's buffers lie."""
 
     def __init__(self, program: Program) -> None:
@@ -39,21 +39,21 @@ class Layouts:
             place = place + coordinate * stride
         return place
 
-    def touch(self, name: str, coordinates: tuple[Index, ...], writes: bool, mode: str = "set") -> Touch:
+    def access(self, name: str, coordinates: tuple[Index, ...], writes: bool, mode: str = "set") -> MemoryAccess:
         storage = self.buffers[name].storage
-        return Touch(name, storage, coordinates, self.place(name, coordinates), writes, mode)
+        return MemoryAccess(name, storage, coordinates, self.place(name, coordinates), writes, mode)
 
-    def touches(self, operation: Loop) -> tuple[Touch, ...]:
+    def accesses(self, operation: Loop) -> tuple[MemoryAccess, ...]:
         """Loads, then stores, each place once."""
-        found: dict[Touch, None] = {}
+        found: dict[MemoryAccess, None] = {}
         for load in loads_of(*roots_of(operation)):
-            found[self.touch(load.buffer, load.coordinates, False)] = None
+            found[self.access(load.buffer, load.coordinates, False)] = None
         stored = stores_of(operation)
         for store in stored:
-            found[self.touch(store.buffer, store.coordinates, True, store.mode)] = None
+            found[self.access(store.buffer, store.coordinates, True, store.mode)] = None
         if not stored:
             for target in targets_of(operation):
-                found[self.touch(target.buffer, target.coordinates, True)] = None
+                found[self.access(target.buffer, target.coordinates, True)] = None
         return tuple(found)
 
     def dtype(self, storage: str) -> torch.dtype:
@@ -129,7 +129,7 @@ def likely_of_atom(atom: Atom) -> int:
 # --- two touches of one storage ---------------------------------------------------------------------------------------
 
 
-def separated(first: Touch, second: Touch, rows: Iterable[Axis]) -> bool:
+def separated(first: MemoryAccess, second: MemoryAccess, rows: Iterable[Axis]) -> bool:
     """Whether two touches meet in one row at most: at different values of the rows they are at different elements."""
     wanted = {row for row in rows if not (isinstance(row.extent, Number) and row.extent.value == 1)}
     if not wanted:

@@ -26,7 +26,7 @@ from ferrite.ir.program import (
     writes,
 )
 from ferrite.pipeline import Fuel
-from ferrite.schedule.fusion.accesses import Layouts
+from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.groups import Fit, Group, Refusal, begin, bind, fit, shared_bytes
 from ferrite.schedule.fusion.stages import Names, Stage, stage_of, with_fresh_axes
 from ferrite.schedule.steps import NotFused
@@ -37,17 +37,17 @@ MOST_TRIED = 6  # groups that an operation is held against, those that share mos
 
 @dataclass
 class Ordered:
-    """`alone`: why a loop is not compiled, by its place among the items."""
+    """`not_compiled`: why a loop is not, by its place among the items."""
 
     items: list[Group | Operation] = field(default_factory=list)
-    alone: dict[int, str] = field(default_factory=dict)
+    not_compiled: dict[int, str] = field(default_factory=dict)
     refusals: list[NotFused] = field(default_factory=list)
 
 
 class Order:
     def __init__(self, program: Program, schedulings: Schedulings, fuel: Fuel) -> None:
         self.program, self.schedulings, self.fuel = program, schedulings, fuel
-        self.layouts = Layouts(program)
+        self.buffer_table = BufferTable(program)
         self.names = Names()
         self.done = Ordered()
         self.writer: dict[str, int] = {}
@@ -65,7 +65,7 @@ class Order:
     # --- dependences --------------------------------------------------------------------------------------------------
 
     def storage(self, name: str) -> str:
-        return self.layouts.buffers[name].storage
+        return self.buffer_table.buffers[name].storage
 
     def needed(self, read: set[str], written: set[str], operation: Operation) -> set[int]:
         """The places of the items that an operation depends on: of those that touch one thing the last."""
@@ -107,8 +107,8 @@ class Order:
         reason = f"no kernels are made on {device}" if scheduling is None else scheduling.refuses(operation)
         if reason or scheduling is None:
             return self.leave(operation, reason or "")
-        stage = stage_of(with_fresh_axes(operation, self.names), self.layouts)
-        reason = hazard(stage, self.layouts)
+        stage = stage_of(with_fresh_axes(operation, self.names), self.buffer_table)
+        reason = hazard(stage, self.buffer_table)
         if reason:
             return self.leave(operation, reason)
         if self.fuel.left:
@@ -116,7 +116,7 @@ class Order:
             for place in self.candidates(stage, max(needed, default=-1), device):
                 group = self.done.items[place]
                 assert isinstance(group, Group)
-                found = fit(group, stage, self.layouts, scheduling.slower)
+                found = fit(group, stage, self.buffer_table, scheduling.slower)
                 if isinstance(found, Fit):
                     self.fuel.spend()
                     group.rows = found.rows
@@ -131,12 +131,12 @@ class Order:
     def leave(self, operation: Operation, reason: str) -> int:
         """An operation that does not become part of a kernel."""
         place = self.append(operation)
-        self.done.alone[place] = reason
+        self.done.not_compiled[place] = reason
         return place
 
     def device_of(self, operation: Loop) -> str:
         """The type of the device that a loop runs on: that of what it writes."""
-        return next((self.layouts.buffers[access.buffer].device.type for access in writes(operation)), "cpu")
+        return next((self.buffer_table.buffers[access.buffer].device.type for access in writes(operation)), "cpu")
 
     def merged(self, stage: Stage, needed: set[int], device: str) -> set[int]:
         """Where the last thing that a stage needs is a group, and it shares memory with an earlier group too, the two
@@ -168,7 +168,7 @@ class Order:
         whole = first.copy()
         slower = self.schedulings[first.device].slower
         for stage in second.stages:
-            found = fit(whole, stage, self.layouts, slower, rows)
+            found = fit(whole, stage, self.buffer_table, slower, rows)
             if not isinstance(found, Fit) or found.rows != first.rows:
                 return False
             whole.add(found.stage)
@@ -176,7 +176,7 @@ class Order:
         self.done.items[place], self.done.items[later] = whole, Group(())
         self.after[place] = max(self.after[place], self.after[later])
         for table in (self.writer, self.reader):
-            for storage in second.touches:
+            for storage in second.accesses:
                 if table.get(storage) == later:
                     table[storage] = place
         return True
@@ -189,13 +189,13 @@ class Order:
         """Groups not before what the stage depends on, those that share most bytes first, of equals the latest."""
         places = {
             place
-            for touch in stage.touches
+            for access in stage.accesses
             for table in (self.writer, self.reader)
-            if (place := table.get(touch.storage, -1)) >= max(earliest, 0)
+            if (place := table.get(access.storage, -1)) >= max(earliest, 0)
         }
         groups = [(place, item) for place in places if isinstance(item := self.done.items[place], Group)]
         groups = [(place, group) for place, group in groups if group.device == device]
-        ranked = sorted(groups, key=lambda pair: (-shared_bytes(pair[1], stage, self.layouts), -pair[0]))
+        ranked = sorted(groups, key=lambda pair: (-shared_bytes(pair[1], stage, self.buffer_table), -pair[0]))
         return [place for place, _ in ranked[:MOST_TRIED]]
 
     def refused(self, operation: Loop, group: Group, refusal: Refusal) -> None:
@@ -203,15 +203,15 @@ class Order:
         self.done.refusals.append(NotFused(operation.origin.nodes, there, refusal.reason))
 
 
-def hazard(stage: Stage, layouts: Layouts) -> str | None:
+def hazard(stage: Stage, buffer_table: BufferTable) -> str | None:
     """Why a loop cannot stand for an operation, which reads all it needs before it writes."""
     types: dict[str, torch.dtype] = {}
-    for touch in stage.touches:
-        dtype = layouts.buffers[touch.buffer].dtype
-        if types.setdefault(touch.storage, dtype) != dtype:
-            return f"{touch.storage} is seen as two types"
+    for access in stage.accesses:
+        dtype = buffer_table.buffers[access.buffer].dtype
+        if types.setdefault(access.storage, dtype) != dtype:
+            return f"{access.storage} is seen as two types"
     for write in stage.written:
-        for touch in stage.touches:
-            if touch.storage == write.storage and touch.place is not write.place and not touch.writes:
+        for access in stage.accesses:
+            if access.storage == write.storage and access.place is not write.place and not access.writes:
                 return f"it reads other elements of {write.buffer} than it writes"
     return None

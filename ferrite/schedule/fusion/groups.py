@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from ferrite.ir.index import Axis, Index, Number
 from ferrite.ir.program import Loop, Origin
-from ferrite.schedule.fusion.accesses import Layouts, Touch, counterparts, likely, separated
+from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, counterparts, likely, separated
 from ferrite.schedule.fusion.stages import Stage
 
 MOST_STAGES = 48
@@ -33,19 +33,19 @@ class Group:
 
     rows: tuple[Axis, ...]
     stages: list[Stage] = field(default_factory=list)
-    touches: dict[str, list[Touch]] = field(default_factory=dict)  # by storage, each place once
+    accesses: dict[str, list[MemoryAccess]] = field(default_factory=dict)  # by storage, each place once
     device: str = "cpu"
 
     def add(self, stage: Stage) -> None:
         self.stages.append(stage)
-        for touch in stage.touches:
-            known_touches = self.touches.setdefault(touch.storage, [])
-            if touch not in known_touches:
-                known_touches.append(touch)
+        for access in stage.accesses:
+            known_touches = self.accesses.setdefault(access.storage, [])
+            if access not in known_touches:
+                known_touches.append(access)
 
     def copy(self) -> Group:
-        touches = {name: list(touches) for name, touches in self.touches.items()}
-        return Group(self.rows, list(self.stages), touches, self.device)
+        accesses = {name: list(accesses) for name, accesses in self.accesses.items()}
+        return Group(self.rows, list(self.stages), accesses, self.device)
 
     @property
     def operations(self) -> tuple[Loop, ...]:
@@ -84,24 +84,24 @@ class Fit:
 
 
 def fit(
-    group: Group, stage: Stage, layouts: Layouts, slower: Slower, bound: Mapping[Axis, Axis] | None = None
+    group: Group, stage: Stage, buffer_table: BufferTable, slower: Slower, bound: Mapping[Axis, Axis] | None = None
 ) -> Fit | Refusal:
     """`slower`: why they would be together, on their device; `bound`: the stage's axis for each row, where that is
     known."""
     if len(group.stages) >= MOST_STAGES:
         return Refusal(f"the kernel has {MOST_STAGES} operations already")
-    if len(group.touches.keys() | {touch.storage for touch in stage.touches}) > MOST_POINTERS:
+    if len(group.accesses.keys() | {access.storage for access in stage.accesses}) > MOST_POINTERS:
         return Refusal(f"together they touch more than {MOST_POINTERS} storages")
     bound = bind(group, stage) if bound is None else bound
     rows = tuple(row for row in group.rows if row in bound or is_one(row))
-    joined = stage.renamed({mine: row for row, mine in bound.items()}, layouts)
-    for touch in joined.touches:
-        for other in group.touches.get(touch.storage, ()):
-            if layouts.buffers[touch.buffer].dtype != layouts.buffers[other.buffer].dtype:
-                return Refusal(f"{touch.storage} is seen as two types")
-            if (touch.writes or other.writes) and not separated(touch, other, rows):
-                return Refusal(f"what one has of {touch.buffer} in a row, the other needs in other rows")
-    if beside(group, joined) and written_bytes(group, joined, layouts) > shared_bytes(group, joined, layouts):
+    joined = stage.renamed({mine: row for row, mine in bound.items()}, buffer_table)
+    for access in joined.accesses:
+        for other in group.accesses.get(access.storage, ()):
+            if buffer_table.buffers[access.buffer].dtype != buffer_table.buffers[other.buffer].dtype:
+                return Refusal(f"{access.storage} is seen as two types")
+            if (access.writes or other.writes) and not separated(access, other, rows):
+                return Refusal(f"what one has of {access.buffer} in a row, the other needs in other rows")
+    if beside(group, joined) and written_bytes(group, joined, buffer_table) > shared_bytes(group, joined, buffer_table):
         return Refusal("they need nothing of each other, and together hold more than they read")
     worse = slower(group, joined, rows)
     return Refusal(worse) if worse else Fit(joined, rows)
@@ -109,11 +109,11 @@ def fit(
 
 def beside(group: Group, stage: Stage) -> bool:
     """Whether a stage only reads other elements of the same tensors: nothing is saved when it joins."""
-    pairs = [(touch, other) for touch in stage.touches for other in group.touches.get(touch.storage, ())]
-    return bool(pairs) and all(not (touch.writes or other.writes) and apart(touch, other) for touch, other in pairs)
+    pairs = [(access, other) for access in stage.accesses for other in group.accesses.get(access.storage, ())]
+    return bool(pairs) and all(not (access.writes or other.writes) and apart(access, other) for access, other in pairs)
 
 
-def apart(first: Touch, second: Touch) -> bool:
+def apart(first: MemoryAccess, second: MemoryAccess) -> bool:
     """Whether two touches are of different parts of a tensor: along an axis of it, one ends before the other begins."""
     if first.buffer != second.buffer:
         return False
@@ -125,9 +125,11 @@ def ends_before(first: Index, second: Index) -> bool:
     return first.high is not None and second.low is not None and first.high < second.low
 
 
-def written_bytes(group: Group, stage: Stage, layouts: Layouts) -> int:
-    touches = itertools.chain(stage.touches, *group.touches.values())
-    return sum(bytes_about(storage, layouts) for storage in {touch.storage for touch in touches if touch.writes})
+def written_bytes(group: Group, stage: Stage, buffer_table: BufferTable) -> int:
+    accesses = itertools.chain(stage.accesses, *group.accesses.values())
+    return sum(
+        bytes_about(storage, buffer_table) for storage in {access.storage for access in accesses if access.writes}
+    )
 
 
 def is_one(row: Axis) -> bool:
@@ -140,13 +142,13 @@ def bind(group: Group, stage: Stage) -> dict[Axis, Axis]:
     taken: set[Axis] = set()
     refused: set[Axis] = set()
     # what is written decides; what both only read is a hint where nothing is
-    ranked = sorted(stage.touches, key=lambda touch: not touch.writes)
+    ranked = sorted(stage.accesses, key=lambda access: not access.writes)
     for wanted in (True, False):
-        for touch in ranked:
-            for other in group.touches.get(touch.storage, ()):
-                if (touch.writes or other.writes) is not wanted or touch.buffer != other.buffer:
+        for access in ranked:
+            for other in group.accesses.get(access.storage, ()):
+                if (access.writes or other.writes) is not wanted or access.buffer != other.buffer:
                     continue
-                pairs = zip(other.coordinates, touch.coordinates, strict=True)
+                pairs = zip(other.coordinates, access.coordinates, strict=True)
                 for row, mine in itertools.chain.from_iterable(itertools.starmap(counterparts, pairs)):
                     if row not in group.rows or mine not in stage.axes:
                         continue
@@ -160,12 +162,12 @@ def bind(group: Group, stage: Stage) -> dict[Axis, Axis]:
     return bound
 
 
-def shared_bytes(group: Group, stage: Stage, layouts: Layouts) -> int:
+def shared_bytes(group: Group, stage: Stage, buffer_table: BufferTable) -> int:
     """Bytes that need not be read again when the stage joins."""
-    common = {touch.storage for touch in stage.touches} & group.touches.keys()
-    return sum(bytes_about(storage, layouts) for storage in common)
+    common = {access.storage for access in stage.accesses} & group.accesses.keys()
+    return sum(bytes_about(storage, buffer_table) for storage in common)
 
 
-def bytes_about(storage: str, layouts: Layouts) -> int:
-    buffer = layouts.buffers[storage]
+def bytes_about(storage: str, buffer_table: BufferTable) -> int:
+    buffer = buffer_table.buffers[storage]
     return math.prod((likely(size) for size in buffer.sizes), start=buffer.dtype.itemsize)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from ferrite.ir.index import Axis, Number
 from ferrite.ir.program import Compute, Reduce, Scan
-from ferrite.schedule.fusion.accesses import Layouts, Touch, counterparts
+from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, counterparts
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.stages import Stage
 
@@ -53,21 +53,21 @@ class Nest:
         return not self.axes and not self.has_states
 
 
-def nests_of(group: Group, layouts: Layouts) -> list[Nest]:
+def nests_of(group: Group, buffer_table: BufferTable) -> list[Nest]:
     nests: list[Nest] = []
     for stage in group.stages:
-        place(nests, stage, group.rows, layouts)
+        place(nests, stage, group.rows, buffer_table)
     return nests
 
 
-def place(nests: list[Nest], stage: Stage, rows: Sequence[Axis], layouts: Layouts) -> None:
+def place(nests: list[Nest], stage: Stage, rows: Sequence[Axis], buffer_table: BufferTable) -> None:
     inner = stage.inner(rows)
     ordered = isinstance(stage.operation, Scan) or any(
         item not in stage.free and item not in stage.reduced for item in inner
     )
     chosen: tuple[Nest, Stage] | None = None
     for nest in reversed(nests):
-        joined = None if ordered or nest.ordered else aligned(nest, stage, inner, layouts)
+        joined = None if ordered or nest.ordered else aligned(nest, stage, inner, buffer_table)
         met = meeting(nest, joined or stage)
         if joined is not None and met != "elsewhere" and chosen is None:
             chosen = nest, joined
@@ -76,7 +76,7 @@ def place(nests: list[Nest], stage: Stage, rows: Sequence[Axis], layouts: Layout
     if chosen is None:
         same = next((nest for nest in nests if extents(nest.axes) == extents(inner) and not ordered), None)
         if same is not None:  # the same axes, so that equal expressions are seen to be equal
-            stage = stage.renamed(by_order(inner, same.axes), layouts)
+            stage = stage.renamed(by_order(inner, same.axes), buffer_table)
             inner = stage.inner(rows)
         nests.append(Nest(inner, [stage], ordered))
     else:
@@ -91,14 +91,14 @@ def by_order(old: Sequence[Axis], new: Sequence[Axis]) -> dict[Axis, Axis]:
     return {left: right for left, right in zip(old, new, strict=True) if left is not right}
 
 
-def aligned(nest: Nest, stage: Stage, inner: tuple[Axis, ...], layouts: Layouts) -> Stage | None:
+def aligned(nest: Nest, stage: Stage, inner: tuple[Axis, ...], buffer_table: BufferTable) -> Stage | None:
     """The stage over the axes of a nest, where it has as many and the same; None otherwise."""
     if len(inner) != len(nest.axes) or sorted(map(id, extents(inner))) != sorted(map(id, extents(nest.axes))):
         return None
     new = matched(nest, stage, inner)
     if new is None:
         return None
-    joined = stage.renamed({old: axis for old, axis in new.items() if old is not axis}, layouts)
+    joined = stage.renamed({old: axis for old, axis in new.items() if old is not axis}, buffer_table)
     if not isinstance(joined.operation, Reduce):
         return joined
     if nest.has_states:
@@ -111,11 +111,11 @@ def matched(nest: Nest, stage: Stage, inner: tuple[Axis, ...]) -> dict[Axis, Axi
     new: dict[Axis, Axis] = {item: item for item in inner if item in nest.axes}
     taken = set(new.values())
     for each in nest.stages:
-        for touch in each.touches:
-            for other in stage.touches:
-                if touch.buffer != other.buffer:
+        for access in each.accesses:
+            for other in stage.accesses:
+                if access.buffer != other.buffer:
                     continue
-                pairs = zip(touch.coordinates, other.coordinates, strict=True)
+                pairs = zip(access.coordinates, other.coordinates, strict=True)
                 for theirs, mine in itertools.chain.from_iterable(itertools.starmap(counterparts, pairs)):
                     if theirs not in nest.axes or mine not in inner or mine in new or theirs in taken:
                         continue
@@ -137,22 +137,22 @@ def meeting(nest: Nest, stage: Stage) -> str:
     """Where a stage needs what a nest touches: "nowhere", at the "same point", or "elsewhere"."""
     found = "nowhere"
     for each in nest.stages:
-        for touch in each.touches:
-            for other in stage.touches:
-                if touch.storage != other.storage or not (touch.writes or other.writes):
+        for access in each.accesses:
+            for other in stage.accesses:
+                if access.storage != other.storage or not (access.writes or other.writes):
                     continue
-                if not same_point(each, touch, stage, other):
+                if not same_point(each, access, stage, other):
                     return "elsewhere"
                 found = "same point"
     return found
 
 
-def same_point(first: Stage, touch: Touch, second: Stage, other: Touch) -> bool:
+def same_point(first: Stage, access: MemoryAccess, second: Stage, other: MemoryAccess) -> bool:
     """Whether two touches meet at one point of the nest only, and the value is there by then."""
-    if touch.place is not other.place:
+    if access.place is not other.place:
         return False
-    results = (first, touch), (second, other)
-    return not any(touched.writes and isinstance(stage.operation, Reduce | Scan) for stage, touched in results)
+    results = (first, access), (second, other)
+    return not any(accessed.writes and isinstance(stage.operation, Reduce | Scan) for stage, accessed in results)
 
 
 def trivial(axis: Axis) -> bool:

@@ -15,7 +15,7 @@ from ferrite.ir import Expr, Interned, Load, nodes_of
 from ferrite.ir.index import Axis, Index, Number, Product, Sum, Symbol
 from ferrite.ir.kernel import Kernel, canonical, verify_kernel
 from ferrite.ir.program import Compute, Reduce, Scan, Store, Target, roots_of
-from ferrite.schedule.fusion.accesses import Layouts
+from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.target import Schedulings
 
@@ -66,18 +66,18 @@ class Repeat:
 
 
 class Repeats:
-    def __init__(self, layouts: Layouts, schedulings: Schedulings) -> None:
-        self.layouts, self.schedulings = layouts, schedulings
+    def __init__(self, buffer_table: BufferTable, schedulings: Schedulings) -> None:
+        self.buffer_table, self.schedulings = buffer_table, schedulings
         self.patterns: dict[Hashable, Pattern] = {}
 
     def of(self, group: Group, inside: tuple[str, ...]) -> Repeat:
         """`inside`: storages that nothing else touches."""
-        signature = Signature(self.layouts, inside)
+        signature = Signature(self.buffer_table, inside)
         key = signature.of_group(group)
         names = tuple(signature.storages)
         pattern = self.patterns.get(key)
         if pattern is None:
-            built = self.schedulings[group.device].arranged(group, inside, self.layouts)
+            built = self.schedulings[group.device].arranged(group, inside, self.buffer_table)
             arguments = tuple(signature.storages[name] for name in built.arguments)
             pattern = self.patterns[key] = Pattern(built.kernel, names, arguments)
         return Repeat(pattern, names, group)
@@ -87,8 +87,8 @@ class Signature:
     """Expressions are listed once, operands first, and called by their place in the list; indices are small and are
     spelt out, their terms in no order: terms are sorted by name."""
 
-    def __init__(self, layouts: Layouts, inside: tuple[str, ...]) -> None:
-        self.layouts, self.inside = layouts, frozenset(inside)
+    def __init__(self, buffer_table: BufferTable, inside: tuple[str, ...]) -> None:
+        self.buffer_table, self.inside = buffer_table, frozenset(inside)
         self.axes: dict[Axis, int] = {}
         self.storages: dict[str, int] = {}
         self.buffers: dict[str, int] = {}
@@ -154,8 +154,8 @@ class Signature:
         """A number, after a row that says how the buffer lies in which storage."""
         found = self.buffers.get(name)
         if found is None:
-            buffer = self.layouts.buffers[name]
-            storage = self.layouts.buffers[buffer.storage]
+            buffer = self.buffer_table.buffers[name]
+            storage = self.buffer_table.buffers[buffer.storage]
             known = self.storages.setdefault(buffer.storage, len(self.storages))
             found = self.buffers[name] = len(self.buffers)
             for each in (buffer, storage):

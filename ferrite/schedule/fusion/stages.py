@@ -14,7 +14,16 @@ from ferrite.ir import rewrite_indices
 from ferrite.ir.index import Axis, Index, Number, axis, substitute
 from ferrite.ir.kernel import keeps_apart
 from ferrite.ir.program import Buffer, Compute, Loop, Reduce, Scan, Store, Target, axes_of, cost
-from ferrite.schedule.fusion.accesses import GUESS, Layouts, Touch, axes_in, likely, mixed_radix, only_row, step_of
+from ferrite.schedule.fusion.accesses import (
+    GUESS,
+    BufferTable,
+    MemoryAccess,
+    axes_in,
+    likely,
+    mixed_radix,
+    only_row,
+    step_of,
+)
 
 
 @dataclass(frozen=True)
@@ -23,13 +32,13 @@ class Stage:
 
     operation: Loop
     axes: tuple[Axis, ...]
-    touches: tuple[Touch, ...]
+    accesses: tuple[MemoryAccess, ...]
     free: frozenset[Axis]
 
     @cached_property
     def cost(self) -> int:
         """Work at one point, in additions; a touch of memory counts as one."""
-        return cost(self.operation) + len(self.touches)
+        return cost(self.operation) + len(self.accesses)
 
     @cached_property
     def points(self) -> int:
@@ -39,14 +48,14 @@ class Stage:
     def favourite(self) -> Axis | None:
         """The axis along which most of what is touched lies side by side: the one to make vectors of."""
         score: dict[Axis, int] = {}
-        for touch in self.touches:
+        for access in self.accesses:
             for item in self.axes:
                 if isinstance(item.extent, Number) and item.extent.value == 1:
                     continue
-                step = step_of(touch.place, item)
+                step = step_of(access.place, item)
                 if isinstance(step, Number) and step.value == 1:
-                    size = math.prod(min(likely(each.extent), GUESS) for each in axes_in(touch.place))
-                    score[item] = score.get(item, 0) + size * (3 if touch.writes and not self.reduced else 2)
+                    size = math.prod(min(likely(each.extent), GUESS) for each in axes_in(access.place))
+                    score[item] = score.get(item, 0) + size * (3 if access.writes and not self.reduced else 2)
         # of equals the last: that is how memory is laid out most often
         return max(reversed(self.axes), key=lambda item: score.get(item, 0), default=None) if score else None
 
@@ -55,17 +64,17 @@ class Stage:
         return self.operation.reduced if isinstance(self.operation, Reduce) else ()
 
     @property
-    def written(self) -> Iterator[Touch]:
-        return (touch for touch in self.touches if touch.writes)
+    def written(self) -> Iterator[MemoryAccess]:
+        return (access for access in self.accesses if access.writes)
 
     def inner(self, rows: Iterable[Axis]) -> tuple[Axis, ...]:
         outer = set(rows)
         return tuple(item for item in self.axes if item not in outer)
 
-    def renamed(self, new: Mapping[Axis, Axis], layouts: Layouts) -> Stage:
+    def renamed(self, new: Mapping[Axis, Axis], buffer_table: BufferTable) -> Stage:
         if not new:
             return self
-        return stage_of(with_axes(self.operation, new), layouts)
+        return stage_of(with_axes(self.operation, new), buffer_table)
 
 
 class Names:
@@ -78,9 +87,9 @@ class Names:
         return axis(f"x{next(self.count)}", extent)
 
 
-def stage_of(operation: Loop, layouts: Layouts) -> Stage:
-    touches = layouts.touches(operation)
-    return Stage(operation, axes_of(operation), touches, free_axes(operation, touches, layouts))
+def stage_of(operation: Loop, buffer_table: BufferTable) -> Stage:
+    accesses = buffer_table.accesses(operation)
+    return Stage(operation, axes_of(operation), accesses, free_axes(operation, accesses, buffer_table))
 
 
 def with_fresh_axes(operation: Loop, names: Names) -> Loop:
@@ -129,32 +138,32 @@ def in_indices(old: Index, new: Mapping[Axis, Axis]) -> Index:
     return found.index if isinstance(found, IndexValue) else substitute(old, new)
 
 
-def free_axes(operation: Loop, touches: tuple[Touch, ...], layouts: Layouts) -> frozenset[Axis]:
+def free_axes(operation: Loop, accesses: tuple[MemoryAccess, ...], buffer_table: BufferTable) -> frozenset[Axis]:
     match operation:
         case Reduce():
             return frozenset(operation.axes)
         case Scan():
             return frozenset(operation.axes) - {operation.along}
     axes = frozenset(axes_of(operation))
-    for touch in touches:
-        if touch.writes:
-            axes &= deciding(touch, axes, layouts.buffers[touch.buffer])
+    for access in accesses:
+        if access.writes:
+            axes &= deciding(access, axes, buffer_table.buffers[access.buffer])
     return axes
 
 
-def deciding(touch: Touch, axes: frozenset[Axis], buffer: Buffer) -> frozenset[Axis]:
+def deciding(access: MemoryAccess, axes: frozenset[Axis], buffer: Buffer) -> frozenset[Axis]:
     """The axes of which different values are at different elements, whatever the others are."""
     real = {item for item in axes if not (isinstance(item.extent, Number) and item.extent.value == 1)}
     idle = axes - real
-    plain = {item for at in touch.coordinates if (item := only_row(at, real)) is not None}
-    if touch.mode != "set" and not keeps_apart(touch.place, plain):
+    plain = {item for at in access.coordinates if (item := only_row(at, real)) is not None}
+    if access.mode != "set" and not keeps_apart(access.place, plain):
         return idle
     if apart(buffer):
         if real <= plain:
             return axes
-    elif not mixed_radix(touch.place, plain):
+    elif not mixed_radix(access.place, plain):
         plain = set()
-    if mixed_radix(touch.place, real):
+    if mixed_radix(access.place, real):
         return axes
     return idle | plain
 

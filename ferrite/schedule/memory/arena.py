@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 
 from ferrite.ir.index import ZERO, Index, Number
 from ferrite.ir.program import Buffer, Program
-from ferrite.schedule.fusion.accesses import Layouts
+from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.memory.in_place import reach
-from ferrite.schedule.memory.liveness import touched
+from ferrite.schedule.memory.liveness import accessed
 from ferrite.schedule.steps import Run, Step
 
 ALIGNED = 64  # bytes: a line of the cache
@@ -41,21 +41,21 @@ class Host:
 class Arenas:
     """`held`: storages that others may look at though nothing in the program needs them any more."""
 
-    def __init__(self, program: Program, layouts: Layouts, held: Collection[str] = ()) -> None:
-        self.layouts, self.held = layouts, set(held)
-        self.leaving = {layouts.buffers[item].storage for item in program.outputs if isinstance(item, str)}
+    def __init__(self, program: Program, buffer_table: BufferTable, held: Collection[str] = ()) -> None:
+        self.buffer_table, self.held = buffer_table, set(held)
+        self.leaving = {buffer_table.buffers[item].storage for item in program.outputs if isinstance(item, str)}
 
     def planned(self, steps: Sequence[Step]) -> list[Step]:
         """The steps, with places for what only a run needs."""
         users: dict[str, set[int]] = {}
         for place, step in enumerate(steps):
-            for name in touched(step, self.layouts):
-                users.setdefault(self.layouts.buffers[name].storage, set()).add(place)
+            for name in accessed(step, self.buffer_table):
+                users.setdefault(self.buffer_table.buffers[name].storage, set()).add(place)
         return [self.run(place, step, users) if isinstance(step, Run) else step for place, step in enumerate(steps)]
 
     def run(self, place: int, run: Run, users: Mapping[str, set[int]]) -> Run:
         spans = spans_of(run)
-        mine = [name for name in spans if self.layouts.buffers[name].kind == "owned"]
+        mine = [name for name in spans if self.buffer_table.buffers[name].kind == "owned"]
         own = {name for name in mine if len(users[name]) == 1 and name not in self.leaving}
         hosts = []
         for name in mine:
@@ -66,25 +66,33 @@ class Arenas:
                 hosts.append(Host(name, (first, ALWAYS)))
             elif max(users[name]) == place and name not in self.leaving | self.held:
                 hosts.append(Host(name, (-ALWAYS, last)))
-        return with_places(run, own, hosts, self.layouts)
+        return with_places(run, own, hosts, self.buffer_table)
 
 
-def with_places(run: Run, own: Collection[str], hosts: Sequence[Host], layouts: Layouts) -> Run:
+def with_places(run: Run, own: Collection[str], hosts: Sequence[Host], buffer_table: BufferTable) -> Run:
     spans = spans_of(run)
-    sizes = {name: bytes_of(name, layouts) for name in own}
+    sizes = {name: bytes_of(name, buffer_table) for name in own}
     # the latest first: those before it then find room in it, and not the other way round
     latest_first = sorted(own, key=lambda name: (-(sizes[name] or 0), -spans[name][1], -spans[name][0], name))
-    lodged = dict(lodged_by_amount([name for name in latest_first if sizes[name] is None], spans, hosts, layouts))
+    borrowed_space = dict(
+        borrowed_by_amount([name for name in latest_first if sizes[name] is None], spans, hosts, buffer_table)
+    )
     known = {name: size for name, size in sizes.items() if size is not None}
-    lodged |= lodged_by_size([name for name in latest_first if name in known], known, spans, hosts, layouts)
-    left = {name: size for name, size in known.items() if name not in lodged}
-    return replace(with_arena(run, left, spans), lodged=lodged)
+    borrowed_space |= borrowed_by_size(
+        [name for name in latest_first if name in known], known, spans, hosts, buffer_table
+    )
+    left = {name: size for name, size in known.items() if name not in borrowed_space}
+    return replace(with_arena(run, left, spans), borrowed_space=borrowed_space)
 
 
-def lodged_by_size(
-    names: Sequence[str], sizes: Mapping[str, int], spans: Mapping[str, Span], hosts: Sequence[Host], layouts: Layouts
+def borrowed_by_size(
+    names: Sequence[str],
+    sizes: Mapping[str, int],
+    spans: Mapping[str, Span],
+    hosts: Sequence[Host],
+    buffer_table: BufferTable,
 ) -> Iterator[tuple[str, tuple[str, int]]]:
-    rooms = [(host, size) for host in hosts if (size := exact_bytes(layouts.buffers[host.name])) is not None]
+    rooms = [(host, size) for host in hosts if (size := exact_bytes(buffer_table.buffers[host.name])) is not None]
     for name in names:
         for host, whole in rooms:
             place = host.room(sizes[name], spans[name], whole)
@@ -94,15 +102,15 @@ def lodged_by_size(
                 break
 
 
-def lodged_by_amount(
-    names: Sequence[str], spans: Mapping[str, Span], hosts: Sequence[Host], layouts: Layouts
+def borrowed_by_amount(
+    names: Sequence[str], spans: Mapping[str, Span], hosts: Sequence[Host], buffer_table: BufferTable
 ) -> Iterator[tuple[str, tuple[str, int]]]:
     """For sizes that are not known: in what is as large, whatever they are."""
     rooms: dict[Index, list[Host]] = {}
     for host in hosts:
-        rooms.setdefault(amount(layouts.buffers[host.name]), []).append(host)
+        rooms.setdefault(amount(buffer_table.buffers[host.name]), []).append(host)
     for name in names:
-        alike = rooms.setdefault(amount(layouts.buffers[name]), [])
+        alike = rooms.setdefault(amount(buffer_table.buffers[name]), [])
         found = next((host for host in alike if host.room(1, spans[name], 1) == 0), None)
         if found is None:
             alike.append(Host(name, spans[name]))
@@ -158,9 +166,9 @@ def spans_of(run: Run) -> dict[str, Span]:
 # --- sizes ------------------------------------------------------------------------------------------------------------
 
 
-def bytes_of(name: str, layouts: Layouts) -> int | None:
+def bytes_of(name: str, buffer_table: BufferTable) -> int | None:
     """Bytes that a buffer needs, in whole lines; None where that is not known before it runs."""
-    exact = exact_bytes(layouts.buffers[name])
+    exact = exact_bytes(buffer_table.buffers[name])
     return None if exact is None else -(-max(exact, 1) // ALIGNED) * ALIGNED
 
 

@@ -30,7 +30,7 @@ from ferrite.ir.program import (
     reads,
     writes,
 )
-from ferrite.schedule.fusion.accesses import Layouts, Touch, mixed_radix, separated
+from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, mixed_radix, separated
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.nests import Nest, nests_of, trivial
 from ferrite.schedule.fusion.stages import Stage
@@ -39,17 +39,17 @@ from ferrite.schedule.fusion.stages import Stage
 PASSING_NOTHING_ON = (Group, Compute, Reduce, Scan, Sort, Template, Allocate, Bind, Item)
 
 
-class Takeovers:
+class InPlaceReuse:
     """`taken`: for each buffer that takes over memory, the storage that it lies in then."""
 
-    def __init__(self, program: Program, items: Sequence[Group | Operation], layouts: Layouts) -> None:
-        self.layouts = layouts
-        self.taken: dict[str, str] = {}
+    def __init__(self, program: Program, items: Sequence[Group | Operation], buffer_table: BufferTable) -> None:
+        self.buffer_table = buffer_table
+        self.in_place: dict[str, str] = {}
         self.first: dict[str, int] = {}
         self.last: dict[str, int] = {}
-        shared = {layouts.buffers[name].storage for name in program.outputs if isinstance(name, str)}
+        shared = {buffer_table.buffers[name].storage for name in program.outputs if isinstance(name, str)}
         for place, item in enumerate(items):
-            for storage in storages_at(item, layouts):
+            for storage in storages_at(item, buffer_table):
                 self.first.setdefault(storage, place)
                 self.last[storage] = place
                 if not isinstance(item, PASSING_NOTHING_ON):
@@ -57,7 +57,7 @@ class Takeovers:
         self.shared = shared
 
     def storage(self, name: str) -> str:
-        return self.taken.get(name, name)
+        return self.in_place.get(name, name)
 
     def at(self, place: int, group: Group, arguments: Sequence[str]) -> dict[str, str]:
         """For each storage that a group needs for the last time, the one that takes its memory over, if any does.
@@ -68,7 +68,7 @@ class Takeovers:
         pairs = [pair for pair in pairs if same_size(*self.buffers(*pair))]
         if not pairs or not only_sets(group):
             return {}
-        uses = uses_in(nests_of(group, self.layouts))
+        uses = uses_in(nests_of(group, self.buffer_table))
         found: dict[str, str] = {}
         # the newest first: in every layer of a model that is the same one, so that kernels stay equal
         for one, other in sorted(pairs, key=lambda pair: -self.first[pair[0]]):
@@ -79,33 +79,33 @@ class Takeovers:
                 found[one] = other
         for name in new:
             if name in found.values():
-                self.taken[name] = self.storage((*earlier(name, found), name)[0])
+                self.in_place[name] = self.storage((*earlier(name, found), name)[0])
         return found
 
     def buffers(self, one: str, other: str) -> tuple[Buffer, Buffer]:
-        return self.layouts.buffers[one], self.layouts.buffers[other]
+        return self.buffer_table.buffers[one], self.buffer_table.buffers[other]
 
     def is_new(self, name: str, group: Group) -> bool:
-        written = any(touch.writes for touch in group.touches[name])
-        return written and self.layouts.buffers[name].kind == "owned"
+        written = any(access.writes for access in group.accesses[name])
+        return written and self.buffer_table.buffers[name].kind == "owned"
 
     def is_old(self, name: str) -> bool:
-        return name not in self.shared and self.layouts.buffers[name].kind in ("owned", "donated")
+        return name not in self.shared and self.buffer_table.buffers[name].kind in ("owned", "donated")
 
     def over(self, first: Sequence[_Use], then: Sequence[_Use], rows: Sequence[Axis]) -> bool:
         """Whether one storage is no longer needed, place by place, when the other is written."""
-        return all(self.before(use, write, rows) for write in then if write.touch.writes for use in first)
+        return all(self.before(use, write, rows) for write in then if write.access.writes for use in first)
 
     def before(self, use: _Use, write: _Use, rows: Sequence[Axis]) -> bool:
         """Whether a place is used before it is written, whatever the order of rows and of points."""
         if use.nest < write.nest:
-            seen = use.touch
-            if alike(*self.buffers(seen.buffer, write.touch.buffer)):
-                seen = replace(seen, buffer=write.touch.buffer)
-            return separated(seen, write.touch, rows)
-        if use.nest > write.nest or use.order + use.touch.writes > write.order:
+            seen = use.access
+            if alike(*self.buffers(seen.buffer, write.access.buffer)):
+                seen = replace(seen, buffer=write.access.buffer)
+            return separated(seen, write.access, rows)
+        if use.nest > write.nest or use.order + use.access.writes > write.order:
             return False
-        return use.touch.place is write.touch.place and at_one_point(write)
+        return use.access.place is write.access.place and at_one_point(write)
 
 
 def earlier(name: str, found: Mapping[str, str]) -> tuple[str, ...]:
@@ -125,29 +125,29 @@ class _Use:
     nest: int
     order: int
     stage: Stage
-    touch: Touch
+    access: MemoryAccess
 
 
 def uses_in(nests: Sequence[Nest]) -> dict[str, list[_Use]]:
     found: dict[str, list[_Use]] = {}
     for place, nest in enumerate(nests):
         for order, stage in enumerate(nest.stages):
-            for touch in stage.touches:
-                found.setdefault(touch.storage, []).append(_Use(place, order, stage, touch))
+            for access in stage.accesses:
+                found.setdefault(access.storage, []).append(_Use(place, order, stage, access))
     return found
 
 
-def storages_at(item: Group | Operation, layouts: Layouts) -> Iterator[str]:
+def storages_at(item: Group | Operation, buffer_table: BufferTable) -> Iterator[str]:
     if isinstance(item, Group):
-        yield from item.touches
+        yield from item.accesses
         return
     for access in (*reads(item), *writes(item)):
-        yield layouts.buffers[access.buffer].storage
+        yield buffer_table.buffers[access.buffer].storage
 
 
 def only_sets(group: Group) -> bool:
     """Whether nothing is combined with what is there: such loops are arranged in ways of their own."""
-    return all(touch.mode == "set" for touches in group.touches.values() for touch in touches)
+    return all(access.mode == "set" for accesses in group.accesses.values() for access in accesses)
 
 
 def at_one_point(write: _Use) -> bool:
@@ -156,7 +156,7 @@ def at_one_point(write: _Use) -> bool:
     if isinstance(stage.operation, Compute):
         return set(stage.axes) <= stage.free
     wanted = {item for item in stage.axes if not trivial(item)}
-    return isinstance(stage.operation, Scan) and mixed_radix(write.touch.place, wanted)
+    return isinstance(stage.operation, Scan) and mixed_radix(write.access.place, wanted)
 
 
 def same_size(one: Buffer, other: Buffer) -> bool:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ferrite.ir.index import Atom, Index, Number, Symbol, evaluate
 from ferrite.ir.program import Buffer, Program
-from ferrite.schedule.fusion.accesses import Layouts
-from ferrite.schedule.memory.liveness import touched
+from ferrite.schedule.fusion.accesses import BufferTable
+from ferrite.schedule.memory.liveness import accessed
 from ferrite.schedule.steps import Plan, Run, Step
 
 Size = Callable[[Buffer], int]
@@ -31,25 +31,25 @@ def peak_of(plan: Plan, hints: Mapping[str, int]) -> int | None:
 
 def greatest(plan: Plan, size: Size) -> int:
     inside = {place: max(greatest(body, size) for body in bodies) for place, bodies in plan.bodies.items() if bodies}
-    return max(held(plan.program, plan.steps, plan.dying, size, inside), default=0)
+    return max(held(plan.program, plan.steps, plan.last_uses, size, inside), default=0)
 
 
 def held(
     program: Program,
     steps: Sequence[Step],
-    dying: Sequence[Sequence[str]],
+    last_uses: Sequence[Sequence[str]],
     size: Size,
     inside: Mapping[int, int] | None = None,
 ) -> list[int]:
     """Bytes while each step runs, and last when all is done. `inside`: what sub-programs need, by their steps."""
-    layouts = Layouts(program)
+    buffer_table = BufferTable(program)
     alive: dict[str, int] = {}
     total = 0
     found: list[int] = []
 
     def make(name: str) -> int:
         """Bytes that are new when a buffer is needed."""
-        buffer = layouts.buffers[layouts.buffers[name].storage]
+        buffer = buffer_table.buffers[buffer_table.buffers[name].storage]
         if buffer.kind != "owned" or buffer.name in alive:
             return 0
         alive[buffer.name] = size(buffer)
@@ -57,18 +57,18 @@ def held(
 
     def freed(name: str) -> int:
         """What was given away to the program is freed with what is its own."""
-        given_away = layouts.buffers[name].kind == "donated"
-        return size(layouts.buffers[name]) if given_away else alive.pop(name, 0)
+        given_away = buffer_table.buffers[name].kind == "donated"
+        return size(buffer_table.buffers[name]) if given_away else alive.pop(name, 0)
 
     for place, step in enumerate(steps):
         before = total
         if isinstance(step, Run):
-            total += sum(make(name) for name in touched(step, layouts) if not step.is_inside(name))
+            total += sum(make(name) for name in accessed(step, buffer_table) if not step.is_inside(name))
             found.append(total + step.arena)
         else:
-            total += sum(make(name) for name in touched(step, layouts))
+            total += sum(make(name) for name in accessed(step, buffer_table))
             found.append(max(total, before + (inside or {}).get(place, 0)))
-        total -= sum(freed(name) for name in dying[place])
+        total -= sum(freed(name) for name in last_uses[place])
     total += sum(make(item) for item in program.outputs if isinstance(item, str))
     return [*found, total]
 

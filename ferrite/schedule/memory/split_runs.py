@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from ferrite.ir.program import Buffer, Program
 from ferrite.pipeline import Fuel
-from ferrite.schedule.fusion.accesses import Layouts
+from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.memory.arena import Arenas
-from ferrite.schedule.memory.liveness import last_uses, touched
+from ferrite.schedule.memory.liveness import accessed, last_uses_of
 from ferrite.schedule.memory.peak import UnknownBytes, bytes_at, held
 from ferrite.schedule.steps import Run, Step
 
@@ -50,8 +50,8 @@ def with_parted_runs(program: Program, steps: Sequence[Step], arenas: Arenas, fu
 
 def bytes_held(program: Program, parts: Sequence[Sequence[Step]], arenas: Arenas) -> list[int]:
     steps = list(itertools.chain.from_iterable(parts))
-    dying = last_uses(program, steps, arenas.layouts)
-    return held(program, arenas.planned(steps), dying, known_bytes)
+    last_uses = last_uses_of(program, steps, arenas.buffer_table)
+    return held(program, arenas.planned(steps), last_uses, known_bytes)
 
 
 def greatest_parted(
@@ -63,27 +63,27 @@ def greatest_parted(
     run = steps[at] if at < len(steps) else None
     if not isinstance(run, Run) or len(run.launches) < 2:
         return None
-    layouts = arenas.layouts
-    before = {layouts.buffers[name].storage for step in steps[:at] for name in touched(step, layouts)}
-    dying = set(last_uses(program, steps, layouts)[at])
-    place = best_cut(list(lives(run, before, dying, layouts)), len(run.launches))
+    buffer_table = arenas.buffer_table
+    before = {buffer_table.buffers[name].storage for step in steps[:at] for name in accessed(step, buffer_table)}
+    last_uses = set(last_uses_of(program, steps, buffer_table)[at])
+    place = best_cut(list(lives(run, before, last_uses, buffer_table)), len(run.launches))
     if place is None:
         return None
     halves = [Run(run.launches[:place]), Run(run.launches[place:])]
     return [[new for step in part for new in (halves if step is run else [step])] for part in parts]
 
 
-def lives(run: Run, before: set[str], dying: set[str], layouts: Layouts) -> Iterator[_Life]:
+def lives(run: Run, before: set[str], last_uses: set[str], buffer_table: BufferTable) -> Iterator[_Life]:
     places: dict[str, list[int]] = {}
     for place, launch in enumerate(run.launches):
         for name in launch.arguments:
             places.setdefault(name, []).append(place)
     for name, found in places.items():
-        kind = layouts.buffers[name].kind
+        kind = buffer_table.buffers[name].kind
         if kind in ("owned", "donated"):
             first = float("-inf") if name in before or kind == "donated" else found[0]
-            last = found[-1] if name in dying else float("inf")
-            yield _Life(first, last, known_bytes(layouts.buffers[name]))
+            last = found[-1] if name in last_uses else float("inf")
+            yield _Life(first, last, known_bytes(buffer_table.buffers[name]))
 
 
 def best_cut(found: Sequence[_Life], count: int) -> int | None:

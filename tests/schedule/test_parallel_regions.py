@@ -11,8 +11,8 @@ from schedule.plans import MACHINE, plan_of, runs
 
 from bench.cases import pointwise
 from ferrite.ir.kernel.nodes import may_stop
-from ferrite.schedule.cpu.parallel_regions import WORTH, Bytes, Regions, work_in
-from ferrite.schedule.fusion.accesses import Layouts
+from ferrite.schedule.cpu.parallel_regions import WORTH, Bytes, ParallelRegions, work_in
+from ferrite.schedule.fusion.accesses import BufferTable
 
 Tensor = torch.Tensor
 pytestmark = pytest.mark.quick
@@ -44,21 +44,21 @@ def test_the_step_of_an_optimizer_over_many_tensors_is_one_region():
     plan = plan_of(adam, *(tensor for _ in range(4) for tensor in vectors(*sizes)))
     (run,) = runs(plan)
     assert len(run.launches) == 100
-    assert [(item.first, item.count) for item in run.together] == [(0, 100)]
+    assert [(item.first, item.count) for item in run.parallel_regions] == [(0, 100)]
     assert plan.regions == [0] * 100
 
 
 def test_the_longest_kernel_is_the_first_of_its_region():
     (run,) = runs(plan_of(each, *vectors(*SIZES)))
     work = [work_in(launch.kernel.body) for launch in run.launches]
-    assert len(run.together) == 1
+    assert len(run.parallel_regions) == 1
     assert work == sorted(work, reverse=True)
 
 
 def test_as_many_threads_as_have_enough_to_do():
     (run,) = runs(plan_of(each, *vectors(*range(500, 530))))
     work = [work_in(launch.kernel.body) for launch in run.launches]
-    (found,) = run.together
+    (found,) = run.parallel_regions
     assert 2 < found.threads == 1 + (sum(work) - max(work)) // MACHINE.grain < 30
 
 
@@ -66,7 +66,7 @@ def test_large_kernels_stay_alone_and_others_go_past_them():
     large = 1 << 20
     plan = plan_of(each, *vectors(3000, large, 4096, large + 1, 5000, 6000))
     (run,) = runs(plan)
-    (found,) = run.together
+    (found,) = run.parallel_regions
     assert (found.first, found.count) == (0, 4)
     assert plan.regions == [0, 0, 0, 0, None, None]
     sizes = [buffer.sizes[0].value for launch in run.launches for buffer in plan.program.buffers
@@ -76,8 +76,8 @@ def test_large_kernels_stay_alone_and_others_go_past_them():
 
 def test_what_is_large_for_few_is_one_of_many():
     few, many = (runs(plan_of(each, *vectors(*range(30_000, 30_000 + count)))) for count in (3, 40))
-    assert not few[0].together
-    assert [item.count for item in many[0].together] == [40]
+    assert not few[0].parallel_regions
+    assert [item.count for item in many[0].parallel_regions] == [40]
 
 
 # --- near misses ------------------------------------------------------------------------------------------------------
@@ -89,8 +89,8 @@ def test_kernels_that_wait_for_each_other_are_in_different_regions():
         return [*sums, *(x * total for x, total in zip(each(*tensors), sums, strict=True))]
 
     (run,) = runs(plan_of(function, *vectors(*SIZES), fuse=False))
-    assert [item.count for item in run.together] == [len(SIZES), len(SIZES)]
-    for region in run.together:
+    assert [item.count for item in run.parallel_regions] == [len(SIZES), len(SIZES)]
+    for region in run.parallel_regions:
         members = run.launches[region.first : region.first + region.count]
         for one, other in itertools.permutations(members, 2):
             written = {name for pointer, name in zip(one.kernel.pointers, one.arguments, strict=True)
@@ -106,19 +106,19 @@ def test_a_chain_is_one_after_the_other():
 
     (run,) = runs(plan_of(function, torch.rand(7000), fuse=False))
     assert len(run.launches) > 5
-    assert not run.together
+    assert not run.parallel_regions
 
 
 def test_little_work_wakes_nobody():
     few, more = (runs(plan_of(each, *vectors(*range(1000, 1000 + count))))[0] for count in (5, 20))
     work = [sum(work_in(launch.kernel.body) for launch in run.launches) for run in (few, more)]
     assert MACHINE.grain < work[0] < WORTH * MACHINE.grain < work[1]
-    assert not few.together
-    assert more.together
+    assert not few.parallel_regions
+    assert more.parallel_regions
 
 
 def test_one_long_kernel_and_crumbs_wake_nobody():
-    assert not any(run.together for run in runs(plan_of(each, *vectors(8000, 2, 3, 4, 5))))
+    assert not any(run.parallel_regions for run in runs(plan_of(each, *vectors(8000, 2, 3, 4, 5))))
 
 
 def test_kernels_that_may_fail_keep_their_turn():
@@ -141,14 +141,14 @@ def test_integers_are_divided_in_turn_where_the_divisor_may_be_zero():
     inputs = [torch.randint(1, 9, (size,)) for size in SIZES]
     (by_data,) = runs(plan_of(lambda *tensors: divided(True, *tensors), *inputs))
     (by_number,) = runs(plan_of(lambda *tensors: divided(False, *tensors), *inputs))
-    assert not by_data.together
-    assert by_number.together
+    assert not by_data.parallel_regions
+    assert by_number.parallel_regions
 
 
 def test_sizes_that_are_not_known_are_nothing_to_reckon_with():
     plan = plan_of(each, *vectors(*SIZES), dynamic=True)
     assert plan.launches
-    assert not any(run.together for run in runs(plan))
+    assert not any(run.parallel_regions for run in runs(plan))
 
 
 def test_bytes_that_are_used_twice_are_used_in_turn():
@@ -156,29 +156,29 @@ def test_bytes_that_are_used_twice_are_used_in_turn():
     arena, or inside one tensor, are not independent."""
     plan = plan_of(each, *vectors(*SIZES))
     (run,) = runs(plan)
-    regions = Regions(Layouts(plan.program), MACHINE)
+    regions = ParallelRegions(BufferTable(plan.program), MACHINE)
     results = [launch.arguments[0] for launch in run.launches]
-    alone = replace(run, together=())
+    alone = replace(run, parallel_regions=())
     places = {name: place * 65536 for place, name in enumerate(results)}
     apart = replace(alone, offsets=places)
-    assert [item.count for item in regions.shared(apart).together] == [len(SIZES)]
+    assert [item.count for item in regions.shared(apart).parallel_regions] == [len(SIZES)]
     meeting = replace(alone, offsets=dict.fromkeys(places, 0))
-    assert not regions.shared(meeting).together
-    in_one = replace(alone, lodged={name: ("home", place) for name, place in places.items()})
-    assert [item.count for item in regions.shared(in_one).together] == [len(SIZES)]
+    assert not regions.shared(meeting).parallel_regions
+    in_one = replace(alone, borrowed_space={name: ("home", place) for name, place in places.items()})
+    assert [item.count for item in regions.shared(in_one).parallel_regions] == [len(SIZES)]
     home, *guests = results
-    in_each_other = replace(alone, lodged=dict.fromkeys(guests, (home, 0)))
-    assert not regions.shared(in_each_other).together
+    in_each_other = replace(alone, borrowed_space=dict.fromkeys(guests, (home, 0)))
+    assert not regions.shared(in_each_other).parallel_regions
 
 
 def test_a_place_in_the_arena_that_ends_where_another_begins_is_free():
     plan = plan_of(each, *vectors(8192, 8176))
     (run,) = runs(plan)
-    regions = Regions(Layouts(plan.program), MACHINE)
+    regions = ParallelRegions(BufferTable(plan.program), MACHINE)
     first, second = (launch.arguments[0] for launch in run.launches)
     for gap, count in ((0, 1), (-64, 0)):
-        laid = replace(run, together=(), offsets={first: 0, second: 4 * 8192 + gap})
-        assert len(regions.shared(laid).together) == count
+        laid = replace(run, parallel_regions=(), offsets={first: 0, second: 4 * 8192 + gap})
+        assert len(regions.shared(laid).parallel_regions) == count
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def compiled() -> Callable[[list[Tensor]], None]:
     lowered = lower_module(traced(flat, *state()))
     plan = plan_of(lowered.program)
     (run,) = (each for each in plan.steps if isinstance(each, Run))
-    assert [(item.first, item.count) for item in run.together] == [(0, COUNT)]
+    assert [(item.first, item.count) for item in run.parallel_regions] == [(0, COUNT)]
     loaded = function_of(plan, lowered.objects)
     return lambda tensors: loaded(list(tensors)) and None
 
