@@ -8,10 +8,11 @@ from ferrite.debug.compilation import Compilation
 from ferrite.debug.dump import Dump, DumpFolder
 from ferrite.debug.graph_record import as_data, from_data, plan_record
 from ferrite.debug.partition import partition_record
-from ferrite.debug.record import GraphRecord, last_compile, recent_compiles
+from ferrite.debug.record import CompileRecord, GraphRecord, last_compile, recent_compiles
 
 __all__ = [
     "Compilation",
+    "CompileRecord",
     "Dump",
     "DumpFolder",
     "GraphRecord",
