@@ -129,7 +129,7 @@ NEXT = """
 What to try next:
   print(ferrite.last_compile())             every kernel, every call, and why
   python -m ferrite doctor                  this machine: compiler, cache
-  torch.compile(model, backend="ferrite")   your model (options: docs/options.md)
+  torch.compile(model, backend="ferrite")   your model; docs/options.md
   ferrite.freeze(model.eval())              parameters as constants
 """
 

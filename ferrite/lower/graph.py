@@ -272,11 +272,14 @@ class Walk(Bodies):
         return self.compose(target, args, kwargs, out)
 
     def without_kernels(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> str | None:
-        """A device of this call that no kernels are made for. Views need none, nor do questions about sizes."""
+        """A device of this call that no kernels are made for. Views need none, nor do questions about sizes or copies from
+        device to device."""
         results = [fake for fake in flat(out) if isinstance(fake, torch.Tensor)]
         if not results or torch_operators.is_view(target) or not torch_operators.is_operator(target):
             return None
         operands = [value for value in flat((list(args), dict(kwargs))) if isinstance(value, Value)]
+        if is_plain_copy(operands, results):
+            return None
         devices = [result.device.type for result in results] + [value.device.type for value in operands]
         return next((device for device in devices if device not in self.kernels_on), None)
 
@@ -411,6 +414,13 @@ class Walk(Bodies):
         once = self.copied(value.view(sizes, own_axes(sizes)), strides)
         base = self.buffers[self.realise(once.box)]
         return self.window(base, value.dtype, value.sizes, strides, base.offset)
+
+
+def is_plain_copy(operands: Sequence[Value], results: Sequence[torch.Tensor]) -> bool:
+    """Whether elements go from one device to another as they are: an operation of its own, which is no loop."""
+    if len(operands) != 1 or len(results) != 1:
+        return False
+    return operands[0].device != results[0].device and operands[0].dtype == results[0].dtype
 
 
 # Names of schemas that Python keeps for itself.
