@@ -272,8 +272,8 @@ class Walk(Bodies):
         return self.compose(target, args, kwargs, out)
 
     def without_kernels(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> str | None:
-        """A device of this call that no kernels are made for. Views need none, nor do questions about sizes or copies from
-        device to device."""
+        """A device of this call that no kernels are made for. Views need none, nor do questions about sizes, nor copies
+        from device to device."""
         results = [fake for fake in flat(out) if isinstance(fake, torch.Tensor)]
         if not results or torch_operators.is_view(target) or not torch_operators.is_operator(target):
             return None
