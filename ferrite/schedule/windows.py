@@ -15,7 +15,7 @@ import math
 
 from ferrite.ir.expr import Expr, Local, with_parts
 from ferrite.ir.index import Axis, Index, Number, number
-from ferrite.ir.kernel import Join, Let, State, Statement, nodes_in
+from ferrite.ir.kernel import Join, Let, State, Statement, nodes_in, walk
 from ferrite.ir.questions import nodes_of
 from ferrite.ir.states import STATES, params
 from ferrite.schedule.loops import Body, replaced, with_values
@@ -75,7 +75,8 @@ def used(body: Body) -> Body:
     for statement in reversed(body):
         if not isinstance(statement, Let) or statement.name in wanted:
             found.append(statement)
-            wanted.update(item.name for item in nodes_in(statement) if isinstance(item, Local))
+            inside = (item for each in walk((statement,)) for item in nodes_in(each))
+            wanted.update(item.name for item in inside if isinstance(item, Local))
     return tuple(reversed(found))
 
 
