@@ -103,15 +103,26 @@ def put_right(gm: torch.fx.GraphModule) -> bool:
     wrong one: what was known of results before is wrong then."""
     swapped = [node for node in gm.graph.nodes if node.target in COMMUTATIVE and is_led_by_one_element(node)]
     scaled = [node for node in gm.graph.nodes if node.target in SCALED and is_scaled(node)]
-    if not swapped and not scaled:
+    typed = [node for node in gm.graph.nodes if node.target is aten.mv.default and has_two_types(node)]
+    if not swapped and not scaled and not typed:
         return False
     updater = MetadataUpdater(gm.graph)
     for node in swapped:  # the operands may change places: the forecast, and all that is made of it, are right then
         node.args = (node.args[1], node.args[0])
     updater.update()
     corrected = [node for node in scaled if forecast_without_factor(node, updater)]
+    for node in typed:
+        updater.correct(node, fake_value(node).to(fake_value(node.args[1]).dtype))  # type: ignore[arg-type]
+        updater.update()
     gm.recompile()
-    return bool(swapped or corrected)
+    return bool(swapped or corrected or typed)
+
+
+def has_two_types(node: torch.fx.Node) -> bool:
+    """Whether a matrix is multiplied by a vector of another type. Where eager does not refuse that, for want of an
+    element, the result has the vector's type; the forecast is the matrix's."""
+    matrix, vector = (fake_value(each) for each in node.args)  # type: ignore[arg-type]
+    return matrix.dtype != vector.dtype != fake_value(node).dtype
 
 
 def is_scaled(node: torch.fx.Node) -> bool:
