@@ -112,8 +112,10 @@ def put_right(gm: torch.fx.GraphModule) -> bool:
     updater.update()
     corrected = [node for node in scaled if forecast_without_factor(node, updater)]
     for node in typed:
-        updater.correct(node, fake_value(node).to(fake_value(node.args[1]).dtype))  # type: ignore[arg-type]
+        updater.correct(node, fake_value(node).to(fake_value(node.args[1]).dtype))
         updater.update()
+    if typed:
+        correct_tangents(gm.graph, updater)
     gm.recompile()
     return bool(swapped or corrected or typed)
 
@@ -122,7 +124,19 @@ def has_two_types(node: torch.fx.Node) -> bool:
     """Whether a matrix is multiplied by a vector of another type. Where eager does not refuse that, for want of an
     element, the result has the vector's type; the forecast is the matrix's."""
     matrix, vector = (fake_value(each) for each in node.args)  # type: ignore[arg-type]
-    return matrix.dtype != vector.dtype != fake_value(node).dtype
+    return bool(matrix.dtype != vector.dtype != fake_value(node).dtype)
+
+
+def correct_tangents(graph: torch.fx.Graph, updater: MetadataUpdater) -> None:
+    """The gradient of a result that comes in has the result's type."""
+    output = graph.output_node()
+    told = dict(zip(output.meta.get("desc", ()), output.args[0], strict=False))  # type: ignore[arg-type]
+    for node in graph.find_nodes(op="placeholder"):
+        result, value = told.get(getattr(node.meta.get("desc"), "output", None)), fake_value(node)
+        new = fake_value(result) if isinstance(result, torch.fx.Node) else None
+        if isinstance(new, torch.Tensor) and isinstance(value, torch.Tensor) and new.dtype != value.dtype:
+            updater.correct(node, value.to(new.dtype))
+    updater.update()
 
 
 def is_scaled(node: torch.fx.Node) -> bool:
