@@ -209,14 +209,22 @@ def operand_values(node: torch.fx.Node) -> tuple[Any, ...]:
 
 def says_the_same(node: torch.fx.Node, record: _Record) -> bool:
     """Whether a call computes what it did, though on other operands: they look the same, and the result is memory of
-    its own. What is made of them looks the same then, too, and need not be computed to be known."""
+    its own. What is made of them looks the same then, too, and need not be computed to be known.
+
+    A node that names sizes which data decides (`x[:n]`) keeps those names, where its tensors are the very same and its
+    numbers equal: torch would find another name now that it knows more of n, but others have the old one.
+    """
     fresh = all(isinstance(part, tuple) and part[0] == "fresh" for tensor in record.aliases for part in tensor)
-    if not fresh or mutates(node) or node.op == "get_attr" or node.meta.get("unbacked_bindings") or bodies_of(node):
+    names = bool(node.meta.get("unbacked_bindings"))
+    if not (fresh or names) or mutates(node) or node.op == "get_attr" or bodies_of(node):
         return False
     new = operand_values(node)
     if len(new) != len(record.operands) or not same_form(record.fingerprint, fingerprint(node)):
         return False
-    return all(one is other or same_metadata(one, other) for one, other in zip(record.operands, new, strict=True))
+    return all(
+        one is other or (not (names and isinstance(one, torch.Tensor)) and same_metadata(one, other))
+        for one, other in zip(record.operands, new, strict=True)
+    )
 
 
 def refresh_arguments(caller: torch.fx.Node, body: torch.fx.GraphModule, mode: Any, fixed: bool) -> None:

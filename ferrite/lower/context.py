@@ -257,10 +257,15 @@ class Context:
             and (wanted is None or buffer.strides == wanted or ZERO in value.sizes)
         ):
             return name
+
+        def fits(found: Strided) -> bool:
+            return wanted is None or same_strides(value.sizes, found[0], wanted)
+
         found = self.strided(value) or by_torch(self, buffer, value, fake)
-        if ZERO in value.sizes:  # where nothing of a dimension of one begins, no coordinate tells
+        if ZERO in value.sizes or not (found is None or fits(found)):
+            # where nothing of a dimension of one begins, no coordinate tells, nor that 8*(s//24) is s//3
             found = by_torch(self, buffer, value, fake) or found
-        if found is not None and (wanted is None or same_strides(value.sizes, found[0], wanted)):
+        if found is not None and fits(found):
             strides = wanted if wanted is not None else self.filled(value.sizes, found[0])
             return self.window(buffer, value.dtype, value.sizes, strides, found[1])
         return self.realise(self.copied(value, wanted).box)

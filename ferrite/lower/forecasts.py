@@ -101,15 +101,40 @@ def swap_misforecast_operands(gm: torch.fx.GraphModule) -> bool:
     wrong one: what was known of results before is wrong then."""
     swapped = [node for node in gm.graph.nodes if node.target in COMMUTATIVE and is_led_by_one_element(node)]
     scaled = [node for node in gm.graph.nodes if node.target in SCALED and is_scaled(node)]
-    if not swapped and not scaled:
+    typed = [node for node in gm.graph.nodes if node.target is aten.mv.default and has_two_types(node)]
+    if not swapped and not scaled and not typed:
         return False
     updater = MetadataUpdater(gm.graph)
     for node in swapped:  # the operands may change places: the forecast, and all that is made of it, are right then
         node.args = (node.args[1], node.args[0])
     updater.update()
     corrected = [node for node in scaled if forecast_without_factor(node, updater)]
+    for node in typed:
+        updater.correct(node, fake_value(node).to(fake_value(node.args[1]).dtype))
+        updater.update()
+    if typed:
+        correct_tangents(gm.graph, updater)
     gm.recompile()
-    return bool(swapped or corrected)
+    return bool(swapped or corrected or typed)
+
+
+def has_two_types(node: torch.fx.Node) -> bool:
+    """Whether a matrix is multiplied by a vector of another type. Where eager does not refuse that, for want of an
+    element, the result has the vector's type; the forecast is the matrix's."""
+    matrix, vector = (fake_value(each) for each in node.args)  # type: ignore[arg-type]
+    return bool(matrix.dtype != vector.dtype != fake_value(node).dtype)
+
+
+def correct_tangents(graph: torch.fx.Graph, updater: MetadataUpdater) -> None:
+    """The gradient of a result that comes in has the result's type."""
+    output = graph.output_node()
+    told = dict(zip(output.meta.get("desc", ()), output.args[0], strict=False))  # type: ignore[arg-type]
+    for node in graph.find_nodes(op="placeholder"):
+        result, value = told.get(getattr(node.meta.get("desc"), "output", None)), fake_value(node)
+        new = fake_value(result) if isinstance(result, torch.fx.Node) else None
+        if isinstance(new, torch.Tensor) and isinstance(value, torch.Tensor) and new.dtype != value.dtype:
+            updater.correct(node, value.to(new.dtype))
+    updater.update()
 
 
 def is_scaled(node: torch.fx.Node) -> bool:

@@ -360,10 +360,14 @@ class Walk(Bodies):
         computed first owns it: the others are views of it, and autograd tells a view from its base."""
         named = [pair for pair in zip(results, outputs, strict=True) if isinstance(pair[1], str)]
         owner = {output: result for result, output in sorted(named, key=operator.itemgetter(0), reverse=True)}
+        windows: dict[Any, str] = {}  # one tensor may be returned twice, as a view of another too
         for result, output in zip(results, outputs, strict=True):
             same = isinstance(output, str) and owner[output] is not result
             if same and (buffer := self.buffers[str(output)]).kind != "foreign":
-                yield self.window(buffer, buffer.dtype, buffer.sizes, buffer.strides, buffer.offset)
+                if (result, output) not in windows:
+                    window = self.window(buffer, buffer.dtype, buffer.sizes, buffer.strides, buffer.offset)
+                    windows[result, output] = window
+                yield windows[result, output]
             else:
                 yield output
 

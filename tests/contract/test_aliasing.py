@@ -490,3 +490,26 @@ def test_results_that_are_the_same_elements_may_be_written(fn, trains):
         found[place].mul_(3)
         expected[place].mul_(3)
         torch.testing.assert_close(found, expected)
+
+
+def unmatched_sizes(x):
+    """Torch knows that eight times s // 24 is s // 3 where it makes the view: nothing but guards tells."""
+    total = x + 1
+    return total, total.view(3, -1, 8), total.view(2, -1, 3).permute(2, 0, 1)
+
+
+def half_as_many(x):
+    total = x + 1
+    return total.view(-1, 2), total[: x.shape[0] // 2].view(-1, 4)
+
+
+def a_view_of_a_result_twice(x):
+    total = x.softmax(0)
+    view = total.squeeze(-1)
+    return view, view.contiguous(), total, total.view(-1)
+
+
+@pytest.mark.parametrize("fn", [unmatched_sizes, half_as_many, a_view_of_a_result_twice])
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_views_of_results_are_views(fn, dynamic: bool) -> None:
+    check(fn, lambda: [torch.randn(48)], dynamic=dynamic)

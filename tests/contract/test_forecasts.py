@@ -113,3 +113,34 @@ def test_a_scaled_sum_of_operands_in_different_order(training):
 
     check(fn, lambda: [each.requires_grad_(training) for each in stepped()], backward=training, dynamic=True)
     check(lambda x, y: y + x, stepped, dynamic=True)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "vector"),
+    [
+        (torch.float32, torch.bfloat16),
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.float64),
+        (torch.float32, torch.float32),
+    ],
+)
+def test_a_product_without_elements_has_the_type_that_eager_gives_it(matrix, vector):
+    """Some versions of torch let the types of a matrix and a vector differ then, and forecast the matrix's."""
+
+    def fn(x, y):
+        product = x @ y
+        total = product.sum(0, keepdim=True).cumsum(0)
+        return product, product * 2, torch.stack([total, total], 0)
+
+    x, y = torch.zeros(2, 0, dtype=matrix), torch.zeros(0, dtype=vector)
+    compiled = compile_strict(fn, fullgraph=True, options={"check_bounds": True})
+    try:
+        expected = fn(x, y)
+    except RuntimeError:
+        with pytest.raises(RuntimeError):
+            compiled(x, y)
+        return
+    torch.testing.assert_close(compiled(x, y), expected, rtol=0, atol=0)
+    found = compiled(x.requires_grad_(), y.requires_grad_())  # the gradients that come in have the result's type, too
+    sum(each.sum() for each in found).backward()
+    assert (x.grad.dtype, y.grad.dtype) == (matrix, vector)

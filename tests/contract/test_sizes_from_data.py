@@ -351,3 +351,26 @@ def test_a_tensor_in_the_place_of_a_list_of_numbers_along_another_dimension():
         return torch.tensor_split(x.sin(), places, dim=1)
 
     assert_as_eager(compile_strict(fn), fn, torch.randn(3, 6), torch.tensor([2, 5]))
+
+
+# --- names of sizes ---------------------------------------------------------------------------------------------------
+
+
+def narrowed(x):
+    count = (x > 0).any(-1).sum().item()
+    head = x[:count]
+    return count, x.narrow(0, 0, count), head.sum()
+
+
+def narrowed_further_on(x):
+    count = (x > 0).any(-1).sum().item()
+    head = x[:count]
+    return count, x.narrow(0, 1, count) * 2, head
+
+
+@pytest.mark.parametrize("fn", [narrowed, narrowed_further_on])
+def test_a_size_that_data_decides_keeps_its_name(fn):
+    """The end of the slice becomes a plain number after it was captured, and torch knows then that it fits."""
+    compiled = compile_strict(fn, dynamic=True)
+    for x in (torch.tensor([0, 3, 4]), torch.tensor([-1, -1]), torch.ones(7, dtype=torch.int64)):
+        assert_as_eager(compiled, fn, x)

@@ -12,7 +12,7 @@ import torch
 
 from bench import random_programs
 from bench.programs.generate import PROGRAMS, generate
-from bench.programs.judge import difference, judge, observe
+from bench.programs.judge import ROOM, difference, judge, near, observe, own_error
 from bench.programs.program import Input, Program, Step
 from bench.programs.shrink import smaller
 from compare import check
@@ -151,3 +151,14 @@ FOUND = {
 @pytest.mark.parametrize("name", FOUND)
 def test_what_was_found(name: str) -> None:
     check(*FOUND[name])
+
+
+def test_how_far_eager_may_be_off_in_float64() -> None:
+    """Digits that an operator loses inside of itself are eager's to lose, too; anything that is more is a fault."""
+    x = torch.tensor([-8.0], dtype=torch.float64)
+    theirs = torch.nn.functional.gelu(x)
+    own = own_error(theirs, torch.nn.functional.gelu(x.float()), [x, theirs])
+    assert 0 < own < 1e-14
+    for away, fine in ((4e-17, True), (ROOM * own / 2, True), (ROOM * own * 3, False), (1e-9, False)):
+        assert near(theirs + away, theirs, [theirs], theirs, own) is fine
+    assert own_error(theirs.float(), theirs.float(), [x]) == 0

@@ -1021,3 +1021,25 @@ def test_values_stay_true():
     first, *rest = (node for node in gm.graph.nodes if node.target in (aten.sin.default, aten.index_put_.default))
     addresses = {fake_value(node).untyped_storage()._cdata for node in (first, *rest)}
     assert len(addresses) == 1
+
+
+@pytest.mark.parametrize("size", [0, 3])
+@pytest.mark.parametrize("accumulate", [True, False])
+def test_what_is_read_besides_is_not_overwritten_even_without_elements(size, accumulate):
+    """Eager refuses to write into what it reads too, whether or not there is an element in it."""
+
+    def itself(x):
+        places = x + x
+        return places.index_put((places,), places, accumulate=accumulate)
+
+    def through_views(x):
+        places = x + x
+        return places.index_put((places.view(-1),), places[places], accumulate=accumulate)
+
+    def another(x, y):
+        return (y * 2).index_put((x + x,), y, accumulate=accumulate)
+
+    x = torch.zeros(size, dtype=torch.int64)
+    check(itself, lambda: [x.clone()])
+    check(through_views, lambda: [x.clone()])
+    check(another, lambda: [x.clone(), torch.ones(size, dtype=torch.float32)])

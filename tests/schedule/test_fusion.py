@@ -211,3 +211,39 @@ def test_additions_to_places_that_memory_decides_are_the_same_every_time(threads
         torch.set_num_threads(before)
     for mine, exact in zip(first, model(index, values), strict=True):
         torch.testing.assert_close(mine, exact, rtol=1e-4, atol=1e-4)
+
+
+def test_a_row_that_is_written_again_is_not_read_as_it_was():
+    """A total, overwritten in the loop that also joins a reduction, and read by a loop after it."""
+
+    def norm(x, y):
+        total = x.sum((1, 2), keepdim=True)
+        total[:, 0] = y
+        return torch.nn.functional.layer_norm(total, total.shape[-1:])
+
+    def greatest(x, y):
+        total = x.sum(1, keepdim=True)
+        total[:] = y
+        return total.amax(1, keepdim=True), total - total.amax(1, keepdim=True)
+
+    def other_row(x, y):
+        total = x.sum(1, keepdim=True)
+        total[0] = y
+        return total.var(1, correction=0), total + total.amax(1, keepdim=True)
+
+    x, y = torch.randn(4, 16, 1), torch.randn(1)
+    for fn, argument in ((norm, x), (greatest, x[..., 0]), (other_row, x[..., 0])):
+        torch.testing.assert_close(compile_strict(fn)(argument, y), fn(argument, y))
+
+
+@pytest.mark.parametrize("width", [0, 1, 2])
+def test_a_total_is_kept_where_only_a_loop_inside_of_another_asks_for_it(width):
+    """Rows without elements, and with few: reductions of them are written out."""
+
+    def fn(x, y):
+        wide = y.to(torch.float32)
+        normal = torch.nn.functional.layer_norm(x, x.shape[-1:])
+        return wide.softmax(1), torch.cat([wide, normal], -1)
+
+    x, y = torch.randn(24, width)[::2], torch.randint(-4, 9, (12, 1), dtype=torch.int32)
+    torch.testing.assert_close(compile_strict(fn, dynamic=True)(x, y), fn(x, y), rtol=1e-4, atol=1e-4)

@@ -155,7 +155,8 @@ class Memory:
         root, by = self.home.get(storage_of(target), (storage_of(target), 0))
         for other, further in others.get(root, ()):
             theirs = EVERYTHING if whole else span_of(fake_value(other))
-            if span.shifted(by).overlaps(theirs.shifted(further)):
+            # eager's check for operands that share memory does not look whether there is an element to share
+            if torch_api.known_equal(target.numel(), 0) or span.shifted(by).overlaps(theirs.shifted(further)):
                 return f"{other.name} shares the memory"
         return self._overwriting_refusal(self.position[node], target, span, result)
 

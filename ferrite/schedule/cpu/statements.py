@@ -88,7 +88,7 @@ class Statements:
         storage = self.buffer_table.buffers[buffer].storage
         if storage in self.placement.values:
             return
-        self.forget(storage, None if mode != "set" else self.buffer_table.place(buffer, at))
+        self.forget(storage, value)
         at = tuple(map(self.coordinates, at))
         tile = self.placement.tiles.get(storage)
         if tile is not None:
@@ -100,10 +100,13 @@ class Statements:
             self.read.add(storage)
         yield Store(storage, (self.buffer_table.place(buffer, at),), value, mode)
 
-    def forget(self, storage: str, place: Index | None) -> None:
-        """What is known of a storage no longer holds when something is stored there, but for what that is."""
+    def forget(self, storage: str, stored: Expr) -> None:
+        """What is known of a storage no longer holds when something is stored there, but for what that is.
+
+        Not what is known of the same place either: what a row had there is no longer there when a point was stored.
+        """
         for table in (self.point_values, self.row_values):
-            for key in [key for key in table if key[0] == storage and key[1] is not place]:
+            for key in [key for key, value in table.items() if key[0] == storage and value is not stored]:
                 del table[key]
 
     def named(self, value: Expr, key: Key, row_level: bool) -> tuple[list[Statement], Expr]:

@@ -15,7 +15,7 @@ import math
 
 from ferrite.ir import STATES, Expr, Local, nodes_of, params, with_parts
 from ferrite.ir.index import Axis, Index, Number, number
-from ferrite.ir.kernel import Join, Let, State, Statement, nodes_in
+from ferrite.ir.kernel import Join, Let, State, Statement, nodes_in, walk
 from ferrite.schedule.cpu.loops import Body, replaced, with_values
 from ferrite.schedule.cpu.statements import Parts
 from ferrite.schedule.fusion.accesses import known
@@ -73,7 +73,8 @@ def used(body: Body) -> Body:
     for statement in reversed(body):
         if not isinstance(statement, Let) or statement.name in wanted:
             found.append(statement)
-            wanted.update(item.name for item in nodes_in(statement) if isinstance(item, Local))
+            inside = (item for each in walk((statement,)) for item in nodes_in(each))
+            wanted.update(item.name for item in inside if isinstance(item, Local))
     return tuple(reversed(found))
 
 
