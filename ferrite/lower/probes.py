@@ -35,9 +35,12 @@ from ferrite.lower.eager_strides import (
     Placed,
     Rule,
     Undecided,
+    contiguous_result,
     decided,
     elementwise,
+    expanded,
     like_operand,
+    viewed,
 )
 from ferrite.lower.forecasts import put_right
 from ferrite.lower.sizes import Sizes, UnknownSize
@@ -50,9 +53,16 @@ MOST = 64  # corrections of one graph, each of which may change everything behin
 # Results like an operand, whose elements do not matter: they are asked of `empty_like`, which draws no random numbers.
 LIKE = frozenset({aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like})
 # Besides these and the elementwise ones. They compute nothing that ones could harm.
-ASKED = frozenset({aten.expand, aten.flip, aten.clone, aten.fill, aten.hardtanh, aten.var})
+ASKED = frozenset({aten.fill, aten.hardtanh, aten.var})
 COPIES = frozenset({aten.clone, aten.flip, aten.sort, aten._to_copy, aten.nan_to_num, aten.rad2deg, aten.deg2rad})
-RULES: dict[Any, Rule] = dict.fromkeys((*LIKE, *COPIES), like_operand)
+REDUCTIONS = frozenset({aten.sum, aten.mean, aten.prod, aten.amax, aten.amin, aten.any, aten.all})
+RULES: dict[Any, Rule] = {
+    **dict.fromkeys((*LIKE, *COPIES), like_operand),
+    **dict.fromkeys((*REDUCTIONS, aten.masked_fill, aten.native_layer_norm), contiguous_result),
+    aten.expand: expanded,
+    aten.view: viewed,
+    aten._unsafe_view: viewed,
+}
 # Tagged as elementwise, but made in other ways, or of several calls.
 NOT_ITERATED = frozenset(
     {
@@ -63,7 +73,6 @@ NOT_ITERATED = frozenset(
         aten.isfinite,
         aten.isinf,
         aten.ldexp,
-        aten.masked_fill,
         aten.native_dropout_backward,
         aten.positive,
         aten.pow,
@@ -205,9 +214,11 @@ class Asked:
             Placed(self.sizes.indices(each.shape), self.sizes.indices(own))
             for each, own in zip(operands, strides, strict=True)
         ]
-        steps = decided(rule, placed, self.sizes.indices(results[0].shape))
-        found = tuple(step.of(results[0].shape, strides, self.at_least_one) for step in steps)
-        return (found,) * len(results)
+        found = []
+        for each in results:
+            steps = decided(rule, placed, self.sizes.indices(each.shape))
+            found.append(tuple(step.of(each.shape, strides, self.at_least_one) for step in steps))
+        return tuple(found)
 
     def as_computed_with(self, operand: torch.Tensor, dtype: torch.dtype | None) -> tuple[Any, ...]:
         """The strides of an operand once it has the type that is computed in."""

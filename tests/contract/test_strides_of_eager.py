@@ -98,3 +98,35 @@ def test_one_call_with_another_order_of_strides_than_the_next() -> None:
     for x in (torch.randn(4, 3, 1), torch.randn(3, 4, 1).transpose(0, 1), torch.randn(1, 4, 3).permute(1, 2, 0)):
         wanted = (x + 1, x.abs(), torch.ones_like(x))
         assert [each.stride() for each in compiled(x)] == [each.stride() for each in wanted]
+
+
+def reshaped(x):
+    """Views and reductions, and the ones that have been wrong for them: one dimension more, or the same sizes."""
+    flat = x.abs().reshape(-1)
+    return (
+        (x < 1).reshape(1, -1, 1),
+        (x + 1).unsqueeze(0).flatten(0, 1),
+        (x + 1).expand(1, 2, *x.shape),
+        flat.unsqueeze(0).expand(1, 1, -1),
+        x.sum(0, keepdim=True),
+        x.amax(-1, keepdim=True) if x.numel() else x.sum(-1),
+        x.masked_fill(x > 0, 2),
+        torch.nn.functional.layer_norm(x, x.shape[-1:]),
+    )
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "layout", ["one dimension of several", "a column", "a part of one", "nothing", "channels last"]
+)
+def test_views_and_reductions(layout: str, dynamic: bool) -> None:
+    check(reshaped, lambda: [LAID_OUT[layout]()], dynamic=dynamic)
+
+
+def test_normalised_values_in_training() -> None:
+    def fn(x):
+        return torch.nn.functional.layer_norm(x, x.shape[-1:]), x.exp().expand(1, *x.shape)
+
+    for size in (12, 1):
+        check(fn, lambda size=size: [torch.randn(size, 1).t().requires_grad_()], backward=True)
+        check(fn, lambda size=size: [torch.randn(1, size).t().requires_grad_()], backward=True, dynamic=True)
