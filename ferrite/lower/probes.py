@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -39,14 +38,16 @@ from ferrite.lower.eager_strides import (
     decided,
     elementwise,
     expanded,
+    is_dense,
     like_operand,
     viewed,
 )
 from ferrite.lower.forecasts import put_right
+from ferrite.lower.pictures import dense, extent, is_plain, is_small, is_static
 from ferrite.lower.sizes import Sizes, UnknownSize
+from ferrite.lower.written_in_place import written_operand
 
 aten = torch.ops.aten
-LARGEST = 1 << 18  # elements of an operand, with those it skips: a call takes well under a millisecond
 # In a node's meta: that its strides are eager's, why nobody can tell, and why it is called in eager.
 KNOWN, UNDECIDED, IN_EAGER = "strides_of_eager", "strides_of_nobody", "call_in_eager"
 MOST = 64  # corrections of one graph, each of which may change everything behind it
@@ -92,9 +93,12 @@ def correct_forecasts(gm: torch.fx.GraphModule) -> None:
     asked = Asked()
     updater = None
     for node in gm.graph.nodes:
-        if node.op != "call_function" or not is_asked(node) or is_in_doubt(node):
+        if node.op != "call_function":
             continue
-        found = asked.strides(node)
+        written = written_operand(node)
+        if (written is None and not is_asked(node)) or is_in_doubt(node):
+            continue
+        found = asked.strides(node) if written is None else asked.strides_of_written(node, written)
         if found is None:
             continue
         node.meta[KNOWN] = True
@@ -188,6 +192,19 @@ class Asked:
         except UnknownSize:
             pass
         return None
+
+    def strides_of_written(self, node: torch.fx.Node, operand: torch.fx.Node) -> tuple[tuple[Any, ...], ...] | None:
+        """The strides of an operand that was written in place, where they may be wrong for the result."""
+        value = fake_value(operand)
+        if same_sizes(value.stride(), fake_value(node).stride()):
+            return (tuple(value.stride()),) if KNOWN in operand.meta else None
+        if not is_plain(value):
+            return None
+        try:
+            placed = Placed(self.sizes.indices(value.shape), self.sizes.indices(value.stride()))
+            return (tuple(value.stride()),) if self.may_surprise((value,)) and is_dense(placed) else None
+        except (Undecided, UnknownSize):
+            return None
 
     def may_surprise(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether a size may be 0, or 1 in a tensor that is not contiguous as it is written."""
@@ -319,30 +336,6 @@ def packet_of(node: torch.fx.Node) -> Any:
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
     return [each for each in leaves(value) if isinstance(each, torch.Tensor)]
-
-
-def is_plain(value: torch.Tensor) -> bool:
-    """Whether strides tell where its elements lie, and eager is asked on a processor."""
-    return value.layout is torch.strided and value.device.type == "cpu" and not value.is_conj() and not value.is_neg()
-
-
-def is_static(value: torch.Tensor) -> bool:
-    return value.layout is torch.strided and all(type(number) is int for number in (*value.shape, *value.stride()))
-
-
-def is_small(value: torch.Tensor) -> bool:
-    """Whether a tensor like it can be made here and now."""
-    return extent(value) <= LARGEST and math.prod(value.shape) <= LARGEST
-
-
-def extent(value: torch.Tensor) -> int:
-    """How many elements of memory a tensor reaches over."""
-    return 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True) if size > 1)
-
-
-def dense(sizes: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a contiguous tensor: (6, 1, 2) has (2, 2, 1)."""
-    return tuple(math.prod(max(size, 1) for size in sizes[place + 1 :]) for place in range(len(sizes)))
 
 
 def strides_in_eager(node: torch.fx.Node) -> tuple[tuple[int, ...], ...] | None:

@@ -130,3 +130,34 @@ def test_normalised_values_in_training() -> None:
     for size in (12, 1):
         check(fn, lambda size=size: [torch.randn(size, 1).t().requires_grad_()], backward=True)
         check(fn, lambda size=size: [torch.randn(1, size).t().requires_grad_()], backward=True, dynamic=True)
+
+
+def written(x, y):
+    """Writes to an operand, which keeps its strides, and what is made of it: then a call that is none."""
+    x.relu_()
+    first = x >= 0.5
+    y[y > 0] = 2
+    second = y * 2
+    z = x + 1
+    z.masked_fill_(z > 2, 1)
+    z *= z.double()
+    x.fill_(0.5)
+    y[:, :1] = 3
+    return first, second, z, torch.minimum(x, y), z.masked_fill(z > 1, 0), y.relu()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("layout", ["a dimension of one outside", "one dimension of several", "a column", "contiguous"])
+def test_what_is_written_in_place_keeps_its_strides(layout: str, dynamic: bool) -> None:
+    check(written, lambda: [LAID_OUT[layout](), LAID_OUT[layout]()], dynamic=dynamic)
+
+
+def test_a_result_written_in_training_keeps_its_strides() -> None:
+    def fn(x):
+        ordered = x[1:2:2].sort(1)[0]
+        ordered.fill_(2)
+        ordered[0] = -1
+        return x * 2, ordered
+
+    for size in (2, 6):
+        check(fn, lambda size=size: [torch.randn(size, size).requires_grad_()], backward=True, dynamic=True)
