@@ -96,7 +96,10 @@ def correct_forecasts(gm: torch.fx.GraphModule) -> None:
         if node.op != "call_function":
             continue
         written = written_operand(node)
-        if (written is None and not is_asked(node)) or is_in_doubt(node):
+        asks = written is not None or is_asked(node)
+        if (asks or is_view_in_doubt(node)) and is_in_doubt(node):
+            continue
+        if not asks:
             continue
         found = asked.strides(node) if written is None else asked.strides_of_written(node, written)
         if found is None:
@@ -120,6 +123,12 @@ def is_in_doubt(node: torch.fx.Node) -> bool:
     if doubt is not None:
         node.meta[UNDECIDED] = doubt
     return doubt is not None
+
+
+def is_view_in_doubt(node: torch.fx.Node) -> bool:
+    """Whether a call is a view of something that lies nobody knows how."""
+    operands = [each for each in node.all_input_nodes if UNDECIDED in each.meta]
+    return bool(operands) and any(storages_in(fake_value(node)) == storages_in(fake_value(each)) for each in operands)
 
 
 def mark_changed(before: Mapping[torch.fx.Node, Any]) -> None:

@@ -77,6 +77,10 @@ def test_places_that_data_decides(count: int) -> None:
         places = x.nonzero()
         return torch.zeros_like(places), places.to(torch.bool), places + 1, places.clone(), places > 2
 
+    def viewed(x):
+        after = x.reshape(1, -1, 1).nonzero() > torch.arange(1)
+        return after.select(-1, 0), after.sigmoid().t(), after.unsqueeze(1)[..., 1:]
+
     def checked(x):
         places = x.nonzero()
         torch._check(places.size(0) == count)
@@ -84,7 +88,7 @@ def test_places_that_data_decides(count: int) -> None:
 
     x = torch.zeros(5)
     x[:count] = 1
-    for function in (fn, checked):
+    for function in (fn, checked, viewed):
         reset()
         wanted, found = function(x), compile_strict(function, fullgraph=True)(x)
         assert [each.stride() for each in found] == [each.stride() for each in wanted]
@@ -98,6 +102,12 @@ def test_one_call_with_another_order_of_strides_than_the_next() -> None:
     for x in (torch.randn(4, 3, 1), torch.randn(3, 4, 1).transpose(0, 1), torch.randn(1, 4, 3).permute(1, 2, 0)):
         wanted = (x + 1, x.abs(), torch.ones_like(x))
         assert [each.stride() for each in compiled(x)] == [each.stride() for each in wanted]
+
+
+def test_sorted_values_without_elements() -> None:
+    for make in (lambda: torch.randn(6, 5, 1, 0).expand(-1, -1, 8, -1), lambda: torch.randn(1, 0, 2).transpose(1, 2)):
+        check(lambda x: (*x.sort(0), x.sort(-1)[0]), lambda make=make: [make()])
+        check(lambda x: (*x.sort(0), x.sort(-1)[0]), lambda make=make: [make()], dynamic=True)
 
 
 def reshaped(x):
