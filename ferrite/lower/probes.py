@@ -54,8 +54,15 @@ MOST = 64  # corrections of one graph, each of which may change everything behin
 # Results like an operand, whose elements do not matter: they are asked of `empty_like`, which draws no random numbers.
 LIKE = frozenset({aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like})
 # Besides these and the elementwise ones. They compute nothing that ones could harm.
-ASKED = frozenset({aten.fill, aten.hardtanh, aten.var})
-COPIES = frozenset({aten.clone, aten.flip, aten.sort, aten._to_copy, aten.nan_to_num, aten.rad2deg, aten.deg2rad})
+ASKED = frozenset(
+    {aten.hardtanh, aten.var, aten._log_softmax, aten.native_group_norm, aten.tril, aten.triu, aten.renorm}
+)
+COPIES = frozenset(
+    {
+        *(aten.clone, aten.flip, aten.sort, aten._to_copy, aten.nan_to_num, aten.rad2deg, aten.deg2rad),
+        *(aten.fill, aten.index_fill, aten.index_put),
+    }
+)
 REDUCTIONS = frozenset({aten.sum, aten.mean, aten.prod, aten.amax, aten.amin, aten.any, aten.all})
 RULES: dict[Any, Rule] = {
     **dict.fromkeys((*LIKE, *COPIES), like_operand),
@@ -193,7 +200,9 @@ class Asked:
         if not results or not all(map(is_plain, (*results, *tensors))):  # last, since it takes longest
             return None
         if static and all(map(is_small, (*results, *tensors))):
-            return strides_in_eager(node)
+            found = strides_in_eager(node)
+            if found is not None or packet_of(node) not in RULES:
+                return found
         try:
             return self.by_rule(node, results)
         except Undecided as reason:

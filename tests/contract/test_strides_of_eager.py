@@ -171,3 +171,18 @@ def test_a_result_written_in_training_keeps_its_strides() -> None:
 
     for size in (2, 6):
         check(fn, lambda size=size: [torch.randn(size, size).requires_grad_()], backward=True, dynamic=True)
+
+
+@pytest.mark.parametrize("layout", ["a column", "one dimension of several", "contiguous"])
+def test_copies_with_elements_replaced(layout: str) -> None:
+    def fn(x, places):
+        return x.index_fill(0, places, 2) > 1, torch.index_put(x, (x > 0,), x.sum()) + 1, torch.fill(x, 3)
+
+    def of_numbers(x, places):
+        return *fn(x, places), x.tril(), x.log_softmax(0), x.renorm(2, 0, 1)
+
+    def make():
+        return [LAID_OUT[layout](), torch.tensor([0])]
+
+    check(fn, make, dynamic=True)
+    check(of_numbers, make)
