@@ -49,22 +49,27 @@ class Placed:
 
 @dataclass(frozen=True)
 class Step:
-    """A stride of a result: that of a dimension of an operand, or the product of the sizes of `inside` of the result.
-    `at_least_one`: where a size of 0 counts as 1."""
+    """A stride of a result: that of a dimension of an operand, if any, times the sizes of `inside` of the result.
+    `at_least_one`: where a size of 0 counts as 1. `nowhere`: it is 0."""
 
     operand: tuple[int, int] | None = None
     inside: tuple[int, ...] = ()
     at_least_one: bool = True
+    nowhere: bool = False
 
     def of(self, sizes: Sequence[Any], strides: Sequence[Sequence[Any]], at_least_one: Callable[[Any], Any]) -> Any:
         """The stride as a number of whatever kind, from the result's sizes and the operands' strides."""
-        if self.operand is not None:
-            place, dim = self.operand
-            return strides[place][dim]
+        if self.nowhere:
+            return 0
         found = [sizes[dim] for dim in self.inside]
-        return math.prod([at_least_one(size) for size in found] if self.at_least_one else found)
+        inner = math.prod([at_least_one(size) for size in found] if self.at_least_one else found)
+        if self.operand is None:
+            return inner
+        place, dim = self.operand
+        return strides[place][dim] * inner if self.inside else strides[place][dim]
 
 
+NOWHERE = Step(nowhere=True)  # all places along the dimension are the same
 Steps = tuple[Step, ...]
 Rule = Callable[[Sequence[Placed], tuple[Index, ...]], Steps]
 
@@ -98,6 +103,55 @@ def elementwise(operands: Sequence[Placed], sizes: tuple[Index, ...], numbers: b
     if order == list(reversed(range(len(sizes)))):
         return contiguous_steps(len(sizes))
     return in_order_steps(order)
+
+
+def contiguous_result(operands: Sequence[Placed], sizes: tuple[Index, ...]) -> Steps:
+    return contiguous_steps(len(sizes))
+
+
+def expanded(operands: Sequence[Placed], sizes: tuple[Index, ...]) -> Steps:
+    """`expand`: a dimension in front lies around the next one, which may have become one of stride 0."""
+    (operand,) = operands
+    missing = len(sizes) - len(operand.sizes)
+    steps: list[Step] = []  # the innermost first
+    for dim in reversed(range(len(sizes))):
+        size = operand.sizes[dim - missing] if dim >= missing else ONE
+        if not is_equal(size, sizes[dim]):
+            steps.append(NOWHERE)
+        elif dim >= missing:
+            steps.append(Step(operand=(0, dim - missing)))
+        elif not steps:
+            steps.append(Step())
+        elif steps[-1] is NOWHERE:
+            steps.append(NOWHERE)
+        else:
+            steps.append(replace(steps[-1], inside=(*steps[-1].inside, dim + 1), at_least_one=False))
+    return tuple(reversed(steps))
+
+
+def viewed(operands: Sequence[Placed], sizes: tuple[Index, ...]) -> Steps:
+    """`view`: dimensions that lie one in the other are cut anew, those of one go with the ones inside of them."""
+    (operand,) = operands
+    if has_no_elements(operand):
+        same = len(sizes) == len(operand.sizes) and all(map(is_equal, sizes, operand.sizes))
+        return same_as(operand) if same else contiguous_steps(len(sizes))
+    steps: dict[int, Step] = {}
+    dim, start, left = len(sizes) - 1, len(operand.sizes) - 1, list(range(len(operand.sizes)))
+    while left:
+        held = operand.sizes[left.pop()]
+        while left and (
+            is_equal(operand.sizes[left[-1]], ONE) or is_equal(operand.strides[left[-1]], held * operand.strides[start])
+        ):
+            held = held * operand.sizes[left.pop()]
+        taken: Index = ONE
+        inside: tuple[int, ...] = ()
+        while dim >= 0 and (is_less(taken, held) or is_equal(sizes[dim], ONE)):
+            steps[dim] = Step(operand=(0, start), inside=inside, at_least_one=False)
+            taken, inside, dim = taken * sizes[dim], (dim, *inside), dim - 1
+        if not is_equal(taken, held):
+            raise Undecided("how the dimensions of a view are cut")
+        start = len(left) - 1
+    return tuple(steps.get(place, Step()) for place in range(len(sizes)))
 
 
 def same_as(operand: Placed) -> Steps:

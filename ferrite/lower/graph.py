@@ -406,7 +406,10 @@ class Walk(Bodies):
     def output_with(self, value: Value, fake: torch.Tensor, strides: tuple[Index, ...]) -> str:
         own = self.sizes.indices(fake.stride())
         if own == strides:
-            return self.buffer_of(value, fake)
+            found = self.buffers[name := self.buffer_of(value, fake)]
+            if ZERO not in value.sizes or found.kind == "foreign" or found.strides == strides:
+                return name
+            return self.window(found, value.dtype, value.sizes, strides, found.offset)
         if ZERO in value.sizes:  # without elements any strides will do, and what shares memory goes on sharing it
             base = self.buffers[self.realise(value.box)]
             return self.window(base, value.dtype, value.sizes, strides, base.offset)

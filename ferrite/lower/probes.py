@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -43,24 +42,43 @@ from ferrite.lower.eager_strides import (
     Placed,
     Rule,
     Undecided,
+    contiguous_result,
     decided,
     elementwise,
+    expanded,
+    is_dense,
     like_operand,
+    viewed,
 )
 from ferrite.lower.forecasts import swap_misforecast_operands
+from ferrite.lower.pictures import dense, extent, is_plain, is_small, is_static
 from ferrite.lower.sizes import Sizes, UnknownSize
+from ferrite.lower.written_in_place import written_operand
 
 aten = torch.ops.aten
-LARGEST = 1 << 18  # elements of an operand, with those it skips: a call takes well under a millisecond
 # In a node's meta: that its strides are eager's, why nobody can tell, and why it is called in eager.
 KNOWN, UNDECIDED, IN_EAGER = "strides_of_eager", "strides_of_nobody", "call_in_eager"
 MOST = 64  # corrections of one graph, each of which may change everything behind it
 # Results like an operand, whose elements do not matter: they are asked of `empty_like`, which draws no random numbers.
 LIKE = frozenset({aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like})
 # Besides these and the elementwise ones. They compute nothing that ones could harm.
-ASKED = frozenset({aten.expand, aten.flip, aten.clone, aten.fill, aten.hardtanh, aten.var})
-COPIES = frozenset({aten.clone, aten.flip, aten.sort, aten._to_copy, aten.nan_to_num, aten.rad2deg, aten.deg2rad})
-RULES: dict[Any, Rule] = dict.fromkeys((*LIKE, *COPIES), like_operand)
+ASKED = frozenset(
+    {aten.hardtanh, aten.var, aten._log_softmax, aten.native_group_norm, aten.tril, aten.triu, aten.renorm}
+)
+COPIES = frozenset(
+    {
+        *(aten.clone, aten.flip, aten.sort, aten._to_copy, aten.nan_to_num, aten.rad2deg, aten.deg2rad),
+        *(aten.fill, aten.index_fill, aten.index_put),
+    }
+)
+REDUCTIONS = frozenset({aten.sum, aten.mean, aten.prod, aten.amax, aten.amin, aten.any, aten.all})
+RULES: dict[Any, Rule] = {
+    **dict.fromkeys((*LIKE, *COPIES), like_operand),
+    **dict.fromkeys((*REDUCTIONS, aten.masked_fill, aten.native_layer_norm), contiguous_result),
+    aten.expand: expanded,
+    aten.view: viewed,
+    aten._unsafe_view: viewed,
+}
 # Tagged as elementwise, but made in other ways, or of several calls.
 NOT_ITERATED = frozenset(
     {
@@ -71,7 +89,6 @@ NOT_ITERATED = frozenset(
         aten.isfinite,
         aten.isinf,
         aten.ldexp,
-        aten.masked_fill,
         aten.native_dropout_backward,
         aten.positive,
         aten.pow,
@@ -91,9 +108,15 @@ def correct_forecasts(gm: torch.fx.GraphModule) -> None:
     asked = Asked()
     updater = None
     for node in gm.graph.nodes:
-        if node.op != "call_function" or not is_asked(node) or is_in_doubt(node):
+        if node.op != "call_function":
             continue
-        found = asked.strides(node)
+        written = written_operand(node)
+        asks = written is not None or is_asked(node)
+        if (asks or is_view_in_doubt(node)) and is_in_doubt(node):
+            continue
+        if not asks:
+            continue
+        found = asked.strides(node) if written is None else asked.strides_of_written(node, written)
         if found is None:
             continue
         node.meta[KNOWN] = True
@@ -115,6 +138,12 @@ def is_in_doubt(node: torch.fx.Node) -> bool:
     if doubt is not None:
         node.meta[UNDECIDED] = doubt
     return doubt is not None
+
+
+def is_view_in_doubt(node: torch.fx.Node) -> bool:
+    """Whether a call is a view of something that lies nobody knows how."""
+    operands = [each for each in node.all_input_nodes if UNDECIDED in each.meta]
+    return bool(operands) and any(storages_in(fake_value(node)) == storages_in(fake_value(each)) for each in operands)
 
 
 def mark_changed(before: Mapping[torch.fx.Node, Any]) -> None:
@@ -179,7 +208,9 @@ class Asked:
         if not results or not all(map(is_plain, (*results, *tensors))):  # last, since it takes longest
             return None
         if static and all(map(is_small, (*results, *tensors))):
-            return strides_in_eager(node)
+            found = strides_in_eager(node)
+            if found is not None or packet_of(node) not in RULES:
+                return found
         try:
             return self.by_rule(node, results)
         except Undecided as reason:
@@ -187,6 +218,19 @@ class Asked:
         except UnknownSize:
             pass
         return None
+
+    def strides_of_written(self, node: torch.fx.Node, operand: torch.fx.Node) -> tuple[tuple[Any, ...], ...] | None:
+        """The strides of an operand that was written in place, where they may be wrong for the result."""
+        value = fake_value(operand)
+        if same_sizes(value.stride(), fake_value(node).stride()):
+            return (tuple(value.stride()),) if KNOWN in operand.meta else None
+        if not is_plain(value):
+            return None
+        try:
+            placed = Placed(self.sizes.indices(value.shape), self.sizes.indices(value.stride()))
+            return (tuple(value.stride()),) if self.may_surprise((value,)) and is_dense(placed) else None
+        except (Undecided, UnknownSize):
+            return None
 
     def may_surprise(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether a size may be 0, or 1 in a tensor that is not contiguous as it is written."""
@@ -213,9 +257,11 @@ class Asked:
             Placed(self.sizes.indices(each.shape), self.sizes.indices(own))
             for each, own in zip(operands, strides, strict=True)
         ]
-        steps = decided(rule, placed, self.sizes.indices(results[0].shape))
-        found = tuple(step.of(results[0].shape, strides, self.at_least_one) for step in steps)
-        return (found,) * len(results)
+        found = []
+        for each in results:
+            steps = decided(rule, placed, self.sizes.indices(each.shape))
+            found.append(tuple(step.of(each.shape, strides, self.at_least_one) for step in steps))
+        return tuple(found)
 
     def as_computed_with(self, operand: torch.Tensor, dtype: torch.dtype | None) -> tuple[Any, ...]:
         """The strides of an operand once it has the type that is computed in."""
@@ -316,30 +362,6 @@ def packet_of(node: torch.fx.Node) -> Any:
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
     return [each for each in leaves(value) if isinstance(each, torch.Tensor)]
-
-
-def is_plain(value: torch.Tensor) -> bool:
-    """Whether strides tell where its elements lie, and eager is asked on a processor."""
-    return value.layout is torch.strided and value.device.type == "cpu" and not value.is_conj() and not value.is_neg()
-
-
-def is_static(value: torch.Tensor) -> bool:
-    return value.layout is torch.strided and all(type(number) is int for number in (*value.shape, *value.stride()))
-
-
-def is_small(value: torch.Tensor) -> bool:
-    """Whether a tensor like it can be made here and now."""
-    return extent(value) <= LARGEST and math.prod(value.shape) <= LARGEST
-
-
-def extent(value: torch.Tensor) -> int:
-    """How many elements of memory a tensor reaches over."""
-    return 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True) if size > 1)
-
-
-def dense(sizes: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a contiguous tensor: (6, 1, 2) has (2, 2, 1)."""
-    return tuple(math.prod(max(size, 1) for size in sizes[place + 1 :]) for place in range(len(sizes)))
 
 
 def strides_in_eager(node: torch.fx.Node) -> tuple[tuple[int, ...], ...] | None:

@@ -77,6 +77,10 @@ def test_places_that_data_decides(count: int) -> None:
         places = x.nonzero()
         return torch.zeros_like(places), places.to(torch.bool), places + 1, places.clone(), places > 2
 
+    def viewed(x):
+        after = x.reshape(1, -1, 1).nonzero() > torch.arange(1)
+        return after.select(-1, 0), after.sigmoid().t(), after.unsqueeze(1)[..., 1:]
+
     def checked(x):
         places = x.nonzero()
         torch._check(places.size(0) == count)
@@ -84,7 +88,7 @@ def test_places_that_data_decides(count: int) -> None:
 
     x = torch.zeros(5)
     x[:count] = 1
-    for function in (fn, checked):
+    for function in (fn, checked, viewed):
         reset()
         wanted, found = function(x), compile_strict(function, fullgraph=True)(x)
         assert [each.stride() for each in found] == [each.stride() for each in wanted]
@@ -98,3 +102,87 @@ def test_one_call_with_another_order_of_strides_than_the_next() -> None:
     for x in (torch.randn(4, 3, 1), torch.randn(3, 4, 1).transpose(0, 1), torch.randn(1, 4, 3).permute(1, 2, 0)):
         wanted = (x + 1, x.abs(), torch.ones_like(x))
         assert [each.stride() for each in compiled(x)] == [each.stride() for each in wanted]
+
+
+def test_sorted_values_without_elements() -> None:
+    for make in (lambda: torch.randn(6, 5, 1, 0).expand(-1, -1, 8, -1), lambda: torch.randn(1, 0, 2).transpose(1, 2)):
+        check(lambda x: (*x.sort(0), x.sort(-1)[0]), lambda make=make: [make()])
+        check(lambda x: (*x.sort(0), x.sort(-1)[0]), lambda make=make: [make()], dynamic=True)
+
+
+def reshaped(x):
+    """Views and reductions, and the ones that have been wrong for them: one dimension more, or the same sizes."""
+    flat = x.abs().reshape(-1)
+    return (
+        (x < 1).reshape(1, -1, 1),
+        (x + 1).unsqueeze(0).flatten(0, 1),
+        (x + 1).expand(1, 2, *x.shape),
+        flat.unsqueeze(0).expand(1, 1, -1),
+        x.sum(0, keepdim=True),
+        x.amax(-1, keepdim=True) if x.numel() else x.sum(-1),
+        x.masked_fill(x > 0, 2),
+        torch.nn.functional.layer_norm(x, x.shape[-1:]),
+    )
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "layout", ["one dimension of several", "a column", "a part of one", "nothing", "channels last"]
+)
+def test_views_and_reductions(layout: str, dynamic: bool) -> None:
+    check(reshaped, lambda: [LAID_OUT[layout]()], dynamic=dynamic)
+
+
+def test_normalised_values_in_training() -> None:
+    def fn(x):
+        return torch.nn.functional.layer_norm(x, x.shape[-1:]), x.exp().expand(1, *x.shape)
+
+    for size in (12, 1):
+        check(fn, lambda size=size: [torch.randn(size, 1).t().requires_grad_()], backward=True)
+        check(fn, lambda size=size: [torch.randn(1, size).t().requires_grad_()], backward=True, dynamic=True)
+
+
+def written(x, y):
+    """Writes to an operand, which keeps its strides, and what is made of it: then a call that is none."""
+    x.relu_()
+    first = x >= 0.5
+    y[y > 0] = 2
+    second = y * 2
+    z = x + 1
+    z.masked_fill_(z > 2, 1)
+    z *= z.double()
+    x.fill_(0.5)
+    y[:, :1] = 3
+    return first, second, z, torch.minimum(x, y), z.masked_fill(z > 1, 0), y.relu()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("layout", ["a dimension of one outside", "one dimension of several", "a column", "contiguous"])
+def test_what_is_written_in_place_keeps_its_strides(layout: str, dynamic: bool) -> None:
+    check(written, lambda: [LAID_OUT[layout](), LAID_OUT[layout]()], dynamic=dynamic)
+
+
+def test_a_result_written_in_training_keeps_its_strides() -> None:
+    def fn(x):
+        ordered = x[1:2:2].sort(1)[0]
+        ordered.fill_(2)
+        ordered[0] = -1
+        return x * 2, ordered
+
+    for size in (2, 6):
+        check(fn, lambda size=size: [torch.randn(size, size).requires_grad_()], backward=True, dynamic=True)
+
+
+@pytest.mark.parametrize("layout", ["a column", "one dimension of several", "contiguous"])
+def test_copies_with_elements_replaced(layout: str) -> None:
+    def fn(x, places):
+        return x.index_fill(0, places, 2) > 1, torch.index_put(x, (x > 0,), x.sum()) + 1, torch.fill(x, 3)
+
+    def of_numbers(x, places):
+        return *fn(x, places), x.tril(), x.log_softmax(0), x.renorm(2, 0, 1)
+
+    def make():
+        return [LAID_OUT[layout](), torch.tensor([0])]
+
+    check(fn, make, dynamic=True)
+    check(of_numbers, make)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -64,6 +65,28 @@ def test_rules_say_what_eager_does(seed: int) -> None:
             result = target(*arguments)
             found = strides_by_rule(target, arguments, result)
             assert found == (result.stride(),), (target, [(*each.shape, each.stride()) for each in (x, y)])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_views_and_reductions_lie_as_in_eager(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(40):
+        sizes = [rng.choice([0, 1, 1, 2, 3, 4]) for _ in range(rng.randint(1, 4))]
+        x, flat = laid_out(rng, sizes, torch.float32), [size for size in sizes if size != 1]
+        for _ in range(rng.randint(0, 2)):
+            flat.insert(rng.randint(0, len(flat)), 1)
+        wider = [rng.choice([1, 2]) for _ in range(rng.randint(0, 2))]
+        wider += [rng.choice([1, 3]) if size == 1 else size for size in sizes]
+        calls = [(aten.expand.default, (x, wider)), (aten.masked_fill.Scalar, (x, x > 0, 2))]
+        calls += [(aten.sum.dim_IntList, (x, [rng.randrange(x.ndim)], rng.random() < 0.5))]
+        calls += [(aten.view.default, (x, each)) for each in (sizes, flat, [*sizes[:-2], math.prod(sizes[-2:])])]
+        for target, arguments in calls:
+            try:
+                result = target(*arguments)
+            except RuntimeError:  # it cannot be viewed so
+                continue
+            found = strides_by_rule(target, arguments, result)
+            assert found == (result.stride(),), (target, x.shape, x.stride(), arguments[1:])
 
 
 def test_what_holds_for_every_size_is_said_and_nothing_else() -> None:

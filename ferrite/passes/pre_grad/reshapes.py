@@ -25,6 +25,8 @@ from ferrite.pipeline import PassContext
 from ferrite.rewrite import Case, NodeRule, Refusal, Site, apply_rules
 
 aten = torch.ops.aten
+# They leave the strides of other dimensions alone.
+UNITS = frozenset({aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default})
 
 
 def back_to_an_earlier_shape(site: Site) -> Any:
@@ -34,6 +36,8 @@ def back_to_an_earlier_shape(site: Site) -> Any:
     node: Any = site.node.args[0]
     while isinstance(node, torch.fx.Node) and is_plain(fake_value(node)):
         if same_shape(fake_value(node).shape, shape):
+            if any(each.target not in UNITS for each in (site.node, *passed)) and moves_ones(fake_value(node)):
+                return Refusal(f"a dimension of {node.name} may get another stride")
             site.through(*passed)
             return node
         if not keeps_order(node):
@@ -45,6 +49,12 @@ def back_to_an_earlier_shape(site: Site) -> Any:
 
 def same_shape(left: Sequence[Any], right: Sequence[Any]) -> bool:
     return len(left) == len(right) and all(map(torch_api.known_equal, left, right))
+
+
+def moves_ones(value: torch.Tensor) -> bool:
+    """Whether a reshape, even to the same sizes, may change the stride of a dimension of one. It does so in eager; in
+    the forecast it does not, and forecasts of such strides are not eager's before they are corrected."""
+    return not all(torch_api.known_true(size > 1) for size in value.shape)
 
 
 def without_the_shape_between(site: Site) -> Any:
@@ -59,6 +69,8 @@ def without_the_shape_between(site: Site) -> Any:
     is_view = site.node.target is aten.view.default and is_shape_view(inner)
     if is_view and not viewable(source, sizes):
         return Refusal(f"{inner.args[0].name} cannot be viewed so")
+    if moves_ones(source) and moves_ones(fake_value(site.node)):  # else the others tell where ones lie
+        return Refusal(f"a dimension of {inner.args[0].name} may get another stride")
     site.through(inner)
     return site.call(aten.view.default if is_view else aten.reshape.default, inner.args[0], sizes)
 
@@ -87,7 +99,7 @@ RESTORED = NodeRule(
     purpose="what has the shape of a value before it again is that value",
     targets=(
         *(*SHAPES, aten.flatten.using_ints, aten.ravel.default),
-        *(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default),
+        *UNITS,
     ),
     rewrite=back_to_an_earlier_shape,
     examples=(
@@ -104,6 +116,7 @@ RESTORED = NodeRule(
         Case("transposed between", lambda x: x.unsqueeze(0).transpose(1, 2).reshape(2, 3) + 1, floats(2, 3)),
         Case("squeezed elsewhere", lambda x: x.unsqueeze(0).squeeze(2) + 1, floats(2, 1)),
         Case("returned", lambda x: x.reshape(6).reshape(2, 3), floats(2, 3)),
+        Case("a dimension of one is moved", lambda x: x.reshape(1, 6) + 1, floats(1, 6)),
         Case("a copy that is written", written, floats(2, 3)),
         Case("the copy's strides returned", lambda x: x.t().reshape(6).reshape(3, 2), floats(2, 3)),
     ),
@@ -126,6 +139,7 @@ RESHAPE_TWICE = NodeRule(
         Case("as another dtype between", lambda x: x.view(torch.int32).view(6) + 1, floats(2, 3)),
         Case("only one", lambda x: x.view(6) + 1, floats(2, 3)),
         Case("a copy, written later", lambda x: x.t().reshape(6).view(2, 3).add_(1), floats(2, 3)),
+        Case("a dimension of one is moved", lambda x: x.view(6, 1).view(1, 6, 1) + 1, floats(1, 6)),
         Case("the copy is returned", lambda x: x.t().reshape(6).view(3, 1, 2), floats(2, 3)),
     ),
 )

@@ -1,0 +1,67 @@
+"""Calls that write an operand in the program, and make a new tensor in the graph: it lies where the operand does.
+
+x.relu_()        relu(x), for which eager would choose strides; those of x stay as they are
+x[x > 0] = 2     index_put(x, ...), likewise
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+
+from ferrite.graph import fake_value, same_sizes, storages_in
+
+aten = torch.ops.aten
+ASSIGNED = frozenset({aten.index_put, aten.fill, aten.copy})  # what `x[places] = values` is
+PARTS = frozenset({aten.select_scatter, aten.slice_scatter, aten.diagonal_scatter})  # of a tensor, written in any way
+AUGMENTED = {
+    operator.iadd: aten.add,
+    operator.isub: aten.sub,
+    operator.imul: aten.mul,
+    operator.itruediv: aten.div,
+    operator.ifloordiv: aten.floor_divide,
+    operator.imod: aten.remainder,
+    operator.ipow: aten.pow,
+    operator.iand: aten.bitwise_and,
+    operator.ior: aten.bitwise_or,
+    operator.ixor: aten.bitwise_xor,
+}
+
+
+def written_operand(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The operand that a call has written in the program; None for other calls."""
+    source = source_of(node)
+    if source is None or not node.args:
+        return None
+    call, operand = node, node.args[0]
+    if node.target is aten._to_copy.default and isinstance(operand, torch.fx.Node) and source_of(operand) == source:
+        call, operand = operand, operand.args[0] if operand.args else None  # what was computed in a wider type
+    if not isinstance(operand, torch.fx.Node) or not writes_first_operand(call, source):
+        return None
+    before, after = fake_value(operand), fake_value(node)
+    if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor) or before.dtype != after.dtype:
+        return None
+    if not same_sizes(before.shape, after.shape) or storages_in(before) == storages_in(after):
+        return None
+    return operand
+
+
+def source_of(node: torch.fx.Node) -> Any:
+    """The call in the program, with its name there, that a call in the graph was made for."""
+    stack = node.meta.get("source_fn_stack")
+    return stack[-1] if stack else None
+
+
+def writes_first_operand(node: torch.fx.Node, source: Any) -> bool:
+    packet, function = getattr(node.target, "overloadpacket", None), source[1]
+    if packet is None:
+        return False
+    name = function if isinstance(function, str) else getattr(function, "__name__", "").partition(".")[0]
+    in_place = name.endswith("_") and not name.endswith("__")
+    if packet in PARTS:
+        return in_place or function is operator.setitem or function in AUGMENTED
+    if function is operator.setitem:
+        return packet in ASSIGNED
+    return AUGMENTED.get(function) is packet or (in_place and name == f"{packet.__name__}_")
