@@ -13,9 +13,10 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from ferrite._version import __version__
 from ferrite.errors import CompilerBug, FerriteError, FerriteWarning, UserError
 from ferrite.options import Options, using
+
+__version__ = "0.1.0"
 
 # torch's compiler imports this, and once the main thread has ended that is refused. Another thread may still compile.
 with contextlib.suppress(ImportError, RuntimeError):
@@ -23,9 +24,8 @@ with contextlib.suppress(ImportError, RuntimeError):
 
 if TYPE_CHECKING:
     from ferrite import passes
-    from ferrite.backend import compile, freeze
-    from ferrite.debug.cache import explain_cache
-    from ferrite.debug.record import last_compile, recent_compiles
+    from ferrite.api import compile, freeze
+    from ferrite.debug import explain_cache, last_compile, recent_compiles
     from ferrite.passes import why
     from ferrite.pipeline import graph_pass
 
@@ -49,8 +49,8 @@ __all__ = [
 
 # Names whose modules import torch's compiler stack (about a second): loaded when first used.
 _LAZY = {
-    "compile": "ferrite.backend",
-    "freeze": "ferrite.backend",
+    "compile": "ferrite.api",
+    "freeze": "ferrite.api",
     "explain_cache": "ferrite.debug.cache",
     "graph_pass": "ferrite.pipeline",
     "passes": "ferrite.passes",

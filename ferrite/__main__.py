@@ -7,7 +7,7 @@ import io
 import sys
 from collections.abc import Sequence
 
-from ferrite._version import __version__
+from ferrite import __version__
 from ferrite.cli import cache, demo, doctor, ops, options
 from ferrite.cli import compile as compile_command
 from ferrite.errors import FerriteError

@@ -1,10 +1,10 @@
-"""The whole compiler, as one short function over its stages.
+"""The whole compiler, from top to bottom.
 
-    ferrite        what torch.compile(..., backend="ferrite") calls, through `ferrite.door`, with each graph of Dynamo's
-    compile_graph  one functional graph in, one callable out: (joint,) (freeze,) post_grad, lower, (schedule,) codegen,
-                   load
-    compile        torch.compile with ferrite's options as keywords
-    freeze         the same for inference with parameters that no longer change
+    ferrite          what torch.compile(..., backend="ferrite") calls, through `ferrite.api`, with each of its graphs
+    rewrite_calls    the graph of torch calls: pre_grad
+    split_joint      forward and backward in one graph: joint, partition
+    compile_graph    one functional graph in, one callable out: (joint,) (freeze,) post_grad, lower, schedule, codegen,
+                     load; or all of that from the cache
 
 A stage that fails costs speed, never an answer: the graph runs in eager, one warning says so, and a repro folder is
 kept. With `strict` the failure is raised instead.
@@ -19,28 +19,34 @@ from typing import Any
 
 import torch
 
-from ferrite import door, native
-from ferrite.artifact import Compiled
-from ferrite.cached import through_cache
-from ferrite.capture import CapturedGraph, GraphKind, capture, torch_api, torch_state
-from ferrite.capture.aot import Partition
-from ferrite.codegen import print_host
-from ferrite.codegen.host_laws import verify_host
+from ferrite import cache
+from ferrite.cache import BeforePasses, KernelCaches, KnownSizes, as_entry, edit_as, from_entry
+from ferrite.capture import (
+    CapturedGraph,
+    GraphKind,
+    Partition,
+    capture,
+    mark_inputs_written_after,
+    torch_api,
+    torch_state,
+)
+from ferrite.codegen import named_objects, verify_host
 from ferrite.collector import garbage_waits
-from ferrite.compilation import Compilation
-from ferrite.debug.dump import Dump
-from ferrite.errors import FerriteError, UserError, layout, warn_user
-from ferrite.frozen import compile_frozen
-from ferrite.ir.laws import verify_program
-from ferrite.lower import UnknownSize, correct_forecasts, lower, lower_graph, strides_of_outputs
+from ferrite.debug import Compilation, Dump, DumpFolder, GraphRecord, as_data, from_data, partition_record, plan_record
+from ferrite.errors import FerriteError, warn_user
+from ferrite.graph import Places, note_autocast, users_in_order
+from ferrite.ir.program import verify_program
+from ferrite.lower import UnknownSize, correct_forecasts, lower_graph, strides_of_outputs
 from ferrite.options import resolve
-from ferrite.passes import JOINT, POST_GRAD, PRE_GRAD, checked_options
-from ferrite.pipeline import PassRecord
-from ferrite.runtime import load, run_in_eager, run_program
-from ferrite.runtime.kernels import KernelCache
+from ferrite.passes import FREEZE, JOINT, POST_GRAD, PRE_GRAD, checked_options
+from ferrite.passes.freezing import inlined_with_record
+from ferrite.passes.pre_grad import add_values, numerics_checked, reason_to_leave, values_to_examples
+from ferrite.pipeline import Fuel, PassRecord, Pipeline
+from ferrite.runtime import Boxed, Freezer, Frozen, bytecode_of, call_frozen, load_host, run_in_eager
+from ferrite.schedule import make_plan
+from ferrite.targets import buildable, executable_of, runs_of, targets_for
 
-# A stage of passes over a graph.
-Rewrite = Callable[[CapturedGraph, Compilation, Dump], tuple[PassRecord, ...]]
+Passes = tuple[PassRecord, ...]
 
 
 def ferrite(
@@ -61,13 +67,14 @@ def ferrite(
 
         def stages() -> Callable[..., Any]:
             if settings.pre_grad:
-                compilation.rewrite_captured(PRE_GRAD, example_inputs)
+                with compilation.stage("pre_grad"), garbage_waits():
+                    rewrite_calls(gm, example_inputs, compilation)
             return capture(
                 gm,
                 example_inputs,
                 functools.partial(compile_graph, compilation=compilation),
                 settings,
-                lambda partition: with_strides_of_eager(compilation.watch_partition(JOINT, partition)),
+                functools.partial(split_joint, compilation),
             )
 
         return compilation.attempt("capture", stages, otherwise=as_captured)
@@ -75,14 +82,101 @@ def ferrite(
         raise torch_api.through_dynamo(error) from error.__cause__
 
 
-def with_strides_of_eager(partition: Partition) -> Partition:
-    """A partition of a joint graph whose forecasts are eager's: passes rest on them, and so do both halves."""
+# --- the graph of torch calls -----------------------------------------------------------------------------------------
 
-    def corrected(joint: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> torch_api.Parts:
-        correct_forecasts(joint)
-        return partition(joint, *args, **kwargs)
 
-    return corrected
+def rewrite_calls(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], compilation: Compilation) -> None:
+    """The passes that run before autograd has seen the graph; what they did, from the cache where it is known."""
+    record, options = compilation.record, compilation.options
+    if note := reason_to_leave(gm):
+        record.passes["pre_grad"] = (PassRecord("pre_grad", 0.0, {}, 0, 0, note),)
+        return
+    store = cache.open_store(options)
+
+    def key() -> cache.Key:
+        return cache.captured_key(gm, options, sources=cache.source_digest(store))
+
+    lookup = cache.look_up(store, key, "captured graph", functools.partial(edit_as, gm), options.strict)
+    if lookup.found is not None:
+        record.passes["pre_grad"] = lookup.found
+        note_autocast(gm)
+    else:
+        before = BeforePasses(gm) if lookup.keeps else None
+        dump = compilation.dump("torch")
+        add_values(gm, example_inputs)
+        dump.graph("captured", gm)
+        steps, is_inference = compilation.with_own(PRE_GRAD), not compilation.grad_enabled
+        with numerics_checked(steps, gm, example_inputs, compilation.context(is_inference), compilation.keep):
+            passes = compilation.run_passes(steps, gm, is_inference, dump)
+        values_to_examples(gm)
+        record.passes["pre_grad"] = passes
+        if before is not None:
+            lookup.publish(functools.partial(before.entry, passes))
+    record.captured = lookup.outcome
+
+
+# --- forward and backward in one graph --------------------------------------------------------------------------------
+
+
+def split_joint(compilation: Compilation, partition: Partition) -> Partition:
+    """The joint passes, then the partitioner as a stage of its own, with what it saved in the record."""
+
+    def watched(
+        joint: torch.fx.GraphModule, *args: Any, **kwargs: Any
+    ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+        with compilation.stage("joint"), garbage_waits():
+            correct_forecasts(joint)  # passes rest on them, and so do both halves
+            rewrite_joint(joint, compilation)
+        with compilation.stage("partition"):
+            forward, backward = partition(joint, *args, **kwargs)
+        compilation.record.saved = partition_record(forward, backward)
+        return forward, backward
+
+    return watched
+
+
+def rewrite_joint(joint: torch.fx.GraphModule, compilation: Compilation) -> None:
+    """The joint passes on forward and backward, from the cache where it is known what they do."""
+    record, options = compilation.record, compilation.options
+    mark_inputs_written_after(joint.graph)
+    store = cache.open_store(options)
+
+    def key() -> cache.Key:
+        return cache.joint_key(joint, options, sources=cache.source_digest(store))
+
+    lookup = cache.look_up(store, key, "joint graph", functools.partial(edit_as, joint), options.strict)
+    if lookup.found is not None:
+        record.passes["joint"] = lookup.found
+    else:
+        before = BeforePasses(joint) if lookup.keeps else None
+        dump = Dump(compilation.dump_folder if options.joint else DumpFolder(None), "joint")
+        dump.graph("captured", joint)
+        steps = compilation.with_own(JOINT) if options.joint else JOINT.only_required()
+        passes = compilation.run_passes(steps, joint, False, dump)
+        record.passes["joint"] = passes
+        if before is not None:
+            lookup.publish(functools.partial(before.entry, passes))
+    users_in_order(joint.graph)
+    record.joint = lookup.outcome
+
+
+# --- one functional graph ---------------------------------------------------------------------------------------------
+
+
+def compile_graph(captured: CapturedGraph, compilation: Compilation) -> torch_api.BoxedCallable:
+    """The compiler proper. Runs once per direction; the backward graph arrives later, from an autograd thread."""
+
+    def stages() -> Boxed:
+        graph = as_in_eager(captured)
+        dump = compilation.dump(graph.kind.value)
+        dump.graph("captured", graph.gm)
+        joint = (JOINT,) if graph.kind is GraphKind.INFERENCE and compilation.options.joint else ()
+        if graph.parameters:  # what they become is decided before the cache is asked
+            return compile_frozen(graph, compilation, dump, rewrite(joint, graph, compilation, dump))
+        return compile_passed(graph, compilation, dump, (), joint)
+
+    with garbage_waits():
+        return compilation.attempt_graph(captured, stages, otherwise=run_in_eager(captured.gm))
 
 
 def as_in_eager(graph: CapturedGraph) -> CapturedGraph:
@@ -91,185 +185,98 @@ def as_in_eager(graph: CapturedGraph) -> CapturedGraph:
     return replace(graph, output_strides=strides_of_outputs(graph.gm, graph.output_strides))
 
 
-def compile_graph(captured: CapturedGraph, compilation: Compilation) -> torch_api.BoxedCallable:
-    """The compiler proper. Runs once per direction; the backward graph arrives later, from an autograd thread."""
-
-    def stages() -> torch_api.BoxedCallable:
-        graph = as_in_eager(captured)
-        dump = Dump(compilation.dump_folder, graph.kind.value)
-        dump.graph("captured", graph.gm)
-        if graph.parameters:  # what they become is decided before the cache is asked
-            return compile_frozen(graph, compilation, dump, joint(graph, compilation, dump), finish)
-        return finish(graph, compilation, dump, (), joint)
-
-    with garbage_waits():
-        return compilation.attempt_graph(captured, stages, otherwise=run_in_eager(captured.gm))
+def rewrite(pipelines: Sequence[Pipeline], graph: CapturedGraph, compilation: Compilation, dump: Dump) -> Passes:
+    """Run stages of passes over a graph, with the users' own in their places."""
+    done: Passes = ()
+    for pipeline in pipelines:
+        with compilation.stage(pipeline.name):
+            steps = compilation.with_own(pipeline)
+            done += compilation.run_passes(steps, graph.gm, graph.kind is GraphKind.INFERENCE, dump)
+    return done
 
 
-def joint(graph: CapturedGraph, compilation: Compilation, dump: Dump) -> tuple[PassRecord, ...]:
-    """The joint passes on a graph that never was part of a joint graph."""
-    if graph.kind is not GraphKind.INFERENCE or not compilation.options.joint:
-        return ()
-    with compilation.stage("joint"):
-        return compilation.rewrite(JOINT, graph, dump)
+def compile_passed(
+    graph: CapturedGraph, compilation: Compilation, dump: Dump, before: Passes, joint: tuple[Pipeline, ...] = ()
+) -> Boxed:
+    """From the passes that are left to a function. `before`: what was done to the graph so far; `joint`: the stage that
+    comes first, if it is still to come."""
+    options, targets = compilation.options, targets_for(compilation.options)
+    with compilation.stage("cache"):
+        store, places = cache.open_store(options), Places(graph.gm)  # as it was captured: stages edit it
 
+    def key() -> cache.Key:
+        first_stage = {"first stage": "joint" if joint else "post_grad"}
+        sources, machines = cache.source_digest(store), "; ".join(target.identity() for target in targets.values())
+        return cache.graph_key(graph, options, target=machines or "any", sources=sources, more=first_stage)
 
-def finish(
-    graph: CapturedGraph,
-    compilation: Compilation,
-    dump: Dump,
-    passes: tuple[PassRecord, ...],
-    first: Rewrite | None = None,
-) -> torch_api.BoxedCallable:
-    """The stages that every graph goes through; `passes` is what was done to it before, `first` what is to be done
-    before them."""
+    def read(artifact: cache.Artifact) -> tuple[Boxed, GraphRecord]:
+        executable, objects, data = from_entry(artifact, places)
+        function = load_host(executable.source, runs_of(executable, targets), objects)
+        return function, from_data(data, places, graph.kind.value, executable.source.commented)
 
-    def stages(kernels: KernelCache | None) -> Compiled | torch_api.BoxedCallable:
-        done = first(graph, compilation, dump) if first is not None else ()
-        if compilation.options.post_grad:
-            with compilation.stage("post_grad"):
-                done += compilation.rewrite(POST_GRAD, graph, dump)
-        if compilation.options.executor == "interpreter":
-            return interpreted(graph, compilation, dump, passes + done)
-        if compilation.options.executor == "native":
-            try:
-                found = compile_native(graph, compilation, dump, done, kernels)
-            except UnknownSize as unknown:  # a number that Python alone computes: the host does, between calls
-                return called(graph, compilation, dump, passes + done, str(unknown))
-            if found is not None:
-                return found
-        return called(graph, compilation, dump, passes + done)
-
-    if compilation.options.executor == "native":
-        return through_cache(graph, compilation, passes, "joint" if first is not None else "post_grad", stages)
-    function = stages(None)
-    assert not isinstance(function, Compiled)
-    return function
-
-
-def called(
-    graph: CapturedGraph, compilation: Compilation, dump: Dump, passes: tuple[PassRecord, ...], *reason: str
-) -> torch_api.BoxedCallable:
-    """The graph as a program of calls."""
+    with compilation.stage("cache"):
+        lookup = cache.look_up(store, key, f"{graph.kind.value} graph", read, options.strict)
+    if lookup.found is not None:
+        function, record = lookup.found
+        return compilation.finished(function, record, before, lookup.outcome)
+    with compilation.stage("cache"):
+        known, index = (KnownSizes(graph.gm), places.index()) if lookup.keeps else (None, None)
+        kernels = KernelCaches(store)
+    here = buildable(targets)
+    passes = rewrite((*joint, POST_GRAD) if options.post_grad else joint, graph, compilation, dump)
     with compilation.stage("lower"):
-        lowered = lower(graph, *reason)
-    with compilation.stage("codegen"):
-        source = print_host(lowered.program)
-        dump.write("host.py", source.text)
-    with compilation.stage("load"):
-        function = load(source, lowered.constants)
-    compilation.compiled(graph, lowered.program, source.text, passes)
-    return function
-
-
-def compile_native(
-    graph: CapturedGraph,
-    compilation: Compilation,
-    dump: Dump,
-    passes: tuple[PassRecord, ...],
-    kernels: KernelCache | None,
-) -> Compiled | None:
-    """The graph as kernels of native code; None where it is not for this processor."""
-    if not llvm_is_here():
-        return None
-    with compilation.stage("lower"):
-        lowered = lower_graph(graph)
-        if not native.on_cpu(lowered.program):
-            return None
-        if compilation.options.strict:
+        try:
+            lowered = lower_graph(graph, here)
+        except UnknownSize as unknown:  # a number that Python alone computes, and it does so between operators
+            return compilation.left_in_eager(graph, before + passes, str(unknown))
+        if options.strict:
             verify_program(lowered.program)
         dump.write("program.py", lambda: str(lowered.program))
     with compilation.stage("schedule"):
-        plan = native.schedule(lowered.program, compilation.options.strict)
+        schedulings = {device: target.scheduling for device, target in here.items()}
+        fuel = Fuel(options.fuel)
+        plan = make_plan(lowered.program, schedulings, verify=options.strict, fuel=fuel, observe=dump.schedule)
     with compilation.stage("codegen"):
-        code = native.generate(plan, kernels, compilation.options.check_bounds)
-        verify_host(code.source, lowered.objects)
-        dump.write("host.py", code.source.commented)
-    return Compiled(code, lowered.objects, compilation.native_record(graph, plan, code.source.commented, passes))
+        executable = executable_of(plan, here, kernels, options.check_bounds)
+        source = verify_host(executable.source, lowered.objects)
+        dump.write("host.py", lambda: source.commented)
+    with compilation.stage("load"):
+        objects = named_objects(source, lowered.objects)
+        source.bytecode = bytecode_of(source, objects)
+        function = load_host(source, runs_of(executable, here), objects)
+        record = plan_record(graph, plan, source.commented, passes)
+    with compilation.stage("cache"):
+        if known is not None and index is not None:
+            reason = known.reason_to_forget(passes) if here == targets else "it was not compiled to kernels"
+            note = "; ".join(kernels.problems)
+            lookup.publish(lambda: as_entry(executable, objects, as_data(record, index), index, reason, note))
+    return compilation.finished(function, record, before, lookup.outcome)
 
 
-@functools.lru_cache
-def llvm_is_here() -> bool:
-    """Whether kernels can be compiled; where they cannot, that is said once."""
-    try:
-        import llvmlite.binding  # noqa: F401  # only here: a program of calls does not need it
-    except (ImportError, OSError) as problem:
-        facts = {
-            "because": f"{type(problem).__name__}: {problem}",
-            "what happens": "operators run one by one, as in eager",
-            "to change that": "pip install llvmlite",
-            "to say no more": 'torch.compile(..., options={"executor": "calls"})',
-        }
-        headline = "ferrite: without llvmlite nothing is compiled to kernels"
-        warn_user(layout(headline, facts))
-        return False
-    return True
+def compile_frozen(graph: CapturedGraph, compilation: Compilation, dump: Dump, before: Passes) -> Boxed:
+    """The function over all inputs of a graph, parameters too, with parameters as constants: compiled again for others
+    if they change, from the graph as it was captured, without Dynamo and AOTAutograd."""
 
+    def freeze(graph: CapturedGraph, dump: Dump) -> Frozen:
+        with compilation.stage("freeze"):
+            inlined, made = inlined_with_record(graph)
+        done = rewrite((FREEZE,), inlined.graph, compilation, dump)
+        function = compile_passed(inlined.graph, compilation, dump, (*before, made, *done))
+        return freezer.frozen(function, inlined.kept, inlined.frozen)
 
-def interpreted(
-    graph: CapturedGraph, compilation: Compilation, dump: Dump, passes: tuple[PassRecord, ...]
-) -> torch_api.BoxedCallable:
-    """The graph as a loop program, run by the slow interpreter."""
-    with compilation.stage("lower"):
-        lowered = lower_graph(graph)
-        if compilation.options.strict:
-            verify_program(lowered.program)
-        text = str(lowered.program)
-        dump.write("program.py", text)
-    compilation.lowered(graph, lowered.program, text, passes)
-    return run_program(lowered.program, lowered.objects)
+    def freeze_again(graph: CapturedGraph, otherwise: Frozen) -> Frozen:
+        dump = compilation.dump(graph.kind.value)
+        return compilation.attempt_graph(graph, lambda: freeze(graph, dump), otherwise)
 
+    def compile_live(graph: CapturedGraph) -> Boxed:
+        """With its parameters as inputs."""
+        dump = compilation.dump(graph.kind.value)
+        work = functools.partial(compile_passed, graph, compilation, dump, before)
+        return compilation.attempt_graph(graph, work, otherwise=run_in_eager(graph.gm))
 
-def compile(
-    model: Callable[..., Any] | None = None,
-    *,
-    mode: str | None = None,
-    fullgraph: bool = False,
-    dynamic: bool | None = None,
-    **options: Any,
-) -> Any:
-    """Compile a module or function: `torch.compile(model, backend="ferrite")` with options as keywords.
-
-    Options are checked at once, so that a misspelt one is reported here and not at the first call. Without a model it
-    is a decorator: `@ferrite.compile(strict=True)`.
-    """
-    if model is None:
-        return functools.partial(compile, mode=mode, fullgraph=fullgraph, dynamic=dynamic, **options)
-    checked_options(resolve(options, mode))
-    settings = options if mode is None else {"mode": mode, **options}
-    return torch.compile(model, backend=door.ferrite, fullgraph=fullgraph, dynamic=dynamic, options=settings)
-
-
-def freeze(
-    model: Callable[..., Any],
-    *,
-    mode: str | None = None,
-    fullgraph: bool = False,
-    dynamic: bool | None = None,
-    **options: Any,
-) -> Callable[..., Any]:
-    """A function that does what the model does in inference, with its parameters as constants: see docs/freezing.md.
-
-    It runs without gradients. The model itself stays as it is, unless `freeze_discard_parameters=True` says otherwise.
-    """
-    training = [name or "the module itself" for name, each in modules_of(model) if each.training]
-    if training:
-        raise UserError(
-            "a model in training mode cannot be frozen",
-            {"in training mode": ", ".join(training[:3]), "to change that": "model.eval()"},
-        )
-    compiled = compile(model, mode=mode, fullgraph=fullgraph, dynamic=dynamic, **{**options, "freeze": True})
-
-    @functools.wraps(model, updated=())
-    def frozen(*args: Any, **kwargs: Any) -> Any:
-        with torch.no_grad():
-            return compiled(*args, **kwargs)
-
-    return frozen
-
-
-def modules_of(model: Callable[..., Any]) -> list[tuple[str, torch.nn.Module]]:
-    return list(model.named_modules()) if isinstance(model, torch.nn.Module) else []
+    discards = compilation.options.freeze_discard_parameters
+    freezer = Freezer(graph, freeze_again, compile_live, compilation.record.line, discards)
+    return call_frozen(freeze(graph, dump), freezer.freeze_again, freezer.run_live)
 
 
 @functools.lru_cache

@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 
 from ferrite.graph import ModelLine
-from ferrite.ir import host
 from ferrite.ir.expr import Expr, Masked, Param, Random, cast, const, data, index_value, load, op
-from ferrite.ir.index import ZERO, Axis, Index, as_index, axis, minimum, symbol
-from ferrite.ir.program import (
+from ferrite.ir.index.algebra import ZERO, Axis, Index, as_index, axis, minimum, symbol
+from ferrite.ir.program import arguments as host
+from ferrite.ir.program.nodes import (
     Assert,
     Bind,
     Buffer,

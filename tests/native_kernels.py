@@ -11,9 +11,9 @@ import torch
 from ferrite.codegen.llvm.build import load, object_code
 from ferrite.codegen.llvm.emit import kernel_text
 from ferrite.codegen.llvm.target import host_target
-from ferrite.ir.kernel_laws import verify_kernel
-from ferrite.ir.kernel_parse import parse_kernel
-from ferrite.ir.run_kernel import run_kernel
+from ferrite.ir.kernel.interpret import run_kernel
+from ferrite.ir.kernel.laws import verify_kernel
+from ferrite.ir.kernel.parse import parse_kernel
 
 SIGNATURE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
 

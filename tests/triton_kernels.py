@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from ferrite.ir.expr import Expr
-from ferrite.ir.index import axis, symbol
-from ferrite.ir.kernel import Kernel, Loop, Pointer, Store
-from ferrite.ir.kernel_laws import verify_kernel
-from ferrite.ir.kernel_parse import parse_kernel
-from ferrite.ir.run_kernel import run_kernel
+from ferrite.ir.index.algebra import axis, symbol
+from ferrite.ir.kernel.interpret import run_kernel
+from ferrite.ir.kernel.laws import verify_kernel
+from ferrite.ir.kernel.nodes import Kernel, Loop, Pointer, Store
+from ferrite.ir.kernel.parse import parse_kernel
 from loop_kernels import text
 
 COUNT = symbol("n", 0, None)

@@ -12,7 +12,7 @@ import torch
 from mpmath import mpf
 
 from ferrite.codegen.llvm.build import load, object_code
-from ferrite.codegen.llvm.math import FUNCTIONS, declarations, function_name, function_text
+from ferrite.codegen.llvm.math.table import FUNCTIONS, declarations, function_name, function_text
 from ferrite.codegen.llvm.target import host_target
 from ferrite.ir.scalar import OPERATORS
 

@@ -5,6 +5,49 @@ compiler, and one callable over the compiled results. What comes out is function
 that write mutated inputs back; every node has a fake value; the backward graph comes later, from an autograd thread.
 """
 
-from ferrite.capture.aot import CapturedGraph, GraphKind, capture
+from ferrite.capture.aot import CapturedGraph, GraphKind, Partition, capture, mark_inputs_written_after
+from ferrite.capture.as_data import Described, NoData
+from ferrite.capture.edits import Before, make
+from ferrite.capture.parameters import Parameter
+from ferrite.capture.products import has_arm_compute_library, works_with_all_of_few_cores
+from ferrite.capture.torch_api import check_torch_version, span
+from ferrite.capture.torch_operators import (
+    decomposition,
+    every_operator,
+    functional_twin,
+    is_random,
+    known_contiguous,
+    overloads,
+    register_fake,
+    schema,
+    written_arguments,
+)
+from ferrite.capture.torch_state import on_real_tensors, outside_of_modes
 
-__all__ = ["CapturedGraph", "GraphKind", "capture"]
+__all__ = [
+    "Before",
+    "CapturedGraph",
+    "Described",
+    "GraphKind",
+    "NoData",
+    "Parameter",
+    "Partition",
+    "capture",
+    "check_torch_version",
+    "decomposition",
+    "every_operator",
+    "functional_twin",
+    "has_arm_compute_library",
+    "is_random",
+    "known_contiguous",
+    "make",
+    "mark_inputs_written_after",
+    "on_real_tensors",
+    "outside_of_modes",
+    "overloads",
+    "register_fake",
+    "schema",
+    "span",
+    "works_with_all_of_few_cores",
+    "written_arguments",
+]

@@ -15,14 +15,13 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import size_facts, torch_api
+from ferrite.capture import size_facts, torch_api, torch_state
 from ferrite.capture.decompositions import decompositions
 from ferrite.capture.parameters import Parameter, Parameters
 from ferrite.capture.torch_api import BoxedCallable
 from ferrite.capture.unused_random import keep_unused_random
 from ferrite.capture.written_inputs import view_written_inputs
-from ferrite.graph import fake_value
-from ferrite.graph.values import mode_of
+from ferrite.graph import WRITTEN_AFTER, fake_value, mode_of
 from ferrite.options import Options
 
 Strides = tuple[int | torch.SymInt, ...]
@@ -176,3 +175,9 @@ def user_output_layouts(gm: torch.fx.GraphModule) -> tuple[Layout | None, ...]:
         else None
         for result in results
     )
+
+
+def mark_inputs_written_after(joint: torch.fx.Graph) -> None:
+    """Let rewrites know what no node shows: that some inputs will hold other values in the backward part."""
+    for node in torch_state.inputs_written_after(joint):
+        node.meta[WRITTEN_AFTER] = True

@@ -29,8 +29,7 @@ import torch
 
 from ferrite.capture.as_data import Data, Described, NoData, at_path, place_in, rebuilt
 from ferrite.capture.unused_random import dead_calls
-from ferrite.graph.facts import note_for_another
-from ferrite.graph.values import alias_class, compute, mode_of, same_metadata
+from ferrite.graph import alias_class, compute, mode_of, note_for_another, same_metadata
 
 VALUE = "example_value"
 COMPUTED = "val"

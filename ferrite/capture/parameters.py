@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api, torch_state
-from ferrite.graph.attributes import attribute
+from ferrite.graph import attribute
 
 
 @dataclass(frozen=True)

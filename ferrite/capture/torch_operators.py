@@ -18,7 +18,7 @@ from torch.utils._sympy.interp import sympy_interp as _sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis as _SympyOnPython
 
 from ferrite.capture import torch_api
-from ferrite.graph.facts import WRITES_UNSAID
+from ferrite.graph import WRITES_UNSAID
 
 
 def known_contiguous(value: torch.Tensor) -> bool:
@@ -103,6 +103,11 @@ def shared_arguments(operator: Any) -> tuple[str | None, ...]:
         names = result.alias_info.before_set if result.alias_info is not None else ()
         found.append(next((owners[name] for name in names if name in owners), None))
     return tuple(found)
+
+
+def is_view(operator: Any) -> bool:
+    """Whether an operator only looks at memory in another way."""
+    return bool(shared_arguments(operator)) and all(shared_arguments(operator)) and not written_arguments(operator)
 
 
 @functools.lru_cache(maxsize=4096)

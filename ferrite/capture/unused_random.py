@@ -16,9 +16,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.graph import fake_value
-from ferrite.graph.torch_calls import is_barrier
-from ferrite.graph.values import leaving_no_symbols
+from ferrite.graph import fake_value, is_barrier, leaving_no_symbols
 
 Function = Callable[..., Any]
 

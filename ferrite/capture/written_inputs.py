@@ -21,9 +21,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.graph import fake_value
-from ferrite.graph.aliases import Storage, storages_of
-from ferrite.graph.regions import mutates
+from ferrite.graph import Storage, fake_value, mutates, storages_of
 
 Function = Callable[..., Any]
 NONE: frozenset[Storage] = frozenset()

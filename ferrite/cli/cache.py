@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from ferrite.debug.cache import age, differences_table, side
+from ferrite.cache import KINDS, About, Entry, Store, differences, nearest, open_store
+from ferrite.debug import age, differences_table, side
 from ferrite.errors import UserError
 from ferrite.options import resolve
-from ferrite.runtime.cache import KINDS, About, Entry, Store, differences, nearest, open_store
 
 PASSES_RUN_ON = {"captured": "torch calls", "joint": "forward and backward"}  # by the kind of an entry
 SHORT = 12  # characters of a digest that are shown

@@ -14,8 +14,7 @@ import torch
 
 from ferrite.cli import specs
 from ferrite.errors import UserError, nearest
-from ferrite.option_values import parse
-from ferrite.options import FIELDS, MODES, TYPES, check_all
+from ferrite.options import FIELDS, MODES, TYPES, check_all, parse
 
 
 def add_parser(commands: Any) -> None:

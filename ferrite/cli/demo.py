@@ -7,14 +7,18 @@ import copy
 import shutil
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from torch import nn
 from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from ferrite.debug import CompileRecord
 
 VOCABULARY, WIDTH, HEADS, LAYERS, LENGTH, BATCH = 256, 128, 4, 2, 64, 8
 
@@ -117,12 +121,28 @@ def run(chosen: argparse.Namespace) -> int:
     console.print(
         f"\n[{'green' if same else 'red'}]ferrite trains {'like eager' if same else 'DIFFERENTLY from eager'}[/]"
     )
-    console.print(
-        f"{len(record.kernels)} compiled kernels, {len(record.eager_calls)} operators in eager. "
-        "This version captures, differentiates and partitions; kernels are still eager's.\n"
-    )
-    print(record)
+    console.print(about(record) + NEXT)
     return 0 if same else 1
+
+
+NEXT = """
+What to try next:
+  print(ferrite.last_compile())             every kernel, every call, and why
+  python -m ferrite doctor                  this machine: compiler, cache
+  torch.compile(model, backend="ferrite")   your model; docs/options.md
+  ferrite.freeze(model.eval())              parameters as constants
+"""
+
+
+def about(record: CompileRecord) -> str:
+    """What was compiled, in a few lines: kernels, what stays torch's and why, and where the time went."""
+    reasons = Counter(call.reason for call in record.eager_calls)
+    calls = "; ".join(f"{count} {reason}" for reason, count in reasons.most_common(3))
+    stages = ", ".join(f"{name} {seconds:.2f}" for name, seconds in record.stages.items() if seconds >= 0.005)
+    return (
+        f"{len(record.kernels)} kernels compiled by ferrite, {len(record.eager_calls)} calls of torch's: {calls}.\n"
+        f"Seconds by stage: {stages}.\n"
+    )
 
 
 def training_step(model: nn.Module, compiled: Any, tokens: torch.Tensor) -> Callable[[], float]:

@@ -16,10 +16,10 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.table import Table
 
-from ferrite._version import __version__
+from ferrite import __version__
+from ferrite.cache import Unusable, full_path, make_folders
 from ferrite.errors import UserError
 from ferrite.options import Options, resolve
-from ferrite.runtime.cache.folder import Unusable, full_path, make_folders
 
 Verdict = Literal["ok", "note", "bad"]
 STYLES = {"ok": "green", "note": "yellow", "bad": "red"}
@@ -89,7 +89,7 @@ def check_python() -> Finding:
 def check_torch() -> Finding:
     import torch
 
-    from ferrite.capture.torch_api import check_torch_version, span
+    from ferrite.capture import check_torch_version, span
 
     try:
         warning = check_torch_version()

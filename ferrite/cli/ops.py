@@ -12,10 +12,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ferrite.capture.torch_operators import every_operator
+from ferrite.capture import every_operator
 from ferrite.errors import UserError
-from ferrite.lower import families
-from ferrite.lower.table import standing
+from ferrite.lower import families, how_lowered
 
 KINDS = ("lowered", "composed", "in place", "template", "eager")
 
@@ -37,7 +36,7 @@ def rows(names: Sequence[str] = (), kind: str | None = None) -> list[tuple[str, 
     for name, operator in every_operator():
         if names and not any(part in name for part in names):
             continue
-        how, note = standing(operator)
+        how, note = how_lowered(operator)
         if kind is None or how == kind:
             found.append((name, how, note))
     return found

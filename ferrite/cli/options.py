@@ -8,8 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ferrite.option_values import type_name
-from ferrite.options import FIELDS, MODES, TYPES, resolve
+from ferrite.options import FIELDS, MODES, TYPES, resolve, type_name
 
 
 def add_parser(commands: Any) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ferrite.errors import UserError, nearest
-from ferrite.graph.facts import SHORT_NAMES
+from ferrite.graph import SHORT_NAMES
 
 DTYPES = {name: dtype for dtype, name in SHORT_NAMES.items()}
 TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[\d,\s]*)\](?:<(?P<bound>\d+))?$")

@@ -1,8 +1,21 @@
-"""From programs to source text.
+"""From plans and kernels to source text.
 
-In: a verified `HostProgram`. Out: Python source of one boxed function, readable, with the model line of each call.
+In: a plan. Out: Python source of one boxed function, readable, with the model line of each call (`host`), and the
+kernels that it runs as LLVM (`llvm`) or Triton (`triton`).
 """
 
-from ferrite.codegen.host import HostSource, print_host
+from ferrite.codegen.host import Executable, HostSource, KernelCall, RunTable, named_objects, print_host
+from ferrite.codegen.host_laws import verify_host
+from ferrite.codegen.host_spelling import CpuSpelling, HostSpelling
 
-__all__ = ["HostSource", "print_host"]
+__all__ = [
+    "CpuSpelling",
+    "Executable",
+    "HostSource",
+    "HostSpelling",
+    "KernelCall",
+    "RunTable",
+    "named_objects",
+    "print_host",
+    "verify_host",
+]

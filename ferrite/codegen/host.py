@@ -1,190 +1,438 @@
-"""Print a host program as Python.
+"""Print a plan as Python: allocate, call, run kernels, free. Runs of kernels are one native call each.
 
-For `torch.relu(x) + 1` the text is, all of it:
-
-    import torch
-    aten_relu = torch.ops.aten.relu.default
-    aten_add_Tensor = torch.ops.aten.add.Tensor
+For `F.softmax(x @ w, -1)` the text is, all of it:
 
     def inference(args):
-        (
-            arg0_1,  # f32[2, 3]
-        ) = args
+        arg0_1, arg1_1, = args
         args.clear()
-        relu = aten_relu(arg0_1)                   # f32[2, 3]  net.py:7  return torch.relu(x) + 1
-        del arg0_1
-        add = aten_add_Tensor(relu, 1)             # f32[2, 3]
-        del relu
-        return (add,)
+        buf2 = op_aten_mm(arg0_1, arg1_1)
+        del arg0_1, arg1_1
+        run_0(threads(), buf2.data_ptr())  # net.py:7  return F.softmax(x @ w, -1)
+        buf5 = buf2
+        return [buf5]
+
+The softmax takes over the memory of the product (`ferrite.schedule.memory.in_place`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from ferrite.ir import (
-    Allocate,
-    Argument,
-    Bind,
-    Call,
-    Constant,
-    Evaluate,
-    Free,
-    HostProgram,
-    Literal,
-    Mapping,
-    Ref,
-    Restride,
-    Sequence,
-    Slice,
-    Step,
+import torch
+
+from ferrite.codegen.host_parts import (
+    comparison,
+    complaints_of,
+    first_line,
+    numbers,
+    read_by_strides,
+    slot_text,
+    tensors_of,
 )
+from ferrite.codegen.host_spelling import EagerSpelling, HostSpelling
+from ferrite.codegen.small_programs import small_program
+from ferrite.graph import ModelLine
+from ferrite.ir import Expr
+from ferrite.ir.index import Index, Symbol
+from ferrite.ir.kernel import Kernel
+from ferrite.ir.program import (
+    CALLS,
+    Assert,
+    Bind,
+    Buffer,
+    Call,
+    CallArgument,
+    If,
+    Invoke,
+    Item,
+    Operation,
+    Program,
+    Scalar,
+    Size,
+    Template,
+    While,
+    arguments_of,
+    call_of,
+    writes,
+)
+from ferrite.ir.program import arguments as host
+from ferrite.schedule import Launch, ParallelRegion, Plan, Run
+from ferrite.schedule.fusion import BufferTable, likely
+from ferrite.schedule.memory import UnknownBytes, accessed, bytes_at
 
+WORD = re.compile(r"\w+")
 COMMENT_COLUMN = 72
-CALLING = ("torch", "math", "operator", "args", "restride")  # names that the text itself uses
-
-INFIX = {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "truediv": "/",
-    "floordiv": "//",
-    "mod": "%",
-    "pow": "**",
-    "eq": "==",
-    "ne": "!=",
-    "lt": "<",
-    "le": "<=",
-    "gt": ">",
-    "ge": ">=",
-    "and_": "&",
-    "or_": "|",
-    "xor": "^",
-    "lshift": "<<",
-    "rshift": ">>",
-}
-
-# function of an Evaluate step -> how it is written; any other function is called by its importable name
-SPELLINGS = {f"operator.{name}": f"{{0}} {symbol} {{1}}" for name, symbol in INFIX.items()} | {
-    "operator.neg": "-{0}",
-    "operator.not_": "not {0}",
-    "operator.getitem": "{0}[{1}]",
-    "size": "{0}.size({1})",
-    "stride": "{0}.stride({1})",
-    "numel": "{0}.numel()",
-    "storage_offset": "{0}.storage_offset()",
-}
+INDENT = "    "
+Spellings = Mapping[str, HostSpelling]
+KernelNumbers = Mapping[tuple[str, Kernel], int]  # by the type of their device, and by themselves
+MARK = "\0"  # between a line of text and the number of its remark, while printing
 
 
 @dataclass(frozen=True)
+class KernelCall:
+    """One kernel of a run: which, and for each argument the slot it comes from and the bytes to add to it.
+    `complaints`: of a checked kernel, what to say where it would go outside of its memory."""
+
+    kernel: int
+    arguments: tuple[tuple[int, int], ...]
+    complaints: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunTable:
+    """A native call. Slot 0 is the arena, of so many bytes; then storages, then sizes. `together`: calls that share a
+    parallel region. `device`: the type of the device that it runs on."""
+
+    arena: int
+    slots: int
+    calls: tuple[KernelCall, ...]
+    parallel_regions: tuple[ParallelRegion, ...] = ()
+    device: str = "cpu"
+
+
+@dataclass
 class HostSource:
-    """The text, the name of the function it defines, and which names stand for which operators."""
+    """The text with all it names: operators by their paths, runs as tables, small programs that the interpreter runs,
+    expressions over symbols. `lines`: where lines of the text come from in the model, by their places. `bytecode`: the
+    text compiled by this version of Python, where that is known."""
 
     function: str
-    text: str
-    operators: tuple[tuple[str, str], ...]
+    text: str = ""
+    lines: dict[int, ModelLine] = field(default_factory=dict)
+    operators: dict[str, str] = field(default_factory=dict)
+    runs: list[RunTable] = field(default_factory=list)
+    programs: list[Program] = field(default_factory=list)
+    scalars: list[tuple[Expr, tuple[Symbol, ...]]] = field(default_factory=list)
+    bytecode: bytes = b""
+    checked: bool = False
+
+    @functools.cached_property
+    def commented(self) -> str:
+        """The text with the lines of the model beside it, once both are complete."""
+        rows = self.text.split("\n")
+        for place, line in self.lines.items():
+            rows[place] = f"{rows[place]:<{COMMENT_COLUMN}}  # {line}"
+        return "\n".join(rows)
 
 
-def print_host(program: HostProgram) -> HostSource:
-    operators = name_operators(program)
-    lines = ["import math", "import operator", "", "import torch", ""]
-    lines += [f"{name} = torch.ops.{path}" for path, name in operators.items()]
-    lines += ["", "", f"def {program.name}(args):", *unpack(program)]
-    last_place = None
-    for step in program.steps:
-        place = step.line.place if isinstance(step, (Call, Allocate)) and step.line is not None else None
-        remark = comment(step, place != last_place)
-        text = f"    {print_step(step, operators)}"
-        lines.append(f"{text:<{COMMENT_COLUMN}}  # {remark}" if remark else text)
-        last_place = place or last_place
-    lines.append(f"    return {print_argument(Sequence('tuple', program.outputs))}")
-    named = tuple((name, path) for path, name in operators.items())
-    return HostSource(program.name, "\n".join(lines) + "\n", named)
+@dataclass(frozen=True)
+class Executable:
+    """A plan as text and object code. `kernels`: the name of each, by its number, and what it says where a check of it
+    fails. `code`: object code by name, the driver's too."""
+
+    source: HostSource
+    kernels: tuple[tuple[str, tuple[str, ...]], ...]
+    code: Mapping[str, bytes]
 
 
-def name_operators(program: HostProgram) -> dict[str, str]:
-    """A global name for each operator that cannot be mistaken for a value of the program."""
-    taken = {item.name for item in program.inputs} | {program.name, *CALLING}
-    for step in program.steps:
-        taken.update(() if isinstance(step, (Bind, Free)) else (step.result or "",))
-    names: dict[str, str] = {}
-    for call in program.calls:
-        if isinstance(call.operator, Constant) or call.operator in names:
-            continue
-        name = call.operator.removesuffix(".default").replace(".", "_").replace("::", "_")
-        while name in taken:
-            name += "_"
-        taken.add(name)
-        names[call.operator] = name
-    return names
+def print_host(plan: Plan, kernels: KernelNumbers, spellings: Spellings, checked: bool = False) -> HostSource:
+    """`kernels`: the number of each kernel of the plan. `spellings`: what differs by device, by the types of those that
+    have kernels. `checked`: kernels are given the bounds of their memory."""
+    source, remarks = HostSource(plan.program.name, checked=checked), list[ModelLine]()
+    printer = _Printer(plan, source, kernels, spellings, plan.program.name, remarks)
+    rows = [row.split(MARK) for row in printer.function()]
+    source.text = "\n".join(row[0] for row in rows) + "\n"
+    source.lines = {place: remarks[int(row[1])] for place, row in enumerate(rows) if len(row) > 1}
+    return source
 
 
-def unpack(program: HostProgram) -> list[str]:
-    """Take ownership of the inputs: the caller's list is emptied, so that they can be freed while running."""
-    if not program.inputs:
-        return ["    args.clear()"]
-    notes = {True: {True: "static, donated", False: "static"}, False: {True: "donated", False: ""}}
-    rows = []
-    for item in program.inputs:
-        note = notes[item.static][item.donated]
-        rows.append(f"        {item.name},  # {item.about}" + (f" {note}" if note else ""))
-    return ["    (", *rows, "    ) = args", "    args.clear()"]
+def named_objects(source: HostSource, objects: Mapping[str, Any]) -> dict[str, Any]:
+    """The objects that a host program does name: lowering knows of more."""
+    words = {word for text in (source.text, *map(str, source.programs)) for word in WORD.findall(text)}
+    return {name: value for name, value in objects.items() if name in words}
 
 
-def comment(step: Step, new_line: bool) -> str:
-    """What a call makes and, where it changes, the line of the model."""
-    if isinstance(step, Call):
-        parts = [step.about] if step.result is not None else []
-    elif isinstance(step, Allocate):
-        parts = []
-    else:
-        return ""
-    if new_line and step.line is not None:
-        parts.append(str(step.line))
-    return "  ".join(parts)
+class _Printer:
+    def __init__(
+        self,
+        plan: Plan,
+        source: HostSource,
+        kernels: KernelNumbers,
+        spellings: Spellings,
+        name: str,
+        remarks: list[ModelLine],
+    ) -> None:
+        self.plan, self.source, self.kernels, self.name, self.remarks = plan, source, kernels, name, remarks
+        self.spellings = spellings
+        self.program = plan.program
+        self.buffer_table = BufferTable(plan.program)
+        self.there = {item for item in self.program.inputs if isinstance(item, str)}  # tensors under their names
+        self.laid_out = set(read_by_strides(plan))
+        self.bound = {item.name for item in self.program.inputs if isinstance(item, Symbol)}  # symbols with values
+        self.to_lay_out: list[str] = []  # results whose strides have symbols without one
 
+    def function(self) -> Iterator[str]:
+        for place, plans in self.plan.bodies.items():
+            for number, body in enumerate(plans):
+                name = self.body_name(place, number)
+                inner = _Printer(body, self.source, self.kernels, self.spellings, name, self.remarks)
+                yield from inner.function()
+                yield ""
+        yield f"def {self.name}(args):"
+        names = [item.name if isinstance(item, Symbol | host.Constant) else item for item in self.program.inputs]
+        if names:
+            yield f"{INDENT}({', '.join(names)},) = args"
+        yield f"{INDENT}args.clear()"
+        if self.program.name == "backward":  # what the forward program keeps for it may be results of calls
+            yield from (INDENT + line for line in self.received(sorted(self.there - self.written())))
+        for place, step in enumerate(self.plan.steps):
+            for line in self.step(place, step):
+                yield INDENT + line
+            dead = [name for name in self.plan.last_uses[place] if name in self.there]
+            if dead:
+                self.there -= set(dead)
+                yield f"{INDENT}del {', '.join(dead)}"
+        for item in self.program.outputs:
+            if isinstance(item, str):
+                yield from (INDENT + line for line in self.made(item))
+        yield f"{INDENT}return [{', '.join(map(self.output, self.program.outputs))}]"
 
-def print_step(step: Step, operators: dict[str, str]) -> str:
-    match step:
-        case Bind(symbol, tensor, query, axis):
-            return f"{symbol} = {tensor}.{query}({axis})"
-        case Evaluate(result, function, args):
-            texts = [print_argument(arg) for arg in args]
-            spelling = SPELLINGS.get(function)
-            if spelling is None:
-                return f"{result} = {function}({', '.join(texts)})"
-            # a negative number binds looser than ** and . do
-            value = spelling.format(*(f"({text})" if text.startswith("-") else text for text in texts))
-            return f"{result} = {value}"
-        case Allocate(result, sizes, strides, dtype, device):
-            where = f"dtype={dtype.text}, device={device.text}"
-            shape = print_argument(Sequence("tuple", sizes))
-            if strides is None:
-                return f"{result} = torch.empty({shape}, {where})"
-            return f"{result} = torch.empty_strided({shape}, {print_argument(Sequence('tuple', strides))}, {where})"
-        case Call(result, operator, args, kwargs):
-            texts = [print_argument(arg) for arg in args]
-            texts += [f"{name}={print_argument(value)}" for name, value in kwargs]
-            function = operator.name if isinstance(operator, Constant) else operators[operator]
-            call = f"{function}({', '.join(texts)})"
-            return f"{result} = {call}" if result is not None else call
-        case Restride(result, source, strides):
-            return f"{result} = restride({source}, ({', '.join(strides)},))"
-        case Free(names):
-            return f"del {', '.join(names)}"
+    def body_name(self, place: int, number: int) -> str:
+        return f"{self.name}_body_{place}_{number}"
 
+    def spelling(self, device: torch.device) -> HostSpelling:
+        return self.spellings.get(device.type) or EagerSpelling(device)
 
-def print_argument(argument: Argument) -> str:
-    match argument:
-        case Ref(name) | Constant(name):
-            return name
-        case Literal(text):
+    # --- memory -------------------------------------------------------------------------------------------------------
+
+    def made(self, name: str) -> Iterator[str]:
+        """Lines that make a buffer's tensor, where it is not there yet."""
+        buffer = self.buffer_table.buffers[name]
+        if name in self.there or buffer.kind == "constant":
+            return
+        if buffer.kind == "view":
+            yield from self.made(buffer.storage)
+            yield f"{name} = {self.in_place(buffer) if name in self.plan.in_place else self.view(buffer)}"
+        else:
+            shape, strides = numbers(buffer.sizes), numbers(buffer.strides)
+            many = math.prod(map(likely, buffer.sizes)) * buffer.dtype.itemsize
+            yield f"{name} = {self.spelling(buffer.device).allocation(shape, strides, buffer.dtype, many)}"
+        self.there.add(name)
+
+    def view(self, buffer: Buffer) -> str:
+        base = buffer.storage
+        at = f"{numbers(buffer.sizes)}, {numbers(buffer.strides)}, {buffer.offset.text}"
+        return f"view_of({base}, {buffer.dtype}, {at})"
+
+    def in_place(self, buffer: Buffer) -> str:
+        """Memory that was another tensor's, as a tensor that is no view: nobody else has it any more."""
+        base = self.buffer_table.buffers[buffer.storage]
+        if (base.sizes, base.strides) == (buffer.sizes, buffer.strides):
+            return base.name
+        looks = f"{numbers(buffer.sizes)}, {numbers(buffer.strides)}"
+        # what the program made itself may look otherwise from now on; what was given to it stays as it is
+        return f"{base.name}.as_strided_({looks})" if base.kind == "owned" else f"taken_over({base.name}, {looks})"
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def step(self, place: int, step: Run | Operation) -> Iterator[str]:
+        if isinstance(step, Run):
+            yield from self.run(step)
+            return
+        if place in self.plan.bodies:
+            yield from self.control(place, step)
+            return
+        call = call_of(step)
+        if call is not None and not (isinstance(step, Template) and (step.prologues or step.epilogues)):
+            yield from self.call(call, step)
+            return
+        match step:
+            case Bind():
+                yield from self.made(step.buffer)
+                query = "storage_offset()" if step.query == "offset" else f"{step.query}({step.axis})"
+                yield f"{step.symbol.name} = {step.buffer}.{query}"
+                yield from self.bind(step.symbol)
+            case Item():
+                yield from self.made(step.source)
+                yield f"{step.symbol.name} = int({step.source}.item())"
+                yield from self.bind(step.symbol)
+            case Assert():
+                yield f"if not {self.scalar(step.condition)}:"
+                yield f"{INDENT}raise RuntimeError({step.message!r})"
+            case _:
+                yield from self.interpreted(step)
+
+    def run(self, run: Run) -> Iterator[str]:
+        slots: dict[object, int] = {}
+        calls = []
+        for launch in run.launches:
+            arguments = []
+            for name in launch.arguments:
+                if name in run.offsets:
+                    arguments.append((0, run.offsets[name]))
+                else:
+                    tensor, offset = run.borrowed_space.get(name, (name, 0))
+                    yield from self.made(tensor)
+                    arguments.append((slots.setdefault(tensor, len(slots) + 1), offset))
+            for symbol in launch.sizes:
+                arguments.append((slots.setdefault(symbol, len(slots) + 1), 0))
+            complaints: tuple[str, ...] = ()
+            if self.source.checked:
+                arguments += self.bounds(run, launch, slots)
+                complaints = complaints_of(launch)
+            calls.append(KernelCall(self.kernels[launch.device, launch.kernel], tuple(arguments), complaints))
+        number = len(self.source.runs)
+        parallel_regions = () if self.source.checked else run.parallel_regions  # what may fail shares no region
+        device = run.launches[0].device
+        self.source.runs.append(RunTable(run.arena, len(slots) + 1, tuple(calls), parallel_regions, device))
+        for each in parallel_regions:
+            yield f"# kernels {each.first} to {each.first + each.count - 1} of run_{number}: together, one thread each"
+        spelling = self.spelling(self.buffer_table.buffers[run.launches[0].arguments[0]].device)
+        words = [slot_text(slot, spelling) for slot in slots]
+        if run.arena:
+            yield f"arena = {spelling.allocation(f'({run.arena},)', '(1,)', torch.uint8, run.arena)}"
+            words.insert(0, spelling.address("arena"))
+        call = f"run_{number}({', '.join([*spelling.run_arguments, *words])})"
+        yield self.remarked(call, first_line(run))
+        if run.arena:
+            yield "del arena"
+
+    def bounds(self, run: Run, launch: Launch, slots: dict[object, int]) -> Iterator[tuple[int, int]]:
+        """For every pointer of a checked kernel the slots and offsets of its ends: those of the storage behind a
+        tensor, or of the bytes that something has inside of an arena or a tensor."""
+        for name in launch.arguments:
+            if not run.is_inside(name):
+                for end in ("begin_of", "end_of"):
+                    yield slots.setdefault((end, name), len(slots) + 1), 0
+                continue
+            tensor, offset = run.borrowed_space.get(name, ("", run.offsets.get(name, 0)))
+            slot = slots[tensor] if tensor else 0
+            yield slot, offset
+            try:
+                yield slot, offset + bytes_at(self.buffer_table.buffers[name], {})
+            except UnknownBytes:  # how much it has is known when it runs: to the end of what it is in
+                yield (slots.setdefault(("end_of", tensor), len(slots) + 1), 0) if tensor else (0, run.arena)
+
+    def call(self, call: Call, step: Operation) -> Iterator[str]:
+        for name in tensors_of(step):
+            yield from self.made(name)
+        function = call.operator.name if isinstance(call.operator, host.Constant) else self.operator(call.operator)
+        texts = [self.argument(item) for item in call.args]
+        texts += [f"{name}={self.argument(value)}" for name, value in call.kwargs]
+        value = f"{function}({', '.join(texts)})"
+        yield self.remarked(self.assigned(call, value), step.origin.line)
+        yield from self.received(call.results)
+
+    def received(self, results: Iterable[str | Symbol | None]) -> Iterator[str]:
+        """What is left to do with what a call gave. Strides may be in terms of sizes that are asked for after it."""
+        for item in results:
+            if isinstance(item, Symbol):
+                yield f"{item.name} = int({item.name})"
+                yield from self.bind(item)
+            elif item in self.laid_out and self.buffer_table.buffers[item].kind not in ("view", "foreign"):
+                self.to_lay_out.append(item)
+        yield from self.lay_out()
+
+    def bind(self, symbol: Symbol) -> Iterator[str]:
+        """A symbol has its value from here on."""
+        self.bound.add(symbol.name)
+        yield from self.lay_out()
+
+    def lay_out(self) -> Iterator[str]:
+        waiting, self.to_lay_out = self.to_lay_out, []
+        for name in waiting:
+            strides = self.buffer_table.buffers[name].strides
+            if not {atom.name for index in strides for atom in index.atoms if isinstance(atom, Symbol)} <= self.bound:
+                self.to_lay_out.append(name)
+                continue
+            yield f"if {name}.stride() != {numbers(strides)}: {name} = laid_out({name}, {numbers(strides)})"
+
+    def written(self) -> set[str]:
+        """Inputs that the program writes, and the caller sees it: a copy could not stand for them."""
+        accesses = (access for operation in self.program.operations for access in writes(operation))
+        storages = {self.buffer_table.buffers[access.buffer].storage for access in accesses}
+        return {name for name in storages if self.buffer_table.buffers[name].kind == "input"}
+
+    def assigned(self, call: Call, value: str) -> str:
+        names = ["_" if item is None else item.name if isinstance(item, Symbol) else item for item in call.results]
+        self.there.update(item for item in call.results if isinstance(item, str))
+        if all(name == "_" for name in names):
+            return value
+        if call.packed:  # what is not needed is not held
+            return f"{', '.join(names)}, *_ = leaves({value}); del _"
+        return f"{names[0]} = {value}"
+
+    def operator(self, path: str) -> str:
+        name = "op_" + path.removesuffix(".default").replace(".", "_").replace("::", "_")
+        self.source.operators[name] = path
+        return name
+
+    def control(self, place: int, step: Operation) -> Iterator[str]:
+        for name in tensors_of(step):
+            yield from self.made(name)
+        given = f"[{', '.join(map(self.argument, arguments_of(step)))}]"
+        names = [self.body_name(place, number) for number in range(len(self.plan.bodies[place]))]
+        assert isinstance(step, If | While | Invoke)
+        match step:
+            case If():
+                said = step.predicate if isinstance(step.predicate, str) else step.predicate.text
+                value = f"({names[0]} if {said} else {names[1]})({given})"
+            case While():
+                value = f"repeat({names[0]}, {names[1]}, {given}, {len(step.carried)}, {step.stacked})"
+            case Invoke():
+                value = f"{names[0]}({given})"
+        results = ["_" if item is None else item.name if isinstance(item, Symbol) else item for item in step.results]
+        self.there.update(item for item in step.results if isinstance(item, str))
+        yield (f"[{', '.join(results)}] = {value}" if results else value) + ("; del _" if "_" in results else "")
+        yield from self.received(step.results)
+
+    def interpreted(self, step: Operation) -> Iterator[str]:
+        for name in sorted(accessed(step, self.buffer_table)):
+            yield from self.made(name)
+        program = small_program(step, self.buffer_table.buffers)
+        number = len(self.source.programs)
+        self.source.programs.append(program)
+        given = [item.name if isinstance(item, Symbol) else str(item) for item in program.inputs]
+        yield self.remarked(f"interpret_{number}([{', '.join(given)}])", step.origin.line)
+
+    def remarked(self, text: str, line: ModelLine | None) -> str:
+        if line is None:
             return text
-        case Sequence("list", items):
-            return f"[{', '.join(map(print_argument, items))}]"
-        case Sequence(_, items):
-            return f"({', '.join(map(print_argument, items))}{',' if len(items) == 1 else ''})"
-        case Mapping(items):
-            return "{" + ", ".join(f"{key}: {print_argument(value)}" for key, value in items) + "}"
-        case Slice(start, stop, step):
-            return f"slice({print_argument(start)}, {print_argument(stop)}, {print_argument(step)})"
+        self.remarks.append(line)
+        return f"{text}{MARK}{len(self.remarks) - 1}"
+
+    # --- arguments ----------------------------------------------------------------------------------------------------
+
+    def argument(self, argument: CallArgument) -> str:
+        match argument:
+            case host.Ref(name) | host.Constant(name):
+                return name
+            case host.Literal(text):
+                return text
+            case Size(index):
+                return index.text
+            case Scalar(value):
+                return self.scalar(value)
+            case host.Sequence("list", items):
+                return f"[{', '.join(map(self.argument, items))}]"
+            case host.Sequence(_, items):
+                return f"({', '.join(map(self.argument, items))}{',' if len(items) == 1 else ''})"
+            case host.Mapping(items):
+                return "{" + ", ".join(f"{key}: {self.argument(value)}" for key, value in items) + "}"
+            case host.Slice(start, stop, step):
+                return f"slice({self.argument(start)}, {self.argument(stop)}, {self.argument(step)})"
+        raise TypeError(f"no argument: {argument!r}")
+
+    def scalar(self, value: Expr) -> str:
+        if (text := comparison(value)) is not None:
+            return text
+        symbols = tuple(sorted((atom for atom in value.atoms if isinstance(atom, Symbol)), key=lambda item: item.name))
+        number = len(self.source.scalars)
+        self.source.scalars.append((value, symbols))
+        return f"scalar_{number}({', '.join(symbol.name for symbol in symbols)})"
+
+    def output(self, item: object) -> str:
+        match item:
+            case str():
+                return item
+            case Index():
+                return item.text
+        return self.argument(item)  # type: ignore[arg-type]
+
+
+__all__ = ["CALLS", "Executable", "HostSource", "KernelCall", "RunTable", "print_host", "writes"]

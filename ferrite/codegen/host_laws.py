@@ -5,7 +5,7 @@ H2  a name that the function does not bind is a function of the text, an object 
 H3  only bound names are freed
 
 The text itself is looked at, not what it was printed from: a mistake of any stage that wrote a part of it shows here,
-as a reason to run the graph in eager, and not in the middle of a call. Lines are those that `ferrite.codegen.native`
+as a reason to run the graph in eager, and not in the middle of a call. Lines are those that `ferrite.codegen.host`
 prints, so words are enough to tell what is bound and what is read; Python's own parser would take ten times as long.
 """
 
@@ -15,10 +15,10 @@ import builtins
 import re
 from collections.abc import Iterable
 
-from ferrite.codegen.native import NativeSource
-from ferrite.ir.verify import InvalidProgram
+from ferrite.codegen.host import HostSource
+from ferrite.ir import InvalidProgram
 
-# What the runtime puts beside a host program (`ferrite.runtime.native`).
+# What the runtime puts beside a host program (`ferrite.runtime.host_program`).
 HELPERS = {"empty_on_cpu", "empty_strided", "laid_out", "large_on_cpu", "taken_over", "view_of"}  # of memory
 HELPERS |= {"begin_of", "end_of", "inf", "leaves", "nan", "repeat", "threads", "torch"}
 WORDS = frozenset(["and", "else", "if", "in", "is", "not", "or", "raise", "return"])
@@ -28,7 +28,7 @@ NAME = re.compile(rf"(?:{STRING})|(?<![\w.])([A-Za-z_]\w*)(?!\w|=[^=])")
 TARGETS = re.compile(r"([\w\s,()\[\]*]+?) = (?!=)")
 
 
-def verify_host(source: NativeSource, objects: Iterable[str]) -> NativeSource:
+def verify_host(source: HostSource, objects: Iterable[str]) -> HostSource:
     """The source itself, if its text keeps every law; linear in it. `objects`: names of constants and the like."""
     lines = source.text.split("\n")
     known = {*HELPERS, *WORDS, *dir(builtins), *source.operators, *objects}

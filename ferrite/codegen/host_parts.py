@@ -6,14 +6,12 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
+from ferrite.codegen.host_spelling import HostSpelling
 from ferrite.graph import ModelLine
-from ferrite.ir.expr import Const, Expr, IndexValue, Op
+from ferrite.ir import Const, Expr, IndexValue, Op
 from ferrite.ir.index import Index, Symbol
-from ferrite.ir.program import If, Operation, argument_names, call_of
-from ferrite.ir.questions import arguments_of, reads
-from ferrite.schedule.steps import Launch, Plan, Run
-
-LARGE = 32 << 20  # bytes that come fresh from the system: see `ferrite.runtime.pages`
+from ferrite.ir.program import If, Operation, argument_names, arguments_of, call_of, reads
+from ferrite.schedule import Launch, Plan, Run
 
 
 def tensors_of(step: Operation) -> list[str]:
@@ -54,21 +52,16 @@ def comparison(value: Expr) -> str | None:
     return f"({sides[0]} {COMPARISONS[value.name]} {sides[1]})" if len(sides) == 2 and None not in sides else None
 
 
-def maker(count: int) -> str:
-    """What makes a tensor of so many bytes."""
-    return "large_on_cpu" if count >= LARGE else "empty_on_cpu"
-
-
 def numbers(sizes: Iterable[Index]) -> str:
     texts = [size.text for size in sizes]
     return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
 
 
-def slot_text(slot: object) -> str:
+def slot_text(slot: object, spelling: HostSpelling) -> str:
     """What fills a slot of a run: an address, a size, or an end of the storage behind a tensor."""
     match slot:
         case str():
-            return f"{slot}.data_ptr()"
+            return spelling.address(slot)
         case (end, name):
             return f"{end}({name})"
         case Symbol():

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ferrite.ir.index import ZERO, Symbol
-from ferrite.ir.program import Buffer, Input, Operation, Program
-from ferrite.ir.questions import reads, symbols, writes
+from ferrite.ir.program import Buffer, Input, Operation, Program, reads, symbols, writes
 
 
 def small_program(operation: Operation, buffers: Mapping[str, Buffer]) -> Program:

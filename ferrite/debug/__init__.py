@@ -2,3 +2,28 @@
 
 In: what the stages report. Out: objects and files for people. Nothing here changes what is compiled.
 """
+
+from ferrite.debug.cache import age, differences_table, explain_cache, side
+from ferrite.debug.compilation import Compilation
+from ferrite.debug.dump import Dump, DumpFolder
+from ferrite.debug.graph_record import as_data, from_data, plan_record
+from ferrite.debug.partition import partition_record
+from ferrite.debug.record import CompileRecord, GraphRecord, last_compile, recent_compiles
+
+__all__ = [
+    "Compilation",
+    "CompileRecord",
+    "Dump",
+    "DumpFolder",
+    "GraphRecord",
+    "age",
+    "as_data",
+    "differences_table",
+    "explain_cache",
+    "from_data",
+    "last_compile",
+    "partition_record",
+    "plan_record",
+    "recent_compiles",
+    "side",
+]

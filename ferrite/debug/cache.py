@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
+from ferrite.cache import Difference, Outcome, explain
 from ferrite.debug.record import last_compile
-from ferrite.runtime.cache import Difference, Outcome, explain
 
 # Components that follow from others: their digests tell a reader nothing where something else differs as well.
 FOLLOW = ("calls", "values", "names", "tags", "strides", "operators", "constants", "text")

@@ -17,12 +17,11 @@ from pathlib import Path
 
 import torch
 
+from ferrite.cache import full_path, make_folders, make_shared, write_over
 from ferrite.debug.repro import HEAD, input_source, stand_in_source, written
 from ferrite.errors import warn_user
-from ferrite.graph import fake_value
-from ferrite.graph.as_python import module_source
+from ferrite.graph import fake_value, module_source
 from ferrite.pipeline import PassRecord
-from ferrite.runtime.cache.folder import full_path, make_folders, make_shared, write_over
 
 _numbers = itertools.count()
 
@@ -61,6 +60,11 @@ class Dump:
         self.steps += 1
         if record.changed:
             self.graph(record.name, gm)
+
+    def schedule(self, step: str, schedule: object) -> None:
+        """What a step of scheduling made."""
+        self.steps += 1
+        self.write(f"{self.steps:02}_{step}.txt", lambda: str(schedule))
 
     def write(self, name: str, text: str | Callable[[], str]) -> None:
         """Write a file; a text that costs something to make may be a function, called only where it is wanted."""

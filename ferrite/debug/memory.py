@@ -8,11 +8,9 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.debug.record import Memory
-from ferrite.graph import fake_value
-from ferrite.graph.aliases import Storage, storages_of, tensor_storages
-from ferrite.graph.facts import leaves
-from ferrite.schedule.peak import peak_of
-from ferrite.schedule.steps import Plan
+from ferrite.graph import Storage, fake_value, leaves, storages_of, tensor_storages
+from ferrite.schedule import Plan
+from ferrite.schedule.memory import peak_of
 
 GIVEN = ("placeholder", "get_attr")
 

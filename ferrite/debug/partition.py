@@ -3,20 +3,17 @@ again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.debug.graph_record import target_text
 from ferrite.debug.record import Saved, Value
-from ferrite.graph import describe_value, fake_value, model_line, storage_bytes
-from ferrite.graph.aliases import Storage, storages_of
-
-Name = Callable[[Any], str]  # how a person would write what a node calls
+from ferrite.graph import Storage, describe_value, fake_value, model_line, storage_bytes, storages_of
 
 
-def partition_record(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, name: Name) -> Saved:
+def partition_record(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule) -> Saved:
     """Both graphs are cut from one and keep the names of its nodes: a call that is in both is computed twice."""
     output = forward.graph.output_node()
     results: Any = output.args[0]
@@ -29,19 +26,19 @@ def partition_record(forward: torch.fx.GraphModule, backward: torch.fx.GraphModu
     given = frozenset().union(*(storages_of(node) for node in forward.graph.find_nodes(op="placeholder")))
     made = []
     for node in (node for node in saved if node.op != "placeholder" and given.isdisjoint(storages_of(node))):
-        made.append(value_of(node, name, counted=not seen.isdisjoint(storages_of(node))))
+        made.append(value_of(node, counted=not seen.isdisjoint(storages_of(node))))
         seen |= storages_of(node)
     calls = {node.name for node in forward.graph.nodes if node.op == "call_function"}
     twice = [node for node in backward.graph.nodes if node.op == "call_function" and node.name in calls]
-    again = [value_of(node, name) for node in twice if has_own_memory(node)]
+    again = [value_of(node) for node in twice if has_own_memory(node)]
     return Saved(kept=tuple(made), recomputed=tuple(again), inputs=len(saved) - len(made))
 
 
-def value_of(node: torch.fx.Node, name: Name, *, counted: bool = False) -> Value:
+def value_of(node: torch.fx.Node, *, counted: bool = False) -> Value:
     """`counted`: its memory was counted with another value."""
     value = fake_value(node)
     size = 0 if counted else torch_api.size_hint(storage_bytes(value))
-    return Value(name(node.target), describe_value(value), size, model_line(node))
+    return Value(target_text(node.target), describe_value(value), size, model_line(node))
 
 
 def has_own_memory(node: torch.fx.Node) -> bool:

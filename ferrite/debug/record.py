@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from ferrite.cache import Outcome
 from ferrite.errors import FerriteError, layout
 from ferrite.graph import ModelLine
 from ferrite.options import STAGES, Options
 from ferrite.pipeline import PassRecord
-from ferrite.runtime.cache import Outcome
-from ferrite.schedule.order import NotFused
+from ferrite.schedule import NotFused
 
 KEPT = 64  # records remembered
 

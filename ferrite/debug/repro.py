@@ -21,12 +21,11 @@ from typing import Any
 
 import torch
 
-from ferrite._version import __version__
+from ferrite.cache import check_folder, full_path, make_folders, make_shared, write_folder
 from ferrite.capture import CapturedGraph, torch_api
 from ferrite.errors import CompilerBug, warn_user
-from ferrite.graph.as_python import module_source
+from ferrite.graph import module_source
 from ferrite.options import Options
-from ferrite.runtime.cache.folder import check_folder, full_path, make_folders, make_shared, write_folder
 
 RUN = '''"""Compile this graph again with ferrite and show how it fails: python {folder}/run.py"""
 
@@ -121,6 +120,8 @@ def warn_once(message: str) -> None:
 def contents(
     failure: Failure, gm: torch.fx.GraphModule, inputs: Inputs, grad: bool, options: Options
 ) -> dict[str, str]:
+    import ferrite
+
     # where files are kept is this machine's affair, and replay always raises
     settings = {
         name: value
@@ -134,7 +135,7 @@ def contents(
         "because": failure.because,
         "direction": failure.graph.kind.value if failure.graph is not None else None,
         "options": settings,
-        "versions": {"ferrite": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "versions": {"ferrite": ferrite.__version__, "torch": torch.__version__, "python": platform.python_version()},
         "machine": platform.machine(),
     }
     failing = failure.graph.gm if failure.graph is not None else gm

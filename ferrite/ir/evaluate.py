@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from ferrite.ir import index as indices
 from ferrite.ir.expr import Cast, Const, Data, Expr, IndexValue, Load, Masked, Op, Param, Random
-from ferrite.ir.index import Atom, Axis, Index, Number
+from ferrite.ir.index import algebra as indices
+from ferrite.ir.index.algebra import Atom, Axis, Index, Number
 from ferrite.ir.random import random_numbers
 from ferrite.ir.scalar import OPERATORS
 from ferrite.ir.types import tensor_of

@@ -19,12 +19,12 @@ an element lies in memory is the buffer's business.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from ferrite.ir.index import TEXT, Atom, Index, Number, substitute
+from ferrite.ir.index.algebra import TEXT, Atom, Index, Number, Symbol, substitute
 from ferrite.ir.intern import Interned
 from ferrite.ir.types import bits_of, foldable, is_integer, short, value_of
 
@@ -59,7 +59,7 @@ class Expr(Interned):
         return ()
 
     def __str__(self) -> str:
-        from ferrite.ir.one_line import expression_text
+        from ferrite.ir.program.line_text import expression_text
 
         return expression_text(self)
 
@@ -252,8 +252,7 @@ def masked(mask: Expr, value: Expr, other: Expr) -> Expr:
 
 def data(value: Expr, extent: Index, complaint: str = COMPLAINT) -> Index:
     """A value from memory as an index below `extent`; one that is known, and proved to be inside, is that index."""
-    from ferrite.ir.division import never_negative
-    from ferrite.ir.index import number
+    from ferrite.ir.index.algebra import never_negative, number
 
     if isinstance(value, Const | IndexValue):
         index = value.index if isinstance(value, IndexValue) else number(value.value)
@@ -337,3 +336,39 @@ def with_parts(item: Expr, expr: Callable[[Expr], Expr], index: Callable[[Index]
 def describe(expr: Expr) -> str:
     """One word and a type, for messages."""
     return f"{type(expr).__name__.lower()}: {short(expr.dtype)}"
+
+
+def nodes_of(*roots: Expr, known: Container[Expr] = ()) -> list[Expr]:
+    """Every expression under these once, operands before users, those inside coordinates too; known ones left out."""
+    seen: dict[Expr, None] = {}
+    entered: set[Expr] = set()
+    stack = list(reversed(roots))
+    while stack:  # no recursion: expressions may be deep
+        item = stack[-1]
+        if item in seen or item in known:
+            stack.pop()
+        elif item in entered or not item.under:
+            seen[item] = None
+            stack.pop()
+        else:
+            entered.add(item)
+            stack += reversed(item.under)
+    return list(seen)
+
+
+def indices_of(item: Expr) -> tuple[Index, ...]:
+    """The index expressions that stand directly in a node."""
+    if isinstance(item, Load):
+        return item.coordinates
+    if isinstance(item, IndexValue):
+        return (item.index,)
+    return (item.counter,) if isinstance(item, Random) else ()
+
+
+def symbols_in(index: Index) -> Iterator[Symbol]:
+    """The symbols of an index, those of the sizes that what it reads from memory stays below too."""
+    for atom in index.atoms:
+        if isinstance(atom, Symbol):
+            yield atom
+        elif isinstance(atom, Data):
+            yield from symbols_in(atom.extent)

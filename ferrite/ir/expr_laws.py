@@ -9,9 +9,8 @@ from __future__ import annotations
 import torch
 
 from ferrite.ir.evaluate import ERRORS
-from ferrite.ir.expr import Cast, Const, Data, Expr, IndexValue, Load, Local, Masked, Op, Param, Random
-from ferrite.ir.index import Index
-from ferrite.ir.questions import indices_of
+from ferrite.ir.expr import Cast, Const, Data, Expr, IndexValue, Load, Local, Masked, Op, Param, Random, indices_of
+from ferrite.ir.index.algebra import Index
 from ferrite.ir.scalar import OPERATORS, TAKES
 from ferrite.ir.types import NARROW, is_integer, short
 

@@ -11,8 +11,7 @@ import weakref
 
 import torch
 
-from ferrite.ir.expr import Cast, Const, Expr, IndexValue, Masked, Op
-from ferrite.ir.questions import nodes_of
+from ferrite.ir.expr import Cast, Const, Expr, IndexValue, Masked, Op, nodes_of
 from ferrite.ir.types import is_integer
 
 Number = int | float

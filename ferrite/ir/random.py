@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from ferrite.passes.joint.randoms import DIGITS, WORD, philox
+from ferrite.ir.philox import DIGITS, WORD, philox
 
 PLACE_BITS = 48  # enough for the places of any tensor
 MOST_OPERATORS = 1 << 62 - PLACE_BITS

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ferrite.graph.facts import SHORT_NAMES
+from ferrite.graph import SHORT_NAMES
 
 # As in descriptions of graphs, but a truth value says its size, and the rarer types have names too.
 SHORT = {

@@ -1,21 +1,20 @@
-"""From an ATen graph to the program that runs it.
+"""From an ATen graph to the program that computes it.
 
-In: a `CapturedGraph`. Out, with `lower`: a `HostProgram` of eager calls and the objects it names. With `lower_graph`:
-a loop `Program`, where every operator is lowered, composed of lowered ones, or one eager call with a reason.
+In: a `CapturedGraph`. Out: a `Program`, where every operator is lowered, composed of lowered ones, or one eager call
+with a reason; and the objects that it names.
 """
 
-from ferrite.lower.graph import LoweredProgram, lower_graph
-from ferrite.lower.host import Lowered, LoweringFailure, lower
+from ferrite.lower.graph import LoweredProgram, LoweringFailure, lower_graph
 from ferrite.lower.probes import correct_forecasts, strides_of_outputs
 from ferrite.lower.sizes import UnknownSize
+from ferrite.lower.table import how_lowered
 
 __all__ = [
-    "Lowered",
     "LoweredProgram",
     "LoweringFailure",
     "UnknownSize",
     "correct_forecasts",
-    "lower",
+    "how_lowered",
     "lower_graph",
     "strides_of_outputs",
 ]

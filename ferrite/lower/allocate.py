@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ferrite.ir.program import Allocate, Operation, Origin, Program
-from ferrite.ir.questions import reads, writes
+from ferrite.ir.program import Allocate, Operation, Origin, Program, reads, writes
 
 
 def with_allocations(program: Program) -> Program:

@@ -1,53 +1,14 @@
-"""From the arguments of an FX node to the arguments of a host step.
-
-Values with a source form become literals; nodes become references; anything else (a tensor constant, a sub-graph, an
-opaque object) is kept aside under a name and supplied when the program is loaded.
-"""
+"""Values of Python as source text, where they have one."""
 
 from __future__ import annotations
 
 import cmath
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.ir import Argument, Constant, Literal, Mapping, Sequence, Slice
-
-
-class Constants:
-    """Objects without a source form, each once, by name."""
-
-    def __init__(self) -> None:
-        self.by_name: dict[str, Any] = {}
-        self._names: dict[int, str] = {}
-
-    def name_of(self, value: Any, hint: str = "object") -> Constant:
-        name = self._names.get(id(value))
-        if name is None:
-            name = f"constant_{len(self.by_name)}_{hint}" if hint.isidentifier() else f"constant_{len(self.by_name)}"
-            self._names[id(value)] = name
-            self.by_name[name] = value
-        return Constant(name)
-
-
-def argument(value: Any, name_of: Callable[[torch.fx.Node], Argument], constants: Constants) -> Argument:
-    def recurse(inner: Any) -> Argument:
-        return argument(inner, name_of, constants)
-
-    if isinstance(value, torch.fx.Node):
-        return name_of(value)
-    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
-        kind = "list" if isinstance(value, list) else "tuple"
-        return Sequence(kind, tuple(map(recurse, value)))  # type: ignore[arg-type]
-    if isinstance(value, dict):
-        return Mapping(tuple((literal_text(key) or repr(key), recurse(item)) for key, item in value.items()))
-    if isinstance(value, slice):
-        return Slice(recurse(value.start), recurse(value.stop), recurse(value.step))
-    text = literal_text(value)
-    return Literal(text) if text is not None else constants.name_of(value, type(value).__name__)
 
 
 def literal_text(value: Any) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import size_facts, torch_api
-from ferrite.ir.expr import Expr, cast, const, index_value, op
+from ferrite.ir import Expr, cast, const, index_value, op
 from ferrite.ir.index import Index, Symbol, number, symbol
 from ferrite.ir.program import Assert, Bind, Item
 from ferrite.lower.context import Context

@@ -13,11 +13,9 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.expr import Expr
-from ferrite.ir.host import Ref
+from ferrite.ir import Expr, symbols_in
 from ferrite.ir.index import ZERO, Index, Symbol, number, symbol
-from ferrite.ir.program import CallArgument, Program
-from ferrite.ir.questions import changed_inputs, defines, symbols, symbols_in
+from ferrite.ir.program import CallArgument, Program, Ref, changed_inputs, defines, symbols
 from ferrite.lower.assertions import bind_sizes
 from ferrite.lower.calls import Calls, flat
 from ferrite.lower.table import NotLowered

@@ -9,12 +9,10 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api, torch_operators
-from ferrite.ir import host
-from ferrite.ir.expr import Expr
-from ferrite.ir.host import Constant, Literal, Ref
+from ferrite.ir import SHORT, Expr
 from ferrite.ir.index import ZERO, Index, Number, Symbol
-from ferrite.ir.program import Buffer, Call, CallArgument, Scalar, Size, Template
-from ferrite.ir.types import SHORT
+from ferrite.ir.program import Buffer, Call, CallArgument, Constant, Literal, Ref, Scalar, Size, Template
+from ferrite.ir.program import arguments as host
 from ferrite.lower.arguments import literal_text
 from ferrite.lower.assertions import bind_sizes
 from ferrite.lower.context import Context

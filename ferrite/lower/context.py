@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.expr import Data, Expr, Load, cast, const, index_value
+from ferrite.ir import Data, Expr, Load, cast, const, index_value, nodes_of
 from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, Symbol, as_index, axis
 from ferrite.ir.program import NOWHERE, Buffer, Combine, Compute, Operation, Origin, Reduce, Scan, Sort, Store, Target
-from ferrite.ir.questions import nodes_of
 from ferrite.lower.materialise import from_several
 from ferrite.lower.sizes import Sizes
 from ferrite.lower.value import Box, Value, broadcast_place, own_axes, whole

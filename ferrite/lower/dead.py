@@ -6,8 +6,21 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ferrite.ir.index import Index, Symbol
-from ferrite.ir.program import Bind, Operation, Program, Reduce, Scalar, Scan, Sort, call_of
-from ferrite.ir.questions import defines, has_effect, reads, symbols, writes
+from ferrite.ir.program import (
+    Bind,
+    Operation,
+    Program,
+    Reduce,
+    Scalar,
+    Scan,
+    Sort,
+    call_of,
+    defines,
+    has_effect,
+    reads,
+    symbols,
+    writes,
+)
 
 
 def without_unused_targets(operation: Operation, used: Callable[[str], bool]) -> Operation:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ferrite.ir.division import never_negative
 from ferrite.ir.index import (
     ONE,
     ZERO,
@@ -25,6 +24,7 @@ from ferrite.ir.index import (
     Symbol,
     as_index,
     maximum,
+    never_negative,
     number,
     substitute,
     symbol,

@@ -11,9 +11,7 @@ from typing import Any
 
 import torch
 
-from ferrite.graph import fake_value
-from ferrite.graph.updater import MetadataUpdater
-from ferrite.graph.values import no_guards, same_number, same_sizes
+from ferrite.graph import MetadataUpdater, fake_value, no_guards, same_number, same_sizes
 from ferrite.ir.index import ONE, ZERO, Index
 from ferrite.lower.context import contiguous, same_strides
 
@@ -48,7 +46,7 @@ BY_CHANNELS = frozenset(
 
 
 @dataclass(frozen=True)
-class Laid:
+class OperandLayout:
     """How an operand lies in memory."""
 
     sizes: tuple[Index, ...]
@@ -75,7 +73,7 @@ class Laid:
         return same_strides(self.sizes, self.strides, (batch_step, step, *space_steps))
 
 
-def misforecast(target: Any, operands: Iterable[Laid]) -> str | None:
+def misforecast(target: Any, operands: Iterable[OperandLayout]) -> str | None:
     """Why a result would not have eager's strides; None where it has."""
     packet, operands = getattr(target, "overloadpacket", None), list(operands)
     if starts_with_one_element(target, operands):
@@ -91,14 +89,14 @@ def misforecast(target: Any, operands: Iterable[Laid]) -> str | None:
     return "torch forecasts other strides for its result than it has" if wrong else None
 
 
-def starts_with_one_element(target: Any, operands: Sequence[Laid]) -> bool:
+def starts_with_one_element(target: Any, operands: Sequence[OperandLayout]) -> bool:
     """In half precision the forecast goes by the first operand, though its strides say nothing."""
     if len(operands) < 2 or operands[0].dtype not in HALF or not operands[0].is_one_element:
         return False
     return torch.Tag.pointwise in getattr(target, "tags", ())
 
 
-def put_right(gm: torch.fx.GraphModule) -> bool:
+def swap_misforecast_operands(gm: torch.fx.GraphModule) -> bool:
     """Make the forecasts of a graph eager's, where that can be done before anything is lowered. Whether there was a
     wrong one: what was known of results before is wrong then."""
     swapped = [node for node in gm.graph.nodes if node.target in COMMUTATIVE and is_led_by_one_element(node)]

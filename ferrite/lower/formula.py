@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.expr import Expr, cast, const, op
+from ferrite.ir import NARROW, Expr, arithmetic_type, cast, const, is_integer, op, short
 from ferrite.ir.index import ONE
-from ferrite.ir.types import NARROW, arithmetic_type, is_integer, short
 from ferrite.lower.context import Context
 from ferrite.lower.promotion import Operand, common_type
 from ferrite.lower.table import NotLowered

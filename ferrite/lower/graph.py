@@ -7,7 +7,7 @@ something needs it in memory: a call, an output, a write to what it reads, or th
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,30 +15,27 @@ from typing import Any
 import torch
 
 from ferrite.capture import CapturedGraph, size_facts, torch_api, torch_operators
-from ferrite.graph import fake_value, model_line
-from ferrite.graph.aliases import apart_in_memory
-from ferrite.ir.expr import Expr
-from ferrite.ir.host import Constant, Literal
+from ferrite.graph import apart_in_memory, fake_value, model_line
+from ferrite.ir import Expr
 from ferrite.ir.index import ONE, ZERO, Index, Symbol, symbol
-from ferrite.ir.program import Bind, Buffer, Input, Origin, Output, Program
-from ferrite.ir.questions import writes
+from ferrite.ir.program import Bind, Buffer, Constant, Input, Literal, Origin, Output, Program, writes
 from ferrite.lower import families
 from ferrite.lower.allocate import with_allocations
 from ferrite.lower.bodies import Bodies
 from ferrite.lower.calls import HalfLowered, flat
+from ferrite.lower.conj_and_neg import resolved_later, resolved_now
 from ferrite.lower.dead import live_operations
-from ferrite.lower.forecasts import Laid, misforecast
-from ferrite.lower.host import LoweringFailure
-from ferrite.lower.lazy_bits import resolved_later, resolved_now
+from ferrite.lower.forecasts import OperandLayout, misforecast
 from ferrite.lower.materialise import SinceCall, uses_of, worth_keeping
 from ferrite.lower.probes import IN_EAGER, correct_forecasts
 from ferrite.lower.refusals import refusal
 from ferrite.lower.scalars import computed_size, number_input, number_of, read
 from ferrite.lower.sizes import UnknownSize
-from ferrite.lower.table import NotLowered, lowering_of, standing
+from ferrite.lower.table import NotLowered, how_lowered, lowering_of
 from ferrite.lower.value import Box, Value, own_axes, whole
 
 families.load()
+CPU = frozenset({"cpu"})
 
 
 @dataclass(frozen=True)
@@ -47,8 +44,17 @@ class LoweredProgram:
     objects: Mapping[str, Any]
 
 
-def lower_graph(graph: CapturedGraph) -> LoweredProgram:
-    return lower_module(graph.gm, graph.kind.value, graph.donated_inputs, graph.output_strides)
+class LoweringFailure(Exception):
+    """Lowering one node failed; the cause is the original exception."""
+
+    def __init__(self, node: torch.fx.Node) -> None:
+        super().__init__(f"lowering {node.format_node()}")
+        self.node = node
+
+
+def lower_graph(graph: CapturedGraph, kernels_on: Container[str] = CPU) -> LoweredProgram:
+    """`kernels_on`: types of devices that kernels can be made for; on others every operator is a call."""
+    return lower_module(graph.gm, graph.kind.value, graph.donated_inputs, graph.output_strides, kernels_on)
 
 
 def lower_module(
@@ -56,9 +62,10 @@ def lower_module(
     name: str = "program",
     donated: frozenset[int] = frozenset(),
     output_strides: Sequence[Any] | None = None,
+    kernels_on: Container[str] = CPU,
 ) -> LoweredProgram:
     correct_forecasts(gm)
-    walk = Walk(gm, donated, output_strides)
+    walk = Walk(gm, donated, output_strides, kernels_on)
     program = walk.run(name)
     return LoweredProgram(program, walk.objects)
 
@@ -68,8 +75,15 @@ class Walk(Bodies):
 
     is_body = False
 
-    def __init__(self, gm: torch.fx.GraphModule, donated: frozenset[int], output_strides: Sequence[Any] | None) -> None:
+    def __init__(
+        self,
+        gm: torch.fx.GraphModule,
+        donated: frozenset[int],
+        output_strides: Sequence[Any] | None,
+        kernels_on: Container[str],
+    ) -> None:
         super().__init__()
+        self.kernels_on = kernels_on
         self.gm, self.donated, self.output_strides = gm, apart_in_memory(gm.graph, donated), output_strides
         self.values: dict[torch.fx.Node, Any] = {}
         self.inputs: list[Input] = []
@@ -81,13 +95,13 @@ class Walk(Bodies):
         self.sizes.computed = partial(computed_size, self)
 
     def program_of(self, gm: torch.fx.GraphModule, name: str, strides: Sequence[Any] | None) -> Program:
-        inner = Walk(gm, frozenset(), strides)
+        inner = Walk(gm, frozenset(), strides, self.kernels_on)
         inner.sizes, inner.objects, inner.bodies, inner.is_body = self.sizes, self.objects, self.bodies, True
         return inner.run(name)
 
     def expressions_of(self, gm: torch.fx.GraphModule, given: Sequence[Value]) -> list[Value]:
         """What a graph makes of these values, none of it in memory."""
-        inner = Walk(gm, frozenset(), None)
+        inner = Walk(gm, frozenset(), None, self.kernels_on)
         inner.sizes, inner.objects, inner.bodies = self.sizes, self.objects, self.bodies
         values = iter(given)
         for node in gm.graph.nodes:
@@ -236,9 +250,11 @@ class Walk(Bodies):
             self.out, self.operator = before
 
     def choose(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:
-        kind, note = standing(target)
+        kind, note = how_lowered(target)
         if kind in ("eager", "template"):
             raise NotLowered(note)
+        if (device := self.without_kernels(target, args, kwargs, out)) is not None:
+            raise NotLowered(f"no kernels are made on {device}")
         if self.assumes_sizes:
             raise NotLowered("torch assumes a size of its result that data decides")
         if self.node is not None and IN_EAGER in self.node.meta and self.node.target is target:
@@ -255,11 +271,23 @@ class Walk(Bodies):
             return self.in_place(torch_operators.functional_twin(target), args, kwargs, out)
         return self.compose(target, args, kwargs, out)
 
-    def operands_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Laid]:
+    def without_kernels(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> str | None:
+        """A device of this call that no kernels are made for. Views need none, nor do questions about sizes, nor copies
+        from device to device."""
+        results = [fake for fake in flat(out) if isinstance(fake, torch.Tensor)]
+        if not results or torch_operators.is_view(target) or not torch_operators.is_operator(target):
+            return None
+        operands = [value for value in flat((list(args), dict(kwargs))) if isinstance(value, Value)]
+        if is_plain_copy(operands, results):
+            return None
+        devices = [result.device.type for result in results] + [value.device.type for value in operands]
+        return next((device for device in devices if device not in self.kernels_on), None)
+
+    def operands_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[OperandLayout]:
         for value in flat((list(args), dict(kwargs))):
             if isinstance(value, Value) and value.fake is not None and value.fake.layout is torch.strided:
                 fake = value.fake
-                yield Laid(self.sizes.indices(fake.shape), self.sizes.indices(fake.stride()), fake.dtype)
+                yield OperandLayout(self.sizes.indices(fake.shape), self.sizes.indices(fake.stride()), fake.dtype)
 
     def call_lowering(
         self, function: Callable[..., Any], target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -390,6 +418,13 @@ class Walk(Bodies):
         once = self.copied(value.view(sizes, own_axes(sizes)), strides)
         base = self.buffers[self.realise(once.box)]
         return self.window(base, value.dtype, value.sizes, strides, base.offset)
+
+
+def is_plain_copy(operands: Sequence[Value], results: Sequence[torch.Tensor]) -> bool:
+    """Whether elements go from one device to another as they are: an operation of its own, which is no loop."""
+    if len(operands) != 1 or len(results) != 1:
+        return False
+    return operands[0].device != results[0].device and operands[0].dtype == results[0].dtype
 
 
 # Names of schemas that Python keeps for itself.

@@ -16,10 +16,8 @@ from collections.abc import Sequence
 import torch
 
 from ferrite.capture import torch_operators
-from ferrite.ir.expr import Cast, Expr, Load, Masked, Op
+from ferrite.ir import OPERATORS, Cast, Expr, Load, Masked, Op, nodes_of
 from ferrite.ir.index import Axis, Index
-from ferrite.ir.questions import nodes_of
-from ferrite.ir.scalar import OPERATORS
 from ferrite.lower.value import Box
 
 RECOMPUTE_COST = 12  # additions that cost about as much as writing and reading an element

@@ -23,12 +23,20 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_state
-from ferrite.graph import fake_value
-from ferrite.graph.aliases import storages_in
-from ferrite.graph.facts import is_known_operator, leaves, schema_of
-from ferrite.graph.regions import has_effect, is_random, mutates
-from ferrite.graph.updater import MetadataUpdater
-from ferrite.graph.values import CannotRun, no_guards, same_sizes
+from ferrite.graph import (
+    CannotRun,
+    MetadataUpdater,
+    fake_value,
+    has_effect,
+    is_known_operator,
+    is_random,
+    leaves,
+    mutates,
+    no_guards,
+    same_sizes,
+    schema_of,
+    storages_in,
+)
 from ferrite.lower.calls import flat
 from ferrite.lower.context import contiguous
 from ferrite.lower.eager_strides import (
@@ -39,7 +47,7 @@ from ferrite.lower.eager_strides import (
     elementwise,
     like_operand,
 )
-from ferrite.lower.forecasts import put_right
+from ferrite.lower.forecasts import swap_misforecast_operands
 from ferrite.lower.sizes import Sizes, UnknownSize
 
 aten = torch.ops.aten
@@ -78,7 +86,7 @@ def correct_forecasts(gm: torch.fx.GraphModule) -> None:
     """Make the forecasts of results eager's, and mark those of which eager's strides are known for certain, with all
     that is made of them and lies otherwise now."""
     before = {node: node.meta.get("val") for node in gm.graph.nodes}
-    if put_right(gm):
+    if swap_misforecast_operands(gm):
         mark_changed(before)
     asked = Asked()
     updater = None

@@ -9,7 +9,7 @@ import functools
 
 import torch
 
-from ferrite.ir.expr import Expr
+from ferrite.ir import Expr
 from ferrite.ir.index import Index
 from ferrite.lower.value import Value
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.types import short
+from ferrite.ir import short
 
 aten = torch.ops.aten
 

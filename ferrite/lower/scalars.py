@@ -15,10 +15,9 @@ from typing import Any
 import torch
 
 from ferrite.capture import size_facts, torch_api
-from ferrite.ir.expr import Expr, cast, const, index_value, op
-from ferrite.ir.host import Constant, Literal
+from ferrite.ir import Expr, cast, const, index_value, op
 from ferrite.ir.index import Index, symbol
-from ferrite.ir.program import Call, Item
+from ferrite.ir.program import Call, Constant, Item, Literal
 from ferrite.lower.context import Context
 from ferrite.lower.sizes import Known, UnknownSize
 from ferrite.lower.value import Box

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import size_facts, torch_api
-from ferrite.ir.index import ONE, Index, Symbol, as_index, maximum, minimum, number, symbol
-from ferrite.ir.sums import multiply
+from ferrite.ir.index import ONE, Index, Symbol, as_index, maximum, minimum, multiply, number, symbol
 
 
 class UnknownSize(Exception):

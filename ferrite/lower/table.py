@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ferrite.capture.torch_operators import decomposition, functional_twin, is_random, overloads, written_arguments
+from ferrite.capture import decomposition, functional_twin, is_random, overloads, written_arguments
 
 aten = torch.ops.aten
 
@@ -23,7 +23,7 @@ Lower = Callable[..., Any]
 Function = TypeVar("Function", bound=Lower)
 
 LOWERED: dict[Any, Lower] = {}
-LATER: dict[str, Lower] = {}  # by name: operators that torch defines when it first needs them
+LOWERED_BY_NAME: dict[str, Lower] = {}  # by name: operators that torch defines when it first needs them
 COMPOSED: dict[Any, Lower | None] = {}
 EAGER: dict[Any, str] = {}
 
@@ -55,14 +55,14 @@ def lowers_later(name: str) -> Callable[[Function], Function]:
     """The same for an operator that may not be there yet: `prims.fma.default`."""
 
     def mark(function: Function) -> Function:
-        LATER[name] = function
+        LOWERED_BY_NAME[name] = function
         return function
 
     return mark
 
 
 def lowering_of(operator: Any) -> Lower | None:
-    return LOWERED.get(operator) or LATER.get(str(operator))
+    return LOWERED.get(operator) or LOWERED_BY_NAME.get(str(operator))
 
 
 def composes(*operators: Any, by: Lower | None = None) -> None:
@@ -94,7 +94,7 @@ def template_kind(operator: Any) -> str | None:
     return TEMPLATE_OF.get(getattr(operator, "overloadpacket", None))
 
 
-def standing(operator: Any) -> tuple[str, str]:
+def how_lowered(operator: Any) -> tuple[str, str]:
     """How an operator is lowered, and a note: lowered, template, in place (with its twin), composed, or eager."""
     if operator in EAGER:
         return "eager", EAGER[operator]
@@ -109,7 +109,7 @@ def standing(operator: Any) -> tuple[str, str]:
         return "eager", DRAWN
     twin = functional_twin(operator)
     if twin is not None:
-        how, note = standing(twin)
+        how, note = how_lowered(twin)
         return ("in place", str(twin)) if how in ("lowered", "composed") else (how, note)
     if not written_arguments(operator) and decomposition(operator) is not None:
         return "composed", ""

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.division import never_negative
-from ferrite.ir.expr import Expr, load, rewrite_indices
-from ferrite.ir.index import ONE, ZERO, Atom, Axis, Index, axis, substitute
+from ferrite.ir import Expr, load, rewrite_indices
+from ferrite.ir.index import ONE, ZERO, Atom, Axis, Index, axis, never_negative, substitute
 from ferrite.lower.sizes import UnknownSize
 
 Coordinates = tuple[Index, ...]

@@ -6,10 +6,9 @@ from typing import Protocol
 
 import torch
 
-from ferrite.graph.aliases import storages_in
-from ferrite.ir.index import ONE, ZERO, Axis, Index, Product, Sum
+from ferrite.graph import storages_in
+from ferrite.ir.index import ONE, ZERO, Axis, Index, Product, Sum, add, product
 from ferrite.ir.program import Buffer
-from ferrite.ir.sums import add, product
 from ferrite.lower.sizes import Sizes
 from ferrite.lower.value import Value, own_axes
 

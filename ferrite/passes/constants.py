@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.graph.facts import attribute_of
-from ferrite.rewrite.arguments import arguments_of
+from ferrite.graph import attribute_of
+from ferrite.rewrite import arguments_of
 
 aten = torch.ops.aten
 

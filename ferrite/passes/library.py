@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ferrite.capture.torch_operators import register_fake
+from ferrite.capture import register_fake
 
 # A fragment: others may add operators to the namespace. The library lives as long as this module.
 LIBRARY = torch.library.Library("ferrite", "FRAGMENT")

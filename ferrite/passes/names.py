@@ -10,8 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
 from ferrite.errors import UserError, nearest
-from ferrite.option_values import Counts
-from ferrite.options import Options
+from ferrite.options import Counts, Options
 from ferrite.pipeline import Pipeline
 
 SHORT_NAMES: Mapping[str, tuple[str, ...]] = {

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from ferrite.errors import UserError, nearest
-from ferrite.option_values import Named
+from ferrite.options import Named
 
 S = TypeVar("S")
 

@@ -13,9 +13,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ferrite.errors import UserError
-from ferrite.graph import fake_value
-from ferrite.graph.facts import schema_of
-from ferrite.graph.values import mode_of
+from ferrite.graph import fake_value, mode_of, schema_of
 
 
 def to_aten(gm: torch.fx.GraphModule) -> None:

@@ -13,12 +13,17 @@ from dataclasses import replace
 
 import torch
 
-from ferrite.capture.torch_state import outside_of_modes
-from ferrite.graph import fake_value
-from ferrite.graph.facts import body_of, leaves, produces_value
-from ferrite.graph.order import stable_topological_sort
-from ferrite.graph.updater import MetadataUpdater
-from ferrite.graph.verify import Snapshot, verify_graph
+from ferrite.capture import outside_of_modes
+from ferrite.graph import (
+    MetadataUpdater,
+    Snapshot,
+    body_of,
+    fake_value,
+    leaves,
+    produces_value,
+    stable_topological_sort,
+    verify_graph,
+)
 from ferrite.pipeline.context import Fuel, PassContext, PassRecord
 from ferrite.pipeline.passes import GraphPass, Pipeline
 from ferrite.pipeline.undo import Checkpoint

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ferrite.graph.facts import innermost_first
+from ferrite.graph import innermost_first
 
 
 @dataclass(frozen=True)

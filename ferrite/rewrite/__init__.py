@@ -4,26 +4,48 @@ In: a GraphModule whose nodes carry fake values, and rules. Out: the module rewr
 contracts of the stage for every rule; `why` tells where a rule did not fire and the first condition that failed.
 """
 
+from ferrite.rewrite.arguments import MISSING, arguments_of, in_order, parameters_of, same_literal
 from ferrite.rewrite.engine import apply_rules
-from ferrite.rewrite.match import Match, Refusal
-from ferrite.rewrite.rule import AnyRule, Case, GraphRule, NodeRule, Rule, Site
-from ferrite.rewrite.visible import difference
+from ferrite.rewrite.layout import follow, only_ones_differ, reads_memory
+from ferrite.rewrite.match import Match, Matcher, Refusal
+from ferrite.rewrite.pattern import Items, Pattern, Variable, count_uses, trace_pattern
+from ferrite.rewrite.rule import AnyRule, Case, GraphRule, Layout, NodeRule, Numerics, Rule, Site, too_loose
+from ferrite.rewrite.visible import Sharing, difference
 from ferrite.rewrite.why import NearMiss, why
-from ferrite.rewrite.writer import Writer, inherit
+from ferrite.rewrite.writer import INHERITED, Writer, inherit
 
 __all__ = [
+    "INHERITED",
+    "MISSING",
     "AnyRule",
     "Case",
     "GraphRule",
+    "Items",
+    "Layout",
     "Match",
+    "Matcher",
     "NearMiss",
     "NodeRule",
+    "Numerics",
+    "Pattern",
     "Refusal",
     "Rule",
+    "Sharing",
     "Site",
+    "Variable",
     "Writer",
     "apply_rules",
+    "arguments_of",
+    "count_uses",
     "difference",
+    "follow",
+    "in_order",
     "inherit",
+    "only_ones_differ",
+    "parameters_of",
+    "reads_memory",
+    "same_literal",
+    "too_loose",
+    "trace_pattern",
     "why",
 ]

@@ -23,12 +23,8 @@ from typing import Any
 
 import torch
 
-from ferrite.graph import fake_value, model_line
-from ferrite.graph.facts import stream_of
-from ferrite.graph.regions import Regions, has_effect, is_random, mutates
-from ferrite.graph.values import mode_of
-from ferrite.graph.verify import guards_in
-from ferrite.pipeline.context import PassContext
+from ferrite.graph import Regions, fake_value, guards_in, has_effect, is_random, mode_of, model_line, mutates, stream_of
+from ferrite.pipeline import PassContext
 from ferrite.rewrite.layout import follow
 from ferrite.rewrite.match import Match, Refusal
 from ferrite.rewrite.remembered import Remembered, remembered

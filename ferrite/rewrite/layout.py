@@ -23,12 +23,24 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.graph import fake_value
-from ferrite.graph.aliases import storages_in, storages_of
-from ferrite.graph.facts import is_known_operator, leaves, schema_of
-from ferrite.graph.regions import is_random, mutates
-from ferrite.graph.torch_calls import is_barrier
-from ferrite.graph.values import CannotRun, MissingValue, Values, alias_class, compute, same_number, same_sizes
+from ferrite.graph import (
+    CannotRun,
+    MissingValue,
+    Values,
+    alias_class,
+    compute,
+    fake_value,
+    is_barrier,
+    is_known_operator,
+    is_random,
+    leaves,
+    mutates,
+    same_number,
+    same_sizes,
+    schema_of,
+    storages_in,
+    storages_of,
+)
 from ferrite.rewrite.match import Refusal
 from ferrite.rewrite.visible import difference
 

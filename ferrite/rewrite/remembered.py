@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from ferrite.graph import fake_value
-from ferrite.graph.regions import WRITTEN_AFTER, Regions
-from ferrite.pipeline.context import PassContext
+from ferrite.graph import WRITTEN_AFTER, Regions, fake_value
+from ferrite.pipeline import PassContext
 from ferrite.rewrite.visible import Sharing
 
 

@@ -34,10 +34,9 @@ from typing import Any, Literal
 
 import torch
 
-from ferrite.graph import fake_value
-from ferrite.graph.aliases import Storage
+from ferrite.graph import Storage, fake_value
 from ferrite.options import Options
-from ferrite.pipeline.context import PassContext
+from ferrite.pipeline import PassContext
 from ferrite.rewrite.arguments import arguments_of
 from ferrite.rewrite.match import DEFAULTS, Match, Matcher, Refusal
 from ferrite.rewrite.pattern import Pattern, trace_pattern

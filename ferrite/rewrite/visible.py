@@ -9,9 +9,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import size_facts, torch_api
-from ferrite.graph.aliases import Storage, storages_in, storages_of
-from ferrite.graph.regions import WRITTEN_AFTER, mutates
-from ferrite.graph.values import Values, same_metadata
+from ferrite.graph import WRITTEN_AFTER, Storage, Values, mutates, same_metadata, storages_in, storages_of
 
 aten = torch.ops.aten
 

@@ -9,7 +9,7 @@ import torch
 
 from ferrite.graph import ModelLine, model_line
 from ferrite.options import Options
-from ferrite.pipeline.context import PassContext
+from ferrite.pipeline import PassContext
 from ferrite.rewrite.engine import Engine
 from ferrite.rewrite.match import Refusal
 from ferrite.rewrite.rule import AnyRule, GraphRule, LocalRule, too_loose

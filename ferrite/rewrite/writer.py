@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from ferrite.graph.facts import note_for_another
-from ferrite.graph.values import compute
+from ferrite.graph import compute, note_for_another
 
 # What a node that a rewrite makes has from the one it stands for. `custom` holds the execution stream, among others.
 INHERITED = (

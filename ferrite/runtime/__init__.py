@@ -1,11 +1,13 @@
-"""From source text to a callable.
+"""From host programs to callables.
 
-In: the text of a host program and the objects it names. Out: a boxed function: it takes one list, empties it, and
-returns the outputs in order. Holds what compiled code calls while it runs.
+In: the text of a host program, the kernels it runs and the objects it names. Out: a boxed function: it takes one list,
+empties it, and returns the outputs in order. Holds what compiled code calls while it runs.
 """
 
+from ferrite.runtime.boxed import Boxed, run_in_eager
 from ferrite.runtime.discard import discard
+from ferrite.runtime.freezer import Freezer
 from ferrite.runtime.frozen import Frozen, call_frozen
-from ferrite.runtime.load import Boxed, load, run_in_eager, run_program
+from ferrite.runtime.host_program import bytecode_of, load_host
 
-__all__ = ["Boxed", "Frozen", "call_frozen", "discard", "load", "run_in_eager", "run_program"]
+__all__ = ["Boxed", "Freezer", "Frozen", "bytecode_of", "call_frozen", "discard", "load_host", "run_in_eager"]

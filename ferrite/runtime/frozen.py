@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ferrite.runtime.load import Boxed, boxed
+from ferrite.runtime.boxed import Boxed, boxed
 
 MOST = 8  # how many sets of parameters are frozen for one graph, one after the other or side by side
 

@@ -1,96 +1,215 @@
-"""The plan of a program: launches of kernels and other operations in order, and what each leaves behind."""
+"""From a program to a plan, in steps over one frozen value: `STEPS` is the order.
+
+    prepare         reductions in the forms that the devices like; memory that nobody sees laid out as what is beside it
+    bodies          sub-programs have plans of their own
+    fuse            operations become groups
+    arrange         groups become kernels, equal ones once
+    reuse_in_place  a kernel writes where something lies that it reads for the last time
+    form_runs       launches that follow each other are one native call
+    split_runs      but not where that holds much more memory than two would
+    plan_memory     what only a run needs lies in memory of the run
+    finish          what a device does with a whole run
+
+Each step can be seen (`observe`, and the option `dump_dir`) and bisected: one fusion, one reuse, one split spends one
+unit of fuel.
+"""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
-from ferrite.ir.canonical import canonical
-from ferrite.ir.kernel_laws import verify_kernel
-from ferrite.ir.laws import verify_program
-from ferrite.ir.program import Allocate, If, Invoke, Program, While
-from ferrite.ir.questions import bodies_of
-from ferrite.schedule.arena import Arenas
-from ferrite.schedule.groups import Group
-from ferrite.schedule.in_place import Takeovers, later, with_views
-from ferrite.schedule.kernels import build
-from ferrite.schedule.machine import Machine
-from ferrite.schedule.memory import last_uses, private
-from ferrite.schedule.order import Native, Order
-from ferrite.schedule.prepare import prepare
-from ferrite.schedule.repeats import Repeats
-from ferrite.schedule.runs import with_parted_runs
+from ferrite.ir.kernel import canonical, verify_kernel
+from ferrite.ir.program import Allocate, If, Invoke, Program, While, bodies_of, verify_program
+from ferrite.pipeline import Fuel
+from ferrite.schedule.fusion.fuse import Order
+from ferrite.schedule.fusion.groups import Group
+from ferrite.schedule.fusion.repeats import Repeat, Repeats
+from ferrite.schedule.laws import verify_schedule
+from ferrite.schedule.memory.arena import Arenas
+from ferrite.schedule.memory.in_place import InPlaceReuse, later, with_views
+from ferrite.schedule.memory.liveness import last_uses_of, private
+from ferrite.schedule.memory.split_runs import with_parted_runs
+from ferrite.schedule.schedule import Item, Schedule
 from ferrite.schedule.steps import Launch, Plan, Run, Step
-from ferrite.schedule.together import Regions
-from ferrite.schedule.touches import Layouts
+from ferrite.schedule.target import Schedulings
+
+Observe = Callable[[str, Schedule], None]
 
 
-def make_plan(program: Program, machine: Machine, native: Native, verify: bool = False, fuse: bool = True) -> Plan:
-    program = prepare(program)
+def make_plan(
+    program: Program,
+    schedulings: Schedulings,
+    *,
+    verify: bool = False,
+    fuel: Fuel | None = None,
+    observe: Observe | None = None,
+) -> Plan:
+    """`verify`: check the laws after every step. `observe` sees what each step made."""
+    fuel = fuel or Fuel(None)
+    schedule = Schedule(program, schedulings, tuple(map(Item, program.operations)))
+    for step in STEPS:
+        schedule = step(schedule, fuel, verify)
+        if verify:
+            verify_schedule(schedule)
+        if observe is not None:
+            observe(step.__name__, schedule)
+    return plan_of(schedule)
+
+
+# --- the steps --------------------------------------------------------------------------------------------------------
+
+
+def prepare(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
+    program = schedule.program
+    for scheduling in schedule.schedulings.values():
+        program = scheduling.prepared(program)
     if verify:
         verify_program(program)
-    ordered = Order(program, machine, native, fuse).run()
-    layouts = Layouts(program)
-    inside = private(program, ordered.items, layouts)
-    takeovers = Takeovers(program, ordered.items, layouts)
-    repeats = Repeats(layouts, machine)
-    steps: list[Step] = []
-    alone: dict[int, str] = {}
-    bodies: dict[int, tuple[Plan, ...]] = {}
-    waiting: list[Launch] = []
+    return replace(schedule, program=program, items=tuple(map(Item, program.operations)))
 
-    def flush() -> None:
-        if waiting:
-            steps.append(Run(tuple(waiting)))
-            waiting.clear()
 
-    for place, item in enumerate(ordered.items):
-        if isinstance(item, Group):
-            if not item.stages:
-                continue  # it has become part of an earlier one
-            waiting.append(launch_of(place, item, inside.get(place, ()), repeats, takeovers, verify))
-            continue
-        if isinstance(item, Allocate):
-            continue  # memory is made when it is first needed
-        flush()
-        if isinstance(item, If | While | Invoke):
-            bodies[len(steps)] = tuple(make_plan(body, machine, native, verify, fuse) for body in bodies_of(item))
-        if place in ordered.alone:
-            alone[len(steps)] = ordered.alone[place]
-        steps.append(item)
-    flush()
-    program = with_views(program, takeovers.taken)
-    layouts = Layouts(program)
-    arenas = Arenas(program, layouts, {takeovers.storage(name) for name in takeovers.shared})
-    parts = with_parted_runs(program, steps, arenas)
-    at = list(itertools.accumulate(map(len, parts), initial=0))  # the new place of every step
-    steps = list(itertools.chain.from_iterable(parts))
-    regions = Regions(layouts, machine)
-    planned = [regions.shared(step) if isinstance(step, Run) else step for step in arenas.planned(steps)]
-    return Plan(
-        program,
-        tuple(planned),
-        last_uses(program, steps, layouts),
-        {at[place]: reason for place, reason in alone.items()},
-        tuple(ordered.refusals),
-        {at[place]: plans for place, plans in bodies.items()},
-        takeovers.taken,
+def bodies(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
+    def planned(item: Item) -> Item:
+        if not isinstance(item.work, If | While | Invoke):
+            return item
+        found = [make_plan(body, schedule.schedulings, verify=verify, fuel=fuel) for body in bodies_of(item.work)]
+        return replace(item, bodies=tuple(found))
+
+    return replace(schedule, items=tuple(map(planned, schedule.items)))
+
+
+def fuse(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
+    ordered = Order(schedule.program, schedule.schedulings, fuel).run()
+    plans = {id(item.work): item.bodies for item in schedule.items if item.bodies}
+    items = [
+        Item(work, ordered.not_compiled.get(place, ""), plans.get(id(work), ()))
+        for place, work in enumerate(ordered.items)
+        if not isinstance(work, Group) or work.stages  # a group without any has become part of an earlier one
+    ]
+    return replace(schedule, items=tuple(items), not_fused=tuple(ordered.refusals))
+
+
+def arrange(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
+    works = [item.work for item in schedule.items]
+    inside = private(schedule.program, works, schedule.buffer_table)  # type: ignore[arg-type]
+    repeats = Repeats(schedule.buffer_table, schedule.schedulings)
+
+    def arranged(place: int, item: Item) -> Item:
+        if not isinstance(item.work, Group):
+            return item
+        found = repeats.of(item.work, inside.get(place, ()))
+        if verify:
+            check_repeat(found, inside.get(place, ()), schedule)
+        return replace(item, work=found)
+
+    return replace(schedule, items=tuple(itertools.starmap(arranged, enumerate(schedule.items))))
+
+
+def check_repeat(repeat: Repeat, inside: tuple[str, ...], schedule: Schedule) -> None:
+    """A group that has the kernel of an earlier one would have got the same."""
+    built = schedule.schedulings[repeat.group.device].arranged(repeat.group, inside, schedule.buffer_table)
+    verify_kernel(built.kernel)
+    if canonical(built.kernel, {}) != repeat.kernel({}) or built.arguments != repeat.arguments:
+        raise AssertionError(f"groups that are no repeats of each other have one signature:\n{built.kernel}")
+
+
+def reuse_in_place(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
+    works = [item.work.group if isinstance(item.work, Repeat) else item.work for item in schedule.items]
+    reuse = InPlaceReuse(schedule.program, works, schedule.buffer_table)  # type: ignore[arg-type]
+
+    def launched(place: int, item: Item) -> Item:
+        if not isinstance(item.work, Repeat):
+            return item
+        repeat = item.work
+        taken = reuse.at(place, repeat.group, repeat.arguments) if fuel.left else {}
+        for _ in taken:
+            fuel.spend()
+        kernel = repeat.kernel({old: later(old, taken)[-1] for old in taken})
+        arguments = tuple(reuse.storage(name) for name in repeat.arguments if name not in taken)
+        device = repeat.group.device
+        return replace(item, work=Launch(kernel, arguments, repeat.sizes, repeat.group.operations, device))
+
+    items = tuple(itertools.starmap(launched, enumerate(schedule.items)))
+    return replace(
+        schedule,
+        program=with_views(schedule.program, reuse.in_place),
+        items=items,
+        in_place=reuse.in_place,
+        seen_elsewhere=frozenset(reuse.storage(name) for name in reuse.shared),
     )
 
 
-def launch_of(
-    place: int, group: Group, inside: tuple[str, ...], repeats: Repeats, takeovers: Takeovers, verify: bool
-) -> Launch:
-    repeat = repeats.of(group, inside)
-    taken = takeovers.at(place, group, repeat.arguments)
-    one = {old: later(old, taken)[-1] for old in taken}
-    kernel = repeat.kernel(one)
-    if verify:
-        built = build(group, inside, repeats.layouts, repeats.machine)
-        verify_kernel(built.kernel)
-        if canonical(built.kernel, one) != kernel or built.arguments != repeat.arguments:
-            raise AssertionError(f"groups that are no repeats of each other have one signature:\n{kernel}")
-    arguments = tuple(takeovers.storage(name) for name in repeat.arguments if name not in taken)
-    return Launch(kernel, arguments, repeat.pattern.kernel.sizes, group.operations)
+def form_runs(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
+    """Memory is made when it is first needed: nothing runs where it is only allocated."""
+    items = [item for item in schedule.items if not isinstance(item.work, Allocate)]
+
+    def device_of(item: Item) -> str | None:
+        return item.work.device if isinstance(item.work, Launch) else None
+
+    found: list[Item] = []
+    for device, some in itertools.groupby(items, device_of):
+        if device is None:
+            found += some
+        else:
+            found.append(Item(Run(tuple(launches(some)))))
+    return replace(schedule, items=tuple(found))
 
 
-__all__ = ["Launch", "Plan", "Run", "Step", "make_plan"]
+def launches(items: Iterator[Item]) -> Iterator[Launch]:
+    return (item.work for item in items if isinstance(item.work, Launch))
+
+
+def split_runs(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
+    arenas = Arenas(schedule.program, schedule.buffer_table, schedule.seen_elsewhere)
+    parts = with_parted_runs(schedule.program, steps_of(schedule), arenas, fuel)
+    items = [
+        replace(item, work=part) for item, some in zip(schedule.items, parts, strict=True) for part in some
+    ]  # what is not a run has one part: itself
+    return replace(schedule, items=tuple(items))
+
+
+def plan_memory(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
+    arenas = Arenas(schedule.program, schedule.buffer_table, schedule.seen_elsewhere)
+    planned = arenas.planned(steps_of(schedule))
+    return replace(schedule, items=tuple(map(with_work, schedule.items, planned)))
+
+
+def finish(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
+    def finished(item: Item) -> Item:
+        if not isinstance(item.work, Run):
+            return item
+        scheduling = schedule.schedulings[item.work.launches[0].device]
+        return replace(item, work=scheduling.finished(item.work, schedule.buffer_table))
+
+    return replace(schedule, items=tuple(map(finished, schedule.items)))
+
+
+STEPS = (prepare, bodies, fuse, arrange, reuse_in_place, form_runs, split_runs, plan_memory, finish)
+
+
+def with_work(item: Item, work: Step) -> Item:
+    return replace(item, work=work)
+
+
+def steps_of(schedule: Schedule) -> list[Step]:
+    """The items, once they are runs and operations."""
+    return [item.work for item in schedule.items]  # type: ignore[misc]
+
+
+def plan_of(schedule: Schedule) -> Plan:
+    """What the steps came to, with what each item leaves behind."""
+    steps = steps_of(schedule)
+    return Plan(
+        schedule.program,
+        tuple(steps),
+        last_uses_of(schedule.program, steps, schedule.buffer_table),
+        {place: item.reason for place, item in enumerate(schedule.items) if item.reason},
+        schedule.not_fused,
+        {place: item.bodies for place, item in enumerate(schedule.items) if item.bodies},
+        schedule.in_place,
+    )
+
+
+__all__ = ["STEPS", "make_plan"]

@@ -9,19 +9,29 @@ from dataclasses import dataclass, field
 from ferrite.ir.index import Symbol
 from ferrite.ir.kernel import Kernel
 from ferrite.ir.program import Loop, Operation, Program
-from ferrite.schedule.order import NotFused
 
 MOST_NAMES = 6
+INTERPRETED = "the interpreter was asked for"  # why an operation is no kernel, where nothing else is wrong
+
+
+@dataclass(frozen=True)
+class NotFused:
+    """An operation that did not join a group, by the graph nodes both come from."""
+
+    nodes: tuple[str, ...]
+    group: tuple[str, ...]
+    reason: str
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel, the storages behind its pointers and the symbols behind its sizes."""
+    """A kernel, the storages behind its pointers, the symbols behind its sizes, and the type of its device."""
 
     kernel: Kernel
     arguments: tuple[str, ...]
     sizes: tuple[Symbol, ...]
     operations: tuple[Loop, ...] = field(compare=False)
+    device: str = "cpu"
 
     @property
     def name(self) -> str:
@@ -31,7 +41,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Together:
+class ParallelRegion:
     """Launches of a run, so many from one on, that share a parallel region of so many threads at most: each is run by
     one of them, in any order."""
 
@@ -43,18 +53,18 @@ class Together:
 @dataclass(frozen=True)
 class Run:
     """Launches that follow each other, as one native call. `arena`: bytes; `offsets`: storages that lie in it, and
-    where. `lodged`: storages that lie inside a tensor, and where. `together`: in order, what is not one after the
-    other."""
+    where. `borrowed_space`: storages that lie inside a tensor, and where. `parallel_regions`: in
+    order, what is not one after the other."""
 
     launches: tuple[Launch, ...]
     arena: int = 0
     offsets: Mapping[str, int] = field(default_factory=dict)
-    lodged: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    together: tuple[Together, ...] = ()
+    borrowed_space: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    parallel_regions: tuple[ParallelRegion, ...] = ()
 
     def is_inside(self, name: str) -> bool:
         """Whether a storage needs no tensor of its own."""
-        return name in self.offsets or name in self.lodged
+        return name in self.offsets or name in self.borrowed_space
 
 
 Step = Run | Operation
@@ -62,17 +72,17 @@ Step = Run | Operation
 
 @dataclass(frozen=True)
 class Plan:
-    """`dying`: for each step, the buffers that nothing after it needs. `alone`: why an operation is not compiled.
-    `bodies`: the plans of sub-programs, by the place of the step that runs them. `taken`: buffers that lie where
+    """`last_uses`: for each step, the buffers that nothing after it needs. `not_compiled`: why an operation is not.
+    `bodies`: the plans of sub-programs, by the place of the step that runs them. `in_place`: buffers that lie where
     another one lay before; in `program` they are views of it."""
 
     program: Program
     steps: tuple[Step, ...]
-    dying: tuple[tuple[str, ...], ...]
-    alone: Mapping[int, str]
+    last_uses: tuple[tuple[str, ...], ...]
+    not_compiled: Mapping[int, str]
     refusals: tuple[NotFused, ...]
     bodies: Mapping[int, tuple[Plan, ...]]
-    taken: Mapping[str, str] = field(default_factory=dict)
+    in_place: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def launches(self) -> list[Launch]:
@@ -89,9 +99,9 @@ class Plan:
     def _regions(self, numbers: Iterator[int]) -> Iterator[int | None]:
         for run in (step for step in self.steps if isinstance(step, Run)):
             region: dict[int, int] = {}
-            for together in run.together:
+            for each in run.parallel_regions:
                 number = next(numbers)
-                region.update(dict.fromkeys(range(together.first, together.first + together.count), number))
+                region.update(dict.fromkeys(range(each.first, each.first + each.count), number))
             yield from map(region.get, range(len(run.launches)))
         for plans in self.bodies.values():
             for plan in plans:

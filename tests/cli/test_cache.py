@@ -9,8 +9,8 @@ import re
 import pytest
 
 from ferrite.__main__ import main
+from ferrite.cache import Key, Store, open_store
 from ferrite.options import resolve
-from ferrite.runtime.cache import Key, Store, open_store
 
 pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("artifact_cache")]
 

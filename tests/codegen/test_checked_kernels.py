@@ -14,10 +14,10 @@ from ferrite.codegen.llvm.build import load, object_code
 from ferrite.codegen.llvm.emit import kernel_text
 from ferrite.codegen.llvm.target import host_target
 from ferrite.ir.expr import rewrite_indices
-from ferrite.ir.index import Axis, number
-from ferrite.ir.kernel import checks
-from ferrite.ir.kernel_parse import parse_kernel
-from ferrite.schedule import repeats
+from ferrite.ir.index.algebra import Axis, number
+from ferrite.ir.kernel.nodes import checks
+from ferrite.ir.kernel.parse import parse_kernel
+from ferrite.schedule.cpu import CpuScheduling
 from loop_kernels import text
 from native_kernels import SIGNATURE
 
@@ -161,10 +161,10 @@ def test_training_has_the_same_results():
 
 def test_a_kernel_that_would_go_outside_says_where(monkeypatch):
     """The scheduler is made to go one element too far."""
-    build = repeats.build
+    arranged = CpuScheduling.arranged
 
     def too_far(*args):
-        built = build(*args)
+        built = arranged(*args)
         return dataclasses.replace(built, kernel=one_further(built.kernel))
 
     def one_further(kernel):
@@ -178,7 +178,7 @@ def test_a_kernel_that_would_go_outside_says_where(monkeypatch):
 
         return dataclasses.replace(kernel, body=tuple(map(moved, kernel.body)))
 
-    monkeypatch.setattr(repeats, "build", too_far)
+    monkeypatch.setattr(CpuScheduling, "arranged", too_far)
     reset()
     compiled = torch.compile(lambda x: x * 2 + 1, backend="ferrite", options=CHECKED)
     with pytest.raises(RuntimeError, match=r"kernel add reads element \d+ of arg0_1, which has 7, for test_checked"):

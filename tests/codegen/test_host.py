@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import linecache
 import traceback
 
@@ -9,72 +10,91 @@ import pytest
 import torch
 
 import ferrite
-from compare import compile_strict
-from ferrite.codegen import print_host
-from ferrite.ir import Call, Constant, Evaluate, HostProgram, Input, Literal, Mapping, Ref, Sequence, Slice
-from ferrite.runtime import load
+from compare import check, compile_strict
+from ferrite.ir.index.algebra import ZERO
+from ferrite.ir.program.arguments import Constant, Literal, Mapping, Ref, Sequence, Slice
+from ferrite.ir.program.nodes import Buffer, Call, Origin, Program
+from ferrite.runtime import Boxed, load_host
+from ferrite.schedule.plan import make_plan
+from ferrite.targets import executable_of, runs_of
 
 pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("program_of_calls")]
 
+X = Buffer("x", torch.float32, (), (), ZERO, torch.device("cpu"), "input")
 
-def evaluate(function, *args):
-    """Print and run one Evaluate step over literal arguments."""
-    arguments = tuple(Literal(repr(arg)) for arg in args)
-    program = HostProgram("f", (), (Evaluate("r", function, arguments),), (Ref("r"),))
-    return load(print_host(program), {})([])[0]
+
+def owned(name: str) -> Buffer:
+    return Buffer(name, torch.float32, (), (), ZERO, torch.device("cpu"), "owned")
+
+
+def call(result: str, operator, *args, **kwargs) -> Call:
+    return Call(operator, args, tuple(kwargs.items()), (result,), False, (), (), None, "", Origin((), None))
+
+
+def loaded(program: Program, **objects) -> Boxed:
+    executable = executable_of(make_plan(program, {}), {})
+    return load_host(executable.source, runs_of(executable, {}), objects)
 
 
 @pytest.mark.parametrize(
-    ("function", "args", "expected"),
+    "size",
     [
-        ("operator.add", (2, 3), 5),
-        ("operator.sub", (2, -3), 5),
-        ("operator.pow", (-2, 2), 4),
-        ("operator.floordiv", (-7, 2), -4),
-        ("operator.mod", (-7, 2), 1),
-        ("operator.neg", (-7,), 7),
-        ("operator.not_", (0,), True),
-        ("operator.truediv", (1, 4), 0.25),
-        ("operator.ge", (1, 4), False),
-        ("operator.lshift", (1, 4), 16),
-        ("math.ceil", (1.5,), 2),
-        ("operator.abs", (-3,), 3),
-        ("torch.sym_max", (3, 5), 5),
+        lambda n: n + 3,
+        lambda n: n - 3,
+        lambda n: -n + 9,
+        lambda n: n * n,
+        lambda n: (n + 1) * (n - 2),
+        lambda n: -(n // 2),
+        lambda n: (-n) // 2,
+        lambda n: (n + 1) % 3,
+        lambda n: (2 * n + 1) // (n - 1),
+        lambda n: n / 4,
+        lambda n: n > 4,
+        lambda n: max(n, 5),
+        lambda n: torch.sym_not(n == 5),
+        lambda n: int(n / 4) + 1,
     ],
 )
-def test_python_arithmetic_keeps_its_meaning(function, args, expected):
-    value = evaluate(function, *args)
-    assert value == expected
-    assert type(value) is type(expected)
+@pytest.mark.parametrize("rows", [4, 7])
+def test_arithmetic_of_sizes_keeps_its_meaning(size, rows):
+    def fn(x):
+        return x + 1, size(x.shape[0])
+
+    compiled = compile_strict(fn, dynamic=True)
+    (_, ours), (_, eager) = compiled(torch.ones(rows)), fn(torch.ones(rows))
+    assert ours == eager
+    assert type(ours) is type(eager)
 
 
 def test_all_forms_of_arguments_are_printed():
+    seen = []
+
     def show(*args, **kwargs):
-        return args, kwargs
+        seen.append((args, kwargs))
+        return args[0][0]
 
     nested = Sequence("list", (Ref("x"), Sequence("tuple", (Literal("1"),)), Sequence("tuple", ())))
     mapping = Mapping((("'k'", Ref("x")), ("2", Literal("None"))))
-    call = Call(
-        result="r",
-        operator=Constant("show"),
-        args=(nested, Slice(Literal("None"), Ref("x"), Literal("-1"))),
-        kwargs=(("m", mapping),),
-        reason="",
-        line=None,
-    )
-    program = HostProgram("f", (Input("x", "int"),), (call,), (Ref("r"),))
-    ((args, kwargs),) = load(print_host(program), {"show": show})([5])
-    assert args == ([5, (1,), ()], slice(None, 5, -1))
-    assert kwargs == {"m": {"k": 5, 2: None}}
+    slices = Slice(Literal("None"), Literal("5"), Literal("-1"))
+    program = Program("f", ("x",), (X, owned("r")), (call("r", Constant("show"), nested, slices, m=mapping),), ("r",))
+    x = torch.ones(())
+    assert loaded(program, show=show)([x]) == [x]
+    assert seen == [(([x, (1,), ()], slice(None, 5, -1)), {"m": {"k": x, 2: None}})]
 
 
 def test_an_operator_never_shadows_a_value():
-    """A node named like the global of its operator must not hide it."""
-    call = Call("aten_add_Tensor", "aten.add.Tensor", (Ref("x"), Literal("1")), (), "", None)
-    again = Call("r", "aten.add.Tensor", (Ref("aten_add_Tensor"), Literal("1")), (), "", None)
-    program = HostProgram("f", (Input("x", ""),), (call, again), (Ref("r"),))
-    (result,) = load(print_host(program), {})([torch.zeros(2)])
-    assert torch.equal(result, torch.full((2,), 2.0))
+    """A buffer named like the operator that makes it must not hide it."""
+    first = call("aten_add_Tensor", "aten.add.Tensor", Ref("x"), Literal("1"))
+    again = call("r", "aten.add.Tensor", Ref("aten_add_Tensor"), Literal("1"))
+    program = Program("f", ("x",), (X, owned("aten_add_Tensor"), owned("r")), (first, again), ("r",))
+    assert loaded(program)([torch.zeros(())]) == [torch.tensor(2.0)]
+
+
+def test_an_input_named_like_a_helper_is_no_helper():
+    def fn(view_of, run_0, torch_, op_aten_add_Tensor):
+        return (view_of + run_0).t() + torch_ + op_aten_add_Tensor
+
+    check(fn, lambda: [torch.ones(2, 2) for _ in range(4)])
 
 
 def model(x, w):
@@ -97,9 +117,18 @@ def test_dynamic_training_text(golden):
     forward, backward = ferrite.last_compile().graphs
     assert (forward.kind, backward.kind) == ("forward", "backward")
     assert rows == 6
-    assert "static" not in forward.source  # w is a plain input here, no parameter of a module
-    assert "donated" in backward.source
     assert forward.source + backward.source == golden
+
+
+def test_text_with_kernels(golden):
+    x, w = torch.ones(3, 4), torch.ones(4, 5)
+    compile_strict(lambda x, w: torch.softmax(x @ w, -1), options={"executor": "native"})(x, w)
+    assert ferrite.last_compile().graphs[0].source == golden
+
+
+def test_text_with_the_interpreter(golden):
+    compile_strict(lambda x: torch.softmax(x, -1), options={"executor": "interpreter"})(torch.ones(3, 4))
+    assert ferrite.last_compile().graphs[0].source == golden
 
 
 def test_tracebacks_show_the_generated_line():
@@ -112,16 +141,13 @@ def test_tracebacks_show_the_generated_line():
         compile_strict(lambda x: boom(x) + 1)(torch.ones(2))
     text = "".join(traceback.format_exception(caught.value))
     assert "<ferrite inference" in text
-    assert "boom = ferrite_test_boom(arg0_1)" in text
+    assert "= op_ferrite_test_boom(arg0_1)" in text
 
 
 def test_the_text_of_a_dead_function_is_forgotten():
-    program = HostProgram("f", (), (), ())
-    function = load(print_host(program), {})
+    function = loaded(Program("f", (), (), (), ()))
     name = function.__code__.co_filename
     assert name in linecache.cache
     del function
-    import gc
-
     gc.collect()
     assert name not in linecache.cache

@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from compare import reset
-from ferrite import backend
+from ferrite.codegen.host import HostSource, print_host
 from ferrite.codegen.host_laws import HELPERS, verify_host
-from ferrite.codegen.native import NativeSource
 from ferrite.errors import FerriteWarning
-from ferrite.ir.verify import InvalidProgram
-from ferrite.runtime import native as runtime
+from ferrite.ir.invalid import InvalidProgram
+from ferrite.runtime import host_program as runtime
 
 quick = pytest.mark.quick
 GOOD = """\
@@ -35,8 +34,8 @@ def inference(args):
 """
 
 
-def source(text: str) -> NativeSource:
-    made = NativeSource("inference", text, operators={"op_aten_mm": "aten.mm.default"})
+def source(text: str) -> HostSource:
+    made = HostSource("inference", text, operators={"op_aten_mm": "aten.mm.default"})
     made.runs.append(None)  # type: ignore[arg-type]
     return made
 
@@ -83,14 +82,13 @@ def test_the_runtime_has_every_helper():
 
 def test_a_program_that_breaks_a_law_is_never_called(monkeypatch, tmp_path):
     """It runs in eager, with the usual warning."""
-    generate = backend.native.generate
 
     def broken(*args):
-        code = generate(*args)
-        code.source.text = code.source.text.replace("return [", "return [nobody, ")
-        return code
+        source = print_host(*args)
+        source.text = source.text.replace("return [", "return [nobody, ")
+        return source
 
-    monkeypatch.setattr(backend.native, "generate", broken)
+    monkeypatch.setattr("ferrite.targets.executable.print_host", broken)
     monkeypatch.setenv("FERRITE_REPRO_DIR", str(tmp_path))
     reset()
     x = torch.randn(8)

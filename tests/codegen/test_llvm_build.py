@@ -15,7 +15,7 @@ from ferrite.codegen.llvm.driver import FAILURE, IMMEDIATE, driver_address, pack
 from ferrite.codegen.llvm.emit import kernel_text
 from ferrite.codegen.llvm.runtime_symbols import PARALLEL, openmp_library, runtime_symbols
 from ferrite.codegen.llvm.target import AVX2, AVX512, TARGETS, host_target, portable_target
-from ferrite.ir.kernel_parse import parse_kernel
+from ferrite.ir.kernel.parse import parse_kernel
 from ferrite.ir.types import short
 from loop_kernels import GATHER, KERNELS, SOFTMAX, text
 from native_kernels import SIGNATURE, assert_same

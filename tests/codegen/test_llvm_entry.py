@@ -11,12 +11,12 @@ import weakref
 import pytest
 import torch
 
+from ferrite.codegen.host import KernelCall, RunTable
 from ferrite.codegen.llvm.build import load, object_code
 from ferrite.codegen.llvm.driver import IMMEDIATE, pack_steps
 from ferrite.codegen.llvm.entry import ENTRY, NAME, Table, bound
 from ferrite.codegen.llvm.target import host_target
-from ferrite.codegen.native import KernelCall, RunTable
-from ferrite.runtime.native import Kernels, native_run
+from ferrite.runtime.cpu import Kernels, native_run
 
 WAIT = """
 define i64 @wait(ptr %words, i64 %threads, ptr %failure) nounwind {

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from ferrite.ir.expr import Random, cast, const, index_value, load, masked, op
 from ferrite.ir.expr_laws import wrong_type
-from ferrite.ir.index import axis, maximum, minimum
-from ferrite.ir.kernel import Accumulate, Join, Kernel, Let, Loop, Pointer, State, Store
-from ferrite.ir.kernel_laws import verify_kernel
+from ferrite.ir.index.algebra import axis, maximum, minimum
+from ferrite.ir.kernel.laws import verify_kernel
+from ferrite.ir.kernel.nodes import Accumulate, Join, Kernel, Let, Loop, Pointer, State, Store
 from ferrite.ir.types import short
 from native_kernels import assert_same
 

@@ -8,7 +8,7 @@ import torch
 from ferrite.codegen.llvm.build import object_code
 from ferrite.codegen.llvm.emit import kernel_text
 from ferrite.codegen.llvm.target import TARGETS
-from ferrite.ir.kernel_parse import parse_kernel
+from ferrite.ir.kernel.parse import parse_kernel
 from loop_kernels import GATHER, KERNELS, SCATTER_ADD, changed
 from native_kernels import assert_close, native
 

@@ -7,7 +7,7 @@ import torch
 
 from ferrite.codegen.llvm.emit import kernel_text
 from ferrite.codegen.llvm.target import host_target
-from ferrite.ir.kernel_parse import parse_kernel
+from ferrite.ir.kernel.parse import parse_kernel
 from ferrite.ir.states import STATES
 from ferrite.ir.types import short
 from loop_kernels import text

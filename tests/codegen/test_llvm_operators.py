@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from ferrite.codegen.llvm.emit import unsupported
-from ferrite.codegen.llvm.math import MATH
-from ferrite.codegen.llvm.mathematics import LIBM
+from ferrite.codegen.llvm.math.calls import LIBM
+from ferrite.codegen.llvm.math.table import MATH
 from ferrite.codegen.llvm.operators import TAKES
 from ferrite.codegen.llvm.types import REGISTER
 from ferrite.ir.expr import Load, cast, const, load, op
 from ferrite.ir.expr_laws import wrong_type
-from ferrite.ir.index import axis
-from ferrite.ir.kernel import Kernel, Loop, Pointer, Store
-from ferrite.ir.kernel_parse import parse_kernel
-from ferrite.ir.run_kernel import run_kernel
+from ferrite.ir.index.algebra import axis
+from ferrite.ir.kernel.interpret import run_kernel
+from ferrite.ir.kernel.nodes import Kernel, Loop, Pointer, Store
+from ferrite.ir.kernel.parse import parse_kernel
 from ferrite.ir.scalar import OPERATORS
 from ferrite.ir.types import is_integer, short
 from native_kernels import assert_bits, assert_same, both, native

@@ -13,7 +13,7 @@ import torch
 from vector_math import BITS, EXACT, doubles, errors, every_exponent, exact_values, points, runner, singles
 
 from ferrite.codegen.llvm.build import assembly
-from ferrite.codegen.llvm.math import FUNCTIONS, MATH, TYPES, declarations, function_name, function_text
+from ferrite.codegen.llvm.math.table import FUNCTIONS, MATH, TYPES, declarations, function_name, function_text
 from ferrite.codegen.llvm.target import TARGETS, Target
 from ferrite.ir.scalar import OPERATORS
 

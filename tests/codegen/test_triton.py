@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ferrite.codegen.triton import grid, statements
-from ferrite.ir.kernel import checks
+from ferrite.ir.kernel.nodes import checks
 from loop_kernels import GATHER, KERNELS, SCATTER_ADD, changed
 from triton_kernels import (
     BIG,

@@ -11,8 +11,9 @@ from lower.lowered import program_of
 
 from ferrite.codegen.triton import unsupported
 from ferrite.ir.expr import Load
-from ferrite.ir.kernel import Store, nodes_in, walk
-from ferrite.schedule.machine import Machine
+from ferrite.ir.kernel.nodes import Store, nodes_in, walk
+from ferrite.schedule.cpu import CpuScheduling
+from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.plan import make_plan
 from triton_kernels import DEVICES, assert_same_results
 
@@ -39,7 +40,7 @@ FUNCTIONS = {
 
 def kernels_of(name):
     function, inputs = FUNCTIONS[name]
-    plan = make_plan(program_of(function, *inputs), Machine(), lambda operation: None, verify=True)
+    plan = make_plan(program_of(function, *inputs), {"cpu": CpuScheduling(Machine())}, verify=True)
     return list(dict.fromkeys(launch.kernel for launch in plan.launches))
 
 

@@ -13,7 +13,7 @@ from ferrite.codegen.triton.launch import OPTIONS
 from ferrite.codegen.triton.operators import LIBRARY
 from ferrite.ir.expr import Random, cast, const, load, masked, op
 from ferrite.ir.expr_laws import wrong_type
-from ferrite.ir.index import evaluate, number
+from ferrite.ir.index.algebra import evaluate, number
 from ferrite.ir.random import PLACE_BITS, random_numbers
 from ferrite.ir.scalar import OPERATORS
 from ferrite.ir.states import STATES

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import pkgutil
 import threading
 import warnings
 from typing import Any
@@ -15,6 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import ferrite
 import ferrite.backend
 from compare import assert_no_farther, compile_strict, compiled_graphs, since
+from ferrite.runtime import load_host
 from ferrite.runtime.frozen import MOST
 
 
@@ -73,14 +73,12 @@ def executor(request: pytest.FixtureRequest, fresh_compiler: None, monkeypatch: 
 def loaded(executor: str, monkeypatch: pytest.MonkeyPatch) -> list[list[torch.Tensor]]:
     """The constants of each program, in the order of compiling."""
     found: list[list[torch.Tensor]] = []
-    place = {"native": "ferrite.native.load_native", "calls": "ferrite.backend.load"}[executor]
-    original = pkgutil.resolve_name(place)
 
-    def load(*code_and_constants):
-        found.append([value for value in code_and_constants[-1].values() if isinstance(value, torch.Tensor)])
-        return original(*code_and_constants)
+    def load(source, kernels, objects):
+        found.append([value for value in objects.values() if isinstance(value, torch.Tensor)])
+        return load_host(source, kernels, objects)
 
-    monkeypatch.setattr(place, load)
+    monkeypatch.setattr("ferrite.backend.load_host", load)
     return found
 
 
@@ -475,7 +473,7 @@ def test_a_failure_while_compiling_anew_costs_speed_alone(net, tmp_path, monkeyp
     def broken(*args):
         raise ValueError("once it worked")
 
-    monkeypatch.setattr(ferrite.backend, {"native": "lower_graph", "calls": "lower"}[executor], broken)
+    monkeypatch.setattr(ferrite.backend, "lower_graph", broken)
     with torch.no_grad():
         net.shift.add_(1)
         with pytest.warns(ferrite.FerriteWarning, match="stage 'lower' failed"):

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from executables import function_of, plan_of
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from compare import assert_no_farther
-from ferrite import native
 from ferrite.lower.graph import lower_module
 
 Tensor = torch.Tensor
@@ -114,9 +114,9 @@ def compiled(case: Case, inputs: list[Tensor]) -> list[Tensor]:
     fakes = [mode.from_tensor(each, static_shapes=not case.dynamic) for each in inputs]
     with mode:
         lowered = lower_module(make_fx(lambda *given: case(*given))(*fakes))
-    plan = native.schedule(lowered.program, verify=True)
-    assert not plan.alone, "every loop has a kernel"
-    return list(native.load(native.generate(plan), lowered.objects)(list(inputs)))
+    plan = plan_of(lowered.program)
+    assert not plan.not_compiled, "every loop has a kernel"
+    return list(function_of(plan, lowered.objects)(list(inputs)))
 
 
 @pytest.mark.filterwarnings("ignore")

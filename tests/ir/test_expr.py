@@ -25,7 +25,7 @@ from ferrite.ir.expr import (
     rewrite_loads,
 )
 from ferrite.ir.expr_laws import wrong_type
-from ferrite.ir.index import as_index, axis, number
+from ferrite.ir.index.algebra import as_index, axis, number
 from ferrite.ir.scalar import OPERATORS, TAKES
 from ferrite.ir.types import SHORT, bits_of, foldable, is_integer, short, tensor_of, value_of
 from loop_programs import BF16, BOOL, F32, I64, at, i0, s0

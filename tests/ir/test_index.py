@@ -11,8 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferrite.ir.division import exact, never_negative, smallest
-from ferrite.ir.index import (
+from ferrite.ir.index.algebra import (
     ONE,
     ZERO,
     Axis,
@@ -28,13 +27,16 @@ from ferrite.ir.index import (
     as_index,
     axis,
     evaluate,
+    exact,
     maximum,
     minimum,
+    never_negative,
     number,
+    smallest,
     substitute,
     symbol,
 )
-from ferrite.ir.nested_bounds import never_negative_in_loops
+from ferrite.ir.index.nested_bounds import never_negative_in_loops
 
 pytestmark = pytest.mark.quick
 

@@ -12,7 +12,7 @@ import torch
 
 from ferrite.ir import intern
 from ferrite.ir.expr import Cast, Const, Expr, Load, const, load, op
-from ferrite.ir.index import axis, forget, symbol
+from ferrite.ir.index.algebra import axis, forget, symbol
 
 
 def make(count: int) -> list[object]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ferrite.ir.evaluate import Points
 from ferrite.ir.expr import Expr, Local, cast, const, index_value, op
-from ferrite.ir.index import axis
+from ferrite.ir.index.algebra import axis
 from ferrite.ir.intervals import interval
 
 quick = pytest.mark.quick

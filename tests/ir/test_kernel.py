@@ -8,12 +8,12 @@ import random
 import pytest
 import torch
 
-from ferrite.ir.canonical import canonical
-from ferrite.ir.kernel import checks
-from ferrite.ir.kernel_laws import verify_kernel
-from ferrite.ir.kernel_parse import parse_kernel
+from ferrite.ir.kernel.canonical import canonical
+from ferrite.ir.kernel.interpret import run_kernel
+from ferrite.ir.kernel.laws import verify_kernel
+from ferrite.ir.kernel.nodes import checks
+from ferrite.ir.kernel.parse import parse_kernel
 from ferrite.ir.reductions import REDUCTIONS
-from ferrite.ir.run_kernel import run_kernel
 from ferrite.ir.states import STATES
 from ferrite.ir.types import short
 from loop_kernels import GATHER, KERNELS, POINTWISE, SCATTER_ADD, SOFTMAX, changed, text

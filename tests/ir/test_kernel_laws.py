@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ferrite.ir import kernel_laws as laws
 from ferrite.ir.expr import Local
-from ferrite.ir.index import axis, symbol
-from ferrite.ir.kernel import Kernel, Let, Loop, Pointer, State, Store
-from ferrite.ir.kernel_laws import verify_kernel
-from ferrite.ir.kernel_parse import parse_kernel
-from ferrite.ir.verify import InvalidProgram
+from ferrite.ir.index.algebra import axis, symbol
+from ferrite.ir.invalid import InvalidProgram
+from ferrite.ir.kernel import laws
+from ferrite.ir.kernel.laws import verify_kernel
+from ferrite.ir.kernel.nodes import Kernel, Let, Loop, Pointer, State, Store
+from ferrite.ir.kernel.parse import parse_kernel
 from loop_kernels import LINEAR_SCAN, changed, text
 
 pytestmark = pytest.mark.quick

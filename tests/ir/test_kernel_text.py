@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from ferrite.ir.canonical import canonical
-from ferrite.ir.kernel_laws import verify_kernel
-from ferrite.ir.kernel_parse import parse_kernel
-from ferrite.ir.parse import BadText
+from ferrite.ir.kernel.canonical import canonical
+from ferrite.ir.kernel.laws import verify_kernel
+from ferrite.ir.kernel.parse import parse_kernel
+from ferrite.ir.program.parse import BadText
 from loop_kernels import KERNELS, LINEAR_SCAN, SCATTER_ADD, SOFTMAX, changed
 
 pytestmark = pytest.mark.quick

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ferrite.ir import host
 from ferrite.ir.expr import Cast, Const, IndexValue, Masked, Op, Param, Random, cast, const, data, index_value, op
-from ferrite.ir.index import as_index, axis, symbol
-from ferrite.ir.laws import verify_program
-from ferrite.ir.program import (
+from ferrite.ir.index.algebra import as_index, axis, symbol
+from ferrite.ir.invalid import InvalidProgram
+from ferrite.ir.program import arguments as host
+from ferrite.ir.program.laws import verify_program
+from ferrite.ir.program.nodes import (
     Assert,
     Bind,
     Call,
@@ -35,7 +36,6 @@ from ferrite.ir.program import (
     Wait,
     While,
 )
-from ferrite.ir.verify import InvalidProgram
 from loop_programs import BF16, BOOL, F32, I64, PROGRAMS, at, buffer, i0, i1, s0
 
 pytestmark = pytest.mark.quick
@@ -357,7 +357,7 @@ def test_a_broken_law_is_cited(case):
 
 
 def test_every_law_is_broken_once():
-    import ferrite.ir.laws as laws
+    import ferrite.ir.program.laws as laws
 
     numbers = [line.split()[0] for line in laws.__doc__.splitlines() if line.startswith("P")]
     assert numbers == [f"P{count}" for count in range(1, len(numbers) + 1)]

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ferrite.errors import UserError
-from ferrite.ir import host
 from ferrite.ir.expr import Cast, Const, cast, const, data, index_value, op
-from ferrite.ir.index import as_index, axis, maximum, minimum, symbol
-from ferrite.ir.parse import BadText, parse
-from ferrite.ir.program import Call, Compute, Scalar, Store
-from ferrite.ir.spelling import constant_text
-from ferrite.ir.text import expression_text
+from ferrite.ir.index.algebra import as_index, axis, maximum, minimum, symbol
+from ferrite.ir.program import arguments as host
+from ferrite.ir.program.nodes import Call, Compute, Scalar, Store
+from ferrite.ir.program.parse import BadText, parse
+from ferrite.ir.program.spelling import constant_text
+from ferrite.ir.program.text import expression_text
 from ferrite.ir.types import LONG
 from loop_programs import BF16, BOOL, F32, I64, PROGRAMS, at, buffer, i0, i1, pointwise, program, s0
 

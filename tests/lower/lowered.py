@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import torch
@@ -12,21 +12,33 @@ from torch.utils import _pytree as pytree
 
 import ferrite
 from compare import check
-from ferrite.capture import capture
-from ferrite.ir.interpret import interpret
-from ferrite.ir.laws import verify_program
-from ferrite.ir.parse import parse
-from ferrite.ir.program import Call, If, Invoke, Operation, Program, Template, While, call_of
-from ferrite.ir.questions import bodies_of
-from ferrite.lower.graph import lower_graph, lower_module
+from ferrite.capture import CapturedGraph, capture
+from ferrite.debug.record import CompileRecord
+from ferrite.ir.program.interpret import interpret
+from ferrite.ir.program.laws import verify_program
+from ferrite.ir.program.nodes import Call, If, Invoke, Operation, Program, Template, While, call_of
+from ferrite.ir.program.operation_facts import bodies_of
+from ferrite.ir.program.parse import parse
+from ferrite.lower.graph import LoweredProgram, lower_graph, lower_module
 from ferrite.options import Options
 
 INTERPRETER = {"executor": "interpreter"}
 
 
+LOWERED: list[tuple[CompileRecord, Program]] = []  # in this test: see conftest.py
+
+
+def lower_and_keep(graph: CapturedGraph, kernels_on: Container[str]) -> LoweredProgram:
+    """What the compiler calls in these tests: they look at the programs that it made."""
+    lowered = lower_graph(graph, kernels_on)
+    LOWERED.append((ferrite.last_compile(), lowered.program))
+    return lowered
+
+
 def programs() -> list[Program]:
     """The programs of the last compilation, read back from their text; each keeps the laws."""
-    return [verify_program(parse(graph.source)) for graph in ferrite.last_compile().graphs]
+    record = ferrite.last_compile()
+    return [verify_program(parse(str(program))) for compilation, program in LOWERED if compilation is record]
 
 
 def run(fn: Callable[..., Any], make_inputs: Callable[[], Sequence[Any]], **settings: Any) -> Program:

@@ -25,15 +25,16 @@ from multiprocessing import get_context
 from typing import Any
 
 import torch
+from executables import function_of as executable
+from executables import plan_of
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
-from ferrite import native
-from ferrite.ir.interpret import interpret
-from ferrite.ir.laws import verify_program
-from ferrite.ir.parse import parse
-from ferrite.ir.program import Program, Template, call_of
+from ferrite.ir.program.interpret import interpret
+from ferrite.ir.program.laws import verify_program
+from ferrite.ir.program.nodes import Program, Template, call_of
+from ferrite.ir.program.parse import parse
 from ferrite.lower.graph import lower_module
 from tests.rounding import DRAWS, is_float, nudged
 
@@ -128,7 +129,7 @@ def judge(info: Any, sample: Any, backward: bool) -> Verdict:
 
 def compiled(program: Program, tensors: list[torch.Tensor], objects: Mapping[str, Any]) -> list[Any]:
     """What native code makes of a program."""
-    return list(native.load(native.generate(native.schedule(program, verify=True)), objects)(tensors))
+    return list(executable(plan_of(program), objects)(tensors))
 
 
 def call_by_call(gm: torch.fx.GraphModule, tensors: list[torch.Tensor]) -> list[Any]:

@@ -9,8 +9,8 @@ import torch
 from lower.lowered import INTERPRETER, calls, operations, programs, run, traced
 
 from compare import compile_strict
-from ferrite.ir.interpret import interpret
-from ferrite.ir.program import Template
+from ferrite.ir.program.interpret import interpret
+from ferrite.ir.program.nodes import Template
 from ferrite.lower.graph import lower_module
 
 aten = torch.ops.aten

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from lower.lowered import eager_calls, operations, programs, same_as_eager, traced
 
-from ferrite.ir.interpret import interpret
-from ferrite.ir.laws import verify_program
-from ferrite.ir.program import Reduce
+from ferrite.ir.program.interpret import interpret
+from ferrite.ir.program.laws import verify_program
+from ferrite.ir.program.nodes import Reduce
 from ferrite.lower.graph import lower_module
 
 pytestmark = pytest.mark.quick

@@ -13,7 +13,7 @@ from lower.lowered import INTERPRETER, calls, operations, programs, run
 
 import ferrite
 from compare import check, compile_strict, compiled_graphs, reset
-from ferrite.ir.program import Bind, Call, Compute, Program, Reduce, Scan, Sort, Template
+from ferrite.ir.program.nodes import Bind, Call, Compute, Program, Reduce, Scan, Sort, Template
 
 
 @dataclass(frozen=True)

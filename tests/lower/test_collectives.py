@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from lower.lowered import calls, operations, run
 
-from ferrite.ir.program import Collective, Wait
+from ferrite.ir.program.nodes import Collective, Wait
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without distributed")
 

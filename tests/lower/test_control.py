@@ -12,8 +12,8 @@ from torch._higher_order_ops import map as map_rows
 
 from compare import check, compile_strict, compiled_graphs, reset
 from ferrite.capture import torch_api
-from ferrite.ir.program import Call, If, Invoke, Scan, While, argument_names
-from ferrite.ir.questions import bodies_of, has_effect, reads, writes
+from ferrite.ir.program.nodes import Call, If, Invoke, Scan, While, argument_names
+from ferrite.ir.program.operation_facts import bodies_of, has_effect, reads, writes
 from ferrite.lower.graph import lower_module
 
 # --- conditionals -----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import torch
 from lower.lowered import INTERPRETER, assert_lowered, calls, operations, programs, run
 
 from compare import compile_strict, compiled_graphs, reset
-from ferrite.ir.program import Assert, Bind, Item
+from ferrite.ir.program.nodes import Assert, Bind, Item
 
 
 @pytest.fixture(autouse=True)

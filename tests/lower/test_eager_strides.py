@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ferrite.ir.index import number, symbol
+from ferrite.ir.index.algebra import number, symbol
 from ferrite.lower.eager_strides import Placed, Undecided, decided, elementwise, like_operand
 from ferrite.lower.probes import Asked
 

@@ -13,8 +13,8 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from compare import compile_strict, since
 from ferrite.capture import torch_api
-from ferrite.ir.interpret import interpret
-from ferrite.ir.program import Invoke, UserKernel, call_of
+from ferrite.ir.program.interpret import interpret
+from ferrite.ir.program.nodes import Invoke, UserKernel, call_of
 from ferrite.lower.effects import ORDERED, RANDOM, effect_of
 from ferrite.lower.graph import lower_module
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from lower.lowered import assert_lowered, calls, traced
 
-from ferrite.ir.expr import Cast, Op
-from ferrite.ir.interpret import interpret
-from ferrite.ir.program import Compute, Program
-from ferrite.ir.questions import nodes_of, roots_of
+from ferrite.ir.expr import Cast, Op, nodes_of
+from ferrite.ir.program.interpret import interpret
+from ferrite.ir.program.nodes import Compute, Program
+from ferrite.ir.program.operation_facts import roots_of
 from ferrite.lower.graph import lower_module
 from ferrite.lower.ops import special
 

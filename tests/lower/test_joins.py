@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from lower.lowered import eager_calls, kinds, operations, program_of, same_as_eager
 
-from ferrite.ir.laws import verify_program
-from ferrite.ir.program import Compute
+from ferrite.ir.program.laws import verify_program
+from ferrite.ir.program.nodes import Compute
 
 pytestmark = pytest.mark.quick
 

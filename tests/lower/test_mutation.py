@@ -8,8 +8,8 @@ import pytest
 import torch
 from lower.lowered import calls, operations, run, traced
 
-from ferrite.ir.interpret import interpret
-from ferrite.ir.program import Compute, DeviceCopy, call_of
+from ferrite.ir.program.interpret import interpret
+from ferrite.ir.program.nodes import Compute, DeviceCopy, call_of
 from ferrite.lower.graph import lower_module
 
 aten = torch.ops.aten

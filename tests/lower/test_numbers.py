@@ -9,8 +9,8 @@ import torch
 from lower.lowered import INTERPRETER, calls, operations, run
 
 from compare import compile_strict, reset
-from ferrite.ir.interpret import interpret
-from ferrite.ir.program import Item
+from ferrite.ir.program.interpret import interpret
+from ferrite.ir.program.nodes import Item
 from ferrite.lower.graph import lower_module
 
 pytestmark = pytest.mark.quick

@@ -6,7 +6,7 @@ import pytest
 import torch
 from lower.lowered import eager_calls, kinds, program_of, same_as_eager, traced
 
-from ferrite.ir.interpret import interpret
+from ferrite.ir.program.interpret import interpret
 from ferrite.lower.graph import lower_module
 
 pytestmark = pytest.mark.quick

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from lower.lowered import eager_calls, kinds, operations, program_of, programs_of, same_as_eager
 
-from ferrite.ir.program import Reduce, Template
+from ferrite.ir.program.nodes import Reduce, Template
 
 aten = torch.ops.aten
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from lower.lowered import assert_lowered, eager_calls, kinds, operations, program_of, same_as_eager
 
-from ferrite.ir.program import Reduce, Scan, Sort
-from ferrite.lower.table import standing
+from ferrite.ir.program.nodes import Reduce, Scan, Sort
+from ferrite.lower.table import how_lowered
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten
@@ -128,7 +128,7 @@ def test_sorting_gives_keys_and_places():
 
 def test_an_order_that_is_torchs_own_is_left_to_torch():
     program = program_of(lambda a: a.mode()[0], torch.randn(4, 9))
-    assert [call.reason for call in eager_calls(program)] == [standing(aten.mode.default)[1]]
+    assert [call.reason for call in eager_calls(program)] == [how_lowered(aten.mode.default)[1]]
 
 
 @pytest.mark.skipif(not hasattr(torch, "hash_tensor"), reason="this release has none")

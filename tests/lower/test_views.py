@@ -6,7 +6,7 @@ import pytest
 import torch
 from lower.lowered import eager_calls, kinds, operations, program_of, same_as_eager
 
-from ferrite.ir.program import Bind
+from ferrite.ir.program.nodes import Bind
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten

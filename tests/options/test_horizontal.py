@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 import ferrite
-from ferrite.option_values import Named
 from ferrite.options import Options, resolve
+from ferrite.options.values import Named
 from ferrite.passes import checked_options, horizontal_rules, pre_grad_passes
 from ferrite.passes.freezing.siblings import merge
 from ferrite.rewrite import Refusal

@@ -12,8 +12,8 @@ import torch
 
 import ferrite
 from ferrite.cli.options import reference_page
-from ferrite.option_values import Named
 from ferrite.options import FIELDS, MODES, TYPES, Options, resolve, using
+from ferrite.options.values import Named
 
 pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("artifact_cache")]
 DOCS = Path(__file__).parents[2] / "docs"

@@ -10,7 +10,8 @@ import torch
 
 import ferrite
 from compare import compile_strict
-from ferrite.ir.parse import parse
+from ferrite.ir.program.parse import parse
+from ferrite.schedule.plan import STEPS
 
 
 def model(x, w, b):
@@ -30,6 +31,7 @@ def test_every_step_is_written_and_runs(tmp_path, dynamic):
         "captured.py",
         "remove_noop_ops.py",
         "pass_patterns.py",
+        *(f"{step.__name__}.txt" for step in STEPS),
         "host.py",
         "program.py",
     ]

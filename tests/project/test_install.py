@@ -32,7 +32,7 @@ print(len(ferrite.last_compile().graphs), ferrite.__file__)
 def test_torch_finds_the_backend_by_name():
     assert "ferrite" in torch.compiler.list_backends()
     (entry,) = importlib.metadata.entry_points(group="torch_dynamo_backends", name="ferrite")
-    assert entry.value == "ferrite.door:ferrite"
+    assert entry.value == "ferrite.api:ferrite"
 
 
 @pytest.mark.quick

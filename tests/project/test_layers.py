@@ -17,30 +17,24 @@ PACKAGE = ROOT / "ferrite"
 
 # Layers from the bottom up, as docs/design.md has them: each may import what stands before it, and itself.
 LAYERS = [
-    {"_version"},
     {"collector"},
     {"errors"},
-    {"option_values"},
-    {"option_groups"},
     {"options"},
     {"graph"},
     {"capture"},
     {"pipeline"},
     {"rewrite"},
-    {"passes"},
     {"ir"},
+    {"passes"},
     {"lower"},
     {"schedule"},
     {"codegen"},
     {"runtime"},
-    {"native"},
+    {"targets"},
+    {"cache"},
     {"debug"},
-    {"artifact"},
-    {"captured"},
-    {"compilation"},
-    {"cached"},
-    {"frozen"},
-    {"backend", "door"},
+    {"backend"},
+    {"api"},
     {"cli"},
     {"__main__"},
 ]
@@ -91,6 +85,74 @@ def test_imports_run_one_way():
             if parts[0] == "ferrite" and len(parts) > 1 and RANK.get(parts[1], -1) > RANK[layer_of(path)]:
                 wrong.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
     assert not wrong
+
+
+# Packages inside of packages that have front doors of their own.
+INNER = (
+    "ir.index ir.program ir.kernel codegen.llvm codegen.triton runtime.cpu schedule.cpu schedule.fusion schedule.memory"
+)
+INNER += " passes.freezing passes.joint passes.post_grad passes.pre_grad"
+INNER_DOORS = {f"ferrite.{name}" for name in INNER.split()}
+
+
+def is_module(name: str) -> bool:
+    path = ROOT.joinpath(*name.split("."))
+    return path.with_suffix(".py").exists() or path.is_dir()
+
+
+@pytest.mark.quick
+def test_imports_across_packages_go_through_front_doors():
+    """`from ferrite.graph import leaves`, not `from ferrite.graph.facts import leaves`. A module that is used by its
+    name (`torch_api.is_fake`) is what its package offers, too."""
+    wrong = []
+    for path in modules():
+        for node in names_in(path):
+            if not isinstance(node, ast.ImportFrom) or not str(node.module).startswith("ferrite."):
+                continue
+            module, parts = str(node.module), str(node.module).split(".")
+            if (
+                parts[1] == layer_of(path)
+                or len(parts) == 2
+                or module in INNER_DOORS
+                or path == PACKAGE / "__init__.py"
+            ):
+                continue
+            wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} imports from {module}")
+    assert not wrong
+
+
+@pytest.mark.quick
+def test_no_module_imports_itself():
+    """Not even by way of others. What a function imports when it runs does not count."""
+    edges: dict[str, set[str]] = {}
+    for path in modules():
+        own = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        tree = ast.parse(path.read_text())
+        inside = [node for each in ast.walk(tree) if isinstance(each, ast.FunctionDef) for node in ast.walk(each)]
+        later = set(map(id, inside))
+        nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and id(node) not in later]
+        named = [(f"{node.module}.{alias.name}", str(node.module)) for node in nodes for alias in node.names]
+        edges[own] = {name if is_module(name) else module for name, module in named if module.startswith("ferrite")}
+        edges[own] -= {own}
+    done: set[str] = set()
+
+    def walk(name: str, above: tuple[str, ...]) -> None:
+        assert name not in above, " imports ".join([*above[above.index(name) :], name])
+        if name not in done:
+            for other in sorted(edges.get(name, ())):
+                walk(other, (*above, name))
+            done.add(name)
+
+    for name in sorted(edges):
+        walk(name, ())
+
+
+@pytest.mark.quick
+def test_what_is_the_same_on_every_device_knows_no_device():
+    for folder in ("fusion", "memory"):
+        for path in sorted((PACKAGE / "schedule" / folder).glob("*.py")):
+            devices = [name for name, _line in imported(path) if re.match(r"ferrite\.schedule\.(cpu|gpu)\b", name)]
+            assert not devices, path
 
 
 @pytest.mark.quick
@@ -177,9 +239,3 @@ torch.compile(torch.sin, backend="ferrite", options={"strict": True, "executor":
 print(len(ferrite.last_compile().graphs))
 """
     assert run_python(code).strip() == "1"
-
-
-@pytest.mark.quick
-def test_files_stay_small():
-    long = {str(path): count for path in modules() if (count := len(path.read_text().splitlines())) > 400}
-    assert not long

@@ -10,10 +10,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import ferrite
 from compare import compile_strict, reset
+from ferrite.ir.philox import philox
 from ferrite.options import Options
 from ferrite.passes.joint import replace_random
 from ferrite.passes.joint.random_ops import RANDOM_RULES
-from ferrite.passes.joint.randoms import philox, words
+from ferrite.passes.joint.randoms import words
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import apply_rules
 from graphs import operators

@@ -14,8 +14,8 @@ import torch
 
 from ferrite.errors import UserError
 from ferrite.graph.verify import count_guards
-from ferrite.option_values import Named
 from ferrite.options import Options, resolve
+from ferrite.options.values import Named
 from ferrite.passes import checked_options, pre_grad
 from ferrite.passes.pre_grad.split_cat_family import SPLIT_CAT_PASSES
 from ferrite.pipeline import PassContext, Pipeline, run_pipeline

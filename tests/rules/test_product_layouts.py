@@ -15,11 +15,11 @@ from torch.nn import functional as F
 
 import ferrite
 from compare import check, compile_strict, reset
+from ferrite.cache.keys import ambient
 from ferrite.capture import products
 from ferrite.options import Options
 from ferrite.passes.post_grad.product_layouts import PRODUCT_LAYOUT
 from ferrite.rewrite import why
-from ferrite.runtime.cache.facts import ambient
 
 ALWAYS = {"product_layouts": "always"}
 

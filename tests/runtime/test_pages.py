@@ -11,7 +11,7 @@ import torch
 
 import ferrite
 from compare import compile_strict
-from ferrite.runtime import pages
+from ferrite.runtime.cpu import pages
 
 
 def flags_at(address: int) -> set[str]:

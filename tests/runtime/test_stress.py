@@ -25,6 +25,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from executables import function_of, plan_of
 from torch._subclasses import FakeTensorMode
 from torch.fx import graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -33,16 +34,15 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 import ferrite
 from children import PATIENCE, in_child
 from compare import assert_no_farther, compile_strict, compiled_graphs, reset, since
-from ferrite import native
 from ferrite.__main__ import main
+from ferrite.cache import Artifact, Store, open_store
+from ferrite.cache.entry import HEAD, decode, encode, read_head
+from ferrite.cache.store import ASIDE
 from ferrite.debug import record
 from ferrite.ir import intern
 from ferrite.lower.graph import lower_module
 from ferrite.options import resolve
-from ferrite.runtime import kernels
-from ferrite.runtime.cache import Artifact, Store, open_store
-from ferrite.runtime.cache.entry import HEAD, decode, encode, read_head
-from ferrite.runtime.cache.store import ASIDE
+from ferrite.runtime.cpu import kernels
 from threads import in_threads
 
 Tensor = torch.Tensor
@@ -66,9 +66,9 @@ def by_pieces(run: Callable[[Tensor], Tensor], given: Tensor) -> Callable[[Tenso
     mode = FakeTensorMode(shape_env=ShapeEnv())
     with mode:
         lowered = lower_module(make_fx(lambda x: [run(x)])(mode.from_tensor(given, static_shapes=True)))
-    plan = native.schedule(lowered.program, verify=True)
+    plan = plan_of(lowered.program)
     assert len(plan.launches) == 1
-    loaded = native.load(native.generate(plan), lowered.objects)
+    loaded = function_of(plan, lowered.objects)
     return lambda x: loaded([x])[0]
 
 

@@ -8,19 +8,35 @@ from typing import Any
 import torch
 from lower.lowered import traced
 
-from ferrite.ir.kernel import Kernel, Loop, walk
+from ferrite.ir.kernel.nodes import Kernel, Loop, walk
+from ferrite.ir.program.nodes import Program
 from ferrite.lower.graph import lower_module
-from ferrite.native import not_native
-from ferrite.schedule.machine import Machine
-from ferrite.schedule.plan import Plan, Run, make_plan
+from ferrite.schedule.cpu import CpuScheduling
+from ferrite.schedule.cpu.machine import Machine
+from ferrite.schedule.plan import make_plan
+from ferrite.schedule.steps import Plan, Run
+from ferrite.targets.cpu import unsupported_reason
 
 MACHINE = Machine()  # the same on every processor
+
+
+class Unfused(CpuScheduling):
+    """A processor on which every operation had better be a kernel of its own."""
+
+    def slower(self, *_joined: object) -> str:
+        return "nothing is fused"
+
+
+def make(program: Program, fuse: bool = True, machine: Machine = MACHINE) -> Plan:
+    """The plan of a program, every step of it verified."""
+    scheduling = (CpuScheduling if fuse else Unfused)(machine, unsupported_reason)
+    return make_plan(program, {"cpu": scheduling}, verify=True)
 
 
 def plan_of(fn: Callable[..., Any], *inputs: torch.Tensor, fuse: bool = True, dynamic: bool = False) -> Plan:
     """The plan of a function of these inputs; every kernel keeps the laws."""
     module = lower_module(traced(fn, *inputs, dynamic=dynamic))
-    return make_plan(module.program, MACHINE, not_native, verify=True, fuse=fuse)
+    return make(module.program, fuse)
 
 
 def runs(plan: Plan) -> list[Run]:

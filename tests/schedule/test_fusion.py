@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import ferrite
 from compare import compile_strict
-from ferrite.schedule.plan import Run
+from ferrite.schedule.steps import Run
 
 quick = pytest.mark.quick
 

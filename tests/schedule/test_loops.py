@@ -15,13 +15,12 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from compare import assert_no_farther, check, compile_strict
-from ferrite.ir.expr import Load, Masked, Op
-from ferrite.ir.index import ONE, Max, Min, axis
-from ferrite.ir.kernel import Accumulate, Kernel, Loop, Store, When, nodes_in, walk
-from ferrite.ir.questions import indices_of
-from ferrite.schedule.machine import Machine
-from ferrite.schedule.tiles import side_of
-from ferrite.schedule.touches import step_of
+from ferrite.ir.expr import Load, Masked, Op, indices_of
+from ferrite.ir.index.algebra import ONE, Max, Min, axis
+from ferrite.ir.kernel.nodes import Accumulate, Kernel, Loop, Store, When, nodes_in, walk
+from ferrite.schedule.cpu.machine import Machine
+from ferrite.schedule.cpu.tiles import side_of
+from ferrite.schedule.fusion.accesses import step_of
 
 quick = pytest.mark.quick
 

@@ -7,23 +7,21 @@ from dataclasses import replace
 
 import pytest
 import torch
+from executables import function_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lower.lowered import traced
-from schedule.plans import memory, plan_of, runs
+from schedule.plans import make, memory, plan_of, runs
 
-from ferrite import native
-from ferrite.codegen.llvm.target import host_target
-from ferrite.ir.index import symbol
+from ferrite.ir.index.algebra import symbol
 from ferrite.lower.graph import lower_module
-from ferrite.schedule.arena import ALWAYS, Arenas, Host, bytes_of, meet, spans_of, with_places
-from ferrite.schedule.machine import Machine
-from ferrite.schedule.memory import last_uses
-from ferrite.schedule.peak import held
-from ferrite.schedule.plan import make_plan
-from ferrite.schedule.runs import known_bytes
+from ferrite.schedule.fusion.accesses import BufferTable
+from ferrite.schedule.memory.arena import ALWAYS, Arenas, Host, bytes_of, meet, spans_of, with_places
+from ferrite.schedule.memory.liveness import last_uses_of
+from ferrite.schedule.memory.peak import held
+from ferrite.schedule.memory.split_runs import known_bytes
 from ferrite.schedule.steps import Launch, Plan, Run
-from ferrite.schedule.touches import Layouts
+from ferrite.targets.cpu import CPU
 from loop_programs import buffer, program
 
 quick = pytest.mark.quick
@@ -34,8 +32,8 @@ def assert_well_laid(run: Run, sizes: dict[str, int]) -> None:
     """What lives at once lies apart: in the block, and in tensors, with what these are needed for themselves."""
     spans = spans_of(run)
     rooms: dict[str, list[str]] = {}
-    for name in {*run.offsets, *run.lodged}:
-        home, begin = run.lodged.get(name, ("the block", run.offsets.get(name, 0)))
+    for name in {*run.offsets, *run.borrowed_space}:
+        home, begin = run.borrowed_space.get(name, ("the block", run.offsets.get(name, 0)))
         rooms.setdefault(home, []).append(name)
         assert begin % 64 == 0
         assert begin + sizes[name] <= (run.arena if home == "the block" else sizes[home])
@@ -50,7 +48,7 @@ def assert_well_laid(run: Run, sizes: dict[str, int]) -> None:
 
 
 def place_of(run: Run, name: str) -> int:
-    return run.offsets[name] if name in run.offsets else run.lodged[name][1]
+    return run.offsets[name] if name in run.offsets else run.borrowed_space[name][1]
 
 
 def deep(x):
@@ -64,14 +62,14 @@ def deep(x):
 def test_memory_is_used_again_in_a_run():
     plan = plan_of(deep, torch.randn(32, 64), fuse=False)
     (run,) = runs(plan)
-    kept = {plan.taken.get(name, name) for name in plan.program.outputs}
-    inside = {*run.offsets, *run.lodged}
+    kept = {plan.in_place.get(name, name) for name in plan.program.outputs}
+    inside = {*run.offsets, *run.borrowed_space}
     assert inside == memory(plan) - kept, "all but the result"
-    layouts = Layouts(plan.program)
-    sizes = {name: bytes_of(name, layouts) for name in inside | kept}
+    buffer_table = BufferTable(plan.program)
+    sizes = {name: bytes_of(name, buffer_table) for name in inside | kept}
     assert_well_laid(run, sizes)
     assert run.arena == 32 * 64 * 4, "what one reads while another is written, every second time in the result"
-    assert len(run.lodged) == 2
+    assert len(run.borrowed_space) == 2
 
 
 @quick
@@ -81,30 +79,30 @@ def test_memory_is_used_again_in_a_run():
     st.sets(st.integers(0, 11)),
     st.sets(st.integers(0, 11)),
 )
-def test_what_lives_at_once_lies_apart(parts, made, dying):
+def test_what_lives_at_once_lies_apart(parts, made, last_uses):
     names = [f"b{number}" for number in range(len(parts))]
     shell = program(
         buffers=[buffer(name, size) for name, (size, *_) in zip(names, parts, strict=True)], outputs=(), inputs=()
     )
-    layouts = Layouts(shell)
-    touched: list[list[str]] = [[] for _ in range(6)]
+    buffer_table = BufferTable(shell)
+    accessed: list[list[str]] = [[] for _ in range(6)]
     for name, (_, one, other) in zip(names, parts, strict=True):
         for place in {one, other}:
-            touched[place].append(name)
-    run = Run(tuple(Launch(None, tuple(each), (), ()) for each in touched))  # type: ignore[arg-type]
+            accessed[place].append(name)
+    run = Run(tuple(Launch(None, tuple(each), (), ()) for each in accessed))  # type: ignore[arg-type]
     spans = spans_of(run)
     hosts = [Host(name, (spans[name][0], ALWAYS)) for number, name in enumerate(names) if number in made]
-    hosts += [Host(name, (-ALWAYS, spans[name][1])) for number, name in enumerate(names) if number in dying - made]
-    own = {name for number, name in enumerate(names) if number not in made | dying}
-    planned = with_places(run, own, hosts, layouts)
-    assert {*planned.offsets, *planned.lodged} == own, "what others touch too has memory of its own"
-    assert_well_laid(planned, {name: bytes_of(name, layouts) for name in names})
+    hosts += [Host(name, (-ALWAYS, spans[name][1])) for number, name in enumerate(names) if number in last_uses - made]
+    own = {name for number, name in enumerate(names) if number not in made | last_uses}
+    planned = with_places(run, own, hosts, buffer_table)
+    assert {*planned.offsets, *planned.borrowed_space} == own, "what others touch too has memory of its own"
+    assert_well_laid(planned, {name: bytes_of(name, buffer_table) for name in names})
 
 
 @quick
 def test_results_and_what_others_touch_are_not_in_the_block():
     plan = plan_of(lambda x, w: (x.softmax(0) @ w, x.softmax(0)), torch.randn(32, 64), torch.randn(64, 8))
-    inside = {name for run in runs(plan) for name in (*run.offsets, *run.lodged)}
+    inside = {name for run in runs(plan) for name in (*run.offsets, *run.borrowed_space)}
     assert inside.isdisjoint(plan.program.outputs)
     called = {name for step in plan.steps if not isinstance(step, Run) for name in step.call.results}
     assert called
@@ -123,7 +121,7 @@ def test_memory_of_a_size_that_is_not_known_is_not_planned():
             for each in plan.program.buffers
         ),
     )
-    again = with_places(Run(run.launches), {*run.offsets}, [], Layouts(unknown))
+    again = with_places(Run(run.launches), {*run.offsets}, [], BufferTable(unknown))
     assert (again.arena, again.offsets) == (0, {})
 
 
@@ -131,7 +129,7 @@ def test_memory_of_a_size_that_is_not_known_is_not_planned():
 def test_memory_of_a_size_that_is_not_known_is_used_again():
     plan = plan_of(deep, torch.randn(32, 64), fuse=False, dynamic=True)
     (run,) = runs(plan)
-    tensors = memory(plan) - {*run.lodged}
+    tensors = memory(plan) - {*run.borrowed_space}
     assert not run.offsets
     assert len(tensors) == 2, "one that is read, one that is written"
 
@@ -173,7 +171,7 @@ def both_pointers(plan: Plan) -> int:
 @pytest.mark.parametrize("fn", TAKING, ids=lambda fn: fn.__name__)
 def test_a_kernel_writes_where_it_reads_for_the_last_time(fn):
     plan = plan_of(fn, MATRIX, WEIGHT)
-    assert len(plan.taken) == both_pointers(plan) == TAKING[fn]
+    assert len(plan.in_place) == both_pointers(plan) == TAKING[fn]
     for launch in plan.launches:
         assert len(set(launch.arguments)) == len(launch.arguments), "one pointer for both"
 
@@ -260,9 +258,9 @@ def test_what_is_taken_over_is_right(fn, fuse, dynamic):
     torch.manual_seed(0)
     x, w = torch.randn(48, 64, dtype=torch.float64), torch.randn(64, 64, dtype=torch.float64) / 8
     module = lower_module(traced(fn, x, w, dynamic=dynamic))
-    plan = make_plan(module.program, Machine(vector=4 * host_target().lanes), native.not_native, True, fuse)
+    plan = make(module.program, fuse, CPU.scheduling.machine)
     kept = x.clone(), w.clone()
-    ours = native.load(native.generate(plan), module.objects)([x, w])
+    ours = function_of(plan, module.objects)([x, w])
     assert all(map(torch.equal, (x, w), kept)), "inputs are left as they are"
     eager = fn(x, w)
     for mine, theirs in zip(ours, eager if isinstance(eager, tuple) else (eager,), strict=True):
@@ -275,14 +273,14 @@ def test_what_is_taken_over_is_right(fn, fuse, dynamic):
 
 def test_a_run_does_not_hold_what_it_read_beside_what_it_will_write():
     plan = plan_of(sums, torch.randn(512, 512), torch.randn(512, 512), fuse=False)
-    sizes = [max(held(plan.program, plan.steps, plan.dying, known_bytes))]
+    sizes = [max(held(plan.program, plan.steps, plan.last_uses, known_bytes))]
     whole = [step for step in plan.steps if not isinstance(step, Run)]
     whole.append(Run(tuple(plan.launches)))
-    dying = last_uses(plan.program, whole, Layouts(plan.program))
-    arenas = Arenas(plan.program, Layouts(plan.program))
-    together = held(plan.program, arenas.planned(whole), dying, known_bytes)
+    last_uses = last_uses_of(plan.program, whole, BufferTable(plan.program))
+    arenas = Arenas(plan.program, BufferTable(plan.program))
+    parallel_regions = held(plan.program, arenas.planned(whole), last_uses, known_bytes)
     assert len(runs(plan)) > 1
-    assert sizes[0] + (1 << 17) <= max(together)
+    assert sizes[0] + (1 << 17) <= max(parallel_regions)
 
 
 # --- lifetimes --------------------------------------------------------------------------------------------------------
@@ -291,8 +289,8 @@ def test_a_run_does_not_hold_what_it_read_beside_what_it_will_write():
 @quick
 def test_names_die_with_their_last_use():
     plan = plan_of(lambda x, w: torch.relu((x + 1) @ w).sin() @ w, torch.randn(8, 8), torch.randn(8, 8))
-    dying = [name for names in plan.dying for name in names]
-    assert len(dying) == len(set(dying)), "each dies once"
+    last_uses = [name for names in plan.last_uses for name in names]
+    assert len(last_uses) == len(set(last_uses)), "each dies once"
     last = {}
     for place, step in enumerate(plan.steps):
         used = (
@@ -300,12 +298,12 @@ def test_names_die_with_their_last_use():
             if isinstance(step, Run)
             else {str(each.name) for each in step.call.args if hasattr(each, "name")} | set(step.call.results)
         )
-        used |= {plan.taken[name] for name in used if name in plan.taken}
+        used |= {plan.in_place[name] for name in used if name in plan.in_place}
         last.update(dict.fromkeys(used, place))
-    for place, names in enumerate(plan.dying):
+    for place, names in enumerate(plan.last_uses):
         assert all(last[name] == place for name in names)
-    assert set(last) - set(dying) == set(plan.program.outputs) | {
-        name for run in runs(plan) for name in (*run.offsets, *run.lodged) if name not in dying
+    assert set(last) - set(last_uses) == set(plan.program.outputs) | {
+        name for run in runs(plan) for name in (*run.offsets, *run.borrowed_space) if name not in last_uses
     }
 
 
@@ -316,7 +314,7 @@ def test_what_is_added_up_by_index_is_one_tensor_before_there_is_a_target():
 
     x, index = torch.randn(1024, 64), torch.randint(4096, (1024,))
     plan = plan_of(fn, x, x.clone(), torch.randn(64, 64), index)
-    most = max(held(plan.program, plan.steps, plan.dying, known_bytes))
+    most = max(held(plan.program, plan.steps, plan.last_uses, known_bytes))
     assert most == 4 * (4096 * 64 + 1024 * 64), "the target and one source"
 
 
@@ -326,5 +324,5 @@ def test_what_was_given_away_is_freed_with_its_last_use():
     found = program(buffers=names, outputs=("new",), inputs=("given",))
     launch = Launch(None, ("new", "given"), (), ())  # type: ignore[arg-type]
     steps = [Run((launch,))]
-    dying = last_uses(found, steps, Layouts(found))
-    assert held(found, steps, dying, known_bytes) == [4096, 0], "one came, one went"
+    last_uses = last_uses_of(found, steps, BufferTable(found))
+    assert held(found, steps, last_uses, known_bytes) == [4096, 0], "one came, one went"

@@ -8,7 +8,7 @@ from schedule.plans import plan_of
 from torch.nn import functional as F
 
 from compare import check
-from ferrite.ir.kernel import Prefetch, walk
+from ferrite.ir.kernel.nodes import Prefetch, walk
 
 quick = pytest.mark.quick
 

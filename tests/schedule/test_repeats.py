@@ -10,7 +10,8 @@ import torch
 from schedule.plans import plan_of
 from torch import Tensor
 
-from ferrite.schedule import kernels, repeats
+from ferrite.schedule import plan
+from ferrite.schedule.cpu import CpuScheduling, kernels
 
 pytestmark = pytest.mark.quick
 
@@ -20,11 +21,12 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Every group that a kernel is built for; what verifying builds again to compare does not count."""
     found: list[Any] = []
 
-    def counted(group: Any, *rest: Any) -> Any:
+    def counted(self: CpuScheduling, group: Any, *rest: Any) -> Any:
         found.append(group)
-        return kernels.build(group, *rest)
+        return kernels.build(group, *rest, self.machine)
 
-    monkeypatch.setattr(repeats, "build", counted)
+    monkeypatch.setattr(CpuScheduling, "arranged", counted)
+    monkeypatch.setattr(plan, "check_repeat", lambda *_repeat: None)
     return found
 
 
@@ -47,11 +49,11 @@ X, W = torch.randn(32, 32), torch.randn(32, 32)
 
 
 def test_layers_that_repeat_are_built_once(builds):
-    plan = plan_of(in_turn(soft, soft, soft, soft), X, W)
-    assert len(plan.launches) == 4
+    made = plan_of(in_turn(soft, soft, soft, soft), X, W)
+    assert len(made.launches) == 4
     assert len(builds) == 1
-    assert len({launch.kernel for launch in plan.launches}) == 1
-    assert len({launch.arguments for launch in plan.launches}) == 4, "each has memory of its own"
+    assert len({launch.kernel for launch in made.launches}) == 1
+    assert len({launch.arguments for launch in made.launches}) == 4, "each has memory of its own"
 
 
 def test_each_launch_says_where_it_comes_from():
@@ -72,8 +74,8 @@ OTHERS = {
 
 @pytest.mark.parametrize("what", OTHERS)
 def test_what_differs_in_more_is_built_by_itself(builds, what):
-    plan = plan_of(in_turn(soft, OTHERS[what], soft), X, W)
-    first, *others, last = (launch.kernel for launch in plan.launches)
+    made = plan_of(in_turn(soft, OTHERS[what], soft), X, W)
+    first, *others, last = (launch.kernel for launch in made.launches)
     assert first == last
     assert others
     assert first not in others
@@ -85,8 +87,8 @@ def test_one_tensor_twice_is_not_two_tensors(builds):
         first = (x + y) @ w
         return (first + first) @ w
 
-    plan = plan_of(function, X, torch.randn(32, 32), W)
-    assert len(builds) == len(plan.launches) == 2
+    made = plan_of(function, X, torch.randn(32, 32), W)
+    assert len(builds) == len(made.launches) == 2
 
 
 def test_what_is_needed_later_is_stored_and_what_is_not_is_not(builds):

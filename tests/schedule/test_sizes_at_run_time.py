@@ -8,25 +8,23 @@ from typing import Any
 import pytest
 import torch
 from lower.lowered import program_of
-from schedule.plans import MACHINE, loops, memory, plan_of
+from schedule.plans import loops, make, memory, plan_of
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from compare import assert_no_farther, compile_strict, compiled_graphs, reset
-from ferrite.ir.expr import Masked
-from ferrite.ir.index import Symbol, number, symbol
-from ferrite.ir.kernel import Kernel, Scratch, nodes_in, walk
-from ferrite.ir.questions import indices_of
-from ferrite.native import not_native
-from ferrite.schedule.plan import Plan, make_plan
-from ferrite.schedule.touches import GUESS, likely, step_of
+from ferrite.ir.expr import Masked, indices_of
+from ferrite.ir.index.algebra import Symbol, number, symbol
+from ferrite.ir.kernel.nodes import Kernel, Scratch, nodes_in, walk
+from ferrite.schedule.fusion.accesses import GUESS, likely, step_of
+from ferrite.schedule.steps import Plan
 
 quick = pytest.mark.quick
 
 
 def symbolic(fn: Callable[..., Any], *inputs: torch.Tensor) -> Plan:
     program = program_of(fn, *inputs, dynamic=True)
-    return make_plan(program, MACHINE, not_native, verify=True)
+    return make(program)
 
 
 def kernels(plan: Plan) -> list[Kernel]:

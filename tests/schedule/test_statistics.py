@@ -8,7 +8,7 @@ from schedule.plans import plan_of
 
 from compare import assert_no_farther, compile_strict
 from ferrite.ir.expr import Load
-from ferrite.ir.kernel import Loop, nodes_in, walk
+from ferrite.ir.kernel.nodes import Loop, nodes_in, walk
 
 quick = pytest.mark.quick
 

@@ -1,5 +1,36 @@
 """Native code for CPUs, made inside the process.
 
-In: kernels that keep their laws (`ferrite.ir.kernel_laws`). Out: LLVM text, object code, addresses of functions.
+In: kernels that keep their laws (`ferrite.ir.kernel.laws`). Out: LLVM text, object code, addresses of functions.
 The text is complete: what is left to LLVM is registers and instructions, not the shape of the code.
 """
+
+from ferrite.codegen.llvm.build import link, object_code
+from ferrite.codegen.llvm.driver import IMMEDIATE, pack_steps
+from ferrite.codegen.llvm.emit import kernel_text, unsupported
+from ferrite.codegen.llvm.entry import Table, bound
+from ferrite.codegen.llvm.image import Image, NoImage, image_of, is_image
+from ferrite.codegen.llvm.memory import Loaded
+from ferrite.codegen.llvm.runtime_symbols import openmp_library
+from ferrite.codegen.llvm.target import Target, host_target, machine_text
+from ferrite.codegen.llvm.types import is_narrow
+
+__all__ = [
+    "IMMEDIATE",
+    "Image",
+    "Loaded",
+    "NoImage",
+    "Table",
+    "Target",
+    "bound",
+    "host_target",
+    "image_of",
+    "is_image",
+    "is_narrow",
+    "kernel_text",
+    "link",
+    "machine_text",
+    "object_code",
+    "openmp_library",
+    "pack_steps",
+    "unsupported",
+]

@@ -12,7 +12,7 @@ from ferrite.codegen.llvm.indices import Found
 from ferrite.codegen.llvm.operators import Words
 from ferrite.codegen.llvm.places import Place, Places, flat_index
 from ferrite.codegen.llvm.types import BYTES, MEMORY, vector
-from ferrite.ir.expr import Load
+from ferrite.ir import Load
 from ferrite.ir.kernel import Prefetch, Store
 
 LINE = 64  # bytes that come from memory together, on all processors of today

@@ -18,10 +18,8 @@ from ferrite.codegen.llvm.expressions import Expressions
 from ferrite.codegen.llvm.function import Code
 from ferrite.codegen.llvm.operators import is_float
 from ferrite.codegen.llvm.types import REGISTER, vector
-from ferrite.ir.expr import Const, Expr, Op, Param, const, op, with_parts
+from ferrite.ir import STATES, Const, Expr, Op, Param, const, nodes_of, op, params, with_parts
 from ferrite.ir.kernel import OWN, Join, State
-from ferrite.ir.questions import nodes_of
-from ferrite.ir.states import STATES, params
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from ferrite.codegen.llvm.emission import Emission, Value
 from ferrite.codegen.llvm.function import Function
 from ferrite.codegen.llvm.operators import ROWS, is_whole
 from ferrite.codegen.llvm.types import BYTES, MEMORY, REGISTER, is_narrow
-from ferrite.ir.types import short
+from ferrite.ir import short
 
 OPERATOR = {"add": "add", "mul": "mul", "amax": "maximum", "amin": "minimum"}
 LOOP = """

@@ -23,10 +23,8 @@ from ferrite.codegen.llvm.parallel import Parallel
 from ferrite.codegen.llvm.statements import Statements
 from ferrite.codegen.llvm.target import Target
 from ferrite.codegen.llvm.types import MEMORY, REGISTER
-from ferrite.ir.expr import Expr, Op, data_of
+from ferrite.ir import Expr, Op, data_of, indices_of, nodes_of, short
 from ferrite.ir.kernel import Kernel, checks
-from ferrite.ir.questions import indices_of, nodes_of
-from ferrite.ir.types import short
 
 
 def kernel_text(kernel: Kernel, target: Target, name: str, checked: bool = False) -> str:

@@ -6,21 +6,35 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ferrite.codegen.llvm import mathematics, whole  # noqa: F401  (they add their rows)
+from ferrite.codegen.llvm import integer_division  # noqa: F401  (it adds its rows)
 from ferrite.codegen.llvm.access import Access
 from ferrite.codegen.llvm.casts import cast
 from ferrite.codegen.llvm.checks import stop_where
 from ferrite.codegen.llvm.emission import Emission, Value
 from ferrite.codegen.llvm.indices import Indices, factor_of
+from ferrite.codegen.llvm.math import calls  # noqa: F401  (it adds its rows)
 from ferrite.codegen.llvm.operators import ROWS, Words, is_float
 from ferrite.codegen.llvm.places import Places
 from ferrite.codegen.llvm.random_numbers import WORDS, random_row, random_value
 from ferrite.codegen.llvm.types import REGISTER, literal
-from ferrite.ir.expr import Cast, Const, Data, Expr, IndexValue, Load, Local, Masked, Op, Param, Random, data_of
+from ferrite.ir import (
+    STOPPING,
+    Cast,
+    Const,
+    Data,
+    Expr,
+    IndexValue,
+    Load,
+    Local,
+    Masked,
+    Op,
+    Param,
+    Random,
+    data_of,
+    indices_of,
+    interval,
+)
 from ferrite.ir.index import ONE, ZERO, Index
-from ferrite.ir.intervals import interval
-from ferrite.ir.questions import indices_of
-from ferrite.ir.scalar import STOPPING
 
 Memo = dict[Expr, Value]
 SHORT = 1 << 31

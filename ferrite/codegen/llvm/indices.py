@@ -11,23 +11,8 @@ from dataclasses import dataclass
 
 from ferrite.codegen.llvm.emission import AxisValue, Emission, Value
 from ferrite.codegen.llvm.types import is_literal, vector
-from ferrite.ir.expr import Data
-from ferrite.ir.index import (
-    ONE,
-    ZERO,
-    Atom,
-    Axis,
-    FloorDiv,
-    Index,
-    Max,
-    Min,
-    Mod,
-    Number,
-    Product,
-    Sum,
-    Symbol,
-    number,
-)
+from ferrite.ir import Data
+from ferrite.ir.index import ONE, ZERO, Atom, Axis, FloorDiv, Index, Max, Min, Mod, Number, Product, Sum, Symbol, number
 
 LIMIT = 1 << 31
 

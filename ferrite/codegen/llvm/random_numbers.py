@@ -10,8 +10,7 @@ from ferrite.codegen.llvm.casts import converted
 from ferrite.codegen.llvm.emission import Emission, Value
 from ferrite.codegen.llvm.operators import Words
 from ferrite.codegen.llvm.types import REGISTER
-from ferrite.ir.random import PLACE_BITS
-from ferrite.passes.joint.randoms import DIGITS, KEY_STEPS, MULTIPLIERS, ROUNDS, WORD
+from ferrite.ir import DIGITS, KEY_STEPS, MULTIPLIERS, PLACE_BITS, ROUNDS, WORD
 
 WORDS = 4  # in a block
 

@@ -14,10 +14,9 @@ from ferrite.codegen.llvm.accumulators import Accumulators
 from ferrite.codegen.llvm.emission import AxisValue, Bounds, Emission, Memory, Value
 from ferrite.codegen.llvm.expressions import Expressions
 from ferrite.codegen.llvm.types import BYTES, MEMORY, vector
-from ferrite.ir.expr import Local, data_of
+from ferrite.ir import Local, data_of, nodes_of
 from ferrite.ir.index import ZERO, Axis, Index, Number, number
 from ferrite.ir.kernel import Accumulate, Join, Let, Loop, Prefetch, Scratch, Statement, Store, When, walk
-from ferrite.ir.questions import nodes_of
 
 STACK = 64 * 1024  # bytes of scratch that a function may have on its stack
 Body = Sequence[Statement]

@@ -10,7 +10,7 @@ import struct
 
 import torch
 
-from ferrite.ir.types import is_integer
+from ferrite.ir import is_integer
 
 REGISTER = {
     torch.bool: "i1",

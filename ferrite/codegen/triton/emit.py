@@ -1,4 +1,4 @@
-"""Kernels as Triton source: the second printer of `ferrite.ir.kernel`.
+"""Kernels as Triton source: the second printer of `ferrite.ir.kernel.nodes`.
 
 source = kernel_source(kernel, "rows")      a Python module with one function of that name
 launch = launch_of(kernel, "rows")          how it is started: grid, constants, checks
@@ -14,7 +14,7 @@ from ferrite.codegen.triton.helpers import functions
 from ferrite.codegen.triton.launch import Launch
 from ferrite.codegen.triton.statements import Printer
 from ferrite.ir.kernel import Kernel
-from ferrite.ir.text import comment
+from ferrite.ir.program import comment
 
 
 def kernel_source(kernel: Kernel, name: str) -> str:

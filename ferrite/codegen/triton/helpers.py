@@ -9,8 +9,7 @@ import inspect
 import re
 from collections.abc import Iterable
 
-from ferrite.ir.random import PLACE_BITS
-from ferrite.passes.joint.randoms import KEY_STEPS, MULTIPLIERS, ROUNDS
+from ferrite.ir import KEY_STEPS, MULTIPLIERS, PLACE_BITS, ROUNDS
 
 HELPERS: dict[str, str] = {}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.scalar import OPERATORS
+from ferrite.ir import OPERATORS
 
 OTHER_NAMES = {"rint": "round"}
 

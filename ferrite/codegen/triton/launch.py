@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ferrite.ir.expr import Data
+from ferrite.ir import Data
 from ferrite.ir.index import Atom, Index, Symbol, evaluate, symbol
 from ferrite.ir.kernel import Pointer
 

@@ -12,7 +12,7 @@ import torch
 
 from ferrite.codegen.triton.helpers import HELPERS
 from ferrite.codegen.triton.launch import Block
-from ferrite.ir.expr import Data
+from ferrite.ir import Data
 from ferrite.ir.index import Atom, Axis, Index, Number, Symbol
 
 INDENT = "    "

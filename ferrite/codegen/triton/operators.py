@@ -14,8 +14,7 @@ import torch
 from ferrite.codegen.triton.errors import UnsupportedKernel
 from ferrite.codegen.triton.helpers import HELPERS
 from ferrite.codegen.triton.launch import TYPES
-from ferrite.ir.expr import Const, Op
-from ferrite.ir.types import bits_of, is_integer, short, value_of
+from ferrite.ir import Const, Op, bits_of, is_integer, short, value_of
 
 Needs = Callable[[str], object]
 Row = Callable[[Needs, torch.dtype, list[str]], str | None]

@@ -16,7 +16,7 @@ import torch
 from ferrite.codegen.triton.emit import written
 from ferrite.codegen.triton.interpreted import REPLACED
 from ferrite.codegen.triton.launch import FAILURE_WORDS, OPTIONS, Launch
-from ferrite.ir.evaluate import out_of_bounds
+from ferrite.ir import out_of_bounds
 from ferrite.ir.kernel import Kernel
 
 

@@ -21,22 +21,9 @@ from ferrite.codegen.triton.module import BlockAxis, Mask, Module, Scope, Tile, 
 from ferrite.codegen.triton.operators import filled, type_name
 from ferrite.codegen.triton.states import Accumulators
 from ferrite.codegen.triton.values import Evaluation
-from ferrite.ir.expr import Expr, cast, load, op
+from ferrite.ir import Expr, arithmetic_type, cast, load, op, short
 from ferrite.ir.index import ONE, Axis, Index, symbol
-from ferrite.ir.kernel import (
-    Accumulate,
-    Join,
-    Kernel,
-    Let,
-    Loop,
-    Prefetch,
-    Scratch,
-    Statement,
-    Store,
-    When,
-    checks,
-)
-from ferrite.ir.types import arithmetic_type, short
+from ferrite.ir.kernel import Accumulate, Join, Kernel, Let, Loop, Prefetch, Scratch, Statement, Store, When, checks
 
 COMBINE = {"add": "add", "mul": "mul", "amax": "maximum", "amin": "minimum"}
 ATOMIC_TYPES = {

@@ -13,10 +13,8 @@ import torch
 from ferrite.codegen.triton.module import BlockAxis, Lines, Module, Scope, Value
 from ferrite.codegen.triton.operators import filled
 from ferrite.codegen.triton.values import Evaluation
-from ferrite.ir.expr import Const, Local
+from ferrite.ir import STATES, Const, Local, short
 from ferrite.ir.kernel import OWN, Accumulate, Join, Loop, State, Statement, inner, nodes_in, walk
-from ferrite.ir.states import STATES
-from ferrite.ir.types import short
 
 Part = tuple[int, torch.dtype]  # the bits of a part of a state that nothing has joined, and its type
 

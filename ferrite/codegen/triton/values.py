@@ -10,10 +10,23 @@ from ferrite.codegen.triton.errors import UnsupportedKernel
 from ferrite.codegen.triton.indices import IndexText, is_narrow
 from ferrite.codegen.triton.module import NO_DIMS, BlockAxis, Dims, Mask, Module, Scope, Tile, Value
 from ferrite.codegen.triton.operators import INFIX_NAMES, constant, converted, operation, plain_number
-from ferrite.ir.expr import Cast, Const, Data, Expr, IndexValue, Load, Local, Masked, Op, Param, Random, data_of
+from ferrite.ir import (
+    DIGITS,
+    Cast,
+    Const,
+    Data,
+    Expr,
+    IndexValue,
+    Load,
+    Local,
+    Masked,
+    Op,
+    Param,
+    Random,
+    data_of,
+    indices_of,
+)
 from ferrite.ir.index import Atom, Index, Number
-from ferrite.ir.questions import indices_of
-from ferrite.passes.joint.randoms import DIGITS
 
 Masks = tuple[Mask, ...]
 Place = tuple[Value, tuple[Value, ...]]  # an index, and where what it read from memory is inside its extent

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ferrite.ir.expr import Expr, cast, const
+from ferrite.ir import Expr, arithmetic_type, cast, const
 from ferrite.ir.index import ONE, Index
-from ferrite.ir.types import arithmetic_type
 from ferrite.lower.context import Context
 from ferrite.lower.ops.views import reshaped
 from ferrite.lower.value import Value, own_axes

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.expr import cast, const, op
-from ferrite.ir.types import arithmetic_type
+from ferrite.ir import arithmetic_type, cast, const, op
 from ferrite.lower.context import Context
 from ferrite.lower.formula import (
     Term,

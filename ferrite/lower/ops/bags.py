@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.expr import Expr, cast, const, data, index_value, masked, op
+from ferrite.ir import Expr, arithmetic_type, cast, const, data, index_value, masked, op
 from ferrite.ir.index import Index
 from ferrite.ir.program import Combine
-from ferrite.ir.types import arithmetic_type
 from ferrite.lower.context import Context
 from ferrite.lower.ops.accumulate import scattered
 from ferrite.lower.ops.conditions import B8

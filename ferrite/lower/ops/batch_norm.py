@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.expr import Expr, cast, const, op
+from ferrite.ir import Expr, arithmetic_type, cast, const, op
 from ferrite.ir.index import ONE, ZERO
-from ferrite.ir.types import arithmetic_type
 from ferrite.lower.calls import Calls
 from ferrite.lower.context import Context
 from ferrite.lower.ops.reduce import Rows, moments, statistics_type

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ferrite.capture import torch_api, torch_operators
-from ferrite.ir.host import Ref
-from ferrite.ir.program import Call, Collective, Wait
-from ferrite.ir.questions import reads, writes
+from ferrite.ir.program import Call, Collective, Ref, Wait, reads, writes
 from ferrite.lower.calls import Calls, flat
 from ferrite.lower.table import LOWERED, lowers
 from ferrite.lower.value import Value

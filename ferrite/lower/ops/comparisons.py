@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.expr import cast, const, op
-from ferrite.ir.types import is_integer
+from ferrite.ir import cast, const, is_integer, op
 from ferrite.lower.context import Context
 from ferrite.lower.formula import Term, compared, elementwise, first_device, result, term, wide_type, working_type
 from ferrite.lower.promotion import Operand

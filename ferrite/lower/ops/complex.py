@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.expr import index_value, op
+from ferrite.ir import arithmetic_type, index_value, is_integer, op
 from ferrite.ir.index import ONE, ZERO, number
-from ferrite.ir.types import arithmetic_type, is_integer
 from ferrite.lower.context import Context
 from ferrite.lower.formula import Term, choose, first_device, is_nan, pointwise, result, term
 from ferrite.lower.ops.pointwise import real_type, same

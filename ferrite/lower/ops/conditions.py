@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ferrite.ir.division import never_negative
-from ferrite.ir.expr import Expr, const, index_value, masked, op
-from ferrite.ir.index import ONE, ZERO, Index, Number, maximum, minimum
+from ferrite.ir import Expr, const, index_value, masked, op
+from ferrite.ir.index import ONE, ZERO, Index, Number, maximum, minimum, never_negative
 
 B8 = torch.bool
 LARGEST = 2**63 - 1  # what torch has for the end of a slice that has none

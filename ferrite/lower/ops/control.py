@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ferrite.capture import torch_api
-from ferrite.ir.expr import Param, cast
+from ferrite.ir import Param, cast
 from ferrite.ir.index import Axis
 from ferrite.ir.program import Combine, If, Invoke, Size, While
 from ferrite.lower.bodies import Bodies, Body

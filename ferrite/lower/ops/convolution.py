@@ -26,11 +26,10 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.expr import Expr, cast, const, index_value, op
+from ferrite.ir import Expr, arithmetic_type, cast, const, index_value, op
 from ferrite.ir.index import ONE, ZERO, Index
-from ferrite.ir.types import arithmetic_type
 from ferrite.lower.context import Context, contiguous, known
-from ferrite.lower.forecasts import Laid
+from ferrite.lower.forecasts import OperandLayout
 from ferrite.lower.ops.accumulate import Element
 from ferrite.lower.ops.conditions import B8, all_inside, every, guarded
 from ferrite.lower.ops.index import I64
@@ -168,7 +167,7 @@ def is_channels_last(ctx: Context, fake: torch.Tensor | None) -> bool:
     """Whether a tensor has its channels side by side, and not its last dimension."""
     if fake is None:
         return False
-    laid = Laid(ctx.shape(fake), ctx.sizes.indices(fake.stride()))
+    laid = OperandLayout(ctx.shape(fake), ctx.sizes.indices(fake.stride()))
     return laid.has_channels_last and not laid.is_contiguous
 
 

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api, torch_operators, torch_state
-from ferrite.ir.expr import Expr, cast, const, index_value, op
+from ferrite.ir import Expr, arithmetic_type, cast, const, foldable, index_value, is_integer, op, short
 from ferrite.ir.index import ZERO, Index
 from ferrite.ir.program import Buffer, DeviceCopy
-from ferrite.ir.types import arithmetic_type, foldable, is_integer, short
 from ferrite.lower.context import Context
 from ferrite.lower.formula import Term, choose, first_device
 from ferrite.lower.table import NotLowered, lowers

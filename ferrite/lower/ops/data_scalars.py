@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import size_facts, torch_api
-from ferrite.ir.expr import Expr, cast, const, index_value, op
+from ferrite.ir import Expr, cast, const, index_value, op
 from ferrite.ir.index import ZERO, Index, Symbol
 from ferrite.ir.program import Bind, Item
 from ferrite.lower.assertions import add_assert, assert_true, check_known, compared, fresh_symbol

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ferrite.capture.torch_operators import schema, written_arguments
+from ferrite.capture import schema, written_arguments
 from ferrite.ir.index import number
 from ferrite.lower.calls import Calls
 from ferrite.lower.table import LOWERED, NotLowered, lowers

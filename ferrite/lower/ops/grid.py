@@ -8,9 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ferrite.ir.expr import Expr, cast, const, data, index_value, masked, op
+from ferrite.ir import Expr, arithmetic_type, cast, const, data, index_value, masked, op
 from ferrite.ir.index import Index, number
-from ferrite.ir.types import arithmetic_type
 from ferrite.lower.context import Context
 from ferrite.lower.ops.conditions import B8
 from ferrite.lower.ops.index import I64

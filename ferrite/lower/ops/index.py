@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.division import never_negative
-from ferrite.ir.expr import (
+from ferrite.ir import (
     COMPLAINT,
     Cast,
     Const,
@@ -16,16 +15,16 @@ from ferrite.ir.expr import (
     Expr,
     IndexValue,
     Op,
+    arithmetic_type,
     cast,
     const,
     data,
     index_value,
+    interval,
     masked,
     op,
 )
-from ferrite.ir.index import ONE, ZERO, Index, number
-from ferrite.ir.intervals import interval
-from ferrite.ir.types import arithmetic_type
+from ferrite.ir.index import ONE, ZERO, Index, never_negative, number
 from ferrite.lower.context import Context
 from ferrite.lower.ops.accumulate import scattered
 from ferrite.lower.ops.conditions import B8

@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.expr import cast
+from ferrite.ir import cast, is_integer
 from ferrite.ir.index import ONE, ZERO, Axis, Index
 from ferrite.ir.program import Compute, Store
-from ferrite.ir.types import is_integer
 from ferrite.lower.context import Context
 from ferrite.lower.ops.conditions import all_inside, guarded
 from ferrite.lower.ops.views import dim_of, flattened, put, reshaped

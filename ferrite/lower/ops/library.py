@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ferrite.capture.torch_operators import overloads
+from ferrite.capture import overloads
 from ferrite.lower.table import COMPOSED, EAGER, LOWERED, eager
 
 aten = torch.ops.aten

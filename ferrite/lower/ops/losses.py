@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ferrite.ir.expr import Expr, cast, const, index_value, op
-from ferrite.ir.types import arithmetic_type
+from ferrite.ir import Expr, arithmetic_type, cast, const, index_value, op
 from ferrite.lower.context import Context
 from ferrite.lower.formula import Term, exp, pointwise
 from ferrite.lower.ops.index import checked

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.expr import Expr, cast, const, op
+from ferrite.ir import Expr, arithmetic_type, cast, const, op
 from ferrite.ir.index import ONE, Index
-from ferrite.ir.types import arithmetic_type
 from ferrite.lower.context import Context
 from ferrite.lower.ops.reduce import Rows, moments
 from ferrite.lower.ops.views import reshaped

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.expr import Expr, cast, const, data, index_value, op
+from ferrite.ir import Expr, cast, const, data, index_value, op
 from ferrite.ir.index import ONE, Index, number
 from ferrite.lower.context import Context
 from ferrite.lower.ops.reduce import Rows

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.expr import Expr, cast, const
+from ferrite.ir import Expr, arithmetic_type, cast, const
 from ferrite.ir.index import ZERO, Index, maximum, minimum, number
-from ferrite.ir.types import arithmetic_type
 from ferrite.lower.context import Context
 from ferrite.lower.ops.accumulate import gathered, scattered
 from ferrite.lower.ops.conditions import all_inside, divides, every, guarded

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.expr import Expr
+from ferrite.ir import NARROW, Expr, arithmetic_type, is_integer
 from ferrite.ir.index import Index
-from ferrite.ir.types import NARROW, arithmetic_type, is_integer
 from ferrite.lower.context import Context
 from ferrite.lower.formula import (
     Term,

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.expr import Expr, cast, const, index_value, op
+from ferrite.ir import Expr, arithmetic_type, cast, const, index_value, is_integer, op
 from ferrite.ir.index import ZERO, Index, maximum, minimum, number
-from ferrite.ir.types import arithmetic_type, is_integer
 from ferrite.lower.context import Context
 from ferrite.lower.ops.accumulate import gathered, scattered
 from ferrite.lower.ops.conditions import B8, all_inside, every, guarded

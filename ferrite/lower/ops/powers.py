@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.types import NARROW, arithmetic_type, is_integer, short
+from ferrite.ir import NARROW, arithmetic_type, is_integer, short
 from ferrite.lower.context import Context
 from ferrite.lower.formula import Term, check_fits, elementwise, first_device, result, sqrt, term, working_type
 from ferrite.lower.promotion import Operand

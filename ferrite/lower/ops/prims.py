@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.expr import cast
-from ferrite.ir.types import is_integer
+from ferrite.ir import cast, is_integer
 from ferrite.lower import formula
 from ferrite.lower.context import Context
 from ferrite.lower.formula import compared, elementwise

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.ir import arithmetic_type, is_integer
 from ferrite.ir.index import ZERO, Index
-from ferrite.ir.types import arithmetic_type, is_integer
 from ferrite.lower.context import Context
 from ferrite.lower.formula import Term, choose, larger, result, smaller, term
 from ferrite.lower.ops.views import dim_of

@@ -9,11 +9,9 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.expr import Random, const, op
+from ferrite.ir import MOST_OPERATORS, PLACE_BITS, Random, arithmetic_type, const, op
 from ferrite.ir.index import ZERO, Index, number
 from ferrite.ir.program import Seeds
-from ferrite.ir.random import MOST_OPERATORS, PLACE_BITS
-from ferrite.ir.types import arithmetic_type
 from ferrite.lower.calls import Calls
 from ferrite.lower.context import Context, contiguous
 from ferrite.lower.formula import Term, larger, log1p, pointwise, result, sqrt

@@ -7,10 +7,8 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.expr import Expr, cast, const, index_value, op
-from ferrite.ir.index import ONE, ZERO, Index, Number
-from ferrite.ir.sums import multiply
-from ferrite.ir.types import arithmetic_type
+from ferrite.ir import Expr, arithmetic_type, cast, const, index_value, op
+from ferrite.ir.index import ONE, ZERO, Index, Number, multiply
 from ferrite.lower.context import Context
 from ferrite.lower.ops.views import dim_of, unsqueeze
 from ferrite.lower.table import NotLowered, lowers

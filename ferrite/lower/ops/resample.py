@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.expr import Expr, cast, const, data, index_value, op
+from ferrite.ir import Expr, arithmetic_type, cast, const, data, index_value, op
 from ferrite.ir.index import ONE, Index, axis, number
-from ferrite.ir.types import arithmetic_type
 from ferrite.lower.context import Context, known
 from ferrite.lower.ops.accumulate import gathered, scattered
 from ferrite.lower.ops.conditions import B8

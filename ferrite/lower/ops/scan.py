@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.expr import Expr, cast, const
+from ferrite.ir import Expr, arithmetic_type, cast, const
 from ferrite.ir.program import Combine
-from ferrite.ir.types import arithmetic_type
 from ferrite.lower.context import Context
 from ferrite.lower.ops.views import dim_of
 from ferrite.lower.table import NotLowered, eager, lowers

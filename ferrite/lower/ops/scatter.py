@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.expr import Expr, cast, const, data, index_value, masked, op
+from ferrite.ir import Expr, arithmetic_type, cast, const, data, index_value, is_integer, masked, op
 from ferrite.ir.index import ONE, ZERO, Index, number
 from ferrite.ir.program import Combine
-from ferrite.ir.types import arithmetic_type, is_integer
 from ferrite.lower.context import Context
 from ferrite.lower.ops.conditions import B8
 from ferrite.lower.ops.index import ALONG, FLAT, I64, MASKS, OUTSIDE, SELF, Picked, along, straight, wrapped

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.types import arithmetic_type
+from ferrite.ir import arithmetic_type
 from ferrite.lower.calls import Calls
 from ferrite.lower.context import Context
 from ferrite.lower.formula import (

@@ -7,12 +7,10 @@ from typing import Any
 
 import torch
 
-from ferrite.graph.scatters import eager_refuses
-from ferrite.ir.expr import Expr, cast, const, op
+from ferrite.graph import eager_refuses
+from ferrite.ir import Expr, arithmetic_type, cast, const, op
 from ferrite.ir.index import ONE, ZERO, Index, number, symbol
-from ferrite.ir.program import Bind
-from ferrite.ir.questions import writes
-from ferrite.ir.types import arithmetic_type
+from ferrite.ir.program import Bind, writes
 from ferrite.lower.context import Context, known, same_strides
 from ferrite.lower.ops.accumulate import gathered
 from ferrite.lower.ops.conditions import at_least, below, clamped, divides, every, from_the_end, guarded, same

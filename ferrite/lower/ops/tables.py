@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.expr import Cast, Const, Expr, IndexValue, Op
+from ferrite.ir import Cast, Const, Expr, IndexValue, Op
 from ferrite.ir.index import Axis, Index, Number, evaluate, number
 
 LONGEST = 1 << 12

@@ -7,9 +7,7 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.division import exact
-from ferrite.ir.index import ONE, ZERO, Index, Symbol, maximum
-from ferrite.ir.sums import multiply
+from ferrite.ir.index import ONE, ZERO, Index, Symbol, exact, maximum, multiply
 from ferrite.lower.context import Context, contiguous
 from ferrite.lower.ops.conditions import clamped, from_the_end
 from ferrite.lower.sizes import UnknownSize

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from ferrite.graph import fake_value
-from ferrite.graph.aliases import Storage, storages_of
+from ferrite.graph import Storage, fake_value, storages_of
 from ferrite.passes.attention.found import Node, is_tensor, source_of
-from ferrite.rewrite.arguments import arguments_of
+from ferrite.rewrite import arguments_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

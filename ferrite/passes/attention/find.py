@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ferrite.capture import torch_api
-from ferrite.graph import fake_value
-from ferrite.graph.regions import has_effect
+from ferrite.graph import fake_value, has_effect
 from ferrite.passes.attention.found import Attention, Change, Dropout, Node, Product, Refused, Step, source_of
 from ferrite.passes.attention.spellings import SCORES, SHAPES, WEIGHTS, Table, product_at, softmax_at
 

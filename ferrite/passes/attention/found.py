@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ferrite.graph import fake_value
-from ferrite.rewrite.arguments import in_order
+from ferrite.rewrite import in_order
 
 Node = torch.fx.Node
 

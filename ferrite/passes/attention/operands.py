@@ -13,11 +13,9 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.graph import fake_value
-from ferrite.graph.facts import argument
+from ferrite.graph import argument, fake_value
 from ferrite.passes.attention.found import Node, Refused, source_of
-from ferrite.rewrite import Site
-from ferrite.rewrite.arguments import arguments_of
+from ferrite.rewrite import Site, arguments_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 COPIES = frozenset({aten.clone.default, aten.contiguous.default})

@@ -40,8 +40,7 @@ from ferrite.passes.attention.found import (
     is_tensor,
     source_of,
 )
-from ferrite.rewrite.match import Match, Matcher
-from ferrite.rewrite.pattern import Pattern, trace_pattern
+from ferrite.rewrite import Match, Matcher, Pattern, trace_pattern
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.graph import fake_value
-from ferrite.graph.facts import attribute_of
+from ferrite.graph import attribute_of, fake_value
 from ferrite.passes.attention.bias import Bias
 from ferrite.passes.attention.found import Attention, Node, Refused
 from ferrite.passes.attention.operands import Operands, same_shape

@@ -6,22 +6,13 @@ import collections
 import dataclasses
 import operator
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.graph import fake_value
-from ferrite.graph.aliases import Aliases
-from ferrite.graph.facts import stream_of
-from ferrite.graph.gradients import Gradients
-from ferrite.graph.regions import Regions, mutates
-from ferrite.rewrite import Refusal
-from ferrite.rewrite.arguments import arguments_of
-from ferrite.rewrite.layout import reads_memory
-
-if TYPE_CHECKING:
-    from ferrite.passes.batching.search import Fusion
+from ferrite.graph import Aliases, Gradients, Regions, fake_value, mutates, stream_of
+from ferrite.rewrite import Refusal, arguments_of, reads_memory
 
 # Why a call with these arguments, and these values of its operands, is no member.
 Problem = Callable[[Mapping[str, Any], tuple[torch.Tensor, ...]], str | None]
@@ -66,12 +57,35 @@ class Look(NamedTuple):
     users: Hashable
 
 
+class Membership(Protocol):
+    """What a fusion says of its members: see `ferrite.passes.batching.search.Fusion`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def operands(self) -> Mapping[Any, tuple[str, ...]]: ...
+    @property
+    def problem(self) -> Problem: ...
+    @property
+    def optional(self) -> tuple[str, ...]: ...
+    @property
+    def shared(self) -> tuple[str, ...]: ...
+    @property
+    def free(self) -> tuple[str, ...]: ...
+    @property
+    def kinship(self) -> Kinship | None: ...
+    @property
+    def before_autograd(self) -> bool: ...
+    @property
+    def copies_returned(self) -> bool: ...
+
+
 class Members:
     """The candidates of one fusion in one graph. `keys` has the look of each that may be fused, `alone` that of those
     which have too few like them; `refused` has why a call of the same operators is no candidate. `returned` has those
     whose memory the caller gets."""
 
-    def __init__(self, graph: torch.fx.Graph, settings: Settings, fusion: Fusion, *, is_inference: bool) -> None:
+    def __init__(self, graph: torch.fx.Graph, settings: Settings, fusion: Membership, *, is_inference: bool) -> None:
         self.settings, self.fusion = settings, fusion
         self.aliases, self.regions = Aliases(graph), Regions(graph)
         self.gradients = Gradients(graph, not is_inference) if fusion.before_autograd else None

@@ -22,16 +22,21 @@ from typing import Any
 
 import torch
 
-from ferrite.graph import fake_value, model_line
-from ferrite.graph.regions import has_effect
-from ferrite.graph.values import mode_of
+from ferrite.graph import fake_value, has_effect, mode_of, model_line
 from ferrite.passes.batching.members import Kinship, Members, Problem, Settings, is_fused
-from ferrite.pipeline import PassContext
-from ferrite.pipeline.undo import copy_graph
-from ferrite.rewrite import Case, GraphRule, Refusal, Writer, difference, inherit
-from ferrite.rewrite.arguments import arguments_of
-from ferrite.rewrite.layout import follow
-from ferrite.rewrite.rule import Layout, Numerics
+from ferrite.pipeline import PassContext, copy_graph
+from ferrite.rewrite import (
+    Case,
+    GraphRule,
+    Layout,
+    Numerics,
+    Refusal,
+    Writer,
+    arguments_of,
+    difference,
+    follow,
+    inherit,
+)
 
 aten = torch.ops.aten
 

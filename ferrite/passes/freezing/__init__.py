@@ -11,14 +11,13 @@ from ferrite.options import Options, resolve
 from ferrite.passes.freezing.binary import binary_folding
 from ferrite.passes.freezing.cleaning import merge_equal_calls, remove_same_casts
 from ferrite.passes.freezing.fold import constant_fold, drop_unused_constants
-from ferrite.passes.freezing.inline import Inlined, inline_parameters
+from ferrite.passes.freezing.inline import Inlined, inline_parameters, inlined_with_record
 from ferrite.passes.freezing.layouts import lay_out_weights, note_parameters
 from ferrite.passes.freezing.siblings import merge_siblings
 from ferrite.passes.to_aten import to_aten
-from ferrite.pipeline import Fuel, PassContext, Pipeline, run_pipeline
-from ferrite.pipeline.report import warn_once_about
+from ferrite.pipeline import Fuel, PassContext, Pipeline, run_pipeline, warn_once_about
 
-__all__ = ["FREEZE", "Inlined", "freezing_passes", "inline_parameters"]
+__all__ = ["FREEZE", "Inlined", "freezing_passes", "inline_parameters", "inlined_with_record"]
 
 FREEZE = Pipeline(
     "freeze",

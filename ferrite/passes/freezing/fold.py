@@ -24,15 +24,20 @@ from typing import Any
 
 import torch
 
-from ferrite.capture.torch_state import on_real_tensors
-from ferrite.graph import fake_value, storage_bytes
-from ferrite.graph.aliases import storages_of
-from ferrite.graph.facts import is_known_operator, leaves
-from ferrite.graph.regions import has_effect, is_random, mutates
+from ferrite.capture import on_real_tensors
+from ferrite.graph import (
+    fake_value,
+    has_effect,
+    is_known_operator,
+    is_random,
+    leaves,
+    mutates,
+    storage_bytes,
+    storages_of,
+)
 from ferrite.passes.constants import constant_of
 from ferrite.pipeline import PassContext, graph_pass
-from ferrite.rewrite import difference
-from ferrite.rewrite.visible import Sharing
+from ferrite.rewrite import Sharing, difference
 
 GROWTH = 1.5
 

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import copy
 import itertools
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 
-from ferrite.capture import CapturedGraph
-from ferrite.capture.parameters import Parameter
-from ferrite.capture.torch_state import on_real_tensors
-from ferrite.graph import fake_value
-from ferrite.graph.aliases import storages_of
-from ferrite.graph.facts import attribute_of, innermost_first
-from ferrite.rewrite import difference
-from ferrite.rewrite.visible import Sharing
+from ferrite.capture import CapturedGraph, Parameter, on_real_tensors
+from ferrite.graph import attribute_of, fake_value, innermost_first, storage_bytes, storages_of
+from ferrite.pipeline import PassRecord
+from ferrite.rewrite import Sharing, difference
 
 
 @dataclass(frozen=True)
@@ -60,6 +57,19 @@ def inline_parameters(graph: CapturedGraph) -> Inlined:
     kept = tuple(position for position in range(len(placeholders)) if position not in frozen)
     static, donated = renumbered(graph.static_inputs, kept), renumbered(graph.donated_inputs, kept)
     return Inlined(replace(graph, gm=gm, parameters={}, static_inputs=static, donated_inputs=donated), kept, frozen)
+
+
+def inlined_with_record(graph: CapturedGraph) -> tuple[Inlined, PassRecord]:
+    """The same, with what became constant, as a pass of the stage."""
+    start = time.perf_counter()
+    inlined = inline_parameters(graph)
+    seconds = time.perf_counter() - start
+    before, after = len(graph.gm.graph.nodes), len(inlined.graph.gm.graph.nodes)
+    placeholders = graph.gm.graph.find_nodes(op="placeholder")
+    size = sum(int(storage_bytes(fake_value(placeholders[position]))) for position in inlined.frozen)
+    name, count = "inline_parameters", len(inlined.frozen)
+    facts = {"parameters": count, "bytes": size}
+    return inlined, PassRecord(name, seconds, {name: count}, before, after, facts=facts)
 
 
 def can_be_constant(node: torch.fx.Node, parameter: Parameter, visible: Sharing) -> bool:

@@ -8,12 +8,10 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import torch_api
-from ferrite.capture.torch_state import on_real_tensors
+from ferrite.capture import on_real_tensors, torch_api
 from ferrite.graph import fake_value
 from ferrite.passes.constants import constant_of
-from ferrite.rewrite import Refusal, Site
-from ferrite.rewrite.arguments import arguments_of
+from ferrite.rewrite import Refusal, Site, arguments_of
 
 aten = torch.ops.aten
 LAYERS = (aten.convolution.default, aten.mm.default, aten.addmm.default)

@@ -23,11 +23,8 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import torch_api
-from ferrite.capture.torch_state import on_real_tensors
-from ferrite.graph import fake_value
-from ferrite.graph.aliases import Storage, storages_in, tensor_storages
-from ferrite.graph.facts import attribute_of
+from ferrite.capture import on_real_tensors, torch_api
+from ferrite.graph import Storage, attribute_of, fake_value, storages_in, tensor_storages
 from ferrite.passes.constants import constant_of
 from ferrite.passes.freezing.binary_cases import conv, known, of
 from ferrite.passes.freezing.layers import convolution_at, shared_weight, sole_reader

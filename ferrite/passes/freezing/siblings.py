@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import torch_api
-from ferrite.capture.torch_state import on_real_tensors
+from ferrite.capture import on_real_tensors, torch_api
 from ferrite.graph import fake_value
 from ferrite.passes import suboptions
 from ferrite.passes.freezing.binary_cases import known, of

@@ -22,8 +22,7 @@ from ferrite.passes.joint.softmax import scaled_softmax
 from ferrite.passes.joint.views import pointless_views
 from ferrite.passes.joint.written_inputs import save_reads_of_written_inputs
 from ferrite.passes.to_aten import to_aten
-from ferrite.pipeline import Fuel, PassContext, Pipeline, run_pipeline
-from ferrite.pipeline.report import warn_once_about
+from ferrite.pipeline import Fuel, PassContext, Pipeline, run_pipeline, warn_once_about
 
 __all__ = [
     "JOINT",

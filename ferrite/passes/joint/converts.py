@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from ferrite.graph import fake_value
-from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site
-from ferrite.rewrite.arguments import arguments_of
+from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, arguments_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 CONVERTS = (prims.convert_element_type.default, aten._to_copy.default)

@@ -10,12 +10,18 @@ from collections.abc import Hashable
 
 import torch
 
-from ferrite.graph.aliases import storages_of
-from ferrite.graph.facts import attribute_of, is_known_operator, stream_of
-from ferrite.graph.regions import Regions, has_effect, is_random
-from ferrite.graph.values import fingerprint
+from ferrite.graph import (
+    Regions,
+    attribute_of,
+    fingerprint,
+    has_effect,
+    is_known_operator,
+    is_random,
+    storages_of,
+    stream_of,
+)
 from ferrite.pipeline import PassContext, graph_pass
-from ferrite.rewrite.visible import Sharing
+from ferrite.rewrite import Sharing
 
 EQUAL_CALLS = "merge_equal_calls"
 

@@ -18,8 +18,7 @@ from ferrite.passes.joint.converts import CONVERT_RULES
 from ferrite.passes.post_grad.constructors import ConstructorMover
 from ferrite.passes.post_grad.scatters import SCATTER_UPON_CONSTANT
 from ferrite.pipeline import PassContext, graph_pass
-from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, apply_rules
-from ferrite.rewrite.arguments import arguments_of
+from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, apply_rules, arguments_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 RANDPERM = (aten.randperm.default, aten.randperm.generator)

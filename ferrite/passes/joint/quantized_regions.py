@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.graph.facts import body_of
+from ferrite.graph import body_of
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import inherit
 

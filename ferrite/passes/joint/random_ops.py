@@ -22,15 +22,12 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_operators
-from ferrite.graph import fake_value
-from ferrite.graph.facts import stream_of
-from ferrite.graph.values import mode_of
+from ferrite.graph import fake_value, mode_of, stream_of
+from ferrite.ir import DIGITS
 from ferrite.passes.joint import randoms as randoms  # defines torch.ops.ferrite
 from ferrite.passes.joint.views import in_backward
 from ferrite.pipeline import PassContext, graph_pass
-from ferrite.rewrite import AnyRule, Case, GraphRule, Writer, apply_rules, inherit
-from ferrite.rewrite.arguments import arguments_of
-from ferrite.rewrite.rule import too_loose
+from ferrite.rewrite import AnyRule, Case, GraphRule, Writer, apply_rules, arguments_of, inherit, too_loose
 
 aten = torch.ops.aten
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -189,14 +186,14 @@ def problem_of(node: torch.fx.Node) -> str | None:
         return "it is in pinned memory, or not strided"
     if not torch_operators.known_contiguous(value):
         return "it has strides of its own"
-    if value.dtype not in DTYPES.get(how, tuple(randoms.DIGITS)):
+    if value.dtype not in DTYPES.get(how, tuple(DIGITS)):
         return f"its dtype is {value.dtype}"
     if how is geometric and 0 < given["p"] < 1 and beyond(value.dtype, given["p"]):
         return f"{value.dtype} does not hold its largest number"
     return argument_problem(how, given) or users_problem(node)
 
 
-DTYPES: Mapping[Any, tuple[torch.dtype, ...]] = {integer: INTEGERS, geometric: (*randoms.DIGITS, *INTEGERS)}
+DTYPES: Mapping[Any, tuple[torch.dtype, ...]] = {integer: INTEGERS, geometric: (*DIGITS, *INTEGERS)}
 
 
 def beyond(dtype: torch.dtype, p: float) -> bool:

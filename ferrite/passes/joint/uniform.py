@@ -13,12 +13,10 @@ from typing import Any
 
 import torch
 
-from ferrite.capture.torch_state import on_real_tensors
-from ferrite.graph import fake_value
-from ferrite.graph.values import same_number
+from ferrite.capture import on_real_tensors
+from ferrite.graph import fake_value, same_number
 from ferrite.passes.post_grad.scatters import fits
-from ferrite.rewrite import Site
-from ferrite.rewrite.arguments import arguments_of
+from ferrite.rewrite import Site, arguments_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 Number = bool | int | float

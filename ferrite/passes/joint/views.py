@@ -18,12 +18,10 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.graph import fake_value
-from ferrite.graph.facts import stream_of
+from ferrite.graph import fake_value, stream_of
 from ferrite.passes.post_grad.noops import NOOP_RULES
 from ferrite.pipeline import PassContext, graph_pass
-from ferrite.rewrite import AnyRule, Case, GraphRule, NodeRule, Refusal, Site, apply_rules
-from ferrite.rewrite.arguments import arguments_of
+from ferrite.rewrite import AnyRule, Case, GraphRule, NodeRule, Refusal, Site, apply_rules, arguments_of
 
 aten = torch.ops.aten
 VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)

@@ -11,8 +11,7 @@ from __future__ import annotations
 import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ferrite.graph.aliases import storages_of
-from ferrite.graph.regions import mutates
+from ferrite.graph import mutates, storages_of
 from ferrite.pipeline import PassContext, graph_pass
 
 

@@ -47,8 +47,7 @@ from ferrite.passes.post_grad.random_order import chain_random_ops, note_random_
 from ferrite.passes.post_grad.reinplace import reinplace_inplaceable_ops
 from ferrite.passes.post_grad.views import view_to_reshape
 from ferrite.passes.to_aten import to_aten
-from ferrite.pipeline import Fuel, PassContext, Pipeline, run_pipeline
-from ferrite.pipeline.report import warn_once_about
+from ferrite.pipeline import Fuel, PassContext, Pipeline, run_pipeline, warn_once_about
 
 __all__ = [
     "POST_GRAD",

@@ -22,9 +22,7 @@ from ferrite.graph import fake_value
 from ferrite.passes.batching import Fusion, Settings, shape_key
 from ferrite.passes.suboptions import settings_of
 from ferrite.pipeline import PassContext
-from ferrite.rewrite import Case, Writer
-from ferrite.rewrite.arguments import arguments_of
-from ferrite.rewrite.rule import Numerics
+from ferrite.rewrite import Case, Numerics, Writer, arguments_of
 
 aten = torch.ops.aten
 

@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import torch_api
-from ferrite.capture.torch_operators import known_contiguous
+from ferrite.capture import known_contiguous, torch_api
 from ferrite.graph import fake_value
 from ferrite.passes.post_grad.convolutions import LARGE, bare, of
 from ferrite.rewrite import Case, NodeRule, Refusal, Site

@@ -21,8 +21,7 @@ from ferrite.graph import fake_value
 from ferrite.passes.post_grad import cpu_ops, layers
 from ferrite.passes.post_grad.layers import POST_OP_TARGETS, VIEWS, Layer, layer_of, post_op_at, uses_of
 from ferrite.pipeline import PassContext, graph_pass
-from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, apply_rules
-from ferrite.rewrite.arguments import arguments_of, in_order
+from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, apply_rules, arguments_of, in_order
 
 aten = torch.ops.aten
 

@@ -21,8 +21,7 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import torch_api
-from ferrite.capture.torch_operators import register_fake
+from ferrite.capture import register_fake, torch_api
 from ferrite.passes.library import LIBRARY, define
 
 aten = torch.ops.aten

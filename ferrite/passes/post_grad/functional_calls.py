@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.graph import fake_value
-from ferrite.graph.facts import attribute_of, schema_of
+from ferrite.graph import attribute_of, fake_value, schema_of
 
 # Under this key a node keeps the names, or the positions, of those of its operands that need no copy.
 NEEDS_NO_COPY = "needs_no_copy"

@@ -22,17 +22,11 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.graph import fake_value, model_line
-from ferrite.graph.facts import attribute_of
-from ferrite.graph.regions import Regions
-from ferrite.graph.values import mode_of
+from ferrite.graph import Regions, attribute_of, fake_value, mode_of, model_line
 from ferrite.passes.constants import constant_of
 from ferrite.passes.post_grad import operators
 from ferrite.pipeline import PassContext, graph_pass
-from ferrite.rewrite import Refusal
-from ferrite.rewrite.arguments import arguments_of
-from ferrite.rewrite.visible import difference
-from ferrite.rewrite.writer import INHERITED, Writer
+from ferrite.rewrite import INHERITED, Refusal, Writer, arguments_of, difference
 
 aten = torch.ops.aten
 

@@ -22,15 +22,12 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.graph import fake_value, model_line
-from ferrite.graph.facts import body_of, innermost_first, schema_of
-from ferrite.graph.updater import MetadataUpdater
-from ferrite.graph.values import same_metadata
+from ferrite.graph import MetadataUpdater, body_of, fake_value, innermost_first, model_line, same_metadata, schema_of
 from ferrite.passes.post_grad.functional_calls import NEEDS_NO_COPY, Called, called
 from ferrite.passes.post_grad.memory import storage_of
 from ferrite.passes.post_grad.sizes import Sizes
 from ferrite.pipeline import PassContext, graph_pass
-from ferrite.rewrite.writer import INHERITED, Writer
+from ferrite.rewrite import INHERITED, Writer
 
 aten = torch.ops.aten
 

@@ -20,9 +20,7 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
-from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site
-from ferrite.rewrite.arguments import arguments_of
-from ferrite.rewrite.pattern import count_uses
+from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, arguments_of, count_uses
 
 aten = torch.ops.aten
 SPLITS = (aten.split.Tensor, aten.split_with_sizes.default)

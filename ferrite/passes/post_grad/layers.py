@@ -18,10 +18,18 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
 from ferrite.passes.post_grad import cpu_ops
-from ferrite.rewrite import Match, Refusal, Site
-from ferrite.rewrite.arguments import arguments_of
-from ferrite.rewrite.match import Matcher
-from ferrite.rewrite.pattern import Items, Pattern, Variable, count_uses, trace_pattern
+from ferrite.rewrite import (
+    Items,
+    Match,
+    Matcher,
+    Pattern,
+    Refusal,
+    Site,
+    Variable,
+    arguments_of,
+    count_uses,
+    trace_pattern,
+)
 
 aten = torch.ops.aten
 

@@ -22,14 +22,22 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api, torch_operators
-from ferrite.graph import fake_value
-from ferrite.graph.aliases import storages_in
-from ferrite.graph.facts import body_of, innermost_first, leaves, produces_value
-from ferrite.graph.values import compute, mode_of, no_guards, runs_on_values
+from ferrite.graph import (
+    body_of,
+    compute,
+    fake_value,
+    innermost_first,
+    leaves,
+    mode_of,
+    no_guards,
+    produces_value,
+    runs_on_values,
+    storages_in,
+)
 from ferrite.passes.post_grad.higher_order import drop_unused_attributes, inherit, replace_items
 from ferrite.passes.post_grad.sizes import Sizes
 from ferrite.pipeline import PassContext, graph_pass
-from ferrite.rewrite.writer import Writer
+from ferrite.rewrite import Writer
 
 aten = torch.ops.aten
 

@@ -23,11 +23,18 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.graph import fake_value
-from ferrite.graph.aliases import Aliases, Storage, tensor_storages
-from ferrite.graph.facts import argument, leaves, schema_of
-from ferrite.graph.regions import mutates
-from ferrite.graph.values import same_metadata, same_sizes
+from ferrite.graph import (
+    Aliases,
+    Storage,
+    argument,
+    fake_value,
+    leaves,
+    mutates,
+    same_metadata,
+    same_sizes,
+    schema_of,
+    tensor_storages,
+)
 from ferrite.passes.post_grad.ranges import EVERYTHING, Accesses, Span, span_of
 
 aten = torch.ops.aten

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ferrite.graph import order
-from ferrite.graph.regions import has_effect
+from ferrite.graph import has_effect, order
 from ferrite.pipeline import PassContext, graph_pass
 
 

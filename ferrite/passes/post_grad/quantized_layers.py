@@ -40,8 +40,7 @@ from ferrite.passes.post_grad.quantized import (
     quantize,
 )
 from ferrite.pipeline import PassContext, graph_pass
-from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, apply_rules
-from ferrite.rewrite.arguments import arguments_of, in_order
+from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, apply_rules, arguments_of, in_order
 
 aten = torch.ops.aten
 bfloat16 = torch.bfloat16

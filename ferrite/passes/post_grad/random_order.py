@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import torch
 
-from ferrite.graph.order import PLACE, stable_topological_sort
-from ferrite.graph.regions import Regions, is_random
+from ferrite.graph import PLACE, Regions, is_random, stable_topological_sort
 from ferrite.pipeline import PassContext, graph_pass
 
 # Under this key a node keeps its number among the random calls of the graph that the stage was given.

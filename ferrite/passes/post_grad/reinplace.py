@@ -27,17 +27,22 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.graph import fake_value
-from ferrite.graph.facts import innermost_first, leaves, schema_of, storage_bytes
-from ferrite.graph.scatters import VIEW_SCATTERS
-from ferrite.graph.updater import MetadataUpdater
-from ferrite.graph.values import compute
+from ferrite.graph import (
+    VIEW_SCATTERS,
+    MetadataUpdater,
+    compute,
+    fake_value,
+    innermost_first,
+    leaves,
+    schema_of,
+    storage_bytes,
+)
 from ferrite.passes.post_grad.functional_calls import NEEDS_NO_COPY, Called, called
 from ferrite.passes.post_grad.higher_order import behind_token, drop_self_copies, inherit, replace_items
 from ferrite.passes.post_grad.memory import ALREADY_THERE, Memory, storage_of
 from ferrite.passes.post_grad.view_scatters import PASS, Materialised, Write, expand, find_writes
 from ferrite.pipeline import PassContext, graph_pass
-from ferrite.rewrite.writer import Writer
+from ferrite.rewrite import Writer
 
 # The first argument of each is what its twin, which takes the same arguments, writes into.
 IN_PLACE = {

@@ -19,8 +19,7 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.passes.constants import Filled, filled
 from ferrite.passes.suboptions import at_least, settings_of
-from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site
-from ferrite.rewrite.arguments import in_order
+from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, in_order
 
 aten = torch.ops.aten
 

@@ -16,7 +16,7 @@ import torch
 
 from ferrite.capture import torch_api, torch_operators
 from ferrite.graph import fake_value
-from ferrite.rewrite.writer import Writer
+from ferrite.rewrite import Writer
 
 aten = torch.ops.aten
 

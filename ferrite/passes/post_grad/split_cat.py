@@ -22,8 +22,7 @@ from ferrite.capture import torch_api
 from ferrite.graph import fake_value
 from ferrite.passes.post_grad.joins import NORMALIZATION, Part, joined_dim, one, part_of_split
 from ferrite.passes.suboptions import settings_of
-from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site
-from ferrite.rewrite.arguments import arguments_of, in_order
+from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, arguments_of, in_order
 
 aten = torch.ops.aten
 RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)

@@ -17,14 +17,10 @@ from typing import Any
 
 import torch
 
-from ferrite.graph import fake_value
-from ferrite.graph.facts import argument, schema_of
-from ferrite.graph.regions import Regions
-from ferrite.graph.scatters import VIEW_SCATTERS, eager_refuses
-from ferrite.graph.values import same_metadata
+from ferrite.graph import VIEW_SCATTERS, Regions, argument, eager_refuses, fake_value, same_metadata, schema_of
 from ferrite.passes.post_grad.higher_order import inherit
 from ferrite.passes.post_grad.memory import Memory, counts_from_the_start, each_element_once, same_but_place
-from ferrite.rewrite.writer import Writer
+from ferrite.rewrite import Writer
 
 aten = torch.ops.aten
 PASS = "reinplace_inplaceable_ops"

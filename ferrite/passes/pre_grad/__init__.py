@@ -38,6 +38,7 @@ from ferrite.passes.pre_grad.lift_quantize import quant_lift_up
 from ferrite.passes.pre_grad.linears import fuse_parallel_linear_pass, fuse_split_linear_add_pass
 from ferrite.passes.pre_grad.metadata import add_values, values_to_examples
 from ferrite.passes.pre_grad.noops import remove_identity, remove_noop_pass
+from ferrite.passes.pre_grad.numeric_check import numerics_checked
 from ferrite.passes.pre_grad.pointwise import relu_nan_to_num, sink_cat_after_pointwise
 from ferrite.passes.pre_grad.reshapes import remove_reshape_pass
 from ferrite.passes.pre_grad.sampling import apply_gumbel_max_trick
@@ -87,6 +88,7 @@ __all__ = [
     "mutate_cat_pass",
     "normalization_pass",
     "normalize_node_kwargs_pass",
+    "numerics_checked",
     "numpy_compat_normalization",
     "permute_linear_fusion",
     "permute_matmul_fusion",

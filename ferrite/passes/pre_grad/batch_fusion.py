@@ -24,8 +24,7 @@ from ferrite.passes.pre_grad.horizontal import MANY, Horizontal, never, saves_ca
 from ferrite.passes.pre_grad.products import known_width, one_input_pays, product_problem, side_by_side
 from ferrite.passes.pre_grad.stage import pre_grad_pass
 from ferrite.pipeline import PassContext
-from ferrite.rewrite import Case, Writer, apply_rules, inherit
-from ferrite.rewrite.arguments import arguments_of
+from ferrite.rewrite import Case, Writer, apply_rules, arguments_of, inherit
 
 aten = torch.ops.aten
 HALVES = (torch.float16, torch.bfloat16)

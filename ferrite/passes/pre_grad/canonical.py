@@ -8,18 +8,13 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.graph import fake_value
-from ferrite.graph.aliases import storages_of
-from ferrite.graph.facts import body_of
-from ferrite.graph.gradients import says_so
-from ferrite.graph.regions import mutates
-from ferrite.graph.torch_calls import aten_name, is_torch_function, signature
+from ferrite.graph import aten_name, body_of, fake_value, is_torch_function, mutates, says_so, signature, storages_of
 from ferrite.passes.pre_grad.modules import inline_module
 from ferrite.passes.pre_grad.names import NAMES, NUMPY_NAMES, Arguments
 from ferrite.passes.pre_grad.spelling import Call, asking_nothing, is_tensor, operator_call
 from ferrite.passes.pre_grad.spelling_check import PassFunction, compared
 from ferrite.pipeline import GraphPass, PassContext, graph_pass
-from ferrite.rewrite.arguments import MISSING, arguments_of, parameters_of, same_literal
+from ferrite.rewrite import MISSING, arguments_of, parameters_of, same_literal
 
 aten = torch.ops.aten
 Given = tuple[tuple[Any, ...], Arguments]  # arguments by position, and by name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ferrite.graph.regions import has_effect
+from ferrite.graph import has_effect
 from ferrite.passes.pre_grad.noops import NOOPS
 from ferrite.passes.pre_grad.stage import pre_grad_pass
 from ferrite.pipeline import PassContext

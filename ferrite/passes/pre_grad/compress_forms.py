@@ -13,8 +13,7 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
 from ferrite.passes.pre_grad.predicates import is_plain, join_view, linear_view, matmul_view, sole_user
-from ferrite.rewrite import Refusal
-from ferrite.rewrite.arguments import arguments_of
+from ferrite.rewrite import Refusal, arguments_of
 
 aten = torch.ops.aten
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)

@@ -26,8 +26,7 @@ import math
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.graph import fake_value
-from ferrite.graph.facts import storage_bytes
+from ferrite.graph import fake_value, storage_bytes
 from ferrite.options import Options
 from ferrite.passes.pre_grad.compress_forms import Dot, Lce, Parts
 from ferrite.passes.pre_grad.horizontal import hints

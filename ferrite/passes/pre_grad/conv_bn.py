@@ -22,15 +22,12 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.graph import fake_value
-from ferrite.graph.aliases import storages_of
-from ferrite.graph.attributes import attribute, is_stored
+from ferrite.graph import attribute, fake_value, is_stored, storages_of
 from ferrite.passes.pre_grad.conv_bn_cases import conv_inputs, conv_norm, examples, near_misses
 from ferrite.passes.pre_grad.predicates import sole_user
 from ferrite.passes.pre_grad.stage import pre_grad_pass
 from ferrite.pipeline import PassContext
-from ferrite.rewrite import Case, NodeRule, Refusal, Site, apply_rules
-from ferrite.rewrite.arguments import arguments_of
+from ferrite.rewrite import Case, NodeRule, Refusal, Site, apply_rules, arguments_of
 
 aten = torch.ops.aten
 # The layers, and how many dimensions their results must have for the second one to be the channels.

@@ -36,8 +36,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.graph import fake_value
-from ferrite.graph.facts import storage_bytes
+from ferrite.graph import fake_value, storage_bytes
 from ferrite.options import Options
 from ferrite.passes import suboptions
 from ferrite.passes.batching import UNLIMITED, Fusion, Settings

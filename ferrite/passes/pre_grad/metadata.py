@@ -13,13 +13,21 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.errors import UserError
-from ferrite.graph import fake_value
-from ferrite.graph.aliases import Storage, storages_of
-from ferrite.graph.autocast import note_autocast
-from ferrite.graph.facts import attribute_of, body_of, produces_value
-from ferrite.graph.regions import is_random, mutates
-from ferrite.graph.torch_calls import is_barrier
-from ferrite.graph.values import compute, mode_of, same_metadata
+from ferrite.graph import (
+    Storage,
+    attribute_of,
+    body_of,
+    compute,
+    fake_value,
+    is_barrier,
+    is_random,
+    mode_of,
+    mutates,
+    note_autocast,
+    produces_value,
+    same_metadata,
+    storages_of,
+)
 from ferrite.passes.pre_grad.names import DTYPE_METHODS
 
 # What may return its operand itself.

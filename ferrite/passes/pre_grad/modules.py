@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from ferrite.graph.values import compute, mode_of
+from ferrite.graph import compute, mode_of
 
 aten = torch.ops.aten
 # An operator and its arguments: a string that begins with a dot names a parameter or buffer of the module; a

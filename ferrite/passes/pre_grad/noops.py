@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ferrite.graph.aliases import storages_of
+from ferrite.graph import storages_of
 from ferrite.passes.pre_grad.modules import called_module
 from ferrite.passes.pre_grad.predicates import is_plain, requires_grad
 from ferrite.passes.pre_grad.reshapes import RESTORED

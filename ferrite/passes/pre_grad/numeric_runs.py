@@ -14,9 +14,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.graph import fake_value
-from ferrite.graph.aliases import Storage, storages_in, tensor_storages
-from ferrite.graph.regions import is_random
+from ferrite.graph import Storage, fake_value, is_random, storages_in, tensor_storages
 from ferrite.rewrite import difference
 
 NARROW = (torch.float16, torch.bfloat16, torch.float32)

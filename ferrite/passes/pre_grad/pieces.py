@@ -26,8 +26,7 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
 from ferrite.passes.pre_grad.predicates import Join, is_plain, keeps_order, sole_user
-from ferrite.rewrite.arguments import arguments_of
-from ferrite.rewrite.layout import only_ones_differ
+from ferrite.rewrite import arguments_of, only_ones_differ
 
 aten = torch.ops.aten
 Mode = Literal["slice", "select"]

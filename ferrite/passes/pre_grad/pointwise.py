@@ -28,8 +28,7 @@ from ferrite.passes.pre_grad.predicates import (
 )
 from ferrite.passes.pre_grad.stage import pre_grad_pass
 from ferrite.pipeline import PassContext
-from ferrite.rewrite import AnyRule, Case, Match, NodeRule, Refusal, Rule, Site, apply_rules
-from ferrite.rewrite.arguments import arguments_of
+from ferrite.rewrite import AnyRule, Case, Match, NodeRule, Refusal, Rule, Site, apply_rules, arguments_of
 
 aten = torch.ops.aten
 

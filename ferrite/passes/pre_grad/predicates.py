@@ -9,12 +9,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.graph import fake_value
-from ferrite.graph.aliases import Storage, storages_of
-from ferrite.graph.gradients import Gradients, says_so
-from ferrite.graph.regions import mutates
-from ferrite.rewrite.arguments import arguments_of
-from ferrite.rewrite.pattern import count_uses
+from ferrite.graph import Gradients, Storage, fake_value, mutates, says_so, storages_of
+from ferrite.rewrite import arguments_of, count_uses
 
 aten = torch.ops.aten
 

@@ -15,8 +15,7 @@ from ferrite.passes.batching.members import identity
 from ferrite.passes.pre_grad import horizontal
 from ferrite.passes.pre_grad.horizontal import hints, rows_of
 from ferrite.pipeline import PassContext
-from ferrite.rewrite import Writer, inherit
-from ferrite.rewrite.arguments import arguments_of
+from ferrite.rewrite import Writer, arguments_of, inherit
 
 aten = torch.ops.aten
 

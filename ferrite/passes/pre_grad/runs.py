@@ -17,9 +17,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.graph import fake_value
-from ferrite.graph.aliases import storages_in, storages_of
-from ferrite.graph.values import no_guards
+from ferrite.graph import fake_value, no_guards, storages_in, storages_of
 from ferrite.options import Options
 from ferrite.passes import suboptions
 from ferrite.passes.pre_grad.pieces import (

@@ -25,18 +25,11 @@ import torch
 import torch.nn.functional as F
 
 from ferrite.capture import torch_api
-from ferrite.graph import fake_value, model_line
-from ferrite.graph.aliases import storages_of
-from ferrite.graph.facts import stream_of
-from ferrite.graph.regions import mutates
-from ferrite.graph.torch_calls import is_barrier
-from ferrite.graph.values import mode_of
+from ferrite.graph import fake_value, is_barrier, mode_of, model_line, mutates, storages_of, stream_of
 from ferrite.passes.pre_grad.predicates import sole_user
 from ferrite.passes.pre_grad.stage import pre_grad_pass
 from ferrite.pipeline import PassContext
-from ferrite.rewrite import Case, GraphRule, Refusal, Writer, apply_rules, difference, inherit
-from ferrite.rewrite.arguments import arguments_of
-from ferrite.rewrite.pattern import count_uses
+from ferrite.rewrite import Case, GraphRule, Refusal, Writer, apply_rules, arguments_of, count_uses, difference, inherit
 
 aten = torch.ops.aten
 DRAWS = ("exponential_", torch.Tensor.exponential_, aten.exponential_.default)

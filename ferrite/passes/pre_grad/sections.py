@@ -28,8 +28,7 @@ from ferrite.passes.pre_grad.predicates import (
     requires_grad,
     sole_user,
 )
-from ferrite.rewrite import Refusal, Site
-from ferrite.rewrite.arguments import arguments_of
+from ferrite.rewrite import Refusal, Site, arguments_of
 
 aten = torch.ops.aten
 SAVED_CALLS = 3  # the stack, the function of it, and the unbind

@@ -20,10 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.graph import fake_value
-from ferrite.graph.facts import leaves
-from ferrite.graph.torch_calls import OPERATORS, bound_arguments, is_torch_function
-from ferrite.graph.values import leaving_no_symbols
+from ferrite.graph import OPERATORS, bound_arguments, fake_value, is_torch_function, leaves, leaving_no_symbols
 from ferrite.passes.pre_grad.names import (
     BATCHED_DIMS,
     BY_FUNCTION,
@@ -35,7 +32,7 @@ from ferrite.passes.pre_grad.names import (
     Arguments,
     PythonFunction,
 )
-from ferrite.rewrite.arguments import parameters_of
+from ferrite.rewrite import parameters_of
 
 aten = torch.ops.aten
 ONE_OPERAND = frozenset({operator.neg, operator.abs, operator.invert})

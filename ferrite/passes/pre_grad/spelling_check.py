@@ -16,9 +16,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api, torch_state
-from ferrite.graph import fake_value
-from ferrite.graph.facts import leaves
-from ferrite.graph.regions import has_effect, is_random, mutates
+from ferrite.graph import fake_value, has_effect, is_random, leaves, mutates
 from ferrite.passes.pre_grad.numeric_runs import NotMade, known_size
 from ferrite.passes.pre_grad.spelling import Call
 from ferrite.pipeline import PassContext

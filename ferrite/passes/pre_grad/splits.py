@@ -14,10 +14,7 @@ from typing import Any
 
 import torch
 
-from ferrite.graph import fake_value
-from ferrite.graph.aliases import storages_of
-from ferrite.graph.gradients import Gradients
-from ferrite.graph.regions import mutates
+from ferrite.graph import Gradients, fake_value, mutates, storages_of
 from ferrite.passes.pre_grad.predicates import (
     Join,
     is_plain,
@@ -29,8 +26,7 @@ from ferrite.passes.pre_grad.predicates import (
 from ferrite.passes.pre_grad.reshapes import floats, same_shape
 from ferrite.passes.pre_grad.stage import pre_grad_pass
 from ferrite.pipeline import PassContext
-from ferrite.rewrite import Case, NodeRule, Refusal, Site, apply_rules
-from ferrite.rewrite.arguments import arguments_of
+from ferrite.rewrite import Case, NodeRule, Refusal, Site, apply_rules, arguments_of
 
 aten = torch.ops.aten
 

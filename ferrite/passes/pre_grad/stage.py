@@ -15,8 +15,7 @@ from ferrite.passes.pre_grad.canonical import CANONICAL, normalization_pass, spe
 from ferrite.passes.pre_grad.metadata import add_values, values_to_examples
 from ferrite.passes.pre_grad.numeric_check import numerics_checked
 from ferrite.passes.pre_grad.torch_form import as_torch
-from ferrite.pipeline import GraphPass, PassContext, Pipeline, graph_pass, run_pipeline
-from ferrite.pipeline.report import warn_once_about
+from ferrite.pipeline import GraphPass, PassContext, Pipeline, graph_pass, run_pipeline, warn_once_about
 
 
 @spelling_pass

@@ -24,8 +24,7 @@ from ferrite.passes.pre_grad import horizontal
 from ferrite.passes.pre_grad.horizontal import bytes_of, hints
 from ferrite.passes.pre_grad.pieces import Piece, piece_of
 from ferrite.passes.pre_grad.predicates import linear_view, sole_user
-from ferrite.rewrite import Case, NodeRule, Refusal, Site
-from ferrite.rewrite.arguments import arguments_of
+from ferrite.rewrite import Case, NodeRule, Refusal, Site, arguments_of
 
 aten = torch.ops.aten
 NAME = "split_linear_add"

@@ -15,12 +15,11 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.graph import fake_value
-from ferrite.graph.torch_calls import OPERATORS, signature
+from ferrite.graph import OPERATORS, fake_value, signature
 from ferrite.passes.pre_grad.canonical import read_call, same_arguments, shortest
 from ferrite.passes.pre_grad.names import BY_NAME, PACKED, Arguments, PythonFunction
 from ferrite.passes.pre_grad.spelling import Call
-from ferrite.rewrite.arguments import MISSING, arguments_of, parameters_of, same_literal
+from ferrite.rewrite import MISSING, arguments_of, parameters_of, same_literal
 
 aten = torch.ops.aten
 PYTHON_OPERATORS = {

@@ -22,13 +22,11 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_operators
-from ferrite.graph import fake_value
-from ferrite.graph.aliases import storages_of
+from ferrite.graph import fake_value, storages_of
 from ferrite.passes.pre_grad.predicates import is_plain, linear_view, matmul_view, sole_user
 from ferrite.passes.pre_grad.stage import pre_grad_pass
 from ferrite.pipeline import PassContext
-from ferrite.rewrite import Case, NodeRule, Refusal, Site, apply_rules
-from ferrite.rewrite.arguments import arguments_of
+from ferrite.rewrite import Case, NodeRule, Refusal, Site, apply_rules, arguments_of
 
 aten = torch.ops.aten
 MOVES = (aten.transpose.int, aten.permute.default, aten.movedim.int, aten.movedim.intlist)

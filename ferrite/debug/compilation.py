@@ -1,0 +1,162 @@
+"""One call of the compiler, watched: its options, its record, its dump, and what happens when a stage fails.
+
+The stages know nothing of this. `backend.py` runs them inside `attempt`, which turns an exception into the promised
+behaviour: with `strict` a CompilerBug; otherwise one warning, a kept repro folder, and the graph in eager.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+
+from ferrite.cache import Outcome
+from ferrite.capture import CapturedGraph, torch_api
+from ferrite.debug import repro
+from ferrite.debug.dump import Dump, DumpFolder
+from ferrite.debug.graph_record import eager_record
+from ferrite.debug.record import CompileRecord, GraphRecord, start_record
+from ferrite.errors import CompilerBug, FerriteError, layout
+from ferrite.graph import ModelLine, first_model_line, model_line
+from ferrite.options import Options
+from ferrite.pipeline import Fuel, PassContext, PassRecord, Pipeline, run_pipeline, warn_at, warn_of_failed_pass
+from ferrite.runtime import Boxed, run_in_eager
+
+Result = TypeVar("Result")
+TO_STOP = 'torch.compile(..., options={"strict": True})'
+PASSING: tuple[type[BaseException], ...] = (FerriteError, *torch_api.CONTROL_FLOW)
+
+
+class Compilation:
+    def __init__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], options: Options) -> None:
+        self.gm = gm
+        self.inputs = repro.describe_inputs(example_inputs)
+        self.grad_enabled = torch.is_grad_enabled()
+        self.options = options
+        self.record: CompileRecord = start_record(options, first_model_line(gm.graph.nodes))
+        self.dump_folder = DumpFolder(options.dump_dir)
+        self.lock = threading.RLock()  # two threads may need the same backward graph at once
+
+    # --- running stages -----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Time a stage, and remember its name on an exception that leaves it."""
+        with self.record.timing(name):
+            try:
+                if self.options.fail_at == name:
+                    raise RuntimeError(f"asked to fail at {name!r} by the option fail_at")
+                yield
+            except Exception as failure:
+                if not hasattr(failure, "ferrite_stage"):
+                    failure.ferrite_stage = name  # type: ignore[attr-defined]
+                raise
+
+    def attempt(self, stage: str, work: Callable[[], Result], otherwise: Result) -> Result:
+        """Run a stage over the whole captured function; `otherwise` is its eager form."""
+        try:
+            with self.stage(stage):
+                return work()
+        except PASSING:
+            raise
+        except Exception as failure:
+            self.failed(failure, None)
+            return otherwise
+
+    def attempt_graph(self, graph: CapturedGraph, work: Callable[[], Result], otherwise: Result) -> Result:
+        """Run the stages that compile one functional graph; `otherwise` is its eager form."""
+        with self.lock:
+            try:
+                return work()
+            except FerriteError:
+                raise
+            except Exception as failure:
+                self.failed(failure, graph)
+                return otherwise
+
+    def dump(self, kind: str) -> Dump:
+        return Dump(self.dump_folder, kind)
+
+    # --- passes -------------------------------------------------------------------------------------------------------
+
+    def context(self, is_inference: bool) -> PassContext:
+        return PassContext(self.options, is_inference, Fuel(self.options.fuel))
+
+    def with_own(self, pipeline: Pipeline) -> Pipeline:
+        """A stage with the users' own passes in their places."""
+        return pipeline.with_passes([step for step in self.options.passes if step.stage == pipeline.name])
+
+    def run_passes(
+        self, pipeline: Pipeline, gm: torch.fx.GraphModule, is_inference: bool, dump: Dump
+    ) -> tuple[PassRecord, ...]:
+        context = self.context(is_inference)
+        return tuple(run_pipeline(pipeline, gm, context, self.pass_failed, dump.after_pass))
+
+    def pass_failed(self, name: str, problem: Exception) -> None:
+        warn_of_failed_pass(name, problem, failing_line(problem) or self.record.line, TO_STOP)
+
+    def keep(self, graphs: Mapping[str, torch.fx.GraphModule]) -> str | None:
+        """Write graphs down that the numeric check found; where."""
+        own = None if self.options.dump_dir is not None else self.options.cache_folder()
+        root = DumpFolder(self.options.dump_dir or self.options.cache_folder() / "numeric_check", own)
+        dump = Dump(root, "check")
+        for name, gm in graphs.items():
+            dump.graph(name, gm)
+        return str(root.path / dump.name) if root.path is not None else None
+
+    # --- results ------------------------------------------------------------------------------------------------------
+
+    def finished(self, function: Boxed, record: GraphRecord, before: tuple[PassRecord, ...], outcome: Outcome) -> Boxed:
+        """The function of a graph, once it is in the record. `before`: what was done to the graph earlier."""
+        self.record.cache.append(outcome)
+        self.record.add(replace(record, passes=(*before, *record.passes)))
+        return function
+
+    def left_in_eager(self, graph: CapturedGraph, passes: tuple[PassRecord, ...], reason: str) -> Boxed:
+        """A graph that runs operator by operator, though nothing is wrong with it."""
+        self.record.add(replace(eager_record(graph, self.gm, reason), passes=passes))
+        return run_in_eager(graph.gm)
+
+    # --- failures -----------------------------------------------------------------------------------------------------
+
+    def failed(self, failure: Exception, graph: CapturedGraph | None) -> None:
+        """Keep a repro; raise if strict; otherwise warn and record that the graph runs in eager."""
+        self.forget_entries()
+        stage = getattr(failure, "ferrite_stage", "capture")
+        line = failing_line(failure) or self.record.line
+        cause = failure.__cause__ or failure
+        because = f"{type(cause).__name__}: {cause}"
+        bug = repro.Failure(stage, because, graph, failure)
+        folder = repro.keep(bug, self.gm, self.inputs, self.grad_enabled, self.options)
+        facts = {
+            "in your model": str(line) if line is not None else None,
+            "because": because,
+            "kept": f"{folder}  (please attach this folder to a report)" if folder else None,
+        }
+        if self.options.strict:
+            raise CompilerBug(f"stage {stage!r} failed", facts, stage=stage, cause=cause, repro=folder) from cause
+        facts["what happens"] = "this graph runs in eager: right, but not compiled"
+        facts["to stop on it"] = TO_STOP
+        warn_at(line, layout(f"ferrite: stage {stage!r} failed", facts))
+        self.record.add(eager_record(graph, self.gm, f"stage {stage!r} failed", because))
+
+    def forget_entries(self) -> None:
+        """What passes did to the graphs came from the cache, perhaps, and may be what is wrong: next time they run."""
+        for outcome in (self.record.captured, self.record.joint):
+            if outcome is not None and outcome.result == "hit" and outcome.store is not None:
+                assert outcome.key is not None
+                outcome.store.discard(outcome.key)
+
+
+def failing_line(failure: BaseException | None) -> ModelLine | None:
+    """The model line of the node that was being worked on, if the failure or what caused it knows one."""
+    while failure is not None:
+        node = getattr(failure, "node", None)
+        if isinstance(node, torch.fx.Node):
+            return model_line(node)
+        failure = failure.__cause__
+    return None

@@ -1,0 +1,123 @@
+"""Kernels by position: what is local gets the name of its place, so that kernels that do the same are equal.
+
+Pointers become p0, p1 and so on, sizes s0, axes i0 in the order of the loops, scratch t0, local values a0. The order of
+pointers and sizes is the caller's, and stays.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ferrite.ir.expr import Data, Expr, Load, Local, data_of, nodes_of, with_parts
+from ferrite.ir.index.algebra import Atom, Index, axis, substitute, symbol
+from ferrite.ir.kernel.nodes import (
+    Accumulate,
+    Join,
+    Kernel,
+    Let,
+    Loop,
+    Pointer,
+    Prefetch,
+    Scratch,
+    State,
+    Statement,
+    Store,
+    When,
+)
+
+Body = tuple[Statement, ...]
+
+
+def canonical(kernel: Kernel, one: Mapping[str, str] | None = None) -> Kernel:
+    """`one`: pointers that are one with another, which is then for both. Every element is read there before it is
+    written; whoever asks for it has seen to that."""
+    one = one or {}
+    names = _Names()
+    for size in kernel.sizes:
+        names.atoms[size] = symbol(names.new("s"), size.lowest, size.highest)
+    pointers = tuple(
+        Pointer(names.give(each.name, "p"), each.dtype, "both" if each.name in one.values() else each.access)
+        for each in kernel.pointers
+        if each.name not in one
+    )
+    names.names.update({old: names.names[new] for old, new in one.items()})
+    sizes = tuple(names.atoms[size] for size in kernel.sizes)
+    return replace(kernel, pointers=pointers, sizes=sizes, body=names.body(kernel.body))  # type: ignore[arg-type]
+
+
+class _Names:
+    def __init__(self) -> None:
+        self.atoms: dict[Atom, Index] = {}
+        self.names: dict[str, str] = {}
+        self.counts = {prefix: itertools.count() for prefix in "psita"}
+
+    def new(self, prefix: str) -> str:
+        return f"{prefix}{next(self.counts[prefix])}"
+
+    def give(self, old: str, prefix: str) -> str:
+        self.names[old] = self.new(prefix)
+        return self.names[old]
+
+    def body(self, body: Body) -> Body:
+        return tuple(map(self.statement, body))
+
+    def statement(self, statement: Statement) -> Statement:
+        match statement:
+            case Loop():
+                extent = self.index(statement.axis.extent)
+                self.atoms[statement.axis] = renamed = axis(self.new("i"), extent)
+                return replace(statement, axis=renamed, body=self.body(statement.body))
+            case Scratch():
+                sizes = tuple(map(self.index, statement.sizes))
+                return replace(statement, name=self.give(statement.name, "t"), sizes=sizes)
+            case Let():
+                value = self.expr(statement.value)
+                return Let(self.give(statement.name, "a"), value)
+            case Accumulate():
+                states = tuple(map(self.state, statement.states))
+                return Accumulate(states, self.body(statement.body))
+            case Join():
+                return Join(self.names.get(statement.state, statement.state), tuple(map(self.expr, statement.values)))
+            case Store():
+                coordinates = tuple(map(self.index, statement.coordinates))
+                buffer = self.names.get(statement.buffer, statement.buffer)
+                return replace(statement, buffer=buffer, coordinates=coordinates, value=self.expr(statement.value))
+            case Prefetch():
+                buffer = self.names.get(statement.buffer, statement.buffer)
+                return Prefetch(buffer, tuple(map(self.index, statement.coordinates)))
+            case When():
+                return When(self.expr(statement.condition), self.body(statement.body))
+        raise TypeError(f"no statement: {statement!r}")
+
+    def state(self, state: State) -> State:
+        return replace(state, names=tuple(self.give(name, "a") for name in state.names))
+
+    # --- expressions --------------------------------------------------------------------------------------------------
+
+    def expr(self, root: Expr) -> Expr:
+        return self.rebuilt([root])[root]
+
+    def index(self, index: Index) -> Index:
+        return self.new_index(index, self.rebuilt(data_of(index)))
+
+    def rebuilt(self, roots: list[Expr]) -> dict[Expr, Expr]:
+        done: dict[Expr, Expr] = {}
+        for item in nodes_of(*roots):
+            new = with_parts(item, done.__getitem__, lambda index: self.new_index(index, done))
+            match new:
+                case Load():
+                    new = Load.intern(self.names.get(new.buffer, new.buffer), new.coordinates, new.dtype)
+                case Local():
+                    new = Local.intern(self.names.get(new.name, new.name), new.dtype)
+            done[item] = new
+        return done
+
+    def new_index(self, index: Index, done: dict[Expr, Expr]) -> Index:
+        def atom(old: Atom) -> Index:
+            if isinstance(old, Data):
+                return Data.intern(done[old.value], substitute(old.extent, atom), old.complaint)
+            return self.atoms.get(old, old)
+
+        return substitute(index, atom)

@@ -1,0 +1,358 @@
+"""The laws of a kernel; a kernel that breaks one is a bug of the scheduler.
+
+K1   names are identifiers, and none names two things that are in scope together
+K2   what is read or written is a pointer, with one coordinate, or a tile in scope, with one per dimension
+K3   a pointer is only read, or only written, where it says so; combining with what is there is both
+K4   indices use the kernel's sizes and the axes of the loops around; sizes, places of prefetches and extents read no
+     memory, but for extents of serial loops
+K5   loads and stored values have the type of the memory; operands fit their operators; a condition is a bool
+K6   a local value is defined before it is used, in a block around, with the type it is used with
+K7   a state is known, has as many parts as its kind, and is joined inside its block by what its kind takes, or by a
+     whole state; inside the block it is read only where every loop between is serial
+K8   only vector and reduction loops have lanes; an unrolled one has a number of iterations; no parallel loop stands in
+     a vector, unrolled or reduction loop
+K9   iterations of independent loops do not store to the same element, unless atomically: coordinates depend on every
+     such axis; what combines at a place that memory decides is atomic, unless the axes keep the places apart: 64*d + j
+     with j below 64
+K10  a tile has a largest size, known now; what is read or written is inside of it, but for reads that a mask guards
+"""
+
+from __future__ import annotations
+
+import keyword
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ferrite.ir.expr import Data, Expr, Load, Local, Masked, Param, data_of, indices_of, nodes_of
+from ferrite.ir.expr_laws import wrong_data, wrong_type
+from ferrite.ir.index.algebra import ONE, ZERO, Axis, Index, Number, Product, Sum, Symbol, add, number
+from ferrite.ir.index.nested_bounds import never_negative_in_loops as never_negative
+from ferrite.ir.invalid import InvalidProgram
+from ferrite.ir.kernel.nodes import (
+    INDEPENDENT,
+    OWN,
+    Accumulate,
+    Join,
+    Kernel,
+    Let,
+    Loop,
+    Prefetch,
+    Scratch,
+    State,
+    Statement,
+    Store,
+    When,
+    indices_in,
+    nodes_in,
+)
+from ferrite.ir.states import STATES
+from ferrite.ir.types import is_integer, short
+
+
+def verify_kernel(kernel: Kernel) -> Kernel:
+    """The kernel itself, if it keeps every law. One walk, linear in its size for a fixed depth of loops."""
+    check = _Check(kernel)
+    check.block(kernel.body)
+    return kernel
+
+
+@dataclass(frozen=True)
+class _Memory:
+    dtype: torch.dtype
+    dimensions: int
+    sizes: tuple[Index, ...] = ()  # of a tile
+    reads: bool = True
+    writes: bool = True
+    depth: int = 0  # loops around where it begins
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A local value; `depth` is the number of loops around where its axes end; `open` while its block runs."""
+
+    dtype: torch.dtype
+    depth: int
+    open: State | None = None
+
+
+@dataclass
+class _Scope:
+    memory: dict[str, _Memory] = field(default_factory=dict)
+    names: dict[str, _Named] = field(default_factory=dict)
+    taken: set[str] = field(default_factory=set)
+
+    def inner(self) -> _Scope:
+        return _Scope(dict(self.memory), dict(self.names), set(self.taken))
+
+
+class _Check:
+    def __init__(self, kernel: Kernel) -> None:
+        self.sizes = frozenset(kernel.sizes)
+        self.loops: list[Loop] = []
+        self.scope = _Scope()
+        for name in (*(pointer.name for pointer in kernel.pointers), *(size.name for size in kernel.sizes)):
+            self.name(name)
+        for pointer in kernel.pointers:
+            reads, writes = pointer.access != "write", pointer.access != "read"
+            self.scope.memory[pointer.name] = _Memory(pointer.dtype, 1, (), reads, writes)
+
+    def name(self, name: str) -> None:
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise InvalidProgram("K1", f"{name!r} is no identifier")
+        if name in self.scope.taken:
+            raise InvalidProgram("K1", f"{name} names two things")
+        self.scope.taken.add(name)
+
+    def block(self, body: tuple[Statement, ...]) -> None:
+        around, self.scope = self.scope, self.scope.inner()
+        for statement in body:
+            self.statement(statement)
+        self.scope = around
+
+    def statement(self, statement: Statement) -> None:
+        self.indices(statement)
+        self.values(statement)
+        match statement:
+            case Loop():
+                self.loop(statement)
+            case Scratch():
+                if any(size.high is None for size in statement.sizes):
+                    raise InvalidProgram("K10", f"{statement.name} has no largest size")
+                self.name(statement.name)
+                tile = _Memory(statement.dtype, len(statement.sizes), statement.sizes, depth=len(self.loops))
+                self.scope.memory[statement.name] = tile
+            case Let():
+                self.name(statement.name)
+                self.scope.names[statement.name] = _Named(statement.value.dtype, len(self.loops))
+            case Accumulate():
+                self.accumulate(statement)
+            case Join():
+                self.join(statement)
+            case Store():
+                self.store(statement)
+            case When():
+                if statement.condition.dtype != torch.bool:
+                    raise InvalidProgram("K5", f"the condition {statement.condition} is no bool")
+                self.block(statement.body)
+            case Prefetch():
+                if not self.accessed(statement.buffer, statement.coordinates).reads:
+                    raise InvalidProgram("K3", f"{statement.buffer} is expected to be read, but is only written")
+
+    # --- indices and values -------------------------------------------------------------------------------------------
+
+    def indices(self, statement: Statement) -> None:
+        for index in indices_in(statement):
+            ragged = isinstance(statement, Loop) and statement.kind == "serial"
+            if isinstance(statement, Loop | Scratch | Prefetch) and data_of(index) and not ragged:
+                raise InvalidProgram("K4", f"{index} reads memory")
+            self.index(index)
+
+    def index(self, index: Index) -> None:
+        axes = {loop.axis for loop in self.loops}
+        for atom in index.atoms:
+            if isinstance(atom, Symbol) and atom not in self.sizes:
+                raise InvalidProgram("K4", f"{atom} is no size of the kernel")
+            if isinstance(atom, Axis) and atom not in axes:
+                raise InvalidProgram("K4", f"{atom} is no axis of a loop around")
+            if isinstance(atom, Data):
+                self.index(atom.extent)
+        problem = wrong_data(index)
+        if problem:
+            raise InvalidProgram("K5", problem)
+
+    def values(self, statement: Statement) -> None:
+        guarded = self.guarded(statement)
+        for item in nodes_in(statement):
+            problem = f"{item} has no value here" if isinstance(item, Param) else wrong_type(item)
+            if problem:
+                raise InvalidProgram("K5", f"{problem}, in {type(statement).__name__}")
+            for index in indices_of(item):
+                self.index(index)
+            if isinstance(item, Load):
+                memory = self.accessed(item.buffer, item.coordinates)
+                if item not in guarded:
+                    self.inside(item.buffer, item.coordinates)
+                if not memory.reads:
+                    raise InvalidProgram("K3", f"{item.buffer} is read, but says it is only written")
+                if memory.dtype != item.dtype:
+                    raise InvalidProgram("K5", f"{item} is loaded as {short(item.dtype)}, not {short(memory.dtype)}")
+            if isinstance(item, Local):
+                self.local(item)
+
+    def guarded(self, statement: Statement) -> frozenset[Expr]:
+        """What is computed only where a mask says so."""
+        values = [item.value for item in nodes_in(statement) if isinstance(item, Masked)]
+        return frozenset(nodes_of(*values)) if values else frozenset()
+
+    def accessed(self, name: str, coordinates: tuple[Index, ...]) -> _Memory:
+        memory = self.scope.memory.get(name)
+        if memory is None:
+            raise InvalidProgram("K2", f"{name} is no pointer and no tile in scope")
+        if len(coordinates) != memory.dimensions:
+            raise InvalidProgram("K2", f"{len(coordinates)} coordinates for {name} of {memory.dimensions}")
+        return memory
+
+    def inside(self, name: str, coordinates: tuple[Index, ...]) -> None:
+        for index, size in () if self.is_empty() else zip(coordinates, self.scope.memory[name].sizes, strict=False):
+            ends = [size - 1 - index, number(size.high or 0) - 1 - index]
+            if not never_negative(index) or not any(map(never_negative, ends)):
+                raise InvalidProgram("K10", f"{name}[{index}] may be outside of a tile of {size}")
+
+    def is_empty(self) -> bool:
+        """Whether nothing is done here, as a loop around has no iterations."""
+        return any(loop.axis.extent is ZERO for loop in self.loops)
+
+    def local(self, item: Local) -> None:
+        found = self.scope.names.get(item.name)
+        if found is None or found.dtype != item.dtype:
+            raise InvalidProgram("K6", f"{item.name} is {'of another type' if found else 'not defined'} here")
+        if found.open is not None and any(loop.kind != "serial" for loop in self.loops[found.depth :]):
+            raise InvalidProgram("K7", f"{item.name} is read before its block ends, in a loop whose order is free")
+
+    # --- statements ---------------------------------------------------------------------------------------------------
+
+    def loop(self, loop: Loop) -> None:
+        kinds = [outer.kind for outer in self.loops]
+        if min(loop.lanes, loop.copies) < 1 or (loop.lanes > 1 and loop.kind not in ("vector", "reduction")):
+            raise InvalidProgram("K8", f"{loop.lanes} lanes and {loop.copies} copies in a {loop.kind} loop")
+        if loop.kind == "unrolled" and not isinstance(loop.axis.extent, Number):
+            raise InvalidProgram("K8", f"{loop.axis} is unrolled, but has {loop.axis.extent} iterations")
+        if loop.kind == "parallel" and any(kind in ("vector", "unrolled", "reduction") for kind in kinds):
+            raise InvalidProgram("K8", f"the parallel loop {loop.axis} stands in a {kinds[-1]} loop")
+        around, self.scope = self.scope, self.scope.inner()
+        self.name(loop.axis.name)
+        self.loops.append(loop)
+        self.block(loop.body)
+        self.loops.pop()
+        self.scope = around
+
+    def accumulate(self, statement: Accumulate) -> None:
+        depth = len(self.loops)
+        for state in statement.states:
+            self.state(state)
+            for name, dtype in zip(state.names, state.dtypes, strict=True):
+                self.name(name)
+                self.scope.names[name] = _Named(dtype, depth, state)
+        self.block(statement.body)
+        for state in statement.states:
+            for name, dtype in zip(state.names, state.dtypes, strict=True):
+                self.scope.names[name] = _Named(dtype, depth)
+
+    def state(self, state: State) -> None:
+        row = STATES.get(state.kind)
+        if row is None and state.kind != OWN:
+            raise InvalidProgram("K7", f"no state {state.kind!r}")
+        parts = row.gives if row else len(state.combine)
+        if not parts or (len(state.names), len(state.dtypes)) != (parts, parts) or (row and state.combine):
+            raise InvalidProgram("K7", f"{state.kind} with {len(state.names)} names and {len(state.dtypes)} types")
+        if row and row.name.startswith("arg") and not is_integer(state.dtypes[1]):
+            raise InvalidProgram("K7", f"the place of {row.name} is an integer, not {short(state.dtypes[1])}")
+        joins = row.join(state.dtypes) if row else state.combine
+        types = state.dtypes * 2
+        for item in nodes_of(*joins):
+            if isinstance(item, Param) and types[item.position : item.position + 1] != (item.dtype,):
+                raise InvalidProgram("K7", f"{item} is no part of two states {state.kind}")
+            if item.loads or item.atoms or isinstance(item, Local):
+                raise InvalidProgram("K7", f"joining {state.kind} uses {item}")
+            problem = wrong_type(item)
+            if problem:
+                raise InvalidProgram("K7", f"{state.kind} of {', '.join(map(short, state.dtypes))}: {problem}")
+        if tuple(item.dtype for item in joins) != state.dtypes:
+            raise InvalidProgram("K7", f"joining {state.kind} gives other types than it takes")
+
+    def join(self, statement: Join) -> None:
+        named = self.scope.names.get(statement.state)
+        if named is None or named.open is None or named.open.names[0] != statement.state:
+            raise InvalidProgram("K7", f"{statement.state} is no state whose block is around")
+        state = named.open
+        takes = STATES[state.kind].takes if state.kind in STATES else len(state.names)
+        types = tuple(value.dtype for value in statement.values)
+        if types not in (state.dtypes[:takes], state.dtypes):
+            raise InvalidProgram("K7", f"{', '.join(map(short, types)) or 'nothing'} joins {state.kind}")
+
+    def store(self, store: Store) -> None:
+        memory = self.accessed(store.buffer, store.coordinates)
+        self.inside(store.buffer, store.coordinates)
+        if not memory.writes or (store.mode != "set" and not memory.reads):
+            raise InvalidProgram("K3", f"{store.buffer} is written by {store.mode}, but does not say so")
+        if memory.dtype != store.value.dtype:
+            raise InvalidProgram("K5", f"{short(store.value.dtype)} is stored into {store.buffer}")
+        if store.atomic or self.is_empty():
+            return
+        around = self.loops[memory.depth :]
+        free = [loop for loop in around if loop.kind in INDEPENDENT and loop.axis.extent is not ONE]
+        used = self.axes_of(store)
+        for loop in free:
+            if loop.axis not in used:
+                raise InvalidProgram("K9", f"{store.buffer} is stored at one place for every {loop.axis}")
+        axes = {loop.axis for loop in free}
+        if free and store.mode != "set" and not all(keeps_apart(index, axes) for index in store.coordinates):
+            raise InvalidProgram("K9", f"{store.buffer} is combined, not atomically, where memory says")
+
+    def axes_of(self, store: Store) -> set[Axis]:
+        """The axes that the place of a store depends on, through local values too."""
+        roots = [value for index in store.coordinates for value in data_of(index)]
+        indices = [*store.coordinates, *(index for item in nodes_of(*roots) for index in indices_of(item))]
+        used = {atom for index in indices for atom in index.atoms if isinstance(atom, Axis)}
+        for item in nodes_of(*roots):
+            if isinstance(item, Local):
+                used.update(loop.axis for loop in self.loops[: self.scope.names[item.name].depth])
+        return used
+
+
+def keeps_apart(place: Index, axes: set[Axis]) -> bool:
+    """Whether different values of the axes are at different places, whatever is read from memory.
+
+    Axes with small factors are told by the remainder of what memory moves the place by; those with factors larger than
+    all that by the quotient. What other loops add below them counts with them: of 40*d + 5*i + j with j below 5 and i
+    below 8, i is told by the remainder of 40.
+    """
+    if not data_of(place):
+        return True
+    terms = place.terms if isinstance(place, Sum) else ((place, 1),)
+    terms = tuple((item, factor) for item, factor in terms if item in axes or item.low != 0 or item.high != 0)
+    mine = [(item, factor) for item, factor in terms if item in axes]
+    least_mine = min((abs(factor) for _, factor in mine), default=0)
+    below = [(item, factor) for item, factor in terms if item not in axes and is_below(item, factor, least_mine)]
+    others = [term for term in terms if term not in mine and term not in below]
+    reach = sum(factor * (item.high or 0) for item, factor in below)
+    steps = [step_of(item, factor) for item, factor in others]
+    least = min((step.value for step in steps if isinstance(step, Number)), default=None)
+    near = [(item, factor) for item, factor in mine if least is None or abs(factor) < least]
+    far = [(item, factor) for item, factor in mine if not (least is None or abs(factor) < least)]
+    if len(mine) < len(axes) or any(factor < 0 for _, factor in mine) or not nested(near, reach):
+        return False
+    inside = add([*near, *below])
+    if near and not all(never_negative(step - 1 - inside) for step in steps):
+        return False
+    spread = 0
+    for item, factor in (*near, *below, *others):
+        if item.low is None or item.high is None:
+            return not far
+        spread += abs(factor) * (item.high - item.low)
+    return nested(far, spread)
+
+
+def is_below(item: Index, factor: int, least: int) -> bool:
+    """Whether a term is another loop's, and moves the place by less than any axis does."""
+    return isinstance(item, Axis) and item.high is not None and 0 < factor * item.high < least
+
+
+def step_of(item: Index, factor: int) -> Index:
+    """What a term is a multiple of, whatever memory says."""
+    sizes = [part for part in item.factors if isinstance(part, Symbol)] if isinstance(item, Product) else []
+    return math.prod(sizes, start=number(abs(factor)))
+
+
+def nested(terms: Sequence[tuple[Index, int]], reach: int) -> bool:
+    """Whether each factor is larger than all that terms with smaller ones can add up to."""
+    unbounded = False  # the term with the largest factor may add up to anything: no other lies above it
+    for item, factor in sorted(terms, key=lambda term: abs(term[1])):
+        if unbounded or abs(factor) <= reach:
+            return False
+        unbounded = item.high is None
+        reach += abs(factor) * (item.high or 0)
+    return True

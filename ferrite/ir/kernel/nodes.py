@@ -1,0 +1,236 @@
+"""The kernel: how a piece of a program is computed. A tree of loops that code generators print, and change no more.
+
+    kernel    = Kernel(pointers, sizes, body)
+    pointer   = Pointer(name, dtype, access)                     memory of the caller; access: read, write, both
+    statement = Loop(axis, kind, body, lanes, copies)            for every value of an axis; kinds below
+              | Scratch(name, dtype, sizes)                      memory of its own for every iteration around it
+              | Let(name, value)                                 computed once, here
+              | Accumulate(states, body)                         states that the body joins values into
+              | Join(state, values)                              values join a state
+              | Store(buffer, coordinates, value, mode, atomic)  mode: set, or how to combine with what is there
+              | When(condition, body)                            only where it holds
+              | Prefetch(buffer, coordinates)                    what lies there is read soon
+    state     = State(kind, names, dtypes, combine)              kind: a row of `ferrite.ir.states`, or "own"
+    expr      = those of `ferrite.ir.expr`, with Local(name) for what Let and Accumulate name
+
+    kinds     serial      one after the other, in order
+              parallel    independent; spread over threads or program instances, at least `copies` in one
+              vector      independent; `lanes` at a time, `copies` of these unrolled
+              unrolled    in order, each written out; the extent is a number
+              reduction   independent but for the states they join; lanes and copies as for vector
+
+Meaning
+- Statements run in order. A loop is over, for every iteration, when the next statement begins.
+- An expression is evaluated when its statement runs: a load reads what is in memory then. What is to be computed once
+  and used by several statements is a Let.
+- A pointer is flat: its one coordinate counts elements from the address that is passed. Strides and offsets are inside
+  the coordinates, so that one rule tells what vector code wants to know: the factor of the vector axis in it. A tile of
+  scratch has its own dimensions, rows last to first in memory. Pointers come first, by position, then the sizes, as
+  64-bit integers. Different pointers do not overlap where one of them is written; in place is one pointer for both.
+- An extent may depend on sizes and on the axes around: a ragged tile is `min(32, s0 - 32*i0)`. It need not be a
+  multiple of the lanes: what remains is masked, or done one by one, as the back end likes. The extent of a serial loop
+  may also be data: rows of different lengths. It is read when the loop begins.
+- A state begins as nothing. Inside reduction, vector, unrolled and parallel loops every lane, copy and thread may have
+  a state of its own; they are joined when the block ends, in any order. That is how a sum gets several accumulators.
+  Where only serial loops stand between, the names of the state can be read inside the block: what has been joined so
+  far (a scan). After the block they are local values.
+- A pair or triple is one state: argmax (value, place: the smallest place among equals, NaN before numbers), welford
+  (mean, squared deviations, count), softmax (greatest, sum of exponentials relative to it). One joins what its kind
+  takes, or a whole state of the kind: partial results join the same way.
+- Data in an index is a gather or scatter. It is checked: outside 0 <= value < extent the kernel stops and reports which
+  of its checks failed, in the order of `checks`. Under a mask only lanes that count are checked.
+- A prefetch does nothing but, on some machines, save time. Its place may be outside of the memory.
+- A store that is `atomic` may meet others at the same element at the same time.
+- Sorts, calls and collectives are not kernels.
+
+Kernels are values. `ferrite.ir.kernel.canonical` renames what is local by position, so that kernels that do the same
+are equal and are compiled once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal as OneOf
+
+import torch
+
+from ferrite.ir.expr import Const, Data, Expr, Op, data_of, indices_of, nodes_of
+from ferrite.ir.index.algebra import TEXT, Axis, Index, Symbol
+from ferrite.ir.program.nodes import NOWHERE, Mode, Origin
+from ferrite.ir.scalar import STOPPING
+from ferrite.ir.types import is_integer
+
+LoopKind = OneOf["serial", "parallel", "vector", "unrolled", "reduction"]
+Access = OneOf["read", "write", "both"]
+INDEPENDENT = ("parallel", "vector", "reduction")
+OWN = "own"
+
+
+@dataclass(frozen=True)
+class Pointer:
+    name: str
+    dtype: torch.dtype
+    access: Access = "read"
+
+
+@dataclass(frozen=True)
+class Loop:
+    axis: Axis
+    kind: LoopKind
+    body: tuple[Statement, ...]
+    lanes: int = 1
+    copies: int = 1
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Undefined at first; there until the end of the block it stands in."""
+
+    name: str
+    dtype: torch.dtype
+    sizes: tuple[Index, ...]
+
+
+@dataclass(frozen=True)
+class Let:
+    name: str
+    value: Expr
+
+
+@dataclass(frozen=True)
+class State:
+    """`combine` is for kind "own": the joined state over parameters, left state first. It has no identity: what joins
+    first is the state."""
+
+    kind: str
+    names: tuple[str, ...]
+    dtypes: tuple[torch.dtype, ...]
+    combine: tuple[Expr, ...] = ()
+
+
+@dataclass(frozen=True)
+class Accumulate:
+    states: tuple[State, ...]
+    body: tuple[Statement, ...]
+
+
+@dataclass(frozen=True)
+class Join:
+    """`state` is the first of its names."""
+
+    state: str
+    values: tuple[Expr, ...]
+
+
+@dataclass(frozen=True)
+class Store:
+    buffer: str
+    coordinates: tuple[Index, ...]
+    value: Expr
+    mode: Mode = "set"
+    atomic: bool = False
+
+
+@dataclass(frozen=True)
+class When:
+    condition: Expr
+    body: tuple[Statement, ...]
+
+
+@dataclass(frozen=True)
+class Prefetch:
+    buffer: str
+    coordinates: tuple[Index, ...]
+
+
+Statement = Loop | Scratch | Let | Accumulate | Join | Store | When | Prefetch
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """`origins` say where it comes from; they take no part in equality."""
+
+    pointers: tuple[Pointer, ...]
+    sizes: tuple[Symbol, ...]
+    body: tuple[Statement, ...]
+    origins: tuple[Origin, ...] = field(default=(NOWHERE,), compare=False)
+
+    def __str__(self) -> str:
+        from ferrite.ir.kernel.text import kernel_text
+
+        return kernel_text(self)
+
+
+# --- looking in -------------------------------------------------------------------------------------------------------
+
+
+def inner(statement: Statement) -> tuple[Statement, ...]:
+    """The block of a statement that has one."""
+    return statement.body if isinstance(statement, Loop | Accumulate | When) else ()
+
+
+def walk(body: tuple[Statement, ...]) -> Iterator[Statement]:
+    """Every statement, in the order of the text."""
+    for statement in body:
+        yield statement
+        yield from walk(inner(statement))
+
+
+def values_of(statement: Statement) -> tuple[Expr, ...]:
+    """The expressions that stand in a statement itself, not in its block."""
+    match statement:
+        case Let(value=value) | Store(value=value) | When(condition=value):
+            return (value,)
+        case Join(values=values):
+            return values
+    return ()
+
+
+def indices_in(statement: Statement) -> tuple[Index, ...]:
+    """The indices that stand in a statement itself: extents, sizes, coordinates."""
+    match statement:
+        case Loop(axis=axis):
+            return (axis.extent,)
+        case Scratch(sizes=sizes):
+            return sizes
+        case Store(coordinates=coordinates) | Prefetch(coordinates=coordinates):
+            return coordinates
+    return ()
+
+
+def nodes_in(statement: Statement) -> list[Expr]:
+    """Every expression that a statement itself evaluates, operands first, those inside indices too."""
+    reads = [value for index in indices_in(statement) for value in data_of(index)]
+    return nodes_of(*reads, *values_of(statement))
+
+
+def checks(kernel: Kernel) -> list[Data]:
+    """What is read from memory and used as an index, each once, in the order in which a failure is numbered."""
+    found: dict[Data, None] = {}
+    for statement in walk(kernel.body):
+        indices = [index for item in nodes_in(statement) for index in indices_of(item)]
+        for index in (*indices, *indices_in(statement)):
+            atoms = [atom for atom in index.atoms if isinstance(atom, Data)]
+            found.update(dict.fromkeys(sorted(atoms, key=TEXT)))
+    return list(found)
+
+
+def may_stop(kernel: Kernel) -> bool:
+    """Whether a kernel can fail: it checks an index, or divides integers by what may be zero."""
+    return bool(checks(kernel)) or any(divides(item) for each in walk(kernel.body) for item in computed(each))
+
+
+def computed(statement: Statement) -> list[Expr]:
+    """What a statement evaluates itself, and where it joins states of its own kind, how these become one."""
+    combined = (
+        [value for state in statement.states for value in state.combine] if isinstance(statement, Accumulate) else []
+    )
+    return [*nodes_in(statement), *nodes_of(*combined)]
+
+
+def divides(item: Expr) -> bool:
+    if not isinstance(item, Op) or item.name not in STOPPING or not is_integer(item.dtype):
+        return False
+    divisor = item.operands[1]
+    return not isinstance(divisor, Const) or divisor.value == 0

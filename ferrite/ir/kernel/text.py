@@ -1,0 +1,127 @@
+"""Kernels as text that can be read back (`ferrite.ir.kernel.parse`), in Python syntax:
+
+    def kernel(p0, p1, s0):
+        s0 = symbol(1, 4096)
+        p0 = pointer(f32, 'read')
+        p1 = pointer(f32, 'write')
+        for i0 in parallel(8):
+            with amax(f32) as a0:
+                for i1 in reduction(s0, lanes=4, copies=2):
+                    v0: f32 = p0[i0*s0 + i1]
+                    a0.join(v0)
+            for i1 in vector(s0, lanes=4):
+                v1: f32 = p0[i0*s0 + i1]
+                v2: f32 = sub(v1, a0)
+                p1[i0*s0 + i1] = v2
+
+The values before a statement are those it evaluates: the next statement has its own. `let` keeps one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from ferrite.ir.kernel.nodes import (
+    Accumulate,
+    Join,
+    Kernel,
+    Let,
+    Loop,
+    Prefetch,
+    Scratch,
+    State,
+    Statement,
+    Store,
+    When,
+    walk,
+)
+from ferrite.ir.program.spelling import Values, prefix_beside
+from ferrite.ir.program.text import INDENT, block, comment
+from ferrite.ir.types import short
+
+
+def kernel_text(kernel: Kernel) -> str:
+    names = [*(pointer.name for pointer in kernel.pointers), *(size.name for size in kernel.sizes)]
+    head = [
+        *(comment(origin).strip() for origin in kernel.origins if comment(origin)),
+        f"def kernel({', '.join(names)}):",
+    ]
+    body = [
+        *(size.declared for size in kernel.sizes),
+        *(f"{item.name} = pointer({short(item.dtype)}, {item.access!r})" for item in kernel.pointers),
+        *_Statements(kernel, names).block(kernel.body),
+    ]
+    return "\n".join([*head, *(INDENT + line for line in body or ["pass"])]) + "\n"
+
+
+def names_in(kernel: Kernel) -> Iterator[str]:
+    """What statements name."""
+    for statement in walk(kernel.body):
+        match statement:
+            case Loop(axis=axis):
+                yield axis.name
+            case Scratch(name=name) | Let(name=name):
+                yield name
+            case Accumulate(states=states):
+                yield from (name for state in states for name in state.names)
+
+
+class _Statements:
+    def __init__(self, kernel: Kernel, names: list[str]) -> None:
+        self.prefix = prefix_beside([*names, *names_in(kernel)])
+        self.count = itertools.count()
+
+    def block(self, body: tuple[Statement, ...]) -> list[str]:
+        return [line for statement in body for line in self.lines(statement)]
+
+    def lines(self, statement: Statement) -> list[str]:
+        values = Values(self.prefix, self.count)
+        lines = self.written(statement, values)
+        return [*values.take(), *lines]
+
+    def written(self, statement: Statement, values: Values) -> list[str]:
+        match statement:
+            case Loop(axis=axis):
+                counts = [
+                    f", {word}={count}" for word, count in (("lanes", statement.lanes), ("copies", statement.copies))
+                ]
+                shown = "".join(text for text in counts if not text.endswith("=1"))
+                head = f"for {axis.name} in {statement.kind}({values.index(axis.extent)}{shown}):"
+                return [head, *(INDENT + line for line in self.block(statement.body) or ["pass"])]
+            case Scratch():
+                sizes = ", ".join(map(values.index, statement.sizes))
+                return [f"{statement.name} = scratch({short(statement.dtype)}, [{sizes}])"]
+            case Let(name=name, value=value):
+                return [f"{name}: {short(value.dtype)} = let({values.value(value)})"]
+            case Accumulate(states=states):
+                own = [line for state in states if state.combine for line in self.combine(state)]
+                return block(", ".join(map(state_text, states)), [*own, *self.block(statement.body)], "")
+            case Join():
+                return [f"{statement.state}.join({', '.join(map(values.value, statement.values))})"]
+            case Store():
+                return [self.store(statement, values)]
+            case When(condition=condition):
+                head = f"if {values.value(condition)}:"
+                return [head, *(INDENT + line for line in self.block(statement.body) or ["pass"])]
+            case Prefetch():
+                return [f"prefetch({values.element(statement.buffer, statement.coordinates)})"]
+        raise TypeError(f"no text for {type(statement).__name__}")
+
+    def store(self, store: Store, values: Values) -> str:
+        value = values.value(store.value)
+        place = values.element(store.buffer, store.coordinates)
+        if store.mode == "set" and not store.atomic:
+            return f"{place} = {value}"
+        return f"{place}.{'atomic_' if store.atomic else ''}{store.mode}({value})"
+
+    def combine(self, state: State) -> list[str]:
+        values = Values(self.prefix, self.count)
+        values.declare(*state.combine)
+        results = f"results({', '.join(map(values.value, state.combine))})"
+        return block(f"combine({state.names[0]})", [*values.take(), results], "")
+
+
+def state_text(state: State) -> str:
+    names = state.names[0] if len(state.names) == 1 else f"({', '.join(state.names)})"
+    return f"{state.kind}({', '.join(map(short, state.dtypes))}) as {names}"

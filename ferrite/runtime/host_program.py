@@ -1,0 +1,172 @@
+"""Host programs: their text becomes a function, with the few helpers that it calls while it runs."""
+
+from __future__ import annotations
+
+import builtins
+import itertools
+import linecache
+import marshal
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ferrite.capture import torch_api
+from ferrite.codegen import HostSource
+from ferrite.ir import Expr, Points
+from ferrite.ir.index import Symbol
+from ferrite.ir.program import Program, frees, interpret, leaves, operator_at, stacked
+from ferrite.runtime.boxed import Boxed, boxed
+from ferrite.runtime.cpu.pages import large_on_cpu
+
+_numbers = itertools.count()
+
+
+def load_host(source: HostSource, runs: Sequence[Callable[..., int]], objects: Mapping[str, Any]) -> Boxed:
+    """The function that the text defines. `runs`: what runs each of its tables of kernels; `objects`: what it names
+    beside its inputs."""
+    filename = f"<ferrite {source.function} {next(_numbers)}>"
+    namespace: dict[str, Any] = {
+        **objects,
+        "torch": torch,
+        "empty_strided": torch.empty_strided,
+        "empty_on_cpu": torch_api.empty_on_cpu,
+        "large_on_cpu": large_on_cpu,
+        "threads": torch.get_num_threads,
+        "view_of": view_of,
+        "taken_over": taken_over,
+        "laid_out": laid_out,
+        "begin_of": begin_of,
+        "end_of": end_of,
+        "leaves": leaves,
+        "repeat": repeat,
+        "inf": float("inf"),
+        "nan": float("nan"),
+    }
+    for name, path in source.operators.items():
+        operator = operator_at(path)
+        if not callable(operator):  # torch makes a namespace of any name
+            raise TypeError(f"{path} is no operator")
+        namespace[name] = torch_api.direct_call(operator)
+    for number, run in enumerate(runs):
+        namespace[f"run_{number}"] = run
+    for number, program in enumerate(source.programs):
+        namespace[f"interpret_{number}"] = interpreted(program, objects)
+    for number, (value, symbols) in enumerate(source.scalars):
+        namespace[f"scalar_{number}"] = scalar(value, symbols)
+    text = source.commented
+    code, names = code_of(source, filename)
+    missing = [name for name in names if name not in namespace and not hasattr(builtins, name)]
+    if missing:
+        raise NameError(f"the host program names {missing[0]}, which is not there")
+    exec(code, namespace)
+    function: Boxed = namespace[source.function]
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    weakref.finalize(function, linecache.cache.pop, filename, None)
+    return boxed(function)
+
+
+def bytecode_of(source: HostSource, objects: Iterable[str]) -> bytes:
+    """The text compiled, with the names that it expects beside it. Comments do not matter: they stand behind what is on
+    their lines. `objects`: names of constants and the like."""
+    code = compile(source.text, "<ferrite>", "exec")
+    expected = {*source.operators, *objects, *numbered_names(source)}
+    return marshal.dumps((code, sorted(names_in(code) & expected)))
+
+
+def numbered_names(source: HostSource) -> Iterator[str]:
+    """What is in the namespace once for each run, small program and number."""
+    for name, many in (("run", source.runs), ("interpret", source.programs), ("scalar", source.scalars)):
+        yield from (f"{name}_{number}" for number in range(len(many)))
+
+
+def code_of(source: HostSource, filename: str) -> tuple[types.CodeType, Sequence[str]]:
+    """The text compiled, and names that must be there for it, where these are known."""
+    if not source.bytecode:
+        return compile(source.text, filename, "exec"), ()
+    code, names = marshal.loads(source.bytecode)
+    if not isinstance(code, types.CodeType):
+        raise TypeError("the host program is not code")
+    return in_file(code, filename), names
+
+
+def names_in(code: types.CodeType) -> set[str]:
+    """Names that code has to look up, attributes and functions in it included."""
+    return set(code.co_names).union(*(names_in(each) for each in code.co_consts if isinstance(each, types.CodeType)))
+
+
+def in_file(code: types.CodeType, filename: str) -> types.CodeType:
+    """The same code, and the functions in it, as if compiled from another file: tracebacks name it."""
+    inner = (in_file(each, filename) if isinstance(each, types.CodeType) else each for each in code.co_consts)
+    return code.replace(co_filename=filename, co_consts=tuple(inner))
+
+
+def view_of(
+    base: torch.Tensor, dtype: torch.dtype, sizes: Sequence[int], strides: Sequence[int], offset: int
+) -> torch.Tensor:
+    """Another window on a tensor's memory; the offset counts from where the tensor begins."""
+    if dtype == base.dtype:
+        return base.as_strided(sizes, strides, base.storage_offset() + offset)
+    start = base.storage_offset() * base.dtype.itemsize // dtype.itemsize
+    view = torch.empty(0, dtype=dtype, device=base.device)
+    return view.set_(base.untyped_storage(), start + offset, sizes, strides)
+
+
+def taken_over(old: torch.Tensor, sizes: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
+    """A tensor in the memory of another one that is no longer needed. It is no view: autograd tells those apart."""
+    new = torch.empty(0, dtype=old.dtype, device=old.device)
+    return new.set_(old.untyped_storage(), old.storage_offset(), sizes, strides)
+
+
+def laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """What a call gave, with the strides that kernels expect of it."""
+    where = zip(tensor.shape, tensor.stride(), strides, strict=True)
+    if tensor.numel() == 0 or all(size == 1 or mine == wanted for size, mine, wanted in where):
+        return tensor
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def begin_of(tensor: torch.Tensor) -> int:
+    """Where the storage behind a tensor begins."""
+    return tensor.untyped_storage().data_ptr()
+
+
+def end_of(tensor: torch.Tensor) -> int:
+    storage = tensor.untyped_storage()
+    return storage.data_ptr() + storage.nbytes()
+
+
+def repeat(condition: Boxed, body: Boxed, given: list[Any], carried: int, keep: bool) -> list[Any]:
+    """Run a body on the carried values while a condition says yes."""
+    values, constants = given[:carried], given[carried:]
+    values = [value.clone() if isinstance(value, torch.Tensor) else value for value in values]
+    history: list[list[Any]] = []
+    while bool(condition([*values, *constants])[0]):
+        values = list(body([*values, *constants]))
+        if keep:
+            history.append(values)
+    if keep:
+        values = [stacked(column) for column in zip(*(history or [values]), strict=True)]
+    return values
+
+
+def interpreted(program: Program, objects: Mapping[str, Any]) -> Callable[[list[Any]], None]:
+    dying = frees(program)
+
+    def run(args: list[Any]) -> None:
+        interpret(program, args, objects, dying)
+
+    return run
+
+
+def scalar(value: Expr, symbols: Sequence[Symbol]) -> Callable[..., Any]:
+    def evaluate(*numbers: int) -> Any:
+        return Points((), dict(zip(symbols, numbers, strict=True)), no_memory)(value).item()
+
+    return evaluate
+
+
+def no_memory(name: str) -> torch.Tensor:
+    raise ValueError(f"a number asks for memory: {name}")

@@ -1,0 +1,77 @@
+"""The place of the greatest of many values: first the block that has the greatest, then the place in that block.
+
+The greatest values of blocks alone are found as fast as memory is read, and threads can share them; to move a place
+along with each value takes far more. Only one block is read again.
+
+Blocks are runs of what is reduced, in its order. The last one may begin inside the one before, which then is found
+before it: so the first of equal values wins, and the first NaN, as without blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+
+from ferrite.ir import Expr, data, index_value, op, rewrite_indices
+from ferrite.ir.index import Index, axis, minimum, number
+from ferrite.ir.program import Compute, Reduce, Store, Target
+from ferrite.schedule.fusion.accesses import likely
+
+GREATEST = {"argmax": "amax", "argmin": "amin"}
+MANY = 512  # values: of fewer, the place moves along
+FEW_BLOCKS = 8
+
+
+def block_size(operation: Reduce, side_by_side: bool) -> int | None:
+    """How far a block reaches along the first reduced axis; None where blocks do not pay, or nothing may be there.
+
+    `side_by_side`: results are neighbours in memory. Then a block is read again in strides, which costs more.
+    """
+    extents = [likely(item.extent) for item in operation.reduced]
+    if operation.targets[1] is None or not all(item.extent.low for item in operation.reduced):
+        return None
+    many = math.prod(extents)
+    if many < MANY:
+        return None
+    first, *others = extents
+    wanted = 2 ** round(math.log2(many) / 2 + (1 if side_by_side else 2))
+    size = max(1, wanted // math.prod(others))
+    return size if first >= FEW_BLOCKS * size else None
+
+
+def by_blocks(
+    operation: Reduce,
+    size: int,
+    side_by_side: bool,
+    made: Callable[[Reduce, torch.dtype], Target],
+    loaded: Callable[[Target], Expr],
+) -> Iterator[Reduce | Compute]:
+    """The operations instead of one; `made` is memory for the results of one, `loaded` reads it."""
+    (value,), (best, place) = operation.values, operation.targets
+    first, *others = operation.reduced
+    assert place is not None
+    block = axis(f"{first.name}_block", (first.extent + (size - 1)) // size)
+    inner = axis(f"{first.name}_rest", minimum(size, first.extent))
+
+    def begin(index: Index) -> Index:
+        return minimum(index * size, first.extent - inner.extent)
+
+    def inside(index: Index) -> Reduce:
+        values = (rewrite_indices(value, {first: begin(index) + inner}),)
+        return replace(operation, reduced=(inner, *others), values=values)
+
+    axes = (block, *operation.axes) if side_by_side else (*operation.axes, block)
+    blocks = replace(inside(block), kind=GREATEST[operation.kind], axes=axes)
+    greatest = made(blocks, value.dtype)
+    yield replace(blocks, targets=(greatest,))
+    chosen = made(operation, torch.int64)
+    yield replace(operation, reduced=(block,), values=(loaded(greatest),), targets=(None, chosen))
+    found = data(loaded(chosen), block.extent)
+    rest = made(operation, torch.int64)
+    yield replace(inside(found), targets=(best, rest))
+    before = begin(found) * math.prod((item.extent for item in others), start=number(1))
+    total = op("add", index_value(before), loaded(rest))
+    yield Compute(operation.axes, (Store(place.buffer, place.coordinates, total),), operation.origin)

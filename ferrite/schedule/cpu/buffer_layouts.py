@@ -1,0 +1,86 @@
+"""Where the elements of what nobody else sees lie: as those do that are read and written beside it.
+
+A value in memory that only loops touch may have its dimensions in any order. It has the order that eager gives it. But
+where all that its writer and its readers touch beside it, and is as large, goes along another dimension, so does it:
+then they are one kernel, or at least none of them goes across memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from ferrite.ir.index import ONE, ZERO, Axis, Index
+from ferrite.ir.program import Buffer, Compute, Program, Reduce, Scan, reads, writes
+from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, axes_in, likely, step_of
+
+LOOPS = (Compute, Reduce, Scan)
+
+
+def with_layouts(program: Program) -> Program:
+    free = free_buffers(program)
+    if not free:
+        return program
+    buffer_table = BufferTable(program)
+    votes: dict[str, set[int]] = {name: set() for name in free}  # dimensions that should be the fastest
+    for operation in program.operations:
+        if isinstance(operation, LOOPS):
+            accesses = buffer_table.accesses(operation)
+            beside = [access for access in accesses if access.storage not in free]
+            for access in accesses:
+                if access.storage in free:
+                    votes[access.storage] |= set(wanted(access, beside))
+    new: dict[str, Buffer] = {}
+    for name, dims in votes.items():
+        buffer, chosen = buffer_table.buffers[name], next(iter(dims)) if len(dims) == 1 else -1
+        if chosen >= 0 and buffer.strides[chosen] is not ONE:
+            new[name] = turned(buffer, chosen)
+    if not new:
+        return program
+    return replace(program, buffers=tuple(new.get(buffer.name, buffer) for buffer in program.buffers))
+
+
+def free_buffers(program: Program) -> set[str]:
+    """Buffers of two dimensions or more that loops alone touch, and that nothing looks at in another way."""
+    leaving = {name for name in program.outputs if isinstance(name, str)}
+    viewed = {buffer.storage for buffer in program.buffers if buffer.storage != buffer.name}
+    viewed |= {buffer.storage for buffer in program.buffers if buffer.name in leaving}
+    found = {
+        buffer.name
+        for buffer in program.buffers
+        if buffer.kind == "owned" and sum(size is not ONE for size in buffer.sizes) > 1
+    }
+    found -= viewed
+    for operation in program.operations:
+        if not isinstance(operation, LOOPS):
+            found -= {access.buffer for access in (*reads(operation), *writes(operation))}
+    return found
+
+
+def fast_axes(access: MemoryAccess) -> Iterator[Axis]:
+    """The axes along which what is touched lies side by side."""
+    for atom in access.place.atoms:
+        if isinstance(atom, Axis) and step_of(access.place, atom) is ONE:
+            yield atom
+
+
+def wanted(access: MemoryAccess, beside: Sequence[MemoryAccess]) -> Iterator[int]:
+    """The dimensions along which go touches that have as many elements; none that there is where that is not clear."""
+    if any(index.atoms and not isinstance(index, Axis) for index in access.coordinates):
+        yield -1
+        return
+    mine = axes_in(access.place)
+    fast = {axis for other in beside if mine <= axes_in(other.place) for axis in fast_axes(other)}
+    yield from (dimension for dimension, index in enumerate(access.coordinates) if index in fast)
+
+
+def turned(buffer: Buffer, fastest: int) -> Buffer:
+    """The same memory, dense, with one dimension the fastest and the others as they were."""
+    order = [place for place in range(len(buffer.sizes)) if place != fastest]
+    order.sort(key=lambda place: (-likely(buffer.strides[place], 1 << 30), place))
+    strides: list[Index] = [ZERO] * len(buffer.sizes)
+    step: Index = ONE
+    for place in (fastest, *reversed(order)):
+        strides[place] = step
+        step = step * buffer.sizes[place]
+    return replace(buffer, strides=tuple(strides))

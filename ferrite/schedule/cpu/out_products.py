@@ -1,0 +1,164 @@
+"""Products that torch writes where they are wanted: into their part of a joined tensor.
+
+    p = mm(a, b)                       allocate joined
+    joined[:4] = p              =>     mm(a, b, out=joined[:4])
+    joined[4:] = x                     joined[4:] = x
+
+A product that is only copied, into a part of memory that is the program's own, needs no memory and no copy. Its part
+must lie as BLAS writes it: rows side by side in steps of one. The part is written earlier than before, so nothing but
+other parts of the joined tensor may be touched until then.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ferrite.ir import Load, rewrite_indices
+from ferrite.ir.index import ONE, ZERO, Axis, FloorDiv, Index, Mod, Symbol, axis, never_negative, substitute
+from ferrite.ir.program import Allocate, Buffer, Compute, Operation, Program, Ref, Store, Template, reads, writes
+from ferrite.schedule.cpu.loops import index_over
+from ferrite.schedule.cpu.placement import flat_extent
+from ferrite.schedule.fusion.accesses import BufferTable, step_of
+from ferrite.schedule.fusion.groups import apart
+
+# Operators that compute the same, bit by bit, into memory that is given to them.
+INTO = {f"aten.{name}.default": f"aten.{name}.out" for name in ("mm", "addmm", "bmm", "baddbmm")}
+MOST_PARTS = 64  # of a joined tensor that are looked at for each product
+
+
+def with_destinations(program: Program) -> Program:
+    work = _Destinations(program)
+    for place, operation in enumerate(program.operations):
+        if isinstance(operation, Template) and operation.call.operator in INTO:
+            work.take(place, operation)
+    return work.rewritten() if work.parts else program
+
+
+class _Destinations:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.buffer_table = BufferTable(program)
+        self.leaving = {self.storage(name) for name in program.outputs if isinstance(name, str)}
+        self.viewed = {buffer.storage for buffer in program.buffers if buffer.storage != buffer.name}
+        self.touching: dict[str, list[int]] = {}  # the places of the operations that touch a storage
+        for place, operation in enumerate(program.operations):
+            accesses = (*reads(operation), *writes(operation))
+            for storage in dict.fromkeys(self.storage(access.buffer) for access in accesses):
+                self.touching.setdefault(storage, []).append(place)
+        self.parts: dict[str, Buffer] = {}  # products that are parts of another tensor
+        self.products: dict[int, Template] = {}
+        self.copies: set[int] = set()
+
+    def storage(self, name: str) -> str:
+        return self.buffer_table.buffers[name].storage
+
+    def take(self, place: int, product: Template) -> None:
+        """Make a product part of what it is copied to, where that can be."""
+        (result,) = product.call.results
+        if not isinstance(result, str) or product.prologues or product.epilogues or self.is_seen(result):
+            return
+        users = self.touching[result]
+        copy = self.program.operations[users[1]] if len(users) == 2 else None
+        store = copied(copy, result)
+        part = self.part(self.buffer_table.buffers[result], store) if store is not None else None
+        if store is None or part is None or self.is_touched(store, place, users[1]):
+            return
+        call = product.call
+        into = replace(
+            call,
+            operator=INTO[str(call.operator)],
+            kwargs=(*call.kwargs, ("out", Ref(result))),
+            results=(None,),
+            writes=(result,),
+        )
+        self.parts[result] = part
+        self.products[place] = replace(product, call=into)
+        self.copies.add(users[1])
+
+    def is_seen(self, result: str) -> bool:
+        return self.buffer_table.buffers[result].kind != "owned" or result in self.leaving or result in self.viewed
+
+    def is_touched(self, store: Store, first: int, last: int) -> bool:
+        """Whether anything but other parts of the tensor is touched from the product on, before it is copied."""
+        mine = self.buffer_table.access(store.buffer, store.coordinates, True)
+        places = self.touching[mine.storage]
+        between = places[bisect_left(places, first) : bisect_left(places, last)]
+        return len(between) > MOST_PARTS or not all(
+            isinstance(operation := self.program.operations[place], Compute)
+            and all(
+                access.writes and access.mode == "set" and apart(access, mine)
+                for access in self.buffer_table.accesses(operation)
+                if access.storage == mine.storage
+            )
+            for place in between
+        )
+
+    def part(self, product: Buffer, store: Store) -> Buffer | None:
+        """The product as a view of what it is copied to, where BLAS can write it there."""
+        target = self.buffer_table.buffers[store.buffer]
+        if target.kind != "owned" or flat_extent(target.sizes) is flat_extent(product.sizes):
+            return None
+        assert isinstance(store.value, Load)
+        axes = store.value.coordinates
+        extents = [item.extent if isinstance(item, Axis) else ONE for item in axes]
+        if any(extent is not size for extent, size in zip(extents, product.sizes, strict=True)):
+            return None  # part of the product
+        place = self.buffer_table.place(store.buffer, store.coordinates)
+        strides = [
+            step_of(place, item) if isinstance(item, Axis) else own
+            for item, own in zip(axes, product.strides, strict=True)
+        ]
+        known = [step for step in strides if step is not None]
+        if len(known) < len(axes) or known[-1] is not ONE or not never_negative(known[-2] - product.sizes[-1]):
+            return None
+        offset = substitute(place, {item: ZERO for item in axes if isinstance(item, Axis)})
+        if not all(isinstance(atom, Symbol) for index in (offset, *known) for atom in index.atoms):
+            return None
+        return replace(product, strides=tuple(known), offset=offset, kind="view", base=target.name)
+
+    def rewritten(self) -> Program:
+        operations: list[Operation] = []
+        allocated: set[str | None] = set()
+        for place, operation in enumerate(self.program.operations):
+            if place in self.copies:
+                continue
+            if (product := self.products.get(place)) is not None:
+                joined = self.parts[product.call.writes[0]].base
+                if joined is not None and joined not in allocated:
+                    operations.append(Allocate(joined, product.origin))
+                    allocated.add(joined)
+            operations.append(product or operation)
+        buffers = tuple(self.parts.get(buffer.name, buffer) for buffer in self.program.buffers)
+        return replace(self.program, buffers=buffers, operations=tuple(operations))
+
+
+def copied(operation: Operation | None, name: str) -> Store | None:
+    """The store of an operation that copies elements of a buffer, each once, and does nothing else."""
+    if not isinstance(operation, Compute) or len(operation.stores) != 1:
+        return None
+    (store,) = operation.stores
+    if store.mode != "set" or not isinstance(store.value, Load) or store.value.buffer != name:
+        return None
+    axes = set(operation.axes)
+    for item in operation.axes:
+        if (size := divisor(item, store.value.coordinates)) is not None:
+            outer, inner = axis(f"{item.name}_outer", item.extent // size), axis(f"{item.name}_inner", size)
+            store = over(store, {item: outer * size + inner})
+            axes = axes - {item} | {outer, inner}
+    assert isinstance(store.value, Load)
+    moving = [item for item in store.value.coordinates if item is not ZERO]
+    return store if len(set(moving)) == len(moving) and set(moving) == axes else None
+
+
+def divisor(item: Axis, coordinates: Sequence[Index]) -> Index | None:
+    """Where coordinates are `item // size` and `item % size`: that size, if it divides the extent."""
+    found = {index.bottom for index in coordinates if isinstance(index, FloorDiv | Mod) and index.top is item}
+    size = found.pop() if len(found) == 1 else None
+    return size if size is not None and item.extent % size is ZERO else None
+
+
+def over(store: Store, new: dict[Axis, Index]) -> Store:
+    coordinates = tuple(index_over(index, new) for index in store.coordinates)
+    return replace(store, coordinates=coordinates, value=rewrite_indices(store.value, new))

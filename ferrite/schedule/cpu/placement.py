@@ -1,0 +1,133 @@
+"""Where a group keeps what only it needs: as values, in a tile of scratch for each row, or in memory after all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ferrite.ir.index import ONE, ZERO, Axis, Index
+from ferrite.ir.kernel import Scratch
+from ferrite.ir.program import Reduce, Scan
+from ferrite.schedule.cpu.machine import Machine
+from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, axes_in
+from ferrite.schedule.fusion.nests import Nest, trivial
+from ferrite.schedule.fusion.stages import Stage
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The part of a buffer that one row has: some of its dimensions."""
+
+    name: str
+    dimensions: tuple[int, ...]
+    sizes: tuple[Index, ...]
+    scratch: Scratch
+
+    def coordinates(self, whole: Sequence[Index]) -> tuple[Index, ...]:
+        """Tiles are flat, so that loops over several of their dimensions can be joined into one."""
+        return (flat_place([whole[place] for place in self.dimensions], self.sizes),)
+
+
+def flat_place(coordinates: Sequence[Index], sizes: Sequence[Index]) -> Index:
+    place: Index = ZERO
+    for coordinate, size in zip(coordinates, sizes, strict=True):
+        place = place * size + coordinate
+    return place
+
+
+def flat_extent(sizes: Iterable[Index]) -> Index:
+    total: Index = ONE
+    for size in sizes:
+        total = total * size
+    return total
+
+
+@dataclass(frozen=True)
+class _Use:
+    nest: int
+    stage: Stage
+    access: MemoryAccess
+
+    @property
+    def is_result(self) -> bool:
+        return self.access.writes and isinstance(self.stage.operation, Reduce | Scan)
+
+
+class Placement:
+    """`values`: storages that need no memory at all; `tiles`: those that need scratch. All others are in memory."""
+
+    def __init__(
+        self,
+        nests: Sequence[Nest],
+        rows: Sequence[Axis],
+        inside: Iterable[str],
+        buffer_table: BufferTable,
+        machine: Machine,
+    ) -> None:
+        self.nests, self.rows, self.buffer_table = nests, rows, buffer_table
+        self.uses: dict[str, list[_Use]] = {}
+        for place, nest in enumerate(nests):
+            for stage in nest.stages:
+                for access in stage.accesses:
+                    self.uses.setdefault(access.storage, []).append(_Use(place, stage, access))
+        self.values: set[str] = set()
+        self.tiles: dict[str, Tile] = {}
+        self.room = machine.mid // 2  # bytes that tiles may take together
+        for storage in inside:
+            if self.is_value(storage):
+                self.values.add(storage)
+            elif (tile := self.tile(storage)) is not None:
+                size = tile_bytes(tile)
+                if size is not None and size <= self.room:
+                    self.tiles[storage] = tile
+                    self.room -= size
+
+    def is_value(self, storage: str) -> bool:
+        """Whether every reader can be handed the value itself."""
+        writes = [use for use in self.uses[storage] if use.access.writes]
+        if len(writes) != 1 or writes[0].access.mode != "set":
+            return False
+        (write,) = writes
+        loads = [use for use in self.uses[storage] if not use.access.writes]
+        return all(load.access.place is write.access.place and self.reaches(write, load) for load in loads)
+
+    def reaches(self, write: _Use, load: _Use) -> bool:
+        if load.nest == write.nest:
+            return not write.is_result
+        return load.nest > write.nest and self.once_a_row(write)
+
+    def once_a_row(self, write: _Use) -> bool:
+        """Whether a value is made once in every row, so that what follows in the row can use it."""
+        nest = self.nests[write.nest]
+        if nest.ordered or not axes_in(write.access.place) <= set(self.rows):
+            return False
+        return nest.once_a_row or (isinstance(write.stage.operation, Reduce) and not nest.outer)
+
+    def tile(self, storage: str) -> Tile | None:
+        buffer = self.buffer_table.buffers[storage]
+        accesses = [use.access for use in self.uses[storage]]
+        if any(access.buffer != storage for access in accesses):
+            return None
+        wanted = {row for row in self.rows if not trivial(row)}
+        by_row: set[int] = set()
+        for place in range(len(buffer.sizes)):
+            found = {access.coordinates[place] for access in accesses}
+            if len(found) == 1 and (one := found.pop()) in wanted:
+                by_row.add(place)
+                wanted.discard(one)
+        if wanted:
+            return None
+        rest = tuple(place for place in range(len(buffer.sizes)) if place not in by_row)
+        sizes = tuple(buffer.sizes[place] for place in rest)
+        if any(size.high is None for size in sizes):
+            return None
+        name = f"{storage}_row"
+        return Tile(name, rest, sizes, Scratch(name, buffer.dtype, (flat_extent(sizes),)))
+
+
+def tile_bytes(tile: Tile) -> int | None:
+    highs = [size.high for size in tile.scratch.sizes]
+    if any(high is None for high in highs):
+        return None
+    return math.prod((high for high in highs if high is not None), start=tile.scratch.dtype.itemsize)

@@ -1,0 +1,248 @@
+"""Rewrites of a program before it is grouped: reductions in the form that loops like best.
+
+- A softmax statistic is the greatest value, then the sum of exponentials relative to it: two passes over a row that is
+  near in the caches cost less than keeping a sum up to date with a greatest value that still moves.
+- A mean with squared deviations is a sum, then a sum: for the same reason, and it is more exact. Of many elements it is
+  made of those of pieces that are near in the caches.
+- The place of the greatest of many is found by blocks: see `ferrite.schedule.cpu.argmax_blocks`.
+- A long reduction with few results is done in pieces, so that threads can share it. The pieces do not depend on how
+  many threads there are: results are the same for every number of them.
+- What reads a joined tensor is split at the joints: see `ferrite.schedule.cpu.concats`.
+- What only loops see lies as what is beside it does: see `ferrite.schedule.cpu.buffer_layouts`.
+- Products are written into their part of a joined tensor: see `ferrite.schedule.cpu.out_products`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import torch
+
+from ferrite.ir import Expr, Load, cast, const, index_value, op, rewrite_indices
+from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, axis, number
+from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Store, Target
+from ferrite.schedule.cpu.argmax_blocks import GREATEST, block_size, by_blocks
+from ferrite.schedule.cpu.buffer_layouts import with_layouts
+from ferrite.schedule.cpu.concats import split_readers
+from ferrite.schedule.cpu.out_products import with_destinations
+from ferrite.schedule.fusion.accesses import BufferTable, known, likely, step_of
+from ferrite.schedule.fusion.stages import stage_of
+
+FEW_RESULTS = 64  # so few that threads should share one
+LONG = 1 << 15  # so many elements that they should
+PIECES = 32
+FEWEST_PIECES = 8  # equal ones; with fewer, the last threads wait for the first
+NEAR = 1 << 13  # elements of a piece that is gone through twice
+SPLIT = ("sum", "prod", "amax", "amin", "any", "all", "xor")
+
+
+def prepare(program: Program) -> Program:
+    work = _Prepare(program)
+    operations = [new for operation in program.operations for new in work.rewritten(operation)]
+    program = replace(program, buffers=tuple(work.buffers.values()), operations=tuple(operations))
+    return with_destinations(with_layouts(split_readers(program)))
+
+
+class _Prepare:
+    def __init__(self, program: Program) -> None:
+        self.buffer_table = BufferTable(program)
+        self.buffers = dict(self.buffer_table.buffers)
+        self.buffer_table.buffers = self.buffers
+
+    def rewritten(self, operation: Operation) -> Iterator[Operation]:
+        if not isinstance(operation, Reduce):
+            yield operation
+            return
+        if operation.kind in GREATEST:
+            across = self.across(operation)
+            if (size := block_size(operation, across)) is not None:
+                yield from by_blocks(operation, size, across, self.made, self.loaded)
+                return
+        if operation.kind == "welford" and (cut := self.near_piece(operation)) is not None:
+            yield from self.welford_in_pieces(operation, *cut)
+            return
+        for each in self.simpler(operation):
+            if isinstance(each, Reduce):
+                yield from self.split(each)
+            else:
+                yield each
+
+    def simpler(self, operation: Reduce) -> list[Compute | Reduce]:
+        match operation.kind:
+            case "softmax" if not is_empty(operation):  # nothing has no greatest value
+                return self.softmax(operation)
+            case "welford":
+                return self.welford(operation)
+        return [operation]
+
+    # --- kinds --------------------------------------------------------------------------------------------------------
+
+    def softmax(self, operation: Reduce) -> list[Compute | Reduce]:
+        (value,), (most, total) = operation.values, operation.targets
+        if most is None:
+            most = self.made(operation, value.dtype)
+        found: list[Compute | Reduce] = [replace(operation, kind="amax", targets=(most,))]
+        if total is not None:
+            away = op("sub", value, cast(self.loaded(most), value.dtype))
+            found.append(replace(operation, kind="sum", values=(op("exp", away),), targets=(total,)))
+        return found
+
+    def welford(self, operation: Reduce) -> list[Compute | Reduce]:
+        (value,), (mean, squares, count) = operation.values, operation.targets
+        many = product_of(item.extent for item in operation.reduced)
+        total = self.made(operation, value.dtype)
+        found: list[Compute | Reduce] = [replace(operation, kind="sum", targets=(total,))]
+        is_exact = mean is not None and self.buffers[mean.buffer].dtype == value.dtype
+        middle = mean if mean is not None and is_exact else self.made(operation, value.dtype)
+        average = op("div", self.loaded(total), count_value(many, value.dtype))
+        found.append(self.compute(operation, middle, average))
+        if mean is not None and not is_exact:
+            found.append(self.compute(operation, mean, self.loaded(middle)))
+        if squares is not None:
+            away = op("sub", value, self.loaded(middle))
+            found.append(replace(operation, kind="sum", values=(op("mul", away, away),), targets=(squares,)))
+        if count is not None:
+            found.append(self.compute(operation, count, count_value(many, value.dtype)))
+        return found
+
+    def welford_in_pieces(self, operation: Reduce, longest: Axis, size: int) -> Iterator[Compute | Reduce]:
+        """The statistics of equal pieces, then of all: memory is read once, as a piece is in the cache when it is gone
+        through again. The squares are those inside the pieces and those of the pieces' means."""
+        (value,), (mean, squares, count) = operation.values, operation.targets
+        outer, inner, values = pieces_of(operation, longest, number(known(longest.extent, 0) // size))
+        reduced = tuple(inner if item is longest else item for item in operation.reduced)
+        part = replace(operation, axes=(outer, *operation.axes), reduced=reduced, values=values)
+        means, inside = (self.made(operation, value.dtype, (outer,)) for _ in range(2))
+        yield from self.welford(replace(part, targets=(means, inside, None)))
+        total, middle = self.made(operation, value.dtype), self.made(operation, value.dtype)
+        joined = replace(operation, reduced=(outer,))
+        yield replace(joined, kind="sum", values=(self.loaded(means),), targets=(total,))
+        average = op("div", self.loaded(total), count_value(outer.extent, value.dtype))
+        yield self.compute(operation, middle, average)
+        if mean is not None:
+            yield self.compute(operation, mean, self.loaded(middle))
+        if squares is not None:
+            away = op("sub", self.loaded(means), self.loaded(middle))
+            each = count_value(product_of(item.extent for item in reduced), value.dtype)
+            between = op("mul", op("mul", away, away), each)
+            both = op("add", self.loaded(inside), between)
+            yield replace(joined, kind="sum", values=(both,), targets=(squares,))
+        if count is not None:
+            many = product_of(item.extent for item in operation.reduced)
+            yield self.compute(operation, count, count_value(many, value.dtype))
+
+    def made(self, operation: Reduce, dtype: torch.dtype, extra: tuple[Axis, ...] = ()) -> Target:
+        """Memory for one result at every point that is not reduced."""
+        axes = (*extra, *operation.axes)
+        sizes = tuple(item.extent for item in axes)
+        strides = tuple(product_of(sizes[place + 1 :]) for place in range(len(sizes)))
+        device = next(self.buffers[target.buffer].device for target in operation.targets if target is not None)
+        name = f"part{len(self.buffers)}"
+        while name in self.buffers:
+            name += "_"
+        self.buffers[name] = Buffer(name, dtype, sizes, strides, ZERO, device)
+        return Target(name, tuple(axes))
+
+    def loaded(self, target: Target) -> Expr:
+        return Load.intern(target.buffer, target.coordinates, self.buffers[target.buffer].dtype)
+
+    def compute(self, operation: Reduce, target: Target, value: Expr) -> Compute:
+        stored = cast(value, self.buffers[target.buffer].dtype)
+        return Compute(operation.axes, (Store(target.buffer, target.coordinates, stored),), operation.origin)
+
+    # --- pieces -------------------------------------------------------------------------------------------------------
+
+    def split(self, operation: Reduce) -> Iterator[Reduce]:
+        results = points(operation.axes)
+        cut = self.piece(operation) if operation.kind in SPLIT else None
+        many = results * points(operation.reduced)
+        if many < LONG or cut is None or not (results < FEW_RESULTS or self.across(operation)):
+            yield operation
+            return
+        longest, pieces = cut
+        outer, inner, values = pieces_of(operation, longest, number(pieces))
+        (target,) = operation.targets
+        assert target is not None
+        rest = longest.extent % pieces
+        every = axis(outer.name, pieces + (0 if rest is ZERO else 1))
+        partial = self.made(operation, self.state_type(operation), (every,))
+
+        def over(part: Axis) -> tuple[Axis, ...]:
+            return tuple(part if item is longest else item for item in operation.reduced)
+
+        def into(piece: Index) -> tuple[Target]:
+            return (Target(partial.buffer, (piece, *operation.axes)),)
+
+        axes = (outer, *operation.axes) if self.across(operation) else (*operation.axes, outer)  # as memory lies
+        yield replace(operation, axes=axes, reduced=over(inner), values=values, targets=into(outer))
+        if rest is not ZERO:
+            last = axis(f"{longest.name}_last", rest)
+            values = tuple(rewrite_indices(item, {longest: inner.extent * pieces + last}) for item in operation.values)
+            yield replace(operation, reduced=over(last), values=values, targets=into(number(pieces)))
+        yield replace(operation, reduced=(every,), values=(self.loaded(partial),), targets=(target,))
+
+    def across(self, operation: Reduce) -> bool:
+        """Whether results lie side by side, and not what is reduced: then threads share what is reduced, so that each
+        goes through memory in its order."""
+        return stage_of(operation, self.buffer_table).favourite in operation.axes
+
+    def state_type(self, operation: Reduce) -> torch.dtype:
+        return torch.bool if operation.kind in ("any", "all") else operation.values[0].dtype
+
+    def piece(self, operation: Reduce) -> tuple[Axis, int] | None:
+        """The axis to cut, and into how many pieces: equal ones, with a rest where no good number divides the size."""
+        longest = max(operation.reduced, key=lambda item: likely(item.extent), default=None)
+        if longest is None:
+            return None
+        if isinstance(longest.extent, Number):  # the slowest that is long enough: each piece then lies in one place
+            places = [access.place for access in self.buffer_table.accesses(operation) if not access.writes]
+            enough = [item for item in operation.reduced if known(item.extent, 0) >= min(PIECES, longest.extent.value)]
+            longest = max(enough, key=lambda item: max((likely(step_of(at, item) or ZERO) for at in places), default=0))
+        size = likely(longest.extent)
+        pieces = min(PIECES, size)
+        if isinstance(longest.extent, Number):
+            pieces = next((count for count in range(pieces, FEWEST_PIECES - 1, -1) if size % count == 0), pieces)
+        return (longest, pieces) if pieces >= 4 else None
+
+    def near_piece(self, operation: Reduce) -> tuple[Axis, int] | None:
+        """The axis to cut, and how much of it a piece has that the nearest cache holds; None where threads need not
+        share one result, or where results lie side by side."""
+        many = points(operation.reduced)
+        if many < LONG or points(operation.axes) >= FEW_RESULTS or self.across(operation):
+            return None
+        if not all(isinstance(item.extent, Number) for item in operation.reduced):
+            return None
+        longest = max(operation.reduced, key=lambda item: known(item.extent, 0))
+        length = known(longest.extent, 0)
+        most = min(NEAR * length // many, length // 4)
+        size = next((size for size in range(most, 0, -1) if length % size == 0), 0)
+        return (longest, size) if size * many // length >= NEAR // 8 else None
+
+
+def points(axes: Iterable[Axis]) -> int:
+    return math.prod(likely(item.extent) for item in axes)
+
+
+def pieces_of(operation: Reduce, longest: Axis, count: Index) -> tuple[Axis, Axis, tuple[Expr, ...]]:
+    """An axis as so many equal pieces: the pieces, the places in one, and the values over both."""
+    outer = axis(f"{longest.name}_piece", count)
+    inner = axis(f"{longest.name}_rest", longest.extent // count)
+    place: Index = outer * inner.extent + inner
+    return outer, inner, tuple(rewrite_indices(item, {longest: place}) for item in operation.values)
+
+
+def product_of(sizes: Iterable[Index]) -> Index:
+    total: Index = ONE
+    for size in sizes:
+        total = total * size
+    return total
+
+
+def is_empty(operation: Reduce) -> bool:
+    return any(item.extent is ZERO for item in operation.reduced)
+
+
+def count_value(many: Index, dtype: torch.dtype) -> Expr:
+    return const(many.value, dtype) if isinstance(many, Number) else cast(index_value(many), dtype)

@@ -1,0 +1,286 @@
+"""Loops parted where a condition on their axis changes, so that nothing is asked at every element.
+
+    for i in vector(66):                        for i in vector(1):  y[i] = 0
+        y[i] = masked(0 <= i - 1 < 64,    =>    for i in vector(64): y[i + 1] = x[i]
+                      x[i - 1], 0)              for i in vector(1):  y[i + 65] = 0
+
+So paddings, writes into slices and mirrored edges are plain copies but at their edges. The place may be a size that is
+known when the kernel runs. Conditions that depend on other axes too are left where sizes are numbers: they are the same
+for a whole vector, or have no place at which they change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from ferrite.ir import Const, Data, Expr, IndexValue, Masked, Op, const, indices_of, rewrite_nodes, with_parts
+from ferrite.ir.index import (
+    ONE,
+    ZERO,
+    Atom,
+    Axis,
+    Index,
+    Max,
+    Min,
+    Number,
+    Product,
+    Sum,
+    Symbol,
+    axis,
+    maximum,
+    minimum,
+    number,
+    rebuild,
+    substitute,
+)
+from ferrite.ir.kernel import Accumulate, Let, Loop, Statement, Store, When, nodes_in
+from ferrite.schedule.cpu.loops import Body, replaced, vector_loop
+from ferrite.schedule.cpu.machine import Machine
+
+MOST_PIECES = 6
+MOST_STATEMENTS = 64  # of a body that is written out once for every piece
+
+# A comparison of d with 0, as `d + shift < 0` or its opposite: it changes where that does.
+SHIFTS = {"lt": (0,), "ge": (0,), "le": (-1,), "gt": (-1,), "eq": (0, -1), "ne": (0, -1)}
+
+
+def parted(body: Body, machine: Machine) -> Body:
+    """The statements, with loops of vectors parted where that decides conditions."""
+    found: list[Statement] = []
+    for statement in body:
+        if isinstance(statement, Loop) and statement.kind == "vector" and is_plain(statement):
+            found += pieces_of(statement, machine)
+        elif isinstance(statement, Loop | Accumulate | When):
+            found.append(replace(statement, body=parted(statement.body, machine)))
+        else:
+            found.append(statement)
+    return tuple(found)
+
+
+def is_plain(loop: Loop) -> bool:
+    return len(loop.body) <= MOST_STATEMENTS and all(isinstance(statement, Let | Store) for statement in loop.body)
+
+
+def pieces_of(loop: Loop, machine: Machine) -> list[Statement]:
+    pieces = [(loop.axis, loop.body)]
+    place = 0
+    while place < len(pieces):
+        item, body = pieces[place]
+        cut = next(changes(item, body), None)
+        if cut is None:
+            place += 1
+            continue
+        if len(pieces) == MOST_PIECES:
+            return [loop]
+        before = piece(item, body, ZERO, cut.place, {cut.difference: cut.negative_before})
+        after = piece(item, body, cut.place, item.extent - cut.place, {cut.difference: not cut.negative_before})
+        pieces[place : place + 1] = [before, after]
+    if len(pieces) == 1:
+        return [loop]
+    return [vector_loop(item, body, machine) for item, body in pieces]
+
+
+def piece(item: Axis, body: Body, start: Index, extent: Index, negative: dict[Index, bool]) -> tuple[Axis, Body]:
+    """The statements for a part of the range, with what is now known decided. `negative`: what is below zero there."""
+    part = axis(item.name, extent)
+    told = tuple(answered(statement, negative) for statement in body)
+    return part, tuple(decided(statement) for statement in replaced(told, {item: part + start}))
+
+
+# --- where conditions change ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The first place at which the sign of a difference is another than before."""
+
+    place: Index
+    difference: Index
+    negative_before: bool
+
+
+def changes(item: Axis, body: Body) -> Iterator[Cut]:
+    """Places inside the range at which something changes that loads, or what is loaded, depend on."""
+    for statement in body:
+        for node in nodes_in(statement):
+            if isinstance(node, Masked):
+                for part in conditions(node.mask):
+                    yield from change_of_comparison(part, item)
+            for index in indices_of(node):
+                yield from changes_in(index, item)
+        if isinstance(statement, Store):
+            for index in statement.coordinates:
+                yield from changes_in(index, item)
+
+
+def conditions(mask: Expr) -> Iterator[Op]:
+    """The comparisons that a condition is made of."""
+    if isinstance(mask, Op):
+        if mask.name in ("logical_and", "logical_or", "logical_not"):
+            for operand in mask.operands:
+                yield from conditions(operand)
+        elif mask.name in SHIFTS:
+            yield mask
+
+
+def change_of_comparison(comparison: Op, item: Axis) -> Iterator[Cut]:
+    difference = difference_of(comparison)
+    if difference is not None:
+        for shift in SHIFTS[comparison.name]:
+            yield from crossing(difference + shift, item)
+
+
+def difference_of(comparison: Op) -> Index | None:
+    left, right = map(as_index, comparison.operands)
+    return None if left is None or right is None else left - right
+
+
+def as_index(value: Expr) -> Index | None:
+    if value.dtype is not torch.int64:
+        return None
+    if isinstance(value, IndexValue):
+        return value.index
+    return number(value.value) if isinstance(value, Const) and isinstance(value.value, int) else None
+
+
+def changes_in(index: Index, item: Axis) -> Iterator[Cut]:
+    """Where the greater, or smaller, of several indices becomes another; inner ones first."""
+    if item not in index.atoms:
+        return
+    match index:
+        case Sum():
+            for part, _factor in index.terms:
+                yield from changes_in(part, item)
+        case Product():
+            for part in index.factors:
+                yield from changes_in(part, item)
+        case Min() | Max():
+            for part in index.items:
+                yield from changes_in(part, item)
+            first, *others = index.items
+            for other in others:
+                yield from crossing(first - other, item)
+
+
+def crossing(difference: Index, item: Axis) -> Iterator[Cut]:
+    """Where `factor * item + rest` becomes negative, or no longer is, if that is inside the range.
+
+    The rest may be a size that is known at run time. Then so is the place, and a part may turn out to be empty.
+    """
+    rest = substitute(difference, {item: ZERO})
+    slope = difference - rest
+    if slope.atoms != {item}:
+        return
+    factor = substitute(slope, {item: ONE})
+    if not isinstance(factor, Number) or factor.value == 0 or slope is not item * factor:
+        return
+    rises = factor.value > 0
+    place = -(rest // factor) if rises else rest // -factor + 1
+    if isinstance(place, Number) and isinstance(item.extent, Number):
+        if 0 < place.value < item.extent.value:
+            yield Cut(place, difference, rises)
+    elif depends_on_sizes(*rest.atoms, *item.extent.atoms):
+        inside = minimum(maximum(place, 0), item.extent)
+        if inside is not ZERO and inside is not item.extent:
+            yield Cut(inside, difference, rises)
+
+
+def depends_on_sizes(*atoms: Atom) -> bool:
+    """Whether symbols are among the atoms, and nothing that memory says."""
+    return any(isinstance(atom, Symbol) for atom in atoms) and not any(isinstance(atom, Data) for atom in atoms)
+
+
+# --- what is known in a part ------------------------------------------------------------------------------------------
+
+
+def answered(statement: Statement, negative: dict[Index, bool]) -> Statement:
+    """The statement with what is asked of these differences answered."""
+
+    def below(one: Index, other: Index) -> bool:
+        """Whether one is known to be no more than another, and counts where both are the same."""
+        return negative.get(one - other) is True or negative.get(other - one) is False
+
+    def least(*items: Index) -> Index:
+        return minimum(*(item for item in items if not any(below(other, item) for other in items)))
+
+    def most(*items: Index) -> Index:
+        return maximum(*(item for item in items if not any(below(item, other) for other in items)))
+
+    def index(old: Index) -> Index:
+        return rebuild(old, lambda atom: atom, least, most)
+
+    def value(item: Expr) -> Expr:
+        if isinstance(item, Op) and item.name in ("lt", "ge", "le", "gt"):
+            difference = difference_of(item)
+            (shift,) = SHIFTS[item.name]
+            if difference is not None and (answer := negative.get(difference + shift)) is not None:
+                return const(answer is (item.name in ("lt", "le")), torch.bool)
+        return with_parts(item, lambda part: part, index)
+
+    assert isinstance(statement, Let | Store)
+    told = rewrite_nodes(statement.value, value)
+    if isinstance(statement, Store):
+        return replace(statement, coordinates=tuple(map(index, statement.coordinates)), value=told)
+    return replace(statement, value=told)
+
+
+def decided(statement: Statement) -> Statement:
+    """The statement with every condition that bounds of indices decide as what it comes to."""
+    assert isinstance(statement, Let | Store)
+    return replace(statement, value=rewrite_nodes(statement.value, known_value))
+
+
+def known_value(item: Expr) -> Expr:
+    if isinstance(item, Masked):
+        return chosen(item.mask, item.value, item.other) or item
+    if not isinstance(item, Op):
+        return item
+    match item.name:
+        case "where":
+            return chosen(*item.operands) or item
+        case "logical_not" if isinstance(item.operands[0], Const):
+            return const(not item.operands[0].value, torch.bool)
+        case "logical_and" | "logical_or":
+            return joined(item)
+        case name if name in SHIFTS:
+            answer = answer_of(item)
+            return item if answer is None else const(answer, torch.bool)
+    return item
+
+
+def chosen(condition: Expr, yes: Expr, no: Expr) -> Expr | None:
+    if not isinstance(condition, Const):
+        return None
+    return yes if condition.value else no
+
+
+def joined(item: Op) -> Expr:
+    """`and` and `or` of truth values, where one is known."""
+    absorbing = item.name == "logical_or"
+    for one, other in (item.operands, item.operands[::-1]):
+        if isinstance(one, Const) and one.dtype is torch.bool:
+            if bool(one.value) is absorbing:
+                return const(absorbing, torch.bool)
+            if other.dtype is torch.bool:
+                return other
+    return item
+
+
+def answer_of(comparison: Op) -> bool | None:
+    difference = difference_of(comparison)
+    if difference is None or difference.low is None or difference.high is None:
+        return None
+    low, high = difference.low, difference.high
+    match comparison.name:
+        case "lt" | "ge":
+            answer = True if high < 0 else False if low >= 0 else None
+        case "le" | "gt":
+            answer = True if high <= 0 else False if low > 0 else None
+        case _:
+            answer = False if low > 0 or high < 0 else True if low == high else None
+    if answer is None:
+        return None
+    return answer if comparison.name in ("lt", "le", "eq") else not answer

@@ -1,0 +1,42 @@
+"""A CPU's part in scheduling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from ferrite.ir.index import Axis
+from ferrite.ir.program import Operation, Program
+from ferrite.schedule.cpu.kernels import build
+from ferrite.schedule.cpu.machine import Machine
+from ferrite.schedule.cpu.parallel_regions import ParallelRegions
+from ferrite.schedule.cpu.prepare import prepare
+from ferrite.schedule.cpu.profit import slower
+from ferrite.schedule.fusion.accesses import BufferTable
+from ferrite.schedule.fusion.groups import Group
+from ferrite.schedule.fusion.stages import Stage
+from ferrite.schedule.steps import Run
+from ferrite.schedule.target import Built
+
+
+@dataclass(frozen=True)
+class CpuScheduling:
+    """`unsupported`: why the code generator cannot make a kernel of an operation."""
+
+    machine: Machine
+    unsupported: Callable[[Operation], str | None] = field(default=lambda operation: None)
+
+    def refuses(self, operation: Operation) -> str | None:
+        return self.unsupported(operation)
+
+    def prepared(self, program: Program) -> Program:
+        return prepare(program)
+
+    def slower(self, group: Group, stage: Stage, rows: tuple[Axis, ...]) -> str | None:
+        return slower(group, stage, rows)
+
+    def arranged(self, group: Group, inside: Iterable[str], buffer_table: BufferTable) -> Built:
+        return build(group, inside, buffer_table, self.machine)
+
+    def finished(self, run: Run, buffer_table: BufferTable) -> Run:
+        return ParallelRegions(buffer_table, self.machine).shared(run)

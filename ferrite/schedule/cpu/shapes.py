@@ -1,0 +1,168 @@
+"""The shapes of a kernel: how the loops around the statements of a group are arranged.
+
+flat      no stage has axes beside the rows: one loop nest over all of them, cut into blocks for threads
+strips    as flat, where much is computed from the column alone: see `ferrite.schedule.cpu.strips`
+rows      threads share the rows; inside a row one nest after the other, with vectors along the nest's axes; scans go
+          through a few rows side by side
+columns   rows lie side by side in memory: vectors are made of rows, and the nests inside are plain loops
+streams   columns that are only reduced: see `ferrite.schedule.cpu.column_reduction`
+segments  rows that are added where memory says, sorted: see `ferrite.schedule.cpu.sorted_scatter`
+shares    the same without sorting: see `ferrite.schedule.cpu.sharded_scatter`
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ferrite.ir import data_of
+from ferrite.ir.index import ZERO, Axis, Index, Number, number
+from ferrite.ir.kernel import Loop, Statement, Store, walk
+from ferrite.schedule.cpu.column_reduction import streamable, streams
+from ferrite.schedule.cpu.loops import (
+    Body,
+    collapse,
+    cut,
+    indices_at,
+    lanes_for,
+    ordered_axes,
+    shared,
+    unrolling,
+    vector_axis,
+    vector_loop,
+    work_of,
+)
+from ferrite.schedule.cpu.machine import Machine
+from ferrite.schedule.cpu.nest_loops import nest_loops, plain_loops
+from ferrite.schedule.cpu.sharded_scatter import owned
+from ferrite.schedule.cpu.sorted_scatter import Segments, by_segments
+from ferrite.schedule.cpu.statements import Parts
+from ferrite.schedule.cpu.strips import in_strips
+from ferrite.schedule.cpu.tiles import crossing, tiled
+from ferrite.schedule.cpu.windows import is_window, used, written_out
+from ferrite.schedule.fusion.accesses import axes_in, known, likely, step_of
+from ferrite.schedule.fusion.nests import Nest, trivial
+
+FAR = 5  # elements from one window to the next, at which vectors are better made of a window's own
+ROWS_AT_ONCE = 2  # scans: every step waits for the one before it, but for none of another row
+MANY_ROWS = 64
+BLOCK = 4096  # elements of a flat loop that one step of a thread takes
+
+
+def arranged(
+    rows: Sequence[Axis],
+    tiles: Body,
+    nests: Sequence[Nest],
+    parts: Sequence[Parts],
+    machine: Machine,
+    segments: Segments | None = None,
+) -> Body:
+    """The whole body of a kernel."""
+    if all(not nest.axes for nest in nests) and not tiles and not any(part.states for part in parts):
+        return flat(rows, tuple(statement for part in parts for statement in part.point), machine)
+    if segments is not None and (body := by_segments(segments, [tuple(part.point) for part in parts], machine)):
+        return body
+    column = column_axis(rows, nests, parts)
+    if column is None:
+        return by_rows(rows, tiles, nests, parts, machine)
+    if not tiles and streamable(column, nests, parts):
+        return streams(rows, column, nests, parts, machine)
+    return owned(rows, column, nests, parts, machine) or columns(rows, column, tiles, nests, parts, machine)
+
+
+def flat(rows: Sequence[Axis], body: Body, machine: Machine) -> Body:
+    indices = indices_at(body)
+    order = ordered_axes(rows, indices)
+    if len(order) > 1:
+        across = crossing(order, indices)
+        if across is not None:
+            blocks, inner, work = tiled(order, across, body, machine)
+            return shared(blocks, inner, work, machine)
+    axes, body = collapse(order, body)
+    if not axes:
+        return body
+    strips = in_strips(axes, body, machine)
+    if strips is not None:
+        return shared(*strips, machine)
+    *outer, last = axes
+    if likely(last.extent) > 2 * BLOCK or not (outer or isinstance(last.extent, Number)):
+        block, last, body = cut(last, BLOCK, body)
+        outer.append(block)
+    work = work_of(body)
+    inner = (vector_loop(last, body, machine),)
+    return shared(outer, inner, work * min(likely(last.extent), BLOCK), machine)
+
+
+def by_rows(rows: Sequence[Axis], tiles: Body, nests: Sequence[Nest], parts: Sequence[Parts], machine: Machine) -> Body:
+    body = tiles
+    work = 0
+    for nest, part in zip(nests, parts, strict=True):
+        body += nest_loops(nest, part, machine)
+        work += work_of(tuple(part.point)) * math.prod(likely(item.extent) for item in nest.axes)
+    axes, body = collapse(list(rows), body)
+    if axes and not tiles and all(nest.scans for nest in nests) and likely(axes[-1].extent) >= MANY_ROWS:
+        block, row, body = cut(axes[-1], ROWS_AT_ONCE, body)
+        axes, body = [*axes[:-1], block], (Loop(row, "vector", body, copies=ROWS_AT_ONCE),)
+        work *= ROWS_AT_ONCE
+    return shared(axes, body, work, machine)
+
+
+def columns(
+    rows: Sequence[Axis],
+    column: Axis,
+    tiles: Body,
+    nests: Sequence[Nest],
+    parts: Sequence[Parts],
+    machine: Machine,
+) -> Body:
+    body: Body = tiles
+    work = 0
+    windows = all(is_window(nest, part) or not nest.axes for nest, part in zip(nests, parts, strict=True))
+    for nest, part in zip(nests, parts, strict=True):
+        body += written_out(nest, part) if is_window(nest, part) else plain_loops(nest, part)
+        work += work_of(tuple(part.point)) * math.prod(likely(item.extent) for item in nest.axes)
+    lanes = lanes_for(body, machine)
+    copies = 4 * unrolling(body, work_of(body))
+    others = [row for row in rows if row is not column]
+    outer, body = collapse(others, body)
+    if any(combines(statement) for statement in walk(body)):
+        # where memory decides the place, only blocks of one length, known now, can be told apart
+        while copies > 1 and column.extent % number(lanes * copies) is not ZERO:
+            copies //= 2
+        if column.extent % number(lanes * copies) is not ZERO:
+            return shared(outer, (Loop(column, "vector", body, lanes, copies),), work * likely(column.extent), machine)
+    if windows and not tiles and likely(column.extent) <= BLOCK:
+        inner = (vector_loop(column, used(body), machine),)
+        return shared(outer, inner, work * likely(column.extent), machine)
+    block, last, body = cut(column, lanes * copies, body)
+    inner = (Loop(last, "vector", body, lanes, copies),)
+    return shared([*outer, block], inner, work * lanes * copies, machine)
+
+
+def combines(statement: Statement) -> bool:
+    return isinstance(statement, Store) and statement.mode != "set" and any(map(data_of, statement.coordinates))
+
+
+def column_axis(rows: Sequence[Axis], nests: Sequence[Nest], parts: Sequence[Parts]) -> Axis | None:
+    """The row axis that vectors are best made of, where that is not an axis of a nest."""
+    found: Axis | None = None
+    for nest, part in zip(nests, parts, strict=True):
+        if not nest.axes or all(trivial(item) for item in nest.axes):
+            continue
+        inner = set(nest.axes)
+        indices = [index for index in indices_at(tuple(part.point)) if not axes_in(index).isdisjoint(inner)]
+        best = vector_axis([*rows, *nest.axes], indices)
+        if best not in rows and is_window(nest, part):
+            best = side_by_side(rows, part, indices)
+        if best is None or best not in rows:
+            return None
+        found = found or best
+    return found
+
+
+def side_by_side(rows: Sequence[Axis], part: Parts, loads: Sequence[Index]) -> Axis | None:
+    """The row axis along which results of windows lie side by side, if the windows are near each other too."""
+    best = vector_axis(rows, [index for item in part.after if isinstance(item, Store) for index in item.coordinates])
+    if best is None or any((step := step_of(index, best)) is None or known(step, FAR) >= FAR for index in loads):
+        return None
+    return best

@@ -1,0 +1,177 @@
+"""The statements of a nest: what is computed at each point, what joins a state, what is stored once a row."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ferrite.ir import STATES, Expr, Load, Local, cast, const, index_value, op, rewrite_loads
+from ferrite.ir.index import Axis, Index
+from ferrite.ir.kernel import Join, Let, State, Statement, Store
+from ferrite.ir.program import Compute, Mode, Reduce, Scan
+from ferrite.schedule.cpu.placement import Placement, flat_place
+from ferrite.schedule.cpu.scans import scan_state
+from ferrite.schedule.fusion.accesses import BufferTable
+from ferrite.schedule.fusion.nests import Nest
+
+Key = tuple[str, Index]
+
+
+@dataclass
+class Parts:
+    """`point`: at every point; `after`: when the states are complete."""
+
+    point: list[Statement] = field(default_factory=list)
+    states: list[State] = field(default_factory=list)
+    after: list[Statement] = field(default_factory=list)
+
+
+class Statements:
+    """Makes the statements of all nests of a group, in order: later nests use values of earlier ones."""
+
+    def __init__(self, placement: Placement, buffer_table: BufferTable, rows: Sequence[Axis]) -> None:
+        self.placement, self.buffer_table, self.rows = placement, buffer_table, rows
+        self.row_values: dict[Key, Local] = {}
+        self.point_values: dict[Key, Local] = {}
+        self.names = (f"v{count}" for count in itertools.count())
+        self.types: dict[str, torch.dtype] = {}
+        self.read: set[str] = set()
+        self.written: set[str] = set()
+
+    def nest(self, nest: Nest) -> Parts:
+        self.point_values = {}
+        parts = Parts()
+        for stage in nest.stages:
+            match stage.operation:
+                case Compute():
+                    parts.point += self.compute(stage.operation, row_level=nest.once_a_row)
+                case Reduce():
+                    self.reduce(stage.operation, parts, row_level=not nest.outer)
+                case Scan():
+                    self.scan(stage.operation, parts)
+        return parts
+
+    # --- expressions --------------------------------------------------------------------------------------------------
+
+    def value(self, expr: Expr) -> Expr:
+        return rewrite_loads(expr, self.loaded)
+
+    def loaded(self, load: Load) -> Expr:
+        storage = self.buffer_table.buffers[load.buffer].storage
+        place = self.buffer_table.place(load.buffer, load.coordinates)
+        found = self.point_values.get((storage, place)) or self.row_values.get((storage, place))
+        if found is not None:
+            return found
+        tile = self.placement.tiles.get(storage)
+        if tile is not None:
+            return Load.intern(tile.name, tile.coordinates(load.coordinates), load.dtype)
+        self.read.add(storage)
+        self.types[storage] = load.dtype
+        return Load.intern(storage, (place,), load.dtype)
+
+    def coordinates(self, index: Index) -> Index:
+        """A coordinate with what it reads from memory rewritten."""
+        from ferrite.ir import IndexValue
+
+        if not index.atoms:
+            return index
+        found = self.value(IndexValue.intern(index, torch.int64))
+        assert isinstance(found, IndexValue)
+        return found.index
+
+    # --- stores -------------------------------------------------------------------------------------------------------
+
+    def stored(self, buffer: str, at: Sequence[Index], value: Expr, mode: Mode = "set") -> Iterator[Statement]:
+        storage = self.buffer_table.buffers[buffer].storage
+        if storage in self.placement.values:
+            return
+        self.forget(storage, value)
+        at = tuple(map(self.coordinates, at))
+        tile = self.placement.tiles.get(storage)
+        if tile is not None:
+            yield Store(tile.name, tile.coordinates(at), value, mode)
+            return
+        self.written.add(storage)
+        self.types[storage] = value.dtype
+        if mode != "set":
+            self.read.add(storage)
+        yield Store(storage, (self.buffer_table.place(buffer, at),), value, mode)
+
+    def forget(self, storage: str, stored: Expr) -> None:
+        """What is known of a storage no longer holds when something is stored there, but for what that is.
+
+        Not what is known of the same place either: what a row had there is no longer there when a point was stored.
+        """
+        for table in (self.point_values, self.row_values):
+            for key in [key for key, value in table.items() if key[0] == storage and value is not stored]:
+                del table[key]
+
+    def named(self, value: Expr, key: Key, row_level: bool) -> tuple[list[Statement], Expr]:
+        """A value that others may ask for, under a name of its own."""
+        name = next(self.names)
+        local = Local.intern(name, value.dtype)
+        (self.row_values if row_level else self.point_values)[key] = local
+        return [Let(name, value)], local
+
+    def key(self, buffer: str, coordinates: Sequence[Index]) -> Key:
+        return self.buffer_table.buffers[buffer].storage, self.buffer_table.place(buffer, coordinates)
+
+    def compute(self, operation: Compute, row_level: bool) -> list[Statement]:
+        """Every value first, then every store."""
+        values = [self.value(store.value) for store in operation.stores]
+        before: list[Statement] = []
+        after: list[Statement] = []
+        for store, value in zip(operation.stores, values, strict=True):
+            if store.mode == "set":
+                let, value = self.named(value, self.key(store.buffer, store.coordinates), row_level)
+                before += let
+            elif len(values) > 1:
+                name = next(self.names)
+                before.append(Let(name, value))
+                value = Local.intern(name, value.dtype)
+            after += self.stored(store.buffer, store.coordinates, value, store.mode)
+        return before + after
+
+    # --- states -------------------------------------------------------------------------------------------------------
+
+    def reduce(self, operation: Reduce, parts: Parts, row_level: bool) -> None:
+        values = [self.value(item) for item in operation.values]
+        if operation.kind in ("any", "all"):
+            values = [truth(item) for item in values]
+        if operation.kind.startswith("arg"):
+            values.append(index_value(flat_place(operation.reduced, [item.extent for item in operation.reduced])))
+        dtypes = state_types(operation.kind, values)
+        state = State(operation.kind, tuple(next(self.names) for _ in dtypes), dtypes)
+        parts.states.append(state)
+        parts.point.append(Join(state.names[0], tuple(values)))
+        for target, name, dtype in zip(operation.targets, state.names, dtypes, strict=True):
+            if target is None:
+                continue
+            result: Expr = cast(Local.intern(name, dtype), self.buffer_table.buffers[target.buffer].dtype)
+            if row_level:
+                let, result = self.named(result, self.key(target.buffer, target.coordinates), True)
+                parts.after += let
+            parts.after += self.stored(target.buffer, target.coordinates, result)
+
+    def scan(self, operation: Scan, parts: Parts) -> None:
+        values = [self.value(item) for item in operation.values]
+        state, joined, results = scan_state(operation, values, [next(self.names) for _ in range(4)])
+        parts.states.append(state)
+        parts.point.append(Join(state.names[0], joined))
+        for target, result in zip(operation.targets, results, strict=True):
+            if target is not None:
+                value = cast(result, self.buffer_table.buffers[target.buffer].dtype)
+                parts.point += self.stored(target.buffer, target.coordinates, value)
+
+
+def truth(value: Expr) -> Expr:
+    return value if value.dtype is torch.bool else op("ne", value, const(0, value.dtype), dtype=torch.bool)
+
+
+def state_types(kind: str, values: Sequence[Expr]) -> tuple[torch.dtype, ...]:
+    if len(values) == STATES[kind].gives:
+        return tuple(value.dtype for value in values)
+    return (values[0].dtype,) * STATES[kind].gives

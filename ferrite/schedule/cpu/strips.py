@@ -1,0 +1,55 @@
+"""Strips: where much is computed from the column alone, it is computed once for many rows.
+
+Enlarging an image finds, for every result, the places it is made of and their weights. Those of a column are the same
+in every row, so a strip of columns goes through a block of rows, and keeps them in registers. The block is small enough
+for the cache, where the strips after it find the lines they share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ferrite.ir import OPERATORS, Cast, Expr, Local, Op
+from ferrite.ir.index import Axis
+from ferrite.ir.kernel import Loop, nodes_in
+from ferrite.schedule.cpu.loops import Body, cut, lanes_for, work_of
+from ferrite.schedule.cpu.machine import Machine
+from ferrite.schedule.fusion.accesses import known, likely
+
+WORTH = 8  # additions at every point that a strip saves
+FEWEST = 8  # rows, for which that pays
+VECTORS = 4  # side by side in a strip
+
+
+def in_strips(axes: Sequence[Axis], body: Body, machine: Machine) -> tuple[list[Axis], Body, int] | None:
+    """The axes around, what stands inside them and the work of that; None where strips do not pay."""
+    if len(axes) < 2:
+        return None
+    *outer, row, column = axes
+    if likely(row.extent) < FEWEST:
+        return None
+    if work_of_column(row, column, body) < WORTH:
+        return None
+    lanes = lanes_for(body, machine)
+    width = likely(column.extent)
+    if width < lanes * VECTORS:
+        return None
+    rows = max(machine.mid // (16 * width), FEWEST)  # four bytes an element, a quarter of the cache
+    if known(row.extent, rows + 1) > rows:
+        block, row, body = cut(row, rows, body)
+        outer.append(block)
+    strip = Loop(column, "vector", (Loop(row, "serial", body),), lanes, VECTORS)
+    return outer, (strip,), work_of(body) * min(likely(row.extent), rows) * width
+
+
+def work_of_column(row: Axis, column: Axis, body: Body) -> int:
+    """Work at one point that is the same in every row, in additions. What memory says may change, and is left out."""
+    found: set[Expr] = set()
+    for statement in body:
+        named: set[Expr] = set()
+        for item in nodes_in(statement):
+            if isinstance(item, Local) or not named.isdisjoint(item.under):
+                named.add(item)
+            elif isinstance(item, Op | Cast) and column in item.atoms and row not in item.atoms and not item.loads:
+                found.add(item)
+    return sum(OPERATORS[item.name].cost if isinstance(item, Op) else 1 for item in found)

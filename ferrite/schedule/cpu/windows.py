@@ -1,0 +1,96 @@
+"""Reductions of a few elements, as pooling has them, written out: vectors are made of results.
+
+    for i in vector(64):                                    for i in vector(64):
+        with sum as s:                                          s0 = 0 + x[2*i]
+            for k in reduction(2): s.join(x[2*i + k])   =>      s = s0 + x[2*i + 1]
+        y[i] = s                                                y[i] = s
+
+What is masked at the edges of an image then has conditions on one axis alone, at which loops are parted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from ferrite.ir import STATES, Expr, Local, nodes_of, params, with_parts
+from ferrite.ir.index import Axis, Index, Number, number
+from ferrite.ir.kernel import Join, Let, State, Statement, nodes_in, walk
+from ferrite.schedule.cpu.loops import Body, replaced, with_values
+from ferrite.schedule.cpu.statements import Parts
+from ferrite.schedule.fusion.accesses import known
+from ferrite.schedule.fusion.nests import Nest
+
+MOST_ELEMENTS = 32
+
+
+def is_window(nest: Nest, part: Parts) -> bool:
+    """Whether so few elements are reduced that they can be written out."""
+    if not part.states or nest.ordered or nest.outer or not all(isinstance(item.extent, Number) for item in nest.axes):
+        return False
+    if not all(isinstance(item, Let | Join) for item in part.point):
+        return False
+    return math.prod(known(item.extent, 0) for item in nest.axes) <= MOST_ELEMENTS
+
+
+def written_out(nest: Nest, part: Parts) -> Body:
+    states = {state.names[0]: state for state in part.states}
+    so_far = {name: list(STATES[state.kind].begin(state.dtypes)) for name, state in states.items()}
+    found: list[Statement] = []
+    places = itertools.product(*(range(known(item.extent, 0)) for item in nest.reduced))
+    for count, place in enumerate(places):
+        at: dict[Axis, Index] = {item: number(value) for item, value in zip(nest.reduced, place, strict=True)}
+        renamed: dict[Expr, Expr] = {}
+        for statement in replaced(tuple(part.point), at):
+            statement = with_values(statement, renamed)
+            if isinstance(statement, Let):
+                name = f"{statement.name}_{count}"
+                renamed[Local.intern(statement.name, statement.value.dtype)] = Local.intern(name, statement.value.dtype)
+                found.append(Let(name, statement.value))
+                continue
+            assert isinstance(statement, Join)
+            state = states[statement.state]
+            values = [
+                Local.intern(f"{statement.state}_of_{count}_{number}", value.dtype)
+                for number, value in enumerate(statement.values)
+            ]
+            found += [Let(local.name, value) for local, value in zip(values, statement.values, strict=True)]
+            results = joined(state, so_far[statement.state], tuple(values), count == 0)
+            names = [f"{name}_{count}" for name in state.names]
+            found += [Let(name, result) for name, result in zip(names, results, strict=True)]
+            so_far[statement.state] = [
+                Local.intern(name, dtype) for name, dtype in zip(names, state.dtypes, strict=True)
+            ]
+    for state in part.states:
+        found += [Let(name, value) for name, value in zip(state.names, so_far[state.names[0]], strict=True)]
+    return (*found, *part.after)
+
+
+def used(body: Body) -> Body:
+    """The statements without values that nothing asks for: pooling may want the greatest value, and not its place."""
+    wanted: set[str] = set()
+    found: list[Statement] = []
+    for statement in reversed(body):
+        if not isinstance(statement, Let) or statement.name in wanted:
+            found.append(statement)
+            inside = (item for each in walk((statement,)) for item in nodes_in(each))
+            wanted.update(item.name for item in inside if isinstance(item, Local))
+    return tuple(reversed(found))
+
+
+def joined(state: State, left: list[Expr], values: tuple[Expr, ...], first: bool) -> list[Expr]:
+    kind, types = STATES[state.kind], state.dtypes
+    lifted = [applied(item, values) for item in kind.lift(types)]
+    if kind.in_order is not None and first:
+        return lifted  # what comes after has to be better, and nothing is better than what a state begins with
+    join = kind.in_order or kind.join
+    return [applied(item, (*left, *lifted)) for item in join(types)]
+
+
+def applied(root: Expr, values: tuple[Expr, ...]) -> Expr:
+    """An expression over parameters with values in their place."""
+    done: dict[Expr, Expr] = dict(zip(params(tuple(value.dtype for value in values)), values, strict=True))
+    for item in nodes_of(root):
+        if item not in done:
+            done[item] = with_parts(item, done.__getitem__, lambda index: index)
+    return done[root]

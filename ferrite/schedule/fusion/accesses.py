@@ -1,0 +1,198 @@
+"""Which memory an operation touches: one touch per load and store, as a place in a storage.
+
+Places are flat: elements from where the storage of the buffer begins, strides and offsets multiplied out. Two
+operations depend on each other where they touch one storage and one of them writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ferrite.ir import Data, Expr, Load, nodes_of
+from ferrite.ir.index import ZERO, Atom, Axis, Index, Number, Sum, Symbol, evaluate, substitute
+from ferrite.ir.program import Buffer, Loop, Program, roots_of, stores_of, targets_of
+
+
+@dataclass(frozen=True)
+class MemoryAccess:
+    buffer: str
+    storage: str
+    coordinates: tuple[Index, ...]
+    place: Index
+    writes: bool
+    mode: str = "set"
+
+
+class BufferTable:
+    """Where the elements of a program's buffers lie."""
+
+    def __init__(self, program: Program) -> None:
+        self.buffers: Mapping[str, Buffer] = {buffer.name: buffer for buffer in program.buffers}
+
+    def place(self, name: str, coordinates: Iterable[Index]) -> Index:
+        buffer = self.buffers[name]
+        place = buffer.offset if buffer.kind == "view" else ZERO
+        for coordinate, stride in zip(coordinates, buffer.strides, strict=True):
+            place = place + coordinate * stride
+        return place
+
+    def access(self, name: str, coordinates: tuple[Index, ...], writes: bool, mode: str = "set") -> MemoryAccess:
+        storage = self.buffers[name].storage
+        return MemoryAccess(name, storage, coordinates, self.place(name, coordinates), writes, mode)
+
+    def accesses(self, operation: Loop) -> tuple[MemoryAccess, ...]:
+        """Loads, then stores, each place once."""
+        found: dict[MemoryAccess, None] = {}
+        for load in loads_of(*roots_of(operation)):
+            found[self.access(load.buffer, load.coordinates, False)] = None
+        stored = stores_of(operation)
+        for store in stored:
+            found[self.access(store.buffer, store.coordinates, True, store.mode)] = None
+        if not stored:
+            for target in targets_of(operation):
+                found[self.access(target.buffer, target.coordinates, True)] = None
+        return tuple(found)
+
+    def dtype(self, storage: str) -> torch.dtype:
+        return self.buffers[storage].dtype
+
+
+def loads_of(*roots: Expr) -> list[Load]:
+    return [item for item in nodes_of(*roots) if isinstance(item, Load)]
+
+
+# --- questions about one place ----------------------------------------------------------------------------------------
+
+
+def step_of(place: Index, axis: Axis) -> Index | None:
+    """By how much a place moves when an axis takes one step; None where that depends on where it stands."""
+    if axis not in place.atoms:
+        return None if reads_axis(place, axis) else ZERO
+    if isinstance(place, Sum):
+        plain = [(item, factor) for item, factor in place.terms if item is axis]
+        others = [item for item, _ in place.terms if item is not axis]
+        if plain and all(axis not in item.atoms and not reads_axis(item, axis) for item in others):
+            return ZERO + plain[0][1]
+    if reads_axis(place, axis):
+        return None
+    step = substitute(place, {axis: axis + 1}) - place
+    return None if axis in step.atoms else step
+
+
+def reads_axis(place: Index, axis: Axis) -> bool:
+    """Whether a place depends on an axis through what it reads from memory."""
+    return any(isinstance(atom, Data) and axis in atom.value.atoms for atom in place.atoms)
+
+
+def axes_in(place: Index) -> frozenset[Axis]:
+    """The axes a place depends on, through data too."""
+    found = {atom for atom in place.atoms if isinstance(atom, Axis)}
+    for atom in place.atoms:
+        if isinstance(atom, Data):
+            found |= {inner for inner in atom.value.atoms if isinstance(inner, Axis)}
+    return frozenset(found)
+
+
+GUESS = 64  # what an extent that nothing bounds is taken for, where a decision needs a number
+
+
+def known(index: Index, otherwise: int) -> int:
+    """A number for a size: itself, its largest value, or a guess."""
+    if isinstance(index, Number):
+        return index.value
+    return otherwise if index.high is None else min(index.high, otherwise)
+
+
+def likely(index: Index, otherwise: int = GUESS) -> int:
+    """A number for a size, where a decision needs one that need not be right: itself, what was seen, or a guess."""
+    if isinstance(index, Number):
+        return index.value
+    try:
+        return int(evaluate(index, likely_of_atom))
+    except NoGuess:
+        return known(index, otherwise)
+
+
+class NoGuess(Exception):
+    """Nothing is known of an atom."""
+
+
+def likely_of_atom(atom: Atom) -> int:
+    if isinstance(atom, Symbol) and atom.likely is not None:
+        return atom.likely
+    raise NoGuess(str(atom))
+
+
+# --- two touches of one storage ---------------------------------------------------------------------------------------
+
+
+def separated(first: MemoryAccess, second: MemoryAccess, rows: Iterable[Axis]) -> bool:
+    """Whether two touches meet in one row at most: at different values of the rows they are at different elements."""
+    wanted = {row for row in rows if not (isinstance(row.extent, Number) and row.extent.value == 1)}
+    if not wanted:
+        return True
+    if first.buffer == second.buffer:
+        pairs = zip(first.coordinates, second.coordinates, strict=True)
+        fixed = {row for left, right in pairs if left is right and (row := only_row(left, wanted)) is not None}
+        if wanted <= fixed:
+            return True
+    return first.place is second.place and mixed_radix(first.place, wanted)
+
+
+def only_row(coordinate: Index, rows: set[Axis]) -> Axis | None:
+    """The row that alone decides a coordinate, one to one. Sizes beside it only say where it begins."""
+    if isinstance(coordinate, Axis):
+        return coordinate if coordinate in rows else None
+    if isinstance(coordinate, Sum):
+        moving = [item for item, _ in coordinate.terms if not all(isinstance(atom, Symbol) for atom in item.atoms)]
+        if len(moving) == 1 and isinstance(moving[0], Axis) and moving[0] in rows:
+            return moving[0]
+    return None
+
+
+def mixed_radix(place: Index, rows: set[Axis]) -> bool:
+    """Whether rows decide parts of a place that do not overlap: 64*i + j with j below 64 is at another i elsewhere."""
+    terms = dict(place.terms) if isinstance(place, Sum) else {place: 1}
+    factors: list[tuple[int, int]] = []  # step, how many
+    spread = 0
+    for item, factor in terms.items():
+        if isinstance(item, Axis) and item in rows:
+            if not isinstance(item.extent, Number):
+                return False
+            factors.append((abs(factor), item.extent.value))
+        elif item.low is None or item.high is None or not axes_in(item).isdisjoint(rows):
+            return False
+        else:
+            spread += abs(factor) * (item.high - item.low)
+    if len(factors) < len(rows):
+        return False
+    for step, count in sorted(factors):
+        if step <= spread:
+            return False
+        spread += step * (count - 1)
+    return True
+
+
+# --- coordinates of two touches ---------------------------------------------------------------------------------------
+
+
+def counterparts(left: Index, right: Index) -> Iterator[tuple[Axis, Axis]]:
+    """Axes that do the same in two coordinates: `128*i + j + 1` and `128*k + l + 1` have i and k, j and l."""
+    (constant, terms), (other_constant, others) = constant_and_terms(left), constant_and_terms(right)
+    if constant != other_constant or terms.keys() != others.keys():
+        return
+    for factor, item in terms.items():
+        other = others[factor]
+        if isinstance(item, Axis) and isinstance(other, Axis):
+            yield item, other
+
+
+def constant_and_terms(coordinate: Index) -> tuple[int, dict[int, Index]]:
+    """The terms by their factors; nothing where two have the same."""
+    if not isinstance(coordinate, Sum):
+        return 0, {1: coordinate}
+    by_factor = {factor: item for item, factor in coordinate.terms}
+    return coordinate.constant, by_factor if len(by_factor) == len(coordinate.terms) else {}

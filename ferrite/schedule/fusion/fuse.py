@@ -1,0 +1,217 @@
+"""From a list of operations to a list of items: groups of loops, each to become one kernel, and what stands between.
+
+Program order is the meaning. An operation may move forward to a group that stands earlier, but not before anything it
+depends on: what writes what it reads, what reads or writes what it writes, what gives a symbol its value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from ferrite.ir.index import Symbol
+from ferrite.ir.program import (
+    Assert,
+    Compute,
+    Loop,
+    Operation,
+    Program,
+    Reduce,
+    Scan,
+    defines,
+    has_effect,
+    reads,
+    symbols,
+    writes,
+)
+from ferrite.pipeline import Fuel
+from ferrite.schedule.fusion.accesses import BufferTable
+from ferrite.schedule.fusion.groups import Fit, Group, Refusal, begin, bind, fit, shared_bytes
+from ferrite.schedule.fusion.stages import Names, Stage, stage_of, with_fresh_axes
+from ferrite.schedule.steps import NotFused
+from ferrite.schedule.target import Schedulings
+
+MOST_TRIED = 6  # groups that an operation is held against, those that share most first
+
+
+@dataclass
+class Ordered:
+    """`not_compiled`: why a loop is not, by its place among the items."""
+
+    items: list[Group | Operation] = field(default_factory=list)
+    not_compiled: dict[int, str] = field(default_factory=dict)
+    refusals: list[NotFused] = field(default_factory=list)
+
+
+class Order:
+    def __init__(self, program: Program, schedulings: Schedulings, fuel: Fuel) -> None:
+        self.program, self.schedulings, self.fuel = program, schedulings, fuel
+        self.buffer_table = BufferTable(program)
+        self.names = Names()
+        self.done = Ordered()
+        self.writer: dict[str, int] = {}
+        self.reader: dict[str, int] = {}
+        self.definer: dict[Symbol, int] = {}
+        self.effect = -1
+        self.after: dict[int, int] = {}  # of groups: the place of the last item that they depend on
+        self.apart: set[tuple[int, int]] = set()  # groups that do not become one
+
+    def run(self) -> Ordered:
+        for operation in self.program.operations:
+            self.take(operation)
+        return self.done
+
+    # --- dependences --------------------------------------------------------------------------------------------------
+
+    def storage(self, name: str) -> str:
+        return self.buffer_table.buffers[name].storage
+
+    def needed(self, read: set[str], written: set[str], operation: Operation) -> set[int]:
+        """The places of the items that an operation depends on: of those that touch one thing the last."""
+        found = {self.writer.get(name, -1) for name in read | written}
+        found |= {self.reader.get(name, -1) for name in written}
+        if self.definer:
+            found |= {self.definer.get(name, -1) for name in symbols(operation)}
+        if has_effect(operation):
+            found.add(self.effect)
+        return found
+
+    def settle(self, place: int, read: set[str], written: set[str], operation: Operation) -> None:
+        for name in read:
+            self.reader[name] = max(self.reader.get(name, -1), place)
+        for name in written:
+            self.writer[name] = max(self.writer.get(name, -1), place)
+        for symbol in defines(operation):
+            self.definer[symbol] = place
+        if isinstance(operation, Assert):  # what follows may rely on it
+            for symbol in symbols(operation):
+                self.definer[symbol] = place
+        if has_effect(operation):
+            self.effect = place
+
+    # --- operations ---------------------------------------------------------------------------------------------------
+
+    def take(self, operation: Operation) -> None:
+        read = {self.storage(access.buffer) for access in reads(operation)}
+        written = {self.storage(access.buffer) for access in writes(operation)}
+        place = self.join(operation, self.needed(read, written, operation))
+        self.settle(place, read, written, operation)
+
+    def join(self, operation: Operation, needed: set[int]) -> int:
+        """The place of the item that the operation is part of now."""
+        if not isinstance(operation, Compute | Reduce | Scan):
+            return self.append(operation)
+        device = self.device_of(operation)
+        scheduling = self.schedulings.get(device)
+        reason = f"no kernels are made on {device}" if scheduling is None else scheduling.refuses(operation)
+        if reason or scheduling is None:
+            return self.leave(operation, reason or "")
+        stage = stage_of(with_fresh_axes(operation, self.names), self.buffer_table)
+        reason = hazard(stage, self.buffer_table)
+        if reason:
+            return self.leave(operation, reason)
+        if self.fuel.left:
+            needed = self.merged(stage, needed, device)
+            for place in self.candidates(stage, max(needed, default=-1), device):
+                group = self.done.items[place]
+                assert isinstance(group, Group)
+                found = fit(group, stage, self.buffer_table, scheduling.slower)
+                if isinstance(found, Fit):
+                    self.fuel.spend()
+                    group.rows = found.rows
+                    group.add(found.stage)
+                    self.after[place] = max(self.after[place], *(needed - {place}), -1)
+                    return place
+                self.refused(operation, group, found)
+        place = self.append(begin(stage, device))
+        self.after[place] = max(needed, default=-1)
+        return place
+
+    def leave(self, operation: Operation, reason: str) -> int:
+        """An operation that does not become part of a kernel."""
+        place = self.append(operation)
+        self.done.not_compiled[place] = reason
+        return place
+
+    def device_of(self, operation: Loop) -> str:
+        """The type of the device that a loop runs on: that of what it writes."""
+        return next((self.buffer_table.buffers[access.buffer].device.type for access in writes(operation)), "cpu")
+
+    def merged(self, stage: Stage, needed: set[int], device: str) -> set[int]:
+        """Where the last thing that a stage needs is a group, and it shares memory with an earlier group too, the two
+        groups become one if nothing stands between them: the stage can then join both."""
+        last = max(needed, default=-1)
+        others = needed - {last}
+        group = self.done.items[last] if last >= 0 else None
+        if not isinstance(group, Group):
+            return needed
+        if group.device != device:
+            return needed
+        for place in self.candidates(stage, max(self.after[last], *others, -1), device):
+            if place < last and (place, last) not in self.apart:
+                if self.became_one(place, last, stage):
+                    return others | {place}
+                self.apart.add((place, last))
+        return needed
+
+    def became_one(self, place: int, later: int, link: Stage) -> bool:
+        """The later group's stages at the end of the earlier one, where each fits and no rows are lost. Rows that go
+        with the same axis of the link go together."""
+        first, second = self.done.items[place], self.done.items[later]
+        assert isinstance(first, Group)
+        assert isinstance(second, Group)
+        theirs = {mine: row for row, mine in bind(second, link).items()}
+        rows = {row: theirs[mine] for row, mine in bind(first, link).items() if mine in theirs}
+        if len(rows) != len(first.rows) or len(rows) != len(second.rows):
+            return False
+        whole = first.copy()
+        slower = self.schedulings[first.device].slower
+        for stage in second.stages:
+            found = fit(whole, stage, self.buffer_table, slower, rows)
+            if not isinstance(found, Fit) or found.rows != first.rows:
+                return False
+            whole.add(found.stage)
+        self.fuel.spend()
+        self.done.items[place], self.done.items[later] = whole, Group(())
+        self.after[place] = max(self.after[place], self.after[later])
+        for table in (self.writer, self.reader):
+            for storage in second.accesses:
+                if table.get(storage) == later:
+                    table[storage] = place
+        return True
+
+    def append(self, item: Group | Operation) -> int:
+        self.done.items.append(item)
+        return len(self.done.items) - 1
+
+    def candidates(self, stage: Stage, earliest: int, device: str) -> list[int]:
+        """Groups not before what the stage depends on, those that share most bytes first, of equals the latest."""
+        places = {
+            place
+            for access in stage.accesses
+            for table in (self.writer, self.reader)
+            if (place := table.get(access.storage, -1)) >= max(earliest, 0)
+        }
+        groups = [(place, item) for place in places if isinstance(item := self.done.items[place], Group)]
+        groups = [(place, group) for place, group in groups if group.device == device]
+        ranked = sorted(groups, key=lambda pair: (-shared_bytes(pair[1], stage, self.buffer_table), -pair[0]))
+        return [place for place, _ in ranked[:MOST_TRIED]]
+
+    def refused(self, operation: Loop, group: Group, refusal: Refusal) -> None:
+        there = tuple(node for each in group.operations for node in each.origin.nodes)
+        self.done.refusals.append(NotFused(operation.origin.nodes, there, refusal.reason))
+
+
+def hazard(stage: Stage, buffer_table: BufferTable) -> str | None:
+    """Why a loop cannot stand for an operation, which reads all it needs before it writes."""
+    types: dict[str, torch.dtype] = {}
+    for access in stage.accesses:
+        dtype = buffer_table.buffers[access.buffer].dtype
+        if types.setdefault(access.storage, dtype) != dtype:
+            return f"{access.storage} is seen as two types"
+    for write in stage.written:
+        for access in stage.accesses:
+            if access.storage == write.storage and access.place is not write.place and not access.writes:
+                return f"it reads other elements of {write.buffer} than it writes"
+    return None

@@ -1,0 +1,173 @@
+"""Fusion: which operations become one kernel.
+
+A group runs its stages row by row: all stages of a row, then the next row. Rows are axes that every stage has; rows are
+independent, so they are spread over threads. What one stage writes and another reads must be in the same row. So a
+softmax, a layer norm with what comes before and after, or the pieces of a concatenation and their reader are one
+group; its rows get fewer axes when a stage joins that needs more of a tensor at once (a sum over the last axis).
+
+Operations are taken in program order. Each joins the group with which it shares most bytes, among the groups that do
+not come before something it depends on; or it begins a group. An operation that needs a group and shares memory with an
+earlier one makes one of both, if nothing stands between. What is asked is local, and the whole is linear in the number
+of touches.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ferrite.ir.index import Axis, Index, Number
+from ferrite.ir.program import Loop, Origin
+from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, counterparts, likely, separated
+from ferrite.schedule.fusion.stages import Stage
+
+MOST_STAGES = 48
+MOST_POINTERS = 48
+
+
+@dataclass
+class Group:
+    """`device`: the type of the device that all of it runs on."""
+
+    rows: tuple[Axis, ...]
+    stages: list[Stage] = field(default_factory=list)
+    accesses: dict[str, list[MemoryAccess]] = field(default_factory=dict)  # by storage, each place once
+    device: str = "cpu"
+
+    def add(self, stage: Stage) -> None:
+        self.stages.append(stage)
+        for access in stage.accesses:
+            known_touches = self.accesses.setdefault(access.storage, [])
+            if access not in known_touches:
+                known_touches.append(access)
+
+    def copy(self) -> Group:
+        accesses = {name: list(accesses) for name, accesses in self.accesses.items()}
+        return Group(self.rows, list(self.stages), accesses, self.device)
+
+    @property
+    def operations(self) -> tuple[Loop, ...]:
+        return tuple(stage.operation for stage in self.stages)
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        return tuple(dict.fromkeys(operation.origin for operation in self.operations))
+
+
+# Why a stage in a group would run slower than after it, row by row.
+Slower = Callable[[Group, Stage, tuple[Axis, ...]], str | None]
+
+
+def begin(stage: Stage, device: str = "cpu") -> Group:
+    """A group of one: rows are all axes whose order is free."""
+    rows = tuple(item for item in stage.axes if item in stage.free and item not in stage.reduced)
+    group = Group(rows, device=device)
+    group.add(stage)
+    return group
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why an operation did not join a group."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How an operation joins a group: under these axes, with these rows."""
+
+    stage: Stage
+    rows: tuple[Axis, ...]
+
+
+def fit(
+    group: Group, stage: Stage, buffer_table: BufferTable, slower: Slower, bound: Mapping[Axis, Axis] | None = None
+) -> Fit | Refusal:
+    """`slower`: why they would be together, on their device; `bound`: the stage's axis for each row, where that is
+    known."""
+    if len(group.stages) >= MOST_STAGES:
+        return Refusal(f"the kernel has {MOST_STAGES} operations already")
+    if len(group.accesses.keys() | {access.storage for access in stage.accesses}) > MOST_POINTERS:
+        return Refusal(f"together they touch more than {MOST_POINTERS} storages")
+    bound = bind(group, stage) if bound is None else bound
+    rows = tuple(row for row in group.rows if row in bound or is_one(row))
+    joined = stage.renamed({mine: row for row, mine in bound.items()}, buffer_table)
+    for access in joined.accesses:
+        for other in group.accesses.get(access.storage, ()):
+            if buffer_table.buffers[access.buffer].dtype != buffer_table.buffers[other.buffer].dtype:
+                return Refusal(f"{access.storage} is seen as two types")
+            if (access.writes or other.writes) and not separated(access, other, rows):
+                return Refusal(f"what one has of {access.buffer} in a row, the other needs in other rows")
+    if beside(group, joined) and written_bytes(group, joined, buffer_table) > shared_bytes(group, joined, buffer_table):
+        return Refusal("they need nothing of each other, and together hold more than they read")
+    worse = slower(group, joined, rows)
+    return Refusal(worse) if worse else Fit(joined, rows)
+
+
+def beside(group: Group, stage: Stage) -> bool:
+    """Whether a stage only reads other elements of the same tensors: nothing is saved when it joins."""
+    pairs = [(access, other) for access in stage.accesses for other in group.accesses.get(access.storage, ())]
+    return bool(pairs) and all(not (access.writes or other.writes) and apart(access, other) for access, other in pairs)
+
+
+def apart(first: MemoryAccess, second: MemoryAccess) -> bool:
+    """Whether two touches are of different parts of a tensor: along an axis of it, one ends before the other begins."""
+    if first.buffer != second.buffer:
+        return False
+    both = zip(first.coordinates, second.coordinates, strict=True)
+    return any(ends_before(one, other) or ends_before(other, one) for one, other in both)
+
+
+def ends_before(first: Index, second: Index) -> bool:
+    return first.high is not None and second.low is not None and first.high < second.low
+
+
+def written_bytes(group: Group, stage: Stage, buffer_table: BufferTable) -> int:
+    accesses = itertools.chain(stage.accesses, *group.accesses.values())
+    return sum(
+        bytes_about(storage, buffer_table) for storage in {access.storage for access in accesses if access.writes}
+    )
+
+
+def is_one(row: Axis) -> bool:
+    return isinstance(row.extent, Number) and row.extent.value == 1
+
+
+def bind(group: Group, stage: Stage) -> dict[Axis, Axis]:
+    """Which axis of the stage goes with which row: the one that stands in the same coordinate of the same buffer."""
+    bound: dict[Axis, Axis] = {}
+    taken: set[Axis] = set()
+    refused: set[Axis] = set()
+    # what is written decides; what both only read is a hint where nothing is
+    ranked = sorted(stage.accesses, key=lambda access: not access.writes)
+    for wanted in (True, False):
+        for access in ranked:
+            for other in group.accesses.get(access.storage, ()):
+                if (access.writes or other.writes) is not wanted or access.buffer != other.buffer:
+                    continue
+                pairs = zip(other.coordinates, access.coordinates, strict=True)
+                for row, mine in itertools.chain.from_iterable(itertools.starmap(counterparts, pairs)):
+                    if row not in group.rows or mine not in stage.axes:
+                        continue
+                    if row in bound or row in refused or mine in taken:
+                        continue
+                    if mine in stage.free and row.extent is mine.extent:
+                        bound[row] = mine
+                        taken.add(mine)
+                    elif wanted:
+                        refused.add(row)
+    return bound
+
+
+def shared_bytes(group: Group, stage: Stage, buffer_table: BufferTable) -> int:
+    """Bytes that need not be read again when the stage joins."""
+    common = {access.storage for access in stage.accesses} & group.accesses.keys()
+    return sum(bytes_about(storage, buffer_table) for storage in common)
+
+
+def bytes_about(storage: str, buffer_table: BufferTable) -> int:
+    buffer = buffer_table.buffers[storage]
+    return math.prod((likely(size) for size in buffer.sizes), start=buffer.dtype.itemsize)

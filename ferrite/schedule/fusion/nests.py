@@ -1,0 +1,159 @@
+"""Inside a row: stages that run in one loop, and the order of these loops.
+
+A nest is one loop nest of a row: it has axes, and stages that are computed at every point of them. A stage joins a nest
+where what it needs of the stages there is at the same point; it comes after a nest of which it needs a result, or other
+points. Stages of one nest pass values on without memory between them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ferrite.ir.index import Axis, Number
+from ferrite.ir.program import Compute, Reduce, Scan
+from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, counterparts
+from ferrite.schedule.fusion.groups import Group
+from ferrite.schedule.fusion.stages import Stage
+
+
+@dataclass
+class Nest:
+    """`axes` without those that are rows. `reduced`: axes over which states are joined; empty where there are none."""
+
+    axes: tuple[Axis, ...]
+    stages: list[Stage] = field(default_factory=list)
+    ordered: bool = False  # one after the other, in one thread: a scan, or stores that may meet
+
+    @property
+    def reduced(self) -> tuple[Axis, ...]:
+        found = [stage.reduced for stage in self.stages if stage.reduced]
+        return found[0] if found else ()
+
+    @property
+    def has_states(self) -> bool:
+        """Whether it has reductions. One over axes of one element has no axis left, but a state like any other."""
+        return any(isinstance(stage.operation, Reduce) for stage in self.stages)
+
+    @property
+    def scans(self) -> bool:
+        """Whether all it does are scans."""
+        return all(isinstance(stage.operation, Scan) for stage in self.stages)
+
+    @property
+    def outer(self) -> tuple[Axis, ...]:
+        """Axes that are not reduced, where something is."""
+        reduced = set(self.reduced)
+        return tuple(item for item in self.axes if item not in reduced) if self.has_states else ()
+
+    @property
+    def once_a_row(self) -> bool:
+        """Whether its points are computed in the row itself, not in a loop and not while states are joined."""
+        return not self.axes and not self.has_states
+
+
+def nests_of(group: Group, buffer_table: BufferTable) -> list[Nest]:
+    nests: list[Nest] = []
+    for stage in group.stages:
+        place(nests, stage, group.rows, buffer_table)
+    return nests
+
+
+def place(nests: list[Nest], stage: Stage, rows: Sequence[Axis], buffer_table: BufferTable) -> None:
+    inner = stage.inner(rows)
+    ordered = isinstance(stage.operation, Scan) or any(
+        item not in stage.free and item not in stage.reduced for item in inner
+    )
+    chosen: tuple[Nest, Stage] | None = None
+    for nest in reversed(nests):
+        joined = None if ordered or nest.ordered else aligned(nest, stage, inner, buffer_table)
+        met = meeting(nest, joined or stage)
+        if joined is not None and met != "elsewhere" and chosen is None:
+            chosen = nest, joined
+        if met != "nowhere":
+            break
+    if chosen is None:
+        same = next((nest for nest in nests if extents(nest.axes) == extents(inner) and not ordered), None)
+        if same is not None:  # the same axes, so that equal expressions are seen to be equal
+            stage = stage.renamed(by_order(inner, same.axes), buffer_table)
+            inner = stage.inner(rows)
+        nests.append(Nest(inner, [stage], ordered))
+    else:
+        chosen[0].stages.append(chosen[1])
+
+
+def extents(axes: Sequence[Axis]) -> tuple[object, ...]:
+    return tuple(item.extent for item in axes)
+
+
+def by_order(old: Sequence[Axis], new: Sequence[Axis]) -> dict[Axis, Axis]:
+    return {left: right for left, right in zip(old, new, strict=True) if left is not right}
+
+
+def aligned(nest: Nest, stage: Stage, inner: tuple[Axis, ...], buffer_table: BufferTable) -> Stage | None:
+    """The stage over the axes of a nest, where it has as many and the same; None otherwise."""
+    if len(inner) != len(nest.axes) or sorted(map(id, extents(inner))) != sorted(map(id, extents(nest.axes))):
+        return None
+    new = matched(nest, stage, inner)
+    if new is None:
+        return None
+    joined = stage.renamed({old: axis for old, axis in new.items() if old is not axis}, buffer_table)
+    if not isinstance(joined.operation, Reduce):
+        return joined
+    if nest.has_states:
+        return joined if set(joined.reduced) == set(nest.reduced) else None
+    return joined if isinstance(nest.stages[0].operation, Compute) else None
+
+
+def matched(nest: Nest, stage: Stage, inner: tuple[Axis, ...]) -> dict[Axis, Axis] | None:
+    """Which axis of the nest each axis of the stage is: by the coordinates where both stand, then by their order."""
+    new: dict[Axis, Axis] = {item: item for item in inner if item in nest.axes}
+    taken = set(new.values())
+    for each in nest.stages:
+        for access in each.accesses:
+            for other in stage.accesses:
+                if access.buffer != other.buffer:
+                    continue
+                pairs = zip(access.coordinates, other.coordinates, strict=True)
+                for theirs, mine in itertools.chain.from_iterable(itertools.starmap(counterparts, pairs)):
+                    if theirs not in nest.axes or mine not in inner or mine in new or theirs in taken:
+                        continue
+                    if theirs.extent is mine.extent:
+                        new[mine] = theirs
+                        taken.add(theirs)
+    rest = [item for item in nest.axes if item not in taken]
+    for mine in inner:
+        if mine not in new:
+            alike = next((item for item in rest if item.extent is mine.extent), None)
+            if alike is None:
+                return None
+            new[mine] = alike
+            rest.remove(alike)
+    return new
+
+
+def meeting(nest: Nest, stage: Stage) -> str:
+    """Where a stage needs what a nest touches: "nowhere", at the "same point", or "elsewhere"."""
+    found = "nowhere"
+    for each in nest.stages:
+        for access in each.accesses:
+            for other in stage.accesses:
+                if access.storage != other.storage or not (access.writes or other.writes):
+                    continue
+                if not same_point(each, access, stage, other):
+                    return "elsewhere"
+                found = "same point"
+    return found
+
+
+def same_point(first: Stage, access: MemoryAccess, second: Stage, other: MemoryAccess) -> bool:
+    """Whether two touches meet at one point of the nest only, and the value is there by then."""
+    if access.place is not other.place:
+        return False
+    results = (first, access), (second, other)
+    return not any(accessed.writes and isinstance(stage.operation, Reduce | Scan) for stage, accessed in results)
+
+
+def trivial(axis: Axis) -> bool:
+    return isinstance(axis.extent, Number) and axis.extent.value == 1

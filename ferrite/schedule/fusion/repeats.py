@@ -1,0 +1,165 @@
+"""Groups that are alike become one kernel, built once: the layers of a model repeat.
+
+Two groups are alike when they differ in nothing but names: of axes, of buffers, of the nodes they come from. A
+signature says all that a kernel is built from, with numbers in the place of names, and takes one walk over the group.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+from ferrite.ir import Expr, Interned, Load, nodes_of
+from ferrite.ir.index import Axis, Index, Number, Product, Sum, Symbol
+from ferrite.ir.kernel import Kernel, canonical, verify_kernel
+from ferrite.ir.program import Compute, Reduce, Scan, Store, Target, roots_of
+from ferrite.schedule.fusion.accesses import BufferTable
+from ferrite.schedule.fusion.groups import Group
+from ferrite.schedule.target import Schedulings
+
+# What says everything by itself, without a name of one group in it.
+NAMELESS = (Number, Symbol)
+
+
+@dataclass
+class Pattern:
+    """The kernel of the first group of its kind; `arguments`: numbers of the storages behind its pointers."""
+
+    kernel: Kernel
+    names: tuple[str, ...]  # the storages of that group, by number
+    arguments: tuple[int, ...]
+    forms: dict[Hashable, Kernel] = field(default_factory=dict)  # by which pointers are one
+
+    def form(self, one: Mapping[int, int]) -> Kernel:
+        """The kernel by position, where some storages take over the memory of others. Its laws are checked here, for
+        every kernel that may run: threads that store to one place are no crash, but another number now and then."""
+        key = tuple(sorted(one.items()))
+        if key not in self.forms:
+            made = canonical(self.kernel, {self.names[old]: self.names[new] for old, new in one.items()})
+            self.forms[key] = verify_kernel(made)
+        return self.forms[key]
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """One group as a case of its pattern."""
+
+    pattern: Pattern
+    names: tuple[str, ...]
+    group: Group
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        return tuple(self.names[number] for number in self.pattern.arguments)
+
+    @property
+    def sizes(self) -> tuple[Symbol, ...]:
+        return self.pattern.kernel.sizes
+
+    def kernel(self, one: Mapping[str, str]) -> Kernel:
+        """`one`: storages that take over memory, as for `canonical`."""
+        numbers = {name: number for number, name in enumerate(self.names)}
+        kernel = self.pattern.form({numbers[old]: numbers[new] for old, new in one.items()})
+        return replace(kernel, origins=self.group.origins)
+
+
+class Repeats:
+    def __init__(self, buffer_table: BufferTable, schedulings: Schedulings) -> None:
+        self.buffer_table, self.schedulings = buffer_table, schedulings
+        self.patterns: dict[Hashable, Pattern] = {}
+
+    def of(self, group: Group, inside: tuple[str, ...]) -> Repeat:
+        """`inside`: storages that nothing else touches."""
+        signature = Signature(self.buffer_table, inside)
+        key = signature.of_group(group)
+        names = tuple(signature.storages)
+        pattern = self.patterns.get(key)
+        if pattern is None:
+            built = self.schedulings[group.device].arranged(group, inside, self.buffer_table)
+            arguments = tuple(signature.storages[name] for name in built.arguments)
+            pattern = self.patterns[key] = Pattern(built.kernel, names, arguments)
+        return Repeat(pattern, names, group)
+
+
+class Signature:
+    """Expressions are listed once, operands first, and called by their place in the list; indices are small and are
+    spelt out, their terms in no order: terms are sorted by name."""
+
+    def __init__(self, buffer_table: BufferTable, inside: tuple[str, ...]) -> None:
+        self.buffer_table, self.inside = buffer_table, frozenset(inside)
+        self.axes: dict[Axis, int] = {}
+        self.storages: dict[str, int] = {}
+        self.buffers: dict[str, int] = {}
+        self.places: dict[Expr, int] = {}
+        self.rows: list[Hashable] = []
+
+    def of_group(self, group: Group) -> Hashable:
+        rows = tuple(map(self.index, group.rows))
+        stages = [(tuple(map(self.index, stage.axes)), self.operation(stage.operation)) for stage in group.stages]
+        return (group.device, rows, *stages, *self.rows)
+
+    def operation(self, operation: Compute | Reduce | Scan | Any) -> Hashable:
+        for item in nodes_of(*roots_of(operation), known=self.places):
+            self.rows.append(self.node(item))
+            self.places[item] = len(self.places)
+        match operation:
+            case Compute(stores=stores):
+                return Compute, tuple(map(self.store, stores))
+            case Reduce():
+                reduced = tuple(map(self.index, operation.reduced))
+                return Reduce, reduced, operation.kind, self.results(operation)
+            case Scan():
+                return Scan, self.index(operation.along), operation.combine, self.results(operation)
+        raise TypeError(f"{type(operation).__name__} is no loop that is scheduled")
+
+    def results(self, operation: Reduce | Scan) -> Hashable:
+        values = tuple(self.places[value] for value in operation.values)
+        return values, tuple(None if target is None else self.target(target) for target in operation.targets)
+
+    def store(self, store: Store) -> Hashable:
+        return self.target(Target(store.buffer, store.coordinates)), self.places[store.value], store.mode
+
+    def target(self, target: Target) -> Hashable:
+        return self.buffer(target.buffer), tuple(map(self.index, target.coordinates))
+
+    def node(self, item: Interned) -> Hashable:
+        if isinstance(item, Load):
+            return Load, self.buffer(item.buffer), tuple(map(self.index, item.coordinates))
+        return (type(item), *(self.part(getattr(item, name)) for name in item.fields))
+
+    def part(self, value: Any) -> Hashable:
+        if isinstance(value, tuple):
+            return tuple(map(self.part, value))
+        if isinstance(value, Index):
+            return self.index(value)
+        return self.places[value] if isinstance(value, Expr) else cast(Hashable, value)
+
+    def index(self, index: Index) -> Hashable:
+        if isinstance(index, NAMELESS):
+            return index
+        if isinstance(index, Axis):
+            if index not in self.axes:
+                self.axes[index] = len(self.axes)
+                self.rows.append(("axis", self.index(index.extent)))
+            return ("axis", self.axes[index])
+        if isinstance(index, Sum):
+            return Sum, index.constant, frozenset((self.index(item), factor) for item, factor in index.terms)
+        if isinstance(index, Product):
+            return Product, frozenset(Counter(map(self.index, index.factors)).items())
+        return self.node(index)
+
+    def buffer(self, name: str) -> int:
+        """A number, after a row that says how the buffer lies in which storage."""
+        found = self.buffers.get(name)
+        if found is None:
+            buffer = self.buffer_table.buffers[name]
+            storage = self.buffer_table.buffers[buffer.storage]
+            known = self.storages.setdefault(buffer.storage, len(self.storages))
+            found = self.buffers[name] = len(self.buffers)
+            for each in (buffer, storage):
+                sizes = tuple(map(self.index, (*each.sizes, *each.strides, each.offset)))
+                self.rows.append((each.dtype, each.kind, str(each.device), len(each.sizes), *sizes))
+            self.rows.append((known, buffer.storage in self.inside))
+        return found

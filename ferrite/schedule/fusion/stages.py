@@ -1,0 +1,188 @@
+"""One loop operation while it is being scheduled: its axes under names of their own, what it touches, what is free."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+
+from ferrite.ir import rewrite_indices
+from ferrite.ir.index import Axis, Index, Number, axis, substitute
+from ferrite.ir.kernel import keeps_apart
+from ferrite.ir.program import Buffer, Compute, Loop, Reduce, Scan, Store, Target, axes_of, cost
+from ferrite.schedule.fusion.accesses import (
+    GUESS,
+    BufferTable,
+    MemoryAccess,
+    axes_in,
+    likely,
+    mixed_radix,
+    only_row,
+    step_of,
+)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """`free`: axes whose iterations write different elements, so that their order is free."""
+
+    operation: Loop
+    axes: tuple[Axis, ...]
+    accesses: tuple[MemoryAccess, ...]
+    free: frozenset[Axis]
+
+    @cached_property
+    def cost(self) -> int:
+        """Work at one point, in additions; a touch of memory counts as one."""
+        return cost(self.operation) + len(self.accesses)
+
+    @cached_property
+    def points(self) -> int:
+        return math.prod(likely(item.extent) for item in self.axes)
+
+    @cached_property
+    def favourite(self) -> Axis | None:
+        """The axis along which most of what is touched lies side by side: the one to make vectors of."""
+        score: dict[Axis, int] = {}
+        for access in self.accesses:
+            for item in self.axes:
+                if isinstance(item.extent, Number) and item.extent.value == 1:
+                    continue
+                step = step_of(access.place, item)
+                if isinstance(step, Number) and step.value == 1:
+                    size = math.prod(min(likely(each.extent), GUESS) for each in axes_in(access.place))
+                    score[item] = score.get(item, 0) + size * (3 if access.writes and not self.reduced else 2)
+        # of equals the last: that is how memory is laid out most often
+        return max(reversed(self.axes), key=lambda item: score.get(item, 0), default=None) if score else None
+
+    @property
+    def reduced(self) -> tuple[Axis, ...]:
+        return self.operation.reduced if isinstance(self.operation, Reduce) else ()
+
+    @property
+    def written(self) -> Iterator[MemoryAccess]:
+        return (access for access in self.accesses if access.writes)
+
+    def inner(self, rows: Iterable[Axis]) -> tuple[Axis, ...]:
+        outer = set(rows)
+        return tuple(item for item in self.axes if item not in outer)
+
+    def renamed(self, new: Mapping[Axis, Axis], buffer_table: BufferTable) -> Stage:
+        if not new:
+            return self
+        return stage_of(with_axes(self.operation, new), buffer_table)
+
+
+class Names:
+    """Axes that are like no other axis of the program."""
+
+    def __init__(self) -> None:
+        self.count = itertools.count()
+
+    def fresh(self, extent: Index) -> Axis:
+        return axis(f"x{next(self.count)}", extent)
+
+
+def stage_of(operation: Loop, buffer_table: BufferTable) -> Stage:
+    accesses = buffer_table.accesses(operation)
+    return Stage(operation, axes_of(operation), accesses, free_axes(operation, accesses, buffer_table))
+
+
+def with_fresh_axes(operation: Loop, names: Names) -> Loop:
+    return with_axes(operation, {item: names.fresh(item.extent) for item in axes_of(operation)})
+
+
+def with_axes(operation: Loop, new: Mapping[Axis, Axis]) -> Loop:
+    """The same operation over other axes."""
+
+    def index(old: Index) -> Index:
+        return in_indices(old, new)
+
+    def target(old: Target | None) -> Target | None:
+        return None if old is None else Target(old.buffer, tuple(map(index, old.coordinates)))
+
+    def renamed(axes: Iterable[Axis]) -> tuple[Axis, ...]:
+        return tuple(new.get(item, item) for item in axes)
+
+    match operation:
+        case Compute():
+            stores = [
+                Store(item.buffer, tuple(map(index, item.coordinates)), rewrite_indices(item.value, new), item.mode)
+                for item in operation.stores
+            ]
+            return replace(operation, axes=renamed(operation.axes), stores=tuple(stores))
+        case Reduce():
+            values = tuple(rewrite_indices(item, new) for item in operation.values)
+            targets = tuple(map(target, operation.targets))
+            axes, reduced = renamed(operation.axes), renamed(operation.reduced)
+            return replace(operation, axes=axes, reduced=reduced, values=values, targets=targets)
+        case Scan():
+            values = tuple(rewrite_indices(item, new) for item in operation.values)
+            targets = tuple(map(target, operation.targets))
+            along = new.get(operation.along, operation.along)
+            return replace(operation, axes=renamed(operation.axes), along=along, values=values, targets=targets)
+    raise TypeError(f"{type(operation).__name__} is no loop that is scheduled")
+
+
+def in_indices(old: Index, new: Mapping[Axis, Axis]) -> Index:
+    """A coordinate over other axes, inside what it reads from memory too."""
+    from ferrite.ir import IndexValue
+
+    if not old.atoms:
+        return old
+    found = rewrite_indices(IndexValue.intern(old, torch.int64), new)
+    return found.index if isinstance(found, IndexValue) else substitute(old, new)
+
+
+def free_axes(operation: Loop, accesses: tuple[MemoryAccess, ...], buffer_table: BufferTable) -> frozenset[Axis]:
+    match operation:
+        case Reduce():
+            return frozenset(operation.axes)
+        case Scan():
+            return frozenset(operation.axes) - {operation.along}
+    axes = frozenset(axes_of(operation))
+    for access in accesses:
+        if access.writes:
+            axes &= deciding(access, axes, buffer_table.buffers[access.buffer])
+    return axes
+
+
+def deciding(access: MemoryAccess, axes: frozenset[Axis], buffer: Buffer) -> frozenset[Axis]:
+    """The axes of which different values are at different elements, whatever the others are."""
+    real = {item for item in axes if not (isinstance(item.extent, Number) and item.extent.value == 1)}
+    idle = axes - real
+    plain = {item for at in access.coordinates if (item := only_row(at, real)) is not None}
+    if access.mode != "set" and not keeps_apart(access.place, plain):
+        return idle
+    if apart(buffer):
+        if real <= plain:
+            return axes
+    elif not mixed_radix(access.place, plain):
+        plain = set()
+    if mixed_radix(access.place, real):
+        return axes
+    return idle | plain
+
+
+def apart(buffer: Buffer) -> bool:
+    """Whether no two elements of a buffer share a place. What is not a number is taken for a layout that is dense."""
+    if buffer.kind != "view":
+        return True
+    dims = [(stride, size) for stride, size in zip(buffer.strides, buffer.sizes, strict=True)]
+    if any(isinstance(stride, Number) and stride.value <= 0 for stride, _ in dims):
+        return False
+    numbers = sorted(
+        (stride.value, size.value)
+        for stride, size in dims
+        if isinstance(stride, Number) and isinstance(size, Number) and size.value > 1
+    )
+    reach = 0
+    for stride, size in numbers:
+        if stride <= reach:
+            return False
+        reach += stride * (size - 1)
+    return True

@@ -1,0 +1,51 @@
+"""What differs from device to device while a program is scheduled, named once.
+
+Which operations may become one kernel, what depends on what, how long values live, whose memory can be reused: that is
+the same everywhere. A device says what it cannot do, which forms it likes, what would be slower, how loops are arranged
+for its threads, and what becomes of kernels that follow each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from ferrite.ir.index import Axis
+from ferrite.ir.kernel import Kernel
+from ferrite.ir.program import Operation, Program
+from ferrite.schedule.fusion.accesses import BufferTable
+from ferrite.schedule.fusion.groups import Group
+from ferrite.schedule.fusion.stages import Stage
+from ferrite.schedule.steps import Run
+
+
+@dataclass(frozen=True)
+class Built:
+    """The kernel of a group. `arguments`: the storages behind its pointers."""
+
+    kernel: Kernel
+    arguments: tuple[str, ...]
+
+
+class Scheduling(Protocol):
+    """One device's part in scheduling. All of it is about operations on that device."""
+
+    def refuses(self, operation: Operation) -> str | None:
+        """Why a loop operation cannot be a kernel here; None where it can."""
+
+    def prepared(self, program: Program) -> Program:
+        """The program, with reductions and other operations in the forms that this device likes."""
+
+    def slower(self, group: Group, stage: Stage, rows: tuple[Axis, ...]) -> str | None:
+        """Why a stage in a group, row by row, would run slower than after it, though it may be there."""
+
+    def arranged(self, group: Group, inside: Iterable[str], buffer_table: BufferTable) -> Built:
+        """A group as a kernel: loops for threads and vectors, or grids and blocks. `inside`: storages that nothing else
+        touches."""
+
+    def finished(self, run: Run, buffer_table: BufferTable) -> Run:
+        """Launches that follow each other, with what can be done about all of them at once."""
+
+
+Schedulings = Mapping[str, Scheduling]  # by the type of the device

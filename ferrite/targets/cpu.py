@@ -1,0 +1,72 @@
+"""The processor that Python runs on: kernels of LLVM, compiled inside the process."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+from ferrite.codegen import CpuSpelling, RunTable
+from ferrite.codegen.llvm import entry, host_target, is_narrow, machine_text, unsupported
+from ferrite.ir import STATES
+from ferrite.ir.kernel import Kernel
+from ferrite.ir.program import Operation, Reduce, Scan, roots_of
+from ferrite.runtime.cpu import Kernels, KernelStore, build, functions_of, native_run
+from ferrite.schedule import INTERPRETED
+from ferrite.schedule.cpu import CpuScheduling, Machine, has_state
+from ferrite.targets.target import LoadedRun
+
+
+class CpuTarget:
+    spelling = CpuSpelling()
+
+    @functools.cached_property
+    def scheduling(self) -> CpuScheduling:
+        return CpuScheduling(Machine(vector=4 * host_target().lanes), unsupported_reason)
+
+    def identity(self) -> str:
+        return machine_text()
+
+    def compiled(
+        self, kernels: Sequence[Kernel], store: KernelStore | None = None, checked: bool = False
+    ) -> tuple[list[str], dict[str, bytes]]:
+        return build(kernels, store, checked)
+
+    def loaded(
+        self, kernels: Sequence[tuple[str, Sequence[str]]], code: Mapping[str, bytes], tables: Sequence[RunTable]
+    ) -> list[LoadedRun]:
+        found = functions_of(code)
+        addresses = [found[name].address if name in found else 0 for name, _complaints in kernels]
+        complaints = [complaints for _name, complaints in kernels]
+        driver = found[entry.NAME].address if entry.NAME in found else 0
+        known = Kernels(addresses, complaints, driver, tuple(found.values()))
+        return [native_run(table, known) for table in tables]
+
+
+class InterpretedTarget(CpuTarget):
+    """The same processor without a compiler: the slow interpreter runs every operation."""
+
+    @functools.cached_property
+    def scheduling(self) -> CpuScheduling:
+        return CpuScheduling(Machine(), lambda operation: INTERPRETED)
+
+    def identity(self) -> str:
+        return "any"
+
+
+def unsupported_reason(operation: Operation) -> str | None:
+    """Why a loop operation cannot be a kernel; None where it can."""
+    for root in roots_of(operation):
+        why = unsupported(root)
+        if why:
+            return why
+    if isinstance(operation, Scan) and not has_state(operation):
+        return f"no state for the scan {operation.combine.name}"
+    if isinstance(operation, Reduce | Scan) and any(is_narrow(value.dtype) for value in operation.values):
+        return "16-bit floats are no numbers to a state before they are widened"
+    if isinstance(operation, Reduce) and operation.kind not in STATES:
+        return f"no state for the reduction {operation.kind}"
+    return None
+
+
+CPU = CpuTarget()
+INTERPRETER = InterpretedTarget()

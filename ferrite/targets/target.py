@@ -1,0 +1,41 @@
+"""What a target is: a device's way through the compiler, behind lowering.
+
+Everything up to there is the same on every device. A target says how programs are scheduled for it, compiles the
+kernels that come of that, and loads them. The host program around the kernels is the same again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from ferrite.codegen import HostSpelling, RunTable
+from ferrite.ir.kernel import Kernel
+from ferrite.runtime.cpu import KernelStore
+from ferrite.schedule import Scheduling
+
+LoadedRun = Callable[..., int]
+
+
+class Target(Protocol):
+    @property
+    def scheduling(self) -> Scheduling:
+        """Its part in scheduling."""
+
+    @property
+    def spelling(self) -> HostSpelling:
+        """How a host program makes memory on it, and what it gives to runs of kernels."""
+
+    def identity(self) -> str:
+        """For the cache: everything about the machine that code is chosen by."""
+
+    def compiled(
+        self, kernels: Sequence[Kernel], store: KernelStore | None = None, checked: bool = False
+    ) -> tuple[list[str], dict[str, bytes]]:
+        """A name for each kernel, and code by name: of all of them, and of what is needed besides. `checked`: kernels
+        compare every address with the bounds of its memory."""
+
+    def loaded(
+        self, kernels: Sequence[tuple[str, Sequence[str]]], code: Mapping[str, bytes], tables: Sequence[RunTable]
+    ) -> list[LoadedRun]:
+        """A function for each run. `kernels`: names and what each says where a check of it fails, by number."""

@@ -1,0 +1,82 @@
+"""A target in one file: it keeps kernels as text, and the interpreter runs them. What a new target has to have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ferrite.codegen.host import KernelCall, RunTable
+from ferrite.ir.kernel.interpret import run_kernel
+from ferrite.ir.kernel.nodes import Kernel
+from ferrite.ir.kernel.parse import parse_kernel
+from ferrite.ir.program.nodes import Operation, Scan
+from ferrite.runtime.cpu import KernelStore
+from ferrite.schedule.cpu import CpuScheduling
+from ferrite.schedule.cpu.machine import Machine
+from ferrite.targets.target import LoadedRun
+
+
+class ToySpelling:
+    """Runs are given tensors, not addresses: there is nothing native about them."""
+
+    run_arguments: tuple[str, ...] = ()
+
+    def allocation(self, sizes: str, strides: str, dtype: torch.dtype, count: int) -> str:
+        return f"empty_strided({sizes}, {strides}, dtype={dtype})"
+
+    def address(self, tensor: str) -> str:
+        return tensor
+
+
+class ToyTarget:
+    spelling = ToySpelling()
+    scheduling = CpuScheduling(Machine(), lambda operation: no_scans(operation))
+
+    def __init__(self) -> None:
+        self.launched: list[str] = []
+
+    def identity(self) -> str:
+        return "toy 1"
+
+    def compiled(
+        self, kernels: Sequence[Kernel], store: KernelStore | None = None, checked: bool = False
+    ) -> tuple[list[str], dict[str, bytes]]:
+        names = [f"toy_{number}" for number in range(len(kernels))]
+        return names, {name: str(kernel).encode() for name, kernel in zip(names, kernels, strict=True)}
+
+    def loaded(
+        self, kernels: Sequence[tuple[str, Sequence[str]]], code: Mapping[str, bytes], tables: Sequence[RunTable]
+    ) -> list[LoadedRun]:
+        parsed = [parse_kernel(code[name].decode()) for name, _complaints in kernels]
+        return [self.run_of(table, parsed) for table in tables]
+
+    def run_of(self, table: RunTable, kernels: Sequence[Kernel]) -> LoadedRun:
+        def run(*words: Any) -> int:
+            slots = words if table.arena else (None, *words)
+            for call in table.calls:
+                kernel = kernels[call.kernel]
+                self.launched.append(f"toy_{call.kernel}")
+                run_kernel(kernel, list(memory_of(kernel, call, slots)), sizes_of(kernel, call, slots))
+            return 0
+
+        return run
+
+
+def no_scans(operation: Operation) -> str | None:
+    return "the toy has no scans" if isinstance(operation, Scan) else None
+
+
+def memory_of(kernel: Kernel, call: KernelCall, slots: Sequence[Any]) -> Any:
+    """One flat tensor for each pointer, from its first byte to the end of the storage."""
+    for pointer, (slot, offset) in zip(kernel.pointers, call.arguments, strict=False):
+        tensor = slots[slot]
+        start = tensor.storage_offset() * tensor.dtype.itemsize + offset
+        count = (tensor.untyped_storage().nbytes() - start) // pointer.dtype.itemsize
+        flat = torch.empty(0, dtype=pointer.dtype)
+        yield flat.set_(tensor.untyped_storage(), start // pointer.dtype.itemsize, (count,), (1,))
+
+
+def sizes_of(kernel: Kernel, call: KernelCall, slots: Sequence[Any]) -> list[int]:
+    return [slots[slot] for slot, _offset in call.arguments[len(kernel.pointers) :]]
