@@ -283,7 +283,7 @@ class _Printer:
         for each in parallel_regions:
             yield f"# kernels {each.first} to {each.first + each.count - 1} of run_{number}: together, one thread each"
         spelling = self.spelling(self.buffer_table.buffers[run.launches[0].arguments[0]].device)
-        words = [slot_text(slot, spelling) for slot in slots]
+        words = [slot_text(slot, spelling, self.buffer_table.buffers) for slot in slots]
         if run.arena:
             yield f"arena = {spelling.allocation(f'({run.arena},)', '(1,)', torch.uint8, run.arena)}"
             words.insert(0, spelling.address("arena"))

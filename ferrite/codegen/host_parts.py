@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
@@ -10,7 +10,7 @@ from ferrite.codegen.host_spelling import HostSpelling
 from ferrite.graph import ModelLine
 from ferrite.ir import Const, Expr, IndexValue, Op
 from ferrite.ir.index import Index, Symbol
-from ferrite.ir.program import If, Operation, argument_names, arguments_of, call_of, reads
+from ferrite.ir.program import Buffer, If, Operation, argument_names, arguments_of, call_of, reads
 from ferrite.schedule import Launch, Plan, Run
 
 
@@ -57,16 +57,26 @@ def numbers(sizes: Iterable[Index]) -> str:
     return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
 
 
-def slot_text(slot: object, spelling: HostSpelling) -> str:
+def slot_text(slot: object, spelling: HostSpelling, buffers: Mapping[str, Buffer]) -> str:
     """What fills a slot of a run: an address, a size, or an end of the storage behind a tensor."""
     match slot:
         case str():
+            buffer = buffers.get(slot)
+            if buffer is not None and may_be_empty(buffer):  # torch has no address for one, yet memory may be behind it
+                return f"begin_of({slot}) + {slot}.storage_offset() * {buffer.dtype.itemsize}"
             return spelling.address(slot)
         case (end, name):
             return f"{end}({name})"
         case Symbol():
             return slot.name
     raise TypeError(f"no slot: {slot!r}")
+
+
+def may_be_empty(buffer: Buffer) -> bool:
+    """Whether a tensor that came from outside may have no elements, while others are windows on its memory."""
+    if buffer.kind not in ("input", "donated", "constant"):
+        return False
+    return any(size.low is None or size.low < 1 for size in buffer.sizes)
 
 
 def complaints_of(launch: Launch) -> tuple[str, ...]:

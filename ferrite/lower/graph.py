@@ -275,7 +275,8 @@ class Walk(Bodies):
         """A device of this call that no kernels are made for. Views need none, nor do questions about sizes, nor copies
         from device to device."""
         results = [fake for fake in flat(out) if isinstance(fake, torch.Tensor)]
-        if not results or torch_operators.is_view(target) or not torch_operators.is_operator(target):
+        computes = bool(results) or bool(torch_operators.written_arguments(target))
+        if not computes or torch_operators.is_view(target) or not torch_operators.is_operator(target):
             return None
         operands = [value for value in flat((list(args), dict(kwargs))) if isinstance(value, Value)]
         if is_plain_copy(operands, results):

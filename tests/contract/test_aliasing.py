@@ -513,3 +513,14 @@ def a_view_of_a_result_twice(x):
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_views_of_results_are_views(fn, dynamic: bool) -> None:
     check(fn, lambda: [torch.randn(48)], dynamic=dynamic)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_window_on_the_memory_behind_nothing(dynamic):
+    """A tensor without elements has no address in torch; the memory that it is a part of has one."""
+
+    def fn(x):
+        window = x.as_strided((2,), (1,))
+        return window.floor() + 1, window[1:].exp()
+
+    check(fn, lambda: [torch.randn(5, 2, 2)], prepare=lambda leaf: [leaf[:, 2:]], dynamic=dynamic)
