@@ -54,6 +54,20 @@ def source_of(node: torch.fx.Node) -> Any:
     return stack[-1] if stack else None
 
 
+def is_seen_after_write(node: torch.fx.Node) -> bool:
+    """Whether a view was made for a write: functionalization looks at what was written as its owners do. Those lie as
+    they did before, whatever the strides of such a view are."""
+    source = source_of(node)
+    return source is not None and getattr(node.target, "is_view", False) and is_write(source[1])
+
+
+def is_write(function: Any) -> bool:
+    """Whether a call in the program, by its name or function, writes to its first operand."""
+    name = function if isinstance(function, str) else getattr(function, "__name__", "").partition(".")[0]
+    in_place = name.endswith("_") and not name.endswith("__")
+    return in_place or function is operator.setitem or function in AUGMENTED
+
+
 def writes_first_operand(node: torch.fx.Node, source: Any) -> bool:
     packet, function = getattr(node.target, "overloadpacket", None), source[1]
     if packet is None:
