@@ -1,7 +1,7 @@
 """The whole compiler, from top to bottom.
 
     ferrite          what torch.compile(..., backend="ferrite") calls, through `ferrite.api`, with each of its graphs
-    rewrite_calls    the graph of torch calls: pre_grad
+    rewrite_calls    the graph of torch calls: pre_grad; what passes did before is done again from the cache
     split_joint      forward and backward in one graph: joint, partition
     compile_graph    one functional graph in, one callable out: (joint,) (freeze,) post_grad, lower, schedule, codegen,
                      load; or all of that from the cache
@@ -37,7 +37,7 @@ from ferrite.errors import FerriteError, warn_user
 from ferrite.graph import Places, note_autocast, users_in_order
 from ferrite.ir.program import verify_program
 from ferrite.lower import UnknownSize, correct_forecasts, lower_graph, strides_of_outputs
-from ferrite.options import resolve
+from ferrite.options import Options, resolve
 from ferrite.passes import FREEZE, JOINT, POST_GRAD, PRE_GRAD, checked_options
 from ferrite.passes.freezing import inlined_with_record
 from ferrite.passes.pre_grad import add_values, numerics_checked, reason_to_leave, values_to_examples
@@ -91,17 +91,8 @@ def rewrite_calls(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], compi
     if note := reason_to_leave(gm):
         record.passes["pre_grad"] = (PassRecord("pre_grad", 0.0, {}, 0, 0, note),)
         return
-    store = cache.open_store(options)
 
-    def key() -> cache.Key:
-        return cache.captured_key(gm, options, sources=cache.source_digest(store))
-
-    lookup = cache.look_up(store, key, "captured graph", functools.partial(edit_as, gm), options.strict)
-    if lookup.found is not None:
-        record.passes["pre_grad"] = lookup.found
-        note_autocast(gm)
-    else:
-        before = BeforePasses(gm) if lookup.keeps else None
+    def run() -> Passes:
         dump = compilation.dump("torch")
         add_values(gm, example_inputs)
         dump.graph("captured", gm)
@@ -109,10 +100,32 @@ def rewrite_calls(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], compi
         with numerics_checked(steps, gm, example_inputs, compilation.context(is_inference), compilation.keep):
             passes = compilation.run_passes(steps, gm, is_inference, dump)
         values_to_examples(gm)
-        record.passes["pre_grad"] = passes
-        if before is not None:
-            lookup.publish(functools.partial(before.entry, passes))
-    record.captured = lookup.outcome
+        return passes
+
+    passes, record.captured = run_or_edit(gm, options, cache.captured_key, "captured graph", run)
+    record.passes["pre_grad"] = passes
+    if record.captured.result == "hit":
+        note_autocast(gm)
+
+
+def run_or_edit(
+    gm: torch.fx.GraphModule, options: Options, make_key: Callable[..., cache.Key], what: str, run: Callable[[], Passes]
+) -> tuple[Passes, cache.Outcome]:
+    """Run a stage of passes over a graph, or edit the graph as they did the last time; what they did, and how the
+    question to the cache went."""
+    store = cache.open_store(options)
+
+    def key() -> cache.Key:
+        return make_key(gm, options, sources=cache.source_digest(store))
+
+    lookup = cache.look_up(store, key, what, functools.partial(edit_as, gm), options.strict)
+    if lookup.found is not None:
+        return lookup.found, lookup.outcome
+    before = BeforePasses(gm) if lookup.keeps else None
+    passes = run()
+    if before is not None:
+        lookup.publish(functools.partial(before.entry, passes))
+    return passes, lookup.outcome
 
 
 # --- forward and backward in one graph --------------------------------------------------------------------------------
@@ -139,25 +152,15 @@ def rewrite_joint(joint: torch.fx.GraphModule, compilation: Compilation) -> None
     """The joint passes on forward and backward, from the cache where it is known what they do."""
     record, options = compilation.record, compilation.options
     mark_inputs_written_after(joint.graph)
-    store = cache.open_store(options)
 
-    def key() -> cache.Key:
-        return cache.joint_key(joint, options, sources=cache.source_digest(store))
-
-    lookup = cache.look_up(store, key, "joint graph", functools.partial(edit_as, joint), options.strict)
-    if lookup.found is not None:
-        record.passes["joint"] = lookup.found
-    else:
-        before = BeforePasses(joint) if lookup.keeps else None
+    def run() -> Passes:
         dump = Dump(compilation.dump_folder if options.joint else DumpFolder(None), "joint")
         dump.graph("captured", joint)
         steps = compilation.with_own(JOINT) if options.joint else JOINT.only_required()
-        passes = compilation.run_passes(steps, joint, False, dump)
-        record.passes["joint"] = passes
-        if before is not None:
-            lookup.publish(functools.partial(before.entry, passes))
+        return compilation.run_passes(steps, joint, False, dump)
+
+    record.passes["joint"], record.joint = run_or_edit(joint, options, cache.joint_key, "joint graph", run)
     users_in_order(joint.graph)
-    record.joint = lookup.outcome
 
 
 # --- one functional graph ---------------------------------------------------------------------------------------------

@@ -63,19 +63,22 @@ def is_seen_after_write(node: torch.fx.Node) -> bool:
 
 def is_write(function: Any) -> bool:
     """Whether a call in the program, by its name or function, writes to its first operand."""
-    name = function if isinstance(function, str) else getattr(function, "__name__", "").partition(".")[0]
+    name = name_of(function)
     in_place = name.endswith("_") and not name.endswith("__")
     return in_place or function is operator.setitem or function in AUGMENTED
+
+
+def name_of(function: Any) -> str:
+    """`mul_` of a method, and of a function of that name."""
+    return function if isinstance(function, str) else getattr(function, "__name__", "").partition(".")[0]
 
 
 def writes_first_operand(node: torch.fx.Node, source: Any) -> bool:
     packet, function = getattr(node.target, "overloadpacket", None), source[1]
     if packet is None:
         return False
-    name = function if isinstance(function, str) else getattr(function, "__name__", "").partition(".")[0]
-    in_place = name.endswith("_") and not name.endswith("__")
     if packet in PARTS:
-        return in_place or function is operator.setitem or function in AUGMENTED
+        return is_write(function)
     if function is operator.setitem:
         return packet in ASSIGNED
-    return AUGMENTED.get(function) is packet or (in_place and name == f"{packet.__name__}_")
+    return AUGMENTED.get(function) is packet or name_of(function) == f"{packet.__name__}_"
