@@ -54,7 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     book = Book(chosen.out, chosen.kind, chosen.seed, chosen.count)
     threads = chosen.threads
     with concurrent.futures.ThreadPoolExecutor(chosen.workers) as pool:
-        work = [pool.submit(run_batch, book, seeds, threads, not chosen.no_shrink) for seeds in book.missing(chosen.workers)]
+        work = [
+            pool.submit(run_batch, book, seeds, threads, not chosen.no_shrink) for seeds in book.missing(chosen.workers)
+        ]
         for done in concurrent.futures.as_completed(work):
             done.result()
             print(book.progress(), flush=True)
