@@ -40,8 +40,8 @@ TORCHS_OWN = ("aot_eager", "aot_eager, sizes known", "as Dynamo traced it")
 class Verdict:
     """What came out of comparing a program with eager.
 
-    `fault` is "" (none), "wrong", "error" (raised, or raised otherwise), "torch" (one of torch's own backends does the same), "crashed"
-    or "refused" (eager itself cannot make the inputs).
+    `fault` is "" (none), "wrong", "error" (raised, or raised otherwise), "torch" (one of torch's own
+    backends does the same), "crashed" or "refused" (eager itself cannot make the inputs).
     """
 
     fault: str

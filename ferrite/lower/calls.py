@@ -114,22 +114,24 @@ class Calls(Context):
 
     def result(self, fake: torch.Tensor, owner: Value | None) -> Value:
         """A value for what a call returns: memory of its own, or a window on that of its owner."""
-        name = f"buf{len(self.buffers)}"
         if fake.layout is not torch.strided:
-            return self.foreign(name, fake)
-        box = Box(self.shape(fake), fake.dtype, fake.device, buffer=name)
+            return self.foreign(fake)
+        sizes, strides = self.shape(fake), self.sizes.indices(fake.stride())
         kind: str = "owned"
         base: str | None = None
         offset: Index = ZERO
         if owner is not None:
             kind, base, offset = "view", self.buffers[self.realise(owner.box)].storage, self.offset_in(owner, fake)
-        strides = self.sizes.indices(fake.stride())
+        name = f"buf{len(self.buffers)}"  # last: a stride may be a number that is computed first, in memory
+        box = Box(sizes, fake.dtype, fake.device, buffer=name)
         self.buffers[name] = Buffer(name, fake.dtype, box.sizes, strides, offset, fake.device, kind, base)  # type: ignore[arg-type]
         return Value(box, box.sizes, whole(box).coordinates, fake)
 
-    def foreign(self, name: str, fake: torch.Tensor) -> Value:
+    def foreign(self, fake: torch.Tensor, name: str = "") -> Value:
         """A tensor that only calls understand: it has elements, but none that lie somewhere."""
-        box = Box(self.shape(fake), fake.dtype, fake.device, buffer=name)
+        sizes = self.shape(fake)
+        name = name or f"buf{len(self.buffers)}"
+        box = Box(sizes, fake.dtype, fake.device, buffer=name)
         self.buffers[name] = Buffer(name, fake.dtype, (), (), ZERO, fake.device, "foreign")
         return Value(box, box.sizes, whole(box).coordinates, fake)
 

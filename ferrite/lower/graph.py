@@ -150,7 +150,7 @@ class Walk(Bodies):
     def add_input(self, node: torch.fx.Node) -> None:
         fake = fake_value(node)
         if isinstance(fake, torch.Tensor) and fake.layout is not torch.strided:
-            self.values[node] = self.foreign(node.name, fake)
+            self.values[node] = self.foreign(fake, node.name)
             self.inputs.append(node.name)
         elif isinstance(fake, torch.Tensor):
             kind = "donated" if len(self.inputs) in self.donated else "input"

@@ -28,7 +28,7 @@ import torch
 
 from ferrite.ir.expr import Data, Expr, Load, Local, Masked, Param, data_of, indices_of, nodes_of
 from ferrite.ir.expr_laws import wrong_data, wrong_type
-from ferrite.ir.index.algebra import ONE, ZERO, Axis, Index, Number, Product, Sum, Symbol, add, number
+from ferrite.ir.index.algebra import ZERO, Axis, Index, Number, Product, Sum, Symbol, add, number
 from ferrite.ir.index.nested_bounds import never_negative_in_loops as never_negative
 from ferrite.ir.invalid import InvalidProgram
 from ferrite.ir.kernel.nodes import (
@@ -337,7 +337,7 @@ def keeps_apart(place: Index, axes: set[Axis]) -> bool:
 
 
 def is_below(item: Index, factor: int, least: int) -> bool:
-    """Whether a term (of another loop, or of memory: an index is checked) moves the place by less than any axis does."""
+    """Whether a term (another loop's, or an index, which is checked) moves the place by less than any axis."""
     return item.low is not None and item.low >= 0 and item.high is not None and 0 < factor * item.high < least
 
 

@@ -2,8 +2,8 @@
 
 - A softmax statistic is the greatest value, then the sum of exponentials relative to it: two passes over a row that is
   near in the caches cost less than keeping a sum up to date with a greatest value that still moves.
-- A mean with squared deviations is a sum, then a sum: for the same reason, and it is more exact (the second pass corrects
-  what was rounded in the first). Of many elements it is made of those of pieces that are near in the caches.
+- A mean with squared deviations is a sum, then a sum: for the same reason, and it is more exact. The second corrects
+  what was rounded in the first. Of many elements it is made of those of pieces that are near in the caches.
 - The place of the greatest of many is found by blocks: see `ferrite.schedule.cpu.argmax_blocks`.
 - A long reduction with few results is done in pieces, so that threads can share it. The pieces do not depend on how
   many threads there are: results are the same for every number of them.
@@ -133,6 +133,8 @@ class _Prepare:
             yield self.compute(operation, mean, op("add", self.loaded(rounded), off_by))
         too_much = op("mul", self.loaded(rest), off)
         too_much = too_much if each is None else op("mul", too_much, each)
+        # no more than the largest number: of an infinite sum of squares, nothing that is left is none
+        too_much = op("minimum", too_much, const(torch.finfo(value.dtype).max, value.dtype))
         least = const(0.0, value.dtype)
         yield self.compute(operation, squares, op("maximum", op("sub", self.loaded(raw), too_much), least))
 
