@@ -1,10 +1,11 @@
 """The code that ferrite generates, as text, so that two commits can be compared: `diff -r BEFORE AFTER` says the rest.
 
-    python -m bench.kernel_text FOLDER [--only softmax bert] [--no-models] [--against OTHER_FOLDER]
+    python -m bench.kernel_text FOLDER [--only softmax bert] [--models zoo] [--against OTHER_FOLDER]
 
-For each kernel of `bench.kernels` (small sizes) and each model of `bench.zoo` (the smaller batch, float32, in inference
-and as a training step) a file `FOLDER/CASE.txt`: the host program of every graph, and the LLVM text of every kernel
-under it. `FOLDER/digests.txt` has a digest of each file; two folders with equal digests hold the same code. Nothing is
+For each kernel of `bench.kernels` (small sizes) and each model, in float32, in inference and as a training step, a file
+`FOLDER/CASE.txt`: the host program of every graph, and the LLVM text of every kernel under it. Models are those of the
+tests, two layers of each architecture; with `--models zoo` those of `bench.zoo` (the smaller batch), which takes ten
+times as long. `FOLDER/digests.txt` has a digest of each file; two folders with equal digests hold the same code. Nothing is
 measured. With `--against`, cases that differ from those of another folder are named, and the exit status is 1.
 
 To compare with a commit that lacks this program, copy this file into a checkout of it.
@@ -27,12 +28,12 @@ import ferrite
 from bench.backends import OURS, ROOT, empty_caches, given_to, with_own_code
 from bench.cases import CASES, Case
 from bench.kernels import inputs_of, observed, seeds_of
-from bench.models import Setting
 from bench.report import selected, watched
 from bench.steps import observed as observed_model
-from bench.zoo import MODELS
+from bench.zoo import MODELS, Model
 from ferrite.codegen.llvm import host_target, kernel_text
 from ferrite.targets import cpu
+from tests.models.architectures import ARCHITECTURES, Architecture
 
 DIGESTS = "digests.txt"
 Texts = dict[str, str]
@@ -79,23 +80,34 @@ def run_of_kernel(case: Case) -> Run:
     return run
 
 
-def run_of_model(setting: Setting) -> Run:
+def run_of_architecture(architecture: Architecture, training: bool) -> Run:
+    return lambda: run_model(architecture.model().train(training), architecture.inputs(), training)
+
+
+def run_of_model(model: Model, training: bool) -> Run:
     def run() -> None:
-        model = setting.model.ready(torch.float32, setting.training)
-        inputs = setting.model.inputs(setting.batch, torch.float32, setting.training)
-        with torch.set_grad_enabled(setting.training):
-            observed_model(model, given_to(OURS, model), inputs, setting.training)
+        inputs = model.inputs(model.smaller, torch.float32, training)
+        run_model(model.ready(torch.float32, training), inputs, training)
 
     return run
 
 
-def runs(with_models: bool) -> Iterator[tuple[str, Run]]:
+def run_model(model: torch.nn.Module, inputs: dict[str, Any], training: bool) -> None:
+    with torch.set_grad_enabled(training):
+        observed_model(model, given_to(OURS, model), inputs, training)
+
+
+def runs(models: str) -> Iterator[tuple[str, Run]]:
+    """Cases by name. `models`: "tests", "zoo" or "none"."""
     for case in CASES:
         yield case.name, run_of_kernel(case)
-    for model in MODELS.values() if with_models else ():
-        for training in (False, True):
-            kind = "training" if training else "inference"
-            yield f"{model.name}-{kind}", run_of_model(Setting(model, model.smaller, "fp32", training))
+    for architecture in ARCHITECTURES.values() if models == "tests" else ():
+        yield f"{architecture.name}-inference", run_of_architecture(architecture, False)
+        if architecture.trains:
+            yield f"{architecture.name}-training", run_of_architecture(architecture, True)
+    for model in MODELS.values() if models == "zoo" else ():
+        yield f"{model.name}-inference", run_of_model(model, False)
+        yield f"{model.name}-training", run_of_model(model, True)
 
 
 def digests_in(folder: Path) -> dict[str, str]:
@@ -113,11 +125,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where the texts are written")
     parser.add_argument("--only", nargs="+", default=[], metavar="PATTERN", help="cases with one of these in the name")
-    parser.add_argument("--no-models", action="store_true", help="kernels alone")
+    parser.add_argument("--models", choices=["tests", "zoo", "none"], default="tests", help="which models (tests)")
     parser.add_argument("--against", type=Path, metavar="FOLDER", help="name the cases that differ from another run's")
     chosen = parser.parse_args(argv)
     chosen.folder.mkdir(parents=True, exist_ok=True)
-    items = selected(runs(not chosen.no_models), lambda item: item[0], chosen.only)
+    items = selected(runs(chosen.models), lambda item: item[0], chosen.only)
     lines = []
     with empty_caches():
         for name, run in watched(items, lambda item: item[0]):

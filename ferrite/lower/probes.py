@@ -37,7 +37,6 @@ from ferrite.graph import (
     storages_in,
 )
 from ferrite.lower.calls import flat
-from ferrite.lower.context import contiguous
 from ferrite.lower.eager_strides import (
     Placed,
     Rule,
@@ -53,6 +52,7 @@ from ferrite.lower.eager_strides import (
 from ferrite.lower.forecasts import swap_misforecast_operands
 from ferrite.lower.pictures import dense, extent, is_plain, is_small, is_static
 from ferrite.lower.sizes import Sizes, UnknownSize
+from ferrite.lower.strides import contiguous
 from ferrite.lower.written_in_place import is_seen_after_write, written_operand
 
 aten = torch.ops.aten

@@ -18,7 +18,7 @@ from ferrite.capture import size_facts, torch_api
 from ferrite.ir import Expr, cast, const, index_value, op
 from ferrite.ir.index import Index, symbol
 from ferrite.ir.program import Call, Constant, Item, Literal
-from ferrite.lower.context import Context
+from ferrite.lower.builder import Builder
 from ferrite.lower.sizes import Known, UnknownSize
 from ferrite.lower.value import Box
 
@@ -26,7 +26,7 @@ I64, F64, B8 = torch.int64, torch.float64, torch.bool
 LARGEST = torch.iinfo(torch.int64).max
 
 
-def number_of(ctx: Context, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:
+def number_of(ctx: Builder, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:
     """What a function of numbers gives. A whole number stays torch's own expression for it."""
     if isinstance(out, (bool, int, float, complex, torch.SymInt)) or out is None:
         return out
@@ -47,7 +47,7 @@ def number_of(ctx: Context, function: Any, args: Sequence[Any], kwargs: Mapping[
     return found
 
 
-def expression(ctx: Context, value: Any) -> Any:
+def expression(ctx: Builder, value: Any) -> Any:
     """A number as a scalar expression; what is none stays as it is."""
     match value:
         case torch.SymInt() | torch.SymFloat() | torch.SymBool():
@@ -66,12 +66,12 @@ def expression(ctx: Context, value: Any) -> Any:
 # --- torch's expressions ----------------------------------------------------------------------------------------------
 
 
-def read(ctx: Context, value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Expr:
+def read(ctx: Builder, value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Expr:
     """A number off torch's expression for it."""
     return Reader(ctx, value).expr(torch_api.expression(value))
 
 
-def computed_size(ctx: Context, value: torch.SymInt) -> Index:
+def computed_size(ctx: Builder, value: torch.SymInt) -> Index:
     """A size that goes through fractions: computed when the program runs, and a symbol from there on."""
     made = ctx.lazy((), cast(read(ctx, value), I64), torch.device("cpu"))
     size = symbol(f"n{len(ctx.buffers)}", *size_facts.number_range(value))
@@ -80,7 +80,7 @@ def computed_size(ctx: Context, value: torch.SymInt) -> Index:
     return size
 
 
-def number_input(ctx: Context, name: str, picture: Any) -> Expr:
+def number_input(ctx: Builder, name: str, picture: Any) -> Expr:
     """A fraction or a truth that comes in from outside, as an element of memory."""
     dtype = B8 if isinstance(picture, torch.SymBool) else F64
     box = Box((), dtype, torch.device("cpu"))
@@ -93,7 +93,7 @@ def number_input(ctx: Context, name: str, picture: Any) -> Expr:
     return element
 
 
-def on_the_host(ctx: Context, value: Expr) -> Expr:
+def on_the_host(ctx: Builder, value: Expr) -> Expr:
     """A number as the host can compute it, which reads no memory: calls are given such, and programs return them.
 
     What reads memory is computed there, and a symbol gets the bits of the result:
@@ -115,7 +115,7 @@ def on_the_host(ctx: Context, value: Expr) -> Expr:
     return index_value(bits) if value.dtype == I64 else op("ne", index_value(bits), const(0, I64), dtype=B8)
 
 
-def remember(ctx: Context, number: Expr, picture: Any) -> None:
+def remember(ctx: Builder, number: Expr, picture: Any) -> None:
     """A number that is no index, under torch's name for it, if it has one of its own."""
     ctx.numbers[number] = picture
     symbol = torch_api.expression(picture)
@@ -124,7 +124,7 @@ def remember(ctx: Context, number: Expr, picture: Any) -> None:
 
 
 class Reader:
-    def __init__(self, ctx: Context, value: torch.SymInt | torch.SymFloat | torch.SymBool) -> None:
+    def __init__(self, ctx: Builder, value: torch.SymInt | torch.SymFloat | torch.SymBool) -> None:
         self.ctx, self.value = ctx, value
         self.known = Known(value)
 

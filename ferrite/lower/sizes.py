@@ -9,7 +9,14 @@ from typing import Any
 import torch
 
 from ferrite.capture import size_facts, torch_api
-from ferrite.ir.index import ONE, Index, Symbol, as_index, maximum, minimum, multiply, number, symbol
+from ferrite.ir.index import ONE, Index, Number, Symbol, as_index, maximum, minimum, multiply, number, symbol
+
+
+def constant_value(index: Index | int) -> int | None:
+    """The number, where an index is one: 4 of `number(4)`, None of `s0 + 1`."""
+    if isinstance(index, int):
+        return index
+    return index.value if isinstance(index, Number) else None
 
 
 class UnknownSize(Exception):

@@ -8,7 +8,10 @@ from typing import Any
 
 from ferrite.capture import torch_api, torch_operators
 from ferrite.ir.program import Call, Collective, Ref, Wait, reads, writes
-from ferrite.lower.calls import Calls, flat
+from ferrite.lower.arguments import strided_picture
+from ferrite.lower.builder import Builder
+from ferrite.lower.calls import eager_call, flat
+from ferrite.lower.memory import buffer_of
 from ferrite.lower.table import LOWERED, lowers
 from ferrite.lower.value import Value
 
@@ -26,9 +29,9 @@ class Exchange:
     results: set[str]
 
 
-def begin(ctx: Calls, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:
+def begin(ctx: Builder, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:
     """Start it, and remember what it holds until it is waited for."""
-    values = ctx.eager_call(target, args, kwargs, out, WHY, effect="collective", wrap=Collective)
+    values = eager_call(ctx, target, args, kwargs, out, WHY, effect="collective", wrap=Collective)
     started = next(item for item in reversed(ctx.operations) if isinstance(item, Collective))
     held = {ctx.buffers[access.buffer].storage for access in (*reads(started), *writes(started))}
     results = {ctx.buffers[ctx.realise(value.box)].storage for value in flat(values) if isinstance(value, Value)}
@@ -36,9 +39,9 @@ def begin(ctx: Calls, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any
     return values
 
 
-def wait(ctx: Calls, target: Any, tensor: Value) -> Value:
+def wait(ctx: Builder, target: Any, tensor: Value) -> Value:
     """The same tensor, which may be used from here on; what no other exchange holds is free again."""
-    name = ctx.buffer_of(tensor, ctx.picture(tensor))
+    name = buffer_of(ctx, tensor, strided_picture(tensor))
     storage = ctx.buffers[name].storage
     freed: set[str] = set()
     for exchange in ctx.exchanges:
@@ -58,7 +61,7 @@ def wait(ctx: Calls, target: Any, tensor: Value) -> Value:
 
 def _begins(overload: Any) -> None:
     @lowers(overload)
-    def lower(ctx: Calls, **operands: Any) -> Any:
+    def lower(ctx: Builder, **operands: Any) -> Any:
         names = [each.name for each in torch_operators.schema(overload).arguments]
         keywords = {each.name for each in torch_operators.schema(overload).arguments if each.kwarg_only}
         given = {name: operands["x" if name in ("input", "self") else name] for name in names}
@@ -75,5 +78,5 @@ WAIT = torch_api.find_operator("_c10d_functional.wait_tensor.default")
 if WAIT is not None:
 
     @lowers(WAIT)
-    def wait_tensor(ctx: Calls, tensor: Value) -> Value:
+    def wait_tensor(ctx: Builder, tensor: Value) -> Value:
         return wait(ctx, WAIT, tensor)

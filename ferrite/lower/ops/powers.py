@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ferrite.ir import NARROW, arithmetic_type, is_integer, short
-from ferrite.lower.context import Context
+from ferrite.lower.builder import Builder
 from ferrite.lower.formula import Term, check_fits, elementwise, first_device, result, sqrt, term, working_type
 from ferrite.lower.promotion import Operand
 from ferrite.lower.table import NotLowered, lowers
@@ -23,7 +23,7 @@ MOST_FACTORS_NARROW = 31
 
 
 @lowers(aten.pow.Tensor_Scalar)
-def power_of_tensor(ctx: Context, x: Value, exponent: Any) -> Value:
+def power_of_tensor(ctx: Builder, x: Value, exponent: Any) -> Value:
     dtype = power_type(ctx, x, exponent)
     if isinstance(exponent, (bool, int, float)):
         if is_integer(dtype) and exponent < 0:
@@ -34,7 +34,7 @@ def power_of_tensor(ctx: Context, x: Value, exponent: Any) -> Value:
     return elementwise(ctx, "pow", x, exponent)
 
 
-def power_type(ctx: Context, base: Operand, exponent: Operand) -> torch.dtype:
+def power_type(ctx: Builder, base: Operand, exponent: Operand) -> torch.dtype:
     dtype = working_type(ctx, base, exponent)
     if dtype in (torch.bool, torch.uint16, torch.uint32, torch.uint64):
         raise NotLowered(f"powers of {short(dtype)}, which eager refuses")
@@ -73,13 +73,13 @@ def repeated(value: Term, times: int) -> Term:
 
 
 @lowers(aten.pow.Tensor_Tensor)
-def power(ctx: Context, x: Value, exponent: Value) -> Value:
+def power(ctx: Builder, x: Value, exponent: Value) -> Value:
     power_type(ctx, x, exponent)
     return elementwise(ctx, "pow", x, exponent)
 
 
 @lowers(aten.pow.Scalar)
-def power_of_number(ctx: Context, x: Any, exponent: Value) -> Value:
+def power_of_number(ctx: Builder, x: Any, exponent: Value) -> Value:
     dtype = power_type(ctx, x, exponent)
     wide = arithmetic_type(dtype)
     if isinstance(x, (int, float)) and not isinstance(x, bool) and x == 2 and dtype.is_floating_point:
