@@ -5,8 +5,9 @@
 For each kernel of `bench.kernels` (small sizes) and each model, in float32, in inference and as a training step, a file
 `FOLDER/CASE.txt`: the host program of every graph, and the LLVM text of every kernel under it. Models are those of the
 tests, two layers of each architecture; with `--models zoo` those of `bench.zoo` (the smaller batch), which takes ten
-times as long. `FOLDER/digests.txt` has a digest of each file; two folders with equal digests hold the same code. Nothing is
-measured. With `--against`, cases that differ from those of another folder are named, and the exit status is 1.
+times as long. `FOLDER/digests.txt` has a digest of each file; two folders with equal digests hold the same code.
+Nothing is measured. With `--against`, cases that differ from those of another folder are named, and the exit status is
+1.
 
 To compare with a commit that lacks this program, copy this file into a checkout of it.
 """

@@ -16,7 +16,7 @@ from ferrite.ir.types import is_integer
 
 Number = int | float
 Interval = tuple[Number, Number]  # both ends belong to it; no NaN lies in it
-SAFE = 1 << 53  # whole numbers beyond are not computed with here
+MAX_EXACT_INTEGER = 1 << 53  # whole numbers beyond are not computed with here
 
 _known: weakref.WeakKeyDictionary[Expr, Interval | None] = weakref.WeakKeyDictionary()
 
@@ -84,7 +84,7 @@ def _operator(name: str, parts: list[Interval]) -> Interval | None:
 
 def _rounded(found: Interval | None, dtype: torch.dtype) -> Interval | None:
     """What arithmetic in a type can make of it."""
-    if found is None or not all(abs(end) < SAFE for end in found):
+    if found is None or not all(abs(end) < MAX_EXACT_INTEGER for end in found):
         return None
     low, high = found
     if dtype.is_floating_point:

@@ -30,8 +30,8 @@ from ferrite.ir.index import (
     symbol,
 )
 
-MOST_CASES = 64  # of sizes that are 0, 1 or larger
-FEW = 8  # values of one symbol that are tried out
+MAX_SIZE_CASES = 64  # of sizes that are 0, 1 or larger
+MAX_VALUES_TRIED = 8  # values of one symbol that are tried out
 CHANNELS_LAST = (1, 3, 2, 0)  # dimensions, the innermost first
 
 
@@ -286,8 +286,10 @@ def compared(first: int, second: int, sizes: tuple[Index, ...], strides: Sequenc
 
 def decided(rule: Rule, operands: Sequence[Placed], sizes: tuple[Index, ...]) -> Steps:
     """What a rule says for all values of the symbols; `Undecided` where it says different things for different ones."""
-    every = list(itertools.islice(cases([*sizes, *(size for each in operands for size in each.sizes)]), MOST_CASES + 1))
-    if len(every) > MOST_CASES:
+    every = list(
+        itertools.islice(cases([*sizes, *(size for each in operands for size in each.sizes)]), MAX_SIZE_CASES + 1)
+    )
+    if len(every) > MAX_SIZE_CASES:
         raise Undecided("too many sizes may be 0 or 1")
     candidates: list[tuple[Step, ...]] = []
     for case in every:  # the first is that of large sizes, for which it does not matter what counts as one
@@ -348,7 +350,7 @@ def highest(held: Symbol) -> float:
 def values_of(held: Symbol, special: set[int]) -> list[Index]:
     """A symbol beyond its special values, if it can be, and each value up to these."""
     values = range(lowest(held), max(special) + 1)
-    if len(values) > FEW:
+    if len(values) > MAX_VALUES_TRIED:
         raise Undecided(f"{held} has many values for which a size is small")
     large: list[Index] = []
     if max(special) < highest(held):

@@ -58,7 +58,7 @@ from ferrite.lower.written_in_place import is_seen_after_write, written_operand
 aten = torch.ops.aten
 # In a node's meta: that its strides are eager's, why nobody can tell, and why it is called in eager.
 KNOWN, UNDECIDED, IN_EAGER = "strides_of_eager", "strides_of_nobody", "call_in_eager"
-MOST = 64  # corrections of one graph, each of which may change everything behind it
+MAX_CORRECTIONS = 64  # corrections of one graph, each of which may change everything behind it
 # Results like an operand, whose elements do not matter: they are asked of `empty_like`, which draws no random numbers.
 LIKE = frozenset({aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like})
 # Besides these and the elementwise ones. They compute nothing that ones could harm.
@@ -124,7 +124,7 @@ def correct_forecasts(gm: torch.fx.GraphModule) -> None:
             continue
         if updater is None:
             updater = MetadataUpdater(gm.graph)
-        if updater.mode is None or len(asked.corrected) == MOST:
+        if updater.mode is None or len(asked.corrected) == MAX_CORRECTIONS:
             break
         asked.corrected.append(node)
         correct(node, laid_out_as(node, found, updater.mode), updater)

@@ -23,7 +23,7 @@ from ferrite.lower.sizes import Known, UnknownSize
 from ferrite.lower.value import Box
 
 I64, F64, B8 = torch.int64, torch.float64, torch.bool
-LARGEST = torch.iinfo(torch.int64).max
+MAX_INTEGER = torch.iinfo(torch.int64).max
 
 
 def number_of(ctx: Builder, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:
@@ -133,7 +133,7 @@ class Reader:
         if part.is_Symbol:
             return self.symbol(part)
         if part.is_Integer:  # torch computes bounds without end: nothing is beyond the largest number there is
-            return const(min(max(int(part), -LARGEST), LARGEST), I64)
+            return const(min(max(int(part), -MAX_INTEGER), MAX_INTEGER), I64)
         if part in (True, False):
             return const(bool(part), B8)
         if part.is_number and part.is_real is not False and not part.args:

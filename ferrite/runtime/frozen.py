@@ -17,7 +17,7 @@ import torch
 
 from ferrite.runtime.boxed import Boxed, boxed
 
-MOST = 8  # how many sets of parameters are frozen for one graph, one after the other or side by side
+MAX_FROZEN_SETS = 8  # how many sets of parameters are frozen for one graph, one after the other or side by side
 
 _version: Callable[[Any], int] = operator.attrgetter("_version")
 
@@ -67,7 +67,7 @@ def call_frozen(first: Frozen, freeze: Callable[[list[Any]], Frozen], run_live: 
             found = next((frozen for frozen in known if frozen.holds(args)), None)
             # what was changed in place will not come back
             others = [each for each in known if each is not found and not each.has_same_objects(args) and not each.gone]
-            if found is None and made < MOST:
+            if found is None and made < MAX_FROZEN_SETS:
                 found, made = freeze(args), made + 1
             if found is None and live is None:
                 live = run_live()

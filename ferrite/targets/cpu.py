@@ -21,7 +21,7 @@ class CpuTarget:
 
     @functools.cached_property
     def scheduling(self) -> CpuScheduling:
-        return CpuScheduling(Machine(vector=4 * host_target().lanes), unsupported_reason)
+        return CpuScheduling(Machine(vector_bytes=4 * host_target().lanes), unsupported_reason)
 
     def identity(self) -> str:
         return machine_text()

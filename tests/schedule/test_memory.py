@@ -11,10 +11,11 @@ from executables import function_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lower.lowered import traced
-from schedule.plans import make, memory, plan_of, runs
+from schedule.plans import MACHINE, make, memory, plan_of, runs
 
 from ferrite.ir.index.algebra import symbol
 from ferrite.lower.graph import lower_module
+from ferrite.schedule.cpu import CpuScheduling
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.memory.arena import ALWAYS, Arenas, Host, bytes_of, meet, spans_of, with_places
 from ferrite.schedule.memory.liveness import last_uses_of
@@ -23,6 +24,8 @@ from ferrite.schedule.memory.split_runs import known_bytes
 from ferrite.schedule.steps import Launch, Plan, Run
 from ferrite.targets.cpu import CPU
 from loop_programs import buffer, program
+
+ALIGNMENT = MACHINE.line_bytes
 
 quick = pytest.mark.quick
 SIZE = symbol("s0", 2, 1024)
@@ -66,7 +69,7 @@ def test_memory_is_used_again_in_a_run():
     inside = {*run.offsets, *run.borrowed_space}
     assert inside == memory(plan) - kept, "all but the result"
     buffer_table = BufferTable(plan.program)
-    sizes = {name: bytes_of(name, buffer_table) for name in inside | kept}
+    sizes = {name: bytes_of(name, buffer_table, ALIGNMENT) for name in inside | kept}
     assert_well_laid(run, sizes)
     assert run.arena == 32 * 64 * 4, "what one reads while another is written, every second time in the result"
     assert len(run.borrowed_space) == 2
@@ -94,9 +97,9 @@ def test_what_lives_at_once_lies_apart(parts, made, last_uses):
     hosts = [Host(name, (spans[name][0], ALWAYS)) for number, name in enumerate(names) if number in made]
     hosts += [Host(name, (-ALWAYS, spans[name][1])) for number, name in enumerate(names) if number in last_uses - made]
     own = {name for number, name in enumerate(names) if number not in made | last_uses}
-    planned = with_places(run, own, hosts, buffer_table)
+    planned = with_places(run, own, hosts, buffer_table, ALIGNMENT)
     assert {*planned.offsets, *planned.borrowed_space} == own, "what others touch too has memory of its own"
-    assert_well_laid(planned, {name: bytes_of(name, buffer_table) for name in names})
+    assert_well_laid(planned, {name: bytes_of(name, buffer_table, ALIGNMENT) for name in names})
 
 
 @quick
@@ -121,7 +124,7 @@ def test_memory_of_a_size_that_is_not_known_is_not_planned():
             for each in plan.program.buffers
         ),
     )
-    again = with_places(Run(run.launches), {*run.offsets}, [], BufferTable(unknown))
+    again = with_places(Run(run.launches), {*run.offsets}, [], BufferTable(unknown), ALIGNMENT)
     assert (again.arena, again.offsets) == (0, {})
 
 
@@ -277,7 +280,7 @@ def test_a_run_does_not_hold_what_it_read_beside_what_it_will_write():
     whole = [step for step in plan.steps if not isinstance(step, Run)]
     whole.append(Run(tuple(plan.launches)))
     last_uses = last_uses_of(plan.program, whole, BufferTable(plan.program))
-    arenas = Arenas(plan.program, BufferTable(plan.program))
+    arenas = Arenas(plan.program, BufferTable(plan.program), {"cpu": CpuScheduling(MACHINE)})
     parallel_regions = held(plan.program, arenas.planned(whole), last_uses, known_bytes)
     assert len(runs(plan)) > 1
     assert sizes[0] + (1 << 17) <= max(parallel_regions)

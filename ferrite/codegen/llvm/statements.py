@@ -18,7 +18,7 @@ from ferrite.ir import Local, data_of, nodes_of
 from ferrite.ir.index import ZERO, Axis, Index, Number, number
 from ferrite.ir.kernel import Accumulate, Join, Let, Loop, Prefetch, Scratch, Statement, Store, When, walk
 
-STACK = 64 * 1024  # bytes of scratch that a function may have on its stack
+MAX_STACK_BYTES = 64 * 1024  # bytes of scratch that a function may have on its stack
 Body = Sequence[Statement]
 
 
@@ -86,7 +86,7 @@ class Statements:
     def room(self, count: int, element: str) -> str:
         """Memory of the function's own: on its stack while there is room."""
         function, size = self.e.function, count * BYTES[element]
-        if function.stack + size <= STACK:
+        if function.stack + size <= MAX_STACK_BYTES:
             function.stack += size
             return function.variable(f"[{count} x {element}], align 64")
         pointer = function.op(f"getelementptr i8, ptr %tiles, i64 {function.tiles}")

@@ -368,9 +368,9 @@ def _product_bounds(low: Bound, high: Bound, least: Bound, most: Bound) -> tuple
 # Sums and products of index expressions, in their normal form: terms with coefficients, in the order of their text.
 
 
-REMEMBERED = 1 << 14  # results that are kept, per operation
+MAX_REMEMBERED_RESULTS = 1 << 14  # results that are kept, per operation
 HAS_MODULO = operator.attrgetter("has_modulo")
-MOST_TERMS = 256  # a product of sums is multiplied out up to this many terms
+MAX_TERMS = 256  # a product of sums is multiplied out up to this many terms
 
 
 def add(parts: Iterable[tuple[Index, int]]) -> Index:
@@ -388,7 +388,7 @@ def add(parts: Iterable[tuple[Index, int]]) -> Index:
     return from_terms(constant, terms)
 
 
-@functools.lru_cache(REMEMBERED)
+@functools.lru_cache(MAX_REMEMBERED_RESULTS)
 def plus(left: Index, right: Index, factor: int) -> Index:
     """left + factor*right."""
     return add(((left, 1), (right, factor)))
@@ -451,14 +451,14 @@ def _terms_of(index: Index) -> dict[Index, int]:
     return dict(index.terms) if isinstance(index, Sum) else {index: 1}
 
 
-@functools.lru_cache(REMEMBERED)
+@functools.lru_cache(MAX_REMEMBERED_RESULTS)
 def multiply(left: Index, right: Index) -> Index:
     if isinstance(left, Number):
         left, right = right, left
     if isinstance(right, Number):
         return ZERO if right.value == 0 else left if right.value == 1 else add([(left, right.value)])
     tops, bottoms = _all_terms(left), _all_terms(right)
-    if (len(tops) == 1 and len(bottoms) == 1) or len(tops) * len(bottoms) > MOST_TERMS:
+    if (len(tops) == 1 and len(bottoms) == 1) or len(tops) * len(bottoms) > MAX_TERMS:
         if isinstance(left, Sum) and len(tops) == 1:
             return add([(multiply(left.terms[0][0], right), left.terms[0][1])])
         if isinstance(right, Sum) and len(bottoms) == 1:
@@ -492,7 +492,7 @@ def product(factors: Iterable[Index]) -> Index:
 # (g*x + r) // (g*b) = x // b  and  (g*x + r) % (g*b) = g*(x % b) + r,  where 0 <= r < g.
 
 
-@functools.lru_cache(REMEMBERED)
+@functools.lru_cache(MAX_REMEMBERED_RESULTS)
 def floor_divide(top: Index, bottom: Index) -> Index:
     if isinstance(bottom, Number):
         if bottom.value == 0:
@@ -531,7 +531,7 @@ def only_quotient(top: Sum) -> FloorDiv | None:
     return found[0] if len(found) == 1 else None
 
 
-@functools.lru_cache(REMEMBERED)
+@functools.lru_cache(MAX_REMEMBERED_RESULTS)
 def modulo(top: Index, bottom: Index) -> Index:
     if isinstance(bottom, Number):
         if bottom.value == 0:

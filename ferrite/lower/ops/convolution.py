@@ -44,7 +44,7 @@ from ferrite.lower.value import Value, own_axes
 
 aten = torch.ops.aten
 Places = Callable[[Sequence[Index], Sequence[Index]], list[Index]]
-MOST_TAPS = 64
+MAX_TAPS = 64
 FEW_TAPS, MANY_TAPS = 9, 49
 ON_X86 = platform.machine().lower() in ("x86_64", "amd64")
 
@@ -72,7 +72,7 @@ class Depthwise:
             raise NotLowered("convolution: a kernel of torch")
         if weight.device.type != "cpu" or not weight.dtype.is_floating_point:
             raise NotLowered("convolution: a kernel of torch")
-        if many is None or many > MOST_TAPS:
+        if many is None or many > MAX_TAPS:
             raise NotLowered("convolution: a kernel of torch, as its window is large")
         if not all(type(value) is int for value in (*stride, *padding, *dilation)):
             raise NotLowered("convolution: a kernel of torch, as its steps are not known")

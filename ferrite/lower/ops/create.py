@@ -140,7 +140,7 @@ _triangle("triu", "ge")
 # --- copies and conversions -------------------------------------------------------------------------------------------
 
 
-LONGEST_LITERAL = 8
+MAX_LITERAL_ELEMENTS = 8
 
 
 @lowers(aten.lift_fresh_copy.default)
@@ -166,7 +166,7 @@ def small_literal(tensor: torch.Tensor) -> bool:
         and not torch_api.is_fake(tensor)
         and tensor.layout is torch.strided
         and tensor.dim() <= 1
-        and 0 < tensor.numel() <= LONGEST_LITERAL
+        and 0 < tensor.numel() <= MAX_LITERAL_ELEMENTS
         and foldable(tensor.dtype)
         and tensor.dtype is not torch.complex32
     )

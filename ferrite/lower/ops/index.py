@@ -40,7 +40,7 @@ from ferrite.lower.value import Value, own_axes
 
 aten = torch.ops.aten
 I64 = torch.int64
-WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8)
+INTEGER_TYPES = (torch.int64, torch.int32, torch.int16, torch.int8)
 MASKS = (torch.bool, torch.uint8)
 
 
@@ -75,14 +75,14 @@ def as_index_of(value: Expr) -> Index | None:
 
 def arithmetic_of(value: Expr) -> Index | None:
     match value:
-        case Const() if value.dtype in WHOLE:
+        case Const() if value.dtype in INTEGER_TYPES:
             return number(value.value)
-        case IndexValue() if value.dtype in WHOLE:
+        case IndexValue() if value.dtype in INTEGER_TYPES:
             return fitting(value.index, value.dtype)
-        case Cast() if value.dtype in WHOLE:
+        case Cast() if value.dtype in INTEGER_TYPES:
             inner = arithmetic_of(value.arg)
             return None if inner is None else fitting(inner, value.dtype)
-        case Op(name="add" | "sub" | "mul") if value.dtype in WHOLE:
+        case Op(name="add" | "sub" | "mul") if value.dtype in INTEGER_TYPES:
             left, right = map(arithmetic_of, value.operands)
             if left is None or right is None:
                 return None

@@ -23,14 +23,14 @@ from ferrite.lower.value import Value, own_axes
 
 aten = torch.ops.aten
 I64, B8 = torch.int64, torch.bool
-WIDE = (torch.float32, torch.float64)
+WIDE_FLOATS = (torch.float32, torch.float64)
 
 
 def ordered(
     ctx: Builder, x: Value, dim: int, descending: bool = False, places_count: bool = True
 ) -> tuple[Value, Value, int]:
     """Sorted values, their places, and the dimension, counted from the front."""
-    if places_count and x.dtype not in WIDE:
+    if places_count and x.dtype not in WIDE_FLOATS:
         raise NotLowered(OWN_ORDER)
     if x.dtype is torch.bool:
         raise NotLowered("truth values, which are eager's business")
@@ -119,7 +119,7 @@ def topk(ctx: Builder, x: Value, k: Any, dim: int, largest: bool, sorted: bool) 
 @lowers(aten.histc.default)
 def histc(ctx: Builder, x: Value, bins: int, min: Any, max: Any) -> Value:
     """How many elements fall into each of equal bins; the range is that of the elements where none is given."""
-    if x.dtype not in WIDE or isinstance(min, Index | Expr) or isinstance(max, Index | Expr):
+    if x.dtype not in WIDE_FLOATS or isinstance(min, Index | Expr) or isinstance(max, Index | Expr):
         raise NotLowered("other than plain floats")
     if min == max:
         raise NotLowered("a range that the data decides")

@@ -26,7 +26,7 @@ from ferrite.lower.value import Value, own_axes
 
 aten = torch.ops.aten
 NOT_IN_PLANE = "RuntimeError: Found an invalid max index: {index} (output planes are of size {size})"
-MOST_WINDOWS = 32  # more windows than this over one element: adding to memory is less work than asking all of them
+MAX_WINDOWS = 32  # more windows than this over one element: adding to memory is less work than asking all of them
 
 
 def lowest(dtype: torch.dtype) -> Expr:
@@ -155,7 +155,7 @@ def max_pool_backward(
     n = dims_of(ctx.operator)
     windows = Windows(n, kernel_size, stride, padding, dilation)
     most = total(windows.holding).high
-    if most is None or most > MOST_WINDOWS:
+    if most is None or most > MAX_WINDOWS:
         return to_their_places(ctx, grad_output, indices, n)
     lead, spatial, dtype = x.rank - n, x.sizes[x.rank - n :], ctx.out_dtype
 

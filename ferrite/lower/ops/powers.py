@@ -18,8 +18,8 @@ aten = torch.ops.aten
 
 # Every product rounds: this many leave a float as near to the power as a library's function does. In 16 bits, where
 # the products have 32, more do.
-MOST_FACTORS = 4
-MOST_FACTORS_NARROW = 31
+MAX_FACTORS = 4
+MAX_FACTORS_NARROW = 31
 
 
 @lowers(aten.pow.Tensor_Scalar)
@@ -47,7 +47,7 @@ def known_power(dtype: torch.dtype, exponent: float, device: torch.device) -> Ca
     """A function that raises a term to a known power, where that is simpler than the general one."""
     if abs(exponent) < 2**31 and exponent == int(exponent):
         times = int(exponent)
-        most = MOST_FACTORS_NARROW if dtype in NARROW else MOST_FACTORS
+        most = MAX_FACTORS_NARROW if dtype in NARROW else MAX_FACTORS
         if times >= 0 and (is_integer(dtype) or times <= most):
             return lambda value: repeated(value, times)
         if times in (-1, -2) and not is_integer(dtype):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ferrite.ir import MOST_OPERATORS, PLACE_BITS, Random, arithmetic_type, const, op
+from ferrite.ir import MAX_RANDOM_OPERATORS, PLACE_BITS, Random, arithmetic_type, const, op
 from ferrite.ir.index import ZERO, Index, number
 from ferrite.ir.program import Seeds
 from ferrite.lower.builder import Builder
@@ -59,7 +59,7 @@ class Stream:
     """The numbers of one random operator, over the elements of its result."""
 
     def __init__(self, ctx: Builder, key: Value, operator: int, sizes: Sequence[Index]) -> None:
-        if not 0 <= operator < MOST_OPERATORS:
+        if not 0 <= operator < MAX_RANDOM_OPERATORS:
             raise NotLowered("more random operators than counters tell apart")
         words = [key.at([number(place)]) for place in (0, 1)]
         self.seed = op("bitwise_or", words[0], op("bitwise_left_shift", words[1], const(32, torch.int64)))

@@ -26,7 +26,7 @@ from ferrite.lower.value import Value, own_axes
 
 aten = torch.ops.aten
 F32 = torch.float32
-LONGEST_TABLE = 1 << 16  # beyond, places are computed when it runs, not checked beforehand
+MAX_TABLE_ENTRIES = 1 << 16  # beyond, places are computed when it runs, not checked beforehand
 CUBIC = -0.75
 
 
@@ -51,7 +51,7 @@ def ratio(size: Index, count: Index, factor: float | None, dtype: torch.dtype) -
 def nearest(place: Index, size: Index, count: Index, factor: float | None, exact: bool) -> Index:
     """The element under a result; a quotient of whole numbers where that is the same for every result."""
     many, few = constant_value(size), constant_value(count)
-    if many is not None and few is not None and 0 < few <= LONGEST_TABLE:
+    if many is not None and few is not None and 0 < few <= MAX_TABLE_ENTRIES:
         if few == many and factor is None:
             return place
         turns = (lambda at: (2 * at + 1) * many // (2 * few)) if exact else (lambda at: at * many // few)

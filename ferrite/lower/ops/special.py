@@ -34,7 +34,7 @@ aten = torch.ops.aten
 # By what they take: any number; no complex one; and none of 16 bits either.
 ANY = "exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh sigmoid asin acos atan asinh acosh atanh"
 REAL = "erf erfc erfinv lgamma digamma i0 special_i0e special_i1 special_i1e special_ndtr"
-WIDE = (
+WIDE_ONLY = (
     "special_ndtri special_erfcx special_log_ndtr special_airy_ai special_bessel_j0 special_bessel_j1 "
     "special_bessel_y0 special_bessel_y1 special_modified_bessel_i0 special_modified_bessel_i1 "
     "special_modified_bessel_k0 special_modified_bessel_k1 special_spherical_bessel_j0 "
@@ -57,7 +57,7 @@ def _floating(overload: Any, name: str, takes: str) -> None:
         return elementwise(ctx, name, *args.values(), floating=True, takes=takes)
 
 
-for _takes, _names in {"any": ANY, "real": REAL, "wide": WIDE}.items():
+for _takes, _names in {"any": ANY, "real": REAL, "wide": WIDE_ONLY}.items():
     for _name in _names.split():
         _floating(getattr(aten, _name).default, _name, _takes)
 for _name in POLYNOMIALS.split():

@@ -15,7 +15,7 @@ import torch
 from ferrite.ir import Cast, Const, Expr, IndexValue, Op
 from ferrite.ir.index import Axis, Index, Number, evaluate, number
 
-LONGEST = 1 << 12
+MAX_TABLE_ENTRIES = 1 << 12
 F32, F64, I64, B8 = torch.float32, torch.float64, torch.int64, torch.bool
 TYPES = (F32, F64, I64, torch.int32, B8)
 
@@ -45,7 +45,7 @@ def worked_out(expr: Expr) -> Index | None:
         return None
     (item,) = axes
     count = axes[0].extent.value
-    if not 1 < count <= LONGEST:
+    if not 1 < count <= MAX_TABLE_ENTRIES:
         return None
     try:
         values = [int(value_at(expr, item, place, {})) for place in range(count)]

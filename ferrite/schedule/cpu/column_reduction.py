@@ -25,15 +25,13 @@ from ferrite.schedule.cpu.loops import (
     work_of,
 )
 from ferrite.schedule.cpu.machine import Machine
-from ferrite.schedule.cpu.nest_loops import SUMMED_ACROSS, sums_floats, with_states
+from ferrite.schedule.cpu.nest_loops import MAX_SUMMED_ROWS, sums_floats, with_states
 from ferrite.schedule.cpu.statements import Parts
 from ferrite.schedule.fusion.accesses import known, likely
 from ferrite.schedule.fusion.nests import Nest
 
-WIDE = 4096  # columns whose states wait in a tile
-NARROW = 128  # columns that threads get at least
-PARTS = 8
-FEW = 64  # rows to reduce, for which a tile does not pay
+MAX_COLUMN_PARTS = 8  # where threads can share nothing but the columns
+MAX_ROWS_WITHOUT_TILE = 64  # to reduce: for so few, a tile does not pay
 MODES: dict[str, Mode] = {"sum": "add", "prod": "mul", "amax": "amax", "amin": "amin"}
 
 
@@ -44,7 +42,7 @@ def streamable(column: Axis, nests: Sequence[Nest], parts: Sequence[Parts]) -> b
         return False
     reducing = [(nest, part) for nest, part in zip(nests, parts, strict=True) if nest.axes]
     many = max(math.prod(likely(item.extent) for item in nest.axes) for nest, _ in reducing)
-    return many > FEW and all(
+    return many > MAX_ROWS_WITHOUT_TILE and all(
         not nest.ordered
         and not nest.outer
         and part.states
@@ -58,9 +56,11 @@ def streams(
     rows: Sequence[Axis], column: Axis, nests: Sequence[Nest], parts: Sequence[Parts], machine: Machine
 ) -> Body:
     others = [row for row in rows if row is not column]
-    width = min(column.extent.value if isinstance(column.extent, Number) else max(likely(column.extent), NARROW), WIDE)
+    least = machine.min_thread_columns
+    extent = column.extent.value if isinstance(column.extent, Number) else max(likely(column.extent), least)
+    width = min(extent, machine.tile_columns)
     if not others:  # threads can share nothing but the columns
-        width = min(width, max(width // PARTS // NARROW * NARROW, NARROW))
+        width = min(width, max(width // MAX_COLUMN_PARTS // least * least, least))
     block, inside, _ = cut(column, width, ())
     states = [state for part in parts for state in part.states]
     body: Body = (cleared(states, column, machine),)
@@ -121,7 +121,7 @@ def gone_through(nest: Nest, part: Parts, column: Axis, machine: Machine) -> Bod
     axes, body = collapse(ordered_axes(nest.reduced, indices_at(tuple(part.point))), tuple(part.point))
     if not in_short_sums(nest, part):
         return nested(axes, (into_tiles(body, part.states, column, machine),), "serial")
-    block, row, body = cut(axes[-1], SUMMED_ACROSS, body)
+    block, row, body = cut(axes[-1], MAX_SUMMED_ROWS, body)
     short = short_sums(part)
     renamed = {state.names[0]: each.names[0] for state, each in zip(part.states, short, strict=True)}
     body = tuple(with_states(item, renamed) for item in body)
@@ -137,7 +137,7 @@ def gone_through(nest: Nest, part: Parts, column: Axis, machine: Machine) -> Bod
 
 def in_short_sums(nest: Nest, part: Parts) -> bool:
     rows = math.prod(known(item.extent, 1 << 30) for item in nest.reduced)
-    return sums_floats(part.states) and rows > 4 * SUMMED_ACROSS
+    return sums_floats(part.states) and rows > 4 * MAX_SUMMED_ROWS
 
 
 def short_sums(part: Parts) -> list[State]:

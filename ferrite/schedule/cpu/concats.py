@@ -19,8 +19,8 @@ from ferrite.ir.program import Buffer, Compute, Operation, Program, Store, reads
 from ferrite.schedule.cpu.loops import index_over
 from ferrite.schedule.fusion.accesses import likely
 
-MOST_PARTS = 8
-FAR = 1 << 30
+MAX_PARTS = 8  # of a concatenation whose readers are split: code grows with each
+UNKNOWN_STRIDE = 1 << 30  # elements: larger than any that is known
 Joints = tuple[Index, ...]  # where the parts begin
 
 
@@ -75,7 +75,7 @@ class _Joins:
     def joined(self, name: str) -> tuple[int, Joints] | None:
         """The dimension along which a buffer is written in parts, and where they begin."""
         buffer, parts = self.buffers[name], self.writers.get(name, [])
-        if not 2 <= len(parts) <= MOST_PARTS:
+        if not 2 <= len(parts) <= MAX_PARTS:
             return None
         found: dict[Index, tuple[int, Index]] = {}  # by where a part begins: its dimension, and where it ends
         for part in parts:
@@ -213,7 +213,7 @@ def part_of(buffer: Buffer, dimension: int, joints: Joints, number: int) -> Buff
     size = buffer.sizes[dimension]
     end = joints[number + 1] if number + 1 < len(joints) else size
     sizes = (*buffer.sizes[:dimension], end - joints[number], *buffer.sizes[dimension + 1 :])
-    order = sorted(range(len(sizes)), key=lambda place: (likely(buffer.strides[place], FAR), -place))
+    order = sorted(range(len(sizes)), key=lambda place: (likely(buffer.strides[place], UNKNOWN_STRIDE), -place))
     strides: list[Index] = [ONE] * len(sizes)
     step: Index = ONE
     for place in order:

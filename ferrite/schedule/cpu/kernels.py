@@ -35,7 +35,7 @@ def build(group: Group, inside: Iterable[str], buffer_table: BufferTable, machin
     parts = [made.nest(nest) for nest in nests]
     tiles: Body = tuple(tile.scratch for tile in placement.tiles.values())
     if segments is None:
-        tiles += tuple(shared_tiles(nests, parts, placement.room))
+        tiles += tuple(shared_tiles(nests, parts, placement.room, machine))
     body = parted(arranged(group.rows, tiles, nests, parts, machine, segments), machine)
     needed = memory_of(body)
     pointers = tuple(item for item in pointers_of(made) if item.name in needed)

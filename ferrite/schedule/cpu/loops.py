@@ -12,10 +12,10 @@ from ferrite.ir import OPERATORS, Expr, IndexValue, Op, indices_of, nodes_of, re
 from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, axis, minimum, substitute
 from ferrite.ir.kernel import Accumulate, Join, Let, Loop, LoopKind, Scratch, Statement, Store, When, nodes_in
 from ferrite.schedule.cpu.machine import Machine
-from ferrite.schedule.fusion.accesses import GUESS, axes_in, likely, step_of
+from ferrite.schedule.fusion.accesses import UNKNOWN_EXTENT, axes_in, likely, step_of
 
 Body = tuple[Statement, ...]
-VECTOR = 8  # elements that an axis should have to be made of vectors
+ENOUGH_FOR_VECTORS = 8  # elements of an axis: a longer one is no better a choice for vectors
 
 
 def indices_at(body: Body) -> list[Index]:
@@ -114,11 +114,11 @@ def vector_axis(axes: Sequence[Axis], indices: Sequence[Index]) -> Axis | None:
     score = {item: 0 for item in axes if item.extent is not ONE}
     for index in indices:
         used = axes_in(index)
-        weight = math.prod(min(likely(item.extent), GUESS) for item in score if item in used)
+        weight = math.prod(min(likely(item.extent), UNKNOWN_EXTENT) for item in score if item in used)
         for item in used:
             if item in score and step_of(index, item) is ONE:
-                score[item] += weight * min(likely(item.extent), VECTOR)
-    ranked = sorted(score, key=lambda item: (score[item], min(likely(item.extent), GUESS), axes.index(item)))
+                score[item] += weight * min(likely(item.extent), ENOUGH_FOR_VECTORS)
+    ranked = sorted(score, key=lambda item: (score[item], min(likely(item.extent), UNKNOWN_EXTENT), axes.index(item)))
     return ranked[-1] if ranked else None
 
 
@@ -201,7 +201,7 @@ def lanes_for(body: Body, machine: Machine) -> int:
     types = types_of(body)
     floats = {dtype for dtype in types if dtype.is_floating_point}
     if floats:
-        return machine.vector // max(min(dtype.itemsize for dtype in floats), 4)
+        return machine.vector_bytes // max(min(dtype.itemsize for dtype in floats), 4)
     return machine.lanes(*types)
 
 

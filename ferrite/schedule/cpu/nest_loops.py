@@ -16,8 +16,8 @@ from ferrite.schedule.cpu.strips import in_strips
 from ferrite.schedule.fusion.accesses import known, likely
 from ferrite.schedule.fusion.nests import Nest
 
-SUMMED = 2048  # elements that are summed before the sum joins another: how far rounding errors can grow
-SUMMED_ACROSS = 64  # the same where every result has one state, not one per lane
+MAX_SUMMED_ELEMENTS = 2048  # before a sum is added to another: how far rounding errors can grow
+MAX_SUMMED_ROWS = 64  # the same where every result has one state, not one per lane of some vectors
 
 
 def nest_loops(nest: Nest, part: Parts, machine: Machine) -> Body:
@@ -53,9 +53,9 @@ def summed_across(nest: Nest, part: Parts) -> Body:
     """Plain loops over what is reduced. Long sums of floats are made of shorter ones."""
     axes, body = collapse(ordered_axes(nest.reduced, indices_at(tuple(part.point))), tuple(part.point))
     longest = known(axes[-1].extent, 1 << 30) if axes else 0
-    if not sums_floats(part.states) or longest <= 4 * SUMMED_ACROSS:
+    if not sums_floats(part.states) or longest <= 4 * MAX_SUMMED_ROWS:
         return (Accumulate(tuple(part.states), nested(axes, body, "reduction")),)
-    block, inside, body = cut(axes[-1], SUMMED_ACROSS, body)
+    block, inside, body = cut(axes[-1], MAX_SUMMED_ROWS, body)
     return in_parts(part.states, [*axes[:-1], block], nested([inside], body, "reduction"))
 
 
@@ -72,11 +72,11 @@ def accumulated(states: Sequence[State], axes: Sequence[Axis], body: Body, machi
     longest = known(last.extent, 1 << 30)
     rounds = math.prod(likely(item.extent) for item in outer)
     sums = sums_floats(states)
-    if sums and longest > 2 * SUMMED:
-        block, inside, cut_body = cut(last, SUMMED, body)
+    if sums and longest > 2 * MAX_SUMMED_ELEMENTS:
+        block, inside, cut_body = cut(last, MAX_SUMMED_ELEMENTS, body)
         short = Loop(inside, "reduction", cut_body, loop.lanes, loop.copies)
         return in_parts(states, [*outer, block], (short,))
-    if sums and rounds * longest > 2 * SUMMED and longest >= 64:
+    if sums and rounds * longest > 2 * MAX_SUMMED_ELEMENTS and longest >= 64:
         return in_parts(states, outer, (loop,))
     return (Accumulate(tuple(states), nested(outer, (loop,), "reduction")),)
 

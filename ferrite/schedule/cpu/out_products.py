@@ -25,7 +25,7 @@ from ferrite.schedule.fusion.groups import apart
 
 # Operators that compute the same, bit by bit, into memory that is given to them.
 INTO = {f"aten.{name}.default": f"aten.{name}.out" for name in ("mm", "addmm", "bmm", "baddbmm")}
-MOST_PARTS = 64  # of a joined tensor that are looked at for each product
+MAX_PARTS_SEARCHED = 64  # of a concatenation, for each product: a limit on compile time
 
 
 def with_destinations(program: Program) -> Program:
@@ -85,7 +85,7 @@ class _Destinations:
         mine = self.buffer_table.access(store.buffer, store.coordinates, True)
         places = self.touching[mine.storage]
         between = places[bisect_left(places, first) : bisect_left(places, last)]
-        return len(between) > MOST_PARTS or not all(
+        return len(between) > MAX_PARTS_SEARCHED or not all(
             isinstance(operation := self.program.operations[place], Compute)
             and all(
                 access.writes and access.mode == "set" and apart(access, mine)

@@ -73,7 +73,7 @@ class Placement:
                     self.uses.setdefault(access.storage, []).append(_Use(place, stage, access))
         self.values: set[str] = set()
         self.tiles: dict[str, Tile] = {}
-        self.room = machine.mid // 2  # bytes that tiles may take together
+        self.room = machine.l2_bytes // 2  # bytes that tiles may take together
         for storage in inside:
             if self.is_value(storage):
                 self.values.add(storage)

@@ -11,7 +11,7 @@ from ferrite.ir.kernel import OWN, State
 from ferrite.ir.program import Scan
 
 # Sums of floats grow in the wider type, as they do in eager.
-WIDE = {torch.float32: torch.float64}
+WIDER = {torch.float32: torch.float64}
 
 
 def scan_state(
@@ -24,7 +24,7 @@ def scan_state(
         dtypes = tuple(value.dtype for value in values)
         return own(names, dtypes, combine, joined)
     if kind in ("sum", "prod"):
-        wide = WIDE.get(values[0].dtype, values[0].dtype)
+        wide = WIDER.get(values[0].dtype, values[0].dtype)
         state = State(kind, (names[0],), (wide,))
         return state, (cast(values[0], wide),), [Local.intern(names[0], wide)]
     if kind in ("cummax", "cummin"):

@@ -32,10 +32,10 @@ from ferrite.schedule.fusion.accesses import axes_in, loads_of, step_of
 from ferrite.schedule.fusion.stages import Stage
 
 KINDS = {"add": "sum", "mul": "prod", "amax": "amax", "amin": "amin"}
-WIDE = 64  # elements of a row: to sort must be little beside them
-MOST = 1 << 20  # rows, and sources, whose numbers are kept
-FULL = 4  # rows for each source at most, where rows without one need not be gone through otherwise
-AT_ONCE = 8  # vectors of a row
+MIN_ROW_ELEMENTS = 64  # sorting must be little beside adding a row
+MAX_SORTED_ROWS = 1 << 20  # and sources: their numbers are kept in memory, four bytes each
+MAX_ROWS_PER_SOURCE = 4  # where rows without a source need not be gone through otherwise
+ROW_VECTORS_AT_ONCE = 8  # kept in registers while the sources of a row are added
 I32, I64 = torch.int32, torch.int64
 
 
@@ -69,7 +69,7 @@ def segments_of(stages: Sequence[Stage], rows: Sequence[Axis]) -> Segments | Non
     read = [reading(stage, stages[: at + 1], store, rows[0]) for stage in after]
     if any(row is None or row.extent is not number(found.rows) for row in filled + read):
         return None
-    if not filled and not read and found.rows > FULL * found.count:
+    if not filled and not read and found.rows > MAX_ROWS_PER_SOURCE * found.count:
         return None
     return replace(found, row=next(iter(filled), None), last=next(iter(read), None))
 
@@ -95,7 +95,7 @@ def added(operation: Operation, column: Axis) -> Segments | None:
         return None
     rows, width, *counts = numbers
     count = math.prod(counts)
-    fits = width >= WIDE and 0 < count <= MOST and 0 < rows <= MOST
+    fits = width >= MIN_ROW_ELEMENTS and 0 < count <= MAX_SORTED_ROWS and 0 < rows <= MAX_SORTED_ROWS
     return Segments(store.buffer, column, sources, rows, count) if fits else None
 
 
@@ -167,10 +167,12 @@ def by_segments(found: Segments, points: Sequence[Body], machine: Machine) -> Bo
     inner: Body = (
         Let("begin", cast(limits[0], I64)),
         Let("many", op("sub", cast(limits[1], I64), Local.intern("begin", I64))),
-        When(op("gt", many, none, dtype=torch.bool), (Loop(found.column, "vector", summed, lanes, AT_ONCE),)),
+        When(
+            op("gt", many, none, dtype=torch.bool), (Loop(found.column, "vector", summed, lanes, ROW_VECTORS_AT_ONCE),)
+        ),
     )
     if alone := complete(begun):
-        body = (Loop(found.column, "vector", (*made, *alone), lanes, AT_ONCE),)
+        body = (Loop(found.column, "vector", (*made, *alone), lanes, ROW_VECTORS_AT_ONCE),)
         inner += (When(op("eq", many, none, dtype=torch.bool), body),)
     assert isinstance(found.column.extent, Number)
     work = work_of((*before, store)) * found.column.extent.value * (1 + count // found.rows)
@@ -197,7 +199,7 @@ def listed(found: Segments, where: Data) -> Body:
     return (
         Scratch("begins", I32, (rows + 2,)),
         Scratch("order", I32, (count,)),
-        Loop(zero, "vector", (Store("begins", (zero,), const(0, I32)),), 4, AT_ONCE),
+        Loop(zero, "vector", (Store("begins", (zero,), const(0, I32)),), 4, ROW_VECTORS_AT_ONCE),
         *nested(found.sources, (named, Store("begins", (row + 2,), one, "add")), "serial"),
         Loop(step, "serial", (Store("begins", (step + 1,), Load.intern("begins", (step,), I32), "add"),)),
         *nested(found.sources, into_list, "serial"),

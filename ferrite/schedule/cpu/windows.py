@@ -21,7 +21,7 @@ from ferrite.schedule.cpu.statements import Parts
 from ferrite.schedule.fusion.accesses import known
 from ferrite.schedule.fusion.nests import Nest
 
-MOST_ELEMENTS = 32
+MAX_WINDOW_ELEMENTS = 32  # that are written out one by one
 
 
 def is_window(nest: Nest, part: Parts) -> bool:
@@ -30,7 +30,7 @@ def is_window(nest: Nest, part: Parts) -> bool:
         return False
     if not all(isinstance(item, Let | Join) for item in part.point):
         return False
-    return math.prod(known(item.extent, 0) for item in nest.axes) <= MOST_ELEMENTS
+    return math.prod(known(item.extent, 0) for item in nest.axes) <= MAX_WINDOW_ELEMENTS
 
 
 def written_out(nest: Nest, part: Parts) -> Body:

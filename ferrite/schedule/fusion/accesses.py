@@ -96,7 +96,7 @@ def axes_in(place: Index) -> frozenset[Axis]:
     return frozenset(found)
 
 
-GUESS = 64  # what an extent that nothing bounds is taken for, where a decision needs a number
+UNKNOWN_EXTENT = 64  # what an extent that nothing bounds is taken for, where a decision needs a number
 
 
 def known(index: Index, otherwise: int) -> int:
@@ -106,7 +106,7 @@ def known(index: Index, otherwise: int) -> int:
     return otherwise if index.high is None else min(index.high, otherwise)
 
 
-def likely(index: Index, otherwise: int = GUESS) -> int:
+def likely(index: Index, otherwise: int = UNKNOWN_EXTENT) -> int:
     """A number for a size, where a decision needs one that need not be right: itself, what was seen, or a guess."""
     if isinstance(index, Number):
         return index.value

@@ -32,7 +32,7 @@ from ferrite.schedule.fusion.stages import Names, Stage, stage_of, with_fresh_ax
 from ferrite.schedule.steps import NotFused
 from ferrite.schedule.target import Schedulings
 
-MOST_TRIED = 6  # groups that an operation is held against, those that share most first
+MAX_GROUPS_TRIED = 6  # for one operation, those that share most bytes first: a limit on compile time
 
 
 @dataclass
@@ -196,7 +196,7 @@ class Order:
         groups = [(place, item) for place in places if isinstance(item := self.done.items[place], Group)]
         groups = [(place, group) for place, group in groups if group.device == device]
         ranked = sorted(groups, key=lambda pair: (-shared_bytes(pair[1], stage, self.buffer_table), -pair[0]))
-        return [place for place, _ in ranked[:MOST_TRIED]]
+        return [place for place, _ in ranked[:MAX_GROUPS_TRIED]]
 
     def refused(self, operation: Loop, group: Group, refusal: Refusal) -> None:
         there = tuple(node for each in group.operations for node in each.origin.nodes)

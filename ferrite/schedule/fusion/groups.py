@@ -23,8 +23,8 @@ from ferrite.ir.program import Loop, Origin
 from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, counterparts, likely, separated
 from ferrite.schedule.fusion.stages import Stage
 
-MOST_STAGES = 48
-MOST_POINTERS = 48
+MAX_STAGES = 48  # of one group: a limit on the time to compile it
+MAX_POINTERS = 48  # that a kernel is given: the same
 
 
 @dataclass
@@ -88,10 +88,10 @@ def fit(
 ) -> Fit | Refusal:
     """`slower`: why they would be together, on their device; `bound`: the stage's axis for each row, where that is
     known."""
-    if len(group.stages) >= MOST_STAGES:
-        return Refusal(f"the kernel has {MOST_STAGES} operations already")
-    if len(group.accesses.keys() | {access.storage for access in stage.accesses}) > MOST_POINTERS:
-        return Refusal(f"together they touch more than {MOST_POINTERS} storages")
+    if len(group.stages) >= MAX_STAGES:
+        return Refusal(f"the kernel has {MAX_STAGES} operations already")
+    if len(group.accesses.keys() | {access.storage for access in stage.accesses}) > MAX_POINTERS:
+        return Refusal(f"together they touch more than {MAX_POINTERS} storages")
     bound = bind(group, stage) if bound is None else bound
     rows = tuple(row for row in group.rows if row in bound or is_one(row))
     joined = stage.renamed({mine: row for row, mine in bound.items()}, buffer_table)
