@@ -44,7 +44,7 @@ def found_objects(data: Mapping[str, Any], sections: Mapping[str, bytes], places
 
 
 def held_at(place: Place, places: Places) -> Any:
-    found = places.held(place)
+    found = places.object_at(place)
     if isinstance(found, torch.fx.Node):
         raise ValueError(f"the graph holds nothing at {place}")
     return found
@@ -100,11 +100,11 @@ def bytes_of(value: torch.Tensor) -> bytes:
         return bytes(flat.tolist())
 
 
-def tensor_from(how: Mapping[str, Any], held: bytes) -> torch.Tensor:
+def tensor_from(how: Mapping[str, Any], data: bytes) -> torch.Tensor:
     dtype = getattr(torch, how["dtype"].removeprefix("torch."))
-    check_looks(dtype, how["sizes"], how["strides"], len(held))
+    check_looks(dtype, how["sizes"], how["strides"], len(data))
     with torch_state.on_real_tensors():
         value = torch.empty_strided(how["sizes"], how["strides"], dtype=dtype)
-        if held:
-            value.copy_(torch.frombuffer(bytearray(held), dtype=dtype).view(how["sizes"]))
+        if data:
+            value.copy_(torch.frombuffer(bytearray(data), dtype=dtype).view(how["sizes"]))
         return value

@@ -305,5 +305,5 @@ class Store:
 
 def words_of(problem: Exception) -> str:
     """What is wrong with an entry, for one who reads a record."""
-    known = isinstance(problem, (OSError, Damaged)) and str(problem)
-    return known or f"{type(problem).__name__}: {problem}"
+    expected = isinstance(problem, (OSError, Damaged)) and str(problem)
+    return expected or f"{type(problem).__name__}: {problem}"

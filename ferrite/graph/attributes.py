@@ -61,4 +61,4 @@ def is_stored(module: torch.nn.Module, target: str) -> bool:
     holder = attribute(module, path) if path else module
     if not isinstance(holder, torch.nn.Module):
         return name in getattr(holder, "__dict__", {})
-    return any(name in held for held in (holder._parameters, holder._buffers, holder._modules, holder.__dict__))
+    return any(name in names for names in (holder._parameters, holder._buffers, holder._modules, holder.__dict__))

@@ -338,14 +338,14 @@ def describe(expr: Expr) -> str:
     return f"{type(expr).__name__.lower()}: {short(expr.dtype)}"
 
 
-def nodes_of(*roots: Expr, known: Container[Expr] = ()) -> list[Expr]:
+def nodes_of(*roots: Expr, leaving_out: Container[Expr] = ()) -> list[Expr]:
     """Every expression under these once, operands before users, those inside coordinates too; known ones left out."""
     seen: dict[Expr, None] = {}
     entered: set[Expr] = set()
     stack = list(reversed(roots))
     while stack:  # no recursion: expressions may be deep
         item = stack[-1]
-        if item in seen or item in known:
+        if item in seen or item in leaving_out:
             stack.pop()
         elif item in entered or not item.under:
             seen[item] = None

@@ -54,8 +54,8 @@ def strided_picture(value: Value) -> torch.Tensor | None:
 
 
 def named_object(ctx: Builder, value: Any, hint: str) -> Constant:
-    for name, known in ctx.objects.items():
-        if known is value:
+    for name, named in ctx.objects.items():
+        if named is value:
             return Constant(name)
     name = f"object{len(ctx.objects)}_{hint}" if hint.isidentifier() else f"object{len(ctx.objects)}"
     ctx.objects[name] = value

@@ -102,11 +102,11 @@ def bind_factor(ctx: Builder, came: Symbol, dim: torch.SymInt) -> None:
 def check_known(ctx: Builder, value: torch.SymInt | torch.SymBool, bound: Symbol, least: int | None = None) -> None:
     """A symbol has just got its value: check its range, and every assertion whose symbols all have theirs now.
     `least`: no number of this kind is less, so nobody needs to look."""
-    failed, known = "Runtime assertion failed for expression", f"{bound} is between [{bound.low}, {bound.high}]"
+    failed, range_text = "Runtime assertion failed for expression", f"{bound} is between [{bound.low}, {bound.high}]"
     if bound.low is not None and (least is None or bound.low > least):
-        add_assert(ctx, compared("ge", bound, bound.low), f"{failed} {bound} >= {bound.low}: {known}")
+        add_assert(ctx, compared("ge", bound, bound.low), f"{failed} {bound} >= {bound.low}: {range_text}")
     if bound.high is not None:
-        add_assert(ctx, compared("le", bound, bound.high), f"{failed} {bound} <= {bound.high}: {known}")
+        add_assert(ctx, compared("le", bound, bound.high), f"{failed} {bound} <= {bound.high}: {range_text}")
     names = {each.name for each in ctx.bound} | set(ctx.symbols)
     for condition, said in size_facts.asserted(value):
         free = set(map(str, condition.free_symbols))

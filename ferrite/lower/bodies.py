@@ -161,13 +161,13 @@ def expressions_of(ctx: Builder, gm: torch.fx.GraphModule, given: Sequence[Value
 
 def free_symbols(program: Program) -> list[Symbol]:
     """The symbols that a program uses and neither is given nor defines, in a stable order."""
-    known = {item for item in program.inputs if isinstance(item, Symbol)}
+    defined = {item for item in program.inputs if isinstance(item, Symbol)}
     used: dict[Symbol, None] = {}
     for operation in program.operations:
         used.update(dict.fromkeys(sorted(symbols(operation), key=str)))
-        known.update(defines(operation))
+        defined.update(defines(operation))
     indices = [index for item in program.buffers for index in (*item.sizes, *item.strides, item.offset)]
     indices += [item for item in program.outputs if isinstance(item, Index)]
     for index in indices:
         used.update(dict.fromkeys(sorted(symbols_in(index), key=str)))
-    return [item for item in used if item not in known]
+    return [item for item in used if item not in defined]

@@ -171,8 +171,8 @@ def strides_of_output(result: Any, forecast: Any) -> Any:
                 node.meta[IN_EAGER] = f"where its result lies depends on sizes: {node.meta[UNDECIDED]}"
                 deciding += node.all_input_nodes
         return None
-    known = KNOWN in result.meta and not is_seen_after_write(result)
-    return tuple(fake_value(result).stride()) if known else forecast
+    is_measured = KNOWN in result.meta and not is_seen_after_write(result)
+    return tuple(fake_value(result).stride()) if is_measured else forecast
 
 
 def correct(node: torch.fx.Node, value: Any, updater: MetadataUpdater) -> None:
@@ -273,8 +273,8 @@ class Asked:
         return tuple(step.of(operand.shape, [operand.stride()], self.at_least_one) for step in steps)
 
     def at_least_one(self, size: Any) -> Any:
-        known = self.sizes.index(size)
-        return size if known.low is not None and known.low > 0 else torch.sym_max(size, 1)
+        index = self.sizes.index(size)
+        return size if index.low is not None and index.low > 0 else torch.sym_max(size, 1)
 
 
 def rule_of(node: torch.fx.Node) -> tuple[Rule | None, Sequence[torch.Tensor]]:

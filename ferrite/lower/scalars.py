@@ -19,7 +19,7 @@ from ferrite.ir import Expr, cast, const, index_value, op
 from ferrite.ir.index import Index, symbol
 from ferrite.ir.program import Call, Constant, Item, Literal
 from ferrite.lower.builder import Builder
-from ferrite.lower.sizes import Known, UnknownSize
+from ferrite.lower.sizes import SymbolFacts, UnknownSize
 from ferrite.lower.value import Box
 
 I64, F64, B8 = torch.int64, torch.float64, torch.bool
@@ -126,7 +126,7 @@ def remember(ctx: Builder, number: Expr, picture: Any) -> None:
 class Reader:
     def __init__(self, ctx: Builder, value: torch.SymInt | torch.SymFloat | torch.SymBool) -> None:
         self.ctx, self.value = ctx, value
-        self.known = Known(value)
+        self.symbol_facts = SymbolFacts(value)
 
     def expr(self, part: Any) -> Expr:
         name = type(part).__name__
@@ -157,14 +157,14 @@ class Reader:
             return found
         if not symbol.is_integer:
             raise UnknownSize(f"the number {symbol}")
-        return index_value(self.ctx.sizes.read(symbol, self.known))
+        return index_value(self.ctx.sizes.read(symbol, self.symbol_facts))
 
     def whole(self, part: Any) -> Expr | None:
         """An index expression, where the number is one."""
         if not part.is_integer or any(not symbol.is_integer for symbol in part.free_symbols):
             return None
         try:
-            return index_value(self.ctx.sizes.read(part, self.known))
+            return index_value(self.ctx.sizes.read(part, self.symbol_facts))
         except UnknownSize:
             return None
 
@@ -182,7 +182,7 @@ def alike(*parts: Expr) -> list[Expr]:
     return [cast(part, kind) for part in parts]
 
 
-def joined(name: str) -> Callable[..., Expr]:
+def folded(name: str) -> Callable[..., Expr]:
     return lambda *parts: reduce(lambda left, right: op(name, left, right), alike(*parts))
 
 
@@ -239,8 +239,8 @@ UNARY = frozenset(
 
 # What the classes of sympy, and those that torch adds to them, mean.
 READ: dict[str, Callable[..., Expr]] = {
-    "Add": joined("add"),
-    "Mul": joined("mul"),
+    "Add": folded("add"),
+    "Mul": folded("mul"),
     "Pow": power,
     "PowByNatural": power,
     "FloatPow": floats("pow"),
@@ -259,8 +259,8 @@ READ: dict[str, Callable[..., Expr]] = {
     "Mod": wholes("remainder"),
     "PythonMod": wholes("remainder"),
     "Abs": lambda part: op("abs", part),
-    "Min": joined("minimum"),
-    "Max": joined("maximum"),
+    "Min": folded("minimum"),
+    "Max": folded("maximum"),
     "Identity": lambda part: part,
     "Equality": compared("eq"),
     "Unequality": compared("ne"),
@@ -282,12 +282,12 @@ READ: dict[str, Callable[..., Expr]] = {
 
 # The functions that make numbers out of numbers that torch has no expression for, or none that can be read.
 RULES: dict[Any, Callable[..., Any]] = {
-    operator.add: joined("add"),
-    operator.sub: joined("sub"),
-    operator.mul: joined("mul"),
+    operator.add: folded("add"),
+    operator.sub: folded("sub"),
+    operator.mul: folded("mul"),
     operator.truediv: floats("div"),
-    operator.floordiv: joined("floor_divide"),
-    operator.mod: joined("remainder"),
+    operator.floordiv: folded("floor_divide"),
+    operator.mod: folded("remainder"),
     operator.pow: power,
     operator.neg: lambda value: op("neg", value),
     operator.pos: lambda value: value,
@@ -299,8 +299,8 @@ RULES: dict[Any, Callable[..., Any]] = {
     round: to_whole("round"),
     torch.sym_int: to_whole("trunc"),
     torch.sym_float: lambda value: cast(value, F64),
-    torch.sym_max: joined("maximum"),
-    torch.sym_min: joined("minimum"),
+    torch.sym_max: folded("maximum"),
+    torch.sym_min: folded("minimum"),
     torch.sym_not: negated,
     torch.sym_ite: chosen,
     operator.and_: bits("and"),

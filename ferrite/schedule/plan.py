@@ -123,11 +123,11 @@ def reuse_in_place(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
         if not isinstance(item.work, Repeat):
             return item
         repeat = item.work
-        taken = reuse.at(place, repeat.group, repeat.arguments) if fuel.left else {}
-        for _ in taken:
+        reused = reuse.at(place, repeat.group, repeat.arguments) if fuel.left else {}
+        for _ in reused:
             fuel.spend()
-        kernel = repeat.kernel({old: later(old, taken)[-1] for old in taken})
-        arguments = tuple(reuse.storage(name) for name in repeat.arguments if name not in taken)
+        kernel = repeat.kernel({old: later(old, reused)[-1] for old in reused})
+        arguments = tuple(reuse.storage(name) for name in repeat.arguments if name not in reused)
         device = repeat.group.device
         return replace(item, work=Launch(kernel, arguments, repeat.sizes, repeat.group.operations, device))
 

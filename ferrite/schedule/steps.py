@@ -16,7 +16,7 @@ INTERPRETED = "the interpreter was asked for"  # why an operation is no kernel, 
 
 @dataclass(frozen=True)
 class NotFused:
-    """An operation that did not join a group, by the graph nodes both come from."""
+    """An operation that was not fused into a group, by the graph nodes both come from."""
 
     nodes: tuple[str, ...]
     group: tuple[str, ...]

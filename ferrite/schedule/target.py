@@ -54,7 +54,7 @@ class Scheduling(Protocol):
 
     def arranged(self, group: Group, inside: Iterable[str], buffer_table: BufferTable) -> Built:
         """A group as a kernel: loops for threads and vectors, or grids and blocks. `inside`: storages that nothing else
-        touches."""
+        accesses."""
 
     def finished(self, run: Run, buffer_table: BufferTable) -> Run:
         """Launches that follow each other, with what can be done about all of them at once."""

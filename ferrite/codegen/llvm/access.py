@@ -132,8 +132,8 @@ class Access:
         function, lanes = self.e.function, self.e.lanes
         type_ = vector(element, lanes)
         key = f"row {type_} {place} {mask} {buffer} {self.e.memory[buffer].version}"
-        if key in function.known:
-            return function.known[key]
+        if key in function.values_by_text:
+            return function.values_by_text[key]
         number, every = next(function.counter), self.e.any_lane(mask, lanes, every=True)
         function.line(f"br i1 {every}, label %all{number}, label %some{number}")
         function.block(f"all{number}")
@@ -147,7 +147,7 @@ class Access:
         function.scope.code += [f"some{number}:", scope.code, f"  br label %both{number}"]
         function.block(f"both{number}")
         found = function.define(f"phi {type_} [ {whole}, %all{number} ], [ {some}, %{scope.label} ]")
-        function.known[key] = found
+        function.values_by_text[key] = found
         function.scope.keys.append(key)
         return found
 

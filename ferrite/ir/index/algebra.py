@@ -147,8 +147,8 @@ class Symbol(Atom):
     @property
     def declared(self) -> str:
         """What a program or kernel says of it, as source."""
-        known = [self.lowest, self.highest] if self.likely is None else [self.lowest, self.highest, self.likely]
-        return f"{self.name} = symbol({', '.join(map(str, known))})"
+        bounds = [self.lowest, self.highest] if self.likely is None else [self.lowest, self.highest, self.likely]
+        return f"{self.name} = symbol({', '.join(map(str, bounds))})"
 
 
 class Axis(Atom):
@@ -415,9 +415,9 @@ def from_terms(constant: int, terms: dict[Index, int]) -> Index:
 
 def _join_divisions(constant: int, terms: dict[Index, int]) -> tuple[int, dict[Index, int]]:
     """Where c*(x % b) stands beside c*b*(x // b), both are c*x."""
-    joined = True
-    while joined:
-        joined = False
+    has_merged = True
+    while has_merged:
+        has_merged = False
         for item, factor in list(terms.items()):
             for rest, part in _modulos(item):
                 whole = _terms_of(multiply(multiply(part.bottom, part.top // part.bottom), rest))
@@ -428,9 +428,9 @@ def _join_divisions(constant: int, terms: dict[Index, int]) -> tuple[int, dict[I
                     both = add([(multiply(part.top, rest), factor), (number(constant), 1), *terms.items()])
                     constant = both.value if isinstance(both, Number) else getattr(both, "constant", 0)
                     terms = _terms_of(both)
-                    joined = True
+                    has_merged = True
                     break
-            if joined:
+            if has_merged:
                 break
     return constant, terms
 

@@ -33,9 +33,9 @@ def begin(ctx: Builder, target: Any, args: Sequence[Any], kwargs: Mapping[str, A
     """Start it, and remember what it holds until it is waited for."""
     values = eager_call(ctx, target, args, kwargs, out, WHY, effect="collective", wrap=Collective)
     started = next(item for item in reversed(ctx.operations) if isinstance(item, Collective))
-    held = {ctx.buffers[access.buffer].storage for access in (*reads(started), *writes(started))}
+    in_exchange = {ctx.buffers[access.buffer].storage for access in (*reads(started), *writes(started))}
     results = {ctx.buffers[ctx.realise(value.box)].storage for value in flat(values) if isinstance(value, Value)}
-    ctx.exchanges.append(Exchange(held, results))
+    ctx.exchanges.append(Exchange(in_exchange, results))
     return values
 
 
@@ -51,11 +51,11 @@ def wait(ctx: Builder, target: Any, tensor: Value) -> Value:
     ctx.exchanges = [each for each in ctx.exchanges if each.results]
     for exchange in ctx.exchanges:
         exchange.operands.discard(storage)  # of several results, one that is done
-    held = {each for exchange in ctx.exchanges for each in exchange.operands | exchange.results}
+    in_exchange = {each for exchange in ctx.exchanges for each in exchange.operands | exchange.results}
     where = torch_api.operator_name(target)
     assert where is not None
     call = Call(where, (Ref(name),), (), (None,), writes=(name,), effect="collective", reason=WHY, origin=ctx.origin)
-    ctx.add(Wait(call, tuple(sorted(freed - held))))
+    ctx.add(Wait(call, tuple(sorted(freed - in_exchange))))
     return tensor
 
 

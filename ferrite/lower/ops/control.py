@@ -109,18 +109,18 @@ def invoke(ctx: Builder, subgraph: Any, operands: Sequence[Any], name: str = "re
 
 @lowers_higher_order("associative_scan")
 def associative_scan(ctx: Builder, combine_fn: Any, xs: Sequence[Value], additional_inputs: Sequence[Any] = ()) -> Any:
-    """Prefixes along the first dimension; how two states join is an expression over both."""
+    """Prefixes along the first dimension; how two states are combined is an expression over both."""
     if additional_inputs:
         raise NotLowered("a combine function that takes more than two states")
     states = [parameter(x, place) for place, x in enumerate((*xs, *xs))]
-    joined = [
+    results = [
         cast(value.at(own_axes(value.sizes)), x.dtype)
         for value, x in zip(expressions_of(ctx, combine_fn, states), xs, strict=True)
     ]
-    if any(isinstance(atom, Axis) for result in joined for atom in result.atoms):
+    if any(isinstance(atom, Axis) for result in results for atom in result.atoms):
         raise NotLowered("a combine function that treats elements differently")
     values = [ctx.elements(x, x.sizes) for x in xs]
-    combine = Combine("combine", tuple(joined))
+    combine = Combine("combine", tuple(results))
     return list(add_scan(ctx, combine, xs[0].sizes, 0, values, [x.dtype for x in xs], xs[0].device))
 
 

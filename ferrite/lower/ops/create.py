@@ -194,19 +194,19 @@ def device_put(ctx: Builder, a: Value, device: Any, non_blocking: bool) -> Value
     return copied(ctx, a) if ctx.out.device == a.device else moved(ctx, a, ctx.out.device, non_blocking)
 
 
-def rehomed(ctx: Builder, x: Value, held: Buffer, device: torch.device) -> Value:
-    name = f"{held.name}_{str(device).replace(':', '_')}"
+def rehomed(ctx: Builder, x: Value, constant: Buffer, device: torch.device) -> Value:
+    name = f"{constant.name}_{str(device).replace(':', '_')}"
     if name not in ctx.buffers:
-        ctx.objects[name] = torch_operators.on_device(ctx.objects[held.name], device)
-        ctx.buffers[name] = replace(held, name=name, device=device)
+        ctx.objects[name] = torch_operators.on_device(ctx.objects[constant.name], device)
+        ctx.buffers[name] = replace(constant, name=name, device=device)
     return whole(Box(x.sizes, x.dtype, device, buffer=name))
 
 
 def moved(ctx: Builder, x: Value, device: torch.device, non_blocking: bool) -> Value:
     """The same elements in memory of another device; a constant is moved once, while compiling."""
-    held = ctx.buffers.get(x.box.buffer or "")
-    if held is not None and held.kind == "constant" and x.is_whole:
-        return rehomed(ctx, x, held, device)
+    constant = ctx.buffers.get(x.box.buffer or "")
+    if constant is not None and constant.kind == "constant" and x.is_whole:
+        return rehomed(ctx, x, constant, device)
     source = buffer_of(ctx, x)
     box = Box(x.sizes, x.dtype, device, origins=(ctx.origin,))
     box.buffer = ctx.new_buffer(box, wanted_strides(ctx, 0, x.sizes))

@@ -72,8 +72,8 @@ def item(name: str, value: Any, place: int) -> Any:
 
 def by_name(names: list[str], given: list[Any], single: Any) -> dict[str, Any]:
     """Arguments under the names that the operator on one tensor has for them, its defaults for the rest."""
-    known = [argument for argument in schema(single).arguments if argument.has_default_value()]
-    bound = {argument.name: argument.default_value for argument in known}
+    optional = [argument for argument in schema(single).arguments if argument.has_default_value()]
+    bound = {argument.name: argument.default_value for argument in optional}
     bound.update(zip(names, given, strict=False))
     return {"x" if name == "self" else name: value for name, value in bound.items()}
 

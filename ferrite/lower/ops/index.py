@@ -29,8 +29,8 @@ from ferrite.lower.builder import Builder
 from ferrite.lower.loops import add_reduce
 from ferrite.lower.memory import element_at
 from ferrite.lower.ops.accumulate import scattered
+from ferrite.lower.ops.concat import nothing
 from ferrite.lower.ops.conditions import B8
-from ferrite.lower.ops.joins import nothing
 from ferrite.lower.ops.tables import worked_out
 from ferrite.lower.ops.views import dim_of, flattened, put
 from ferrite.lower.promotion import common_type
@@ -63,8 +63,8 @@ def checked(value: Expr, size: Index, complaint: str = COMPLAINT) -> Index:
 
 def straight(value: Expr, size: Index, complaint: str = COMPLAINT) -> Index:
     """A number from memory as an index; a negative one is an error."""
-    known = as_index_of(value)
-    return checked(cast(value, I64) if known is None else index_value(known), size, complaint)
+    index_form = as_index_of(value)
+    return checked(cast(value, I64) if index_form is None else index_value(index_form), size, complaint)
 
 
 def as_index_of(value: Expr) -> Index | None:
@@ -100,11 +100,11 @@ def fitting(index: Index, dtype: torch.dtype) -> Index | None:
 
 def wrapped(value: Expr, size: Index, complaint: str = COMPLAINT) -> Index:
     """A number from memory as an index, counted from the end where it is negative."""
-    known, value = as_index_of(value), cast(value, I64)
-    if known is not None and never_negative(known):
-        return checked(index_value(known), size, complaint)
-    if known is not None and known.high is not None and known.high < 0:
-        return checked(index_value(known + size), size, complaint)
+    index_form, value = as_index_of(value), cast(value, I64)
+    if index_form is not None and never_negative(index_form):
+        return checked(index_value(index_form), size, complaint)
+    if index_form is not None and index_form.high is not None and index_form.high < 0:
+        return checked(index_value(index_form + size), size, complaint)
     between = interval(value)
     if between is not None and between[0] >= 0:
         return checked(value, size, complaint)

@@ -11,8 +11,8 @@ from ferrite.ir import Expr, arithmetic_type, cast, const
 from ferrite.ir.index import ZERO, Index, maximum, minimum, number
 from ferrite.lower.builder import Builder
 from ferrite.lower.ops.accumulate import gathered, scattered
+from ferrite.lower.ops.concat import pads_before
 from ferrite.lower.ops.conditions import all_inside, divides, every, guarded
-from ferrite.lower.ops.joins import pads_before
 from ferrite.lower.ops.pool import Windows, spread
 from ferrite.lower.table import lowers
 from ferrite.lower.value import Value, own_axes

@@ -28,9 +28,9 @@ def power_of_tensor(ctx: Builder, x: Value, exponent: Any) -> Value:
     if isinstance(exponent, (bool, int, float)):
         if is_integer(dtype) and exponent < 0:
             raise NotLowered("a negative power of integers, which eager refuses")
-        known = known_power(dtype, exponent, first_device(ctx))
-        if known is not None:
-            return result(ctx, known(term(ctx, x, dtype).to(arithmetic_type(dtype))))
+        formula = known_power(dtype, exponent, first_device(ctx))
+        if formula is not None:
+            return result(ctx, formula(term(ctx, x, dtype).to(arithmetic_type(dtype))))
     return elementwise(ctx, "pow", x, exponent)
 
 

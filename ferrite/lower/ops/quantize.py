@@ -36,8 +36,8 @@ def rounded(made: Term, dtype: torch.dtype) -> Term:
     return made.to(dtype).to(arithmetic_type(dtype))
 
 
-def joined(left: Term, right: Term, name: str) -> Term:
-    """Two tensors' elements, in the type torch joins them in."""
+def promoted_op(left: Term, right: Term, name: str) -> Term:
+    """An operator on two tensors' elements, in the type that both are promoted to."""
     dtype = torch.promote_types(left.dtype, right.dtype)
     wide = arithmetic_type(dtype)
     return left.to(wide).call(name, right.to(wide)).to(dtype)
@@ -95,8 +95,8 @@ def quantize_channels(
     scale = of_channel(x, scales, axis)
     wide = arithmetic_type(scale.dtype)
     factor = (1 / scale.to(wide)).to(scale.dtype)
-    steps = joined(term(ctx, x, F32), factor, "mul").call("round")
-    moved = joined(steps, of_channel(x, zero_points, axis), "add")
+    steps = promoted_op(term(ctx, x, F32), factor, "mul").call("round")
+    moved = promoted_op(steps, of_channel(x, zero_points, axis), "add")
     return result(ctx, smaller(larger(moved, quant_min), quant_max))
 
 
@@ -115,8 +115,8 @@ def dequantize_channels(
         raise NotLowered(f"elements of type {x.dtype}, which eager looks at first")
     value = Term(ctx.elements(x, x.sizes))
     if zero_points is not None:
-        value = joined(value, of_channel(x, zero_points, axis), "sub")
-    return result(ctx, joined(value, of_channel(x, scales, axis), "mul").to(out_dtype or F32))
+        value = promoted_op(value, of_channel(x, zero_points, axis), "sub")
+    return result(ctx, promoted_op(value, of_channel(x, scales, axis), "mul").to(out_dtype or F32))
 
 
 if decomposed is not None:

@@ -229,7 +229,7 @@ def slice_count(
     if (
         not isinstance(count, Symbol)
         or count in ctx.bound
-        or any(count in known.atoms for known in (begin, stop, stride, size))
+        or any(count in bound.atoms for bound in (begin, stop, stride, size))
     ):
         return count
     return ctx.sizes.define(count, (maximum(ZERO, stop - begin) + stride - 1) // stride)

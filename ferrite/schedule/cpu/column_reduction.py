@@ -27,7 +27,7 @@ from ferrite.schedule.cpu.loops import (
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.nest_loops import MAX_SUMMED_ROWS, sums_floats, with_states
 from ferrite.schedule.cpu.statements import Parts
-from ferrite.schedule.fusion.accesses import known, likely
+from ferrite.schedule.fusion.accesses import likely, upper_estimate
 from ferrite.schedule.fusion.nests import Nest
 
 MAX_COLUMN_PARTS = 8  # where threads can share nothing but the columns
@@ -35,7 +35,7 @@ MAX_ROWS_WITHOUT_TILE = 64  # to reduce: for so few, a tile does not pay
 MODES: dict[str, Mode] = {"sum": "add", "prod": "mul", "amax": "amax", "amin": "amin"}
 
 
-def streamable(column: Axis, nests: Sequence[Nest], parts: Sequence[Parts]) -> bool:
+def is_column_reduction(column: Axis, nests: Sequence[Nest], parts: Sequence[Parts]) -> bool:
     """Whether every nest only reduces, by what a store can do, and what is done once a row comes after that."""
     looping = [bool(nest.axes) for nest in nests]
     if looping != sorted(looping, reverse=True):
@@ -52,7 +52,7 @@ def streamable(column: Axis, nests: Sequence[Nest], parts: Sequence[Parts]) -> b
     )
 
 
-def streams(
+def column_reduction(
     rows: Sequence[Axis], column: Axis, nests: Sequence[Nest], parts: Sequence[Parts], machine: Machine
 ) -> Body:
     others = [row for row in rows if row is not column]
@@ -117,7 +117,7 @@ def in_tiles(statement: Statement, column: Axis, inside: Axis) -> Statement:
 
 
 def gone_through(nest: Nest, part: Parts, column: Axis, machine: Machine) -> Body:
-    """One row after the other joins the tiles. Long sums of floats are made of shorter ones, in tiles of their own."""
+    """Rows are combined into the tiles one by one; long sums of floats as shorter ones, in tiles of their own."""
     axes, body = collapse(ordered_axes(nest.reduced, indices_at(tuple(part.point))), tuple(part.point))
     if not in_short_sums(nest, part):
         return nested(axes, (into_tiles(body, part.states, column, machine),), "serial")
@@ -126,17 +126,17 @@ def gone_through(nest: Nest, part: Parts, column: Axis, machine: Machine) -> Bod
     renamed = {state.names[0]: each.names[0] for state, each in zip(part.states, short, strict=True)}
     body = tuple(with_states(item, renamed) for item in body)
     rows = nested([row], (into_tiles(body, short, column, machine),), "serial")
-    joins = tuple(
+    combines = tuple(
         Store(tile_name(state), (column,), Load.intern(tile_name(each), (column,), each.dtypes[0]), MODES[state.kind])
         for state, each in zip(part.states, short, strict=True)
     )
     return nested(
-        [*axes[:-1], block], (cleared(short, column, machine), *rows, vector_loop(column, joins, machine)), "serial"
+        [*axes[:-1], block], (cleared(short, column, machine), *rows, vector_loop(column, combines, machine)), "serial"
     )
 
 
 def in_short_sums(nest: Nest, part: Parts) -> bool:
-    rows = math.prod(known(item.extent, 1 << 30) for item in nest.reduced)
+    rows = math.prod(upper_estimate(item.extent, 1 << 30) for item in nest.reduced)
     return sums_floats(part.states) and rows > 4 * MAX_SUMMED_ROWS
 
 
@@ -150,7 +150,7 @@ def cleared(states: Sequence[State], column: Axis, machine: Machine) -> Loop:
 
 
 def into_tiles(body: Body, states: Sequence[State], column: Axis, machine: Machine) -> Loop:
-    """A loop over the columns in which what joins a state joins its tile."""
+    """A loop over the columns in which what a state is combined with is combined into its tile."""
     modes = {state.names[0]: (tile_name(state), MODES[state.kind]) for state in states}
     found: list[Statement] = []
     for statement in body:

@@ -1,4 +1,4 @@
-"""Loops around the statements of a nest: their order, which are joined into one, which one is made of vectors."""
+"""Loops around the statements of a nest: their order, which are collapsed into one, which one is made of vectors."""
 
 from __future__ import annotations
 

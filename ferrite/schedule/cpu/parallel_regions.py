@@ -60,7 +60,7 @@ class Cluster:
 class ParallelRegions:
     def __init__(self, buffer_table: BufferTable, machine: Machine) -> None:
         self.buffer_table, self.machine = buffer_table, machine
-        self.known: dict[int, float] = {}  # by the body, which kernels that repeat have in common
+        self.work_by_body: dict[int, float] = {}  # by the body, which kernels that repeat have in common
 
     def shared(self, run: Run) -> Run:
         """The run with launches together where that pays, each region with its longest first."""
@@ -117,9 +117,9 @@ class ParallelRegions:
     def work(self, launch: Launch) -> float:
         """In additions; without end where that is not known, or the kernel may stop."""
         kernel = launch.kernel
-        if id(kernel.body) not in self.known:
-            self.known[id(kernel.body)] = math.inf if kernel.sizes or may_stop(kernel) else work_in(kernel.body)
-        return self.known[id(kernel.body)]
+        if id(kernel.body) not in self.work_by_body:
+            self.work_by_body[id(kernel.body)] = math.inf if kernel.sizes or may_stop(kernel) else work_in(kernel.body)
+        return self.work_by_body[id(kernel.body)]
 
     def is_small(self, launch: Launch) -> bool:
         """Whether one thread should run it: it has little to do, or no loop that threads could share."""

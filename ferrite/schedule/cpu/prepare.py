@@ -7,9 +7,10 @@
 - The place of the greatest of many is found by blocks: see `ferrite.schedule.cpu.argmax_blocks`.
 - A long reduction with few results is done in pieces, so that threads can share it. The pieces do not depend on how
   many threads there are: results are the same for every number of them.
-- What reads a joined tensor is split at the joints: see `ferrite.schedule.cpu.concats`.
-- What only loops see lies as what is beside it does: see `ferrite.schedule.cpu.buffer_layouts`.
-- Products are written into their part of a joined tensor: see `ferrite.schedule.cpu.out_products`.
+- What reads a concatenation is split where its parts begin: see `ferrite.schedule.cpu.concats`.
+- Buffers that loops alone access get the order of dimensions of the tensors beside them: see
+  `ferrite.schedule.cpu.buffer_layouts`.
+- Products are written into their part of a concatenation: see `ferrite.schedule.cpu.out_products`.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from ferrite.schedule.cpu.argmax_blocks import GREATEST, block_size, by_blocks
 from ferrite.schedule.cpu.buffer_layouts import with_layouts
 from ferrite.schedule.cpu.concats import split_readers
 from ferrite.schedule.cpu.machine import Machine
-from ferrite.schedule.cpu.out_products import with_destinations
-from ferrite.schedule.fusion.accesses import BufferTable, known, likely, step_of
+from ferrite.schedule.cpu.out_products import with_out_products
+from ferrite.schedule.fusion.accesses import BufferTable, likely, step_of, upper_estimate
 from ferrite.schedule.fusion.stages import stage_of
 
 MAX_SPLIT_RESULTS = 64  # with more, threads share the results, and need not share what is reduced
@@ -43,7 +44,7 @@ def prepare(program: Program, machine: Machine) -> Program:
     work = _Prepare(program, machine)
     operations = [new for operation in program.operations for new in work.rewritten(operation)]
     program = replace(program, buffers=tuple(work.buffers.values()), operations=tuple(operations))
-    return with_destinations(with_layouts(split_readers(program)))
+    return with_out_products(with_layouts(split_readers(program)))
 
 
 class _Prepare:
@@ -113,14 +114,14 @@ class _Prepare:
         """The statistics of equal pieces, then of all: memory is read once, as a piece is in the cache when it is gone
         through again. The squares are those inside the pieces and those of the pieces' means."""
         (value,), (mean, squares, count) = operation.values, operation.targets
-        outer, inner, values = pieces_of(operation, longest, number(known(longest.extent, 0) // size))
+        outer, inner, values = pieces_of(operation, longest, number(upper_estimate(longest.extent, 0) // size))
         reduced = tuple(inner if item is longest else item for item in operation.reduced)
         part = replace(operation, axes=(outer, *operation.axes), reduced=reduced, values=values)
         means, inside = (self.made(operation, value.dtype, (outer,)) for _ in range(2))
         yield from self.welford(replace(part, targets=(means, inside, None)))
         total, middle = self.made(operation, value.dtype), self.made(operation, value.dtype)
-        joined = replace(operation, reduced=(outer,))
-        yield replace(joined, kind="sum", values=(self.loaded(means),), targets=(total,))
+        across_pieces = replace(operation, reduced=(outer,))
+        yield replace(across_pieces, kind="sum", values=(self.loaded(means),), targets=(total,))
         average = op("div", self.loaded(total), count_value(outer.extent, value.dtype))
         yield self.compute(operation, middle, average)
         if mean is not None:
@@ -130,7 +131,7 @@ class _Prepare:
             each = count_value(product_of(item.extent for item in reduced), value.dtype)
             between = op("mul", op("mul", away, away), each)
             both = op("add", self.loaded(inside), between)
-            yield replace(joined, kind="sum", values=(both,), targets=(squares,))
+            yield replace(across_pieces, kind="sum", values=(both,), targets=(squares,))
         if count is not None:
             many = product_of(item.extent for item in operation.reduced)
             yield self.compute(operation, count, count_value(many, value.dtype))
@@ -201,7 +202,9 @@ class _Prepare:
         if isinstance(longest.extent, Number):  # the slowest that is long enough: each piece then lies in one place
             places = [access.place for access in self.buffer_table.accesses(operation) if not access.writes]
             enough = [
-                item for item in operation.reduced if known(item.extent, 0) >= min(MAX_PIECES, longest.extent.value)
+                item
+                for item in operation.reduced
+                if upper_estimate(item.extent, 0) >= min(MAX_PIECES, longest.extent.value)
             ]
             longest = max(enough, key=lambda item: max((likely(step_of(at, item) or ZERO) for at in places), default=0))
         size = likely(longest.extent)
@@ -218,8 +221,8 @@ class _Prepare:
             return None
         if not all(isinstance(item.extent, Number) for item in operation.reduced):
             return None
-        longest = max(operation.reduced, key=lambda item: known(item.extent, 0))
-        length = known(longest.extent, 0)
+        longest = max(operation.reduced, key=lambda item: upper_estimate(item.extent, 0))
+        length = upper_estimate(longest.extent, 0)
         most = min(self.near_elements * length // many, length // 4)
         size = next((size for size in range(most, 0, -1) if length % size == 0), 0)
         return (longest, size) if size * many // length >= self.near_elements // 8 else None

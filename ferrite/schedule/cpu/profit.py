@@ -7,7 +7,7 @@ import math
 from ferrite.ir.index import Axis
 from ferrite.ir.program import Reduce, Scan
 from ferrite.schedule.cpu.machine import Machine
-from ferrite.schedule.cpu.sorted_scatter import segments_of
+from ferrite.schedule.cpu.sorted_scatter import sorted_scatter_of
 from ferrite.schedule.fusion.accesses import likely
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.stages import Stage
@@ -40,7 +40,7 @@ def against_the_grain(stages: list[Stage], rows: tuple[Axis, ...]) -> str | None
     columns = [stage for stage in stages if stage.inner(rows) and stage.favourite in rows]
     if not columns:
         return None
-    if segments_of(stages, rows) is not None:
+    if sorted_scatter_of(stages, rows) is not None:
         return None
     across = [stage for stage in stages if stage.inner(rows) and stage not in columns]
     if across or not all(isinstance(stage.operation, Reduce | Scan) for stage in columns):

@@ -244,7 +244,7 @@ def known_value(item: Expr) -> Expr:
         case "logical_not" if isinstance(item.operands[0], Const):
             return const(not item.operands[0].value, torch.bool)
         case "logical_and" | "logical_or":
-            return joined(item)
+            return folded_logic(item)
         case name if name in SHIFTS:
             answer = answer_of(item)
             return item if answer is None else const(answer, torch.bool)
@@ -257,7 +257,7 @@ def chosen(condition: Expr, yes: Expr, no: Expr) -> Expr | None:
     return yes if condition.value else no
 
 
-def joined(item: Op) -> Expr:
+def folded_logic(item: Op) -> Expr:
     """`and` and `or` of truth values, where one is known."""
     absorbing = item.name == "logical_or"
     for one, other in (item.operands, item.operands[::-1]):

@@ -5,9 +5,9 @@ strips    as flat, where much is computed from the column alone: see `ferrite.sc
 rows      threads share the rows; inside a row one nest after the other, with vectors along the nest's axes; scans go
           through a few rows side by side
 columns   rows lie side by side in memory: vectors are made of rows, and the nests inside are plain loops
-streams   columns that are only reduced: see `ferrite.schedule.cpu.column_reduction`
-segments  rows that are added where memory says, sorted: see `ferrite.schedule.cpu.sorted_scatter`
-shares    the same without sorting: see `ferrite.schedule.cpu.sharded_scatter`
+reduced   columns that are only reduced: see `ferrite.schedule.cpu.column_reduction`
+sorted    rows that are added where memory says, sorted: see `ferrite.schedule.cpu.sorted_scatter`
+sharded   the same without sorting: see `ferrite.schedule.cpu.sharded_scatter`
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from ferrite.ir import data_of
 from ferrite.ir.index import ZERO, Axis, Index, Number, number
 from ferrite.ir.kernel import Loop, Statement, Store, walk
-from ferrite.schedule.cpu.column_reduction import streamable, streams
+from ferrite.schedule.cpu.column_reduction import column_reduction, is_column_reduction
 from ferrite.schedule.cpu.loops import (
     Body,
     collapse,
@@ -35,12 +35,12 @@ from ferrite.schedule.cpu.loops import (
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.nest_loops import nest_loops, plain_loops
 from ferrite.schedule.cpu.sharded_scatter import owned
-from ferrite.schedule.cpu.sorted_scatter import Segments, by_segments
+from ferrite.schedule.cpu.sorted_scatter import SortedScatter, sorted_scatter
 from ferrite.schedule.cpu.statements import Parts
 from ferrite.schedule.cpu.strips import in_strips
 from ferrite.schedule.cpu.tiles import crossing, tiled
 from ferrite.schedule.cpu.windows import is_window, used, written_out
-from ferrite.schedule.fusion.accesses import axes_in, known, likely, step_of
+from ferrite.schedule.fusion.accesses import axes_in, likely, step_of, upper_estimate
 from ferrite.schedule.fusion.nests import Nest, trivial
 
 MIN_WINDOW_STEP = 5  # elements from one window to the next: from there on, vectors are
@@ -54,18 +54,18 @@ def arranged(
     nests: Sequence[Nest],
     parts: Sequence[Parts],
     machine: Machine,
-    segments: Segments | None = None,
+    scatter: SortedScatter | None = None,
 ) -> Body:
     """The whole body of a kernel."""
     if all(not nest.axes for nest in nests) and not tiles and not any(part.states for part in parts):
         return flat(rows, tuple(statement for part in parts for statement in part.point), machine)
-    if segments is not None and (body := by_segments(segments, [tuple(part.point) for part in parts], machine)):
+    if scatter is not None and (body := sorted_scatter(scatter, [tuple(part.point) for part in parts], machine)):
         return body
     column = column_axis(rows, nests, parts)
     if column is None:
         return by_rows(rows, tiles, nests, parts, machine)
-    if not tiles and streamable(column, nests, parts):
-        return streams(rows, column, nests, parts, machine)
+    if not tiles and is_column_reduction(column, nests, parts):
+        return column_reduction(rows, column, nests, parts, machine)
     return owned(rows, column, nests, parts, machine) or columns(rows, column, tiles, nests, parts, machine)
 
 
@@ -163,7 +163,8 @@ def side_by_side(rows: Sequence[Axis], part: Parts, loads: Sequence[Index]) -> A
     """The row axis along which results of windows lie side by side, if the windows are near each other too."""
     best = vector_axis(rows, [index for item in part.after if isinstance(item, Store) for index in item.coordinates])
     if best is None or any(
-        (step := step_of(index, best)) is None or known(step, MIN_WINDOW_STEP) >= MIN_WINDOW_STEP for index in loads
+        (step := step_of(index, best)) is None or upper_estimate(step, MIN_WINDOW_STEP) >= MIN_WINDOW_STEP
+        for index in loads
     ):
         return None
     return best

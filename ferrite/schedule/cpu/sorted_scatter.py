@@ -40,7 +40,7 @@ I32, I64 = torch.int32, torch.int64
 
 
 @dataclass(frozen=True)
-class Segments:
+class SortedScatter:
     """`sources`: the axes of what is added, `count` points in all; `rows`: how many the table has; `row`, `last`: the
     axes with which they are filled, and read when they are complete; `kept`: whether anything else needs the table."""
 
@@ -54,7 +54,7 @@ class Segments:
     kept: bool = True
 
 
-def segments_of(stages: Sequence[Stage], rows: Sequence[Axis]) -> Segments | None:
+def sorted_scatter_of(stages: Sequence[Stage], rows: Sequence[Axis]) -> SortedScatter | None:
     """What is added to one table, perhaps after an operation that fills it, and before one that reads all of it; None
     for anything else."""
     at = next((place for place, stage in enumerate(stages) if combines(stage.operation)), None)
@@ -78,7 +78,7 @@ def combines(operation: Operation) -> bool:
     return any(store.mode in KINDS for store in stores_of(operation))
 
 
-def added(operation: Operation, column: Axis) -> Segments | None:
+def added(operation: Operation, column: Axis) -> SortedScatter | None:
     """What is added row by row, where the rows are long and few enough to be sorted."""
     if not isinstance(operation, Compute) or len(operation.stores) != 1:
         return None
@@ -96,7 +96,7 @@ def added(operation: Operation, column: Axis) -> Segments | None:
     rows, width, *counts = numbers
     count = math.prod(counts)
     fits = width >= MIN_ROW_ELEMENTS and 0 < count <= MAX_SORTED_ROWS and 0 < rows <= MAX_SORTED_ROWS
-    return Segments(store.buffer, column, sources, rows, count) if fits else None
+    return SortedScatter(store.buffer, column, sources, rows, count) if fits else None
 
 
 def filling(fill: Operation, store: program.Store, column: Axis) -> Axis | None:
@@ -111,7 +111,7 @@ def filling(fill: Operation, store: program.Store, column: Axis) -> Axis | None:
 
 def reading(stage: Stage, before: Sequence[Stage], store: program.Store, column: Axis) -> Axis | None:
     """The axis with which an operation goes through the rows of a table, where it needs of each element that alone,
-    goes through memory as the table does, and writes what nothing before it touches: rows are finished one by one."""
+    goes through memory as the table does, and writes what nothing before it accesses: rows are finished one by one."""
     final = stage.operation
     if not isinstance(final, Compute) or len(final.stores) != 1 or len(final.axes) != 2 or column not in final.axes:
         return None
@@ -126,7 +126,7 @@ def reading(stage: Stage, before: Sequence[Stage], store: program.Store, column:
     return row if fits and apart and along else None
 
 
-def by_segments(found: Segments, points: Sequence[Body], machine: Machine) -> Body:
+def sorted_scatter(found: SortedScatter, points: Sequence[Body], machine: Machine) -> Body:
     """The loops; nothing where the table's rows do not lie along memory. `points`: what is done at every point."""
     *before, store = points[0 if found.row is None else 1]
     assert isinstance(store, Store)
@@ -179,7 +179,7 @@ def by_segments(found: Segments, points: Sequence[Body], machine: Machine) -> Bo
     return (*listed(found, where), *shared([row], inner, work, machine))
 
 
-def listed(found: Segments, where: Data) -> Body:
+def listed(found: SortedScatter, where: Data) -> Body:
     """The numbers of the sources, those of one row of the table side by side in `order`, from `begins[row]` on."""
     count, rows = number(found.count), number(found.rows)
     zero, step = axis("cleared", found.rows + 2), axis("summed", found.rows + 1)

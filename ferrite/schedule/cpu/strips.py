@@ -14,7 +14,7 @@ from ferrite.ir.index import Axis
 from ferrite.ir.kernel import Loop, nodes_in
 from ferrite.schedule.cpu.loops import Body, cut, lanes_for, work_of
 from ferrite.schedule.cpu.machine import Machine
-from ferrite.schedule.fusion.accesses import known, likely
+from ferrite.schedule.fusion.accesses import likely, upper_estimate
 
 MIN_SAVED_ADDITIONS = 8  # at every point, for a strip to pay
 MIN_ROWS = 8  # for which that pays
@@ -35,7 +35,7 @@ def in_strips(axes: Sequence[Axis], body: Body, machine: Machine) -> tuple[list[
     if width < lanes * STRIP_VECTORS:
         return None
     rows = max(machine.l2_bytes // (16 * width), MIN_ROWS)  # four bytes an element, a quarter of the cache
-    if known(row.extent, rows + 1) > rows:
+    if upper_estimate(row.extent, rows + 1) > rows:
         block, row, body = cut(row, rows, body)
         outer.append(block)
     strip = Loop(column, "vector", (Loop(row, "serial", body),), lanes, STRIP_VECTORS)

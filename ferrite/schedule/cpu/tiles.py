@@ -15,7 +15,7 @@ from ferrite.ir.index import ONE, ZERO, Axis, Index, axis, number
 from ferrite.ir.kernel import Loop, Scratch, Statement, Store, nodes_in
 from ferrite.schedule.cpu.loops import Body, collapse, cut, index_over, vector_loop, with_values, work_of
 from ferrite.schedule.cpu.machine import Machine
-from ferrite.schedule.fusion.accesses import known, step_of
+from ferrite.schedule.fusion.accesses import step_of, upper_estimate
 
 MIN_TILED_ELEMENTS = 8  # along an axis: for fewer, a tile does not pay
 
@@ -49,7 +49,7 @@ def side_of(across: Axis, last: Axis, machine: Machine) -> int:
     """How long a tile is. Where one axis is short, memory is read in its order however long: with wide vectors, which
     fill a line of the cache at once, a small tile is then 10 % faster; with narrow ones it is slower."""
     side = machine.tile_side
-    short = min(known(across.extent, side), known(last.extent, side)) <= side // 2
+    short = min(upper_estimate(across.extent, side), upper_estimate(last.extent, side)) <= side // 2
     return side // 4 if short and machine.vector_bytes > 16 else side
 
 
@@ -87,7 +87,7 @@ def crossing(order: Sequence[Axis], indices: Sequence[Index]) -> Axis | None:
         for item in order[:-1]:
             if (
                 goes_across(index, item, last)
-                and min(known(item.extent, 64), known(last.extent, 64)) >= MIN_TILED_ELEMENTS
+                and min(upper_estimate(item.extent, 64), upper_estimate(last.extent, 64)) >= MIN_TILED_ELEMENTS
             ):
                 return item
     return None

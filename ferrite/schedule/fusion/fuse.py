@@ -95,10 +95,10 @@ class Order:
     def take(self, operation: Operation) -> None:
         read = {self.storage(access.buffer) for access in reads(operation)}
         written = {self.storage(access.buffer) for access in writes(operation)}
-        place = self.join(operation, self.needed(read, written, operation))
+        place = self.fuse_or_append(operation, self.needed(read, written, operation))
         self.settle(place, read, written, operation)
 
-    def join(self, operation: Operation, needed: set[int]) -> int:
+    def fuse_or_append(self, operation: Operation, needed: set[int]) -> int:
         """The place of the item that the operation is part of now."""
         if not isinstance(operation, Compute | Reduce | Scan):
             return self.append(operation)
@@ -140,7 +140,7 @@ class Order:
 
     def merged(self, stage: Stage, needed: set[int], device: str) -> set[int]:
         """Where the last thing that a stage needs is a group, and it shares memory with an earlier group too, the two
-        groups become one if nothing stands between them: the stage can then join both."""
+        groups become one if nothing stands between them: the stage can then be fused into both."""
         last = max(needed, default=-1)
         others = needed - {last}
         group = self.done.items[last] if last >= 0 else None

@@ -1,4 +1,4 @@
-"""One loop operation while it is being scheduled: its axes under names of their own, what it touches, what is free."""
+"""One loop operation while it is being scheduled: its axes under names of their own, what it accesses, what is free."""
 
 from __future__ import annotations
 

@@ -88,11 +88,11 @@ def with_places(
     borrowed_space = dict(
         borrowed_by_amount([name for name in latest_first if sizes[name] is None], spans, hosts, buffer_table)
     )
-    known = {name: size for name, size in sizes.items() if size is not None}
+    fixed_sizes = {name: size for name, size in sizes.items() if size is not None}
     borrowed_space |= borrowed_by_size(
-        [name for name in latest_first if name in known], known, spans, hosts, buffer_table
+        [name for name in latest_first if name in fixed_sizes], fixed_sizes, spans, hosts, buffer_table
     )
-    left = {name: size for name, size in known.items() if name not in borrowed_space}
+    left = {name: size for name, size in fixed_sizes.items() if name not in borrowed_space}
     return replace(with_arena(run, left, spans), borrowed_space=borrowed_space)
 
 

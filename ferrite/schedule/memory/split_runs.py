@@ -16,7 +16,7 @@ from ferrite.pipeline import Fuel
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.memory.arena import Arenas
 from ferrite.schedule.memory.liveness import accessed, last_uses_of
-from ferrite.schedule.memory.peak import UnknownBytes, bytes_at, held
+from ferrite.schedule.memory.peak import UnknownBytes, bytes_at, bytes_by_step
 from ferrite.schedule.steps import Run, Step
 
 MAX_SPLITS = 8  # of one program: a limit on compile time
@@ -34,13 +34,13 @@ class _Life:
 def with_split_runs(program: Program, steps: Sequence[Step], arenas: Arenas, fuel: Fuel) -> list[list[Step]]:
     """For each step the steps that it becomes."""
     parts: list[list[Step]] = [[step] for step in steps]
-    most = bytes_held(program, parts, arenas)
+    most = bytes_by_step_of(program, parts, arenas)
     for _ in range(MAX_SPLITS):
         split = split_greatest(program, parts, most, arenas) if fuel.left else None
         if split is None:
             break
         new_parts, min_saved = split
-        fewer = bytes_held(program, new_parts, arenas)
+        fewer = bytes_by_step_of(program, new_parts, arenas)
         if max(fewer) > max(most) - min_saved:
             break
         parts, most = new_parts, fewer
@@ -48,10 +48,10 @@ def with_split_runs(program: Program, steps: Sequence[Step], arenas: Arenas, fue
     return parts
 
 
-def bytes_held(program: Program, parts: Sequence[Sequence[Step]], arenas: Arenas) -> list[int]:
+def bytes_by_step_of(program: Program, parts: Sequence[Sequence[Step]], arenas: Arenas) -> list[int]:
     steps = list(itertools.chain.from_iterable(parts))
     last_uses = last_uses_of(program, steps, arenas.buffer_table)
-    return held(program, arenas.planned(steps), last_uses, known_bytes)
+    return bytes_by_step(program, arenas.planned(steps), last_uses, bytes_or_zero)
 
 
 def split_greatest(
@@ -85,7 +85,7 @@ def lives(run: Run, before: set[str], last_uses: set[str], buffer_table: BufferT
         if kind in ("owned", "donated"):
             first = float("-inf") if name in before or kind == "donated" else found[0]
             last = found[-1] if name in last_uses else float("inf")
-            yield _Life(first, last, known_bytes(buffer_table.buffers[name]))
+            yield _Life(first, last, bytes_or_zero(buffer_table.buffers[name]))
 
 
 def best_cut(storages: Sequence[_Life], count: int, min_saved: int) -> int | None:
@@ -107,7 +107,7 @@ def needed(storages: Sequence[_Life], start: int, end: int) -> int:
     return tensors + block
 
 
-def known_bytes(buffer: Buffer) -> int:
+def bytes_or_zero(buffer: Buffer) -> int:
     """Nothing, where that is known only when it runs."""
     try:
         return bytes_at(buffer, {})

@@ -1,7 +1,7 @@
 """Tensors put together, repeated, shifted and padded.
 
-Joining allocates once, and every part is computed straight into its place. The others move nothing: they are index maps
-over what they read, computed where they are used.
+Concatenating allocates once, and every part is computed straight into its place. The others move nothing: they are
+index maps over what they read, computed where they are used.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 @lowers(aten.cat.default, prims.cat.default)
 def cat(ctx: Builder, tensors: Sequence[Value], dim: int) -> Value:
-    parts = [part for part in tensors if part.sizes != (ZERO,)]  # torch lets these join anything
+    parts = [part for part in tensors if part.sizes != (ZERO,)]  # torch lets these stand beside anything
     if not parts:
         return nothing(ctx)
     at = dim_of(dim, len(ctx.out_sizes))
-    joined = allocated(ctx)
+    concat = allocated(ctx)
     start: Index = ZERO
     for part in parts:
         axes = own_axes(part.sizes)
-        fill(ctx, joined, part, put(axes, at, axes[at] + start))
+        fill(ctx, concat, part, put(axes, at, axes[at] + start))
         start = start + part.sizes[at]
-    return joined
+    return concat
 
 
 @lowers(aten.stack.default)
 def stack(ctx: Builder, tensors: Sequence[Value], dim: int) -> Value:
     at = dim_of(dim, len(ctx.out_sizes))
-    joined = allocated(ctx)
+    concat = allocated(ctx)
     for place, part in enumerate(tensors):
         axes = own_axes(part.sizes)
-        fill(ctx, joined, part, [*axes[:at], ctx.index(place), *axes[at:]])
-    return joined
+        fill(ctx, concat, part, [*axes[:at], ctx.index(place), *axes[at:]])
+    return concat
 
 
 def nothing(ctx: Builder) -> Value:
