@@ -82,8 +82,8 @@ def check_run(run: Run, schedule: Schedule) -> None:
         for (one, low, high), (other, other_low, other_high) in itertools.combinations(some, 2):
             if low < other_high and other_low < high and meet(spans[one], spans[other]):
                 raise InvalidProgram("S4", f"{one} and {other} lie at the same bytes at the same time")
-    done = 0
+    end = 0
     for each in run.parallel_regions:
-        if each.first < done or each.first + each.count > len(run.launches):
+        if each.first < end or each.first + each.count > len(run.launches):
             raise InvalidProgram("S5", f"a region of launches {each.first} to {each.first + each.count - 1}")
-        done = each.first + each.count
+        end = each.first + each.count

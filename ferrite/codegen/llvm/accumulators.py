@@ -57,10 +57,10 @@ def rule_of(state: State) -> Rule:
 
 
 def _with_params(root: Expr, new: dict[Expr, Expr]) -> Expr:
-    done: dict[Expr, Expr] = {}
+    rewritten: dict[Expr, Expr] = {}
     for item in nodes_of(root):
-        done[item] = new.get(item) or with_parts(item, done.__getitem__, lambda index: index)
-    return done[root]
+        rewritten[item] = new.get(item) or with_parts(item, rewritten.__getitem__, lambda index: index)
+    return rewritten[root]
 
 
 @dataclass

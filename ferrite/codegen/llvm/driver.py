@@ -206,11 +206,11 @@ def step_words(address: int, arguments: Sequence[tuple[int, int]]) -> list[int]:
 
 def with_rest(together: Sequence[tuple[int, int, int]], steps: int) -> Iterator[tuple[int, int, int]]:
     """The groups, and as groups of one thread what lies between them."""
-    done = 0
+    next_step = 0
     for first, count, threads in together:
-        if first > done:
-            yield done, first - done, 1
+        if first > next_step:
+            yield next_step, first - next_step, 1
         yield first, count, threads
-        done = first + count
-    if steps > done:
-        yield done, steps - done, 1
+        next_step = first + count
+    if steps > next_step:
+        yield next_step, steps - next_step, 1

@@ -192,8 +192,8 @@ class Sum(Index):
             many = abs(factor)
             unary = factor < 0 and not parts  # a sign in front binds tighter than a division
             plain = isinstance(item, Product) or (many == 1 and not (unary and isinstance(item, _Division)))
-            what = text(item) if plain else _wrapped(item, text)
-            parts += ["- " if factor < 0 else "+ ", what if many == 1 else f"{many}*{what}", " "]
+            term_text = text(item) if plain else _wrapped(item, text)
+            parts += ["- " if factor < 0 else "+ ", term_text if many == 1 else f"{many}*{term_text}", " "]
         if self.constant:
             parts.append(f"{'-' if self.constant < 0 else '+'} {abs(self.constant)}")
         whole = "".join(parts).removeprefix("+ ").rstrip()
@@ -817,12 +817,12 @@ def rebuild(
     most: Callable[..., Index] = maximum,
 ) -> Index:
     """The expression made anew, simplified: atoms as `look` says, the choices between several as `least` and `most`."""
-    done: dict[Index, Index] = {}
+    rewritten: dict[Index, Index] = {}
 
     def rebuilt(item: Index) -> Index:
-        if item not in done:
-            done[item] = build(item)
-        return done[item]
+        if item not in rewritten:
+            rewritten[item] = build(item)
+        return rewritten[item]
 
     def build(item: Index) -> Index:
         match item:

@@ -106,12 +106,12 @@ class _Scalars:
         return tensor, place
 
     def value(self, root: Expr) -> torch.Tensor:
-        done: dict[Expr, torch.Tensor] = {}
+        computed: dict[Expr, torch.Tensor] = {}
 
         def of(expr: Expr) -> torch.Tensor:
-            if expr not in done:
-                done[expr] = compute(expr)
-            return done[expr]
+            if expr not in computed:
+                computed[expr] = compute(expr)
+            return computed[expr]
 
         def compute(expr: Expr) -> torch.Tensor:
             match expr:

@@ -64,8 +64,8 @@ def plain_form(values: Sequence[int], item: Axis) -> Index | None:
     return None
 
 
-def value_at(expr: Expr, item: Axis, place: int, done: dict[Expr, Any]) -> Any:
-    if expr not in done:
+def value_at(expr: Expr, item: Axis, place: int, computed: dict[Expr, Any]) -> Any:
+    if expr not in computed:
         if expr.dtype not in TYPES:
             raise NotPlain
         match expr:
@@ -74,13 +74,13 @@ def value_at(expr: Expr, item: Axis, place: int, done: dict[Expr, Any]) -> Any:
             case IndexValue():
                 found = evaluate(expr.index, {item: place})
             case Cast():
-                found = value_at(expr.arg, item, place, done)
+                found = value_at(expr.arg, item, place, computed)
             case Op() if expr.name in MEANINGS:
-                found = MEANINGS[expr.name](*(value_at(part, item, place, done) for part in expr.operands))
+                found = MEANINGS[expr.name](*(value_at(part, item, place, computed) for part in expr.operands))
             case _:
                 raise NotPlain
-        done[expr] = rounded(found, expr.dtype)
-    return done[expr]
+        computed[expr] = rounded(found, expr.dtype)
+    return computed[expr]
 
 
 def rounded(value: Any, dtype: torch.dtype) -> Any:

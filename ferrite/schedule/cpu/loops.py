@@ -70,11 +70,11 @@ def with_values(statement: Statement, new: Mapping[Expr, Expr]) -> Statement:
     """A statement with some expressions replaced by others."""
 
     def value(expr: Expr) -> Expr:
-        done: dict[Expr, Expr] = dict(new)
+        rewritten: dict[Expr, Expr] = dict(new)
         for item in nodes_of(expr):
-            if item not in done:
-                done[item] = with_parts(item, done.__getitem__, lambda index: index)
-        return done[expr]
+            if item not in rewritten:
+                rewritten[item] = with_parts(item, rewritten.__getitem__, lambda index: index)
+        return rewritten[expr]
 
     match statement:
         case Let():
@@ -132,19 +132,19 @@ def collapse(axes: Sequence[Axis], body: Body, keep: Iterable[Axis] = ()) -> tup
     if len(todo) < 2:
         return todo, body
     indices = indices_at(body)
-    done = [todo[-1]]
+    collapsed = [todo[-1]]
     new: dict[Axis, Index] = {}
     for item in reversed(todo[:-1]):
-        inside = done[0]
+        inside = collapsed[0]
         if item in kept or inside in kept or not joinable(item, inside, indices):
-            done.insert(0, item)
+            collapsed.insert(0, item)
             continue
         both = axis(f"{item.name}_{inside.name}", item.extent * inside.extent)
         step: dict[Axis, Index] = {item: both // inside.extent, inside: both % inside.extent}
         indices = [index_over(index, step) for index in indices]
         new = {old: substitute(index, step) for old, index in new.items()} | step
-        done[0] = both
-    return done, replaced(body, new) if new else body
+        collapsed[0] = both
+    return collapsed, replaced(body, new) if new else body
 
 
 def joinable(outer: Axis, inside: Axis, indices: Sequence[Index]) -> bool:

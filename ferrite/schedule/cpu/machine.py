@@ -1,7 +1,7 @@
 """What the scheduler knows of a processor: plain numbers, so that a schedule can be made for another one.
 
-Every number that tells about a processor is a field here, with its unit and where it comes from. What only limits the
-size of code, or the time to compile it, is a constant of the module that has the limit.
+Every number that tells about a processor is a field here, with its unit and its reason. What holds on any of them
+(limits on code and on the time to compile it, the least size for which a form pays) is a constant beside its use.
 """
 
 from __future__ import annotations

@@ -89,8 +89,8 @@ def combined(state: State, left: list[Expr], values: tuple[Expr, ...], first: bo
 
 def applied(root: Expr, values: tuple[Expr, ...]) -> Expr:
     """An expression over parameters with values in their place."""
-    done: dict[Expr, Expr] = dict(zip(params(tuple(value.dtype for value in values)), values, strict=True))
+    rewritten: dict[Expr, Expr] = dict(zip(params(tuple(value.dtype for value in values)), values, strict=True))
     for item in nodes_of(root):
-        if item not in done:
-            done[item] = with_parts(item, done.__getitem__, lambda index: index)
-    return done[root]
+        if item not in rewritten:
+            rewritten[item] = with_parts(item, rewritten.__getitem__, lambda index: index)
+    return rewritten[root]
