@@ -159,7 +159,10 @@ def test_long_rows_are_no_windows():
     ("sizes", "vector", "side"), [((64, 4096), 64, 32), ((64, 4096), 16, 128), ((128, 4096), 64, 128)]
 )
 def test_tiles_of_a_short_axis_are_small_where_vectors_are_wide(sizes, vector, side):
-    assert side_of(*(axis(name, size) for name, size in zip("ij", sizes, strict=True)), Machine(vector=vector)) == side
+    assert (
+        side_of(*(axis(name, size) for name, size in zip("ij", sizes, strict=True)), Machine(vector_bytes=vector))
+        == side
+    )
 
 
 # --- tables, columns, joined tensors ----------------------------------------------------------------------------------

@@ -250,9 +250,9 @@ class _Check:
             raise InvalidProgram("K7", f"{state.kind} with {len(state.names)} names and {len(state.dtypes)} types")
         if row and row.name.startswith("arg") and not is_integer(state.dtypes[1]):
             raise InvalidProgram("K7", f"the place of {row.name} is an integer, not {short(state.dtypes[1])}")
-        joins = row.join(state.dtypes) if row else state.combine
+        combined = row.join(state.dtypes) if row else state.combine
         types = state.dtypes * 2
-        for item in nodes_of(*joins):
+        for item in nodes_of(*combined):
             if isinstance(item, Param) and types[item.position : item.position + 1] != (item.dtype,):
                 raise InvalidProgram("K7", f"{item} is no part of two states {state.kind}")
             if item.loads or item.atoms or isinstance(item, Local):
@@ -260,7 +260,7 @@ class _Check:
             problem = wrong_type(item)
             if problem:
                 raise InvalidProgram("K7", f"{state.kind} of {', '.join(map(short, state.dtypes))}: {problem}")
-        if tuple(item.dtype for item in joins) != state.dtypes:
+        if tuple(item.dtype for item in combined) != state.dtypes:
             raise InvalidProgram("K7", f"joining {state.kind} gives other types than it takes")
 
     def join(self, statement: Join) -> None:

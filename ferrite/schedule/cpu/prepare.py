@@ -7,9 +7,10 @@
 - The place of the greatest of many is found by blocks: see `ferrite.schedule.cpu.argmax_blocks`.
 - A long reduction with few results is done in pieces, so that threads can share it. The pieces do not depend on how
   many threads there are: results are the same for every number of them.
-- What reads a joined tensor is split at the joints: see `ferrite.schedule.cpu.concats`.
-- What only loops see lies as what is beside it does: see `ferrite.schedule.cpu.buffer_layouts`.
-- Products are written into their part of a joined tensor: see `ferrite.schedule.cpu.out_products`.
+- What reads a concatenation is split where its parts begin: see `ferrite.schedule.cpu.concats`.
+- Buffers that loops alone access get the order of dimensions of the tensors beside them: see
+  `ferrite.schedule.cpu.buffer_layouts`.
+- Products are written into their part of a concatenation: see `ferrite.schedule.cpu.out_products`.
 """
 
 from __future__ import annotations
@@ -26,28 +27,30 @@ from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Stor
 from ferrite.schedule.cpu.argmax_blocks import GREATEST, block_size, by_blocks
 from ferrite.schedule.cpu.buffer_layouts import with_layouts
 from ferrite.schedule.cpu.concats import split_readers
-from ferrite.schedule.cpu.out_products import with_destinations
-from ferrite.schedule.fusion.accesses import BufferTable, known, likely, step_of
+from ferrite.schedule.cpu.machine import Machine
+from ferrite.schedule.cpu.out_products import with_out_products
+from ferrite.schedule.fusion.accesses import BufferTable, likely, step_of, upper_estimate
 from ferrite.schedule.fusion.stages import stage_of
 
-FEW_RESULTS = 64  # so few that threads should share one
-LONG = 1 << 15  # so many elements that they should
-PIECES = 32
-FEWEST_PIECES = 8  # equal ones; with fewer, the last threads wait for the first
-NEAR = 1 << 13  # elements of a piece that is gone through twice
+MAX_SPLIT_RESULTS = 64  # with more, threads share the results, and need not share what is reduced
+MIN_SPLIT_ELEMENTS = 1 << 15  # in all: a quarter of a grain; of fewer, threads need not share
+MAX_PIECES = 32  # however many threads there are: values must not depend on that
+MIN_EQUAL_PIECES = 8  # with fewer, the last threads wait for the first: then there is a rest instead
 DIGITS_OF_A_COUNT = 16  # binary ones: of 65,536 equal numbers a sum in a type with so many more is exact
-SPLIT = ("sum", "prod", "amax", "amin", "any", "all", "xor")
+SPLIT_KINDS = ("sum", "prod", "amax", "amin", "any", "all", "xor")
 
 
-def prepare(program: Program) -> Program:
-    work = _Prepare(program)
+def prepare(program: Program, machine: Machine) -> Program:
+    """The program with the rewrites above, in this order; what it computes stays the same up to rounding."""
+    work = _Prepare(program, machine)
     operations = [new for operation in program.operations for new in work.rewritten(operation)]
     program = replace(program, buffers=tuple(work.buffers.values()), operations=tuple(operations))
-    return with_destinations(with_layouts(split_readers(program)))
+    return with_out_products(with_layouts(split_readers(program)))
 
 
 class _Prepare:
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, machine: Machine) -> None:
+        self.near_elements = machine.l1_bytes // 4  # of a piece that is gone through twice, in f32
         self.buffer_table = BufferTable(program)
         self.buffers = dict(self.buffer_table.buffers)
         self.buffer_table.buffers = self.buffers
@@ -142,14 +145,14 @@ class _Prepare:
         """The statistics of equal pieces, then of all: memory is read once, as a piece is in the cache when it is gone
         through again. The squares are those inside the pieces and those of the pieces' means."""
         (value,), (mean, squares, count) = operation.values, operation.targets
-        outer, inner, values = pieces_of(operation, longest, number(known(longest.extent, 0) // size))
+        outer, inner, values = pieces_of(operation, longest, number(upper_estimate(longest.extent, 0) // size))
         reduced = tuple(inner if item is longest else item for item in operation.reduced)
         part = replace(operation, axes=(outer, *operation.axes), reduced=reduced, values=values)
         means, inside = (self.made(operation, value.dtype, (outer,)) for _ in range(2))
         yield from self.welford(replace(part, targets=(means, inside, None)))
         total, rounded = self.made(operation, value.dtype), self.made(operation, value.dtype)
-        joined = replace(operation, reduced=(outer,))
-        yield replace(joined, kind="sum", values=(self.loaded(means),), targets=(total,))
+        across_pieces = replace(operation, reduced=(outer,))
+        yield replace(across_pieces, kind="sum", values=(self.loaded(means),), targets=(total,))
         pieces = count_value(outer.extent, value.dtype)
         yield self.compute(operation, rounded, op("div", self.loaded(total), pieces))
         away = op("sub", self.loaded(means), self.loaded(rounded))
@@ -159,7 +162,7 @@ class _Prepare:
         else:
             each = count_value(product_of(item.extent for item in reduced), value.dtype)
             both = op("add", self.loaded(inside), op("mul", op("mul", away, away), each))
-            yield from self.corrected(joined, rounded, away, both, pieces, each)
+            yield from self.corrected(across_pieces, rounded, away, both, pieces, each)
         if count is not None:
             many = product_of(item.extent for item in operation.reduced)
             yield self.compute(operation, count, count_value(many, value.dtype))
@@ -187,9 +190,9 @@ class _Prepare:
 
     def split(self, operation: Reduce) -> Iterator[Reduce]:
         results = points(operation.axes)
-        cut = self.piece(operation) if operation.kind in SPLIT else None
+        cut = self.piece(operation) if operation.kind in SPLIT_KINDS else None
         many = results * points(operation.reduced)
-        if many < LONG or cut is None or not (results < FEW_RESULTS or self.across(operation)):
+        if many < MIN_SPLIT_ELEMENTS or cut is None or not (results < MAX_SPLIT_RESULTS or self.across(operation)):
             yield operation
             return
         longest, pieces = cut
@@ -229,27 +232,31 @@ class _Prepare:
             return None
         if isinstance(longest.extent, Number):  # the slowest that is long enough: each piece then lies in one place
             places = [access.place for access in self.buffer_table.accesses(operation) if not access.writes]
-            enough = [item for item in operation.reduced if known(item.extent, 0) >= min(PIECES, longest.extent.value)]
+            enough = [
+                item
+                for item in operation.reduced
+                if upper_estimate(item.extent, 0) >= min(MAX_PIECES, longest.extent.value)
+            ]
             longest = max(enough, key=lambda item: max((likely(step_of(at, item) or ZERO) for at in places), default=0))
         size = likely(longest.extent)
-        pieces = min(PIECES, size)
+        pieces = min(MAX_PIECES, size)
         if isinstance(longest.extent, Number):
-            pieces = next((count for count in range(pieces, FEWEST_PIECES - 1, -1) if size % count == 0), pieces)
+            pieces = next((count for count in range(pieces, MIN_EQUAL_PIECES - 1, -1) if size % count == 0), pieces)
         return (longest, pieces) if pieces >= 4 else None
 
     def near_piece(self, operation: Reduce) -> tuple[Axis, int] | None:
         """The axis to cut, and how much of it a piece has that the nearest cache holds; None where threads need not
         share one result, or where results lie side by side."""
         many = points(operation.reduced)
-        if many < LONG or points(operation.axes) >= FEW_RESULTS or self.across(operation):
+        if many < MIN_SPLIT_ELEMENTS or points(operation.axes) >= MAX_SPLIT_RESULTS or self.across(operation):
             return None
         if not all(isinstance(item.extent, Number) for item in operation.reduced):
             return None
-        longest = max(operation.reduced, key=lambda item: known(item.extent, 0))
-        length = known(longest.extent, 0)
-        most = min(NEAR * length // many, length // 4)
+        longest = max(operation.reduced, key=lambda item: upper_estimate(item.extent, 0))
+        length = upper_estimate(longest.extent, 0)
+        most = min(self.near_elements * length // many, length // 4)
         size = next((size for size in range(most, 0, -1) if length % size == 0), 0)
-        return (longest, size) if size * many // length >= NEAR // 8 else None
+        return (longest, size) if size * many // length >= self.near_elements // 8 else None
 
 
 def points(axes: Iterable[Axis]) -> int:

@@ -1,7 +1,7 @@
 """Tensors put together, repeated, shifted and padded.
 
-Joining allocates once, and every part is computed straight into its place. The others move nothing: they are index maps
-over what they read, computed where they are used.
+Concatenating allocates once, and every part is computed straight into its place. The others move nothing: they are
+index maps over what they read, computed where they are used.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import torch
 from ferrite.ir import cast, is_integer
 from ferrite.ir.index import ONE, ZERO, Axis, Index
 from ferrite.ir.program import Compute, Store
-from ferrite.lower.context import Context
+from ferrite.lower.builder import Builder
+from ferrite.lower.memory import wanted_strides
 from ferrite.lower.ops.conditions import all_inside, guarded
 from ferrite.lower.ops.views import dim_of, flattened, put, reshaped
 from ferrite.lower.table import lowers
@@ -24,44 +25,44 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 
 @lowers(aten.cat.default, prims.cat.default)
-def cat(ctx: Context, tensors: Sequence[Value], dim: int) -> Value:
-    parts = [part for part in tensors if part.sizes != (ZERO,)]  # torch lets these join anything
+def cat(ctx: Builder, tensors: Sequence[Value], dim: int) -> Value:
+    parts = [part for part in tensors if part.sizes != (ZERO,)]  # torch lets these stand beside anything
     if not parts:
         return nothing(ctx)
     at = dim_of(dim, len(ctx.out_sizes))
-    joined = allocated(ctx)
+    concat = allocated(ctx)
     start: Index = ZERO
     for part in parts:
         axes = own_axes(part.sizes)
-        fill(ctx, joined, part, put(axes, at, axes[at] + start))
+        fill(ctx, concat, part, put(axes, at, axes[at] + start))
         start = start + part.sizes[at]
-    return joined
+    return concat
 
 
 @lowers(aten.stack.default)
-def stack(ctx: Context, tensors: Sequence[Value], dim: int) -> Value:
+def stack(ctx: Builder, tensors: Sequence[Value], dim: int) -> Value:
     at = dim_of(dim, len(ctx.out_sizes))
-    joined = allocated(ctx)
+    concat = allocated(ctx)
     for place, part in enumerate(tensors):
         axes = own_axes(part.sizes)
-        fill(ctx, joined, part, [*axes[:at], ctx.index(place), *axes[at:]])
-    return joined
+        fill(ctx, concat, part, [*axes[:at], ctx.index(place), *axes[at:]])
+    return concat
 
 
-def nothing(ctx: Context) -> Value:
+def nothing(ctx: Builder) -> Value:
     """A result without elements."""
     return ctx.fill(ctx.out_sizes, 0, ctx.out_dtype, ctx.out.device)
 
 
-def allocated(ctx: Context) -> Value:
+def allocated(ctx: Builder) -> Value:
     """Memory of the result's sizes, with eager's strides and nothing in it yet."""
     sizes = ctx.out_sizes
     box = Box(sizes, ctx.out_dtype, ctx.out.device, origins=(ctx.origin,))
-    box.buffer = ctx.new_buffer(box, ctx.wanted_strides(0, sizes))
+    box.buffer = ctx.new_buffer(box, wanted_strides(ctx, 0, sizes))
     return whole(box)
 
 
-def fill(ctx: Context, target: Value, part: Value, place: Sequence[Index]) -> None:
+def fill(ctx: Builder, target: Value, part: Value, place: Sequence[Index]) -> None:
     """Compute a part into its place."""
     assert target.box.buffer is not None
     axes = tuple(item for item in own_axes(part.sizes) if isinstance(item, Axis))
@@ -70,7 +71,7 @@ def fill(ctx: Context, target: Value, part: Value, place: Sequence[Index]) -> No
 
 
 @lowers(aten.repeat.default)
-def repeat(ctx: Context, x: Value, repeats: Sequence[Index | int]) -> Value:
+def repeat(ctx: Builder, x: Value, repeats: Sequence[Index | int]) -> Value:
     sizes = ctx.out_sizes
     axes = own_axes(sizes)[len(sizes) - x.rank :]
     return moved(
@@ -79,7 +80,7 @@ def repeat(ctx: Context, x: Value, repeats: Sequence[Index | int]) -> Value:
 
 
 @lowers(aten.roll.default)
-def roll(ctx: Context, x: Value, shifts: Sequence[Index | int], dims: Sequence[int]) -> Value:
+def roll(ctx: Builder, x: Value, shifts: Sequence[Index | int], dims: Sequence[int]) -> Value:
     if not dims:
         flat = flattened(x)
         return moved(ctx, reshaped(shifted(flat, 0, ctx.index(shifts[0])), x.sizes), own_axes(x.sizes))
@@ -95,12 +96,12 @@ def shifted(x: Value, at: int, by: Index) -> Value:
 
 
 @lowers(aten.flip.default)
-def flip(ctx: Context, x: Value, dims: Sequence[int]) -> Value:
+def flip(ctx: Builder, x: Value, dims: Sequence[int]) -> Value:
     return moved(ctx, x, reversed_place(x, dims))
 
 
 @lowers(prims.rev.default)
-def rev(ctx: Context, a: Value, dims: Sequence[int]) -> Value:
+def rev(ctx: Builder, a: Value, dims: Sequence[int]) -> Value:
     return moved(ctx, a, reversed_place(a, dims))
 
 
@@ -113,7 +114,7 @@ def reversed_place(x: Value, dims: Sequence[int]) -> list[Index]:
 
 
 @lowers(aten.pixel_shuffle.default)
-def pixel_shuffle(ctx: Context, x: Value, upscale_factor: int) -> Value:
+def pixel_shuffle(ctx: Builder, x: Value, upscale_factor: int) -> Value:
     """Channels become pixels."""
     *lead, channel, row, column = own_axes(ctx.out_sizes)
     many = upscale_factor
@@ -121,7 +122,7 @@ def pixel_shuffle(ctx: Context, x: Value, upscale_factor: int) -> Value:
 
 
 @lowers(aten.pixel_unshuffle.default)
-def pixel_unshuffle(ctx: Context, x: Value, downscale_factor: int) -> Value:
+def pixel_unshuffle(ctx: Builder, x: Value, downscale_factor: int) -> Value:
     """Pixels become channels."""
     *lead, channel, row, column = own_axes(ctx.out_sizes)
     many = downscale_factor
@@ -129,13 +130,13 @@ def pixel_unshuffle(ctx: Context, x: Value, downscale_factor: int) -> Value:
     return moved(ctx, x, [*lead, channel // (many * many), *within])
 
 
-def moved(ctx: Context, x: Value, place: Sequence[Index]) -> Value:
+def moved(ctx: Builder, x: Value, place: Sequence[Index]) -> Value:
     """A tensor of its own, of the result's sizes, whose element is the one at a place of `x`."""
     return ctx.lazy(ctx.out_sizes, x.at(place), x.device)
 
 
 @lowers(aten.constant_pad_nd.default)
-def constant_pad_nd(ctx: Context, x: Value, pad: Sequence[Index | int], value: Any) -> Value:
+def constant_pad_nd(ctx: Builder, x: Value, pad: Sequence[Index | int], value: Any) -> Value:
     sizes = ctx.out_sizes
     place = [item - before for item, before in zip(own_axes(sizes), pads_before(ctx, x.rank, pad), strict=True)]
     number = int(value) if is_integer(x.dtype) and isinstance(value, (bool, float)) else value
@@ -143,7 +144,7 @@ def constant_pad_nd(ctx: Context, x: Value, pad: Sequence[Index | int], value: A
     return ctx.lazy(sizes, guarded(all_inside(place, x.sizes), x.at(place), other), x.device)
 
 
-def pads_before(ctx: Context, rank: int, pad: Sequence[Index | int]) -> list[Index]:
+def pads_before(ctx: Builder, rank: int, pad: Sequence[Index | int]) -> list[Index]:
     """How much comes before each dimension: pads are given in pairs, for the last dimension first."""
     befores: list[Index] = [ZERO] * rank
     for pair in range(len(pad) // 2):

@@ -1,7 +1,8 @@
-"""Where the elements of a view lie in the memory of its base: strides and an offset, where they lie so regularly."""
+"""Strides: of dense tensors, and of views in the memory of their base, where elements lie so regularly."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -70,3 +71,20 @@ def coefficient(flat: Index, item: Axis) -> Index | None:
         else:
             return None
     return add(parts)
+
+
+def contiguous(sizes: Sequence[Index]) -> tuple[Index, ...]:
+    """Strides of a dense tensor, last dimension innermost; an empty dimension counts as one, as in torch."""
+    strides: list[Index] = []
+    step: Index = ONE
+    for size in reversed(sizes):
+        strides.append(step)
+        step = step * (ONE if size is ZERO else size)
+    return tuple(reversed(strides))
+
+
+def same_strides(sizes: Sequence[Index], left: Sequence[Index], right: Sequence[Index]) -> bool:
+    """Equal where a dimension has more than one element."""
+    if any(size is ZERO for size in sizes):
+        return True
+    return all(size is ONE or a is b for size, a, b in zip(sizes, left, right, strict=True))
