@@ -43,6 +43,22 @@ def cos_to_tan(gm, context):
     return swap(gm, aten.cos.default, aten.tan.default)
 
 
+@graph_pass
+def first_call_last(gm):
+    """Says that it did nothing, and leaves a node behind its user."""
+    first, *_, last = [node for node in gm.graph.nodes if node.op == "call_function"]
+    last.append(first)
+    return 0
+
+
+def test_what_a_pass_of_a_user_leaves_out_of_order_is_put_right():
+    gm = traced()
+    before = operators(gm)
+    run_pipeline(Pipeline("one", (first_call_last,)), gm, PassContext(Options(strict=True)))
+    assert operators(gm) == before
+    assert torch.equal(gm(torch.ones(3)), torch.ones(3).sin().relu() + 1)
+
+
 def own(name, old, new):
     """As one of ferrite's own passes."""
 

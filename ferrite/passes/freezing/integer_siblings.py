@@ -18,11 +18,11 @@ import torch
 
 from ferrite.capture import on_real_tensors, torch_api
 from ferrite.graph import fake_value
-from ferrite.passes import suboptions
-from ferrite.passes.constants import constant_of
 from ferrite.passes.freezing.binary_cases import known, of
 from ferrite.passes.freezing.layers import RESHAPES, again, sole_reader
-from ferrite.passes.post_grad.layers import only_cast, transposed
+from ferrite.passes.shared import suboptions
+from ferrite.passes.shared.constants import constant_of
+from ferrite.passes.shared.facts import only_cast, transposed
 from ferrite.rewrite import Case, NodeRule, Refusal, Site, arguments_of, in_order
 
 aten = torch.ops.aten

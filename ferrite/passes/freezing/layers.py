@@ -10,7 +10,7 @@ import torch
 
 from ferrite.capture import on_real_tensors, torch_api
 from ferrite.graph import fake_value
-from ferrite.passes.constants import constant_of
+from ferrite.passes.shared.constants import constant_of
 from ferrite.rewrite import Refusal, Site, arguments_of
 
 aten = torch.ops.aten

@@ -18,11 +18,11 @@ import torch
 
 from ferrite.capture import on_real_tensors, torch_api
 from ferrite.graph import fake_value
-from ferrite.passes import suboptions
 from ferrite.passes.freezing.binary_cases import known, of
 from ferrite.passes.freezing.integer_siblings import INTEGER_SIBLINGS, OPTION
 from ferrite.passes.freezing.layers import Layer, product_at, shared_weight
-from ferrite.passes.pre_grad.horizontal import leaves_quick_way
+from ferrite.passes.shared import suboptions
+from ferrite.passes.shared.facts import leaves_quick_way
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import Case, NodeRule, Refusal, Site, apply_rules
 

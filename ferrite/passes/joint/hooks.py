@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ferrite.passes.hooks import run_hooks
+from ferrite.passes.shared.hooks import run_hooks
 from ferrite.pipeline import PassContext, graph_pass
 
 

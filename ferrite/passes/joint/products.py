@@ -14,9 +14,9 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
-from ferrite.passes.joint.converts import CONVERT_RULES
-from ferrite.passes.post_grad.constructors import ConstructorMover
-from ferrite.passes.post_grad.scatters import SCATTER_UPON_CONSTANT
+from ferrite.passes.shared.const_scatter import SCATTER_UPON_CONSTANT
+from ferrite.passes.shared.constructors import ConstructorMover
+from ferrite.passes.shared.converts import CONVERT_RULES
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, apply_rules, arguments_of
 

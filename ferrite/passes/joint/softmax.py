@@ -18,8 +18,8 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
-from ferrite.passes.joint.converts import converted
-from ferrite.passes.post_grad.softmax import has_elements_along
+from ferrite.passes.shared.converts import converted
+from ferrite.passes.shared.facts import has_elements_along
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, apply_rules, arguments_of
 

@@ -15,7 +15,7 @@ import torch
 
 from ferrite.capture import on_real_tensors
 from ferrite.graph import fake_value, same_number
-from ferrite.passes.post_grad.scatters import fits
+from ferrite.passes.shared.const_scatter import fits
 from ferrite.rewrite import Site, arguments_of
 
 aten, prims = torch.ops.aten, torch.ops.prims

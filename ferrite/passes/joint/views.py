@@ -19,7 +19,7 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value, stream_of
-from ferrite.passes.post_grad.noops import NOOP_RULES
+from ferrite.passes.shared.noops import NOOP_RULES
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import AnyRule, Case, GraphRule, NodeRule, Refusal, Site, apply_rules, arguments_of
 

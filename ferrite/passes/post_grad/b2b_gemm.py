@@ -18,9 +18,9 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value, has_effect
-from ferrite.passes.post_grad.layers import only_cast
 from ferrite.passes.post_grad.operators import write_pointwise
 from ferrite.passes.post_grad.products import is_pointwise, on_meta
+from ferrite.passes.shared.facts import only_cast
 from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, in_order
 
 aten = torch.ops.aten

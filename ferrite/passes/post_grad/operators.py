@@ -2,7 +2,7 @@
 
     m = amax(x, [1], True); e = exp(x - m); s = sum(e, [1], True)      =>      m, s = prepare_softmax_online(x, 1)
 
-Each has a reference in plain ATen (see `ferrite.passes.library`).
+Each has a reference in plain ATen (see `ferrite.passes.shared.library`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.passes.library import define
+from ferrite.passes.shared.library import define
 
 aten = torch.ops.aten
 

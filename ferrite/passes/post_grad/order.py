@@ -1,4 +1,4 @@
-"""Which nodes there are and in which order: dead code, locality, a valid order."""
+"""Which nodes there are and in which order: dead code, locality."""
 
 from __future__ import annotations
 
@@ -27,9 +27,3 @@ def eliminate_dead_code(gm: torch.fx.GraphModule, context: PassContext) -> int:
 def reorder_for_locality(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """A producer moves to right before its first user, so that its result is still at hand."""
     return order.reorder_for_locality(gm.graph)
-
-
-@graph_pass(stage="post_grad", required=True)
-def stable_topological_sort(gm: torch.fx.GraphModule, context: PassContext) -> int:
-    """Operands before users, moving as little as possible: what a pass of a user left out of order is put right."""
-    return int(order.stable_topological_sort(gm.graph))

@@ -22,7 +22,7 @@ import torch
 
 from ferrite.capture import products, torch_api
 from ferrite.graph import fake_value
-from ferrite.passes.joint.equal_calls import one_of_equal_calls
+from ferrite.passes.shared.equal_calls import one_of_equal_calls
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import Case, NodeRule, Refusal, Site, apply_rules
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.passes.suboptions import at_least, settings_of
+from ferrite.passes.shared.suboptions import at_least, settings_of
 from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site
 
 aten = torch.ops.aten

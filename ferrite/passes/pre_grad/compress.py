@@ -24,13 +24,13 @@ import torch
 
 from ferrite.graph import fake_value
 from ferrite.options import Options
-from ferrite.passes.batching import UNLIMITED, Fusion, Settings
 from ferrite.passes.pre_grad import compress_cases as cases
 from ferrite.passes.pre_grad import compress_ops as compress_ops  # defines torch.ops.ferrite
 from ferrite.passes.pre_grad import compress_worth as worth
 from ferrite.passes.pre_grad.compress_forms import ROOTS, Lce, joined_parts, lce_of, product_of_products
 from ferrite.passes.pre_grad.horizontal import hints
 from ferrite.passes.pre_grad.stage import pre_grad_pass
+from ferrite.passes.shared.batching import UNLIMITED, Fusion, Settings
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import NodeRule, Refusal, Site, Writer, apply_rules, inherit
 

@@ -3,7 +3,6 @@
 cat([a, cat([b, c], d), e], d)          =>   cat([a, b, c, e], d)
 cat([a, b], d), cat([a, b], d)          =>   one of them
 stack([a, b], d)                        <=>  cat([unsqueeze(a, d), unsqueeze(b, d)], d)
-cat([p[0], p[1]], d), p = split(x)      =>   clone(x), where the result must be memory of its own
 """
 
 from __future__ import annotations
@@ -15,21 +14,7 @@ import torch
 from ferrite.graph import fake_value
 from ferrite.passes.pre_grad.pieces import gets_axis
 from ferrite.passes.pre_grad.predicates import join_view, sole_user
-from ferrite.passes.pre_grad.runs import JOINS, cancel, wanted
-from ferrite.passes.pre_grad.split_cat_cases import (
-    all_three,
-    backwards,
-    beside_foreign,
-    first_two,
-    floats,
-    four,
-    result_written,
-    split_join,
-    unbind_join,
-    written_between,
-)
-from ferrite.passes.pre_grad.stage import pre_grad_pass
-from ferrite.pipeline import PassContext
+from ferrite.passes.pre_grad.runs import CONCATS
 from ferrite.rewrite import Case, NodeRule, Refusal, Site
 
 aten = torch.ops.aten
@@ -129,7 +114,7 @@ def written_once(p: Any, q: Any) -> Any:
     return p * q
 
 
-CONCATS = (
+NESTED = (
     NodeRule(
         name="merge_concats_pass",
         purpose="a join of a join is one join",
@@ -160,7 +145,7 @@ CONCATS = (
     NodeRule(
         name="merge_equal_concats_pass",
         purpose="what is joined twice is joined once",
-        targets=JOINS,
+        targets=CONCATS,
         rewrite=joined_before,
         examples=(
             Case("joins", the_same_twice(lambda p, q: p * q.exp()), grads),
@@ -174,12 +159,6 @@ CONCATS = (
         ),
     ),
 )
-
-
-@pre_grad_pass(rules=CONCATS)
-def merge_concats_pass(gm: torch.fx.GraphModule, context: PassContext) -> int:
-    """Joins of joins along one dimension are one join; equal joins are made once."""
-    return cancel(gm, CONCATS, context)
 
 
 # --- stacks as joins --------------------------------------------------------------------------------------------------
@@ -210,7 +189,7 @@ def as_stack(site: Site) -> Any:
     return site.call(aten.stack.default, operands, *([join.dim] if join.dim else []))
 
 
-TO_JOINS = (
+TO_CATS = (
     NodeRule(
         name="stack_to_unsqueeze_pass",
         purpose="a stack that is joined again is a join of operands that were given its dimension",
@@ -251,56 +230,3 @@ TO_STACKS = (
         ),
     ),
 )
-
-
-@pre_grad_pass(rules=TO_JOINS)
-def stack_to_unsqueeze_pass(gm: torch.fx.GraphModule, context: PassContext) -> int:
-    """Stacks that are joined with others are spelled as joins, so that both become one."""
-    return cancel(gm, TO_JOINS, context)
-
-
-@pre_grad_pass(rules=TO_STACKS, after="stack_to_unsqueeze_pass")
-def unsqueeze_to_stack_pass(gm: torch.fx.GraphModule, context: PassContext) -> int:
-    """Joins of operands that were all given the dimension of the join are stacks."""
-    return cancel(gm, TO_STACKS, context)
-
-
-# --- where the result must be memory of its own -----------------------------------------------------------------------
-
-ALL_FORMS = wanted(
-    *("stretch", "slices joined", "slices stacked", "selects joined", "selects stacked", "reshaped"),
-    alone=True,
-    copied=True,
-)
-COPIES = (
-    NodeRule(
-        name="join_to_copy_pass",
-        purpose="pieces of one tensor, joined in their order, are a copy of it",
-        targets=JOINS,
-        rewrite=ALL_FORMS,
-        examples=(
-            Case("joined and returned", split_join(all_three, read=lambda y: y), floats(2, 4)),
-            Case("some of them", split_join(first_two, read=lambda y: y), floats(2, 4)),
-            Case("stacked and returned", split_join(four, (1,) * 4, 1, 0, torch.stack, lambda y: y), floats(2, 4)),
-            Case("items stacked and returned", unbind_join(all_three, 1, 1, read=lambda y: y), floats(2, 3)),
-            Case(
-                "in channels last",
-                lambda x: torch.cat([x[:, :2], x[:, 2:]], 1),
-                lambda: [torch.rand(2, 4, 3, 3).to(memory_format=torch.channels_last)],
-            ),
-        ),
-        near_misses=(
-            Case("reversed", split_join(backwards, read=lambda y: y), floats(2, 4)),
-            Case("with another", split_join(beside_foreign, read=lambda y: y), floats(2, 4)),
-            Case("a copy as it is", split_join(four, (1,) * 4, 1, 0, read=lambda y: y), floats(2, 4)),
-            Case("the result is written", result_written, floats(2, 4)),
-            Case("written between", written_between, lambda: [torch.rand(2, 4)]),
-        ),
-    ),
-)
-
-
-@pre_grad_pass(rules=COPIES)
-def join_to_copy_pass(gm: torch.fx.GraphModule, context: PassContext) -> int:
-    """A join that undoes a split, but must have memory of its own, is one copy."""
-    return cancel(gm, COPIES, context)

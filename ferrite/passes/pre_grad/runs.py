@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value, no_guards, storages_in, storages_of
-from ferrite.options import Options
-from ferrite.passes import suboptions
 from ferrite.passes.pre_grad.pieces import (
     Form,
     Moves,
@@ -31,11 +29,10 @@ from ferrite.passes.pre_grad.pieces import (
     stretches_of,
 )
 from ferrite.passes.pre_grad.predicates import join_view, requires_grad
-from ferrite.pipeline import PassContext
-from ferrite.rewrite import AnyRule, Refusal, Site, apply_rules
+from ferrite.rewrite import Refusal, Site
 
 aten = torch.ops.aten
-JOINS = (aten.cat.default, aten.stack.default)
+CONCATS = (aten.cat.default, aten.stack.default)
 FORMATS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
 
 
@@ -172,44 +169,3 @@ def copied_elements(nodes: Iterable[torch.fx.Node]) -> int:
         if isinstance(value, torch.Tensor) and storages_of(node).isdisjoint(memory):
             found += torch_api.size_hint(value.numel())
     return found
-
-
-def wanted(*forms: Form, accepts: Callable[[Stretch], bool] = lambda stretch: True, **more: bool) -> Wanted:
-    return Wanted(frozenset(forms), accepts, **more)
-
-
-@dataclass(frozen=True)
-class Neighbours:
-    """What a pass of the family may be told beside its name; without, the option split_cat_min_run holds."""
-
-    min_run: int = suboptions.at_least(2, 2)
-
-
-def cancel(gm: torch.fx.GraphModule, rules: Sequence[AnyRule], context: PassContext, twin: bool | None = None) -> int:
-    """Apply rules of the family, unless it is off. Of a pass and its twin one runs, by the level that is asked for.
-
-    The first rule has the name of the pass, by which the option split_cat chooses.
-    """
-    at_aten = context.options.pre_grad_level == "aten"
-    options = options_for(rules[0].name.removesuffix("_aten"), context.options)
-    if options is None or twin not in (None, at_aten):
-        return 0
-    targets = {target for rule in rules for target in rule.targets}
-    # most graphs have neither splits nor joins: asking for them costs less than getting the engine ready
-    if not any(gm.graph.find_nodes(op="call_function", target=target, sort=False) for target in targets):
-        return 0
-    own = replace(context, options=options)
-    count = apply_rules(gm, rules, own)
-    context.steps = own.steps
-    return count
-
-
-def options_for(name: str, options: Options) -> Options | None:
-    """The options with what a pass was told; None where it is not to run."""
-    chosen = options.split_cat
-    if isinstance(chosen, str):
-        return options if chosen == "on" else None
-    if name not in chosen:
-        return None
-    least = chosen[name].get("min_run", options.split_cat_min_run)
-    return replace(options, split_cat_min_run=least)

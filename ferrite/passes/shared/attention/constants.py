@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ferrite.graph import Storage, fake_value, storages_of
-from ferrite.passes.attention.found import Node, is_tensor, source_of
+from ferrite.passes.shared.attention.found import Node, is_tensor, source_of
 from ferrite.rewrite import arguments_of
 
 aten, prims = torch.ops.aten, torch.ops.prims

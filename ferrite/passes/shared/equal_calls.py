@@ -20,7 +20,7 @@ from ferrite.graph import (
     storages_of,
     stream_of,
 )
-from ferrite.pipeline import PassContext, graph_pass
+from ferrite.pipeline import PassContext
 from ferrite.rewrite import Sharing
 
 EQUAL_CALLS = "merge_equal_calls"
@@ -55,6 +55,3 @@ def can_be_merged(node: torch.fx.Node) -> bool:
         return False
     known = node.target is operator.getitem or is_known_operator(node)
     return known and not has_effect(node) and not is_random(node)
-
-
-merge_equal_calls = graph_pass(one_of_equal_calls, stage="joint", name=EQUAL_CALLS)

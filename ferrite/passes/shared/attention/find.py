@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value, has_effect
-from ferrite.passes.attention.found import Attention, Change, Dropout, Node, Product, Refused, Step, source_of
-from ferrite.passes.attention.spellings import SCORES, SHAPES, WEIGHTS, Table, product_at, softmax_at
+from ferrite.passes.shared.attention.found import Attention, Change, Dropout, Node, Product, Refused, Step, source_of
+from ferrite.passes.shared.attention.spellings import SCORES, SHAPES, WEIGHTS, Table, product_at, softmax_at
 
 MOST_STEPS = 24  # spellings between a product and the softmax; no real model comes near
 End = TypeVar("End")

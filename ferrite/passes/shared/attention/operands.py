@@ -14,7 +14,7 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import argument, fake_value
-from ferrite.passes.attention.found import Node, Refused, source_of
+from ferrite.passes.shared.attention.found import Node, Refused, source_of
 from ferrite.rewrite import Site, arguments_of
 
 aten, prims = torch.ops.aten, torch.ops.prims

@@ -18,10 +18,10 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
-from ferrite.passes.attention.constants import Known
-from ferrite.passes.attention.found import Add, Attention, Change, Fill, Node, Refused, Scale, is_tensor
-from ferrite.passes.attention.operands import Operands, same_shape
-from ferrite.passes.attention.operators import FAR, LOW
+from ferrite.passes.shared.attention.constants import Known
+from ferrite.passes.shared.attention.found import Add, Attention, Change, Fill, Node, Refused, Scale, is_tensor
+from ferrite.passes.shared.attention.operands import Operands, same_shape
+from ferrite.passes.shared.attention.operators import FAR, LOW
 
 aten = torch.ops.aten
 LOWEST_HALF = torch.finfo(torch.float16).min

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.pipeline import PassContext, graph_pass
-from ferrite.rewrite import Case, NodeRule, Refusal, Site, apply_rules
+from ferrite.rewrite import Case, NodeRule, Refusal, Site
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -286,9 +285,3 @@ NOOP_RULES = (
         (case("it broadcasts", lambda x: aten.copy.default(x.sin(), x[0].cos()) + 1, 4, 3),),
     ),
 )
-
-
-@graph_pass(stage="post_grad", rules=NOOP_RULES)
-def remove_noop_ops(gm: torch.fx.GraphModule, context: PassContext) -> int:
-    """Calls that compute what they are given are replaced by it."""
-    return apply_rules(gm, NOOP_RULES, context)
