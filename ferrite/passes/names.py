@@ -64,12 +64,12 @@ def with_full_names(options: Options, pipelines: Sequence[Pipeline]) -> Options:
 
 def full_names(option: str, given: Iterable[str], passes: Mapping[str, str]) -> tuple[str, ...]:
     """What names lead to, each once; `passes` says for every full name which pass, or part of one, it stands for."""
-    known: dict[str, tuple[str, ...]] = {plain(short): full for short, full in SHORT_NAMES.items()}
-    known |= {plain(name.removesuffix("_pass")): (name,) for name in passes}
-    known |= {plain(name): (name,) for name in passes}
-    found: dict[str, None] = {}
+    meaning: dict[str, tuple[str, ...]] = {plain(short): full for short, full in SHORT_NAMES.items()}
+    meaning |= {plain(name.removesuffix("_pass")): (name,) for name in passes}
+    meaning |= {plain(name): (name,) for name in passes}
+    chosen: dict[str, None] = {}
     for name in filter(None, map(str.strip, given)):
-        full = known.get(plain(name), ())
+        full = meaning.get(plain(name), ())
         if not full or not set(full) <= set(passes):
             raise UserError(
                 f"option {option!r} names {name!r}, which is no pass" + (" to run again" if option != "skip" else ""),
@@ -78,8 +78,8 @@ def full_names(option: str, given: Iterable[str], passes: Mapping[str, str]) -> 
                     "all passes": "ferrite.passes.describe()",
                 },
             )
-        found |= dict.fromkeys(passes[each] for each in full)
-    return tuple(found)
+        chosen |= dict.fromkeys(passes[each] for each in full)
+    return tuple(chosen)
 
 
 def plain(name: str) -> str:

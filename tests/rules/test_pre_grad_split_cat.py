@@ -192,7 +192,7 @@ def test_gradients_switched_off_between_stay_off(fn):
 def test_a_result_is_memory_of_its_own():
     assert check(rejoined, leaf) == []
     graph, rewrites = cancelled(captured(rejoined, rows()))
-    assert rewrites == {"join_to_copy_pass": 1}
+    assert rewrites == {"cat_to_copy_pass": 1}
     (x,) = rows()
     (out,) = graph.gm(x)
     out.add_(1)

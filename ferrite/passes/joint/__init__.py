@@ -12,7 +12,6 @@ from ferrite.options import Options
 from ferrite.passes.joint.attention import fuse_attention
 from ferrite.passes.joint.cleaning import merge_equal_calls, remove_noop_ops
 from ferrite.passes.joint.constants import constant_fold_uniform_value
-from ferrite.passes.joint.hooks import joint_custom_post_pass, joint_custom_pre_pass
 from ferrite.passes.joint.pad_mm import pad_mm
 from ferrite.passes.joint.products import fix_iota_device, joint_patterns
 from ferrite.passes.joint.quantized_regions import canonicalize_quant_mapping
@@ -21,6 +20,7 @@ from ferrite.passes.joint.softmax import scaled_softmax
 from ferrite.passes.joint.views import pointless_views
 from ferrite.passes.joint.written_inputs import save_reads_of_written_inputs
 from ferrite.passes.shared.doors import run_aten_stage
+from ferrite.passes.shared.hooks import hook_pass
 from ferrite.pipeline import Pipeline
 
 __all__ = [
@@ -41,6 +41,9 @@ __all__ = [
     "save_reads_of_written_inputs",
     "scaled_softmax",
 ]
+
+joint_custom_pre_pass = hook_pass("joint", "joint_custom_pre_pass")
+joint_custom_post_pass = hook_pass("joint", "joint_custom_post_pass")
 
 JOINT = Pipeline(
     "joint",

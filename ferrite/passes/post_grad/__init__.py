@@ -28,7 +28,6 @@ from ferrite.passes.post_grad.higher_order import (
     decompose_auto_functionalized,
     decompose_triton_kernel_wrapper_functional,
 )
-from ferrite.passes.post_grad.hooks import post_grad_custom_post_pass, post_grad_custom_pre_pass
 from ferrite.passes.post_grad.loops import decompose_map_to_while_loop, decompose_scan_to_while_loop
 from ferrite.passes.post_grad.order import eliminate_dead_code, reorder_for_locality
 from ferrite.passes.post_grad.patterns import pass_patterns
@@ -38,6 +37,7 @@ from ferrite.passes.post_grad.random_order import chain_random_ops, note_random_
 from ferrite.passes.post_grad.reinplace import reinplace_inplaceable_ops
 from ferrite.passes.post_grad.views import view_to_reshape
 from ferrite.passes.shared.doors import run_aten_stage
+from ferrite.passes.shared.hooks import hook_pass
 from ferrite.pipeline import Pipeline
 
 __all__ = [
@@ -72,6 +72,9 @@ __all__ = [
     "reorder_for_locality",
     "view_to_reshape",
 ]
+
+post_grad_custom_pre_pass = hook_pass("post_grad", "post_grad_custom_pre_pass")
+post_grad_custom_post_pass = hook_pass("post_grad", "post_grad_custom_post_pass")
 
 POST_GRAD = Pipeline(
     "post_grad",

@@ -23,7 +23,7 @@ aten = torch.ops.aten
 def prepare_softmax_online(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The largest along a dimension, and the sum of exponentials shifted by it.
 
-    A kernel computes both in one pass: (m, s) and (m', s') join to (M, s·exp(m - M) + s'·exp(m' - M)), M the larger.
+    A kernel computes both in one pass: (m, s) and (m', s') combine to (M, s·exp(m - M) + s'·exp(m' - M)), M the larger.
     """
     largest = aten.amax.default(x, [dim], True)
     return largest, aten.sum.dim_IntList(aten.exp.default(aten.sub.Tensor(x, largest)), [dim], True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ferrite.graph import has_effect, order
+from ferrite.graph import order
+from ferrite.passes.shared.noops import erase_dead_calls
 from ferrite.pipeline import PassContext, graph_pass
 
 
@@ -15,12 +16,7 @@ def eliminate_dead_code(gm: torch.fx.GraphModule, context: PassContext) -> int:
     Writes, random draws, assertions, collectives and effects stay. Dead nodes would count as users and keep other
     rules from firing, so this comes first.
     """
-    erased = 0
-    for node in reversed(list(gm.graph.nodes)):
-        if not node.users and not has_effect(node):
-            gm.graph.erase_node(node)
-            erased += 1
-    return erased
+    return erase_dead_calls(gm.graph)
 
 
 @graph_pass(stage="post_grad", scope="inference")

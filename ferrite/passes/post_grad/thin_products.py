@@ -89,20 +89,14 @@ def thin(site: Site) -> Thin:
     return settings_of(site.options.post_grad_fusions, GROUP, Thin)
 
 
-def thin_mm(site: Site) -> Any:
-    left, right = site.arguments["self"], site.arguments["mat2"]
+def thin_product(site: Site) -> Any:
+    """mm or bmm, which have the dimension that is summed one place further back."""
+    left, right, batched = site.arguments["self"], site.arguments["mat2"], site.node.target is aten.bmm.default
     problem = dtype_problem(site.value(left), site.value(right))
-    if problem or not thin(site).matrices(site.value(left), site.value(right)):
+    is_thin = thin(site).batches if batched else thin(site).matrices
+    if problem or not is_thin(site.value(left), site.value(right)):
         return Refusal(problem or "it is not provably thin")
-    return narrowed(site, multiply_and_sum(site, left, right, 1))
-
-
-def thin_bmm(site: Site) -> Any:
-    left, right = site.arguments["self"], site.arguments["mat2"]
-    problem = dtype_problem(site.value(left), site.value(right))
-    if problem or not thin(site).batches(site.value(left), site.value(right)):
-        return Refusal(problem or "it is not provably thin")
-    return narrowed(site, multiply_and_sum(site, left, right, 2))
+    return narrowed(site, multiply_and_sum(site, left, right, 2 if batched else 1))
 
 
 def thin_addmm(site: Site) -> Any:
@@ -151,7 +145,7 @@ DECOMPOSE_MEM_BOUND_MM: tuple[AnyRule, ...] = (
         name="decompose_mm",
         purpose="a thin product is a multiplication and a sum",
         targets=(mm,),
-        rewrite=thin_mm,
+        rewrite=thin_product,
         numerics="rounded",
         examples=(
             Case("one row", mm, matrices(*ROW)),
@@ -188,7 +182,7 @@ DECOMPOSE_MEM_BOUND_MM: tuple[AnyRule, ...] = (
         name="decompose_bmm",
         purpose="a thin batch of products is a multiplication and a sum",
         targets=(bmm,),
-        rewrite=thin_bmm,
+        rewrite=thin_product,
         numerics="rounded",
         examples=(
             Case("a batch of one", bmm, matrices(*BATCH)),

@@ -97,10 +97,10 @@ def saves_calls(members: Sequence[torch.fx.Node], copied: int, context: PassCont
     return saves_launches(members, copied, stacked, len(members[0].all_input_nodes))
 
 
-def saves_launches(members: Sequence[torch.fx.Node], copied: int, joined: int, joins: int) -> bool:
-    """Whether so many joins, of so many bytes, take less than half of what the launches of a GPU do."""
+def saves_launches(members: Sequence[torch.fx.Node], copied: int, joined: int, concats: int) -> bool:
+    """Whether so many concats, of so many bytes, take less than half of what the launches of a GPU do."""
     out = bytes_of(members[0]) * copied
-    saved = LAUNCH_SECONDS * (len(members) - 1 - joins - copied)
+    saved = LAUNCH_SECONDS * (len(members) - 1 - concats - copied)
     return 2 * (2 * joined + 2 * out) / BYTES_PER_SECOND < saved
 
 
@@ -148,7 +148,7 @@ def are_frozen(options: Options, weights: Sequence[Any]) -> bool:
     return options.freeze and all(held)
 
 
-def join_is_small(rows: int, features: int, widths: Sequence[int]) -> bool:
+def concat_is_small(rows: int, features: int, widths: Sequence[int]) -> bool:
     """Whether joining weights moves little memory beside the product itself."""
     weights = features * sum(widths)
     product = rows * features + weights + rows * sum(widths)

@@ -133,7 +133,7 @@ def one_input_pays(members: Sequence[torch.fx.Node], copied: int, context: PassC
         return False
     if x.device.type == "cpu":
         return frozen and not leaves_quick_way(rows, features * max(widths), features * sum(widths))
-    if frozen or horizontal.join_is_small(rows, features, widths):
+    if frozen or horizontal.concat_is_small(rows, features, widths):
         return True
     moved = features * sum(widths) * x.element_size()
     return horizontal.saves_launches(members, 0, moved, 1 + any(each.bias is not None for each in products))

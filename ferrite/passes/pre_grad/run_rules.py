@@ -20,8 +20,8 @@ from ferrite.passes.pre_grad.split_cat_cases import (
     floats,
     four,
     result_written,
-    split_join,
-    unbind_join,
+    split_concat,
+    unbind_concat,
     without_gradients_between,
     written_between,
 )
@@ -62,20 +62,20 @@ MUTATE_CAT = run_rule(
     targets=CAT,
     alone=True,
     examples=(
-        Case("all", split_join(all_three), floats(2, 4)),
-        Case("some", split_join(first_two), floats(2, 4)),
+        Case("all", split_concat(all_three), floats(2, 4)),
+        Case("some", split_concat(first_two), floats(2, 4)),
         Case("items read elsewhere", lambda x: (p := x.split(1, 1))[1] * torch.cat([p[0], p[1]], 1), floats(2, 4)),
-        Case("an empty one", split_join(first_two, (2, 0, 2)), floats(2, 4)),
-        Case("of a transposed tensor", lambda x: split_join(all_three, dim=0, to=0)(x.t()), floats(2, 4)),
-        Case("an old empty operand", split_join(lambda p, x: [torch.empty(0), p[0], p[1]]), floats(2, 4)),
+        Case("an empty one", split_concat(first_two, (2, 0, 2)), floats(2, 4)),
+        Case("of a transposed tensor", lambda x: split_concat(all_three, dim=0, to=0)(x.t()), floats(2, 4)),
+        Case("an old empty operand", split_concat(lambda p, x: [torch.empty(0), p[0], p[1]]), floats(2, 4)),
     ),
     near_misses=(
-        Case("reversed", split_join(backwards), floats(2, 4)),
-        Case("repeated", split_join(lambda p, x: [p[0], p[0]]), floats(2, 4)),
-        Case("along another dimension", split_join(all_three, (1, 1, 1), 1, 0), floats(2, 3)),
-        Case("with another", split_join(beside_foreign), floats(2, 4)),
-        Case("returned", split_join(all_three, read=lambda y: y), floats(2, 4)),
-        Case("a view of it returned", split_join(all_three, read=lambda y: y.t()), floats(2, 4)),
+        Case("reversed", split_concat(backwards), floats(2, 4)),
+        Case("repeated", split_concat(lambda p, x: [p[0], p[0]]), floats(2, 4)),
+        Case("along another dimension", split_concat(all_three, (1, 1, 1), 1, 0), floats(2, 3)),
+        Case("with another", split_concat(beside_foreign), floats(2, 4)),
+        Case("returned", split_concat(all_three, read=lambda y: y), floats(2, 4)),
+        Case("a view of it returned", split_concat(all_three, read=lambda y: y.t()), floats(2, 4)),
         Case("what was split is written between", written_between, lambda: [torch.rand(2, 4)]),
         Case("the result is written", result_written, floats(2, 4)),
         Case("split where nothing is differentiated", without_gradients_between, floats(2, 4)),
@@ -84,14 +84,14 @@ MUTATE_CAT = run_rule(
 SPLIT_CAT = run_rule(
     "split_cat_pass",
     "neighbouring slices in a cat or stack are one operand of it, or all",
-    ("stretch", "slices joined", "slices stacked"),
+    ("stretch", "slices concatenated", "slices stacked"),
     examples=(
-        Case("among others", split_join(beside_foreign, to=1), floats(2, 4)),
-        Case("along another dimension", split_join(four, (1,) * 4, 1, 0), floats(2, 4)),
-        Case("stacked", split_join(four, (1,) * 4, 1, 0, torch.stack), floats(2, 4)),
+        Case("among others", split_concat(beside_foreign, to=1), floats(2, 4)),
+        Case("along another dimension", split_concat(four, (1,) * 4, 1, 0), floats(2, 4)),
+        Case("stacked", split_concat(four, (1,) * 4, 1, 0, torch.stack), floats(2, 4)),
         Case(
             "stacked behind another",
-            split_join(lambda p, x: [x[:, :1], *[p[i] for i in range(5)]], (1,) * 5, 1, 2, torch.stack),
+            split_concat(lambda p, x: [x[:, :1], *[p[i] for i in range(5)]], (1,) * 5, 1, 2, torch.stack),
             floats(2, 5),
         ),
         Case(
@@ -106,28 +106,28 @@ SPLIT_CAT = run_rule(
             lambda x: (p := x.split([1, 2, 1], 1))[1] + torch.stack([p[0], p[2]]).sum(),
             floats(2, 4),
         ),
-        Case("reversed", split_join(backwards), floats(2, 4)),
+        Case("reversed", split_concat(backwards), floats(2, 4)),
         Case(
             "the next of another tensor",
             lambda x, y: flat(torch.cat([x.split(1)[0], y.split(1)[1]])),
             lambda: [*floats(2, 3)(), *floats(2, 3)()],
         ),
-        Case("a run too short", split_join(first_two), floats(2, 4), {"split_cat_min_run": 3}),
+        Case("a run too short", split_concat(first_two), floats(2, 4), {"split_cat_min_run": 3}),
         Case("slices that stay, stacked", lambda x: (p := x.split(1, 1))[0] * torch.stack([p[0], p[1]]), floats(2, 2)),
     ),
 )
 SPLIT_CAT_TO_SLICES = run_rule(
     "split_cat_to_slices_pass",
     "neighbouring slices in a cat, of any number of tensors, are one slice each",
-    ("stretch", "slices joined"),
+    ("stretch", "slices concatenated"),
     targets=CAT,
     examples=(
-        Case("a run among others", split_join(lambda p, x: [x, p[1], p[2], p[3], x], (1,) * 5), floats(2, 5)),
-        Case("returned", split_join(lambda p, x: [x, p[1], p[2], p[3]], (1,) * 5, read=lambda y: y), floats(2, 5)),
+        Case("a run among others", split_concat(lambda p, x: [x, p[1], p[2], p[3], x], (1,) * 5), floats(2, 5)),
+        Case("returned", split_concat(lambda p, x: [x, p[1], p[2], p[3]], (1,) * 5, read=lambda y: y), floats(2, 5)),
     ),
     near_misses=(
-        Case("another between", split_join(lambda p, x: [p[0], x, p[1]], (1, 3)), floats(2, 4)),
-        Case("one is copied first", split_join(lambda p, x: [x[:, :1], p[0], p[1]], (1, 1), 1, 0), floats(3, 2)),
+        Case("another between", split_concat(lambda p, x: [p[0], x, p[1]], (1, 3)), floats(2, 4)),
+        Case("one is copied first", split_concat(lambda p, x: [x[:, :1], p[0], p[1]], (1, 1), 1, 0), floats(3, 2)),
     ),
 )
 SPLIT_STACK_TO_CATS = run_rule(
@@ -135,13 +135,13 @@ SPLIT_STACK_TO_CATS = run_rule(
     "neighbouring equal slices, stacked, are a view of what was split",
     ("slices stacked",),
     examples=(
-        Case("along the same dimension", split_join(four, (1,) * 4, 1, 1, torch.stack), floats(2, 4)),
-        Case("two dimensions apart", split_join(four, (2,) * 4, 0, 2, torch.stack), floats(8, 3)),
+        Case("along the same dimension", split_concat(four, (1,) * 4, 1, 1, torch.stack), floats(2, 4)),
+        Case("two dimensions apart", split_concat(four, (2,) * 4, 0, 2, torch.stack), floats(8, 3)),
         Case("unsqueezed", lambda x: flat(torch.cat([p.unsqueeze(2) for p in x.split(1, 1)], 2)), floats(2, 4)),
     ),
     near_misses=(
-        Case("concatenated", split_join(four, (1,) * 4), floats(2, 4)),
-        Case("returned", split_join(four, (1,) * 4, 1, 0, torch.stack, lambda y: y), floats(2, 4)),
+        Case("concatenated", split_concat(four, (1,) * 4), floats(2, 4)),
+        Case("returned", split_concat(four, (1,) * 4, 1, 0, torch.stack, lambda y: y), floats(2, 4)),
     ),
 )
 
@@ -164,34 +164,34 @@ def squeezed_whole(stretch: Stretch) -> bool:
 UNBIND_STACK = run_rule(
     "unbind_stack_pass",
     "neighbouring items, stacked or concatenated, are a view of what they were taken from",
-    ("selects stacked", "selects joined"),
+    ("selects stacked", "selects concatenated"),
     accepts=unsqueezed,
     examples=(
-        Case("stacked again", unbind_join(all_three, 1, 1), floats(2, 3)),
-        Case("stacked along another dimension", unbind_join(all_three, 0, 2), floats(3, 2, 4)),
-        Case("some, concatenated", unbind_join(lambda p, x: [p[1], p[2], p[3]], 0, 1, torch.cat), floats(4, 2, 3)),
-        Case("among others", unbind_join(lambda p, x: [x.sum(1), *[p[i] for i in range(6)]], 1, 0), floats(2, 6)),
+        Case("stacked again", unbind_concat(all_three, 1, 1), floats(2, 3)),
+        Case("stacked along another dimension", unbind_concat(all_three, 0, 2), floats(3, 2, 4)),
+        Case("some, concatenated", unbind_concat(lambda p, x: [p[1], p[2], p[3]], 0, 1, torch.cat), floats(4, 2, 3)),
+        Case("among others", unbind_concat(lambda p, x: [x.sum(1), *[p[i] for i in range(6)]], 1, 0), floats(2, 6)),
     ),
     near_misses=(
-        Case("reversed", unbind_join(backwards), floats(2, 3)),
-        Case("repeated", unbind_join(lambda p, x: [p[0], p[1], p[1]]), floats(2, 3)),
+        Case("reversed", unbind_concat(backwards), floats(2, 3)),
+        Case("repeated", unbind_concat(lambda p, x: [p[0], p[1], p[1]]), floats(2, 3)),
         Case("items that stay", lambda x: (p := x.unbind(1))[0] * torch.stack([x.sum(1), p[0], p[1]]), floats(2, 2)),
-        Case("returned", unbind_join(all_three, 1, 1, read=lambda y: y), floats(2, 3)),
+        Case("returned", unbind_concat(all_three, 1, 1, read=lambda y: y), floats(2, 3)),
     ),
 )
 UNBIND_CAT_TO_VIEW = run_rule(
     "unbind_cat_to_view_pass",
     "neighbouring items, concatenated, are what they were taken from with two dimensions as one",
-    ("selects joined",),
+    ("selects concatenated",),
     accepts=unsqueezed,
     examples=(
-        Case("along the first", unbind_join(all_three, 0, 0, torch.cat), floats(3, 2)),
-        Case("two dimensions apart", unbind_join(all_three, 0, 2, torch.cat), floats(3, 2, 2, 2)),
+        Case("along the first", unbind_concat(all_three, 0, 0, torch.cat), floats(3, 2)),
+        Case("two dimensions apart", unbind_concat(all_three, 0, 2, torch.cat), floats(3, 2, 2, 2)),
         Case("selected one by one", lambda x: flat(torch.cat([x[:, 0], x[:, 1]], 1)), floats(2, 2, 3)),
     ),
     near_misses=(
-        Case("reversed", unbind_join(backwards, 0, 0, torch.cat), floats(3, 2)),
-        Case("stacked", unbind_join(all_three, 0, 0), floats(3, 2)),
+        Case("reversed", unbind_concat(backwards, 0, 0, torch.cat), floats(3, 2)),
+        Case("stacked", unbind_concat(all_three, 0, 0), floats(3, 2)),
     ),
 )
 UNBIND_STACK_TO_SLICES = run_rule(
@@ -200,13 +200,13 @@ UNBIND_STACK_TO_SLICES = run_rule(
     ("selects stacked",),
     accepts=unsqueezed,
     examples=(
-        Case("some", unbind_join(lambda p, x: [p[1], p[2]], 1, 1), floats(2, 4)),
-        Case("behind the last dimension", unbind_join(all_three, 0, 1), floats(3, 2)),
+        Case("some", unbind_concat(lambda p, x: [p[1], p[2]], 1, 1), floats(2, 4)),
+        Case("behind the last dimension", unbind_concat(all_three, 0, 1), floats(3, 2)),
         Case("unsqueezed", lambda x: flat(torch.cat([p.unsqueeze(0) for p in x.unbind(1)])), floats(2, 3)),
     ),
     near_misses=(
-        Case("concatenated", unbind_join(all_three, 0, 0, torch.cat), floats(3, 2)),
-        Case("reversed", unbind_join(backwards, 0), floats(3, 2)),
+        Case("concatenated", unbind_concat(all_three, 0, 0, torch.cat), floats(3, 2)),
+        Case("reversed", unbind_concat(backwards, 0), floats(3, 2)),
     ),
 )
 
@@ -219,12 +219,12 @@ def given_a_dimension(stretch: Stretch) -> bool:
     return first.lifted or first.between[0].target is aten.unsqueeze.default
 
 
-def chunk_join(
-    each: Callable[[Any], Any], count: int = 4, dim: int = 0, to: int = 0, join: Any = torch.cat, read: Any = flat
+def chunk_concat(
+    each: Callable[[Any], Any], count: int = 4, dim: int = 0, to: int = 0, concat: Any = torch.cat, read: Any = flat
 ) -> Callable[..., Any]:
     def function(x: Any) -> Any:
         parts = torch.chunk(x, count, dim)
-        return read(join([each(parts[i]) for i in range(count)], to))
+        return read(concat([each(parts[i]) for i in range(count)], to))
 
     return function
 
@@ -263,14 +263,14 @@ RESHAPED_STACK = run_rule(
     ("reshaped",),
     accepts=lambda stretch: stretch.operands[0].lifted,
     examples=(
-        Case("along the first", chunk_join(in_pairs, join=torch.stack), floats(8, 3)),
-        Case("split and stacked elsewhere", chunk_join(in_pairs, dim=1, to=2, join=torch.stack), floats(3, 8)),
-        Case("reshapes that copy", chunk_join(lambda p: p.reshape(6), dim=1, join=torch.stack), floats(3, 8)),
+        Case("along the first", chunk_concat(in_pairs, concat=torch.stack), floats(8, 3)),
+        Case("split and stacked elsewhere", chunk_concat(in_pairs, dim=1, to=2, concat=torch.stack), floats(3, 8)),
+        Case("reshapes that copy", chunk_concat(lambda p: p.reshape(6), dim=1, concat=torch.stack), floats(3, 8)),
     ),
     near_misses=(
-        Case("concatenated", chunk_join(in_pairs), floats(8, 3)),
-        Case("not reshaped", chunk_join(lambda p: p, join=torch.stack), floats(8, 3)),
-        Case("another function between", chunk_join(lambda p: p.reshape(6).sin(), join=torch.stack), floats(8, 3)),
+        Case("concatenated", chunk_concat(in_pairs), floats(8, 3)),
+        Case("not reshaped", chunk_concat(lambda p: p, concat=torch.stack), floats(8, 3)),
+        Case("another function between", chunk_concat(lambda p: p.reshape(6).sin(), concat=torch.stack), floats(8, 3)),
     ),
 )
 RESHAPED_CAT = run_rule(
@@ -280,11 +280,11 @@ RESHAPED_CAT = run_rule(
     accepts=lambda stretch: not given_a_dimension(stretch),
     targets=CAT,
     examples=(
-        Case("rows", chunk_join(in_pairs), floats(8, 3)),
-        Case("columns", chunk_join(in_pairs, dim=1), floats(3, 8)),
-        Case("along the last", chunk_join(in_pairs, dim=0, to=1), floats(8, 3)),
+        Case("rows", chunk_concat(in_pairs), floats(8, 3)),
+        Case("columns", chunk_concat(in_pairs, dim=1), floats(3, 8)),
+        Case("along the last", chunk_concat(in_pairs, dim=0, to=1), floats(8, 3)),
         Case("some of them", some_chunks((1, 2, 3)), floats(8, 3)),
-        Case("of a transposed tensor", lambda x: chunk_join(in_pairs)(x.t()), floats(3, 8)),
+        Case("of a transposed tensor", lambda x: chunk_concat(in_pairs)(x.t()), floats(3, 8)),
     ),
     near_misses=(
         Case("a short last one", short_last, floats(5, 3)),
@@ -292,7 +292,7 @@ RESHAPED_CAT = run_rule(
         Case("one missing", some_chunks((0, 2)), floats(8, 3)),
         Case("not alike", differently, floats(4, 6)),
         Case("a reshape read elsewhere", read_elsewhere, floats(4, 6)),
-        Case("returned, and a view", chunk_join(in_pairs, read=lambda y: y), floats(8, 3)),
+        Case("returned, and a view", chunk_concat(in_pairs, read=lambda y: y), floats(8, 3)),
     ),
 )
 RESHAPED_UNSQUEEZED_CAT = run_rule(
@@ -301,36 +301,36 @@ RESHAPED_UNSQUEEZED_CAT = run_rule(
     ("reshaped",),
     accepts=given_a_dimension,
     examples=(
-        Case("the dimension of the cat", chunk_join(lambda p: in_pairs(p).unsqueeze(0)), floats(8, 3)),
-        Case("in the middle", chunk_join(lambda p: in_pairs(p).unsqueeze(1), dim=1, to=1), floats(3, 8)),
-        Case("another dimension", chunk_join(lambda p: in_pairs(p).unsqueeze(1), to=0), floats(8, 3)),
-        Case("a stack", chunk_join(in_pairs, to=1, join=torch.stack), floats(8, 3)),
+        Case("the dimension of the cat", chunk_concat(lambda p: in_pairs(p).unsqueeze(0)), floats(8, 3)),
+        Case("in the middle", chunk_concat(lambda p: in_pairs(p).unsqueeze(1), dim=1, to=1), floats(3, 8)),
+        Case("another dimension", chunk_concat(lambda p: in_pairs(p).unsqueeze(1), to=0), floats(8, 3)),
+        Case("a stack", chunk_concat(in_pairs, to=1, concat=torch.stack), floats(8, 3)),
     ),
     near_misses=(
-        Case("not given one", chunk_join(in_pairs), floats(8, 3)),
-        Case("of other tensors", chunk_join(lambda p: p.sin().reshape(6).unsqueeze(0)), floats(8, 3)),
+        Case("not given one", chunk_concat(in_pairs), floats(8, 3)),
+        Case("of other tensors", chunk_concat(lambda p: p.sin().reshape(6).unsqueeze(0)), floats(8, 3)),
     ),
 )
 SQUEEZED_CAT = run_rule(
     "fuse_chunk_squeeze_cat_pass",
     "all chunks of one, squeezed and concatenated, are a reshape of what was split",
-    ("selects joined",),
+    ("selects concatenated",),
     accepts=squeezed_whole,
     targets=CAT,
     examples=(
-        Case("the first", chunk_join(lambda p: p.squeeze(0)), floats(4, 3)),
-        Case("two dimensions apart", chunk_join(lambda p: p.squeeze(0), to=1), floats(4, 2, 3)),
+        Case("the first", chunk_concat(lambda p: p.squeeze(0)), floats(4, 3)),
+        Case("two dimensions apart", chunk_concat(lambda p: p.squeeze(0), to=1), floats(4, 2, 3)),
     ),
     near_misses=(
-        Case("not of one", chunk_join(lambda p: p.squeeze(0), 2), floats(4, 3)),
-        Case("another dimension", chunk_join(lambda p: p.squeeze(1)), floats(4, 1)),
+        Case("not of one", chunk_concat(lambda p: p.squeeze(0), 2), floats(4, 3)),
+        Case("another dimension", chunk_concat(lambda p: p.squeeze(1)), floats(4, 1)),
         Case("some", lambda x: flat(torch.cat([p.squeeze(0) for p in x.chunk(4)[:3]])), floats(4, 3)),
     ),
 )
 SOME_SQUEEZED_CAT = run_rule(
     "fuse_split_getitem_squeeze_cat",
     "neighbouring items of one, squeezed and concatenated, are a reshape of a slice",
-    ("selects joined",),
+    ("selects concatenated",),
     accepts=squeezed,
     targets=CAT,
     examples=(
@@ -347,18 +347,18 @@ SOME_SQUEEZED_CAT = run_rule(
 # --- where the result must be memory of its own -----------------------------------------------------------------------
 
 ALL_FORMS: tuple[Form, ...] = (
-    *("stretch", "slices joined", "slices stacked", "selects joined", "selects stacked", "reshaped"),
+    *("stretch", "slices concatenated", "slices stacked", "selects concatenated", "selects stacked", "reshaped"),
 )
 CAT_TO_COPY = NodeRule(
-    name="join_to_copy_pass",
+    name="cat_to_copy_pass",
     purpose="pieces of one tensor, concatenated in their order, are a copy of it",
     targets=CONCATS,
     rewrite=Wanted(frozenset(ALL_FORMS), alone=True, copied=True),
     examples=(
-        Case("returned", split_join(all_three, read=lambda y: y), floats(2, 4)),
-        Case("some of them", split_join(first_two, read=lambda y: y), floats(2, 4)),
-        Case("stacked and returned", split_join(four, (1,) * 4, 1, 0, torch.stack, lambda y: y), floats(2, 4)),
-        Case("items stacked and returned", unbind_join(all_three, 1, 1, read=lambda y: y), floats(2, 3)),
+        Case("returned", split_concat(all_three, read=lambda y: y), floats(2, 4)),
+        Case("some of them", split_concat(first_two, read=lambda y: y), floats(2, 4)),
+        Case("stacked and returned", split_concat(four, (1,) * 4, 1, 0, torch.stack, lambda y: y), floats(2, 4)),
+        Case("items stacked and returned", unbind_concat(all_three, 1, 1, read=lambda y: y), floats(2, 3)),
         Case(
             "in channels last",
             lambda x: torch.cat([x[:, :2], x[:, 2:]], 1),
@@ -366,9 +366,9 @@ CAT_TO_COPY = NodeRule(
         ),
     ),
     near_misses=(
-        Case("reversed", split_join(backwards, read=lambda y: y), floats(2, 4)),
-        Case("with another", split_join(beside_foreign, read=lambda y: y), floats(2, 4)),
-        Case("a copy as it is", split_join(four, (1,) * 4, 1, 0, read=lambda y: y), floats(2, 4)),
+        Case("reversed", split_concat(backwards, read=lambda y: y), floats(2, 4)),
+        Case("with another", split_concat(beside_foreign, read=lambda y: y), floats(2, 4)),
+        Case("a copy as it is", split_concat(four, (1,) * 4, 1, 0, read=lambda y: y), floats(2, 4)),
         Case("the result is written", result_written, floats(2, 4)),
         Case("written between", written_between, lambda: [torch.rand(2, 4)]),
     ),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ferrite.passes.pre_grad import sections
-from ferrite.passes.pre_grad.split_cat_cases import first_two, floats, split_join
+from ferrite.passes.pre_grad.split_cat_cases import first_two, floats, split_concat
 from ferrite.rewrite import Case, NodeRule
 
 aten = torch.ops.aten
@@ -90,7 +90,7 @@ FEWER_SECTIONS = (
         name="merge_getitem_cat_pass",
         purpose="items of a split that are joined again are one item of a coarser split",
         targets=(aten.cat.default,),
-        roots=sections.join_and_others,
+        roots=sections.concat_and_others,
         rewrite=sections.fewer_sections,
         layout="free",
         examples=(
@@ -99,7 +99,7 @@ FEWER_SECTIONS = (
                 lambda x: (p := x.split([1, 2, 1], 1))[2] + torch.cat([p[0], p[1]], 1).sum(),
                 floats(2, 4),
             ),
-            Case("two joins of one split", two_joins, floats(2, 6)),
+            Case("two concats of one split", two_joins, floats(2, 6)),
             Case(
                 "an empty section between",
                 lambda x: (p := x.split([1, 0, 2, 1], 1))[3] * torch.cat([p[0], p[1], p[2]], 1).exp(),
@@ -107,7 +107,7 @@ FEWER_SECTIONS = (
             ),
         ),
         near_misses=(
-            Case("nothing else is read", split_join(first_two), floats(2, 4)),
+            Case("nothing else is read", split_concat(first_two), floats(2, 4)),
             Case(
                 "reversed", lambda x: (p := x.split([1, 2, 1], 1))[2] + torch.cat([p[1], p[0]], 1).sum(), floats(2, 4)
             ),

@@ -1,4 +1,4 @@
-"""Calls that compute what they are given: use the operand itself.
+"""Calls that compute nothing: what nobody reads is erased, and for what an operand is already, that is used.
 
     y = clone(x); z = y + 1        =>      z = x + 1
 
@@ -16,9 +16,20 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.graph import has_effect
 from ferrite.rewrite import Case, NodeRule, Refusal, Site
 
 aten, prims = torch.ops.aten, torch.ops.prims
+
+
+def erase_dead_calls(graph: torch.fx.Graph) -> int:
+    """Erase the calls that nobody reads and that have no effect; how many. Linear."""
+    erased = 0
+    for node in reversed(list(graph.nodes)):
+        if not node.users and not has_effect(node):
+            graph.erase_node(node)
+            erased += 1
+    return erased
 
 
 def source_of(argument: str, holds: Callable[[Site], bool], otherwise: str) -> Callable[[Site], Any]:
@@ -34,6 +45,7 @@ def source_of(argument: str, holds: Callable[[Site], bool], otherwise: str) -> C
 
 
 def always(_site: Site) -> bool:
+    """The engine compares the looks: a view to the shape it has is one whatever the spelling (-1)."""
     return True
 
 
@@ -87,11 +99,6 @@ def exponent_one(site: Site) -> bool:
     return isinstance(exponent, (int, float)) and not isinstance(exponent, bool) and exponent == 1
 
 
-def same_size(site: Site) -> bool:
-    """The engine compares the shapes; a view to the shape it has is one whatever the spelling (-1)."""
-    return True
-
-
 def not_into_pinned_memory(site: Site) -> bool:
     """A copy into pinned memory is there for the pinning."""
     target = site.arguments["self"]
@@ -100,7 +107,7 @@ def not_into_pinned_memory(site: Site) -> bool:
 
 def only_tensor(site: Site) -> Any:
     tensors = site.arguments["tensors"]
-    return tensors[0] if len(tensors) == 1 else Refusal(f"it joins {len(tensors)} tensors")
+    return tensors[0] if len(tensors) == 1 else Refusal(f"it concatenates {len(tensors)} tensors")
 
 
 def equal(left: Any, right: Any) -> bool:
@@ -115,19 +122,8 @@ def case(label: str, function: Callable[..., Any], *shape: int, dtype: torch.dty
     return Case(label, function, lambda: [(torch.rand(shape) * 10).to(dtype)])
 
 
-def rule(
-    name: str,
-    purpose: str,
-    targets: tuple[Any, ...],
-    rewrite: Callable[[Site], Any],
-    examples: tuple[Case, ...],
-    near_misses: tuple[Case, ...],
-) -> NodeRule:
-    return NodeRule(name, purpose, targets, rewrite, examples, near_misses)
-
-
 NOOP_RULES = (
-    rule(
+    NodeRule(
         "slice_noop",
         "a slice from start to end is its operand",
         (aten.slice.Tensor,),
@@ -146,7 +142,7 @@ NOOP_RULES = (
             case("from a computed start", lambda x: aten.slice.Tensor(x, 0, x.shape[0] // 2) + 1, 4, 3),
         ),
     ),
-    rule(
+    NodeRule(
         "slice_scatter_noop",
         "writing a whole tensor over another leaves the one written",
         (aten.slice_scatter.default,),
@@ -161,7 +157,7 @@ NOOP_RULES = (
             ),
         ),
     ),
-    rule(
+    NodeRule(
         "repeat_noop",
         "repeating once is the operand",
         (aten.repeat.default,),
@@ -173,7 +169,7 @@ NOOP_RULES = (
             case("as often as a size says", lambda x: aten.repeat.default(x, [1, x.shape[0] // 2]) + 1, 4, 3),
         ),
     ),
-    rule(
+    NodeRule(
         "constant_pad_nd",
         "padding by nothing is the operand",
         (aten.constant_pad_nd.default,),
@@ -184,7 +180,7 @@ NOOP_RULES = (
             case("as much as a size says", lambda x: aten.constant_pad_nd.default(x, [0, x.shape[0] - 3]) + 1, 4, 3),
         ),
     ),
-    rule(
+    NodeRule(
         "convert_element_type_noop",
         "converting to the dtype it has is the operand",
         (prims.convert_element_type.default,),
@@ -192,7 +188,7 @@ NOOP_RULES = (
         (case("same", lambda x: prims.convert_element_type.default(x, torch.float32) + 1, 4),),
         (case("wider", lambda x: prims.convert_element_type.default(x, torch.float64) + 1, 4),),
     ),
-    rule(
+    NodeRule(
         "device_put_noop",
         "moving to the device it is on is the operand",
         (prims.device_put.default,),
@@ -200,7 +196,7 @@ NOOP_RULES = (
         (case("same", lambda x: prims.device_put.default(x, torch.device("cpu")) + 1, 4),),
         (case("another", lambda x: prims.device_put.default(x, torch.device("meta")) + 1, 4),),
     ),
-    rule(
+    NodeRule(
         "int_noop",
         "rounding integers is the operand",
         (aten.ceil.default, aten.floor.default, aten.trunc.default, aten.round.default, aten.round.decimals),
@@ -216,7 +212,7 @@ NOOP_RULES = (
             case("decimals", lambda x: aten.round.decimals(x, decimals=1) + 1, 4),
         ),
     ),
-    rule(
+    NodeRule(
         "pow_noop",
         "the first power is the operand",
         (aten.pow.Tensor_Scalar,),
@@ -230,26 +226,26 @@ NOOP_RULES = (
             case("it promotes", lambda x: aten.pow.Tensor_Scalar(x, 1.0) + 1, 4, dtype=torch.int32),
         ),
     ),
-    rule(
+    NodeRule(
         "cat_noop",
-        "joining one tensor is that tensor",
+        "the concat of one tensor is that tensor",
         (aten.cat.default,),
         only_tensor,
         (case("one", lambda x: aten.cat.default([x.sin()], 1) + 1, 4, 3),),
         (case("two", lambda x: aten.cat.default([x.sin(), x], 1) + 1, 4, 3),),
     ),
-    rule(
+    NodeRule(
         "view_default_noop",
         "a view of the shape it has is the operand",
         (aten.view.default, aten.reshape.default, aten._unsafe_view.default),
-        source_of("self", same_size, "the shape changes"),
+        source_of("self", always, "the shape changes"),
         (
             case("same", lambda x: aten.view.default(x, [4, 3]) + 1, 4, 3),
             case("with an open size", lambda x: aten.view.default(x, [4, -1]) + 1, 4, 3),
         ),
         (case("other", lambda x: aten.view.default(x, [3, 4]) + 1, 4, 3),),
     ),
-    rule(
+    NodeRule(
         "view_dtype_noop",
         "viewing as the dtype it has is the operand",
         (aten.view.dtype,),
@@ -257,7 +253,7 @@ NOOP_RULES = (
         (case("same", lambda x: aten.view.dtype(x, torch.float32) + 1, 4),),
         (case("bits", lambda x: aten.view.dtype(x, torch.int32) + 1, 4),),
     ),
-    rule(
+    NodeRule(
         "true_noop",
         "a copy of what nobody changes is the operand",
         (aten.clone.default, aten.alias.default),
@@ -276,7 +272,7 @@ NOOP_RULES = (
             ),
         ),
     ),
-    rule(
+    NodeRule(
         "copy_noop",
         "a functional copy is what was copied",
         (aten.copy.default,),

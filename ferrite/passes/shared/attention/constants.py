@@ -39,7 +39,7 @@ MOST_STEPS = 8
 Values = frozenset[float] | None
 
 
-class Known:
+class ConstantValues:
     """The numbers of a graph that writes into some memory: of what lies there nothing is known."""
 
     def __init__(self, written: frozenset[Storage]) -> None:

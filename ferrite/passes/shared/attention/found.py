@@ -27,7 +27,7 @@ class Refused(Exception):
         return str(self.args[0])
 
 
-# --- what a spelling stands for: numbers and tensors are as the call has them --------------------------------------
+# --- what a spelling stands for: numbers and tensors are as the call has them -----------------------------------------
 
 
 @dataclass(frozen=True)
