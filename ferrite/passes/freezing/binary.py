@@ -33,7 +33,6 @@ from ferrite.passes.freezing.layers import (
     Layer,
     NewWeights,
     again,
-    is_finite,
     layer_at,
     overflows,
     rounded,
@@ -42,7 +41,7 @@ from ferrite.passes.freezing.layers import (
 )
 from ferrite.passes.shared.constants import constant_of
 from ferrite.passes.shared.converts import POINTLESS_CONVERT
-from ferrite.passes.shared.facts import only_cast
+from ferrite.passes.shared.facts import is_finite, only_cast
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import NodeRule, Refusal, Site, apply_rules, arguments_of
 

@@ -22,6 +22,7 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
+from ferrite.passes.shared.cases import one
 from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, arguments_of, count_uses
 
 aten = torch.ops.aten
@@ -92,10 +93,6 @@ def with_dim_from_the_front(site: Site) -> Any:
 
 def twice(parts: Any) -> Any:
     return [part * 2 for part in parts]
-
-
-def one(*shape: int) -> Callable[[], list[torch.Tensor]]:
-    return lambda: [torch.rand(shape)]
 
 
 # Matching knows an argument in every place where it may stand; what is left to normalise are values of arguments.

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from ferrite.passes.shared.cases import on_meta
+from ferrite.passes.shared.facts import on_cpu
 from ferrite.passes.shared.suboptions import at_least, settings_of
 from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, in_order
 
@@ -56,10 +58,6 @@ def most_elements_on(device: torch.device, itemsize: int, limits: Copies) -> flo
     if device.type != "cuda":
         return MOST_ELEMENTS
     return limits.mem_fraction * torch.cuda.get_device_properties(device).total_memory / itemsize
-
-
-def on_cpu(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cpu"
 
 
 def is_spread(index: torch.fx.Node) -> bool:
@@ -111,11 +109,6 @@ def spread_over_copies(site: Site) -> Any:
     apart = site.call(aten.reshape.default, filled, [*before, copies, size, *after])
     total = site.call(aten.sum.dim_IntList, apart, [dim], dtype=target.dtype)
     return site.call(aten.add.Tensor, site.arguments["self"], total)
-
-
-def on_meta(tensor: Any) -> Any:
-    """The device that stands in for an accelerator where there is none: rules look, they do not run."""
-    return aten._to_copy.default(tensor, device=torch.device("meta"))
 
 
 def put(positions: Any, accumulate: bool = True, device: Any = on_meta) -> Any:

@@ -20,7 +20,8 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
-from ferrite.passes.post_grad.concats import NORMALIZATION, Part, concat_dim, one, part_of_split, whole_split
+from ferrite.passes.post_grad.concats import NORMALIZATION, Part, concat_dim, part_of_split, whole_split
+from ferrite.passes.shared.cases import one
 from ferrite.passes.shared.suboptions import settings_of
 from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, arguments_of, in_order
 

@@ -15,6 +15,15 @@ TINY_PRODUCT = 8192
 FEW_ROWS = 8
 
 
+def on_cpu(value: torch.Tensor) -> bool:
+    return value.device.type == "cpu"
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether a tensor that is at hand has no infinity and no NaN."""
+    return bool(tensor.isfinite().all())
+
+
 def only_cast(node: torch.fx.Node) -> torch.fx.Node | None:
     """The operand of a node that changes the dtype of a tensor and nothing else."""
     if node.target not in CASTS:

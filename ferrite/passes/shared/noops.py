@@ -54,25 +54,25 @@ def whole_slice(site: Site) -> bool:
     self, dim = site.value(site.arguments["self"]), site.arguments["dim"]
     size = self.shape[dim]
     start, end, step = (site.value(site.arguments[name]) for name in ("start", "end", "step"))
-    from_start = start is None or equal(start, 0) or equal(start, -size)
-    to_end = end is None or at_least(end, size)
-    return from_start and to_end and equal(step, 1)
+    from_start = start is None or torch_api.known_equal(start, 0) or torch_api.known_equal(start, -size)
+    to_end = end is None or torch_api.known_true(end >= size)
+    return from_start and to_end and torch_api.known_equal(step, 1)
 
 
 def whole_slice_scatter(site: Site) -> bool:
     self, source = site.value(site.arguments["self"]), site.value(site.arguments["src"])
     dim = site.arguments["dim"]
     has_it = -self.dim() <= dim < self.dim()  # eager refuses it otherwise, and tracing does not look
-    same_shape = len(self.shape) == len(source.shape) and all(map(equal, self.shape, source.shape))
+    same_shape = len(self.shape) == len(source.shape) and all(map(torch_api.known_equal, self.shape, source.shape))
     return has_it and same_shape and whole_slice(site)
 
 
 def ones(name: str) -> Callable[[Site], bool]:
-    return lambda site: all(equal(site.value(item), 1) for item in site.arguments[name])
+    return lambda site: all(torch_api.known_equal(site.value(item), 1) for item in site.arguments[name])
 
 
 def zeros(name: str) -> Callable[[Site], bool]:
-    return lambda site: all(equal(site.value(item), 0) for item in site.arguments[name])
+    return lambda site: all(torch_api.known_equal(site.value(item), 0) for item in site.arguments[name])
 
 
 def dtype_already(site: Site) -> bool:
@@ -108,14 +108,6 @@ def not_into_pinned_memory(site: Site) -> bool:
 def only_tensor(site: Site) -> Any:
     tensors = site.arguments["tensors"]
     return tensors[0] if len(tensors) == 1 else Refusal(f"it concatenates {len(tensors)} tensors")
-
-
-def equal(left: Any, right: Any) -> bool:
-    return torch_api.known_equal(left, right)
-
-
-def at_least(left: Any, right: Any) -> bool:
-    return torch_api.known_true(left >= right)
 
 
 def case(label: str, function: Callable[..., Any], *shape: int, dtype: torch.dtype = torch.float32) -> Case:
