@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ferrite.pipeline import PassContext
+from ferrite.pipeline import GraphPass, PassContext, StageName, graph_pass
 
 
 def run_hooks(hooks: tuple[Any, ...], gm: torch.fx.GraphModule, context: PassContext) -> int | None:
@@ -21,11 +21,22 @@ def run_hooks(hooks: tuple[Any, ...], gm: torch.fx.GraphModule, context: PassCon
     if hooks:
         gm.recompile()  # they may run the graph
     for hook in hooks:
-        known = {"is_inference": context.is_inference} if wants_to_know(hook) else {}
-        returned = hook(gm.graph, **known)
+        told = {"is_inference": context.is_inference} if wants_to_know(hook) else {}
+        returned = hook(gm.graph, **told)
         if isinstance(returned, (torch.fx.Graph, torch.fx.GraphModule)) and returned not in (gm, gm.graph):
             raise TypeError("a hook returned another graph, which nobody would read: edit the one that it is given")
     return None if hooks else 0
+
+
+def hook_pass(stage: StageName, option: str) -> GraphPass:
+    """The pass at which a stage runs the callables that an option holds; it has the name of the option."""
+
+    def run(gm: torch.fx.GraphModule, context: PassContext) -> int | None:
+        return run_hooks(getattr(context.options, option), gm, context)
+
+    run.__doc__ = f"The callables of the option {option}."
+    made: GraphPass = graph_pass(run, stage=stage, name=option)
+    return made
 
 
 def wants_to_know(hook: Callable[..., Any]) -> bool:

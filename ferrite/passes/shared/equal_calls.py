@@ -20,7 +20,7 @@ from ferrite.graph import (
     storages_of,
     stream_of,
 )
-from ferrite.pipeline import PassContext, graph_pass
+from ferrite.pipeline import PassContext
 from ferrite.rewrite import Sharing
 
 EQUAL_CALLS = "merge_equal_calls"
@@ -29,13 +29,13 @@ EQUAL_CALLS = "merge_equal_calls"
 def one_of_equal_calls(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """Calls that are given the same compute the same: one of them is enough."""
     regions, visible = Regions(gm.graph), Sharing(gm.graph)
-    known: dict[Hashable, torch.fx.Node] = {}
+    first_calls: dict[Hashable, torch.fx.Node] = {}
     count = 0
     for node in list(gm.graph.nodes):
         if node.op not in ("call_function", "get_attr") or not context.fuel.left:
             continue
         asked = str(node.meta.get("recompute"))  # what the user wants a checkpoint to save, and what not
-        first = known.setdefault((fingerprint(node), regions.of(node), str(stream_of(node)), asked), node)
+        first = first_calls.setdefault((fingerprint(node), regions.of(node), str(stream_of(node)), asked), node)
         if first is node or not can_be_merged(node):
             continue
         if any(place in visible.readers or place in visible.written for place in storages_of(node)):
@@ -53,8 +53,5 @@ def can_be_merged(node: torch.fx.Node) -> bool:
         return isinstance(attribute_of(node), torch.Tensor)
     if node.meta.get("unbacked_bindings"):
         return False
-    known = node.target is operator.getitem or is_known_operator(node)
-    return known and not has_effect(node) and not is_random(node)
-
-
-merge_equal_calls = graph_pass(one_of_equal_calls, stage="joint", name=EQUAL_CALLS)
+    is_understood = node.target is operator.getitem or is_known_operator(node)
+    return is_understood and not has_effect(node) and not is_random(node)

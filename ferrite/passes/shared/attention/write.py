@@ -11,11 +11,11 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import attribute_of, fake_value
-from ferrite.passes.attention.bias import Bias
-from ferrite.passes.attention.found import Attention, Node, Refused
-from ferrite.passes.attention.operands import Operands, same_shape
-from ferrite.passes.attention.operators import MASKED_ATTENTION
-from ferrite.passes.attention.worth import Call
+from ferrite.passes.shared.attention.bias import Bias
+from ferrite.passes.shared.attention.found import Attention, Node, Refused
+from ferrite.passes.shared.attention.operands import Operands, same_shape
+from ferrite.passes.shared.attention.operators import MASKED_ATTENTION
+from ferrite.passes.shared.attention.worth import Call
 from ferrite.rewrite import Site
 
 aten = torch.ops.aten

@@ -16,6 +16,6 @@ One matcher serves two stages. Before autograd the calls are those of torch, and
 with it. In inference graphs, which arrive as ATen, products are flattened and softmaxes may be in parts.
 """
 
-from ferrite.passes.attention.rule import BEFORE_AUTOGRAD, FOR_INFERENCE
+from ferrite.passes.shared.attention.rule import BEFORE_AUTOGRAD, FOR_INFERENCE
 
 __all__ = ["BEFORE_AUTOGRAD", "FOR_INFERENCE"]

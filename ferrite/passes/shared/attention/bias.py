@@ -18,10 +18,10 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
-from ferrite.passes.attention.constants import Known
-from ferrite.passes.attention.found import Add, Attention, Change, Fill, Node, Refused, Scale, is_tensor
-from ferrite.passes.attention.operands import Operands, same_shape
-from ferrite.passes.attention.operators import FAR, LOW
+from ferrite.passes.shared.attention.constants import ConstantValues
+from ferrite.passes.shared.attention.found import Add, Attention, Change, Fill, Node, Refused, Scale, is_tensor
+from ferrite.passes.shared.attention.operands import Operands, same_shape
+from ferrite.passes.shared.attention.operators import FAR, LOW
 
 aten = torch.ops.aten
 LOWEST_HALF = torch.finfo(torch.float16).min
@@ -35,7 +35,7 @@ class Bias:
         self, found: Attention, operands: Operands, batch: Sequence[Any], dtype: torch.dtype, mend: bool
     ) -> None:
         self.operands, self.call = operands, operands.call
-        self.known = Known(operands.site.written)
+        self.constants = ConstantValues(operands.site.written)
         self.inside = frozenset(found.inside)
         self.batch, self.dtype = batch, dtype
         self.factor = 1.0
@@ -47,7 +47,9 @@ class Bias:
         # if one mask alone may hold minus infinity it is mended before it is broadcast to others
         masks = [change for change in changes if isinstance(change, Add) and is_tensor(change.mask)]
         endless = [mask for mask in masks if self.lowest(mask) == -math.inf]
-        filled = any(isinstance(change, Fill) and self.known.number(change.value) == -math.inf for change in changes)
+        filled = any(
+            isinstance(change, Fill) and self.constants.number(change.value) == -math.inf for change in changes
+        )
         self.alone = endless[0] if mend and len(endless) == 1 and not filled else None
         self.trains = any(fake_value(mask.mask).requires_grad for mask in masks)
         for node, change in found.scores:
@@ -57,7 +59,7 @@ class Bias:
 
     def apply(self, node: Node, change: Change) -> None:
         if isinstance(change, Scale):
-            factor = self.known.number(change.by)
+            factor = self.constants.number(change.by)
             if factor is None:
                 self.scale_by_tensor(node, change)
             elif not change.divides:
@@ -134,7 +136,7 @@ class Bias:
         self.node = mask if self.node is None else self.call(aten.add.Tensor, self.node, mask)
 
     def fill(self, node: Node, change: Fill) -> None:
-        value, scores = self.known.number(change.value), fake_value(node)
+        value, scores = self.constants.number(change.value), fake_value(node)
         dtype = self.dtype if self.node is None else fake_value(self.node).dtype
         if value is None:
             raise Refused("what scores are filled with is not known")
@@ -182,7 +184,7 @@ class Bias:
 
     def lowest(self, mask: Add) -> float:
         """What a mask makes scores lower by at most; minus infinity where nobody knows."""
-        values = self.known.values(mask.mask)
+        values = self.constants.values(mask.mask)
         if values is None or not isinstance(mask.times, (int, float)):
             return -math.inf
         return min(0.0, *(value * mask.times for value in values))

@@ -58,7 +58,7 @@ class Look(NamedTuple):
 
 
 class Membership(Protocol):
-    """What a fusion says of its members: see `ferrite.passes.batching.search.Fusion`."""
+    """What a fusion says of its members: see `ferrite.passes.shared.batching.search.Fusion`."""
 
     @property
     def name(self) -> str: ...

@@ -14,8 +14,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from compare import since
 from ferrite.graph.verify import count_guards
 from ferrite.options import Options
+from ferrite.passes.post_grad.concats import CAT_SLICE_CAT, CAT_SPLIT, part_of_split
 from ferrite.passes.post_grad.groups import post_grad_fusions
-from ferrite.passes.post_grad.joins import CAT_SLICE_CAT, CAT_SPLIT, JOIN_RULES, part_of_split
 from ferrite.passes.post_grad.split_cat import SPLIT_CAT_GROUPS
 from ferrite.pipeline import Fuel, PassContext
 from ferrite.rewrite import apply_rules, why
@@ -23,7 +23,7 @@ from ferrite.rewrite import apply_rules, why
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten
 GROUP_NAMES = ("normalization_aten_pass", "split_cat_aten_pass")
-ALL = (*JOIN_RULES, *(rule for rules in SPLIT_CAT_GROUPS.values() for rule in rules))
+ALL = (CAT_SLICE_CAT, CAT_SPLIT, *(rule for rules in SPLIT_CAT_GROUPS.values() for rule in rules))
 
 
 def operators(gm) -> list:

@@ -14,7 +14,7 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import argument, fake_value
-from ferrite.passes.attention.found import Node, Refused, source_of
+from ferrite.passes.shared.attention.found import Node, Refused, same_count, source_of
 from ferrite.rewrite import Site, arguments_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -133,10 +133,6 @@ class Operands:
 
 def known_one_of(size: Any, *sizes: Any) -> bool:
     return any(torch_api.known_equal(size, each) for each in sizes)
-
-
-def same_count(one: Node, other: Node) -> bool:
-    return torch_api.known_equal(fake_value(one).numel(), fake_value(other).numel())
 
 
 def same_look(one: Node | None, other: Node) -> bool:

@@ -24,7 +24,7 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
-from ferrite.passes.attention.found import (
+from ferrite.passes.shared.attention.found import (
     Add,
     Dropout,
     Fill,

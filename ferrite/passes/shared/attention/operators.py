@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ferrite.passes.library import define, differentiate
+from ferrite.passes.shared.library import define, differentiate
 
 aten = torch.ops.aten
 # Nothing that a score can be changes this number when it is added to it.

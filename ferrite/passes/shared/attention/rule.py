@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
-from ferrite.passes.attention.cases import (
+from ferrite.passes.shared.attention.cases import (
     DROPOUT_EXAMPLES,
     DROPOUT_NEAR_MISSES,
     EXAMPLES,
     NEAR_MISSES,
     TRAINING_NEAR_MISSES,
 )
-from ferrite.passes.attention.find import find_attention
-from ferrite.passes.attention.found import Refused
-from ferrite.passes.attention.write import AttentionWriter
+from ferrite.passes.shared.attention.find import find_attention
+from ferrite.passes.shared.attention.found import Refused
+from ferrite.passes.shared.attention.write import AttentionWriter
 from ferrite.rewrite import AnyRule, NodeRule, Refusal, Site
 
 aten = torch.ops.aten

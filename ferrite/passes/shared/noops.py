@@ -1,4 +1,4 @@
-"""Calls that compute what they are given: use the operand itself.
+"""Calls that compute nothing: what nobody reads is erased, and for what an operand is already, that is used.
 
     y = clone(x); z = y + 1        =>      z = x + 1
 
@@ -16,10 +16,20 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.pipeline import PassContext, graph_pass
-from ferrite.rewrite import Case, NodeRule, Refusal, Site, apply_rules
+from ferrite.graph import has_effect
+from ferrite.rewrite import Case, NodeRule, Refusal, Site
 
 aten, prims = torch.ops.aten, torch.ops.prims
+
+
+def erase_dead_calls(graph: torch.fx.Graph) -> int:
+    """Erase the calls that nobody reads and that have no effect; how many. Linear."""
+    erased = 0
+    for node in reversed(list(graph.nodes)):
+        if not node.users and not has_effect(node):
+            graph.erase_node(node)
+            erased += 1
+    return erased
 
 
 def source_of(argument: str, holds: Callable[[Site], bool], otherwise: str) -> Callable[[Site], Any]:
@@ -35,6 +45,7 @@ def source_of(argument: str, holds: Callable[[Site], bool], otherwise: str) -> C
 
 
 def always(_site: Site) -> bool:
+    """The engine compares the looks: a view to the shape it has is one whatever the spelling (-1)."""
     return True
 
 
@@ -43,25 +54,25 @@ def whole_slice(site: Site) -> bool:
     self, dim = site.value(site.arguments["self"]), site.arguments["dim"]
     size = self.shape[dim]
     start, end, step = (site.value(site.arguments[name]) for name in ("start", "end", "step"))
-    from_start = start is None or equal(start, 0) or equal(start, -size)
-    to_end = end is None or at_least(end, size)
-    return from_start and to_end and equal(step, 1)
+    from_start = start is None or torch_api.known_equal(start, 0) or torch_api.known_equal(start, -size)
+    to_end = end is None or torch_api.known_true(end >= size)
+    return from_start and to_end and torch_api.known_equal(step, 1)
 
 
 def whole_slice_scatter(site: Site) -> bool:
     self, source = site.value(site.arguments["self"]), site.value(site.arguments["src"])
     dim = site.arguments["dim"]
     has_it = -self.dim() <= dim < self.dim()  # eager refuses it otherwise, and tracing does not look
-    same_shape = len(self.shape) == len(source.shape) and all(map(equal, self.shape, source.shape))
+    same_shape = len(self.shape) == len(source.shape) and all(map(torch_api.known_equal, self.shape, source.shape))
     return has_it and same_shape and whole_slice(site)
 
 
 def ones(name: str) -> Callable[[Site], bool]:
-    return lambda site: all(equal(site.value(item), 1) for item in site.arguments[name])
+    return lambda site: all(torch_api.known_equal(site.value(item), 1) for item in site.arguments[name])
 
 
 def zeros(name: str) -> Callable[[Site], bool]:
-    return lambda site: all(equal(site.value(item), 0) for item in site.arguments[name])
+    return lambda site: all(torch_api.known_equal(site.value(item), 0) for item in site.arguments[name])
 
 
 def dtype_already(site: Site) -> bool:
@@ -88,11 +99,6 @@ def exponent_one(site: Site) -> bool:
     return isinstance(exponent, (int, float)) and not isinstance(exponent, bool) and exponent == 1
 
 
-def same_size(site: Site) -> bool:
-    """The engine compares the shapes; a view to the shape it has is one whatever the spelling (-1)."""
-    return True
-
-
 def not_into_pinned_memory(site: Site) -> bool:
     """A copy into pinned memory is there for the pinning."""
     target = site.arguments["self"]
@@ -101,34 +107,15 @@ def not_into_pinned_memory(site: Site) -> bool:
 
 def only_tensor(site: Site) -> Any:
     tensors = site.arguments["tensors"]
-    return tensors[0] if len(tensors) == 1 else Refusal(f"it joins {len(tensors)} tensors")
-
-
-def equal(left: Any, right: Any) -> bool:
-    return torch_api.known_equal(left, right)
-
-
-def at_least(left: Any, right: Any) -> bool:
-    return torch_api.known_true(left >= right)
+    return tensors[0] if len(tensors) == 1 else Refusal(f"it concatenates {len(tensors)} tensors")
 
 
 def case(label: str, function: Callable[..., Any], *shape: int, dtype: torch.dtype = torch.float32) -> Case:
     return Case(label, function, lambda: [(torch.rand(shape) * 10).to(dtype)])
 
 
-def rule(
-    name: str,
-    purpose: str,
-    targets: tuple[Any, ...],
-    rewrite: Callable[[Site], Any],
-    examples: tuple[Case, ...],
-    near_misses: tuple[Case, ...],
-) -> NodeRule:
-    return NodeRule(name, purpose, targets, rewrite, examples, near_misses)
-
-
 NOOP_RULES = (
-    rule(
+    NodeRule(
         "slice_noop",
         "a slice from start to end is its operand",
         (aten.slice.Tensor,),
@@ -147,7 +134,7 @@ NOOP_RULES = (
             case("from a computed start", lambda x: aten.slice.Tensor(x, 0, x.shape[0] // 2) + 1, 4, 3),
         ),
     ),
-    rule(
+    NodeRule(
         "slice_scatter_noop",
         "writing a whole tensor over another leaves the one written",
         (aten.slice_scatter.default,),
@@ -162,7 +149,7 @@ NOOP_RULES = (
             ),
         ),
     ),
-    rule(
+    NodeRule(
         "repeat_noop",
         "repeating once is the operand",
         (aten.repeat.default,),
@@ -174,7 +161,7 @@ NOOP_RULES = (
             case("as often as a size says", lambda x: aten.repeat.default(x, [1, x.shape[0] // 2]) + 1, 4, 3),
         ),
     ),
-    rule(
+    NodeRule(
         "constant_pad_nd",
         "padding by nothing is the operand",
         (aten.constant_pad_nd.default,),
@@ -185,7 +172,7 @@ NOOP_RULES = (
             case("as much as a size says", lambda x: aten.constant_pad_nd.default(x, [0, x.shape[0] - 3]) + 1, 4, 3),
         ),
     ),
-    rule(
+    NodeRule(
         "convert_element_type_noop",
         "converting to the dtype it has is the operand",
         (prims.convert_element_type.default,),
@@ -193,7 +180,7 @@ NOOP_RULES = (
         (case("same", lambda x: prims.convert_element_type.default(x, torch.float32) + 1, 4),),
         (case("wider", lambda x: prims.convert_element_type.default(x, torch.float64) + 1, 4),),
     ),
-    rule(
+    NodeRule(
         "device_put_noop",
         "moving to the device it is on is the operand",
         (prims.device_put.default,),
@@ -201,7 +188,7 @@ NOOP_RULES = (
         (case("same", lambda x: prims.device_put.default(x, torch.device("cpu")) + 1, 4),),
         (case("another", lambda x: prims.device_put.default(x, torch.device("meta")) + 1, 4),),
     ),
-    rule(
+    NodeRule(
         "int_noop",
         "rounding integers is the operand",
         (aten.ceil.default, aten.floor.default, aten.trunc.default, aten.round.default, aten.round.decimals),
@@ -217,7 +204,7 @@ NOOP_RULES = (
             case("decimals", lambda x: aten.round.decimals(x, decimals=1) + 1, 4),
         ),
     ),
-    rule(
+    NodeRule(
         "pow_noop",
         "the first power is the operand",
         (aten.pow.Tensor_Scalar,),
@@ -231,26 +218,26 @@ NOOP_RULES = (
             case("it promotes", lambda x: aten.pow.Tensor_Scalar(x, 1.0) + 1, 4, dtype=torch.int32),
         ),
     ),
-    rule(
+    NodeRule(
         "cat_noop",
-        "joining one tensor is that tensor",
+        "the concat of one tensor is that tensor",
         (aten.cat.default,),
         only_tensor,
         (case("one", lambda x: aten.cat.default([x.sin()], 1) + 1, 4, 3),),
         (case("two", lambda x: aten.cat.default([x.sin(), x], 1) + 1, 4, 3),),
     ),
-    rule(
+    NodeRule(
         "view_default_noop",
         "a view of the shape it has is the operand",
         (aten.view.default, aten.reshape.default, aten._unsafe_view.default),
-        source_of("self", same_size, "the shape changes"),
+        source_of("self", always, "the shape changes"),
         (
             case("same", lambda x: aten.view.default(x, [4, 3]) + 1, 4, 3),
             case("with an open size", lambda x: aten.view.default(x, [4, -1]) + 1, 4, 3),
         ),
         (case("other", lambda x: aten.view.default(x, [3, 4]) + 1, 4, 3),),
     ),
-    rule(
+    NodeRule(
         "view_dtype_noop",
         "viewing as the dtype it has is the operand",
         (aten.view.dtype,),
@@ -258,7 +245,7 @@ NOOP_RULES = (
         (case("same", lambda x: aten.view.dtype(x, torch.float32) + 1, 4),),
         (case("bits", lambda x: aten.view.dtype(x, torch.int32) + 1, 4),),
     ),
-    rule(
+    NodeRule(
         "true_noop",
         "a copy of what nobody changes is the operand",
         (aten.clone.default, aten.alias.default),
@@ -277,7 +264,7 @@ NOOP_RULES = (
             ),
         ),
     ),
-    rule(
+    NodeRule(
         "copy_noop",
         "a functional copy is what was copied",
         (aten.copy.default,),
@@ -286,9 +273,3 @@ NOOP_RULES = (
         (case("it broadcasts", lambda x: aten.copy.default(x.sin(), x[0].cos()) + 1, 4, 3),),
     ),
 )
-
-
-@graph_pass(stage="post_grad", rules=NOOP_RULES)
-def remove_noop_ops(gm: torch.fx.GraphModule, context: PassContext) -> int:
-    """Calls that compute what they are given are replaced by it."""
-    return apply_rules(gm, NOOP_RULES, context)

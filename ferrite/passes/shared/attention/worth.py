@@ -17,7 +17,7 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
-from ferrite.passes.attention.found import Node
+from ferrite.passes.shared.attention.found import Node
 
 NARROW = (torch.float16, torch.bfloat16)
 MOST_KEYS_TRAINING = 128

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ferrite.capture import torch_api
 from ferrite.graph import fake_value
 from ferrite.rewrite import in_order
 
@@ -27,7 +28,7 @@ class Refused(Exception):
         return str(self.args[0])
 
 
-# --- what a spelling stands for: numbers and tensors are as the call has them --------------------------------------
+# --- what a spelling stands for: numbers and tensors are as the call has them -----------------------------------------
 
 
 @dataclass(frozen=True)
@@ -141,3 +142,8 @@ def source_of(node: Node) -> Node | None:
     """The tensor that a call is about: its first argument, however that is passed."""
     first = next(iter(in_order(node)), None)
     return first if isinstance(first, Node) and is_tensor(first) else None
+
+
+def same_count(one: Node, other: Node) -> bool:
+    """Whether two tensors provably have as many elements."""
+    return torch_api.known_equal(fake_value(one).numel(), fake_value(other).numel())

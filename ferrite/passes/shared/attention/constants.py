@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ferrite.graph import Storage, fake_value, storages_of
-from ferrite.passes.attention.found import Node, is_tensor, source_of
+from ferrite.passes.shared.attention.found import Node, is_tensor, source_of
 from ferrite.rewrite import arguments_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -39,7 +39,7 @@ MOST_STEPS = 8
 Values = frozenset[float] | None
 
 
-class Known:
+class ConstantValues:
     """The numbers of a graph that writes into some memory: of what lies there nothing is known."""
 
     def __init__(self, written: frozenset[Storage]) -> None:

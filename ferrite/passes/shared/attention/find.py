@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from ferrite.capture import torch_api
-from ferrite.graph import fake_value, has_effect
-from ferrite.passes.attention.found import Attention, Change, Dropout, Node, Product, Refused, Step, source_of
-from ferrite.passes.attention.spellings import SCORES, SHAPES, WEIGHTS, Table, product_at, softmax_at
+from ferrite.graph import has_effect
+from ferrite.passes.shared.attention.found import (
+    Attention,
+    Change,
+    Dropout,
+    Node,
+    Product,
+    Refused,
+    Step,
+    same_count,
+    source_of,
+)
+from ferrite.passes.shared.attention.spellings import SCORES, SHAPES, WEIGHTS, Table, product_at, softmax_at
 
 MOST_STEPS = 24  # spellings between a product and the softmax; no real model comes near
 End = TypeVar("End")
@@ -80,10 +89,6 @@ def walk(start: Node, table: Table, end_at: Callable[[Node], End | None], goal: 
     if found is None:
         raise Refused(f"{stuck.name} leads to no {goal}")
     return found
-
-
-def same_count(one: Node, other: Node) -> bool:
-    return torch_api.known_equal(fake_value(one).numel(), fake_value(other).numel())
 
 
 def check_closed(found: Attention) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from ferrite.graph import fake_value, has_effect, mode_of, model_line
-from ferrite.passes.batching.members import Kinship, Members, Problem, Settings, is_fused
+from ferrite.passes.shared.batching.members import Kinship, Members, Problem, Settings, is_fused
 from ferrite.pipeline import PassContext, copy_graph
 from ferrite.rewrite import (
     Case,
