@@ -253,7 +253,7 @@ def assert_same_tensor(
         mine, theirs = getattr(ours, fact), getattr(eager, fact)
         assert mine == theirs, f"{where}: {fact} {mine} instead of {theirs}"
     if is_wrapper(eager):
-        for name in eager.__tensor_flatten__()[0]:
+        for name in eager.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
             inner = None if exact is None else getattr(exact, name)
             assert_same_tensor(getattr(ours, name), getattr(eager, name), inner, f"{where}.{name}", terms)
         return

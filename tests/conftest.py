@@ -67,7 +67,7 @@ class Golden:
     def __repr__(self) -> str:
         return self.path.read_text() if self.path.is_file() else f"no file {self.path.name}: run with --update-golden"
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
 
 @pytest.fixture

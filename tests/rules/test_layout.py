@@ -16,7 +16,7 @@ from ferrite.graph.verify import Snapshot, count_guards, verify_graph
 from ferrite.options import Options
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import NodeRule, Rule, apply_rules, layout, why
-from graphs import assert_metadata_is_true, assert_same_computation, operators
+from tests.graphs import assert_metadata_is_true, assert_same_computation, operators
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten

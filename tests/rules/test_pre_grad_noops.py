@@ -26,7 +26,7 @@ from ferrite.passes.pre_grad.predicates import (
     sole_user,
 )
 from ferrite.pipeline import GraphPass, PassContext
-from torch_level import Captured, assert_same, captured
+from tests.torch_level import Captured, assert_same, captured
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten
@@ -99,7 +99,7 @@ def test_joins():
     join = join_view(called(lambda x: torch.stack([x, x.sin()], -1), X))
     assert join is not None
     assert (join.kind, join.dim, [node.name for node in join.operands]) == ("stack", 3, ["x", "sin"])
-    assert join_view(called(lambda x: torch.cat([x, x], axis=-1), X)).dim == 2
+    assert join_view(called(lambda x: torch.cat([x, x], axis=-1), X)).dim == 2  # type: ignore[call-arg]
     assert join_view(called(lambda x: torch.cat(x.split(1)), X)) is None
     assert join_view(called(lambda x: x.relu(), X)) is None
 
