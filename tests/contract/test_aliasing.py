@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from compare import check, compile_strict, wide_table
+from tests.compare import check, compile_strict, wide_table
 
 SHARED_INPUTS = {
     "same_tensor": lambda base: [base, base],

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from compare import check
+from tests.compare import check
 
 
 @torch.library.custom_op("contract::scale", mutates_args=())

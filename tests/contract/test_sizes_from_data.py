@@ -10,7 +10,7 @@ import torch
 import torch._dynamo.config
 import torch.nn.functional as F
 
-from compare import check, compile_strict, reset
+from tests.compare import check, compile_strict, reset
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from compare import check, compile_strict, reset
+from tests.compare import check, compile_strict, reset
 
 
 def made_from(x):

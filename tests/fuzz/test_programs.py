@@ -15,7 +15,7 @@ from bench.programs.generate import PROGRAMS, generate
 from bench.programs.judge import ROOM, difference, judge, near, observe, own_error
 from bench.programs.program import Input, Program, Step
 from bench.programs.shrink import smaller
-from compare import check
+from tests.compare import check
 
 A_FEW, MANY = 3, 300
 

@@ -15,7 +15,7 @@ from ferrite.ir.kernel import laws
 from ferrite.ir.kernel.laws import verify_kernel
 from ferrite.ir.kernel.nodes import Kernel, Let, Loop, Pointer, State, Store
 from ferrite.ir.kernel.parse import parse_kernel
-from loop_kernels import LINEAR_SCAN, changed, text
+from tests.loop_kernels import LINEAR_SCAN, changed, text
 
 pytestmark = pytest.mark.quick
 

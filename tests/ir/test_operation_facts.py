@@ -24,7 +24,7 @@ from ferrite.ir.program.operation_facts import (
     symbols,
     writes,
 )
-from loop_programs import BOOL, F32, I64, PROGRAMS, at, axes, buffer, i0, i1, program, s0
+from tests.loop_programs import BOOL, F32, I64, PROGRAMS, at, axes, buffer, i0, i1, program, s0
 
 pytestmark = pytest.mark.quick
 

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from lower.lowered import eager_calls, kinds, operations, program_of, programs_of, same_as_eager
 
 from ferrite.ir.program.nodes import Reduce, Template
+from tests.lower.lowered import eager_calls, kinds, operations, program_of, programs_of, same_as_eager
 
 aten = torch.ops.aten
 

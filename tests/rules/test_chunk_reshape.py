@@ -14,7 +14,7 @@ from ferrite.options import Options
 from ferrite.passes.pre_grad.split_cat import PARTS
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import NodeRule, apply_rules
-from torch_level import assert_same, captured
+from tests.torch_level import assert_same, captured
 
 MakeInputs = Callable[[], list[Any]]
 

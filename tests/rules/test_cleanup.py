@@ -14,7 +14,7 @@ from ferrite.passes import post_grad_passes
 from ferrite.passes.post_grad import eliminate_dead_code, remove_noop_ops
 from ferrite.pipeline import PassContext, Pipeline, run_pipeline
 from ferrite.rewrite import Writer, why
-from graphs import assert_same_computation, operators
+from tests.graphs import assert_same_computation, operators
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from compare import since
 from ferrite.graph.verify import count_guards
 from ferrite.options import Options
 from ferrite.passes.post_grad.concats import CAT_SLICE_CAT, CAT_SPLIT, part_of_split
@@ -19,6 +18,7 @@ from ferrite.passes.post_grad.groups import post_grad_fusions
 from ferrite.passes.post_grad.split_cat import SPLIT_CAT_GROUPS
 from ferrite.pipeline import Fuel, PassContext
 from ferrite.rewrite import apply_rules, why
+from tests.compare import since
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten

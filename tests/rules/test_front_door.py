@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from rule_programs import EXCEPT, NEAR_MISSES, PASS_OF, PROGRAMS, Program
 from torch import nn
 from torch.utils import _pytree as pytree
 
 import ferrite
-from compare import check, compile_strict
 from ferrite.passes import PIPELINES, all_rules
 from ferrite.pipeline import PassRecord
+from tests.compare import check, compile_strict
+from tests.rule_programs import EXCEPT, NEAR_MISSES, PASS_OF, PROGRAMS, Program
 
 IN_ORDER = [(pipeline.name, step.name) for pipeline in PIPELINES for step in pipeline.passes]
 

@@ -11,7 +11,6 @@ from torch._higher_order_ops.map import map as mapped
 from torch._higher_order_ops.scan import scan
 
 import ferrite
-from compare import check, since
 from ferrite.capture import capture
 from ferrite.graph.facts import innermost_first
 from ferrite.graph.verify import Snapshot, verify_graph
@@ -24,6 +23,7 @@ from ferrite.passes.post_grad.loops import decompose_map_to_while_loop, decompos
 from ferrite.passes.post_grad.reinplace import reinplace_inplaceable_ops
 from ferrite.pipeline import graph_pass
 from ferrite.runtime import run_in_eager
+from tests.compare import check, since
 
 SELDOM_DYNAMIC = [False, pytest.param(True, marks=pytest.mark.slow)]
 aten = torch.ops.aten

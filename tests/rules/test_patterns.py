@@ -15,7 +15,7 @@ from ferrite.passes.post_grad.patterns import ADDMM, PATTERN_LISTS, SPLIT_CAT
 from ferrite.passes.post_grad.reductions import PARTIAL_REDUCTION, POINTLESS_CUMSUM
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import apply_rules, why
-from graphs import assert_metadata_is_true, assert_same_computation, operators
+from tests.graphs import assert_metadata_is_true, assert_same_computation, operators
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten

@@ -13,7 +13,7 @@ import torch
 from ferrite.graph import fake_value
 from ferrite.passes.pre_grad.pieces import Moves, Run, operands_of, piece_of, stretches_of
 from ferrite.passes.pre_grad.predicates import concat_view
-from torch_level import captured
+from tests.torch_level import captured
 
 pytestmark = pytest.mark.quick
 

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import ferrite
-from compare import check, compile_strict
 from ferrite.graph.verify import verify_graph
 from ferrite.options import Options
 from ferrite.passes import POST_GRAD, all_rules, describe, post_grad_passes
 from ferrite.passes.page import read_names, reference_page
 from ferrite.pipeline import PassContext, run_pipeline
 from ferrite.rewrite.engine import Engine
-from graphs import assert_same_computation
+from tests.compare import check, compile_strict
+from tests.graphs import assert_same_computation
 
 aten = torch.ops.aten
 quick = pytest.mark.quick

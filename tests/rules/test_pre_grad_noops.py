@@ -26,7 +26,7 @@ from ferrite.passes.pre_grad.predicates import (
     sole_user,
 )
 from ferrite.pipeline import GraphPass, PassContext
-from torch_level import Captured, assert_same, captured
+from tests.torch_level import Captured, assert_same, captured
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten

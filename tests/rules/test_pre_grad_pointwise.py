@@ -16,7 +16,7 @@ from ferrite.options import Options
 from ferrite.passes.pre_grad import relu_nan_to_num, remove_split_ops_pass, sink_cat_after_pointwise
 from ferrite.passes.pre_grad.predicates import EXACT, ROUNDED
 from ferrite.pipeline import GraphPass, PassContext
-from torch_level import Captured, assert_same, captured, same_bits
+from tests.torch_level import Captured, assert_same, captured, same_bits
 
 aten = torch.ops.aten
 

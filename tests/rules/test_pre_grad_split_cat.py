@@ -19,7 +19,7 @@ from ferrite.options.values import Named
 from ferrite.passes import checked_options, pre_grad
 from ferrite.passes.pre_grad.split_cat import COVERED_BY, PARTS
 from ferrite.pipeline import PassContext, Pipeline, run_pipeline
-from torch_level import Captured, assert_same, captured
+from tests.torch_level import Captured, assert_same, captured
 
 FAMILY = Pipeline("family", (pre_grad.cancel_split_cat_pass, pre_grad.einsum_to_pointwise_pass))
 JOINS = ("cat", "stack")

@@ -51,7 +51,7 @@ class Verdict:
 def quiet() -> None:
     """No warnings and no logs of torch: errors are what is compared."""
     warnings.simplefilter("ignore")
-    torch._logging.set_logs(all=logging.CRITICAL)
+    torch._logging.set_logs(all=logging.CRITICAL)  # type: ignore[attr-defined]
     torch.set_num_threads(1)
 
 
