@@ -71,7 +71,7 @@ class Call:
         leaves, self.spec = pytree.tree_flatten(sample.arguments)
         self.places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         self.leaves, self.sample, self.backward = leaves, sample, backward
-        self.tensors = [laid_out(layout, leaves[place]) for place in self.places]
+        self.tensors = [laid_out(layout, leaves[place], turn) for turn, place in enumerate(self.places)]
         self.names_type = any(isinstance(leaf, torch.dtype) for leaf in leaves)
         self.seeds: list[torch.Tensor] = []
 
@@ -93,7 +93,6 @@ class Call:
         return pytree.tree_unflatten(now, self.spec)
 
     def run(self, wrap: Wrap) -> list[Any]:
-        torch.compiler.reset()
         torch.manual_seed(SEED)
         return pytree.tree_leaves(self.function(wrap)(*map(copied, self.tensors)))
 
@@ -121,6 +120,7 @@ def judge(
 
 def judged(entry: Entry, call: Call, eager: Any, dynamic: bool) -> Verdict:
     counters.clear()
+    torch.compiler.reset()
     found = attempt(call, ours(dynamic))
     graphs = counters["stats"]["unique_graphs"]
     verdict = compared(entry, call, found, eager)
@@ -129,6 +129,7 @@ def judged(entry: Entry, call: Call, eager: Any, dynamic: bool) -> Verdict:
     again = attempt(call, lambda fn: fn)
     if compared(entry, call, again, eager) is not None:
         return Verdict("foreign", "eager is not the same twice")
+    torch.compiler.reset()
     through_torch = attempt(call, theirs(dynamic))
     if is_same_difference(entry, call, found, through_torch, eager):
         return Verdict("foreign", verdict.why)
