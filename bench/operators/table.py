@@ -83,10 +83,12 @@ def coverage(found: Sequence[Record]) -> list[str]:
     lines += ["A part is an entry with one type, in one way and one layout: of each, the first calls were made.", ""]
     for title, group in GROUPS.items():
         all_of, some_of = Counter(map(group, could)), Counter(map(group, asked))
-        names = {key: {part.name for part in asked if group(part) == key} for key in some_of}
+        names: dict[tuple[str, ...], set[str]] = defaultdict(set)
+        for part in asked:
+            names[group(part)].add(part.name)
         lines += [f"| {title} | entries | parts | of |", f"|{'---|' * (title.count('|') + 1)}--:|--:|--:|"]
         for key in sorted(all_of):
-            lines.append(f"| {' | '.join(key)} | {len(names.get(key, ()))} | {some_of[key]} | {all_of[key]} |")
+            lines.append(f"| {' | '.join(key)} | {len(names[key])} | {some_of[key]} | {all_of[key]} |")
         lines.append("")
     return lines[:-1]
 
