@@ -86,6 +86,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         if not chosen.page:
             ask(log, chosen, shlex.join(["python", "-m", "bench.operators", *(sys.argv[1:] if argv is None else argv)]))
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
     finally:
         text = page_of(log.runs, list(log.known.values()))
         chosen.out.write_text(text)
