@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ferrite.ir import Expr, arithmetic_type, cast, const, data, index_value, op
-from ferrite.ir.index import ONE, ZERO, Index, number
+from ferrite.ir.index import ZERO, Index, number
 from ferrite.lower.context import Context, known
 from ferrite.lower.ops.accumulate import gathered
 from ferrite.lower.ops.conditions import at_least, below, every, guarded
@@ -31,8 +31,7 @@ class Adaptive:
     """Windows that share out `size` elements among `count` results, along one dimension."""
 
     def __init__(self, size: Index, count: Index) -> None:
-        # Among no results nothing is shared out, but indices still have to be written down.
-        self.size, self.count = size, ONE if count is ZERO else count
+        self.size, self.count = size, count
 
     def start(self, place: Index) -> Index:
         return place * self.size // self.count
@@ -54,6 +53,10 @@ class Adaptive:
 
 
 def adaptive(x: Value, sizes: Sequence[Index], n: int) -> list[Adaptive]:
+    """The windows of the last dimensions. Eager refuses some images without elements that torch's tracing lets pass, and
+    among no results nothing can be shared out: both are left to it."""
+    if ZERO in (*x.sizes, *sizes):
+        raise NotLowered("windows without elements")
     return [Adaptive(size, count) for size, count in zip(x.sizes[x.rank - n :], sizes[len(sizes) - n :], strict=True)]
 
 
