@@ -252,14 +252,14 @@ def _dense_view(target: Any, args: Sequence[Any]) -> torch.Tensor | None:
     if tensor.layout is not torch.strided:
         return None
     if not tensor.numel():
-        return _empty_view(tensor, tuple(shape))
+        return empty_view(tensor, tuple(shape))
     if tensor.stride() != _dense_strides(tensor.shape):
         return None
     return tensor.as_strided(shape, _dense_strides(shape), tensor.storage_offset())
 
 
-def _empty_view(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """A view of no elements. It shares memory with its operand in eager; torch's picture of it does only sometimes."""
+def empty_view(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """A view of no elements. It lies in eager where its operand does; torch's picture of it does only sometimes."""
     strides = _dense_strides([max(size, 1) for size in shape]) if shape != tuple(tensor.shape) else tensor.stride()
     return tensor.as_strided(shape, strides, tensor.storage_offset())
 
