@@ -139,7 +139,7 @@ def is_misplaced_empty_view(node: torch.fx.Node) -> bool:
     it in its cache."""
     if node.target not in EMPTY_VIEWS:
         return False
-    value, operand = fake_value(node), fake_value(node.args[0])
+    value, operand = fake_value(node), fake_value(node.all_input_nodes[0])
     if not all(isinstance(each, torch.Tensor) and is_static(each) for each in (value, operand)) or value.numel():
         return False
     return bool(value.storage_offset() != operand.storage_offset() or storages_in(value) != storages_in(operand))
@@ -149,7 +149,7 @@ def correct_empty_view(node: torch.fx.Node, updater: MetadataUpdater) -> None:
     if updater.mode is None:
         return
     with updater.mode, torch.no_grad(), no_guards(updater.mode):
-        value = empty_view(fake_value(node.args[0]), tuple(fake_value(node).shape))
+        value = empty_view(fake_value(node.all_input_nodes[0]), tuple(fake_value(node).shape))
     correct(node, value, updater)
 
 
