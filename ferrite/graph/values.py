@@ -10,7 +10,7 @@ import itertools
 import math
 import operator
 import types
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -213,6 +213,36 @@ def _bindings(node: torch.fx.Node, value: Any, shape_env: Any) -> Mapping[Any, A
         rebind_unbacked(shape_env, node, value)
     resolved: Mapping[Any, Any] | None = resolve_unbacked_bindings(shape_env, found)
     return resolved
+
+
+def keep_names(before: Any, value: Any, made: Iterable[torch.fx.Node], mode: Any) -> None:
+    """Numbers that data decides are called in the nodes `made` as they were in what these replace: outputs and whoever
+    reads a size have the old names. `value` is what there is now in the place of `before`."""
+    binders = [node for node in made if node.meta.get("unbacked_bindings")]
+    if not binders:
+        return
+    old_names = dict(_names_of_sizes(before, value))
+    for node in binders:
+        bound = node.meta["unbacked_bindings"]
+        if bound.keys() <= old_names.keys():
+            node.meta["unbacked_bindings"] = {old_names[name]: path for name, path in bound.items()}
+            rebind_unbacked(mode.shape_env, node, node.meta["val"])
+
+
+def _names_of_sizes(before: Any, after: Any) -> Iterator[tuple[Any, Any]]:
+    """The symbols that are sizes of values now, each with the symbol it was before."""
+    if isinstance(after, torch.Tensor) and isinstance(before, torch.Tensor):
+        for old, new in zip(before.shape, after.shape, strict=False):
+            names = [each.node.expr for each in (old, new) if isinstance(each, torch.SymInt)]
+            if len(names) == 2 and all(name.is_Symbol for name in names):
+                yield names[1], names[0]
+    elif isinstance(after, torch.SymInt) and isinstance(before, torch.SymInt):
+        yield after.node.expr, before.node.expr
+    elif isinstance(before, (tuple, list)) and isinstance(after, (dict, tuple, list)):
+        items = after.items() if isinstance(after, dict) else enumerate(after)
+        for key, item in items:
+            if isinstance(key, int) and key < len(before):
+                yield from _names_of_sizes(before[key], item)
 
 
 def runs_on_values(node: torch.fx.Node) -> bool:
