@@ -5,8 +5,8 @@ results, contents of the inputs after the call, gradients, classes of errors. Va
 tests, against a run in float64. Where that rule is broken, the program is run again with every line's result off by a
 few units in the last place: what this alone can bring about is no fault. What is computed in float64 has no wider run
 to be judged against, and an operator that loses digits inside of itself shows nothing of it when its result is off by a
-little: there each line is off by two units of the largest number it reads or makes, too, and how far eager itself may be
-off is read off a run in float32, in units of the last place. A size that data decides may be the one of the run in
+little: there each line is off by two units of the largest number it reads or makes, too, and how far eager itself may
+be off is read off a run in float32, in units of the last place. A size that data decides may be the one of the run in
 float64, where eager's rounding decides on another.
 """
 

@@ -374,3 +374,16 @@ def test_a_size_that_data_decides_keeps_its_name(fn):
     compiled = compile_strict(fn, dynamic=True)
     for x in (torch.tensor([0, 3, 4]), torch.tensor([-1, -1]), torch.ones(7, dtype=torch.int64)):
         assert_as_eager(compiled, fn, x)
+
+
+def inner_part_written(x):
+    found = x[x > 0]
+    found[1:-1] *= 0
+    return found, found[1:-1]
+
+
+@pytest.mark.parametrize("count", [1, 5])
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True)
+def test_parts_that_begin_where_data_decides(count: int) -> None:
+    """Of one element at most, both ends of the part are the end of the whole."""
+    check(inner_part_written, lambda: [torch.arange(1.0, count + 1)])
