@@ -233,11 +233,10 @@ def _names_of_sizes(before: Any, after: Any) -> Iterator[tuple[Any, Any]]:
     """The symbols that are sizes of values now, each with the symbol it was before."""
     if isinstance(after, torch.Tensor) and isinstance(before, torch.Tensor):
         for old, new in zip(before.shape, after.shape, strict=False):
-            names = [each.node.expr for each in (old, new) if isinstance(each, torch.SymInt)]
-            if len(names) == 2 and all(name.is_Symbol for name in names):
-                yield names[1], names[0]
+            yield from _names_of_sizes(old, new)
     elif isinstance(after, torch.SymInt) and isinstance(before, torch.SymInt):
-        yield after.node.expr, before.node.expr
+        if after.node.expr.is_Symbol and before.node.expr.is_Symbol:
+            yield after.node.expr, before.node.expr
     elif isinstance(before, (tuple, list)) and isinstance(after, (dict, tuple, list)):
         items = after.items() if isinstance(after, dict) else enumerate(after)
         for key, item in items:
