@@ -69,6 +69,7 @@ class Launch:
     blocks: tuple[Block, ...]
     programs: Index
     checks: tuple[Data, ...]
+    fixed_warps: int = 0  # what the kernel says; 0: by the size of its blocks
 
     def values(self, sizes: Sequence[int]) -> dict[Atom, int]:
         """Sizes and blocks, once the sizes are known."""
@@ -86,7 +87,9 @@ class Launch:
         return count
 
     def warps(self, sizes: Sequence[int]) -> int:
-        """Enough for the largest block to be spread, and no more."""
+        """What the kernel says; else enough for the largest block to be spread, and no more."""
+        if self.fixed_warps:
+            return self.fixed_warps
         elements = 1
         for size in self.constants(sizes).values():
             elements *= size

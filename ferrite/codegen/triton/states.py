@@ -75,7 +75,7 @@ class Accumulators:
             module.line(f"{text} = {part}")
         module.level, module.lines = level, lines
         for name, text in zip(found.state.names, found.texts, strict=False):
-            module.values[name] = Value(text, Scope(axes).dims)
+            module.name_value(name, Value(text, Scope(axes).dims))
 
     def join(self, statement: Join, scope: Scope) -> None:
         found = self.open[statement.state]
@@ -95,7 +95,13 @@ class Accumulators:
             counted = None  # lanes that do not count have joined as nothing
         self.combine(found, values, counted)
 
+    def are_read(self) -> bool:
+        """Whether what has joined so far may be asked for: it is another value after the next one."""
+        return any(not found.spread for found in self.open.values())
+
     def combine(self, found: Accumulator, values: Sequence[Value], counted: Value | None) -> None:
+        if not found.spread:
+            self.module.known.clear()
         rank = len(found.axes)
         call = f"{found.function}({', '.join([*found.texts, *(value.at(rank) for value in values)])})"
         if counted is None:
@@ -113,7 +119,7 @@ class Accumulators:
                 self.start(found, found.scope.axes)
             texts = self.reduced(found, found.texts, len(found.axes))
             for name, text in zip(state.names, texts, strict=False):
-                self.module.values[name] = Value(text, found.scope.dims)
+                self.module.name_value(name, Value(text, found.scope.dims))
 
     # --- lanes --------------------------------------------------------------------------------------------------------
 

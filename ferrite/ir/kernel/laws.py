@@ -9,8 +9,8 @@ K5   loads and stored values have the type of the memory; operands fit their ope
 K6   a local value is defined before it is used, in a block around, with the type it is used with
 K7   a state is known, has as many parts as its kind, and is joined inside its block by what its kind takes, or by a
      whole state; inside the block it is read only where every loop between is serial
-K8   only vector and reduction loops have lanes; an unrolled one has a number of iterations; no parallel loop stands in
-     a vector, unrolled or reduction loop
+K8   only vector and reduction loops have lanes, on a GPU a power of two; an unrolled one has a number of iterations; no
+     parallel loop stands in a vector, unrolled or reduction loop
 K9   iterations of independent loops do not store to the same element, unless atomically: coordinates depend on every
      such axis; what combines at a place that memory decides is atomic, unless the axes keep the places apart: 64*d + j
      with j below 64
@@ -91,6 +91,7 @@ class _Scope:
 class _Check:
     def __init__(self, kernel: Kernel) -> None:
         self.sizes = frozenset(kernel.sizes)
+        self.blocks = kernel.warps > 0
         self.loops: list[Loop] = []
         self.scope = _Scope()
         for name in (*(pointer.name for pointer in kernel.pointers), *(size.name for size in kernel.sizes)):
@@ -218,6 +219,8 @@ class _Check:
         kinds = [outer.kind for outer in self.loops]
         if min(loop.lanes, loop.copies) < 1 or (loop.lanes > 1 and loop.kind not in ("vector", "reduction")):
             raise InvalidProgram("K8", f"{loop.lanes} lanes and {loop.copies} copies in a {loop.kind} loop")
+        if self.blocks and loop.lanes & (loop.lanes - 1):
+            raise InvalidProgram("K8", f"a block of {loop.lanes} lanes: no power of two")
         if loop.kind == "unrolled" and not isinstance(loop.axis.extent, Number):
             raise InvalidProgram("K8", f"{loop.axis} is unrolled, but has {loop.axis.extent} iterations")
         if loop.kind == "parallel" and any(kind in ("vector", "unrolled", "reduction") for kind in kinds):

@@ -1,6 +1,6 @@
 """The kernel: how a piece of a program is computed. A tree of loops that code generators print, and change no more.
 
-    kernel    = Kernel(pointers, sizes, body)
+    kernel    = Kernel(pointers, sizes, body, warps)
     pointer   = Pointer(name, dtype, access)                     memory of the caller; access: read, write, both
     statement = Loop(axis, kind, body, lanes, copies)            for every value of an axis; kinds below
               | Scratch(name, dtype, sizes)                      memory of its own for every iteration around it
@@ -42,6 +42,12 @@ Meaning
 - A prefetch does nothing but, on some machines, save time. Its place may be outside of the memory.
 - A store that is `atomic` may meet others at the same element at the same time.
 - Sorts, calls and collectives are not kernels.
+
+On a GPU (`warps` is not 0) the meaning is the same, and the loops say how programs and their blocks are made:
+- Parallel and vector loops at the top, one directly inside the other, are the grid: a program has one iteration of a
+  parallel loop, and a block of `lanes` iterations of a vector loop.
+- A vector or reduction loop inside a program is a dimension of its block: one block where `lanes` hold the extent, a
+  loop over blocks of `lanes` elsewhere; with one lane it is a loop in order.
 
 Kernels are values. `ferrite.ir.kernel.canonical` renames what is local by position, so that kernels that do the same
 are equal and are compiled once.
@@ -149,12 +155,14 @@ Statement = Loop | Scratch | Let | Accumulate | Join | Store | When | Prefetch
 
 @dataclass(frozen=True)
 class Kernel:
-    """`origins` say where it comes from; they take no part in equality."""
+    """`origins` say where it comes from; they take no part in equality. `warps`: of one program on a GPU, 32 threads
+    each; lanes are blocks then. 0: for no GPU."""
 
     pointers: tuple[Pointer, ...]
     sizes: tuple[Symbol, ...]
     body: tuple[Statement, ...]
     origins: tuple[Origin, ...] = field(default=(NOWHERE,), compare=False)
+    warps: int = 0
 
     def __str__(self) -> str:
         from ferrite.ir.kernel.text import kernel_text
