@@ -74,6 +74,9 @@ class Printer:
         blocks = [self.block_of(item.loop.axis.extent, item.most) if item.most > 1 else None for item in loops]
         counts = [_count(item.loop.axis.extent, block) for item, block in zip(loops, blocks, strict=True)]
         module.atoms |= {block.symbol: (Value(block.name), False) for block in module.blocks.values()}
+        if ZERO in counts:
+            module.line("pass")
+            return ZERO
         if loops:
             module.line("pid = tl.program_id(0)")
             module.atoms[PROGRAM] = Value("pid"), False
@@ -231,9 +234,7 @@ class Printer:
         going = Value(self.module.set("mask", f"{self.module.atoms[axis][0].text} < {extent.text}"), extent.dims)
         return replace(scope, masks=evaluation.under(going, scope.masks))
 
-    def lanes(
-        self, axis: Axis, block: Block, base: str, scope: Scope, whole: bool, empty: bool | None = None
-    ) -> Scope:
+    def lanes(self, axis: Axis, block: Block, base: str, scope: Scope, whole: bool, empty: bool | None = None) -> Scope:
         """One dimension more: lanes from `base` on, those beyond the extent masked. `empty`: whether no lane may be
         inside, where that is known."""
         dim = len(scope.axes)
@@ -258,13 +259,13 @@ class Printer:
         extent = axis.extent
         if whole and extent.low == extent.high == block.most:
             return inner
-        if self.stated and extent % number(block.most) is ZERO and not extent_depends(extent):
+        if empty is None:
+            empty = whole and (extent.low is None or extent.low < 1)
+        if self.stated and not empty and extent % number(block.most) is ZERO and not extent_depends(extent):
             return inner
         limit, _ = Evaluation(self.module, inner).index(extent)
         dims = value.dims | limit.dims
         mask = Value(self.module.set("mask", f"{value.text} < {limit.at(dim + 1)}"), dims)
-        if empty is None:
-            empty = whole and (extent.low is None or extent.low < 1)
         surely = not empty and not limit.dims
         if surely:
             return replace(inner, masks=(*scope.masks, Mask(mask, bounds=dim)))

@@ -8,6 +8,7 @@ import torch
 
 from ferrite.codegen.triton.errors import UnsupportedKernel
 from ferrite.codegen.triton.indices import IndexText, is_narrow
+from ferrite.codegen.triton.launch import Block
 from ferrite.codegen.triton.module import NO_DIMS, BlockAxis, Dims, Known, Mask, Module, Scope, Tile, Value
 from ferrite.codegen.triton.operators import INFIX_NAMES, constant, converted, operation, plain_number
 from ferrite.ir import (
@@ -250,18 +251,28 @@ class Evaluation:
         return text, None if guard is None else guard.at(rank), dims
 
     def tile(self, tile: Tile, coordinates: Sequence[Index]) -> Value:
-        """A tile is one block: it can be used where lane i of a dimension is place i, and nowhere else."""
+        """A tile is one block: it can be used where lane i of a dimension is place i, and nowhere else. Its dimensions
+        are those of the scope in their order; where the scope has more between, the tile has size one there."""
+        kept = list(range(tile.depth))
         dim = tile.depth
         for coordinate, block in zip(coordinates, tile.blocks, strict=True):
             if block is None:
                 if not (isinstance(coordinate, Number) and coordinate.value == 0):
                     raise UnsupportedKernel(f"scratch memory at {coordinate}, which is not a lane of a block")
                 continue
-            around: BlockAxis | None = self.scope.axes[dim] if dim < len(self.scope.axes) else None
-            if around is None or around.axis is not coordinate or around.block != block or not around.whole:
+            while dim < len(self.scope.axes) and not _is_lane(self.scope.axes[dim], coordinate, block):
+                dim += 1
+            if dim == len(self.scope.axes):
                 raise UnsupportedKernel(f"scratch memory at {coordinate}, which is not a lane of a block")
+            kept.append(dim)
             dim += 1
-        return Value(tile.text, frozenset(range(dim)))
+        places = [":" if place in kept else "None" for place in range(max(kept, default=-1) + 1)]
+        text = tile.text if "None" not in places else f"{tile.text}[{', '.join(places)}]"
+        return Value(text, frozenset(kept))
+
+
+def _is_lane(around: BlockAxis, coordinate: Index, block: Block) -> bool:
+    return around.axis is coordinate and around.block == block and around.whole
 
 
 def _grouped(place: Value, rank: int) -> str:
