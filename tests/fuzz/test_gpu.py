@@ -23,6 +23,8 @@ pytestmark = [
 @example(ONE_ELEMENT)
 @example(ONE_ROW)
 @example(NO_COLUMN)
+@example(Case((0, 0), ("contiguous",), (("decay", 0),), 1, False))
+@example(Case((1,), ("contiguous",), (("running sum", 0, 0), ("decay", 1)), 1, False))
 def test_a_random_graph_computes_what_eager_does(case: Case) -> None:
     check_case(case, TINY)
 

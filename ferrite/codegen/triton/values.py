@@ -27,7 +27,7 @@ from ferrite.ir import (
     data_of,
     indices_of,
 )
-from ferrite.ir.index import Atom, Index, Number
+from ferrite.ir.index import Atom, Index
 
 Masks = tuple[Mask, ...]
 Place = tuple[Value, tuple[Value, ...]]  # an index, and where what it read from memory is inside its extent
@@ -257,7 +257,7 @@ class Evaluation:
         dim = tile.depth
         for coordinate, block in zip(coordinates, tile.blocks, strict=True):
             if block is None:
-                if not (isinstance(coordinate, Number) and coordinate.value == 0):
+                if coordinate.high != 0:
                     raise UnsupportedKernel(f"scratch memory at {coordinate}, which is not a lane of a block")
                 continue
             while dim < len(self.scope.axes) and not _is_lane(self.scope.axes[dim], coordinate, block):
