@@ -60,10 +60,12 @@ class BlockAxis:
 
 @dataclass(frozen=True)
 class Scope:
-    """Where a statement stands: the dimensions of the block around it, and the lanes that count."""
+    """Where a statement stands: the dimensions of the block around it, and the lanes that count. `scan`: the dimension
+    along which lanes come in order."""
 
     axes: tuple[BlockAxis, ...] = ()
     masks: tuple[Mask, ...] = ()
+    scan: int | None = None
 
     @property
     def dims(self) -> Dims:

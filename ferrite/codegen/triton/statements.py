@@ -181,9 +181,12 @@ class Printer:
         else:
             whole = axis.extent.high is not None and power_of_two(axis.extent.high) <= room
             most = power_of_two(axis.extent.high or 1) if whole else min(room, block_limit(loop))
+        if loop.kind == "scan" and not self.stated:
+            raise UnsupportedKernel("a scan without blocks")
+        scan = len(scope.axes) if loop.kind == "scan" else None
         if whole:
             block = self.block_of(axis.extent, most)
-            self.block(loop.body, self.lanes(axis, block, "", scope, whole=True))
+            self.block(loop.body, replace(self.lanes(axis, block, "", scope, whole=True), scan=scan))
             return
         stop, ragged = self.stop(axis, scope)
         if most == 1:
@@ -196,7 +199,7 @@ class Printer:
         start = self.module.fresh(f"{axis.name}_start")
         with self.iterations(f"for {start} in range(0, {stop}, {block.name}):", loop):
             base = start if is_narrow(axis) else widened(start)
-            self.block(loop.body, self.lanes(axis, block, base, scope, whole=False))
+            self.block(loop.body, replace(self.lanes(axis, block, base, scope, whole=False), scan=scan))
 
     @contextmanager
     def iterations(self, head: str, loop: Loop) -> Iterator[None]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from ferrite.codegen.triton.module import BlockAxis, Lines, Module, Scope, Value
-from ferrite.codegen.triton.operators import filled
+from ferrite.codegen.triton.operators import filled, type_name
 from ferrite.codegen.triton.values import Evaluation
 from ferrite.ir import STATES, Const, Local, short
 from ferrite.ir.kernel import OWN, Accumulate, Join, Loop, State, Statement, inner, nodes_in, walk
@@ -82,6 +82,9 @@ class Accumulators:
         evaluation = Evaluation(self.module, scope)
         values = self.lifted(found.state, [evaluation.value(value) for value in statement.values], scope)
         counted = evaluation.guard(scope.masks, scope.dims)
+        if scope.scan is not None:
+            self.prefixes(found, values, counted, scope, scope.scan)
+            return
         if found.spread and found.straight and found.level == self.module.level:
             found.axes = scope.axes
             found.texts = tuple(self.spread(found, values, counted, scope))
@@ -111,6 +114,29 @@ class Accumulators:
         self.module.line(f"{', '.join(new)} = {call}")
         for text, joined in zip(found.texts, new, strict=True):
             self.module.line(f"{text} = tl.where({counted.at(rank)}, {joined}, {text})")
+
+    def prefixes(
+        self, found: Accumulator, values: Sequence[Value], counted: Value | None, scope: Scope, dim: int
+    ) -> None:
+        """What every lane has joined with those before it, and what the blocks before had come to."""
+        if not found.texts:
+            self.start(found, found.scope.axes)
+        texts = self.spread(found, values, counted, scope)
+        given = texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
+        so_far = [self.module.fresh(name) for name in _names(found.state)]
+        self.module.known.clear()
+        self.module.line(f"{', '.join(so_far)} = tl.associative_scan({given}, {dim}, {found.function})")
+        around = frozenset(range(found.depth))
+        if self.module.level > found.level:
+            before = [Value(text, around).at(len(scope.axes)) for text in found.texts]
+            joined = [self.module.fresh(name) for name in _names(found.state)]
+            self.module.line(f"{', '.join(joined)} = {found.function}({', '.join([*before, *so_far])})")
+            so_far = joined
+        for text, lanes, (_, dtype) in zip(found.texts, so_far, found.parts, strict=True):
+            self.module.needs("either_bits")
+            self.module.line(f"{text} = {_last(lanes, dtype, dim, scope)}")
+        for name, text in zip(found.state.names, so_far, strict=False):
+            self.module.name_value(name, Value(text, scope.dims))
 
     def end(self, statement: Accumulate) -> None:
         for state in statement.states:
@@ -185,6 +211,22 @@ class Accumulators:
         inside.line(f"return {', '.join(results)}")
         self.module.helpers.update(inside.helpers)
         return f"def {name}({', '.join(sides[0] + sides[1])}):\n{inside.text()}"
+
+
+def _last(text: str, dtype: torch.dtype, dim: int, scope: Scope) -> str:
+    """The last lane of a block along a dimension: bit by bit, so that nothing is added to it."""
+    size = scope.axes[dim].block.most
+    lane = ["None"] * len(scope.axes)
+    lane[dim] = ":"
+    is_last = f"tl.arange(0, {size})[{', '.join(lane)}] == {size - 1}"
+    if not dtype.is_floating_point:
+        wide = f"tl.cast({text}, tl.int64)"
+        last = f"tl.reduce(tl.where({is_last}, {wide}, 0), {dim}, either_bits)"
+        return f"({last} != 0)" if dtype is torch.bool else f"tl.cast({last}, {type_name(dtype)})"
+    integer = type_name({2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize])
+    bits = f"tl.cast({text}, {integer}, bitcast=True)"
+    last = f"tl.reduce(tl.where({is_last}, {bits}, 0), {dim}, either_bits)"
+    return f"tl.cast({last}, {type_name(dtype)}, bitcast=True)"
 
 
 def _names(state: State) -> tuple[str, ...]:

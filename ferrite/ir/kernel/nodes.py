@@ -18,6 +18,7 @@
               vector      independent; `lanes` at a time, `copies` of these unrolled
               unrolled    in order, each written out; the extent is a number
               reduction   independent but for the states they join; lanes and copies as for vector
+              scan        as reduction, but states join in order, and can be read when they have: what joined up to here
 
 Meaning
 - Statements run in order. A loop is over, for every iteration, when the next statement begins.
@@ -32,8 +33,8 @@ Meaning
   may also be data: rows of different lengths. It is read when the loop begins.
 - A state begins as nothing. Inside reduction, vector, unrolled and parallel loops every lane, copy and thread may have
   a state of its own; they are joined when the block ends, in any order. That is how a sum gets several accumulators.
-  Where only serial loops stand between, the names of the state can be read inside the block: what has been joined so
-  far (a scan). After the block they are local values.
+  Where only serial loops and scans stand between, the names of the state can be read inside the block: what has been
+  joined so far. After the block they are local values. In a scan, a state is joined by the loop itself.
 - A pair or triple is one state: argmax (value, place: the smallest place among equals, NaN before numbers), welford
   (mean, squared deviations, count), softmax (greatest, sum of exponentials relative to it). One joins what its kind
   takes, or a whole state of the kind: partial results join the same way.
@@ -67,7 +68,7 @@ from ferrite.ir.program.nodes import NOWHERE, Mode, Origin
 from ferrite.ir.scalar import STOPPING
 from ferrite.ir.types import is_integer
 
-LoopKind = OneOf["serial", "parallel", "vector", "unrolled", "reduction"]
+LoopKind = OneOf["serial", "parallel", "vector", "unrolled", "reduction", "scan"]
 Access = OneOf["read", "write", "both"]
 INDEPENDENT = ("parallel", "vector", "reduction")
 OWN = "own"

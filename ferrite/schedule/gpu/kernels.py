@@ -23,6 +23,7 @@ from ferrite.schedule.gpu.scatter import atomic, is_scatter
 from ferrite.schedule.target import Built
 
 FEW = 8  # elements of a reduction along memory that are written out
+MANY = 32  # the same across memory, where every one is a load of its own: more would not fit into registers
 
 
 def build(group: Group, inside: tuple[str, ...], buffer_table: BufferTable, machine: GpuMachine) -> Built:
@@ -37,7 +38,7 @@ def build(group: Group, inside: tuple[str, ...], buffer_table: BufferTable, mach
     while True:
         tiles_of = [name for name in inside if name not in banned]
         placement = Placement(nests, rows, tiles_of, buffer_table, machine.kept_elements * 4 if kept else 0)
-        made = Statements(placement, buffer_table, rows)
+        made = Statements(placement, buffer_table, rows, wider={})
         parts = [made.nest(nest) for nest in nests]
         tiles: Body = tuple(tile.scratch for tile in placement.tiles.values())
         body = arranged(rows, tiles, nests, parts, machine, kept)
@@ -54,9 +55,17 @@ def build(group: Group, inside: tuple[str, ...], buffer_table: BufferTable, mach
 
 
 def is_kept(nests: Sequence[Nest], machine: GpuMachine) -> bool:
-    """Whether a program can hold a row: one value of it for each storage that several loops need."""
-    loops = [nest for nest in nests if nest.axes and not nest.ordered]
-    touched = [{access.storage for stage in nest.stages for access in stage.accesses} for nest in loops]
+    """Whether a program can hold a row: one value of it for each storage of which several loops need elements."""
+    loops = [nest for nest in nests if nest.axes and (nest.scans or not nest.ordered)]
+    touched = [
+        {
+            access.storage
+            for stage in nest.stages
+            for access in stage.accesses
+            if not axes_in(access.place).isdisjoint(nest.axes)
+        }
+        for nest in loops
+    ]
     several = [name for name in set().union(*touched) if sum(name in some for some in touched) > 1]
     room = machine.kept_elements // max(len(several), 1)
     sizes = [whole_elements(nest.axes) for nest in loops]
@@ -70,6 +79,8 @@ def arranged(
     column = column_axis(rows, nests, parts)
     plain = [not nest.axes and not part.states for nest, part in zip(nests, parts, strict=True)]
     short = [is_short(nest, part, column) for nest, part in zip(nests, parts, strict=True)]
+    if sum(whole_elements(nest.axes) or 0 for nest in nests) > MANY:
+        short = [False] * len(nests)
     if not tiles and all(one or other for one, other in zip(plain, short, strict=True)):
         body: Body = ()
         for nest, part, is_plain in zip(nests, parts, plain, strict=True):
@@ -84,7 +95,8 @@ def is_short(nest: Nest, part: Parts, column: Axis | None) -> bool:
     """Whether what is reduced is so little that it is written out: the lanes are results."""
     if not is_window(nest, part):
         return False
-    return column is not None or (whole_elements(nest.axes) or 0) <= FEW
+    elements = (whole_elements(nest.axes) or 0) * len(part.states)
+    return elements <= (MANY if column is not None else FEW)
 
 
 def column_axis(rows: Sequence[Axis], nests: Sequence[Nest], parts: Sequence[Parts]) -> Axis | None:

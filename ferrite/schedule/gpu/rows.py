@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from ferrite.ir.index import Axis
 from ferrite.ir.kernel import Accumulate, Loop
+from ferrite.ir.program import Scan
 from ferrite.schedule.cpu.loops import Body, collapse, indices_at, nested, ordered_axes
 from ferrite.schedule.cpu.nest_loops import plain_loops
 from ferrite.schedule.cpu.statements import Parts
@@ -32,7 +33,8 @@ def by_rows(
     """`kept`: every loop inside is one block."""
     count = math.prod(likely(row.extent) for row in rows)
     if kept:
-        elements = max((whole_elements(nest.axes) or 1 for nest in nests if not nest.ordered), default=1)
+        blocks = [nest for nest in nests if nest.scans or not nest.ordered]
+        elements = max((whole_elements(nest.axes) or 1 for nest in blocks), default=1)
         lanes = max(machine.flat_block // elements, 1)
         room = None
     else:
@@ -75,7 +77,7 @@ def nest_loops(nest: Nest, part: Parts, room: int | None) -> Body:
     """The loops of one nest inside a row."""
     body: Body = tuple(part.point)
     if nest.ordered:
-        return plain_loops(nest, part)
+        return scan_loops(nest, part, room) if nest.scans else plain_loops(nest, part)
     if not part.states:
         axes, body = collapse(ordered_axes(nest.axes, indices_at(body)), body)
         return blocked(axes, body, "vector", room)[0] + tuple(part.after)
@@ -83,4 +85,14 @@ def nest_loops(nest: Nest, part: Parts, room: int | None) -> Body:
     body, room = blocked(axes, body, "reduction", room)
     whole: Body = (Accumulate(tuple(part.states), body), *part.after)
     outer, whole = collapse(list(nest.outer), whole)
+    return blocked(outer, whole, "vector", room)[0]
+
+
+def scan_loops(nest: Nest, part: Parts, room: int | None) -> Body:
+    """Prefixes along one axis, a block at a time; what a block comes to goes on to the next."""
+    (along,) = {stage.operation.along for stage in nest.stages if isinstance(stage.operation, Scan)}
+    others = [item for item in nest.axes if item is not along]
+    body, room = blocked([along], tuple(part.point), "scan", room)
+    whole: Body = (Accumulate(tuple(part.states), body), *part.after)
+    outer, whole = collapse(others, whole)
     return blocked(outer, whole, "vector", room)[0]
