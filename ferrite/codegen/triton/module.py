@@ -133,9 +133,11 @@ def _loads(item: Any) -> frozenset[str]:
 
 @dataclass
 class Module:
-    """`functions`: helpers of this kernel alone, by name. `names`: every name that is taken."""
+    """`functions`: helpers of this kernel alone, by name. `names`: every name that is taken. `quick`: all results have
+    16 bits."""
 
     checks: tuple[Data, ...]
+    quick: bool = False
     lines: Lines = field(default_factory=list)
     level: int = 1
     names: set[str] = field(default_factory=lambda: set(RESERVED))

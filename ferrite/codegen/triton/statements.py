@@ -18,7 +18,7 @@ from ferrite.codegen.triton.grid import MOST_ELEMENTS, Spread, block_limit, spre
 from ferrite.codegen.triton.indices import is_narrow, widened
 from ferrite.codegen.triton.launch import Block, power_of_two
 from ferrite.codegen.triton.module import BlockAxis, Mask, Module, Scope, Tile, Value
-from ferrite.codegen.triton.operators import filled, type_name
+from ferrite.codegen.triton.operators import HALVES, filled, type_name
 from ferrite.codegen.triton.states import Accumulators
 from ferrite.codegen.triton.values import Evaluation
 from ferrite.ir import Expr, arithmetic_type, cast, load, op, short
@@ -50,7 +50,7 @@ PROGRAM = symbol("program id", 0, (1 << 31) - 1)  # no size of a kernel has such
 
 class Printer:
     def __init__(self, kernel: Kernel, name: str) -> None:
-        self.module = Module(checks=tuple(checks(kernel)))
+        self.module = Module(checks=tuple(checks(kernel)), quick=_rounds_all(kernel))
         self.module.names.add(name)
         self.states = Accumulators(self.module)
         self.barriers = Barriers(kernel)
@@ -349,6 +349,12 @@ def _combined(store: Store) -> Expr:
     there = load(store.buffer, store.coordinates, dtype)
     wide = arithmetic_type(dtype)
     return cast(op(COMBINE[store.mode], cast(there, wide), cast(store.value, wide)), dtype)
+
+
+def _rounds_all(kernel: Kernel) -> bool:
+    """Whether a kernel for a GPU writes floats of 16 bits, and no others."""
+    written = [item.dtype for item in kernel.pointers if item.access != "read" and item.dtype.is_floating_point]
+    return kernel.warps > 0 and bool(written) and all(dtype in HALVES for dtype in written)
 
 
 def _count(extent: Index, block: Block | None) -> Index:

@@ -193,7 +193,7 @@ class Accumulators:
         return name
 
     def function_text(self, name: str, state: State) -> str:
-        inside = Module(checks=())
+        inside = Module(checks=(), quick=self.module.quick)
         count = len(_names(state))
         sides = [[inside.fresh(f"{side}_{place}") for place in range(count)] for side in ("left", "right")]
         parts = len(state.names)

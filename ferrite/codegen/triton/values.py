@@ -128,7 +128,7 @@ class Evaluation:
         if item.name in INFIX_NAMES and not all(isinstance(operand, Const) for operand in item.operands):
             plain = [plain_number(operand) if isinstance(operand, Const) else None for operand in item.operands]
             texts = [number or text for number, text in zip(plain, texts, strict=True)]
-        return self.named(operation(self.module.needs, item, texts), dims)
+        return self.named(operation(self.module.needs, item, texts, self.module.quick), dims)
 
     def random(self, item: Random, masks: Masks) -> Value:
         seed, (place, _) = self.get(item.seed, masks), self.index(item.counter, masks)
