@@ -38,8 +38,11 @@ class Statements:
         buffer_table: BufferTable,
         rows: Sequence[Axis],
         wider: Mapping[torch.dtype, torch.dtype] = WIDE,
+        short_places: bool = False,
     ) -> None:
-        self.wider = wider
+        """`wider`: types in which the sums of scans grow. `short_places`: the place of the greatest has 32 bits where
+        they hold it."""
+        self.wider, self.short_places = wider, short_places
         self.placement, self.buffer_table, self.rows = placement, buffer_table, rows
         self.row_values: dict[Key, Local] = {}
         self.point_values: dict[Key, Local] = {}
@@ -149,7 +152,9 @@ class Statements:
         if operation.kind in ("any", "all"):
             values = [truth(item) for item in values]
         if operation.kind.startswith("arg"):
-            values.append(index_value(flat_place(operation.reduced, [item.extent for item in operation.reduced])))
+            place = flat_place(operation.reduced, [item.extent for item in operation.reduced])
+            fits = self.short_places and place.high is not None and place.high < 1 << 31
+            values.append(index_value(place, torch.int32 if fits else torch.int64))
         dtypes = state_types(operation.kind, values)
         state = State(operation.kind, tuple(next(self.names) for _ in dtypes), dtypes)
         parts.states.append(state)
