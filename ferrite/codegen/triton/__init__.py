@@ -6,5 +6,6 @@ there is none. Nothing here imports Triton but `run`, when it runs.
 
 from ferrite.codegen.triton.emit import kernel_source, launch_of, unsupported
 from ferrite.codegen.triton.launch import Launch
+from ferrite.codegen.triton.support import unsupported_operation
 
-__all__ = ["Launch", "kernel_source", "launch_of", "unsupported"]
+__all__ = ["Launch", "kernel_source", "launch_of", "unsupported", "unsupported_operation"]

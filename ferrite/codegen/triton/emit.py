@@ -46,7 +46,7 @@ def written(kernel: Kernel, name: str) -> Written:
     programs = printer.kernel(kernel)
     module = printer.module
     blocks = tuple(module.blocks.values())
-    launch = Launch(name, kernel.pointers, kernel.sizes, blocks, programs, module.checks)
+    launch = Launch(name, kernel.pointers, kernel.sizes, blocks, programs, module.checks, kernel.warps)
     arguments = [
         *(module.pointers[pointer.name] for pointer in kernel.pointers),
         *(module.atoms[size][0].text for size in kernel.sizes),

@@ -30,7 +30,7 @@ def build(group: Group, inside: Iterable[str], buffer_table: BufferTable, machin
     scatter = sorted_scatter_of(stages, group.rows) if len(stages) == len(nests) else None
     if scatter is not None:  # a row of the table is complete before the next is begun: nothing needs a tile
         scatter, inside = replace(scatter, kept=scatter.table not in inside), ()
-    placement = Placement(nests, group.rows, inside, buffer_table, machine)
+    placement = Placement(nests, group.rows, inside, buffer_table, machine.l2_bytes // 2)
     made = Statements(placement, buffer_table, group.rows)
     parts = [made.nest(nest) for nest in nests]
     tiles: Body = tuple(tile.scratch for tile in placement.tiles.values())

@@ -42,21 +42,26 @@ SPLIT_KINDS = ("sum", "prod", "amax", "amin", "any", "all", "xor")
 
 def prepare(program: Program, machine: Machine) -> Program:
     """The program with the rewrites above, in this order; what it computes stays the same up to rounding."""
-    work = _Prepare(program, machine)
+    work = Preparation(program, "cpu", machine.l1_bytes // 4)
     operations = [new for operation in program.operations for new in work.rewritten(operation)]
     program = replace(program, buffers=tuple(work.buffers.values()), operations=tuple(operations))
     return with_out_products(with_layouts(split_readers(program)))
 
 
-class _Prepare:
-    def __init__(self, program: Program, machine: Machine) -> None:
-        self.near_elements = machine.l1_bytes // 4  # of a piece that is gone through twice, in f32
+class Preparation:
+    """`device`: the type of the devices whose operations are rewritten. `near_elements`: of a piece that is read twice,
+    in f32."""
+
+    max_split_results = MAX_SPLIT_RESULTS
+
+    def __init__(self, program: Program, device: str, near_elements: int = 1 << 13) -> None:
+        self.device, self.near_elements = device, near_elements
         self.buffer_table = BufferTable(program)
         self.buffers = dict(self.buffer_table.buffers)
         self.buffer_table.buffers = self.buffers
 
     def rewritten(self, operation: Operation) -> Iterator[Operation]:
-        if not isinstance(operation, Reduce):
+        if not isinstance(operation, Reduce) or not self.is_here(operation):
             yield operation
             return
         if operation.kind in GREATEST:
@@ -72,6 +77,10 @@ class _Prepare:
                 yield from self.split(each)
             else:
                 yield each
+
+    def is_here(self, operation: Reduce) -> bool:
+        names = [target.buffer for target in operation.targets if target is not None]
+        return any(self.buffers[name].device.type == self.device for name in names)
 
     def simpler(self, operation: Reduce) -> list[Compute | Reduce]:
         match operation.kind:
@@ -192,7 +201,7 @@ class _Prepare:
         results = points(operation.axes)
         cut = self.piece(operation) if operation.kind in SPLIT_KINDS else None
         many = results * points(operation.reduced)
-        if many < MIN_SPLIT_ELEMENTS or cut is None or not (results < MAX_SPLIT_RESULTS or self.across(operation)):
+        if many < MIN_SPLIT_ELEMENTS or cut is None or not (results < self.max_split_results or self.across(operation)):
             yield operation
             return
         longest, pieces = cut
@@ -248,7 +257,7 @@ class _Prepare:
         """The axis to cut, and how much of it a piece has that the nearest cache holds; None where threads need not
         share one result, or where results lie side by side."""
         many = points(operation.reduced)
-        if many < MIN_SPLIT_ELEMENTS or points(operation.axes) >= MAX_SPLIT_RESULTS or self.across(operation):
+        if many < MIN_SPLIT_ELEMENTS or points(operation.axes) >= self.max_split_results or self.across(operation):
             return None
         if not all(isinstance(item.extent, Number) for item in operation.reduced):
             return None

@@ -1,0 +1,52 @@
+"""What the scheduler knows of a GPU: plain numbers, so that a schedule can be made without one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class GpuMachine:
+    """The numbers are those of an H200; where one was measured, what was seen stands beside it.
+
+    `threads` and `registers`: of one multiprocessor. `shared`: bytes of memory that its threads share. `bandwidth`:
+    bytes a second that a large copy reads and writes.
+    """
+
+    multiprocessors: int = 132
+    threads: int = 2048
+    registers: int = 1 << 16
+    shared: int = 228 << 10
+    cache: int = 50 << 20
+    bandwidth: float = 4.17e12  # measured: copies of 512 MB
+
+    # --- programs -----------------------------------------------------------------------------------------------------
+
+    @property
+    def enough_programs(self) -> int:
+        """Programs that keep all multiprocessors busy: some wait for memory while others compute."""
+        return 4 * self.multiprocessors
+
+    # Elements of a block that one thread has: 16 bytes of a 16-bit type are one load.
+    # Measured: add of 32768 x 1024 in bf16, 52 us with 8 and with 16 (the memory's time is 48).
+    thread_elements: int = 8
+    # The same where a row is reduced: fewer threads have less to tell each other.
+    # Measured: softmax of 32768 x 1024 in bf16, 37 us with 16, 42 with 8, 54 with 4 (the memory's time is 32).
+    row_elements: int = 16
+    # Elements of a flat block, which four warps share.
+    flat_block: int = 1024
+    # Elements of a block of short rows: a program has several.
+    # Measured: softmax of rows of 64 in bf16, 37 us with 2048, 40 with 1024.
+    rows_block: int = 2048
+    # Elements of a row that a program keeps in registers, as one value of 4 bytes each: half of the registers of a
+    # multiprocessor. With several such values alive, as many times fewer.
+    kept_elements: int = 1 << 15
+    # The sides of a block of a transposition.
+    # Measured: 32768 x 1024 in f32, 70 us with 64, 80 with 32; in bf16 39 and 50 (the memory's time is 64 and 32).
+    side: int = 64
+    # Elements that one step of a loop takes, where a row is too long to be kept.
+    step: int = 4096
+    # Bytes side by side that make a load of a warp whole.
+    line: int = 128
+    # Bytes that two runs must save over one: torch's allocator rounds large blocks up to 2 MB.
+    min_split_bytes: int = 2 << 20
