@@ -102,23 +102,25 @@ def new_results(
 
 def new_result(ctx: Builder, fake: torch.Tensor, owner: Value | None) -> Value:
     """A value for what a call returns: memory of its own, or a window on that of its owner."""
-    name = f"buf{len(ctx.buffers)}"
     if fake.layout is not torch.strided:
-        return new_foreign(ctx, name, fake)
-    box = Box(ctx.shape(fake), fake.dtype, fake.device, buffer=name)
+        return new_foreign(ctx, fake)
+    sizes, strides = ctx.shape(fake), ctx.sizes.indices(fake.stride())
     kind: str = "owned"
     base: str | None = None
     offset: Index = ZERO
     if owner is not None:
         kind, base, offset = "view", ctx.buffers[ctx.realise(owner.box)].storage, offset_in(ctx, owner, fake)
-    strides = ctx.sizes.indices(fake.stride())
+    name = f"buf{len(ctx.buffers)}"  # last: a stride may be a number that is computed first, in memory
+    box = Box(sizes, fake.dtype, fake.device, buffer=name)
     ctx.buffers[name] = Buffer(name, fake.dtype, box.sizes, strides, offset, fake.device, kind, base)  # type: ignore[arg-type]
     return Value(box, box.sizes, whole(box).coordinates, fake)
 
 
-def new_foreign(ctx: Builder, name: str, fake: torch.Tensor) -> Value:
+def new_foreign(ctx: Builder, fake: torch.Tensor, name: str = "") -> Value:
     """A tensor that only calls understand: it has elements, but none that lie somewhere."""
-    box = Box(ctx.shape(fake), fake.dtype, fake.device, buffer=name)
+    sizes = ctx.shape(fake)
+    name = name or f"buf{len(ctx.buffers)}"
+    box = Box(sizes, fake.dtype, fake.device, buffer=name)
     ctx.buffers[name] = Buffer(name, fake.dtype, (), (), ZERO, fake.device, "foreign")
     return Value(box, box.sizes, whole(box).coordinates, fake)
 

@@ -22,7 +22,7 @@ def new_input(ctx: Builder, node: torch.fx.Node, is_donated: bool) -> tuple[Inpu
     """What the program is given for a placeholder, and the value that this is."""
     fake = fake_value(node)
     if isinstance(fake, torch.Tensor) and fake.layout is not torch.strided:
-        return node.name, new_foreign(ctx, node.name, fake)
+        return node.name, new_foreign(ctx, fake, node.name)
     if isinstance(fake, torch.Tensor):
         value = tensor_input(ctx, node.name, fake, "donated" if is_donated else "input")
         bind_symbols(ctx, node.name, fake)

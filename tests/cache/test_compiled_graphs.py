@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from cache import compiled_cases
-from cache.compiled_cases import CASES, Net, gathered
 
 import ferrite
 from ferrite import backend, cache
@@ -25,6 +23,8 @@ from ferrite.graph.places import Places
 from ferrite.lower import lower_graph
 from ferrite.options import resolve
 from ferrite.runtime.cpu import kernels
+from tests.cache import compiled_cases
+from tests.cache.compiled_cases import CASES, Net, gathered
 
 pytestmark = pytest.mark.usefixtures("artifact_cache")
 

@@ -17,8 +17,8 @@ from ferrite.codegen.llvm.runtime_symbols import PARALLEL, openmp_library, runti
 from ferrite.codegen.llvm.target import AVX2, AVX512, TARGETS, host_target, portable_target
 from ferrite.ir.kernel.parse import parse_kernel
 from ferrite.ir.types import short
-from loop_kernels import GATHER, KERNELS, SOFTMAX, text
-from native_kernels import SIGNATURE, assert_same
+from tests.loop_kernels import GATHER, KERNELS, SOFTMAX, text
+from tests.native_kernels import SIGNATURE, assert_same
 
 SCALE = text("""
     def kernel(x, out, n, s):
@@ -131,8 +131,8 @@ def test_coefficients_are_where_the_machine_wants_them():
 
 def test_what_is_computed_by_portable_code_is_the_same(monkeypatch):
     """Conversions that a machine lacks are done by hand; this machine can run them too."""
-    import native_kernels
     from ferrite.codegen.llvm import target
+    from tests import native_kernels
 
     by_hand = target.Target(**{**vars_of(host_target()), "half": False})
     monkeypatch.setattr(native_kernels, "host_target", lambda: by_hand)

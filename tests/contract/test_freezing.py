@@ -13,9 +13,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import ferrite
 import ferrite.backend
-from compare import assert_no_farther, compile_strict, compiled_graphs, since
 from ferrite.runtime import load_host
 from ferrite.runtime.frozen import MAX_FROZEN_SETS
+from tests.compare import assert_no_farther, compile_strict, compiled_graphs, since
 
 
 class Net(torch.nn.Module):

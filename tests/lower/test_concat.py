@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from lower.lowered import eager_calls, kinds, operations, program_of, same_as_eager
 
 from ferrite.ir.program.laws import verify_program
 from ferrite.ir.program.nodes import Compute
+from tests.lower.lowered import eager_calls, kinds, operations, program_of, same_as_eager
 
 pytestmark = pytest.mark.quick
 

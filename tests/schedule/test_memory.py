@@ -7,11 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from executables import function_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lower.lowered import traced
-from schedule.plans import MACHINE, make, memory, plan_of, runs
 
 from ferrite.ir.index.algebra import symbol
 from ferrite.lower.graph import lower_module
@@ -23,7 +20,10 @@ from ferrite.schedule.memory.peak import bytes_by_step
 from ferrite.schedule.memory.split_runs import bytes_or_zero
 from ferrite.schedule.steps import Launch, Plan, Run
 from ferrite.targets.cpu import CPU
-from loop_programs import buffer, program
+from tests.executables import function_of
+from tests.loop_programs import buffer, program
+from tests.lower.lowered import traced
+from tests.schedule.plans import MACHINE, make, memory, plan_of, runs
 
 ALIGNMENT = MACHINE.line_bytes
 
@@ -92,7 +92,7 @@ def test_what_lives_at_once_lies_apart(parts, made, last_uses):
     for name, (_, one, other) in zip(names, parts, strict=True):
         for place in {one, other}:
             accessed[place].append(name)
-    run = Run(tuple(Launch(None, tuple(each), (), ()) for each in accessed))  # type: ignore[arg-type]
+    run = Run(tuple(Launch(None, tuple(each), (), ()) for each in accessed))
     spans = spans_of(run)
     hosts = [Host(name, (spans[name][0], ALWAYS)) for number, name in enumerate(names) if number in made]
     hosts += [Host(name, (-ALWAYS, spans[name][1])) for number, name in enumerate(names) if number in last_uses - made]
@@ -325,7 +325,7 @@ def test_what_is_added_up_by_index_is_one_tensor_before_there_is_a_target():
 def test_what_was_given_away_is_freed_with_its_last_use():
     names = [buffer("given", 1024, kind="donated"), buffer("new", 1024)]
     found = program(buffers=names, outputs=("new",), inputs=("given",))
-    launch = Launch(None, ("new", "given"), (), ())  # type: ignore[arg-type]
+    launch = Launch(None, ("new", "given"), (), ())
     steps = [Run((launch,))]
     last_uses = last_uses_of(found, steps, BufferTable(found))
     assert bytes_by_step(found, steps, last_uses, bytes_or_zero) == [4096, 0], "one came, one went"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from schedule.plans import plan_of
 
 import ferrite
-from compare import check
 from ferrite.ir.program.nodes import Template
 from ferrite.schedule.cpu.out_products import MAX_PARTS_SEARCHED
 from ferrite.schedule.steps import Plan
+from tests.compare import check
+from tests.schedule.plans import plan_of
 
 quick = pytest.mark.quick
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64)

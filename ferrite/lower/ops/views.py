@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from ferrite.capture import size_facts
 from ferrite.ir.index import ONE, ZERO, Index, Symbol, exact, maximum, multiply
+from ferrite.lower.assertions import add_assert, compared
 from ferrite.lower.builder import Builder
 from ferrite.lower.ops.conditions import clamped, from_the_end
 from ferrite.lower.sizes import UnknownSize
@@ -222,7 +224,11 @@ def start_of(ctx: Builder, start: Index | int | None, size: Index) -> Index:
 def slice_count(
     ctx: Builder, begin: Index, end: Index | int | None, step: Index | int, size: Index, said: Any
 ) -> Index:
-    """How many elements a slice has: torch's own expression, or, where it has just a new name for it, ours."""
+    """How many elements a slice has: torch's own expression, or, where it has just a new name for it, ours.
+
+    Where data decides and torch goes on as if it had decided so (`y[:n] - y`: as if n were the size of y), that is
+    checked, as torch's own graph does.
+    """
     count = ctx.index(said)
     stop = size if end is None else clamped(from_the_end(ctx.index(end), size), size)
     stride = ctx.index(step)
@@ -231,6 +237,10 @@ def slice_count(
         or count in ctx.bound
         or any(count in bound.atoms for bound in (begin, stop, stride, size))
     ):
+        made = (maximum(ZERO, stop - begin) + stride - 1) // stride
+        if made is not count and size_facts.is_so_by_assertion(said):
+            message = f"Runtime assertion failed: a slice has not the size {count}"
+            add_assert(ctx, compared("eq", made, count), message)
         return count
     return ctx.sizes.define(count, (maximum(ZERO, stop - begin) + stride - 1) // stride)
 

@@ -2,8 +2,8 @@
 
 - A softmax statistic is the greatest value, then the sum of exponentials relative to it: two passes over a row that is
   near in the caches cost less than keeping a sum up to date with a greatest value that still moves.
-- A mean with squared deviations is a sum, then a sum: for the same reason, and it is more exact. Of many elements it is
-  made of those of pieces that are near in the caches.
+- A mean with squared deviations is a sum, then a sum: for the same reason, and it is more exact. The second corrects
+  what was rounded in the first. Of many elements it is made of those of pieces that are near in the caches.
 - The place of the greatest of many is found by blocks: see `ferrite.schedule.cpu.argmax_blocks`.
 - A long reduction with few results is done in pieces, so that threads can share it. The pieces do not depend on how
   many threads there are: results are the same for every number of them.
@@ -21,7 +21,7 @@ from dataclasses import replace
 
 import torch
 
-from ferrite.ir import Expr, Load, cast, const, index_value, op, rewrite_indices
+from ferrite.ir import Cast, Expr, Load, cast, const, index_value, op, rewrite_indices
 from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, axis, number
 from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Store, Target
 from ferrite.schedule.cpu.argmax_blocks import GREATEST, block_size, by_blocks
@@ -36,6 +36,7 @@ MAX_SPLIT_RESULTS = 64  # with more, threads share the results, and need not sha
 MIN_SPLIT_ELEMENTS = 1 << 15  # in all: a quarter of a grain; of fewer, threads need not share
 MAX_PIECES = 32  # however many threads there are: values must not depend on that
 MIN_EQUAL_PIECES = 8  # with fewer, the last threads wait for the first: then there is a rest instead
+DIGITS_OF_A_COUNT = 16  # binary ones: of 65,536 equal numbers a sum in a type with so many more is exact
 SPLIT_KINDS = ("sum", "prod", "amax", "amin", "any", "all", "xor")
 
 
@@ -94,21 +95,51 @@ class _Prepare:
 
     def welford(self, operation: Reduce) -> list[Compute | Reduce]:
         (value,), (mean, squares, count) = operation.values, operation.targets
-        many = product_of(item.extent for item in operation.reduced)
+        how_many = count_value(product_of(item.extent for item in operation.reduced), value.dtype)
         total = self.made(operation, value.dtype)
         found: list[Compute | Reduce] = [replace(operation, kind="sum", targets=(total,))]
-        is_exact = mean is not None and self.buffers[mean.buffer].dtype == value.dtype
-        middle = mean if mean is not None and is_exact else self.made(operation, value.dtype)
-        average = op("div", self.loaded(total), count_value(many, value.dtype))
-        found.append(self.compute(operation, middle, average))
-        if mean is not None and not is_exact:
-            found.append(self.compute(operation, mean, self.loaded(middle)))
-        if squares is not None:
-            away = op("sub", value, self.loaded(middle))
-            found.append(replace(operation, kind="sum", values=(op("mul", away, away),), targets=(squares,)))
+        average = op("div", self.loaded(total), how_many)
+        if squares is None or sums_exactly(value):
+            is_exact = mean is not None and self.buffers[mean.buffer].dtype == value.dtype
+            middle = mean if mean is not None and is_exact else self.made(operation, value.dtype)
+            found.append(self.compute(operation, middle, average))
+            if mean is not None and not is_exact:
+                found.append(self.compute(operation, mean, self.loaded(middle)))
+            if squares is not None:
+                away = op("sub", value, self.loaded(middle))
+                found.append(replace(operation, kind="sum", values=(op("mul", away, away),), targets=(squares,)))
+        else:
+            rounded = self.made(operation, value.dtype)
+            found.append(self.compute(operation, rounded, average))
+            away = op("sub", value, self.loaded(rounded))
+            found += self.corrected(operation, rounded, away, op("mul", away, away), how_many)
         if count is not None:
-            found.append(self.compute(operation, count, count_value(many, value.dtype)))
+            found.append(self.compute(operation, count, how_many))
         return found
+
+    def corrected(
+        self, operation: Reduce, rounded: Target, away: Expr, square: Expr, how_many: Expr, each: Expr | None = None
+    ) -> Iterator[Compute | Reduce]:
+        """Mean and squares by deviations from a mean that was rounded: what their sum says it is off by is put right.
+        So the numbers of a row that are all equal are their mean, and their deviations exactly zero, as in eager.
+        `each`: how many numbers stand behind one deviation."""
+        (value, *_), (mean, squares, _count) = operation.values, operation.targets
+        assert squares is not None
+        rest, raw = self.made(operation, value.dtype), self.made(operation, value.dtype)
+        yield replace(operation, kind="sum", values=(away,), targets=(rest,))
+        yield replace(operation, kind="sum", values=(square,), targets=(raw,))
+        off = op("div", self.loaded(rest), how_many)
+        if mean is not None:
+            # where numbers are infinite, so is the mean, and deviations from it are none
+            is_number = op("eq", off, off, dtype=torch.bool)
+            off_by = op("where", is_number, off, const(0.0, value.dtype), dtype=value.dtype)
+            yield self.compute(operation, mean, op("add", self.loaded(rounded), off_by))
+        too_much = op("mul", self.loaded(rest), off)
+        too_much = too_much if each is None else op("mul", too_much, each)
+        # no more than the largest number: of an infinite sum of squares, nothing that is left is none
+        too_much = op("minimum", too_much, const(torch.finfo(value.dtype).max, value.dtype))
+        least = const(0.0, value.dtype)
+        yield self.compute(operation, squares, op("maximum", op("sub", self.loaded(raw), too_much), least))
 
     def welford_in_pieces(self, operation: Reduce, longest: Axis, size: int) -> Iterator[Compute | Reduce]:
         """The statistics of equal pieces, then of all: memory is read once, as a piece is in the cache when it is gone
@@ -119,19 +150,19 @@ class _Prepare:
         part = replace(operation, axes=(outer, *operation.axes), reduced=reduced, values=values)
         means, inside = (self.made(operation, value.dtype, (outer,)) for _ in range(2))
         yield from self.welford(replace(part, targets=(means, inside, None)))
-        total, middle = self.made(operation, value.dtype), self.made(operation, value.dtype)
+        total, rounded = self.made(operation, value.dtype), self.made(operation, value.dtype)
         across_pieces = replace(operation, reduced=(outer,))
         yield replace(across_pieces, kind="sum", values=(self.loaded(means),), targets=(total,))
-        average = op("div", self.loaded(total), count_value(outer.extent, value.dtype))
-        yield self.compute(operation, middle, average)
-        if mean is not None:
-            yield self.compute(operation, mean, self.loaded(middle))
-        if squares is not None:
-            away = op("sub", self.loaded(means), self.loaded(middle))
+        pieces = count_value(outer.extent, value.dtype)
+        yield self.compute(operation, rounded, op("div", self.loaded(total), pieces))
+        away = op("sub", self.loaded(means), self.loaded(rounded))
+        if squares is None:
+            assert mean is not None
+            yield self.compute(operation, mean, self.loaded(rounded))
+        else:
             each = count_value(product_of(item.extent for item in reduced), value.dtype)
-            between = op("mul", op("mul", away, away), each)
-            both = op("add", self.loaded(inside), between)
-            yield replace(across_pieces, kind="sum", values=(both,), targets=(squares,))
+            both = op("add", self.loaded(inside), op("mul", op("mul", away, away), each))
+            yield from self.corrected(across_pieces, rounded, away, both, pieces, each)
         if count is not None:
             many = product_of(item.extent for item in operation.reduced)
             yield self.compute(operation, count, count_value(many, value.dtype))
@@ -249,6 +280,16 @@ def product_of(sizes: Iterable[Index]) -> Index:
 
 def is_empty(operation: Reduce) -> bool:
     return any(item.extent is ZERO for item in operation.reduced)
+
+
+def sums_exactly(value: Expr) -> bool:
+    """Whether sums of equal numbers are not rounded, so that their mean is the number: they had fewer digits before."""
+    return isinstance(value, Cast) and digits(value.arg.dtype) + DIGITS_OF_A_COUNT <= digits(value.dtype)
+
+
+def digits(dtype: torch.dtype) -> int:
+    """Of the numbers of a type, binary ones; 64 where it is not one of floats."""
+    return 1 - round(math.log2(torch.finfo(dtype).eps)) if dtype.is_floating_point else 64
 
 
 def count_value(many: Index, dtype: torch.dtype) -> Expr:
