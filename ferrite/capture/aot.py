@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import size_facts, torch_api, torch_state
+from ferrite.capture.assumed_numbers import check_assumed_numbers
 from ferrite.capture.decompositions import decompositions
 from ferrite.capture.parameters import Parameter, Parameters
 from ferrite.capture.torch_api import BoxedCallable
@@ -67,6 +68,7 @@ def capture(
     `around_partition` lets the caller observe the split of a joint graph.
     """
     with_views = view_written_inputs(gm, example_inputs)
+    check_assumed_numbers(gm)
     without_extra = keep_unused_random(gm)
     eager_layouts = user_output_layouts(gm)
     subclasses = [index for index, value in enumerate(example_inputs) if torch_api.is_plain_subclass(value)]

@@ -37,7 +37,6 @@ from ferrite.graph import (
     storages_in,
 )
 from ferrite.lower.calls import flat
-from ferrite.lower.context import contiguous
 from ferrite.lower.eager_strides import (
     Placed,
     Rule,
@@ -53,12 +52,13 @@ from ferrite.lower.eager_strides import (
 from ferrite.lower.forecasts import swap_misforecast_operands
 from ferrite.lower.pictures import dense, extent, is_plain, is_small, is_static
 from ferrite.lower.sizes import Sizes, UnknownSize
+from ferrite.lower.strides import contiguous
 from ferrite.lower.written_in_place import is_seen_after_write, written_operand
 
 aten = torch.ops.aten
 # In a node's meta: that its strides are eager's, why nobody can tell, and why it is called in eager.
 KNOWN, UNDECIDED, IN_EAGER = "strides_of_eager", "strides_of_nobody", "call_in_eager"
-MOST = 64  # corrections of one graph, each of which may change everything behind it
+MAX_CORRECTIONS = 64  # corrections of one graph, each of which may change everything behind it
 # Results like an operand, whose elements do not matter: they are asked of `empty_like`, which draws no random numbers.
 LIKE = frozenset({aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like})
 # Besides these and the elementwise ones. They compute nothing that ones could harm.
@@ -124,7 +124,7 @@ def correct_forecasts(gm: torch.fx.GraphModule) -> None:
             continue
         if updater is None:
             updater = MetadataUpdater(gm.graph)
-        if updater.mode is None or len(asked.corrected) == MOST:
+        if updater.mode is None or len(asked.corrected) == MAX_CORRECTIONS:
             break
         asked.corrected.append(node)
         correct(node, laid_out_as(node, found, updater.mode), updater)
@@ -171,8 +171,8 @@ def strides_of_output(result: Any, forecast: Any) -> Any:
                 node.meta[IN_EAGER] = f"where its result lies depends on sizes: {node.meta[UNDECIDED]}"
                 deciding += node.all_input_nodes
         return None
-    known = KNOWN in result.meta and not is_seen_after_write(result)
-    return tuple(fake_value(result).stride()) if known else forecast
+    is_measured = KNOWN in result.meta and not is_seen_after_write(result)
+    return tuple(fake_value(result).stride()) if is_measured else forecast
 
 
 def correct(node: torch.fx.Node, value: Any, updater: MetadataUpdater) -> None:
@@ -273,8 +273,8 @@ class Asked:
         return tuple(step.of(operand.shape, [operand.stride()], self.at_least_one) for step in steps)
 
     def at_least_one(self, size: Any) -> Any:
-        known = self.sizes.index(size)
-        return size if known.low is not None and known.low > 0 else torch.sym_max(size, 1)
+        index = self.sizes.index(size)
+        return size if index.low is not None and index.low > 0 else torch.sym_max(size, 1)
 
 
 def rule_of(node: torch.fx.Node) -> tuple[Rule | None, Sequence[torch.Tensor]]:

@@ -17,7 +17,7 @@ import ferrite
 from ferrite.cache import Artifact, Key, Store, folder, open_store, source_digest
 from ferrite.cache import store as stores
 from ferrite.cache.constant_storage import tensor_from
-from ferrite.cache.entry import HEAD, LARGEST, MAGIC, VERSION, encode
+from ferrite.cache.entry import HEAD, MAGIC, MAX_ENTRY_BYTES, VERSION, encode
 from ferrite.cache.laws import Strange, check_graph
 from ferrite.codegen.llvm.image import Image, is_image
 from ferrite.options import resolve
@@ -116,7 +116,7 @@ def test_a_huge_file_is_not_read(tmp_path, monkeypatch, grows):
     monkeypatch.setattr(stores, "read_all", lambda descriptor, count: read.append(count) or real(descriptor, count))
     (entry,) = store.entries()
     assert store.about(entry) is None
-    assert store.problem_of(entry) in ("longer than it says", f"larger than {LARGEST >> 20} MiB")
+    assert store.problem_of(entry) in ("longer than it says", f"larger than {MAX_ENTRY_BYTES >> 20} MiB")
     assert store.look(KEY).problem
     assert sum(read) < 1000
     assert not path.exists()
@@ -124,7 +124,7 @@ def test_a_huge_file_is_not_read(tmp_path, monkeypatch, grows):
 
 @pytest.mark.quick
 def test_an_entry_too_large_to_be_read_is_not_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(stores, "LARGEST", 1000)
+    monkeypatch.setattr(stores, "MAX_ENTRY_BYTES", 1000)
     store = Store(tmp_path / "artifacts", 1 << 20)
     store.publish(KEY, {"code": b"x" * 2000}, {})
     assert list(store.entries()) == []

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ferrite.codegen.llvm.build import assembly, load, object_code
-from ferrite.codegen.llvm.driver import FAILURE, IMMEDIATE, driver_address, pack_steps, with_rest
+from ferrite.codegen.llvm.driver import FAILURE_WORDS, IMMEDIATE, driver_address, pack_steps, with_rest
 from ferrite.codegen.llvm.emit import kernel_text
 from ferrite.codegen.llvm.runtime_symbols import PARALLEL, openmp_library, runtime_symbols
 from ferrite.codegen.llvm.target import AVX2, AVX512, TARGETS, host_target, portable_target
@@ -43,9 +43,9 @@ def address(source):
 
 
 def run(steps, slots, threads=1, together=()):
-    words = (ctypes.c_int64 * (len(slots) + FAILURE))(*slots)
+    words = (ctypes.c_int64 * (len(slots) + FAILURE_WORDS))(*slots)
     result = RUN(driver_address())(pack_steps(steps, len(slots), together), words, threads)
-    return result, list(words)[-FAILURE:]
+    return result, list(words)[-FAILURE_WORDS:]
 
 
 def test_the_driver_runs_one_kernel_after_the_other():

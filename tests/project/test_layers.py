@@ -148,6 +148,21 @@ def test_no_module_imports_itself():
 
 
 @pytest.mark.quick
+def test_no_stage_of_passes_imports_another():
+    """What two of them need lies in `passes/shared`, which knows none of them."""
+    folders = {path.name for path in (PACKAGE / "passes").iterdir() if (path / "__init__.py").exists()} - {"shared"}
+    assert {"pre_grad", "joint", "freezing", "post_grad"} <= folders
+    wrong = []
+    for path in sorted((PACKAGE / "passes").glob("*/**/*.py")):
+        own = path.relative_to(PACKAGE / "passes").parts[0]
+        for name, line in imported(path):
+            parts = [*name.split("."), ""]
+            if parts[:2] == ["ferrite", "passes"] and parts[2] in folders - {own}:
+                wrong.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
+    assert not wrong
+
+
+@pytest.mark.quick
 def test_what_is_the_same_on_every_device_knows_no_device():
     for folder in ("fusion", "memory"):
         for path in sorted((PACKAGE / "schedule" / folder).glob("*.py")):

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import ferrite
-from ferrite.passes.attention.cases import LOWEST, heads, rows, three
+from ferrite.passes.shared.attention.cases import LOWEST, heads, rows, three
 from tests.attention_graphs import HALVES, masks, multi_query, out, scores_of
 from tests.compare import check, compiled_graphs, since
 

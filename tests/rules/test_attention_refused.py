@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from ferrite.options import Options
-from ferrite.passes.attention import BEFORE_AUTOGRAD
-from ferrite.passes.attention.cases import heads, three
+from ferrite.passes.shared.attention import BEFORE_AUTOGRAD
+from ferrite.passes.shared.attention.cases import heads, three
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import apply_rules
 from tests.attention_graphs import assert_refused, multi_query, out, rewritten, scores_of

@@ -68,21 +68,6 @@ def test_every_step_is_callable_alone_and_can_be_skipped(step):
 
 
 @quick
-def test_steps_between_processes_hold_their_places_and_say_that_they_are_not_built():
-    names = [step.name for step in POST_GRAD.passes]
-    waiting = [step.name for step in POST_GRAD.passes if step.awaits]
-    assert len(waiting) == 11
-    assert names.index("b2b_gemm_pass") < names.index("micro_pipeline_tp_pass") < names.index("fuse_ddp_communication")
-    assert names.index("fuse_ddp_communication") < names.index("post_grad_custom_post_pass")
-    assert names.index("move_constructors_to_gpu") < names.index("bucket_all_gather")
-    assert names.index("low_contention_collectives") < names.index("reinplace_inplaceable_ops")
-    gm = make_fx(clone_and_add, tracing_mode="fake")(torch.ones(3))
-    notes = {record.name: record.note for record in run_pipeline(POST_GRAD, gm, PassContext(Options()))}
-    assert {notes[name] for name in waiting} == {"not built yet"}
-    assert str(POST_GRAD).count("[not built yet]") == 11
-
-
-@quick
 def test_every_stage_pass_and_rule_is_described():
     text = describe()
     for step in POST_GRAD.passes:

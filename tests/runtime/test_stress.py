@@ -131,7 +131,7 @@ def assert_nothing_is_left(before: Held, after: Held) -> None:
     assert after.mappings <= before.mappings
     assert after.texts <= before.texts
     assert after.nodes <= before.nodes
-    assert sum(map(len, kernels._code.values())) <= kernels.REMEMBERED
+    assert sum(map(len, kernels._code.values())) <= kernels.MAX_REMEMBERED_BYTES
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import torch
 
 from bench.cases import pointwise
 from ferrite.ir.kernel.nodes import may_stop
-from ferrite.schedule.cpu.parallel_regions import WORTH, Bytes, ParallelRegions, work_in
+from ferrite.schedule.cpu.parallel_regions import Bytes, ParallelRegions, work_in
 from ferrite.schedule.fusion.accesses import BufferTable
 from tests.schedule.plans import MACHINE, number, plan_of, runs
 
@@ -112,7 +112,7 @@ def test_a_chain_is_one_after_the_other():
 def test_little_work_wakes_nobody():
     few, more = (runs(plan_of(each, *vectors(*range(1000, 1000 + count))))[0] for count in (5, 20))
     work = [sum(work_in(launch.kernel.body) for launch in run.launches) for run in (few, more)]
-    assert MACHINE.grain < work[0] < WORTH * MACHINE.grain < work[1]
+    assert MACHINE.grain < work[0] < MACHINE.min_region_grains * MACHINE.grain < work[1]
     assert not few.parallel_regions
     assert more.parallel_regions
 
