@@ -95,7 +95,7 @@ def test_one_reader():
     assert sole_user(twice) is not None
 
 
-def test_joins():
+def test_concats():
     join = concat_view(called(lambda x: torch.stack([x, x.sin()], -1), X))
     assert join is not None
     assert (join.kind, join.dim, [node.name for node in join.operands]) == ("stack", 3, ["x", "sin"])

@@ -55,6 +55,10 @@ class Adaptive:
 
 
 def adaptive(x: Value, sizes: Sequence[Index], n: int) -> list[Adaptive]:
+    """The windows of the last dimensions. Eager refuses some images without elements that torch's tracing lets pass,
+    and among no results nothing can be shared out: both are left to it."""
+    if ZERO in (*x.sizes, *sizes):
+        raise NotLowered("windows without elements")
     return [Adaptive(size, count) for size, count in zip(x.sizes[x.rank - n :], sizes[len(sizes) - n :], strict=True)]
 
 
