@@ -339,7 +339,7 @@ def describe(expr: Expr) -> str:
 
 
 def nodes_of(*roots: Expr, leaving_out: Container[Expr] = ()) -> list[Expr]:
-    """Every expression under these once, operands before users, those inside coordinates too; known ones left out."""
+    """Every expression under these once, operands before users, those inside coordinates too; without those in `leaving_out`."""
     seen: dict[Expr, None] = {}
     entered: set[Expr] = set()
     stack = list(reversed(roots))

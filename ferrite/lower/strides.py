@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from ferrite.graph import storages_in
-from ferrite.ir.index import ONE, ZERO, Axis, Index, Product, Sum, add, product
+from ferrite.ir.index import ONE, ZERO, Axis, Index, Product, Sum, Symbol, add, product
 from ferrite.ir.program import Buffer
 from ferrite.lower.sizes import Sizes
 from ferrite.lower.value import Value, own_axes
@@ -18,6 +18,7 @@ Strided = tuple[tuple[Index, ...], Index]
 
 class HasSizes(Protocol):
     sizes: Sizes
+    bound: set[Symbol]
 
 
 def by_coordinates(buffer: Buffer, value: Value) -> Strided | None:
@@ -50,7 +51,11 @@ def by_torch(ctx: HasSizes, buffer: Buffer, value: Value, fake: torch.Tensor | N
     if storages_in(fake) != storages_in(base) or ctx.sizes.indices(base.stride()) != buffer.strides:
         return None
     away = ctx.sizes.index(fake.storage_offset()) - ctx.sizes.index(base.storage_offset())
-    return ctx.sizes.indices(fake.stride()), buffer.offset + away
+    strides = ctx.sizes.indices(fake.stride())
+    # where data decides the start of a part, torch has a name for it of which nothing at run time knows the number
+    if any(isinstance(atom, Symbol) and atom not in ctx.bound for each in (away, *strides) for atom in each.atoms):
+        return None
+    return strides, buffer.offset + away
 
 
 def coefficient(flat: Index, item: Axis) -> Index | None:

@@ -15,6 +15,7 @@ import ferrite
 import ferrite.backend
 from ferrite.runtime import load_host
 from ferrite.runtime.frozen import MAX_FROZEN_SETS
+from tests.compare import assert_no_farther, compile_strict, compiled_graphs, since
 
 
 class Net(torch.nn.Module):

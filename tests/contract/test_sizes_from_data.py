@@ -448,3 +448,16 @@ def test_strides_that_are_computed_before_a_call_have_memory_of_their_own():
         return part.split(4, 1)[0], part.reshape((-1, 1, 8))
 
     check(fn, lambda: [torch.randn(4, 16, requires_grad=True)], dynamic=True, backward=True)
+
+
+def inner_part_written(x):
+    found = x[x > 0]
+    found[1:-1] *= 0
+    return found, found[1:-1]
+
+
+@pytest.mark.parametrize("count", [1, 5])
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True)
+def test_parts_that_begin_where_data_decides(count: int) -> None:
+    """Of one element at most, both ends of the part are the end of the whole."""
+    check(inner_part_written, lambda: [torch.arange(1.0, count + 1)])

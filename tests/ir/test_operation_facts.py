@@ -205,7 +205,7 @@ def test_nodes_come_after_what_they_need():
     assert len(nodes) == len(set(nodes)) == 5
     for place, item in enumerate(nodes):
         assert all(arg in nodes[:place] for arg in item.args)
-    assert nodes_of(value, known={nodes[-2]}) == [value]
+    assert nodes_of(value, leaving_out={nodes[-2]}) == [value]
 
 
 def test_deep_expressions_are_walked():

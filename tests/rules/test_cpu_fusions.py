@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from ferrite.graph.verify import Snapshot, verify_graph
 from ferrite.options import Options
 from ferrite.passes.post_grad import cpu_ops, layers, mkldnn_fusion, reinplace_inplaceable_ops
+from ferrite.passes.shared.facts import CASTS
 from ferrite.pipeline import PassContext
 from tests.compare import as_bits, since
 
@@ -409,4 +410,4 @@ def test_it_waits_for_kernels():
 
 @pytest.mark.quick
 def test_the_operators_that_end_a_post_op_are_those_of_the_formulas():
-    assert set(layers.POST_OP_TARGETS) == {*layers.by_target(), *layers.CASTS}
+    assert set(layers.POST_OP_TARGETS) == {*layers.by_target(), *CASTS}

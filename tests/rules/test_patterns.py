@@ -10,8 +10,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ferrite.graph.verify import count_guards
 from ferrite.options import Options
-from ferrite.passes.post_grad.concats import CAT_SPLIT
-from ferrite.passes.post_grad.patterns import ADDMM, PATTERN_LISTS, SPLIT_CAT
+from ferrite.passes.post_grad.concats import CAT_SPLIT, SPLIT_CAT
+from ferrite.passes.post_grad.patterns import ADDMM, PATTERN_LISTS
 from ferrite.passes.post_grad.reductions import PARTIAL_REDUCTION, POINTLESS_CUMSUM
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import apply_rules, why

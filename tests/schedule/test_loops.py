@@ -160,7 +160,9 @@ def test_long_rows_are_no_windows():
 )
 def test_tiles_of_a_short_axis_are_small_where_vectors_are_wide(sizes, vector, side):
     assert (
-        side_of(*(axis(name, size) for name, size in zip("ij", sizes, strict=True)), Machine(vector_bytes=vector))
+        side_of(
+            *(axis(name, size) for name, size in zip("ij", sizes, strict=True)), machine=Machine(vector_bytes=vector)
+        )
         == side
     )
 
