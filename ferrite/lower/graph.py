@@ -25,6 +25,7 @@ from ferrite.lower.bodies import Bodies
 from ferrite.lower.calls import HalfLowered, flat
 from ferrite.lower.conj_and_neg import resolved_later, resolved_now
 from ferrite.lower.dead import live_operations
+from ferrite.lower.device_operands import with_operands_beside
 from ferrite.lower.forecasts import OperandLayout, misforecast
 from ferrite.lower.materialise import SinceCall, uses_of, worth_keeping
 from ferrite.lower.probes import IN_EAGER, correct_forecasts
@@ -130,7 +131,7 @@ class Walk(Bodies):
             except Exception as failure:
                 raise LoweringFailure(node) from failure
         program = Program(name, tuple(self.inputs), tuple(self.buffers.values()), tuple(self.operations), self.outputs)
-        return with_allocations(live_operations(program))
+        return with_allocations(with_operands_beside(live_operations(program)))
 
     def take(self, node: torch.fx.Node) -> None:
         match node.op:

@@ -7,14 +7,21 @@ reason = unsupported(kernel)                why there is none, or None
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+import weakref
+from dataclasses import dataclass, replace
 
 from ferrite.codegen.triton.errors import UnsupportedKernel
 from ferrite.codegen.triton.helpers import functions
 from ferrite.codegen.triton.launch import Launch
+from ferrite.codegen.triton.operators import operation, type_name
 from ferrite.codegen.triton.statements import Printer
+from ferrite.ir import Expr, Op, Random, data_of, indices_of, nodes_of
+from ferrite.ir.index import number, substitute
 from ferrite.ir.kernel import Kernel
 from ferrite.ir.program import comment
+
+_known: weakref.WeakKeyDictionary[Expr, str | None] = weakref.WeakKeyDictionary()
 
 
 def kernel_source(kernel: Kernel, name: str) -> str:
@@ -25,12 +32,41 @@ def launch_of(kernel: Kernel, name: str) -> Launch:
     return written(kernel, name).launch
 
 
+@functools.lru_cache(maxsize=512)
+def fixed_launch(kernel: Kernel) -> Launch:
+    """How a kernel is started whose blocks are the same for all sizes: programs are counted over the sizes alone."""
+    launch = launch_of(kernel, "kernel")
+    blocks = {block: number(value) for block, value in launch.values(None).items()}
+    return replace(launch, programs=substitute(launch.programs, blocks))
+
+
 def unsupported(kernel: Kernel) -> str | None:
     """Why a kernel has no Triton source; None where it has."""
     try:
         written(kernel, "kernel")
     except UnsupportedKernel as error:
         return str(error)
+    return None
+
+
+def unsupported_value(expr: Expr) -> str | None:
+    """Why a value has no Triton source; None where it has. Whole kernels may still have none."""
+    for item in nodes_of(expr, known=_known):
+        inside = [value for index in indices_of(item) for value in data_of(index)]
+        reason = next((reason for part in (*inside, *item.args) if (reason := _known.get(part)) is not None), None)
+        _known[item] = reason or _unsupported(item)
+    return _known[expr]
+
+
+def _unsupported(item: Expr) -> str | None:
+    try:
+        type_name(item.dtype)
+        if isinstance(item, Op):
+            operation(lambda helper: None, item, ["x"] * len(item.operands))
+    except UnsupportedKernel as error:
+        return str(error)
+    if isinstance(item, Random) and item.kind not in ("uniform", "bits"):
+        return f"random numbers of kind {item.kind}"
     return None
 
 

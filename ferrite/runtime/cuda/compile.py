@@ -1,0 +1,101 @@
+"""Triton source to machine code, for a GPU that need not be here.
+
+Nothing but Triton is needed, with the assembler that comes with it: no C compiler, no driver, no torch. So this file
+can also be run by its path, as a process that compiles what it is asked to (see `ferrite.runtime.cuda.workers`).
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import linecache
+import re
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+ENTRY = re.compile(r"\.visible\s+\.entry\s+(\w+)\s*\(([^)]*)\)")
+PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)")
+ALIGNED = 16  # bytes: what Triton calls divisible
+_lock = threading.Lock()  # over Triton's settings, which are a process's
+
+
+def compiled(request: dict[str, Any]) -> dict[str, Any]:
+    """`request`: the source, the name of its function, the types of all arguments in order ("constexpr" where it is one
+    of `constants`), places of pointers that are always multiples of 16 bytes, options, and the capability. Gives the
+    code, in base 64, and what a launch has to know; or `refusal`, where the GPU has not enough of something."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    with _lock, own_cache():
+        function = function_of(request["source"], request["name"])
+        names = function.arg_names
+        source = ASTSource(
+            function,
+            dict(zip(names, request["types"], strict=True)),
+            {(names.index(name),): value for name, value in request["constants"].items()},
+            {(place,): [["tt.divisibility", ALIGNED]] for place in request["aligned"]},
+        )
+        target = GPUTarget("cuda", request["capability"], 32)
+        made = triton.compile(source, target=target, options=dict(request["options"]))
+    metadata = made.metadata
+    if getattr(metadata, "global_scratch_size", 0) or getattr(metadata, "profile_scratch_size", 0):
+        return {"refusal": "its code asks for memory of its own"}
+    return {
+        "code": base64.b64encode(made.asm["cubin"]).decode(),
+        "entry": metadata.name,
+        "threads": 32 * metadata.num_warps,
+        "shared": metadata.shared,
+        "parameters": parameters(made.asm["ptx"]),
+    }
+
+
+def parameters(ptx: str) -> list[str]:
+    """The types of a kernel's parameters, as the assembler sees them: what Triton adds to those of the source differs
+    from version to version."""
+    found = ENTRY.search(ptx)
+    if found is None:
+        raise ValueError("the assembly has no kernel")
+    return PARAMETER.findall(found[2])
+
+
+def function_of(source: str, name: str) -> Any:
+    """The function of a source, compiled, not interpreted. Its lines are kept where Triton looks for them."""
+    from triton import knobs
+
+    file = f"<triton {name}>"
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    namespace: dict[str, Any] = {"__name__": f"ferrite_{name}"}
+    with knobs.runtime.scope():
+        knobs.runtime.interpret = False
+        exec(compile(source, file, "exec"), namespace)
+    return namespace[name]
+
+
+@contextlib.contextmanager
+def own_cache() -> Iterator[None]:
+    """Triton keeps every stage of every kernel in files. There is a cache for code elsewhere: these go at once."""
+    from triton import knobs
+
+    made = tempfile.TemporaryDirectory(prefix="ferrite-triton-", ignore_cleanup_errors=True)
+    with made as folder, knobs.cache.scope():
+        knobs.cache.dir = folder
+        yield
+
+
+def serve() -> None:
+    """Answers requests, one line of JSON each."""
+    for line in sys.stdin:
+        try:
+            answer = compiled(json.loads(line))
+        except Exception as problem:  # the process that asked tells its user
+            answer = {"error": f"{type(problem).__name__}: {problem}"}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    serve()

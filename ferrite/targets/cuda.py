@@ -1,0 +1,59 @@
+"""GPUs of NVIDIA: kernels of Triton, launched through CUDA's driver."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from ferrite.codegen import CudaSpelling, RunTable
+from ferrite.codegen.llvm import machine_text
+from ferrite.codegen.triton import unsupported_value
+from ferrite.ir.kernel import Kernel
+from ferrite.runtime.cpu import KernelStore
+from ferrite.runtime.cuda import Driver, build, cuda_run, kernel_from, launcher_of, libcuda
+from ferrite.schedule.cpu import CpuScheduling, Machine
+from ferrite.targets.operations import unsupported_reason
+from ferrite.targets.target import LoadedRun
+
+
+class CudaTarget:
+    spelling = CudaSpelling()
+
+    @functools.cached_property
+    def scheduling(self) -> CpuScheduling:
+        return CpuScheduling(Machine(), functools.partial(unsupported_reason, unsupported_value))
+
+    @functools.cached_property
+    def driver(self) -> Driver:
+        return libcuda()
+
+    @functools.cached_property
+    def capability(self) -> int:
+        """90 for a compute capability of 9.0. All GPUs of this process have the same: see `ferrite.targets.choose`."""
+        major, minor = torch.cuda.get_device_capability(0)
+        return 10 * major + minor
+
+    def identity(self) -> str:
+        import triton
+
+        names = sorted({torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())})
+        versions = f"CUDA {libcuda().version()}, Triton {triton.__version__}"
+        return f"{', '.join(names)}, compute {self.capability}, {versions}; {machine_text()}"  # and what launches
+
+    def compiled(
+        self, kernels: Sequence[Kernel], store: KernelStore | None = None, checked: bool = False
+    ) -> tuple[list[str], dict[str, bytes]]:
+        """No kernel is given the bounds of its memory here: what `checked` asks for is the CPU's."""
+        return build(kernels, self.capability, store)
+
+    def loaded(
+        self, kernels: Sequence[tuple[str, Sequence[str]]], code: Mapping[str, bytes], tables: Sequence[RunTable]
+    ) -> list[LoadedRun]:
+        known = {place: kernel_from(code[name]) for place, (name, _complaints) in enumerate(kernels) if name in code}
+        launcher = launcher_of(code)
+        return [cuda_run(table, known, self.driver, launcher) for table in tables]
+
+
+CUDA = CudaTarget()
