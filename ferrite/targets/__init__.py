@@ -1,6 +1,6 @@
 """Devices that ferrite compiles for: one file is one device's way through the compiler, behind lowering."""
 
-from ferrite.targets.choose import Targets, buildable, targets_for
+from ferrite.targets.choose import Targets, buildable, reason_against_gpus, targets_for
 from ferrite.targets.executable import Refusing, UncompiledOperations, executable_of, runs_of
 from ferrite.targets.target import Target
 
@@ -11,6 +11,7 @@ __all__ = [
     "UncompiledOperations",
     "buildable",
     "executable_of",
+    "reason_against_gpus",
     "runs_of",
     "targets_for",
 ]

@@ -9,6 +9,7 @@ import torch
 
 from ferrite.errors import layout, warn_user
 from ferrite.options import Options
+from ferrite.runtime.cuda import CudaError, libcuda
 from ferrite.targets.cpu import CPU, INTERPRETER
 from ferrite.targets.cuda import CUDA
 from ferrite.targets.target import Target
@@ -40,16 +41,28 @@ def buildable(targets: Targets) -> Targets:
 
 @functools.lru_cache
 def cuda_is_here() -> bool:
-    """Whether kernels can run on the GPUs of this process. What they cannot is said once."""
+    """Whether kernels can run on the GPUs of this process. Why they cannot is said once."""
     if not torch.cuda.is_available() or torch.version.hip is not None:
         return False
+    reason = reason_against_gpus()
+    if reason:
+        no_kernels(reason, "")
+    return not reason
+
+
+def reason_against_gpus() -> str:
+    """Why no kernels are made for the GPUs that torch sees; empty where they are."""
     found = {torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}
-    if len(found) == 1 and min(found) >= OLDEST_CAPABILITY:
-        return True
     text = ", ".join(f"{major}.{minor}" for major, minor in sorted(found))
-    wanted = ".".join(map(str, OLDEST_CAPABILITY))
-    no_kernels(f"GPUs of compute capability {text}; kernels need one kind of GPU, {wanted} or later", "")
-    return False
+    if len(found) > 1:
+        return f"GPUs of compute capability {text}: kernels are made for one kind at a time"
+    if min(found) < OLDEST_CAPABILITY:
+        return f"a compute capability of {text}: kernels need {'.'.join(map(str, OLDEST_CAPABILITY))} or later"
+    try:
+        libcuda().version()
+    except (OSError, CudaError) as problem:
+        return str(problem)
+    return ""
 
 
 @functools.lru_cache

@@ -10,6 +10,7 @@ import base64
 import contextlib
 import json
 import linecache
+import os
 import re
 import sys
 import tempfile
@@ -19,6 +20,8 @@ from typing import Any
 
 ENTRY = re.compile(r"\.visible\s+\.entry\s+(\w+)\s*\(([^)]*)\)")
 PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)")
+READY = "ready"
+IDLE_SECONDS = 60
 ALIGNED = 16  # bytes: what Triton calls divisible
 _lock = threading.Lock()  # over Triton's settings, which are a process's
 
@@ -87,14 +90,25 @@ def own_cache() -> Iterator[None]:
         yield
 
 
+def answered(request: dict[str, Any]) -> dict[str, Any]:
+    """The same; what goes wrong is `error` in the answer."""
+    try:
+        return compiled(request)
+    except Exception as problem:  # the process that asked tells its user
+        return {"error": f"{type(problem).__name__}: {problem}"}
+
+
 def serve() -> None:
-    """Answers requests, one line of JSON each."""
-    for line in sys.stdin:
-        try:
-            answer = compiled(json.loads(line))
-        except Exception as problem:  # the process that asked tells its user
-            answer = {"error": f"{type(problem).__name__}: {problem}"}
-        print(json.dumps(answer), flush=True)
+    """Answers requests, one line of JSON each, until nobody asks any more."""
+    import select
+
+    import triton.compiler  # noqa: F401  # most of the time before the first answer
+
+    with os.fdopen(os.dup(sys.stdout.fileno()), "w") as answers:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what anything else prints is no answer
+        print(READY, file=answers, flush=True)
+        while select.select([sys.stdin], [], [], IDLE_SECONDS)[0] and (line := sys.stdin.readline()):
+            print(json.dumps(answered(json.loads(line))), file=answers, flush=True)
 
 
 if __name__ == "__main__":

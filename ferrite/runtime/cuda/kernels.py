@@ -31,6 +31,7 @@ from ferrite.ir.index import Number
 from ferrite.ir.kernel import Kernel
 from ferrite.runtime.cpu import KernelStore, Unit, functions_of, object_codes
 from ferrite.runtime.cuda import compile as triton_compiler
+from ferrite.runtime.cuda.workers import WORKERS
 
 REMEMBERED = 16 << 20  # bytes of code
 NARROW = 1 << 31
@@ -180,7 +181,7 @@ def code_of(units: Sequence[CudaUnit], store: KernelStore | None = None) -> dict
 
 
 def answers(requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [triton_compiler.compiled(request) for request in requests]
+    return WORKERS.answers(requests, triton_compiler.answered)
 
 
 def remember(new: dict[str, bytes]) -> None:
