@@ -233,6 +233,73 @@ ROWS_IN_ORDER = text("""
                 out[8*k + j] = v0
 """)
 
+# What a GPU's own scheduler writes: blocks are said.
+ROW_SCANS = text("""
+    def kernel(x, out, totals, rows, n):
+        rows = symbol(0, None)
+        n = symbol(0, None)
+        x = pointer(f32, 'read')
+        out = pointer(f32, 'write')
+        totals = pointer(f32, 'write')
+        warps = 1
+        for i in vector(rows, lanes=2):
+            with sum(f32) as total:
+                for j in scan(n, lanes=8):
+                    v0: f32 = x[i*n + j]
+                    total.join(v0)
+                    v1: f32 = mul(total, f32(2.0))
+                    out[i*n + j] = v1
+            totals[i] = total
+""")
+
+LINEAR_SCANS = text("""
+    def kernel(x, y, out, n):
+        n = symbol(0, None)
+        x = pointer(f32, 'read')
+        y = pointer(f32, 'read')
+        out = pointer(f32, 'write')
+        warps = 1
+        with own(f32, f32) as (a, b):
+            with combine(a):
+                v0: f32 = param(0)
+                v1: f32 = param(2)
+                v2: f32 = mul(v0, v1)
+                v3: f32 = param(1)
+                v4: f32 = mul(v3, v1)
+                v5: f32 = param(3)
+                v6: f32 = add(v4, v5)
+                results(v2, v6)
+            for j in scan(n, lanes=8):
+                v7: f32 = x[j]
+                v8: f32 = y[j]
+                a.join(v7, v8)
+                out[j] = b
+""")
+
+BLOCKS = text("""
+    def kernel(x, out, rows):
+        rows = symbol(0, None)
+        x = pointer(f32, 'read')
+        out = pointer(f32, 'write')
+        warps = 1
+        for i in vector(rows, lanes=4):
+            row = scratch(f32, [16])
+            with sum(f32) as total:
+                for j in reduction(16, lanes=16):
+                    v0: f32 = x[16*i + j]
+                    v1: f32 = exp(v0)
+                    e: f32 = let(v1)
+                    row[j] = e
+                    total.join(e)
+            for k in vector(3, lanes=4):
+                for j in vector(16, lanes=16):
+                    v2: f32 = row[j]
+                    v3: f32 = div(v2, total)
+                    v4: f32 = x[16*i + j]
+                    v5: f32 = add(v3, v4)
+                    out[48*i + 16*k + j] = v5
+""")
+
 COMPLEX = text("""
     def kernel(x, out, n):
         n = symbol(0, None)

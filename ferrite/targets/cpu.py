@@ -6,12 +6,13 @@ import functools
 from collections.abc import Mapping, Sequence
 
 from ferrite.codegen import CpuSpelling, RunTable
-from ferrite.codegen.llvm import entry, host_target, machine_text, unsupported
+from ferrite.codegen.llvm import entry, host_target, is_narrow, machine_text, unsupported
+from ferrite.ir import STATES
 from ferrite.ir.kernel import Kernel
+from ferrite.ir.program import Operation, Reduce, Scan, roots_of
 from ferrite.runtime.cpu import Kernels, KernelStore, build, functions_of, native_run
 from ferrite.schedule import INTERPRETED
-from ferrite.schedule.cpu import CpuScheduling, Machine
-from ferrite.targets.operations import unsupported_reason
+from ferrite.schedule.cpu import CpuScheduling, Machine, has_state
 from ferrite.targets.target import LoadedRun
 
 
@@ -20,8 +21,7 @@ class CpuTarget:
 
     @functools.cached_property
     def scheduling(self) -> CpuScheduling:
-        machine = Machine(vector=4 * host_target().lanes)
-        return CpuScheduling(machine, functools.partial(unsupported_reason, unsupported))
+        return CpuScheduling(Machine(vector=4 * host_target().lanes), unsupported_reason)
 
     def identity(self) -> str:
         return machine_text()
@@ -51,6 +51,21 @@ class InterpretedTarget(CpuTarget):
 
     def identity(self) -> str:
         return "any"
+
+
+def unsupported_reason(operation: Operation) -> str | None:
+    """Why a loop operation cannot be a kernel; None where it can."""
+    for root in roots_of(operation):
+        why = unsupported(root)
+        if why:
+            return why
+    if isinstance(operation, Scan) and not has_state(operation):
+        return f"no state for the scan {operation.combine.name}"
+    if isinstance(operation, Reduce | Scan) and any(is_narrow(value.dtype) for value in operation.values):
+        return "16-bit floats are no numbers to a state before they are widened"
+    if isinstance(operation, Reduce) and operation.kind not in STATES:
+        return f"no state for the reduction {operation.kind}"
+    return None
 
 
 CPU = CpuTarget()

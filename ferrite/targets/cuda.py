@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
 from ferrite.codegen import CudaSpelling, RunTable
 from ferrite.codegen.llvm import machine_text
-from ferrite.codegen.triton import unsupported_value
+from ferrite.codegen.triton import unsupported_operation
 from ferrite.ir.kernel import Kernel
 from ferrite.runtime.cpu import KernelStore
 from ferrite.runtime.cuda import Driver, build, cuda_run, kernel_from, launcher_of, libcuda
-from ferrite.schedule.cpu import CpuScheduling, Machine
-from ferrite.targets.operations import unsupported_reason
+from ferrite.schedule.gpu import GpuMachine, GpuScheduling
 from ferrite.targets.target import LoadedRun
 
 
@@ -22,8 +22,8 @@ class CudaTarget:
     spelling = CudaSpelling()
 
     @functools.cached_property
-    def scheduling(self) -> CpuScheduling:
-        return CpuScheduling(Machine(), functools.partial(unsupported_reason, unsupported_value))
+    def scheduling(self) -> GpuScheduling:
+        return GpuScheduling(machine_of(torch.cuda.get_device_properties(0)), unsupported_operation)
 
     @functools.cached_property
     def driver(self) -> Driver:
@@ -54,6 +54,17 @@ class CudaTarget:
         known = {place: kernel_from(code[name]) for place, (name, _complaints) in enumerate(kernels) if name in code}
         launcher = launcher_of(code)
         return [cuda_run(table, known, self.driver, launcher) for table in tables]
+
+
+def machine_of(properties: Any) -> GpuMachine:
+    """What torch says of a GPU."""
+    return GpuMachine(
+        multiprocessors=properties.multi_processor_count,
+        threads=properties.max_threads_per_multi_processor,
+        registers=properties.regs_per_multiprocessor,
+        shared=properties.shared_memory_per_multiprocessor,
+        cache=properties.L2_cache_size,
+    )
 
 
 CUDA = CudaTarget()

@@ -12,13 +12,16 @@ from ferrite.ir.kernel.nodes import checks
 from loop_kernels import GATHER, KERNELS, SCATTER_ADD, changed
 from triton_kernels import (
     BIG,
+    BLOCKS,
     CONDITIONS,
     COUNTS,
     DEVICES,
     IN_PLACE,
+    LINEAR_SCANS,
     ON_A_GPU,
     OWN_MAXIMUM,
     PLANES,
+    ROW_SCANS,
     TILE_SUMS,
     TRIANGLE,
     TWO_CHECKS,
@@ -94,6 +97,23 @@ def test_a_kernel_computes_the_same(case, device):
 def test_a_kernel_computes_the_same_in_small_blocks(case, device, small_blocks):
     name, memory, sizes = CASES[case]
     assert_same_results(kernel_of(KERNELS[name]), memory, sizes, device)
+
+
+STATED = {
+    "row scans": (ROW_SCANS, [torch.randn(3, 19), nan(3, 19), nan(3)], [3, 19]),
+    "no row": (ROW_SCANS, [nan(0), nan(0), nan(0)], [0, 5]),
+    "rows of nothing": (ROW_SCANS, [nan(0), nan(0), nan(3)], [3, 0]),
+    "linear scan": (LINEAR_SCANS, [torch.randn(19), torch.randn(19), nan(19)], [19]),
+    "blocks": (BLOCKS, [torch.randn(6, 16), nan(6, 48)], [6]),
+}
+
+
+@needs_triton
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", STATED, ids=lambda name: name.replace(" ", "-"))
+def test_a_kernel_that_says_its_blocks_computes_the_same(name, device):
+    source, memory, sizes = STATED[name]
+    assert_same_results(kernel_of(source), memory, sizes, device)
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------

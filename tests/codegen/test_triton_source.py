@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ferrite.codegen.triton import kernel_source, launch_of, unsupported
+from ferrite.ir.kernel.parse import parse_kernel
 from loop_kernels import GATHER, KERNELS, ONLINE_SOFTMAX, POINTWISE, SCATTER_ADD, SOFTMAX, WELFORD, changed
-from triton_kernels import COMPLEX, IN_PLACE, ROWS_IN_ORDER, TRIANGLE, kernel_of
+from triton_kernels import BLOCKS, COMPLEX, IN_PLACE, ROW_SCANS, ROWS_IN_ORDER, TRIANGLE, kernel_of
 
 pytestmark = pytest.mark.quick
 
@@ -60,6 +61,20 @@ def test_accesses_are_masked_where_lanes_lie_outside():
     source = source_of(changed(changed(POINTWISE, "vector(5", "vector(8"), "parallel(n, copies=64)", "parallel(n)"))
     assert "mask" not in source, "eight elements are one whole block"
     assert source_of(POINTWISE).count("mask=") == 3
+
+
+def test_a_kernel_that_says_its_blocks():
+    kernel = kernel_of(BLOCKS)
+    launch = launch_of(kernel, "kernel")
+    assert launch.blocks == ()
+    assert launch.instances([6]) == 2
+    assert launch.warps([6]) == 1
+    source = kernel_source(kernel, "kernel")
+    assert "row[:, None, :]" in source, "a tile is used by a block with one dimension more"
+    scans = source_of(ROW_SCANS)
+    assert scans.count("tl.associative_scan(") == 1
+    assert "for j_start in range(0, n, 8)" in scans
+    assert parse_kernel(str(kernel)) == kernel
 
 
 def test_what_has_no_source_says_why():

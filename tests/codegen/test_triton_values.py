@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from ferrite.codegen.triton import unsupported
 from ferrite.codegen.triton.emit import written
 from ferrite.codegen.triton.launch import OPTIONS
-from ferrite.codegen.triton.operators import LIBRARY
+from ferrite.codegen.triton.operators import LIBRARY, QUICK
 from ferrite.ir.expr import Random, cast, const, load, masked, op
 from ferrite.ir.expr_laws import wrong_type
 from ferrite.ir.index.algebra import evaluate, number
@@ -324,3 +325,38 @@ def test_states_compile(kind, tmp_path, monkeypatch):
     for dtype in STATE_TYPES.get(kind, NUMBERS):
         kernel, _ = reduction(kind, dtype, None)
         assert ".visible .entry kernel" in compiled(kernel, tmp_path, monkeypatch)
+
+
+# --- results of 16 bits -----------------------------------------------------------------------------------------------
+
+
+def quick_kernel(name, dtype):
+    """One operator from 32 bits to 16, as a GPU's own scheduler writes it."""
+    value = op(name, *(load(one, [PLACE], torch.float32) for one in "ab"[: OPERATORS[name].arity]))
+    kernel = elementwise(dict.fromkeys("ab"[: OPERATORS[name].arity], torch.float32), [cast(value, dtype)])
+    return replace(kernel, warps=1, body=(replace(kernel.body[0], lanes=64),))
+
+
+@needs_triton
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=short)
+@pytest.mark.parametrize("name", QUICK)
+def test_what_is_rounded_to_16_bits_is_as_near_as_rounding_lets_it_be(name, dtype, device):
+    some = torch.cat([torch.randn(300) * 3, torch.logspace(-6, 4, 200), -torch.logspace(-6, 4, 200)])
+    edges = torch.tensor([0.0, -0.0, INF, -INF, NAN, 0.25, 0.2499, 0.5, 0.4999, 88.0, -88.0, 1.0, -1.0])
+    left = torch.cat([some, edges])
+    left = left.abs() if name == "sqrt" else left
+    operands = [left, torch.flip(left, [0])][: OPERATORS[name].arity]
+    kernel = quick_kernel(name, dtype)
+    made = run_triton(kernel, [*operands, torch.zeros(len(left), dtype=dtype)], [len(left)], device)[-1]
+    exact = OPERATORS[name].meaning(*(each.double() for each in operands))
+    nearest = exact.to(dtype)
+    finite = nearest.isfinite() & (nearest.abs() >= torch.finfo(dtype).tiny)
+    assert torch.equal(made.isnan(), nearest.isnan())
+    wrong = (made.double() - exact).abs()[finite] / exact.abs()[finite]
+    assert wrong.max() <= torch.finfo(dtype).eps * 0.53, "half a unit, and what is lost before"
+
+
+def test_only_results_of_16_bits_are_computed_quickly():
+    assert "quick_tanh" in written(quick_kernel("tanh", torch.bfloat16), "kernel").source
+    assert "libdevice.tanh" in written(quick_kernel("tanh", torch.float64), "kernel").source

@@ -99,6 +99,14 @@ BROKEN = {
     "a combine function with too many parameters": ("K7", scan("param(3)", "param(4)")),
     "a combine function that gives another type": ("K7", scan("results(v2, v6)", "results(v2, i64(1))")),
     "lanes in a serial loop": ("K8", small("reduction(n, lanes=4)", "serial(n, lanes=4)")),
+    "a block of three lanes": ("K8", small("for i in", "warps = 1\n    for i in").replace("lanes=4", "lanes=3")),
+    "a state is joined in a loop inside of a scan": (
+        "K7",
+        changed(
+            small(BODY, "for k in reduction(2):\n                    s.join(a)"), "reduction(n, lanes=4)", "scan(n)"
+        ),
+    ),
+    "a scan stores at one place for all": ("K9", scan("serial(n)", "scan(n)").replace("out[j] = b", "out[0] = b")),
     "no copies at all": ("K8", small("lanes=4", "copies=0")),
     "an unrolled loop of any length": ("K8", small("reduction(n, lanes=4)", "unrolled(n)")),
     "a parallel loop in a reduction": (

@@ -14,9 +14,11 @@ import torch
 
 from ferrite.codegen import CudaSpelling
 from ferrite.codegen.llvm import LaunchStep
+from ferrite.codegen.triton import unsupported_operation
 from ferrite.codegen.triton.run import _mode, loaded
 from ferrite.runtime.cuda import CudaKernel, Function
 from ferrite.runtime.cuda.driver import NodeParameters
+from ferrite.schedule.gpu import GpuMachine, GpuScheduling
 from ferrite.targets.cuda import CudaTarget
 
 DTYPES = {
@@ -197,6 +199,7 @@ def addresses_are_tensors() -> Iterator[None]:
 class SimulatedTarget(CudaTarget):
     spelling = Spelling()
     capability = CAPABILITY  # type: ignore[assignment]
+    scheduling = GpuScheduling(GpuMachine(), unsupported_operation, device="cpu")  # type: ignore[assignment]
 
     def __init__(self, natives: bool = True) -> None:
         self.driver = SimulatedDriver(natives)  # type: ignore[misc]

@@ -4,9 +4,10 @@ In: a kernel that keeps its laws. Out: a Python module with one Triton function,
 there is none. Nothing here imports Triton but `run`, when it runs.
 """
 
-from ferrite.codegen.triton.emit import fixed_launch, kernel_source, launch_of, unsupported, unsupported_value, written
+from ferrite.codegen.triton.emit import fixed_launch, kernel_source, launch_of, unsupported, written
 from ferrite.codegen.triton.errors import UnsupportedKernel
 from ferrite.codegen.triton.launch import FAILURE_WORDS, OPTIONS, Launch
+from ferrite.codegen.triton.support import unsupported_operation
 
 __all__ = [
     "FAILURE_WORDS",
@@ -17,6 +18,6 @@ __all__ = [
     "kernel_source",
     "launch_of",
     "unsupported",
-    "unsupported_value",
+    "unsupported_operation",
     "written",
 ]

@@ -8,20 +8,15 @@ reason = unsupported(kernel)                why there is none, or None
 from __future__ import annotations
 
 import functools
-import weakref
 from dataclasses import dataclass, replace
 
 from ferrite.codegen.triton.errors import UnsupportedKernel
 from ferrite.codegen.triton.helpers import functions
 from ferrite.codegen.triton.launch import Launch
-from ferrite.codegen.triton.operators import operation, type_name
 from ferrite.codegen.triton.statements import Printer
-from ferrite.ir import Expr, Op, Random, data_of, indices_of, nodes_of
 from ferrite.ir.index import number, substitute
 from ferrite.ir.kernel import Kernel
 from ferrite.ir.program import comment
-
-_known: weakref.WeakKeyDictionary[Expr, str | None] = weakref.WeakKeyDictionary()
 
 
 def kernel_source(kernel: Kernel, name: str) -> str:
@@ -49,27 +44,6 @@ def unsupported(kernel: Kernel) -> str | None:
     return None
 
 
-def unsupported_value(expr: Expr) -> str | None:
-    """Why a value has no Triton source; None where it has. Whole kernels may still have none."""
-    for item in nodes_of(expr, known=_known):
-        inside = [value for index in indices_of(item) for value in data_of(index)]
-        reason = next((reason for part in (*inside, *item.args) if (reason := _known.get(part)) is not None), None)
-        _known[item] = reason or _unsupported(item)
-    return _known[expr]
-
-
-def _unsupported(item: Expr) -> str | None:
-    try:
-        type_name(item.dtype)
-        if isinstance(item, Op):
-            operation(lambda helper: None, item, ["x"] * len(item.operands))
-    except UnsupportedKernel as error:
-        return str(error)
-    if isinstance(item, Random) and item.kind not in ("uniform", "bits"):
-        return f"random numbers of kind {item.kind}"
-    return None
-
-
 @dataclass(frozen=True)
 class Written:
     source: str
@@ -82,7 +56,7 @@ def written(kernel: Kernel, name: str) -> Written:
     programs = printer.kernel(kernel)
     module = printer.module
     blocks = tuple(module.blocks.values())
-    launch = Launch(name, kernel.pointers, kernel.sizes, blocks, programs, module.checks)
+    launch = Launch(name, kernel.pointers, kernel.sizes, blocks, programs, module.checks, kernel.warps)
     arguments = [
         *(module.pointers[pointer.name] for pointer in kernel.pointers),
         *(module.atoms[size][0].text for size in kernel.sizes),

@@ -1,5 +1,8 @@
 """Which loops become instances of the program, and how large blocks are.
 
+A kernel that was made for a GPU says so itself: see `ferrite.ir.kernel.nodes`. For others, which have loops for the
+vectors of a processor, this is how they become programs and blocks.
+
 Independent loops at the top of a kernel, one inside the other and beside nothing but values, are spread over a flat
 grid: a parallel loop one iteration each (or `copies` of the innermost), a vector loop one block each. All others run
 inside a program: as one block where the extent is bounded and small, as a loop over blocks elsewhere.
@@ -29,6 +32,8 @@ class Spread:
 
 def spread_loops(kernel: Kernel) -> tuple[list[Spread], tuple[Statement, ...]]:
     """The loops of the grid, outermost first, and what is left for every program to do."""
+    if kernel.warps:
+        return stated_loops(kernel)
     written = {statement.buffer for statement in walk(kernel.body) if isinstance(statement, Store)}
     found: list[Spread] = []
     body = kernel.body
@@ -49,6 +54,27 @@ def spread_loops(kernel: Kernel) -> tuple[list[Spread], tuple[Statement, ...]]:
     return found, body
 
 
+def stated_loops(kernel: Kernel) -> tuple[list[Spread], tuple[Statement, ...]]:
+    """The same for a kernel that says what its blocks are."""
+    written = {statement.buffer for statement in walk(kernel.body) if isinstance(statement, Store)}
+    found: list[Spread] = []
+    body = kernel.body
+    while body:
+        *before, last = body
+        if not isinstance(last, Loop) or last.kind not in ("parallel", "vector"):
+            break
+        if not all(_is_free(item, written) for item in before) or not _is_launched(last.axis):
+            break
+        found.append(Spread(tuple(before), last, last.lanes))  # type: ignore[arg-type]
+        body = last.body
+    return found, body
+
+
+def _is_launched(axis: Axis) -> bool:
+    """Whether the host can count the iterations."""
+    return all(isinstance(atom, Symbol) for atom in axis.extent.atoms)
+
+
 def block_limit(loop: Loop) -> int:
     """How many elements of a loop to do at a time, where one block does not hold all of them."""
     return SHARED if any(_is_blocked(item) for item in walk(loop.body)) else LOOPED
@@ -65,7 +91,7 @@ def _is_free(statement: Statement, written: set[str]) -> bool:
 
 def _is_spread(loop: Loop) -> bool:
     extent = loop.axis.extent
-    if loop.kind not in INDEPENDENT or not all(isinstance(atom, Symbol) for atom in extent.atoms):
+    if loop.kind not in INDEPENDENT or not _is_launched(loop.axis):
         return False
     return loop.kind == "parallel" or extent.high is None or extent.high > block_limit(loop)
 

@@ -15,8 +15,9 @@ MOST_PROGRAMS = (1 << 31) - 1  # of one dimension of a grid
 FAILURE_WORDS = 4  # number of the check that failed, or 0; the value; the extent; how many failed
 ELEMENTS_OF_A_WARP = 256
 MOST_WARPS = 8
-# How the source is compiled for CUDA: a product and a sum are two roundings, and the smallest numbers are not zero.
-OPTIONS = {"enable_fp_fusion": False, "enable_reflect_ftz": False}
+# How the source is compiled for CUDA: a product and a sum may be one instruction with one rounding, as in the kernels
+# of torch itself; the smallest numbers are not zero.
+OPTIONS = {"enable_fp_fusion": True, "enable_reflect_ftz": False}
 
 # Element types that a kernel may have, by their names in Triton.
 TYPES = {
@@ -73,6 +74,7 @@ class Launch:
     blocks: tuple[Block, ...]
     programs: Index
     checks: tuple[Data, ...]
+    fixed_warps: int = 0  # what the kernel says; 0: by the size of its blocks
 
     def values(self, sizes: Sequence[int] | None) -> dict[Atom, int]:
         """Sizes and blocks, once the sizes are known; without them, blocks that do for all sizes."""
@@ -92,7 +94,9 @@ class Launch:
         return count
 
     def warps(self, sizes: Sequence[int] | None) -> int:
-        """Enough for the largest block to be spread, and no more."""
+        """What the kernel says; else enough for the largest block to be spread, and no more."""
+        if self.fixed_warps:
+            return self.fixed_warps
         elements = 1
         for size in self.constants(sizes).values():
             elements *= size

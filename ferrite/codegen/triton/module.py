@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import builtins
 import keyword
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from ferrite.codegen.triton.helpers import HELPERS
 from ferrite.codegen.triton.launch import Block
-from ferrite.ir import Data
+from ferrite.ir import Data, Expr
 from ferrite.ir.index import Atom, Axis, Index, Number, Symbol
 
 INDENT = "    "
@@ -59,10 +60,12 @@ class BlockAxis:
 
 @dataclass(frozen=True)
 class Scope:
-    """Where a statement stands: the dimensions of the block around it, and the lanes that count."""
+    """Where a statement stands: the dimensions of the block around it, and the lanes that count. `scan`: the dimension
+    along which lanes come in order."""
 
     axes: tuple[BlockAxis, ...] = ()
     masks: tuple[Mask, ...] = ()
+    scan: int | None = None
 
     @property
     def dims(self) -> Dims:
@@ -92,11 +95,49 @@ class Tile:
     blocks: tuple[Block | None, ...]
 
 
+class Known:
+    """What lines above have computed already, so that nothing is loaded or computed twice in a block.
+
+    A frame is a block of the source: what a loop or a condition computes inside is not known after it. What was read
+    from memory is known until something is stored there.
+    """
+
+    def __init__(self) -> None:
+        self.frames: list[dict[Any, Any]] = [{}]
+
+    def get(self, key: Any) -> Any:
+        return next((frame[key] for frame in reversed(self.frames) if key in frame), None)
+
+    def __contains__(self, key: Any) -> bool:
+        return any(key in frame for frame in self.frames)
+
+    def set(self, key: Any, value: Any) -> None:
+        self.frames[-1][key] = value
+
+    def forget(self, buffers: Collection[str]) -> None:
+        """`buffers` have changed. The first part of a key is a word, the second what was computed."""
+        for frame in self.frames:
+            for key in [key for key in frame if not _loads(key[1]).isdisjoint(buffers)]:
+                del frame[key]
+
+    def clear(self) -> None:
+        for frame in self.frames:
+            frame.clear()
+
+
+def _loads(item: Any) -> frozenset[str]:
+    if isinstance(item, Data):
+        return item.value.loads
+    return item.loads if isinstance(item, Expr) else frozenset()
+
+
 @dataclass
 class Module:
-    """`functions`: helpers of this kernel alone, by name. `names`: every name that is taken."""
+    """`functions`: helpers of this kernel alone, by name. `names`: every name that is taken. `quick`: all results have
+    16 bits."""
 
     checks: tuple[Data, ...]
+    quick: bool = False
     lines: Lines = field(default_factory=list)
     level: int = 1
     names: set[str] = field(default_factory=lambda: set(RESERVED))
@@ -107,6 +148,7 @@ class Module:
     values: dict[str, Value] = field(default_factory=dict)
     tiles: dict[str, Tile] = field(default_factory=dict)
     pointers: dict[str, str] = field(default_factory=dict)
+    known: Known = field(default_factory=Known)
 
     def fresh(self, wish: str) -> str:
         """A name that nothing else has: a loop must not carry what another statement named."""
@@ -139,10 +181,27 @@ class Module:
         self.line(head)
         before = len(self.lines)
         self.level += 1
+        self.known.frames.append({})
         yield
+        self.known.frames.pop()
         if len(self.lines) == before:
             self.line("pass")
         self.level -= 1
+
+    def bind(self, axis: Atom, value: Value, wide: bool) -> None:
+        """An axis has a value from here on. What was computed of another one is not known any more."""
+        if axis in self.atoms and self.atoms[axis][0] != value:
+            self.known.clear()
+        self.atoms[axis] = value, wide
+
+    def name_value(self, name: str, value: Value) -> None:
+        if name in self.values and self.values[name] != value:
+            self.known.clear()
+        self.values[name] = value
+
+    def fixed(self, lanes: int) -> Block:
+        """A block whose size is a number in the source."""
+        return Block(str(lanes), Number.intern(lanes), lanes)
 
     def block(self, extent: Index, most: int) -> Block:
         """The block for an extent; the same for the same. One that a loop decides is the largest it may be."""

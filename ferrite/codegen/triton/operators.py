@@ -102,10 +102,13 @@ def _rounded(needs: Needs, text: str, dtype: torch.dtype) -> str:
 # --- operators --------------------------------------------------------------------------------------------------------
 
 
-def operation(needs: Needs, expr: Op, args: list[str]) -> str:
+def operation(needs: Needs, expr: Op, args: list[str], quick: bool = False) -> str:
+    """`quick`: all results have 16 bits, so that the last bits of 32 do not matter."""
     dtype = expr.operands[-1].dtype
     type_name(expr.dtype)
     row = ROWS.get(expr.name)
+    if quick and dtype is torch.float32:
+        row = QUICK.get(expr.name, row)
     if any(operand.dtype != dtype for operand in expr.operands) and expr.name != "where":
         row = None  # a number beside a float: few operators have one
     if expr.name == "bitcast":
@@ -276,7 +279,7 @@ ROWS: dict[str, Row] = {
     "trunc": _library("trunc"),
     "round": _library("rint"),
     "sqrt": _by_type("square_root({0})", None),
-    "rsqrt": _one_over("square_root({0})"),
+    "rsqrt": _library("rsqrt"),
     "reciprocal": _one_over("{0}"),
     "sigmoid": _one_over("(libdevice.exp({0} * (-1.0)) + 1.0)"),
     "special_ndtr": _normal_distribution,
@@ -297,4 +300,16 @@ ROWS: dict[str, Row] = {
     "fma": _by_type("libdevice.fma({0}, {1}, {2})", None),
     **{name: _comparison(sign) for name, sign in zip(INFIX_NAMES[3:], ("==", "!=", "<", "<=", ">", ">="), strict=True)},
     **{name: _library(name) for name in LIBRARY.split()},
+}
+
+# At the speed of the hardware, for results that are rounded to 16 bits. Logarithms are not among them: near one the
+# hardware's are wrong in all digits.
+QUICK: dict[str, Row] = {
+    "div": _by_type("{0} / {1}", None),
+    "reciprocal": _by_type("1.0 / {0}", None),
+    "sqrt": _by_type("tl.sqrt({0})", None),
+    "exp": _by_type("tl.exp({0})", None),
+    "sigmoid": _by_type("quick_sigmoid({0})", None),
+    "tanh": _by_type("quick_tanh({0})", None),
+    "erf": _by_type("quick_erf({0})", None),
 }

@@ -18,12 +18,25 @@ from ferrite.codegen.triton.grid import MOST_ELEMENTS, Spread, block_limit, spre
 from ferrite.codegen.triton.indices import is_narrow, widened
 from ferrite.codegen.triton.launch import Block, power_of_two
 from ferrite.codegen.triton.module import BlockAxis, Mask, Module, Scope, Tile, Value
-from ferrite.codegen.triton.operators import filled, type_name
+from ferrite.codegen.triton.operators import HALVES, filled, type_name
 from ferrite.codegen.triton.states import Accumulators
 from ferrite.codegen.triton.values import Evaluation
 from ferrite.ir import Expr, arithmetic_type, cast, load, op, short
-from ferrite.ir.index import ONE, Axis, Index, symbol
-from ferrite.ir.kernel import Accumulate, Join, Kernel, Let, Loop, Prefetch, Scratch, Statement, Store, When, checks
+from ferrite.ir.index import ONE, ZERO, Axis, Index, Symbol, number, symbol
+from ferrite.ir.kernel import (
+    Accumulate,
+    Join,
+    Kernel,
+    Let,
+    Loop,
+    Prefetch,
+    Scratch,
+    Statement,
+    Store,
+    When,
+    checks,
+    walk,
+)
 
 COMBINE = {"add": "add", "mul": "mul", "amax": "maximum", "amin": "minimum"}
 ATOMIC_TYPES = {
@@ -37,10 +50,12 @@ PROGRAM = symbol("program id", 0, (1 << 31) - 1)  # no size of a kernel has such
 
 class Printer:
     def __init__(self, kernel: Kernel, name: str) -> None:
-        self.module = Module(checks=tuple(checks(kernel)))
+        self.module = Module(checks=tuple(checks(kernel)), quick=_rounds_all(kernel))
         self.module.names.add(name)
         self.states = Accumulators(self.module)
         self.barriers = Barriers(kernel)
+        self.stated = kernel.warps > 0  # the kernel says what its blocks are
+        self.changing = {item.name for item in kernel.pointers if item.access == "both"}
 
     # --- the grid -----------------------------------------------------------------------------------------------------
 
@@ -56,9 +71,12 @@ class Printer:
             if wide:
                 module.line(f"{name} = {widened(name)}")
         loops, body = spread_loops(kernel)
-        blocks = [module.block(item.loop.axis.extent, item.most) if item.most > 1 else None for item in loops]
+        blocks = [self.block_of(item.loop.axis.extent, item.most) if item.most > 1 else None for item in loops]
         counts = [_count(item.loop.axis.extent, block) for item, block in zip(loops, blocks, strict=True)]
-        module.atoms |= {block.symbol: (Value(block.name), False) for block in blocks if block is not None}
+        module.atoms |= {block.symbol: (Value(block.name), False) for block in module.blocks.values()}
+        if ZERO in counts:
+            module.line("pass")
+            return ZERO
         if loops:
             module.line("pid = tl.program_id(0)")
             module.atoms[PROGRAM] = Value("pid"), False
@@ -83,9 +101,14 @@ class Printer:
         if block is None:
             self.number(axis, Evaluation(self.module, scope).index(at)[0].text)
             return scope
+        if self.stated and _holds(block.most, axis.extent):
+            return self.lanes(axis, block, "", scope, whole=True, empty=False)
         start, _ = Evaluation(self.module, scope).index(at)
         base = start.text if is_narrow(axis) else widened(start.text)
         return self.lanes(axis, block, f"({base}) * {block.name}", scope, whole=False)
+
+    def block_of(self, extent: Index, most: int) -> Block:
+        return self.module.fixed(most) if self.stated else self.module.block(extent, most)
 
     # --- statements ---------------------------------------------------------------------------------------------------
 
@@ -103,7 +126,7 @@ class Printer:
                 self.scratch(statement, scope)
             case Let(name=name):
                 value = Evaluation(self.module, scope).value(statement.value)
-                self.module.values[name] = Value(self.module.set(name, value.text), value.dims)
+                self.module.name_value(name, Value(self.module.set(name, value.text), value.dims))
             case Accumulate():
                 self.states.begin(statement, scope)
                 self.block(statement.body, scope)
@@ -153,28 +176,41 @@ class Printer:
     def blocks(self, loop: Loop, scope: Scope) -> None:
         """Independent iterations: one block of them, or a loop over blocks, or, where no room is left, a loop."""
         axis, room = loop.axis, max(MOST_ELEMENTS // scope.elements, 1)
-        if axis.extent.high is not None and power_of_two(axis.extent.high) <= room:
-            block = self.module.block(axis.extent, power_of_two(axis.extent.high))
-            self.block(loop.body, self.lanes(axis, block, "", scope, whole=True))
+        if self.stated:
+            most, whole = loop.lanes, _holds(loop.lanes, axis.extent)
+        else:
+            whole = axis.extent.high is not None and power_of_two(axis.extent.high) <= room
+            most = power_of_two(axis.extent.high or 1) if whole else min(room, block_limit(loop))
+        if loop.kind == "scan" and not self.stated:
+            raise UnsupportedKernel("a scan without blocks")
+        scan = len(scope.axes) if loop.kind == "scan" else None
+        if whole:
+            block = self.block_of(axis.extent, most)
+            self.block(loop.body, replace(self.lanes(axis, block, "", scope, whole=True), scan=scan))
             return
-        most = min(room, block_limit(loop))
         stop, ragged = self.stop(axis, scope)
         if most == 1:
             name = self.module.fresh(axis.name)
-            with self.iterations(f"for {name} in range(0, {stop}):"):
+            with self.iterations(f"for {name} in range(0, {stop}):", loop):
                 self.number(axis, name)
                 self.block(loop.body, self.shortened(axis, scope) if ragged else scope)
             return
-        block = self.module.block(axis.extent, most)
+        block = self.block_of(axis.extent, most)
         start = self.module.fresh(f"{axis.name}_start")
-        with self.iterations(f"for {start} in range(0, {stop}, {block.name}):"):
+        with self.iterations(f"for {start} in range(0, {stop}, {block.name}):", loop):
             base = start if is_narrow(axis) else widened(start)
-            self.block(loop.body, self.lanes(axis, block, base, scope, whole=False))
+            self.block(loop.body, replace(self.lanes(axis, block, base, scope, whole=False), scan=scan))
 
     @contextmanager
-    def iterations(self, head: str, in_order: Loop | None = None) -> Iterator[None]:
+    def iterations(self, head: str, loop: Loop) -> Iterator[None]:
+        stored = {item.buffer for item in walk(loop.body) if isinstance(item, Store)}
+        if self.states.are_read():
+            self.module.known.clear()
+        else:
+            self.module.known.forget(stored)
         with self.barriers.perhaps(), self.module.indented(head):
-            if in_order is not None and self.barriers.between_iterations(in_order):
+            in_order = loop.kind in ("serial", "unrolled")
+            if in_order and self.barriers.between_iterations(loop):
                 self.module.line("tl.debug_barrier()")
             yield
 
@@ -192,7 +228,7 @@ class Printer:
         wide = not is_narrow(axis)
         text = widened(text) if wide else text
         name = text if text.isidentifier() or text.isdigit() else self.module.set(axis.name, text)
-        self.module.atoms[axis] = Value(name), wide
+        self.module.bind(axis, Value(name), wide)
 
     def shortened(self, axis: Axis, scope: Scope) -> Scope:
         """Only the lanes whose own number of iterations is not over."""
@@ -201,24 +237,39 @@ class Printer:
         going = Value(self.module.set("mask", f"{self.module.atoms[axis][0].text} < {extent.text}"), extent.dims)
         return replace(scope, masks=evaluation.under(going, scope.masks))
 
-    def lanes(self, axis: Axis, block: Block, base: str, scope: Scope, whole: bool) -> Scope:
-        """One dimension more: lanes from `base` on, those beyond the extent masked."""
+    def lanes(self, axis: Axis, block: Block, base: str, scope: Scope, whole: bool, empty: bool | None = None) -> Scope:
+        """One dimension more: lanes from `base` on, those beyond the extent masked. `empty`: whether no lane may be
+        inside, where that is known."""
+        dim = len(scope.axes)
+        key = ("lanes", axis, block, dim, scope.masks) if whole else None
+        again: Scope | None = self.module.known.get(key) if key else None
+        if again is not None:
+            return replace(again, axes=(*scope.axes, BlockAxis(axis, block, whole)))
+        inner = self.new_lanes(axis, block, base, scope, whole, empty)
+        if key:
+            self.module.known.set(key, inner)
+        return inner
+
+    def new_lanes(self, axis: Axis, block: Block, base: str, scope: Scope, whole: bool, empty: bool | None) -> Scope:
         dim = len(scope.axes)
         added = "[" + "None, " * dim + ":]" if dim else ""
         lanes = f"tl.arange(0, {block.name}){added}"
         wide = not is_narrow(axis)
         text = f"{base} + {lanes}" if base else (widened(lanes) if wide else lanes)
         value = Value(self.module.set(axis.name, text), frozenset([dim]))
-        self.module.atoms[axis] = value, wide
+        self.module.bind(axis, value, wide)
         inner = replace(scope, axes=(*scope.axes, BlockAxis(axis, block, whole)))
         extent = axis.extent
         if whole and extent.low == extent.high == block.most:
             return inner
+        if empty is None:
+            empty = whole and (extent.low is None or extent.low < 1)
+        if self.stated and not empty and extent % number(block.most) is ZERO and not extent_depends(extent):
+            return inner
         limit, _ = Evaluation(self.module, inner).index(extent)
         dims = value.dims | limit.dims
         mask = Value(self.module.set("mask", f"{value.text} < {limit.at(dim + 1)}"), dims)
-        surely = not whole or (extent.low is not None and extent.low >= 1)
-        surely = surely and not limit.dims
+        surely = not empty and not limit.dims
         if surely:
             return replace(inner, masks=(*scope.masks, Mask(mask, bounds=dim)))
         both = Evaluation(self.module, inner).under(mask, scope.masks)
@@ -232,11 +283,12 @@ class Printer:
         for size in statement.sizes:
             most = power_of_two(size.high or 1)
             elements *= most
-            blocks.append(None if size is ONE else self.module.block(size, most))
-        if elements > MOST_ELEMENTS:
+            blocks.append(None if size is ONE else self.block_of(size, most))
+        if elements > MOST_ELEMENTS and not self.stated:
             raise UnsupportedKernel(f"{elements} elements of scratch memory; a block has {MOST_ELEMENTS} at most")
         names = [axis.block.name for axis in scope.axes] + [block.name for block in blocks if block is not None]
         text = self.module.set(statement.name, filled(0, statement.dtype, f"[{', '.join(names)}]"))
+        self.module.known.forget([statement.name])
         self.module.tiles[statement.name] = Tile(text, statement.dtype, len(scope.axes), tuple(blocks))
 
     def store(self, store: Store, scope: Scope) -> None:
@@ -255,19 +307,26 @@ class Printer:
         pointer, guard, dims = evaluation.pointer(store.buffer, store.coordinates[0], scope.masks, scope.dims)
         masked = "" if guard is None else f", mask={guard}"
         self.module.line(f"tl.store({pointer}, {value.at(max(dims, default=-1) + 1)}{masked})")
+        self.changed(store.buffer)
+
+    def changed(self, buffer: str) -> None:
+        if buffer in self.changing:
+            self.module.known.forget([buffer])
 
     def keep(self, store: Store, tile: Tile, value: Value, evaluation: Evaluation, scope: Scope) -> None:
         """Into a tile, which is a block."""
         place = evaluation.tile(tile, store.coordinates)
         if place.dims != scope.dims:
             raise UnsupportedKernel(f"scratch memory {store.buffer} is written by more lanes than it has")
-        counted = evaluation.guard(scope.masks, scope.dims)
+        beyond = self.stated and all(mask.bounds is not None for mask in scope.masks)  # may hold anything
+        counted = None if beyond else evaluation.guard(scope.masks, scope.dims)
         text = value.at(len(scope.axes))
         if counted is not None:
             text = f"tl.where({counted.at(len(scope.axes))}, {text}, {tile.text})"
         elif value.dims != scope.dims:
             text = f"tl.broadcast_to({text}, {scope.shape()})"
         self.module.line(f"{tile.text} = {text}")
+        self.module.known.forget([store.buffer])
 
     def atomic(self, store: Store, scope: Scope) -> None:
         dtype = store.value.dtype
@@ -281,6 +340,7 @@ class Printer:
             text = f"tl.broadcast_to({text}, {scope.shape(dims)})"
         masked = "" if guard is None else f", mask={guard}"
         self.module.line(f'{ATOMIC_NAMES[store.mode]}({pointer}, {text}{masked}, sem="relaxed")')
+        self.changed(store.buffer)
 
 
 def _combined(store: Store) -> Expr:
@@ -291,6 +351,24 @@ def _combined(store: Store) -> Expr:
     return cast(op(COMBINE[store.mode], cast(there, wide), cast(store.value, wide)), dtype)
 
 
+def _rounds_all(kernel: Kernel) -> bool:
+    """Whether a kernel for a GPU writes floats of 16 bits, and no others."""
+    written = [item.dtype for item in kernel.pointers if item.access != "read" and item.dtype.is_floating_point]
+    return kernel.warps > 0 and bool(written) and all(dtype in HALVES for dtype in written)
+
+
 def _count(extent: Index, block: Block | None) -> Index:
     """Iterations of a loop of the grid: one for each element, or for each block."""
-    return extent if block is None else (extent + block.symbol - 1) // block.symbol
+    if block is None:
+        return extent
+    size = number(block.most) if block.name.isdigit() else block.symbol
+    return (extent + size - 1) // size
+
+
+def _holds(lanes: int, extent: Index) -> bool:
+    return extent.high is not None and lanes >= extent.high
+
+
+def extent_depends(extent: Index) -> bool:
+    """Whether an extent is another one for other iterations of a loop around."""
+    return not all(isinstance(atom, Symbol) for atom in extent.atoms)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from ferrite.codegen.triton.module import BlockAxis, Lines, Module, Scope, Value
-from ferrite.codegen.triton.operators import filled
+from ferrite.codegen.triton.operators import filled, type_name
 from ferrite.codegen.triton.values import Evaluation
 from ferrite.ir import STATES, Const, Local, short
 from ferrite.ir.kernel import OWN, Accumulate, Join, Loop, State, Statement, inner, nodes_in, walk
@@ -75,13 +75,16 @@ class Accumulators:
             module.line(f"{text} = {part}")
         module.level, module.lines = level, lines
         for name, text in zip(found.state.names, found.texts, strict=False):
-            module.values[name] = Value(text, Scope(axes).dims)
+            module.name_value(name, Value(text, Scope(axes).dims))
 
     def join(self, statement: Join, scope: Scope) -> None:
         found = self.open[statement.state]
         evaluation = Evaluation(self.module, scope)
         values = self.lifted(found.state, [evaluation.value(value) for value in statement.values], scope)
         counted = evaluation.guard(scope.masks, scope.dims)
+        if scope.scan is not None:
+            self.prefixes(found, values, counted, scope, scope.scan)
+            return
         if found.spread and found.straight and found.level == self.module.level:
             found.axes = scope.axes
             found.texts = tuple(self.spread(found, values, counted, scope))
@@ -95,7 +98,13 @@ class Accumulators:
             counted = None  # lanes that do not count have joined as nothing
         self.combine(found, values, counted)
 
+    def are_read(self) -> bool:
+        """Whether what has joined so far may be asked for: it is another value after the next one."""
+        return any(not found.spread for found in self.open.values())
+
     def combine(self, found: Accumulator, values: Sequence[Value], counted: Value | None) -> None:
+        if not found.spread:
+            self.module.known.clear()
         rank = len(found.axes)
         call = f"{found.function}({', '.join([*found.texts, *(value.at(rank) for value in values)])})"
         if counted is None:
@@ -106,6 +115,29 @@ class Accumulators:
         for text, joined in zip(found.texts, new, strict=True):
             self.module.line(f"{text} = tl.where({counted.at(rank)}, {joined}, {text})")
 
+    def prefixes(
+        self, found: Accumulator, values: Sequence[Value], counted: Value | None, scope: Scope, dim: int
+    ) -> None:
+        """What every lane has joined with those before it, and what the blocks before had come to."""
+        if not found.texts:
+            self.start(found, found.scope.axes)
+        texts = self.spread(found, values, counted, scope)
+        given = texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
+        so_far = [self.module.fresh(name) for name in _names(found.state)]
+        self.module.known.clear()
+        self.module.line(f"{', '.join(so_far)} = tl.associative_scan({given}, {dim}, {found.function})")
+        around = frozenset(range(found.depth))
+        if self.module.level > found.level:
+            before = [Value(text, around).at(len(scope.axes)) for text in found.texts]
+            joined = [self.module.fresh(name) for name in _names(found.state)]
+            self.module.line(f"{', '.join(joined)} = {found.function}({', '.join([*before, *so_far])})")
+            so_far = joined
+        for text, lanes, (_, dtype) in zip(found.texts, so_far, found.parts, strict=True):
+            self.module.needs("either_bits")
+            self.module.line(f"{text} = {_last(lanes, dtype, dim, scope)}")
+        for name, text in zip(found.state.names, so_far, strict=False):
+            self.module.name_value(name, Value(text, scope.dims))
+
     def end(self, statement: Accumulate) -> None:
         for state in statement.states:
             found = self.open.pop(state.names[0])
@@ -113,7 +145,7 @@ class Accumulators:
                 self.start(found, found.scope.axes)
             texts = self.reduced(found, found.texts, len(found.axes))
             for name, text in zip(state.names, texts, strict=False):
-                self.module.values[name] = Value(text, found.scope.dims)
+                self.module.name_value(name, Value(text, found.scope.dims))
 
     # --- lanes --------------------------------------------------------------------------------------------------------
 
@@ -161,7 +193,7 @@ class Accumulators:
         return name
 
     def function_text(self, name: str, state: State) -> str:
-        inside = Module(checks=())
+        inside = Module(checks=(), quick=self.module.quick)
         count = len(_names(state))
         sides = [[inside.fresh(f"{side}_{place}") for place in range(count)] for side in ("left", "right")]
         parts = len(state.names)
@@ -179,6 +211,22 @@ class Accumulators:
         inside.line(f"return {', '.join(results)}")
         self.module.helpers.update(inside.helpers)
         return f"def {name}({', '.join(sides[0] + sides[1])}):\n{inside.text()}"
+
+
+def _last(text: str, dtype: torch.dtype, dim: int, scope: Scope) -> str:
+    """The last lane of a block along a dimension: bit by bit, so that nothing is added to it."""
+    size = scope.axes[dim].block.most
+    lane = ["None"] * len(scope.axes)
+    lane[dim] = ":"
+    is_last = f"tl.arange(0, {size})[{', '.join(lane)}] == {size - 1}"
+    if not dtype.is_floating_point:
+        wide = f"tl.cast({text}, tl.int64)"
+        last = f"tl.reduce(tl.where({is_last}, {wide}, 0), {dim}, either_bits)"
+        return f"({last} != 0)" if dtype is torch.bool else f"tl.cast({last}, {type_name(dtype)})"
+    integer = type_name({2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize])
+    bits = f"tl.cast({text}, {integer}, bitcast=True)"
+    last = f"tl.reduce(tl.where({is_last}, {bits}, 0), {dim}, either_bits)"
+    return f"tl.cast({last}, {type_name(dtype)}, bitcast=True)"
 
 
 def _names(state: State) -> tuple[str, ...]:

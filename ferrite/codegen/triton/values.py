@@ -8,7 +8,8 @@ import torch
 
 from ferrite.codegen.triton.errors import UnsupportedKernel
 from ferrite.codegen.triton.indices import IndexText, is_narrow
-from ferrite.codegen.triton.module import NO_DIMS, BlockAxis, Dims, Mask, Module, Scope, Tile, Value
+from ferrite.codegen.triton.launch import Block
+from ferrite.codegen.triton.module import NO_DIMS, BlockAxis, Dims, Known, Mask, Module, Scope, Tile, Value
 from ferrite.codegen.triton.operators import INFIX_NAMES, constant, converted, operation, plain_number
 from ferrite.ir import (
     DIGITS,
@@ -26,22 +27,19 @@ from ferrite.ir import (
     data_of,
     indices_of,
 )
-from ferrite.ir.index import Atom, Index, Number
+from ferrite.ir.index import Atom, Index
 
 Masks = tuple[Mask, ...]
 Place = tuple[Value, tuple[Value, ...]]  # an index, and where what it read from memory is inside its extent
 
 
 class Evaluation:
-    """The values of one statement. A load under a mask touches memory only where it holds."""
+    """The values of one statement, and what is known of statements before it. A load under a mask touches memory only
+    where it holds. `params`: what parameters of an expression are; nothing of that is known elsewhere."""
 
     def __init__(self, module: Module, scope: Scope, params: Sequence[Value] = ()) -> None:
         self.module, self.scope, self.params = module, scope, params
-        self.done: dict[tuple[Expr, Masks], Value] = {}
-        self.found: dict[tuple[Data, Masks], tuple[Value, bool, Value]] = {}
-        self.joined: dict[tuple[Value, ...], Value] = {}
-        self.inner: dict[tuple[Value, Masks], Masks] = {}
-        self.outer: dict[Masks, Masks] = {}
+        self.known = Known() if params else module.known
 
     # --- nodes --------------------------------------------------------------------------------------------------------
 
@@ -50,34 +48,38 @@ class Evaluation:
         while stack:  # no recursion: expressions may be deep
             item, masks = stack[-1]
             key = self.key(item, masks)
-            missing = [pair for pair in self.parts(item, masks) if self.key(*pair) not in self.done]
-            if key in self.done or not missing:
+            if key in self.known:
                 stack.pop()
-                if key not in self.done:
-                    self.done[key] = self.compute(item, masks)
+                continue
+            missing = [pair for pair in self.parts(item, masks) if self.key(*pair) not in self.known]
+            if not missing:
+                stack.pop()
+                self.known.set(key, self.compute(item, masks))
             else:
                 stack += reversed(missing)
         return self.get(root, self.scope.masks)
 
-    def key(self, item: Expr, masks: Masks) -> tuple[Expr, Masks]:
+    def key(self, item: Expr, masks: Masks) -> tuple[str, Expr, Masks]:
         """What is known under a weaker mask is known under this one."""
         if not item.loads and not any(isinstance(atom, Data) for atom in item.atoms):
-            return item, ()
+            return "value", item, ()
         around: Masks | None = masks
         while around is not None:
-            if (item, around) in self.done:
-                return item, around
-            around = self.outer.get(around)
-        return item, masks
+            if ("value", item, around) in self.known:
+                return "value", item, around
+            around = self.known.get(("outer", around))
+        return "value", item, masks
 
     def get(self, item: Expr, masks: Masks) -> Value:
-        return self.done[self.key(item, masks)]
+        found = self.known.get(self.key(item, masks))
+        assert isinstance(found, Value)
+        return found
 
     def parts(self, item: Expr, masks: Masks) -> list[tuple[Expr, Masks]]:
         found = [(value, masks) for index in indices_of(item) for value in data_of(index)]
         if not isinstance(item, Masked):
             return found + [(part, masks) for part in item.args]
-        if self.key(item.mask, masks) not in self.done:
+        if self.key(item.mask, masks) not in self.known:
             return [(item.mask, masks)]
         return [(item.value, self.under(self.get(item.mask, masks), masks)), (item.other, masks)]
 
@@ -126,7 +128,7 @@ class Evaluation:
         if item.name in INFIX_NAMES and not all(isinstance(operand, Const) for operand in item.operands):
             plain = [plain_number(operand) if isinstance(operand, Const) else None for operand in item.operands]
             texts = [number or text for number, text in zip(plain, texts, strict=True)]
-        return self.named(operation(self.module.needs, item, texts), dims)
+        return self.named(operation(self.module.needs, item, texts, self.module.quick), dims)
 
     def random(self, item: Random, masks: Masks) -> Value:
         seed, (place, _) = self.get(item.seed, masks), self.index(item.counter, masks)
@@ -147,19 +149,22 @@ class Evaluation:
 
     def under(self, mask: Value, masks: Masks) -> Masks:
         """The lanes of a mask that count. It stands for all others: lanes beyond an extent may hold anything."""
-        key = (mask, masks)
-        if key not in self.inner:
-            self.inner[key] = inner = (Mask(self.both(mask, *(item.value for item in masks))),)
-            self.outer[inner] = masks
-        return self.inner[key]
+        inner: Masks | None = self.known.get(("inner", mask, masks))
+        if inner is None:
+            inner = (Mask(self.both(mask, *(item.value for item in masks))),)
+            self.known.set(("inner", mask, masks), inner)
+            self.known.set(("outer", inner), masks)
+        return inner
 
     def both(self, *masks: Value) -> Value:
         if len(masks) == 1:
             return masks[0]
-        if masks not in self.joined:
+        joined: Value | None = self.known.get(("both", masks))
+        if joined is None:
             dims, texts = self.together(*masks)
-            self.joined[masks] = Value(self.module.set("mask", " & ".join(texts)), dims)
-        return self.joined[masks]
+            joined = Value(self.module.set("mask", " & ".join(texts)), dims)
+            self.known.set(("both", masks), joined)
+        return joined
 
     def guard(self, masks: Masks, dims: Dims, inside: Sequence[Value] = ()) -> Value | None:
         """Where an access that differs along these dimensions is made; None: everywhere.
@@ -198,13 +203,15 @@ class Evaluation:
 
     def datum(self, atom: Data, masks: Masks) -> tuple[Value, bool, Value]:
         """A checked index: its value, whether it is 64 bits wide, and where it is inside."""
-        key = (atom, masks)
-        if key not in self.found:
-            self.found[key] = self.checked(atom, masks)
-        return self.found[key]
+        key = ("datum", atom, masks)
+        found: tuple[Value, bool, Value] | None = self.known.get(key)
+        if found is None:
+            found = self.checked(atom, masks)
+            self.known.set(key, found)
+        return found
 
     def checked(self, atom: Data, masks: Masks) -> tuple[Value, bool, Value]:
-        given = self.get(atom.value, masks) if self.key(atom.value, masks) in self.done else self.value(atom.value)
+        given = self.get(atom.value, masks) if self.key(atom.value, masks) in self.known else self.value(atom.value)
         value = Value(self.module.set("at", f"tl.cast({given.text}, tl.int64)"), given.dims)
         extent, _ = self.index(atom.extent, masks)
         dims, (left, right) = self.together(value, extent)
@@ -244,18 +251,28 @@ class Evaluation:
         return text, None if guard is None else guard.at(rank), dims
 
     def tile(self, tile: Tile, coordinates: Sequence[Index]) -> Value:
-        """A tile is one block: it can be used where lane i of a dimension is place i, and nowhere else."""
+        """A tile is one block: it can be used where lane i of a dimension is place i, and nowhere else. Its dimensions
+        are those of the scope in their order; where the scope has more between, the tile has size one there."""
+        kept = list(range(tile.depth))
         dim = tile.depth
         for coordinate, block in zip(coordinates, tile.blocks, strict=True):
             if block is None:
-                if not (isinstance(coordinate, Number) and coordinate.value == 0):
+                if coordinate.high != 0:
                     raise UnsupportedKernel(f"scratch memory at {coordinate}, which is not a lane of a block")
                 continue
-            around: BlockAxis | None = self.scope.axes[dim] if dim < len(self.scope.axes) else None
-            if around is None or around.axis is not coordinate or around.block != block or not around.whole:
+            while dim < len(self.scope.axes) and not _is_lane(self.scope.axes[dim], coordinate, block):
+                dim += 1
+            if dim == len(self.scope.axes):
                 raise UnsupportedKernel(f"scratch memory at {coordinate}, which is not a lane of a block")
+            kept.append(dim)
             dim += 1
-        return Value(tile.text, frozenset(range(dim)))
+        places = [":" if place in kept else "None" for place in range(max(kept, default=-1) + 1)]
+        text = tile.text if "None" not in places else f"{tile.text}[{', '.join(places)}]"
+        return Value(text, frozenset(kept))
+
+
+def _is_lane(around: BlockAxis, coordinate: Index, block: Block) -> bool:
+    return around.axis is coordinate and around.block == block and around.whole
 
 
 def _grouped(place: Value, rank: int) -> str:

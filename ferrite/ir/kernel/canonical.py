@@ -1,7 +1,8 @@
 """Kernels by position: what is local gets the name of its place, so that kernels that do the same are equal.
 
 Pointers become p0, p1 and so on, sizes s0, axes i0 in the order of the loops, scratch t0, local values a0. The order of
-pointers and sizes is the caller's, and stays.
+pointers and sizes is the caller's, and stays. On a GPU, axes have the names of their depth: loops over one extent that
+follow each other have one axis, so that what both of them load is seen to be the same.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def canonical(kernel: Kernel, one: Mapping[str, str] | None = None) -> Kernel:
     """`one`: pointers that are one with another, which is then for both. Every element is read there before it is
     written; whoever asks for it has seen to that."""
     one = one or {}
-    names = _Names()
+    names = _Names(by_depth=kernel.warps > 0)
     for size in kernel.sizes:
         names.atoms[size] = symbol(names.new("s"), size.lowest, size.highest)
     pointers = tuple(
@@ -48,7 +49,8 @@ def canonical(kernel: Kernel, one: Mapping[str, str] | None = None) -> Kernel:
 
 
 class _Names:
-    def __init__(self) -> None:
+    def __init__(self, by_depth: bool = False) -> None:
+        self.by_depth, self.depth = by_depth, 0
         self.atoms: dict[Atom, Index] = {}
         self.names: dict[str, str] = {}
         self.counts = {prefix: itertools.count() for prefix in "psita"}
@@ -67,8 +69,12 @@ class _Names:
         match statement:
             case Loop():
                 extent = self.index(statement.axis.extent)
-                self.atoms[statement.axis] = renamed = axis(self.new("i"), extent)
-                return replace(statement, axis=renamed, body=self.body(statement.body))
+                name = f"i{self.depth}" if self.by_depth else self.new("i")
+                self.atoms[statement.axis] = renamed = axis(name, extent)
+                self.depth += 1
+                body = self.body(statement.body)
+                self.depth -= 1
+                return replace(statement, axis=renamed, body=body)
             case Scratch():
                 sizes = tuple(map(self.index, statement.sizes))
                 return replace(statement, name=self.give(statement.name, "t"), sizes=sizes)

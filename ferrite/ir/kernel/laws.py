@@ -8,9 +8,10 @@ K4   indices use the kernel's sizes and the axes of the loops around; sizes, pla
 K5   loads and stored values have the type of the memory; operands fit their operators; a condition is a bool
 K6   a local value is defined before it is used, in a block around, with the type it is used with
 K7   a state is known, has as many parts as its kind, and is joined inside its block by what its kind takes, or by a
-     whole state; inside the block it is read only where every loop between is serial
-K8   only vector and reduction loops have lanes; an unrolled one has a number of iterations; no parallel loop stands in
-     a vector, unrolled or reduction loop
+     whole state; inside the block it is read only where every loop between is serial or a scan; no loop stands between
+     a scan and what joins in it
+K8   only vector, reduction and scan loops have lanes, on a GPU a power of two; an unrolled one has a number of
+     iterations; no parallel loop stands in any but a serial or parallel one
 K9   iterations of independent loops do not store to the same element, unless atomically: coordinates depend on every
      such axis; what combines at a place that memory decides is atomic, unless the axes keep the places apart: 64*d + j
      with j below 64
@@ -50,6 +51,8 @@ from ferrite.ir.kernel.nodes import (
 )
 from ferrite.ir.states import STATES
 from ferrite.ir.types import is_integer, short
+
+WITH_LANES = ("vector", "reduction", "scan")
 
 
 def verify_kernel(kernel: Kernel) -> Kernel:
@@ -91,6 +94,7 @@ class _Scope:
 class _Check:
     def __init__(self, kernel: Kernel) -> None:
         self.sizes = frozenset(kernel.sizes)
+        self.blocks = kernel.warps > 0
         self.loops: list[Loop] = []
         self.scope = _Scope()
         for name in (*(pointer.name for pointer in kernel.pointers), *(size.name for size in kernel.sizes)):
@@ -209,18 +213,20 @@ class _Check:
         found = self.scope.names.get(item.name)
         if found is None or found.dtype != item.dtype:
             raise InvalidProgram("K6", f"{item.name} is {'of another type' if found else 'not defined'} here")
-        if found.open is not None and any(loop.kind != "serial" for loop in self.loops[found.depth :]):
+        if found.open is not None and any(loop.kind not in ("serial", "scan") for loop in self.loops[found.depth :]):
             raise InvalidProgram("K7", f"{item.name} is read before its block ends, in a loop whose order is free")
 
     # --- statements ---------------------------------------------------------------------------------------------------
 
     def loop(self, loop: Loop) -> None:
         kinds = [outer.kind for outer in self.loops]
-        if min(loop.lanes, loop.copies) < 1 or (loop.lanes > 1 and loop.kind not in ("vector", "reduction")):
+        if min(loop.lanes, loop.copies) < 1 or (loop.lanes > 1 and loop.kind not in WITH_LANES):
             raise InvalidProgram("K8", f"{loop.lanes} lanes and {loop.copies} copies in a {loop.kind} loop")
+        if self.blocks and loop.lanes & (loop.lanes - 1):
+            raise InvalidProgram("K8", f"a block of {loop.lanes} lanes: no power of two")
         if loop.kind == "unrolled" and not isinstance(loop.axis.extent, Number):
             raise InvalidProgram("K8", f"{loop.axis} is unrolled, but has {loop.axis.extent} iterations")
-        if loop.kind == "parallel" and any(kind in ("vector", "unrolled", "reduction") for kind in kinds):
+        if loop.kind == "parallel" and any(kind not in ("serial", "parallel") for kind in kinds):
             raise InvalidProgram("K8", f"the parallel loop {loop.axis} stands in a {kinds[-1]} loop")
         around, self.scope = self.scope, self.scope.inner()
         self.name(loop.axis.name)
@@ -268,6 +274,9 @@ class _Check:
         if named is None or named.open is None or named.open.names[0] != statement.state:
             raise InvalidProgram("K7", f"{statement.state} is no state whose block is around")
         state = named.open
+        inside = [loop.kind for loop in self.loops[named.depth :]]
+        if "scan" in inside[:-1]:
+            raise InvalidProgram("K7", f"{statement.state} is joined in a {inside[-1]} loop inside of a scan")
         takes = STATES[state.kind].takes if state.kind in STATES else len(state.names)
         types = tuple(value.dtype for value in statement.values)
         if types not in (state.dtypes[:takes], state.dtypes):
@@ -283,7 +292,7 @@ class _Check:
         if store.atomic or self.is_empty():
             return
         around = self.loops[memory.depth :]
-        free = [loop for loop in around if loop.kind in INDEPENDENT and loop.axis.extent is not ONE]
+        free = [loop for loop in around if loop.kind in (*INDEPENDENT, "scan") and loop.axis.extent is not ONE]
         used = self.axes_of(store)
         for loop in free:
             if loop.axis not in used:

@@ -1,6 +1,6 @@
 """The kernel: how a piece of a program is computed. A tree of loops that code generators print, and change no more.
 
-    kernel    = Kernel(pointers, sizes, body)
+    kernel    = Kernel(pointers, sizes, body, warps)
     pointer   = Pointer(name, dtype, access)                     memory of the caller; access: read, write, both
     statement = Loop(axis, kind, body, lanes, copies)            for every value of an axis; kinds below
               | Scratch(name, dtype, sizes)                      memory of its own for every iteration around it
@@ -18,6 +18,7 @@
               vector      independent; `lanes` at a time, `copies` of these unrolled
               unrolled    in order, each written out; the extent is a number
               reduction   independent but for the states they join; lanes and copies as for vector
+              scan        as reduction, but states join in order, and can be read when they have: what joined up to here
 
 Meaning
 - Statements run in order. A loop is over, for every iteration, when the next statement begins.
@@ -32,8 +33,8 @@ Meaning
   may also be data: rows of different lengths. It is read when the loop begins.
 - A state begins as nothing. Inside reduction, vector, unrolled and parallel loops every lane, copy and thread may have
   a state of its own; they are joined when the block ends, in any order. That is how a sum gets several accumulators.
-  Where only serial loops stand between, the names of the state can be read inside the block: what has been joined so
-  far (a scan). After the block they are local values.
+  Where only serial loops and scans stand between, the names of the state can be read inside the block: what has been
+  joined so far. After the block they are local values. In a scan, a state is joined by the loop itself.
 - A pair or triple is one state: argmax (value, place: the smallest place among equals, NaN before numbers), welford
   (mean, squared deviations, count), softmax (greatest, sum of exponentials relative to it). One joins what its kind
   takes, or a whole state of the kind: partial results join the same way.
@@ -42,6 +43,12 @@ Meaning
 - A prefetch does nothing but, on some machines, save time. Its place may be outside of the memory.
 - A store that is `atomic` may meet others at the same element at the same time.
 - Sorts, calls and collectives are not kernels.
+
+On a GPU (`warps` is not 0) the meaning is the same, and the loops say how programs and their blocks are made:
+- Parallel and vector loops at the top, one directly inside the other, are the grid: a program has one iteration of a
+  parallel loop, and a block of `lanes` iterations of a vector loop.
+- A vector or reduction loop inside a program is a dimension of its block: one block where `lanes` hold the extent, a
+  loop over blocks of `lanes` elsewhere; with one lane it is a loop in order.
 
 Kernels are values. `ferrite.ir.kernel.canonical` renames what is local by position, so that kernels that do the same
 are equal and are compiled once.
@@ -61,7 +68,7 @@ from ferrite.ir.program.nodes import NOWHERE, Mode, Origin
 from ferrite.ir.scalar import STOPPING
 from ferrite.ir.types import is_integer
 
-LoopKind = OneOf["serial", "parallel", "vector", "unrolled", "reduction"]
+LoopKind = OneOf["serial", "parallel", "vector", "unrolled", "reduction", "scan"]
 Access = OneOf["read", "write", "both"]
 INDEPENDENT = ("parallel", "vector", "reduction")
 OWN = "own"
@@ -149,12 +156,14 @@ Statement = Loop | Scratch | Let | Accumulate | Join | Store | When | Prefetch
 
 @dataclass(frozen=True)
 class Kernel:
-    """`origins` say where it comes from; they take no part in equality."""
+    """`origins` say where it comes from; they take no part in equality. `warps`: of one program on a GPU, 32 threads
+    each; lanes are blocks then. 0: for no GPU."""
 
     pointers: tuple[Pointer, ...]
     sizes: tuple[Symbol, ...]
     body: tuple[Statement, ...]
     origins: tuple[Origin, ...] = field(default=(NOWHERE,), compare=False)
+    warps: int = 0
 
     def __str__(self) -> str:
         from ferrite.ir.kernel.text import kernel_text

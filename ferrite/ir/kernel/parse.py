@@ -43,6 +43,7 @@ class KernelReader(Reader):
     def kernel(self, function: ast.FunctionDef) -> Kernel:
         body, pointers = list(function.body), dict[str, Pointer]()
         names = [item.arg for item in function.args.args]
+        warps = 0
         while body:
             match body[0]:
                 case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=ast.Name(id="symbol")) as call):
@@ -53,12 +54,14 @@ class KernelReader(Reader):
                     if access not in ACCESSES:
                         raise self.unexpected(parts["access"], f"one of {', '.join(ACCESSES)}")
                     pointers[name] = Pointer(name, self.dtype(parts["dtype"]), access)
+                case ast.Assign(targets=[ast.Name(id="warps")], value=ast.Constant() as count):
+                    warps = self.literal(count, int, "a number")
                 case _:
                     break
             del body[0]
         if names != [*pointers, *self.symbols]:
             raise self.wrong(function, f"arguments {', '.join(names)}", ", ".join([*pointers, *self.symbols]))
-        return Kernel(tuple(pointers.values()), tuple(self.symbols.values()), self.block(body))
+        return Kernel(tuple(pointers.values()), tuple(self.symbols.values()), self.block(body), warps=warps)
 
     def block(self, body: list[ast.stmt]) -> Body:
         """The statements of a block; what they name ends with it."""

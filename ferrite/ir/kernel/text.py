@@ -50,6 +50,7 @@ def kernel_text(kernel: Kernel) -> str:
     body = [
         *(size.declared for size in kernel.sizes),
         *(f"{item.name} = pointer({short(item.dtype)}, {item.access!r})" for item in kernel.pointers),
+        *([f"warps = {kernel.warps}"] if kernel.warps else []),
         *_Statements(kernel, names).block(kernel.body),
     ]
     return "\n".join([*head, *(INDENT + line for line in body or ["pass"])]) + "\n"

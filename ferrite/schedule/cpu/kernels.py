@@ -30,7 +30,7 @@ def build(group: Group, inside: Iterable[str], buffer_table: BufferTable, machin
     segments = segments_of(stages, group.rows) if len(stages) == len(nests) else None
     if segments is not None:  # a row of the table is complete before the next is begun: nothing needs a tile
         segments, inside = replace(segments, kept=segments.table not in inside), ()
-    placement = Placement(nests, group.rows, inside, buffer_table, machine)
+    placement = Placement(nests, group.rows, inside, buffer_table, machine.mid // 2)
     made = Statements(placement, buffer_table, group.rows)
     parts = [made.nest(nest) for nest in nests]
     tiles: Body = tuple(tile.scratch for tile in placement.tiles.values())

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from ferrite.ir.index import ONE, ZERO, Axis, Index
 from ferrite.ir.kernel import Scratch
 from ferrite.ir.program import Reduce, Scan
-from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, axes_in
 from ferrite.schedule.fusion.nests import Nest, trivial
 from ferrite.schedule.fusion.stages import Stage
@@ -63,7 +62,7 @@ class Placement:
         rows: Sequence[Axis],
         inside: Iterable[str],
         buffer_table: BufferTable,
-        machine: Machine,
+        room: int,
     ) -> None:
         self.nests, self.rows, self.buffer_table = nests, rows, buffer_table
         self.uses: dict[str, list[_Use]] = {}
@@ -73,7 +72,7 @@ class Placement:
                     self.uses.setdefault(access.storage, []).append(_Use(place, stage, access))
         self.values: set[str] = set()
         self.tiles: dict[str, Tile] = {}
-        self.room = machine.mid // 2  # bytes that tiles may take together
+        self.room = room  # bytes that tiles may take together
         for storage in inside:
             if self.is_value(storage):
                 self.values.add(storage)

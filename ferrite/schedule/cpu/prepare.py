@@ -39,20 +39,25 @@ SPLIT = ("sum", "prod", "amax", "amin", "any", "all", "xor")
 
 
 def prepare(program: Program) -> Program:
-    work = _Prepare(program)
+    work = Preparation(program, "cpu")
     operations = [new for operation in program.operations for new in work.rewritten(operation)]
     program = replace(program, buffers=tuple(work.buffers.values()), operations=tuple(operations))
     return with_destinations(with_layouts(split_readers(program)))
 
 
-class _Prepare:
-    def __init__(self, program: Program) -> None:
+class Preparation:
+    """`device`: the type of the devices whose operations are rewritten."""
+
+    few_results = FEW_RESULTS
+
+    def __init__(self, program: Program, device: str) -> None:
+        self.device = device
         self.buffer_table = BufferTable(program)
         self.buffers = dict(self.buffer_table.buffers)
         self.buffer_table.buffers = self.buffers
 
     def rewritten(self, operation: Operation) -> Iterator[Operation]:
-        if not isinstance(operation, Reduce):
+        if not isinstance(operation, Reduce) or not self.is_here(operation):
             yield operation
             return
         if operation.kind in GREATEST:
@@ -68,6 +73,10 @@ class _Prepare:
                 yield from self.split(each)
             else:
                 yield each
+
+    def is_here(self, operation: Reduce) -> bool:
+        names = [target.buffer for target in operation.targets if target is not None]
+        return any(self.buffers[name].device.type == self.device for name in names)
 
     def simpler(self, operation: Reduce) -> list[Compute | Reduce]:
         match operation.kind:
@@ -210,7 +219,7 @@ class _Prepare:
         """The axis to cut, and how much of it a piece has that the nearest cache holds; None where threads need not
         share one result, or where results lie side by side."""
         many = points(operation.reduced)
-        if many < LONG or points(operation.axes) >= FEW_RESULTS or self.across(operation):
+        if many < LONG or points(operation.axes) >= self.few_results or self.across(operation):
             return None
         if not all(isinstance(item.extent, Number) for item in operation.reduced):
             return None

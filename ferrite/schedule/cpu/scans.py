@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -15,16 +15,16 @@ WIDE = {torch.float32: torch.float64}
 
 
 def scan_state(
-    operation: Scan, values: Sequence[Expr], names: Sequence[str]
+    operation: Scan, values: Sequence[Expr], names: Sequence[str], wider: Mapping[torch.dtype, torch.dtype] = WIDE
 ) -> tuple[State, tuple[Expr, ...], list[Expr]]:
-    """The state, what joins it at a point, and what it holds then."""
+    """The state, what joins it at a point, and what it holds then. `wider`: types in which sums grow."""
     kind, combine = operation.combine.name, operation.combine.results
     joined = tuple(values)
     if combine:
         dtypes = tuple(value.dtype for value in values)
         return own(names, dtypes, combine, joined)
     if kind in ("sum", "prod"):
-        wide = WIDE.get(values[0].dtype, values[0].dtype)
+        wide = wider.get(values[0].dtype, values[0].dtype)
         state = State(kind, (names[0],), (wide,))
         return state, (cast(values[0], wide),), [Local.intern(names[0], wide)]
     if kind in ("cummax", "cummin"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -13,7 +13,7 @@ from ferrite.ir.index import Axis, Index
 from ferrite.ir.kernel import Join, Let, State, Statement, Store
 from ferrite.ir.program import Compute, Mode, Reduce, Scan
 from ferrite.schedule.cpu.placement import Placement, flat_place
-from ferrite.schedule.cpu.scans import scan_state
+from ferrite.schedule.cpu.scans import WIDE, scan_state
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.nests import Nest
 
@@ -32,7 +32,14 @@ class Parts:
 class Statements:
     """Makes the statements of all nests of a group, in order: later nests use values of earlier ones."""
 
-    def __init__(self, placement: Placement, buffer_table: BufferTable, rows: Sequence[Axis]) -> None:
+    def __init__(
+        self,
+        placement: Placement,
+        buffer_table: BufferTable,
+        rows: Sequence[Axis],
+        wider: Mapping[torch.dtype, torch.dtype] = WIDE,
+    ) -> None:
+        self.wider = wider
         self.placement, self.buffer_table, self.rows = placement, buffer_table, rows
         self.row_values: dict[Key, Local] = {}
         self.point_values: dict[Key, Local] = {}
@@ -158,7 +165,7 @@ class Statements:
 
     def scan(self, operation: Scan, parts: Parts) -> None:
         values = [self.value(item) for item in operation.values]
-        state, joined, results = scan_state(operation, values, [next(self.names) for _ in range(4)])
+        state, joined, results = scan_state(operation, values, [next(self.names) for _ in range(4)], self.wider)
         parts.states.append(state)
         parts.point.append(Join(state.names[0], joined))
         for target, result in zip(operation.targets, results, strict=True):

@@ -1,0 +1,97 @@
+"""Kernels in which every operation is at the same points: one block of them is a program.
+
+flat      neighbouring axes joined into one; a program has `flat_block` elements of the last
+spread    the last axis is short: a block of two axes; or, where blocks would be half empty, one axis for both,
+          with a division for each element
+tiled     some memory lies along one axis, some along another (a transposition): blocks of both, so that lines of
+          either are whole
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ferrite.ir import OPERATORS, Load, Op
+from ferrite.ir.index import Axis, Index, Number, axis
+from ferrite.ir.kernel import Loop, Store, nodes_in, walk
+from ferrite.schedule.cpu.loops import Body, collapse, indices_at, nested, ordered_axes, replaced
+from ferrite.schedule.cpu.tiles import crossing
+from ferrite.schedule.fusion.accesses import likely
+from ferrite.schedule.gpu.blocks import likely_lanes, power_above, smaller_until
+from ferrite.schedule.gpu.machine import GpuMachine
+
+HEAVY = 150  # additions at one point, from which on a thread has half as many points: its registers hold more each
+SMALLEST = 128  # elements of a block
+EMPTY = 1.25  # times as many lanes as elements: more is waste
+
+
+def flat(rows: Sequence[Axis], body: Body, machine: GpuMachine) -> Body:
+    indices = indices_at(body)
+    order = ordered_axes(rows, indices)
+    across = crossing(order, indices) if len(order) > 1 else None
+    if across is not None:
+        return tiled(order, across, body, machine)
+    axes, body = collapse(order, body)
+    if not axes:
+        return body
+    room = elements(axes, body, machine)
+    if len(axes) > 1 and wasted(axes[-1].extent, room) and all(isinstance(item.extent, Number) for item in axes[-2:]):
+        axes, body = one_axis(axes, body)
+    *outer, last = axes
+    lanes = likely_lanes(last.extent, room)
+    inner: Body = (Loop(last, "vector", body, lanes),)
+    if outer and lanes < room:
+        second = outer.pop()
+        inner = (Loop(second, "vector", inner, likely_lanes(second.extent, room // lanes)),)
+    return nested(outer, inner, "parallel")
+
+
+def elements(axes: Sequence[Axis], body: Body, machine: GpuMachine) -> int:
+    """Of one block: fewer where work is heavy, or where there would be too few programs."""
+    points = math.prod(likely(item.extent) for item in axes)
+    room = machine.flat_block // (2 if work_at_point(body) > HEAVY else 1)
+    while room > SMALLEST and points < room * machine.multiprocessors * 2:
+        room //= 2
+    return room
+
+
+def work_at_point(body: Body) -> int:
+    nodes = {item for statement in walk(body) for item in nodes_in(statement)}
+    return sum(OPERATORS[item.name].cost if isinstance(item, Op) else 1 for item in nodes)
+
+
+def wasted(extent: Index, room: int) -> bool:
+    """Whether blocks of an axis would have too many lanes outside."""
+    count = likely(extent)
+    lanes = min(power_above(count), room)
+    return count > 0 and -(-count // lanes) * lanes > EMPTY * count
+
+
+def one_axis(axes: Sequence[Axis], body: Body) -> tuple[list[Axis], Body]:
+    """The last two axes as one: places of either are quotients and remainders."""
+    *outer, left, right = axes
+    both = axis(f"{left.name}_{right.name}", left.extent * right.extent)
+    places: dict[Axis, Index] = {left: both // right.extent, right: both % right.extent}
+    return [*outer, both], replaced(body, places)
+
+
+def tiled(order: Sequence[Axis], across: Axis, body: Body, machine: GpuMachine) -> Body:
+    """The last of `order` lies side by side in most memory, `across` in some."""
+    last = order[-1]
+    outer = [item for item in order if item is not last and item is not across]
+    outer, body = collapse(outer, body)
+    side = machine.line // smallest_type(body)
+    width = likely_lanes(last.extent, min(side, 64))
+    height = likely_lanes(across.extent, min(side, 64))
+    others = math.prod(likely(item.extent) for item in outer) * max(likely(last.extent) // width, 1)
+    height = smaller_until(height, likely(across.extent) * others, machine.multiprocessors)
+    inner: Body = (Loop(across, "vector", (Loop(last, "vector", body, width),), height),)
+    return nested(outer, inner, "parallel")
+
+
+def smallest_type(body: Body) -> int:
+    """Bytes of an element of the narrowest memory that is touched."""
+    found = [statement.value.dtype for statement in walk(body) if isinstance(statement, Store)]
+    found += [item.dtype for statement in walk(body) for item in nodes_in(statement) if isinstance(item, Load)]
+    return max(min((dtype.itemsize for dtype in found), default=4), 2)

@@ -1,0 +1,143 @@
+"""A group becomes a kernel: its nests, where its values live, its statements, the loops around them, its frame."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ferrite.ir import Load
+from ferrite.ir.index import Axis
+from ferrite.ir.kernel import Kernel, Loop, Scratch, Statement, Store, inner, nodes_in
+from ferrite.schedule.cpu.kernels import memory_of, pointers_of, sizes_of
+from ferrite.schedule.cpu.loops import Body, indices_at, vector_axis
+from ferrite.schedule.cpu.placement import Placement
+from ferrite.schedule.cpu.statements import Parts, Statements
+from ferrite.schedule.cpu.windows import is_window, used, written_out
+from ferrite.schedule.fusion.accesses import BufferTable, axes_in
+from ferrite.schedule.fusion.groups import Group
+from ferrite.schedule.fusion.nests import Nest, nests_of, trivial
+from ferrite.schedule.gpu.blocks import warps_for, whole_elements, whole_lanes
+from ferrite.schedule.gpu.flat import flat
+from ferrite.schedule.gpu.machine import GpuMachine
+from ferrite.schedule.gpu.rows import by_columns, by_rows
+from ferrite.schedule.gpu.scatter import atomic, is_scatter
+from ferrite.schedule.target import Built
+
+FEW = 8  # elements of a reduction along memory that are written out
+MANY = 32  # the same across memory, where every one is a load of its own: more would not fit into registers
+
+
+def build(group: Group, inside: tuple[str, ...], buffer_table: BufferTable, machine: GpuMachine) -> Built:
+    """The kernel of a group; `inside`: storages that nothing else touches."""
+    scatter = is_scatter(group)
+    rows: tuple[Axis, ...] = group.rows
+    if scatter:  # every point is on its own: those that meet in memory do so atomically
+        rows, inside = group.stages[0].axes, ()
+    nests = nests_of(Group(rows, group.stages, group.accesses, group.device), buffer_table)
+    kept = is_kept(nests, machine)
+    banned: set[str] = set()
+    while True:
+        tiles_of = [name for name in inside if name not in banned]
+        placement = Placement(nests, rows, tiles_of, buffer_table, machine.kept_elements * 4 if kept else 0)
+        made = Statements(placement, buffer_table, rows, wider={})
+        parts = [made.nest(nest) for nest in nests]
+        tiles: Body = tuple(tile.scratch for tile in placement.tiles.values())
+        body = arranged(rows, tiles, nests, parts, machine, kept)
+        wrong = misplaced(body)
+        if not wrong:
+            break
+        banned |= {name for name, tile in placement.tiles.items() if tile.name in wrong}
+    if scatter:
+        body = atomic(body)
+    needed = memory_of(body)
+    pointers = tuple(item for item in pointers_of(made) if item.name in needed)
+    kernel = Kernel(pointers, sizes_of(body), body, group.origins, warps_for(body, machine))
+    return Built(kernel, tuple(item.name for item in pointers))
+
+
+def is_kept(nests: Sequence[Nest], machine: GpuMachine) -> bool:
+    """Whether a program can hold a row: one value of it for each storage of which several loops need elements."""
+    loops = [nest for nest in nests if nest.axes and (nest.scans or not nest.ordered)]
+    touched = [
+        {
+            access.storage
+            for stage in nest.stages
+            for access in stage.accesses
+            if not axes_in(access.place).isdisjoint(nest.axes)
+        }
+        for nest in loops
+    ]
+    several = [name for name in set().union(*touched) if sum(name in some for some in touched) > 1]
+    room = machine.kept_elements // max(len(several), 1)
+    sizes = [whole_elements(nest.axes) for nest in loops]
+    return all(size is not None and size <= room for size in sizes)
+
+
+def arranged(
+    rows: Sequence[Axis], tiles: Body, nests: Sequence[Nest], parts: Sequence[Parts], machine: GpuMachine, kept: bool
+) -> Body:
+    """The whole body of a kernel."""
+    column = column_axis(rows, nests, parts)
+    plain = [not nest.axes and not part.states for nest, part in zip(nests, parts, strict=True)]
+    short = [is_short(nest, part, column) for nest, part in zip(nests, parts, strict=True)]
+    if sum(whole_elements(nest.axes) or 0 for nest in nests) > MANY:
+        short = [False] * len(nests)
+    if not tiles and all(one or other for one, other in zip(plain, short, strict=True)):
+        body: Body = ()
+        for nest, part, is_plain in zip(nests, parts, plain, strict=True):
+            body += tuple(part.point) if is_plain else written_out(nest, part)
+        return flat(rows, used(body), machine)
+    if column is not None and not tiles:
+        return by_columns(rows, column, nests, parts, machine)
+    return by_rows(rows, tiles, nests, parts, machine, kept)
+
+
+def is_short(nest: Nest, part: Parts, column: Axis | None) -> bool:
+    """Whether what is reduced is so little that it is written out: the lanes are results."""
+    if not is_window(nest, part):
+        return False
+    elements = (whole_elements(nest.axes) or 0) * len(part.states)
+    return elements <= (MANY if column is not None else FEW)
+
+
+def column_axis(rows: Sequence[Axis], nests: Sequence[Nest], parts: Sequence[Parts]) -> Axis | None:
+    """The row axis along which memory lies side by side in every loop inside the rows; None where there is none."""
+    found: Axis | None = None
+    for nest, part in zip(nests, parts, strict=True):
+        if not nest.axes or all(trivial(item) for item in nest.axes):
+            continue
+        within = set(nest.axes)
+        indices = [index for index in indices_at(tuple(part.point)) if not axes_in(index).isdisjoint(within)]
+        best = vector_axis([*rows, *nest.axes], indices)
+        if best is None or best not in rows or (found is not None and best is not found):
+            return None
+        found = best
+    return found
+
+
+# --- tiles ------------------------------------------------------------------------------------------------------------
+
+
+def misplaced(body: Body) -> set[str]:
+    """Tiles that are no blocks: what is read or written of one is not a lane of a loop around."""
+    sizes: dict[str, tuple[int, int]] = {}  # lanes of a tile, and how many loops with lanes are around where it begins
+    found: set[str] = set()
+
+    def look(statements: Sequence[Statement], around: tuple[Loop, ...]) -> None:
+        for statement in statements:
+            if isinstance(statement, Scratch):
+                sizes[statement.name] = whole_lanes(statement.sizes[0]) or 1, len(around)
+            loads = [(item.buffer, item.coordinates) for item in nodes_in(statement) if isinstance(item, Load)]
+            stores = [(statement.buffer, statement.coordinates)] if isinstance(statement, Store) else []
+            for name, coordinates in loads + stores:
+                if name not in sizes:
+                    continue
+                lanes, depth = sizes[name]
+                places = [loop.axis for loop in around[depth:] if loop.axis is coordinates[0] and loop.lanes == lanes]
+                others = len(around) - depth - len(places)
+                if (lanes > 1 and not places) or (name in dict(stores) and others):
+                    found.add(name)
+            has_lanes = isinstance(statement, Loop) and statement.lanes > 1
+            look(inner(statement), (*around, statement) if has_lanes else around)  # type: ignore[arg-type]
+
+    look(body, ())
+    return found

@@ -1,0 +1,137 @@
+"""Rewrites of a program before it is grouped: reductions in the forms that programs and blocks like best.
+
+- Where a program holds a row, a softmax statistic is the greatest value, then a sum, and a mean with squared deviations
+  is a sum, then a sum: the row is in registers. A longer row is gone through once, with a state that moves.
+- A reduction with so few results that most of the machine would be idle is done in pieces, each a program, then once
+  more over the pieces. How it is cut depends on the sizes alone, so results are the same every time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from ferrite.ir import STATES, Const, Expr, Load, compare, const, index_value, masked, nodes_of, rewrite_indices
+from ferrite.ir.index import Axis, Index, Number, axis
+from ferrite.ir.program import Compute, Operation, Program, Reduce, Target
+from ferrite.schedule.cpu.prepare import SPLIT, Preparation, is_empty, points
+from ferrite.schedule.fusion.accesses import known, likely, step_of
+from ferrite.schedule.gpu.blocks import power_below, whole_elements
+from ferrite.schedule.gpu.machine import GpuMachine
+
+SMALLEST_PIECE = 4096  # elements of one program: with fewer, starting it takes longer than its work
+
+
+def prepare(program: Program, machine: GpuMachine, device: str) -> Program:
+    work = GpuPreparation(program, machine, device)
+    operations = [new for operation in program.operations for new in work.rewritten(operation)]
+    return replace(program, buffers=tuple(work.buffers.values()), operations=tuple(operations))
+
+
+class GpuPreparation(Preparation):
+    def __init__(self, program: Program, machine: GpuMachine, device: str) -> None:
+        super().__init__(program, device)
+        self.machine = machine
+        self.few_results = machine.enough_programs // 2
+
+    def rewritten(self, operation: Operation) -> Iterator[Operation]:
+        if not isinstance(operation, Reduce) or not self.is_here(operation):
+            yield operation
+            return
+        if operation.kind == "welford" and (cut := self.near_piece(operation)) is not None:
+            yield from self.welford_in_pieces(operation, *cut)
+            return
+        for each in self.in_steps(operation):
+            if isinstance(each, Reduce):
+                yield from self.split(each)
+            else:
+                yield each
+
+    def in_steps(self, operation: Reduce) -> list[Compute | Reduce]:
+        """Two passes where a row is kept, or where pieces are made anyway; else one."""
+        size = whole_elements(operation.reduced)
+        kept = size is not None and 2 * size <= self.machine.kept_elements and not self.across(operation)
+        if operation.kind == "softmax" and not is_empty(operation) and (kept or self.is_few(operation)):
+            return self.softmax(operation)
+        if operation.kind == "welford" and (kept or self.is_few(operation)):
+            return self.welford(operation)
+        return [operation]
+
+    # --- pieces -------------------------------------------------------------------------------------------------------
+
+    def programs(self, operation: Reduce) -> int:
+        """How many there would be, were nothing cut."""
+        results = points(operation.axes)
+        return results * self.itemsize(operation) // self.machine.line if self.across(operation) else results
+
+    def itemsize(self, operation: Reduce) -> int:
+        loads = [item.dtype.itemsize for item in nodes_of(*operation.values) if isinstance(item, Load)]
+        return max(min(loads, default=4), 2)
+
+    def is_few(self, operation: Reduce) -> bool:
+        many = points(operation.reduced) * max(points(operation.axes), 1)
+        return self.programs(operation) < self.few_results and many >= 2 * SMALLEST_PIECE
+
+    def split(self, operation: Reduce) -> Iterator[Reduce]:
+        cut = self.piece(operation) if operation.kind in SPLIT and self.is_few(operation) else None
+        if cut is None:
+            yield operation
+            return
+        longest, pieces = cut
+        (target,) = operation.targets
+        assert target is not None
+        outer, inner, values = self.cut_axis(operation, longest, pieces)
+        partial = self.made(operation, self.state_type(operation), (outer,))
+        axes = (outer, *operation.axes) if self.across(operation) else (*operation.axes, outer)  # as memory lies
+        reduced = tuple(inner if item is longest else item for item in operation.reduced)
+        into = Target(partial.buffer, (outer, *operation.axes))
+        yield replace(operation, axes=axes, reduced=reduced, values=values, targets=(into,))
+        yield replace(operation, reduced=(outer,), values=(self.loaded(partial),), targets=(target,))
+
+    def piece(self, operation: Reduce) -> tuple[Axis, int] | None:
+        """The axis to cut, the slowest that is long enough, and into how many pieces."""
+        programs = max(self.programs(operation), 1)
+        work = points(operation.reduced) * points(operation.axes) // programs
+        wanted = power_below(min(self.machine.enough_programs // programs, work // SMALLEST_PIECE))
+        longest = max(operation.reduced, key=lambda item: likely(item.extent))
+        wanted = min(wanted, likely(longest.extent) // 2)
+        if wanted < 2:
+            return None
+        places = [access.place for access in self.buffer_table.accesses(operation) if not access.writes]
+        enough = [item for item in operation.reduced if likely(item.extent) >= 2 * wanted] or [longest]
+
+        def reach(item: Axis) -> int:
+            steps = [step_of(place, item) for place in places]
+            return max((abs(likely(step, 1 << 30)) for step in steps if step is not None), default=0)
+
+        chosen = max(enough, key=reach)
+        return chosen, equal_pieces(known(chosen.extent, 0), wanted) if isinstance(chosen.extent, Number) else wanted
+
+    def cut_axis(self, operation: Reduce, longest: Axis, pieces: int) -> tuple[Axis, Axis, tuple[Expr, ...]]:
+        """An axis as pieces, the places in one, and the values over both: beyond the end they are nothing."""
+        size = (longest.extent + (pieces - 1)) // pieces
+        outer, inner = axis(f"{longest.name}_piece", pieces), axis(f"{longest.name}_rest", size)
+        place: Index = outer * size + inner
+        values = tuple(rewrite_indices(item, {longest: place}) for item in operation.values)
+        if longest.extent is not size * pieces:
+            inside = compare("lt", index_value(place), index_value(longest.extent))
+            values = tuple(masked(inside, value, nothing(operation.kind, value.dtype)) for value in values)
+        return outer, inner, values
+
+
+def equal_pieces(extent: int, wanted: int) -> int:
+    """About so many pieces; a number that divides the extent, if one is near."""
+    near = [count for count in range(wanted, 2 * wanted) if extent % count == 0]
+    near += [count for count in range(wanted, wanted // 2, -1) if extent % count == 0]
+    return near[0] if near else wanted
+
+
+def nothing(kind: str, dtype: torch.dtype) -> Const:
+    """What joins a state without changing it."""
+    if kind in ("any", "all"):
+        return const(kind == "all", dtype)
+    begin = STATES[kind].begin((dtype,))[0]
+    assert isinstance(begin, Const)
+    return begin

@@ -1,0 +1,98 @@
+"""Kernels with loops inside a row: reductions, with what comes before and after them.
+
+kept      the rows are short enough that a program holds them in registers: every loop inside is one block. A program
+          has one row, or several where rows are short
+looped    longer rows: every loop inside goes through the row, a block at a time
+columns   rows lie side by side in memory: a block is so many columns wide that lines are whole, and so many rows of
+          what is reduced high
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ferrite.ir.index import Axis
+from ferrite.ir.kernel import Accumulate, Loop
+from ferrite.ir.program import Scan
+from ferrite.schedule.cpu.loops import Body, collapse, indices_at, nested, ordered_axes
+from ferrite.schedule.cpu.nest_loops import plain_loops
+from ferrite.schedule.cpu.statements import Parts
+from ferrite.schedule.fusion.accesses import likely
+from ferrite.schedule.fusion.nests import Nest
+from ferrite.schedule.gpu.blocks import blocked, likely_lanes, power_above, power_below, smaller_until, whole_elements
+from ferrite.schedule.gpu.flat import smallest_type
+from ferrite.schedule.gpu.machine import GpuMachine
+
+HIGHEST = 64  # rows of what is reduced, in a block of columns
+
+
+def by_rows(
+    rows: Sequence[Axis], tiles: Body, nests: Sequence[Nest], parts: Sequence[Parts], machine: GpuMachine, kept: bool
+) -> Body:
+    """`kept`: every loop inside is one block."""
+    count = math.prod(likely(row.extent) for row in rows)
+    if kept:
+        blocks = [nest for nest in nests if nest.scans or not nest.ordered]
+        elements = max((whole_elements(nest.axes) or 1 for nest in blocks), default=1)
+        lanes = max(machine.flat_block // elements, 1)
+        room = None
+    else:
+        lanes, room = 1, machine.step
+    lanes = smaller_until(lanes, count, machine.enough_programs)
+    body = tiles
+    for nest, part in zip(nests, parts, strict=True):
+        body += nest_loops(nest, part, room)
+    axes, body = collapse(list(rows), body)
+    if not axes:
+        return body
+    lanes = min(lanes, power_above(likely(axes[-1].extent)))
+    return nested(axes[:-1], (Loop(axes[-1], "vector", body, lanes),), "parallel")
+
+
+def by_columns(
+    rows: Sequence[Axis], column: Axis, nests: Sequence[Nest], parts: Sequence[Parts], machine: GpuMachine
+) -> Body:
+    points = tuple(statement for part in parts for statement in part.point)
+    wide = likely_lanes(column.extent, machine.line // smallest_type(points))
+    high = min(HIGHEST, max(power_above(likely_points(nest.axes)) for nest in nests))
+    wide = likely_lanes(column.extent, max(machine.step // high, wide))
+    others = [row for row in rows if row is not column]
+    count = math.prod(likely(row.extent) for row in others) * likely(column.extent)
+    least = min(wide, machine.line // smallest_type(points))
+    wide = max(smaller_until(wide, count, machine.enough_programs), least)
+    room = max(power_below(machine.step // wide), 1)
+    body: Body = ()
+    for nest, part in zip(nests, parts, strict=True):
+        body += nest_loops(nest, part, room)
+    outer, body = collapse(others, body)
+    return nested(outer, (Loop(column, "vector", body, wide),), "parallel")
+
+
+def likely_points(axes: Sequence[Axis]) -> int:
+    return math.prod(likely(item.extent) for item in axes)
+
+
+def nest_loops(nest: Nest, part: Parts, room: int | None) -> Body:
+    """The loops of one nest inside a row."""
+    body: Body = tuple(part.point)
+    if nest.ordered:
+        return scan_loops(nest, part, room) if nest.scans else plain_loops(nest, part)
+    if not part.states:
+        axes, body = collapse(ordered_axes(nest.axes, indices_at(body)), body)
+        return blocked(axes, body, "vector", room)[0] + tuple(part.after)
+    axes, body = collapse(ordered_axes(nest.reduced, indices_at(body)), body)
+    body, room = blocked(axes, body, "reduction", room)
+    whole: Body = (Accumulate(tuple(part.states), body), *part.after)
+    outer, whole = collapse(list(nest.outer), whole)
+    return blocked(outer, whole, "vector", room)[0]
+
+
+def scan_loops(nest: Nest, part: Parts, room: int | None) -> Body:
+    """Prefixes along one axis, a block at a time; what a block comes to goes on to the next."""
+    (along,) = {stage.operation.along for stage in nest.stages if isinstance(stage.operation, Scan)}
+    others = [item for item in nest.axes if item is not along]
+    body, room = blocked([along], tuple(part.point), "scan", room)
+    whole: Body = (Accumulate(tuple(part.states), body), *part.after)
+    outer, whole = collapse(others, whole)
+    return blocked(outer, whole, "vector", room)[0]

@@ -1,0 +1,47 @@
+"""A GPU's part in scheduling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from ferrite.ir.index import Axis
+from ferrite.ir.program import Operation, Program, Scan
+from ferrite.schedule.cpu.scans import has_state
+from ferrite.schedule.fusion.accesses import BufferTable
+from ferrite.schedule.fusion.groups import Group
+from ferrite.schedule.fusion.stages import Stage
+from ferrite.schedule.gpu.kernels import build
+from ferrite.schedule.gpu.machine import GpuMachine
+from ferrite.schedule.gpu.prepare import prepare
+from ferrite.schedule.gpu.profit import slower
+from ferrite.schedule.gpu.scatter import refused
+from ferrite.schedule.steps import Run
+from ferrite.schedule.target import Built
+
+
+@dataclass(frozen=True)
+class GpuScheduling:
+    """`unsupported`: why the code generator cannot make a kernel of an operation. `device`: the type of the devices
+    whose operations these are."""
+
+    machine: GpuMachine
+    unsupported: Callable[[Operation], str | None] = field(default=lambda operation: None)
+    device: str = "cuda"
+
+    def refuses(self, operation: Operation) -> str | None:
+        if isinstance(operation, Scan) and not has_state(operation):
+            return f"no state for the scan {operation.combine.name}"
+        return self.unsupported(operation) or refused(operation)
+
+    def prepared(self, program: Program) -> Program:
+        return prepare(program, self.machine, self.device)
+
+    def slower(self, group: Group, stage: Stage, rows: tuple[Axis, ...]) -> str | None:
+        return slower(group, stage, rows, self.machine)
+
+    def arranged(self, group: Group, inside: Iterable[str], buffer_table: BufferTable) -> Built:
+        return build(group, tuple(inside), buffer_table, self.machine)
+
+    def finished(self, run: Run, buffer_table: BufferTable) -> Run:
+        return run

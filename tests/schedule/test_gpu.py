@@ -1,0 +1,97 @@
+"""Kernels for grids and blocks: what the scheduler makes of functions, and that it computes what they do."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+import torch.nn.functional as F
+from gpu_plans import MACHINE, TINY, assert_as_eager
+
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+torch.manual_seed(0)
+ROWS, IMAGES, PLACES = torch.randn(5, 37), torch.randn(2, 3, 6, 6), torch.tensor([3, 0, 5, 2])
+LONG = torch.randn(3, 5, 41)
+
+
+def rms_norm(x, w):
+    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6) * w
+
+
+def layer_norm_backward(x, w, g):
+    mean, deviation = x.mean(-1, keepdim=True), x.std(-1, keepdim=True)
+    normal = (x - mean) / deviation
+    inner = g * w
+    dx = (inner - inner.mean(-1, keepdim=True) - normal * (inner * normal).mean(-1, keepdim=True)) / deviation
+    return dx, (g * normal).sum(0), g.sum(0)
+
+
+FUNCTIONS = {
+    "chain": (lambda x: F.gelu(x) * x.sigmoid() + x.tanh(), [ROWS]),
+    "broadcast": (lambda x, w: x * w + 1, [ROWS, torch.randn(37)]),
+    "column broadcast": (lambda x, w: x * w, [ROWS, torch.randn(5, 1)]),
+    "three axes": (lambda x, y: x + y, [LONG, torch.randn(3, 1, 41)]),
+    "bfloat16": (lambda x, y: (x * y + x).relu(), [ROWS.bfloat16(), torch.randn(37).bfloat16()]),
+    "transpose": (lambda x: (x.t() + 1).contiguous(), [ROWS]),
+    "transposed operand": (lambda x, y: x + y.t(), [ROWS, torch.randn(37, 5)]),
+    "permute": (lambda x: x.permute(2, 0, 1).contiguous() * 2, [LONG]),
+    "strided": (lambda x: x[:, ::3] + x[:, 1::3], [torch.randn(4, 36)]),
+    "number": (lambda x: x + 1, [torch.randn(())]),
+    "nothing": (lambda x: x + 1, [torch.randn(0, 4)]),
+    "softmax": (lambda x: x.softmax(-1), [ROWS]),
+    "log softmax": (lambda x: x.log_softmax(-1), [ROWS]),
+    "softmax of columns": (lambda x: x.softmax(0), [ROWS]),
+    "layer norm": (lambda x, w: F.layer_norm(x, (37,), w, w), [ROWS, torch.randn(37)]),
+    "layer norm, two axes": (lambda x: F.layer_norm(x, (5, 41)), [LONG]),
+    "layer norm backward": (layer_norm_backward, [ROWS, torch.randn(37), torch.randn(5, 37)]),
+    "rms norm": (rms_norm, [ROWS, torch.randn(37)]),
+    "added rms norm": (lambda x, y, w: (x + y, rms_norm(x + y, w)), [ROWS, torch.randn(5, 37), torch.randn(37)]),
+    "row sum": (lambda x: (x * x).sum(1), [ROWS]),
+    "columns": (lambda x: (x * x).sum(0), [ROWS]),
+    "middle axis": (lambda x: x.sum(1), [LONG]),
+    "outer axes": (lambda x: x.sum((0, 1)), [LONG]),
+    "first and last axis": (lambda x: x.sum((0, 2)), [LONG]),
+    "all of it": (lambda x: (x.sum(), x.amax(), x.prod()), [ROWS]),
+    "many": (lambda x: (x.sum(), x.amax(1), x.argmax(0), x.argmin(1), (x > 0).any(1), (x > 9).all()), [ROWS]),
+    "argmax of all": (lambda x: x.argmax(), [ROWS]),
+    "statistics": (lambda x: torch.var_mean(x, -1), [ROWS]),
+    "statistics of columns": (lambda x: torch.var_mean(x, 0), [ROWS]),
+    "batch norm": (lambda x: F.batch_norm(x, None, None, training=True), [IMAGES]),
+    "embedding": (lambda w, i: F.embedding(i, w) * 2, [torch.randn(6, 8), PLACES]),
+    "index_add": (lambda x, i, s: x.index_add(0, i, s), [torch.randn(6, 8), PLACES, torch.randn(4, 8)]),
+    "index_put": (lambda x, i, s: x.index_put((i,), s), [torch.randn(6, 8), PLACES, torch.randn(4, 8)]),
+    "scatter": (lambda x, i: x.scatter(1, i, 1.0), [torch.randn(4, 8), torch.randint(0, 8, (4, 3))]),
+    "cumulative sum": (lambda x: x.cumsum(1), [ROWS]),
+    "cumulative sum of columns": (lambda x: x.cumsum(0), [ROWS]),
+    "cumulative maximum": (lambda x: x.cummax(1), [ROWS]),
+    "max pool": (lambda x: F.max_pool2d(x, 2), [IMAGES]),
+    "average pool": (lambda x: F.avg_pool2d(x, 3, 2, 1), [IMAGES]),
+    "pad": (lambda x: F.pad(x, (1, 2, 3, 1)), [IMAGES]),
+    "reflected": (lambda x: F.pad(x, (1, 2, 3, 1), "reflect"), [IMAGES]),
+    "cat": (lambda x, y: torch.cat([x.relu(), y * 2], 1), [ROWS, torch.randn(5, 9)]),
+    "cat of rows": (lambda x, y: torch.cat([x.relu(), y * 2]).sum(1), [ROWS, torch.randn(9, 37)]),
+    "interpolate": (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), [IMAGES]),
+    "integers": (lambda x: (x // 3 + x % 5) ^ 2, [torch.randint(-9, 9, (30,))]),
+    "cross entropy": (lambda x, y: F.cross_entropy(x, y), [ROWS, torch.tensor([3, 0, 36, 5, 5])]),
+    "heads": (lambda x: x.view(5, 4, 9).transpose(0, 1).softmax(-1).sum(1), [torch.randn(5, 36)]),
+    "means of means": (lambda x: (x - x.mean((1, 2), keepdim=True)).square().mean(2).amax(1), [LONG]),
+    "group norm": (lambda x, w: F.group_norm(x, 3, w, w), [torch.randn(2, 6, 5, 5), torch.randn(6)]),
+}
+
+
+@needs_triton
+@pytest.mark.parametrize("machine", [MACHINE, TINY], ids=["large", "tiny"])
+@pytest.mark.parametrize("name", FUNCTIONS, ids=lambda name: name.replace(" ", "-"))
+def test_a_function_computes_what_eager_does(name, machine):
+    function, inputs = FUNCTIONS[name]
+    assert_as_eager(function, *inputs, machine=machine)
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    "name", ["chain", "broadcast", "softmax", "layer norm", "columns", "all of it", "transpose", "statistics", "cat"]
+)
+def test_sizes_that_are_not_known(name):
+    function, inputs = FUNCTIONS[name]
+    assert_as_eager(function, *inputs, machine=TINY, dynamic=True)

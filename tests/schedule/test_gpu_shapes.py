@@ -1,0 +1,131 @@
+"""The shapes of kernels for a GPU: which loops are the grid, how large blocks are, what is done in pieces."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from gpu_plans import kernels_of, loops, plan_of
+
+from ferrite.codegen.triton import kernel_source, launch_of
+
+BF16 = torch.bfloat16
+pytestmark = pytest.mark.quick
+
+
+def one_kernel(function, *inputs):
+    (kernel,) = kernels_of(function, *inputs)
+    return kernel
+
+
+def lanes(kernel, kind):
+    return [loop.lanes for loop in loops(kernel, kind)]
+
+
+def made(*sizes, dtype=torch.float32):
+    """Memory that nobody touches: only its form matters."""
+    return torch.empty(sizes, dtype=dtype)
+
+
+def test_pointwise_is_flat_and_has_no_masks_where_blocks_divide_it():
+    kernel = one_kernel(lambda x, y: x + y, made(2048, 1024), made(2048, 1024))
+    assert lanes(kernel, "vector") == [1024]
+    assert kernel.warps == 4
+    source = kernel_source(kernel, "add")
+    assert "mask" not in source
+    assert "int64" not in source
+    assert launch_of(kernel, "add").instances([]) == 2048
+
+
+def test_little_work_is_spread_over_more_programs():
+    few = one_kernel(lambda x: x + 1, made(1000))
+    assert launch_of(few, "few").instances([]) == 8
+
+
+def test_a_short_last_axis_leaves_no_lane_idle():
+    kernel = one_kernel(lambda x, w: x * w, made(65536, 48), made(48))
+    assert lanes(kernel, "vector") == [1024], "one axis for both: 48 elements of a block of 64 would be in use"
+    tidy = one_kernel(lambda x, w: x * w, made(65536, 64), made(64))
+    assert lanes(tidy, "vector") == [16, 64]
+
+
+def test_a_transposition_has_square_blocks():
+    kernel = one_kernel(lambda x: (x.t() + 1).contiguous(), made(4096, 4096, dtype=BF16))
+    assert lanes(kernel, "vector") == [64, 64]
+    single = one_kernel(lambda x: (x.t() + 1).contiguous(), made(4096, 4096))
+    assert lanes(single, "vector") == [32, 32]
+
+
+def test_a_row_is_kept():
+    kernel = one_kernel(lambda x: x.softmax(-1), made(4096, 1000, dtype=BF16))
+    assert lanes(kernel, "reduction") == [1024, 1024]
+    source = kernel_source(kernel, "softmax")
+    assert source.count("tl.load(") == 1, "nothing is loaded twice"
+    assert source.count("tl.exp(") == 1
+
+
+def test_several_short_rows_are_one_program():
+    kernel = one_kernel(lambda x: x.softmax(-1), made(65536, 32))
+    assert lanes(kernel, "vector")[0] == 32
+    few = one_kernel(lambda x: x.softmax(-1), made(64, 32))
+    assert lanes(few, "vector")[0] == 1, "but not where most of the machine would be idle"
+
+
+def test_a_long_row_is_gone_through_twice():
+    kernel = one_kernel(lambda x: x.softmax(-1), made(512, 65536, dtype=BF16))
+    assert lanes(kernel, "reduction") == [4096], "one pass with a state that moves"
+    assert kernel_source(kernel, "softmax").count("tl.load(") == 2
+
+
+def test_columns_are_reduced_in_blocks_of_whole_lines_by_enough_programs():
+    first, second = kernels_of(lambda x: x.sum(0), made(32768, 1024, dtype=BF16))
+    assert launch_of(first, "first").instances([]) >= 132
+    assert lanes(first, "vector") == [64]
+    assert launch_of(second, "second").instances([]) >= 8
+
+
+def test_few_results_are_made_of_pieces():
+    first, second = kernels_of(lambda x: x.sum(), made(8192, 1024))
+    assert launch_of(first, "first").instances([]) == 512
+    assert "mask" not in kernel_source(first, "first")
+    assert launch_of(second, "second").instances([]) == 1
+    (small,) = kernels_of(lambda x: x.sum(), made(40, 50))
+    assert launch_of(small, "small").instances([]) == 1
+
+
+def test_a_scatter_is_flat_and_atomic():
+    places = torch.zeros(512, dtype=torch.int64)
+    kernels = kernels_of(lambda x, i, s: x.index_add(0, i, s), made(64, 256), places, made(512, 256))
+    assert any("tl.atomic_add(" in kernel_source(kernel, "scatter") for kernel in kernels)
+    assert all(not loops(kernel, "serial") for kernel in kernels)
+
+
+def test_what_is_not_deterministic_is_a_call_where_torch_is_to_be():
+    places = torch.zeros(512, dtype=torch.int64)
+    torch.use_deterministic_algorithms(True)
+    try:
+        plan = plan_of(lambda x, i, s: x.index_add(0, i, s), made(64, 256), places, made(512, 256))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert any("deterministic" in reason for reason in plan.not_compiled.values())
+
+
+# --- whole kernels ----------------------------------------------------------------------------------------------------
+
+WHOLE = {
+    "add": (lambda x, y: x + y, [made(2048, 1024, dtype=BF16)] * 2),
+    "softmax": (lambda x: x.softmax(-1), [made(4096, 1000)]),
+    "layer_norm": (
+        lambda x, w, b: F.layer_norm(x, (1024,), w, b),
+        [made(4096, 1024, dtype=BF16), made(1024), made(1024)],
+    ),
+    "column_sum": (lambda x: x.sum(0), [made(32768, 1024, dtype=BF16)]),
+    "transpose": (lambda x: (x.t() + 1).contiguous(), [made(4096, 2048)]),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_the_source_of_whole_kernels(name, golden):
+    function, inputs = WHOLE[name]
+    sources = [kernel_source(kernel, f"{name}_{number}") for number, kernel in enumerate(kernels_of(function, *inputs))]
+    assert "\n\n".join(sources) == golden
