@@ -22,7 +22,9 @@ from ferrite.schedule.steps import Plan, Run
 
 MACHINE = GpuMachine()
 # So small that a few elements need several blocks, loops and pieces.
-TINY = GpuMachine(multiprocessors=1, flat_block=16, kept_elements=16, step=16, line=16, thread_elements=1)
+TINY = GpuMachine(
+    multiprocessors=1, flat_block=16, rows_block=16, kept_elements=16, step=16, line=16, thread_elements=1
+)
 
 
 def scheduling(machine: GpuMachine = MACHINE) -> GpuScheduling:

@@ -22,7 +22,8 @@ State = tuple[Expr, ...]
 @dataclass(frozen=True)
 class StateKind:
     """`takes`: how many values join; `gives`: how many parts the state has. `begin` may be None: it needs a value.
-    `in_order`: a shorter join of a state that has a value with the next, right where places join in their order."""
+    `in_order`: a shorter join of a state that has a value with the next, right where places join in their order.
+    `take`: a shorter join of a state with one value, which stands after the state's parts."""
 
     name: str
     takes: int
@@ -31,6 +32,7 @@ class StateKind:
     lift: Callable[[Types], State]
     join: Callable[[Types], State]
     in_order: Callable[[Types], State] | None = None
+    take: Callable[[Types], State] | None = None
 
 
 def params(dtypes: Types, start: int = 0) -> list[Expr]:
@@ -126,6 +128,25 @@ def _softmax_join(dtypes: Types) -> State:
     return greatest, op("add", scaled(total, most), scaled(other_total, other_most))
 
 
+def _softmax_take(dtypes: Types) -> State:
+    """With one exponential: of the distance between the greatest so far and the value."""
+    most, total, value = *params(dtypes), Param.intern(2, dtypes[0])
+    one, infinity = const(1.0, dtypes[1]), lowest(dtypes[0], True)
+    greatest = op("maximum", most, value)
+    away = op("exp", op("neg", op("abs", op("sub", value, most))))
+    scale = choose(compare("eq", value, most), one, away)
+    grown = choose(compare("gt", value, most), op("add", op("mul", total, scale), one), op("add", total, scale))
+    return greatest, choose(compare("eq", greatest, infinity), const(float("nan"), dtypes[1]), grown)
+
+
+def _welford_take(dtypes: Types) -> State:
+    mean, squares, count, value = *params(dtypes), Param.intern(3, dtypes[0])
+    total = op("add", count, const(1.0, dtypes[2]))
+    delta = op("sub", value, mean)
+    moved = op("add", mean, op("div", delta, total))
+    return moved, op("add", squares, op("mul", delta, op("sub", value, moved))), total
+
+
 def _single(dtypes: Types, *rest: float) -> State:
     """The state of one value."""
     return (Param.intern(0, dtypes[0]), *(const(value, dtype) for value, dtype in zip(rest, dtypes[1:], strict=True)))
@@ -151,6 +172,7 @@ STATES = {
             lambda dtypes: tuple(const(0.0, dtype) for dtype in dtypes),
             lambda dtypes: _single(dtypes, 0.0, 1.0),
             _welford_join,
+            take=_welford_take,
         ),
         StateKind(
             "softmax",
@@ -159,6 +181,7 @@ STATES = {
             lambda dtypes: (lowest(dtypes[0]), const(0.0, dtypes[1])),
             lambda dtypes: _single(dtypes, 1.0),
             _softmax_join,
+            take=_softmax_take,
         ),
     )
 }

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 
 import pytest
 import torch
 
 from ferrite.ir.kernel.canonical import canonical
-from ferrite.ir.kernel.interpret import run_kernel
+from ferrite.ir.kernel.interpret import _Scalars, run_kernel
 from ferrite.ir.kernel.laws import verify_kernel
 from ferrite.ir.kernel.nodes import checks
 from ferrite.ir.kernel.parse import parse_kernel
@@ -168,3 +169,26 @@ def test_states_agree_with_the_reductions_of_programs(kind, dtype):
         made = results("\n".join(lines), [values], outputs, order=random.Random(0))
         wanted = [one.to(two.dtype) for one, two in zip(expected, outputs, strict=True)]
         torch.testing.assert_close(made, wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", [name for name, row in STATES.items() if row.take])
+def test_taking_one_value_is_joining_its_state(kind):
+    row, special = STATES[kind], [1.5, -2.0, 0.0, float("-inf"), float("inf"), float("nan")]
+    dtypes = (torch.float64,) * row.gives
+
+    def applied(parts, values):
+        return [_Scalars(params=values).value(part) for part in parts]
+
+    def number(value):
+        return torch.tensor(value, dtype=torch.float64)
+
+    for first in special:
+        for second in special:
+            if kind == "welford" and not math.isfinite(first + second):
+                continue
+            begin = applied(row.begin(dtypes), [])
+            lifted = [applied(row.lift(dtypes), [number(each)]) for each in (first, second)]
+            state = applied(row.take(dtypes), [*begin, number(first)])
+            torch.testing.assert_close(state, applied(row.join(dtypes), [*begin, *lifted[0]]), equal_nan=True)
+            taken = applied(row.take(dtypes), [*state, number(second)])
+            torch.testing.assert_close(taken, applied(row.join(dtypes), [*state, *lifted[1]]), equal_nan=True)

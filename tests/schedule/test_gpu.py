@@ -7,7 +7,12 @@ from importlib.util import find_spec
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_plans import MACHINE, TINY, assert_as_eager
+from gpu_plans import MACHINE, TINY, assert_as_eager, run_plan, scheduling
+
+from ferrite.ir.index.algebra import evaluate
+from ferrite.ir.program.interpret import interpret
+from ferrite.schedule.plan import make_plan
+from loop_programs import PROGRAMS, s0
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 torch.manual_seed(0)
@@ -95,3 +100,43 @@ def test_a_function_computes_what_eager_does(name, machine):
 def test_sizes_that_are_not_known(name):
     function, inputs = FUNCTIONS[name]
     assert_as_eager(function, *inputs, machine=TINY, dynamic=True)
+
+
+# --- programs ---------------------------------------------------------------------------------------------------------
+
+LOOPS = [
+    "pointwise",
+    "widened",
+    "masked_and_indexed",
+    "gather_and_scatter",
+    "row_sum",
+    "full_sum",
+    "prefix_sums",
+    "sorted_rows",
+    "control_flow",
+]
+
+
+def memory_of(buffer, sizes):
+    shape = [int(evaluate(size, sizes)) for size in buffer.sizes]
+    if buffer.dtype.is_floating_point:
+        return torch.randn(shape).to(buffer.dtype)
+    return torch.randint(0, 16, shape).to(buffer.dtype)
+
+
+@needs_triton
+@pytest.mark.parametrize("machine", [MACHINE, TINY], ids=["large", "tiny"])
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_program_computes_what_its_interpreter_does(name, machine):
+    program = PROGRAMS[name]()
+    sizes = {s0: 5}
+    known = {buffer.name: memory_of(buffer, sizes) for buffer in program.buffers}
+    inputs = [5 if item is s0 else known[item] for item in program.inputs]
+    objects = {buffer.name: known[buffer.name] for buffer in program.buffers if buffer.kind == "constant"}
+
+    def copies():
+        return [item.clone() if isinstance(item, torch.Tensor) else item for item in inputs]
+
+    plan = make_plan(program, {"cpu": scheduling(machine)}, verify=True)
+    made, expected = run_plan(plan, copies(), objects), interpret(program, copies(), objects)
+    torch.testing.assert_close(made, expected, rtol=2e-5, atol=2e-5)

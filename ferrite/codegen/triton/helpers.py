@@ -127,6 +127,15 @@ _helper("""
         return tl.where(size < 0.5, near, far)
 """)
 
+_helper("""
+    def log_normal_distribution(value):
+        # far below zero by the part of the complement that does not vanish
+        scaled = value * 0.7071067811865476
+        low = libdevice.log(libdevice.erfcx(scaled * (-1.0)) * 0.5) - value * value * 0.5
+        high = libdevice.log1p(libdevice.erfc(scaled) * (-0.5))
+        return tl.where(value < -1.0, low, high)
+""")
+
 # --- lanes ------------------------------------------------------------------------------------------------------------
 
 _helper("""

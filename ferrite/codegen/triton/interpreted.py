@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from ferrite.codegen.triton.operators import RENAMED
 from ferrite.ir import OPERATORS
 
-OTHER_NAMES = {"rint": "round"}
+OTHER_NAMES = {there: name for name, there in RENAMED.items()}
 
 
 def tensor_of(block: Any) -> torch.Tensor:

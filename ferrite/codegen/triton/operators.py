@@ -257,6 +257,20 @@ def _inverted(needs: Needs, dtype: torch.dtype, args: list[str]) -> str | None:
 
 LIBRARY = """exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh
     erf erfc erfinv lgamma pow atan2 hypot copysign nextafter"""
+# Functions of the library that have another name there.
+RENAMED = {
+    "round": "rint",
+    "i0": "cyl_bessel_i0",
+    "special_i1": "cyl_bessel_i1",
+    "special_modified_bessel_i0": "cyl_bessel_i0",
+    "special_modified_bessel_i1": "cyl_bessel_i1",
+    "special_bessel_j0": "j0",
+    "special_bessel_j1": "j1",
+    "special_bessel_y0": "y0",
+    "special_bessel_y1": "y1",
+    "special_erfcx": "erfcx",
+    "special_ndtri": "normcdfinv",
+}
 ROWS: dict[str, Row] = {
     "add": _arithmetic("+", "|"),
     "mul": _arithmetic("*", "&"),
@@ -277,12 +291,16 @@ ROWS: dict[str, Row] = {
     "ceil": _by_type("tl.ceil({0})", None),
     "floor": _by_type("tl.floor({0})", None),
     "trunc": _library("trunc"),
-    "round": _library("rint"),
+    **{name: _library(there) for name, there in RENAMED.items()},
     "sqrt": _by_type("square_root({0})", None),
     "rsqrt": _library("rsqrt"),
     "reciprocal": _one_over("{0}"),
     "sigmoid": _one_over("(libdevice.exp({0} * (-1.0)) + 1.0)"),
     "special_ndtr": _normal_distribution,
+    "special_log_ndtr": _by_type("log_normal_distribution({0})", None),
+    "real": _by_type("{0}", None),
+    "conj": _by_type("{0}", None),
+    "abs_complex": _by_type("tl.abs({0})", None),
     "isnan": lambda needs, dtype, args: f"{args[0]} != {args[0]}",
     "isinf": _infinite("==", "!="),
     "isfinite": _infinite("<", "=="),

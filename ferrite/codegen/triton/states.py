@@ -80,7 +80,8 @@ class Accumulators:
     def join(self, statement: Join, scope: Scope) -> None:
         found = self.open[statement.state]
         evaluation = Evaluation(self.module, scope)
-        values = self.lifted(found.state, [evaluation.value(value) for value in statement.values], scope)
+        given = [evaluation.value(value) for value in statement.values]
+        values = self.lifted(found.state, given, scope)
         counted = evaluation.guard(scope.masks, scope.dims)
         if scope.scan is not None:
             self.prefixes(found, values, counted, scope, scope.scan)
@@ -96,17 +97,22 @@ class Accumulators:
             dims = found.scope.dims
             values = [Value(text, dims) for text in self.reduced(found, texts, len(scope.axes))]
             counted = None  # lanes that do not count have joined as nothing
-        self.combine(found, values, counted)
+            given = values
+        take = self.take_function(found.state) if len(given) < len(found.state.names) else None
+        if take:
+            self.combine(found, given, counted, take)
+        else:
+            self.combine(found, values, counted, found.function)
 
     def are_read(self) -> bool:
         """Whether what has joined so far may be asked for: it is another value after the next one."""
         return any(not found.spread for found in self.open.values())
 
-    def combine(self, found: Accumulator, values: Sequence[Value], counted: Value | None) -> None:
+    def combine(self, found: Accumulator, values: Sequence[Value], counted: Value | None, function: str) -> None:
         if not found.spread:
             self.module.known.clear()
         rank = len(found.axes)
-        call = f"{found.function}({', '.join([*found.texts, *(value.at(rank) for value in values)])})"
+        call = f"{function}({', '.join([*found.texts, *(value.at(rank) for value in values)])})"
         if counted is None:
             self.module.line(f"{', '.join(found.texts)} = {call}")
             return
@@ -190,6 +196,23 @@ class Accumulators:
         if name not in self.module.functions:
             self.module.names.add(name)
             self.module.functions[name] = self.function_text(name, state)
+        return name
+
+    def take_function(self, state: State) -> str | None:
+        """The name of the function that joins one value to a state, where its kind has one."""
+        take = STATES[state.kind].take if state.kind in STATES else None
+        if take is None:
+            return None
+        name = f"take_{state.kind}_{'_'.join(map(short, state.dtypes))}"
+        if name not in self.module.functions:
+            self.module.names.add(name)
+            inside = Module(checks=(), quick=self.module.quick)
+            texts = [inside.fresh(part) for part in (*state.names, "value")]
+            evaluation = Evaluation(inside, Scope(), [Value(text) for text in texts])
+            results = [evaluation.value(part).text for part in take(state.dtypes)]
+            inside.line(f"return {', '.join(results)}")
+            self.module.helpers.update(inside.helpers)
+            self.module.functions[name] = f"def {name}({', '.join(texts)}):\n{inside.text()}"
         return name
 
     def function_text(self, name: str, state: State) -> str:

@@ -32,6 +32,8 @@ class GpuMachine:
     thread_elements: int = 8
     # Elements of a flat block, which four warps share.
     flat_block: int = 1024
+    # Elements of a block of short rows: a program has several.
+    rows_block: int = 1024
     # Elements of a row that a program keeps in registers, as one value of 4 bytes each: half of the registers of a
     # multiprocessor. With several such values alive, as many times fewer.
     kept_elements: int = 1 << 15

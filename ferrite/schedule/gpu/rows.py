@@ -35,7 +35,7 @@ def by_rows(
     if kept:
         blocks = [nest for nest in nests if nest.scans or not nest.ordered]
         elements = max((whole_elements(nest.axes) or 1 for nest in blocks), default=1)
-        lanes = max(machine.flat_block // elements, 1)
+        lanes = max(machine.rows_block // elements, 1)
         room = None
     else:
         lanes, room = 1, machine.step
