@@ -17,7 +17,7 @@ from ferrite.codegen.llvm import LaunchStep
 from ferrite.codegen.triton import unsupported_operation
 from ferrite.codegen.triton.run import _mode, loaded
 from ferrite.runtime.cuda import CudaKernel, Function
-from ferrite.runtime.cuda.driver import NodeParameters
+from ferrite.runtime.cuda.driver import Graph, NodeParameters
 from ferrite.schedule.gpu import GpuMachine, GpuScheduling
 from ferrite.targets.cuda import CudaTarget
 
@@ -103,9 +103,9 @@ class SimulatedDriver:
     def native_functions(self) -> Sequence[int]:
         return [ctypes.cast(each, ctypes.c_void_p).value or 0 for each in self.callbacks] if self.natives else []
 
-    def graph(self, steps: Sequence[LaunchStep], device: int) -> tuple[Sequence[int], int]:
+    def graph(self, steps: Sequence[LaunchStep], device: int) -> Graph:
         self.nodes = dict.fromkeys(range(5000, 5000 + len(steps)))
-        return list(self.nodes), 9000
+        return Graph(9000, list(self.nodes))
 
     # --- as native code does ------------------------------------------------------------------------------------------
 

@@ -21,10 +21,17 @@ ALWAYS_THERE = 48 << 10  # bytes of shared memory that need not be asked for
 
 
 class Function:
-    """A kernel on one GPU. `address` is the driver's handle; it is unloaded with this object."""
+    """A kernel on one GPU. `address` is the driver's handle; the code is unloaded some time after this object."""
 
     def __init__(self, address: int) -> None:
         self.address = address
+
+
+class Graph:
+    """A CUDA graph that can be launched, by its handle, and the handles of its nodes."""
+
+    def __init__(self, address: int, nodes: Sequence[int]) -> None:
+        self.address, self.nodes = address, nodes
 
 
 class Driver(Protocol):
@@ -50,8 +57,8 @@ class Driver(Protocol):
     def native_functions(self) -> Sequence[int]:
         """Addresses of what a native run calls; none where Python has to."""
 
-    def graph(self, steps: Sequence[LaunchStep], device: int) -> tuple[Sequence[int], int]:
-        """A CUDA graph of launches, one after the other: its nodes, and the graph ready to be launched."""
+    def graph(self, steps: Sequence[LaunchStep], device: int) -> Graph:
+        """A CUDA graph of launches, one after the other."""
 
 
 class CudaError(RuntimeError):
@@ -73,6 +80,8 @@ class LibCuda:
         )
         self.contexts: dict[int, int] = {}
         self.failures: dict[int, int] = {}
+        self.functions: weakref.WeakValueDictionary[tuple[bytes, int], Function] = weakref.WeakValueDictionary()
+        self.unused: list[tuple[str, ctypes.c_void_p, int]] = []
 
     def check(self, result: int, what: str) -> None:
         if result:
@@ -116,6 +125,13 @@ class LibCuda:
     # --- kernels ------------------------------------------------------------------------------------------------------
 
     def load(self, kernel: CudaKernel, device: int) -> Function:
+        found = self.functions.get((kernel.code, device))
+        if found is None:
+            self.clear()
+            found = self.functions[kernel.code, device] = self.loaded(kernel, device)
+        return found
+
+    def loaded(self, kernel: CudaKernel, device: int) -> Function:
         module, handle = ctypes.c_void_p(), ctypes.c_void_p()
         with self.on(device):
             self.call("cuModuleLoadData", ctypes.byref(module), kernel.code)
@@ -123,13 +139,19 @@ class LibCuda:
             if kernel.shared > ALWAYS_THERE:
                 self.call("cuFuncSetAttribute", handle, MAX_DYNAMIC_SHARED, kernel.shared)
         function = Function(handle.value or 0)
-        weakref.finalize(function, self.unload, module, device).atexit = False
+        self.later(function, "cuModuleUnload", module, device)
         return function
 
-    def unload(self, module: ctypes.c_void_p, device: int) -> None:
-        """What is still running keeps its code: the driver waits for it."""
-        with self.on(device):
-            self.library.cuModuleUnload(module)
+    def later(self, owner: Any, name: str, handle: ctypes.c_void_p, device: int) -> None:
+        """Call a function on a handle when its owner is gone, and something else is loaded: not at once, since the
+        owner may go while a stream is being captured, where such calls are forbidden."""
+        weakref.finalize(owner, self.unused.append, (name, handle, device)).atexit = False
+
+    def clear(self) -> None:
+        while self.unused:
+            name, handle, device = self.unused.pop()
+            with self.on(device):
+                self.call(name, handle)
 
     def launch(
         self, function: Function, programs: int, threads: int, shared: int, stream: int, words: Sequence[int]
@@ -155,7 +177,7 @@ class LibCuda:
         found = (getattr(self.library, name) for name in launches.DRIVER_FUNCTIONS)
         return [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in found]
 
-    def graph(self, steps: Sequence[LaunchStep], device: int) -> tuple[Sequence[int], int]:
+    def graph(self, steps: Sequence[LaunchStep], device: int) -> Graph:
         """Each node is given its arguments before a launch: what they are now does not matter."""
         graph, ready = ctypes.c_void_p(), ctypes.c_void_p()
         nodes: list[ctypes.c_void_p] = []
@@ -172,7 +194,10 @@ class LibCuda:
                 self.call("cuGraphAddKernelNode", ctypes.byref(node), graph, before, many, ctypes.byref(given))
                 nodes.append(node)
             self.call("cuGraphInstantiateWithFlags", ctypes.byref(ready), graph, ctypes.c_ulonglong(0))
-        return [node.value or 0 for node in nodes], ready.value or 0
+        made = Graph(ready.value or 0, [node.value or 0 for node in nodes])
+        for name, handle in (("cuGraphExecDestroy", ready), ("cuGraphDestroy", graph)):
+            self.later(made, name, handle, device)
+        return made
 
 
 class NodeParameters(ctypes.Structure):
