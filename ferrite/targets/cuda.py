@@ -13,7 +13,7 @@ from ferrite.codegen.llvm import machine_text
 from ferrite.codegen.triton import unsupported_operation
 from ferrite.ir.kernel import Kernel
 from ferrite.runtime.cpu import KernelStore
-from ferrite.runtime.cuda import Driver, build, cuda_run, kernel_from, launcher_of, libcuda
+from ferrite.runtime.cuda import Driver, Processor, build, cuda_run, kernel_from, launcher_of, libcuda
 from ferrite.schedule.gpu import GpuMachine, GpuScheduling
 from ferrite.targets.target import LoadedRun
 
@@ -30,23 +30,24 @@ class CudaTarget:
         return libcuda()
 
     @functools.cached_property
-    def capability(self) -> int:
-        """90 for a compute capability of 9.0. All GPUs of this process have the same: see `ferrite.targets.choose`."""
-        major, minor = torch.cuda.get_device_capability(0)
-        return 10 * major + minor
+    def processor(self) -> Processor:
+        """All GPUs of this process have the same capability: see `ferrite.targets.choose`."""
+        many: list[Any] = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+        shared = min(each.shared_memory_per_block_optin for each in many)
+        return Processor(10 * many[0].major + many[0].minor, shared)
 
     def identity(self) -> str:
         import triton
 
         names = sorted({torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())})
         versions = f"CUDA {libcuda().version()}, Triton {triton.__version__}"
-        return f"{', '.join(names)}, compute {self.capability}, {versions}; {machine_text()}"  # and what launches
+        return f"{', '.join(names)}, compute {self.processor.capability}, {versions}; {machine_text()}"  # and what launches
 
     def compiled(
         self, kernels: Sequence[Kernel], store: KernelStore | None = None, checked: bool = False
     ) -> tuple[list[str], dict[str, bytes]]:
         """No kernel is given the bounds of its memory here: what `checked` asks for is the CPU's."""
-        return build(kernels, self.capability, store)
+        return build(kernels, self.processor, store)
 
     def loaded(
         self, kernels: Sequence[tuple[str, Sequence[str]]], code: Mapping[str, bytes], tables: Sequence[RunTable]

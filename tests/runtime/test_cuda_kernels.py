@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from targets.simulated_cuda import A100, H200
 
 import ferrite
 from ferrite.runtime.cuda import kernel_from, kernels
@@ -31,8 +32,8 @@ def nothing_known(monkeypatch):
     monkeypatch.setattr(kernels, "_code", {})
 
 
-def made(name, capability=90):
-    unit = unit_of(kernel_of(KERNELS[name]), capability)
+def made(name):
+    unit = unit_of(kernel_of(KERNELS[name]), H200)
     return kernel_from(code_of([unit])[unit.name])
 
 
@@ -70,7 +71,7 @@ def test_a_version_that_passes_arguments_otherwise_is_refused():
 
 
 def test_code_is_read_again_or_refused(nothing_known):
-    unit = unit_of(kernel_of(KERNELS["pointwise"]), 80)
+    unit = unit_of(kernel_of(KERNELS["pointwise"]), A100)
     code = code_of([unit])[unit.name]
     assert reason_to_refuse(unit.name, code) == ""
     assert reason_to_refuse(unit.name, code.partition(b"\n")[0] + b"\nnothing") == "it holds no machine code"
@@ -79,7 +80,7 @@ def test_code_is_read_again_or_refused(nothing_known):
 
 
 def test_code_without_promises_about_addresses(nothing_known):
-    unit = unit_of(kernel_of(FLAT), 90)
+    unit = unit_of(kernel_of(FLAT), H200)
     kernel = kernel_from(code_of([unit])[unit.name])
     assert kernel.programs == 4
     other = kernel.for_any_pointers()

@@ -16,7 +16,7 @@ from ferrite.codegen import CudaSpelling
 from ferrite.codegen.llvm import LaunchStep
 from ferrite.codegen.triton import unsupported_operation
 from ferrite.codegen.triton.run import _mode, loaded
-from ferrite.runtime.cuda import CudaKernel, Function
+from ferrite.runtime.cuda import CudaKernel, Function, Processor
 from ferrite.runtime.cuda.driver import Graph, NodeParameters
 from ferrite.schedule.gpu import GpuMachine, GpuScheduling
 from ferrite.targets.cuda import CudaTarget
@@ -30,7 +30,7 @@ DTYPES = {
     "fp64": torch.float64,
     **{f"i{bits}": getattr(torch, f"int{bits}") for bits in (8, 16, 32, 64)},
 }
-CAPABILITY = 90
+H200, A100 = Processor(90, 227 << 10), Processor(80, 163 << 10)
 
 
 class Spelling(CudaSpelling):
@@ -198,7 +198,7 @@ def addresses_are_tensors() -> Iterator[None]:
 
 class SimulatedTarget(CudaTarget):
     spelling = Spelling()
-    capability = CAPABILITY  # type: ignore[assignment]
+    processor = H200  # type: ignore[assignment]
     scheduling = GpuScheduling(GpuMachine(), unsupported_operation, device="cpu")  # type: ignore[assignment]
 
     def __init__(self, natives: bool = True) -> None:

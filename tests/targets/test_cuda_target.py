@@ -62,8 +62,8 @@ def test_kernels_for_a_gpu_compute_what_eager_does(gpu, function, dynamic):
         assert_same(f(x, w), function(x, w))
 
 
-def test_without_a_native_launcher_python_launches(gpu):
-    gpu.driver.natives = False
+def test_without_llvm_python_launches(gpu, monkeypatch):
+    monkeypatch.setattr("ferrite.runtime.cuda.kernels.find_spec", lambda name: None)
     f, x, w = compiled(chain), torch.randn(3, 8), torch.randn(8)
     for _ in range(2):
         assert_same(f(x, w), chain(x, w))
@@ -130,10 +130,10 @@ def test_a_kernel_that_triton_has_no_source_for_is_no_failure(gpu, monkeypatch):
 
     kept = kernels.unit_of
 
-    def unit_of(kernel, capability):
+    def unit_of(kernel, processor):
         if "= exp(" in str(kernel):
             raise UnsupportedKernel("no exponentials today")
-        return kept(kernel, capability)
+        return kept(kernel, processor)
 
     monkeypatch.setattr(kernels, "unit_of", unit_of)
 
@@ -145,3 +145,24 @@ def test_a_kernel_that_triton_has_no_source_for_is_no_failure(gpu, monkeypatch):
     record = ferrite.last_compile()
     assert {call.reason for call in record.eager_calls} == {"no exponentials today"}
     assert record.kernels
+
+
+def test_a_kernel_that_would_share_more_than_there_is_is_no_failure(gpu, monkeypatch):
+    from ferrite.runtime.cuda import kernels
+
+    kept = kernels.answers
+
+    def answers(requests):
+        return kept([{**request, "shared": -1 if "exp" in request["source"] else 1 << 17} for request in requests])
+
+    monkeypatch.setattr(kernels, "answers", answers)
+    monkeypatch.setattr(kernels, "_code", {})
+
+    def function(x):
+        return x.softmax(-1), x * 3
+
+    x = torch.randn(6, 5)
+    assert_same(compiled(function)(x), function(x))
+    reasons = {call.reason for call in ferrite.last_compile().eager_calls}
+    assert len(reasons) == 1
+    assert "bytes; this GPU has -1" in reasons.pop()

@@ -1,7 +1,7 @@
 """What only GPUs of NVIDIA need: code from Triton, loaded and launched through CUDA's driver."""
 
 from ferrite.runtime.cuda.driver import CudaError, Driver, Function, LibCuda, libcuda
-from ferrite.runtime.cuda.kernels import CudaKernel, build, kernel_from, launcher_of
+from ferrite.runtime.cuda.kernels import CudaKernel, Processor, build, kernel_from, launcher_of
 from ferrite.runtime.cuda.runs import cuda_run
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "Driver",
     "Function",
     "LibCuda",
+    "Processor",
     "build",
     "cuda_run",
     "kernel_from",

@@ -17,7 +17,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -81,7 +81,15 @@ class CudaKernel:
         return kernel_from(made[name_of(request)])
 
 
-def unit_of(kernel: Kernel, capability: int) -> CudaUnit:
+@dataclass(frozen=True)
+class Processor:
+    """The kind of GPU that code is made for: its compute capability (90 for 9.0), and bytes that a program can share."""
+
+    capability: int
+    shared: int
+
+
+def unit_of(kernel: Kernel, processor: Processor) -> CudaUnit:
     """Raises UnsupportedKernel where there is no source."""
     kernel = replace(kernel, origins=())  # where it comes from does not matter
     digest = hashlib.blake2b(str(kernel).encode(), digest_size=12).hexdigest()
@@ -101,7 +109,7 @@ def unit_of(kernel: Kernel, capability: int) -> CudaUnit:
         "constants": launch.constants(None),
         "aligned": [place for place, each in enumerate(types) if each.startswith("*")],
         "options": options,
-        "capability": capability,
+        **asdict(processor),
     }
     return CudaUnit(name_of(request), request, launch_facts(fixed_launch(kernel)))
 
@@ -131,13 +139,13 @@ def type_name(dtype: torch.dtype) -> str:
 
 
 def build(
-    kernels: Sequence[Kernel], capability: int, store: KernelStore | None = None
+    kernels: Sequence[Kernel], processor: Processor, store: KernelStore | None = None
 ) -> tuple[list[str], dict[str, bytes]]:
     """The name of each kernel, and its code, with what a launch needs, by name."""
     units, refused = [], dict[int, str]()
     for place, kernel in enumerate(kernels):
         try:
-            units.append(unit_of(kernel, capability))
+            units.append(unit_of(kernel, processor))
         except UnsupportedKernel as reason:
             refused[place] = str(reason)
     if refused:
