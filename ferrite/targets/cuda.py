@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -37,11 +39,11 @@ class CudaTarget:
         return Processor(10 * many[0].major + many[0].minor, shared)
 
     def identity(self) -> str:
-        import triton
-
+        """The processor of the host counts too: launches are native code."""
         names = sorted({torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())})
-        versions = f"CUDA {libcuda().version()}, Triton {triton.__version__}"
-        return f"{', '.join(names)}, compute {self.processor.capability}, {versions}; {machine_text()}"  # and what launches
+        triton = importlib.metadata.version("triton") if find_spec("triton") else "none"
+        versions = f"compute {self.processor.capability}, CUDA {libcuda().version()}, Triton {triton}"
+        return f"{', '.join(names)}, {versions}; {machine_text()}"
 
     def compiled(
         self, kernels: Sequence[Kernel], store: KernelStore | None = None, checked: bool = False

@@ -83,7 +83,7 @@ class CudaKernel:
 
 @dataclass(frozen=True)
 class Processor:
-    """The kind of GPU that code is made for: its compute capability (90 for 9.0), and bytes that a program can share."""
+    """The kind of GPU that code is made for: its compute capability, 90 for 9.0, and bytes that a program can share."""
 
     capability: int
     shared: int
