@@ -41,8 +41,7 @@ class CudaTarget:
     def identity(self) -> str:
         """The processor of the host counts too: launches are native code."""
         names = sorted({torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())})
-        triton = importlib.metadata.version("triton") if find_spec("triton") else "none"
-        versions = f"compute {self.processor.capability}, CUDA {libcuda().version()}, Triton {triton}"
+        versions = f"compute {self.processor.capability}, CUDA {libcuda().version()}, Triton {triton_version()}"
         return f"{', '.join(names)}, {versions}; {machine_text()}"
 
     def compiled(
@@ -57,6 +56,17 @@ class CudaTarget:
         known = {place: kernel_from(code[name]) for place, (name, _complaints) in enumerate(kernels) if name in code}
         launcher = launcher_of(code)
         return [cuda_run(table, known, self.driver, launcher) for table in tables]
+
+
+def triton_version() -> str:
+    if find_spec("triton") is None:
+        return "none"
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:  # some wheels have another name
+        import triton
+
+        return str(triton.__version__)
 
 
 def machine_of(properties: Any) -> GpuMachine:

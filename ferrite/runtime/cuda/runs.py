@@ -104,9 +104,11 @@ class CudaRun(Table):
         if len(steps) >= MIN_GRAPH_LAUNCHES:
             self.graph = self.driver.graph(steps, self.device)
             steps = self.launch_steps(self.graph.nodes)
-        context, ready = self.driver.context(self.device), self.graph.address if self.graph else 0
-        packed = pack_launches(steps, self.table.slots, self.pointers(), context, natives, ready)
+        ready = self.graph.address if self.graph else 0
+        packed = pack_launches(steps, self.table.slots, self.pointers(), 0, natives, ready)
         ctypes.memmove(self.memory, packed, len(packed))
+        # last, and at once: other threads may be calling the native function
+        ctypes.c_int64.from_buffer(self.memory).value = self.driver.context(self.device)
 
     def launch_steps(self, nodes: Sequence[int] = ()) -> list[LaunchStep]:
         return [
