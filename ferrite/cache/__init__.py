@@ -8,7 +8,7 @@ from ferrite.cache.compiled_graph import as_entry, from_entry
 from ferrite.cache.entry import About, Artifact
 from ferrite.cache.folder import Unusable, check_folder, full_path, make_folders, make_shared, write_folder, write_over
 from ferrite.cache.kernels import KernelCaches
-from ferrite.cache.key import Key, Uncacheable
+from ferrite.cache.key import Key
 from ferrite.cache.keys import captured_key, graph_key, joint_key, kernel_key, source_digest
 from ferrite.cache.lookup import (
     Built,
@@ -38,7 +38,6 @@ __all__ = [
     "Lookup",
     "Outcome",
     "Store",
-    "Uncacheable",
     "Unusable",
     "as_entry",
     "captured_key",

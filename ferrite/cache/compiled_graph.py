@@ -18,10 +18,10 @@ from typing import Any
 
 from ferrite.cache.constant_storage import found_objects, kept_objects
 from ferrite.cache.entry import Artifact
-from ferrite.cache.key import Uncacheable
 from ferrite.cache.laws import check_graph
 from ferrite.cache.lookup import Built
 from ferrite.codegen import Executable, HostSource, KernelCall, RunTable
+from ferrite.errors import NotCached, Refusal
 from ferrite.graph import Index, Places
 from ferrite.ir import Expr
 from ferrite.ir.index import Symbol
@@ -36,11 +36,11 @@ def as_entry(
     objects: Mapping[str, Any],
     record: Mapping[str, Any],
     index: Index,
-    reason: str = "",
+    refusal: Refusal | None = None,
     note: str = "",
 ) -> Built:
     """`objects`: what the code names beside its inputs. `record`: what is to be known of it, as plain data. `index`: of
-    the graph as it was captured. `reason`: why it is not to be kept, if it is not."""
+    the graph as it was captured. `refusal`: why it is not to be kept, if it is not."""
     source = executable.source
     metadata: dict[str, Any] = {
         "source": source_data(source, index),
@@ -50,9 +50,9 @@ def as_entry(
     }
     try:
         metadata["objects"], constants = kept_objects(objects, index)
-    except Uncacheable as problem:
-        return Built(executable.code, metadata, str(problem))
-    return Built({**executable.code, BYTECODE: source.bytecode, **constants}, metadata, reason, note)
+    except NotCached as refused:
+        return Built(executable.code, metadata, refused.refusal)
+    return Built({**executable.code, BYTECODE: source.bytecode, **constants}, metadata, refusal, note)
 
 
 def arguments_of_kernels(executable: Executable) -> list[int | None]:

@@ -12,21 +12,21 @@ from typing import Any
 
 import torch
 
-from ferrite.cache.key import Uncacheable
 from ferrite.capture import torch_api, torch_state
+from ferrite.errors import NotCached
 from ferrite.graph import Index, Place, Places
 
 LARGEST = 1 << 20  # bytes of a tensor that is kept by value
 
 
 def kept_objects(objects: Mapping[str, Any], index: Index) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """How to find each object again, and the bytes of those kept by value; Uncacheable where that cannot be."""
+    """How to find each object again, and the bytes of those kept by value; NotCached where that cannot be."""
     data: dict[str, Any] = {}
     sections: dict[str, bytes] = {}
     for name, value in objects.items():
         place = index.place_of(value)
         if isinstance(value, torch.nn.Module):
-            raise Uncacheable("a graph inside it is run in eager, and may have been rewritten for that")
+            raise NotCached("a graph inside it is run in eager, and may have been rewritten for that")
         if place is not None:
             data[name] = {"place": place}
             continue
@@ -55,19 +55,19 @@ def section_of(name: str) -> str:
 
 
 def check_value(value: Any, objects: Mapping[str, Any]) -> None:
-    """Raise Uncacheable of what cannot be written down in full."""
+    """Raise NotCached of what cannot be written down in full."""
     what = "a constant that compiling made"
     if type(value) is not torch.Tensor or torch_api.is_fake(value) or value.layout is not torch.strided:
-        raise Uncacheable(f"it needs a {type(value).__qualname__} that its graph does not hold")
+        raise NotCached(f"it needs a {type(value).__qualname__} that its graph does not hold")
     if value.device.type != "cpu" or value.requires_grad or value.is_quantized or value.is_conj() or value.is_neg():
-        raise Uncacheable(f"{what} is more than numbers in memory")
+        raise NotCached(f"{what} is more than numbers in memory")
     if value.numel() * value.element_size() > LARGEST:
-        raise Uncacheable(f"{what} is larger than {LARGEST >> 20} MiB")
+        raise NotCached(f"{what} is larger than {LARGEST >> 20} MiB")
     if not is_dense(value.shape, value.stride()):
-        raise Uncacheable(f"{what} does not lie densely in memory")
+        raise NotCached(f"{what} does not lie densely in memory")
     tensors = [each for each in objects.values() if isinstance(each, torch.Tensor) and each.layout is torch.strided]
     if sum(same_memory(value, each) for each in tensors) > 1:
-        raise Uncacheable(f"{what} shares memory with another")
+        raise NotCached(f"{what} shares memory with another")
 
 
 def check_looks(dtype: Any, sizes: Any, strides: Any, count: int) -> None:

@@ -14,7 +14,8 @@ import torch
 from ferrite.cache.entry import Artifact
 from ferrite.cache.laws import check_rewritten
 from ferrite.cache.lookup import Built
-from ferrite.capture import Before, NoData, make, size_facts, torch_api
+from ferrite.capture import Before, make, size_facts, torch_api
+from ferrite.errors import NotCached, Refusal
 from ferrite.graph import SYMBOLIC, fake_value, leaves
 from ferrite.pipeline import PassRecord
 
@@ -29,7 +30,7 @@ class KnownSizes:
         self.symbolic = symbolic_in(gm)
         self.facts = facts_of_symbols(self.symbolic)
 
-    def reason_to_forget(self, passes: Passes) -> str:
+    def reason_to_forget(self, passes: Passes) -> Refusal | None:
         """Why an entry would not do what compiling did: it found out something, or went wrong."""
         return reason_to_forget(passes, self.facts, facts_of_symbols(self.symbolic))
 
@@ -42,11 +43,11 @@ class BeforePasses:
 
     def entry(self, passes: Passes) -> Built:
         """What became of the graph. `passes`: what they say they did."""
-        reason = self.known.reason_to_forget(passes)
+        refusal = self.known.reason_to_forget(passes)
         try:
-            return Built({}, {"nodes": self.before.edits(self.gm), "passes": passes_data(passes)}, reason)
-        except NoData as problem:
-            return Built({}, {}, reason or str(problem))
+            return Built({}, {"nodes": self.before.edits(self.gm), "passes": passes_data(passes)}, refusal)
+        except NotCached as refused:
+            return Built({}, {}, refusal or refused.refusal)
 
 
 def edit_as(gm: torch.fx.GraphModule, artifact: Artifact) -> Passes:
@@ -75,14 +76,14 @@ def passes_from(data: Sequence[Any]) -> Passes:
 Facts = frozenset[tuple[frozenset[str], str]]
 
 
-def reason_to_forget(passes: Passes, before: Facts, after: Facts) -> str:
+def reason_to_forget(passes: Passes, before: Facts, after: Facts) -> Refusal | None:
     """Why an entry would not do what compiling did: the facts about sizes were others before."""
     if any(each.note.startswith("failed") for each in passes):
-        return "a pass failed, which is to be seen again"
+        return Refusal("a pass failed, which is to be seen again")
     symbols = {name for names, _text in before for name in names}
     if any(names & symbols for names, _text in after - before):
-        return "compiling it decided something about its sizes"
-    return ""
+        return Refusal("compiling it decided something about its sizes")
+    return None
 
 
 def facts_of_symbols(symbolic: Any) -> Facts:

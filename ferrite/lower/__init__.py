@@ -6,13 +6,11 @@ with a reason; and the objects that it names.
 
 from ferrite.lower.graph import LoweredProgram, LoweringFailure, lower_graph
 from ferrite.lower.probes import correct_forecasts, strides_of_outputs
-from ferrite.lower.sizes import UnknownSize
 from ferrite.lower.table import how_lowered
 
 __all__ = [
     "LoweredProgram",
     "LoweringFailure",
-    "UnknownSize",
     "correct_forecasts",
     "how_lowered",
     "lower_graph",

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import NotLowered
 from ferrite.ir import Expr, symbols_in
 from ferrite.ir.index import ZERO, Index, Symbol, number, symbol
 from ferrite.ir.program import CallArgument, Program, Ref, changed_inputs, defines, symbols
 from ferrite.lower.assertions import bind_sizes
 from ferrite.lower.calls import Calls, flat
-from ferrite.lower.table import NotLowered
 from ferrite.lower.value import Value
 
 CPU = torch.device("cpu")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api, torch_operators
+from ferrite.errors import NotLowered, Refusal
 from ferrite.ir import SHORT, Expr
 from ferrite.ir.index import ZERO, Index, Number, Symbol
 from ferrite.ir.program import Buffer, Call, CallArgument, Constant, Literal, Ref, Scalar, Size, Template
@@ -18,7 +19,7 @@ from ferrite.lower.assertions import bind_sizes
 from ferrite.lower.context import Context
 from ferrite.lower.effects import effect_of, writes_in_graphs
 from ferrite.lower.scalars import on_the_host, read
-from ferrite.lower.table import COMPOSED, NotLowered, template_kind
+from ferrite.lower.table import COMPOSED, template_kind
 from ferrite.lower.value import Box, Value, whole
 
 aten = torch.ops.aten
@@ -211,18 +212,18 @@ class Calls(Context):
 
     # --- composing ----------------------------------------------------------------------------------------------------
 
-    def unsupported(self, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> str | None:
+    def unsupported(self, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Refusal | None:
         """Why no loop can be made of this call, whatever the operator."""
         fakes = [value.fake for value in flat((args, list(kwargs.values()))) if isinstance(value, Value)]
         for fake in (*fakes, *flat(out)):
             if not isinstance(fake, torch.Tensor):
                 continue
             if fake.layout is not torch.strided:
-                return f"a tensor of layout {str(fake.layout).removeprefix('torch.')}"
+                return Refusal(f"a tensor of layout {str(fake.layout).removeprefix('torch.')}")
             if fake.dtype not in SHORT:
-                return f"elements of type {fake.dtype}"
+                return Refusal(f"elements of type {fake.dtype}")
             if fake.is_quantized or fake.is_mkldnn:
-                return "an opaque tensor"
+                return Refusal("an opaque tensor")
         return None
 
     def compose(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import CapturedGraph, size_facts, torch_api, torch_operators
+from ferrite.errors import NotLowered
 from ferrite.graph import apart_in_memory, fake_value, model_line
 from ferrite.ir import Expr
 from ferrite.ir.index import ONE, ZERO, Index, Symbol, symbol
@@ -30,8 +31,7 @@ from ferrite.lower.materialise import SinceCall, uses_of, worth_keeping
 from ferrite.lower.probes import IN_EAGER, correct_forecasts
 from ferrite.lower.refusals import refusal
 from ferrite.lower.scalars import computed_size, number_input, number_of, read
-from ferrite.lower.sizes import UnknownSize
-from ferrite.lower.table import NotLowered, how_lowered, lowering_of
+from ferrite.lower.table import how_lowered, lowering_of
 from ferrite.lower.value import Box, Value, own_axes, whole
 
 families.load()
@@ -125,7 +125,7 @@ class Walk(Bodies):
             self.assumes_sizes = size_facts.assumes_sizes(node)
             try:
                 self.take(node)
-            except (NotLowered, UnknownSize, LoweringFailure):  # for what runs this graph as a part of itself
+            except (NotLowered, LoweringFailure):  # for what runs this graph as a part of itself
                 raise
             except Exception as failure:
                 raise LoweringFailure(node) from failure
@@ -240,12 +240,12 @@ class Walk(Bodies):
         mark, names = len(self.operations), set(self.buffers)
         try:
             return self.settled(self.choose(target, args, kwargs, out), out)
-        except (NotLowered, UnknownSize) as reason:
+        except NotLowered as refused:
             # what was computed so far is dead, and goes; what was written could not be taken back
             changed = {access.buffer for added in self.operations[mark:] for access in writes(added)} & names
             if changed:
-                raise HalfLowered(f"{target} had written {changed} when it gave up: {reason}") from reason
-            return self.settled(self.eager_call(target, args, kwargs, out, str(reason)), out)
+                raise HalfLowered(f"{target} had written {changed} when it gave up: {refused}") from refused
+            return self.settled(self.eager_call(target, args, kwargs, out, refused.refusal.reason), out)
         finally:
             self.out, self.operator = before
 

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from ferrite.capture import size_facts, torch_api
+from ferrite.errors import NotLowered
 from ferrite.ir.index import ONE, Index, Symbol, as_index, maximum, minimum, multiply, number, symbol
 
 
-class UnknownSize(Exception):
+class UnknownSize(NotLowered):
     """A size that index expressions cannot say."""
 
 

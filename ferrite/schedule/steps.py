@@ -6,21 +6,22 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from ferrite.errors import Refusal
 from ferrite.ir.index import Symbol
 from ferrite.ir.kernel import Kernel
 from ferrite.ir.program import Loop, Operation, Program
 
 MOST_NAMES = 6
-INTERPRETED = "the interpreter was asked for"  # why an operation is no kernel, where nothing else is wrong
+INTERPRETED = Refusal("the interpreter was asked for")  # why an operation is no kernel, where nothing else is wrong
 
 
 @dataclass(frozen=True)
-class NotFused:
-    """An operation that did not join a group, by the graph nodes both come from."""
+class FusionRefusal:
+    """Why an operation did not join a group, by the graph nodes that both come from."""
 
     nodes: tuple[str, ...]
     group: tuple[str, ...]
-    reason: str
+    refusal: Refusal
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,8 @@ class Plan:
     program: Program
     steps: tuple[Step, ...]
     last_uses: tuple[tuple[str, ...], ...]
-    not_compiled: Mapping[int, str]
-    refusals: tuple[NotFused, ...]
+    not_compiled: Mapping[int, Refusal]
+    not_fused: tuple[FusionRefusal, ...]
     bodies: Mapping[int, tuple[Plan, ...]]
     in_place: Mapping[str, str] = field(default_factory=dict)
 

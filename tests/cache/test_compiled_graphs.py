@@ -17,10 +17,10 @@ from cache.compiled_cases import CASES, Net, gathered
 import ferrite
 from ferrite import backend, cache
 from ferrite.__main__ import main
-from ferrite.cache import Key, Uncacheable, open_store
+from ferrite.cache import Key, open_store
 from ferrite.cache.constant_storage import LARGEST, found_objects, kept_objects
 from ferrite.capture import torch_operators
-from ferrite.errors import FerriteWarning
+from ferrite.errors import FerriteWarning, NotCached
 from ferrite.graph.places import Places
 from ferrite.lower import lower_graph
 from ferrite.options import resolve
@@ -359,5 +359,5 @@ WHOLE = torch.arange(8.0)
     ],
 )
 def test_other_objects_cannot_be_kept(objects, reason):
-    with pytest.raises(Uncacheable, match=reason):
+    with pytest.raises(NotCached, match=reason):
         kept_objects(objects, places_of(lambda x: x).index())

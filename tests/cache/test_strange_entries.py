@@ -85,7 +85,7 @@ def test_a_strange_description_is_a_miss(tmp_path, what):
     assert store.problem_of(entry)
     found = store.look(KEY)
     assert found.artifact is None
-    assert found.problem
+    assert found.refusal
     assert not store.path(KEY).exists()
     store.publish(KEY, {}, {})
     assert store.fetch(KEY) == Artifact({}, {})
@@ -116,7 +116,7 @@ def test_a_huge_file_is_not_read(tmp_path, monkeypatch, grows):
     (entry,) = store.entries()
     assert store.about(entry) is None
     assert store.problem_of(entry) in ("longer than it says", f"larger than {LARGEST >> 20} MiB")
-    assert store.look(KEY).problem
+    assert store.look(KEY).refusal
     assert sum(read) < 1000
     assert not path.exists()
 

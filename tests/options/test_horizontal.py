@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 
 import ferrite
+from ferrite.errors import Refusal
 from ferrite.options import Options, resolve
 from ferrite.options.values import Named
 from ferrite.passes import checked_options, horizontal_rules, pre_grad_passes
 from ferrite.passes.freezing.siblings import merge
-from ferrite.rewrite import Refusal
 
 pytestmark = pytest.mark.quick
 

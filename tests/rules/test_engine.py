@@ -11,11 +11,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import ferrite
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
 from ferrite.graph.verify import count_guards
 from ferrite.options import Options
 from ferrite.passes import all_rules
 from ferrite.pipeline import PassContext
-from ferrite.rewrite import GraphRule, Match, NodeRule, Refusal, Rule, Site, apply_rules, why
+from ferrite.rewrite import GraphRule, Match, NodeRule, Rule, Site, apply_rules, why
 from graphs import operators
 
 pytestmark = pytest.mark.quick

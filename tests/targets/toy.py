@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ferrite.codegen.host import KernelCall, RunTable
+from ferrite.errors import Refusal
 from ferrite.ir.kernel.interpret import run_kernel
 from ferrite.ir.kernel.nodes import Kernel
 from ferrite.ir.kernel.parse import parse_kernel
@@ -64,8 +65,8 @@ class ToyTarget:
         return run
 
 
-def no_scans(operation: Operation) -> str | None:
-    return "the toy has no scans" if isinstance(operation, Scan) else None
+def no_scans(operation: Operation) -> Refusal | None:
+    return Refusal("the toy has no scans") if isinstance(operation, Scan) else None
 
 
 def memory_of(kernel: Kernel, call: KernelCall, slots: Sequence[Any]) -> Any:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ferrite.codegen.triton.errors import UnsupportedKernel
 from ferrite.codegen.triton.helpers import functions
 from ferrite.codegen.triton.launch import Launch
 from ferrite.codegen.triton.statements import Printer
+from ferrite.errors import NotGenerated, Refusal
 from ferrite.ir.kernel import Kernel
 from ferrite.ir.program import comment
 
@@ -25,12 +25,12 @@ def launch_of(kernel: Kernel, name: str) -> Launch:
     return written(kernel, name).launch
 
 
-def unsupported(kernel: Kernel) -> str | None:
+def unsupported(kernel: Kernel) -> Refusal | None:
     """Why a kernel has no Triton source; None where it has."""
     try:
         written(kernel, "kernel")
-    except UnsupportedKernel as error:
-        return str(error)
+    except NotGenerated as error:
+        return error.refusal
     return None
 
 

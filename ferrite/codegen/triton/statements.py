@@ -13,7 +13,6 @@ from dataclasses import replace
 import torch
 
 from ferrite.codegen.triton.barriers import Barriers
-from ferrite.codegen.triton.errors import UnsupportedKernel
 from ferrite.codegen.triton.grid import MOST_ELEMENTS, Spread, block_limit, spread_loops
 from ferrite.codegen.triton.indices import is_narrow, widened
 from ferrite.codegen.triton.launch import Block, power_of_two
@@ -21,6 +20,7 @@ from ferrite.codegen.triton.module import BlockAxis, Mask, Module, Scope, Tile, 
 from ferrite.codegen.triton.operators import filled, type_name
 from ferrite.codegen.triton.states import Accumulators
 from ferrite.codegen.triton.values import Evaluation
+from ferrite.errors import NotGenerated
 from ferrite.ir import Expr, arithmetic_type, cast, load, op, short
 from ferrite.ir.index import ONE, Axis, Index, symbol
 from ferrite.ir.kernel import Accumulate, Join, Kernel, Let, Loop, Prefetch, Scratch, Statement, Store, When, checks
@@ -184,7 +184,7 @@ class Printer:
         if not extent.dims:
             return extent.text, False
         if axis.extent.high is None:
-            raise UnsupportedKernel(f"a loop of {axis.extent} iterations: every lane has another number, without bound")
+            raise NotGenerated(f"a loop of {axis.extent} iterations: every lane has another number, without bound")
         return str(axis.extent.high), True
 
     def number(self, axis: Axis, text: str) -> None:
@@ -234,7 +234,7 @@ class Printer:
             elements *= most
             blocks.append(None if size is ONE else self.module.block(size, most))
         if elements > MOST_ELEMENTS:
-            raise UnsupportedKernel(f"{elements} elements of scratch memory; a block has {MOST_ELEMENTS} at most")
+            raise NotGenerated(f"{elements} elements of scratch memory; a block has {MOST_ELEMENTS} at most")
         names = [axis.block.name for axis in scope.axes] + [block.name for block in blocks if block is not None]
         text = self.module.set(statement.name, filled(0, statement.dtype, f"[{', '.join(names)}]"))
         self.module.tiles[statement.name] = Tile(text, statement.dtype, len(scope.axes), tuple(blocks))
@@ -260,7 +260,7 @@ class Printer:
         """Into a tile, which is a block."""
         place = evaluation.tile(tile, store.coordinates)
         if place.dims != scope.dims:
-            raise UnsupportedKernel(f"scratch memory {store.buffer} is written by more lanes than it has")
+            raise NotGenerated(f"scratch memory {store.buffer} is written by more lanes than it has")
         counted = evaluation.guard(scope.masks, scope.dims)
         text = value.at(len(scope.axes))
         if counted is not None:
@@ -272,7 +272,7 @@ class Printer:
     def atomic(self, store: Store, scope: Scope) -> None:
         dtype = store.value.dtype
         if store.buffer in self.module.tiles or dtype not in ATOMIC_TYPES.get(store.mode, ()):
-            raise UnsupportedKernel(f"atomic {store.mode} of {short(dtype)}")
+            raise NotGenerated(f"atomic {store.mode} of {short(dtype)}")
         evaluation = Evaluation(self.module, scope)
         value = evaluation.value(store.value)
         pointer, guard, dims = evaluation.pointer(store.buffer, store.coordinates[0], scope.masks, scope.dims)

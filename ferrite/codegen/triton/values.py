@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from ferrite.codegen.triton.errors import UnsupportedKernel
 from ferrite.codegen.triton.indices import IndexText, is_narrow
 from ferrite.codegen.triton.module import NO_DIMS, BlockAxis, Dims, Mask, Module, Scope, Tile, Value
 from ferrite.codegen.triton.operators import INFIX_NAMES, constant, converted, operation, plain_number
+from ferrite.errors import NotGenerated
 from ferrite.ir import (
     DIGITS,
     Cast,
@@ -140,7 +140,7 @@ class Evaluation:
             needs(name)
             text = f"{name}({key}, {counter})"
         else:
-            raise UnsupportedKernel(f"random numbers of kind {item.kind}")
+            raise NotGenerated(f"random numbers of kind {item.kind}")
         return self.named(converted(needs, text, made, item.dtype), dims)
 
     # --- masks --------------------------------------------------------------------------------------------------------
@@ -249,11 +249,11 @@ class Evaluation:
         for coordinate, block in zip(coordinates, tile.blocks, strict=True):
             if block is None:
                 if not (isinstance(coordinate, Number) and coordinate.value == 0):
-                    raise UnsupportedKernel(f"scratch memory at {coordinate}, which is not a lane of a block")
+                    raise NotGenerated(f"scratch memory at {coordinate}, which is not a lane of a block")
                 continue
             around: BlockAxis | None = self.scope.axes[dim] if dim < len(self.scope.axes) else None
             if around is None or around.axis is not coordinate or around.block != block or not around.whole:
-                raise UnsupportedKernel(f"scratch memory at {coordinate}, which is not a lane of a block")
+                raise NotGenerated(f"scratch memory at {coordinate}, which is not a lane of a block")
             dim += 1
         return Value(tile.text, frozenset(range(dim)))
 

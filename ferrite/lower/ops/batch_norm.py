@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import NotLowered
 from ferrite.ir import Expr, arithmetic_type, cast, const, op
 from ferrite.ir.index import ONE, ZERO
 from ferrite.lower.calls import Calls
 from ferrite.lower.context import Context
 from ferrite.lower.ops.reduce import Rows, moments, statistics_type
-from ferrite.lower.table import NotLowered, lowers
+from ferrite.lower.table import lowers
 from ferrite.lower.value import Value, own_axes
 
 aten = torch.ops.aten

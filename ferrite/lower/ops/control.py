@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from ferrite.capture import torch_api
+from ferrite.errors import NotLowered
 from ferrite.ir import Param, cast
 from ferrite.ir.index import Axis
 from ferrite.ir.program import Combine, If, Invoke, Size, While
 from ferrite.lower.bodies import Bodies, Body
 from ferrite.lower.calls import flat
-from ferrite.lower.table import NotLowered, lowers
+from ferrite.lower.table import lowers
 from ferrite.lower.value import Box, Value, own_axes, whole
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import size_facts, torch_api
+from ferrite.errors import NotLowered
 from ferrite.ir import Expr, cast, const, index_value, op
 from ferrite.ir.index import ZERO, Index, Symbol
 from ferrite.ir.program import Bind, Item
@@ -14,7 +15,7 @@ from ferrite.lower.assertions import add_assert, assert_true, check_known, compa
 from ferrite.lower.calls import Calls
 from ferrite.lower.context import known
 from ferrite.lower.scalars import expression, remember
-from ferrite.lower.table import NotLowered, eager, lowers
+from ferrite.lower.table import eager, lowers
 from ferrite.lower.value import Value
 
 aten = torch.ops.aten

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api, torch_operators
+from ferrite.errors import NotLowered
 from ferrite.ir.program import Call, UserKernel
 from ferrite.lower.bodies import Bodies
 from ferrite.lower.calls import Calls, flat
 from ferrite.lower.effects import ORDERED, RANDOM
 from ferrite.lower.ops.control import invoke, lowers_higher_order
-from ferrite.lower.table import NotLowered, eager, lowers
+from ferrite.lower.table import eager, lowers
 from ferrite.lower.value import Value
 
 prims = torch.ops.prims

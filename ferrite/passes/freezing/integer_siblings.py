@@ -17,13 +17,14 @@ from typing import Any
 import torch
 
 from ferrite.capture import on_real_tensors, torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.passes import suboptions
 from ferrite.passes.constants import constant_of
 from ferrite.passes.freezing.binary_cases import known, of
 from ferrite.passes.freezing.layers import RESHAPES, again, sole_reader
 from ferrite.passes.post_grad.layers import only_cast, transposed
-from ferrite.rewrite import Case, NodeRule, Refusal, Site, arguments_of, in_order
+from ferrite.rewrite import Case, NodeRule, Site, arguments_of, in_order
 
 aten = torch.ops.aten
 INTEGERS = (torch.int8, torch.uint8)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import on_real_tensors, torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.passes import suboptions
 from ferrite.passes.freezing.binary_cases import known, of
@@ -24,7 +25,7 @@ from ferrite.passes.freezing.integer_siblings import INTEGER_SIBLINGS, OPTION
 from ferrite.passes.freezing.layers import Layer, product_at, shared_weight
 from ferrite.passes.pre_grad.horizontal import leaves_quick_way
 from ferrite.pipeline import PassContext, graph_pass
-from ferrite.rewrite import Case, NodeRule, Refusal, Site, apply_rules
+from ferrite.rewrite import Case, NodeRule, Site, apply_rules
 
 aten = torch.ops.aten
 NAME = OPTION

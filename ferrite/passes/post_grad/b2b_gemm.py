@@ -17,11 +17,12 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value, has_effect
 from ferrite.passes.post_grad.layers import only_cast
 from ferrite.passes.post_grad.operators import write_pointwise
 from ferrite.passes.post_grad.products import is_pointwise, on_meta
-from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, in_order
+from ferrite.rewrite import AnyRule, Case, NodeRule, Site, in_order
 
 aten = torch.ops.aten
 MOST_STEPS = 64  # nodes between the products: a longer chain is not worth a kernel of its own

@@ -63,11 +63,11 @@ def group_batch_fusion_passes(gm: torch.fx.GraphModule, context: PassContext) ->
         if fusion is None:
             continue
         settings = fusion.settings(context)
-        reason = batch_fusion.reason_to_refuse(fusion, settings)
-        if reason is None:
+        refusal = batch_fusion.reason_to_refuse(fusion, settings)
+        if refusal is None:
             runnable.append(fusion)
         elif not settings.external_lib:  # who sets it has said what to do without the library
-            warn_user(f"the fusion {name!r} does nothing: {reason}")
+            warn_user(f"the fusion {name!r} does nothing: {refusal.reason}")
     # What a fusion makes brings others' members nearer to each other: they go on until none finds anything.
     return apply_rules(gm, runnable, context) if runnable else 0
 

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
 from ferrite.pipeline import PassContext, graph_pass
-from ferrite.rewrite import Case, NodeRule, Refusal, Site, apply_rules
+from ferrite.rewrite import Case, NodeRule, Site, apply_rules
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

@@ -19,10 +19,11 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.passes.post_grad.joins import NORMALIZATION, Part, joined_dim, one, part_of_split
 from ferrite.passes.suboptions import settings_of
-from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, arguments_of, in_order
+from ferrite.rewrite import AnyRule, Case, NodeRule, Site, arguments_of, in_order
 
 aten = torch.ops.aten
 RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)

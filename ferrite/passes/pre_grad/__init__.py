@@ -188,7 +188,7 @@ def pre_grad_passes(
     from ferrite.passes import checked_options  # which knows the passes of all stages
 
     options = checked_options(options or resolve())
-    if not reason_to_leave(gm):
+    if reason_to_leave(gm) is None:
         context = PassContext(options, not torch.is_grad_enabled(), Fuel(options.fuel))
         run_stage(PRE_GRAD, gm, example_inputs, context)
     return gm

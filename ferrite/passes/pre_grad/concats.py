@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.passes.pre_grad.pieces import gets_axis
 from ferrite.passes.pre_grad.predicates import join_view, sole_user
@@ -30,7 +31,7 @@ from ferrite.passes.pre_grad.split_cat_cases import (
 )
 from ferrite.passes.pre_grad.stage import pre_grad_pass
 from ferrite.pipeline import PassContext
-from ferrite.rewrite import Case, NodeRule, Refusal, Site
+from ferrite.rewrite import Case, NodeRule, Site
 
 aten = torch.ops.aten
 MOST_OPERANDS = 1024  # of one join that is made of several
@@ -46,7 +47,7 @@ def flattened(site: Site) -> Any:
     reasons = {operand: reason_to_keep(operand, join.dim, rank) for operand in join.operands}
     inner = [operand for operand, reason in reasons.items() if reason is None]
     if not inner:
-        return Refusal(next(iter(reasons.values())) or "")
+        return next(iter(reasons.values())) or Refusal("it joins nothing")
     operands = [part for operand in join.operands for part in parts_of(operand, operand in inner)]
     if len(operands) > MOST_OPERANDS:
         return Refusal(f"it would have more than {MOST_OPERANDS} operands")
@@ -59,17 +60,17 @@ def parts_of(operand: torch.fx.Node, apart: bool) -> tuple[torch.fx.Node, ...]:
     return inner.operands if inner is not None else (operand,)
 
 
-def reason_to_keep(operand: torch.fx.Node, dim: int, rank: int) -> str | None:
+def reason_to_keep(operand: torch.fx.Node, dim: int, rank: int) -> Refusal | None:
     inner = join_view(operand)
     if inner is None or inner.kind != "cat" or fake_value(operand).dim() != rank:
-        return f"{operand.name} is no join"
+        return Refusal(f"{operand.name} is no join")
     if inner.dim != dim:
-        return f"{operand.name} is joined along another dimension"
+        return Refusal(f"{operand.name} is joined along another dimension")
     if sole_user(operand) is None:
-        return f"{operand.name} is read elsewhere too"
+        return Refusal(f"{operand.name} is read elsewhere too")
     dtype = fake_value(operand).dtype
     if any(fake_value(each).dtype != dtype for each in inner.operands):
-        return f"{operand.name} widens an operand, which rounds it before the outer join widens again"
+        return Refusal(f"{operand.name} widens an operand, which rounds it before the outer join widens again")
     return None
 
 

@@ -36,6 +36,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value, storage_bytes
 from ferrite.options import Options
 from ferrite.passes import suboptions
@@ -81,15 +82,15 @@ class Horizontal(Fusion):
         chosen = context.options.horizontal
         return own if isinstance(chosen, str) else dataclasses.replace(own, **chosen.get(self.name, {}))
 
-    def profit(self, members: Sequence[torch.fx.Node], returned: int, context: PassContext) -> str | None:
+    def profit(self, members: Sequence[torch.fx.Node], returned: int, context: PassContext) -> Refusal | None:
         match suboptions.way(context.options.horizontal, self.name):
             case "always":
                 return None
             case "off":
-                return "the option horizontal is off, or names others"
+                return Refusal("the option horizontal is off, or names others")
             case _:
                 pays = self.pays(members, returned, context)
-                return None if pays else "the calls apart cost no more, by the model of the option horizontal"
+                return None if pays else Refusal("the calls apart cost no more, by the model of the option horizontal")
 
 
 def saves_calls(members: Sequence[torch.fx.Node], copied: int, context: PassContext) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import Refusal
 from ferrite.passes.pre_grad import sections
 from ferrite.passes.pre_grad.horizontal import bytes_of
 from ferrite.passes.pre_grad.pieces import Stretch
@@ -15,7 +16,7 @@ from ferrite.passes.pre_grad.runs import JOINS, cancel, wanted
 from ferrite.passes.pre_grad.split_cat_cases import all_three, backwards, flat, floats, unbind_join
 from ferrite.passes.pre_grad.stage import pre_grad_pass
 from ferrite.pipeline import PassContext
-from ferrite.rewrite import Case, NodeRule, Refusal, Site, apply_rules
+from ferrite.rewrite import Case, NodeRule, Site, apply_rules
 
 aten = torch.ops.aten
 

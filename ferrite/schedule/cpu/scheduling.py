@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from ferrite.errors import Refusal
 from ferrite.ir.index import Axis
 from ferrite.ir.program import Operation, Program
 from ferrite.schedule.cpu.kernels import build
@@ -24,15 +25,15 @@ class CpuScheduling:
     """`unsupported`: why the code generator cannot make a kernel of an operation."""
 
     machine: Machine
-    unsupported: Callable[[Operation], str | None] = field(default=lambda operation: None)
+    unsupported: Callable[[Operation], Refusal | None] = field(default=lambda operation: None)
 
-    def refuses(self, operation: Operation) -> str | None:
+    def refuses(self, operation: Operation) -> Refusal | None:
         return self.unsupported(operation)
 
     def prepared(self, program: Program) -> Program:
         return prepare(program)
 
-    def slower(self, group: Group, stage: Stage, rows: tuple[Axis, ...]) -> str | None:
+    def slower(self, group: Group, stage: Stage, rows: tuple[Axis, ...]) -> Refusal | None:
         return slower(group, stage, rows)
 
     def arranged(self, group: Group, inside: Iterable[str], buffer_table: BufferTable) -> Built:

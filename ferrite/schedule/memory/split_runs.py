@@ -11,12 +11,13 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ferrite.errors import NotScheduled
 from ferrite.ir.program import Buffer, Program
 from ferrite.pipeline import Fuel
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.memory.arena import Arenas
 from ferrite.schedule.memory.liveness import accessed, last_uses_of
-from ferrite.schedule.memory.peak import UnknownBytes, bytes_at, held
+from ferrite.schedule.memory.peak import bytes_at, held
 from ferrite.schedule.steps import Run, Step
 
 WORTH = 1 << 16  # bytes saved, for which a run is parted
@@ -108,5 +109,5 @@ def known_bytes(buffer: Buffer) -> int:
     """Nothing, where that is known only when it runs."""
     try:
         return bytes_at(buffer, {})
-    except UnknownBytes:
+    except NotScheduled:
         return 0
