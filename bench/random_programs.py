@@ -30,7 +30,8 @@ from bench.programs.generate import PROGRAMS
 from bench.programs.program import Program
 from bench.programs.shrink import smaller
 
-BATCH = 40  # programs per process
+MOST_IN_A_PROCESS = 400  # programs: a process takes as long to start as twenty programs take
+PROCESSES_OF_A_WORKER = 4  # at least, where there are enough programs: workers shall end together
 PATIENCE = 300.0  # seconds without a word from a process until it is taken for hanging
 FAULTS = {"wrong": "wrong", "crashed": "crashed", "error": "errors", "torch": "torch's own"}
 Fact = dict[str, Any]
@@ -53,7 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     book = Book(chosen.out, chosen.kind, chosen.seed, chosen.count)
     threads = chosen.threads
     with concurrent.futures.ThreadPoolExecutor(chosen.workers) as pool:
-        work = [pool.submit(run_batch, book, seeds, threads, not chosen.no_shrink) for seeds in book.missing()]
+        work = [
+            pool.submit(run_batch, book, seeds, threads, not chosen.no_shrink) for seeds in book.missing(chosen.workers)
+        ]
         for done in concurrent.futures.as_completed(work):
             done.result()
             print(book.progress(), flush=True)
@@ -88,11 +91,12 @@ class Book:
         self.content["rows"].append(row)
         return row
 
-    def missing(self) -> Iterator[list[int]]:
+    def missing(self, workers: int) -> Iterator[list[int]]:
         done = {seed for first, last in self.row["done"] for seed in range(first, last)}
         left = [seed for seed in range(self.seed, self.seed + self.row["count"]) if seed not in done]
-        for start in range(0, len(left), BATCH):
-            yield left[start : start + BATCH]
+        batch = min(MOST_IN_A_PROCESS, max(10, len(left) // (PROCESSES_OF_A_WORKER * workers)))
+        for start in range(0, len(left), batch):
+            yield left[start : start + batch]
 
     def add(self, seeds: list[int], facts: list[Fact]) -> None:
         with self.lock:
