@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
 from ferrite.errors import UserError, nearest
-from ferrite.options import Counts, Options
+from ferrite.options import Options, Rounds
 from ferrite.pipeline import Pipeline
 
 SHORT_NAMES: Mapping[str, tuple[str, ...]] = {
@@ -45,8 +45,10 @@ def with_full_names(options: Options, pipelines: Sequence[Pipeline]) -> Options:
         options,
         skip=full_names("skip", options.skip, [*everywhere, *own]),
         extra=full_names("extra", options.extra, repeatable),
-        rounds=Counts(
-            {full: times for name, times in options.rounds.items() for full in full_names("rounds", [name], repeatable)}
+        rounds=tuple(
+            Rounds(full, each.times)
+            for each in options.rounds
+            for full in full_names("rounds", [each.name], repeatable)
         ),
     )
 

@@ -19,7 +19,7 @@ import torch
 from ferrite.capture import on_real_tensors, torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value
-from ferrite.passes import suboptions
+from ferrite.options import way
 from ferrite.passes.constants import constant_of
 from ferrite.passes.freezing.binary_cases import known, of
 from ferrite.passes.freezing.layers import RESHAPES, again, sole_reader
@@ -114,7 +114,7 @@ def siblings(node: torch.fx.Node) -> list[torch.fx.Node] | Refusal:
 
 
 def merge(site: Site) -> Any:
-    if suboptions.way(site.options.horizontal, OPTION) == "off":
+    if way(site.options.horizontal, OPTION) == "off":
         return Refusal("the option horizontal is off, or names others")
     products = [behind(root) for root in site.roots]
     first = products[0]

@@ -19,7 +19,7 @@ import torch
 from ferrite.capture import on_real_tensors, torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value
-from ferrite.passes import suboptions
+from ferrite.options import way
 from ferrite.passes.freezing.binary_cases import known, of
 from ferrite.passes.freezing.integer_siblings import INTEGER_SIBLINGS, OPTION
 from ferrite.passes.freezing.layers import Layer, product_at, shared_weight
@@ -64,12 +64,12 @@ def alike(one: Layer, other: Layer) -> bool:
 
 
 def merge(site: Site) -> Any:
-    way = suboptions.way(site.options.horizontal, NAME)
-    if way == "off":
+    how = way(site.options.horizontal, NAME)
+    if how == "off":
         return Refusal("the option horizontal is off, or names others")
     layers = [layer for layer in map(product_at, site.roots) if isinstance(layer, Layer)]
     assert site.constant is not None
-    if way == "auto" and are_tiny(layers):
+    if how == "auto" and are_tiny(layers):
         return Refusal("apart the products are tiny enough for torch's quick way")
     weight = site.constant("siblings_weight", side_by_side([layer.weight for layer in layers]))
     left = left_of(layers[0])

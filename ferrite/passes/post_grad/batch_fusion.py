@@ -20,8 +20,8 @@ import torch
 
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value
+from ferrite.options import settings_of
 from ferrite.passes.batching import Fusion, Settings, shape_key
-from ferrite.passes.suboptions import settings_of
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import Case, Numerics, Writer, arguments_of
 

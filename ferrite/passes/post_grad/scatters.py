@@ -18,8 +18,8 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.errors import Refusal
+from ferrite.options import at_least, settings_of
 from ferrite.passes.constants import Filled, filled
-from ferrite.passes.suboptions import at_least, settings_of
 from ferrite.rewrite import AnyRule, Case, NodeRule, Site, in_order
 
 aten = torch.ops.aten

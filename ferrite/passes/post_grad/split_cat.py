@@ -21,8 +21,8 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value
+from ferrite.options import settings_of
 from ferrite.passes.post_grad.joins import NORMALIZATION, Part, joined_dim, one, part_of_split
-from ferrite.passes.suboptions import settings_of
 from ferrite.rewrite import AnyRule, Case, NodeRule, Site, arguments_of, in_order
 
 aten = torch.ops.aten

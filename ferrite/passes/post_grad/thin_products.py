@@ -15,7 +15,7 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.errors import Refusal
-from ferrite.passes.suboptions import at_least, settings_of
+from ferrite.options import at_least, settings_of
 from ferrite.rewrite import AnyRule, Case, NodeRule, Site
 
 aten = torch.ops.aten

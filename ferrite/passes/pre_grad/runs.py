@@ -19,8 +19,7 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.errors import NotApplied, Refusal
 from ferrite.graph import fake_value, no_guards, storages_in, storages_of
-from ferrite.options import Options
-from ferrite.passes import suboptions
+from ferrite.options import Options, at_least, choice_of
 from ferrite.passes.pre_grad.pieces import Form, Moves, Operand, Stretch, has_plain_value, operands_of, stretches_of
 from ferrite.passes.pre_grad.predicates import join_view, requires_grad
 from ferrite.pipeline import PassContext
@@ -174,7 +173,7 @@ def wanted(*forms: Form, accepts: Callable[[Stretch], bool] = lambda stretch: Tr
 class Neighbours:
     """What a pass of the family may be told beside its name; without, the option split_cat_min_run holds."""
 
-    min_run: int = suboptions.at_least(2, 2)
+    min_run: int = at_least(2, 2)
 
 
 def cancel(gm: torch.fx.GraphModule, rules: Sequence[AnyRule], context: PassContext, twin: bool | None = None) -> int:
@@ -201,7 +200,8 @@ def options_for(name: str, options: Options) -> Options | None:
     chosen = options.split_cat
     if isinstance(chosen, str):
         return options if chosen == "on" else None
-    if name not in chosen:
+    choice = choice_of(chosen, name)
+    if choice is None:
         return None
-    least = chosen[name].get("min_run", options.split_cat_min_run)
+    least = dict(choice.settings).get("min_run", options.split_cat_min_run)
     return replace(options, split_cat_min_run=least)

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from ferrite.capture import torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value
-from ferrite.passes import suboptions
+from ferrite.options import way
 from ferrite.passes.pre_grad import horizontal
 from ferrite.passes.pre_grad.horizontal import bytes_of, hints
 from ferrite.passes.pre_grad.pieces import Piece, piece_of
@@ -145,9 +145,9 @@ def value_problem(site: Site, terms: Sequence[Term], rest: Sequence[torch.fx.Nod
 
 
 def pays(site: Site, run: Sequence[Term]) -> bool:
-    way = suboptions.way(site.options.horizontal, NAME)
-    if way != "auto":
-        return way == "always"
+    how = way(site.options.horizontal, NAME)
+    if how != "auto":
+        return how == "always"
     weights = [term.weight for term in run]
     base = fake_value(run[0].piece.base)
     rows, features = horizontal.rows_of(base), run[-1].piece.hi - run[0].piece.lo
