@@ -127,10 +127,11 @@ def check_record(data: Any, nodes: int) -> None:
     if memory is not None:
         rows([memory], 2, "memory")
         wholes_or_none(memory, "memory", MOST)
-    for some, group, reason in rows(not_fused, 3, "not fused"):
+    for some, group, reason, line in rows(not_fused, 4, "not fused"):
         texts(some, "nodes")
         texts(group, "nodes")
         texts([reason], "reasons")
+        wholes_or_none([line], "lines", nodes)
     check_passes(passes)
 
 
