@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,27 +20,37 @@ from ferrite.graph import Index, Place, Places
 LARGEST = 1 << 20  # bytes of a tensor that is kept by value
 
 
-def kept_objects(objects: Mapping[str, Any], index: Index) -> tuple[dict[str, Any], dict[str, bytes]]:
+@dataclass(frozen=True)
+class KeptObject:
+    """How to find an object again: by its place in the captured graph, or made of bytes that look like that."""
+
+    place: tuple[int, int] | None
+    dtype: str = ""
+    sizes: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+
+
+def kept_objects(objects: Mapping[str, Any], index: Index) -> tuple[dict[str, KeptObject], dict[str, bytes]]:
     """How to find each object again, and the bytes of those kept by value; NotCached where that cannot be."""
-    data: dict[str, Any] = {}
+    kept: dict[str, KeptObject] = {}
     sections: dict[str, bytes] = {}
     for name, value in objects.items():
         place = index.place_of(value)
         if isinstance(value, torch.nn.Module):
             raise NotCached("a graph inside it is run in eager, and may have been rewritten for that")
         if place is not None:
-            data[name] = {"place": place}
+            kept[name] = KeptObject(place)
             continue
         check_value(value, objects)
-        data[name] = {"dtype": str(value.dtype), "sizes": list(value.shape), "strides": list(value.stride())}
+        kept[name] = KeptObject(None, str(value.dtype), tuple(value.shape), value.stride())
         sections[section_of(name)] = bytes_of(value)
-    return data, sections
+    return kept, sections
 
 
-def found_objects(data: Mapping[str, Any], sections: Mapping[str, bytes], places: Places) -> dict[str, Any]:
+def found_objects(kept: Mapping[str, KeptObject], sections: Mapping[str, bytes], places: Places) -> dict[str, Any]:
     return {
-        name: held_at(tuple(how["place"]), places) if "place" in how else tensor_from(how, sections[section_of(name)])
-        for name, how in data.items()
+        name: tensor_from(how, sections[section_of(name)]) if how.place is None else held_at(how.place, places)
+        for name, how in kept.items()
     }
 
 
@@ -70,11 +81,11 @@ def check_value(value: Any, objects: Mapping[str, Any]) -> None:
         raise NotCached(f"{what} shares memory with another")
 
 
-def check_looks(dtype: Any, sizes: Any, strides: Any, count: int) -> None:
+def check_looks(dtype: Any, sizes: Sequence[int], strides: Sequence[int], count: int) -> None:
     """ValueError where no tensor of so many bytes looks like that: before any memory is taken for it."""
-    if not isinstance(dtype, torch.dtype) or type(sizes) is not list or type(strides) is not list:
+    if not isinstance(dtype, torch.dtype) or len(sizes) != len(strides):
         raise ValueError("a constant without looks")
-    if any(type(number) is not int or not 0 <= number <= LARGEST for number in (*sizes, *strides)):
+    if any(not 0 <= number <= LARGEST for number in (*sizes, *strides)):
         raise ValueError("a constant of impossible sizes")
     if math.prod(sizes) * dtype.itemsize != count or not is_dense(sizes, strides):
         raise ValueError("a constant of other sizes than its contents")
@@ -100,11 +111,11 @@ def bytes_of(value: torch.Tensor) -> bytes:
         return bytes(flat.tolist())
 
 
-def tensor_from(how: Mapping[str, Any], held: bytes) -> torch.Tensor:
-    dtype = getattr(torch, how["dtype"].removeprefix("torch."))
-    check_looks(dtype, how["sizes"], how["strides"], len(held))
+def tensor_from(how: KeptObject, held: bytes) -> torch.Tensor:
+    dtype = getattr(torch, how.dtype.removeprefix("torch."))
+    check_looks(dtype, how.sizes, how.strides, len(held))
     with torch_state.on_real_tensors():
-        value = torch.empty_strided(how["sizes"], how["strides"], dtype=dtype)
+        value = torch.empty_strided(how.sizes, how.strides, dtype=dtype)
         if held:
-            value.copy_(torch.frombuffer(bytearray(held), dtype=dtype).view(how["sizes"]))
+            value.copy_(torch.frombuffer(bytearray(held), dtype=dtype).view(how.sizes))
         return value

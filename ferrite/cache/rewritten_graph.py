@@ -6,13 +6,14 @@ node and what each pass did, so that a record shows it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from ferrite.cache.codec import decode, encode
 from ferrite.cache.entry import Artifact
-from ferrite.cache.laws import check_rewritten
+from ferrite.cache.laws import check_passes, check_rows
 from ferrite.cache.lookup import Built
 from ferrite.capture import Before, make, size_facts, torch_api
 from ferrite.errors import NotCached, Refusal
@@ -52,24 +53,15 @@ class BeforePasses:
 
 def edit_as(gm: torch.fx.GraphModule, artifact: Artifact) -> Passes:
     """Edit a graph as an entry says; one that makes no sense leaves it as it was. What the passes did then."""
-    check_rewritten(artifact.metadata)
-    passes = passes_from(artifact.metadata["passes"])
+    passes = decode(Passes, artifact.metadata["passes"])
+    check_passes(passes)
+    check_rows(artifact.metadata["nodes"])
     make(gm, artifact.metadata["nodes"])
-    return passes
+    return tuple(replace(each, note=each.note or FROM_CACHE) for each in passes)
 
 
-def passes_data(passes: Passes) -> list[Any]:
-    return [
-        (each.name, dict(each.rewrites), each.nodes_before, each.nodes_after, each.note, dict(each.facts))
-        for each in passes
-    ]
-
-
-def passes_from(data: Sequence[Any]) -> Passes:
-    return tuple(
-        PassRecord(name, 0.0, rewrites, before, after, note or FROM_CACHE, facts)
-        for name, rewrites, before, after, note, facts in data
-    )
+def passes_data(passes: Passes) -> Any:
+    return encode(Passes, passes)
 
 
 # All that is known of symbols: the names of some, and what is said of them.

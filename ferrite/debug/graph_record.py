@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from ferrite.cache import Strange, check_passes, decode, encode
 from ferrite.capture import CapturedGraph, torch_api
 from ferrite.debug.memory import memory_record
-from ferrite.debug.record import EagerCall, GraphRecord, Kernel, Memory
+from ferrite.debug.record import EagerCall, GraphRecord, Kernel
 from ferrite.errors import Refusal
 from ferrite.graph import Index, ModelLine, Places, first_model_line, model_line
 from ferrite.ir.program import Constant, call_of
 from ferrite.pipeline import PassRecord
-from ferrite.schedule import INTERPRETED, FusionRefusal, Launch, Plan, Run
+from ferrite.schedule import INTERPRETED, Launch, Plan, Run
 
 
 def plan_record(graph: CapturedGraph, plan: Plan, source: str, passes: tuple[PassRecord, ...]) -> GraphRecord:
@@ -90,45 +91,13 @@ def operator_text(operator: str | Constant) -> str:
 # --- as plain data, and back ------------------------------------------------------------------------------------------
 
 
-def as_data(record: GraphRecord, index: Index) -> dict[str, Any]:
-    def numbers(lines: Iterable[ModelLine | None]) -> list[int | None]:
-        return [index.place_of_line(line) for line in lines]
-
-    return {
-        "operators": record.operators,
-        "inputs": record.inputs,
-        "kernels": [(each.name, each.operators, numbers(each.lines), each.region) for each in record.kernels],
-        "eager": [(each.operator, each.reason, *numbers([each.line])) for each in record.eager_calls],
-        "memory": None if record.memory is None else (record.memory.peak, record.memory.eager),
-        "not fused": [
-            (each.nodes, each.group, each.refusal.reason, *numbers([each.refusal.line])) for each in record.not_fused
-        ],
-        "passes": [
-            (each.name, dict(each.rewrites), each.nodes_before, each.nodes_after, each.note, dict(each.facts))
-            for each in record.passes
-        ],
-    }
+def as_data(record: GraphRecord, index: Index) -> Any:
+    return encode(GraphRecord, record, index)
 
 
-def from_data(data: Mapping[str, Any], places: Places, kind: str, source: str) -> GraphRecord:
-    def lines(numbers: Iterable[int | None]) -> tuple[ModelLine | None, ...]:
-        return tuple(None if number is None else places.line(number) for number in numbers)
-
-    def some(numbers: Iterable[int | None]) -> tuple[ModelLine, ...]:
-        return tuple(line for line in lines(numbers) if line is not None)
-
-    return GraphRecord(
-        kind=kind,
-        line=places.first_line(),
-        operators=data["operators"],
-        inputs=tuple(data["inputs"]),
-        source=source,
-        kernels=tuple(Kernel(name, tuple(nodes), some(at), region) for name, nodes, at, region in data["kernels"]),
-        eager_calls=tuple(EagerCall(operator, Refusal(reason, *lines([at]))) for operator, reason, at in data["eager"]),
-        passes=tuple(PassRecord(name, 0.0, *rest) for name, *rest in data["passes"]),
-        not_fused=tuple(
-            FusionRefusal(tuple(nodes), tuple(group), Refusal(reason, *lines([at])))
-            for nodes, group, reason, at in data["not fused"]
-        ),
-        memory=None if data["memory"] is None else Memory(*data["memory"]),
-    )
+def from_data(data: Any, places: Places, kind: str, source: str) -> GraphRecord:
+    record = decode(GraphRecord, data, places)
+    check_passes(record.passes)
+    if record.operators < 0:
+        raise Strange("fewer operators than none")
+    return replace(record, kind=kind, line=places.first_line(), source=source)

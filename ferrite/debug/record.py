@@ -61,13 +61,14 @@ class Memory:
 
 @dataclass(frozen=True)
 class GraphRecord:
-    """One compiled graph. `source` is the text of its host program, empty if the graph runs in eager whole."""
+    """One compiled graph. `source` is the text of its host program, empty if the graph runs in eager whole. What is
+    read from the cache gets its kind, line and source from those who read it."""
 
-    kind: str
-    line: ModelLine | None
+    kind: str = field(metadata={"read as": ""})
+    line: ModelLine | None = field(metadata={"read as": None})
     operators: int
     inputs: tuple[str, ...]
-    source: str
+    source: str = field(metadata={"read as": ""})
     kernels: tuple[Kernel, ...]
     eager_calls: tuple[EagerCall, ...]
     passes: tuple[PassRecord, ...] = ()
