@@ -36,7 +36,7 @@ Data = Any
 Column = list[Any]
 Write = Callable[[Any, Index], Data] | None  # None: it is written as it is
 Read = Callable[[Column, Places | None], Column]
-MOST = 1 << 62  # of any number
+MAX_NUMBER = 1 << 62  # of any number
 SCALARS = (bool, int, float, str)
 NOT_WRITTEN = "read as"  # metadata of a field
 NumberOverSymbols = tuple[Expr, tuple[Symbol, ...]]
@@ -194,7 +194,7 @@ def reader(kind: Any, what: str = "it") -> Read:
 def scalars(kind: type, what: str, column: Column, _places: Places | None) -> Column:
     if not {kind}.issuperset(map(type, column)):
         raise Strange(f"{what} is no {kind.__name__}")
-    if kind is int and column and not -MOST < min(column) <= max(column) < MOST:
+    if kind is int and column and not -MAX_NUMBER < min(column) <= max(column) < MAX_NUMBER:
         raise Strange(f"{what} is out of range")
     if kind is float and not all(map(math.isfinite, column)):
         raise Strange(f"{what} is no number")

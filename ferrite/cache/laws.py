@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from ferrite.cache.codec import MOST, Strange
+from ferrite.cache.codec import MAX_NUMBER, Strange
 from ferrite.cache.constant_storage import KeptObject, section_of
 from ferrite.codegen import RunTable
 from ferrite.codegen.llvm import IMMEDIATE
 from ferrite.errors import ModelLine
 from ferrite.pipeline import PassRecord
 
-MOST_SLOTS = 1 << 18  # words that a run has on the stack
+MAX_SLOTS = 1 << 18  # words that a run has on the stack
 
 
 class GraphEntry(Protocol):
@@ -46,25 +46,25 @@ def check_graph(entry: GraphEntry, sections: Mapping[str, bytes], nodes: int) ->
             raise Strange(f"there is no kernel {name}")
     if len(entry.arguments) != len(entry.kernels):
         raise Strange("there are other arguments than kernels")
-    within((count for count in entry.arguments if count is not None), "arguments", 0, MOST)
+    within((count for count in entry.arguments if count is not None), "arguments", 0, MAX_NUMBER)
     within(entry.lines, "lines", 0, entry.text.count("\n") + 1)
     check_runs(entry.runs, entry.arguments)
     for name, how in entry.objects.items():
         if how.place is not None:
             within(how.place[:1], "places", 0, nodes)
-            within(how.place[1:], "places", 0, MOST)
+            within(how.place[1:], "places", 0, MAX_NUMBER)
         elif section_of(name) not in sections:
             raise Strange(f"there is no constant {name}")
 
 
 def check_runs(runs: Sequence[RunTable], counts: Sequence[int | None]) -> None:
     """Tables of kernels: all of them at once, since most are short. `counts`: how many arguments each kernel has."""
-    within((run.arena for run in runs), "arenas", 0, MOST)
-    within((run.slots for run in runs), "slots", 0, MOST_SLOTS)
+    within((run.arena for run in runs), "arenas", 0, MAX_NUMBER)
+    within((run.slots for run in runs), "slots", 0, MAX_SLOTS)
     calls = [call for run in runs for call in run.calls]
     within((call.kernel for call in calls), "kernels", 0, len(counts))
     pairs = [pair for call in calls for pair in call.arguments]
-    within((slot for slot, _offset in pairs), "slots", IMMEDIATE, MOST_SLOTS)
+    within((slot for slot, _offset in pairs), "slots", IMMEDIATE, MAX_SLOTS)
     if [1 for call in calls if len(call.arguments) != counts[call.kernel]]:
         raise Strange("kernels have other arguments")
     if [1 for slot, offset in pairs if offset < 0 <= slot]:
@@ -85,9 +85,9 @@ def check_regions(run: RunTable) -> None:
 
 def check_passes(passes: Sequence[PassRecord]) -> None:
     """What passes did to a graph."""
-    within((each.nodes_before for each in passes), "nodes", 0, MOST)
-    within((each.nodes_after for each in passes), "nodes", 0, MOST)
-    within((count for each in passes for count in each.rewrites.values()), "rewrites", 0, MOST)
+    within((each.nodes_before for each in passes), "nodes", 0, MAX_NUMBER)
+    within((each.nodes_after for each in passes), "nodes", 0, MAX_NUMBER)
+    within((count for each in passes for count in each.rewrites.values()), "rewrites", 0, MAX_NUMBER)
 
 
 def check_rows(nodes: Any) -> None:

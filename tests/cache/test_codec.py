@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from ferrite.cache.codec import MOST, Strange, decode, encode
+from ferrite.cache.codec import MAX_NUMBER, Strange, decode, encode
 from ferrite.errors import ModelLine, Refusal
 from ferrite.graph import Places
 from ferrite.ir.index import Symbol, symbol
@@ -36,7 +36,7 @@ class Whole:
 
 
 WHOLE = Whole(
-    (Part("a", (1, 2)), Part("b"), Part("", (MOST - 1,), -1e30)),
+    (Part("a", (1, 2)), Part("b"), Part("", (MAX_NUMBER - 1,), -1e30)),
     None,
     ((1, "x"), (2, "y")),
     {"none": None, "some": Part("größe", (0,))},
@@ -44,7 +44,7 @@ WHOLE = Whole(
     [(), ("a", "b")],
 )
 DATA = [
-    [["a", [1, 2], 0.5], ["b", [], 0.5], ["", [MOST - 1], -1e30]],
+    [["a", [1, 2], 0.5], ["b", [], 0.5], ["", [MAX_NUMBER - 1], -1e30]],
     None,
     [[1, "x"], [2, "y"]],
     {"none": None, "some": ["größe", [0], 0.5]},

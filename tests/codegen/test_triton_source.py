@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ferrite.codegen.triton import kernel_source, launch_of, unsupported
-from loop_kernels import GATHER, KERNELS, ONLINE_SOFTMAX, POINTWISE, SCATTER_ADD, SOFTMAX, WELFORD, changed
-from triton_kernels import COMPLEX, IN_PLACE, ROWS_IN_ORDER, TRIANGLE, kernel_of
+from tests.loop_kernels import GATHER, KERNELS, ONLINE_SOFTMAX, POINTWISE, SCATTER_ADD, SOFTMAX, WELFORD, changed
+from tests.triton_kernels import COMPLEX, IN_PLACE, ROWS_IN_ORDER, TRIANGLE, kernel_of
 
 pytestmark = pytest.mark.quick
 

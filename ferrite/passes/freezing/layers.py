@@ -11,7 +11,8 @@ import torch
 from ferrite.capture import on_real_tensors, torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value
-from ferrite.passes.constants import constant_of
+from ferrite.passes.shared.constants import constant_of
+from ferrite.passes.shared.facts import is_finite
 from ferrite.rewrite import Site, arguments_of
 
 aten = torch.ops.aten
@@ -149,7 +150,3 @@ def overflows(layer: Layer, weight: torch.Tensor | None, bias: torch.Tensor) -> 
     new = [bias] + ([weight] if weight is not None else [])
     with on_real_tensors():
         return all(map(is_finite, old)) and not all(map(is_finite, new))
-
-
-def is_finite(tensor: torch.Tensor) -> bool:
-    return bool(tensor.isfinite().all())

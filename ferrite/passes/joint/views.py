@@ -12,7 +12,7 @@ given.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,7 +20,8 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value, stream_of
-from ferrite.passes.post_grad.noops import NOOP_RULES
+from ferrite.passes.shared.cases import one
+from ferrite.passes.shared.noops import NOOP_RULES
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import AnyRule, Case, GraphRule, NodeRule, Site, apply_rules, arguments_of
 
@@ -168,10 +169,6 @@ class DedupeSizes(GraphRule):
             lambda: [torch.tensor([0.0, 1.0, 2.0])],
         ),
     )
-
-
-def one(*shape: int) -> Callable[[], list[torch.Tensor]]:
-    return lambda: [torch.rand(shape)]
 
 
 POINTLESS_VIEW_PAIR = NodeRule(

@@ -15,7 +15,7 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value
-from ferrite.passes.constants import filled
+from ferrite.passes.shared.constants import filled
 from ferrite.rewrite import Case, NodeRule, Site, arguments_of
 
 aten = torch.ops.aten

@@ -25,7 +25,7 @@ class Tile:
     scratch: Scratch
 
     def coordinates(self, whole: Sequence[Index]) -> tuple[Index, ...]:
-        """Tiles are flat, so that loops over several of their dimensions can be joined into one."""
+        """Tiles are flat, so that loops over several of their dimensions can be collapsed into one."""
         return (flat_place([whole[place] for place in self.dimensions], self.sizes),)
 
 
@@ -73,7 +73,7 @@ class Placement:
                     self.uses.setdefault(access.storage, []).append(_Use(place, stage, access))
         self.values: set[str] = set()
         self.tiles: dict[str, Tile] = {}
-        self.room = machine.mid // 2  # bytes that tiles may take together
+        self.room = machine.l2_bytes // 2  # bytes that tiles may take together
         for storage in inside:
             if self.is_value(storage):
                 self.values.add(storage)

@@ -1,4 +1,4 @@
-"""The statements of a nest: what is computed at each point, what joins a state, what is stored once a row."""
+"""The statements of a nest: what is computed at each point, what goes into a state, what is stored once a row."""
 
 from __future__ import annotations
 
@@ -158,9 +158,9 @@ class Statements:
 
     def scan(self, operation: Scan, parts: Parts) -> None:
         values = [self.value(item) for item in operation.values]
-        state, joined, results = scan_state(operation, values, [next(self.names) for _ in range(4)])
+        state, contribution, results = scan_state(operation, values, [next(self.names) for _ in range(4)])
         parts.states.append(state)
-        parts.point.append(Join(state.names[0], joined))
+        parts.point.append(Join(state.names[0], contribution))
         for target, result in zip(operation.targets, results, strict=True):
             if target is not None:
                 value = cast(result, self.buffer_table.buffers[target.buffer].dtype)
