@@ -18,7 +18,6 @@ import functools
 import itertools
 import math
 import operator
-import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -278,10 +277,8 @@ def pairs_reader(read: Read) -> Read:
 @functools.cache
 def fields_of(kind: Any) -> Mapping[str, Any]:
     """The types of the fields of a dataclass, in their order."""
-    fields = [field for field in dataclasses.fields(kind) if NOT_WRITTEN not in field.metadata]
-    # all at once: `typing.get_type_hints` takes them one by one, and a warm start waits for it
-    hints = eval(f"[{', '.join(str(field.type) for field in fields)}]", vars(sys.modules[kind.__module__]))
-    return {field.name: hint for field, hint in zip(fields, hints, strict=True)}
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind) if NOT_WRITTEN not in field.metadata}
 
 
 def left_out(kind: Any) -> list[tuple[int, Any]]:

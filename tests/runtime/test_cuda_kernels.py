@@ -78,7 +78,8 @@ def test_code_is_read_again_or_refused(nothing_known):
     assert reason_to_refuse(unit.name, code.partition(b"\n")[0] + b"\nnothing") == Refusal("it holds no machine code")
     for broken in (b"{}\n", b""):
         refusal = reason_to_refuse(unit.name, broken)
-        assert refusal is not None and "Error" in refusal.reason
+        assert refusal is not None
+        assert "Error" in refusal.reason
 
 
 def test_code_without_promises_about_addresses(nothing_known):

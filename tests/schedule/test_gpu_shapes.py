@@ -115,7 +115,7 @@ def test_what_is_not_deterministic_is_a_call_where_torch_is_to_be():
         plan = plan_of(lambda x, i, s: x.index_add(0, i, s), made(64, 256), places, made(512, 256))
     finally:
         torch.use_deterministic_algorithms(False)
-    assert any("deterministic" in reason for reason in plan.not_compiled.values())
+    assert any("deterministic" in refusal.reason for refusal in plan.not_compiled.values())
 
 
 # --- whole kernels ----------------------------------------------------------------------------------------------------
