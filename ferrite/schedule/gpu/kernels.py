@@ -96,8 +96,8 @@ def arranged(
 
 
 def is_short(nest: Nest, part: Parts, column: Axis | None, results: Axis | None) -> bool:
-    """Whether what is reduced is so little that it is written out: the lanes are results. `results`: the axis along which
-    these lie side by side; windows of neighbours should be near each other."""
+    """Whether what is reduced is so little that it is written out: the lanes are results. `results`: the axis along
+    which these lie side by side; windows of neighbours should be near each other."""
     if not is_window(nest, part):
         return False
     elements = points_of(nest) * len(part.states)
