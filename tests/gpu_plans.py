@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy
 import torch
-from lower.lowered import traced
 from torch.utils import _pytree as pytree
 
 from ferrite.codegen.triton import unsupported_operation
@@ -19,6 +18,7 @@ from ferrite.lower.graph import LoweredProgram, lower_module
 from ferrite.schedule.gpu import GpuMachine, GpuScheduling
 from ferrite.schedule.plan import make_plan
 from ferrite.schedule.steps import Plan, Run
+from tests.lower.lowered import traced
 
 MACHINE = GpuMachine()
 # So small that a few elements need several blocks, loops and pieces.

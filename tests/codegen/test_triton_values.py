@@ -19,8 +19,8 @@ from ferrite.ir.random import PLACE_BITS, random_numbers
 from ferrite.ir.scalar import OPERATORS
 from ferrite.ir.states import STATES
 from ferrite.ir.types import short
-from loop_kernels import KERNELS
-from triton_kernels import DEVICES, PLACE, assert_same_bits, elementwise, kernel_of, run_both, run_triton
+from tests.loop_kernels import KERNELS
+from tests.triton_kernels import DEVICES, PLACE, assert_same_bits, elementwise, kernel_of, run_both, run_triton
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 NAN, INF = float("nan"), float("inf")

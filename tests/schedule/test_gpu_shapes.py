@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_plans import kernels_of, loops, plan_of
 
 from ferrite.codegen.triton import kernel_source, launch_of
+from tests.gpu_plans import kernels_of, loops, plan_of
 
 BF16 = torch.bfloat16
 pytestmark = pytest.mark.quick

@@ -11,10 +11,10 @@ from ferrite.ir.kernel import Kernel, Loop, Scratch, Statement, Store, inner, no
 from ferrite.schedule.cpu.kernels import memory_of, pointers_of, sizes_of
 from ferrite.schedule.cpu.loops import Body, indices_at, vector_axis
 from ferrite.schedule.cpu.placement import Placement
-from ferrite.schedule.cpu.shapes import FAR
+from ferrite.schedule.cpu.shapes import MIN_WINDOW_STEP
 from ferrite.schedule.cpu.statements import Parts, Statements
 from ferrite.schedule.cpu.windows import is_window, used, written_out
-from ferrite.schedule.fusion.accesses import BufferTable, axes_in, known, step_of
+from ferrite.schedule.fusion.accesses import BufferTable, axes_in, step_of, upper_estimate
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.nests import Nest, nests_of, trivial
 from ferrite.schedule.gpu.blocks import warps_for, whole_elements, whole_lanes
@@ -110,11 +110,11 @@ def is_short(nest: Nest, part: Parts, column: Axis | None, results: Axis | None)
 def is_near(index: Index, axis: Axis) -> bool:
     """Whether one step of an axis is a few elements."""
     step = step_of(index, axis)
-    return step is not None and abs(known(step, FAR)) < FAR
+    return step is not None and abs(upper_estimate(step, MIN_WINDOW_STEP)) < MIN_WINDOW_STEP
 
 
 def points_of(nest: Nest) -> int:
-    return math.prod(known(item.extent, 1 << 30) for item in nest.axes)
+    return math.prod(upper_estimate(item.extent, 1 << 30) for item in nest.axes)
 
 
 def column_axis(rows: Sequence[Axis], nests: Sequence[Nest], parts: Sequence[Parts]) -> Axis | None:

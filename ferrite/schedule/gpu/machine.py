@@ -20,6 +20,9 @@ class GpuMachine:
     cache: int = 50 << 20
     bandwidth: float = 4.17e12  # measured: copies of 512 MB
 
+    alignment: int = 512  # bytes: where torch's allocator begins blocks, too
+    min_split_bytes: int = 1 << 20  # that two runs of kernels must save over one
+
     # --- programs -----------------------------------------------------------------------------------------------------
 
     @property
