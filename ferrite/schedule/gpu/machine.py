@@ -20,9 +20,6 @@ class GpuMachine:
     cache: int = 50 << 20
     bandwidth: float = 4.17e12  # measured: copies of 512 MB
 
-    alignment: int = 512  # bytes: where torch's allocator begins blocks, too
-    min_split_bytes: int = 1 << 20  # that two runs of kernels must save over one
-
     # --- programs -----------------------------------------------------------------------------------------------------
 
     @property
@@ -51,3 +48,5 @@ class GpuMachine:
     step: int = 4096
     # Bytes side by side that make a load of a warp whole.
     line: int = 128
+    # Bytes that two runs must save over one: torch's allocator rounds large blocks up to 2 MB.
+    min_split_bytes: int = 2 << 20

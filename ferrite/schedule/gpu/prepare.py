@@ -32,8 +32,9 @@ def prepare(program: Program, machine: GpuMachine, device: str) -> Program:
 
 class GpuPreparation(Preparation):
     def __init__(self, program: Program, machine: GpuMachine, device: str) -> None:
-        super().__init__(program, device, machine.kept_elements // 4, machine.enough_programs // 2)
+        super().__init__(program, device, machine.kept_elements // 4)
         self.machine = machine
+        self.max_split_results = machine.enough_programs // 2
 
     def rewritten(self, operation: Operation) -> Iterator[Operation]:
         if not isinstance(operation, Reduce) or not self.is_here(operation):

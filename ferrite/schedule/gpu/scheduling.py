@@ -31,7 +31,7 @@ class GpuScheduling:
 
     @property
     def run_memory(self) -> RunMemory:
-        return RunMemory(self.machine.alignment, self.machine.min_split_bytes)
+        return RunMemory(alignment=self.machine.line, min_split=self.machine.min_split_bytes)
 
     def refuses(self, operation: Operation) -> str | None:
         if isinstance(operation, Scan) and not has_state(operation):
