@@ -13,6 +13,7 @@ kept. With `strict` the failure is raised instead.
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -30,21 +31,21 @@ from ferrite.capture import (
     torch_api,
     torch_state,
 )
-from ferrite.codegen import named_objects, verify_host
+from ferrite.codegen import Executable, named_objects, verify_host
 from ferrite.collector import garbage_waits
 from ferrite.debug import Compilation, Dump, DumpFolder, GraphRecord, as_data, from_data, partition_record, plan_record
 from ferrite.errors import FerriteError, warn_user
 from ferrite.graph import Places, note_autocast, users_in_order
-from ferrite.ir.program import verify_program
+from ferrite.ir.program import Program, verify_program
 from ferrite.lower import UnknownSize, correct_forecasts, lower_graph, strides_of_outputs
 from ferrite.options import Options, resolve
 from ferrite.passes import FREEZE, JOINT, POST_GRAD, PRE_GRAD, checked_options
 from ferrite.passes.freezing import inlined_with_record
 from ferrite.passes.pre_grad import add_values, numerics_checked, reason_to_leave, values_to_examples
-from ferrite.pipeline import Fuel, PassRecord, Pipeline
+from ferrite.pipeline import Fuel, PassRecord, Pipeline, devices_in
 from ferrite.runtime import Boxed, Freezer, Frozen, bytecode_of, call_frozen, load_host, run_in_eager
-from ferrite.schedule import make_plan
-from ferrite.targets import buildable, executable_of, runs_of, targets_for
+from ferrite.schedule import Plan, make_plan
+from ferrite.targets import Refusing, Targets, UncompiledOperations, buildable, executable_of, runs_of, targets_for
 
 Passes = tuple[PassRecord, ...]
 
@@ -203,7 +204,8 @@ def compile_passed(
 ) -> Boxed:
     """From the passes that are left to a function. `before`: what was done to the graph so far; `joint`: the stage that
     comes first, if it is still to come."""
-    options, targets = compilation.options, targets_for(compilation.options)
+    options = compilation.options
+    targets = targets_for(options, devices_in(graph.gm.graph))
     with compilation.stage("cache"):
         store, places = cache.open_store(options), Places(graph.gm)  # as it was captured: stages edit it
 
@@ -235,12 +237,8 @@ def compile_passed(
         if options.strict:
             verify_program(lowered.program)
         dump.write("program.py", lambda: str(lowered.program))
-    with compilation.stage("schedule"):
-        schedulings = {device: target.scheduling for device, target in here.items()}
-        fuel = Fuel(options.fuel)
-        plan = make_plan(lowered.program, schedulings, verify=options.strict, fuel=fuel, observe=dump.schedule)
+    plan, executable = scheduled(lowered.program, here, kernels, compilation, dump)
     with compilation.stage("codegen"):
-        executable = executable_of(plan, here, kernels, options.check_bounds)
         source = verify_host(executable.source, lowered.objects)
         dump.write("host.py", lambda: source.commented)
     with compilation.stage("load"):
@@ -254,6 +252,25 @@ def compile_passed(
             note = "; ".join(kernels.problems)
             lookup.publish(lambda: as_entry(executable, objects, as_data(record, index), index, reason, note))
     return compilation.finished(function, record, before, lookup.outcome)
+
+
+def scheduled(
+    program: Program, targets: Targets, kernels: KernelCaches, compilation: Compilation, dump: Dump
+) -> tuple[Plan, Executable]:
+    """A plan, and its kernels compiled. Where a code generator has nothing for a kernel, there is another plan, in
+    which its operations are kernels of their own, or else steps."""
+    options, failed = compilation.options, defaultdict[frozenset[str], list[str]](list)
+    while True:
+        with compilation.stage("schedule"):
+            schedulings = {device: Refusing(target.scheduling, failed) for device, target in targets.items()}
+            fuel = Fuel(options.fuel)
+            plan = make_plan(program, schedulings, verify=options.strict, fuel=fuel, observe=dump.schedule)
+        with compilation.stage("codegen"):
+            try:
+                return plan, executable_of(plan, targets, kernels, options.check_bounds)
+            except UncompiledOperations as reason:
+                for written, why in reason.reasons.items():
+                    failed[written].append(why)
 
 
 def compile_frozen(graph: CapturedGraph, compilation: Compilation, dump: Dump, before: Passes) -> Boxed:

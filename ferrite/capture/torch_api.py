@@ -363,6 +363,20 @@ def direct_call(operator: Any) -> Any:
 empty_on_cpu: Callable[..., torch.Tensor] = _guards._empty_strided_cpu  # type: ignore[attr-defined]
 
 
+def empty_on_cuda(sizes: Any, strides: Any, dtype: torch.dtype, index: int) -> torch.Tensor:
+    """The same for a GPU; the short way knows the current one alone."""
+    if torch._C._cuda_getDevice() == index:
+        made: torch.Tensor = _guards._empty_strided_cuda(sizes, strides, dtype)  # type: ignore[attr-defined]
+        return made
+    return torch.empty_strided(sizes, strides, dtype=dtype, device=f"cuda:{index}")
+
+
+def current_stream_of(index: int) -> int:
+    """The driver's handle of the current stream of a GPU."""
+    handle: int = torch._C._cuda_getCurrentRawStream(index)
+    return handle
+
+
 # --- higher-order operators -------------------------------------------------------------------------------------------
 
 

@@ -20,6 +20,8 @@ from ferrite import __version__
 from ferrite.cache import Unusable, full_path, make_folders
 from ferrite.errors import UserError
 from ferrite.options import Options, resolve
+from ferrite.runtime.cuda import libcuda
+from ferrite.targets import reason_against_gpus
 
 Verdict = Literal["ok", "note", "bad"]
 STYLES = {"ok": "green", "note": "yellow", "bad": "red"}
@@ -144,8 +146,19 @@ def check_gpu() -> Finding:
         return Finding("GPU", "ok", "none: this torch is a CPU build")
     if not torch.cuda.is_available():
         return Finding("GPU", "note", "torch has GPU support but sees no device", "check the driver: nvidia-smi")
-    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return Finding("GPU", "ok", ", ".join(names))
+    names = [gpu_text(torch.cuda.get_device_properties(index)) for index in range(torch.cuda.device_count())]
+    reason = "kernels are made for GPUs of NVIDIA" if torch.version.hip is not None else reason_against_gpus()
+    if reason:
+        return Finding("GPU", "note", "; ".join(names), f"graphs on it run operator by operator: {reason}")
+    return Finding("GPU", "ok", f"{'; '.join(names)}; driver for CUDA {libcuda().version() / 1000:.1f}")
+
+
+def gpu_text(properties: Any) -> str:
+    """`NVIDIA H200, compute 9.0, 132 multiprocessors, 140 GiB`"""
+    return (
+        f"{properties.name}, compute {properties.major}.{properties.minor}, "
+        f"{properties.multi_processor_count} multiprocessors, {properties.total_memory / 2**30:.0f} GiB"
+    )
 
 
 def check_triton() -> Finding:

@@ -6,14 +6,17 @@ kernels that it runs as LLVM (`llvm`) or Triton (`triton`).
 
 from ferrite.codegen.host import Executable, HostSource, KernelCall, RunTable, named_objects, print_host
 from ferrite.codegen.host_laws import verify_host
-from ferrite.codegen.host_spelling import CpuSpelling, HostSpelling
+from ferrite.codegen.host_spelling import CpuSpelling, CudaSpelling, HostSpelling
+from ferrite.codegen.refusals import RefusedKernels
 
 __all__ = [
     "CpuSpelling",
+    "CudaSpelling",
     "Executable",
     "HostSource",
     "HostSpelling",
     "KernelCall",
+    "RefusedKernels",
     "RunTable",
     "named_objects",
     "print_host",

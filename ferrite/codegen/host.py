@@ -38,7 +38,7 @@ from ferrite.codegen.host_spelling import EagerSpelling, HostSpelling
 from ferrite.codegen.small_programs import small_program
 from ferrite.graph import ModelLine
 from ferrite.ir import Expr
-from ferrite.ir.index import Index, Symbol
+from ferrite.ir.index import Index, Symbol, substitute
 from ferrite.ir.kernel import Kernel
 from ferrite.ir.program import (
     CALLS,
@@ -47,6 +47,7 @@ from ferrite.ir.program import (
     Buffer,
     Call,
     CallArgument,
+    DeviceCopy,
     If,
     Invoke,
     Item,
@@ -69,7 +70,7 @@ WORD = re.compile(r"\w+")
 COMMENT_COLUMN = 72
 INDENT = "    "
 Spellings = Mapping[str, HostSpelling]
-KernelNumbers = Mapping[tuple[str, Kernel], int]  # by the type of their device, and by themselves
+KernelNumbers = Mapping[tuple[str, Kernel], int]  # by their device, and by themselves
 MARK = "\0"  # between a line of text and the number of its remark, while printing
 
 
@@ -86,7 +87,7 @@ class KernelCall:
 @dataclass(frozen=True)
 class RunTable:
     """A native call. Slot 0 is the arena, of so many bytes; then storages, then sizes. `together`: calls that share a
-    parallel region. `device`: the type of the device that it runs on."""
+    parallel region. `device`: where it runs, as "cuda:1"."""
 
     arena: int
     slots: int
@@ -196,7 +197,7 @@ class _Printer:
         return f"{self.name}_body_{place}_{number}"
 
     def spelling(self, device: torch.device) -> HostSpelling:
-        return self.spellings.get(device.type) or EagerSpelling(device)
+        return self.spellings.get(device.type) or EagerSpelling()
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
@@ -211,7 +212,8 @@ class _Printer:
         else:
             shape, strides = numbers(buffer.sizes), numbers(buffer.strides)
             many = math.prod(map(likely, buffer.sizes)) * buffer.dtype.itemsize
-            yield f"{name} = {self.spelling(buffer.device).allocation(shape, strides, buffer.dtype, many)}"
+            spelling = self.spelling(buffer.device)
+            yield f"{name} = {spelling.allocation(shape, strides, buffer.dtype, buffer.device, many)}"
         self.there.add(name)
 
     def view(self, buffer: Buffer) -> str:
@@ -251,15 +253,27 @@ class _Printer:
                 yield from self.made(step.source)
                 yield f"{step.symbol.name} = int({step.source}.item())"
                 yield from self.bind(step.symbol)
+            case DeviceCopy():
+                yield from self.made(step.source)
+                yield from self.made(step.target)
+                yield self.device_copy(step)
             case Assert():
                 yield f"if not {self.scalar(step.condition)}:"
                 yield f"{INDENT}raise RuntimeError({step.message!r})"
             case _:
                 yield from self.interpreted(step)
 
+    def device_copy(self, copy: DeviceCopy) -> str:
+        source, target = (self.buffer_table.buffers[name] for name in (copy.source, copy.target))
+        if not source.sizes and source.device.type == "cpu":  # by value: nobody waits for anything
+            return f"{target.name}.fill_({source.name})"
+        return f"{target.name}.copy_({source.name}, non_blocking={not copy.blocking})"
+
     def run(self, run: Run) -> Iterator[str]:
         slots: dict[object, int] = {}
         calls = []
+        where = self.buffer_table.buffers[run.launches[0].arguments[0]].device
+        spelling = self.spelling(where)
         for launch in run.launches:
             arguments = []
             for name in launch.arguments:
@@ -271,6 +285,9 @@ class _Printer:
                     arguments.append((slots.setdefault(tensor, len(slots) + 1), offset))
             for symbol in launch.sizes:
                 arguments.append((slots.setdefault(symbol, len(slots) + 1), 0))
+            for word in spelling.launch_words(launch.kernel):
+                index = substitute(word, dict(zip(launch.kernel.sizes, launch.sizes, strict=True)))
+                arguments.append((slots.setdefault(index, len(slots) + 1), 0))
             complaints: tuple[str, ...] = ()
             if self.source.checked:
                 arguments += self.bounds(run, launch, slots)
@@ -282,12 +299,11 @@ class _Printer:
         self.source.runs.append(RunTable(run.arena, len(slots) + 1, tuple(calls), parallel_regions, device))
         for each in parallel_regions:
             yield f"# kernels {each.first} to {each.first + each.count - 1} of run_{number}: together, one thread each"
-        spelling = self.spelling(self.buffer_table.buffers[run.launches[0].arguments[0]].device)
         words = [slot_text(slot, spelling, self.buffer_table.buffers) for slot in slots]
         if run.arena:
-            yield f"arena = {spelling.allocation(f'({run.arena},)', '(1,)', torch.uint8, run.arena)}"
+            yield f"arena = {spelling.allocation(f'({run.arena},)', '(1,)', torch.uint8, where, run.arena)}"
             words.insert(0, spelling.address("arena"))
-        call = f"run_{number}({', '.join([*spelling.run_arguments, *words])})"
+        call = f"run_{number}({', '.join([*spelling.run_arguments(where), *words])})"
         yield self.remarked(call, first_line(run))
         if run.arena:
             yield "del arena"

@@ -69,6 +69,8 @@ def slot_text(slot: object, spelling: HostSpelling, buffers: Mapping[str, Buffer
             return f"{end}({name})"
         case Symbol():
             return slot.name
+        case Index():
+            return slot.text
     raise TypeError(f"no slot: {slot!r}")
 
 

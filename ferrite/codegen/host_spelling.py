@@ -6,13 +6,19 @@ from typing import Protocol
 
 import torch
 
+from ferrite.codegen.triton import UnsupportedKernel, fixed_launch
+from ferrite.ir.index import Index
+from ferrite.ir.kernel import Kernel
+
 
 class HostSpelling(Protocol):
-    @property
-    def run_arguments(self) -> tuple[str, ...]:
+    def run_arguments(self, device: torch.device) -> tuple[str, ...]:
         """Of every run on this device, before addresses and sizes."""
 
-    def allocation(self, sizes: str, strides: str, dtype: torch.dtype, count: int) -> str:
+    def launch_words(self, kernel: Kernel) -> tuple[Index, ...]:
+        """What a launch is given behind pointers and sizes, over the kernel's own sizes."""
+
+    def allocation(self, sizes: str, strides: str, dtype: torch.dtype, device: torch.device, count: int) -> str:
         """An expression that makes a tensor; `count`: how many bytes that takes, about."""
 
     def address(self, tensor: str) -> str:
@@ -21,11 +27,38 @@ class HostSpelling(Protocol):
 
 class CpuSpelling:
     LARGE_BYTES = 32 << 20  # from here on memory comes fresh from the system: see `ferrite.runtime.cpu.pages`
-    run_arguments = ("threads()",)
 
-    def allocation(self, sizes: str, strides: str, dtype: torch.dtype, count: int) -> str:
+    def run_arguments(self, device: torch.device) -> tuple[str, ...]:
+        return ("threads()",)
+
+    def launch_words(self, kernel: Kernel) -> tuple[Index, ...]:
+        return ()
+
+    def allocation(self, sizes: str, strides: str, dtype: torch.dtype, device: torch.device, count: int) -> str:
         maker = "large_on_cpu" if count >= self.LARGE_BYTES else "empty_on_cpu"
         return f"{maker}({sizes}, {strides}, {dtype})"
+
+    def address(self, tensor: str) -> str:
+        return f"{tensor}.data_ptr()"
+
+
+class CudaSpelling:
+    """Memory comes from torch's allocator, for the stream that is current: as in eager, a tensor that is freed may be
+    given to what is launched later on that stream, and to nothing else."""
+
+    def run_arguments(self, device: torch.device) -> tuple[str, ...]:
+        return (f"stream_of({device.index or 0})",)
+
+    def launch_words(self, kernel: Kernel) -> tuple[Index, ...]:
+        """How many programs there are, where sizes decide that."""
+        try:
+            programs = fixed_launch(kernel).programs
+        except UnsupportedKernel:  # who compiles it says so
+            return ()
+        return (programs,) if programs.atoms else ()
+
+    def allocation(self, sizes: str, strides: str, dtype: torch.dtype, device: torch.device, count: int) -> str:
+        return f"empty_on_cuda({sizes}, {strides}, {dtype}, {device.index or 0})"
 
     def address(self, tensor: str) -> str:
         return f"{tensor}.data_ptr()"
@@ -34,13 +67,14 @@ class CpuSpelling:
 class EagerSpelling:
     """A device that torch knows and that no kernels are made for."""
 
-    run_arguments: tuple[str, ...] = ()
+    def run_arguments(self, device: torch.device) -> tuple[str, ...]:
+        return ()
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def launch_words(self, kernel: Kernel) -> tuple[Index, ...]:
+        return ()
 
-    def allocation(self, sizes: str, strides: str, dtype: torch.dtype, count: int) -> str:
-        return f"empty_strided({sizes}, {strides}, dtype={dtype}, device={str(self.device)!r})"
+    def allocation(self, sizes: str, strides: str, dtype: torch.dtype, device: torch.device, count: int) -> str:
+        return f"empty_strided({sizes}, {strides}, dtype={dtype}, device={str(device)!r})"
 
     def address(self, tensor: str) -> str:
         return f"{tensor}.data_ptr()"

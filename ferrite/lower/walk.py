@@ -21,6 +21,7 @@ from ferrite.lower.apply import apply
 from ferrite.lower.builder import Builder
 from ferrite.lower.calls import flat
 from ferrite.lower.dead import live_operations
+from ferrite.lower.device_operands import with_operands_beside
 from ferrite.lower.inputs import attribute, new_input
 from ferrite.lower.materialise import uses_of, worth_keeping
 from ferrite.lower.outputs import body_outputs, program_outputs
@@ -71,7 +72,8 @@ class Walk:
             except Exception as failure:
                 raise LoweringFailure(node) from failure
         buffers, operations = tuple(builder.buffers.values()), tuple(builder.operations)
-        return with_allocations(live_operations(Program(name, tuple(self.inputs), buffers, operations, self.outputs)))
+        program = Program(name, tuple(self.inputs), buffers, operations, self.outputs)
+        return with_allocations(with_operands_beside(live_operations(program)))
 
     def take(self, node: torch.fx.Node) -> None:
         match node.op:

@@ -33,6 +33,8 @@ def load_host(source: HostSource, runs: Sequence[Callable[..., int]], objects: M
         "torch": torch,
         "empty_strided": torch.empty_strided,
         "empty_on_cpu": torch_api.empty_on_cpu,
+        "empty_on_cuda": torch_api.empty_on_cuda,
+        "stream_of": torch_api.current_stream_of,
         "large_on_cpu": large_on_cpu,
         "threads": torch.get_num_threads,
         "view_of": view_of,

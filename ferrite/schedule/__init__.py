@@ -1,7 +1,17 @@
 """Scheduling: a program becomes kernels, and a plan of when each runs and where its memory is."""
 
 from ferrite.schedule.plan import make_plan
-from ferrite.schedule.steps import INTERPRETED, Launch, NotFused, ParallelRegion, Plan, Run
+from ferrite.schedule.steps import INTERPRETED, Launch, NotFused, ParallelRegion, Plan, Run, device_type
 from ferrite.schedule.target import Scheduling
 
-__all__ = ["INTERPRETED", "Launch", "NotFused", "ParallelRegion", "Plan", "Run", "Scheduling", "make_plan"]
+__all__ = [
+    "INTERPRETED",
+    "Launch",
+    "NotFused",
+    "ParallelRegion",
+    "Plan",
+    "Run",
+    "Scheduling",
+    "device_type",
+    "make_plan",
+]

@@ -32,7 +32,7 @@ from ferrite.schedule.memory.in_place import InPlaceReuse, later, with_views
 from ferrite.schedule.memory.liveness import last_uses_of, private
 from ferrite.schedule.memory.split_runs import with_split_runs
 from ferrite.schedule.schedule import Item, Schedule
-from ferrite.schedule.steps import Launch, Plan, Run, Step
+from ferrite.schedule.steps import Launch, Plan, Run, Step, device_type
 from ferrite.schedule.target import Schedulings
 
 Observe = Callable[[str, Schedule], None]
@@ -109,7 +109,7 @@ def arrange(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
 
 def check_repeat(repeat: Repeat, inside: tuple[str, ...], schedule: Schedule) -> None:
     """A group that has the kernel of an earlier one would have got the same."""
-    built = schedule.schedulings[repeat.group.device].arranged(repeat.group, inside, schedule.buffer_table)
+    built = schedule.schedulings[device_type(repeat.group.device)].arranged(repeat.group, inside, schedule.buffer_table)
     verify_kernel(built.kernel)
     if canonical(built.kernel, {}) != repeat.kernel({}) or built.arguments != repeat.arguments:
         raise AssertionError(f"groups that are no repeats of each other have one signature:\n{built.kernel}")
@@ -180,7 +180,7 @@ def finish(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
     def finished(item: Item) -> Item:
         if not isinstance(item.work, Run):
             return item
-        scheduling = schedule.schedulings[item.work.launches[0].device]
+        scheduling = schedule.schedulings[device_type(item.work.launches[0].device)]
         return replace(item, work=scheduling.finished(item.work, schedule.buffer_table))
 
     return replace(schedule, items=tuple(map(finished, schedule.items)))

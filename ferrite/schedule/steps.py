@@ -14,6 +14,11 @@ MAX_NAMES_SHOWN = 6
 INTERPRETED = "the interpreter was asked for"  # why an operation is no kernel, where nothing else is wrong
 
 
+def device_type(device: str) -> str:
+    """What schedulings and targets go by: of "cuda:1" it is "cuda"."""
+    return device.partition(":")[0]
+
+
 @dataclass(frozen=True)
 class NotFused:
     """An operation that was not fused into a group, by the graph nodes both come from."""
@@ -25,7 +30,7 @@ class NotFused:
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel, the storages behind its pointers, the symbols behind its sizes, and the type of its device."""
+    """A kernel, the storages behind its pointers, the symbols behind its sizes, and its device, as "cuda:1"."""
 
     kernel: Kernel
     arguments: tuple[str, ...]

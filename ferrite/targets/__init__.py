@@ -1,7 +1,17 @@
 """Devices that ferrite compiles for: one file is one device's way through the compiler, behind lowering."""
 
-from ferrite.targets.choose import Targets, buildable, targets_for
-from ferrite.targets.executable import executable_of, runs_of
+from ferrite.targets.choose import Targets, buildable, reason_against_gpus, targets_for
+from ferrite.targets.executable import Refusing, UncompiledOperations, executable_of, runs_of
 from ferrite.targets.target import Target
 
-__all__ = ["Target", "Targets", "buildable", "executable_of", "runs_of", "targets_for"]
+__all__ = [
+    "Refusing",
+    "Target",
+    "Targets",
+    "UncompiledOperations",
+    "buildable",
+    "executable_of",
+    "reason_against_gpus",
+    "runs_of",
+    "targets_for",
+]

@@ -3,27 +3,86 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+
+import torch
 
 from ferrite.errors import layout, warn_user
 from ferrite.options import Options
+from ferrite.runtime.cuda import CudaError, libcuda
 from ferrite.targets.cpu import CPU, INTERPRETER
+from ferrite.targets.cuda import CUDA
 from ferrite.targets.target import Target
 
+OLDEST_CAPABILITY = (8, 0)
 Targets = Mapping[str, Target]
 
 
-def targets_for(options: Options) -> Targets:
-    """Those that a graph is compiled for, and looked up for. It may have been compiled elsewhere: loading needs no
-    compiler."""
+def targets_for(options: Options, devices: Collection[str] = ("cpu",)) -> Targets:
+    """Those that a graph is compiled for, and looked up for, by the types of devices that it has values on. It may have
+    been compiled elsewhere: loading needs no compiler."""
     if options.executor == "interpreter":
         return {"cpu": INTERPRETER}
-    return {"cpu": CPU} if options.executor == "native" else {}
+    if options.executor != "native":
+        return {}
+    found: dict[str, Target] = {"cuda": CUDA} if "cuda" in devices and cuda_is_here() else {}
+    return found if found and "cpu" not in devices else {"cpu": CPU, **found}
 
 
 def buildable(targets: Targets) -> Targets:
     """Those whose compilers are here; on the devices of the others every operator is a call."""
-    return {device: target for device, target in targets.items() if target is not CPU or llvm_is_here()}
+    missing = {
+        device
+        for device, target in targets.items()
+        if (target is CPU and not llvm_is_here()) or (target is CUDA and not triton_is_here())
+    }
+    return {device: target for device, target in targets.items() if device not in missing}
+
+
+@functools.lru_cache
+def cuda_is_here() -> bool:
+    """Whether kernels can run on the GPUs of this process. Why they cannot is said once."""
+    if not torch.cuda.is_available() or torch.version.hip is not None:
+        return False
+    reason = reason_against_gpus()
+    if reason:
+        no_kernels(reason, "")
+    return not reason
+
+
+def reason_against_gpus() -> str:
+    """Why no kernels are made for the GPUs that torch sees; empty where they are."""
+    found = {torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}
+    text = ", ".join(f"{major}.{minor}" for major, minor in sorted(found))
+    if len(found) > 1:
+        return f"GPUs of compute capability {text}: kernels are made for one kind at a time"
+    if min(found) < OLDEST_CAPABILITY:
+        return f"a compute capability of {text}: kernels need {'.'.join(map(str, OLDEST_CAPABILITY))} or later"
+    try:
+        libcuda().version()
+    except (OSError, CudaError) as problem:
+        return str(problem)
+    return ""
+
+
+@functools.lru_cache
+def triton_is_here() -> bool:
+    try:
+        import triton  # noqa: F401  # only here: a program of calls does not need it
+    except (ImportError, OSError) as problem:
+        no_kernels(f"{type(problem).__name__}: {problem}", "pip install triton")
+        return False
+    return True
+
+
+def no_kernels(reason: str, remedy: str) -> None:
+    facts = {
+        "because": reason,
+        "what happens": "operators on the GPU run one by one, as in eager",
+        **({"to change that": remedy} if remedy else {}),
+        "to say no more": 'torch.compile(..., options={"executor": "calls"})',
+    }
+    warn_user(layout("ferrite: nothing is compiled to kernels for the GPU", facts))
 
 
 @functools.lru_cache

@@ -3,14 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from ferrite.codegen import Executable, print_host
+from ferrite.codegen import Executable, RefusedKernels, print_host
+from ferrite.ir.index import Axis
 from ferrite.ir.kernel import checks
+from ferrite.ir.program import Operation, writes
 from ferrite.runtime.cpu import KernelStore
-from ferrite.schedule import Plan
+from ferrite.schedule import Plan, Scheduling, device_type
+from ferrite.schedule.fusion import Group, Stage
 from ferrite.targets.choose import Targets
 from ferrite.targets.target import LoadedRun
+
+
+class UncompiledOperations(Exception):
+    """No kernels can be made of these operations, as they were arranged: why, by what they write."""
+
+    def __init__(self, reasons: Mapping[frozenset[str], str]) -> None:
+        super().__init__("; ".join(reasons.values()))
+        self.reasons = reasons
+
+
+@dataclass(frozen=True)
+class Refusing:
+    """A scheduling that knows of operations that could not be compiled as they were arranged. What was part of a larger
+    kernel is tried alone, what was alone is refused."""
+
+    scheduling: Scheduling
+    failed: Mapping[frozenset[str], list[str]]
+
+    def refuses(self, operation: Operation) -> str | None:
+        reasons = self.failed.get(written_by(operation), ())
+        return self.scheduling.refuses(operation) or (reasons[-1] if len(reasons) > 1 else None)
+
+    def slower(self, group: Group, stage: Stage, rows: tuple[Axis, ...]) -> str | None:
+        if self.failed:
+            for operation in (stage.operation, *group.operations):
+                if reasons := self.failed.get(written_by(operation)):
+                    return reasons[0]
+        return self.scheduling.slower(group, stage, rows)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.scheduling, name)
+
+
+def written_by(operation: Operation) -> frozenset[str]:
+    return frozenset(access.buffer for access in writes(operation))
 
 
 class Stores(Protocol):
@@ -21,7 +60,7 @@ class Stores(Protocol):
 def executable_of(
     plan: Plan, targets: Targets, stores: Stores = lambda identity: None, checked: bool = False
 ) -> Executable:
-    """`checked`: kernels compare every address with the bounds of its memory."""
+    """`checked`: kernels compare every address with the bounds of its memory. Raises UncompiledOperations."""
     pairs = dict.fromkeys((launch.device, launch.kernel) for launch in plan.launches)
     numbers = {pair: number for number, pair in enumerate(pairs)}
     source = print_host(plan, numbers, {device: target.spelling for device, target in targets.items()}, checked)
@@ -29,8 +68,19 @@ def executable_of(
     code: dict[str, bytes] = {}
     for device in dict.fromkeys(device for device, _kernel in pairs):
         kernels = [kernel for where, kernel in pairs if where == device]
-        target = targets[device]
-        made, more = target.compiled(kernels, stores(target.identity()), checked)
+        target = targets[device_type(device)]
+        try:
+            made, more = target.compiled(kernels, stores(target.identity()), checked)
+        except RefusedKernels as refusal:
+            raise UncompiledOperations(
+                {
+                    written_by(operation): reason
+                    for place, reason in refusal.reasons.items()
+                    for launch in plan.launches
+                    if launch.device == device and launch.kernel == kernels[place]
+                    for operation in launch.operations
+                }
+            ) from None
         names |= {numbers[device, kernel]: name for kernel, name in zip(kernels, made, strict=True)}
         code |= more
     complaints = [tuple(check.complaint for check in checks(kernel)) for _device, kernel in pairs]
@@ -45,7 +95,7 @@ def runs_of(executable: Executable, targets: Targets) -> list[LoadedRun]:
         places = [place for place, table in enumerate(tables) if table.device == device]
         used = {executable.kernels[call.kernel][0] for place in places for call in tables[place].calls}
         code = code_for(used, executable, len(places) == len(tables))
-        runs = targets[device].loaded(executable.kernels, code, [tables[place] for place in places])
+        runs = targets[device_type(device)].loaded(executable.kernels, code, [tables[place] for place in places])
         loaded |= dict(zip(places, runs, strict=True))
     return [loaded[place] for place in range(len(tables))]
 

@@ -33,7 +33,7 @@ class Target(Protocol):
         self, kernels: Sequence[Kernel], store: KernelStore | None = None, checked: bool = False
     ) -> tuple[list[str], dict[str, bytes]]:
         """A name for each kernel, and code by name: of all of them, and of what is needed besides. `checked`: kernels
-        compare every address with the bounds of its memory."""
+        compare every address with the bounds of its memory. Raises RefusedKernels where some cannot be compiled."""
 
     def loaded(
         self, kernels: Sequence[tuple[str, Sequence[str]]], code: Mapping[str, bytes], tables: Sequence[RunTable]

@@ -12,7 +12,7 @@ from tests.targets.toy import ToyTarget
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch, fresh_compiler: None) -> ToyTarget:
     target = ToyTarget()
-    monkeypatch.setattr("ferrite.backend.targets_for", lambda options: {"cpu": target})
+    monkeypatch.setattr("ferrite.backend.targets_for", lambda options, devices: {"cpu": target})
     return target
 
 

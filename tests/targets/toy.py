@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ferrite.codegen.host import KernelCall, RunTable
+from ferrite.ir.index import Index
 from ferrite.ir.kernel.interpret import run_kernel
 from ferrite.ir.kernel.nodes import Kernel
 from ferrite.ir.kernel.parse import parse_kernel
@@ -21,9 +22,13 @@ from ferrite.targets.target import LoadedRun
 class ToySpelling:
     """Runs are given tensors, not addresses: there is nothing native about them."""
 
-    run_arguments: tuple[str, ...] = ()
+    def run_arguments(self, device: torch.device) -> tuple[str, ...]:
+        return ()
 
-    def allocation(self, sizes: str, strides: str, dtype: torch.dtype, count: int) -> str:
+    def launch_words(self, kernel: Kernel) -> tuple[Index, ...]:
+        return ()
+
+    def allocation(self, sizes: str, strides: str, dtype: torch.dtype, device: torch.device, count: int) -> str:
         return f"empty_strided({sizes}, {strides}, dtype={dtype})"
 
     def address(self, tensor: str) -> str:

@@ -9,6 +9,7 @@ from ferrite.codegen.llvm.driver import IMMEDIATE, pack_steps
 from ferrite.codegen.llvm.emit import kernel_text, unsupported
 from ferrite.codegen.llvm.entry import Table, bound
 from ferrite.codegen.llvm.image import Image, NoImage, image_of, is_image
+from ferrite.codegen.llvm.launches import LaunchStep, pack_launches
 from ferrite.codegen.llvm.memory import Loaded
 from ferrite.codegen.llvm.runtime_symbols import openmp_library
 from ferrite.codegen.llvm.target import Target, host_target, machine_text
@@ -17,6 +18,7 @@ from ferrite.codegen.llvm.types import is_narrow
 __all__ = [
     "IMMEDIATE",
     "Image",
+    "LaunchStep",
     "Loaded",
     "NoImage",
     "Table",
@@ -31,6 +33,7 @@ __all__ = [
     "machine_text",
     "object_code",
     "openmp_library",
+    "pack_launches",
     "pack_steps",
     "unsupported",
 ]

@@ -18,6 +18,7 @@ PYTHON = (
     "PyLong_AsLongLong",
     "PyLong_FromLongLong",
     "PyObject_CallObject",
+    "PyObject_Vectorcall",
     "PyTuple_New",
     "PyTuple_SetItem",
     "Py_DecRef",

@@ -4,8 +4,20 @@ In: a kernel that keeps its laws. Out: a Python module with one Triton function,
 there is none. Nothing here imports Triton but `run`, when it runs.
 """
 
-from ferrite.codegen.triton.emit import kernel_source, launch_of, unsupported
-from ferrite.codegen.triton.launch import Launch
+from ferrite.codegen.triton.emit import fixed_launch, kernel_source, launch_of, unsupported, written
+from ferrite.codegen.triton.errors import UnsupportedKernel
+from ferrite.codegen.triton.launch import FAILURE_WORDS, OPTIONS, Launch
 from ferrite.codegen.triton.support import unsupported_operation
 
-__all__ = ["Launch", "kernel_source", "launch_of", "unsupported", "unsupported_operation"]
+__all__ = [
+    "FAILURE_WORDS",
+    "OPTIONS",
+    "Launch",
+    "UnsupportedKernel",
+    "fixed_launch",
+    "kernel_source",
+    "launch_of",
+    "unsupported",
+    "unsupported_operation",
+    "written",
+]

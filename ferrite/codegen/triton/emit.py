@@ -7,12 +7,14 @@ reason = unsupported(kernel)                why there is none, or None
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from dataclasses import dataclass, replace
 
 from ferrite.codegen.triton.errors import UnsupportedKernel
 from ferrite.codegen.triton.helpers import functions
 from ferrite.codegen.triton.launch import Launch
 from ferrite.codegen.triton.statements import Printer
+from ferrite.ir.index import number, substitute
 from ferrite.ir.kernel import Kernel
 from ferrite.ir.program import comment
 
@@ -23,6 +25,14 @@ def kernel_source(kernel: Kernel, name: str) -> str:
 
 def launch_of(kernel: Kernel, name: str) -> Launch:
     return written(kernel, name).launch
+
+
+@functools.lru_cache(maxsize=512)
+def fixed_launch(kernel: Kernel) -> Launch:
+    """How a kernel is started whose blocks are the same for all sizes: programs are counted over the sizes alone."""
+    launch = launch_of(kernel, "kernel")
+    blocks = {block: number(value) for block, value in launch.values(None).items()}
+    return replace(launch, programs=substitute(launch.programs, blocks))
 
 
 def unsupported(kernel: Kernel) -> str | None:

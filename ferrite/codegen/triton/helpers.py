@@ -178,13 +178,14 @@ _helper("""
 
 _helper("""
     def report(failure, number, value, extent, wrong):
-        # the first lane that is wrong says what it saw
+        # the first lane that is wrong says what it saw; code for a GPU stops there, as eager's does
         place = tl.cast(value, tl.int64) * 0 + tl.cast(wrong, tl.int64) * 0
         turn = tl.atomic_add(failure + 3 + place, place + 1, mask=wrong, sem="relaxed")
         first = wrong & (turn == 0)
         tl.store(failure + place, place + number, mask=first)
         tl.store(failure + 1 + place, place + value, mask=first)
         tl.store(failure + 2 + place, place + extent, mask=first)
+        tl.device_assert(~wrong, "index out of bounds")
 """)
 
 # --- random numbers ---------------------------------------------------------------------------------------------------

@@ -52,6 +52,10 @@ class Block:
     def symbol(self) -> Symbol:
         return symbol(self.name, 1, self.most)
 
+    @property
+    def for_all_sizes(self) -> int:
+        return self.most if self.extent.atoms else self.size({})
+
     def size(self, values: dict[Atom, int]) -> int:
         return min(self.most, power_of_two(int(evaluate(self.extent, values))))
 
@@ -72,12 +76,14 @@ class Launch:
     checks: tuple[Data, ...]
     fixed_warps: int = 0  # what the kernel says; 0: by the size of its blocks
 
-    def values(self, sizes: Sequence[int]) -> dict[Atom, int]:
-        """Sizes and blocks, once the sizes are known."""
+    def values(self, sizes: Sequence[int] | None) -> dict[Atom, int]:
+        """Sizes and blocks, once the sizes are known; without them, blocks that do for all sizes."""
+        if sizes is None:
+            return {block.symbol: block.for_all_sizes for block in self.blocks}
         known: dict[Atom, int] = dict(zip(self.sizes, sizes, strict=True))
         return {**known, **{block.symbol: block.size(known) for block in self.blocks}}
 
-    def constants(self, sizes: Sequence[int]) -> dict[str, int]:
+    def constants(self, sizes: Sequence[int] | None) -> dict[str, int]:
         values = self.values(sizes)
         return {block.name: values[block.symbol] for block in self.blocks}
 
@@ -87,7 +93,7 @@ class Launch:
             raise ValueError(f"{self.name} would need {count} programs; a grid has {MOST_PROGRAMS} at most")
         return count
 
-    def warps(self, sizes: Sequence[int]) -> int:
+    def warps(self, sizes: Sequence[int] | None) -> int:
         """What the kernel says; else enough for the largest block to be spread, and no more."""
         if self.fixed_warps:
             return self.fixed_warps

@@ -1,5 +1,7 @@
 """Which operations become one kernel: memory that each accesses, what depends on what, groups, repeats of them."""
 
 from ferrite.schedule.fusion.accesses import BufferTable, likely
+from ferrite.schedule.fusion.groups import Group
+from ferrite.schedule.fusion.stages import Stage
 
-__all__ = ["BufferTable", "likely"]
+__all__ = ["BufferTable", "Group", "Stage", "likely"]

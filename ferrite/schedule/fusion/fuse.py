@@ -29,7 +29,7 @@ from ferrite.pipeline import Fuel
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.groups import Fit, Group, Refusal, begin, bind, fit, shared_bytes
 from ferrite.schedule.fusion.stages import Names, Stage, stage_of, with_fresh_axes
-from ferrite.schedule.steps import NotFused
+from ferrite.schedule.steps import NotFused, device_type
 from ferrite.schedule.target import Schedulings
 
 MAX_GROUPS_TRIED = 6  # for one operation, those that share most bytes first: a limit on compile time
@@ -103,7 +103,7 @@ class Order:
         if not isinstance(operation, Compute | Reduce | Scan):
             return self.append(operation)
         device = self.device_of(operation)
-        scheduling = self.schedulings.get(device)
+        scheduling = self.schedulings.get(device_type(device))
         reason = f"no kernels are made on {device}" if scheduling is None else scheduling.refuses(operation)
         if reason or scheduling is None:
             return self.leave(operation, reason or "")
@@ -135,8 +135,8 @@ class Order:
         return place
 
     def device_of(self, operation: Loop) -> str:
-        """The type of the device that a loop runs on: that of what it writes."""
-        return next((self.buffer_table.buffers[access.buffer].device.type for access in writes(operation)), "cpu")
+        """The device that a loop runs on: that of what it writes."""
+        return next((str(self.buffer_table.buffers[access.buffer].device) for access in writes(operation)), "cpu")
 
     def merged(self, stage: Stage, needed: set[int], device: str) -> set[int]:
         """Where the last thing that a stage needs is a group, and it shares memory with an earlier group too, the two
@@ -166,7 +166,7 @@ class Order:
         if len(rows) != len(first.rows) or len(rows) != len(second.rows):
             return False
         merged_group = first.copy()
-        slower = self.schedulings[first.device].slower
+        slower = self.schedulings[device_type(first.device)].slower
         for stage in second.stages:
             found = fit(merged_group, stage, self.buffer_table, slower, rows)
             if not isinstance(found, Fit) or found.rows != first.rows:

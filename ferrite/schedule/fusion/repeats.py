@@ -17,6 +17,7 @@ from ferrite.ir.kernel import Kernel, canonical, verify_kernel
 from ferrite.ir.program import Compute, Reduce, Scan, Store, Target, roots_of
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.groups import Group
+from ferrite.schedule.steps import device_type
 from ferrite.schedule.target import Schedulings
 
 # What says everything by itself, without a name of one group in it.
@@ -77,7 +78,7 @@ class Repeats:
         names = tuple(signature.storages)
         pattern = self.patterns.get(key)
         if pattern is None:
-            built = self.schedulings[group.device].arranged(group, inside, self.buffer_table)
+            built = self.schedulings[device_type(group.device)].arranged(group, inside, self.buffer_table)
             arguments = tuple(signature.storages[name] for name in built.arguments)
             pattern = self.patterns[key] = Pattern(built.kernel, names, arguments)
         return Repeat(pattern, names, group)

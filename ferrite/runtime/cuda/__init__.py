@@ -1,0 +1,19 @@
+"""What only GPUs of NVIDIA need: code from Triton, loaded and launched through CUDA's driver."""
+
+from ferrite.runtime.cuda.driver import CudaError, Driver, Function, LibCuda, libcuda
+from ferrite.runtime.cuda.kernels import CudaKernel, Processor, build, kernel_from, launcher_of
+from ferrite.runtime.cuda.runs import cuda_run
+
+__all__ = [
+    "CudaError",
+    "CudaKernel",
+    "Driver",
+    "Function",
+    "LibCuda",
+    "Processor",
+    "build",
+    "cuda_run",
+    "kernel_from",
+    "launcher_of",
+    "libcuda",
+]

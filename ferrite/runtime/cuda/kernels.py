@@ -1,0 +1,236 @@
+"""Kernels to machine code for a GPU, with all that a launch has to know. Equal kernels are compiled once: in a process,
+and for all processes that share a cache.
+
+What is kept of a kernel is a line of JSON and the code behind it:
+
+    {"entry": "kernel_5f..", "threads": 128, "shared": 0, "pointers": 2, "sizes": 0, "programs": 512, ..}
+
+Code is made for pointers that are multiples of 16 bytes: torch's memory begins at such places, and so does all that is
+planned inside of it. A tensor from outside may begin anywhere: for that the same source is compiled again, when such a
+tensor comes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from ferrite.codegen import RefusedKernels
+from ferrite.codegen.llvm import Loaded, launches
+from ferrite.codegen.triton import OPTIONS, Launch, UnsupportedKernel, fixed_launch, written
+from ferrite.ir import short
+from ferrite.ir.index import Number
+from ferrite.ir.kernel import Kernel
+from ferrite.runtime.cpu import KernelStore, Unit, functions_of, object_codes
+from ferrite.runtime.cuda import compile as triton_compiler
+from ferrite.runtime.cuda.workers import WORKERS
+
+REMEMBERED = 16 << 20  # bytes of code
+NARROW = 1 << 31
+POINTER = ("u64", "b64")
+NUMBERS = {"i32": ("u32", "b32", "s32"), "i64": ("u64", "b64", "s64")}
+TYPES = {torch.bool: "i1", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
+
+_code: dict[str, bytes] = {}
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class CudaUnit:
+    """A kernel to compile: what it goes by, the request to the compiler, and what is known of its launch."""
+
+    name: str
+    request: dict[str, Any] = field(hash=False)
+    facts: dict[str, Any] = field(hash=False)
+
+    @property
+    def text(self) -> str:
+        """All that the code depends on."""
+        return json.dumps(self.request, sort_keys=True)
+
+
+@dataclass(frozen=True)
+class CudaKernel:
+    """Code for one kind of GPU. Its arguments are so many `pointers`, so many `sizes`, the memory for failures where it
+    `checks`, and `scratch` pointers that Triton adds, and that nothing uses. `programs`: how many instances run; None
+    where the host program says that. `request`: how to compile the same for other pointers."""
+
+    entry: str
+    threads: int
+    shared: int
+    pointers: int
+    sizes: int
+    checks: bool
+    scratch: int
+    programs: int | None
+    request: dict[str, Any] = field(repr=False, hash=False)
+    code: bytes = field(repr=False)
+
+    def for_any_pointers(self) -> CudaKernel:
+        """The same without promises about addresses."""
+        request = {**self.request, "aligned": []}
+        made = code_of([CudaUnit(name_of(request), request, facts_of(self))])
+        return kernel_from(made[name_of(request)])
+
+
+@dataclass(frozen=True)
+class Processor:
+    """The kind of GPU that code is made for: its compute capability, 90 for 9.0, and bytes that a program can share."""
+
+    capability: int
+    shared: int
+
+
+def unit_of(kernel: Kernel, processor: Processor) -> CudaUnit:
+    """Raises UnsupportedKernel where there is no source."""
+    kernel = replace(kernel, origins=())  # where it comes from does not matter
+    digest = hashlib.blake2b(str(kernel).encode(), digest_size=12).hexdigest()
+    made = written(kernel, f"kernel_{digest}")
+    launch = made.launch
+    types = [f"*{type_name(pointer.dtype)}" for pointer in launch.pointers]
+    types += ["i32" if size.high is not None and size.high < NARROW else "i64" for size in launch.sizes]
+    types += ["*i64"] if launch.checks else []
+    types += ["constexpr"] * len(launch.blocks)
+    options = {**OPTIONS, "num_warps": launch.warps(None)}
+    if launch.checks:  # Triton's assertions are kept, those about overflow are not
+        options |= {"debug": True, "sanitize_overflow": False}
+    request = {
+        "source": made.source,
+        "name": launch.name,
+        "types": types,
+        "constants": launch.constants(None),
+        "aligned": [place for place, each in enumerate(types) if each.startswith("*")],
+        "options": options,
+        **asdict(processor),
+    }
+    return CudaUnit(name_of(request), request, launch_facts(fixed_launch(kernel)))
+
+
+def launch_facts(launch: Launch) -> dict[str, Any]:
+    return {
+        "pointers": len(launch.pointers),
+        "sizes": len(launch.sizes),
+        "checks": bool(launch.checks),
+        "programs": launch.programs.value if isinstance(launch.programs, Number) else None,
+    }
+
+
+def facts_of(kernel: CudaKernel) -> dict[str, Any]:
+    return {name: getattr(kernel, name) for name in ("pointers", "sizes", "checks", "programs")}
+
+
+def name_of(request: dict[str, Any]) -> str:
+    return "cuda_" + hashlib.blake2b(json.dumps(request, sort_keys=True).encode(), digest_size=12).hexdigest()
+
+
+def type_name(dtype: torch.dtype) -> str:
+    return TYPES.get(dtype) or short(dtype)
+
+
+# --- code -------------------------------------------------------------------------------------------------------------
+
+
+def build(
+    kernels: Sequence[Kernel], processor: Processor, store: KernelStore | None = None
+) -> tuple[list[str], dict[str, bytes]]:
+    """The name of each kernel, and its code, with what a launch needs, by name."""
+    units, refused = [], dict[int, str]()
+    for place, kernel in enumerate(kernels):
+        try:
+            units.append(unit_of(kernel, processor))
+        except UnsupportedKernel as reason:
+            refused[place] = str(reason)
+    if refused:
+        raise RefusedKernels(refused)
+    return [unit.name for unit in units], {**code_of(units, store), **launcher_code(store)}
+
+
+def launcher_code(store: KernelStore | None) -> dict[str, bytes]:
+    """The native function that launches runs, for the processor of this process; none where there is no LLVM."""
+    if find_spec("llvmlite") is None:
+        return {}
+    return object_codes([Unit(launches.NAME, launches.ENTRY, lambda target: launches.ENTRY)], store)
+
+
+def launcher_of(code: Mapping[str, bytes]) -> Loaded | None:
+    """The same, ready to be called."""
+    return functions_of({launches.NAME: code[launches.NAME]})[launches.NAME] if launches.NAME in code else None
+
+
+def code_of(units: Sequence[CudaUnit], store: KernelStore | None = None) -> dict[str, bytes]:
+    """From this process, else from the store, else from Triton."""
+    with _lock:
+        found = {unit.name: _code[unit.name] for unit in units if unit.name in _code}
+    missing = {unit.name: unit for unit in units if unit.name not in found}
+    for name, unit in missing.items() if store is not None else ():
+        code = store.fetch(name, unit.text, reason_to_refuse) if store is not None else None
+        if code is not None:
+            found[name] = code
+    new = [unit for name, unit in missing.items() if name not in found]
+    made = dict(zip(new, answers([unit.request for unit in new]), strict=True))
+    refused = {unit.name: made[unit]["refusal"] for unit in new if "refusal" in made[unit]}
+    if refused:
+        raise RefusedKernels({place: refused[unit.name] for place, unit in enumerate(units) if unit.name in refused})
+    for unit, answer in made.items():
+        found[unit.name] = packed(unit, answer)
+        if store is not None:
+            store.publish(unit.text, found[unit.name])
+    with _lock:
+        remember(found)
+    return found
+
+
+def answers(requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return WORKERS.answers(requests, triton_compiler.answered)
+
+
+def remember(new: dict[str, bytes]) -> None:
+    """Keep code, and forget what has not been used for longest."""
+    for name, code in new.items():
+        _code.pop(name, None)
+        _code[name] = code
+    size = sum(map(len, _code.values()))
+    while size > REMEMBERED:
+        size -= len(_code.pop(next(iter(_code))))
+
+
+def packed(unit: CudaUnit, answer: dict[str, Any]) -> bytes:
+    if "error" in answer:
+        raise RuntimeError(f"Triton cannot compile {unit.request['name']}: {answer['error']}")
+    facts = {key: answer[key] for key in ("entry", "threads", "shared")}
+    facts["scratch"] = scratch_parameters(unit.request["types"], answer["parameters"])
+    line = json.dumps({**unit.facts, **facts, "request": unit.request})
+    return line.encode() + b"\n" + base64.b64decode(answer["code"])
+
+
+def scratch_parameters(types: Sequence[str], found: Sequence[str]) -> int:
+    """How many pointers Triton has put behind the arguments of the source. What looks different is not launched."""
+    wanted = [POINTER if each.startswith("*") else NUMBERS[each] for each in types if each != "constexpr"]
+    same = len(found) >= len(wanted) and all(each in kinds for each, kinds in zip(found, wanted, strict=False))
+    extra = found[len(wanted) :]
+    if not same or any(each not in POINTER for each in extra):
+        raise RuntimeError(f"this version of Triton passes {list(types)} as {list(found)}")
+    return len(extra)
+
+
+def kernel_from(code: bytes) -> CudaKernel:
+    line, _, binary = code.partition(b"\n")
+    facts = json.loads(line)
+    return CudaKernel(**facts, code=binary)
+
+
+def reason_to_refuse(name: str, code: bytes) -> str:
+    """Why code from elsewhere cannot be loaded; empty where it can."""
+    try:
+        kernel = kernel_from(code)
+    except (ValueError, TypeError) as problem:
+        return f"{type(problem).__name__}: {problem}"
+    return "" if kernel.code.startswith(b"\x7fELF") else "it holds no machine code"

@@ -1,0 +1,83 @@
+"""GPUs of NVIDIA: kernels of Triton, launched through CUDA's driver."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from ferrite.codegen import CudaSpelling, RunTable
+from ferrite.codegen.llvm import machine_text
+from ferrite.codegen.triton import unsupported_operation
+from ferrite.ir.kernel import Kernel
+from ferrite.runtime.cpu import KernelStore
+from ferrite.runtime.cuda import Driver, Processor, build, cuda_run, kernel_from, launcher_of, libcuda
+from ferrite.schedule.gpu import GpuMachine, GpuScheduling
+from ferrite.targets.target import LoadedRun
+
+
+class CudaTarget:
+    spelling = CudaSpelling()
+
+    @functools.cached_property
+    def scheduling(self) -> GpuScheduling:
+        return GpuScheduling(machine_of(torch.cuda.get_device_properties(0)), unsupported_operation)
+
+    @functools.cached_property
+    def driver(self) -> Driver:
+        return libcuda()
+
+    @functools.cached_property
+    def processor(self) -> Processor:
+        """All GPUs of this process have the same capability: see `ferrite.targets.choose`."""
+        many: list[Any] = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+        shared = min(each.shared_memory_per_block_optin for each in many)
+        return Processor(10 * many[0].major + many[0].minor, shared)
+
+    def identity(self) -> str:
+        """The processor of the host counts too: launches are native code."""
+        names = sorted({torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())})
+        versions = f"compute {self.processor.capability}, CUDA {libcuda().version()}, Triton {triton_version()}"
+        return f"{', '.join(names)}, {versions}; {machine_text()}"
+
+    def compiled(
+        self, kernels: Sequence[Kernel], store: KernelStore | None = None, checked: bool = False
+    ) -> tuple[list[str], dict[str, bytes]]:
+        """No kernel is given the bounds of its memory here: what `checked` asks for is the CPU's."""
+        return build(kernels, self.processor, store)
+
+    def loaded(
+        self, kernels: Sequence[tuple[str, Sequence[str]]], code: Mapping[str, bytes], tables: Sequence[RunTable]
+    ) -> list[LoadedRun]:
+        known = {place: kernel_from(code[name]) for place, (name, _complaints) in enumerate(kernels) if name in code}
+        launcher = launcher_of(code)
+        return [cuda_run(table, known, self.driver, launcher) for table in tables]
+
+
+def triton_version() -> str:
+    if find_spec("triton") is None:
+        return "none"
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:  # some wheels have another name
+        import triton
+
+        return str(triton.__version__)
+
+
+def machine_of(properties: Any) -> GpuMachine:
+    """What torch says of a GPU."""
+    return GpuMachine(
+        multiprocessors=properties.multi_processor_count,
+        threads=properties.max_threads_per_multi_processor,
+        registers=properties.regs_per_multiprocessor,
+        shared=properties.shared_memory_per_multiprocessor,
+        cache=properties.L2_cache_size,
+    )
+
+
+CUDA = CudaTarget()

@@ -1,0 +1,208 @@
+"""A GPU that is not there: the target for CUDA as it is, with a driver that runs kernels in Triton's interpreter, on
+memory of the CPU. Everything else is what runs on a GPU: machine code is made, though nothing runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+
+from ferrite.codegen import CudaSpelling
+from ferrite.codegen.llvm import LaunchStep
+from ferrite.codegen.triton import unsupported_operation
+from ferrite.codegen.triton.run import _mode, loaded
+from ferrite.runtime.cuda import CudaKernel, Function, Processor
+from ferrite.runtime.cuda.driver import Graph, NodeParameters
+from ferrite.schedule.gpu import GpuMachine, GpuScheduling
+from ferrite.targets.cuda import CudaTarget
+
+DTYPES = {
+    "i1": torch.bool,
+    "u8": torch.uint8,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+    **{f"i{bits}": getattr(torch, f"int{bits}") for bits in (8, 16, 32, 64)},
+}
+H200, A100 = Processor(90, 227 << 10), Processor(80, 163 << 10)
+
+
+class Spelling(CudaSpelling):
+    """Memory of the CPU; the stream has a number of its own."""
+
+    def run_arguments(self, device: torch.device) -> tuple[str, ...]:
+        return ("7",)
+
+    def allocation(self, sizes: str, strides: str, dtype: torch.dtype, device: torch.device, count: int) -> str:
+        return f"empty_strided({sizes}, {strides}, dtype={dtype})"
+
+
+class Address:
+    """What the interpreter takes for a tensor: it looks at memory by address."""
+
+    def __init__(self, address: int, dtype: torch.dtype) -> None:
+        self.address, self.dtype = address, dtype
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+@dataclass
+class Launched:
+    entry: str
+    programs: int
+    threads: int
+    words: list[int]
+    aligned: bool
+    way: str
+
+
+class SimulatedDriver:
+    """Runs what it is asked to launch at once. `natives`: whether it offers functions to the native launcher."""
+
+    CONTEXT = 77
+
+    def __init__(self, natives: bool = True) -> None:
+        self.functions: dict[int, CudaKernel] = {}
+        self.launched: list[Launched] = []
+        self.nodes: dict[int, tuple[int, NodeParameters, list[int]] | None] = {}
+        self.report = (ctypes.c_int64 * 4)()
+        self.natives = natives
+        self.current = self.CONTEXT
+        self.capturing = 0
+        self.callbacks = self.driver_functions()
+
+    # --- as Python asks -----------------------------------------------------------------------------------------------
+
+    def load(self, kernel: CudaKernel, device: int) -> Function:
+        function = Function(1000 + len(self.functions))
+        self.functions[function.address] = kernel
+        return function
+
+    @contextlib.contextmanager
+    def on(self, device: int) -> Iterator[None]:
+        yield
+
+    def context(self, device: int) -> int:
+        return self.CONTEXT
+
+    def failure(self, device: int) -> int:
+        return ctypes.addressof(self.report)
+
+    def launch(
+        self, function: Function, programs: int, threads: int, shared: int, stream: int, words: Sequence[int]
+    ) -> None:
+        self.run(function.address, programs, threads, stream, list(words), "python")
+
+    def native_functions(self) -> Sequence[int]:
+        return [ctypes.cast(each, ctypes.c_void_p).value or 0 for each in self.callbacks] if self.natives else []
+
+    def graph(self, steps: Sequence[LaunchStep], device: int) -> Graph:
+        self.nodes = dict.fromkeys(range(5000, 5000 + len(steps)))
+        return Graph(9000, list(self.nodes))
+
+    # --- as native code does ------------------------------------------------------------------------------------------
+
+    def driver_functions(self) -> list[Any]:
+        """Functions with the driver's own signatures, in the order of `launches.DRIVER_FUNCTIONS`."""
+        pointer, number, words = ctypes.c_void_p, ctypes.c_uint, ctypes.POINTER(ctypes.c_void_p)
+
+        def get_current(place: Any) -> int:
+            place[0] = self.current
+            return 0
+
+        def is_capturing(stream: int, place: Any) -> int:
+            place[0] = self.capturing
+            return 0
+
+        def launch(*given: Any) -> int:
+            function, programs, _y, _z, threads, _ty, _tz, _shared, stream, places, _extra = given
+            self.run(function, programs, threads, stream, self.read(function, places), "native")
+            return 0
+
+        def renew(graph: int, node: int, given: Any) -> int:
+            made = NodeParameters.from_buffer_copy(given[0])
+            assert graph == 9000
+            assert (made.grid_y, made.grid_z, made.block_y, made.block_z, made.extra) == (1, 1, 1, 1, None)
+            places = ctypes.cast(made.parameters, words)
+            self.nodes[node] = made.function, made, self.read(made.function, places)
+            return 0
+
+        def launch_graph(graph: int, stream: int) -> int:
+            for node in self.nodes.values():
+                assert node is not None
+                function, made, read = node
+                self.run(function, made.grid_x, made.block_x, stream, read, "graph")
+            return 0
+
+        kinds = (
+            ctypes.CFUNCTYPE(ctypes.c_int, words),
+            ctypes.CFUNCTYPE(ctypes.c_int, pointer, ctypes.POINTER(ctypes.c_int)),
+            ctypes.CFUNCTYPE(ctypes.c_int, pointer, *(7 * (number,)), pointer, words, pointer),
+            ctypes.CFUNCTYPE(ctypes.c_int, pointer, pointer, ctypes.POINTER(NodeParameters)),
+            ctypes.CFUNCTYPE(ctypes.c_int, pointer, pointer),
+        )
+        made = (get_current, is_capturing, launch, renew, launch_graph)
+        return [kind(function) for kind, function in zip(kinds, made, strict=True)]
+
+    def read(self, function: int, places: Any) -> list[int]:
+        """Parameters as the driver reads them: as many bytes as each has."""
+        kernel = self.functions[function]
+        types = [each for each in kernel.request["types"] if each != "constexpr"]
+        widths = [ctypes.c_int32 if each == "i32" else ctypes.c_int64 for each in types]
+        widths += [ctypes.c_int64] * kernel.scratch
+        return [width.from_address(places[place]).value for place, width in enumerate(widths)]
+
+    # --- both ---------------------------------------------------------------------------------------------------------
+
+    def run(self, address: int, programs: int, threads: int, stream: int | None, words: list[int], way: str) -> None:
+        assert stream == 7
+        kernel = self.functions[address]
+        request = kernel.request
+        self.launched.append(Launched(kernel.entry, programs, threads, words, bool(request["aligned"]), way))
+        assert programs > 0
+        assert threads == kernel.threads
+        types = [each for each in request["types"] if each != "constexpr"]
+        assert len(words) == len(types) + kernel.scratch
+        assert not any(words[len(types) :])
+        assert all(words[place] % 16 == 0 for place in request["aligned"])
+        arguments = [
+            Address(word, DTYPES[each[1:]]) if each.startswith("*") else word
+            for word, each in zip(words, types, strict=False)
+        ]
+        function = loaded(request["source"], request["name"], True)
+        with _mode(True), numpy.errstate(all="ignore"), addresses_are_tensors():
+            function[(programs,)](*arguments, **request["constants"])
+        assert not self.report[0], "an index points outside"
+
+
+@contextlib.contextmanager
+def addresses_are_tensors() -> Iterator[None]:
+    """Memory is where it is: the interpreter has no device to copy it from."""
+    from triton.runtime.interpreter import GridExecutor
+
+    kept = GridExecutor._init_args_hst, GridExecutor._restore_args_dev
+    GridExecutor._init_args_hst = lambda self, arguments, named: (arguments, named)
+    GridExecutor._restore_args_dev = lambda self, *given: None
+    try:
+        yield
+    finally:
+        GridExecutor._init_args_hst, GridExecutor._restore_args_dev = kept
+
+
+class SimulatedTarget(CudaTarget):
+    spelling = Spelling()
+    processor = H200
+    scheduling = GpuScheduling(GpuMachine(), unsupported_operation, device="cpu")
+
+    def __init__(self, natives: bool = True) -> None:
+        self.driver = SimulatedDriver(natives)
+
+    def identity(self) -> str:
+        return "a simulated GPU"

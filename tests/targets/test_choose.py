@@ -1,0 +1,42 @@
+"""Which targets a graph is compiled for: by its devices, and by what is installed."""
+
+from __future__ import annotations
+
+import pytest
+
+from ferrite.errors import FerriteWarning
+from ferrite.options import resolve
+from ferrite.targets import buildable, choose, targets_for
+from ferrite.targets.cpu import CPU
+from ferrite.targets.cuda import CUDA
+
+
+@pytest.fixture
+def with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "cuda_is_here", lambda: True)
+
+
+def test_targets_are_those_of_the_devices_of_a_graph(with_a_gpu):
+    options = resolve({"executor": "native"})
+    assert targets_for(options, {"cpu"}) == {"cpu": CPU}
+    assert targets_for(options, {"cpu", "cuda"}) == {"cpu": CPU, "cuda": CUDA}
+    assert targets_for(options, {"cuda"}) == {"cuda": CUDA}  # nothing asks for LLVM
+    assert targets_for(options, set()) == {"cpu": CPU}
+    assert targets_for(options, {"meta"}) == {"cpu": CPU}
+    assert targets_for(resolve({"executor": "calls"}), {"cuda"}) == {}
+
+
+def test_without_a_gpu_everything_on_it_is_a_call(monkeypatch):
+    monkeypatch.setattr(choose, "cuda_is_here", lambda: False)
+    assert targets_for(resolve({"executor": "native"}), {"cuda"}) == {"cpu": CPU}
+
+
+def test_without_triton_everything_on_a_gpu_is_a_call(with_a_gpu, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "triton", None)
+    choose.triton_is_here.cache_clear()
+    try:
+        with pytest.warns(FerriteWarning, match="nothing is compiled to kernels for the GPU"):
+            assert buildable({"cpu": CPU, "cuda": CUDA}) == {"cpu": CPU}
+        assert buildable({"cuda": CUDA}) == {}  # said once
+    finally:
+        choose.triton_is_here.cache_clear()

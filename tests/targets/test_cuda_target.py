@@ -1,0 +1,168 @@
+"""Graphs go through the whole compiler to a GPU that is simulated: machine code is made, and Triton's interpreter runs
+the same source with the arguments that a launch would have."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import ferrite
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, fresh_compiler: None):
+    from tests.targets.simulated_cuda import SimulatedTarget
+
+    target = SimulatedTarget()
+    monkeypatch.setattr("ferrite.backend.targets_for", lambda options, devices: {"cpu": target})
+    return target
+
+
+def compiled(function, **more):
+    return torch.compile(function, backend="ferrite", options={"strict": True}, fullgraph=True, **more)
+
+
+def assert_same(found, wanted):
+    torch.testing.assert_close(found, wanted, rtol=2e-5, atol=2e-5, equal_nan=True)
+    for one, other in zip(found, wanted, strict=True):
+        assert one.stride() == other.stride()
+
+
+def chain(x, w):
+    return F.silu(x) * w + x.tanh(), (x > 0).sum(-1)
+
+
+def softmax_of_product(x, w):
+    y = torch.softmax(x @ w.t(), -1)
+    return torch.relu(y + 1).sum(0), y * 2
+
+
+def norms(x, w):
+    return F.layer_norm(x, x.shape[-1:], w[0], w[1]), x.bfloat16().mean(0)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("function", [chain, softmax_of_product, norms])
+def test_kernels_for_a_gpu_compute_what_eager_does(gpu, function, dynamic):
+    x, w = torch.randn(6, 20), torch.randn(6, 20)
+    f = compiled(function, dynamic=dynamic)
+    for _ in range(2):  # the first call goes another way than all others
+        assert_same(f(x, w), function(x, w))
+    ways = {each.way for each in gpu.driver.launched}
+    assert len(ways) == 2
+    assert "python" in ways
+    assert ferrite.last_compile().kernels
+    if dynamic:
+        x, w = torch.randn(9, 70), torch.randn(9, 70)
+        assert_same(f(x, w), function(x, w))
+
+
+def test_without_llvm_python_launches(gpu, monkeypatch):
+    monkeypatch.setattr("ferrite.runtime.cuda.kernels.find_spec", lambda name: None)
+    f, x, w = compiled(chain), torch.randn(3, 8), torch.randn(8)
+    for _ in range(2):
+        assert_same(f(x, w), chain(x, w))
+    assert {each.way for each in gpu.driver.launched} == {"python"}
+
+
+def test_gradients(gpu):
+    x = torch.randn(3, 4, requires_grad=True)
+    compiled(lambda x: (x.tanh() * x).sum())(x).backward()
+    y = x.detach().clone().requires_grad_()
+    (y.tanh() * y).sum().backward()
+    torch.testing.assert_close(x.grad, y.grad)
+    assert len(gpu.driver.launched) >= 2
+
+
+def many(a, b, c):
+    return a * 2, b.softmax(-1), c.sum(0)
+
+
+def test_many_launches_are_a_graph_whose_arguments_are_renewed(gpu, monkeypatch):
+    monkeypatch.setattr("ferrite.runtime.cuda.runs.MIN_GRAPH_LAUNCHES", 2)
+    f = compiled(many)
+    for place in range(4):
+        given = torch.randn(5, 7), torch.randn(11, 3), torch.randn(2, 3, 4)  # at other addresses each time
+        assert_same(f(*given), many(*given))
+        assert gpu.driver.launched[-1].way == ("graph" if place else "python")
+    count = len(gpu.driver.nodes)
+    assert count >= 2
+    gpu.driver.capturing = 1  # a graph cannot be launched into another: its kernels can
+    assert_same(f(*given), many(*given))
+    assert [each.way for each in gpu.driver.launched[-count:]] == ["python"] * count
+
+
+def test_memory_that_is_not_aligned_has_code_of_its_own(gpu):
+    f, memory = compiled(lambda x: x * 2 + 1), torch.randn(80)
+    for offset in (0, 4, 1, 3, 0):
+        x = memory[offset : offset + 64]
+        torch.testing.assert_close(f(x), x * 2 + 1)
+        assert gpu.driver.launched[-1].aligned == (offset % 4 == 0)
+    assert [each.way for each in gpu.driver.launched] == ["python", "native", "python", "python", "native"]
+
+
+def test_another_context_is_seen_to(gpu):
+    f, x = compiled(lambda x: x * 2 + 1), torch.randn(8)
+    f(x)
+    gpu.driver.current = 5
+    torch.testing.assert_close(f(x), x * 2 + 1)
+    assert gpu.driver.launched[-1].way == "python"
+
+
+def test_nothing_is_launched_for_nothing(gpu):
+    def function(x):
+        return x[x > 0] * 2 + 1
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        f = compiled(function)
+        for x in (torch.randn(9), -torch.rand(9), torch.rand(4), -torch.rand(5)):
+            torch.testing.assert_close(f(x), function(x))
+
+
+def test_a_kernel_that_triton_has_no_source_for_is_no_failure(gpu, monkeypatch):
+    from ferrite.codegen.triton import UnsupportedKernel
+    from ferrite.runtime.cuda import kernels
+
+    kept = kernels.unit_of
+
+    def unit_of(kernel, processor):
+        if "= exp(" in str(kernel):
+            raise UnsupportedKernel("no exponentials today")
+        return kept(kernel, processor)
+
+    monkeypatch.setattr(kernels, "unit_of", unit_of)
+
+    def function(x):
+        return (x.exp() + 1).relu(), x * 3
+
+    x = torch.randn(5, 6)
+    assert_same(compiled(function)(x), function(x))
+    record = ferrite.last_compile()
+    assert {call.reason for call in record.eager_calls} == {"no exponentials today"}
+    assert record.kernels
+
+
+def test_a_kernel_that_would_share_more_than_there_is_is_no_failure(gpu, monkeypatch):
+    from ferrite.runtime.cuda import kernels
+
+    kept = kernels.answers
+
+    def answers(requests):
+        return kept([{**request, "shared": -1 if "exp" in request["source"] else 1 << 17} for request in requests])
+
+    monkeypatch.setattr(kernels, "answers", answers)
+    monkeypatch.setattr(kernels, "_code", {})
+
+    def function(x):
+        return x.softmax(-1), x * 3
+
+    x = torch.randn(6, 5)
+    assert_same(compiled(function)(x), function(x))
+    reasons = {call.reason for call in ferrite.last_compile().eager_calls}
+    assert len(reasons) == 1
+    assert "bytes; this GPU has -1" in reasons.pop()
