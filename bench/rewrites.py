@@ -23,7 +23,7 @@ import ferrite
 from bench.measure import ratio, undisturbed
 from bench.pieces import PIECES, Piece
 from ferrite.options import Options
-from ferrite.passes import PRE_GRAD, pre_grad_passes
+from ferrite.passes import PRE_GRAD, pre_grad, pre_grad_passes
 
 Call = Callable[[], object]
 
@@ -45,7 +45,8 @@ def captured(piece: Piece, inputs: list[torch.Tensor]) -> tuple[torch.fx.GraphMo
 def staged(piece: Piece, gm: torch.fx.GraphModule, inputs: list[torch.Tensor], *skip: str, **options: Any) -> Any:
     """The graph after the stage without any pass that is not needed to read it, but for the one that is measured."""
     kept = {*NEEDED, *piece.beside, piece.step}
-    others = [step.name for step in PRE_GRAD.passes if step.name not in kept]
+    names = [name for step in PRE_GRAD.passes for name in step.names or (step.name,)]
+    others = [name for name in names if name not in kept]
     return pre_grad_passes(copy.deepcopy(gm), inputs, Options(**{**IN_EAGER, **options}, skip=(*others, *skip)))
 
 
@@ -104,8 +105,7 @@ def calls_in_eager(piece: Piece, inputs: list[torch.Tensor], training: bool) -> 
 
 
 def calls_compiled(piece: Piece, inputs: list[torch.Tensor], training: bool) -> tuple[dict[str, Call], str]:
-    (step,) = (each for each in PRE_GRAD.passes if each.name == piece.step)
-    rules = {rule.name for rule in step.rules}
+    rules = {rule.name for rule in getattr(pre_grad, piece.step).rules}
 
     def compiled(**options: Any) -> tuple[Call, bool]:
         torch.compiler.reset()

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from compare import assert_no_farther, upcast_tree
 from ferrite.options import Options
-from ferrite.passes.attention import BEFORE_AUTOGRAD, FOR_INFERENCE
-from ferrite.passes.attention.cases import LOWEST, rows
+from ferrite.passes.shared.attention import BEFORE_AUTOGRAD, FOR_INFERENCE
+from ferrite.passes.shared.attention.cases import LOWEST, rows
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import apply_rules, why
-from torch_level import captured
+from tests.compare import assert_no_farther, upcast_tree
+from tests.torch_level import captured
 
 SDPA = torch.ops.aten.scaled_dot_product_attention.default
 HALVES = (torch.float16, torch.bfloat16)

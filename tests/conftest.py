@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+from tests.compare import set_seed
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -19,10 +22,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_collection_finish() -> None:
+    """What was imported stays: the collector need not look through it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def fresh_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
     """No compiled code, options, files or random state are shared between tests."""
-    torch.manual_seed(0)
+    set_seed(0)
     monkeypatch.setenv("FERRITE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("FERRITE_CACHE", "0")  # a fixture below switches it on
     monkeypatch.setenv("FERRITE_EXECUTOR", str(request.config.getoption("--executor")))
@@ -67,7 +76,7 @@ class Golden:
     def __repr__(self) -> str:
         return self.path.read_text() if self.path.is_file() else f"no file {self.path.name}: run with --update-golden"
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy
 import torch
-from lower.lowered import traced
 from torch.utils import _pytree as pytree
 
 from ferrite.codegen.triton import unsupported_operation
@@ -19,11 +18,20 @@ from ferrite.lower.graph import LoweredProgram, lower_module
 from ferrite.schedule.gpu import GpuMachine, GpuScheduling
 from ferrite.schedule.plan import make_plan
 from ferrite.schedule.steps import Plan, Run
+from tests.lower.lowered import traced
 
 MACHINE = GpuMachine()
 # So small that a few elements need several blocks, loops and pieces.
 TINY = GpuMachine(
-    multiprocessors=1, flat_block=16, rows_block=16, kept_elements=16, step=16, line=16, thread_elements=1
+    multiprocessors=1,
+    flat_block=16,
+    rows_block=16,
+    kept_elements=16,
+    step=16,
+    line=16,
+    thread_elements=1,
+    row_elements=1,
+    side=4,
 )
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from compare import as_bits, assert_no_farther
 from ferrite.graph.values import compute, mode_of
 from ferrite.rewrite import difference
+from tests.compare import as_bits, assert_no_farther
 
 MakeInputs = Callable[[], list[Any]]
 

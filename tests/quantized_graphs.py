@@ -8,12 +8,12 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from compare import as_bits
 from ferrite.graph.values import compute, mode_of
 from ferrite.graph.verify import Snapshot, verify_graph
 from ferrite.options import Options
 from ferrite.passes.post_grad import quantized_fusion
 from ferrite.pipeline import PassContext
+from tests.compare import as_bits
 
 
 def targets(gm: torch.fx.GraphModule) -> list[str]:

@@ -380,12 +380,6 @@ WRITTEN_OUT: tuple[Program, ...] = (
         options={"horizontal": "always"},
         backward=True,
     ),
-    Program(
-        lambda x: x.flatten() * 2,
-        randn((3, 4)),
-        ("pre_grad/normalization_pass_aten",),
-        options={"pre_grad_level": "aten", "skip": ("normalization_pass",)},
-    ),
     Program(causal_attention, randn(*[(2, 4, 6, 8)] * 3), ("sfdp", "post_grad/reorder_for_locality")),
     Program(lambda x: (x.sin(), x.cos())[1], randn((3,)), ("pre_grad/remove_dead_calls",)),
     # joint
@@ -595,7 +589,6 @@ EXCEPT = {
     "joint/fix_iota_device": "needs a GPU",
     "post_grad/move_constructors_to_gpu": "needs a GPU",
     "post_grad/decompose_triton_kernel_wrapper_functional": "needs a GPU",
-    "post_grad/stable_topological_sort": "what a pass leaves out of order is put in order behind that pass already",
 }
 
 
@@ -608,7 +601,7 @@ def by_examples() -> Iterator[Program]:
         done.add(rule.name)
         label = LABELS.get(rule.name)
         case = next(each for each in rule.examples if label in (None, each.label))
-        options = {**case.options, **asked_for(rule.name)}
+        options = {**case.options, **ASKED.get(rule.name, {})}
         yield Program(
             case.function,
             case.make_inputs,
@@ -618,13 +611,6 @@ def by_examples() -> Iterator[Program]:
             exact=rule.name not in BITS,
             redrawn=rule.name in REDRAWN,
         )
-
-
-def asked_for(name: str) -> Mapping[str, Any]:
-    """A twin stands in for a pass where the stage is to hand on ATen operators."""
-    if name.endswith("_pass_aten"):
-        return {**only(PASS_OF[name].partition("/")[2].removesuffix("_aten")), "pre_grad_level": "aten"}
-    return ASKED.get(name, {})
 
 
 def near_misses() -> Iterator[Program]:
@@ -639,7 +625,7 @@ def near_misses() -> Iterator[Program]:
             case.make_inputs,
             not_here=(rule.name,),
             slow=True,
-            options={**asked_for(rule.name), **case.options},
+            options={**ASKED.get(rule.name, {}), **case.options},
             exact=rule.name not in BITS | {"dedupe_view_dtype"},
             redrawn=rule.name in REDRAWN,
         )

@@ -17,13 +17,13 @@ from typing import Any, Literal
 import torch
 from torch.utils import _pytree as pytree
 
-from compare import assert_no_farther, loss_of, upcast_tree
 from ferrite.capture import torch_api
 from ferrite.options import Options
 from ferrite.passes.pre_grad.canonical import CANONICAL
 from ferrite.passes.pre_grad.metadata import add_values
 from ferrite.pipeline import PassContext, Pipeline, run_pipeline
 from ferrite.rewrite import difference
+from tests.compare import assert_no_farther, loss_of, upcast_tree
 
 Form = Literal["dynamo", "modules"]
 MakeInputs = Callable[[], list[Any]]
@@ -82,7 +82,7 @@ class Unrolling(torch.fx.Tracer):
 
 class Counted(torch.fx.Proxy):
     def __len__(self) -> int:  # what `[*results]` asks for
-        return self.tracer.count(self.node)
+        return self.tracer.count(self.node)  # type: ignore[attr-defined]
 
 
 def by_dynamo(fn: Any, inputs: Sequence[Any], symbolic: bool) -> Captured:

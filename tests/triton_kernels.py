@@ -12,7 +12,7 @@ from ferrite.ir.kernel.interpret import run_kernel
 from ferrite.ir.kernel.laws import verify_kernel
 from ferrite.ir.kernel.nodes import Kernel, Loop, Pointer, Store
 from ferrite.ir.kernel.parse import parse_kernel
-from loop_kernels import text
+from tests.loop_kernels import text
 
 COUNT = symbol("n", 0, None)
 PLACE = axis("i", COUNT)

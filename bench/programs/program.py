@@ -111,12 +111,14 @@ class Program:
         return ", ".join(each.name for each in self.inputs)
 
     def definition(self, after_each: str = "") -> str:
-        """The function; `after_each` is a line put after every step, with the name of the tensor it made or wrote."""
+        """The function; `after_each` is a line put after every step, with the name of the tensor it made or wrote, and
+        those of its operands."""
         lines = [f"def program({self.argument_names()}):"]
         for step in self.steps:
             lines.append(step.line())
             if after_each:
-                lines += [after_each.format(name) for name in step.targets or step.operands[:1]]
+                operands = ", ".join(step.operands)
+                lines += [after_each.format(name, operands) for name in step.targets or step.operands[:1]]
         lines.append(f"return {', '.join(self.results)}{',' if len(self.results) == 1 else ''}")
         return "\n    ".join(lines) + "\n"
 

@@ -71,10 +71,10 @@ def looks_of_input(node: torch.fx.Node, value: Any, text: GraphText) -> str:
 
 
 def constant(node: torch.fx.Node) -> torch.Tensor:
-    held = attribute_of(node)
-    if not isinstance(held, torch.Tensor):
-        raise Uncacheable(f"it holds {node.target}, a {type(held).__name__}")
-    return held
+    attribute = attribute_of(node)
+    if not isinstance(attribute, torch.Tensor):
+        raise Uncacheable(f"it holds {node.target}, a {type(attribute).__name__}")
+    return attribute
 
 
 def noted(node: torch.fx.Node, text: GraphText, described: Described) -> str:

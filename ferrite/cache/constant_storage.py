@@ -16,7 +16,7 @@ from ferrite.cache.key import Uncacheable
 from ferrite.capture import torch_api, torch_state
 from ferrite.graph import Index, Place, Places
 
-LARGEST = 1 << 20  # bytes of a tensor that is kept by value
+MAX_TENSOR_BYTES = 1 << 20  # bytes of a tensor that is kept by value
 
 
 def kept_objects(objects: Mapping[str, Any], index: Index) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -44,7 +44,7 @@ def found_objects(data: Mapping[str, Any], sections: Mapping[str, bytes], places
 
 
 def held_at(place: Place, places: Places) -> Any:
-    found = places.held(place)
+    found = places.object_at(place)
     if isinstance(found, torch.fx.Node):
         raise ValueError(f"the graph holds nothing at {place}")
     return found
@@ -61,8 +61,8 @@ def check_value(value: Any, objects: Mapping[str, Any]) -> None:
         raise Uncacheable(f"it needs a {type(value).__qualname__} that its graph does not hold")
     if value.device.type != "cpu" or value.requires_grad or value.is_quantized or value.is_conj() or value.is_neg():
         raise Uncacheable(f"{what} is more than numbers in memory")
-    if value.numel() * value.element_size() > LARGEST:
-        raise Uncacheable(f"{what} is larger than {LARGEST >> 20} MiB")
+    if value.numel() * value.element_size() > MAX_TENSOR_BYTES:
+        raise Uncacheable(f"{what} is larger than {MAX_TENSOR_BYTES >> 20} MiB")
     if not is_dense(value.shape, value.stride()):
         raise Uncacheable(f"{what} does not lie densely in memory")
     tensors = [each for each in objects.values() if isinstance(each, torch.Tensor) and each.layout is torch.strided]
@@ -74,7 +74,7 @@ def check_looks(dtype: Any, sizes: Any, strides: Any, count: int) -> None:
     """ValueError where no tensor of so many bytes looks like that: before any memory is taken for it."""
     if not isinstance(dtype, torch.dtype) or type(sizes) is not list or type(strides) is not list:
         raise ValueError("a constant without looks")
-    if any(type(number) is not int or not 0 <= number <= LARGEST for number in (*sizes, *strides)):
+    if any(type(number) is not int or not 0 <= number <= MAX_TENSOR_BYTES for number in (*sizes, *strides)):
         raise ValueError("a constant of impossible sizes")
     if math.prod(sizes) * dtype.itemsize != count or not is_dense(sizes, strides):
         raise ValueError("a constant of other sizes than its contents")
@@ -100,11 +100,11 @@ def bytes_of(value: torch.Tensor) -> bytes:
         return bytes(flat.tolist())
 
 
-def tensor_from(how: Mapping[str, Any], held: bytes) -> torch.Tensor:
+def tensor_from(how: Mapping[str, Any], data: bytes) -> torch.Tensor:
     dtype = getattr(torch, how["dtype"].removeprefix("torch."))
-    check_looks(dtype, how["sizes"], how["strides"], len(held))
+    check_looks(dtype, how["sizes"], how["strides"], len(data))
     with torch_state.on_real_tensors():
         value = torch.empty_strided(how["sizes"], how["strides"], dtype=dtype)
-        if held:
-            value.copy_(torch.frombuffer(bytearray(held), dtype=dtype).view(how["sizes"]))
+        if data:
+            value.copy_(torch.frombuffer(bytearray(data), dtype=dtype).view(how["sizes"]))
         return value

@@ -27,11 +27,11 @@ from typing import Any
 MAGIC = b"ferrite\n"
 VERSION = 1
 HEAD = struct.Struct("<8sIIQ32s")
-ALIGNMENT = 64
-LONGEST_JSON = 64 << 20
-LARGEST = 256 << 20  # bytes of an entry: many times what a large model needs, and what any machine can read
-SMALL = 4 << 20  # bytes that are read without a look at the head first
-LATEST = 1 << 40  # seconds since 1970
+ALIGNMENT_BYTES = 64
+MAX_JSON_BYTES = 64 << 20
+MAX_ENTRY_BYTES = 256 << 20  # bytes of an entry: many times what a large model needs, and what any machine can read
+SMALL_ENTRY_BYTES = 4 << 20  # bytes that are read without a look at the head first
+MAX_SECONDS = 1 << 40  # seconds since 1970
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a character, as JSON may have it
 
 
@@ -65,7 +65,7 @@ def encode(kind: str, components: Mapping[str, str], artifact: Artifact, made: f
     for name, section in artifact.sections.items():
         places[name] = (len(body), len(section))
         body += section
-        body += bytes(-len(body) % ALIGNMENT)
+        body += bytes(-len(body) % ALIGNMENT_BYTES)
     about = {
         "kind": kind,
         "components": dict(components),
@@ -75,7 +75,7 @@ def encode(kind: str, components: Mapping[str, str], artifact: Artifact, made: f
         "checksum": hashlib.sha256(body).hexdigest(),
     }
     text = json.dumps(about, allow_nan=False, separators=(",", ":")).encode()
-    text += b" " * (-(HEAD.size + len(text)) % ALIGNMENT)
+    text += b" " * (-(HEAD.size + len(text)) % ALIGNMENT_BYTES)
     whole = HEAD.size + len(text) + len(body)
     return HEAD.pack(MAGIC, VERSION, len(text), whole, hashlib.sha256(text).digest()) + text + bytes(body)
 
@@ -91,9 +91,9 @@ def read_head(data: bytes, size: int) -> tuple[int, bytes]:
         raise Damaged(f"of format version {version}, not {VERSION}")
     if whole != size:
         raise Damaged("cut short" if size < whole else "longer than it says")
-    if size > LARGEST:
-        raise Damaged(f"larger than {LARGEST >> 20} MiB")
-    if length > min(LONGEST_JSON, size - HEAD.size):
+    if size > MAX_ENTRY_BYTES:
+        raise Damaged(f"larger than {MAX_ENTRY_BYTES >> 20} MiB")
+    if length > min(MAX_JSON_BYTES, size - HEAD.size):
         raise Damaged("its head is wrong")
     return length, checksum
 
@@ -121,7 +121,7 @@ def described(text: bytes, start: int, size: int) -> About:
         raise ValueError("a kind is a word, and metadata has names")
     if type(components) is not dict or not set(map(type, components.values())) <= {str}:
         raise ValueError("components of a key are texts")
-    if type(made) not in (int, float) or not 0 <= made < LATEST:
+    if type(made) not in (int, float) or not 0 <= made < MAX_SECONDS:
         raise ValueError("it was made at no time")
     if (b"\\ud" in text or b"\\uD" in text) and SURROGATE.search(text):  # nobody could print it
         json.dumps(metadata, ensure_ascii=False).encode()
@@ -135,7 +135,7 @@ def described(text: bytes, start: int, size: int) -> About:
 def read(read_more: Callable[[int], bytes], size: int) -> tuple[About, Artifact]:
     """A whole entry of so many bytes, every byte checked. `read_more` gives the next bytes of the file, at most as
     many as it is asked for; not more than an entry may have is ever asked for."""
-    if size <= SMALL:
+    if size <= SMALL_ENTRY_BYTES:
         return decode(read_more(size))
     head = read_more(HEAD.size)
     read_head(head, size)

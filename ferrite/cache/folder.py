@@ -21,7 +21,7 @@ from pathlib import Path
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 ROOT = 0  # the user who may do everything anyway
-MOST_LINKS = 40  # on one path, as Linux has it
+MAX_LINKS = 40  # on one path, as Linux has it
 ASIDE = ".new-"  # how the names of files and folders begin that are being written
 
 
@@ -90,8 +90,8 @@ def check_above(path: Path) -> None:
         status = os.lstat(at / part)
         if stat.S_ISLNK(status.st_mode):
             links += 1
-            if status.st_uid not in (user, ROOT) or links > MOST_LINKS:
-                raise Unusable(f"{at / part} is a link of another user" if links <= MOST_LINKS else "links in a circle")
+            if status.st_uid not in (user, ROOT) or links > MAX_LINKS:
+                raise Unusable(f"{at / part} is a link of another user" if links <= MAX_LINKS else "links in a circle")
             target = Path(os.readlink(at / part))
             at = Path(target.anchor) if target.is_absolute() else at
             pending += reversed(target.parts[1:] if target.is_absolute() else target.parts)

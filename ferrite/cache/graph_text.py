@@ -254,8 +254,8 @@ class GraphText:
                 return f"graph {self._bodies[id(value)]}{lines}"
             return f"graph {self._bodies[id(value)]}"
         if isinstance(value, torch.Tensor):
-            held = contents(value)  # first, since it refuses what the others cannot read
-            self.constants.append(f"{self.tensor(value)}{self.shared(value)} {held}")
+            digest = contents(value)  # first, since it refuses what the others cannot read
+            self.constants.append(f"{self.tensor(value)}{self.shared(value)} {digest}")
             return f"constant {len(self.constants) - 1}"
         return f"attribute {self.text(value, {})}"
 
@@ -316,6 +316,6 @@ def contents(tensor: torch.Tensor) -> str:
     if type(tensor) not in ORDINARY or tensor.layout is not torch.strided or tensor.is_quantized:
         raise Uncacheable(f"a constant is a {type(tensor).__name__} of layout {tensor.layout}")
     with torch_state.on_real_tensors():
-        held = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-        count = held.numel() * held.element_size()
-        return hashlib.sha256((ctypes.c_char * count).from_address(held.data_ptr()) if count else b"").hexdigest()
+        dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        count = dense.numel() * dense.element_size()
+        return hashlib.sha256((ctypes.c_char * count).from_address(dense.data_ptr()) if count else b"").hexdigest()

@@ -68,13 +68,13 @@ class _Walk:
         else:
             yield from self.fields(function)
 
-    def fields(self, held: Any) -> Iterator[str]:
+    def fields(self, subject: Any) -> Iterator[str]:
         """An object that can be called, or whose method is: its class and what it holds."""
-        for base in type(held).__mro__[:-1]:
+        for base in type(subject).__mro__[:-1]:
             yield f"{base.__qualname__} {files_of(base.__module__)}"
-        if not hasattr(held, "__dict__"):
-            raise Uncacheable(f"nothing is known about {named(held)}: {TO_CHANGE}")
-        yield from self.value(vars(held), held)
+        if not hasattr(subject, "__dict__"):
+            raise Uncacheable(f"nothing is known about {named(subject)}: {TO_CHANGE}")
+        yield from self.value(vars(subject), subject)
 
     def value(self, value: Any, owner: Any) -> Iterator[str]:
         if isinstance(value, PLAIN):

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-LONGEST = 200  # characters of a component that are kept as they are
+MAX_COMPONENT_CHARACTERS = 200  # characters of a component that are kept as they are
 
 
 class Uncacheable(Exception):
@@ -53,4 +53,4 @@ def shortened(text: str) -> str:
     >>> shortened("x" * 1000)
     'sha256 44f8354494a5ba03ba1792a8d3e9c534'
     """
-    return text if len(text) <= LONGEST else f"sha256 {digest_of(text)[:32]}"
+    return text if len(text) <= MAX_COMPONENT_CHARACTERS else f"sha256 {digest_of(text)[:32]}"

@@ -220,8 +220,8 @@ def source_digest(store: Store | None = None) -> str:
     stats = [(item.path, item.stat()) for item in files]
     seen = [f"{path} {at.st_size} {at.st_mtime_ns} {at.st_ctime_ns} {at.st_ino} {at.st_dev}" for path, at in stats]
     key = Key.of("sources", {"files": digest_of("\n".join(seen))})
-    known = store.fetch(key) if store is not None else None
-    found = None if known is None else known.metadata.get("digest")
+    entry = store.fetch(key) if store is not None else None
+    found = None if entry is None else entry.metadata.get("digest")
     if isinstance(found, str) and DIGEST.fullmatch(found):  # else what was kept is no digest, and is made anew
         return found
     texts = [f"{Path(item.path).relative_to(folder)} {digest_of(Path(item.path).read_bytes())}" for item in files]

@@ -17,8 +17,8 @@ from typing import Any
 from ferrite.cache.entry import Damaged
 from ferrite.codegen.llvm import IMMEDIATE
 
-MOST = 1 << 62  # of any number
-MOST_SLOTS = 1 << 18  # words that a run has on the stack
+MAX_NUMBER = 1 << 62  # of any number
+MAX_SLOTS = 1 << 18  # words that a run has on the stack
 DATA = (bool, int, float, str)
 Law = Callable[[Any], None]
 
@@ -38,14 +38,14 @@ def check_graph(data: Mapping[str, Any], sections: Mapping[str, bytes], nodes: i
         texts(row[1], "complaints")
         if row[0] not in sections:
             raise Strange(f"there is no kernel {row[0]}")
-    wholes_or_none(arguments, "arguments", MOST)
+    wholes_or_none(arguments, "arguments", MAX_NUMBER)
     if len(arguments) != len(kernels):
         raise Strange("there are other arguments than kernels")
     check_source(source, arguments, nodes)
     check_record(record, nodes)
     for name, how in names(objects, dict, "objects").items():
         if "place" in how:
-            number, _leaf = wholes(how["place"], "places", 0, MOST)
+            number, _leaf = wholes(how["place"], "places", 0, MAX_NUMBER)
             wholes([number], "places", 0, nodes)
         elif f"object {name}" not in sections:
             raise Strange(f"there is no constant {name}")
@@ -81,15 +81,15 @@ def check_runs(runs: Any, counts: Sequence[int | None]) -> None:
     """Tables of kernels: all of them at once, since most are short."""
     arenas, slots, calls, together, devices = columns(runs, 5, "runs")
     texts(devices, "devices")
-    wholes(arenas, "arenas", 0, MOST)
-    wholes(slots, "slots", 0, MOST_SLOTS)
+    wholes(arenas, "arenas", 0, MAX_NUMBER)
+    wholes(slots, "slots", 0, MAX_SLOTS)
     called, arguments, complaints = columns(flat(calls, "calls"), 3, "calls")
     wholes(called, "kernels", 0, len(counts))
     texts(flat(complaints, "complaints"), "complaints")
     pairs = flat(arguments, "arguments")
     from_slots, offsets = columns(pairs, 2, "arguments")
-    wholes(from_slots, "slots", IMMEDIATE, MOST_SLOTS)
-    wholes(offsets, "offsets", -MOST, MOST)
+    wholes(from_slots, "slots", IMMEDIATE, MAX_SLOTS)
+    wholes(offsets, "offsets", -MAX_NUMBER, MAX_NUMBER)
     if list(map(len, arguments)) != [counts[each] for each in called]:
         raise Strange("kernels have other arguments")
     if [1 for slot, offset in pairs if offset < 0 <= slot]:
@@ -114,19 +114,19 @@ def check_regions(regions: Any, calls: int) -> None:
 def check_record(data: Any, nodes: int) -> None:
     parts = ("operators", "inputs", "kernels", "eager", "memory", "not fused", "passes")
     operators, inputs, kernels, eager, memory, not_fused, passes = fields(data, *parts)
-    wholes([operators], "operators", 0, MOST)
+    wholes([operators], "operators", 0, MAX_NUMBER)
     texts(inputs, "inputs")
     kernel_names, nodes_of, places, regions = columns(kernels, 4, "kernels")
     texts(kernel_names, "kernels")
     each(nodes_of, lambda value: texts(value, "nodes"))
     each(places, lambda value: wholes_or_none(value, "places", nodes))
-    wholes_or_none(regions, "regions", MOST)
+    wholes_or_none(regions, "regions", MAX_NUMBER)
     called, reasons, lines = columns(eager, 3, "eager calls")
     texts([*called, *reasons], "eager calls")
     wholes_or_none(lines, "lines", nodes)
     if memory is not None:
         rows([memory], 2, "memory")
-        wholes_or_none(memory, "memory", MOST)
+        wholes_or_none(memory, "memory", MAX_NUMBER)
     for some, group, reason in rows(not_fused, 3, "not fused"):
         texts(some, "nodes")
         texts(group, "nodes")
@@ -137,10 +137,10 @@ def check_record(data: Any, nodes: int) -> None:
 def check_passes(data: Any) -> None:
     called, rewrites, before, after, notes, facts = columns(data, 6, "passes")
     texts([*called, *notes], "passes")
-    wholes([*before, *after], "nodes", 0, MOST)
+    wholes([*before, *after], "nodes", 0, MAX_NUMBER)
     if not {dict}.issuperset(map(type, [*rewrites, *facts])):
         raise Strange("rewrites and facts are not by name")
-    wholes(list(chain.from_iterable(map(dict.values, rewrites))), "rewrites", 0, MOST)
+    wholes(list(chain.from_iterable(map(dict.values, rewrites))), "rewrites", 0, MAX_NUMBER)
     plain(chain.from_iterable(map(dict.values, facts)), "facts")
 
 

@@ -164,8 +164,8 @@ def in_words(name: str) -> list[tuple[int, str]]:
 def nearest(store: Store, kind: str, here: Mapping[str, str], before: float) -> tuple[Entry, About] | None:
     """The older entry with the fewest differences. One with the same operators, in another version or for other
     sizes, is nearer than any other graph."""
-    known = ((entry, store.about(entry)) for entry in store.entries(kind))
-    older = [(entry, about) for entry, about in known if about is not None and about.made < before]
+    described = ((entry, store.about(entry)) for entry in store.entries(kind))
+    older = [(entry, about) for entry, about in described if about is not None and about.made < before]
 
     def distance(found: tuple[Entry, About]) -> tuple[bool, int, int]:
         entry, about = found

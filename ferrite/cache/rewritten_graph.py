@@ -38,11 +38,11 @@ class BeforePasses:
     """A graph as it is before a stage of passes edits it: what an entry says is the difference."""
 
     def __init__(self, gm: torch.fx.GraphModule) -> None:
-        self.gm, self.before, self.known = gm, Before(gm), KnownSizes(gm)
+        self.gm, self.before, self.sizes_before = gm, Before(gm), KnownSizes(gm)
 
     def entry(self, passes: Passes) -> Built:
         """What became of the graph. `passes`: what they say they did."""
-        reason = self.known.reason_to_forget(passes)
+        reason = self.sizes_before.reason_to_forget(passes)
         try:
             return Built({}, {"nodes": self.before.edits(self.gm), "passes": passes_data(passes)}, reason)
         except NoData as problem:

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ferrite.cache.entry import HEAD, LARGEST, About, Artifact, Damaged, encode, read, read_about, read_head
+from ferrite.cache.entry import HEAD, MAX_ENTRY_BYTES, About, Artifact, Damaged, encode, read, read_about, read_head
 from ferrite.cache.folder import (
     ASIDE,
     Unusable,
@@ -169,7 +169,7 @@ class Store:
         if not self.writes:
             return artifact
         data = encode(key.kind, key.components, artifact, time.time())
-        if len(data) > min(self.limit, LARGEST):
+        if len(data) > min(self.limit, MAX_ENTRY_BYTES):
             return artifact
         try:
             try:
@@ -305,5 +305,5 @@ class Store:
 
 def words_of(problem: Exception) -> str:
     """What is wrong with an entry, for one who reads a record."""
-    known = isinstance(problem, (OSError, Damaged)) and str(problem)
-    return known or f"{type(problem).__name__}: {problem}"
+    expected = isinstance(problem, (OSError, Damaged)) and str(problem)
+    return expected or f"{type(problem).__name__}: {problem}"

@@ -16,12 +16,13 @@ from typing import Any
 import torch
 
 from ferrite.capture import size_facts, torch_api, torch_state
+from ferrite.capture.assumed_numbers import check_assumed_numbers
 from ferrite.capture.decompositions import decompositions
 from ferrite.capture.parameters import Parameter, Parameters
 from ferrite.capture.torch_api import BoxedCallable
 from ferrite.capture.unused_random import keep_unused_random
 from ferrite.capture.written_inputs import view_written_inputs
-from ferrite.graph import WRITTEN_AFTER, fake_value, mode_of
+from ferrite.graph import WRITTEN_AFTER, Storage, fake_value, mode_of, storages_of
 from ferrite.options import Options
 
 Strides = tuple[int | torch.SymInt, ...]
@@ -67,6 +68,7 @@ def capture(
     `around_partition` lets the caller observe the split of a joint graph.
     """
     with_views = view_written_inputs(gm, example_inputs)
+    check_assumed_numbers(gm)
     without_extra = keep_unused_random(gm)
     eager_layouts = user_output_layouts(gm)
     subclasses = [index for index, value in enumerate(example_inputs) if torch_api.is_plain_subclass(value)]
@@ -78,7 +80,8 @@ def capture(
             described = describe(kind, graph, eager_layouts)
             if parameters is not None and kind is GraphKind.INFERENCE:
                 described = replace(described, parameters=parameters.behind(graph))
-            return compile_graph(described)
+            detached = detached_outputs(graph) if kind is GraphKind.FORWARD else ()
+            return detaching(compile_graph(described), detached)
 
         return compile_one
 
@@ -95,6 +98,36 @@ def capture(
     compiled = unwrapping_subclasses(compiled, subclasses)
     compiled = compiled if without_extra is None else without_extra(compiled)
     return compiled if with_views is None else with_views(compiled)
+
+
+def detached_outputs(gm: torch.fx.GraphModule) -> tuple[int, ...]:
+    """Positions of outputs that have no gradient, in the memory of one that has: `y, y.detach()[1:]`.
+
+    A view of a tensor that gets a gradient gets one, too, and nothing in a graph tells a view that was detached.
+    """
+    output = gm.graph.output_node()
+    results: Any = output.args[0]
+    plain = [position for position, result in enumerate(results) if isinstance(result, torch.fx.Node)]
+    without = [position for position in plain if torch_api.has_no_gradient(output, position)]
+    if not without:
+        return ()
+    others = [results[position] for position in plain if position not in without]
+    taken = frozenset[Storage]().union(*map(storages_of, others))
+    return tuple(position for position in without if not taken.isdisjoint(storages_of(results[position])))
+
+
+def detaching(function: BoxedCallable, positions: Sequence[int]) -> BoxedCallable:
+    if not positions:
+        return function
+
+    def call(args: list[Any]) -> Any:
+        results = list(function(args))
+        for position in positions:
+            results[position] = results[position].detach()
+        return results
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
 
 
 def unwrapping_subclasses(function: Callable[..., Any], positions: Sequence[int]) -> Callable[..., Any]:

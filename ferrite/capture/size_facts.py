@@ -94,6 +94,14 @@ def equal_by_assertion(left: int | torch.SymInt, right: int | torch.SymInt) -> b
     return any(each.node.shape_env.is_unbacked_symint(symbol) for each in sizes for symbol in symbols_of(each))
 
 
+def is_so_by_assertion(size: object) -> bool:
+    """Whether a size was a number that data decides, until an assertion said what it is."""
+    if not isinstance(size, torch.SymInt):
+        return False
+    made, shape_env = as_made(size), size.node.shape_env
+    return bool(made != size.node.expr and any(map(shape_env.is_unbacked_symint, made.free_symbols)))
+
+
 def factor_of(value: torch.SymInt | torch.SymBool) -> tuple[int, Any] | None:
     """(n, symbol) where a whole number is known to be n times a symbol, or a truth to be that of one."""
     expression = value.node.expr

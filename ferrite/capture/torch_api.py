@@ -139,6 +139,14 @@ def user_output_index(node: torch.fx.Node, position: int) -> int | None:
     return index
 
 
+def has_no_gradient(node: torch.fx.Node, position: int) -> bool:
+    """Whether the graph output at `position` is an output of the user's function that autograd does not follow."""
+    metadata, index = forward_metadata(), user_output_index(node, position)
+    if metadata is None or index is None or index >= len(metadata.output_info):
+        return False
+    return not metadata.output_info[index].requires_grad
+
+
 def is_saved_for_backward(node: torch.fx.Node, position: int) -> bool:
     descriptors = node.meta.get("desc") or ()
     return position < len(descriptors) and type(descriptors[position]).__name__ == "SavedForBackwardsAOTOutput"

@@ -26,7 +26,7 @@ class Storage:
     """The identity of a storage. Holds a weak reference, so that its address is not used again meanwhile."""
 
     address: int
-    held: object = field(compare=False, repr=False)
+    keeps_alive: object = field(compare=False, repr=False)
 
 
 def storages_in(value: Any) -> frozenset[Storage]:

@@ -9,7 +9,7 @@ import torch
 from ferrite.errors import UserError, nearest
 from ferrite.graph.source import model_line
 
-SHOWN = 8  # names listed in a message
+MAX_NAMES_SHOWN = 8  # names listed in a message
 
 
 class MissingAttribute(UserError):
@@ -33,13 +33,15 @@ def missing(holder: Any, target: str, position: int, node: torch.fx.Node | None)
     parts = target.split(".")
     walked, part = ".".join(parts[:position]), parts[position]
     names = names_in(holder)
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    more = f" and {len(names) - MAX_NAMES_SHOWN} more" if len(names) > MAX_NAMES_SHOWN else ""
     line = model_line(node) if node is not None else None
     return MissingAttribute(
         f"the graph reads {target!r}, but {walked or 'the module'} has no {part!r}",
         {
             "did you mean": nearest(part, names),
-            f"{walked or 'it'} has": ", ".join(names[:SHOWN]) + more if names else f"nothing: {holder!r}"[:100],
+            f"{walked or 'it'} has": ", ".join(names[:MAX_NAMES_SHOWN]) + more
+            if names
+            else f"nothing: {holder!r}"[:100],
             "in your model": str(line) if line is not None else None,
         },
     )
@@ -59,4 +61,4 @@ def is_stored(module: torch.nn.Module, target: str) -> bool:
     holder = attribute(module, path) if path else module
     if not isinstance(holder, torch.nn.Module):
         return name in getattr(holder, "__dict__", {})
-    return any(name in held for held in (holder._parameters, holder._buffers, holder._modules, holder.__dict__))
+    return any(name in names for names in (holder._parameters, holder._buffers, holder._modules, holder.__dict__))

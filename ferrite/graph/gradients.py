@@ -34,16 +34,16 @@ class Gradients:
                 self.reached.add(node)
 
     def _find_required(self, graph: torch.fx.Graph, enabled: bool) -> None:
-        known: set[torch.fx.Node] = set()  # Dynamo's word holds: nothing before them was rewritten
+        told_by_dynamo: set[torch.fx.Node] = set()  # Dynamo's word holds: nothing before them was rewritten
         written: set[Storage] = set()  # memory into which something that requires a gradient was written
         modes = [enabled]
         for node in graph.nodes:
             switch_mode(node, modes)
             told = "example_value" in node.meta and "rewritten" not in node.meta
-            if told and all(operand in known for operand in node.all_input_nodes):
-                known.add(node)
+            if told and all(operand in told_by_dynamo for operand in node.all_input_nodes):
+                told_by_dynamo.add(node)
             needs = says_so(node)
-            if not needs and node not in known and modes[-1] and can_require(node):
+            if not needs and node not in told_by_dynamo and modes[-1] and can_require(node):
                 needs = any(operand in self.required for operand in node.all_input_nodes)
                 needs = needs or not written.isdisjoint(storages_of(node))
             if needs:

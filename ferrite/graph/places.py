@@ -29,7 +29,7 @@ class Places:
     def first_line(self) -> ModelLine | None:
         return first_model_line(self.nodes)
 
-    def held(self, place: Place) -> Any:
+    def object_at(self, place: Place) -> Any:
         number, leaf = place
         return things_of(self.nodes[number])[leaf]
 

@@ -68,10 +68,10 @@ class Regions:
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.numbers: dict[torch.fx.Node, int] = {}
         current = 0
-        known: dict[Any, bool] = {}
+        answers: dict[Any, bool] = {}
         for node in graph.nodes:
             splits = torch_calls.is_barrier(node) or (
-                not _only_reads(node.target) and _with_bodies(node, _mutates_itself, known)
+                not _only_reads(node.target) and _with_bodies(node, _mutates_itself, answers)
             )
             current += splits
             self.numbers[node] = current
@@ -97,19 +97,19 @@ class Regions:
 
 
 def _with_bodies(
-    node: torch.fx.Node, does: Callable[[torch.fx.Node], bool], known: dict[Any, bool] | None = None
+    node: torch.fx.Node, does: Callable[[torch.fx.Node], bool], answers: dict[Any, bool] | None = None
 ) -> bool:
     """Whether a node does something, or any node of the graphs it runs; `known` saves looking into a body twice."""
     if does(node):
         return True
     if not _runs_bodies(node):
         return False
-    known = {} if known is None else known
+    answers = {} if answers is None else answers
     for body in bodies_of(node):
-        if body not in known:
+        if body not in answers:
             inner = (each for each in body.graph.nodes if each.op not in ("placeholder", "output"))
-            known[body] = any(_with_bodies(each, does, known) for each in inner)
-        if known[body]:
+            answers[body] = any(_with_bodies(each, does, answers) for each in inner)
+        if answers[body]:
             return True
     return False
 

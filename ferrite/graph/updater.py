@@ -157,8 +157,8 @@ class MetadataUpdater:
 
     def _binders(self) -> set[Any]:
         """The unbacked symbols that the nodes known before this update bind."""
-        known = (node for node in self.graph.nodes if node in self.records)
-        return {symbol for node in known for symbol in node.meta.get("unbacked_bindings", ())}
+        recorded = (node for node in self.graph.nodes if node in self.records)
+        return {symbol for node in recorded for symbol in node.meta.get("unbacked_bindings", ())}
 
     def _rerun(self, node: torch.fx.Node, record: _Record | None, mode: Any) -> bool:
         """Run one node; whether its users must know."""

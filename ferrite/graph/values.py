@@ -10,7 +10,7 @@ import itertools
 import math
 import operator
 import types
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -215,6 +215,35 @@ def _bindings(node: torch.fx.Node, value: Any, shape_env: Any) -> Mapping[Any, A
     return resolved
 
 
+def keep_names(before: Any, value: Any, made: Iterable[torch.fx.Node], mode: Any) -> None:
+    """Numbers that data decides are called in the nodes `made` as they were in what these replace: outputs and whoever
+    reads a size have the old names. `value` is what there is now in the place of `before`."""
+    binders = [node for node in made if node.meta.get("unbacked_bindings")]
+    if not binders:
+        return
+    old_names = dict(_names_of_sizes(before, value))
+    for node in binders:
+        bound = node.meta["unbacked_bindings"]
+        if bound.keys() <= old_names.keys():
+            node.meta["unbacked_bindings"] = {old_names[name]: path for name, path in bound.items()}
+            rebind_unbacked(mode.shape_env, node, node.meta["val"])
+
+
+def _names_of_sizes(before: Any, after: Any) -> Iterator[tuple[Any, Any]]:
+    """The symbols that are sizes of values now, each with the symbol it was before."""
+    if isinstance(after, torch.Tensor) and isinstance(before, torch.Tensor):
+        for old, new in zip(before.shape, after.shape, strict=False):
+            yield from _names_of_sizes(old, new)
+    elif isinstance(after, torch.SymInt) and isinstance(before, torch.SymInt):
+        if after.node.expr.is_Symbol and before.node.expr.is_Symbol:
+            yield after.node.expr, before.node.expr
+    elif isinstance(before, (tuple, list)) and isinstance(after, (dict, tuple, list)):
+        items = after.items() if isinstance(after, dict) else enumerate(after)
+        for key, item in items:
+            if isinstance(key, int) and key < len(before):
+                yield from _names_of_sizes(before[key], item)
+
+
 def runs_on_values(node: torch.fx.Node) -> bool:
     """Whether a node can be run on fake values.
 
@@ -252,14 +281,14 @@ def _dense_view(target: Any, args: Sequence[Any]) -> torch.Tensor | None:
     if tensor.layout is not torch.strided:
         return None
     if not tensor.numel():
-        return _empty_view(tensor, tuple(shape))
+        return empty_view(tensor, tuple(shape))
     if tensor.stride() != _dense_strides(tensor.shape):
         return None
     return tensor.as_strided(shape, _dense_strides(shape), tensor.storage_offset())
 
 
-def _empty_view(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """A view of no elements. It shares memory with its operand in eager; torch's picture of it does only sometimes."""
+def empty_view(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """A view of no elements. It lies in eager where its operand does; torch's picture of it does only sometimes."""
     strides = _dense_strides([max(size, 1) for size in shape]) if shape != tuple(tensor.shape) else tensor.stride()
     return tensor.as_strided(shape, strides, tensor.storage_offset())
 

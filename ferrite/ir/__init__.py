@@ -42,7 +42,7 @@ from ferrite.ir.intern import Interned
 from ferrite.ir.intervals import interval
 from ferrite.ir.invalid import InvalidProgram
 from ferrite.ir.philox import DIGITS, KEY_STEPS, MULTIPLIERS, ROUNDS, WORD, philox
-from ferrite.ir.random import MOST_OPERATORS, PLACE_BITS
+from ferrite.ir.random import MAX_RANDOM_OPERATORS, PLACE_BITS
 from ferrite.ir.scalar import OPERATORS, STOPPING
 from ferrite.ir.states import STATES, choose, compare, either, params
 from ferrite.ir.types import NARROW, SHORT, arithmetic_type, bits_of, foldable, is_integer, short, value_of
@@ -51,7 +51,7 @@ __all__ = [
     "COMPLAINT",
     "DIGITS",
     "KEY_STEPS",
-    "MOST_OPERATORS",
+    "MAX_RANDOM_OPERATORS",
     "MULTIPLIERS",
     "NARROW",
     "OPERATORS",

@@ -48,7 +48,7 @@ class Points:
         self.sizes = sizes
         self.places = {axis: place for place, axis in enumerate(self.axes)}
         self.mask: torch.Tensor | None = None
-        self.done: dict[Expr, torch.Tensor] = {}
+        self.computed: dict[Expr, torch.Tensor] = {}
         self.coordinates: dict[Atom, Any] = {}
 
     def under(self, mask: torch.Tensor) -> Points:
@@ -56,7 +56,7 @@ class Points:
         inner = Points.__new__(Points)
         inner.__dict__.update(self.__dict__)
         inner.mask = mask if self.mask is None else mask & self.mask
-        inner.done, inner.coordinates = {}, {}
+        inner.computed, inner.coordinates = {}, {}
         return inner
 
     def along(self, axis: Axis) -> torch.Tensor:
@@ -89,9 +89,9 @@ class Points:
         return value.clamp(torch.zeros_like(value), torch.as_tensor(size, device=value.device).clamp(min=1) - 1)
 
     def __call__(self, expr: Expr) -> torch.Tensor:
-        found = self.done.get(expr)
+        found = self.computed.get(expr)
         if found is None:
-            found = self.done[expr] = self.value(expr)
+            found = self.computed[expr] = self.value(expr)
         return found
 
     def value(self, expr: Expr) -> torch.Tensor:

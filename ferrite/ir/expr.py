@@ -268,7 +268,7 @@ def rewrite_indices(expr: Expr, new: Mapping[Any, Index]) -> Expr:
     """The expression with axes replaced, in coordinates and in the values that coordinates read."""
     if not new or expr.atoms.isdisjoint(new):
         return expr
-    done: dict[Expr, Expr] = {}
+    rewritten: dict[Expr, Expr] = {}
 
     def atom(old: Atom) -> Index:
         if isinstance(old, Data):
@@ -283,9 +283,9 @@ def rewrite_indices(expr: Expr, new: Mapping[Any, Index]) -> Expr:
         )
 
     def rebuilt(item: Expr) -> Expr:
-        found = done.get(item)
+        found = rewritten.get(item)
         if found is None:
-            found = done[item] = item if item.atoms.isdisjoint(new) else with_parts(item, rebuilt, index)
+            found = rewritten[item] = item if item.atoms.isdisjoint(new) else with_parts(item, rebuilt, index)
         return found
 
     return rebuilt(expr)
@@ -298,7 +298,7 @@ def rewrite_loads(expr: Expr, new: Callable[[Load], Expr]) -> Expr:
 
 def rewrite_nodes(expr: Expr, new: Callable[[Expr], Expr]) -> Expr:
     """The expression with every node replaced, operands first, inside coordinates too."""
-    done: dict[Expr, Expr] = {}
+    rewritten: dict[Expr, Expr] = {}
 
     def atom(old: Atom) -> Index:
         return data(rebuilt(old.value), old.extent, old.complaint) if isinstance(old, Data) else old
@@ -307,9 +307,9 @@ def rewrite_nodes(expr: Expr, new: Callable[[Expr], Expr]) -> Expr:
         return substitute(old, atom) if any(isinstance(item, Data) for item in old.atoms) else old
 
     def rebuilt(item: Expr) -> Expr:
-        found = done.get(item)
+        found = rewritten.get(item)
         if found is None:
-            found = done[item] = new(with_parts(item, rebuilt, index))
+            found = rewritten[item] = new(with_parts(item, rebuilt, index))
         return found
 
     return rebuilt(expr)
@@ -338,14 +338,14 @@ def describe(expr: Expr) -> str:
     return f"{type(expr).__name__.lower()}: {short(expr.dtype)}"
 
 
-def nodes_of(*roots: Expr, known: Container[Expr] = ()) -> list[Expr]:
-    """Every expression under these once, operands before users, those inside coordinates too; known ones left out."""
+def nodes_of(*roots: Expr, leaving_out: Container[Expr] = ()) -> list[Expr]:
+    """Every expression under these once, operands before users, those inside coordinates too."""
     seen: dict[Expr, None] = {}
     entered: set[Expr] = set()
     stack = list(reversed(roots))
     while stack:  # no recursion: expressions may be deep
         item = stack[-1]
-        if item in seen or item in known:
+        if item in seen or item in leaving_out:
             stack.pop()
         elif item in entered or not item.under:
             seen[item] = None

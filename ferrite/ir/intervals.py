@@ -16,16 +16,16 @@ from ferrite.ir.types import is_integer
 
 Number = int | float
 Interval = tuple[Number, Number]  # both ends belong to it; no NaN lies in it
-SAFE = 1 << 53  # whole numbers beyond are not computed with here
+MAX_EXACT_INTEGER = 1 << 53  # whole numbers beyond are not computed with here
 
-_known: weakref.WeakKeyDictionary[Expr, Interval | None] = weakref.WeakKeyDictionary()
+_intervals: weakref.WeakKeyDictionary[Expr, Interval | None] = weakref.WeakKeyDictionary()
 
 
 def interval(expr: Expr) -> Interval | None:
     """None where nothing is known."""
-    for item in nodes_of(expr, known=_known):
-        _known[item] = _rounded(_made(item), item.dtype)
-    return _known[expr]
+    for item in nodes_of(expr, leaving_out=_intervals):
+        _intervals[item] = _rounded(_made(item), item.dtype)
+    return _intervals[expr]
 
 
 def _made(item: Expr) -> Interval | None:
@@ -34,14 +34,14 @@ def _made(item: Expr) -> Interval | None:
             return value, value
         case IndexValue(index=index) if index.low is not None and index.high is not None:
             return index.low, index.high
-        case Cast(arg=arg) if (found := _known[arg]) is not None:
+        case Cast(arg=arg) if (found := _intervals[arg]) is not None:
             return _converted(found, item.dtype)
         case Masked():
-            return _either(_known[item.value], _known[item.other])
+            return _either(_intervals[item.value], _intervals[item.other])
         case Op(name="where"):
-            return _either(_known[item.operands[1]], _known[item.operands[2]])
+            return _either(_intervals[item.operands[1]], _intervals[item.operands[2]])
         case Op():
-            parts = [_known[operand] for operand in item.operands]
+            parts = [_intervals[operand] for operand in item.operands]
             if all(part is not None for part in parts):
                 return _operator(item.name, [part for part in parts if part is not None])
     return None
@@ -84,7 +84,7 @@ def _operator(name: str, parts: list[Interval]) -> Interval | None:
 
 def _rounded(found: Interval | None, dtype: torch.dtype) -> Interval | None:
     """What arithmetic in a type can make of it."""
-    if found is None or not all(abs(end) < SAFE for end in found):
+    if found is None or not all(abs(end) < MAX_EXACT_INTEGER for end in found):
         return None
     low, high = found
     if dtype.is_floating_point:

@@ -12,7 +12,7 @@ import torch
 from ferrite.ir.philox import DIGITS, WORD, philox
 
 PLACE_BITS = 48  # enough for the places of any tensor
-MOST_OPERATORS = 1 << 62 - PLACE_BITS
+MAX_RANDOM_OPERATORS = 1 << 62 - PLACE_BITS
 KINDS = ("uniform", "bits")
 
 

@@ -4,10 +4,11 @@ In: a `CapturedGraph`. Out: a `Program`, where every operator is lowered, compos
 with a reason; and the objects that it names.
 """
 
-from ferrite.lower.graph import LoweredProgram, LoweringFailure, lower_graph
+from ferrite.lower.graph import LoweredProgram, lower_graph
 from ferrite.lower.probes import correct_forecasts, strides_of_outputs
 from ferrite.lower.sizes import UnknownSize
 from ferrite.lower.table import how_lowered
+from ferrite.lower.walk import LoweringFailure
 
 __all__ = [
     "LoweredProgram",

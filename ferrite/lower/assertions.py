@@ -16,7 +16,8 @@ from ferrite.capture import size_facts, torch_api
 from ferrite.ir import Expr, cast, const, index_value, op
 from ferrite.ir.index import Index, Symbol, number, symbol
 from ferrite.ir.program import Assert, Bind, Item
-from ferrite.lower.context import Context
+from ferrite.lower.builder import Builder
+from ferrite.lower.memory import buffer_of
 from ferrite.lower.scalars import Reader
 from ferrite.lower.sizes import UnknownSize
 from ferrite.lower.value import Value
@@ -24,7 +25,7 @@ from ferrite.lower.value import Value
 I64, BOOL = torch.int64, torch.bool
 
 
-def add_assert(ctx: Context, condition: Expr, message: str) -> None:
+def add_assert(ctx: Builder, condition: Expr, message: str) -> None:
     """Nothing to do for what always holds, or has been asserted; what reads memory is read first."""
     if condition is const(True, BOOL) or condition in ctx.asserted:
         return
@@ -35,11 +36,11 @@ def add_assert(ctx: Context, condition: Expr, message: str) -> None:
         ctx.add(Assert(condition, message, ctx.origin))
 
 
-def assert_true(ctx: Context, value: Value, message: str) -> None:
+def assert_true(ctx: Builder, value: Value, message: str) -> None:
     """The one element of a value becomes a symbol that must not be zero."""
     read = symbol(f"checked{len(ctx.buffers)}", 0, 1)
     ctx.bound.add(read)
-    ctx.add(Item(read, ctx.buffer_of(value), ctx.origin))
+    ctx.add(Item(read, buffer_of(ctx, value), ctx.origin))
     ctx.add(Assert(op("ne", index_value(read), const(0, I64), dtype=BOOL), message, ctx.origin))
 
 
@@ -49,7 +50,7 @@ def compared(name: str, left: Index | int, right: Index | int) -> Expr:
     return op(name, *sides, dtype=BOOL)
 
 
-def fresh_symbol(ctx: Context, name: str, low: int | None = None) -> Symbol:
+def fresh_symbol(ctx: Builder, name: str, low: int | None = None) -> Symbol:
     """A symbol for a number that nothing else is known of yet."""
     found = symbol(f"{name}{len(ctx.bound)}", low)
     ctx.bound.add(found)
@@ -59,7 +60,7 @@ def fresh_symbol(ctx: Context, name: str, low: int | None = None) -> Symbol:
 # --- sizes of results -------------------------------------------------------------------------------------------------
 
 
-def bind_sizes(ctx: Context, name: str, fake: torch.Tensor, who: str, trusted: bool) -> None:
+def bind_sizes(ctx: Builder, name: str, fake: torch.Tensor, who: str, trusted: bool) -> None:
     """After a call: give symbols that its result is the first to carry their values, and check what is known of them.
 
     `trusted`: sizes of the result follow from those of the operands, and torch knows how. Otherwise (data decides, or a
@@ -82,7 +83,7 @@ def bind_sizes(ctx: Context, name: str, fake: torch.Tensor, who: str, trusted: b
             add_assert(ctx, compared("eq", came, expected), message)
 
 
-def bind_factor(ctx: Context, came: Symbol, dim: torch.SymInt) -> None:
+def bind_factor(ctx: Builder, came: Symbol, dim: torch.SymInt) -> None:
     """A size that was found to be `4 * u1` gives `u1` its value; that the division leaves no rest is checked later."""
     multiple = size_facts.factor_of(dim)
     if multiple is None:
@@ -98,14 +99,14 @@ def bind_factor(ctx: Context, came: Symbol, dim: torch.SymInt) -> None:
 # --- what is known of a symbol ----------------------------------------------------------------------------------------
 
 
-def check_known(ctx: Context, value: torch.SymInt | torch.SymBool, bound: Symbol, least: int | None = None) -> None:
+def check_known(ctx: Builder, value: torch.SymInt | torch.SymBool, bound: Symbol, least: int | None = None) -> None:
     """A symbol has just got its value: check its range, and every assertion whose symbols all have theirs now.
     `least`: no number of this kind is less, so nobody needs to look."""
-    failed, known = "Runtime assertion failed for expression", f"{bound} is between [{bound.low}, {bound.high}]"
+    failed, range_text = "Runtime assertion failed for expression", f"{bound} is between [{bound.low}, {bound.high}]"
     if bound.low is not None and (least is None or bound.low > least):
-        add_assert(ctx, compared("ge", bound, bound.low), f"{failed} {bound} >= {bound.low}: {known}")
+        add_assert(ctx, compared("ge", bound, bound.low), f"{failed} {bound} >= {bound.low}: {range_text}")
     if bound.high is not None:
-        add_assert(ctx, compared("le", bound, bound.high), f"{failed} {bound} <= {bound.high}: {known}")
+        add_assert(ctx, compared("le", bound, bound.high), f"{failed} {bound} <= {bound.high}: {range_text}")
     names = {each.name for each in ctx.bound} | set(ctx.symbols)
     for condition, said in size_facts.asserted(value):
         free = set(map(str, condition.free_symbols))

@@ -10,7 +10,8 @@ import torch
 
 from ferrite.capture import torch_operators
 from ferrite.ir import op
-from ferrite.lower.calls import Calls
+from ferrite.lower.builder import Builder
+from ferrite.lower.calls import eager_call
 from ferrite.lower.value import Value
 
 aten = torch.ops.aten
@@ -18,7 +19,7 @@ COPIED = "its numbers are read as others than they are"
 REASON = "a view whose numbers are read as others than they are"
 
 
-def resolved_later(ctx: Calls, value: Value, fake: torch.Tensor) -> Value:
+def resolved_later(ctx: Builder, value: Value, fake: torch.Tensor) -> Value:
     """The value as eager returns it: the opposite numbers in memory, under a view with the bit set."""
     if value.box.buffer is not None and ctx.buffers[ctx.buffers[value.box.buffer].storage].kind != "owned":
         return value  # memory that came in has the bits it came with
@@ -26,15 +27,15 @@ def resolved_later(ctx: Calls, value: Value, fake: torch.Tensor) -> Value:
     element = op(name, ctx.elements(value, value.sizes))
     plain = ctx.lazy(value.sizes, element, value.device)
     plain.box.strides = ctx.sizes.indices(fake.stride())
-    seen: Value = ctx.eager_call(view, (plain,), {}, fake, REASON)
+    seen: Value = eager_call(ctx, view, (plain,), {}, fake, REASON)
     return seen
 
 
-def resolved_now(ctx: Calls, value: Value, node: torch.fx.Node) -> Value:
+def resolved_now(ctx: Builder, value: Value, node: torch.fx.Node) -> Value:
     """The numbers of a tensor that comes in, in memory of our own; not where it is written to, or returned as it is."""
     users = [user for user in node.users if user.op == "output" or torch_operators.written_arguments(user.target)]
     if users or value.fake is None:
         return value
     plain = torch.empty_like(value.fake)
-    copy: Value = ctx.eager_call(aten.clone.default, (value,), {}, plain, COPIED)
+    copy: Value = eager_call(ctx, aten.clone.default, (value,), {}, plain, COPIED)
     return copy

@@ -30,8 +30,8 @@ from ferrite.ir.index import (
     symbol,
 )
 
-MOST_CASES = 64  # of sizes that are 0, 1 or larger
-FEW = 8  # values of one symbol that are tried out
+MAX_SIZE_CASES = 64  # of sizes that are 0, 1 or larger
+MAX_VALUES_TRIED = 8  # values of one symbol that are tried out
 CHANNELS_LAST = (1, 3, 2, 0)  # dimensions, the innermost first
 
 
@@ -138,17 +138,18 @@ def viewed(operands: Sequence[Placed], sizes: tuple[Index, ...]) -> Steps:
     steps: dict[int, Step] = {}
     dim, start, left = len(sizes) - 1, len(operand.sizes) - 1, list(range(len(operand.sizes)))
     while left:
-        held = operand.sizes[left.pop()]
+        run_size = operand.sizes[left.pop()]
         while left and (
-            is_equal(operand.sizes[left[-1]], ONE) or is_equal(operand.strides[left[-1]], held * operand.strides[start])
+            is_equal(operand.sizes[left[-1]], ONE)
+            or is_equal(operand.strides[left[-1]], run_size * operand.strides[start])
         ):
-            held = held * operand.sizes[left.pop()]
-        taken: Index = ONE
+            run_size = run_size * operand.sizes[left.pop()]
+        view_size: Index = ONE
         inside: tuple[int, ...] = ()
-        while dim >= 0 and (is_less(taken, held) or is_equal(sizes[dim], ONE)):
+        while dim >= 0 and (is_less(view_size, run_size) or is_equal(sizes[dim], ONE)):
             steps[dim] = Step(operand=(0, start), inside=inside, at_least_one=False)
-            taken, inside, dim = taken * sizes[dim], (dim, *inside), dim - 1
-        if not is_equal(taken, held):
+            view_size, inside, dim = view_size * sizes[dim], (dim, *inside), dim - 1
+        if not is_equal(view_size, run_size):
             raise Undecided("how the dimensions of a view are cut")
         start = len(left) - 1
     return tuple(steps.get(place, Step()) for place in range(len(sizes)))
@@ -286,8 +287,10 @@ def compared(first: int, second: int, sizes: tuple[Index, ...], strides: Sequenc
 
 def decided(rule: Rule, operands: Sequence[Placed], sizes: tuple[Index, ...]) -> Steps:
     """What a rule says for all values of the symbols; `Undecided` where it says different things for different ones."""
-    every = list(itertools.islice(cases([*sizes, *(size for each in operands for size in each.sizes)]), MOST_CASES + 1))
-    if len(every) > MOST_CASES:
+    every = list(
+        itertools.islice(cases([*sizes, *(size for each in operands for size in each.sizes)]), MAX_SIZE_CASES + 1)
+    )
+    if len(every) > MAX_SIZE_CASES:
         raise Undecided("too many sizes may be 0 or 1")
     candidates: list[tuple[Step, ...]] = []
     for case in every:  # the first is that of large sizes, for which it does not matter what counts as one
@@ -332,25 +335,25 @@ def solution(size: Index, wanted: int) -> tuple[Symbol, int] | None:
         return size, wanted
     if not isinstance(size, Sum) or len(size.terms) != 1:
         return None
-    ((held, factor),) = size.terms
+    ((unknown, factor),) = size.terms
     rest = wanted - size.constant
-    return (held, rest // factor) if isinstance(held, Symbol) and rest % factor == 0 else None
+    return (unknown, rest // factor) if isinstance(unknown, Symbol) and rest % factor == 0 else None
 
 
-def lowest(held: Symbol) -> int:
-    return 0 if held.low is None else held.low
+def lowest(unknown: Symbol) -> int:
+    return 0 if unknown.low is None else unknown.low
 
 
-def highest(held: Symbol) -> float:
-    return math.inf if held.high is None else held.high
+def highest(unknown: Symbol) -> float:
+    return math.inf if unknown.high is None else unknown.high
 
 
-def values_of(held: Symbol, special: set[int]) -> list[Index]:
+def values_of(unknown: Symbol, special: set[int]) -> list[Index]:
     """A symbol beyond its special values, if it can be, and each value up to these."""
-    values = range(lowest(held), max(special) + 1)
-    if len(values) > FEW:
-        raise Undecided(f"{held} has many values for which a size is small")
+    values = range(lowest(unknown), max(special) + 1)
+    if len(values) > MAX_VALUES_TRIED:
+        raise Undecided(f"{unknown} has many values for which a size is small")
     large: list[Index] = []
-    if max(special) < highest(held):
-        large = [symbol(held.name, max(special) + 1, held.high, held.likely)]
+    if max(special) < highest(unknown):
+        large = [symbol(unknown.name, max(special) + 1, unknown.high, unknown.likely)]
     return [*large, *map(number, values)]

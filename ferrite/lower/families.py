@@ -15,7 +15,7 @@ FAMILIES = (
     "random",
     "prims",
     "views",
-    "joins",
+    "concat",
     "strided",
     "index",
     "scatter",

@@ -13,7 +13,7 @@ import torch
 
 from ferrite.graph import MetadataUpdater, fake_value, no_guards, same_number, same_sizes
 from ferrite.ir.index import ONE, ZERO, Index
-from ferrite.lower.context import contiguous, same_strides
+from ferrite.lower.strides import contiguous, same_strides
 
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)

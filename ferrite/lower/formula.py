@@ -18,7 +18,7 @@ import torch
 
 from ferrite.ir import NARROW, Expr, arithmetic_type, cast, const, is_integer, op, short
 from ferrite.ir.index import ONE
-from ferrite.lower.context import Context
+from ferrite.lower.builder import Builder
 from ferrite.lower.promotion import Operand, common_type
 from ferrite.lower.table import NotLowered
 from ferrite.lower.value import Value
@@ -136,7 +136,7 @@ def choose(mask: Term, yes: Term | Number, no: Term | Number) -> Term:
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
-def first_device(ctx: Context) -> torch.device:
+def first_device(ctx: Builder) -> torch.device:
     fake = ctx.out[0] if isinstance(ctx.out, (tuple, list)) else ctx.out
     device: torch.device = fake.device
     return device
@@ -165,7 +165,7 @@ TAKES: dict[str, Callable[[torch.dtype], bool]] = {
 }
 
 
-def working_type(ctx: Context, *args: Operand, floating: bool = False, takes: str = "any") -> torch.dtype:
+def working_type(ctx: Builder, *args: Operand, floating: bool = False, takes: str = "any") -> torch.dtype:
     """The type an operator works in, before 16-bit floats are widened: that of its operands together.
 
     What eager refuses is left to it, so that the error is its own.
@@ -178,12 +178,12 @@ def working_type(ctx: Context, *args: Operand, floating: bool = False, takes: st
     return common
 
 
-def term(ctx: Context, arg: Any, dtype: torch.dtype) -> Term:
+def term(ctx: Builder, arg: Any, dtype: torch.dtype) -> Term:
     """The element of an operand, over the axes of the result, in a type."""
     return Term(cast(ctx.elements(arg, ctx.out_sizes), dtype))
 
 
-def operands(ctx: Context, args: Sequence[Any], dtype: torch.dtype, exact: bool = False) -> list[Term]:
+def operands(ctx: Builder, args: Sequence[Any], dtype: torch.dtype, exact: bool = False) -> list[Term]:
     """Elements in the type that arithmetic is done in, rounded to the common type first; `exact`: numbers are not."""
     wide = wide_type(dtype)
     return [term(ctx, arg, wide) if exact and is_number(arg) else term(ctx, arg, dtype).to(wide) for arg in args]
@@ -208,7 +208,7 @@ def check_fits(number: Any, dtype: torch.dtype) -> None:
 
 
 def pointwise(
-    ctx: Context,
+    ctx: Builder,
     make: Callable[..., Term],
     *args: Any,
     floating: bool = False,
@@ -228,12 +228,12 @@ def pointwise(
     return result(ctx, make(*operands(ctx, args, dtype, exact), *(term(ctx, item, wide) for item in numbers)))
 
 
-def result(ctx: Context, made: Term) -> Value:
+def result(ctx: Builder, made: Term) -> Value:
     return ctx.lazy(ctx.out_sizes, cast(made.expr, ctx.out_dtype), first_device(ctx))
 
 
 def elementwise(
-    ctx: Context, name: str, *args: Operand, floating: bool = False, takes: str = "any", exact: bool = False
+    ctx: Builder, name: str, *args: Operand, floating: bool = False, takes: str = "any", exact: bool = False
 ) -> Value:
     """One scalar operator."""
     return pointwise(
@@ -241,7 +241,7 @@ def elementwise(
     )
 
 
-def compared(ctx: Context, name: str, *args: Operand) -> Value:
+def compared(ctx: Builder, name: str, *args: Operand) -> Value:
     """Operands converted to their common type; a number compared with 16-bit floats is rounded to them first."""
     first, *others = operands(ctx, args, working_type(ctx, *args, takes="stored" if name in ("eq", "ne") else "real"))
     return result(ctx, first.call(name, *others, dtype=torch.bool))

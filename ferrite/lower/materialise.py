@@ -20,10 +20,10 @@ from ferrite.ir import OPERATORS, Cast, Expr, Load, Masked, Op, nodes_of
 from ferrite.ir.index import Axis, Index
 from ferrite.lower.value import Box
 
-RECOMPUTE_COST = 12  # additions that cost about as much as writing and reading an element
-RECOMPUTE_LOADS = 2
-MOST_LOADS = 16
-MOST_OPERATORS = 100
+MAX_RECOMPUTED_ADDITIONS = 12  # what writing an element and reading it again costs, about
+MAX_RECOMPUTED_LOADS = 2
+MAX_LOADS = 16  # of one expression: limits on the time to compile what is copied into its users
+MAX_OPERATORS = 100
 
 
 def uses_of(graph: torch.fx.Graph) -> dict[torch.fx.Node, int]:
@@ -95,9 +95,9 @@ def worth_keeping(box: Box, uses: int) -> bool:
     nodes = nodes_of(box.expr)
     loads = sum(isinstance(item, Load) for item in nodes)
     work = [item for item in nodes if isinstance(item, Op | Cast | Masked)]
-    if loads > MOST_LOADS or len(work) > MOST_OPERATORS:
+    if loads > MAX_LOADS or len(work) > MAX_OPERATORS:
         return True
     if uses <= 1:
         return False
     cost = sum(OPERATORS[item.name].cost if isinstance(item, Op) else 1 for item in work)
-    return cost > RECOMPUTE_COST or loads > RECOMPUTE_LOADS
+    return cost > MAX_RECOMPUTED_ADDITIONS or loads > MAX_RECOMPUTED_LOADS

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-LARGEST = 1 << 18  # elements of an operand, with those it skips: a call takes well under a millisecond
+MAX_OPERAND_ELEMENTS = 1 << 18  # elements of an operand, with those it skips: a call takes well under a millisecond
 
 
 def is_plain(value: torch.Tensor) -> bool:
@@ -21,7 +21,7 @@ def is_static(value: torch.Tensor) -> bool:
 
 def is_small(value: torch.Tensor) -> bool:
     """Whether a tensor like it can be made here and now."""
-    return extent(value) <= LARGEST and math.prod(value.shape) <= LARGEST
+    return extent(value) <= MAX_OPERAND_ELEMENTS and math.prod(value.shape) <= MAX_OPERAND_ELEMENTS
 
 
 def extent(value: torch.Tensor) -> int:

@@ -25,6 +25,7 @@ from ferrite.capture import torch_state
 from ferrite.graph import (
     CannotRun,
     MetadataUpdater,
+    empty_view,
     fake_value,
     has_effect,
     is_known_operator,
@@ -37,7 +38,6 @@ from ferrite.graph import (
     storages_in,
 )
 from ferrite.lower.calls import flat
-from ferrite.lower.context import contiguous
 from ferrite.lower.eager_strides import (
     Placed,
     Rule,
@@ -53,18 +53,17 @@ from ferrite.lower.eager_strides import (
 from ferrite.lower.forecasts import swap_misforecast_operands
 from ferrite.lower.pictures import dense, extent, is_plain, is_small, is_static
 from ferrite.lower.sizes import Sizes, UnknownSize
+from ferrite.lower.strides import contiguous
 from ferrite.lower.written_in_place import is_seen_after_write, written_operand
 
 aten = torch.ops.aten
 # In a node's meta: that its strides are eager's, why nobody can tell, and why it is called in eager.
 KNOWN, UNDECIDED, IN_EAGER = "strides_of_eager", "strides_of_nobody", "call_in_eager"
-MOST = 64  # corrections of one graph, each of which may change everything behind it
+MAX_CORRECTIONS = 64  # corrections of one graph, each of which may change everything behind it
 # Results like an operand, whose elements do not matter: they are asked of `empty_like`, which draws no random numbers.
 LIKE = frozenset({aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like})
 # Besides these and the elementwise ones. They compute nothing that ones could harm.
-ASKED = frozenset(
-    {aten.hardtanh, aten.var, aten._log_softmax, aten.native_group_norm, aten.tril, aten.triu, aten.renorm}
-)
+ASKED = frozenset({aten.var, aten._log_softmax, aten.native_group_norm, aten.tril, aten.triu, aten.renorm})
 COPIES = frozenset(
     {
         *(aten.clone, aten.flip, aten.sort, aten._to_copy, aten.nan_to_num, aten.rad2deg, aten.deg2rad),
@@ -73,7 +72,7 @@ COPIES = frozenset(
 )
 REDUCTIONS = frozenset({aten.sum, aten.mean, aten.prod, aten.amax, aten.amin, aten.any, aten.all})
 RULES: dict[Any, Rule] = {
-    **dict.fromkeys((*LIKE, *COPIES), like_operand),
+    **dict.fromkeys((*LIKE, *COPIES, aten.hardtanh, aten.frexp), like_operand),
     **dict.fromkeys((*REDUCTIONS, aten.masked_fill, aten.native_layer_norm), contiguous_result),
     aten.expand: expanded,
     aten.view: viewed,
@@ -85,7 +84,6 @@ NOT_ITERATED = frozenset(
         aten._conj_physical,
         aten.conj_physical,
         aten.float_power,
-        aten.frexp,
         aten.isfinite,
         aten.isinf,
         aten.ldexp,
@@ -95,6 +93,7 @@ NOT_ITERATED = frozenset(
         aten.relu6,
     }
 )
+EMPTY_VIEWS = frozenset({aten.view.default, aten._unsafe_view.default, aten.reshape.default})
 NUMBERS = (int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
 OPERANDS = ("self", "other", "x", "n", "input")  # what overloads call a number that they make a tensor of
 
@@ -110,6 +109,9 @@ def correct_forecasts(gm: torch.fx.GraphModule) -> None:
     for node in gm.graph.nodes:
         if node.op != "call_function":
             continue
+        if is_misplaced_empty_view(node):
+            updater = updater or MetadataUpdater(gm.graph)
+            correct_empty_view(node, updater)
         written = written_operand(node)
         asks = written is not None or is_asked(node)
         if (asks or is_view_in_doubt(node)) and is_in_doubt(node):
@@ -124,12 +126,31 @@ def correct_forecasts(gm: torch.fx.GraphModule) -> None:
             continue
         if updater is None:
             updater = MetadataUpdater(gm.graph)
-        if updater.mode is None or len(asked.corrected) == MOST:
+        if updater.mode is None or len(asked.corrected) == MAX_CORRECTIONS:
             break
         asked.corrected.append(node)
         correct(node, laid_out_as(node, found, updater.mode), updater)
     if updater is not None:
         mark_changed(before)
+
+
+def is_misplaced_empty_view(node: torch.fx.Node) -> bool:
+    """Whether torch's picture of a view without elements lies elsewhere than its operand, as it does when torch finds
+    it in its cache."""
+    if node.target not in EMPTY_VIEWS:
+        return False
+    value, operand = fake_value(node), fake_value(node.all_input_nodes[0])
+    if not all(isinstance(each, torch.Tensor) and is_static(each) for each in (value, operand)) or value.numel():
+        return False
+    return bool(value.storage_offset() != operand.storage_offset() or storages_in(value) != storages_in(operand))
+
+
+def correct_empty_view(node: torch.fx.Node, updater: MetadataUpdater) -> None:
+    if updater.mode is None:
+        return
+    with updater.mode, torch.no_grad(), no_guards(updater.mode):
+        value = empty_view(fake_value(node.all_input_nodes[0]), tuple(fake_value(node).shape))
+    correct(node, value, updater)
 
 
 def is_in_doubt(node: torch.fx.Node) -> bool:
@@ -171,8 +192,8 @@ def strides_of_output(result: Any, forecast: Any) -> Any:
                 node.meta[IN_EAGER] = f"where its result lies depends on sizes: {node.meta[UNDECIDED]}"
                 deciding += node.all_input_nodes
         return None
-    known = KNOWN in result.meta and not is_seen_after_write(result)
-    return tuple(fake_value(result).stride()) if known else forecast
+    is_measured = KNOWN in result.meta and not is_seen_after_write(result)
+    return tuple(fake_value(result).stride()) if is_measured else forecast
 
 
 def correct(node: torch.fx.Node, value: Any, updater: MetadataUpdater) -> None:
@@ -273,8 +294,8 @@ class Asked:
         return tuple(step.of(operand.shape, [operand.stride()], self.at_least_one) for step in steps)
 
     def at_least_one(self, size: Any) -> Any:
-        known = self.sizes.index(size)
-        return size if known.low is not None and known.low > 0 else torch.sym_max(size, 1)
+        index = self.sizes.index(size)
+        return size if index.low is not None and index.low > 0 else torch.sym_max(size, 1)
 
 
 def rule_of(node: torch.fx.Node) -> tuple[Rule | None, Sequence[torch.Tensor]]:

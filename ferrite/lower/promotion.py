@@ -27,7 +27,7 @@ def common_type(*operands: Operand) -> torch.dtype:
             groups[2].append(number_type(operand))
     result: torch.dtype | None = None
     for group in groups:
-        result = joined(result, functools.reduce(promoted, group) if group else None)
+        result = raised(result, functools.reduce(promoted, group) if group else None)
     assert result is not None
     return result
 
@@ -57,8 +57,9 @@ def complex_of(dtype: torch.dtype) -> torch.dtype:
     return COMPLEX_OF.get(dtype, torch.complex64)
 
 
-def joined(first: torch.dtype | None, second: torch.dtype | None) -> torch.dtype | None:
-    """A type that decides, and one that only raises its kind."""
+def raised(first: torch.dtype | None, second: torch.dtype | None) -> torch.dtype | None:
+    """The type that operands of two groups have together: the first decides, the second only raises its kind (whole
+    numbers become floats, floats complex)."""
     if first is None or second is None:
         return first or second
     if first.is_complex:

@@ -32,7 +32,7 @@ TYPES = {
 
 def refusal(target: Any, dtype: torch.dtype | None) -> str | None:
     """Why eager refuses a call, by the type of its first tensor: refusal(aten.adaptive_max_pool2d.default, int64)."""
-    known = TYPES.get(target)
-    if known is not None and dtype is not None and dtype not in known:
+    accepted = TYPES.get(target)
+    if accepted is not None and dtype is not None and dtype not in accepted:
         return f"eager has no kernel of it for {short(dtype)}"
     return None

@@ -18,15 +18,15 @@ from ferrite.capture import size_facts, torch_api
 from ferrite.ir import Expr, cast, const, index_value, op
 from ferrite.ir.index import Index, symbol
 from ferrite.ir.program import Call, Constant, Item, Literal
-from ferrite.lower.context import Context
-from ferrite.lower.sizes import Known, UnknownSize
+from ferrite.lower.builder import Builder
+from ferrite.lower.sizes import SymbolFacts, UnknownSize
 from ferrite.lower.value import Box
 
 I64, F64, B8 = torch.int64, torch.float64, torch.bool
-LARGEST = torch.iinfo(torch.int64).max
+MAX_INTEGER = torch.iinfo(torch.int64).max
 
 
-def number_of(ctx: Context, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:
+def number_of(ctx: Builder, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:
     """What a function of numbers gives. A whole number stays torch's own expression for it."""
     if isinstance(out, (bool, int, float, complex, torch.SymInt)) or out is None:
         return out
@@ -47,7 +47,7 @@ def number_of(ctx: Context, function: Any, args: Sequence[Any], kwargs: Mapping[
     return found
 
 
-def expression(ctx: Context, value: Any) -> Any:
+def expression(ctx: Builder, value: Any) -> Any:
     """A number as a scalar expression; what is none stays as it is."""
     match value:
         case torch.SymInt() | torch.SymFloat() | torch.SymBool():
@@ -66,12 +66,12 @@ def expression(ctx: Context, value: Any) -> Any:
 # --- torch's expressions ----------------------------------------------------------------------------------------------
 
 
-def read(ctx: Context, value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Expr:
+def read(ctx: Builder, value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Expr:
     """A number off torch's expression for it."""
     return Reader(ctx, value).expr(torch_api.expression(value))
 
 
-def computed_size(ctx: Context, value: torch.SymInt) -> Index:
+def computed_size(ctx: Builder, value: torch.SymInt) -> Index:
     """A size that goes through fractions: computed when the program runs, and a symbol from there on."""
     made = ctx.lazy((), cast(read(ctx, value), I64), torch.device("cpu"))
     size = symbol(f"n{len(ctx.buffers)}", *size_facts.number_range(value))
@@ -80,7 +80,7 @@ def computed_size(ctx: Context, value: torch.SymInt) -> Index:
     return size
 
 
-def number_input(ctx: Context, name: str, picture: Any) -> Expr:
+def number_input(ctx: Builder, name: str, picture: Any) -> Expr:
     """A fraction or a truth that comes in from outside, as an element of memory."""
     dtype = B8 if isinstance(picture, torch.SymBool) else F64
     box = Box((), dtype, torch.device("cpu"))
@@ -93,7 +93,7 @@ def number_input(ctx: Context, name: str, picture: Any) -> Expr:
     return element
 
 
-def on_the_host(ctx: Context, value: Expr) -> Expr:
+def on_the_host(ctx: Builder, value: Expr) -> Expr:
     """A number as the host can compute it, which reads no memory: calls are given such, and programs return them.
 
     What reads memory is computed there, and a symbol gets the bits of the result:
@@ -115,7 +115,7 @@ def on_the_host(ctx: Context, value: Expr) -> Expr:
     return index_value(bits) if value.dtype == I64 else op("ne", index_value(bits), const(0, I64), dtype=B8)
 
 
-def remember(ctx: Context, number: Expr, picture: Any) -> None:
+def remember(ctx: Builder, number: Expr, picture: Any) -> None:
     """A number that is no index, under torch's name for it, if it has one of its own."""
     ctx.numbers[number] = picture
     symbol = torch_api.expression(picture)
@@ -124,16 +124,16 @@ def remember(ctx: Context, number: Expr, picture: Any) -> None:
 
 
 class Reader:
-    def __init__(self, ctx: Context, value: torch.SymInt | torch.SymFloat | torch.SymBool) -> None:
+    def __init__(self, ctx: Builder, value: torch.SymInt | torch.SymFloat | torch.SymBool) -> None:
         self.ctx, self.value = ctx, value
-        self.known = Known(value)
+        self.symbol_facts = SymbolFacts(value)
 
     def expr(self, part: Any) -> Expr:
         name = type(part).__name__
         if part.is_Symbol:
             return self.symbol(part)
         if part.is_Integer:  # torch computes bounds without end: nothing is beyond the largest number there is
-            return const(min(max(int(part), -LARGEST), LARGEST), I64)
+            return const(min(max(int(part), -MAX_INTEGER), MAX_INTEGER), I64)
         if part in (True, False):
             return const(bool(part), B8)
         if part.is_number and part.is_real is not False and not part.args:
@@ -157,14 +157,14 @@ class Reader:
             return found
         if not symbol.is_integer:
             raise UnknownSize(f"the number {symbol}")
-        return index_value(self.ctx.sizes.read(symbol, self.known))
+        return index_value(self.ctx.sizes.read(symbol, self.symbol_facts))
 
     def whole(self, part: Any) -> Expr | None:
         """An index expression, where the number is one."""
         if not part.is_integer or any(not symbol.is_integer for symbol in part.free_symbols):
             return None
         try:
-            return index_value(self.ctx.sizes.read(part, self.known))
+            return index_value(self.ctx.sizes.read(part, self.symbol_facts))
         except UnknownSize:
             return None
 
@@ -182,7 +182,7 @@ def alike(*parts: Expr) -> list[Expr]:
     return [cast(part, kind) for part in parts]
 
 
-def joined(name: str) -> Callable[..., Expr]:
+def folded(name: str) -> Callable[..., Expr]:
     return lambda *parts: reduce(lambda left, right: op(name, left, right), alike(*parts))
 
 
@@ -239,8 +239,8 @@ UNARY = frozenset(
 
 # What the classes of sympy, and those that torch adds to them, mean.
 READ: dict[str, Callable[..., Expr]] = {
-    "Add": joined("add"),
-    "Mul": joined("mul"),
+    "Add": folded("add"),
+    "Mul": folded("mul"),
     "Pow": power,
     "PowByNatural": power,
     "FloatPow": floats("pow"),
@@ -259,8 +259,8 @@ READ: dict[str, Callable[..., Expr]] = {
     "Mod": wholes("remainder"),
     "PythonMod": wholes("remainder"),
     "Abs": lambda part: op("abs", part),
-    "Min": joined("minimum"),
-    "Max": joined("maximum"),
+    "Min": folded("minimum"),
+    "Max": folded("maximum"),
     "Identity": lambda part: part,
     "Equality": compared("eq"),
     "Unequality": compared("ne"),
@@ -282,12 +282,12 @@ READ: dict[str, Callable[..., Expr]] = {
 
 # The functions that make numbers out of numbers that torch has no expression for, or none that can be read.
 RULES: dict[Any, Callable[..., Any]] = {
-    operator.add: joined("add"),
-    operator.sub: joined("sub"),
-    operator.mul: joined("mul"),
+    operator.add: folded("add"),
+    operator.sub: folded("sub"),
+    operator.mul: folded("mul"),
     operator.truediv: floats("div"),
-    operator.floordiv: joined("floor_divide"),
-    operator.mod: joined("remainder"),
+    operator.floordiv: folded("floor_divide"),
+    operator.mod: folded("remainder"),
     operator.pow: power,
     operator.neg: lambda value: op("neg", value),
     operator.pos: lambda value: value,
@@ -299,8 +299,8 @@ RULES: dict[Any, Callable[..., Any]] = {
     round: to_whole("round"),
     torch.sym_int: to_whole("trunc"),
     torch.sym_float: lambda value: cast(value, F64),
-    torch.sym_max: joined("maximum"),
-    torch.sym_min: joined("minimum"),
+    torch.sym_max: folded("maximum"),
+    torch.sym_min: folded("minimum"),
     torch.sym_not: negated,
     torch.sym_ite: chosen,
     operator.and_: bits("and"),

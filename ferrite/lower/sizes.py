@@ -9,14 +9,21 @@ from typing import Any
 import torch
 
 from ferrite.capture import size_facts, torch_api
-from ferrite.ir.index import ONE, Index, Symbol, as_index, maximum, minimum, multiply, number, symbol
+from ferrite.ir.index import ONE, Index, Number, Symbol, as_index, maximum, minimum, multiply, number, symbol
+
+
+def constant_value(index: Index | int) -> int | None:
+    """The number, where an index is one: 4 of `number(4)`, None of `s0 + 1`."""
+    if isinstance(index, int):
+        return index
+    return index.value if isinstance(index, Number) else None
 
 
 class UnknownSize(Exception):
     """A size that index expressions cannot say."""
 
 
-class Known:
+class SymbolFacts:
     """What torch knows of single symbols in a number."""
 
     def __init__(self, value: torch.SymInt | torch.SymBool | torch.SymFloat) -> None:
@@ -46,7 +53,7 @@ class Sizes:
 
     def found(self, expression: Any, value: torch.SymInt) -> Index:
         try:
-            return self.read(expression, Known(value))
+            return self.read(expression, SymbolFacts(value))
         except UnknownSize:
             if self.computed is None:
                 raise
@@ -54,14 +61,14 @@ class Sizes:
 
     def symbol(self, symbol: Any, value: torch.SymInt | torch.SymBool | torch.SymFloat) -> Symbol:
         """One of the symbols of a number."""
-        found = self.read(symbol, Known(value))
+        found = self.read(symbol, SymbolFacts(value))
         assert isinstance(found, Symbol)
         return found
 
     def as_made(self, value: torch.SymInt, bound: Container[Symbol]) -> Index:
         """A number as it was made, where its symbols have values: a check of a fact must not rest on that fact."""
         try:
-            made = self.read(size_facts.as_made(value), Known(value))
+            made = self.read(size_facts.as_made(value), SymbolFacts(value))
         except UnknownSize:
             return self.index(value)
         return made if all(atom in bound for atom in made.atoms) else self.index(value)
@@ -75,31 +82,31 @@ class Sizes:
         self._seen.clear()
         return meaning
 
-    def read(self, expression: Any, known: Known) -> Index:
+    def read(self, expression: Any, facts: SymbolFacts) -> Index:
         if self._equal is None:
-            self._equal = size_facts.guarded_equalities(known.value)
+            self._equal = size_facts.guarded_equalities(facts.value)
         expression = self._equal.get(expression, expression)
         if expression.is_Integer:
             return number(int(expression))
         if expression.is_Symbol:
             name = str(expression)
             if name not in self.symbols:
-                self.symbols[name] = symbol(name, *known.range(expression), known.likely(expression))
+                self.symbols[name] = symbol(name, *facts.range(expression), facts.likely(expression))
             return self.symbols[name]
         if type(expression).__name__ == "Piecewise":
-            return self.truth(expression, known)
+            return self.truth(expression, facts)
         make = RULES.get(type(expression).__name__)
         if make is None:
             raise UnknownSize(f"the size {expression} ({type(expression).__name__})")
-        return make(*(self.read(part, known) for part in expression.args))
+        return make(*(self.read(part, facts) for part in expression.args))
 
-    def truth(self, expression: Any, known: Known) -> Index:
+    def truth(self, expression: Any, facts: SymbolFacts) -> Index:
         """One where a symbol that is one or zero is one: the symbol itself."""
         pieces = expression.args
         condition = pieces[0][1] if len(pieces) == 2 and (pieces[0][0], pieces[1][0]) == (1, 0) else None
         sides: tuple[Any, ...] = getattr(condition, "args", ())
         if type(condition).__name__ == "Equality" and sides[1] == 1:
-            found = self.read(sides[0], known)
+            found = self.read(sides[0], facts)
             if (found.low, found.high) == (0, 1):
                 return found
         raise UnknownSize(f"the size {expression}")

@@ -4,8 +4,8 @@
     composed  `composes(aten.silu.default)`: taken apart by torch's decomposition, whose parts are lowered
     eager     `eager(aten.nonzero.default, because="...")`: one call, with a reason
 
-What stands in none is composed where torch can take it apart, and called in eager where not. `standing` answers for any
-operator.
+What stands in none is composed where torch can take it apart, and called in eager where not. `how_lowered` answers for
+any operator.
 """
 
 from __future__ import annotations

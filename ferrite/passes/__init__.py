@@ -13,16 +13,15 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.errors import UserError, nearest
 from ferrite.options import Options
-from ferrite.passes import suboptions
 from ferrite.passes.freezing import FREEZE, Inlined, freezing_passes, inline_parameters, siblings
 from ferrite.passes.joint import JOINT, joint_graph_passes
 from ferrite.passes.names import with_full_names
 from ferrite.passes.post_grad import POST_GRAD, check_fusions, post_grad_passes
-from ferrite.passes.pre_grad import PRE_GRAD, einsum_to_pointwise_pass, pre_grad_passes, sum_of_linears
+from ferrite.passes.pre_grad import PRE_GRAD, pre_grad_passes, sum_of_linears
 from ferrite.passes.pre_grad.horizontal import Horizontal, Limits
 from ferrite.passes.pre_grad.numeric_check import check_settings
-from ferrite.passes.pre_grad.runs import Neighbours
-from ferrite.passes.pre_grad.split_cat_family import SPLIT_CAT_PASSES
+from ferrite.passes.pre_grad.split_cat import PARTS, Neighbours
+from ferrite.passes.shared import suboptions
 from ferrite.pipeline import Pipeline
 from ferrite.rewrite import AnyRule, NearMiss
 from ferrite.rewrite import why as ask
@@ -56,7 +55,7 @@ def checked_options(options: Options) -> Options:
     if not isinstance(options.horizontal, str):
         suboptions.check("horizontal", options.horizontal, horizontal_rules(), "rule")
     if not isinstance(options.split_cat, str):
-        suboptions.check("split_cat", options.split_cat, dict.fromkeys(split_cat_names(), Neighbours), "pass")
+        suboptions.check("split_cat", options.split_cat, dict.fromkeys(PARTS, Neighbours), "pass")
     if options.freeze_discard_parameters and not torch_api.GUARDS_CAN_GO:
         raise UserError(
             "option 'freeze_discard_parameters' needs torch 2.13 or newer",
@@ -69,12 +68,6 @@ def horizontal_rules() -> dict[str, type[Any]]:
     """The rules that the option `horizontal` is about, with the settings that each takes."""
     found: dict[str, type[Any]] = {rule.name: Limits for rule in all_rules() if isinstance(rule, Horizontal)}
     return found | dict.fromkeys((sum_of_linears.NAME, siblings.NAME), suboptions.NoSettings)
-
-
-def split_cat_names() -> list[str]:
-    """The passes that the option `split_cat` is about. A twin goes by the name of the pass whose twin it is."""
-    names = (step.name for step in SPLIT_CAT_PASSES if step.rules and step is not einsum_to_pointwise_pass)
-    return [name for name in names if not name.endswith("_aten")]
 
 
 def all_rules(stage: str | None = None) -> Iterator[AnyRule]:

@@ -1,7 +1,9 @@
 """The names under which users ask for passes in the options `skip`, `extra` and `rounds`.
 
 A pass has the name of its function. Other names lead to it too: with hyphens, without `_pass` at the end, and the short
-names below. Blanks around a name do not count, nor does an empty one; a name that leads nowhere is an error.
+names below. A pass may have parts with names of their own: each can be skipped by itself; who asks for one of them once
+more gets the whole pass. Blanks around a name do not count, nor does an empty one; a name that leads nowhere is an
+error.
 """
 
 from __future__ import annotations
@@ -31,6 +33,15 @@ SHORT_NAMES: Mapping[str, tuple[str, ...]] = {
     "eval-conv-bn": ("efficient_conv_bn_eval",),
     "gumbel-argmax": ("apply_gumbel_max_trick",),
     "lift-quantize": ("quant_lift_up",),
+    # Inside the pre-grad stage every call is an ATen operator: what other compilers do there twice is done once.
+    "normalization_pass_aten": ("normalization_pass",),
+    **{
+        f"{name}_aten": (name,)
+        for name in (
+            *("remove_split_with_size_one_pass", "merge_splits_pass", "merge_stack_tahn_unbind_pass"),
+            *("mutate_cat_pass", "merge_getitem_cat_pass", "split_cat_pass", "unbind_stack_pass"),
+        )
+    },
 }
 
 
@@ -38,33 +49,37 @@ def with_full_names(options: Options, pipelines: Sequence[Pipeline]) -> Options:
     """The options with every pass in `skip`, `extra` and `rounds` by its own name, each once."""
     if not options.skip and not options.extra and not options.rounds:
         return options
-    everywhere = [step.name for pipeline in pipelines for step in pipeline.passes]
-    repeatable = [step.name for pipeline in pipelines for step in pipeline.repeatable]
-    own = [step.name for step in options.passes]
+    everywhere = [step for pipeline in pipelines for step in pipeline.passes]
+    repeatable = [step for pipeline in pipelines for step in pipeline.repeatable]
+    to_skip = {name: name for step in (*everywhere, *options.passes) for name in (step.name, *step.names)}
+    to_repeat = {name: step.name for step in repeatable for name in (step.name, *step.names)}
+    again = {name: full_names("rounds", [name], to_repeat) for name in options.rounds}
     return dataclasses.replace(
         options,
-        skip=full_names("skip", options.skip, [*everywhere, *own]),
-        extra=full_names("extra", options.extra, repeatable),
-        rounds=Counts(
-            {full: times for name, times in options.rounds.items() for full in full_names("rounds", [name], repeatable)}
-        ),
+        skip=full_names("skip", options.skip, to_skip),
+        extra=full_names("extra", options.extra, to_repeat),
+        rounds=Counts({full: times for name, times in options.rounds.items() for full in again[name]}),
     )
 
 
-def full_names(option: str, given: Iterable[str], passes: Sequence[str]) -> tuple[str, ...]:
-    known: dict[str, tuple[str, ...]] = {plain(short): full for short, full in SHORT_NAMES.items()}
-    known |= {plain(name.removesuffix("_pass")): (name,) for name in passes}
-    known |= {plain(name): (name,) for name in passes}
-    found: dict[str, None] = {}
+def full_names(option: str, given: Iterable[str], passes: Mapping[str, str]) -> tuple[str, ...]:
+    """What names lead to, each once; `passes` says for every full name which pass, or part of one, it stands for."""
+    meaning: dict[str, tuple[str, ...]] = {plain(short): full for short, full in SHORT_NAMES.items()}
+    meaning |= {plain(name.removesuffix("_pass")): (name,) for name in passes}
+    meaning |= {plain(name): (name,) for name in passes}
+    chosen: dict[str, None] = {}
     for name in filter(None, map(str.strip, given)):
-        full = known.get(plain(name), ())
+        full = meaning.get(plain(name), ())
         if not full or not set(full) <= set(passes):
             raise UserError(
                 f"option {option!r} names {name!r}, which is no pass" + (" to run again" if option != "skip" else ""),
-                {"did you mean": nearest(name.replace("-", "_"), passes), "all passes": "ferrite.passes.describe()"},
+                {
+                    "did you mean": nearest(name.replace("-", "_"), list(passes)),
+                    "all passes": "ferrite.passes.describe()",
+                },
             )
-        found |= dict.fromkeys(full)
-    return tuple(found)
+        chosen |= dict.fromkeys(passes[each] for each in full)
+    return tuple(chosen)
 
 
 def plain(name: str) -> str:

@@ -13,8 +13,9 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ferrite.passes import PIPELINES, suboptions
+from ferrite.passes import PIPELINES
 from ferrite.passes.post_grad.groups import SETTINGS
+from ferrite.passes.shared import suboptions
 from ferrite.rewrite import AnyRule
 
 
@@ -28,11 +29,13 @@ def reference_page(names: Iterable[Mapping[str, str]]) -> str:
     for pipeline in PIPELINES:
         rows += ["", f"## Stage `{pipeline.name}`", "", "| # | pass | runs | purpose |", "|---|---|---|---|"]
         for number, step in enumerate(pipeline.passes, 1):
-            rows.append(f"| {number} | `{step.name}` | {step.awaits or step.scope} | {step.purpose} |")
+            rows.append(f"| {number} | `{step.name}` | {step.scope} | {step.purpose} |")
         for step in pipeline.passes:
             if step.rules:
-                rows += ["", f"### Rules of `{step.name}`", "", "| rule | purpose | fires on | does not fire on |"]
-                rows.append("|---|---|---|---|")
+                rows += ["", f"### Rules of `{step.name}`", ""]
+                if step.names:
+                    rows += [PARTS, "", *(f"- `{name}`" for name in step.names), ""]
+                rows += ["| rule | purpose | fires on | does not fire on |", "|---|---|---|---|"]
                 rows += [rule_row(rule) for rule in step.rules]
     rows += ["", FUSION_SETTINGS, "| name | settings |", "|---|---|"]
     rows += [f"| `{name}` | {suboptions.described(kind)} |" for name, kind in SETTINGS.items()]
@@ -46,6 +49,8 @@ def rule_row(rule: AnyRule) -> str:
     misses = "; ".join(case.label for case in rule.near_misses)
     return f"| `{rule.name}` | {rule.purpose} | {fires} | {misses} |"
 
+
+PARTS = "Its parts, in their order. Each begins with the rule of its name, and can be skipped and run alone by it:"
 
 FUSION_SETTINGS = """## Names in `post_grad_fusions`
 

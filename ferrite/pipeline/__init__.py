@@ -7,7 +7,7 @@ spends fuel; a pass knows only its own work.
 
 from ferrite.pipeline.context import Fuel, PassContext, PassRecord
 from ferrite.pipeline.driver import PassFailure, devices_in, run_pipeline
-from ferrite.pipeline.passes import GraphPass, Pipeline, graph_pass, reserved
+from ferrite.pipeline.passes import GraphPass, Pipeline, StageName, graph_pass
 from ferrite.pipeline.report import warn_at, warn_of_failed_pass, warn_once_about
 from ferrite.pipeline.undo import copy_graph
 
@@ -18,10 +18,10 @@ __all__ = [
     "PassFailure",
     "PassRecord",
     "Pipeline",
+    "StageName",
     "copy_graph",
     "devices_in",
     "graph_pass",
-    "reserved",
     "run_pipeline",
     "warn_at",
     "warn_of_failed_pass",

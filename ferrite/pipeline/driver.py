@@ -155,8 +155,6 @@ def reason_to_skip(
         return failed[step.name]
     if step.name in context.options.skip and not step.required and not again:
         return "skipped by option"
-    if step.awaits:
-        return step.awaits
     if not step.applies(context.is_inference):
         return f"{step.scope} only"
     if step.device and step.device not in devices_in(graph):
@@ -194,7 +192,7 @@ def run_pass(
             context.fuel.spend()
             context.rewrites[step.name] += count
             rewrites = {step.name: count}
-        edited = bool(count or count is None or rewrites or len(gm.graph.nodes) != nodes)
+        edited = bool(count or count is None or rewrites or len(gm.graph.nodes) != nodes) or not is_own(step)
         if edited:
             stable_topological_sort(gm.graph)
             updater.trust() if step.keeps_values else updater.update()

@@ -49,8 +49,8 @@ class GraphPass:
     alone: Callable[..., torch.fx.GraphModule] | None = field(default=None, compare=False)  # how to run it by itself
     keeps_values: bool = False  # calls are only spelled otherwise: no value has to be computed again
     rules: tuple[Any, ...] = field(default=(), compare=False)
+    names: tuple[str, ...] = ()  # of its parts, if it has any: each can be left out, and is a place for users' passes
     original: Callable[..., Any] | None = None  # what it was made of
-    awaits: str = ""  # what a place that is only reserved waits for; such a pass does not run
 
     @functools.cached_property
     def identity(self) -> str:
@@ -72,8 +72,6 @@ class GraphPass:
     @property
     def remark(self) -> str:
         """When it runs, in brackets, if not always."""
-        if self.awaits:
-            return f"  [{self.awaits}]"
         return "" if self.scope == "always" else f"  [{self.scope} only]"
 
     def applies(self, is_inference: bool) -> bool:
@@ -93,6 +91,7 @@ def graph_pass(
     keeps_values: bool = False,
     alone: Callable[..., torch.fx.GraphModule] | None = None,
     rules: Sequence[Any] = (),
+    names: tuple[str, ...] = (),
 ) -> Any:
     """Make a pass of a function `(gm, context)` or `(gm)`."""
     if function is None:
@@ -108,6 +107,7 @@ def graph_pass(
             keeps_values=keeps_values,
             alone=alone,
             rules=rules,
+            names=names,
         )
     purpose = (inspect.getdoc(function) or "").partition("\n")[0]
     return GraphPass(
@@ -123,17 +123,9 @@ def graph_pass(
         keeps_values=keeps_values,
         alone=alone,
         rules=tuple(rules),
+        names=names,
         original=function,
     )
-
-
-def reserved(name: str, purpose: str, stage: StageName = "post_grad") -> GraphPass:
-    """The place of a pass that is not built yet: named in the order, and skipped."""
-
-    def nothing(gm: torch.fx.GraphModule, context: PassContext) -> int:
-        return 0
-
-    return GraphPass(name, stage, nothing, purpose, awaits="not built yet")
 
 
 def taking_context(function: Callable[..., Any]) -> PassFunction:
@@ -174,14 +166,14 @@ class Pipeline:
     closing: str = ""
 
     def __post_init__(self) -> None:
-        position = {}
+        position: dict[str, int] = {}
         for index, step in enumerate(self.passes):
             if step.name in position:
                 raise UserError(
                     f"two passes of the stage {self.name} are called {step.name!r}",
                     {"to change that": "give one of them another name: @ferrite.graph_pass(name=...)"},
                 )
-            position[step.name] = index
+            position |= dict.fromkeys((step.name, *step.names), index)
         for index, step in enumerate(self.passes):
             for other in step.after:
                 if position.get(other, -1) > index:
@@ -195,15 +187,15 @@ class Pipeline:
         `before`, at the end if they name nothing."""
         passes = list(self.passes)
         for step in more:
-            names = [known.name for known in passes]
+            index = {name: place for place, known in enumerate(passes) for name in (known.name, *known.names)}
             for other in (*step.after, *step.before):
-                if other not in names:
+                if other not in index:
                     raise UserError(
                         f"pass {step.name!r} wants a place beside {other!r}, which is no pass of {self.name}",
-                        {"did you mean": nearest(other, names), "all passes": "ferrite.passes.describe()"},
+                        {"did you mean": nearest(other, list(index)), "all passes": "ferrite.passes.describe()"},
                     )
-            lowest = max((names.index(other) + 1 for other in step.after), default=0)
-            highest = min((names.index(other) for other in step.before), default=len(names))
+            lowest = max((index[other] + 1 for other in step.after), default=0)
+            highest = min((index[other] for other in step.before), default=len(passes))
             if lowest > highest:
                 raise UserError(f"pass {step.name!r} cannot run both after {step.after} and before {step.before}")
             passes.insert(highest if step.before or not step.after else lowest, step)

@@ -12,7 +12,7 @@ from ferrite.graph import ModelLine
 from ferrite.pipeline import warn_at
 from ferrite.runtime.boxed import Boxed, run_in_eager
 from ferrite.runtime.discard import discard
-from ferrite.runtime.frozen import MOST, Frozen
+from ferrite.runtime.frozen import MAX_FROZEN_SETS, Frozen
 
 
 class Freezer:
@@ -58,7 +58,7 @@ class Freezer:
     def run_live(self) -> Boxed:
         """Once parameters have changed too often."""
         facts = {
-            "because": f"the parameters were others than before in {MOST} calls",
+            "because": f"the parameters were others than before in {MAX_FROZEN_SETS} calls",
             "what happens": "from now on parameters that are not known yet are read in every call",
             "to change that": "compile without the option freeze",
         }

@@ -17,7 +17,7 @@ import torch
 
 from ferrite.runtime.boxed import Boxed, boxed
 
-MOST = 8  # how many sets of parameters are frozen for one graph, one after the other or side by side
+MAX_FROZEN_SETS = 8  # how many sets of parameters are frozen for one graph, one after the other or side by side
 
 _version: Callable[[Any], int] = operator.attrgetter("_version")
 
@@ -56,26 +56,28 @@ def facts_of(tensors: Sequence[torch.Tensor]) -> tuple[tuple[int, ...], ...]:
 def call_frozen(first: Frozen, freeze: Callable[[list[Any]], Frozen], run_live: Callable[[], Boxed]) -> Boxed:
     """The function over all inputs. Where parameters are others, `freeze(args)` compiles for them; when that has been
     done often enough, `run_live()` gives what takes any."""
-    known = [first]  # the one that was used last comes first
+    remembered = [first]  # the one that was used last comes first
     made = 1
     live: Boxed | None = None
     lock = threading.Lock()
 
     def choose(args: list[Any]) -> Frozen | None:
-        nonlocal known, made, live
+        nonlocal remembered, made, live
         with lock:
-            found = next((frozen for frozen in known if frozen.holds(args)), None)
+            found = next((frozen for frozen in remembered if frozen.holds(args)), None)
             # what was changed in place will not come back
-            others = [each for each in known if each is not found and not each.has_same_objects(args) and not each.gone]
-            if found is None and made < MOST:
+            others = [
+                each for each in remembered if each is not found and not each.has_same_objects(args) and not each.gone
+            ]
+            if found is None and made < MAX_FROZEN_SETS:
                 found, made = freeze(args), made + 1
             if found is None and live is None:
                 live = run_live()
-            known = [found, *others] if found is not None else others
+            remembered = [found, *others] if found is not None else others
             return found
 
     def call(args: list[Any]) -> Sequence[Any]:
-        newest = known[0] if known else None
+        newest = remembered[0] if remembered else None
         frozen = newest if newest is not None and newest.holds(args) else choose(args)
         if frozen is None:
             assert live is not None

@@ -69,20 +69,21 @@ def check_launch(launch: Launch, schedule: Schedule) -> None:
 
 def check_run(run: Run, schedule: Schedule) -> None:
     spans = spans_of(run)
+    alignment = schedule.schedulings[run.launches[0].device].run_memory.alignment
     places: dict[str, list[tuple[str, int, int]]] = {}
     for name, at in run.offsets.items():
-        size = bytes_of(name, schedule.buffer_table)
+        size = bytes_of(name, schedule.buffer_table, alignment)
         if size is None or at + size > run.arena:
             raise InvalidProgram("S3", f"{name} does not lie inside of the {run.arena} bytes of its run")
         places.setdefault("", []).append((name, at, at + size))
     for name, (tensor, at) in run.borrowed_space.items():
-        places.setdefault(tensor, []).append((name, at, at + (bytes_of(name, schedule.buffer_table) or 1)))
+        places.setdefault(tensor, []).append((name, at, at + (bytes_of(name, schedule.buffer_table, alignment) or 1)))
     for some in places.values():
         for (one, low, high), (other, other_low, other_high) in itertools.combinations(some, 2):
             if low < other_high and other_low < high and meet(spans[one], spans[other]):
                 raise InvalidProgram("S4", f"{one} and {other} lie at the same bytes at the same time")
-    done = 0
+    end = 0
     for each in run.parallel_regions:
-        if each.first < done or each.first + each.count > len(run.launches):
+        if each.first < end or each.first + each.count > len(run.launches):
             raise InvalidProgram("S5", f"a region of launches {each.first} to {each.first + each.count - 1}")
-        done = each.first + each.count
+        end = each.first + each.count

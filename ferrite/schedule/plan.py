@@ -30,7 +30,7 @@ from ferrite.schedule.laws import verify_schedule
 from ferrite.schedule.memory.arena import Arenas
 from ferrite.schedule.memory.in_place import InPlaceReuse, later, with_views
 from ferrite.schedule.memory.liveness import last_uses_of, private
-from ferrite.schedule.memory.split_runs import with_parted_runs
+from ferrite.schedule.memory.split_runs import with_split_runs
 from ferrite.schedule.schedule import Item, Schedule
 from ferrite.schedule.steps import Launch, Plan, Run, Step, device_type
 from ferrite.schedule.target import Schedulings
@@ -123,11 +123,11 @@ def reuse_in_place(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
         if not isinstance(item.work, Repeat):
             return item
         repeat = item.work
-        taken = reuse.at(place, repeat.group, repeat.arguments) if fuel.left else {}
-        for _ in taken:
+        reused = reuse.at(place, repeat.group, repeat.arguments) if fuel.left else {}
+        for _ in reused:
             fuel.spend()
-        kernel = repeat.kernel({old: later(old, taken)[-1] for old in taken})
-        arguments = tuple(reuse.storage(name) for name in repeat.arguments if name not in taken)
+        kernel = repeat.kernel({old: later(old, reused)[-1] for old in reused})
+        arguments = tuple(reuse.storage(name) for name in repeat.arguments if name not in reused)
         device = repeat.group.device
         return replace(item, work=Launch(kernel, arguments, repeat.sizes, repeat.group.operations, device))
 
@@ -162,8 +162,8 @@ def launches(items: Iterator[Item]) -> Iterator[Launch]:
 
 
 def split_runs(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
-    arenas = Arenas(schedule.program, schedule.buffer_table, schedule.seen_elsewhere)
-    parts = with_parted_runs(schedule.program, steps_of(schedule), arenas, fuel)
+    arenas = Arenas(schedule.program, schedule.buffer_table, schedule.schedulings, schedule.seen_elsewhere)
+    parts = with_split_runs(schedule.program, steps_of(schedule), arenas, fuel)
     items = [
         replace(item, work=part) for item, some in zip(schedule.items, parts, strict=True) for part in some
     ]  # what is not a run has one part: itself
@@ -171,7 +171,7 @@ def split_runs(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
 
 
 def plan_memory(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
-    arenas = Arenas(schedule.program, schedule.buffer_table, schedule.seen_elsewhere)
+    arenas = Arenas(schedule.program, schedule.buffer_table, schedule.schedulings, schedule.seen_elsewhere)
     planned = arenas.planned(steps_of(schedule))
     return replace(schedule, items=tuple(map(with_work, schedule.items, planned)))
 

@@ -18,7 +18,7 @@ from ferrite.schedule.fusion.repeats import Repeat
 from ferrite.schedule.steps import Launch, NotFused, Plan, Run
 from ferrite.schedule.target import Schedulings
 
-MOST_NODES = 8  # named in the text of an item
+MAX_NODES_SHOWN = 8  # named in the text of an item
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ def text_of(work: Operation | Group | Repeat | Launch | Run) -> str:
 
 def nodes_of(group: Group) -> str:
     nodes = list(dict.fromkeys(node for operation in group.operations for node in operation.origin.nodes))
-    more = f" and {len(nodes) - MOST_NODES} more" if len(nodes) > MOST_NODES else ""
-    return ", ".join(nodes[:MOST_NODES]) + more
+    more = f" and {len(nodes) - MAX_NODES_SHOWN} more" if len(nodes) > MAX_NODES_SHOWN else ""
+    return ", ".join(nodes[:MAX_NODES_SHOWN]) + more
 
 
 def text_of_run(run: Run) -> str:

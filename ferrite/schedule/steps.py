@@ -10,7 +10,7 @@ from ferrite.ir.index import Symbol
 from ferrite.ir.kernel import Kernel
 from ferrite.ir.program import Loop, Operation, Program
 
-MOST_NAMES = 6
+MAX_NAMES_SHOWN = 6
 INTERPRETED = "the interpreter was asked for"  # why an operation is no kernel, where nothing else is wrong
 
 
@@ -21,7 +21,7 @@ def device_type(device: str) -> str:
 
 @dataclass(frozen=True)
 class NotFused:
-    """An operation that did not join a group, by the graph nodes both come from."""
+    """An operation that was not fused into a group, by the graph nodes both come from."""
 
     nodes: tuple[str, ...]
     group: tuple[str, ...]
@@ -42,7 +42,7 @@ class Launch:
     def name(self) -> str:
         """After the operators it computes."""
         nodes = dict.fromkeys(node for operation in self.operations for node in operation.origin.nodes)
-        return "_".join(list(nodes)[:MOST_NAMES]) or "kernel"
+        return "_".join(list(nodes)[:MAX_NAMES_SHOWN]) or "kernel"
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,20 @@ class Built:
     arguments: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class RunMemory:
+    """What memory of a run is like on a device, in bytes. `alignment`: everything in it begins at a multiple of this;
+    `min_split`: two runs, which are two native calls, must save this much over one."""
+
+    alignment: int
+    min_split: int
+
+
 class Scheduling(Protocol):
     """One device's part in scheduling. All of it is about operations on that device."""
+
+    @property
+    def run_memory(self) -> RunMemory: ...
 
     def refuses(self, operation: Operation) -> str | None:
         """Why a loop operation cannot be a kernel here; None where it can."""
@@ -42,7 +54,7 @@ class Scheduling(Protocol):
 
     def arranged(self, group: Group, inside: Iterable[str], buffer_table: BufferTable) -> Built:
         """A group as a kernel: loops for threads and vectors, or grids and blocks. `inside`: storages that nothing else
-        touches."""
+        accesses."""
 
     def finished(self, run: Run, buffer_table: BufferTable) -> Run:
         """Launches that follow each other, with what can be done about all of them at once."""

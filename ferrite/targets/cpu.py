@@ -21,7 +21,7 @@ class CpuTarget:
 
     @functools.cached_property
     def scheduling(self) -> CpuScheduling:
-        return CpuScheduling(Machine(vector=4 * host_target().lanes), unsupported_reason)
+        return CpuScheduling(Machine(vector_bytes=4 * host_target().lanes), unsupported_reason)
 
     def identity(self) -> str:
         return machine_text()
@@ -38,8 +38,8 @@ class CpuTarget:
         addresses = [found[name].address if name in found else 0 for name, _complaints in kernels]
         complaints = [complaints for _name, complaints in kernels]
         driver = found[entry.NAME].address if entry.NAME in found else 0
-        known = Kernels(addresses, complaints, driver, tuple(found.values()))
-        return [native_run(table, known) for table in tables]
+        kernel_table = Kernels(addresses, complaints, driver, tuple(found.values()))
+        return [native_run(table, kernel_table) for table in tables]
 
 
 class InterpretedTarget(CpuTarget):

@@ -110,7 +110,7 @@ def main(folder: Path, file: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     if "without-llvm" in sys.argv:
-        sys.modules["llvmlite"] = None  # type: ignore[assignment]  # importing it raises ImportError
+        sys.modules["llvmlite"] = None  # importing it raises ImportError
     cache.source_digest = lambda store: "as they are"  # ferrite may be edited between one run and the other
     torch.set_num_threads(1)
     print(json.dumps(main(Path(sys.argv[1]), Path(sys.argv[2]))))

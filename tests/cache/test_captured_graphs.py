@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 import torch
-from models.architectures import ARCHITECTURES
 from torch.nn import functional as F
 
 import ferrite
-from ferrite import backend
 from ferrite.__main__ import main
 from ferrite.cache import Key, Uncacheable, captured_key, open_store
 from ferrite.cache import rewritten_graph as captured
+from ferrite.capture import capture
 from ferrite.capture.as_data import Described, NoData, at_path, path_of, rebuilt
 from ferrite.capture.edits import Before, make
 from ferrite.errors import FerriteWarning
 from ferrite.options import resolve
 from ferrite.runtime import run_in_eager
+from tests.models.architectures import ARCHITECTURES
 
 pytestmark = pytest.mark.usefixtures("artifact_cache")
 
@@ -58,7 +58,7 @@ def compile_twice(monkeypatch):
             return capture(gm, example_inputs, in_eager, *rest)
 
         with monkeypatch.context() as patch:
-            patch.setattr(backend, "capture", watched)
+            patch.setattr("ferrite.backend.capture", watched)
             torch.compiler.reset()
             torch.manual_seed(0)
             given = copy.deepcopy(inputs)
@@ -68,8 +68,6 @@ def compile_twice(monkeypatch):
             seen.answer = (list(tensors_in(answer)), list(tensors_in(given)), torch.random.get_rng_state())
         seen.record = ferrite.last_compile()
         return seen
-
-    capture = backend.capture
 
     def twice(function, *inputs, grad=False, settle=False, **settings) -> tuple[Seen, Seen]:
         given = inputs[0] if len(inputs) == 1 and isinstance(inputs[0], dict) else inputs

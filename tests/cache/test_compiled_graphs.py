@@ -11,20 +11,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from cache import compiled_cases
-from cache.compiled_cases import CASES, Net, gathered
 
 import ferrite
 from ferrite import backend, cache
 from ferrite.__main__ import main
 from ferrite.cache import Key, Uncacheable, open_store
-from ferrite.cache.constant_storage import LARGEST, found_objects, kept_objects
+from ferrite.cache.constant_storage import MAX_TENSOR_BYTES, found_objects, kept_objects
 from ferrite.capture import torch_operators
 from ferrite.errors import FerriteWarning
 from ferrite.graph.places import Places
 from ferrite.lower import lower_graph
 from ferrite.options import resolve
 from ferrite.runtime.cpu import kernels
+from tests.cache import compiled_cases
+from tests.cache.compiled_cases import CASES, Net, gathered
 
 pytestmark = pytest.mark.usefixtures("artifact_cache")
 
@@ -353,7 +353,7 @@ WHOLE = torch.arange(8.0)
         ({"x": torch.nn.Linear(2, 2)}, "a graph inside it is run in eager"),
         ({"x": torch.zeros(2, 2).to_sparse()}, "it needs a Tensor that its graph does not hold"),
         ({"x": torch.zeros(2, requires_grad=True)}, "more than numbers"),
-        ({"x": torch.zeros(LARGEST + 1, dtype=torch.int8)}, "larger than 1 MiB"),
+        ({"x": torch.zeros(MAX_TENSOR_BYTES + 1, dtype=torch.int8)}, "larger than 1 MiB"),
         ({"x": torch.zeros(3).expand(2, 3)}, "does not lie densely"),
         ({"x": WHOLE[:4], "y": WHOLE[4:]}, "shares memory with another"),
     ],

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -261,7 +262,7 @@ def test_where_no_thread_can_be_had_kernels_are_compiled_in_ones_own(monkeypatch
 
     refused: list[int] = []
     monkeypatch.setattr(kernels, "_code", {})
-    monkeypatch.setattr(kernels.ThreadPoolExecutor, "submit", refuse)
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
     x = torch.rand(5, 5)
     ours = torch.compile(lambda x: (x.sin() @ x).cos(), backend="ferrite", options={"strict": True})(x)
     torch.testing.assert_close(ours, (x.sin() @ x).cos())

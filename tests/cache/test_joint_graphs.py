@@ -11,16 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from models.architectures import ARCHITECTURES
 from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy
 
 import ferrite
-from ferrite import backend
 from ferrite.__main__ import main
 from ferrite.cache import Key, Uncacheable, graph_key, joint_key, open_store
 from ferrite.cache import rewritten_graph as captured
-from ferrite.capture import torch_api
+from ferrite.capture import capture, torch_api
 from ferrite.capture.as_data import NoData
 from ferrite.capture.edits import Before, make
 from ferrite.errors import FerriteWarning
@@ -31,6 +29,7 @@ from ferrite.graph.order import users_in_order
 from ferrite.options import resolve
 from ferrite.passes import joint_graph_passes
 from ferrite.runtime import run_in_eager
+from tests.models.architectures import ARCHITECTURES
 
 pytestmark = pytest.mark.usefixtures("artifact_cache")
 aten = torch.ops.aten
@@ -87,7 +86,7 @@ def one_thread():
 @pytest.fixture
 def train(monkeypatch, one_thread):
     """One step of a model, its graphs run by eager, and all that was seen."""
-    capture, partition = backend.capture, torch_api.min_cut_partition
+    partition = torch_api.min_cut_partition
 
     def step(model, inputs, **settings) -> Seen:
         seen = Seen()
@@ -105,7 +104,7 @@ def train(monkeypatch, one_thread):
             return partition(joint, *args, **kwargs)
 
         with monkeypatch.context() as patch:
-            patch.setattr(backend, "capture", watched)
+            patch.setattr("ferrite.backend.capture", watched)
             patch.setattr(torch_api, "min_cut_partition", watched_partition)
             seen.numbers = one_step(model, inputs, **settings)
         seen.record = ferrite.last_compile()

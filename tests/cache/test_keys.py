@@ -208,7 +208,7 @@ def test_making_a_key_adds_no_guard():
 
     def count_around(graph):
         values = [node.meta.get("val") for node in graph.gm.graph.nodes]
-        guards = next(each for each in values if isinstance(each, torch.Tensor)).fake_mode.shape_env.guards
+        guards = next(each for each in values if isinstance(each, torch.Tensor)).fake_mode.shape_env.guards  # type: ignore[attr-defined]
         counts.append(len(guards))
         graph_key(graph, Options(), target="", sources="")
         counts.append(len(guards))
@@ -259,13 +259,13 @@ def test_the_state_of_torch_counts():
 
 
 def test_the_precision_of_products_counts():
-    plain, before = key_of(scaled, X), torch.backends.mkldnn.matmul.fp32_precision
+    plain, before = key_of(scaled, X), torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
     try:
         torch.set_float32_matmul_precision("high")
         assert changed(plain, key_of(scaled, X)) == ["precision"]
     finally:
         torch.set_float32_matmul_precision("highest")
-        torch.backends.mkldnn.matmul.fp32_precision = before
+        torch.backends.mkldnn.matmul.fp32_precision = before  # type: ignore[attr-defined]
     assert key_of(scaled, X) == plain
 
 

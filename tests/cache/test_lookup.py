@@ -10,7 +10,6 @@ import sys
 import time
 
 import pytest
-from cache import cached_compile
 
 import ferrite
 from ferrite.cache import (
@@ -29,6 +28,7 @@ from ferrite.cache import (
 )
 from ferrite.debug.record import start_record
 from ferrite.options import Options
+from tests.cache import cached_compile
 
 
 @pytest.fixture

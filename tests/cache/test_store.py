@@ -373,7 +373,7 @@ def test_an_entry_used_while_room_is_made_stays(tmp_path):
 
 def test_files_left_behind_are_removed_when_old(store):
     store.publish(KEY, SECTIONS, METADATA)
-    fresh, old = (store.path(KEY).with_name(f"{stores.ASIDE}{name}") for name in ("1", "2"))
+    fresh, old = (store.path(KEY).with_name(f"{folders.ASIDE}{name}") for name in ("1", "2"))
     for path in (fresh, old):
         path.write_bytes(b"half")
     os.utime(old, (1000, 1000))

@@ -14,11 +14,12 @@ import pytest
 import torch
 
 import ferrite
-from ferrite.cache import Artifact, Key, Store, open_store, source_digest
+from ferrite.cache import Artifact, Key, Store, folder, open_store, source_digest
 from ferrite.cache import store as stores
 from ferrite.cache.constant_storage import tensor_from
-from ferrite.cache.entry import HEAD, LARGEST, MAGIC, VERSION, encode
+from ferrite.cache.entry import HEAD, MAGIC, MAX_ENTRY_BYTES, VERSION, encode
 from ferrite.cache.laws import Strange, check_graph
+from ferrite.codegen.llvm.image import Image, is_image
 from ferrite.options import resolve
 from ferrite.runtime.cpu import kernels
 
@@ -111,11 +112,11 @@ def test_a_huge_file_is_not_read(tmp_path, monkeypatch, grows):
         text = saying()[HEAD.size :]
         path.write_bytes(sealed(text, more=size - HEAD.size - len(text)))
     os.truncate(path, size)
-    read, real = [], stores.read_all
+    read, real = [], folder.read_all
     monkeypatch.setattr(stores, "read_all", lambda descriptor, count: read.append(count) or real(descriptor, count))
     (entry,) = store.entries()
     assert store.about(entry) is None
-    assert store.problem_of(entry) in ("longer than it says", f"larger than {LARGEST >> 20} MiB")
+    assert store.problem_of(entry) in ("longer than it says", f"larger than {MAX_ENTRY_BYTES >> 20} MiB")
     assert store.look(KEY).problem
     assert sum(read) < 1000
     assert not path.exists()
@@ -123,7 +124,7 @@ def test_a_huge_file_is_not_read(tmp_path, monkeypatch, grows):
 
 @pytest.mark.quick
 def test_an_entry_too_large_to_be_read_is_not_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(stores, "LARGEST", 1000)
+    monkeypatch.setattr(stores, "MAX_ENTRY_BYTES", 1000)
     store = Store(tmp_path / "artifacts", 1 << 20)
     store.publish(KEY, {"code": b"x" * 2000}, {})
     assert list(store.entries()) == []
@@ -355,13 +356,13 @@ def test_a_strange_kernel_is_compiled_anew(artifact_cache, monkeypatch, section)
     for entry in store.entries("kernel"):
         key = Key.of("kernel", store.about(entry).components)
         code = store.fetch(key).sections["code"]
-        if not kernels.is_image(code):
+        if not is_image(code):
             pytest.skip("kernels are no images here")
-        image = kernels.Image.read(code)
+        image = Image.read(code)
         if section == "places":
-            code = bytes(kernels.Image(image.code, image.exports, image.words, 1 << 30))
+            code = bytes(Image(image.code, image.exports, image.words, 1 << 30))
         elif section == "name":
-            code = bytes(kernels.Image(image.code, {"another": 0}, image.words, image.fixed))
+            code = bytes(Image(image.code, {"another": 0}, image.words, image.fixed))
         store.publish(key, {"code": section if isinstance(section, bytes) else code}, {})
     for entry in store.entries("graph"):
         store.remove(entry)

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import ferrite
-from compare import check
 from ferrite.capture import CapturedGraph, GraphKind, capture
 from ferrite.capture.decompositions import SPELLINGS, decompositions
 from ferrite.options import Options
 from ferrite.runtime import run_in_eager
+from tests.compare import check
 
 pytestmark = pytest.mark.quick
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 import ferrite
-from compare import check
+from tests.compare import check
 
 pytestmark = pytest.mark.quick
 

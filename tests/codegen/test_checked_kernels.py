@@ -8,7 +8,6 @@ import dataclasses
 import pytest
 import torch
 
-from compare import check, reset
 from ferrite.codegen.llvm.bounds import codes_of_bounds
 from ferrite.codegen.llvm.build import load, object_code
 from ferrite.codegen.llvm.emit import kernel_text
@@ -18,8 +17,9 @@ from ferrite.ir.index.algebra import Axis, number
 from ferrite.ir.kernel.nodes import checks
 from ferrite.ir.kernel.parse import parse_kernel
 from ferrite.schedule.cpu import CpuScheduling
-from loop_kernels import text
-from native_kernels import SIGNATURE
+from tests.compare import check, reset
+from tests.loop_kernels import text
+from tests.native_kernels import SIGNATURE
 
 quick = pytest.mark.quick
 

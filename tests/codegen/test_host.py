@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import ferrite
-from compare import check, compile_strict
 from ferrite.ir.index.algebra import ZERO
 from ferrite.ir.program.arguments import Constant, Literal, Mapping, Ref, Sequence, Slice
 from ferrite.ir.program.nodes import Buffer, Call, Origin, Program
 from ferrite.runtime import Boxed, load_host
 from ferrite.schedule.plan import make_plan
 from ferrite.targets import executable_of, runs_of
+from tests.compare import check, compile_strict
 
 pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("program_of_calls")]
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from compare import reset
 from ferrite.codegen.host import HostSource, print_host
 from ferrite.codegen.host_laws import HELPERS, verify_host
 from ferrite.errors import FerriteWarning
 from ferrite.ir.invalid import InvalidProgram
 from ferrite.runtime import host_program as runtime
+from tests.compare import reset
 
 quick = pytest.mark.quick
 GOOD = """\
@@ -36,7 +36,7 @@ def inference(args):
 
 def source(text: str) -> HostSource:
     made = HostSource("inference", text, operators={"op_aten_mm": "aten.mm.default"})
-    made.runs.append(None)  # type: ignore[arg-type]
+    made.runs.append(None)
     return made
 
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from ferrite.codegen.llvm.build import assembly, load, object_code
-from ferrite.codegen.llvm.driver import FAILURE, IMMEDIATE, driver_address, pack_steps, with_rest
+from ferrite.codegen.llvm.driver import FAILURE_WORDS, IMMEDIATE, driver_address, pack_steps, with_rest
 from ferrite.codegen.llvm.emit import kernel_text
 from ferrite.codegen.llvm.runtime_symbols import PARALLEL, openmp_library, runtime_symbols
 from ferrite.codegen.llvm.target import AVX2, AVX512, TARGETS, host_target, portable_target
 from ferrite.ir.kernel.parse import parse_kernel
 from ferrite.ir.types import short
-from loop_kernels import GATHER, KERNELS, SOFTMAX, text
-from native_kernels import SIGNATURE, assert_same
+from tests.loop_kernels import GATHER, KERNELS, SOFTMAX, text
+from tests.native_kernels import SIGNATURE, assert_same
 
 SCALE = text("""
     def kernel(x, out, n, s):
@@ -43,9 +43,9 @@ def address(source):
 
 
 def run(steps, slots, threads=1, together=()):
-    words = (ctypes.c_int64 * (len(slots) + FAILURE))(*slots)
+    words = (ctypes.c_int64 * (len(slots) + FAILURE_WORDS))(*slots)
     result = RUN(driver_address())(pack_steps(steps, len(slots), together), words, threads)
-    return result, list(words)[-FAILURE:]
+    return result, list(words)[-FAILURE_WORDS:]
 
 
 def test_the_driver_runs_one_kernel_after_the_other():
@@ -131,8 +131,8 @@ def test_coefficients_are_where_the_machine_wants_them():
 
 def test_what_is_computed_by_portable_code_is_the_same(monkeypatch):
     """Conversions that a machine lacks are done by hand; this machine can run them too."""
-    import native_kernels
     from ferrite.codegen.llvm import target
+    from tests import native_kernels
 
     by_hand = target.Target(**{**vars_of(host_target()), "half": False})
     monkeypatch.setattr(native_kernels, "host_target", lambda: by_hand)

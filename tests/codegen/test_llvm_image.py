@@ -14,7 +14,7 @@ from ferrite.codegen.llvm.image import ARM, X86, Image, NoImage, image_of, is_im
 from ferrite.codegen.llvm.memory import can_load, load_image
 from ferrite.codegen.llvm.target import AVX2, AVX512, PORTABLE_ARM, PORTABLE_X86, host_target
 from ferrite.ir.kernel.parse import parse_kernel
-from loop_kernels import KERNELS
+from tests.loop_kernels import KERNELS
 
 needs_linux = pytest.mark.skipif(not can_load(), reason="images are for Linux")
 UNARY = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from vector_math import BITS, EXACT, doubles, errors, every_exponent, exact_values, points, runner, singles
 
 from ferrite.codegen.llvm.build import assembly
 from ferrite.codegen.llvm.math.table import FUNCTIONS, MATH, TYPES, declarations, function_name, function_text
 from ferrite.codegen.llvm.target import TARGETS, Target
 from ferrite.ir.scalar import OPERATORS
+from tests.vector_math import BITS, EXACT, doubles, errors, every_exponent, exact_values, points, runner, singles
 
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(FUNCTIONS)

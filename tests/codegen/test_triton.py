@@ -9,8 +9,8 @@ import torch
 
 from ferrite.codegen.triton import grid, statements
 from ferrite.ir.kernel.nodes import checks
-from loop_kernels import GATHER, KERNELS, SCATTER_ADD, changed
-from triton_kernels import (
+from tests.loop_kernels import GATHER, KERNELS, SCATTER_ADD, changed
+from tests.triton_kernels import (
     BIG,
     BLOCKS,
     CONDITIONS,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from lower.lowered import program_of
 
 from ferrite.codegen.triton import unsupported
 from ferrite.ir.expr import Load
@@ -15,7 +15,8 @@ from ferrite.ir.kernel.nodes import Store, nodes_in, walk
 from ferrite.schedule.cpu import CpuScheduling
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.plan import make_plan
-from triton_kernels import DEVICES, assert_same_results
+from tests.lower.lowered import program_of
+from tests.triton_kernels import DEVICES, assert_same_results
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 
@@ -48,7 +49,7 @@ def memory_for(kernel):
     """Random numbers, as many as the kernel reaches; integers that are places of all that is indexed here."""
     reach = dict.fromkeys((pointer.name for pointer in kernel.pointers), 1)
     for statement in walk(kernel.body):
-        accesses = [item for item in nodes_in(statement) if isinstance(item, Load)]
+        accesses: list[Any] = [item for item in nodes_in(statement) if isinstance(item, Load)]
         for access in [*accesses, *([statement] if isinstance(statement, Store) else [])]:
             if access.buffer in reach:
                 reach[access.buffer] = max(reach[access.buffer], access.coordinates[0].high + 1)

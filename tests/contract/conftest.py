@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from compare import reset
+from tests.compare import reset
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from compare import check, compile_strict, wide_table
+from tests.compare import check, compile_strict, wide_table
 
 SHARED_INPUTS = {
     "same_tensor": lambda base: [base, base],
@@ -401,6 +401,40 @@ def rows_of_nothing(x):
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_results_without_elements_share_memory_too(dynamic: bool) -> None:
     check(rows_of_nothing, lambda: [torch.randn(17, 2, 5, 0)], prepare=lambda x: [x[:, ::2]], dynamic=dynamic)
+
+
+def views_of_nothing_at_the_end(x):
+    """Where torch has drawn one of these before, its picture of another begins at 0."""
+    y = x.add(x)
+    end = y[y.shape[0] : 0]
+    return end.view(-1), end.view(-1, 1), end.view(0, 1), end.reshape(0, 2), end.view(0, 1).view(-1), end[:, None]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_views_without_elements_begin_where_they_do_in_eager(count: int, training: bool) -> None:
+    check(views_of_nothing_at_the_end, lambda: [torch.randn(count, requires_grad=training)], backward=training)
+
+
+def detached(x):
+    y = torch.nn.functional.elu(x)
+    return y, y.detach().reshape(-1, y.shape[0]), y[1:]
+
+
+def detached_first(x):
+    y = x.exp()
+    return y.detach()[1:], y.detach(), y
+
+
+def detached_part(x):
+    """A near miss: what is detached is memory of its own."""
+    y = x.sin()
+    return y, y.detach() + 1
+
+
+@pytest.mark.parametrize("fn", [detached, detached_first, detached_part])
+def test_detached_views_of_results_have_no_gradients(fn, dynamic: bool) -> None:
+    check(fn, lambda: [torch.randn(4, requires_grad=True)], backward=True, dynamic=dynamic)
 
 
 # --- writing to views that autograd watches ---------------------------------------------------------------------------

@@ -10,9 +10,9 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import ferrite
-from compare import check, compile_strict
 from ferrite.capture import CapturedGraph, torch_api
 from ferrite.lower import LoweredProgram, lower_graph
+from tests.compare import check, compile_strict
 
 
 def test_every_value_of_a_graph_belongs_to_one_fake_mode() -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from compare import assert_same_tree, check, compile_strict, compiled_graphs
+from tests.compare import assert_same_tree, check, compile_strict, compiled_graphs
 
 
 def every_kind(x, /, y, *rest, scale=2.0, flag, **more):

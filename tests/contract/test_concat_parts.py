@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from compare import check, compile_strict, reset
+from tests.compare import check, compile_strict, reset
 
 quick = pytest.mark.quick
 

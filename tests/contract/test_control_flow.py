@@ -11,7 +11,7 @@ from torch._higher_order_ops import map as map_rows
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 from torch.utils.checkpoint import checkpoint
 
-from compare import assert_same_tree, check, compile_strict, compiled_graphs
+from tests.compare import assert_same_tree, check, compile_strict, compiled_graphs
 
 
 def choose(x):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from compare import check
+from tests.compare import check
 
 
 @torch.library.custom_op("contract::scale", mutates_args=())
@@ -208,3 +208,35 @@ def test_mutating_operator_with_any_name_for_its_argument(name: str) -> None:
             return y * 2
 
         check(function, lambda: [torch.randn(4)])
+
+
+@torch.library.custom_op("contract::places", mutates_args={"counts"})
+def places(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    counts.add_(1)
+    return x.nonzero()
+
+
+@places.register_fake
+def _(x, counts):
+    return x.new_empty((torch.library.get_ctx().new_dynamic_size(), x.dim()), dtype=torch.int64)
+
+
+def places_of_an_input(x, counts):
+    return places(x, counts), counts * 2
+
+
+def places_and_what_is_made_of_them(x, counts):
+    own = counts.clone()
+    found = places(x, own)
+    return found, found * 2, own, found.shape[0] + 1
+
+
+def places_twice(x, counts):
+    first, second = places(x, counts), places(x + 1, counts)
+    return first, second, torch.cat([first, second])
+
+
+@pytest.mark.parametrize("fn", [places_of_an_input, places_and_what_is_made_of_them, places_twice])
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True)
+def test_mutating_operator_whose_result_has_a_size_that_data_decides(fn) -> None:
+    check(fn, lambda: [torch.tensor([1.0, 0.0, -1.0]), torch.zeros(3)], fullgraph=True)

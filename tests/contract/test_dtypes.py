@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from compare import check, since
+from tests.compare import check, since
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 FLOAT8 = [

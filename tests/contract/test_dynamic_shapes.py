@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from compare import assert_same_tree, check, compile_strict, compiled_graphs
+from tests.compare import assert_same_tree, check, compile_strict, compiled_graphs
 
 SIZED = {
     "pointwise": lambda x: x.sin() * x.shape[0] + 1,
@@ -50,7 +50,7 @@ def test_one_graph_for_many_sizes(name: str, training: bool) -> None:
             if training and any(t.requires_grad for t in tensors(outputs)):
                 sum(t.float().square().sum() for t in tensors(outputs) if t.requires_grad).backward()
             results.append((outputs, leaf.grad))
-        assert_same_tree(*results, f"{rows} rows")
+        assert_same_tree(*results, what=f"{rows} rows")
     assert compiled_graphs() == 1
 
 
@@ -91,7 +91,7 @@ def test_module_in_training_at_many_sizes() -> None:
         for call, value in ((model, x), (compiled, x), (exact, x.double())):
             call(value).square().mean().backward()
         grads = ([p.grad for p in m.parameters()] for m in (ours, model, exact))
-        assert_same_tree(*grads, f"gradient at {rows} rows")
+        assert_same_tree(*grads, what=f"gradient at {rows} rows")
     assert compiled_graphs() == 1
 
 

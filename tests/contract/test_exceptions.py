@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from compare import check, compile_strict, compiled_graphs, reset
+from tests.compare import check, compile_strict, compiled_graphs, reset
 
 
 def error_of(call: Callable[..., Any], inputs: Sequence[Any]) -> Exception:

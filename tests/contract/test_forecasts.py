@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 import ferrite
 import ferrite.backend
-from compare import check, compile_strict
 from ferrite.lower import lower_graph
+from tests.compare import check, compile_strict
 
 
 @torch.library.custom_op("ferrite_forecasts::by_columns", mutates_args=())

@@ -13,9 +13,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import ferrite
 import ferrite.backend
-from compare import assert_no_farther, compile_strict, compiled_graphs, since
 from ferrite.runtime import load_host
-from ferrite.runtime.frozen import MOST
+from ferrite.runtime.frozen import MAX_FROZEN_SETS
+from tests.compare import assert_no_farther, compile_strict, compiled_graphs, since
 
 
 class Net(torch.nn.Module):
@@ -294,14 +294,14 @@ def test_too_many_changes_end_the_freezing(net):
     function, x = frozen(net), image()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for _ in range(MOST + 3):
+        for _ in range(MAX_FROZEN_SETS + 3):
             with torch.no_grad():
                 net.shift.add_(1)
                 assert torch.allclose(function(x), net(x), atol=1e-6)
     ours = [warning for warning in caught if issubclass(warning.category, ferrite.FerriteWarning)]
     assert len(ours) == 1
     assert "changes too often" in str(ours[0].message)
-    assert compilations() == MOST + 1
+    assert compilations() == MAX_FROZEN_SETS + 1
     assert len(ferrite.last_compile().graphs[-1].inputs) > 1
 
 

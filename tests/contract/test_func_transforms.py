@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.func import functional_call, grad, grad_and_value, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
-from compare import assert_same_tree, check, compile_strict, compiled_graphs
+from tests.compare import assert_same_tree, check, compile_strict, compiled_graphs
 
 
 def loss(x, w):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from compare import assert_same_tree, check, compile_strict
+from tests.compare import assert_same_tree, check, compile_strict
 
 
 def test_tensor_hook_on_an_input(dynamic: bool) -> None:
@@ -130,4 +130,4 @@ def test_saved_tensor_hooks_around_the_call() -> None:
         assert packed
         loss.backward()
         grads.append(x.grad)
-    assert_same_tree(*grads, "gradient")
+    assert_same_tree(*grads, what="gradient")

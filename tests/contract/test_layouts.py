@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from compare import assert_same_tree, check, compile_strict
+from tests.compare import assert_same_tree, check, compile_strict
 
 LAYOUTS = {
     "contiguous": lambda: torch.randn(4, 6),

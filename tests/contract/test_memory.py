@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import ferrite
 from bench.memory import peak_bytes
-from compare import compile_strict, compiled_graphs
+from tests.compare import compile_strict, compiled_graphs
 
 WATCHED: dict[str, weakref.ref[torch.Tensor]] = {}
 SEEN: list[tuple[str, bool]] = []

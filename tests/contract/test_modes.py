@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from compare import assert_same_tree, check, compile_strict, since
+from tests.compare import assert_same_tree, check, compile_strict, since
 
 MODES = {
     "grad": nullcontext,

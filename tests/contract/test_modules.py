@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from compare import assert_same_tree, check, compile_strict, compiled_graphs
+from tests.compare import assert_same_tree, check, compile_strict, compiled_graphs
 
 
 class Net(torch.nn.Module):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from compare import assert_no_farther, check, compile_strict, reset, wide_table
+from tests.compare import assert_no_farther, check, compile_strict, reset, wide_table
 
 ROWS = torch.tensor([2, 0])
 

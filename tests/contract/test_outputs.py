@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from compare import check, compile_strict, wide_table
+from tests.compare import check, compile_strict, wide_table
 
 
 class Pair(NamedTuple):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from compare import check, compile_strict
+from tests.compare import check, compile_strict
 
 RANDOM = {
     "rand": lambda x: torch.rand(x.shape) + x,

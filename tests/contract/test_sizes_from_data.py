@@ -10,7 +10,7 @@ import torch
 import torch._dynamo.config
 import torch.nn.functional as F
 
-from compare import check, compile_strict, reset
+from tests.compare import check, compile_strict, reset
 
 
 @pytest.fixture(autouse=True)
@@ -374,3 +374,90 @@ def test_a_size_that_data_decides_keeps_its_name(fn):
     compiled = compile_strict(fn, dynamic=True)
     for x in (torch.tensor([0, 3, 4]), torch.tensor([-1, -1]), torch.ones(7, dtype=torch.int64)):
         assert_as_eager(compiled, fn, x)
+
+
+# --- numbers that torch takes for sizes -------------------------------------------------------------------------------
+
+
+def start(x, count):
+    return x.narrow(0, 0, count) * 2 + x
+
+
+def both_parts(x, count):
+    first, second = x.split([count, x.size(0) - count])
+    return first * 2 + x, second
+
+
+def sliced(x, count):
+    return x[:count] - x, x[:count] + 1
+
+
+def of_three(x, count):
+    part = x[count:]
+    torch._check(part.size(0) == 3)
+    return part * 2
+
+
+@pytest.mark.parametrize("fn", [start, both_parts, sliced, of_three])
+@pytest.mark.parametrize("count", [1, 3, 6])
+def test_where_data_say_another_number_than_torch_takes_it_for_that_is_an_error(fn, count):
+    """To add the part and the whole, torch takes the count for the size of the whole. It asserts that while tracing,
+    and drops the assertion in what is compiled: the whole, then, would be taken for the part."""
+
+    def counted(x):
+        count = (x > 0).sum().item()
+        torch._check(count >= 0)
+        torch._check(count <= x.size(0))
+        return fn(x, count)
+
+    x = torch.arange(1.0, 7.0) * torch.tensor([1] * count + [-1] * (6 - count))
+    reset()
+    traced = torch.compile(counted, backend="eager", dynamic=True, fullgraph=True)
+    assert_as_eager(compile_strict(counted, dynamic=True), traced, x)
+
+
+def test_a_number_that_is_no_size_is_not_asserted_to_be_one():
+    def fn(x):
+        count = (x > 0).sum().item()
+        torch._check(count >= 0)
+        torch._check(count <= x.size(0))
+        return x.narrow(0, 0, count) * 2, x[count:]
+
+    compiled = compile_strict(fn, dynamic=True)
+    for count in (1, 3, 6):
+        assert_as_eager(compiled, fn, torch.arange(1.0, 7.0) * torch.tensor([1] * count + [-1] * (6 - count)))
+
+
+# --- kernels over sizes from data -------------------------------------------------------------------------------------
+
+
+def test_padding_of_few_elements_from_data():
+    """At most four: there is one block of them, and what is stored after the block is stored once."""
+
+    def fn(x):
+        return F.pad((F.pad(x, (2, 1), value=2) > 0).nonzero()[:, 0], (-1, 1), value=2)
+
+    compiled = compile_strict(fn, dynamic=True)
+    for x in (torch.tensor([3]), torch.tensor([-3]), torch.tensor([0])):
+        assert_as_eager(compiled, fn, x)
+
+
+def test_strides_that_are_computed_before_a_call_have_memory_of_their_own():
+    def fn(x):
+        part = x.split(4, 1)[-1].to(torch.float32)
+        return part.split(4, 1)[0], part.reshape((-1, 1, 8))
+
+    check(fn, lambda: [torch.randn(4, 16, requires_grad=True)], dynamic=True, backward=True)
+
+
+def inner_part_written(x):
+    found = x[x > 0]
+    found[1:-1] *= 0
+    return found, found[1:-1]
+
+
+@pytest.mark.parametrize("count", [1, 5])
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True)
+def test_parts_that_begin_where_data_decides(count: int) -> None:
+    """Of one element at most, both ends of the part are the end of the whole."""
+    check(inner_part_written, lambda: [torch.arange(1.0, count + 1)])

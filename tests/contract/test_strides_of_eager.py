@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from compare import check, compile_strict, reset
+from tests.compare import check, compile_strict, reset
 
 
 def made_from(x):
@@ -20,6 +20,8 @@ def made_from(x):
         torch.full_like(x, 3),
         x.flip(0),
         torch.where(x > 0, x, 2),
+        torch.nn.functional.hardtanh(x),
+        *torch.frexp(x),
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from compare import check, compile_strict
+from tests.compare import check, compile_strict
 
 
 class TwoTensor(torch.Tensor):
@@ -39,7 +39,7 @@ class TwoTensor(torch.Tensor):
         return TwoTensor(inner["a"], inner["b"])
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         kwargs = kwargs or {}
 
         def side(name: str) -> Any:
@@ -109,8 +109,8 @@ def test_wrapper_subclass_as_a_parameter() -> None:
     assert torch.equal(out.a, torch.full((3,), 5.0))
     assert torch.equal(out.b, torch.full((3,), 10.0))
     out.sum().backward()
-    assert torch.equal(model.weight.grad.a, torch.full((3,), 5.0))
-    assert torch.equal(model.weight.grad.b, torch.full((3,), 5.0))
+    assert torch.equal(model.weight.grad.a, torch.full((3,), 5.0))  # type: ignore[attr-defined]
+    assert torch.equal(model.weight.grad.b, torch.full((3,), 5.0))  # type: ignore[attr-defined]
 
 
 class Named(torch.Tensor):
@@ -173,7 +173,7 @@ def test_nested_tensors_of_several_raggednesses() -> None:
         found, expected = compiled(x), scaled(x)
         assert found.shape[0] == expected.shape[0] == len(lengths)
         torch.testing.assert_close(found.values(), expected.values())
-        assert torch.equal(found.offsets(), x.offsets())
+        assert torch.equal(found.offsets(), x.offsets())  # type: ignore[attr-defined]
 
 
 def test_nested_tensors_made_inside_and_in_training() -> None:
@@ -199,4 +199,4 @@ def test_nested_tensors_of_two_raggednesses_in_one_graph() -> None:
     values, first, second = torch.randn(6, 2), torch.tensor([0, 2, 6]), torch.tensor([0, 1, 6])
     for found, expected in zip(compile_strict(made)(values, first, second), made(values, first, second), strict=True):
         torch.testing.assert_close(found.values(), expected.values())
-        assert torch.equal(found.offsets(), expected.offsets())
+        assert torch.equal(found.offsets(), expected.offsets())  # type: ignore[attr-defined]

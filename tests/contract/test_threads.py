@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from compare import assert_no_farther, compile_strict, compiled_graphs, since
-from threads import in_threads
+from tests.compare import assert_no_farther, compile_strict, compiled_graphs, since
+from tests.threads import in_threads
 
 
 def assert_right(ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 import ferrite
-from compare import assert_same_tree, check, compile_strict
+from tests.compare import assert_same_tree, check, compile_strict
 
 
 def network() -> torch.nn.Module:
@@ -272,4 +272,4 @@ def test_gradient_set_to_none_between_steps() -> None:
         exact.zero_grad()
         exact(x.double()).square().sum().backward()
         grads = ([p.grad for p in m.parameters()] for m in (ours, model, exact))
-        assert_same_tree(*grads, "gradient")
+        assert_same_tree(*grads, what="gradient")

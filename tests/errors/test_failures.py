@@ -14,7 +14,7 @@ import torch
 
 import ferrite
 from ferrite.lower import lower_graph
-from ferrite.lower.graph import Walk
+from ferrite.lower.walk import Walk
 from ferrite.options import STAGES as ALL_STAGES
 from ferrite.options import resolve
 

@@ -6,11 +6,11 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from fuzz.test_native import NO_COLUMN, ONE_ELEMENT, ONE_ROW, Case, cases
-from gpu_plans import MACHINE, TINY, lowered, run_plan, scheduling
 from hypothesis import HealthCheck, example, given, settings
 
 from ferrite.schedule.plan import make_plan
+from tests.fuzz.test_native import NO_COLUMN, ONE_ELEMENT, ONE_ROW, Case, cases
+from tests.gpu_plans import MACHINE, TINY, lowered, run_plan, scheduling
 
 pytestmark = [
     pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed"),

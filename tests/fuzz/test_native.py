@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from executables import function_of, plan_of
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from compare import assert_no_farther
 from ferrite.lower.graph import lower_module
+from tests.compare import assert_no_farther
+from tests.executables import function_of, plan_of
 
 Tensor = torch.Tensor
 Step = Callable[[list[Tensor]], Tensor]

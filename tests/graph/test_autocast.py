@@ -10,7 +10,7 @@ from ferrite.graph import fake_value
 from ferrite.graph.autocast import opened_before
 from ferrite.graph.updater import MetadataUpdater
 from ferrite.graph.verify import InvalidGraph, verify_graph
-from torch_level import assert_same, captured
+from tests.torch_level import assert_same, captured
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten

@@ -12,7 +12,7 @@ from ferrite.options import Options
 from ferrite.passes.pre_grad.metadata import values_to_examples
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import NodeRule, apply_rules
-from torch_level import captured
+from tests.torch_level import captured
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten

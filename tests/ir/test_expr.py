@@ -28,7 +28,7 @@ from ferrite.ir.expr_laws import wrong_type
 from ferrite.ir.index.algebra import as_index, axis, number
 from ferrite.ir.scalar import OPERATORS, TAKES
 from ferrite.ir.types import SHORT, bits_of, foldable, is_integer, short, tensor_of, value_of
-from loop_programs import BF16, BOOL, F32, I64, at, i0, s0
+from tests.loop_programs import BF16, BOOL, F32, I64, at, i0, s0
 
 pytestmark = pytest.mark.quick
 

@@ -17,7 +17,7 @@ from ferrite.ir.kernel.parse import parse_kernel
 from ferrite.ir.reductions import REDUCTIONS
 from ferrite.ir.states import STATES
 from ferrite.ir.types import short
-from loop_kernels import GATHER, KERNELS, POINTWISE, SCATTER_ADD, SOFTMAX, changed, text
+from tests.loop_kernels import GATHER, KERNELS, POINTWISE, SCATTER_ADD, SOFTMAX, changed, text
 
 pytestmark = pytest.mark.quick
 
@@ -51,9 +51,9 @@ def cases():
     for m, n in ((4, 4), (5, 7), (1, 9), (8, 3)):
         matrix = torch.randn(m, n)
         yield "transposing copy", [matrix], [nan(n, m)], [m, n], [matrix.t()]
-    for values in (rows, ties):
-        outputs = [nan(values.shape[0]), torch.zeros(values.shape[0], dtype=torch.int64)]
-        yield "argmax", [values], outputs, list(values.shape), list(values.max(1))
+    for each in (rows, ties):
+        outputs = [nan(each.shape[0]), torch.zeros(each.shape[0], dtype=torch.int64)]
+        yield "argmax", [each], outputs, list(each.shape), list(each.max(1))
     yield "welford", [rows], [nan(4), nan(4)], [4, 11], [mean, variance]
     yield "welford", [wide], [nan(1), nan(1)], [1, 19], [wide.mean().view(1), wide.var(correction=0).view(1)]
     yield "scatter-add", [where, source], [target], [5], [target.index_add(0, where, source)]

@@ -15,7 +15,7 @@ from ferrite.ir.kernel import laws
 from ferrite.ir.kernel.laws import verify_kernel
 from ferrite.ir.kernel.nodes import Kernel, Let, Loop, Pointer, State, Store
 from ferrite.ir.kernel.parse import parse_kernel
-from loop_kernels import LINEAR_SCAN, changed, text
+from tests.loop_kernels import LINEAR_SCAN, changed, text
 
 pytestmark = pytest.mark.quick
 
@@ -195,6 +195,22 @@ def test_a_store_at_one_place_for_all_is_right_where_all_are_one_or_none(times):
     verify_kernel(parse_kernel(kernel))
 
 
+@pytest.mark.parametrize(("most", "fine"), [(64, True), (65, False)])
+def test_a_store_at_one_place_for_all_is_right_where_there_is_at_most_one(most, fine):
+    kernel = text(f"""
+        def kernel(out, n):
+            n = symbol(0, {most})
+            out = pointer(f32, 'write')
+            for i in parallel((n + 63) // 64):
+                out[0] = f32(1.0)
+    """)
+    if fine:
+        verify_kernel(parse_kernel(kernel))
+    else:
+        with pytest.raises(InvalidProgram, match="K9"):
+            verify_kernel(parse_kernel(kernel))
+
+
 @pytest.mark.parametrize(
     ("place", "fine"),
     [
@@ -203,6 +219,8 @@ def test_a_store_at_one_place_for_all_is_right_where_all_are_one_or_none(times):
         ("40*data(v0, 4) + 4*i + j", False),  # i + 1 with j is i with j + 4
         ("data(v0, 4) + 20*i + j", True),
         ("data(v0, 4) + 7*i + j", False),
+        ("40*j + 4*i + data(v0, 4)", True),  # an index is checked: it stays below the next i
+        ("40*j + 3*i + data(v0, 4)", False),
     ],
 )
 def test_what_is_combined_where_memory_says_is_apart_for_every_thread(place, fine):

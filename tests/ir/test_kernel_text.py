@@ -10,7 +10,7 @@ from ferrite.ir.kernel.canonical import canonical
 from ferrite.ir.kernel.laws import verify_kernel
 from ferrite.ir.kernel.parse import parse_kernel
 from ferrite.ir.program.parse import BadText
-from loop_kernels import KERNELS, LINEAR_SCAN, SCATTER_ADD, SOFTMAX, changed
+from tests.loop_kernels import KERNELS, LINEAR_SCAN, SCATTER_ADD, SOFTMAX, changed
 
 pytestmark = pytest.mark.quick
 

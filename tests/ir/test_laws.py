@@ -36,7 +36,7 @@ from ferrite.ir.program.nodes import (
     Wait,
     While,
 )
-from loop_programs import BF16, BOOL, F32, I64, PROGRAMS, at, buffer, i0, i1, s0
+from tests.loop_programs import BF16, BOOL, F32, I64, PROGRAMS, at, buffer, i0, i1, s0
 
 pytestmark = pytest.mark.quick
 
@@ -57,7 +57,9 @@ def program(*operations, buffers=(X, OUT), inputs=("x",), outputs=("out",)):
 
 
 def compute(value=None, where=None, axes=(i0,), mode="set"):
-    return Compute(tuple(axes), (Store(*(where or ("out", (i0,))), at("x", i0) if value is None else value, mode),))
+    return Compute(
+        tuple(axes), (Store(*(where or ("out", (i0,))), value=at("x", i0) if value is None else value, mode=mode),)
+    )
 
 
 def with_buffers(*buffers, operations=(), **rest):

@@ -24,7 +24,7 @@ from ferrite.ir.program.operation_facts import (
     symbols,
     writes,
 )
-from loop_programs import BOOL, F32, I64, PROGRAMS, at, axes, buffer, i0, i1, program, s0
+from tests.loop_programs import BOOL, F32, I64, PROGRAMS, at, axes, buffer, i0, i1, program, s0
 
 pytestmark = pytest.mark.quick
 
@@ -205,7 +205,7 @@ def test_nodes_come_after_what_they_need():
     assert len(nodes) == len(set(nodes)) == 5
     for place, item in enumerate(nodes):
         assert all(arg in nodes[:place] for arg in item.args)
-    assert nodes_of(value, known={nodes[-2]}) == [value]
+    assert nodes_of(value, leaving_out={nodes[-2]}) == [value]
 
 
 def test_deep_expressions_are_walked():

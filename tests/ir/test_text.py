@@ -19,7 +19,7 @@ from ferrite.ir.program.parse import BadText, parse
 from ferrite.ir.program.spelling import constant_text
 from ferrite.ir.program.text import expression_text
 from ferrite.ir.types import LONG
-from loop_programs import BF16, BOOL, F32, I64, PROGRAMS, at, buffer, i0, i1, pointwise, program, s0
+from tests.loop_programs import BF16, BOOL, F32, I64, PROGRAMS, at, buffer, i0, i1, pointwise, program, s0
 
 pytestmark = pytest.mark.quick
 

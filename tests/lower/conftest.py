@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from lower import lowered
+
+from tests.lower import lowered
 
 
 @pytest.fixture(autouse=True)

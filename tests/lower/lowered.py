@@ -11,7 +11,6 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 import ferrite
-from compare import check
 from ferrite.capture import CapturedGraph, capture
 from ferrite.debug.record import CompileRecord
 from ferrite.ir.program.interpret import interpret
@@ -21,6 +20,7 @@ from ferrite.ir.program.operation_facts import bodies_of
 from ferrite.ir.program.parse import parse
 from ferrite.lower.graph import LoweredProgram, lower_graph, lower_module
 from ferrite.options import Options
+from tests.compare import check
 
 INTERPRETER = {"executor": "interpreter"}
 

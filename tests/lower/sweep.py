@@ -25,8 +25,6 @@ from multiprocessing import get_context
 from typing import Any
 
 import torch
-from executables import function_of as executable
-from executables import plan_of
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
@@ -36,6 +34,8 @@ from ferrite.ir.program.laws import verify_program
 from ferrite.ir.program.nodes import Program, Template, call_of
 from ferrite.ir.program.parse import parse
 from ferrite.lower.graph import lower_module
+from tests.executables import function_of as executable
+from tests.executables import plan_of
 from tests.rounding import DRAWS, is_float, nudged
 
 OPERATORS = {f"{op.name}.{op.variant_test_name}".strip("."): op for op in op_db}

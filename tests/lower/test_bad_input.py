@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from lower.lowered import INTERPRETER, calls, operations, programs, run, traced
 
-from compare import compile_strict
 from ferrite.ir.program.interpret import interpret
 from ferrite.ir.program.nodes import Template
 from ferrite.lower.graph import lower_module
+from tests.compare import compile_strict
+from tests.lower.lowered import INTERPRETER, calls, operations, programs, run, traced
 
 aten = torch.ops.aten
 
@@ -67,7 +67,7 @@ def test_an_operator_that_raises_raises_its_own_error() -> None:
     compiled(torch.eye(2))
     (program,) = programs()
     assert all(reason and not reason.endswith(".") for reason in reasons(program))
-    with pytest.raises(torch.linalg.LinAlgError, match="not positive-definite"):
+    with pytest.raises(torch.linalg.LinAlgError, match="not positive-definite"):  # type: ignore[attr-defined]
         compiled(-torch.eye(2))
 
 

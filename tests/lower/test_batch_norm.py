@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from lower.lowered import eager_calls, operations, programs, same_as_eager, traced
 
 from ferrite.ir.program.interpret import interpret
 from ferrite.ir.program.laws import verify_program
 from ferrite.ir.program.nodes import Reduce
 from ferrite.lower.graph import lower_module
+from tests.lower.lowered import eager_calls, operations, programs, same_as_eager, traced
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten

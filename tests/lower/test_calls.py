@@ -6,11 +6,9 @@ import weakref
 
 import pytest
 import torch
-from lower.lowered import calls, operations, programs
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import ferrite
-from compare import check, compile_strict
 from ferrite.capture import CapturedGraph, GraphKind
 from ferrite.ir.program.nodes import Bind
 from ferrite.lower import LoweringFailure, lower_graph
@@ -18,6 +16,8 @@ from ferrite.lower.arguments import literal_text
 from ferrite.runtime import Boxed, load_host
 from ferrite.schedule.plan import make_plan
 from ferrite.targets import executable_of, runs_of
+from tests.compare import check, compile_strict
+from tests.lower.lowered import calls, operations, programs
 
 pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("program_of_calls")]
 

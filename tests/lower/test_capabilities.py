@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from lower.lowered import INTERPRETER, calls, operations, programs, run
 
 import ferrite
-from compare import check, compile_strict, compiled_graphs, reset
 from ferrite.ir.program.nodes import Bind, Call, Compute, Program, Reduce, Scan, Sort, Template
+from tests.compare import check, compile_strict, compiled_graphs, reset
+from tests.lower.lowered import INTERPRETER, calls, operations, programs, run
 
 
 @dataclass(frozen=True)

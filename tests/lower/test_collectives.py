@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from lower.lowered import calls, operations, run
 
 from ferrite.ir.program.nodes import Collective, Wait
+from tests.lower.lowered import calls, operations, run
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without distributed")
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without d
 def group() -> Iterator[None]:
     started = not dist.is_initialized()
     if started:
-        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
     yield
     if started:
         dist.destroy_process_group()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from lower.lowered import assert_lowered, calls, run, traced
 
 from ferrite.lower.graph import lower_module
+from tests.lower.lowered import assert_lowered, calls, run, traced
 
 pytestmark = pytest.mark.quick
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from lower.lowered import INTERPRETER
 from torch.nn import functional as F
 
 import ferrite
-from compare import check, compile_strict
 from ferrite.lower.ops import convolution
+from tests.compare import check, compile_strict
+from tests.lower.lowered import INTERPRETER
 
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 

@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from lower.lowered import assert_lowered, calls, run, traced
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ferrite.capture import torch_api
@@ -14,6 +13,7 @@ from ferrite.ir.program.interpret import interpret
 from ferrite.ir.program.laws import verify_program
 from ferrite.ir.program.nodes import Allocate, Compute
 from ferrite.lower.graph import lower_module
+from tests.lower.lowered import assert_lowered, calls, run, traced
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from lower.lowered import INTERPRETER, assert_lowered, calls, operations, programs, run
 
-from compare import compile_strict, compiled_graphs, reset
 from ferrite.ir.program.nodes import Assert, Bind, Item
+from tests.compare import compile_strict, compiled_graphs, reset
+from tests.lower.lowered import INTERPRETER, assert_lowered, calls, operations, programs, run
 
 
 @pytest.fixture(autouse=True)

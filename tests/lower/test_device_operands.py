@@ -9,7 +9,7 @@ import torch
 from ferrite.ir import data, op
 from ferrite.ir.program import Compute, DeviceCopy, Store, reads, verify_program
 from ferrite.lower.device_operands import with_operands_beside
-from loop_programs import I64, at, buffer, i0, program
+from tests.loop_programs import I64, at, buffer, i0, program
 
 GPU = torch.device("cuda:0")
 

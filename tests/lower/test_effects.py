@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from lower.lowered import INTERPRETER, assert_lowered, calls, operations, programs, traced
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 from torch.nn.attention.flex_attention import flex_attention
 
-from compare import compile_strict, since
 from ferrite.capture import torch_api
 from ferrite.ir.program.interpret import interpret
 from ferrite.ir.program.nodes import Invoke, UserKernel, call_of
 from ferrite.lower.effects import ORDERED, RANDOM, effect_of
 from ferrite.lower.graph import lower_module
+from tests.compare import compile_strict, since
+from tests.lower.lowered import INTERPRETER, assert_lowered, calls, operations, programs, traced
 
 aten = torch.ops.aten
 SEEN: list[float] = []

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from lower.lowered import assert_lowered, calls, traced
 
 from ferrite.ir.expr import Cast, Op, nodes_of
 from ferrite.ir.program.interpret import interpret
@@ -15,6 +14,7 @@ from ferrite.ir.program.nodes import Compute, Program
 from ferrite.ir.program.operation_facts import roots_of
 from ferrite.lower.graph import lower_module
 from ferrite.lower.ops import special
+from tests.lower.lowered import assert_lowered, calls, traced
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten

@@ -7,9 +7,9 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from lower.lowered import eager_calls, kinds, program_of, same_as_eager
 
-from compare import compile_strict
+from tests.compare import compile_strict
+from tests.lower.lowered import eager_calls, kinds, program_of, same_as_eager
 
 aten = torch.ops.aten
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from lower.lowered import calls, operations, run, traced
 
 from ferrite.ir.program.interpret import interpret
 from ferrite.ir.program.nodes import Compute, DeviceCopy, call_of
 from ferrite.lower.graph import lower_module
+from tests.lower.lowered import calls, operations, run, traced
 
 aten = torch.ops.aten
 LIBRARY = torch.library.Library("lower_mutation", "DEF")

@@ -6,19 +6,19 @@ import math
 
 import pytest
 import torch
-from lower.lowered import INTERPRETER, calls, operations, run
 
-from compare import compile_strict, reset
 from ferrite.ir.program.interpret import interpret
 from ferrite.ir.program.nodes import Item
 from ferrite.lower.graph import lower_module
+from tests.compare import compile_strict, reset
+from tests.lower.lowered import INTERPRETER, calls, operations, run
 
 pytestmark = pytest.mark.quick
 
 
 def at_two_sizes(fn, first: torch.Tensor, second: torch.Tensor):
     """Compiled once for any size; right at two of them. The last program."""
-    from compare import compiled_graphs
+    from tests.compare import compiled_graphs
 
     reset()
     compiled = compile_strict(fn, options=INTERPRETER, dynamic=True)

@@ -12,9 +12,8 @@ import torch
 
 pytest.importorskip("expecttest", reason="torch's operator samples need it")
 
-from lower.sweep import OPERATORS, sweep, worst
-
-from compare import since
+from tests.compare import since
+from tests.lower.sweep import OPERATORS, sweep, worst
 
 RECORD = Path(__file__).parents[2] / "docs" / "operators.csv"
 TYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from lower.lowered import eager_calls, kinds, program_of, same_as_eager, traced
 
 from ferrite.ir.program.interpret import interpret
 from ferrite.lower.graph import lower_module
+from tests.lower.lowered import eager_calls, kinds, program_of, same_as_eager, traced
 
 pytestmark = pytest.mark.quick
 NAN = float("nan")

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from lower.lowered import eager_calls, kinds, operations, program_of, programs_of, same_as_eager
 
 from ferrite.ir.program.nodes import Reduce, Template
+from tests.lower.lowered import eager_calls, kinds, operations, program_of, programs_of, same_as_eager
 
 aten = torch.ops.aten
 
@@ -45,6 +45,40 @@ def test_pools_are_loops(name):
 def test_gradients_of_pools_are_loops(name):
     for program in programs_of(POOLS[name], torch.randn(2, 3, 7, 9, requires_grad=True), grad=True):
         assert not eager_calls(program)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_windows_of_no_results(dynamic):
+    """Among no results nothing is shared out: no size is divided by zero."""
+
+    def fn(a, b):
+        means = [F.adaptive_avg_pool1d(a, 0), F.adaptive_avg_pool2d(a, (2, 0)), F.adaptive_avg_pool3d(b, (0, 3, 0))]
+        return *means, F.adaptive_max_pool2d(a, (0, 3)), F.adaptive_avg_pool2d(a, (2, 1))
+
+    given = torch.randn(2, 7, 9), torch.randn(1, 2, 4, 5, 6)
+    compiled = torch.compile(fn, backend="ferrite", fullgraph=True, dynamic=dynamic, options={"strict": True})
+    for mine, eager in zip(compiled(*given), fn(*given), strict=True):
+        assert mine.stride() == eager.stride()
+        torch.testing.assert_close(mine, eager)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("sizes", [(2, 3, 4, 0), (2, 3, 0, 4), (2, 0, 4, 4), (0, 3, 4, 4)])
+def test_windows_into_no_elements(sizes, dynamic):
+    """Eager refuses the first two, which shows when they run: tracing lets them pass."""
+
+    def fn(a):
+        return F.adaptive_avg_pool2d(a, (2, 2))
+
+    a = torch.randn(sizes)
+    compiled = torch.compile(fn, backend="ferrite", fullgraph=True, dynamic=dynamic, options={"strict": True})
+    if 0 in sizes[2:]:
+        with pytest.raises(RuntimeError, match="Expected input to have non-zero size"):
+            fn(a)
+        with pytest.raises(RuntimeError, match="Expected input to have non-zero size"):
+            compiled(a)
+    else:
+        assert compiled(a).stride() == fn(a).stride()
 
 
 def test_the_last_nan_of_a_window_counts():

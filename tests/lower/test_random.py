@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from lower.lowered import INTERPRETER, assert_lowered, calls, programs, run, traced
 
-from compare import compile_strict, reset
 from ferrite.ir.program.interpret import interpret
 from ferrite.ir.program.laws import verify_program
 from ferrite.ir.program.nodes import Compute, Seeds
 from ferrite.lower.graph import lower_module
 from ferrite.lower.table import DRAWN
 from ferrite.passes.joint import randoms as randoms  # defines torch.ops.ferrite
+from tests.compare import compile_strict, reset
+from tests.lower.lowered import INTERPRETER, assert_lowered, calls, programs, run, traced
 
 pytestmark = pytest.mark.quick
 aten, ours = torch.ops.aten, torch.ops.ferrite

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from lower.lowered import assert_lowered, eager_calls, kinds, operations, program_of, same_as_eager
 
 from ferrite.ir.program.nodes import Reduce, Scan, Sort
 from ferrite.lower.table import how_lowered
+from tests.lower.lowered import assert_lowered, eager_calls, kinds, operations, program_of, same_as_eager
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten

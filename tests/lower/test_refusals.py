@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from compare import check, compile_strict, reset
+from tests.compare import check, compile_strict, reset
 
 ONE = torch.tensor([3])
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from lower.lowered import eager_calls, kinds, program_of, programs_of
+
+from tests.lower.lowered import eager_calls, kinds, program_of, programs_of
 
 MODES = ["nearest", "nearest-exact", "bilinear", "bicubic"]
 
@@ -25,7 +26,7 @@ def test_resampling_and_its_gradient(mode, size):
         a.grad = None
         function(a).sin().sum().backward()
         if function is fn:
-            expected = a.grad.clone()
+            expected = torch.clone(a.grad)
     torch.testing.assert_close(a.grad, expected, rtol=1e-12, atol=1e-12)
 
 

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("expecttest", reason="torch's operator samples need it")
 
-from lower.sweep import Reference, values_differ
+from tests.lower.sweep import Reference, values_differ
 
 pytestmark = pytest.mark.quick
 CANCELLING = torch.linspace(-8, 8.003, 101)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from lower.lowered import eager_calls, kinds, operations, program_of, same_as_eager
 
 from ferrite.ir.program.nodes import Bind
+from tests.lower.lowered import eager_calls, kinds, operations, program_of, same_as_eager
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from models.architectures import ARCHITECTURES, Architecture
-from models.test_models import assert_matches_eager, inputs_for
 
 import ferrite
-from compare import loss_of
+from tests.compare import loss_of
+from tests.models.architectures import ARCHITECTURES, Architecture
+from tests.models.test_models import assert_matches_eager, inputs_for
 
 LAYERS = {
     **dict.fromkeys(("bert", "gpt2", "llama", "vit", "distilbert", "qwen2", "wav2vec2", "modernbert", "yolos"), 2),

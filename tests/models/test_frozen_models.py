@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from models.architectures import ARCHITECTURES
-from models.test_models import assert_matches_eager, inputs_for
 
 import ferrite
+from tests.models.architectures import ARCHITECTURES
+from tests.models.test_models import assert_matches_eager, inputs_for
 
 CASES = [
     "resnet",

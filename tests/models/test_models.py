@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from models.architectures import ARCHITECTURES, BATCH, Architecture, tokens
-from models.exact import in_float64
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
 
 import ferrite
-from compare import assert_no_farther, assert_same_tree, compile_strict, compiled_graphs, loss_of, reset
+from tests.compare import assert_no_farther, assert_same_tree, compile_strict, compiled_graphs, loss_of, reset
+from tests.models.architectures import ARCHITECTURES, BATCH, Architecture, tokens
+from tests.models.exact import in_float64
 
 # Runs a model through `call`, the model itself or its compiled form, and returns all that is compared.
 Scenario = Callable[[Any, Callable[..., Any]], dict[str, Any]]
@@ -171,9 +171,9 @@ def assert_matches_eager(architecture: Architecture, scenario: Scenario, **compi
             assert_same_together(ours[part], eager[part], exact[part], part)
         elif part == "state":
             floats = {name for name, value in eager[part].items() if value.is_floating_point()}
-            assert_same_together(*(chosen(run[part], floats) for run in (ours, eager, exact)), part)
+            assert_same_together(*(chosen(run[part], floats) for run in (ours, eager, exact)), what=part)
             counts = eager[part].keys() - floats
-            assert_same_tree(*(chosen(run[part], counts) for run in (ours, eager, exact)), part)
+            assert_same_tree(*(chosen(run[part], counts) for run in (ours, eager, exact)), what=part)
         else:
             assert_same_tree(ours[part], eager[part], exact[part], part)
 
@@ -222,4 +222,4 @@ def assert_same_together(
         if (theirs - exact[name]).abs().max() > units[name]:
             units[name] = largest
     scaled = [torch.cat([run[name].flatten() / units[name] for name in present]) for run in (ours, eager, exact)]
-    assert_no_farther(*scaled, what)
+    assert_no_farther(*scaled, where=what)

@@ -32,7 +32,7 @@ def test_options_are_frozen_and_hashable():
     options = Options(strict=True)
     assert hash(options) == hash(Options(strict=True))
     with pytest.raises(dataclasses.FrozenInstanceError):
-        options.strict = False  # type: ignore[misc]
+        options.strict = False
 
 
 def test_precedence_explicit_mode_context_environment_default():
@@ -186,7 +186,7 @@ def test_fusions_are_frozen():
     given["batch_aten_tanh"]["depth"] = 4
     assert options.post_grad_fusions["batch_aten_tanh"]["depth"] == 3
     with pytest.raises(TypeError):
-        options.post_grad_fusions["batch_aten_tanh"]["depth"] = 4  # type: ignore[index]
+        options.post_grad_fusions["batch_aten_tanh"]["depth"] = 4
 
 
 def test_fusions_as_text_and_as_json():

@@ -15,7 +15,7 @@ from ferrite.errors import UserError
 from ferrite.options import Options, resolve
 from ferrite.passes import PIPELINES, PRE_GRAD, checked_options, pre_grad_passes
 from ferrite.passes.names import SHORT_NAMES
-from ferrite.passes.pre_grad.stage import add_values
+from ferrite.passes.pre_grad.metadata import add_values
 from ferrite.pipeline import PassContext, Pipeline, run_pipeline
 
 PASSES = {step.name for pipeline in PIPELINES for step in pipeline.passes}

@@ -7,9 +7,9 @@ import gc
 import pytest
 import torch
 
-from compare import compile_strict
 from ferrite.collector import garbage_waits
-from threads import in_threads
+from tests.compare import compile_strict
+from tests.threads import in_threads
 
 pytestmark = pytest.mark.quick
 

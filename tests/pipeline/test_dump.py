@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import ferrite
-from compare import compile_strict
 from ferrite.ir.program.parse import parse
 from ferrite.schedule.plan import STEPS
+from tests.compare import compile_strict
 
 
 def model(x, w, b):

@@ -43,6 +43,35 @@ def cos_to_tan(gm, context):
     return swap(gm, aten.cos.default, aten.tan.default)
 
 
+@graph_pass
+def first_call_last(gm):
+    """Says that it did nothing, and leaves a node behind its user."""
+    first, *_, last = [node for node in gm.graph.nodes if node.op == "call_function"]
+    last.append(first)
+    return 0
+
+
+def test_what_a_pass_of_a_user_leaves_out_of_order_is_put_right():
+    gm = traced()
+    before = operators(gm)
+    run_pipeline(Pipeline("one", (first_call_last,)), gm, PassContext(Options(strict=True)))
+    assert operators(gm) == before
+    assert torch.equal(gm(torch.ones(3)), torch.ones(3).sin().relu() + 1)
+
+
+def test_the_name_of_a_part_is_a_place():
+    whole = graph_pass(lambda gm: 0, name="whole", names=("first", "second"))
+    pipeline = Pipeline("post_grad", (NEGATED, whole, TANH))
+    beside = [
+        graph_pass(lambda gm: 0, name="before", before="second"),
+        graph_pass(lambda gm: 0, name="behind", after="first"),
+    ]
+    names = [step.name for step in pipeline.with_passes(beside).passes]
+    assert names == ["negated", "before", "whole", "behind", "tanh"]
+    with pytest.raises(ferrite.UserError, match="second"):
+        pipeline.with_passes([graph_pass(lambda gm: 0, name="lost", after="secnd")])
+
+
 def own(name, old, new):
     """As one of ferrite's own passes."""
 

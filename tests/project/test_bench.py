@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench import compile_time, kernels, models, overhead, picture
+from bench import compile_time, kernel_text, kernels, models, overhead, picture
 from bench.agreement import disagreement_of_models, largest_error
 from bench.backends import in_fresh_process, with_own_code
 from bench.cases import CASES, Case, tensors_of
@@ -45,7 +45,7 @@ def written(folder: Path, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("program", [*PROGRAMS, picture], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("program", [*PROGRAMS, kernel_text, picture], ids=lambda module: module.__name__)
 def test_help_says_how(program: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         program.main(["--help"])
@@ -250,3 +250,19 @@ def test_overhead_tells_the_own_part(tmp_path: Path) -> None:
     assert row["microseconds"].keys() == {"eager", "aot_eager", "ferrite"}
     assert row["inside"] >= row["own"] > 0
     assert not row["failures"]
+
+
+def test_generated_code_is_the_same_twice_and_a_difference_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = ["--only", "^softmax$", "--models", "none"]
+    before, after = tmp_path / "before", tmp_path / "after"
+    assert kernel_text.main([str(before), *case]) == 0
+    text = (before / "softmax.txt").read_text()
+    assert "def inference(args):" in text
+    assert "define i64 @kernel_" in text
+    assert kernel_text.main([str(after), *case, "--against", str(before)]) == 0
+    digests = before / kernel_text.DIGESTS
+    digests.write_text(f"{'0' * 32} softmax\n")
+    assert kernel_text.differing(after, before) == ["softmax"]
+    assert "1 of 1 cases are the same" in capsys.readouterr().out

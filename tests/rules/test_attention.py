@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from attention_graphs import HALVES, SDPA, Function, assert_fused, masks, multi_query, out, scores_of
 from ferrite.options import Options
-from ferrite.passes.attention import BEFORE_AUTOGRAD, FOR_INFERENCE, find
-from ferrite.passes.attention.cases import LOWEST, heads, rows, three, tokens
-from ferrite.passes.attention.found import Add
-from ferrite.passes.attention.spellings import SCORES, Spelling, Table
 from ferrite.passes.pre_grad.metadata import add_values
+from ferrite.passes.shared.attention import BEFORE_AUTOGRAD, FOR_INFERENCE, find
+from ferrite.passes.shared.attention.cases import LOWEST, heads, rows, three, tokens
+from ferrite.passes.shared.attention.found import Add
+from ferrite.passes.shared.attention.spellings import SCORES, Spelling, Table
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import apply_rules
 from ferrite.rewrite.arguments import arguments_of
-from torch_level import canonical, captured
+from tests.attention_graphs import HALVES, SDPA, Function, assert_fused, masks, multi_query, out, scores_of
+from tests.torch_level import canonical, captured
 
 aten = torch.ops.aten
 

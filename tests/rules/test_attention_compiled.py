@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 
 import ferrite
-from attention_graphs import HALVES, masks, multi_query, out, scores_of
-from compare import check, compiled_graphs, since
-from ferrite.passes.attention.cases import LOWEST, heads, rows, three
+from ferrite.passes.shared.attention.cases import LOWEST, heads, rows, three
+from tests.attention_graphs import HALVES, masks, multi_query, out, scores_of
+from tests.compare import check, compiled_graphs, since
 
 
 def nano_gpt(q: Any, k: Any, v: Any, causal: Any) -> Any:

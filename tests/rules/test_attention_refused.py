@@ -9,14 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attention_graphs import assert_refused, multi_query, out, rewritten, scores_of
 from ferrite.options import Options
-from ferrite.passes.attention import BEFORE_AUTOGRAD
-from ferrite.passes.attention.cases import heads, three
+from ferrite.passes.shared.attention import BEFORE_AUTOGRAD
+from ferrite.passes.shared.attention.cases import heads, three
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import apply_rules
-from graphs import operators
-from torch_level import captured
+from tests.attention_graphs import assert_refused, multi_query, out, rewritten, scores_of
+from tests.graphs import operators
+from tests.torch_level import captured
 
 # --- what is refused --------------------------------------------------------------------------------------------------
 

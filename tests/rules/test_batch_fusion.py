@@ -22,7 +22,7 @@ from ferrite.passes.post_grad.batch_fusion import BY_NAME, RULES
 from ferrite.passes.post_grad.groups import group_batch_fusion_passes
 from ferrite.pipeline import Fuel, PassContext, PassFailure, Pipeline, run_pipeline
 from ferrite.rewrite import why
-from graphs import assert_metadata_is_true, assert_same_computation, operators
+from tests.graphs import assert_metadata_is_true, assert_same_computation, operators
 
 aten = torch.ops.aten
 UNARY = ("tanh", "sigmoid", "relu")

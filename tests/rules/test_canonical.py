@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from compare import check, since
 from ferrite.graph import fake_value
 from ferrite.options import Options
 from ferrite.passes.pre_grad.canonical import CANONICAL, numpy_compat_normalization
@@ -19,7 +18,8 @@ from ferrite.passes.pre_grad.metadata import add_values
 from ferrite.passes.pre_grad.predicates import linear_view, matmul_view
 from ferrite.passes.pre_grad.torch_form import as_torch
 from ferrite.pipeline import PassContext
-from torch_level import canonical, captured
+from tests.compare import check, since
+from tests.torch_level import canonical, captured
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten
@@ -116,7 +116,7 @@ SPELLINGS: dict[str, tuple[tuple[Any, ...], list[Callable[..., Any]]]] = {
         (X,),
         [lambda x: x.sum(1, True), lambda x: x.sum(axis=1, keepdims=True), lambda x: x.sum((-2,), keepdim=True)],
     ),
-    "argmax": ((X,), [lambda x: x.argmax(-1), lambda x: torch.argmax(x, dim=2), lambda x: torch.argmax(x, axis=2)]),
+    "argmax": ((X,), [lambda x: x.argmax(-1), lambda x: torch.argmax(x, dim=2), lambda x: torch.argmax(x, axis=2)]),  # type: ignore[call-arg]
     "cumsum": (
         (X,),
         [lambda x: x.cumsum(-1), lambda x: torch.cumsum(x, dim=2), lambda x: torch.cumsum(input=x, dim=-1)],
@@ -137,7 +137,7 @@ SPELLINGS: dict[str, tuple[tuple[Any, ...], list[Callable[..., Any]]]] = {
         (X, Y),
         [
             *(lambda x, y: torch.cat([x, y], -1), lambda x, y: torch.cat((x, y), dim=2)),
-            *(lambda x, y: torch.concat([x, y], axis=2), lambda x, y: torch.concatenate((x, y), -1)),
+            *(lambda x, y: torch.concat([x, y], axis=2), lambda x, y: torch.concatenate((x, y), -1)),  # type: ignore[call-arg]
         ],
     ),
     "cat in front": (
@@ -333,8 +333,8 @@ RENAMED = {
     "sum": (lambda x: torch.sum(x, axis=1, keepdims=True), {"dim": 1, "keepdim": True}),
     "sum method": (lambda x: x.sum(axis=1), {"dim": 1}),
     "mean": (lambda x: x.mean(axis=(0, 1), keepdims=False), {"dim": (0, 1), "keepdim": False}),
-    "stack": (lambda x: torch.stack([x, x], axis=1), {"dim": 1}),
-    "cat": (lambda x: torch.cat([x, x], axis=1), {"dim": 1}),
+    "stack": (lambda x: torch.stack([x, x], axis=1), {"dim": 1}),  # type: ignore[call-arg]
+    "cat": (lambda x: torch.cat([x, x], axis=1), {"dim": 1}),  # type: ignore[call-arg]
     "squeeze": (lambda x: torch.squeeze(x, axis=0), {"dim": 0}),
     "argmax": (lambda x: x.argmax(axis=0), {"dim": 0}),
     "order is kept": (lambda x: torch.sum(keepdims=True, axis=1, input=x), ["keepdim", "dim", "input"]),

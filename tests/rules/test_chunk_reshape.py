@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from ferrite.options import Options
-from ferrite.passes.pre_grad import chunk_reshape, concats
+from ferrite.passes.pre_grad.split_cat import PARTS
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import NodeRule, apply_rules
-from torch_level import assert_same, captured
+from tests.torch_level import assert_same, captured
 
 MakeInputs = Callable[[], list[Any]]
 
@@ -59,7 +59,7 @@ def shapes(elements: int) -> list[tuple[int, ...]]:
 def test_every_shape_and_place(axis, count, transposed):
     size = [6, 6]
     size[axis] = count * 2
-    total, rules = 0, (*chunk_reshape.RESHAPE_CAT, *chunk_reshape.RESHAPE_UNSQUEEZE_CAT)
+    total, rules = 0, (*PARTS["fuse_chunk_reshape_concat_pass"], *PARTS["fuse_chunk_reshape_unsqueeze_concat_pass"])
     for shape in shapes(12):
         wide = [(shape, dim, None) for dim in range(len(shape))]
         wide += [(shape, dim, at) for at, dim in itertools.product(range(len(shape) + 1), range(len(shape) + 1))]
@@ -87,7 +87,9 @@ def test_every_place_of_a_stack(axis):
         return flat(torch.stack([parts[i].reshape(shape) for i in range(4)], dim))
 
     cases = [(shape, dim) for shape in shapes(32) for dim in range(len(shape) + 1)]
-    count = fired(lambda x: [one(x, *case) for case in cases], numbered(size), chunk_reshape.STACK)
+    count = fired(
+        lambda x: [one(x, *case) for case in cases], numbered(size), PARTS["move_reshape_out_of_split_stack_pass"]
+    )
     assert count == len(cases)
 
 
@@ -102,8 +104,8 @@ def test_every_place_of_a_squeeze(axis):
 
     cases = [(dim, first) for dim in (0, 1) for first in (0, 1)]
     fn = lambda x: [one(x, *case) for case in cases]  # noqa: E731
-    assert fired(fn, numbered(size), chunk_reshape.SQUEEZE_CAT) == 2, "those of all items"
-    assert fired(fn, numbered(size), chunk_reshape.SPLIT_SQUEEZE_CAT) == 4
+    assert fired(fn, numbered(size), PARTS["fuse_chunk_squeeze_cat_pass"]) == 2, "those of all items"
+    assert fired(fn, numbered(size), PARTS["fuse_split_getitem_squeeze_cat"]) == 4
 
 
 def test_a_stack_along_another_dimension_than_the_split():
@@ -113,7 +115,7 @@ def test_a_stack_along_another_dimension_than_the_split():
         p = torch.split(x, 2, 1)
         return flat(torch.stack([p[0].reshape(3, 4), p[1].reshape(3, 4), p[2].reshape(3, 4)], 2))
 
-    assert fired(fn, numbered([6, 6]), chunk_reshape.STACK) == 1
+    assert fired(fn, numbered([6, 6]), PARTS["move_reshape_out_of_split_stack_pass"]) == 1
 
 
 def test_foreign_operands_of_a_stack():
@@ -121,7 +123,7 @@ def test_foreign_operands_of_a_stack():
         p = torch.split(x, 2)
         return flat(torch.stack([x[:2].sin().reshape(6), *(p[i].reshape(6) for i in range(6))], 1))
 
-    assert fired(fn, numbered([12, 3]), chunk_reshape.STACK) == 1
+    assert fired(fn, numbered([12, 3]), PARTS["move_reshape_out_of_split_stack_pass"]) == 1
 
 
 # --- stacks and joins of joins ----------------------------------------------------------------------------------------
@@ -132,7 +134,10 @@ def test_a_stack_inside_a_join_along_every_dimension():
         for dim in range(-rank - 1, rank + 1):
             shape = [2, 3, 4][:rank]
             make_inputs = lambda shape=shape: [torch.rand(shape), torch.rand(shape)]  # noqa: E731
-            assert fired(stacks_joined(dim), make_inputs, concats.TO_JOINS, concats.CONCATS) == 3
+            assert (
+                fired(stacks_joined(dim), make_inputs, PARTS["stack_to_unsqueeze_pass"], PARTS["merge_concats_pass"])
+                == 3
+            )
 
 
 def stacks_joined(dim: int) -> Callable[..., Any]:
@@ -143,7 +148,7 @@ def test_a_join_has_its_limit():
     def fn(x: Any) -> Any:
         return torch.cat([torch.cat([x] * 600), torch.cat([x] * 600)])
 
-    assert fired(fn, lambda: [torch.rand(1)], concats.CONCATS[:1]) == 0
+    assert fired(fn, lambda: [torch.rand(1)], PARTS["merge_concats_pass"][:1]) == 0
 
 
 def test_a_join_that_rounds_stays():
@@ -153,4 +158,4 @@ def test_a_join_that_rounds_stays():
     def make_inputs() -> list[Any]:
         return [torch.tensor([2049, 4097]), torch.rand(2).half(), torch.rand(2)]
 
-    assert fired(fn, make_inputs, concats.CONCATS) == 0
+    assert fired(fn, make_inputs, PARTS["merge_concats_pass"]) == 0

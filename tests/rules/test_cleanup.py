@@ -11,11 +11,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from ferrite.graph.values import mode_of
 from ferrite.options import Options
 from ferrite.passes import post_grad_passes
-from ferrite.passes.post_grad import eliminate_dead_code
-from ferrite.passes.post_grad.noops import remove_noop_ops
+from ferrite.passes.post_grad import eliminate_dead_code, remove_noop_ops
 from ferrite.pipeline import PassContext, Pipeline, run_pipeline
 from ferrite.rewrite import Writer, why
-from graphs import assert_same_computation, operators
+from tests.graphs import assert_same_computation, operators
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten

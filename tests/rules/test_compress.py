@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 
 import ferrite
-from compare import check
 from ferrite.errors import UserError
 from ferrite.graph.verify import verify_graph
 from ferrite.options import Options, resolve
 from ferrite.passes.pre_grad import compress
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import apply_rules, why
-from torch_level import Captured, assert_same, captured
+from tests.compare import check
+from tests.torch_level import Captured, assert_same, captured
 
 own = torch.ops.ferrite
 aten = torch.ops.aten

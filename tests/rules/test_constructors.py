@@ -11,8 +11,8 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from ferrite.passes.post_grad import constructors
-from ferrite.passes.post_grad.constructors import ConstructorMover, Fates, move_constructors_to_gpu
+from ferrite.passes.shared import constructors
+from ferrite.passes.shared.constructors import ConstructorMover, Fates, move_constructors_to_gpu
 
 pytestmark = pytest.mark.quick
 aten, prims = torch.ops.aten, torch.ops.prims

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import ferrite
-from compare import check, since
 from ferrite.graph.verify import verify_graph
 from ferrite.options import Options
 from ferrite.passes import pre_grad_passes
@@ -21,7 +20,8 @@ from ferrite.passes.pre_grad.conv_bn_cases import conv_inputs
 from ferrite.passes.pre_grad.torch_form import as_torch
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import apply_rules, why
-from torch_level import Captured, assert_same, captured
+from tests.compare import check, since
+from tests.torch_level import Captured, assert_same, captured
 
 aten = torch.ops.aten
 CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 import ferrite
-from compare import check, compile_strict, reset
+from tests.compare import check, compile_strict, reset
 
 
 @pytest.fixture(autouse=True)

@@ -10,11 +10,12 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from compare import as_bits, since
 from ferrite.graph.verify import Snapshot, verify_graph
 from ferrite.options import Options
 from ferrite.passes.post_grad import cpu_ops, layers, mkldnn_fusion, reinplace_inplaceable_ops
+from ferrite.passes.shared.facts import CASTS
 from ferrite.pipeline import PassContext
+from tests.compare import as_bits, since
 
 aten = torch.ops.aten
 packed = pytest.mark.skipif(cpu_ops.PACKED_LINEAR is None, reason="this torch has no packed layers")
@@ -91,13 +92,13 @@ def turned(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     return [x, w.transpose(0, 1).contiguous(), b]
 
 
-LAYERS = {
+LAYERS: dict[str, tuple[Any, Any]] = {
     "addmm": (addmm, rows),
     "mm": (mm, rows),
     "conv": (conv, images),
     "transposed": (lambda x, w, b: conv(x, w, b, True), lambda: turned(images())),
 }
-PACKED = {
+PACKED: dict[str, tuple[Any, Any]] = {
     "linear": (packed_linear, rows),
     "conv": (packed_conv, images),
     "transposed": (packed_transposed, lambda: turned(images())),
@@ -280,7 +281,7 @@ def test_one_operator_in_half_precision_is_its_own_sandwich(name):
 
 # --- a second operand -------------------------------------------------------------------------------------------------
 
-SECOND = {
+SECOND: dict[str, list[tuple[int, ...]]] = {
     "addmm": [(6, 5), (1, 5)],
     "mm": [(6, 5), (1, 5)],
     "conv": [(2, 4, 5, 6), (2, 4, 1, 1), (1, 4, 1, 1), (1, 1, 1, 1)],
@@ -409,4 +410,4 @@ def test_it_waits_for_kernels():
 
 @pytest.mark.quick
 def test_the_operators_that_end_a_post_op_are_those_of_the_formulas():
-    assert set(layers.POST_OP_TARGETS) == {*layers.by_target(), *layers.CASTS}
+    assert set(layers.POST_OP_TARGETS) == {*layers.by_target(), *CASTS}

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import ferrite
-from compare import check
 from ferrite.passes.post_grad import cpu_ops
+from tests.compare import check
 
 
 class Net(torch.nn.Module):

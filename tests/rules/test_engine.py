@@ -16,7 +16,7 @@ from ferrite.options import Options
 from ferrite.passes import all_rules
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import GraphRule, Match, NodeRule, Refusal, Rule, Site, apply_rules, why
-from graphs import operators
+from tests.graphs import operators
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten

@@ -11,9 +11,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 import ferrite
-from compare import check
 from ferrite.passes.joint import merge_equal_calls
-from graphs import assert_metadata_is_true, assert_same_computation, operators
+from tests.compare import check
+from tests.graphs import assert_metadata_is_true, assert_same_computation, operators
 
 quick = pytest.mark.quick
 

@@ -8,7 +8,11 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from rules.every_call import (
+
+from ferrite.graph.values import CannotRun
+from ferrite.passes.pre_grad import add_values, torch_spelling
+from ferrite.passes.pre_grad.names import NAMES
+from tests.rules.every_call import (
     DATA,
     REASONS,
     arguments,
@@ -20,10 +24,6 @@ from rules.every_call import (
     short_name,
     spellings,
 )
-
-from ferrite.graph.values import CannotRun
-from ferrite.passes.pre_grad import add_values, torch_spelling
-from ferrite.passes.pre_grad.names import NAMES
 
 # One of each way to read a call: see `ferrite.passes.pre_grad.spelling`.
 SAMPLE = {
@@ -90,7 +90,7 @@ def judge(name, overload, samples, found: Coverage) -> None:
     values = "empty" not in name  # new memory holds anything
     if not same(before, after, values):
         pairs = zip(calls, before[0], after[0], strict=True)
-        found.wrong[name] = "; ".join(f"{call.kind} {call.target}" for call, *two in pairs if not same(*two, values))
+        found.wrong[name] = "; ".join(f"{call.kind} {call.target}" for call, a, b in pairs if not same(a, b, values))
 
 
 def runs_on_fake_values(call) -> bool:

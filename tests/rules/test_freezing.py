@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-import ferrite.graph.updater as updater
-from compare import assert_no_farther
 from ferrite.capture.torch_api import decompositions_of
+from ferrite.graph import updater, values
 from ferrite.graph.facts import attribute_of
 from ferrite.graph.verify import verify_graph
 from ferrite.options import Options
 from ferrite.passes import freezing_passes
 from ferrite.passes.freezing.fold import constant_fold
-from graphs import operators
+from tests.compare import assert_no_farther
+from tests.graphs import operators
 
 aten = torch.ops.aten
 
@@ -300,7 +300,7 @@ def test_folding_runs_anew_only_what_it_changed(monkeypatch):
 
     gm = traced(function, torch.rand(2, 4))
     counted = []
-    original = updater.compute
+    original = values.compute
     monkeypatch.setattr(updater, "compute", lambda node, *rest: counted.append(node) or original(node, *rest))
     constant_fold(gm)
     # each folded transpose is one new constant, and the product that reads it is looked at once

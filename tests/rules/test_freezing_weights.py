@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from rules.test_freezing import constants, frozen, traced, with_statistics
 
-from compare import assert_no_farther, since
 from ferrite.options import Options
 from ferrite.passes import freezing_passes, post_grad_passes
-from graphs import operators
+from tests.compare import assert_no_farther, since
+from tests.graphs import operators
+from tests.rules.test_freezing import constants, frozen, traced, with_statistics
 
 pytestmark = pytest.mark.quick
 

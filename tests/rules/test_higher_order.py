@@ -11,7 +11,6 @@ from torch._higher_order_ops.map import map as mapped
 from torch._higher_order_ops.scan import scan
 
 import ferrite
-from compare import check, since
 from ferrite.capture import capture
 from ferrite.graph.facts import innermost_first
 from ferrite.graph.verify import Snapshot, verify_graph
@@ -24,12 +23,13 @@ from ferrite.passes.post_grad.loops import decompose_map_to_while_loop, decompos
 from ferrite.passes.post_grad.reinplace import reinplace_inplaceable_ops
 from ferrite.pipeline import graph_pass
 from ferrite.runtime import run_in_eager
+from tests.compare import check, since
 
 SELDOM_DYNAMIC = [False, pytest.param(True, marks=pytest.mark.slow)]
 aten = torch.ops.aten
-IN_PLACE = graph_pass(reinplace_inplaceable_ops.function, name="reinplace", after="stable_topological_sort")
+IN_PLACE = graph_pass(reinplace_inplaceable_ops.function, name="reinplace", after="move_constructors_to_gpu")
 WRITE_OUT = graph_pass(decompose_auto_functionalized.function, name="write_out", after="reinplace")
-WRITE_OUT_ALONE = graph_pass(decompose_auto_functionalized.function, name="alone", after="stable_topological_sort")
+WRITE_OUT_ALONE = graph_pass(decompose_auto_functionalized.function, name="alone", after="move_constructors_to_gpu")
 
 
 @torch.library.custom_op("higher::increment", mutates_args={"x"})
@@ -611,7 +611,7 @@ def test_triton_kernels_by_shape():
 
 # --- loops ------------------------------------------------------------------------------------------------------------
 
-SCAN = graph_pass(decompose_scan_to_while_loop.function, name="scan", after="stable_topological_sort")
+SCAN = graph_pass(decompose_scan_to_while_loop.function, name="scan", after="move_constructors_to_gpu")
 MAP = graph_pass(decompose_map_to_while_loop.function, name="map", after="scan")
 
 

@@ -9,13 +9,13 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import ferrite
-from compare import assert_no_farther, check
 from ferrite.graph.verify import verify_graph
 from ferrite.options import Options
 from ferrite.passes.joint.pad_mm import PAD_RULES, Machine, Sides, contiguous_sides, pad_mm, padding
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import apply_rules
-from graphs import assert_same_computation, operators
+from tests.compare import assert_no_farther, check
+from tests.graphs import assert_same_computation, operators
 
 quick = pytest.mark.quick
 aten = torch.ops.aten

@@ -9,7 +9,6 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import ferrite
-from compare import compile_strict, reset
 from ferrite.ir.philox import philox
 from ferrite.options import Options
 from ferrite.passes.joint import replace_random
@@ -17,7 +16,8 @@ from ferrite.passes.joint.random_ops import RANDOM_RULES
 from ferrite.passes.joint.randoms import words
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import apply_rules
-from graphs import operators
+from tests.compare import compile_strict, reset
+from tests.graphs import operators
 
 quick = pytest.mark.quick
 aten = torch.ops.aten

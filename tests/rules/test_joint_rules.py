@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from compare import assert_no_farther, check
 from ferrite.graph.updater import MetadataUpdater
 from ferrite.options import Options
 from ferrite.passes import JOINT, joint_graph_passes
@@ -21,7 +20,8 @@ from ferrite.passes.joint.softmax import SCALED_SOFTMAX_RULES
 from ferrite.passes.joint.views import VIEW_RULES
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import apply_rules
-from graphs import assert_metadata_is_true, assert_same_computation, operators
+from tests.compare import assert_no_farther, check
+from tests.graphs import assert_metadata_is_true, assert_same_computation, operators
 
 quick = pytest.mark.quick
 aten, prims = torch.ops.aten, torch.ops.prims

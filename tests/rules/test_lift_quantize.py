@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import ferrite
-from compare import check
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
 from ferrite.graph.verify import verify_graph
@@ -14,7 +13,8 @@ from ferrite.options import Options
 from ferrite.passes.pre_grad.lift_quantize import LIFT
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import apply_rules
-from torch_level import assert_same, captured
+from tests.compare import check
+from tests.torch_level import assert_same, captured
 
 Q = torch_api.quantized_decomposed()
 

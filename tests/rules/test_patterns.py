@@ -10,12 +10,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ferrite.graph.verify import count_guards
 from ferrite.options import Options
-from ferrite.passes.post_grad.joins import CAT_SPLIT
-from ferrite.passes.post_grad.patterns import ADDMM, PATTERN_LISTS, SPLIT_CAT
+from ferrite.passes.post_grad.concats import CAT_SPLIT, SPLIT_CAT
+from ferrite.passes.post_grad.patterns import ADDMM, PATTERN_LISTS
 from ferrite.passes.post_grad.reductions import PARTIAL_REDUCTION, POINTLESS_CUMSUM
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import apply_rules, why
-from graphs import assert_metadata_is_true, assert_same_computation, operators
+from tests.graphs import assert_metadata_is_true, assert_same_computation, operators
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten

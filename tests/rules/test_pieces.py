@@ -12,8 +12,8 @@ import torch
 
 from ferrite.graph import fake_value
 from ferrite.passes.pre_grad.pieces import Moves, Run, operands_of, piece_of, stretches_of
-from ferrite.passes.pre_grad.predicates import join_view
-from torch_level import captured
+from ferrite.passes.pre_grad.predicates import concat_view
+from tests.torch_level import captured
 
 pytestmark = pytest.mark.quick
 
@@ -64,7 +64,7 @@ def test_slices_joined_along_another_dimension(rank):
         for width, base in itertools.product((1, 2, 3), bases(rank, axis, 6)):
             for lo, hi in stretches(6, width):
                 run = Run(axis, lo, hi, "slice", (hi - lo) // width, whole=(lo, hi) == (0, 6))
-                assert run.form(dim) == "slices joined"
+                assert run.form(dim) == "slices concatenated"
                 assert torch.equal(joined(base, run, dim), torch.cat(slices(base, axis, lo, hi, width), dim))
 
 
@@ -91,7 +91,7 @@ def test_selects_stacked_and_joined(rank):
                     assert torch.equal(joined(base, run, dim), torch.stack(parts, dim))
                 for dim in range(rank - 1):
                     run = Run(axis, lo, hi, "select", hi - lo, whole=whole)
-                    assert run.form(dim) == "selects joined"
+                    assert run.form(dim) == "selects concatenated"
                     assert torch.equal(joined(base, run, dim), torch.cat(parts, dim))
 
 
@@ -132,8 +132,8 @@ def test_nothing_in_every_piece():
 def runs_of(fn: Any, *inputs: torch.Tensor) -> list[tuple[int, int, int] | None]:
     """For the last join of a graph: where each stretch of its operands begins and ends, and in how many pieces."""
     graph = captured(fn, inputs).gm.graph
-    join = [found for node in graph.nodes if (found := join_view(node)) is not None][-1]
-    value = [fake_value(node) for node in graph.nodes if join_view(node) is not None][-1]
+    join = [found for node in graph.nodes if (found := concat_view(node)) is not None][-1]
+    value = [fake_value(node) for node in graph.nodes if concat_view(node) is not None][-1]
     found = stretches_of(operands_of(join, value.dim()), join.dim)
     return [each.run and (each.run.lo, each.run.hi, each.run.count) for each in found]
 

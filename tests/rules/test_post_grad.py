@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import ferrite
-from compare import check, compile_strict
 from ferrite.graph.verify import verify_graph
 from ferrite.options import Options
 from ferrite.passes import POST_GRAD, all_rules, describe, post_grad_passes
 from ferrite.passes.page import read_names, reference_page
 from ferrite.pipeline import PassContext, run_pipeline
 from ferrite.rewrite.engine import Engine
-from graphs import assert_same_computation
+from tests.compare import check, compile_strict
+from tests.graphs import assert_same_computation
 
 aten = torch.ops.aten
 quick = pytest.mark.quick
@@ -65,21 +65,6 @@ def test_every_step_is_callable_alone_and_can_be_skipped(step):
     records = run_pipeline(POST_GRAD, gm, PassContext(Options(skip=(step.name,))))
     note = next(record.note for record in records if record.name == step.name)
     assert step.required or note == "skipped by option" or step.scope == "inference"
-
-
-@quick
-def test_steps_between_processes_hold_their_places_and_say_that_they_are_not_built():
-    names = [step.name for step in POST_GRAD.passes]
-    waiting = [step.name for step in POST_GRAD.passes if step.awaits]
-    assert len(waiting) == 11
-    assert names.index("b2b_gemm_pass") < names.index("micro_pipeline_tp_pass") < names.index("fuse_ddp_communication")
-    assert names.index("fuse_ddp_communication") < names.index("post_grad_custom_post_pass")
-    assert names.index("move_constructors_to_gpu") < names.index("bucket_all_gather")
-    assert names.index("low_contention_collectives") < names.index("reinplace_inplaceable_ops")
-    gm = make_fx(clone_and_add, tracing_mode="fake")(torch.ones(3))
-    notes = {record.name: record.note for record in run_pipeline(POST_GRAD, gm, PassContext(Options()))}
-    assert {notes[name] for name in waiting} == {"not built yet"}
-    assert str(POST_GRAD).count("[not built yet]") == 11
 
 
 @quick

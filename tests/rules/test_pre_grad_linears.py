@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from compare import check
 from ferrite.graph.verify import count_guards, verify_graph
 from ferrite.options import Options
 from ferrite.passes.pre_grad.linears import PARALLEL_RULES
 from ferrite.passes.pre_grad.sum_of_linears import SUM_RULES
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import apply_rules, why
-from torch_level import Captured, assert_same, captured
+from tests.compare import check
+from tests.torch_level import Captured, assert_same, captured
 
 aten = torch.ops.aten
 ALWAYS = Options(horizontal="always")

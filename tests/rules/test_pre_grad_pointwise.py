@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from ferrite.graph.verify import verify_graph
 from ferrite.options import Options
 from ferrite.passes.pre_grad import relu_nan_to_num, remove_split_ops_pass, sink_cat_after_pointwise
-from ferrite.passes.pre_grad.predicates import ELEMENTWISE
+from ferrite.passes.pre_grad.predicates import EXACT, ROUNDED
 from ferrite.pipeline import GraphPass, PassContext
-from torch_level import Captured, assert_same, captured, same_bits
+from tests.torch_level import Captured, assert_same, captured, same_bits
 
 aten = torch.ops.aten
 
@@ -122,7 +122,7 @@ GIVEN: dict[Any, dict[str, Any]] = {
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_every_elementwise_operator_sinks(dtype, exact):
-    operators = [target for target, facts in ELEMENTWISE.items() if facts.exact is exact]
+    operators = EXACT if exact else ROUNDED
 
     def function(a: Any, b: Any) -> Any:
         return [target(torch.cat([a * 2, b], 1), **GIVEN.get(target, {})) for target in operators]

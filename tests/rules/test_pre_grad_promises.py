@@ -11,13 +11,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from compare import check
 from ferrite.graph import model_line
 from ferrite.graph.verify import Snapshot, count_guards, verify_graph
 from ferrite.options import Options
 from ferrite.passes import pre_grad_passes
 from ferrite.passes.pre_grad.metadata import add_values
-from torch_level import by_dynamo
+from tests.compare import check
+from tests.torch_level import by_dynamo
 
 EVERYTHING = {
     "horizontal": "always",
@@ -263,7 +263,7 @@ def norms_round_once(*items):
 
 @program(ONE)
 def names_of_numpy(x):
-    return x.sum(axis=1, keepdims=True) + x.mean(axis=0), torch.concatenate(x.chunk(3, 1), axis=1) * 2
+    return x.sum(axis=1, keepdims=True) + x.mean(axis=0), torch.concatenate(x.chunk(3, 1), axis=1) * 2  # type: ignore[call-arg]
 
 
 @program(floats((2, 3), (2, 3), (4, 6), (4, 6)))

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import torch
 
-from compare import since
 from ferrite.graph.verify import count_guards, verify_graph
 from ferrite.options import Options
 from ferrite.passes import all_rules
 from ferrite.passes.pre_grad.torch_form import as_torch
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import apply_rules, why
-from torch_level import Captured, assert_same, captured
+from tests.compare import since
+from tests.torch_level import Captured, assert_same, captured
 
 RULES = {rule.name: rule for rule in all_rules("pre_grad")}
 

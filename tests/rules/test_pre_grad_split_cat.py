@@ -17,11 +17,11 @@ from ferrite.graph.verify import count_guards
 from ferrite.options import Options, resolve
 from ferrite.options.values import Named
 from ferrite.passes import checked_options, pre_grad
-from ferrite.passes.pre_grad.split_cat_family import SPLIT_CAT_PASSES
+from ferrite.passes.pre_grad.split_cat import COVERED_BY, PARTS
 from ferrite.pipeline import PassContext, Pipeline, run_pipeline
-from torch_level import Captured, assert_same, captured
+from tests.torch_level import Captured, assert_same, captured
 
-FAMILY = Pipeline("family", SPLIT_CAT_PASSES)
+FAMILY = Pipeline("family", (pre_grad.cancel_split_cat_pass, pre_grad.einsum_to_pointwise_pass))
 JOINS = ("cat", "stack")
 
 
@@ -192,7 +192,7 @@ def test_gradients_switched_off_between_stay_off(fn):
 def test_a_result_is_memory_of_its_own():
     assert check(rejoined, leaf) == []
     graph, rewrites = cancelled(captured(rejoined, rows()))
-    assert rewrites == {"join_to_copy_pass": 1}
+    assert rewrites == {"cat_to_copy_pass": 1}
     (x,) = rows()
     (out,) = graph.gm(x)
     out.add_(1)
@@ -333,7 +333,7 @@ def test_values_that_are_missing_stop_nothing_half_way():
         piece.meta.pop("val")
         piece.meta.pop("example_value", None)
     text = str(graph.gm.graph)
-    for step in SPLIT_CAT_PASSES:
+    for step in FAMILY.passes:
         step.function(graph.gm, PassContext(Options()))
     assert str(graph.gm.graph) == text
 
@@ -398,7 +398,7 @@ def test_passes_by_name_with_settings_of_their_own():
     assert left({"mutate_cat_pass": {"min_run": 3}, "unbind_stack_pass": {}}) == ["cat"]
     assert left({"mutate_cat_pass": {}}, split_cat_min_run=3) == ["cat", "stack"]
     assert left({"mutate_cat_pass": {"min_run": 2}}, split_cat_min_run=3) == ["stack"]
-    assert left({"mutate_cat_pass": {}}, pre_grad_level="aten") == ["stack"], "a twin goes by the name of its pass"
+    assert left({"mutate_cat_pass": {}}, pre_grad_level="aten") == ["stack"]
 
 
 @pytest.mark.quick
@@ -418,11 +418,11 @@ def test_wrong_names_and_settings_say_what_is_possible(chosen, message):
 
 
 @pytest.mark.quick
-def test_the_first_rule_of_a_pass_has_its_name():
-    chosen = [step for step in SPLIT_CAT_PASSES if step.rules]
-    assert len(chosen) > 20
-    for step in chosen:
-        assert step.rules[0].name == step.name
+def test_the_first_rule_of_a_part_has_its_name():
+    assert len(PARTS) == 20
+    for name, rules in PARTS.items():
+        assert rules[0].name == name
+        assert getattr(pre_grad, name).rules == rules
 
 
 @pytest.mark.quick
@@ -452,14 +452,40 @@ mutate_cat_pass_aten remove_split_with_size_one_pass_aten
 
 
 @pytest.mark.quick
-def test_every_name_is_a_pass():
-    assert set(REFERENCE.split()) <= {step.name for step in pre_grad.PRE_GRAD.passes}
+@pytest.mark.parametrize("name", REFERENCE.split())
+def test_every_name_is_a_pass_that_runs_alone_and_can_be_left_out(name):
+    gm = torch.fx.symbolic_trace(lambda x: x * 2)
+    getattr(pre_grad, name)(gm, rows())
+    assert checked_options(Options(skip=(name,))).skip == (name.removesuffix("_aten"),)
+    assert len(checked_options(Options(extra=(name,))).extra) == 1
 
 
-def test_of_a_pass_and_its_twin_one_runs():
+@pytest.mark.quick
+def test_names_without_a_pass_are_no_attributes():
+    for name in ("mutate_cats_pass", "remove_noop_pass_aten"):
+        with pytest.raises(AttributeError, match=name):
+            getattr(pre_grad, name)
+
+
+def test_one_part_can_be_left_out():
     before = captured(lambda x: rejoined(x) * 2, rows())
-    assert cancelled(before)[1] == {"mutate_cat_pass": 1}
-    assert cancelled(before, pre_grad_level="aten")[1] == {"mutate_cat_pass_aten": 1}
+    assert cancelled(before)[1] == cancelled(before, pre_grad_level="aten")[1] == {"mutate_cat_pass": 1}
+    assert cancelled(before, skip=("mutate_cat_pass",))[1] == {"split_cat_pass": 1}
+    assert cancelled(before, skip=("mutate_cat_pass", "split_cat_pass"))[1] == {"split_cat_to_slices_pass": 1}
+
+
+@pytest.mark.quick
+def test_a_covered_part_runs_where_both_are_chosen_by_name():
+    """By name each has settings of its own: a shorter run than the other is content with."""
+    for covered, other in COVERED_BY.items():
+        assert list(PARTS).index(other) < list(PARTS).index(covered)
+
+    def fn(x: Any) -> Any:
+        p = torch.split(x, 1, 1)
+        return flat(torch.stack([p[1], p[2]]))
+
+    chosen = {"split_cat_pass": {"min_run": 3}, "split_stack_to_cats_pass": {"min_run": 2}}
+    assert cancelled(captured(fn, rows()), split_cat=chosen)[1] == {"split_stack_to_cats_pass": 1}
 
 
 def test_the_stage_twice_is_the_stage_once():

@@ -14,7 +14,7 @@ from ferrite.options import Options
 from ferrite.passes.pre_grad import linear_permute_fusion, permute_linear_fusion, permute_matmul_fusion
 from ferrite.passes.pre_grad.transposes import swapped
 from ferrite.pipeline import GraphPass, PassContext
-from torch_level import Captured, assert_same, captured
+from tests.torch_level import Captured, assert_same, captured
 
 aten = torch.ops.aten
 COPIES = (aten.contiguous.default, aten.clone.default)

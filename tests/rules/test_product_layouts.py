@@ -3,6 +3,7 @@ that makes it; by itself only where that was measured to gain."""
 
 from __future__ import annotations
 
+import os
 import types
 from collections.abc import Callable
 from typing import Any
@@ -14,12 +15,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 import ferrite
-from compare import check, compile_strict, reset
 from ferrite.cache.keys import ambient
 from ferrite.capture import products
 from ferrite.options import Options
 from ferrite.passes.post_grad.product_layouts import PRODUCT_LAYOUT
 from ferrite.rewrite import why
+from tests.compare import check, compile_strict, reset
 
 ALWAYS = {"product_layouts": "always"}
 
@@ -199,7 +200,7 @@ def test_a_user_s_wish_for_less_precision_counts(arm_build: pytest.MonkeyPatch) 
     ("cores", "threads", "expected"), [(2, 2, True), (4, 4, True), (2, 1, False), (1, 1, False), (64, 64, False)]
 )
 def test_what_is_known_of_its_cores(monkeypatch: pytest.MonkeyPatch, cores: int, threads: int, expected: bool) -> None:
-    monkeypatch.setattr(products.os, "sched_getaffinity", lambda _process: set(range(cores)), raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(cores)), raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     assert products.works_with_all_of_few_cores() is expected
 
@@ -208,7 +209,7 @@ def test_compiled_code_is_kept_apart(arm_build: pytest.MonkeyPatch) -> None:
     """What was decided for all cores is not for one."""
     seen = []
     for threads in (2, 1):
-        arm_build.setattr(products.os, "sched_getaffinity", lambda _process: {0, 1}, raising=False)
+        arm_build.setattr(os, "sched_getaffinity", lambda _process: {0, 1}, raising=False)
         arm_build.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         seen.append(ambient()["cores"])
     assert seen == ["True", "False"]

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from compare import assert_no_farther
 from ferrite.options import Options
 from ferrite.passes.post_grad import b2b_gemm, products
 from ferrite.passes.post_grad.b2b_gemm import B2B_GEMM, is_worth_it, load_ratio
@@ -24,6 +23,7 @@ from ferrite.passes.post_grad.products import (
 from ferrite.passes.post_grad.thin_products import DECOMPOSE_MEM_BOUND_MM, THIN_PRODUCT_GROUPS
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import apply_rules
+from tests.compare import assert_no_farther
 
 pytestmark = pytest.mark.quick
 aten, ops = torch.ops.aten, torch.ops.ferrite

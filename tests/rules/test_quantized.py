@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from quantized_graphs import fuse, targets, trace
 
 from ferrite.options import Options
 from ferrite.passes.post_grad import quantized, quantized_fusion
 from ferrite.passes.post_grad.quantized import dequantize, quantize
 from ferrite.pipeline import PassContext
+from tests.quantized_graphs import fuse, targets, trace
 
 aten = torch.ops.aten
 bfloat16 = torch.bfloat16

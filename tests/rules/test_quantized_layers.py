@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from quantized_graphs import fuse, targets, trace
 
 from ferrite.graph import fake_value
 from ferrite.graph.values import mode_of
@@ -14,6 +13,7 @@ from ferrite.options import Options
 from ferrite.passes.post_grad import cpu_ops, quantized_fusion
 from ferrite.passes.post_grad.quantized import dequantize, quantize
 from ferrite.pipeline import PassContext
+from tests.quantized_graphs import fuse, targets, trace
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten

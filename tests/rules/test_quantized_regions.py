@@ -9,11 +9,11 @@ import torch
 from torch._higher_order_ops import InvokeQuant, invoke_quant, invoke_quant_packed
 
 import ferrite
-from compare import check, compile_strict
 from ferrite.graph.verify import verify_graph
 from ferrite.options import Options
 from ferrite.passes import joint_graph_passes
 from ferrite.passes.joint import canonicalize_quant_mapping
+from tests.compare import check, compile_strict
 
 pytestmark = pytest.mark.quick
 NAME = "canonicalize_quant_mapping"

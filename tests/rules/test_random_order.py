@@ -7,7 +7,6 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import ferrite
-from compare import check
 from ferrite.graph.order import PLACE, GraphCycle
 from ferrite.graph.regions import is_random
 from ferrite.graph.verify import Snapshot, verify_graph
@@ -15,6 +14,7 @@ from ferrite.options import Options
 from ferrite.passes.post_grad import POST_GRAD, eliminate_dead_code
 from ferrite.passes.post_grad.random_order import chain_random_ops, note_random_order
 from ferrite.pipeline import PassContext, PassFailure, Pipeline, graph_pass, run_pipeline
+from tests.compare import check
 
 quick = pytest.mark.quick
 aten = torch.ops.aten

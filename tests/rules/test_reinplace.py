@@ -12,7 +12,6 @@ from torch._higher_order_ops.auto_functionalize import auto_functionalized
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import ferrite
-from compare import check
 from ferrite.graph import fake_value
 from ferrite.graph.aliases import sharing_matrix
 from ferrite.graph.verify import Snapshot, verify_graph
@@ -22,6 +21,7 @@ from ferrite.passes.post_grad.memory import each_element_once
 from ferrite.passes.post_grad.ranges import EVERYTHING, LastAccess, Span
 from ferrite.passes.post_grad.reinplace import reinplace_inplaceable_ops
 from ferrite.pipeline import PassContext, Pipeline, graph_pass, run_pipeline
+from tests.compare import check
 
 quick = pytest.mark.quick
 aten = torch.ops.aten
@@ -721,7 +721,7 @@ def test_effect_tokens_stay(fn):
     assert sum(each.split(".")[1].endswith("_") for each in found if each.startswith("aten")) == len(
         [node for node in gm.graph.nodes if node.target is aten.clone.default]
     )
-    token, *_ = gm.graph.output_node().args[0]
+    token, *_ = gm.graph.output_node().args[0]  # type: ignore[attr-defined]
     while token.op != "placeholder":
         assert token.target is aten.clone.default
         token = token.args[0]

@@ -23,7 +23,7 @@ from ferrite.passes import all_rules
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import Case, apply_rules, why
 from ferrite.rewrite.arguments import arguments_of
-from graphs import assert_metadata_is_true, assert_same_computation
+from tests.graphs import assert_metadata_is_true, assert_same_computation
 
 STAGES = ("joint", "freeze", "post_grad")  # on functional ATen graphs; pre-grad rules have a procedure of their own
 RULES = {rule.name: rule for stage in STAGES for rule in all_rules(stage)}

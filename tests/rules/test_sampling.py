@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 
 import ferrite
-from compare import check
 from ferrite.graph.verify import verify_graph
 from ferrite.options import Options
 from ferrite.passes.pre_grad.sampling import GUMBEL_RULE
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import apply_rules
-from torch_level import Captured, assert_same, captured
+from tests.compare import check
+from tests.torch_level import Captured, assert_same, captured
 
 aten = torch.ops.aten
 

@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from compare import assert_no_farther
 from ferrite.options import Options
 from ferrite.passes.post_grad import scatters
-from ferrite.passes.post_grad.scatters import PARTITIONED_SCATTER, SCATTER_UPON_CONSTANT, copies_for
+from ferrite.passes.post_grad.scatters import PARTITIONED_SCATTER, copies_for
 from ferrite.passes.post_grad.softmax import PREPARE_SOFTMAX
+from ferrite.passes.shared.const_scatter import SCATTER_UPON_CONSTANT
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import apply_rules
+from tests.compare import assert_no_farther
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from compare import check
 from ferrite.errors import FerriteError
 from ferrite.passes.pre_grad import names, spelling_check, torch_form
+from tests.compare import check
 
 aten = torch.ops.aten
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import ferrite
-from triton_kernels import ON_A_GPU
+from tests.triton_kernels import ON_A_GPU
 
 pytestmark = ON_A_GPU
 DEVICE = "cuda"

@@ -7,13 +7,13 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from targets.simulated_cuda import A100, H200
 
 import ferrite
 from ferrite.runtime.cuda import kernel_from, kernels
 from ferrite.runtime.cuda.kernels import code_of, reason_to_refuse, scratch_parameters, unit_of
-from loop_kernels import KERNELS, text
-from triton_kernels import kernel_of
+from tests.loop_kernels import KERNELS, text
+from tests.targets.simulated_cuda import A100, H200
+from tests.triton_kernels import kernel_of
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 
@@ -90,7 +90,7 @@ def test_code_without_promises_about_addresses(nothing_known):
 
 
 def test_what_is_in_the_cache_is_not_compiled_again(artifact_cache, nothing_known, monkeypatch):
-    from targets.simulated_cuda import SimulatedTarget
+    from tests.targets.simulated_cuda import SimulatedTarget
 
     target = SimulatedTarget()
     monkeypatch.setattr("ferrite.backend.targets_for", lambda options, devices: {"cpu": target})
@@ -106,4 +106,4 @@ def test_what_is_in_the_cache_is_not_compiled_again(artifact_cache, nothing_know
         torch.compiler.reset()
         kernels._code.clear()
         monkeypatch.setattr(kernels, "answers", lambda requests: pytest.fail("compiled again") if requests else [])
-    assert target.driver.launched
+    assert target.simulated.launched

@@ -6,12 +6,12 @@ import time
 from importlib.util import find_spec
 
 import pytest
-from targets.simulated_cuda import A100, H200
 
 from ferrite.runtime.cuda import workers
 from ferrite.runtime.cuda.kernels import unit_of
-from loop_kernels import KERNELS
-from triton_kernels import kernel_of
+from tests.loop_kernels import KERNELS
+from tests.targets.simulated_cuda import A100, H200
+from tests.triton_kernels import kernel_of
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is n
 @pytest.fixture
 def pool(monkeypatch):
     made = workers.Workers()
-    monkeypatch.setattr(workers.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
     yield made
     for worker in made.found:
         worker.process.kill()

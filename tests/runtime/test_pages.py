@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import ferrite
-from compare import compile_strict
 from ferrite.runtime.cpu import pages
+from tests.compare import compile_strict
 
 
 def flags_at(address: int) -> set[str]:

@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from executables import function_of, plan_of
-from lower.lowered import traced
 
 import ferrite
-from children import in_child
-from compare import compile_strict, reset
 from ferrite.lower.graph import lower_module
 from ferrite.schedule.steps import Run
 from ferrite.targets import executable_of
 from ferrite.targets.cpu import CPU
-from threads import in_threads
+from tests.children import in_child
+from tests.compare import compile_strict, reset
+from tests.executables import function_of, plan_of
+from tests.lower.lowered import traced
+from tests.threads import in_threads
 
 Tensor = torch.Tensor
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")

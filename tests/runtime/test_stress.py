@@ -25,25 +25,25 @@ from pathlib import Path
 
 import pytest
 import torch
-from executables import function_of, plan_of
 from torch._subclasses import FakeTensorMode
 from torch.fx import graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import ferrite
-from children import PATIENCE, in_child
-from compare import assert_no_farther, compile_strict, compiled_graphs, reset, since
 from ferrite.__main__ import main
 from ferrite.cache import Artifact, Store, open_store
 from ferrite.cache.entry import HEAD, decode, encode, read_head
-from ferrite.cache.store import ASIDE
+from ferrite.cache.folder import ASIDE
 from ferrite.debug import record
 from ferrite.ir import intern
 from ferrite.lower.graph import lower_module
 from ferrite.options import resolve
 from ferrite.runtime.cpu import kernels
-from threads import in_threads
+from tests.children import PATIENCE, in_child
+from tests.compare import assert_no_farther, compile_strict, compiled_graphs, reset, since
+from tests.executables import function_of, plan_of
+from tests.threads import in_threads
 
 Tensor = torch.Tensor
 MEBIBYTE = 1 << 20
@@ -131,7 +131,7 @@ def assert_nothing_is_left(before: Held, after: Held) -> None:
     assert after.mappings <= before.mappings
     assert after.texts <= before.texts
     assert after.nodes <= before.nodes
-    assert sum(map(len, kernels._code.values())) <= kernels.REMEMBERED
+    assert sum(map(len, kernels._code.values())) <= kernels.MAX_REMEMBERED_BYTES
 
 
 @contextlib.contextmanager

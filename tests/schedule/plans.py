@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from lower.lowered import traced
 
+from ferrite.ir.index import Index, Number
 from ferrite.ir.kernel.nodes import Kernel, Loop, walk
 from ferrite.ir.program.nodes import Program
 from ferrite.lower.graph import lower_module
@@ -16,6 +16,7 @@ from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.plan import make_plan
 from ferrite.schedule.steps import Plan, Run
 from ferrite.targets.cpu import unsupported_reason
+from tests.lower.lowered import traced
 
 MACHINE = Machine()  # the same on every processor
 
@@ -47,6 +48,16 @@ def memory(plan: Plan) -> set[str]:
     """Buffers that get memory: those that kernels touch and that did not come from outside."""
     kinds = {buffer.name: buffer.kind for buffer in plan.program.buffers}
     return {name for launch in plan.launches for name in launch.arguments if kinds[name] == "owned"}
+
+
+def number(index: Index) -> int:
+    """An index that is the same whatever comes in."""
+    assert isinstance(index, Number), index
+    return index.value
+
+
+def extent(loop: Loop) -> int:
+    return number(loop.axis.extent)
 
 
 def loops(kernel: Kernel, kind: str) -> list[Loop]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from schedule.plans import plan_of
 from torch.nn import functional as F
 
-from compare import compile_strict
 from ferrite.ir.kernel.nodes import Accumulate, walk
+from tests.compare import compile_strict
+from tests.schedule.plans import plan_of
 
 quick = pytest.mark.quick
 NAN, INFINITE = float("nan"), float("inf")

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from schedule.plans import memory, plan_of, runs
 from torch.nn import functional as F
 
 import ferrite
-from compare import compile_strict
 from ferrite.schedule.steps import Run
+from tests.compare import compile_strict
+from tests.schedule.plans import memory, plan_of, runs
 
 quick = pytest.mark.quick
 

@@ -7,12 +7,12 @@ from importlib.util import find_spec
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_plans import MACHINE, TINY, assert_as_eager, run_plan, scheduling
 
 from ferrite.ir.index.algebra import evaluate
 from ferrite.ir.program.interpret import interpret
 from ferrite.schedule.plan import make_plan
-from loop_programs import PROGRAMS, s0
+from tests.gpu_plans import MACHINE, TINY, assert_as_eager, run_plan, scheduling
+from tests.loop_programs import PROGRAMS, s0
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 torch.manual_seed(0)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_plans import kernels_of, loops, plan_of
 
 from ferrite.codegen.triton import kernel_source, launch_of
+from tests.gpu_plans import kernels_of, loops, plan_of
 
 BF16 = torch.bfloat16
 pytestmark = pytest.mark.quick
@@ -53,7 +53,7 @@ def test_a_transposition_has_square_blocks():
     kernel = one_kernel(lambda x: (x.t() + 1).contiguous(), made(4096, 4096, dtype=BF16))
     assert lanes(kernel, "vector") == [64, 64]
     single = one_kernel(lambda x: (x.t() + 1).contiguous(), made(4096, 4096))
-    assert lanes(single, "vector") == [32, 32]
+    assert lanes(single, "vector") == [64, 64]
 
 
 def test_a_row_is_kept():
@@ -66,7 +66,7 @@ def test_a_row_is_kept():
 
 def test_several_short_rows_are_one_program():
     kernel = one_kernel(lambda x: x.softmax(-1), made(65536, 32))
-    assert lanes(kernel, "vector")[0] == 32
+    assert lanes(kernel, "vector")[0] == 64
     few = one_kernel(lambda x: x.softmax(-1), made(64, 32))
     assert lanes(few, "vector")[0] == 1, "but not where most of the machine would be idle"
 
@@ -91,6 +91,14 @@ def test_few_results_are_made_of_pieces():
     assert launch_of(second, "second").instances([]) == 1
     (small,) = kernels_of(lambda x: x.sum(), made(40, 50))
     assert launch_of(small, "small").instances([]) == 1
+
+
+def test_windows_are_written_out_and_lanes_are_results():
+    kernel = one_kernel(lambda x: F.max_pool2d(F.pad(x, (1, 1, 1, 1)), 3, 2), made(8, 64, 112, 112, dtype=BF16))
+    assert not loops(kernel, "reduction")
+    assert kernel_source(kernel, "pool").count("tl.load(") == 9
+    rows = one_kernel(lambda x: x.amax(-1), made(65536, 9))
+    assert loops(rows, "reduction"), "elements of neighbours are far apart"
 
 
 def test_a_scatter_is_flat_and_atomic():

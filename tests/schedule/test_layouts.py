@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from schedule.plans import memory, plan_of
 
-from compare import check
+from tests.compare import check
+from tests.schedule.plans import memory, plan_of
 
 quick = pytest.mark.quick
 

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 import torch
-from schedule.plans import loops, memory, plan_of
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from compare import assert_no_farther, check, compile_strict
 from ferrite.ir.expr import Load, Masked, Op, indices_of
 from ferrite.ir.index.algebra import ONE, Max, Min, axis
 from ferrite.ir.kernel.nodes import Accumulate, Kernel, Loop, Store, When, nodes_in, walk
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.tiles import side_of
 from ferrite.schedule.fusion.accesses import step_of
+from tests.compare import assert_no_farther, check, compile_strict
+from tests.schedule.plans import extent, loops, memory, number, plan_of
 
 quick = pytest.mark.quick
 
@@ -40,7 +40,7 @@ def nodes(kernel: Kernel) -> list[Any]:
 @quick
 def test_a_padding_is_a_copy_between_its_edges():
     kernel = only_kernel(lambda x: F.pad(x, (3, 5)), torch.randn(16, 64))
-    assert [loop.axis.extent.value for loop in loops(kernel, "vector")] == [3, 64, 5]
+    assert [extent(loop) for loop in loops(kernel, "vector")] == [3, 64, 5]
     assert not any(isinstance(item, Masked) for item in nodes(kernel))
 
 
@@ -49,7 +49,7 @@ def test_rows_of_a_padding_ask_once_for_a_vector():
     """What depends on the row is left, and is the same for all lanes."""
     kernel = only_kernel(lambda x: F.pad(x, (1, 1, 1, 1)), torch.randn(4, 16, 64))
     masks = [item.mask for item in nodes(kernel) if isinstance(item, Masked)]
-    (copy,) = [loop for loop in loops(kernel, "vector") if loop.axis.extent.value == 64]
+    (copy,) = [loop for loop in loops(kernel, "vector") if extent(loop) == 64]
     assert masks
     assert all(copy.axis not in mask.atoms for mask in masks)
 
@@ -64,7 +64,7 @@ def test_a_mirrored_edge_is_copied_backwards():
 @quick
 def test_a_write_into_a_slice_is_two_copies():
     kernel = only_kernel(lambda x, y: torch.slice_scatter(x, y * 2, 1, 16), torch.randn(8, 64), torch.randn(8, 48))
-    assert [loop.axis.extent.value for loop in loops(kernel, "vector")] == [16, 48]
+    assert [extent(loop) for loop in loops(kernel, "vector")] == [16, 48]
 
 
 @quick
@@ -88,7 +88,7 @@ def twice(x: torch.Tensor) -> torch.Tensor:
 def rows_in_strips(kernel: Kernel) -> list[int]:
     """How many rows go by under each vector of columns."""
     inside = [inner for outer in loops(kernel, "vector") for inner in outer.body if isinstance(inner, Loop)]
-    return [loop.axis.extent.value for loop in inside]
+    return [extent(loop) for loop in inside]
 
 
 @quick
@@ -126,7 +126,7 @@ def test_windows_are_written_out_and_vectors_are_made_of_results():
     kernel = only_kernel(lambda x: F.avg_pool2d(x, 2), torch.randn(2, 4, 16, 64))
     assert not any(isinstance(item, Accumulate) for item in walk(kernel.body))
     (loop,) = loops(kernel, "vector")
-    assert loop.axis.extent.value == 32
+    assert extent(loop) == 32
 
 
 @quick
@@ -159,7 +159,12 @@ def test_long_rows_are_no_windows():
     ("sizes", "vector", "side"), [((64, 4096), 64, 32), ((64, 4096), 16, 128), ((128, 4096), 64, 128)]
 )
 def test_tiles_of_a_short_axis_are_small_where_vectors_are_wide(sizes, vector, side):
-    assert side_of(*(axis(name, size) for name, size in zip("ij", sizes, strict=True)), Machine(vector=vector)) == side
+    assert (
+        side_of(
+            *(axis(name, size) for name, size in zip("ij", sizes, strict=True)), machine=Machine(vector_bytes=vector)
+        )
+        == side
+    )
 
 
 # --- tables, columns, joined tensors ----------------------------------------------------------------------------------
@@ -175,7 +180,7 @@ def test_threads_own_shares_of_a_table():
     )
     kernel = plan.launches[-1].kernel
     (share,) = loops(kernel, "parallel")
-    assert share.axis.extent.value == 8
+    assert extent(share) == 8
     (choice,) = [item for item in walk(kernel.body) if isinstance(item, When)]
     assert any(isinstance(item, Store) and item.mode == "add" and not item.atomic for item in walk(choice.body))
 
@@ -299,21 +304,21 @@ def test_pieces_of_a_long_reduction_lie_in_one_place(sizes):
     (piece,) = loops(kernel, "parallel")
     (place,) = {item.coordinates[0] for item in nodes(kernel) if isinstance(item, Load)}
     step = step_of(place, piece.axis)
-    assert step.value * piece.axis.extent.value == sizes[0] * sizes[1], "a thread reads what lies behind each other"
+    assert number(step) * extent(piece) == sizes[0] * sizes[1], "a thread reads what lies behind each other"
 
 
 @quick
 def test_pieces_of_several_long_rows_follow_each_other():
     kernel = plan_of(lambda x: x.sum(1), torch.randn(8, 1 << 16)).launches[0].kernel
     row, piece = loops(kernel, "parallel")
-    assert (row.axis.extent.value, piece.axis.extent.value) == (8, 32)
+    assert (extent(row), extent(piece)) == (8, 32)
 
 
 @quick
 def test_scans_go_through_two_rows_at_once():
     kernel = only_kernel(lambda x: x.cumsum(1), torch.randn(128, 100))
     (rows,) = loops(kernel, "vector")
-    assert (rows.axis.extent.value, rows.lanes, rows.copies) == (2, 1, 2)
+    assert (extent(rows), rows.lanes, rows.copies) == (2, 1, 2)
     assert loops(only_kernel(lambda x: x.cumsum(1), torch.randn(8, 100)), "vector") == [], "few rows are for threads"
 
 

@@ -7,22 +7,25 @@ from dataclasses import replace
 
 import pytest
 import torch
-from executables import function_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lower.lowered import traced
-from schedule.plans import make, memory, plan_of, runs
 
 from ferrite.ir.index.algebra import symbol
 from ferrite.lower.graph import lower_module
+from ferrite.schedule.cpu import CpuScheduling
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.memory.arena import ALWAYS, Arenas, Host, bytes_of, meet, spans_of, with_places
 from ferrite.schedule.memory.liveness import last_uses_of
-from ferrite.schedule.memory.peak import held
-from ferrite.schedule.memory.split_runs import known_bytes
+from ferrite.schedule.memory.peak import bytes_by_step
+from ferrite.schedule.memory.split_runs import bytes_or_zero
 from ferrite.schedule.steps import Launch, Plan, Run
 from ferrite.targets.cpu import CPU
-from loop_programs import buffer, program
+from tests.executables import function_of
+from tests.loop_programs import buffer, program
+from tests.lower.lowered import traced
+from tests.schedule.plans import MACHINE, make, memory, plan_of, runs
+
+ALIGNMENT = MACHINE.line_bytes
 
 quick = pytest.mark.quick
 SIZE = symbol("s0", 2, 1024)
@@ -66,7 +69,7 @@ def test_memory_is_used_again_in_a_run():
     inside = {*run.offsets, *run.borrowed_space}
     assert inside == memory(plan) - kept, "all but the result"
     buffer_table = BufferTable(plan.program)
-    sizes = {name: bytes_of(name, buffer_table) for name in inside | kept}
+    sizes = {name: bytes_of(name, buffer_table, ALIGNMENT) for name in inside | kept}
     assert_well_laid(run, sizes)
     assert run.arena == 32 * 64 * 4, "what one reads while another is written, every second time in the result"
     assert len(run.borrowed_space) == 2
@@ -89,14 +92,14 @@ def test_what_lives_at_once_lies_apart(parts, made, last_uses):
     for name, (_, one, other) in zip(names, parts, strict=True):
         for place in {one, other}:
             accessed[place].append(name)
-    run = Run(tuple(Launch(None, tuple(each), (), ()) for each in accessed))  # type: ignore[arg-type]
+    run = Run(tuple(Launch(None, tuple(each), (), ()) for each in accessed))
     spans = spans_of(run)
     hosts = [Host(name, (spans[name][0], ALWAYS)) for number, name in enumerate(names) if number in made]
     hosts += [Host(name, (-ALWAYS, spans[name][1])) for number, name in enumerate(names) if number in last_uses - made]
     own = {name for number, name in enumerate(names) if number not in made | last_uses}
-    planned = with_places(run, own, hosts, buffer_table)
+    planned = with_places(run, own, hosts, buffer_table, ALIGNMENT)
     assert {*planned.offsets, *planned.borrowed_space} == own, "what others touch too has memory of its own"
-    assert_well_laid(planned, {name: bytes_of(name, buffer_table) for name in names})
+    assert_well_laid(planned, {name: bytes_of(name, buffer_table, ALIGNMENT) for name in names})
 
 
 @quick
@@ -121,7 +124,7 @@ def test_memory_of_a_size_that_is_not_known_is_not_planned():
             for each in plan.program.buffers
         ),
     )
-    again = with_places(Run(run.launches), {*run.offsets}, [], BufferTable(unknown))
+    again = with_places(Run(run.launches), {*run.offsets}, [], BufferTable(unknown), ALIGNMENT)
     assert (again.arena, again.offsets) == (0, {})
 
 
@@ -273,12 +276,12 @@ def test_what_is_taken_over_is_right(fn, fuse, dynamic):
 
 def test_a_run_does_not_hold_what_it_read_beside_what_it_will_write():
     plan = plan_of(sums, torch.randn(512, 512), torch.randn(512, 512), fuse=False)
-    sizes = [max(held(plan.program, plan.steps, plan.last_uses, known_bytes))]
+    sizes = [max(bytes_by_step(plan.program, plan.steps, plan.last_uses, bytes_or_zero))]
     whole = [step for step in plan.steps if not isinstance(step, Run)]
     whole.append(Run(tuple(plan.launches)))
     last_uses = last_uses_of(plan.program, whole, BufferTable(plan.program))
-    arenas = Arenas(plan.program, BufferTable(plan.program))
-    parallel_regions = held(plan.program, arenas.planned(whole), last_uses, known_bytes)
+    arenas = Arenas(plan.program, BufferTable(plan.program), {"cpu": CpuScheduling(MACHINE)})
+    parallel_regions = bytes_by_step(plan.program, arenas.planned(whole), last_uses, bytes_or_zero)
     assert len(runs(plan)) > 1
     assert sizes[0] + (1 << 17) <= max(parallel_regions)
 
@@ -314,7 +317,7 @@ def test_what_is_added_up_by_index_is_one_tensor_before_there_is_a_target():
 
     x, index = torch.randn(1024, 64), torch.randint(4096, (1024,))
     plan = plan_of(fn, x, x.clone(), torch.randn(64, 64), index)
-    most = max(held(plan.program, plan.steps, plan.last_uses, known_bytes))
+    most = max(bytes_by_step(plan.program, plan.steps, plan.last_uses, bytes_or_zero))
     assert most == 4 * (4096 * 64 + 1024 * 64), "the target and one source"
 
 
@@ -322,7 +325,7 @@ def test_what_is_added_up_by_index_is_one_tensor_before_there_is_a_target():
 def test_what_was_given_away_is_freed_with_its_last_use():
     names = [buffer("given", 1024, kind="donated"), buffer("new", 1024)]
     found = program(buffers=names, outputs=("new",), inputs=("given",))
-    launch = Launch(None, ("new", "given"), (), ())  # type: ignore[arg-type]
+    launch = Launch(None, ("new", "given"), (), ())
     steps = [Run((launch,))]
     last_uses = last_uses_of(found, steps, BufferTable(found))
-    assert held(found, steps, last_uses, known_bytes) == [4096, 0], "one came, one went"
+    assert bytes_by_step(found, steps, last_uses, bytes_or_zero) == [4096, 0], "one came, one went"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from schedule.plans import plan_of
 
 import ferrite
-from compare import check
 from ferrite.ir.program.nodes import Template
-from ferrite.schedule.cpu.out_products import MOST_PARTS
+from ferrite.schedule.cpu.out_products import MAX_PARTS_SEARCHED
 from ferrite.schedule.steps import Plan
+from tests.compare import check
+from tests.schedule.plans import plan_of
 
 quick = pytest.mark.quick
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64)
@@ -199,10 +199,10 @@ def test_only_so_many_parts_are_compared_with_each_other():
     """Products that stand too far before their copies keep their memory; all are right."""
 
     def function(a, b):
-        return torch.cat([(a + number) @ b for number in range(MOST_PARTS + 16)])
+        return torch.cat([(a + number) @ b for number in range(MAX_PARTS_SEARCHED + 16)])
 
     given = [torch.randn(2, 3), torch.randn(3, 3)]
-    assert 0 < len(written_in_place(plan_of(function, *given))) < MOST_PARTS + 16
+    assert 0 < len(written_in_place(plan_of(function, *given))) < MAX_PARTS_SEARCHED + 16
     check(function, lambda: given)
 
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from schedule.plans import MACHINE, plan_of, runs
 
 from bench.cases import pointwise
 from ferrite.ir.kernel.nodes import may_stop
-from ferrite.schedule.cpu.parallel_regions import WORTH, Bytes, ParallelRegions, work_in
+from ferrite.schedule.cpu.parallel_regions import Bytes, ParallelRegions, work_in
 from ferrite.schedule.fusion.accesses import BufferTable
+from tests.schedule.plans import MACHINE, number, plan_of, runs
 
 Tensor = torch.Tensor
 pytestmark = pytest.mark.quick
@@ -69,7 +69,7 @@ def test_large_kernels_stay_alone_and_others_go_past_them():
     (found,) = run.parallel_regions
     assert (found.first, found.count) == (0, 4)
     assert plan.regions == [0, 0, 0, 0, None, None]
-    sizes = [buffer.sizes[0].value for launch in run.launches for buffer in plan.program.buffers
+    sizes = [number(buffer.sizes[0]) for launch in run.launches for buffer in plan.program.buffers
              if buffer.name == launch.arguments[0]]  # fmt: skip
     assert sizes == [6000, 5000, 4096, 3000, large, large + 1], "the large ones in their order"
 
@@ -112,7 +112,7 @@ def test_a_chain_is_one_after_the_other():
 def test_little_work_wakes_nobody():
     few, more = (runs(plan_of(each, *vectors(*range(1000, 1000 + count))))[0] for count in (5, 20))
     work = [sum(work_in(launch.kernel.body) for launch in run.launches) for run in (few, more)]
-    assert MACHINE.grain < work[0] < WORTH * MACHINE.grain < work[1]
+    assert MACHINE.grain < work[0] < MACHINE.min_region_grains * MACHINE.grain < work[1]
     assert not few.parallel_regions
     assert more.parallel_regions
 

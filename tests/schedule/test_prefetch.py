@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from schedule.plans import plan_of
 from torch.nn import functional as F
 
-from compare import check
 from ferrite.ir.kernel.nodes import Prefetch, walk
+from tests.compare import check
+from tests.schedule.plans import plan_of
 
 quick = pytest.mark.quick
 

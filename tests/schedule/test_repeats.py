@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from schedule.plans import plan_of
 from torch import Tensor
 
 from ferrite.schedule import plan
 from ferrite.schedule.cpu import CpuScheduling, kernels
+from tests.schedule.plans import plan_of
 
 pytestmark = pytest.mark.quick
 
@@ -23,7 +23,7 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def counted(self: CpuScheduling, group: Any, *rest: Any) -> Any:
         found.append(group)
-        return kernels.build(group, *rest, self.machine)
+        return kernels.build(group, *rest, machine=self.machine)
 
     monkeypatch.setattr(CpuScheduling, "arranged", counted)
     monkeypatch.setattr(plan, "check_repeat", lambda *_repeat: None)

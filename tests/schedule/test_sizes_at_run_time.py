@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from lower.lowered import program_of
-from schedule.plans import loops, make, memory, plan_of
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from compare import assert_no_farther, compile_strict, compiled_graphs, reset
 from ferrite.ir.expr import Masked, indices_of
 from ferrite.ir.index.algebra import Symbol, number, symbol
 from ferrite.ir.kernel.nodes import Kernel, Scratch, nodes_in, walk
-from ferrite.schedule.fusion.accesses import GUESS, likely, step_of
+from ferrite.schedule.fusion.accesses import UNKNOWN_EXTENT, likely, step_of
 from ferrite.schedule.steps import Plan
+from tests.compare import assert_no_farther, compile_strict, compiled_graphs, reset
+from tests.lower.lowered import program_of
+from tests.schedule.plans import loops, make, memory, plan_of
 
 quick = pytest.mark.quick
 
@@ -42,7 +42,7 @@ def conditions(kernel: Kernel) -> list[Any]:
 def test_a_size_is_likely_what_was_seen():
     n, m, unknown = symbol("n", 2, None, 512), symbol("m", 2, None, 8), symbol("u", 0, 100)
     assert [likely(each) for each in (number(7), n, n * m + 1, n // m)] == [7, 512, 4097, 64]
-    assert likely(unknown) == likely(unknown * n) == GUESS
+    assert likely(unknown) == likely(unknown * n) == UNKNOWN_EXTENT
     assert likely(symbol("few", 0, 5)) == 5
 
 

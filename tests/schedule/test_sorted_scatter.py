@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from schedule.plans import loops, plan_of
 
-from compare import check, compile_strict
 from ferrite.ir.expr import data_of
 from ferrite.ir.kernel.nodes import Kernel, Store, When, walk
 from ferrite.schedule.steps import Plan
+from tests.compare import check, compile_strict
+from tests.schedule.plans import extent, loops, plan_of
 
 quick = pytest.mark.quick
 
@@ -90,7 +90,7 @@ def test_rows_of_the_table_are_made_one_by_one(name):
     found = [kernel for kernel in kernels(plan_of(SORTED[name], *inputs())) if is_sorted(kernel)]
     assert len(found) == 1
     (rows,) = loops(found[0], "parallel")
-    assert rows.axis.extent.value == 12
+    assert extent(rows) == 12
     pointers = {pointer.name for pointer in found[0].pointers}
     cases = [item for item in walk(rows.body) if isinstance(item, When)]
     assert len(cases) == 2, "rows with sources, and without"

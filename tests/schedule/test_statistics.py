@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from schedule.plans import plan_of
 
-from compare import assert_no_farther, compile_strict
 from ferrite.ir.expr import Load
 from ferrite.ir.kernel.nodes import Loop, nodes_in, walk
+from tests.compare import assert_no_farther, compile_strict
+from tests.schedule.plans import extent, plan_of
 
 quick = pytest.mark.quick
 
@@ -26,7 +26,7 @@ def test_the_variance_of_all_reads_memory_once():
     assert len(plan.launches) == 2
     assert readers_of_input(plan) == 1
     (pieces,) = (item for item in plan.launches[0].kernel.body if isinstance(item, Loop))
-    assert (pieces.kind, pieces.axis.extent.value) == ("parallel", 512 * 512 // 8192)
+    assert (pieces.kind, extent(pieces)) == ("parallel", 512 * 512 // 8192)
 
 
 @quick
@@ -71,3 +71,32 @@ def test_special_values_spread_as_in_eager(special):
     assert theirs.isnan()
     # eager's mean is not a number wherever it goes on after an infinity: what its own mean gives is meant here
     torch.testing.assert_close(mean, x.mean(), equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(40, 3), (40, 7), (6, 768), (3, 100, 77)])
+def test_of_equal_numbers_the_deviations_are_zero(shape, dtype):
+    """A sum of equal numbers is rounded, and so is a mean made of it: the deviations tell by how much. Divided by the
+    root of no more than `eps` they would be seen."""
+
+    def fn(x):
+        return torch.nn.functional.layer_norm(x, x.shape[-1:]), torch.nn.functional.group_norm(x, x.shape[1])
+
+    torch.manual_seed(0)
+    x = torch.randn(*shape[:-1], 1, dtype=dtype).expand(shape).contiguous()
+    normalised, in_groups = compile_strict(fn)(x)
+    assert torch.count_nonzero(normalised) == 0
+    if len(shape) == 3:  # a group is a row
+        assert torch.count_nonzero(in_groups) == 0
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan"), 3e38])
+def test_means_of_what_is_infinite_stay_so(number):
+    def fn(x):
+        return torch.var_mean(x, -1), torch.nn.functional.layer_norm(x, x.shape[-1:])
+
+    x = torch.arange(24.0).reshape(4, 6)
+    x[1, -1] = number
+    (variance, mean), result = compile_strict(fn)(x)
+    (expected_variance, expected_mean), expected = fn(x)
+    torch.testing.assert_close((variance, mean, result), (expected_variance, expected_mean, expected), equal_nan=True)

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from lower.lowered import traced
 
 from ferrite.ir.invalid import InvalidProgram
 from ferrite.lower.graph import lower_module
@@ -15,6 +14,7 @@ from ferrite.schedule.laws import verify_schedule
 from ferrite.schedule.plan import STEPS, make_plan
 from ferrite.schedule.steps import ParallelRegion, Run
 from ferrite.targets.cpu import CPU
+from tests.lower.lowered import traced
 
 pytestmark = pytest.mark.quick
 

@@ -22,6 +22,7 @@ from torch.testing._internal.common_modules import ErrorModuleInput, module_db
 from torch.testing._internal.common_optimizers import optim_db
 from torch.testing._internal.custom_op_db import custom_op_db
 from torch.testing._internal.hop_db import hop_db
+from torch.testing._internal.opinfo.core import BinaryUfuncInfo, UnaryUfuncInfo
 from torch.utils import _pytree as pytree
 
 WAYS = ("static", "dynamic", "backward", "in place", "errors", "other types")
@@ -50,7 +51,7 @@ class Entry:
     def takes_edges(self) -> bool:
         """Functions of single elements do, but for polynomials: eager takes as many steps as the degree says, and does
         not come back from an infinite one."""
-        is_pointwise = isinstance(self.info, (invocations.UnaryUfuncInfo, invocations.BinaryUfuncInfo))
+        is_pointwise = isinstance(self.info, (UnaryUfuncInfo, BinaryUfuncInfo))
         return is_pointwise and "_polynomial_" not in self.name
 
 
@@ -75,7 +76,7 @@ def entries() -> dict[str, Entry]:
         found.append(Entry(f"{name}.train", "module", info, training=True))
         if info.train_and_eval_differ:
             found.append(Entry(f"{name}.eval", "module", info))
-    found += [Entry(f"optimizer:{info.optim_cls.__name__}", "optimizer", info) for info in optim_db]
+    found += [Entry(f"optimizer:{info.optim_cls.__name__}", "optimizer", info) for info in optim_db]  # type: ignore[attr-defined]
     named: dict[str, Entry] = {}
     for entry in found:
         again = sum(name.split("#")[0] == entry.name for name in named)

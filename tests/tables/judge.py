@@ -15,6 +15,7 @@ What kills or hangs the process is for the parent to see.
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
 from collections.abc import Callable, Sequence
@@ -51,7 +52,7 @@ class Verdict:
 def quiet() -> None:
     """No warnings and no logs of torch: errors are what is compared."""
     warnings.simplefilter("ignore")
-    torch._logging.set_logs(all=logging.CRITICAL)
+    torch._logging.set_logs(all=logging.CRITICAL)  # type: ignore[attr-defined]
     torch.set_num_threads(1)
 
 
@@ -71,7 +72,7 @@ class Call:
         leaves, self.spec = pytree.tree_flatten(sample.arguments)
         self.places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         self.leaves, self.sample, self.backward = leaves, sample, backward
-        self.tensors = [laid_out(layout, leaves[place]) for place in self.places]
+        self.tensors = [laid_out(layout, leaves[place], turn) for turn, place in enumerate(self.places)]
         self.names_type = any(isinstance(leaf, torch.dtype) for leaf in leaves)
         self.seeds: list[torch.Tensor] = []
 
@@ -92,8 +93,13 @@ class Call:
             now[place] = tensor
         return pytree.tree_unflatten(now, self.spec)
 
+    def elements_apart(self) -> Call:
+        """The same call with arguments that no vector can be loaded from."""
+        other = copy.copy(self)
+        other.tensors = [laid_out("stepped", tensor, turn) for turn, tensor in enumerate(self.tensors)]
+        return other
+
     def run(self, wrap: Wrap) -> list[Any]:
-        torch.compiler.reset()
         torch.manual_seed(SEED)
         return pytree.tree_leaves(self.function(wrap)(*map(copied, self.tensors)))
 
@@ -121,6 +127,7 @@ def judge(
 
 def judged(entry: Entry, call: Call, eager: Any, dynamic: bool) -> Verdict:
     counters.clear()
+    torch.compiler.reset()
     found = attempt(call, ours(dynamic))
     graphs = counters["stats"]["unique_graphs"]
     verdict = compared(entry, call, found, eager)
@@ -129,6 +136,13 @@ def judged(entry: Entry, call: Call, eager: Any, dynamic: bool) -> Verdict:
     again = attempt(call, lambda fn: fn)
     if compared(entry, call, again, eager) is not None:
         return Verdict("foreign", "eager is not the same twice")
+    if verdict.kind == "wrong" and entry.takes_edges:
+        # Some of eager's kernels treat NaN in one way among the elements of a vector and in another in the rest of a
+        # row: where ours is the latter, for all elements, neither is wrong.
+        one_by_one = attempt(call.elements_apart(), lambda fn: fn)
+        if compared(entry, call, found, one_by_one) is None:
+            return Verdict("foreign", "eager is not the same for elements that lie apart")
+    torch.compiler.reset()
     through_torch = attempt(call, theirs(dynamic))
     if is_same_difference(entry, call, found, through_torch, eager):
         return Verdict("foreign", verdict.why)

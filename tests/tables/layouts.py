@@ -51,22 +51,17 @@ def single(x: torch.Tensor) -> torch.Tensor:
     return x.reshape(-1)[0] if x.numel() else x
 
 
-def edges(x: torch.Tensor) -> torch.Tensor:
-    """Every pair of two arguments meets somewhere: the table goes on where the last argument left it."""
+def edges(x: torch.Tensor, place: int = 0) -> torch.Tensor:
+    """Every pair of two arguments meets somewhere: one of them runs slowly through the table, the next one quickly."""
     numbers: Any = EDGES if x.is_floating_point() or x.is_complex() else WHOLE_EDGES
     if x.dtype is torch.bool or not x.numel():
         return x
-    table = torch.tensor(numbers, dtype=torch.float64 if x.is_floating_point() else torch.int64)
-    table = torch.tensor(numbers, dtype=torch.complex128) if x.is_complex() else table
-    count = max(len(numbers) ** 2, x.numel())
-    places = torch.arange(count)
-    # one argument runs slowly through the table, the next one quickly
-    places = places // len(numbers) if edges.turn % 2 else places  # type: ignore[attr-defined]
-    edges.turn += 1  # type: ignore[attr-defined]
+    wide = torch.complex128 if x.is_complex() else torch.float64 if x.is_floating_point() else torch.int64
+    table = torch.tensor(numbers, dtype=wide)
+    places = torch.arange(max(len(numbers) ** 2, x.numel()))
+    places = places // len(numbers) if place % 2 else places
     return table[places % len(numbers)].to(x.dtype)
 
-
-edges.turn = 0  # type: ignore[attr-defined]
 
 LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "as given": lambda x: x,
@@ -82,12 +77,13 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def laid_out(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in another layout; what has none of its own (sparse, quantized, a subclass) is left alone."""
+def laid_out(name: str, tensor: torch.Tensor, place: int) -> torch.Tensor:
+    """The argument in this place, in another layout; what has none of its own (sparse, quantized, a subclass) is left
+    alone."""
     if tensor.layout is not torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return tensor
     if tensor.is_quantized or tensor.is_meta:
         return tensor
     with torch.no_grad():
-        new = LAYOUTS[name](tensor.detach())
+        new = edges(tensor.detach(), place) if name == "edges" else LAYOUTS[name](tensor.detach())
     return new.detach().requires_grad_(tensor.requires_grad)

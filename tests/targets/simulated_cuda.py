@@ -198,11 +198,11 @@ def addresses_are_tensors() -> Iterator[None]:
 
 class SimulatedTarget(CudaTarget):
     spelling = Spelling()
-    processor = H200  # type: ignore[assignment]
-    scheduling = GpuScheduling(GpuMachine(), unsupported_operation, device="cpu")  # type: ignore[assignment]
+    processor = H200
+    scheduling = GpuScheduling(GpuMachine(), unsupported_operation, device="cpu")
 
     def __init__(self, natives: bool = True) -> None:
-        self.driver = SimulatedDriver(natives)  # type: ignore[misc]
+        self.driver = self.simulated = SimulatedDriver(natives)
 
     def identity(self) -> str:
         return "a simulated GPU"

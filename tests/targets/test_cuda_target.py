@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is n
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch, fresh_compiler: None):
-    from targets.simulated_cuda import SimulatedTarget
+    from tests.targets.simulated_cuda import SimulatedTarget
 
     target = SimulatedTarget()
     monkeypatch.setattr("ferrite.backend.targets_for", lambda options, devices: {"cpu": target})

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from targets.toy import ToyTarget
 
 import ferrite
+from tests.targets.toy import ToyTarget
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from ferrite.codegen.llvm.types import BYTES, MEMORY, vector
 from ferrite.ir import Load
 from ferrite.ir.kernel import Prefetch, Store
 
-LINE = 64  # bytes that come from memory together, on all processors of today
+CACHE_LINE_BYTES = 64  # bytes that come from memory together, on all processors of today
 
 
 class Access:
@@ -48,7 +48,7 @@ class Access:
         if all(place.kind == "row" for place in places):
             step = self.e.lanes * BYTES[memory.element]
             self.e.declare("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
-            for place in places[:: max(LINE // step, 1)]:
+            for place in places[:: max(CACHE_LINE_BYTES // step, 1)]:
                 self.e.function.line(f"call void @llvm.prefetch.p0(ptr {place.pointers[0]}, i32 0, i32 3, i32 1)")
 
     def as_register(self, value: Value, dtype: torch.dtype) -> Value:
@@ -132,8 +132,8 @@ class Access:
         function, lanes = self.e.function, self.e.lanes
         type_ = vector(element, lanes)
         key = f"row {type_} {place} {mask} {buffer} {self.e.memory[buffer].version}"
-        if key in function.known:
-            return function.known[key]
+        if key in function.values_by_text:
+            return function.values_by_text[key]
         number, every = next(function.counter), self.e.any_lane(mask, lanes, every=True)
         function.line(f"br i1 {every}, label %all{number}, label %some{number}")
         function.block(f"all{number}")
@@ -147,7 +147,7 @@ class Access:
         function.scope.code += [f"some{number}:", scope.code, f"  br label %both{number}"]
         function.block(f"both{number}")
         found = function.define(f"phi {type_} [ {whole}, %all{number} ], [ {some}, %{scope.label} ]")
-        function.known[key] = found
+        function.values_by_text[key] = found
         function.scope.keys.append(key)
         return found
 

@@ -29,7 +29,7 @@ class Rule:
     dtypes: tuple[torch.dtype, ...]
     begin: tuple[Expr, ...]
     lift: tuple[Expr, ...]
-    join: tuple[Expr, ...]
+    combine: tuple[Expr, ...]
 
 
 def rule_of(state: State) -> Rule:
@@ -44,7 +44,7 @@ def rule_of(state: State) -> Rule:
     }
     combined = [_with_params(result, moved) for result in state.combine]
     both = op("logical_and", left[-1], right[-1])
-    joined = [
+    combined = [
         op("where", both, combined[place], op("where", left[-1], left[place], right[place], dtype=dtype), dtype=dtype)
         for place, dtype in enumerate(state.dtypes)
     ]
@@ -52,15 +52,15 @@ def rule_of(state: State) -> Rule:
         types,
         tuple(const(0, dtype) for dtype in types),
         (*params(state.dtypes), const(True, torch.bool)),
-        (*joined, op("logical_or", left[-1], right[-1])),
+        (*combined, op("logical_or", left[-1], right[-1])),
     )
 
 
 def _with_params(root: Expr, new: dict[Expr, Expr]) -> Expr:
-    done: dict[Expr, Expr] = {}
+    rewritten: dict[Expr, Expr] = {}
     for item in nodes_of(root):
-        done[item] = new.get(item) or with_parts(item, done.__getitem__, lambda index: index)
-    return done[root]
+        rewritten[item] = new.get(item) or with_parts(item, rewritten.__getitem__, lambda index: index)
+    return rewritten[root]
 
 
 @dataclass
@@ -108,7 +108,7 @@ class Accumulators:
         copies = e.replicas // opened.replicas
         old = self.current(opened, e.lanes, copies)
         self.refuse_if_spread(opened)
-        new = self.joined(opened, old, statement.values)
+        new = self.combined(opened, old, statement.values)
         repeated = e.live if opened.lanes < e.lanes else None  # lanes with a state each repeat that too
         for mask in (e.mask, repeated):
             if mask is not None:
@@ -119,7 +119,7 @@ class Accumulators:
                 names = opened.variables[e.lanes][replica % copies][replica // copies]
                 e.function.line(f"store {vector(value.element, e.lanes)} {part}, ptr {names[place]}")
 
-    def joined(self, opened: Open, old: list[Value], values: Sequence[Expr]) -> list[Value]:
+    def combined(self, opened: Open, old: list[Value], values: Sequence[Expr]) -> list[Value]:
         rule = opened.rule
         if opened.state.kind == "sum" and _is_product(values[0]):
             self.expressions.begin()
@@ -129,7 +129,7 @@ class Accumulators:
         made = self.expressions.values(*values)
         if len(made) != len(rule.dtypes):
             made = self.expressions.with_params(rule.lift, made)
-        return self.expressions.with_params(rule.join, [*old, *made])
+        return self.expressions.with_params(rule.combine, [*old, *made])
 
     def current(self, opened: Open, lanes: int, copies: int) -> list[Value]:
         """What the accumulators hold now, for every copy."""
@@ -178,7 +178,7 @@ class Accumulators:
         while len(rows) > 1:
             pairs = [rows[place : place + 2] for place in range(0, len(rows), 2)]
             rows = [
-                self.expressions.with_params(opened.rule.join, [*pair[0], *pair[1]]) if len(pair) == 2 else pair[0]
+                self.expressions.with_params(opened.rule.combine, [*pair[0], *pair[1]]) if len(pair) == 2 else pair[0]
                 for pair in pairs
             ]
         return rows[0]

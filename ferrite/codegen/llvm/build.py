@@ -157,7 +157,7 @@ def _calls() -> ctypes.CDLL:
 
     library = ctypes.CDLL(ffi.lib._name)
     for name in ("LLVMPY_ParseAssembly", "LLVMPY_RunNewModulePassManager", "LLVMPY_TargetMachineEmitToMemory"):
-        known = getattr(ffi.lib, name)
+        declared = getattr(ffi.lib, name)
         call = getattr(library, name)
-        call.argtypes, call.restype = known.argtypes, known.restype
+        call.argtypes, call.restype = declared.argtypes, declared.restype
     return library

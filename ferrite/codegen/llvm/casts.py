@@ -8,7 +8,7 @@ from ferrite.codegen.llvm.emission import Emission, Value
 from ferrite.codegen.llvm.operators import Words, is_float, words
 from ferrite.codegen.llvm.types import BITS, REGISTER, is_narrow, is_signed
 
-WIDE = torch.float32
+ARITHMETIC = torch.float32
 
 
 def cast(e: Emission, value: Value, source: torch.dtype, target: torch.dtype) -> Value:
@@ -19,9 +19,9 @@ def converted(e: Emission, item: str, lanes: int, source: torch.dtype, target: t
     if source == target:
         return item
     if is_narrow(source):
-        return converted(e, widen(e, item, lanes, source), lanes, WIDE, target)
+        return converted(e, widen(e, item, lanes, source), lanes, ARITHMETIC, target)
     if is_narrow(target):
-        return narrow(e, converted(e, item, lanes, source, WIDE), lanes, target)
+        return narrow(e, converted(e, item, lanes, source, ARITHMETIC), lanes, target)
     w = words(e, source, lanes)
     element = REGISTER[target]
     if target is torch.bool:

@@ -28,7 +28,7 @@ def stop_where(e: Emission, bad: str, lanes: int, code: int, value: str = "0", e
     """Leave the function where a lane is bad. `value` and `extent` are i64, as wide as `bad`."""
     function = e.function
     key = f"check {code} {bad}"
-    if key in function.known:
+    if key in function.values_by_text:
         return
     e.module.helpers["@ferrite_stop"] = STOP
     function.fails = True
@@ -37,7 +37,7 @@ def stop_where(e: Emission, bad: str, lanes: int, code: int, value: str = "0", e
     number = next(function.counter)
     scope.code.append(f"  br i1 {failing}, label %stop{number}, label %fine{number}{UNLIKELY}")
     function.block(f"fine{number}", scope)
-    function.known[key] = failing
+    function.values_by_text[key] = failing
     scope.keys.append(key)
     function.cold.append(f"stop{number}:")
     if lanes > 1 and code != DIVISION:

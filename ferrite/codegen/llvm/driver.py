@@ -24,8 +24,8 @@ from ferrite.codegen.llvm.target import host_target
 
 NAME = "ferrite_run"
 IMMEDIATE = -1
-FAILURE = 3  # words that a failing kernel leaves: value, extent, step
-MOST_ARGUMENTS = 1024
+FAILURE_WORDS = 3  # words that a failing kernel leaves: value, extent, step
+MAX_ARGUMENTS = 1024
 Step = tuple[int, Sequence[tuple[int, int]]]
 
 # One step: its words, and its call.
@@ -79,8 +79,8 @@ define internal ptr @{NAME}.after(ptr %at) alwaysinline nounwind {{
 SHARE = f"""
 define internal void @{NAME}.share(ptr %team) nounwind {{
 entry:
-  %words = alloca [{MOST_ARGUMENTS} x i64], align 16
-  %failure = alloca [{FAILURE} x i64], align 8
+  %words = alloca [{MAX_ARGUMENTS} x i64], align 16
+  %failure = alloca [{FAILURE_WORDS} x i64], align 8
   %steps.at = getelementptr i64, ptr %team, i64 1
   %steps = load i64, ptr %steps.at, align 8
   %first.at = getelementptr i64, ptr %team, i64 2
@@ -122,7 +122,7 @@ entry:
   %first = getelementptr i64, ptr %table, i64 2
   %many = load i64, ptr %slots.at, align 8
   %failure = getelementptr i64, ptr %slots, i64 %many
-  %words = alloca [{MOST_ARGUMENTS} x i64], align 16
+  %words = alloca [{MAX_ARGUMENTS} x i64], align 16
   %team = alloca [4 x i64], align 8
   br label %group
 group:
@@ -199,18 +199,18 @@ def pack_steps(steps: Sequence[Step], slots: int, together: Sequence[tuple[int, 
 
 
 def step_words(address: int, arguments: Sequence[tuple[int, int]]) -> list[int]:
-    if len(arguments) > MOST_ARGUMENTS:
-        raise ValueError(f"{len(arguments)} arguments; a kernel has at most {MOST_ARGUMENTS}")
+    if len(arguments) > MAX_ARGUMENTS:
+        raise ValueError(f"{len(arguments)} arguments; a kernel has at most {MAX_ARGUMENTS}")
     return [address, len(arguments), *(word for argument in arguments for word in argument)]
 
 
 def with_rest(together: Sequence[tuple[int, int, int]], steps: int) -> Iterator[tuple[int, int, int]]:
     """The groups, and as groups of one thread what lies between them."""
-    done = 0
+    next_step = 0
     for first, count, threads in together:
-        if first > done:
-            yield done, first - done, 1
+        if first > next_step:
+            yield next_step, first - next_step, 1
         yield first, count, threads
-        done = first + count
-    if steps > done:
-        yield done, steps - done, 1
+        next_step = first + count
+    if steps > next_step:
+        yield next_step, steps - next_step, 1

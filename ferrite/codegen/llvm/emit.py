@@ -70,17 +70,17 @@ def _exported(name: str, pointers: list[str], sizes: list[str], shared: list[str
 
 # --- what has no native form ------------------------------------------------------------------------------------------
 
-_known: weakref.WeakKeyDictionary[Expr, str | None] = weakref.WeakKeyDictionary()
+_reasons: weakref.WeakKeyDictionary[Expr, str | None] = weakref.WeakKeyDictionary()
 _SHAPES = frozenset(["where", "bitcast"])
 
 
 def unsupported(expr: Expr) -> str | None:
     """Why an expression has no native form; None where it has one."""
-    for item in nodes_of(expr, known=_known):
+    for item in nodes_of(expr, leaving_out=_reasons):
         inside = [value for index in indices_of(item) for value in data_of(index)]
-        reason = next((reason for part in (*inside, *item.args) if (reason := _known.get(part)) is not None), None)
-        _known[item] = reason or _unsupported(item)
-    return _known[expr]
+        reason = next((reason for part in (*inside, *item.args) if (reason := _reasons.get(part)) is not None), None)
+        _reasons[item] = reason or _unsupported(item)
+    return _reasons[expr]
 
 
 def _unsupported(item: Expr) -> str | None:

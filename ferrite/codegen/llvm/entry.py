@@ -17,7 +17,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-from ferrite.codegen.llvm.driver import DRIVER, FAILURE
+from ferrite.codegen.llvm.driver import DRIVER, FAILURE_WORDS
 
 NAME = "ferrite_call"
 ENTRY = f"""{DRIVER}
@@ -39,7 +39,7 @@ entry:
   %threads = call i64 @PyLong_AsLongLong(ptr %threads.object)
   %slots.at = getelementptr i64, ptr %table, i64 1
   %slots = load i64, ptr %slots.at, align 8
-  %all = add i64 %slots, {FAILURE}
+  %all = add i64 %slots, {FAILURE_WORDS}
   %words = alloca i64, i64 %all, align 16
   %behind = sub i64 %slots, %count
   %more = icmp sgt i64 %count, 1
@@ -72,7 +72,7 @@ done:
   %zero = call ptr @PyLong_FromLongLong(i64 0)
   ret ptr %zero
 failed:
-  %left = call ptr @PyTuple_New(i64 {FAILURE + 1})
+  %left = call ptr @PyTuple_New(i64 {FAILURE_WORDS + 1})
   %first = call ptr @PyLong_FromLongLong(i64 %result)
   %first.set = call i32 @PyTuple_SetItem(ptr %left, i64 0, ptr %first)
   %failure = getelementptr i64, ptr %words, i64 %slots
@@ -84,7 +84,7 @@ tell:
   %told.object = call ptr @PyLong_FromLongLong(i64 %told.word)
   %told.next = add i64 %told, 1
   %told.set = call i32 @PyTuple_SetItem(ptr %left, i64 %told.next, ptr %told.object)
-  %others = icmp slt i64 %told.next, {FAILURE}
+  %others = icmp slt i64 %told.next, {FAILURE_WORDS}
   br i1 %others, label %tell, label %raise
 raise:
   %raised = call ptr @PyObject_CallObject(ptr %self, ptr %left)

@@ -35,7 +35,7 @@ class Function:
 
     def __init__(self, counter: Iterator[int] | None = None) -> None:
         self.counter = counter or itertools.count()
-        self.known: dict[str, str] = {}
+        self.values_by_text: dict[str, str] = {}
         self.rank: dict[str, int] = {}  # the scope that defines a name
         self.variables: Code = []
         self.cold: Code = []
@@ -59,7 +59,7 @@ class Function:
     def pop(self) -> Scope:
         scope = self.scopes.pop()
         for key in scope.keys:
-            del self.known[key]
+            del self.values_by_text[key]
         return scope
 
     def home(self, rank: int) -> Scope:
@@ -90,7 +90,7 @@ class Function:
 
     def op(self, text: str, *operands: str, floor: int = 0, key: str | None = None) -> str:
         """A value without effects. `floor`: it must not stand farther out."""
-        found = self.known.get(key or text)
+        found = self.values_by_text.get(key or text)
         if found is not None:
             return found
         rank = floor
@@ -102,7 +102,7 @@ class Function:
         name = f"%v{next(self.counter)}"
         scope.code.append(f"  {name} = {text}")
         scope.keys.append(key or text)
-        self.known[key or text] = name
+        self.values_by_text[key or text] = name
         self.rank[name] = scope.depth
         return name
 

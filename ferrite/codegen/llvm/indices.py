@@ -132,14 +132,14 @@ class Indices:
         return Found(self.e.op(f"{word} {vector(element, lanes)} {one}, {other}", one, other), lanes)
 
     def add(self, left: Found, right: Found, element: str) -> Found:
-        if known(left) and known(right):
+        if is_constant(left) and is_constant(right):
             return Found(str(int(left.name) + int(right.name)))
         if left.name == "0" or right.name == "0":
             return right if left.name == "0" else left
         return self.binary("add nsw", left, right, element)
 
     def multiply(self, left: Found, right: Found, element: str) -> Found:
-        if known(left) and known(right):
+        if is_constant(left) and is_constant(right):
             return Found(str(int(left.name) * int(right.name)))
         if left.name == "1" or right.name == "1":
             return right if left.name == "1" else left
@@ -154,10 +154,10 @@ class Indices:
     def divide(self, index: FloorDiv | Mod, top: Found, bottom: Found, element: str) -> Found:
         """Rounding down, whatever the signs. Written outside a loop it may meet a size that is 0, so it never traps."""
         quotient = isinstance(index, FloorDiv)
-        if known(top) and known(bottom):
+        if is_constant(top) and is_constant(bottom):
             pair = divmod(int(top.name), max(int(bottom.name), 1))
             return Found(str(pair[0 if quotient else 1]))
-        if known(bottom) and (value := int(bottom.name)) & (value - 1) == 0:
+        if is_constant(bottom) and (value := int(bottom.name)) & (value - 1) == 0:
             if quotient:
                 return self.binary("ashr", top, Found(str(value.bit_length() - 1)), element)
             return self.binary("and", top, Found(str(value - 1)), element)
@@ -180,7 +180,7 @@ class Indices:
         )
 
 
-def known(item: Found) -> bool:
+def is_constant(item: Found) -> bool:
     return item.lanes == 1 and is_literal(item.name)
 
 

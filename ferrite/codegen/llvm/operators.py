@@ -199,19 +199,19 @@ for _name in ("eq", "lt", "le", "gt", "ge"):
 _comparison("ne", "une", "ne")
 
 
-def _known(value: bool, e: Emission, lanes: int) -> str:
+def _constant_bool(value: bool, e: Emission, lanes: int) -> str:
     return e.splat("true" if value else "false", "i1", lanes)
 
 
 @row("isnan")
 def isnan(e: Emission, dtype: torch.dtype, lanes: int, value: str) -> str:
-    return words(e, dtype, lanes).compare("uno", value, value) if is_float(dtype) else _known(False, e, lanes)
+    return words(e, dtype, lanes).compare("uno", value, value) if is_float(dtype) else _constant_bool(False, e, lanes)
 
 
 @row("isinf")
 def isinf(e: Emission, dtype: torch.dtype, lanes: int, value: str) -> str:
     if not is_float(dtype):
-        return _known(False, e, lanes)
+        return _constant_bool(False, e, lanes)
     w = words(e, dtype, lanes)
     return w.compare("oeq", w.call("fabs", value), w.const(float("inf")))
 
@@ -219,7 +219,7 @@ def isinf(e: Emission, dtype: torch.dtype, lanes: int, value: str) -> str:
 @row("isfinite")
 def isfinite(e: Emission, dtype: torch.dtype, lanes: int, value: str) -> str:
     if not is_float(dtype):
-        return _known(True, e, lanes)
+        return _constant_bool(True, e, lanes)
     w = words(e, dtype, lanes)
     return w.compare("olt", w.call("fabs", value), w.const(float("inf")))
 
@@ -227,7 +227,7 @@ def isfinite(e: Emission, dtype: torch.dtype, lanes: int, value: str) -> str:
 @row("signbit")
 def signbit(e: Emission, dtype: torch.dtype, lanes: int, value: str) -> str:
     if not is_float(dtype) and not is_signed(dtype):
-        return _known(False, e, lanes)
+        return _constant_bool(False, e, lanes)
     w = words(e, dtype, lanes)
     if is_float(dtype):
         integer = INTEGER_OF[w.element]
@@ -252,7 +252,7 @@ _logic("xor", "logical_xor", "bitwise_xor")
 @row("logical_not", "bitwise_not")
 def complement(e: Emission, dtype: torch.dtype, lanes: int, value: str) -> str:
     w = words(e, dtype, lanes)
-    return w.op("xor", value, _known(True, e, lanes) if is_bool(dtype) else w.const(-1))
+    return w.op("xor", value, _constant_bool(True, e, lanes) if is_bool(dtype) else w.const(-1))
 
 
 @row("bitwise_left_shift", takes=is_whole)

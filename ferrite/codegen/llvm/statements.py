@@ -18,7 +18,7 @@ from ferrite.ir import Local, data_of, nodes_of
 from ferrite.ir.index import ZERO, Axis, Index, Number, number
 from ferrite.ir.kernel import Accumulate, Join, Let, Loop, Prefetch, Scratch, Statement, Store, When, walk
 
-STACK = 64 * 1024  # bytes of scratch that a function may have on its stack
+MAX_STACK_BYTES = 64 * 1024  # bytes of scratch that a function may have on its stack
 Body = Sequence[Statement]
 
 
@@ -86,7 +86,7 @@ class Statements:
     def room(self, count: int, element: str) -> str:
         """Memory of the function's own: on its stack while there is room."""
         function, size = self.e.function, count * BYTES[element]
-        if function.stack + size <= STACK:
+        if function.stack + size <= MAX_STACK_BYTES:
             function.stack += size
             return function.variable(f"[{count} x {element}], align 64")
         pointer = function.op(f"getelementptr i8, ptr %tiles, i64 {function.tiles}")
@@ -166,31 +166,31 @@ class Statements:
             self.vector_of_number(loop, extent.value, lanes, copies)
             return
         limit = self.expressions.indices.scalar(extent)
-        done = self.rounded(extent, limit, step)
+        covered = self.rounded(extent, limit, step)
         self.counted(
-            loop, "0", done, step, self.runs(extent, step), lambda base: self.copied(loop, base, lanes, copies)
+            loop, "0", covered, step, self.runs(extent, step), lambda base: self.copied(loop, base, lanes, copies)
         )
         if copies > 1 and not self.divides(extent, step):
-            start, done = done, self.rounded(extent, limit, lanes)
-            self.counted(loop, start, done, lanes, False, lambda base: self.copied(loop, base, lanes, 1))
+            start, covered = covered, self.rounded(extent, limit, lanes)
+            self.counted(loop, start, covered, lanes, False, lambda base: self.copied(loop, base, lanes, 1))
         if lanes > 1 and not self.divides(extent, lanes):
-            self.tail(loop, done, limit, lanes)
+            self.tail(loop, covered, limit, lanes)
 
     def vector_of_number(self, loop: Loop, extent: int, lanes: int, copies: int) -> None:
         step = lanes * copies
-        done = extent // step * step
-        if done > step:
-            self.counted(loop, "0", str(done), step, True, lambda base: self.copied(loop, base, lanes, copies))
-        elif done:
+        covered = extent // step * step
+        if covered > step:
+            self.counted(loop, "0", str(covered), step, True, lambda base: self.copied(loop, base, lanes, copies))
+        elif covered:
             self.copied(loop, "0", lanes, copies)
-        whole = (extent - done) // lanes
-        if whole:
-            self.copied(loop, str(done), lanes, whole)
-        left = extent - done - whole * lanes
+        full_vectors = (extent - covered) // lanes
+        if full_vectors:
+            self.copied(loop, str(covered), lanes, full_vectors)
+        left = extent - covered - full_vectors * lanes
         if left & (left - 1):
-            self.repeating(loop, str(done + whole * lanes), left, lanes)
+            self.repeating(loop, str(covered + full_vectors * lanes), left, lanes)
         elif left:
-            self.copied(loop, str(done + whole * lanes), left, 1)
+            self.copied(loop, str(covered + full_vectors * lanes), left, 1)
 
     def divides(self, extent: Index, step: int) -> bool:
         return extent % number(step) is ZERO
@@ -229,17 +229,17 @@ class Statements:
         mask = f"<{', '.join('i1 true' if lane < left else 'i1 false' for lane in range(lanes))}>"
         self.copied(loop, base, lanes, 1, offsets, Value((mask,), "i1", lanes))
 
-    def tail(self, loop: Loop, done: str, limit: str, lanes: int) -> None:
+    def tail(self, loop: Loop, covered: str, limit: str, lanes: int) -> None:
         """What is left after whole vectors, as one vector whose last lanes may repeat."""
         e = self.e
-        left = e.op(f"sub nsw i64 {limit}, {done}", limit, done)
+        left = e.op(f"sub nsw i64 {limit}, {covered}", limit, covered)
         with e.branch(e.op(f"icmp sgt i64 {left}, 0", left)):
             last = e.op(f"sub nsw i64 {left}, 1", left)
             offsets = ["0", *(e.intrinsic("smin", "i64", 1, last, str(lane)) for lane in range(1, lanes))]
             counted = f"<{', '.join(f'i64 {lane}' for lane in range(lanes))}>"
             limits = e.splat(left, "i64", lanes)
             mask = e.op(f"icmp slt {vector('i64', lanes)} {counted}, {limits}", limits)
-            self.copied(loop, done, lanes, 1, offsets, Value((mask,), "i1", lanes))
+            self.copied(loop, covered, lanes, 1, offsets, Value((mask,), "i1", lanes))
 
 
 def decides(axis: Axis, named: set[str], extent: Index) -> bool:

@@ -330,4 +330,5 @@ QUICK: dict[str, Row] = {
     "sigmoid": _by_type("quick_sigmoid({0})", None),
     "tanh": _by_type("quick_tanh({0})", None),
     "erf": _by_type("quick_erf({0})", None),
+    "special_ndtr": _by_type("quick_ndtr({0})", None),
 }

@@ -147,8 +147,8 @@ class Symbol(Atom):
     @property
     def declared(self) -> str:
         """What a program or kernel says of it, as source."""
-        known = [self.lowest, self.highest] if self.likely is None else [self.lowest, self.highest, self.likely]
-        return f"{self.name} = symbol({', '.join(map(str, known))})"
+        bounds = [self.lowest, self.highest] if self.likely is None else [self.lowest, self.highest, self.likely]
+        return f"{self.name} = symbol({', '.join(map(str, bounds))})"
 
 
 class Axis(Atom):
@@ -192,8 +192,8 @@ class Sum(Index):
             many = abs(factor)
             unary = factor < 0 and not parts  # a sign in front binds tighter than a division
             plain = isinstance(item, Product) or (many == 1 and not (unary and isinstance(item, _Division)))
-            what = text(item) if plain else _wrapped(item, text)
-            parts += ["- " if factor < 0 else "+ ", what if many == 1 else f"{many}*{what}", " "]
+            term_text = text(item) if plain else _wrapped(item, text)
+            parts += ["- " if factor < 0 else "+ ", term_text if many == 1 else f"{many}*{term_text}", " "]
         if self.constant:
             parts.append(f"{'-' if self.constant < 0 else '+'} {abs(self.constant)}")
         whole = "".join(parts).removeprefix("+ ").rstrip()
@@ -368,9 +368,9 @@ def _product_bounds(low: Bound, high: Bound, least: Bound, most: Bound) -> tuple
 # Sums and products of index expressions, in their normal form: terms with coefficients, in the order of their text.
 
 
-REMEMBERED = 1 << 14  # results that are kept, per operation
+MAX_REMEMBERED_RESULTS = 1 << 14  # results that are kept, per operation
 HAS_MODULO = operator.attrgetter("has_modulo")
-MOST_TERMS = 256  # a product of sums is multiplied out up to this many terms
+MAX_TERMS = 256  # a product of sums is multiplied out up to this many terms
 
 
 def add(parts: Iterable[tuple[Index, int]]) -> Index:
@@ -388,7 +388,7 @@ def add(parts: Iterable[tuple[Index, int]]) -> Index:
     return from_terms(constant, terms)
 
 
-@functools.lru_cache(REMEMBERED)
+@functools.lru_cache(MAX_REMEMBERED_RESULTS)
 def plus(left: Index, right: Index, factor: int) -> Index:
     """left + factor*right."""
     return add(((left, 1), (right, factor)))
@@ -415,9 +415,9 @@ def from_terms(constant: int, terms: dict[Index, int]) -> Index:
 
 def _join_divisions(constant: int, terms: dict[Index, int]) -> tuple[int, dict[Index, int]]:
     """Where c*(x % b) stands beside c*b*(x // b), both are c*x."""
-    joined = True
-    while joined:
-        joined = False
+    has_merged = True
+    while has_merged:
+        has_merged = False
         for item, factor in list(terms.items()):
             for rest, part in _modulos(item):
                 whole = _terms_of(multiply(multiply(part.bottom, part.top // part.bottom), rest))
@@ -428,9 +428,9 @@ def _join_divisions(constant: int, terms: dict[Index, int]) -> tuple[int, dict[I
                     both = add([(multiply(part.top, rest), factor), (number(constant), 1), *terms.items()])
                     constant = both.value if isinstance(both, Number) else getattr(both, "constant", 0)
                     terms = _terms_of(both)
-                    joined = True
+                    has_merged = True
                     break
-            if joined:
+            if has_merged:
                 break
     return constant, terms
 
@@ -451,14 +451,14 @@ def _terms_of(index: Index) -> dict[Index, int]:
     return dict(index.terms) if isinstance(index, Sum) else {index: 1}
 
 
-@functools.lru_cache(REMEMBERED)
+@functools.lru_cache(MAX_REMEMBERED_RESULTS)
 def multiply(left: Index, right: Index) -> Index:
     if isinstance(left, Number):
         left, right = right, left
     if isinstance(right, Number):
         return ZERO if right.value == 0 else left if right.value == 1 else add([(left, right.value)])
     tops, bottoms = _all_terms(left), _all_terms(right)
-    if (len(tops) == 1 and len(bottoms) == 1) or len(tops) * len(bottoms) > MOST_TERMS:
+    if (len(tops) == 1 and len(bottoms) == 1) or len(tops) * len(bottoms) > MAX_TERMS:
         if isinstance(left, Sum) and len(tops) == 1:
             return add([(multiply(left.terms[0][0], right), left.terms[0][1])])
         if isinstance(right, Sum) and len(bottoms) == 1:
@@ -492,7 +492,7 @@ def product(factors: Iterable[Index]) -> Index:
 # (g*x + r) // (g*b) = x // b  and  (g*x + r) % (g*b) = g*(x % b) + r,  where 0 <= r < g.
 
 
-@functools.lru_cache(REMEMBERED)
+@functools.lru_cache(MAX_REMEMBERED_RESULTS)
 def floor_divide(top: Index, bottom: Index) -> Index:
     if isinstance(bottom, Number):
         if bottom.value == 0:
@@ -531,7 +531,7 @@ def only_quotient(top: Sum) -> FloorDiv | None:
     return found[0] if len(found) == 1 else None
 
 
-@functools.lru_cache(REMEMBERED)
+@functools.lru_cache(MAX_REMEMBERED_RESULTS)
 def modulo(top: Index, bottom: Index) -> Index:
     if isinstance(bottom, Number):
         if bottom.value == 0:
@@ -817,12 +817,12 @@ def rebuild(
     most: Callable[..., Index] = maximum,
 ) -> Index:
     """The expression made anew, simplified: atoms as `look` says, the choices between several as `least` and `most`."""
-    done: dict[Index, Index] = {}
+    rewritten: dict[Index, Index] = {}
 
     def rebuilt(item: Index) -> Index:
-        if item not in done:
-            done[item] = build(item)
-        return done[item]
+        if item not in rewritten:
+            rewritten[item] = build(item)
+        return rewritten[item]
 
     def build(item: Index) -> Index:
         match item:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from ferrite.ir.index.algebra import Axis, Index, Max, Min, Sum, add, multiply, never_negative, parts_of, product
 
-STEPS = 64  # of one proof, all branches together
+MAX_PROOF_STEPS = 64  # of one proof, all branches together
 
 
 def never_negative_in_loops(index: Index) -> bool:
@@ -23,7 +23,7 @@ def never_negative_in_loops(index: Index) -> bool:
 
 class _Proof:
     def __init__(self) -> None:
-        self.left = STEPS
+        self.left = MAX_PROOF_STEPS
 
     def found(self, index: Index) -> bool:
         self.left -= 1

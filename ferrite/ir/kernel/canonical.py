@@ -109,21 +109,21 @@ class _Names:
         return self.new_index(index, self.rebuilt(data_of(index)))
 
     def rebuilt(self, roots: list[Expr]) -> dict[Expr, Expr]:
-        done: dict[Expr, Expr] = {}
+        renamed: dict[Expr, Expr] = {}
         for item in nodes_of(*roots):
-            new = with_parts(item, done.__getitem__, lambda index: self.new_index(index, done))
+            new = with_parts(item, renamed.__getitem__, lambda index: self.new_index(index, renamed))
             match new:
                 case Load():
                     new = Load.intern(self.names.get(new.buffer, new.buffer), new.coordinates, new.dtype)
                 case Local():
                     new = Local.intern(self.names.get(new.name, new.name), new.dtype)
-            done[item] = new
-        return done
+            renamed[item] = new
+        return renamed
 
-    def new_index(self, index: Index, done: dict[Expr, Expr]) -> Index:
+    def new_index(self, index: Index, renamed: dict[Expr, Expr]) -> Index:
         def atom(old: Atom) -> Index:
             if isinstance(old, Data):
-                return Data.intern(done[old.value], substitute(old.extent, atom), old.complaint)
+                return Data.intern(renamed[old.value], substitute(old.extent, atom), old.complaint)
             return self.atoms.get(old, old)
 
         return substitute(index, atom)

@@ -63,7 +63,7 @@ class _Partial:
     parts: list[list[torch.Tensor] | None]
     depth: int  # how many loops with a free order stood around the block
 
-    def joined(self, left: list[torch.Tensor] | None, right: list[torch.Tensor]) -> list[torch.Tensor]:
+    def combined(self, left: list[torch.Tensor] | None, right: list[torch.Tensor]) -> list[torch.Tensor]:
         if left is None:
             return right
         combine = self.state.combine or STATES[self.state.kind].join(self.state.dtypes)
@@ -73,7 +73,7 @@ class _Partial:
         total = None
         for part in self.parts:
             if part is not None:
-                total = self.joined(total, part)
+                total = self.combined(total, part)
         if total is None:
             raise ValueError(f"{self.state.names[0]} is read, but nothing has joined it")
         return total
@@ -106,12 +106,12 @@ class _Scalars:
         return tensor, place
 
     def value(self, root: Expr) -> torch.Tensor:
-        done: dict[Expr, torch.Tensor] = {}
+        computed: dict[Expr, torch.Tensor] = {}
 
         def of(expr: Expr) -> torch.Tensor:
-            if expr not in done:
-                done[expr] = compute(expr)
-            return done[expr]
+            if expr not in computed:
+                computed[expr] = compute(expr)
+            return computed[expr]
 
         def compute(expr: Expr) -> torch.Tensor:
             match expr:
@@ -204,9 +204,9 @@ class _Run(_Scalars):
             values = [_Scalars(params=values).value(part) for part in lift]
         spread = self.order is not None and self.depth > partial.depth
         part = self.order.randrange(PARTS) if spread and self.order is not None else 0
-        partial.parts[part] = joined = partial.joined(partial.parts[part], values)
+        partial.parts[part] = combined = partial.combined(partial.parts[part], values)
         if self.depth == partial.depth:
-            self.names.update(zip(state.names, joined, strict=True))
+            self.names.update(zip(state.names, combined, strict=True))
 
     def store(self, store: Store) -> None:
         value = self.value(store.value)

@@ -29,7 +29,7 @@ import torch
 
 from ferrite.ir.expr import Data, Expr, Load, Local, Masked, Param, data_of, indices_of, nodes_of
 from ferrite.ir.expr_laws import wrong_data, wrong_type
-from ferrite.ir.index.algebra import ONE, ZERO, Axis, Index, Number, Product, Sum, Symbol, add, number
+from ferrite.ir.index.algebra import ZERO, Axis, Index, Number, Product, Sum, Symbol, add, number
 from ferrite.ir.index.nested_bounds import never_negative_in_loops as never_negative
 from ferrite.ir.invalid import InvalidProgram
 from ferrite.ir.kernel.nodes import (
@@ -256,9 +256,9 @@ class _Check:
             raise InvalidProgram("K7", f"{state.kind} with {len(state.names)} names and {len(state.dtypes)} types")
         if row and row.name.startswith("arg") and not is_integer(state.dtypes[1]):
             raise InvalidProgram("K7", f"the place of {row.name} is an integer, not {short(state.dtypes[1])}")
-        joins = row.join(state.dtypes) if row else state.combine
+        combined = row.join(state.dtypes) if row else state.combine
         types = state.dtypes * 2
-        for item in nodes_of(*joins):
+        for item in nodes_of(*combined):
             if isinstance(item, Param) and types[item.position : item.position + 1] != (item.dtype,):
                 raise InvalidProgram("K7", f"{item} is no part of two states {state.kind}")
             if item.loads or item.atoms or isinstance(item, Local):
@@ -266,7 +266,7 @@ class _Check:
             problem = wrong_type(item)
             if problem:
                 raise InvalidProgram("K7", f"{state.kind} of {', '.join(map(short, state.dtypes))}: {problem}")
-        if tuple(item.dtype for item in joins) != state.dtypes:
+        if tuple(item.dtype for item in combined) != state.dtypes:
             raise InvalidProgram("K7", f"joining {state.kind} gives other types than it takes")
 
     def join(self, statement: Join) -> None:
@@ -292,7 +292,8 @@ class _Check:
         if store.atomic or self.is_empty():
             return
         around = self.loops[memory.depth :]
-        free = [loop for loop in around if loop.kind in (*INDEPENDENT, "scan") and loop.axis.extent is not ONE]
+        kinds = (*INDEPENDENT, "scan")
+        free = [loop for loop in around if loop.kind in kinds and loop.axis.high != 0]  # runs more than once
         used = self.axes_of(store)
         for loop in free:
             if loop.axis not in used:
@@ -316,8 +317,8 @@ def keeps_apart(place: Index, axes: set[Axis]) -> bool:
     """Whether different values of the axes are at different places, whatever is read from memory.
 
     Axes with small factors are told by the remainder of what memory moves the place by; those with factors larger than
-    all that by the quotient. What other loops add below them counts with them: of 40*d + 5*i + j with j below 5 and i
-    below 8, i is told by the remainder of 40.
+    all that by the quotient. What is added below them counts with them: of 40*d + 5*i + j with j below 5 and i below 8,
+    i is told by the remainder of 40.
     """
     if not data_of(place):
         return True
@@ -346,8 +347,8 @@ def keeps_apart(place: Index, axes: set[Axis]) -> bool:
 
 
 def is_below(item: Index, factor: int, least: int) -> bool:
-    """Whether a term is another loop's, and moves the place by less than any axis does."""
-    return isinstance(item, Axis) and item.high is not None and 0 < factor * item.high < least
+    """Whether a term (another loop's, or an index, which is checked) moves the place by less than any axis."""
+    return item.low is not None and item.low >= 0 and item.high is not None and 0 < factor * item.high < least
 
 
 def step_of(item: Index, factor: int) -> Index:

@@ -45,13 +45,13 @@ from ferrite.ir.reductions import REDUCTIONS
 Objects = Mapping[str, Any]
 
 
-def interpret(program: Program, inputs: list[Any], objects: Objects, dying: Frees | None = None) -> list[Any]:
+def interpret(program: Program, inputs: list[Any], objects: Objects, last_uses: Frees | None = None) -> list[Any]:
     """The outputs of a program. `objects` are the constants it names: tensors, operators, whatever calls need.
 
     The list of inputs is emptied, and every tensor is let go after its last use. `dying`: `frees(program)`, for who
     runs a program often.
     """
-    return Run(program, objects).run(inputs, frees(program) if dying is None else dying)
+    return Run(program, objects).run(inputs, frees(program) if last_uses is None else last_uses)
 
 
 class Run:
@@ -63,9 +63,9 @@ class Run:
         self.tensors: dict[str, Any] = {}
         self.symbols: dict[Atom, int] = {}
 
-    def run(self, inputs: list[Any], dying: Frees) -> list[Any]:
+    def run(self, inputs: list[Any], last_uses: Frees) -> list[Any]:
         self.take(inputs)
-        for operation, unused in zip((None, *self.program.operations), dying, strict=True):
+        for operation, unused in zip((None, *self.program.operations), last_uses, strict=True):
             if operation is not None:
                 self.step(operation)
             for name in unused:

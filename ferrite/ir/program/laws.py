@@ -58,10 +58,10 @@ class _Check:
         self.program = program
         self.checked = checked  # sub-programs that keep the laws, by identity
         self.buffers = {buffer.name: buffer for buffer in program.buffers}
-        self.known: set[Symbol] = set()
+        self.defined_symbols: set[Symbol] = set()
         self.written: set[str] = set()  # storages that hold something
         self.made: set[str] = set()  # results of calls
-        self.held: dict[str, bool] = {}  # storages that a collective uses: whether it writes them
+        self.in_exchange: dict[str, bool] = {}  # storages that a collective uses: whether it writes them
 
     def run(self) -> None:
         self.names()
@@ -72,8 +72,10 @@ class _Check:
             self.operation(operation)
         for output in self.program.outputs:
             self.operation(returning(output))
-        if self.held:
-            raise InvalidProgram("P15", f"the program ends before the collective with {', '.join(self.held)} does")
+        if self.in_exchange:
+            raise InvalidProgram(
+                "P15", f"the program ends before the collective with {', '.join(self.in_exchange)} does"
+            )
 
     # --- names, inputs, buffers ---------------------------------------------------------------------------------------
 
@@ -114,9 +116,9 @@ class _Check:
 
     def define(self, symbol: Symbol, where: str) -> None:
         self.name_symbol(symbol)
-        if symbol in self.known:
+        if symbol in self.defined_symbols:
             raise InvalidProgram("P5", f"{symbol} is defined twice, again by {where}")
-        self.known.add(symbol)
+        self.defined_symbols.add(symbol)
 
     def buffer(self, buffer: Buffer) -> None:
         if len(buffer.sizes) != len(buffer.strides):
@@ -178,7 +180,7 @@ class _Check:
     def symbols_known(self, used: Iterable[Symbol], where: str) -> None:
         for symbol in used:
             self.name_symbol(symbol)
-            if symbol not in self.known:
+            if symbol not in self.defined_symbols:
                 raise InvalidProgram("P5", f"{symbol} is used by {where} before it is defined")
 
     def found(self, name: str) -> Buffer:
@@ -236,14 +238,14 @@ class _Check:
         touched |= {self.buffers[access.buffer].storage: True for access in written}
         if isinstance(operation, Wait):
             for name in operation.holds:
-                if self.held.pop(self.found(name).storage, None) is None:
+                if self.in_exchange.pop(self.found(name).storage, None) is None:
                     raise InvalidProgram("P15", f"{name} is waited for, but no collective uses it")
             touched = {}
         for name, writing in touched.items():
-            if name in self.held and (writing or self.held[name]):
+            if name in self.in_exchange and (writing or self.in_exchange[name]):
                 raise InvalidProgram("P15", f"{type(operation).__name__} touches {name} before the collective is done")
         if isinstance(operation, Collective):
-            self.held |= touched
+            self.in_exchange |= touched
 
     # --- sub-programs -------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ Frees = tuple[tuple[str, ...], ...]
 
 
 def frees(program: Program) -> Frees:
-    """For each operation, the buffers that nothing after it touches; first those that no operation touches at all."""
+    """For each operation, the buffers that nothing after it accesses; first those that no operation accesses at all."""
     base = {buffer.name: buffer.base for buffer in program.buffers}
     kept = {item for item in program.outputs if isinstance(item, str)}
     kept |= {owner for name in kept if (owner := base[name]) is not None}

@@ -30,17 +30,17 @@ class _OneLine:
 
     def text(self, root: Expr) -> str:
         """Parts from left to right, without recursion: expressions may be deep."""
-        done: list[str] = []
+        pieces: list[str] = []
         stack: list[str | Expr] = [root]
         while stack:
             part = stack.pop()
             if isinstance(part, str):
-                done.append(part)
+                pieces.append(part)
             elif part in self.names:
-                done.append(self.names[part])
+                pieces.append(self.names[part])
             else:
                 stack.extend(reversed(self.parts(part)))
-        return "".join(done)
+        return "".join(pieces)
 
     def parts(self, item: Expr) -> list[str | Expr]:
         """The text of a node, with its operands as they are."""

@@ -45,7 +45,7 @@ from ferrite.ir.scalar import OPERATORS
 
 @dataclass(frozen=True)
 class Access:
-    """Elements of a buffer that an operation touches: at these coordinates, or all of them (None)."""
+    """Elements of a buffer that an operation accesses: at these coordinates, or all of them (None)."""
 
     buffer: str
     coordinates: tuple[Index, ...] | None
@@ -60,10 +60,10 @@ def cached_on_operation(
 
     @functools.wraps(question)
     def answer(operation: Operation) -> tuple[Access, ...]:
-        held = vars(operation)
-        if name not in held:
-            held[name] = question(operation)
-        found: tuple[Access, ...] = held[name]
+        cache = vars(operation)
+        if name not in cache:
+            cache[name] = question(operation)
+        found: tuple[Access, ...] = cache[name]
         return found
 
     return answer
@@ -168,7 +168,7 @@ def reads(operation: Operation) -> tuple[Access, ...]:
 def read_arguments(operation: Operation) -> tuple[CallArgument, ...]:
     """What an operation hands over to be read: all of it, but for operands that its sub-programs write and never read.
 
-    One that nobody in there touches counts: it is handed over, so it must be there.
+    One that nobody in there accesses counts: it is handed over, so it must be there.
     """
     if not isinstance(operation, If | While | Invoke):
         return arguments_of(operation)

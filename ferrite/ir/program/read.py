@@ -125,8 +125,8 @@ class Reader:
 
     def declared(self, name: str, node: ast.Call) -> Symbol:
         """A symbol, as its declaration says."""
-        known = self.bound(node, "low high", "likely").values()
-        return symbol(name, *(self.literal(item, (int, type(None)), "a number or None") for item in known))
+        arguments = self.bound(node, "low high", "likely").values()
+        return symbol(name, *(self.literal(item, (int, type(None)), "a number or None") for item in arguments))
 
     def dtype(self, node: ast.AST) -> torch.dtype:
         name = self.name(node, "an element type, as f32")

@@ -126,7 +126,7 @@ class Values:
 
     def declare(self, *roots: Expr) -> None:
         """Write the lines of these expressions and of all they need."""
-        for item in nodes_of(*roots, known=self.names):
+        for item in nodes_of(*roots, leaving_out=self.names):
             if not isinstance(item, Const | Local):
                 text = node_text(item, self.value, self.index)
                 self.names[item] = name = f"{self.prefix}{next(self.count)}"

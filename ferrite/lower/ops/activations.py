@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ferrite.ir import arithmetic_type, cast, const, op
-from ferrite.lower.context import Context
+from ferrite.lower.builder import Builder
 from ferrite.lower.formula import (
     Term,
     choose,
@@ -42,14 +42,14 @@ INNER = math.sqrt(2 / math.pi)
 
 
 @lowers(aten.gelu.default)
-def gelu(ctx: Context, x: Value, approximate: str) -> Value:
+def gelu(ctx: Builder, x: Value, approximate: str) -> Value:
     if approximate == "tanh":
         return pointwise(ctx, lambda x: 0.5 * x * (1 + tanh(INNER * (x + CUBE * x * x * x))), x, takes="float")
     return pointwise(ctx, lambda x: x * ndtr(x), x, takes="float")
 
 
 @lowers(aten.gelu_backward.default)
-def gelu_backward(ctx: Context, grad_output: Value, x: Value, approximate: str) -> Value:
+def gelu_backward(ctx: Builder, grad_output: Value, x: Value, approximate: str) -> Value:
     def exact(grad: Term, x: Term) -> Term:
         density = exp(x * x * -0.5) * (1 / math.sqrt(2 * math.pi))
         return grad * (ndtr(x) + x * density)
@@ -64,12 +64,12 @@ def gelu_backward(ctx: Context, grad_output: Value, x: Value, approximate: str) 
 
 
 @lowers(aten.silu.default)
-def silu(ctx: Context, x: Value) -> Value:
+def silu(ctx: Builder, x: Value) -> Value:
     return pointwise(ctx, lambda x: x / (1 + exp(-x)), x, takes="complex or float")
 
 
 @lowers(aten.silu_backward.default)
-def silu_backward(ctx: Context, grad_output: Value, x: Value) -> Value:
+def silu_backward(ctx: Builder, grad_output: Value, x: Value) -> Value:
     def slope(grad: Term, x: Term) -> Term:
         share = logistic(x)
         return grad * share * (1 + x * (1 - share))
@@ -78,12 +78,12 @@ def silu_backward(ctx: Context, grad_output: Value, x: Value) -> Value:
 
 
 @lowers(aten.mish.default)
-def mish(ctx: Context, x: Value) -> Value:
+def mish(ctx: Builder, x: Value) -> Value:
     return pointwise(ctx, lambda x: x * tanh(log1p(exp(x))), x, takes="float")
 
 
 @lowers(aten.mish_backward.default)
-def mish_backward(ctx: Context, grad_output: Value, x: Value) -> Value:
+def mish_backward(ctx: Builder, grad_output: Value, x: Value) -> Value:
     def slope(grad: Term, x: Term) -> Term:
         height = tanh(log1p(exp(x)))
         return grad * (height + x * logistic(x) * (1 - height * height))
@@ -92,7 +92,7 @@ def mish_backward(ctx: Context, grad_output: Value, x: Value) -> Value:
 
 
 @lowers(aten.softplus.default)
-def softplus(ctx: Context, x: Value, beta: Any, threshold: Any) -> Value:
+def softplus(ctx: Builder, x: Value, beta: Any, threshold: Any) -> Value:
     def height(x: Term, beta: Term, threshold: Term) -> Term:
         scaled = x * beta
         return choose(scaled > threshold, x, log1p(exp(scaled)) / beta)
@@ -101,7 +101,7 @@ def softplus(ctx: Context, x: Value, beta: Any, threshold: Any) -> Value:
 
 
 @lowers(aten.softplus_backward.default)
-def softplus_backward(ctx: Context, grad_output: Value, x: Value, beta: Any, threshold: Any) -> Value:
+def softplus_backward(ctx: Builder, grad_output: Value, x: Value, beta: Any, threshold: Any) -> Value:
     def slope(grad: Term, x: Term, beta: Term, threshold: Term) -> Term:
         scaled = x * beta
         grown = exp(scaled)
@@ -111,7 +111,7 @@ def softplus_backward(ctx: Context, grad_output: Value, x: Value, beta: Any, thr
 
 
 @lowers(aten.elu.default)
-def elu(ctx: Context, x: Value, alpha: Any, scale: Any, input_scale: Any) -> Value:
+def elu(ctx: Builder, x: Value, alpha: Any, scale: Any, input_scale: Any) -> Value:
     def height(x: Term, alpha: Term, scale: Term, inner: Term) -> Term:
         return choose(x < 0, expm1(x * inner) * (alpha * scale), x * scale)
 
@@ -120,7 +120,7 @@ def elu(ctx: Context, x: Value, alpha: Any, scale: Any, input_scale: Any) -> Val
 
 @lowers(aten.elu_backward.default)
 def elu_backward(
-    ctx: Context, grad_output: Value, alpha: Any, scale: Any, input_scale: Any, is_result: bool, self_or_result: Value
+    ctx: Builder, grad_output: Value, alpha: Any, scale: Any, input_scale: Any, is_result: bool, self_or_result: Value
 ) -> Value:
     def slope(grad: Term, x: Term, alpha: Term, scale: Term, inner: Term) -> Term:
         depth = alpha * scale
@@ -131,7 +131,7 @@ def elu_backward(
 
 
 @lowers(aten.sigmoid_backward.default)
-def sigmoid_backward(ctx: Context, grad_output: Value, output: Value) -> Value:
+def sigmoid_backward(ctx: Builder, grad_output: Value, output: Value) -> Value:
     def slope(grad: Term, y: Term) -> Term:
         return grad * ((1 - y) * y).call("conj") if y.dtype.is_complex else grad * (1 - y) * y
 
@@ -139,7 +139,7 @@ def sigmoid_backward(ctx: Context, grad_output: Value, output: Value) -> Value:
 
 
 @lowers(aten.tanh_backward.default)
-def tanh_backward(ctx: Context, grad_output: Value, output: Value) -> Value:
+def tanh_backward(ctx: Builder, grad_output: Value, output: Value) -> Value:
     def slope(grad: Term, y: Term) -> Term:
         steep = 1 - y * y
         return grad * (steep.call("conj") if y.dtype.is_complex else steep)
@@ -151,23 +151,23 @@ def tanh_backward(ctx: Context, grad_output: Value, output: Value) -> Value:
 
 
 @lowers(aten.leaky_relu.default)
-def leaky_relu(ctx: Context, x: Value, negative_slope: Any) -> Value:
+def leaky_relu(ctx: Builder, x: Value, negative_slope: Any) -> Value:
     return pointwise(ctx, lambda x, slope: choose(x > 0, x, x * slope), x, takes="float", numbers=[negative_slope])
 
 
 @lowers(aten.leaky_relu_backward.default)
-def leaky_relu_backward(ctx: Context, grad_output: Value, x: Value, negative_slope: Any, self_is_result: bool) -> Value:
+def leaky_relu_backward(ctx: Builder, grad_output: Value, x: Value, negative_slope: Any, self_is_result: bool) -> Value:
     made = lambda grad, x, slope: choose(x > 0, grad, grad * slope)  # noqa: E731
     return pointwise(ctx, made, grad_output, x, takes="float", numbers=[negative_slope])
 
 
 @lowers(aten._prelu_kernel.default)
-def prelu(ctx: Context, x: Value, weight: Value) -> Value:
+def prelu(ctx: Builder, x: Value, weight: Value) -> Value:
     return pointwise(ctx, lambda x, slope: choose(x > 0, x, x * slope), x, weight, takes="float")
 
 
 @lowers(aten._prelu_kernel_backward.default)
-def prelu_backward(ctx: Context, grad_output: Value, x: Value, weight: Value) -> tuple[Value, Value]:
+def prelu_backward(ctx: Builder, grad_output: Value, x: Value, weight: Value) -> tuple[Value, Value]:
     dtype = arithmetic_type(working_type(ctx, grad_output, x, weight, takes="float"))
     grad, value, slope = (term(ctx, item, dtype) for item in (grad_output, x, weight))
     rising = value > 0
@@ -175,43 +175,43 @@ def prelu_backward(ctx: Context, grad_output: Value, x: Value, weight: Value) ->
 
 
 @lowers(aten.threshold.default)
-def threshold(ctx: Context, x: Value, threshold: Any, value: Any) -> Value:
+def threshold(ctx: Builder, x: Value, threshold: Any, value: Any) -> Value:
     return pointwise(ctx, lambda x, edge, new: choose(x <= edge, new, x), x, takes="number", numbers=[threshold, value])
 
 
 @lowers(aten.threshold_backward.default)
-def threshold_backward(ctx: Context, grad_output: Value, x: Value, threshold: Any) -> Value:
+def threshold_backward(ctx: Builder, grad_output: Value, x: Value, threshold: Any) -> Value:
     return pointwise(
         ctx, lambda grad, x, edge: choose(x <= edge, 0, grad), grad_output, x, takes="number", numbers=[threshold]
     )
 
 
 @lowers(aten.hardtanh.default)
-def hardtanh(ctx: Context, x: Value, min_val: Any, max_val: Any) -> Value:
+def hardtanh(ctx: Builder, x: Value, min_val: Any, max_val: Any) -> Value:
     return pointwise(
         ctx, lambda x, low, high: smaller(larger(x, low), high), x, takes="number", numbers=[min_val, max_val]
     )
 
 
 @lowers(aten.hardtanh_backward.default)
-def hardtanh_backward(ctx: Context, grad_output: Value, x: Value, min_val: Any, max_val: Any) -> Value:
+def hardtanh_backward(ctx: Builder, grad_output: Value, x: Value, min_val: Any, max_val: Any) -> Value:
     made = lambda grad, x, low, high: choose((x <= low) | (x >= high), 0, grad)  # noqa: E731
     return pointwise(ctx, made, grad_output, x, takes="float", numbers=[min_val, max_val])
 
 
 @lowers(aten.hardshrink.default)
-def hardshrink(ctx: Context, x: Value, lambd: Any) -> Value:
+def hardshrink(ctx: Builder, x: Value, lambd: Any) -> Value:
     return pointwise(ctx, lambda x, edge: choose((x >= -edge) & (x <= edge), 0, x), x, takes="float", numbers=[lambd])
 
 
 @lowers(aten.hardshrink_backward.default, aten.softshrink_backward.default)
-def shrink_backward(ctx: Context, x: Value, lambd: Any, **grad: Value) -> Value:
+def shrink_backward(ctx: Builder, x: Value, lambd: Any, **grad: Value) -> Value:
     made = lambda grad, x, edge: choose((x >= -edge) & (x <= edge), 0, grad)  # noqa: E731
     return pointwise(ctx, made, *grad.values(), x, takes="float", numbers=[lambd])
 
 
 @lowers(aten.softshrink.default)
-def softshrink(ctx: Context, x: Value, lambd: Any) -> Value:
+def softshrink(ctx: Builder, x: Value, lambd: Any) -> Value:
     def shrunk(x: Term, edge: Term) -> Term:
         return choose(x > edge, x - edge, choose(x < -edge, x + edge, choose(is_nan(x), x, 0.0)))
 
@@ -224,22 +224,22 @@ def ramp(x: Term) -> Term:
 
 
 @lowers(aten.hardsigmoid.default)
-def hardsigmoid(ctx: Context, x: Value) -> Value:
+def hardsigmoid(ctx: Builder, x: Value) -> Value:
     return pointwise(ctx, lambda x: ramp(x) / 6, x, takes="float")
 
 
 @lowers(aten.hardsigmoid_backward.default)
-def hardsigmoid_backward(ctx: Context, grad_output: Value, x: Value) -> Value:
+def hardsigmoid_backward(ctx: Builder, grad_output: Value, x: Value) -> Value:
     return pointwise(ctx, lambda grad, x: choose((x > -3) & (x < 3), grad * (1 / 6), 0), grad_output, x, takes="float")
 
 
 @lowers(aten.hardswish.default)
-def hardswish(ctx: Context, x: Value) -> Value:
+def hardswish(ctx: Builder, x: Value) -> Value:
     return pointwise(ctx, lambda x: x * ramp(x) / 6, x, takes="float")
 
 
 @lowers(aten.hardswish_backward.default)
-def hardswish_backward(ctx: Context, grad_output: Value, x: Value) -> Value:
+def hardswish_backward(ctx: Builder, grad_output: Value, x: Value) -> Value:
     def slope(grad: Term, x: Term) -> Term:
         return choose(x <= -3, 0, choose(x < 3, grad * (x / 3 + 0.5), grad))
 
@@ -248,7 +248,7 @@ def hardswish_backward(ctx: Context, grad_output: Value, x: Value) -> Value:
 
 @lowers(aten.rrelu_with_noise_functional.default)
 def rrelu_with_noise(
-    ctx: Context, x: Value, noise: Value, lower: Any, upper: Any, training: bool, generator: Any
+    ctx: Builder, x: Value, noise: Value, lower: Any, upper: Any, training: bool, generator: Any
 ) -> tuple[Value, Value]:
     """In inference the slope is the middle of the range; in training it is drawn from torch's generator."""
     if training or not isinstance(lower, (int, float)) or not isinstance(upper, (int, float)):

@@ -12,12 +12,14 @@ import torch
 
 from ferrite.ir import Expr, arithmetic_type, cast, const, data, index_value, op
 from ferrite.ir.index import ZERO, Index, number
-from ferrite.lower.context import Context, known
+from ferrite.lower.builder import Builder
+from ferrite.lower.loops import add_reduce
 from ferrite.lower.ops.accumulate import gathered
 from ferrite.lower.ops.conditions import at_least, below, every, guarded
 from ferrite.lower.ops.index import I64
 from ferrite.lower.ops.pool import dims_of, divided, greatest, lowest, ravelled, spread, unravelled
 from ferrite.lower.ops.views import total
+from ferrite.lower.sizes import constant_value
 from ferrite.lower.table import NotLowered, lowers
 from ferrite.lower.value import Value, own_axes
 
@@ -41,7 +43,7 @@ class Adaptive:
 
     @property
     def longest(self) -> Index:
-        size, count = known(self.size), known(self.count)
+        size, count = constant_value(self.size), constant_value(self.count)
         if size is None or count is None:
             even = self.size % self.count
             return self.size // self.count if even is ZERO else self.size // self.count + 2
@@ -53,6 +55,10 @@ class Adaptive:
 
 
 def adaptive(x: Value, sizes: Sequence[Index], n: int) -> list[Adaptive]:
+    """The windows of the last dimensions. Eager refuses some images without elements that torch's tracing lets pass,
+    and among no results nothing can be shared out: both are left to it."""
+    if ZERO in (*x.sizes, *sizes):
+        raise NotLowered("windows without elements")
     return [Adaptive(size, count) for size, count in zip(x.sizes[x.rank - n :], sizes[len(sizes) - n :], strict=True)]
 
 
@@ -68,12 +74,12 @@ def adaptive_element(x: Value, windows: Sequence[Adaptive], other: Expr) -> Any:
 
 
 @lowers(aten.adaptive_avg_pool1d.default, aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default)
-def adaptive_avg_pool(ctx: Context, x: Value, output_size: Any) -> Value:
+def adaptive_avg_pool(ctx: Builder, x: Value, output_size: Any) -> Value:
     windows = adaptive(x, ctx.out_sizes, dims_of(ctx.operator))
     wide, lead = arithmetic_type(x.dtype), x.rank - len(windows)
     inner = adaptive_element(x, windows, const(0, x.dtype))
     over = [window.longest for window in windows]
-    (sums,) = ctx.reduce("sum", ctx.out_sizes, over, [lambda i, r: cast(inner(i, r), wide)], [wide], x.device)
+    (sums,) = add_reduce(ctx, "sum", ctx.out_sizes, over, [lambda i, r: cast(inner(i, r), wide)], [wide], x.device)
     assert sums is not None
     axes = own_axes(ctx.out_sizes)
     by = total([window.end(item) - window.start(item) for window, item in zip(windows, axes[lead:], strict=True)])
@@ -81,7 +87,7 @@ def adaptive_avg_pool(ctx: Context, x: Value, output_size: Any) -> Value:
 
 
 @lowers(aten._adaptive_avg_pool2d_backward.default, aten._adaptive_avg_pool3d_backward.default)
-def adaptive_avg_pool_backward(ctx: Context, grad_output: Value, x: Value) -> Value:
+def adaptive_avg_pool_backward(ctx: Builder, grad_output: Value, x: Value) -> Value:
     n, wide = dims_of(ctx.operator), arithmetic_type(ctx.out_dtype)
     lead = x.rank - n
     windows = adaptive(x, grad_output.sizes, n)
@@ -98,7 +104,7 @@ def adaptive_avg_pool_backward(ctx: Context, grad_output: Value, x: Value) -> Va
 
 
 @lowers(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
-def adaptive_max_pool(ctx: Context, x: Value, output_size: Any) -> tuple[Value, Value]:
+def adaptive_max_pool(ctx: Builder, x: Value, output_size: Any) -> tuple[Value, Value]:
     windows = adaptive(x, ctx.out_sizes, dims_of(ctx.operator))
     over, lead = [window.longest for window in windows], x.rank - len(windows)
     best, offset = greatest(ctx, over, adaptive_element(x, windows, lowest(x.dtype)), x)
@@ -114,7 +120,7 @@ def adaptive_max_pool(ctx: Context, x: Value, output_size: Any) -> tuple[Value, 
 
 @lowers(aten.fractional_max_pool2d.default, aten.fractional_max_pool3d.default)
 def fractional_max_pool(
-    ctx: Context, x: Value, kernel_size: Any, output_size: Any, random_samples: Value
+    ctx: Builder, x: Value, kernel_size: Any, output_size: Any, random_samples: Value
 ) -> tuple[Value, Value]:
     if arithmetic_type(x.dtype) != x.dtype:
         raise NotLowered("windows that are computed in 16-bit floats")

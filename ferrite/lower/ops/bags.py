@@ -13,10 +13,12 @@ import torch
 from ferrite.ir import Expr, arithmetic_type, cast, const, data, index_value, masked, op
 from ferrite.ir.index import Index
 from ferrite.ir.program import Combine
-from ferrite.lower.context import Context
+from ferrite.lower.builder import Builder
+from ferrite.lower.loops import add_reduce, add_scan
 from ferrite.lower.ops.accumulate import scattered
 from ferrite.lower.ops.conditions import B8
 from ferrite.lower.ops.index import I64, counts, straight
+from ferrite.lower.stores import scatter_into
 from ferrite.lower.table import NotLowered, lowers
 from ferrite.lower.value import Value, own_axes
 
@@ -26,7 +28,7 @@ BAD_OFFSETS = "RuntimeError: offsets[0] has to be 0, and offsets[-1] can not be 
 NOT_IN_TABLE = "RuntimeError: input takes value {index} which is not in the valid range [0, {size})"
 
 
-def bag_numbers(ctx: Context, offsets: Value, count: Index) -> Value:
+def bag_numbers(ctx: Builder, offsets: Value, count: Index) -> Value:
     """For each of `count` rows, the number of the bag it lies in: how many bags have begun by then, less one."""
     begun = ctx.fill((count + 1,), 0, I64, offsets.device)  # the last place is for bags behind the last row
     axes = own_axes(offsets.sizes)
@@ -35,8 +37,8 @@ def bag_numbers(ctx: Context, offsets: Value, count: Index) -> Value:
     first = op("eq", index_value(axes[0]), const(0, I64), dtype=B8)
     late = op("logical_and", first, op("ne", offset, const(0, I64), dtype=B8))
     place = straight(op("where", late, const(-1, I64), offset, dtype=I64), count + 1, BAD_OFFSETS)
-    ctx.scatter(begun, offsets.sizes, [place], const(1, I64), "add")
-    (seen,) = ctx.scan(Combine("sum"), (count + 1,), 0, [begun.at(own_axes((count + 1,)))], [I64], offsets.device)
+    scatter_into(ctx, begun, offsets.sizes, [place], const(1, I64), "add")
+    (seen,) = add_scan(ctx, Combine("sum"), (count + 1,), 0, [begun.at(own_axes((count + 1,)))], [I64], offsets.device)
     assert seen is not None
     return ctx.lazy((count,), op("sub", seen.at(own_axes((count,))), const(1, I64)), offsets.device)
 
@@ -44,7 +46,7 @@ def bag_numbers(ctx: Context, offsets: Value, count: Index) -> Value:
 class Bags:
     """The rows of bags: which row of the table each is, and which bag it belongs to."""
 
-    def __init__(self, ctx: Context, indices: Value, offsets: Value, bags: Index, padding: int) -> None:
+    def __init__(self, ctx: Builder, indices: Value, offsets: Value, bags: Index, padding: int) -> None:
         self.indices, self.count, self.padding, self.bags = indices, indices.sizes[0], padding, bags
         self.number = bag_numbers(ctx, offsets, self.count)
 
@@ -58,11 +60,11 @@ class Bags:
         pads = op("eq", cast(self.indices.at([row]), I64), const(self.padding, I64), dtype=B8)
         return op("where", pads, const(0, value.dtype), value, dtype=value.dtype)
 
-    def sizes(self, ctx: Context) -> Value:
+    def sizes(self, ctx: Builder) -> Value:
         """How many rows each bag has, padding left out."""
         counted = ctx.fill((self.bags,), 0, I64, self.indices.device)
         (row,) = own_axes((self.count,))
-        ctx.scatter(counted, (self.count,), [self.bag(row)], self.counted(row, const(1, I64)), "add")
+        scatter_into(ctx, counted, (self.count,), [self.bag(row)], self.counted(row, const(1, I64)), "add")
         return counted
 
 
@@ -72,7 +74,7 @@ def bag_count(offsets: Value, with_last: bool) -> Index:
 
 @lowers(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
 def embedding_bag(
-    ctx: Context, weight: Value, indices: Value, offsets: Value, scale_grad_by_freq: bool, mode: int, sparse: bool,
+    ctx: Builder, weight: Value, indices: Value, offsets: Value, scale_grad_by_freq: bool, mode: int, sparse: bool,
     per_sample_weights: Value | None, include_last_offset: bool, padding_idx: int,
 ) -> tuple[Value, ...]:  # fmt: skip
     if mode == MAX:
@@ -98,7 +100,7 @@ def embedding_bag(
     )
 
 
-def noted(ctx: Context, fake: torch.Tensor, value: Value | None) -> Value:
+def noted(ctx: Builder, fake: torch.Tensor, value: Value | None) -> Value:
     """What eager notes for the backward pass: a value, or zeros where it notes nothing."""
     sizes = ctx.shape(fake)
     if value is not None and value.sizes == sizes:
@@ -108,7 +110,7 @@ def noted(ctx: Context, fake: torch.Tensor, value: Value | None) -> Value:
 
 @lowers(aten._embedding_bag_backward.default)
 def embedding_bag_backward(
-    ctx: Context, grad: Value, indices: Value, offsets: Value, num_weights: Index | int, scale_grad_by_freq: bool,
+    ctx: Builder, grad: Value, indices: Value, offsets: Value, num_weights: Index | int, scale_grad_by_freq: bool,
     mode: int, sparse: bool, per_sample_weights: Value | None, padding_idx: int, **noted: Any,
 ) -> Value:  # fmt: skip
     if mode == MAX or sparse:
@@ -129,7 +131,7 @@ def embedding_bag_backward(
 
 @lowers(aten._embedding_bag_per_sample_weights_backward.default)
 def embedding_bag_per_sample_weights_backward(
-    ctx: Context,
+    ctx: Builder,
     grad: Value,
     weight: Value,
     indices: Value,
@@ -149,7 +151,7 @@ def embedding_bag_per_sample_weights_backward(
         product = op("mul", cast(grad.at([bags.bag(row), column]), wide), cast(table, wide))
         return bags.counted(row, product)
 
-    (result,) = ctx.reduce("sum", indices.sizes, (grad.sizes[1],), [element], [ctx.out_dtype], grad.device)
+    (result,) = add_reduce(ctx, "sum", indices.sizes, (grad.sizes[1],), [element], [ctx.out_dtype], grad.device)
     assert result is not None
     return result
 
@@ -159,7 +161,7 @@ def embedding_bag_per_sample_weights_backward(
 
 @lowers(aten._jagged_to_padded_dense_forward.default)
 def jagged_to_padded(
-    ctx: Context, values: Value, offsets: Sequence[Value], max_lengths: Any, padding_value: float
+    ctx: Builder, values: Value, offsets: Sequence[Value], max_lengths: Any, padding_value: float
 ) -> Value:
     """Down the levels: where a row begins, and whether it is long enough."""
     sizes = ctx.out_sizes
@@ -178,7 +180,7 @@ def jagged_to_padded(
 
 
 @lowers(aten._padded_dense_to_jagged_forward.default)
-def padded_to_jagged(ctx: Context, dense: Value, offsets: Sequence[Value], total_L: Any) -> Value:
+def padded_to_jagged(ctx: Builder, dense: Value, offsets: Sequence[Value], total_L: Any) -> Value:
     """Up the levels: which row an element lies in, and how far from its beginning. One too far is an error."""
     sizes = ctx.out_sizes
     first, *rest = own_axes(sizes)

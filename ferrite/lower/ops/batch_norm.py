@@ -12,9 +12,11 @@ import torch
 
 from ferrite.ir import Expr, arithmetic_type, cast, const, op
 from ferrite.ir.index import ONE, ZERO
-from ferrite.lower.calls import Calls
-from ferrite.lower.context import Context
+from ferrite.lower.apply import compose
+from ferrite.lower.builder import Builder
+from ferrite.lower.memory import copied, in_memory
 from ferrite.lower.ops.reduce import Rows, moments, statistics_type
+from ferrite.lower.stores import write_into
 from ferrite.lower.table import NotLowered, lowers
 from ferrite.lower.value import Value, own_axes
 
@@ -24,7 +26,7 @@ aten = torch.ops.aten
 class Channels(Rows):
     """A value as one row per channel, its second dimension."""
 
-    def __init__(self, ctx: Context, x: Value) -> None:
+    def __init__(self, ctx: Builder, x: Value) -> None:
         if x.rank < 2:
             raise NotLowered("no dimension for channels")
         super().__init__(ctx, x, [dim for dim in range(x.rank) if dim != 1], False)
@@ -42,7 +44,7 @@ class Channels(Rows):
 
     def kept(self, expr: Expr, dtype: torch.dtype) -> Value:
         """A number per channel, in memory: every element of the channel reads it."""
-        return self.ctx.in_memory(self.lazy(expr, dtype))
+        return in_memory(self.ctx, self.lazy(expr, dtype))
 
     def number(self, value: Any) -> Expr:
         return cast(self.ctx.elements(value, ()), self.exact)
@@ -50,7 +52,7 @@ class Channels(Rows):
 
 @lowers(aten._native_batch_norm_legit_functional.default)
 def batch_norm(
-    ctx: Context,
+    ctx: Builder,
     x: Value,
     weight: Value | None,
     bias: Value | None,
@@ -62,7 +64,7 @@ def batch_norm(
 ) -> tuple[Value, ...]:
     if not training:
         results = batch_norm_as_learnt(ctx, x, weight, bias, running_mean, running_var, momentum, eps)
-        return *results, *(ctx.copied(each) for each in (running_mean, running_var))
+        return *results, *(copied(ctx, each) for each in (running_mean, running_var))
     channels = Channels(ctx, x)
     results, mean, deviations = normalised(channels, weight, bias, eps)
     spread = op("div", deviations, op("sub", channels.float_count(channels.exact), const(1, channels.exact)))
@@ -76,7 +78,7 @@ def batch_norm(
 
 @lowers(aten._native_batch_norm_legit.default)
 def batch_norm_in_place(
-    ctx: Context,
+    ctx: Builder,
     x: Value,
     weight: Value | None,
     bias: Value | None,
@@ -90,21 +92,21 @@ def batch_norm_in_place(
     if not training:
         return batch_norm_as_learnt(ctx, x, weight, bias, running_mean, running_var, momentum, eps)
     *results, mean, variance = batch_norm(ctx, x, weight, bias, running_mean, running_var, True, momentum, eps)
-    ctx.write(running_mean, mean)
-    ctx.write(running_var, variance)
+    write_into(ctx, running_mean, mean)
+    write_into(ctx, running_var, variance)
     return tuple(results)
 
 
 @lowers(aten._native_batch_norm_legit.no_stats)
 def batch_norm_alone(
-    ctx: Context, x: Value, weight: Value | None, bias: Value | None, training: bool, momentum: Any, eps: Any
+    ctx: Builder, x: Value, weight: Value | None, bias: Value | None, training: bool, momentum: Any, eps: Any
 ) -> tuple[Value, ...]:
     return normalised(Channels(ctx, x), weight, bias, eps)[0]
 
 
 @lowers(aten._native_batch_norm_legit_no_training.default)
 def batch_norm_as_learnt(
-    ctx: Context,
+    ctx: Builder,
     x: Value,
     weight: Value | None,
     bias: Value | None,
@@ -151,7 +153,7 @@ def applied(
 
 @lowers(aten.native_batch_norm_backward.default)
 def batch_norm_backward(
-    ctx: Calls,
+    ctx: Builder,
     grad_out: Value,
     x: Value,
     weight: Value | None,
@@ -166,7 +168,7 @@ def batch_norm_backward(
     """Of the input: (g - mean(g) - (x - mean) * mean(g*(x - mean)) / deviation^2) * weight / deviation."""
     if not train or save_mean is None or save_invstd is None:
         args = (grad_out, x, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask)
-        return ctx.compose(aten.native_batch_norm_backward.default, args, {}, ctx.out)
+        return compose(ctx, aten.native_batch_norm_backward.default, args, {}, ctx.out)
     channels = Channels(ctx, x)
     channels.refuse_nothing()
     wide, exact, count = channels.wide, channels.exact, channels.float_count(channels.exact)
@@ -191,7 +193,7 @@ def batch_norm_backward(
     return tuple(results)
 
 
-def total(ctx: Context, x: Value, term: Expr, exact: torch.dtype) -> Value:
+def total(ctx: Builder, x: Value, term: Expr, exact: torch.dtype) -> Value:
     """The sum of a term over each channel, in memory."""
     rows = Channels(ctx, ctx.lazy(x.sizes, term, x.device))
-    return ctx.in_memory(rows.one("sum", rows.element(exact), exact))
+    return in_memory(ctx, rows.one("sum", rows.element(exact), exact))

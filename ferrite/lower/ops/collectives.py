@@ -8,7 +8,10 @@ from typing import Any
 
 from ferrite.capture import torch_api, torch_operators
 from ferrite.ir.program import Call, Collective, Ref, Wait, reads, writes
-from ferrite.lower.calls import Calls, flat
+from ferrite.lower.arguments import strided_picture
+from ferrite.lower.builder import Builder
+from ferrite.lower.calls import eager_call, flat
+from ferrite.lower.memory import buffer_of
 from ferrite.lower.table import LOWERED, lowers
 from ferrite.lower.value import Value
 
@@ -26,19 +29,19 @@ class Exchange:
     results: set[str]
 
 
-def begin(ctx: Calls, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:
+def begin(ctx: Builder, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:
     """Start it, and remember what it holds until it is waited for."""
-    values = ctx.eager_call(target, args, kwargs, out, WHY, effect="collective", wrap=Collective)
+    values = eager_call(ctx, target, args, kwargs, out, WHY, effect="collective", wrap=Collective)
     started = next(item for item in reversed(ctx.operations) if isinstance(item, Collective))
-    held = {ctx.buffers[access.buffer].storage for access in (*reads(started), *writes(started))}
+    in_exchange = {ctx.buffers[access.buffer].storage for access in (*reads(started), *writes(started))}
     results = {ctx.buffers[ctx.realise(value.box)].storage for value in flat(values) if isinstance(value, Value)}
-    ctx.exchanges.append(Exchange(held, results))
+    ctx.exchanges.append(Exchange(in_exchange, results))
     return values
 
 
-def wait(ctx: Calls, target: Any, tensor: Value) -> Value:
+def wait(ctx: Builder, target: Any, tensor: Value) -> Value:
     """The same tensor, which may be used from here on; what no other exchange holds is free again."""
-    name = ctx.buffer_of(tensor, ctx.picture(tensor))
+    name = buffer_of(ctx, tensor, strided_picture(tensor))
     storage = ctx.buffers[name].storage
     freed: set[str] = set()
     for exchange in ctx.exchanges:
@@ -48,17 +51,17 @@ def wait(ctx: Calls, target: Any, tensor: Value) -> Value:
     ctx.exchanges = [each for each in ctx.exchanges if each.results]
     for exchange in ctx.exchanges:
         exchange.operands.discard(storage)  # of several results, one that is done
-    held = {each for exchange in ctx.exchanges for each in exchange.operands | exchange.results}
+    in_exchange = {each for exchange in ctx.exchanges for each in exchange.operands | exchange.results}
     where = torch_api.operator_name(target)
     assert where is not None
     call = Call(where, (Ref(name),), (), (None,), writes=(name,), effect="collective", reason=WHY, origin=ctx.origin)
-    ctx.add(Wait(call, tuple(sorted(freed - held))))
+    ctx.add(Wait(call, tuple(sorted(freed - in_exchange))))
     return tensor
 
 
 def _begins(overload: Any) -> None:
     @lowers(overload)
-    def lower(ctx: Calls, **operands: Any) -> Any:
+    def lower(ctx: Builder, **operands: Any) -> Any:
         names = [each.name for each in torch_operators.schema(overload).arguments]
         keywords = {each.name for each in torch_operators.schema(overload).arguments if each.kwarg_only}
         given = {name: operands["x" if name in ("input", "self") else name] for name in names}
@@ -75,5 +78,5 @@ WAIT = torch_api.find_operator("_c10d_functional.wait_tensor.default")
 if WAIT is not None:
 
     @lowers(WAIT)
-    def wait_tensor(ctx: Calls, tensor: Value) -> Value:
+    def wait_tensor(ctx: Builder, tensor: Value) -> Value:
         return wait(ctx, WAIT, tensor)

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from ferrite.ir import cast, const, is_integer, op
-from ferrite.lower.context import Context
+from ferrite.lower.builder import Builder
 from ferrite.lower.formula import Term, compared, elementwise, first_device, result, term, wide_type, working_type
 from ferrite.lower.promotion import Operand
+from ferrite.lower.stores import write_into
 from ferrite.lower.table import lowers
 from ferrite.lower.value import Value
 
@@ -21,7 +22,7 @@ def _comparison(name: str) -> None:
     packet = getattr(aten, name)
 
     @lowers(packet.Tensor, packet.Scalar)
-    def lower(ctx: Context, x: Operand, other: Operand) -> Value:
+    def lower(ctx: Builder, x: Operand, other: Operand) -> Value:
         return compared(ctx, name, x, other)
 
 
@@ -32,18 +33,18 @@ for _name in ["eq", "ne", "lt", "le", "gt", "ge"]:
 # --- questions --------------------------------------------------------------------------------------------------------
 
 
-def wide(ctx: Context, x: Value) -> Term:
+def wide(ctx: Builder, x: Value) -> Term:
     return term(ctx, x, wide_type(x.dtype))
 
 
-def answer(ctx: Context, x: Value, value: bool) -> Value:
+def answer(ctx: Builder, x: Value, value: bool) -> Value:
     """The same for every element."""
     return ctx.lazy(x.sizes, const(value, torch.bool), x.device)
 
 
 def _question(name: str, of_integers: bool) -> None:
     @lowers(getattr(aten, name).default)
-    def lower(ctx: Context, x: Value) -> Value:
+    def lower(ctx: Builder, x: Value) -> Value:
         if is_integer(x.dtype):
             return answer(ctx, x, of_integers)
         return result(ctx, wide(ctx, x).call(name, dtype=torch.bool))
@@ -54,24 +55,24 @@ _question("isinf", False)
 
 
 @lowers(aten.isfinite.default)
-def isfinite(ctx: Context, x: Value) -> Value:
+def isfinite(ctx: Builder, x: Value) -> Value:
     if is_integer(x.dtype):
         return answer(ctx, x, True)
     return result(ctx, wide(ctx, x).call("isfinite", dtype=torch.bool))
 
 
 @lowers(aten.isposinf.default)
-def isposinf(ctx: Context, x: Value) -> Value:
+def isposinf(ctx: Builder, x: Value) -> Value:
     return answer(ctx, x, False) if is_integer(x.dtype) else result(ctx, wide(ctx, x).equals(math.inf))
 
 
 @lowers(aten.isneginf.default)
-def isneginf(ctx: Context, x: Value) -> Value:
+def isneginf(ctx: Builder, x: Value) -> Value:
     return answer(ctx, x, False) if is_integer(x.dtype) else result(ctx, wide(ctx, x).equals(-math.inf))
 
 
 @lowers(aten.signbit.default)
-def signbit(ctx: Context, x: Value) -> Value:
+def signbit(ctx: Builder, x: Value) -> Value:
     if x.dtype is torch.bool or not x.dtype.is_signed:
         return answer(ctx, x, False)
     if is_integer(x.dtype):
@@ -85,7 +86,7 @@ def signbit(ctx: Context, x: Value) -> Value:
 
 def _logical(name: str) -> None:
     @lowers(getattr(aten, name).default)
-    def lower(ctx: Context, x: Value, other: Value | None = None) -> Value:
+    def lower(ctx: Builder, x: Value, other: Value | None = None) -> Value:
         first, *others = (term(ctx, arg, torch.bool) for arg in (x, other) if arg is not None)
         return result(ctx, first.call(name, *others))
 
@@ -95,7 +96,7 @@ for _name in ["logical_and", "logical_or", "logical_xor", "logical_not"]:
 
 
 @lowers(aten.bitwise_not.default)
-def bitwise_not(ctx: Context, x: Value) -> Value:
+def bitwise_not(ctx: Builder, x: Value) -> Value:
     return elementwise(ctx, "logical_not" if x.dtype is torch.bool else "bitwise_not", x, takes="integer")
 
 
@@ -109,7 +110,7 @@ def _bits(name: str, overloads: str) -> None:
         packet, which = overload.split(".")
 
         @lowers(getattr(getattr(aten, packet), which))
-        def lower(ctx: Context, x: Operand, other: Operand) -> Value:
+        def lower(ctx: Builder, x: Operand, other: Operand) -> Value:
             return elementwise(ctx, name, x, other, takes=bits_of(name))
 
 
@@ -132,7 +133,7 @@ _bits(
 
 
 @lowers(aten.where.self, aten.where.Scalar, aten.where.ScalarSelf, aten.where.ScalarOther)
-def where(ctx: Context, condition: Value, x: Any, other: Any) -> Value:
+def where(ctx: Builder, condition: Value, x: Any, other: Any) -> Value:
     sizes, dtype = ctx.out_sizes, ctx.out_dtype
     chosen = cast(ctx.elements(condition, sizes), torch.bool)
     values = [cast(ctx.elements(value, sizes), dtype) for value in (x, other)]
@@ -140,7 +141,7 @@ def where(ctx: Context, condition: Value, x: Any, other: Any) -> Value:
 
 
 @lowers(aten.isin.Tensor_Scalar)
-def isin_number(ctx: Context, elements: Value, test_element: Any, assume_unique: bool, invert: bool) -> Value:
+def isin_number(ctx: Builder, elements: Value, test_element: Any, assume_unique: bool, invert: bool) -> Value:
     return compared(ctx, "ne" if invert else "eq", elements, test_element)
 
 
@@ -148,8 +149,8 @@ def _in_place(name: str, function: str) -> None:
     for overload in ("Tensor", "Scalar"):
 
         @lowers(getattr(getattr(aten, name), overload))
-        def lower(ctx: Context, x: Value, other: Operand) -> Value:
-            return ctx.write(x, elementwise(ctx, function, x, other, takes=bits_of(function)))
+        def lower(ctx: Builder, x: Value, other: Operand) -> Value:
+            return write_into(ctx, x, elementwise(ctx, function, x, other, takes=bits_of(function)))
 
 
 for _name, _operator in {

@@ -9,8 +9,9 @@ import torch
 
 from ferrite.ir import arithmetic_type, index_value, is_integer, op
 from ferrite.ir.index import ONE, ZERO, number
-from ferrite.lower.context import Context
+from ferrite.lower.builder import Builder
 from ferrite.lower.formula import Term, choose, first_device, is_nan, pointwise, result, term
+from ferrite.lower.memory import strides_in_storage
 from ferrite.lower.ops.pointwise import real_type, same
 from ferrite.lower.table import NotLowered, lowers
 from ferrite.lower.value import Box, Value, own_axes, whole
@@ -18,7 +19,7 @@ from ferrite.lower.value import Box, Value, own_axes, whole
 aten, prims = torch.ops.aten, torch.ops.prims
 
 
-def part(ctx: Context, x: Value, name: str) -> Term:
+def part(ctx: Builder, x: Value, name: str) -> Term:
     """The real or imaginary part, in the type of the parts."""
     wide = arithmetic_type(x.dtype)
     return term(ctx, x, wide).call(name, dtype=real_type(wide)).to(real_type(x.dtype))
@@ -34,7 +35,7 @@ def part(ctx: Context, x: Value, name: str) -> Term:
     prims.conj.default,
     prims.conj_physical.default,
 )
-def conjugate(ctx: Context, x: Value | None = None, a: Value | None = None) -> Value:
+def conjugate(ctx: Builder, x: Value | None = None, a: Value | None = None) -> Value:
     """The numbers themselves: a tensor of ours has no bit that says they are to be conjugated later."""
     value: Any = x if x is not None else a
     if not isinstance(value, Value):  # torch 2.11 hands over numbers here
@@ -45,12 +46,12 @@ def conjugate(ctx: Context, x: Value | None = None, a: Value | None = None) -> V
 
 
 @lowers(aten._neg_view.default)
-def negative(ctx: Context, x: Value) -> Value:
+def negative(ctx: Builder, x: Value) -> Value:
     return pointwise(ctx, lambda value: -value, x)
 
 
 @lowers(aten.resolve_conj.default, aten.resolve_neg.default)
-def resolved(ctx: Context, x: Value) -> Value:
+def resolved(ctx: Builder, x: Value) -> Value:
     return x.view(x.sizes, own_axes(x.sizes))
 
 
@@ -58,17 +59,17 @@ def resolved(ctx: Context, x: Value) -> Value:
 
 
 @lowers(prims.real.default)
-def real(ctx: Context, x: Value) -> Value:
+def real(ctx: Builder, x: Value) -> Value:
     return result(ctx, part(ctx, x, "real")) if x.dtype.is_complex else same(ctx, x)
 
 
 @lowers(prims.imag.default)
-def imag(ctx: Context, x: Value) -> Value:
+def imag(ctx: Builder, x: Value) -> Value:
     return result(ctx, part(ctx, x, "imag"))
 
 
 @lowers(aten.complex.default)
-def complex_(ctx: Context, real: Value, imag: Value) -> Value:
+def complex_(ctx: Builder, real: Value, imag: Value) -> Value:
     if real.dtype != imag.dtype:
         raise NotLowered("parts of two types: eager refuses them")
     wide = arithmetic_type(ctx.out_dtype)
@@ -77,7 +78,7 @@ def complex_(ctx: Context, real: Value, imag: Value) -> Value:
 
 
 @lowers(aten.polar.default)
-def polar(ctx: Context, abs: Value, angle: Value) -> Value:
+def polar(ctx: Builder, abs: Value, angle: Value) -> Value:
     if abs.dtype != angle.dtype:
         raise NotLowered("parts of two types: eager refuses them")
     wide = arithmetic_type(ctx.out_dtype)
@@ -86,7 +87,7 @@ def polar(ctx: Context, abs: Value, angle: Value) -> Value:
 
 
 @lowers(aten.angle.default)
-def angle(ctx: Context, x: Value) -> Value:
+def angle(ctx: Builder, x: Value) -> Value:
     """Of a real number: 0, or pi where it is negative, and NaN stays."""
     if x.dtype.is_complex:
         wide = arithmetic_type(x.dtype)
@@ -101,11 +102,11 @@ def angle(ctx: Context, x: Value) -> Value:
 # --- views ------------------------------------------------------------------------------------------------------------
 
 
-def reinterpreted(ctx: Context, x: Value, sizes: Any, scale: tuple[int, int], last: bool) -> Value | None:
+def reinterpreted(ctx: Builder, x: Value, sizes: Any, scale: tuple[int, int], last: bool) -> Value | None:
     """A window of other elements on memory that is there: strides and offset counted anew."""
     if x.box.expr is not None:
         return None
-    found = ctx.strided(x)
+    found = strides_in_storage(ctx, x)
     if found is None:
         return None
     strides, offset = found
@@ -120,7 +121,7 @@ def reinterpreted(ctx: Context, x: Value, sizes: Any, scale: tuple[int, int], la
 
 
 @lowers(aten.view_as_real.default)
-def view_as_real(ctx: Context, x: Value) -> Value:
+def view_as_real(ctx: Builder, x: Value) -> Value:
     sizes = ctx.out_sizes
     seen = reinterpreted(ctx, x, sizes, (2, 1), last=False)
     if seen is not None:
@@ -134,7 +135,7 @@ def view_as_real(ctx: Context, x: Value) -> Value:
 
 
 @lowers(aten.view_as_complex.default)
-def view_as_complex(ctx: Context, x: Value) -> Value:
+def view_as_complex(ctx: Builder, x: Value) -> Value:
     sizes = ctx.out_sizes
     seen = reinterpreted(ctx, x, sizes, (1, 2), last=True)
     if seen is not None:

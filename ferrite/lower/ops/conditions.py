@@ -11,7 +11,7 @@ from ferrite.ir import Expr, const, index_value, masked, op
 from ferrite.ir.index import ONE, ZERO, Index, Number, maximum, minimum, never_negative
 
 B8 = torch.bool
-LARGEST = 2**63 - 1  # what torch has for the end of a slice that has none
+END_OF_SLICE = 2**63 - 1  # what torch has for the end of a slice that has none
 YES, NO = const(True, B8), const(False, B8)
 
 
@@ -79,6 +79,6 @@ def from_the_end(index: Index, size: Index) -> Index:
 
 def clamped(index: Index, size: Index) -> Index:
     """0 <= it <= size"""
-    if isinstance(index, Number) and index.value == LARGEST:
+    if isinstance(index, Number) and index.value == END_OF_SLICE:
         return size
     return maximum(ZERO, minimum(index, size))

@@ -9,8 +9,18 @@ from ferrite.capture import torch_api
 from ferrite.ir import Param, cast
 from ferrite.ir.index import Axis
 from ferrite.ir.program import Combine, If, Invoke, Size, While
-from ferrite.lower.bodies import Bodies, Body
+from ferrite.lower.bodies import (
+    Body,
+    bind_result_sizes,
+    body_of,
+    body_operands,
+    condition_of,
+    expressions_of,
+    results_of_bodies,
+)
+from ferrite.lower.builder import Builder
 from ferrite.lower.calls import flat
+from ferrite.lower.loops import add_scan
 from ferrite.lower.table import NotLowered, lowers
 from ferrite.lower.value import Box, Value, own_axes, whole
 
@@ -21,22 +31,22 @@ def lowers_higher_order(*names: str) -> Any:
 
 
 @lowers_higher_order("cond")
-def cond(ctx: Bodies, pred: Any, true_fn: Any, false_fn: Any, operands: Sequence[Any] = ()) -> Any:
+def cond(ctx: Builder, pred: Any, true_fn: Any, false_fn: Any, operands: Sequence[Any] = ()) -> Any:
     out = flat(ctx.out)
-    bodies = [ctx.body(true_fn, "when_true", out), ctx.body(false_fn, "when_false", out)]
+    bodies = [body_of(ctx, true_fn, "when_true", out), body_of(ctx, false_fn, "when_false", out)]
     symbols = shared_symbols(bodies)
-    given = ctx.operands(operands, bodies)
-    predicate = ctx.predicate(pred)
-    values, names = ctx.outcomes(ctx.out)
+    given = body_operands(ctx, operands, bodies)
+    predicate = condition_of(ctx, pred)
+    values, names = results_of_bodies(ctx, ctx.out)
     then, otherwise = (body.asking_for(symbols) for body in bodies)
     ctx.add(If(predicate, then, otherwise, (*given, *map(Size, symbols)), names, ctx.origin))
-    ctx.bind_results(ctx.out, names)
+    bind_result_sizes(ctx, ctx.out, names)
     return values
 
 
 @lowers_higher_order("while_loop")
 def while_loop(
-    ctx: Bodies,
+    ctx: Builder,
     cond_fn: Any,
     body_fn: Any,
     carried: Sequence[Any],
@@ -49,7 +59,7 @@ def while_loop(
 
 @lowers_higher_order("while_loop_stack_output")
 def while_loop_stack_output(
-    ctx: Bodies,
+    ctx: Builder,
     cond_fn: Any,
     body_fn: Any,
     carried: Sequence[Any],
@@ -61,57 +71,57 @@ def while_loop_stack_output(
 
 
 def loop(
-    ctx: Bodies, cond_fn: Any, body_fn: Any, carried: Sequence[Any], constants: Sequence[Any], stacked: bool
+    ctx: Builder, cond_fn: Any, body_fn: Any, carried: Sequence[Any], constants: Sequence[Any], stacked: bool
 ) -> Any:
     """Carried values are copied before the first iteration; what all iterations share is handed to each."""
     shapes = [value.fake if isinstance(value, Value) else None for value in carried]
-    bodies = [ctx.body(cond_fn, "condition"), ctx.body(body_fn, "body", shapes)]
+    bodies = [body_of(ctx, cond_fn, "condition"), body_of(ctx, body_fn, "body", shapes)]
     symbols = shared_symbols(bodies)
-    given = ctx.operands([*carried, *constants], bodies)
-    values, names = ctx.outcomes(ctx.out)
+    given = body_operands(ctx, [*carried, *constants], bodies)
+    values, names = results_of_bodies(ctx, ctx.out)
     condition, body = (each.asking_for(symbols) for each in bodies)
     first, same = given[: len(carried)], (*given[len(carried) :], *map(Size, symbols))
     ctx.add(While(condition, body, first, same, names, stacked, ctx.origin))
-    ctx.bind_results(ctx.out, names)
+    bind_result_sizes(ctx, ctx.out, names)
     return values
 
 
 @lowers_higher_order("invoke_subgraph")
-def invoke_subgraph(ctx: Bodies, subgraph: Any, identifier: Any, *operands: Any) -> Any:
+def invoke_subgraph(ctx: Builder, subgraph: Any, identifier: Any, *operands: Any) -> Any:
     return invoke(ctx, subgraph, operands, str(identifier))
 
 
 @lowers_higher_order("invoke_quant", "invoke_quant_packed", "wrap", "strict_mode")
-def invoke_quant(ctx: Bodies, subgraph: Any, *operands: Any, **about: Any) -> Any:
+def invoke_quant(ctx: Builder, subgraph: Any, *operands: Any, **about: Any) -> Any:
     return invoke(ctx, subgraph, operands)
 
 
-def invoke(ctx: Bodies, subgraph: Any, operands: Sequence[Any], name: str = "region") -> Any:
+def invoke(ctx: Builder, subgraph: Any, operands: Sequence[Any], name: str = "region") -> Any:
     """A call of a body that other places may call too: it is lowered once."""
-    body = ctx.body(subgraph, name if name.isidentifier() else "region")
-    given = ctx.operands(operands, [body])
-    values, names = ctx.outcomes(ctx.out)
+    body = body_of(ctx, subgraph, name if name.isidentifier() else "region")
+    given = body_operands(ctx, operands, [body])
+    values, names = results_of_bodies(ctx, ctx.out)
     arguments = (*given, *map(Size, body.symbols))
     ctx.add(Invoke(body.closed, arguments, names, ctx.origin))
-    ctx.bind_results(ctx.out, names)
+    bind_result_sizes(ctx, ctx.out, names)
     return values if isinstance(ctx.out, (tuple, list)) else values[0]
 
 
 @lowers_higher_order("associative_scan")
-def associative_scan(ctx: Bodies, combine_fn: Any, xs: Sequence[Value], additional_inputs: Sequence[Any] = ()) -> Any:
-    """Prefixes along the first dimension; how two states join is an expression over both."""
+def associative_scan(ctx: Builder, combine_fn: Any, xs: Sequence[Value], additional_inputs: Sequence[Any] = ()) -> Any:
+    """Prefixes along the first dimension; how two states are combined is an expression over both."""
     if additional_inputs:
         raise NotLowered("a combine function that takes more than two states")
     states = [parameter(x, place) for place, x in enumerate((*xs, *xs))]
-    joined = [
+    results = [
         cast(value.at(own_axes(value.sizes)), x.dtype)
-        for value, x in zip(ctx.expressions_of(combine_fn, states), xs, strict=True)
+        for value, x in zip(expressions_of(ctx, combine_fn, states), xs, strict=True)
     ]
-    if any(isinstance(atom, Axis) for result in joined for atom in result.atoms):
+    if any(isinstance(atom, Axis) for result in results for atom in result.atoms):
         raise NotLowered("a combine function that treats elements differently")
     values = [ctx.elements(x, x.sizes) for x in xs]
-    combine = Combine("combine", tuple(joined))
-    return list(ctx.scan(combine, xs[0].sizes, 0, values, [x.dtype for x in xs], xs[0].device))
+    combine = Combine("combine", tuple(results))
+    return list(add_scan(ctx, combine, xs[0].sizes, 0, values, [x.dtype for x in xs], xs[0].device))
 
 
 def parameter(x: Value, place: int) -> Value:

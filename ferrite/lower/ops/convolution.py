@@ -28,19 +28,23 @@ import torch
 
 from ferrite.ir import Expr, arithmetic_type, cast, const, index_value, op
 from ferrite.ir.index import ONE, ZERO, Index
-from ferrite.lower.context import Context, contiguous, known
+from ferrite.lower.builder import Builder
 from ferrite.lower.forecasts import OperandLayout
+from ferrite.lower.loops import add_reduce
+from ferrite.lower.memory import copied, in_memory
 from ferrite.lower.ops.accumulate import Element
 from ferrite.lower.ops.conditions import B8, all_inside, every, guarded
 from ferrite.lower.ops.index import I64
 from ferrite.lower.ops.pool import spread
 from ferrite.lower.ops.views import total
+from ferrite.lower.sizes import constant_value
+from ferrite.lower.strides import contiguous
 from ferrite.lower.table import NotLowered, lowers
 from ferrite.lower.value import Value, own_axes
 
 aten = torch.ops.aten
 Places = Callable[[Sequence[Index], Sequence[Index]], list[Index]]
-MOST_TAPS = 64
+MAX_TAPS = 64
 FEW_TAPS, MANY_TAPS = 9, 49
 ON_X86 = platform.machine().lower() in ("x86_64", "amd64")
 
@@ -50,7 +54,7 @@ class Depthwise:
 
     def __init__(
         self,
-        ctx: Context,
+        ctx: Builder,
         weight: Value,
         result: torch.Tensor | None,
         *,
@@ -63,12 +67,12 @@ class Depthwise:
     ) -> None:
         """`result`: torch's picture of what is computed. Of a padding of the output only transposed ones know."""
         self.taps = weight.sizes[2:]
-        n, many = len(self.taps), known(total(self.taps))
+        n, many = len(self.taps), constant_value(total(self.taps))
         if transposed or weight.sizes[1] is not ONE or weight.sizes[0] is not ctx.index(groups):
             raise NotLowered("convolution: a kernel of torch")
         if weight.device.type != "cpu" or not weight.dtype.is_floating_point:
             raise NotLowered("convolution: a kernel of torch")
-        if many is None or many > MOST_TAPS:
+        if many is None or many > MAX_TAPS:
             raise NotLowered("convolution: a kernel of torch, as its window is large")
         if not all(type(value) is int for value in (*stride, *padding, *dilation)):
             raise NotLowered("convolution: a kernel of torch, as its steps are not known")
@@ -112,7 +116,7 @@ class Depthwise:
         return [item + reach - inner * far for item, reach, inner, far in steps]
 
     def windowed(
-        self, ctx: Context, source: Value, weight: Value, sizes: Sequence[Index], at: Places, dtype: torch.dtype
+        self, ctx: Builder, source: Value, weight: Value, sizes: Sequence[Index], at: Places, dtype: torch.dtype
     ) -> Value:
         """The sum over the taps: what the source has there, times the weights of its channel."""
         weights = self.weights(ctx, weight)
@@ -124,17 +128,17 @@ class Depthwise:
 
         return summed(ctx, sizes, self.taps, element, dtype, source.device)
 
-    def with_edges(self, ctx: Context, x: Value, outputs: Sequence[Index]) -> Value:
+    def with_edges(self, ctx: Builder, x: Value, outputs: Sequence[Index]) -> Value:
         """The input as windows read it: with zeros around it."""
         if not any(self.padding):
-            return ctx.in_memory(x)
+            return in_memory(ctx, x)
         sizes = [
             (count - 1) * step + far + 1 for count, step, far in zip(outputs, self.stride, self.reach, strict=True)
         ]
         place = [item - pad for item, pad in zip(own_axes([*x.sizes[:2], *sizes])[2:], self.padding, strict=True)]
         return self.filled(ctx, x, sizes, place, all_inside(place, x.sizes[2:]))
 
-    def with_gaps(self, ctx: Context, grad: Value, inputs: Sequence[Index]) -> Value:
+    def with_gaps(self, ctx: Builder, grad: Value, inputs: Sequence[Index]) -> Value:
         """The gradient of the output, as windows around an element of the input read it: with zeros around each."""
         sizes = [size + far for size, far in zip(inputs, self.reach, strict=True)]
         axes = own_axes([*grad.sizes[:2], *sizes])[2:]
@@ -147,23 +151,23 @@ class Depthwise:
         ]
         return self.filled(ctx, grad, sizes, place, every(all_inside(place, grad.sizes[2:]), *met))
 
-    def filled(self, ctx: Context, x: Value, sizes: Sequence[Index], place: Sequence[Index], there: Expr) -> Value:
+    def filled(self, ctx: Builder, x: Value, sizes: Sequence[Index], place: Sequence[Index], there: Expr) -> Value:
         whole = (*x.sizes[:2], *sizes)
         batch, channel, *_ = own_axes(whole)
         value = guarded(there, x.at([batch, channel, *place]), const(0, x.dtype))
         found = ctx.lazy(whole, value, x.device)
         found.box.strides = self.strides(whole)
-        return ctx.in_memory(found)
+        return in_memory(ctx, found)
 
-    def weights(self, ctx: Context, weight: Value) -> Value:
+    def weights(self, ctx: Builder, weight: Value) -> Value:
         """The weights, side by side where the channels are."""
         if not self.channels_last:
-            return ctx.in_memory(weight)
+            return in_memory(ctx, weight)
         channels, _, *taps = weight.sizes
-        return ctx.copied(weight, (ONE, ONE, *(step * channels for step in contiguous(taps))))
+        return copied(ctx, weight, (ONE, ONE, *(step * channels for step in contiguous(taps))))
 
 
-def is_channels_last(ctx: Context, fake: torch.Tensor | None) -> bool:
+def is_channels_last(ctx: Builder, fake: torch.Tensor | None) -> bool:
     """Whether a tensor has its channels side by side, and not its last dimension."""
     if fake is None:
         return False
@@ -172,20 +176,20 @@ def is_channels_last(ctx: Context, fake: torch.Tensor | None) -> bool:
 
 
 def summed(
-    ctx: Context,
+    ctx: Builder,
     sizes: Sequence[Index],
     over: Sequence[Index],
     element: Element,
     dtype: torch.dtype,
     device: torch.device,
 ) -> Value:
-    (found,) = ctx.reduce("sum", sizes, over, [element], [dtype], device)
+    (found,) = add_reduce(ctx, "sum", sizes, over, [element], [dtype], device)
     assert found is not None
     return found
 
 
 @lowers(aten.convolution.default)
-def convolution(ctx: Context, x: Value, weight: Value, bias: Value | None, **window: Any) -> Value:
+def convolution(ctx: Builder, x: Value, weight: Value, bias: Value | None, **window: Any) -> Value:
     sizes = ctx.out_sizes
     how = Depthwise(ctx, weight, ctx.out, **window)
     how.leave(gradients=False)
@@ -199,7 +203,7 @@ def convolution(ctx: Context, x: Value, weight: Value, bias: Value | None, **win
 
 @lowers(aten.convolution_backward.default)
 def convolution_backward(
-    ctx: Context,
+    ctx: Builder,
     grad_output: Value,
     x: Value,
     weight: Value,
@@ -209,7 +213,7 @@ def convolution_backward(
 ) -> tuple[Value | None, Value | None, Value | None]:
     how = Depthwise(ctx, weight, ctx.out[0], **window)
     how.leave(gradients=True)
-    grad = ctx.in_memory(grad_output)
+    grad = in_memory(ctx, grad_output)
     of_input, of_weight, of_bias = output_mask
     return (
         input_gradient(ctx, how, grad, x, weight) if of_input else None,
@@ -218,11 +222,11 @@ def convolution_backward(
     )
 
 
-def input_gradient(ctx: Context, how: Depthwise, grad: Value, x: Value, weight: Value) -> Value:
+def input_gradient(ctx: Builder, how: Depthwise, grad: Value, x: Value, weight: Value) -> Value:
     return how.windowed(ctx, how.with_gaps(ctx, grad, x.sizes[2:]), weight, x.sizes, how.back_at, x.dtype)
 
 
-def weight_gradient(ctx: Context, how: Depthwise, grad: Value, x: Value, weight: Value) -> Value:
+def weight_gradient(ctx: Builder, how: Depthwise, grad: Value, x: Value, weight: Value) -> Value:
     source = how.with_edges(ctx, x, grad.sizes[2:])
 
     def element(outer: Sequence[Index], inner: Sequence[Index]) -> Expr:
@@ -233,7 +237,7 @@ def weight_gradient(ctx: Context, how: Depthwise, grad: Value, x: Value, weight:
     return summed(ctx, weight.sizes, [grad.sizes[0], *grad.sizes[2:]], element, weight.dtype, grad.device)
 
 
-def bias_gradient(ctx: Context, how: Depthwise, grad: Value, weight: Value) -> Value:
+def bias_gradient(ctx: Builder, how: Depthwise, grad: Value, weight: Value) -> Value:
     def element(outer: Sequence[Index], inner: Sequence[Index]) -> Expr:
         return cast(grad.at([inner[0], outer[0], *inner[1:]]), how.wide)
 

@@ -12,8 +12,9 @@ from ferrite.capture import torch_api, torch_operators, torch_state
 from ferrite.ir import Expr, arithmetic_type, cast, const, foldable, index_value, is_integer, op, short
 from ferrite.ir.index import ZERO, Index
 from ferrite.ir.program import Buffer, DeviceCopy
-from ferrite.lower.context import Context
+from ferrite.lower.builder import Builder
 from ferrite.lower.formula import Term, choose, first_device
+from ferrite.lower.memory import buffer_of, dense_strides, wanted_strides
 from ferrite.lower.table import NotLowered, lowers
 from ferrite.lower.value import Box, Value, own_axes, whole
 
@@ -23,7 +24,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 # --- constants --------------------------------------------------------------------------------------------------------
 
 
-def filled(ctx: Context, value: Any) -> Value:
+def filled(ctx: Builder, value: Any) -> Value:
     """A result that is one number everywhere."""
     if isinstance(value, (Value, Expr, Index)):
         element = cast(ctx.elements(value, ()), ctx.out_dtype)
@@ -42,7 +43,7 @@ def number(value: Any, dtype: torch.dtype) -> Expr:
 
 def _constant(value: int, *operators: Any) -> None:
     @lowers(*operators)
-    def lower(ctx: Context, **args: Any) -> Value:
+    def lower(ctx: Builder, **args: Any) -> Value:
         return filled(ctx, value)
 
 
@@ -52,17 +53,17 @@ _constant(1, aten.ones.default, aten.ones_like.default, aten.new_ones.default)
 
 
 @lowers(aten.full.default, aten.full_like.default, aten.new_full.default, prims.full.default, prims.full_like.default)
-def full(ctx: Context, fill_value: Any, **args: Any) -> Value:
+def full(ctx: Builder, fill_value: Any, **args: Any) -> Value:
     return filled(ctx, fill_value)
 
 
 @lowers(aten.fill.Scalar, aten.fill.Tensor, prims.fill.default)
-def fill(ctx: Context, x: Value, value: Any) -> Value:
+def fill(ctx: Builder, x: Value, value: Any) -> Value:
     return filled(ctx, value)
 
 
 @lowers(aten.scalar_tensor.default, prims.scalar_tensor.default)
-def scalar_tensor(ctx: Context, s: Any, **args: Any) -> Value:
+def scalar_tensor(ctx: Builder, s: Any, **args: Any) -> Value:
     return filled(ctx, s)
 
 
@@ -80,12 +81,12 @@ def scalar_tensor(ctx: Context, s: Any, **args: Any) -> Value:
     prims.empty_strided.default,
     prims.empty_permuted.default,
 )
-def empty(ctx: Context, **args: Any) -> Value:
+def empty(ctx: Builder, **args: Any) -> Value:
     """Nothing is computed. Pinned memory is for eager to find."""
     if args.get("pin_memory"):
         raise NotLowered("pinned memory")
     box = Box(ctx.out_sizes, ctx.out_dtype, first_device(ctx), origins=(ctx.origin,))
-    if ctx.dense_strides(ctx.out) is None and ZERO not in box.sizes:
+    if dense_strides(ctx, ctx.out) is None and ZERO not in box.sizes:
         raise NotLowered("elements that share memory")
     box.buffer = ctx.new_buffer(box, ctx.sizes.indices(ctx.out.stride()))
     return whole(box)
@@ -95,7 +96,7 @@ def empty(ctx: Context, **args: Any) -> Value:
 
 
 @lowers(aten.arange.default, aten.arange.start, aten.arange.start_step)
-def arange(ctx: Context, start: Any = 0, end: Any = None, step: Any = 1, **args: Any) -> Value:
+def arange(ctx: Builder, start: Any = 0, end: Any = None, step: Any = 1, **args: Any) -> Value:
     """start + i * step, in the type torch counts in: whole numbers in 64 bits, floats in double precision."""
     (place,) = own_axes(ctx.out_sizes)
     dtype = ctx.out_dtype
@@ -111,21 +112,21 @@ def arange(ctx: Context, start: Any = 0, end: Any = None, step: Any = 1, **args:
 
 
 @lowers(prims.iota.default)
-def iota(ctx: Context, length: Any, start: Any, step: Any, **args: Any) -> Value:
+def iota(ctx: Builder, length: Any, start: Any, step: Any, **args: Any) -> Value:
     (place,) = own_axes(ctx.out_sizes)
     value = index_value(ctx.index(start) + place * ctx.index(step))
     return ctx.lazy(ctx.out_sizes, cast(value, ctx.out_dtype), first_device(ctx))
 
 
 @lowers(aten.eye.default, aten.eye.m)
-def eye(ctx: Context, **args: Any) -> Value:
+def eye(ctx: Builder, **args: Any) -> Value:
     row, column = (index_value(item) for item in own_axes(ctx.out_sizes))
     return ctx.lazy(ctx.out_sizes, cast(op("eq", row, column, dtype=torch.bool), ctx.out_dtype), first_device(ctx))
 
 
 def _triangle(name: str, keep: str) -> None:
     @lowers(getattr(aten, name).default)
-    def lower(ctx: Context, x: Value, diagonal: Any) -> Value:
+    def lower(ctx: Builder, x: Value, diagonal: Any) -> Value:
         *_, row, column = own_axes(x.sizes)
         inside = op(keep, index_value(column - row), index_value(ctx.index(diagonal)), dtype=torch.bool)
         value = Term(ctx.elements(x, x.sizes))
@@ -139,11 +140,11 @@ _triangle("triu", "ge")
 # --- copies and conversions -------------------------------------------------------------------------------------------
 
 
-LONGEST_LITERAL = 8
+MAX_LITERAL_ELEMENTS = 8
 
 
 @lowers(aten.lift_fresh_copy.default)
-def literal(ctx: Context, x: Value) -> Value:
+def literal(ctx: Builder, x: Value) -> Value:
     """A tensor written in the model: a number, or a few even steps, needs no memory to be read from."""
     found = ctx.objects.get(x.box.buffer or "")
     if isinstance(found, torch.Tensor) and x.is_whole and small_literal(found):
@@ -165,19 +166,19 @@ def small_literal(tensor: torch.Tensor) -> bool:
         and not torch_api.is_fake(tensor)
         and tensor.layout is torch.strided
         and tensor.dim() <= 1
-        and 0 < tensor.numel() <= LONGEST_LITERAL
+        and 0 < tensor.numel() <= MAX_LITERAL_ELEMENTS
         and foldable(tensor.dtype)
         and tensor.dtype is not torch.complex32
     )
 
 
 @lowers(aten.lift.default, aten.alias_copy.default)
-def copied(ctx: Context, x: Value) -> Value:
+def copied(ctx: Builder, x: Value) -> Value:
     return ctx.lazy(x.sizes, ctx.elements(x, x.sizes), x.device)
 
 
 @lowers(aten._to_copy.default)
-def to_copy(ctx: Context, x: Value | Any, non_blocking: bool, **args: Any) -> Value:
+def to_copy(ctx: Builder, x: Value | Any, non_blocking: bool, **args: Any) -> Value:
     if args.get("pin_memory"):
         raise NotLowered("pinned memory")
     if not isinstance(x, Value):  # a number, where torch takes one for a tensor
@@ -189,32 +190,32 @@ def to_copy(ctx: Context, x: Value | Any, non_blocking: bool, **args: Any) -> Va
 
 
 @lowers(prims.device_put.default)
-def device_put(ctx: Context, a: Value, device: Any, non_blocking: bool) -> Value:
+def device_put(ctx: Builder, a: Value, device: Any, non_blocking: bool) -> Value:
     return copied(ctx, a) if ctx.out.device == a.device else moved(ctx, a, ctx.out.device, non_blocking)
 
 
-def rehomed(ctx: Context, x: Value, held: Buffer, device: torch.device) -> Value:
-    name = f"{held.name}_{str(device).replace(':', '_')}"
+def rehomed(ctx: Builder, x: Value, constant: Buffer, device: torch.device) -> Value:
+    name = f"{constant.name}_{str(device).replace(':', '_')}"
     if name not in ctx.buffers:
-        ctx.objects[name] = torch_operators.on_device(ctx.objects[held.name], device)
-        ctx.buffers[name] = replace(held, name=name, device=device)
+        ctx.objects[name] = torch_operators.on_device(ctx.objects[constant.name], device)
+        ctx.buffers[name] = replace(constant, name=name, device=device)
     return whole(Box(x.sizes, x.dtype, device, buffer=name))
 
 
-def moved(ctx: Context, x: Value, device: torch.device, non_blocking: bool) -> Value:
+def moved(ctx: Builder, x: Value, device: torch.device, non_blocking: bool) -> Value:
     """The same elements in memory of another device; a constant is moved once, while compiling."""
-    held = ctx.buffers.get(x.box.buffer or "")
-    if held is not None and held.kind == "constant" and x.is_whole:
-        return rehomed(ctx, x, held, device)
-    source = ctx.buffer_of(x)
+    constant = ctx.buffers.get(x.box.buffer or "")
+    if constant is not None and constant.kind == "constant" and x.is_whole:
+        return rehomed(ctx, x, constant, device)
+    source = buffer_of(ctx, x)
     box = Box(x.sizes, x.dtype, device, origins=(ctx.origin,))
-    box.buffer = ctx.new_buffer(box, ctx.wanted_strides(0, x.sizes))
+    box.buffer = ctx.new_buffer(box, wanted_strides(ctx, 0, x.sizes))
     ctx.add(DeviceCopy(source, box.buffer, not non_blocking, ctx.origin))
     return whole(box)
 
 
 @lowers(aten.copy.default)
-def copy(ctx: Context, x: Value, src: Value | Any, non_blocking: bool) -> Value:
+def copy(ctx: Builder, x: Value, src: Value | Any, non_blocking: bool) -> Value:
     """The elements of `src`, broadcast, in the type and memory of x. `x.copy_(1)` gives a number."""
     element = cast(ctx.elements(src, x.sizes), x.dtype)
     if isinstance(src, Value) and src.device != x.device and src.rank:
@@ -222,7 +223,7 @@ def copy(ctx: Context, x: Value, src: Value | Any, non_blocking: bool) -> Value:
     return ctx.lazy(x.sizes, element, x.device)
 
 
-def linear(ctx: Context, start: Any, end: Any, steps: Any) -> Term:
+def linear(ctx: Builder, start: Any, end: Any, steps: Any) -> Term:
     """Places between two ends, from the nearer one, so that both ends are met exactly."""
     dtype = ctx.out_dtype
     kind = torch.float64 if is_integer(dtype) else arithmetic_type(dtype)
@@ -236,7 +237,7 @@ def linear(ctx: Context, start: Any, end: Any, steps: Any) -> Term:
 
 
 @lowers(aten.linspace.default, aten.linspace.Tensor_Tensor, aten.linspace.Tensor_Scalar, aten.linspace.Scalar_Tensor)
-def linspace(ctx: Context, start: Any, end: Any, steps: Any, **args: Any) -> Value:
+def linspace(ctx: Builder, start: Any, end: Any, steps: Any, **args: Any) -> Value:
     if isinstance(steps, int) and steps <= 1:
         return filled(ctx, start)
     if ctx.index(steps).low is None or ctx.index(steps).low < 2:  # type: ignore[operator]

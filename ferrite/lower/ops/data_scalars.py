@@ -11,9 +11,10 @@ from ferrite.ir import Expr, cast, const, index_value, op
 from ferrite.ir.index import ZERO, Index, Symbol
 from ferrite.ir.program import Bind, Item
 from ferrite.lower.assertions import add_assert, assert_true, check_known, compared, fresh_symbol
-from ferrite.lower.calls import Calls
-from ferrite.lower.context import known
+from ferrite.lower.builder import Builder
+from ferrite.lower.memory import buffer_of, copied
 from ferrite.lower.scalars import expression, remember
+from ferrite.lower.sizes import constant_value
 from ferrite.lower.table import NotLowered, eager, lowers
 from ferrite.lower.value import Value
 
@@ -31,11 +32,11 @@ eager(aten.equal.default, aten.is_nonzero.default, aten.allclose.default, becaus
 
 
 @lowers(aten._local_scalar_dense.default)
-def item(ctx: Calls, x: Value) -> Any:
+def item(ctx: Builder, x: Value) -> Any:
     """A whole number or a truth becomes a symbol, a fraction an expression that reads a copy."""
     element = x.view((), [ZERO] * x.rank)
     if isinstance(ctx.out, torch.SymFloat):
-        number = cast(ctx.copied(element).at(()), F64)
+        number = cast(copied(ctx, element).at(()), F64)
         remember(ctx, number, ctx.out)
         return number
     if isinstance(ctx.out, (torch.SymInt, torch.SymBool)):
@@ -47,7 +48,7 @@ def item(ctx: Calls, x: Value) -> Any:
     return ctx.out
 
 
-def read_symbol(ctx: Calls, element: Value, out: torch.SymInt | torch.SymBool) -> None:
+def read_symbol(ctx: Builder, element: Value, out: torch.SymInt | torch.SymBool) -> None:
     """Give the symbol that torch made for a number its value; where `u0` was found to be `4*u1`, that of `u1`."""
     multiple = size_facts.factor_of(out)
     if multiple is None or isinstance(out, torch.SymBool):
@@ -68,24 +69,24 @@ def read_symbol(ctx: Calls, element: Value, out: torch.SymInt | torch.SymBool) -
         bind_item(ctx, ctx.sizes.symbol(raw, out), element, out)
 
 
-def bind_item(ctx: Calls, name: Symbol, element: Value, out: torch.SymInt | torch.SymBool) -> None:
+def bind_item(ctx: Builder, name: Symbol, element: Value, out: torch.SymInt | torch.SymBool) -> None:
     if name in ctx.bound:
         read = fresh_symbol(ctx, "item")
-        ctx.add(Item(read, ctx.buffer_of(element), ctx.origin))
+        ctx.add(Item(read, buffer_of(ctx, element), ctx.origin))
         add_assert(ctx, compared("eq", read, name), f"Runtime assertion failed: a number is not {name}")
     else:
         ctx.bound.add(name)
-        ctx.add(Item(name, ctx.buffer_of(element), ctx.origin))
+        ctx.add(Item(name, buffer_of(ctx, element), ctx.origin))
         check_known(ctx, out, name, least=0 if isinstance(out, torch.SymBool) else None)
 
 
-def check_divides(ctx: Calls, element: Value, whole_number: Expr, factor: int) -> None:
+def check_divides(ctx: Builder, element: Value, whole_number: Expr, factor: int) -> None:
     rest = op("remainder", whole_number, const(factor, I64))
     divides = op("eq", rest, const(0, I64), dtype=BOOL)
     assert_true(ctx, ctx.lazy((), divides, element.device), f"a number from memory is no multiple of {factor}")
 
 
-def truth(ctx: Calls, out: torch.SymBool) -> Expr:
+def truth(ctx: Builder, out: torch.SymBool) -> Expr:
     (name,) = (ctx.sizes.symbol(each, out) for each in size_facts.symbols_of(out))  # as it was bound
     return op("ne", index_value(name), const(0, I64), dtype=BOOL)
 
@@ -95,13 +96,13 @@ def truth(ctx: Calls, out: torch.SymBool) -> Expr:
 
 def _query(overload: Any, query: Any) -> None:
     @lowers(overload)
-    def lower(ctx: Calls, x: Value, dim: int = 0) -> Any:
+    def lower(ctx: Builder, x: Value, dim: int = 0) -> Any:
         """Known from the shape; asked for where nobody has said so far."""
         if torch_api.bare_symbol(ctx.out) is not None:
             index = ctx.sizes.index(ctx.out)
             if isinstance(index, Symbol) and index not in ctx.bound:
                 ctx.bound.add(index)
-                ctx.add(Bind(index, ctx.buffer_of(x), query, dim % max(x.rank, 1), ctx.origin))
+                ctx.add(Bind(index, buffer_of(ctx, x), query, dim % max(x.rank, 1), ctx.origin))
         return ctx.out
 
 
@@ -114,7 +115,7 @@ for _overload, _name in (
 
 
 @lowers(aten.sym_numel.default, aten.sym_size.default, aten.sym_stride.default, torch.ops.prim.device.default)
-def known_already(ctx: Calls, **operands: Any) -> Any:
+def known_already(ctx: Builder, **operands: Any) -> Any:
     return ctx.out
 
 
@@ -122,7 +123,7 @@ def known_already(ctx: Calls, **operands: Any) -> Any:
 
 
 @lowers(aten._assert_scalar.default)
-def assert_scalar(ctx: Calls, x: Any, assert_msg: str) -> None:
+def assert_scalar(ctx: Builder, x: Any, assert_msg: str) -> None:
     condition = expression(ctx, x)
     if not isinstance(condition, Expr):
         raise NotLowered("a condition that is no expression")
@@ -130,22 +131,22 @@ def assert_scalar(ctx: Calls, x: Any, assert_msg: str) -> None:
 
 
 @lowers(aten._assert_async.default)
-def assert_async(ctx: Calls, x: Value) -> None:
+def assert_async(ctx: Builder, x: Value) -> None:
     checked_tensor(ctx, x, "Expected Tensor with single nonzero value, but got zero")
 
 
 @lowers(aten._assert_async.msg)
-def assert_async_message(ctx: Calls, x: Value, assert_msg: str) -> None:
+def assert_async_message(ctx: Builder, x: Value, assert_msg: str) -> None:
     checked_tensor(ctx, x, assert_msg)
 
 
 @lowers(aten._functional_assert_async.msg)
-def functional_assert_async(ctx: Calls, x: Value, assert_msg: str, dep_token: Value) -> Value:
+def functional_assert_async(ctx: Builder, x: Value, assert_msg: str, dep_token: Value) -> Value:
     checked_tensor(ctx, x, assert_msg)
     return dep_token
 
 
-def checked_tensor(ctx: Calls, x: Value, message: str) -> None:
+def checked_tensor(ctx: Builder, x: Value, message: str) -> None:
     if x.device.type != "cpu":
         raise NotLowered("the host does not wait for the device to check it")
     element = x.view((), [ZERO] * x.rank)
@@ -154,24 +155,26 @@ def checked_tensor(ctx: Calls, x: Value, message: str) -> None:
 
 
 @lowers(aten.sym_constrain_range.default)
-def sym_constrain_range(ctx: Calls, size: Any, min: int | None, max: int | None) -> None:
+def sym_constrain_range(ctx: Builder, size: Any, min: int | None, max: int | None) -> None:
     assert_range(ctx, size, min, max)
 
 
 @lowers(aten.sym_constrain_range_for_size.default)
-def sym_constrain_range_for_size(ctx: Calls, size: Any, min: int | None, max: int | None) -> None:
+def sym_constrain_range_for_size(ctx: Builder, size: Any, min: int | None, max: int | None) -> None:
     assert_range(ctx, size, 0 if min is None else min, max)
 
 
 @lowers(aten._functional_sym_constrain_range.default)
-def functional_sym_constrain_range(ctx: Calls, size: Any, min: int | None, max: int | None, dep_token: Value) -> Value:
+def functional_sym_constrain_range(
+    ctx: Builder, size: Any, min: int | None, max: int | None, dep_token: Value
+) -> Value:
     assert_range(ctx, size, min, max)
     return dep_token
 
 
 @lowers(aten._functional_sym_constrain_range_for_size.default)
 def functional_sym_constrain_range_for_size(
-    ctx: Calls,
+    ctx: Builder,
     size: Any,
     min: int | None,
     max: int | None,
@@ -181,14 +184,14 @@ def functional_sym_constrain_range_for_size(
     return dep_token
 
 
-def assert_range(ctx: Calls, size: Any, low: int | None, high: int | None) -> None:
+def assert_range(ctx: Builder, size: Any, low: int | None, high: int | None) -> None:
     """The ends of the range that torch took for granted while tracing."""
     if not isinstance(size, (Index, int, torch.SymInt)):
         raise NotLowered("a range of what is no whole number")
     index = ctx.index(size)
     message = f"Invalid value range for {index} between [{low}, {high}]."
     for name, end in (("ge", low), ("le", high)):
-        if end is None or (known(index) is not None and in_range(known(index), low, high)):
+        if end is None or (constant_value(index) is not None and in_range(constant_value(index), low, high)):
             continue
         bound = index.low if name == "ge" else index.high
         if isinstance(index, Symbol) and bound is not None and (bound >= end if name == "ge" else bound <= end):
@@ -201,10 +204,10 @@ def in_range(value: int | None, low: int | None, high: int | None) -> bool:
 
 
 @lowers(aten._assert_tensor_metadata.default)
-def assert_tensor_metadata(ctx: Calls, **operands: Any) -> None:
+def assert_tensor_metadata(ctx: Builder, **operands: Any) -> None:
     """Sizes, strides, type and device were compared while tracing, and the guards keep them."""
 
 
 @lowers(aten._make_dep_token.default)
-def make_dep_token(ctx: Calls, **operands: Any) -> Value:
+def make_dep_token(ctx: Builder, **operands: Any) -> Value:
     return ctx.fill(ctx.out_sizes, 0, ctx.out_dtype, ctx.out.device)

@@ -9,7 +9,8 @@ import torch
 
 from ferrite.ir import Expr, arithmetic_type, cast, const, data, index_value, op
 from ferrite.ir.index import ONE, ZERO, Index
-from ferrite.lower.context import Context
+from ferrite.lower.builder import Builder
+from ferrite.lower.loops import add_reduce
 from ferrite.lower.ops.conditions import B8
 from ferrite.lower.table import NotLowered, eager, lowers
 from ferrite.lower.value import Value, own_axes
@@ -27,7 +28,7 @@ def row_of(x: Value, batch: Sequence[Index], row: Index, column: Index) -> Expr:
 
 
 @lowers(aten._cdist_forward.default)
-def cdist_forward(ctx: Context, x1: Value, x2: Value, p: float, compute_mode: int | None) -> Value:
+def cdist_forward(ctx: Builder, x1: Value, x2: Value, p: float, compute_mode: int | None) -> Value:
     if p == 2 and takes_product(x1, x2, compute_mode):
         raise NotLowered("many rows: a matrix product does most of the work")
     sizes, device = ctx.out_sizes, x1.device
@@ -41,13 +42,13 @@ def cdist_forward(ctx: Context, x1: Value, x2: Value, p: float, compute_mode: in
 
     if columns is ZERO:
         return ctx.fill(sizes, 0, ctx.out_dtype, device)
-    (total,) = ctx.reduce("amax" if p == math.inf else "sum", sizes, (columns,), [element], [wide], device)
+    (total,) = add_reduce(ctx, "amax" if p == math.inf else "sum", sizes, (columns,), [element], [wide], device)
     assert total is not None
     return ctx.lazy(sizes, cast(root(total.at(axes), p), ctx.out_dtype), device)
 
 
 @lowers(aten._pdist_forward.default)
-def pdist_forward(ctx: Context, x: Value, p: float) -> Value:
+def pdist_forward(ctx: Builder, x: Value, p: float) -> Value:
     """Every pair of rows once, in the order (0, 1), (0, 2), ..., (1, 2), ...: the pair is found from its number."""
     rows, columns = x.sizes
     if rows.high is None or columns is ZERO:
@@ -69,7 +70,7 @@ def pdist_forward(ctx: Context, x: Value, p: float) -> Value:
         left, right = (cast(x.at([data(row, rows), inner[0]]), wide) for row in (first, second))
         return powered(op("abs", op("sub", left, right)), p)
 
-    (total,) = ctx.reduce("amax" if p == math.inf else "sum", sizes, (columns,), [element], [wide], x.device)
+    (total,) = add_reduce(ctx, "amax" if p == math.inf else "sum", sizes, (columns,), [element], [wide], x.device)
     assert total is not None
     return ctx.lazy(sizes, cast(root(total.at(axes), p), ctx.out_dtype), x.device)
 
@@ -105,7 +106,7 @@ def root(value: Expr, p: float) -> Expr:
 
 
 @lowers(aten._cdist_backward.default)
-def cdist_backward(ctx: Context, grad: Value, x1: Value, x2: Value, p: float, cdist: Value) -> Value:
+def cdist_backward(ctx: Builder, grad: Value, x1: Value, x2: Value, p: float, cdist: Value) -> Value:
     """For every element, over the rows it was compared with."""
     sizes, device = ctx.out_sizes, grad.device
     if p == 0 or any(size is ZERO for size in (*grad.sizes, *sizes)):
@@ -119,7 +120,7 @@ def cdist_backward(ctx: Context, grad: Value, x1: Value, x2: Value, p: float, cd
         along = cast(row_of(cdist, batch, row, inner[0]), wide)
         return slope(away, along, cast(row_of(grad, batch, row, inner[0]), wide), p)
 
-    (total,) = ctx.reduce("sum", sizes, (x2.sizes[-2],), [element], [ctx.out_dtype], device)
+    (total,) = add_reduce(ctx, "sum", sizes, (x2.sizes[-2],), [element], [ctx.out_dtype], device)
     assert total is not None
     return total
 

@@ -9,8 +9,9 @@ import torch
 
 from ferrite.capture import torch_api, torch_operators
 from ferrite.ir.program import Call, UserKernel
-from ferrite.lower.bodies import Bodies
-from ferrite.lower.calls import Calls, flat
+from ferrite.lower.apply import apply
+from ferrite.lower.builder import Builder
+from ferrite.lower.calls import eager_call, flat
 from ferrite.lower.effects import ORDERED, RANDOM
 from ferrite.lower.ops.control import invoke, lowers_higher_order
 from ferrite.lower.table import NotLowered, eager, lowers
@@ -23,55 +24,57 @@ prims = torch.ops.prims
 
 
 @lowers(prims._make_token.default)
-def make_token(ctx: Calls) -> Value:
+def make_token(ctx: Builder) -> Value:
     return ctx.fill(ctx.out_sizes, 0, ctx.out_dtype, ctx.out.device)
 
 
 @lowers(prims._sink_tokens.default)
-def sink_tokens(ctx: Calls, tokens: Sequence[Value]) -> None:
+def sink_tokens(ctx: Builder, tokens: Sequence[Value]) -> None:
     """Calls with an effect are kept for it; nobody needs their tokens."""
 
 
 @lowers_higher_order("with_effects")
-def with_effects(ctx: Calls, token: Value, target: Any, *args: Any, **kwargs: Any) -> list[Any]:
+def with_effects(ctx: Builder, token: Value, target: Any, *args: Any, **kwargs: Any) -> list[Any]:
     """The call itself, which keeps its place among others that have an effect; the token is passed on."""
     _, *results = ctx.out
     several = not torch_operators.is_operator(target) or len(torch_operators.schema(target).returns) > 1
     out = tuple(results) if several else results[0] if results else None
-    values = ctx.eager_call(target, args, kwargs, out, "it has an effect that must keep its place", effect=ORDERED)
+    values = eager_call(ctx, target, args, kwargs, out, "it has an effect that must keep its place", effect=ORDERED)
     return [token, *(values if several else [values] * len(results))]
 
 
 @lowers_higher_order("print", "call_torchbind", "invoke_leaf_function", "register_hook")
-def called_in_order(ctx: Calls, *args: Any, **kwargs: Any) -> Any:
-    return ctx.eager_call(
-        ctx.operator, args, kwargs, ctx.out, "it has an effect that must keep its place", effect=ORDERED
+def called_in_order(ctx: Builder, *args: Any, **kwargs: Any) -> Any:
+    return eager_call(
+        ctx, ctx.operator, args, kwargs, ctx.out, "it has an effect that must keep its place", effect=ORDERED
     )
 
 
 @lowers_higher_order(
     "run_and_save_rng_state", "run_with_rng_state", "graphsafe_run_with_rng_state", "run_dtensor_rng_op"
 )
-def with_random_state(ctx: Calls, *args: Any, **kwargs: Any) -> Any:
-    return ctx.eager_call(ctx.operator, args, kwargs, ctx.out, "it sets the state of a random generator", effect=RANDOM)
+def with_random_state(ctx: Builder, *args: Any, **kwargs: Any) -> Any:
+    return eager_call(
+        ctx, ctx.operator, args, kwargs, ctx.out, "it sets the state of a random generator", effect=RANDOM
+    )
 
 
 # --- wrappers around a graph ------------------------------------------------------------------------------------------
 
 
 @lowers_higher_order("control_deps")
-def control_deps(ctx: Bodies, dependencies: Sequence[Any], target: Any, *args: Any, **kwargs: Any) -> Any:
+def control_deps(ctx: Builder, dependencies: Sequence[Any], target: Any, *args: Any, **kwargs: Any) -> Any:
     """What the dependencies compute stands before it already: order is the meaning of a program."""
     for value in flat(list(dependencies)):
         if isinstance(value, Value):
             ctx.realise(value.box)
     if isinstance(target, torch.fx.GraphModule):
         return invoke(ctx, target, args)
-    return ctx.apply(target, args, kwargs, ctx.out)
+    return apply(ctx, target, args, kwargs, ctx.out)
 
 
 @lowers_higher_order("wrap_with_set_grad_enabled", "wrap_with_autocast", "tag_activation_checkpoint", "hints_wrapper")
-def wrapped(ctx: Bodies, *args: Any, **kwargs: Any) -> Any:
+def wrapped(ctx: Builder, *args: Any, **kwargs: Any) -> Any:
     """A graph with something said about it that tracing has heeded; its operands stand behind it."""
     places = [place for place, each in enumerate(args) if isinstance(each, torch.fx.GraphModule)]
     if len(places) != 1:
@@ -83,7 +86,7 @@ def wrapped(ctx: Bodies, *args: Any, **kwargs: Any) -> Any:
 
 
 @lowers_higher_order("foreach_map")
-def foreach_map(ctx: Bodies, graph: Any, *operands: Any, **kwargs: Any) -> Any:
+def foreach_map(ctx: Builder, graph: Any, *operands: Any, **kwargs: Any) -> Any:
     return invoke(ctx, graph, [leaf for operand in operands for leaf in flat(operand)])
 
 
@@ -91,11 +94,11 @@ def foreach_map(ctx: Bodies, graph: Any, *operands: Any, **kwargs: Any) -> Any:
 
 
 @lowers_higher_order("triton_kernel_wrapper_mutation")
-def triton_kernel(ctx: Calls, **about: Any) -> None:
+def triton_kernel(ctx: Builder, **about: Any) -> None:
     """One launch. Which of its tensors a kernel writes, only the kernel could tell: every one it may."""
     tensors = [leaf for leaf in flat(about["kwargs"]) if isinstance(leaf, Value)]
     wrap: Callable[[Call], UserKernel] = UserKernel
-    ctx.eager_call(ctx.operator, (), about, None, "a kernel the user wrote", wrap=wrap, written=tensors)
+    eager_call(ctx, ctx.operator, (), about, None, "a kernel the user wrote", wrap=wrap, written=tensors)
 
 
 # --- streams, ranges of the profiler, objects -------------------------------------------------------------------------

@@ -8,7 +8,9 @@ import torch
 
 from ferrite.capture import schema, written_arguments
 from ferrite.ir.index import number
-from ferrite.lower.calls import Calls
+from ferrite.lower.apply import apply
+from ferrite.lower.builder import Builder
+from ferrite.lower.stores import write_into
 from ferrite.lower.table import LOWERED, NotLowered, lowers
 from ferrite.lower.value import Value
 
@@ -46,7 +48,7 @@ def _foreach(overload: Any, single: Any) -> None:
     writes = bool(written_arguments(overload))
 
     @lowers(overload)
-    def lower(ctx: Calls, **args: Any) -> list[Value] | None:
+    def lower(ctx: Builder, **args: Any) -> list[Value] | None:
         count = max(len(value) for value in args.values() if isinstance(value, list))
         outs, results = ctx.out, []
         for place in range(count):
@@ -56,7 +58,7 @@ def _foreach(overload: Any, single: Any) -> None:
             if ctx.out is None:
                 raise NotLowered("a list of tensors that torch has no picture of")
             value = one(ctx, **by_name(names, given, single))
-            results.append(ctx.write(target, value) if writes and target is not None else value)
+            results.append(write_into(ctx, target, value) if writes and target is not None else value)
         ctx.out = outs
         return None if writes else results
 
@@ -70,8 +72,8 @@ def item(name: str, value: Any, place: int) -> Any:
 
 def by_name(names: list[str], given: list[Any], single: Any) -> dict[str, Any]:
     """Arguments under the names that the operator on one tensor has for them, its defaults for the rest."""
-    known = [argument for argument in schema(single).arguments if argument.has_default_value()]
-    bound = {argument.name: argument.default_value for argument in known}
+    optional = [argument for argument in schema(single).arguments if argument.has_default_value()]
+    bound = {argument.name: argument.default_value for argument in optional}
     bound.update(zip(names, given, strict=False))
     return {"x" if name == "self" else name: value for name, value in bound.items()}
 
@@ -96,11 +98,11 @@ for _name, _singles in SEVERAL.items():
 
 
 @lowers(aten._foreach_norm.Scalar)
-def foreach_norm(ctx: Calls, x: list[Value], ord: Any, dtype: Any) -> list[Any]:
+def foreach_norm(ctx: Builder, x: list[Value], ord: Any, dtype: Any) -> list[Any]:
     norm = aten.linalg_vector_norm.default
-    return [ctx.apply(norm, (item, ord), {"dtype": dtype}, out) for item, out in zip(x, ctx.out, strict=True)]
+    return [apply(ctx, norm, (item, ord), {"dtype": dtype}, out) for item, out in zip(x, ctx.out, strict=True)]
 
 
 @lowers(aten._foreach_max.default)
-def foreach_max(ctx: Calls, x: list[Value]) -> list[Any]:
-    return [ctx.apply(aten.max.default, (item,), {}, out) for item, out in zip(x, ctx.out, strict=True)]
+def foreach_max(ctx: Builder, x: list[Value]) -> list[Any]:
+    return [apply(ctx, aten.max.default, (item,), {}, out) for item, out in zip(x, ctx.out, strict=True)]

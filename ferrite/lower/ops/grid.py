@@ -10,7 +10,7 @@ import torch
 
 from ferrite.ir import Expr, arithmetic_type, cast, const, data, index_value, masked, op
 from ferrite.ir.index import Index, number
-from ferrite.lower.context import Context
+from ferrite.lower.builder import Builder
 from ferrite.lower.ops.conditions import B8
 from ferrite.lower.ops.index import I64
 from ferrite.lower.ops.pool import dims_of
@@ -97,7 +97,7 @@ MODES = {LINEAR: linear_taps, NEAREST: nearest_tap, CUBIC: cubic_taps}
 
 @lowers(aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
 def grid_sampler(
-    ctx: Context, x: Value, grid: Value, interpolation_mode: int, padding_mode: int, align_corners: bool
+    ctx: Builder, x: Value, grid: Value, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> Value:
     n, sizes, dtype = dims_of(ctx.operator), ctx.out_sizes, arithmetic_type(x.dtype)
     batch, channel, *axes = own_axes(sizes)

@@ -25,19 +25,22 @@ from ferrite.ir import (
     op,
 )
 from ferrite.ir.index import ONE, ZERO, Index, never_negative, number
-from ferrite.lower.context import Context
+from ferrite.lower.builder import Builder
+from ferrite.lower.loops import add_reduce
+from ferrite.lower.memory import element_at
 from ferrite.lower.ops.accumulate import scattered
+from ferrite.lower.ops.concat import nothing
 from ferrite.lower.ops.conditions import B8
-from ferrite.lower.ops.joins import nothing
 from ferrite.lower.ops.tables import worked_out
 from ferrite.lower.ops.views import dim_of, flattened, put
 from ferrite.lower.promotion import common_type
+from ferrite.lower.stores import scatter_into
 from ferrite.lower.table import NotLowered, eager, lowers
 from ferrite.lower.value import Value, own_axes
 
 aten = torch.ops.aten
 I64 = torch.int64
-WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8)
+INTEGER_TYPES = (torch.int64, torch.int32, torch.int16, torch.int8)
 MASKS = (torch.bool, torch.uint8)
 
 
@@ -60,8 +63,8 @@ def checked(value: Expr, size: Index, complaint: str = COMPLAINT) -> Index:
 
 def straight(value: Expr, size: Index, complaint: str = COMPLAINT) -> Index:
     """A number from memory as an index; a negative one is an error."""
-    known = as_index_of(value)
-    return checked(cast(value, I64) if known is None else index_value(known), size, complaint)
+    index_form = as_index_of(value)
+    return checked(cast(value, I64) if index_form is None else index_value(index_form), size, complaint)
 
 
 def as_index_of(value: Expr) -> Index | None:
@@ -72,14 +75,14 @@ def as_index_of(value: Expr) -> Index | None:
 
 def arithmetic_of(value: Expr) -> Index | None:
     match value:
-        case Const() if value.dtype in WHOLE:
+        case Const() if value.dtype in INTEGER_TYPES:
             return number(value.value)
-        case IndexValue() if value.dtype in WHOLE:
+        case IndexValue() if value.dtype in INTEGER_TYPES:
             return fitting(value.index, value.dtype)
-        case Cast() if value.dtype in WHOLE:
+        case Cast() if value.dtype in INTEGER_TYPES:
             inner = arithmetic_of(value.arg)
             return None if inner is None else fitting(inner, value.dtype)
-        case Op(name="add" | "sub" | "mul") if value.dtype in WHOLE:
+        case Op(name="add" | "sub" | "mul") if value.dtype in INTEGER_TYPES:
             left, right = map(arithmetic_of, value.operands)
             if left is None or right is None:
                 return None
@@ -97,11 +100,11 @@ def fitting(index: Index, dtype: torch.dtype) -> Index | None:
 
 def wrapped(value: Expr, size: Index, complaint: str = COMPLAINT) -> Index:
     """A number from memory as an index, counted from the end where it is negative."""
-    known, value = as_index_of(value), cast(value, I64)
-    if known is not None and never_negative(known):
-        return checked(index_value(known), size, complaint)
-    if known is not None and known.high is not None and known.high < 0:
-        return checked(index_value(known + size), size, complaint)
+    index_form, value = as_index_of(value), cast(value, I64)
+    if index_form is not None and never_negative(index_form):
+        return checked(index_value(index_form), size, complaint)
+    if index_form is not None and index_form.high is not None and index_form.high < 0:
+        return checked(index_value(index_form + size), size, complaint)
     between = interval(value)
     if between is not None and between[0] >= 0:
         return checked(value, size, complaint)
@@ -159,13 +162,13 @@ def broadcast_sizes(shapes: Sequence[Sequence[Index]]) -> list[Index]:
 
 
 @lowers(aten.index.Tensor, aten._unsafe_index.Tensor)
-def index(ctx: Context, x: Value, indices: Sequence[Value | None]) -> Value:
+def index(ctx: Builder, x: Value, indices: Sequence[Value | None]) -> Value:
     picked = Picked(x, indices)
-    return ctx.lazy(ctx.out_sizes, ctx.picked(x, picked.place()), x.device)
+    return ctx.lazy(ctx.out_sizes, element_at(ctx, x, picked.place()), x.device)
 
 
 @lowers(aten._unsafe_masked_index.default)
-def unsafe_masked_index(ctx: Context, x: Value, mask: Value, indices: Sequence[Value | None], fill: Any) -> Value:
+def unsafe_masked_index(ctx: Builder, x: Value, mask: Value, indices: Sequence[Value | None], fill: Any) -> Value:
     picked, sizes = Picked(x, indices), ctx.out_sizes
     chosen, other = ctx.elements(mask, sizes), cast(ctx.elements(fill, ()), x.dtype)
     return ctx.lazy(sizes, masked(chosen, x.at(picked.place()), other), x.device)
@@ -175,12 +178,12 @@ def unsafe_masked_index(ctx: Context, x: Value, mask: Value, indices: Sequence[V
 
 
 @lowers(aten.gather.default)
-def gather(ctx: Context, x: Value, dim: int, index: Value, sparse_grad: bool) -> Value:
+def gather(ctx: Builder, x: Value, dim: int, index: Value, sparse_grad: bool) -> Value:
     sizes = ctx.out_sizes
     if any(size is ZERO for size in sizes):
         return nothing(ctx)
     axes = own_axes(sizes)
-    return ctx.lazy(sizes, ctx.picked(x, along(x, dim, index.at(axes), axes)), x.device)
+    return ctx.lazy(sizes, element_at(ctx, x, along(x, dim, index.at(axes), axes)), x.device)
 
 
 def along(x: Value, dim: int, index: Expr, axes: Sequence[Index]) -> list[Index]:
@@ -192,37 +195,37 @@ def along(x: Value, dim: int, index: Expr, axes: Sequence[Index]) -> list[Index]
 
 
 @lowers(aten.index_select.default)
-def index_select(ctx: Context, x: Value, dim: int, index: Value) -> Value:
+def index_select(ctx: Builder, x: Value, dim: int, index: Value) -> Value:
     sizes = ctx.out_sizes
     if index.rank > 1 or not x.rank:
         raise NotLowered("indices that are no row, or into a number: eager says which it takes")
     at = dim_of(dim, x.rank)
     axes = own_axes(sizes)
     row = straight(index.at([axes[at]][: index.rank]), x.sizes[at], SELECTED if at == 1 else SELF)
-    return ctx.lazy(sizes, ctx.picked(x, put(axes, at, row)), x.device)
+    return ctx.lazy(sizes, element_at(ctx, x, put(axes, at, row)), x.device)
 
 
 @lowers(aten.take.default)
-def take(ctx: Context, x: Value, index: Value) -> Value:
+def take(ctx: Builder, x: Value, index: Value) -> Value:
     sizes = ctx.out_sizes
     flat = flattened(x)
-    return ctx.lazy(sizes, ctx.picked(flat, [wrapped(ctx.elements(index, sizes), flat.sizes[0], FLAT)]), x.device)
+    return ctx.lazy(sizes, element_at(ctx, flat, [wrapped(ctx.elements(index, sizes), flat.sizes[0], FLAT)]), x.device)
 
 
 # --- embedding --------------------------------------------------------------------------------------------------------
 
 
 @lowers(aten.embedding.default)
-def embedding(ctx: Context, weight: Value, indices: Value, **hints: Any) -> Value:
+def embedding(ctx: Builder, weight: Value, indices: Value, **hints: Any) -> Value:
     sizes = ctx.out_sizes
     axes = own_axes(sizes)
     row = straight(indices.at(axes[: indices.rank]), weight.sizes[0], SELF)
-    return ctx.lazy(sizes, ctx.picked(weight, [row, *axes[indices.rank :]]), weight.device)
+    return ctx.lazy(sizes, element_at(ctx, weight, [row, *axes[indices.rank :]]), weight.device)
 
 
 @lowers(aten.embedding_dense_backward.default)
 def embedding_dense_backward(
-    ctx: Context,
+    ctx: Builder,
     grad_output: Value,
     indices: Value,
     num_weights: Index | int,
@@ -247,11 +250,11 @@ def embedding_dense_backward(
 eager(aten.embedding_renorm.default, because="rows that indices name are scaled, each once, however often it is named")
 
 
-def counts(ctx: Context, indices: Value, size: Index) -> Value:
+def counts(ctx: Builder, indices: Value, size: Index) -> Value:
     """How often each number below `size` is among the indices."""
     counted = ctx.fill((size,), 0, I64, indices.device)
     place = straight(indices.at(own_axes(indices.sizes)), size)
-    ctx.scatter(counted, indices.sizes, [place], const(1, I64), "add")
+    scatter_into(ctx, counted, indices.sizes, [place], const(1, I64), "add")
     return counted
 
 
@@ -259,18 +262,18 @@ def counts(ctx: Context, indices: Value, size: Index) -> Value:
 
 
 @lowers(aten.bucketize.Tensor, aten.bucketize.Scalar)
-def bucketize(ctx: Context, x: Any, boundaries: Value, out_int32: bool, right: bool) -> Value:
+def bucketize(ctx: Builder, x: Any, boundaries: Value, out_int32: bool, right: bool) -> Value:
     return searched(ctx, boundaries, x, right, None)
 
 
 @lowers(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
 def searchsorted(
-    ctx: Context, sorted_sequence: Value, x: Any, out_int32: bool, right: bool, side: str | None, sorter: Value | None
+    ctx: Builder, sorted_sequence: Value, x: Any, out_int32: bool, right: bool, side: str | None, sorter: Value | None
 ) -> Value:
     return searched(ctx, sorted_sequence, x, right or side == "right", sorter)
 
 
-def searched(ctx: Context, line: Value, x: Any, right: bool, sorter: Value | None) -> Value:
+def searched(ctx: Builder, line: Value, x: Any, right: bool, sorter: Value | None) -> Value:
     sizes, common = ctx.out_sizes, common_type(line, x)
     row = [] if line.rank == 1 else list(own_axes(sizes)[: line.rank - 1])
     value = cast(cast(ctx.elements(x, sizes), common), arithmetic_type(common))
@@ -280,14 +283,14 @@ def searched(ctx: Context, line: Value, x: Any, right: bool, sorter: Value | Non
     return ctx.lazy(sizes, cast(found, ctx.out_dtype), line.device)
 
 
-def counted_before(ctx: Context, line: Value, value: Expr, right: bool, row: Sequence[Index]) -> Value:
+def counted_before(ctx: Builder, line: Value, value: Expr, right: bool, row: Sequence[Index]) -> Value:
     """One by one: of a line without a known bound, nobody knows how many steps a search takes."""
 
     def element(outer: Sequence[Index], inner: Sequence[Index]) -> Expr:
         later = op("gt" if right else "ge", cast(line.at([*row, *inner]), value.dtype), value, dtype=B8)
         return cast(op("logical_not", later), I64)
 
-    (found,) = ctx.reduce("sum", ctx.out_sizes, line.sizes[-1:], [element], [ctx.out_dtype], line.device)
+    (found,) = add_reduce(ctx, "sum", ctx.out_sizes, line.sizes[-1:], [element], [ctx.out_dtype], line.device)
     assert found is not None
     return found
 

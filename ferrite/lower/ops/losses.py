@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from ferrite.ir import Expr, arithmetic_type, cast, const, index_value, op
-from ferrite.lower.context import Context
+from ferrite.lower.builder import Builder
 from ferrite.lower.formula import Term, exp, pointwise
+from ferrite.lower.memory import element_at
 from ferrite.lower.ops.index import checked
 from ferrite.lower.ops.reduce import Rows
 from ferrite.lower.ops.views import total
@@ -21,7 +22,7 @@ NONE, MEAN = 0, 1  # what `reduction` means
 
 @lowers(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 def nll_loss_forward(
-    ctx: Context, x: Value, target: Value, weight: Value | None, reduction: int, ignore_index: int
+    ctx: Builder, x: Value, target: Value, weight: Value | None, reduction: int, ignore_index: int
 ) -> tuple[Value, Value]:
     """Less the score of the class each target names, times the weight of that class; ignored targets count nothing."""
     wide = arithmetic_type(x.dtype)
@@ -32,8 +33,8 @@ def nll_loss_forward(
     dim = 0 if x.rank == 1 else 1
     kept = op("where", ignored, const(0, I64), named, dtype=I64)
     place = checked(kept, x.sizes[dim], WRONG_CLASS)
-    score = ctx.picked(x, [place] if x.rank == 1 else [axes[0], place, *axes[1:]])
-    factor: Expr = const(1.0, wide) if weight is None else cast(ctx.picked(weight, [place]), wide)
+    score = element_at(ctx, x, [place] if x.rank == 1 else [axes[0], place, *axes[1:]])
+    factor: Expr = const(1.0, wide) if weight is None else cast(element_at(ctx, weight, [place]), wide)
     zero = const(0.0, wide)
     factor = op("where", ignored, zero, factor, dtype=wide)
     value = op("where", ignored, zero, op("neg", op("mul", cast(score, wide), factor)), dtype=wide)
@@ -50,7 +51,7 @@ def nll_loss_forward(
 
 
 @lowers(aten.soft_margin_loss_backward.default)
-def soft_margin_loss_backward(ctx: Context, grad_output: Value, x: Value, target: Value, reduction: int) -> Value:
+def soft_margin_loss_backward(ctx: Builder, grad_output: Value, x: Value, target: Value, reduction: int) -> Value:
     """With the exponential itself: one less a sigmoid near one has no digits left."""
 
     def slope(grad: Term, x: Term, target: Term) -> Term:

@@ -9,7 +9,7 @@ import torch
 
 from ferrite.ir import Expr, arithmetic_type, cast, const, op
 from ferrite.ir.index import ONE, Index
-from ferrite.lower.context import Context
+from ferrite.lower.builder import Builder
 from ferrite.lower.ops.reduce import Rows, moments
 from ferrite.lower.ops.views import reshaped
 from ferrite.lower.table import NotLowered, lowers
@@ -18,16 +18,16 @@ from ferrite.lower.value import Value
 aten = torch.ops.aten
 
 
-def along(ctx: Context, x: Value, dim: Any) -> Rows:
+def along(ctx: Builder, x: Value, dim: Any) -> Rows:
     """Rows of a value that keep the reduced dimensions, with size one, so that they broadcast back."""
     return Rows(ctx, x, dim if isinstance(dim, (list, tuple)) else [dim], True)
 
 
-def spread_out(ctx: Context, row: Value, x: Value) -> Expr:
+def spread_out(ctx: Builder, row: Value, x: Value) -> Expr:
     return ctx.elements(row, x.sizes)
 
 
-def softmax_parts(ctx: Context, x: Value, dim: int, wide: torch.dtype) -> tuple[Expr, Value]:
+def softmax_parts(ctx: Builder, x: Value, dim: int, wide: torch.dtype) -> tuple[Expr, Value]:
     """The element less the greatest of its row, and the sum of exponentials of that."""
     if not wide.is_floating_point:
         raise NotLowered("eager has it for whole numbers only where there are none")
@@ -38,7 +38,7 @@ def softmax_parts(ctx: Context, x: Value, dim: int, wide: torch.dtype) -> tuple[
 
 
 @lowers(aten._softmax.default)
-def softmax(ctx: Context, x: Value, dim: int, half_to_float: bool) -> Value:
+def softmax(ctx: Builder, x: Value, dim: int, half_to_float: bool) -> Value:
     wide = arithmetic_type(ctx.out_dtype)
     shifted, total = softmax_parts(ctx, x, dim, wide)
     value = op("div", op("exp", shifted), spread_out(ctx, total, x))
@@ -46,7 +46,7 @@ def softmax(ctx: Context, x: Value, dim: int, half_to_float: bool) -> Value:
 
 
 @lowers(aten._log_softmax.default)
-def log_softmax(ctx: Context, x: Value, dim: int, half_to_float: bool) -> Value:
+def log_softmax(ctx: Builder, x: Value, dim: int, half_to_float: bool) -> Value:
     wide = arithmetic_type(ctx.out_dtype)
     shifted, total = softmax_parts(ctx, x, dim, wide)
     value = op("sub", shifted, op("log", spread_out(ctx, total, x)))
@@ -54,7 +54,7 @@ def log_softmax(ctx: Context, x: Value, dim: int, half_to_float: bool) -> Value:
 
 
 @lowers(aten._softmax_backward_data.default)
-def softmax_backward(ctx: Context, grad_output: Value, output: Value, dim: int, input_dtype: torch.dtype) -> Value:
+def softmax_backward(ctx: Builder, grad_output: Value, output: Value, dim: int, input_dtype: torch.dtype) -> Value:
     wide = arithmetic_type(grad_output.dtype)
     product = product_of(ctx, grad_output, output, wide)
     rows = along(ctx, product, dim)
@@ -65,7 +65,7 @@ def softmax_backward(ctx: Context, grad_output: Value, output: Value, dim: int, 
 
 
 @lowers(aten._log_softmax_backward_data.default)
-def log_softmax_backward(ctx: Context, grad_output: Value, output: Value, dim: int, input_dtype: torch.dtype) -> Value:
+def log_softmax_backward(ctx: Builder, grad_output: Value, output: Value, dim: int, input_dtype: torch.dtype) -> Value:
     wide = arithmetic_type(grad_output.dtype)
     rows = along(ctx, grad_output, dim)
     total = rows.one("sum", rows.element(wide), wide)
@@ -74,7 +74,7 @@ def log_softmax_backward(ctx: Context, grad_output: Value, output: Value, dim: i
     return ctx.lazy(output.sizes, cast(value, ctx.out_dtype), output.device)
 
 
-def product_of(ctx: Context, left: Value, right: Value, dtype: torch.dtype) -> Value:
+def product_of(ctx: Builder, left: Value, right: Value, dtype: torch.dtype) -> Value:
     parts = (cast(ctx.elements(each, left.sizes), dtype) for each in (left, right))
     return ctx.lazy(left.sizes, op("mul", *parts), left.device)
 
@@ -84,7 +84,7 @@ def product_of(ctx: Context, left: Value, right: Value, dtype: torch.dtype) -> V
 
 @lowers(aten.native_layer_norm.default)
 def native_layer_norm(
-    ctx: Context, x: Value, normalized_shape: Sequence[Any], weight: Value | None, bias: Value | None, eps: float
+    ctx: Builder, x: Value, normalized_shape: Sequence[Any], weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[Value, Value, Value]:
     wide, kept = arithmetic_type(x.dtype), ctx.out[1].dtype
     rows = Rows(ctx, x, list(range(x.rank - len(normalized_shape), x.rank)), True)
@@ -103,7 +103,7 @@ def native_layer_norm(
 
 @lowers(aten.native_group_norm.default)
 def native_group_norm(
-    ctx: Context,
+    ctx: Builder,
     x: Value,
     weight: Value | None,
     bias: Value | None,
@@ -131,13 +131,13 @@ def native_group_norm(
     return result, found[0], found[1]
 
 
-def converted(ctx: Context, value: Value, sizes: Sequence[Index], dtype: torch.dtype) -> Expr:
+def converted(ctx: Builder, value: Value, sizes: Sequence[Index], dtype: torch.dtype) -> Expr:
     return cast(ctx.elements(value, sizes), dtype)
 
 
 @lowers(aten.native_layer_norm_backward.default)
 def native_layer_norm_backward(
-    ctx: Context,
+    ctx: Builder,
     grad_out: Value,
     x: Value,
     normalized_shape: Sequence[Any],

@@ -13,23 +13,24 @@ import torch
 
 from ferrite.ir import Expr, cast, const, data, index_value, op
 from ferrite.ir.index import ONE, Index, number
-from ferrite.lower.context import Context
+from ferrite.lower.builder import Builder
 from ferrite.lower.ops.reduce import Rows
 from ferrite.lower.ops.scan import OWN_ORDER, alone, sorted_along
 from ferrite.lower.ops.views import dim_of, flattened, put
+from ferrite.lower.stores import scatter_into
 from ferrite.lower.table import NotLowered, lowers
 from ferrite.lower.value import Value, own_axes
 
 aten = torch.ops.aten
 I64, B8 = torch.int64, torch.bool
-WIDE = (torch.float32, torch.float64)
+WIDE_FLOATS = (torch.float32, torch.float64)
 
 
 def ordered(
-    ctx: Context, x: Value, dim: int, descending: bool = False, places_count: bool = True
+    ctx: Builder, x: Value, dim: int, descending: bool = False, places_count: bool = True
 ) -> tuple[Value, Value, int]:
     """Sorted values, their places, and the dimension, counted from the front."""
-    if places_count and x.dtype not in WIDE:
+    if places_count and x.dtype not in WIDE_FLOATS:
         raise NotLowered(OWN_ORDER)
     if x.dtype is torch.bool:
         raise NotLowered("truth values, which are eager's business")
@@ -41,7 +42,7 @@ def ordered(
 
 
 def at_place(
-    ctx: Context, x: Value, dim: int, keepdim: bool, place: Any, places_count: bool = True
+    ctx: Builder, x: Value, dim: int, keepdim: bool, place: Any, places_count: bool = True
 ) -> tuple[Value, ...]:
     """The value, and its place, at one place of every sorted row; `place`: an index, or what finds it."""
     if x.rank and x.sizes[dim_of(dim, x.rank)].low == 0:
@@ -57,7 +58,7 @@ def at_place(
     return tuple(ctx.lazy(sizes, each.at(found), x.device) for each in (values, places))
 
 
-def nan_count(ctx: Context, x: Value, at: int, keepdim: bool) -> Expr:
+def nan_count(ctx: Builder, x: Value, at: int, keepdim: bool) -> Expr:
     if not x.dtype.is_floating_point:
         return const(0, I64)
     rows = Rows(ctx, x, [at], keepdim)
@@ -65,7 +66,7 @@ def nan_count(ctx: Context, x: Value, at: int, keepdim: bool) -> Expr:
     return rows.of(total)
 
 
-def middle(ctx: Context, x: Value, at: int, keepdim: bool) -> Index:
+def middle(ctx: Builder, x: Value, at: int, keepdim: bool) -> Index:
     """The lower of the middle two; the first NaN where there is one, which sorts behind all numbers."""
     size, nans = x.sizes[at], nan_count(ctx, x, at, keepdim)
     numbers = op("sub", index_value(size), nans)
@@ -73,7 +74,7 @@ def middle(ctx: Context, x: Value, at: int, keepdim: bool) -> Index:
     return data(op("where", none, index_value((size - 1) // 2), numbers, dtype=I64), size)
 
 
-def middle_of_numbers(ctx: Context, x: Value, at: int, keepdim: bool) -> Index:
+def middle_of_numbers(ctx: Builder, x: Value, at: int, keepdim: bool) -> Index:
     """The lower of the middle two numbers; of a row of NaN the first."""
     size, nans = x.sizes[at], nan_count(ctx, x, at, keepdim)
     last = op("maximum", op("sub", op("sub", index_value(size), nans), const(1, I64)), const(0, I64))
@@ -81,27 +82,27 @@ def middle_of_numbers(ctx: Context, x: Value, at: int, keepdim: bool) -> Index:
 
 
 @lowers(aten.median.dim)
-def median_dim(ctx: Context, x: Value, dim: int, keepdim: bool) -> tuple[Value, ...]:
+def median_dim(ctx: Builder, x: Value, dim: int, keepdim: bool) -> tuple[Value, ...]:
     return at_place(ctx, x, dim, keepdim, middle, places_count=ctx.is_used(1))
 
 
 @lowers(aten.nanmedian.dim)
-def nanmedian_dim(ctx: Context, x: Value, dim: int, keepdim: bool) -> tuple[Value, ...]:
+def nanmedian_dim(ctx: Builder, x: Value, dim: int, keepdim: bool) -> tuple[Value, ...]:
     return at_place(ctx, x, dim, keepdim, middle_of_numbers, places_count=ctx.is_used(1))
 
 
 @lowers(aten.median.default)
-def median(ctx: Context, x: Value) -> Value:
+def median(ctx: Builder, x: Value) -> Value:
     return at_place(ctx, flattened(x), 0, False, middle, places_count=False)[0]
 
 
 @lowers(aten.nanmedian.default)
-def nanmedian(ctx: Context, x: Value) -> Value:
+def nanmedian(ctx: Builder, x: Value) -> Value:
     return at_place(ctx, flattened(x), 0, False, middle_of_numbers, places_count=False)[0]
 
 
 @lowers(aten.kthvalue.default)
-def kthvalue(ctx: Context, x: Value, k: Any, dim: int, keepdim: bool) -> tuple[Value, ...]:
+def kthvalue(ctx: Builder, x: Value, k: Any, dim: int, keepdim: bool) -> tuple[Value, ...]:
     place_counts = ctx.is_used(1) and bool(x.rank)
     if place_counts and x.device.type == "cpu":
         raise NotLowered(OWN_ORDER)
@@ -109,16 +110,16 @@ def kthvalue(ctx: Context, x: Value, k: Any, dim: int, keepdim: bool) -> tuple[V
 
 
 @lowers(aten.topk.default)
-def topk(ctx: Context, x: Value, k: Any, dim: int, largest: bool, sorted: bool) -> tuple[Value, ...]:
+def topk(ctx: Builder, x: Value, k: Any, dim: int, largest: bool, sorted: bool) -> tuple[Value, ...]:
     values, places, _ = ordered(ctx, x, dim, largest, places_count=ctx.is_used(1))
     sizes = ctx.out_sizes
     return tuple(ctx.lazy(sizes, each.at(own_axes(sizes)), x.device) for each in (values, places))
 
 
 @lowers(aten.histc.default)
-def histc(ctx: Context, x: Value, bins: int, min: Any, max: Any) -> Value:
+def histc(ctx: Builder, x: Value, bins: int, min: Any, max: Any) -> Value:
     """How many elements fall into each of equal bins; the range is that of the elements where none is given."""
-    if x.dtype not in WIDE or isinstance(min, Index | Expr) or isinstance(max, Index | Expr):
+    if x.dtype not in WIDE_FLOATS or isinstance(min, Index | Expr) or isinstance(max, Index | Expr):
         raise NotLowered("other than plain floats")
     if min == max:
         raise NotLowered("a range that the data decides")
@@ -130,5 +131,5 @@ def histc(ctx: Context, x: Value, bins: int, min: Any, max: Any) -> Value:
     place = cast(op("trunc", op("div", scaled, op("sub", high, low))), I64)
     place = op("minimum", op("where", inside, place, const(0, I64), dtype=I64), const(bins - 1, I64))
     counts = ctx.lazy((number(bins),), const(0.0, dtype), x.device)
-    ctx.scatter(counts, flat.sizes, [data(place, number(bins))], cast(inside, dtype), "add")
+    scatter_into(ctx, counts, flat.sizes, [data(place, number(bins))], cast(inside, dtype), "add")
     return counts

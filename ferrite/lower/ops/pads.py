@@ -9,10 +9,10 @@ import torch
 
 from ferrite.ir import Expr, arithmetic_type, cast, const
 from ferrite.ir.index import ZERO, Index, maximum, minimum, number
-from ferrite.lower.context import Context
+from ferrite.lower.builder import Builder
 from ferrite.lower.ops.accumulate import gathered, scattered
+from ferrite.lower.ops.concat import pads_before
 from ferrite.lower.ops.conditions import all_inside, divides, every, guarded
-from ferrite.lower.ops.joins import pads_before
 from ferrite.lower.ops.pool import Windows, spread
 from ferrite.lower.table import lowers
 from ferrite.lower.value import Value, own_axes
@@ -31,7 +31,7 @@ def replicated(index: Index, size: Index) -> Index:
     return maximum(minimum(index, size - 1), ZERO)
 
 
-def padded_place(ctx: Context, outer: Sequence[Index], inner: Sequence[Index], padding: Sequence[Any]) -> list[Index]:
+def padded_place(ctx: Builder, outer: Sequence[Index], inner: Sequence[Index], padding: Sequence[Any]) -> list[Index]:
     """For each place of the padded tensor, the one inside."""
     rule = reflected if "reflection" in str(ctx.operator) else replicated
     befores = pads_before(ctx, len(outer), padding)
@@ -44,7 +44,7 @@ def padded_place(ctx: Context, outer: Sequence[Index], inner: Sequence[Index], p
 
 @lowers(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
 @lowers(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
-def pad(ctx: Context, x: Value, padding: Sequence[Any]) -> Value:
+def pad(ctx: Builder, x: Value, padding: Sequence[Any]) -> Value:
     sizes = ctx.out_sizes
     return ctx.lazy(sizes, x.at(padded_place(ctx, sizes, x.sizes, padding)), x.device)
 
@@ -52,7 +52,7 @@ def pad(ctx: Context, x: Value, padding: Sequence[Any]) -> Value:
 @lowers(aten.reflection_pad1d_backward.default, aten.reflection_pad2d_backward.default)
 @lowers(aten.reflection_pad3d_backward.default, aten.replication_pad1d_backward.default)
 @lowers(aten.replication_pad2d_backward.default, aten.replication_pad3d_backward.default)
-def pad_backward(ctx: Context, grad_output: Value, x: Value, padding: Sequence[Any]) -> Value:
+def pad_backward(ctx: Builder, grad_output: Value, x: Value, padding: Sequence[Any]) -> Value:
     place = padded_place(ctx, grad_output.sizes, x.sizes, padding)
     return scattered(ctx, grad_output.sizes, place, grad_output.at(own_axes(grad_output.sizes)))
 
@@ -69,7 +69,7 @@ def columns(windows: Windows, spatial: Sequence[Index]) -> list[Index]:
 
 
 @lowers(aten.im2col.default)
-def im2col(ctx: Context, x: Value, kernel_size: Any, dilation: Any, padding: Any, stride: Any) -> Value:
+def im2col(ctx: Builder, x: Value, kernel_size: Any, dilation: Any, padding: Any, stride: Any) -> Value:
     windows = Windows(2, kernel_size, stride, padding, dilation)
     sizes, spatial = ctx.out_sizes, x.sizes[-2:]
     *batch, row, column = own_axes(sizes)
@@ -82,7 +82,7 @@ def im2col(ctx: Context, x: Value, kernel_size: Any, dilation: Any, padding: Any
 
 @lowers(aten.col2im.default)
 def col2im(
-    ctx: Context, x: Value, output_size: Any, kernel_size: Any, dilation: Any, padding: Any, stride: Any
+    ctx: Builder, x: Value, output_size: Any, kernel_size: Any, dilation: Any, padding: Any, stride: Any
 ) -> Value:
     """Every element sums up what the windows it lies in say of it."""
     windows = Windows(2, kernel_size, stride, padding, dilation)

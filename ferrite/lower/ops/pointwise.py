@@ -10,7 +10,7 @@ import torch
 
 from ferrite.ir import NARROW, Expr, arithmetic_type, is_integer
 from ferrite.ir.index import Index
-from ferrite.lower.context import Context
+from ferrite.lower.builder import Builder
 from ferrite.lower.formula import (
     Term,
     check_fits,
@@ -40,7 +40,7 @@ PARTS = {torch.complex128: torch.float64, torch.complex64: torch.float32, torch.
 
 def _unary(packet: Any, name: str) -> None:
     @lowers(packet.default)
-    def lower(ctx: Context, x: Value) -> Value:
+    def lower(ctx: Builder, x: Value) -> Value:
         return elementwise(ctx, name, x, floating=name != "neg")
 
 
@@ -49,7 +49,7 @@ for _name in ["neg", "sqrt", "rsqrt", "reciprocal"]:
 
 
 @lowers(aten.abs.default)
-def abs_(ctx: Context, x: Value) -> Value:
+def abs_(ctx: Builder, x: Value) -> Value:
     if x.dtype.is_complex:
         return pointwise(ctx, modulus, x)
     return elementwise(ctx, "abs", x, takes="number")
@@ -64,18 +64,18 @@ def real_type(dtype: torch.dtype) -> torch.dtype:
     return PARTS.get(dtype, dtype)
 
 
-def same(ctx: Context, x: Value) -> Value:
+def same(ctx: Builder, x: Value) -> Value:
     """A copy."""
     return result(ctx, term(ctx, x, x.dtype))
 
 
 @lowers(aten.sign.default)
-def sign(ctx: Context, x: Value) -> Value:
+def sign(ctx: Builder, x: Value) -> Value:
     return same(ctx, x) if x.dtype is torch.bool else elementwise(ctx, "sign", x, takes="real")
 
 
 @lowers(aten.sgn.default)
-def sgn(ctx: Context, x: Value) -> Value:
+def sgn(ctx: Builder, x: Value) -> Value:
     if not x.dtype.is_complex:
         return sign(ctx, x)
 
@@ -86,9 +86,9 @@ def sgn(ctx: Context, x: Value) -> Value:
     return pointwise(ctx, direction, x)
 
 
-def _rounding(name: str) -> Callable[[Context, Value], Value]:
+def _rounding(name: str) -> Callable[[Builder, Value], Value]:
     @lowers(getattr(aten, name).default)
-    def lower(ctx: Context, x: Value) -> Value:
+    def lower(ctx: Builder, x: Value) -> Value:
         working_type(ctx, x, takes="number")
         return same(ctx, x) if is_integer(x.dtype) else elementwise(ctx, name, x)
 
@@ -101,7 +101,7 @@ round_ = _rounding("round")
 
 
 @lowers(aten.round.decimals)
-def round_decimals(ctx: Context, x: Value, decimals: int) -> Value:
+def round_decimals(ctx: Builder, x: Value, decimals: int) -> Value:
     def nearest(value: Term) -> Term:
         tens = 10.0 ** abs(decimals)
         return (value / tens).call("round") * tens if decimals < 0 else (value * tens).call("round") / tens
@@ -112,24 +112,24 @@ def round_decimals(ctx: Context, x: Value, decimals: int) -> Value:
 
 
 @lowers(aten.frac.default)
-def frac(ctx: Context, x: Value) -> Value:
+def frac(ctx: Builder, x: Value) -> Value:
     return pointwise(ctx, lambda value: value - value.call("trunc"), x, takes="float")
 
 
 @lowers(aten.square.default)
-def square(ctx: Context, x: Value) -> Value:
+def square(ctx: Builder, x: Value) -> Value:
     return elementwise(ctx, "logical_and", x, x) if x.dtype is torch.bool else pointwise(ctx, lambda v: v * v, x)
 
 
 @lowers(aten.frexp.Tensor)
-def frexp(ctx: Context, x: Value) -> tuple[Value, Value]:
+def frexp(ctx: Builder, x: Value) -> tuple[Value, Value]:
     value = term(ctx, x, arithmetic_type(x.dtype))
     exponent = value.call("frexp_exponent", dtype=torch.int32)
     return result(ctx, value.call("frexp_mantissa")), ctx.lazy(x.sizes, exponent.expr, x.device)
 
 
 @lowers(aten.nan_to_num.default)
-def nan_to_num(ctx: Context, x: Value, nan: Any, posinf: Any, neginf: Any) -> Value:
+def nan_to_num(ctx: Builder, x: Value, nan: Any, posinf: Any, neginf: Any) -> Value:
     if is_integer(x.dtype):
         return same(ctx, x)
     if x.dtype.is_complex:
@@ -140,7 +140,7 @@ def nan_to_num(ctx: Context, x: Value, nan: Any, posinf: Any, neginf: Any) -> Va
     return result(ctx, finite(ctx, term(ctx, x, arithmetic_type(x.dtype)), x.dtype, nan, posinf, neginf))
 
 
-def finite(ctx: Context, value: Term, dtype: torch.dtype, nan: Any, posinf: Any, neginf: Any) -> Term:
+def finite(ctx: Builder, value: Term, dtype: torch.dtype, nan: Any, posinf: Any, neginf: Any) -> Term:
     """Numbers for what is none: in 16 bits, what rounds to infinity is replaced by what it is given, as it is."""
     most = torch.finfo(dtype).max
 
@@ -156,21 +156,21 @@ def finite(ctx: Context, value: Term, dtype: torch.dtype, nan: Any, posinf: Any,
 
 
 @lowers(aten.add.Tensor, aten.add.Scalar)
-def add(ctx: Context, x: Operand, other: Operand, alpha: Any) -> Value:
+def add(ctx: Builder, x: Operand, other: Operand, alpha: Any) -> Value:
     return summed(ctx, "add", x, other, alpha)
 
 
 @lowers(aten.sub.Tensor, aten.sub.Scalar)
-def sub(ctx: Context, x: Operand, other: Operand, alpha: Any) -> Value:
+def sub(ctx: Builder, x: Operand, other: Operand, alpha: Any) -> Value:
     return summed(ctx, "sub", x, other, alpha)
 
 
 @lowers(aten.rsub.Tensor, aten.rsub.Scalar)
-def rsub(ctx: Context, x: Operand, other: Operand, alpha: Any) -> Value:
+def rsub(ctx: Builder, x: Operand, other: Operand, alpha: Any) -> Value:
     return summed(ctx, "sub", other, x, alpha)
 
 
-def summed(ctx: Context, name: str, x: Operand, other: Operand, alpha: Any) -> Value:
+def summed(ctx: Builder, name: str, x: Operand, other: Operand, alpha: Any) -> Value:
     """x + alpha * other, in one rounding; for truth values, or. On the CPU, numbers are rounded to 16 bits first."""
     dtype = working_type(ctx, x, other)
     if name == "sub" and any(is_truth(item) for item in (x, other)):
@@ -195,23 +195,23 @@ def is_truth(operand: Operand) -> bool:
 
 
 @lowers(aten.mul.Tensor, aten.mul.Scalar)
-def mul(ctx: Context, x: Operand, other: Operand) -> Value:
+def mul(ctx: Builder, x: Operand, other: Operand) -> Value:
     return elementwise(ctx, "logical_and" if working_type(ctx, x, other) is torch.bool else "mul", x, other, exact=True)
 
 
 @lowers(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor, aten.true_divide.Scalar)
-def div(ctx: Context, x: Operand, other: Operand) -> Value:
+def div(ctx: Builder, x: Operand, other: Operand) -> Value:
     return elementwise(ctx, "div", x, other, floating=True, exact=True)
 
 
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
-def div_mode(ctx: Context, x: Operand, other: Operand, rounding_mode: str | None) -> Value:
+def div_mode(ctx: Builder, x: Operand, other: Operand, rounding_mode: str | None) -> Value:
     if rounding_mode is None:
         return div(ctx, x, other)
     return floor_divide(ctx, x, other) if rounding_mode == "floor" else trunc_divide(ctx, x, other)
 
 
-def trunc_divide(ctx: Context, x: Operand, other: Operand) -> Value:
+def trunc_divide(ctx: Builder, x: Operand, other: Operand) -> Value:
     """By a tensor of 16-bit floats: the quotient is rounded to them before its fraction is dropped."""
     dtype = working_type(ctx, x, other, takes="number")
     if dtype not in NARROW or is_number(other):
@@ -220,7 +220,7 @@ def trunc_divide(ctx: Context, x: Operand, other: Operand) -> Value:
 
 
 @lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
-def floor_divide(ctx: Context, x: Operand, other: Operand) -> Value:
+def floor_divide(ctx: Builder, x: Operand, other: Operand) -> Value:
     return elementwise(ctx, "floor_divide", x, other, takes="number", exact=True)
 
 
@@ -228,7 +228,7 @@ def _binary(name: str, overloads: str, takes: str) -> None:
     for overload in overloads.split():
 
         @lowers(getattr(getattr(aten, name), overload))
-        def lower(ctx: Context, x: Operand, other: Operand) -> Value:
+        def lower(ctx: Builder, x: Operand, other: Operand) -> Value:
             return elementwise(ctx, name, x, other, floating=name in ("atan2", "copysign"), takes=takes)
 
 
@@ -249,7 +249,7 @@ for _row in (
 
 
 @lowers(aten.nextafter.default)
-def nextafter(ctx: Context, x: Value, other: Value) -> Value:
+def nextafter(ctx: Builder, x: Value, other: Value) -> Value:
     common = working_type(ctx, x, other, takes="float")
     if common not in NARROW:
         return elementwise(ctx, "nextafter", x, other)
@@ -270,7 +270,7 @@ def next_narrow(start: Term, end: Term) -> Term:
 
 
 @lowers(aten.ldexp.Tensor)
-def ldexp(ctx: Context, x: Value, other: Value) -> Value:
+def ldexp(ctx: Builder, x: Value, other: Value) -> Value:
     """x * 2**other, the power rounded to the type torch gives it."""
     power = power_type(other)
     dtype = working_type(ctx, x, other, floating=True)
@@ -283,7 +283,7 @@ def power_type(exponent: Value) -> torch.dtype:
 
 
 @lowers(aten.heaviside.default)
-def heaviside(ctx: Context, x: Value, values: Value) -> Value:
+def heaviside(ctx: Builder, x: Value, values: Value) -> Value:
     def step(value: Term, at_zero: Term) -> Term:
         above = value > 0
         return choose(value.equals(0), at_zero, above if value.dtype is torch.bool else above.to(value.dtype))
@@ -295,7 +295,7 @@ def heaviside(ctx: Context, x: Value, values: Value) -> Value:
 
 
 @lowers(aten.clamp.default, aten.clamp.Tensor)
-def clamp(ctx: Context, x: Value, min: Any, max: Any) -> Value:
+def clamp(ctx: Builder, x: Value, min: Any, max: Any) -> Value:
     """NaN in any operand wins; where the bounds cross, the upper one counts."""
     bounds = [bound for bound in (min, max) if bound is not None]
     check_bounds(ctx, x, *bounds)
@@ -309,7 +309,7 @@ def clamp(ctx: Context, x: Value, min: Any, max: Any) -> Value:
     return pointwise(ctx, inside, x, *bounds)
 
 
-def check_bounds(ctx: Context, x: Value, *bounds: Any) -> None:
+def check_bounds(ctx: Builder, x: Value, *bounds: Any) -> None:
     tensors = len(bounds) == 1 and isinstance(bounds[0], Value)  # then it is the same as `maximum`
     dtype = working_type(ctx, x, *bounds, takes="real" if tensors else "number")
     for bound in bounds:
@@ -317,31 +317,31 @@ def check_bounds(ctx: Context, x: Value, *bounds: Any) -> None:
 
 
 @lowers(aten.clamp_min.default, aten.clamp_min.Tensor)
-def clamp_min(ctx: Context, x: Value, min: Any) -> Value:
+def clamp_min(ctx: Builder, x: Value, min: Any) -> Value:
     check_bounds(ctx, x, min)
     return pointwise(ctx, larger, x, min)
 
 
 @lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
-def clamp_max(ctx: Context, x: Value, max: Any) -> Value:
+def clamp_max(ctx: Builder, x: Value, max: Any) -> Value:
     check_bounds(ctx, x, max)
     return pointwise(ctx, smaller, x, max)
 
 
 @lowers(aten.addcmul.default)
-def addcmul(ctx: Context, x: Value, tensor1: Value, tensor2: Value, value: Any) -> Value:
+def addcmul(ctx: Builder, x: Value, tensor1: Value, tensor2: Value, value: Any) -> Value:
     working_type(ctx, x, tensor1, tensor2, takes="any" if ctx.out_dtype is not torch.bool else "number")
     return pointwise(ctx, lambda start, a, b, factor: start + factor * a * b, x, tensor1, tensor2, numbers=[value])
 
 
 @lowers(aten.addcdiv.default)
-def addcdiv(ctx: Context, x: Value, tensor1: Value, tensor2: Value, value: Any) -> Value:
+def addcdiv(ctx: Builder, x: Value, tensor1: Value, tensor2: Value, value: Any) -> Value:
     made = lambda start, a, b, factor: start + factor * a / b  # noqa: E731
     return pointwise(ctx, made, x, tensor1, tensor2, takes="complex or float", numbers=[value])
 
 
 @lowers(aten.lerp.Scalar, aten.lerp.Tensor)
-def lerp(ctx: Context, x: Value, end: Value, weight: Any) -> Value:
+def lerp(ctx: Builder, x: Value, end: Value, weight: Any) -> Value:
     """From the nearer end, so that both ends are met exactly."""
 
     def between(start: Term, goal: Term, share: Term) -> Term:

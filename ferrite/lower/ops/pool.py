@@ -13,17 +13,20 @@ import torch
 
 from ferrite.ir import Expr, arithmetic_type, cast, const, index_value, is_integer, op
 from ferrite.ir.index import ZERO, Index, maximum, minimum, number
-from ferrite.lower.context import Context
+from ferrite.lower.builder import Builder
+from ferrite.lower.loops import add_reduce
+from ferrite.lower.memory import wanted_strides
 from ferrite.lower.ops.accumulate import gathered, scattered
 from ferrite.lower.ops.conditions import B8, all_inside, every, guarded
 from ferrite.lower.ops.index import I64, straight
 from ferrite.lower.ops.views import reshaped, total
+from ferrite.lower.stores import scatter_into
 from ferrite.lower.table import lowers
 from ferrite.lower.value import Value, own_axes
 
 aten = torch.ops.aten
 NOT_IN_PLANE = "RuntimeError: Found an invalid max index: {index} (output planes are of size {size})"
-MOST_WINDOWS = 32  # more windows than this over one element: adding to memory is less work than asking all of them
+MAX_WINDOWS = 32  # more windows than this over one element: adding to memory is less work than asking all of them
 
 
 def lowest(dtype: torch.dtype) -> Expr:
@@ -77,7 +80,7 @@ def spread(value: Any, n: int) -> list[int]:
 
 @lowers(aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
 def max_pool_with_indices(
-    ctx: Context, x: Value, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
+    ctx: Builder, x: Value, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
 ) -> tuple[Value, Value]:
     n = dims_of(ctx.operator)
     windows = Windows(n, kernel_size, stride, padding, dilation)
@@ -99,7 +102,7 @@ def max_pool_with_indices(
     return best, ctx.lazy(ctx.out_sizes, ravelled(places, spatial), x.device)
 
 
-def greatest(ctx: Context, over: Sequence[Index], element: Any, x: Value) -> tuple[Value, Value]:
+def greatest(ctx: Builder, over: Sequence[Index], element: Any, x: Value) -> tuple[Value, Value]:
     """The greatest element of every window, and its number in the window, as narrow as it fits.
 
     Eager lets every NaN replace what it has found so far: the last one of a window counts.
@@ -111,7 +114,7 @@ def greatest(ctx: Context, over: Sequence[Index], element: Any, x: Value) -> tup
     def ordered(outer: Sequence[Index], inner: Sequence[Index]) -> Expr:
         return cast(element(outer, inner), wide)
 
-    best, offset = ctx.reduce("argmax_of_window", ctx.out_sizes, over, [ordered], [wide, narrow], x.device)
+    best, offset = add_reduce(ctx, "argmax_of_window", ctx.out_sizes, over, [ordered], [wide, narrow], x.device)
     assert best is not None
     assert offset is not None
     if wide != x.dtype:
@@ -139,7 +142,7 @@ def ravelled(places: Sequence[Expr], sizes: Sequence[Index]) -> Expr:
 
 @lowers(aten.max_pool2d_with_indices_backward.default, aten.max_pool3d_with_indices_backward.default)
 def max_pool_backward(
-    ctx: Context,
+    ctx: Builder,
     grad_output: Value,
     x: Value,
     kernel_size: Any,
@@ -152,7 +155,7 @@ def max_pool_backward(
     n = dims_of(ctx.operator)
     windows = Windows(n, kernel_size, stride, padding, dilation)
     most = total(windows.holding).high
-    if most is None or most > MOST_WINDOWS:
+    if most is None or most > MAX_WINDOWS:
         return to_their_places(ctx, grad_output, indices, n)
     lead, spatial, dtype = x.rank - n, x.sizes[x.rank - n :], ctx.out_dtype
 
@@ -168,7 +171,7 @@ def max_pool_backward(
     return gathered(ctx, x.sizes, windows.holding, element, x.device)
 
 
-def to_their_places(ctx: Context, grad: Value, indices: Value, n: int) -> Value:
+def to_their_places(ctx: Builder, grad: Value, indices: Value, n: int) -> Value:
     """Every gradient adds itself to the element it came from, which an index within the plane names."""
     lead, sizes = grad.rank - n, ctx.out_sizes
     axes, plane = own_axes(grad.sizes), total(sizes[len(sizes) - n :])
@@ -178,23 +181,23 @@ def to_their_places(ctx: Context, grad: Value, indices: Value, n: int) -> Value:
 
 @lowers(aten.max_unpool2d.default, aten.max_unpool3d.default)
 def max_unpool(
-    ctx: Context, x: Value, indices: Value, output_size: Any, stride: Any = None, padding: Any = None
+    ctx: Builder, x: Value, indices: Value, output_size: Any, stride: Any = None, padding: Any = None
 ) -> Value:
     """Zeros, and every element at the place in the plane that an index names."""
     n, sizes = dims_of(ctx.operator), ctx.out_sizes
     lead, plane, axes = x.rank - n, total(sizes[len(sizes) - n :]), own_axes(x.sizes)
     result = ctx.fill(sizes, 0, x.dtype, x.device)
-    result.box.strides = ctx.wanted_strides(0, sizes)
+    result.box.strides = wanted_strides(ctx, 0, sizes)
     if plane.high == 0:  # padding took all of it: torch asks for no index there
         return result
     place = [*axes[:lead], straight(indices.at(axes), plane, NOT_IN_PLANE)]
-    ctx.scatter(reshaped(result, [*sizes[:lead], plane]), x.sizes, place, x.at(axes), "set")
+    scatter_into(ctx, reshaped(result, [*sizes[:lead], plane]), x.sizes, place, x.at(axes), "set")
     return result
 
 
 @lowers(aten.adaptive_max_pool2d_backward.default, aten.adaptive_max_pool3d_backward.default)
 @lowers(aten.fractional_max_pool2d_backward.default, aten.fractional_max_pool3d_backward.default)
-def sparse_backward(ctx: Context, grad_output: Value, x: Value, indices: Value, **how: Any) -> Value:
+def sparse_backward(ctx: Builder, grad_output: Value, x: Value, indices: Value, **how: Any) -> Value:
     return to_their_places(ctx, grad_output, indices, dims_of(ctx.operator))
 
 
@@ -226,7 +229,7 @@ def divided(value: Expr, by: Index) -> Expr:
 
 @lowers(aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default)
 def avg_pool(
-    ctx: Context,
+    ctx: Builder,
     x: Value,
     kernel_size: Any,
     stride: Any,
@@ -245,7 +248,7 @@ def avg_pool(
 
     # a window may be far larger than what it slides over: what lies beyond adds nothing
     over = [minimum(k, size + pad) for k, size, pad in zip(windows.over, spatial, windows.padding, strict=True)]
-    (sums,) = ctx.reduce("sum", ctx.out_sizes, over, [element], [wide], x.device)
+    (sums,) = add_reduce(ctx, "sum", ctx.out_sizes, over, [element], [wide], x.device)
     assert sums is not None
     axes = own_axes(ctx.out_sizes)
     by = Divisor(windows, spatial, count_include_pad, divisor_override).of(axes[lead:])
@@ -254,7 +257,7 @@ def avg_pool(
 
 @lowers(aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default)
 def avg_pool_backward(
-    ctx: Context,
+    ctx: Builder,
     grad_output: Value,
     x: Value,
     kernel_size: Any,

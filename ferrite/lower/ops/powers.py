@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ferrite.ir import NARROW, arithmetic_type, is_integer, short
-from ferrite.lower.context import Context
+from ferrite.lower.builder import Builder
 from ferrite.lower.formula import Term, check_fits, elementwise, first_device, result, sqrt, term, working_type
 from ferrite.lower.promotion import Operand
 from ferrite.lower.table import NotLowered, lowers
@@ -18,23 +18,23 @@ aten = torch.ops.aten
 
 # Every product rounds: this many leave a float as near to the power as a library's function does. In 16 bits, where
 # the products have 32, more do.
-MOST_FACTORS = 4
-MOST_FACTORS_NARROW = 31
+MAX_FACTORS = 4
+MAX_FACTORS_NARROW = 31
 
 
 @lowers(aten.pow.Tensor_Scalar)
-def power_of_tensor(ctx: Context, x: Value, exponent: Any) -> Value:
+def power_of_tensor(ctx: Builder, x: Value, exponent: Any) -> Value:
     dtype = power_type(ctx, x, exponent)
     if isinstance(exponent, (bool, int, float)):
         if is_integer(dtype) and exponent < 0:
             raise NotLowered("a negative power of integers, which eager refuses")
-        known = known_power(dtype, exponent, first_device(ctx))
-        if known is not None:
-            return result(ctx, known(term(ctx, x, dtype).to(arithmetic_type(dtype))))
+        formula = known_power(dtype, exponent, first_device(ctx))
+        if formula is not None:
+            return result(ctx, formula(term(ctx, x, dtype).to(arithmetic_type(dtype))))
     return elementwise(ctx, "pow", x, exponent)
 
 
-def power_type(ctx: Context, base: Operand, exponent: Operand) -> torch.dtype:
+def power_type(ctx: Builder, base: Operand, exponent: Operand) -> torch.dtype:
     dtype = working_type(ctx, base, exponent)
     if dtype in (torch.bool, torch.uint16, torch.uint32, torch.uint64):
         raise NotLowered(f"powers of {short(dtype)}, which eager refuses")
@@ -47,7 +47,7 @@ def known_power(dtype: torch.dtype, exponent: float, device: torch.device) -> Ca
     """A function that raises a term to a known power, where that is simpler than the general one."""
     if abs(exponent) < 2**31 and exponent == int(exponent):
         times = int(exponent)
-        most = MOST_FACTORS_NARROW if dtype in NARROW else MOST_FACTORS
+        most = MAX_FACTORS_NARROW if dtype in NARROW else MAX_FACTORS
         if times >= 0 and (is_integer(dtype) or times <= most):
             return lambda value: repeated(value, times)
         if times in (-1, -2) and not is_integer(dtype):
@@ -73,13 +73,13 @@ def repeated(value: Term, times: int) -> Term:
 
 
 @lowers(aten.pow.Tensor_Tensor)
-def power(ctx: Context, x: Value, exponent: Value) -> Value:
+def power(ctx: Builder, x: Value, exponent: Value) -> Value:
     power_type(ctx, x, exponent)
     return elementwise(ctx, "pow", x, exponent)
 
 
 @lowers(aten.pow.Scalar)
-def power_of_number(ctx: Context, x: Any, exponent: Value) -> Value:
+def power_of_number(ctx: Builder, x: Any, exponent: Value) -> Value:
     dtype = power_type(ctx, x, exponent)
     wide = arithmetic_type(dtype)
     if isinstance(x, (int, float)) and not isinstance(x, bool) and x == 2 and dtype.is_floating_point:

@@ -9,7 +9,7 @@ import torch
 
 from ferrite.ir import cast, is_integer
 from ferrite.lower import formula
-from ferrite.lower.context import Context
+from ferrite.lower.builder import Builder
 from ferrite.lower.formula import compared, elementwise
 from ferrite.lower.ops import comparisons, pointwise
 from ferrite.lower.table import lowers, lowers_later
@@ -41,7 +41,7 @@ OTHER_NAME = {
 
 def _same(packet: Any, name: str) -> None:
     @lowers(packet.default)
-    def lower(ctx: Context, **args: Value) -> Value:
+    def lower(ctx: Builder, **args: Value) -> Value:
         if ctx.out_dtype is torch.bool and name in ("add", "mul"):
             return elementwise(ctx, "logical_or" if name == "add" else "logical_and", *args.values())
         return elementwise(ctx, name, *args.values())
@@ -56,7 +56,7 @@ for _name, _other in OTHER_NAME.items():
 
 def _comparison(name: str) -> None:
     @lowers(getattr(prims, name).default)
-    def lower(ctx: Context, x: Value, other: Value) -> Value:
+    def lower(ctx: Builder, x: Value, other: Value) -> Value:
         return compared(ctx, name, x, other)
 
 
@@ -79,7 +79,7 @@ for _name, _function in SAME_FUNCTION.items():
 
 def _rounding(name: str) -> None:
     @lowers(getattr(prims, name).default)
-    def lower(ctx: Context, x: Value) -> Value:
+    def lower(ctx: Builder, x: Value) -> Value:
         return pointwise.same(ctx, x) if is_integer(x.dtype) else elementwise(ctx, name, x)
 
 
@@ -88,33 +88,33 @@ for _name in ["ceil", "floor", "trunc", "round"]:
 
 
 @lowers(prims.div.default)
-def div(ctx: Context, x: Value, other: Value) -> Value:
+def div(ctx: Builder, x: Value, other: Value) -> Value:
     """Of integers: towards zero."""
     return elementwise(ctx, "trunc_divide" if is_integer(x.dtype) else "div", x, other)
 
 
 @lowers_later("prims.fma.default")
-def fma(ctx: Context, a: Value, b: Value, c: Value) -> Value:
+def fma(ctx: Builder, a: Value, b: Value, c: Value) -> Value:
     """What Dynamo makes of `addcmul_` whose factor is a tensor. Torch rounds the product, and then the sum."""
     return formula.pointwise(ctx, lambda x, y, z: x * y + z, a, b, c)
 
 
 @lowers(prims.where.default)
-def where(ctx: Context, pred: Value, a: Value, b: Value) -> Value:
+def where(ctx: Builder, pred: Value, a: Value, b: Value) -> Value:
     return comparisons.where(ctx, pred, a, b)
 
 
 @lowers(prims.convert_element_type.default)
-def convert_element_type(ctx: Context, a: Value, dtype: torch.dtype) -> Value:
+def convert_element_type(ctx: Builder, a: Value, dtype: torch.dtype) -> Value:
     return ctx.lazy(a.sizes, cast(ctx.elements(a, a.sizes), dtype), a.device)
 
 
 @lowers(prims.clone.default)
-def clone(ctx: Context, x: Value, memory_format: object) -> Value:
+def clone(ctx: Builder, x: Value, memory_format: object) -> Value:
     return pointwise.same(ctx, x)
 
 
 @lowers(prims.maximum_value.default, prims.minimum_value.default)
-def known_number(ctx: Context, dtype: torch.dtype) -> Any:
+def known_number(ctx: Builder, dtype: torch.dtype) -> Any:
     """Torch has worked it out already."""
     return ctx.out

@@ -9,7 +9,7 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.ir import arithmetic_type, is_integer
 from ferrite.ir.index import ZERO, Index
-from ferrite.lower.context import Context
+from ferrite.lower.builder import Builder
 from ferrite.lower.formula import Term, choose, larger, result, smaller, term
 from ferrite.lower.ops.views import dim_of
 from ferrite.lower.table import NotLowered, lowers
@@ -20,7 +20,7 @@ decomposed: Any = torch_api.quantized_decomposed()
 F32, F64 = torch.float32, torch.float64
 
 
-def one_element(ctx: Context, value: Any, dtype: torch.dtype) -> Term:
+def one_element(ctx: Builder, value: Any, dtype: torch.dtype) -> Term:
     """A number, or the only element of a tensor of any shape."""
     return Term(value.at([ZERO] * value.rank)).to(dtype) if isinstance(value, Value) else term(ctx, value, dtype)
 
@@ -36,8 +36,8 @@ def rounded(made: Term, dtype: torch.dtype) -> Term:
     return made.to(dtype).to(arithmetic_type(dtype))
 
 
-def joined(left: Term, right: Term, name: str) -> Term:
-    """Two tensors' elements, in the type torch joins them in."""
+def promoted_op(left: Term, right: Term, name: str) -> Term:
+    """An operator on two tensors' elements, in the type that both are promoted to."""
     dtype = torch.promote_types(left.dtype, right.dtype)
     wide = arithmetic_type(dtype)
     return left.to(wide).call(name, right.to(wide)).to(dtype)
@@ -54,7 +54,7 @@ def check(x: Value, quant_min: Any, quant_max: Any, dtype: torch.dtype) -> None:
 
 
 def quantize(
-    ctx: Context, x: Value, scale: Any, zero_point: Any, quant_min: Any, quant_max: Any, dtype: torch.dtype
+    ctx: Builder, x: Value, scale: Any, zero_point: Any, quant_min: Any, quant_max: Any, dtype: torch.dtype
 ) -> Value:
     """The factor is the reciprocal of the scale, taken in double precision, as a Python number is."""
     check(x, quant_min, quant_max, dtype)
@@ -64,7 +64,7 @@ def quantize(
 
 
 def dequantize(
-    ctx: Context,
+    ctx: Builder,
     x: Value,
     scale: Any,
     zero_point: Any,
@@ -82,7 +82,7 @@ def dequantize(
 
 
 def quantize_channels(
-    ctx: Context,
+    ctx: Builder,
     x: Value,
     scales: Value,
     zero_points: Value,
@@ -95,13 +95,13 @@ def quantize_channels(
     scale = of_channel(x, scales, axis)
     wide = arithmetic_type(scale.dtype)
     factor = (1 / scale.to(wide)).to(scale.dtype)
-    steps = joined(term(ctx, x, F32), factor, "mul").call("round")
-    moved = joined(steps, of_channel(x, zero_points, axis), "add")
+    steps = promoted_op(term(ctx, x, F32), factor, "mul").call("round")
+    moved = promoted_op(steps, of_channel(x, zero_points, axis), "add")
     return result(ctx, smaller(larger(moved, quant_min), quant_max))
 
 
 def dequantize_channels(
-    ctx: Context,
+    ctx: Builder,
     x: Value,
     scales: Value,
     zero_points: Value | None,
@@ -115,8 +115,8 @@ def dequantize_channels(
         raise NotLowered(f"elements of type {x.dtype}, which eager looks at first")
     value = Term(ctx.elements(x, x.sizes))
     if zero_points is not None:
-        value = joined(value, of_channel(x, zero_points, axis), "sub")
-    return result(ctx, joined(value, of_channel(x, scales, axis), "mul").to(out_dtype or F32))
+        value = promoted_op(value, of_channel(x, zero_points, axis), "sub")
+    return result(ctx, promoted_op(value, of_channel(x, scales, axis), "mul").to(out_dtype or F32))
 
 
 if decomposed is not None:
@@ -134,7 +134,7 @@ if decomposed is not None:
 
 
 def rounded_trip(
-    ctx: Context, x: Value, scale: Term, zero: Term, quant_min: int, quant_max: int
+    ctx: Builder, x: Value, scale: Term, zero: Term, quant_min: int, quant_max: int
 ) -> tuple[Value, Value]:
     """Elements as they come back from small integers, and whether the bounds left them where they were."""
     value, mask = ctx.out
@@ -149,20 +149,20 @@ def rounded_trip(
     )
 
 
-def term_of(ctx: Context, x: Value) -> Term:
+def term_of(ctx: Builder, x: Value) -> Term:
     return Term(ctx.elements(x, x.sizes)).to(F32)
 
 
 @lowers(aten.fake_quantize_per_tensor_affine_cachemask.default)
 def fake_quantize(
-    ctx: Context, x: Value, scale: Any, zero_point: Any, quant_min: int, quant_max: int
+    ctx: Builder, x: Value, scale: Any, zero_point: Any, quant_min: int, quant_max: int
 ) -> tuple[Value, Value]:
     return rounded_trip(ctx, x, one_element(ctx, scale, F32), one_element(ctx, zero_point, F32), quant_min, quant_max)
 
 
 @lowers(aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default)
 def fake_quantize_tensors(
-    ctx: Context, x: Value, scale: Value, zero_point: Value, fake_quant_enabled: Value, quant_min: int, quant_max: int
+    ctx: Builder, x: Value, scale: Value, zero_point: Value, fake_quant_enabled: Value, quant_min: int, quant_max: int
 ) -> tuple[Value, Value]:
     """Where it is switched off, the elements stay, and all count."""
     value, mask = fake_quantize(ctx, x, scale, zero_point, quant_min, quant_max)
@@ -177,7 +177,7 @@ def fake_quantize_tensors(
 
 @lowers(aten.fake_quantize_per_channel_affine_cachemask.default)
 def fake_quantize_channels(
-    ctx: Context, x: Value, scale: Value, zero_point: Value, axis: int, quant_min: int, quant_max: int
+    ctx: Builder, x: Value, scale: Value, zero_point: Value, axis: int, quant_min: int, quant_max: int
 ) -> tuple[Value, Value]:
     scales, zeros = (of_channel(x, item, axis).to(F32) for item in (scale, zero_point))
     return rounded_trip(ctx, x, scales, zeros, quant_min, quant_max)

@@ -9,13 +9,15 @@ from typing import Any
 
 import torch
 
-from ferrite.ir import MOST_OPERATORS, PLACE_BITS, Random, arithmetic_type, const, op
+from ferrite.ir import MAX_RANDOM_OPERATORS, PLACE_BITS, Random, arithmetic_type, const, op
 from ferrite.ir.index import ZERO, Index, number
 from ferrite.ir.program import Seeds
-from ferrite.lower.calls import Calls
-from ferrite.lower.context import Context, contiguous
+from ferrite.lower.builder import Builder
+from ferrite.lower.calls import eager_call
 from ferrite.lower.formula import Term, larger, log1p, pointwise, result, sqrt
+from ferrite.lower.memory import dense_strides
 from ferrite.lower.ops.create import filled
+from ferrite.lower.strides import contiguous
 from ferrite.lower.table import DRAWN, NotLowered, lowers
 from ferrite.lower.value import Box, Value, own_axes, whole
 from ferrite.passes.joint import randoms as randoms  # defines the operators
@@ -24,7 +26,7 @@ aten, ours = torch.ops.aten, torch.ops.ferrite
 
 
 @lowers(aten.native_dropout.default)
-def native_dropout(ctx: Calls, x: Value, p: float, train: bool | None) -> tuple[Value, Value]:
+def native_dropout(ctx: Builder, x: Value, p: float, train: bool | None) -> tuple[Value, Value]:
     """On the CPU, eager draws the mask as `bernoulli_` does; the rest is arithmetic."""
     kept, mask_fake = ctx.out
     if train is False:
@@ -35,8 +37,8 @@ def native_dropout(ctx: Calls, x: Value, p: float, train: bool | None) -> tuple[
     if x.device.type != "cpu" or x.dtype.is_complex:
         raise NotLowered("its mask comes from a generator of the device")
     box = Box(x.sizes, torch.bool, x.device, origins=(ctx.origin,))
-    box.buffer = ctx.new_buffer(box, ctx.dense_strides(mask_fake))
-    mask = ctx.eager_call(aten.bernoulli_.float, (whole(box), 1 - p), {}, mask_fake, DRAWN)
+    box.buffer = ctx.new_buffer(box, dense_strides(ctx, mask_fake))
+    mask = eager_call(ctx, aten.bernoulli_.float, (whole(box), 1 - p), {}, mask_fake, DRAWN)
     scale = 0.0 if p == 1 else 1 / (1 - p)
     ctx.out = kept
     return pointwise(ctx, lambda value, hit, factor: value * hit * factor, x, numbers=[mask, scale]), mask
@@ -46,7 +48,7 @@ def native_dropout(ctx: Calls, x: Value, p: float, train: bool | None) -> tuple[
 
 
 @lowers(ours.random_key.default)
-def random_key(ctx: Context, number: int, device: torch.device) -> Value:
+def random_key(ctx: Builder, number: int, device: torch.device) -> Value:
     box = Box(ctx.out_sizes, ctx.out_dtype, ctx.out.device, origins=(ctx.origin,))
     box.buffer = ctx.new_buffer(box)
     ctx.add(Seeds(box.buffer, ctx.origin))
@@ -56,8 +58,8 @@ def random_key(ctx: Context, number: int, device: torch.device) -> Value:
 class Stream:
     """The numbers of one random operator, over the elements of its result."""
 
-    def __init__(self, ctx: Context, key: Value, operator: int, sizes: Sequence[Index]) -> None:
-        if not 0 <= operator < MOST_OPERATORS:
+    def __init__(self, ctx: Builder, key: Value, operator: int, sizes: Sequence[Index]) -> None:
+        if not 0 <= operator < MAX_RANDOM_OPERATORS:
             raise NotLowered("more random operators than counters tell apart")
         words = [key.at([number(place)]) for place in (0, 1)]
         self.seed = op("bitwise_or", words[0], op("bitwise_left_shift", words[1], const(32, torch.int64)))
@@ -89,7 +91,7 @@ class Stream:
 
 @lowers(ours.random.default)
 def random(
-    ctx: Context, key: Value, index: int, size: Any, kind: str, dtype: torch.dtype, low: int, high: int
+    ctx: Builder, key: Value, index: int, size: Any, kind: str, dtype: torch.dtype, low: int, high: int
 ) -> Value:
     stream = Stream(ctx, key, index, ctx.out_sizes)
     if kind == "integer":
@@ -99,7 +101,7 @@ def random(
 
 
 @lowers(ours.random_hits.default)
-def random_hits(ctx: Context, key: Value, index: int, chances: Value) -> Value:
+def random_hits(ctx: Builder, key: Value, index: int, chances: Value) -> Value:
     if chances.device.type == "cpu":
         raise NotLowered("it looks for impossible chances")
     wide = torch.promote_types(chances.dtype, torch.float32)

@@ -9,7 +9,8 @@ import torch
 
 from ferrite.ir import Expr, arithmetic_type, cast, const, index_value, op
 from ferrite.ir.index import ONE, ZERO, Index, Number, multiply
-from ferrite.lower.context import Context
+from ferrite.lower.builder import Builder
+from ferrite.lower.loops import add_reduce
 from ferrite.lower.ops.views import dim_of, unsqueeze
 from ferrite.lower.table import NotLowered, lowers
 from ferrite.lower.value import Value, own_axes
@@ -32,7 +33,7 @@ def reduced_dims(x: Value, dim: Any) -> list[int]:
 class Rows:
     """A value seen as rows to reduce: the kept dimensions, the reduced ones, and the element at both."""
 
-    def __init__(self, ctx: Context, x: Value, dim: Any, keepdim: bool) -> None:
+    def __init__(self, ctx: Builder, x: Value, dim: Any, keepdim: bool) -> None:
         self.ctx, self.x = ctx, x
         self.dims = reduced_dims(x, dim)
         self.over = [x.sizes[each] for each in self.dims]
@@ -66,7 +67,7 @@ class Rows:
         return cast(index_value(self.count), dtype)
 
     def reduce(self, kind: str, value: Expr, *dtypes: torch.dtype | None) -> tuple[Any, ...]:
-        return self.ctx.reduce(kind, self.sizes, self.over, [value], dtypes, self.x.device)
+        return add_reduce(self.ctx, kind, self.sizes, self.over, [value], dtypes, self.x.device)
 
     def one(self, kind: str, value: Expr, dtype: torch.dtype) -> Value:
         """The only result of a reduction. Over one element there is nothing to combine; a reduction of nothing has
@@ -89,7 +90,7 @@ class Rows:
 
 @lowers(aten.sum.default, aten.sum.dim_IntList, prims.sum.default)
 def sum_(
-    ctx: Context, x: Value | None = None, dim: Any = None, keepdim: bool = False, dtype: Any = None, **prim: Any
+    ctx: Builder, x: Value | None = None, dim: Any = None, keepdim: bool = False, dtype: Any = None, **prim: Any
 ) -> Value:
     x, dim = prim.get("inp", x), prim.get("dims", dim)
     assert x is not None
@@ -99,7 +100,7 @@ def sum_(
 
 @lowers(aten.prod.default, aten.prod.dim_int, prims.prod.default)
 def prod(
-    ctx: Context, x: Value | None = None, dim: Any = None, keepdim: bool = False, dtype: Any = None, **prim: Any
+    ctx: Builder, x: Value | None = None, dim: Any = None, keepdim: bool = False, dtype: Any = None, **prim: Any
 ) -> Value:
     x, dim = prim.get("inp", x), prim.get("dims", dim)
     assert x is not None
@@ -108,13 +109,13 @@ def prod(
 
 
 @lowers(prims.xor_sum.default)
-def xor_sum(ctx: Context, inp: Value, dims: Any, output_dtype: Any = None) -> Value:
+def xor_sum(ctx: Builder, inp: Value, dims: Any, output_dtype: Any = None) -> Value:
     rows = Rows(ctx, inp, dims, False)
     return rows.one("xor", rows.element(ctx.out_dtype), ctx.out_dtype)
 
 
 @lowers(*([aten.hash_tensor.default] if hasattr(aten, "hash_tensor") else []))
-def hash_tensor(ctx: Context, x: Value, dim: Any, keepdim: bool, mode: int) -> Value:
+def hash_tensor(ctx: Builder, x: Value, dim: Any, keepdim: bool, mode: int) -> Value:
     """The bits of all elements, as doubles or as long integers, one xor the other."""
     if mode != 0 or x.dtype.is_complex or any(size.low == 0 for size in x.sizes):
         raise NotLowered("other than the plain hash of some numbers")
@@ -125,7 +126,7 @@ def hash_tensor(ctx: Context, x: Value, dim: Any, keepdim: bool, mode: int) -> V
     return rows.lazy(op("bitcast", rows.of(rows.one("xor", bits, torch.int64)), dtype=torch.uint64), torch.uint64)
 
 
-def extreme(ctx: Context, x: Value, dim: Any, keepdim: bool, largest: bool) -> Value:
+def extreme(ctx: Builder, x: Value, dim: Any, keepdim: bool, largest: bool) -> Value:
     rows = Rows(ctx, x, dim, keepdim).none_empty()
     if x.dtype is torch.bool:
         return rows.one("any" if largest else "all", rows.element(), torch.bool)
@@ -133,32 +134,32 @@ def extreme(ctx: Context, x: Value, dim: Any, keepdim: bool, largest: bool) -> V
 
 
 @lowers(aten.amax.default)
-def amax(ctx: Context, x: Value, dim: Any, keepdim: bool) -> Value:
+def amax(ctx: Builder, x: Value, dim: Any, keepdim: bool) -> Value:
     return extreme(ctx, x, dim, keepdim, True)
 
 
 @lowers(aten.amin.default)
-def amin(ctx: Context, x: Value, dim: Any, keepdim: bool) -> Value:
+def amin(ctx: Builder, x: Value, dim: Any, keepdim: bool) -> Value:
     return extreme(ctx, x, dim, keepdim, False)
 
 
 @lowers(prims.amax.default)
-def prims_amax(ctx: Context, inp: Value, dims: Any, output_dtype: Any = None) -> Value:
+def prims_amax(ctx: Builder, inp: Value, dims: Any, output_dtype: Any = None) -> Value:
     return extreme(ctx, inp, dims, False, True)
 
 
 @lowers(prims.amin.default)
-def prims_amin(ctx: Context, inp: Value, dims: Any, output_dtype: Any = None) -> Value:
+def prims_amin(ctx: Builder, inp: Value, dims: Any, output_dtype: Any = None) -> Value:
     return extreme(ctx, inp, dims, False, False)
 
 
 @lowers(aten.max.default)
-def max_all(ctx: Context, x: Value) -> Value:
+def max_all(ctx: Builder, x: Value) -> Value:
     return extreme(ctx, x, None, False, True)
 
 
 @lowers(aten.min.default)
-def min_all(ctx: Context, x: Value) -> Value:
+def min_all(ctx: Builder, x: Value) -> Value:
     return extreme(ctx, x, None, False, False)
 
 
@@ -168,34 +169,34 @@ def ordered(rows: Rows) -> Expr:
 
 
 @lowers(aten.max.dim)
-def max_dim(ctx: Context, x: Value, dim: int, keepdim: bool) -> tuple[Any, ...]:
+def max_dim(ctx: Builder, x: Value, dim: int, keepdim: bool) -> tuple[Any, ...]:
     rows = Rows(ctx, x, [dim], keepdim).none_empty()
     return rows.reduce("argmax", ordered(rows), x.dtype, torch.int64)
 
 
 @lowers(aten.min.dim)
-def min_dim(ctx: Context, x: Value, dim: int, keepdim: bool) -> tuple[Any, ...]:
+def min_dim(ctx: Builder, x: Value, dim: int, keepdim: bool) -> tuple[Any, ...]:
     rows = Rows(ctx, x, [dim], keepdim).none_empty()
     return rows.reduce("argmin", ordered(rows), x.dtype, torch.int64)
 
 
-def place_of(ctx: Context, x: Value, dim: int | None, keepdim: bool, kind: str) -> Value:
+def place_of(ctx: Builder, x: Value, dim: int | None, keepdim: bool, kind: str) -> Value:
     rows = Rows(ctx, x, dim, keepdim).none_empty()
     place: Value = rows.reduce(kind, ordered(rows), None, torch.int64)[1]
     return place
 
 
 @lowers(aten.argmax.default)
-def argmax(ctx: Context, x: Value, dim: int | None, keepdim: bool) -> Value:
+def argmax(ctx: Builder, x: Value, dim: int | None, keepdim: bool) -> Value:
     return place_of(ctx, x, dim, keepdim, "argmax")
 
 
 @lowers(aten.argmin.default)
-def argmin(ctx: Context, x: Value, dim: int | None, keepdim: bool) -> Value:
+def argmin(ctx: Builder, x: Value, dim: int | None, keepdim: bool) -> Value:
     return place_of(ctx, x, dim, keepdim, "argmin")
 
 
-def truth(ctx: Context, x: Value, dim: Any, keepdim: bool, kind: str) -> Value:
+def truth(ctx: Builder, x: Value, dim: Any, keepdim: bool, kind: str) -> Value:
     """Whether some, or all, are not zero; a NaN is not zero. Of uint8 eager makes uint8."""
     rows = Rows(ctx, x, dim, keepdim)
     element = x.at(rows.place)
@@ -203,17 +204,17 @@ def truth(ctx: Context, x: Value, dim: Any, keepdim: bool, kind: str) -> Value:
 
 
 @lowers(aten.any.default, aten.any.dim, aten.any.dims)
-def any_(ctx: Context, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
+def any_(ctx: Builder, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
     return truth(ctx, x, dim, keepdim, "any")
 
 
 @lowers(aten.all.default, aten.all.dim, aten.all.dims)
-def all_(ctx: Context, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
+def all_(ctx: Builder, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
     return truth(ctx, x, dim, keepdim, "all")
 
 
 @lowers(aten.mean.default, aten.mean.dim)
-def mean(ctx: Context, x: Value, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Value:
+def mean(ctx: Builder, x: Value, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Value:
     wide = arithmetic_type(ctx.out_dtype)
     rows = Rows(ctx, x, dim, keepdim)
     total = rows.one("sum", rows.element(wide), wide)
@@ -254,7 +255,7 @@ def variance(rows: Rows, deviations: Expr, correction: Any, wide: torch.dtype) -
     return op("div", deviations, op("maximum", freedom, const(0.0, wide)))
 
 
-def spread(ctx: Context, x: Value, dim: Any, correction: Any, keepdim: bool) -> tuple[Rows, Expr, Expr, torch.dtype]:
+def spread(ctx: Builder, x: Value, dim: Any, correction: Any, keepdim: bool) -> tuple[Rows, Expr, Expr, torch.dtype]:
     rows = Rows(ctx, x, dim, keepdim)
     wide = REAL.get(x.dtype) or statistics_type(x.dtype, x.device)
     mean, deviations = moments(rows, wide)
@@ -270,35 +271,35 @@ def or_nan(rows: Rows, mean: Expr) -> Expr:
 
 
 @lowers(aten.var.correction)
-def var(ctx: Context, x: Value, dim: Any = None, correction: Any = None, keepdim: bool = False) -> Value:
+def var(ctx: Builder, x: Value, dim: Any = None, correction: Any = None, keepdim: bool = False) -> Value:
     rows, _, value, dtype = spread(ctx, x, dim, correction, keepdim)
     return rows.lazy(value, REAL.get(dtype, dtype))
 
 
 @lowers(aten.var.default, aten.var.dim)
-def var_unbiased(ctx: Context, x: Value, dim: Any = None, unbiased: bool = True, keepdim: bool = False) -> Value:
+def var_unbiased(ctx: Builder, x: Value, dim: Any = None, unbiased: bool = True, keepdim: bool = False) -> Value:
     return var(ctx, x, dim, int(unbiased), keepdim)
 
 
 @lowers(prims.var.default)
-def prims_var(ctx: Context, inp: Value, dims: Any, correction: Any = 1, output_dtype: Any = None) -> Value:
+def prims_var(ctx: Builder, inp: Value, dims: Any, correction: Any = 1, output_dtype: Any = None) -> Value:
     return var(ctx, inp, dims, correction, False)
 
 
 @lowers(aten.std.correction)
-def std(ctx: Context, x: Value, dim: Any = None, correction: Any = None, keepdim: bool = False) -> Value:
+def std(ctx: Builder, x: Value, dim: Any = None, correction: Any = None, keepdim: bool = False) -> Value:
     rows, _, value, dtype = spread(ctx, x, dim, correction, keepdim)
     return rows.lazy(op("sqrt", value), REAL.get(dtype, dtype))
 
 
 @lowers(aten.std.default, aten.std.dim)
-def std_unbiased(ctx: Context, x: Value, dim: Any = None, unbiased: bool = True, keepdim: bool = False) -> Value:
+def std_unbiased(ctx: Builder, x: Value, dim: Any = None, unbiased: bool = True, keepdim: bool = False) -> Value:
     return std(ctx, x, dim, int(unbiased), keepdim)
 
 
 @lowers(aten.var_mean.correction)
 def var_mean(
-    ctx: Context, x: Value, dim: Any = None, correction: Any = None, keepdim: bool = False
+    ctx: Builder, x: Value, dim: Any = None, correction: Any = None, keepdim: bool = False
 ) -> tuple[Value, ...]:
     rows, mean, value, dtype = spread(ctx, x, dim, correction, keepdim)
     return rows.lazy(value, REAL.get(dtype, dtype)), rows.lazy(mean, dtype)
@@ -306,14 +307,14 @@ def var_mean(
 
 @lowers(aten.std_mean.correction)
 def std_mean(
-    ctx: Context, x: Value, dim: Any = None, correction: Any = None, keepdim: bool = False
+    ctx: Builder, x: Value, dim: Any = None, correction: Any = None, keepdim: bool = False
 ) -> tuple[Value, ...]:
     rows, mean, value, dtype = spread(ctx, x, dim, correction, keepdim)
     return rows.lazy(op("sqrt", value), REAL.get(dtype, dtype)), rows.lazy(mean, dtype)
 
 
 @lowers(aten.aminmax.default)
-def aminmax(ctx: Context, x: Value, dim: int | None = None, keepdim: bool = False) -> tuple[Value, Value]:
+def aminmax(ctx: Builder, x: Value, dim: int | None = None, keepdim: bool = False) -> tuple[Value, Value]:
     rows = Rows(ctx, x, dim, keepdim).none_empty()
     kinds = ("all", "any") if x.dtype is torch.bool else ("amin", "amax")
     low, high = (rows.one(kind, rows.element(), x.dtype) for kind in kinds)
@@ -321,7 +322,7 @@ def aminmax(ctx: Context, x: Value, dim: int | None = None, keepdim: bool = Fals
 
 
 @lowers(aten.logsumexp.default)
-def logsumexp(ctx: Context, x: Value, dim: Any, keepdim: bool = False) -> Value:
+def logsumexp(ctx: Builder, x: Value, dim: Any, keepdim: bool = False) -> Value:
     """Relative to the greatest; where that is infinite, relative to zero."""
     if any(x.sizes[each] is ZERO for each in reduced_dims(x, dim)):
         raise NotLowered("nothing to add up")
@@ -337,7 +338,7 @@ def logsumexp(ctx: Context, x: Value, dim: Any, keepdim: bool = False) -> Value:
 
 @lowers(aten._trilinear.default)
 def trilinear(
-    ctx: Context,
+    ctx: Builder,
     i1: Value,
     i2: Value,
     i3: Value,

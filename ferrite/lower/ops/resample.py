@@ -15,17 +15,18 @@ import torch
 
 from ferrite.ir import Expr, arithmetic_type, cast, const, data, index_value, op
 from ferrite.ir.index import ONE, Index, axis, number
-from ferrite.lower.context import Context, known
+from ferrite.lower.builder import Builder
 from ferrite.lower.ops.accumulate import gathered, scattered
 from ferrite.lower.ops.conditions import B8
 from ferrite.lower.ops.index import I64
 from ferrite.lower.ops.pool import dims_of
+from ferrite.lower.sizes import constant_value
 from ferrite.lower.table import NotLowered, eager, lowers
 from ferrite.lower.value import Value, own_axes
 
 aten = torch.ops.aten
 F32 = torch.float32
-LONGEST_TABLE = 1 << 16  # beyond, places are computed when it runs, not checked beforehand
+MAX_TABLE_ENTRIES = 1 << 16  # beyond, places are computed when it runs, not checked beforehand
 CUBIC = -0.75
 
 
@@ -38,7 +39,7 @@ def ratio(size: Index, count: Index, factor: float | None, dtype: torch.dtype) -
     """Elements per result."""
     if factor is not None and factor > 0:
         return const(1.0 / factor, dtype)
-    many, few = known(size), known(count)
+    many, few = constant_value(size), constant_value(count)
     if many is not None and few:
         return const(many / few, dtype)
     return op("div", cast(index_value(size), dtype), cast(index_value(count), dtype))
@@ -49,8 +50,8 @@ def ratio(size: Index, count: Index, factor: float | None, dtype: torch.dtype) -
 
 def nearest(place: Index, size: Index, count: Index, factor: float | None, exact: bool) -> Index:
     """The element under a result; a quotient of whole numbers where that is the same for every result."""
-    many, few = known(size), known(count)
-    if many is not None and few is not None and 0 < few <= LONGEST_TABLE:
+    many, few = constant_value(size), constant_value(count)
+    if many is not None and few is not None and 0 < few <= MAX_TABLE_ENTRIES:
         if few == many and factor is None:
             return place
         turns = (lambda at: (2 * at + 1) * many // (2 * few)) if exact else (lambda at: at * many // few)
@@ -74,7 +75,7 @@ def single(value: float) -> float:
     return rounded
 
 
-def nearest_places(ctx: Context, outer: Sequence[Index], inner: Sequence[Index], factors: Any) -> list[Index]:
+def nearest_places(ctx: Builder, outer: Sequence[Index], inner: Sequence[Index], factors: Any) -> list[Index]:
     exact = "exact" in str(ctx.operator)
     axes = own_axes(outer)
     lead = len(outer) - len(factors)
@@ -85,7 +86,7 @@ def nearest_places(ctx: Context, outer: Sequence[Index], inner: Sequence[Index],
 @lowers(aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default)
 @lowers(aten._upsample_nearest_exact1d.default, aten._upsample_nearest_exact2d.default)
 @lowers(aten._upsample_nearest_exact3d.default)
-def upsample_nearest(ctx: Context, x: Value, output_size: Any, **scales: Any) -> Value:
+def upsample_nearest(ctx: Builder, x: Value, output_size: Any, **scales: Any) -> Value:
     sizes = ctx.out_sizes
     return ctx.lazy(sizes, x.at(nearest_places(ctx, sizes, x.sizes, scales_of(scales))), x.device)
 
@@ -94,7 +95,7 @@ def upsample_nearest(ctx: Context, x: Value, output_size: Any, **scales: Any) ->
 @lowers(aten.upsample_nearest3d_backward.default, aten._upsample_nearest_exact1d_backward.default)
 @lowers(aten._upsample_nearest_exact2d_backward.default, aten._upsample_nearest_exact3d_backward.default)
 def upsample_nearest_backward(
-    ctx: Context, grad_output: Value, output_size: Any, input_size: Any, **scales: Any
+    ctx: Builder, grad_output: Value, output_size: Any, input_size: Any, **scales: Any
 ) -> Value:
     sizes, factors = ctx.out_sizes, scales_of(scales)
     places = nearest_places(ctx, grad_output.sizes, sizes, factors)
@@ -153,8 +154,8 @@ def source_place(
     """Where a result lies among the elements, as a float."""
     at = cast(index_value(item), dtype)
     if corners:
-        gaps = ratio(size - 1, count - 1, None, dtype) if known(count) != 1 else const(0, dtype)
-        if known(count) is None:
+        gaps = ratio(size - 1, count - 1, None, dtype) if constant_value(count) != 1 else const(0, dtype)
+        if constant_value(count) is None:
             alone = op("le", index_value(count), const(1, I64), dtype=B8)
             gaps = op("where", alone, const(0, dtype), gaps, dtype=dtype)
         return op("mul", gaps, at)
@@ -214,7 +215,7 @@ KINDS = {"linear": linear_taps, "cubic": cubic_taps}
 
 
 def taps_of(
-    ctx: Context, outer: Sequence[Index], inner: Sequence[Index], corners: bool, factors: Any, dtype: torch.dtype
+    ctx: Builder, outer: Sequence[Index], inner: Sequence[Index], corners: bool, factors: Any, dtype: torch.dtype
 ) -> list[Taps]:
     make = KINDS["cubic" if "cubic" in str(ctx.operator) else "linear"]
     n = dims_of(ctx.operator)
@@ -239,7 +240,7 @@ def weighted(
 
 @lowers(aten.upsample_linear1d.default, aten.upsample_bilinear2d.default, aten.upsample_trilinear3d.default)
 @lowers(aten.upsample_bicubic2d.default)
-def upsample_weighted(ctx: Context, x: Value, output_size: Any, align_corners: bool, **scales: Any) -> Value:
+def upsample_weighted(ctx: Builder, x: Value, output_size: Any, align_corners: bool, **scales: Any) -> Value:
     if not x.dtype.is_floating_point:
         raise NotLowered("weights of integers are rounded in torch's own way")
     sizes, dtype = ctx.out_sizes, arithmetic_type(x.dtype)
@@ -251,7 +252,7 @@ def upsample_weighted(ctx: Context, x: Value, output_size: Any, align_corners: b
 @lowers(aten.upsample_linear1d_backward.default, aten.upsample_bilinear2d_backward.default)
 @lowers(aten.upsample_trilinear3d_backward.default, aten.upsample_bicubic2d_backward.default)
 def upsample_weighted_backward(
-    ctx: Context, grad_output: Value, output_size: Any, input_size: Any, align_corners: bool, **scales: Any
+    ctx: Builder, grad_output: Value, output_size: Any, input_size: Any, align_corners: bool, **scales: Any
 ) -> Value:
     """Every gradient adds its weighted parts to the elements it was made of; the taps are loops of their own."""
     sizes, dtype = ctx.out_sizes, arithmetic_type(ctx.out_dtype)

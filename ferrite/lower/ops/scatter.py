@@ -14,28 +14,31 @@ import torch
 from ferrite.ir import Expr, arithmetic_type, cast, const, data, index_value, is_integer, masked, op
 from ferrite.ir.index import ONE, ZERO, Index, number
 from ferrite.ir.program import Combine
-from ferrite.lower.context import Context
+from ferrite.lower.builder import Builder
+from ferrite.lower.loops import add_scan
+from ferrite.lower.memory import copied, wanted_strides
 from ferrite.lower.ops.conditions import B8
 from ferrite.lower.ops.index import ALONG, FLAT, I64, MASKS, OUTSIDE, SELF, Picked, along, straight, wrapped
 from ferrite.lower.ops.views import dim_of, flattened, put, reshaped, sliced, total
+from ferrite.lower.stores import reads_elsewhere, scatter_into, write_into
 from ferrite.lower.table import NotLowered, lowers
 from ferrite.lower.value import Value, own_axes
 
 aten = torch.ops.aten
 
 
-def copy_of(ctx: Context, x: Value) -> Value:
+def copy_of(ctx: Builder, x: Value) -> Value:
     """A copy to write to, with the strides of the result; it is made when the first source is there."""
     copy = ctx.lazy(x.sizes, ctx.elements(x, x.sizes), x.device)
-    copy.box.strides = ctx.wanted_strides(0, x.sizes)
+    copy.box.strides = wanted_strides(ctx, 0, x.sizes)
     return copy
 
 
-def kept_apart(ctx: Context, index: Value, target: Value) -> Value:
+def kept_apart(ctx: Builder, index: Value, target: Value) -> Value:
     """Indices that lie in the memory about to be written are read first."""
     name = ctx.realise(target.box)
     expr = ctx.elements(index, index.sizes)
-    return ctx.copied(index) if ctx.reads_elsewhere(expr, name, ()) else index
+    return copied(ctx, index) if reads_elsewhere(ctx, expr, name, ()) else index
 
 
 # --- index_put --------------------------------------------------------------------------------------------------------
@@ -43,7 +46,7 @@ def kept_apart(ctx: Context, index: Value, target: Value) -> Value:
 
 @lowers(aten.index_put.default, aten._unsafe_index_put.default, aten._index_put_impl.default)
 def index_put(
-    ctx: Context, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool, unsafe: bool = False
+    ctx: Builder, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool, unsafe: bool = False
 ) -> Value:
     if any(each is not None and each.dtype in MASKS for each in indices):
         return masked_put(ctx, x, indices, values, accumulate)
@@ -55,22 +58,22 @@ def index_put(
 
 @lowers(aten.index_put_.default, aten._index_put_impl_.default)
 def index_put_(
-    ctx: Context, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool, unsafe: bool = False
+    ctx: Builder, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool, unsafe: bool = False
 ) -> Value:
     if any(each is not None and each.dtype in MASKS for each in indices):
-        return ctx.write(x, masked_put(ctx, x, indices, values, accumulate))
+        return write_into(ctx, x, masked_put(ctx, x, indices, values, accumulate))
     Picked(x, indices)  # what cannot be lowered says so before anything is written
     apart = [each if each is None else kept_apart(ctx, each, x) for each in indices]
     put_at(ctx, x, Picked(x, apart), values, accumulate)
     return x
 
 
-def put_at(ctx: Context, target: Value, picked: Picked, values: Value, accumulate: bool) -> None:
+def put_at(ctx: Builder, target: Value, picked: Picked, values: Value, accumulate: bool) -> None:
     source = cast(ctx.elements(values, picked.sizes), target.dtype)
-    ctx.scatter(target, picked.sizes, picked.place(), source, "add" if accumulate else "set")
+    scatter_into(ctx, target, picked.sizes, picked.place(), source, "add" if accumulate else "set")
 
 
-def masked_put(ctx: Context, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool) -> Value:
+def masked_put(ctx: Builder, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool) -> Value:
     """x[mask] = values, where the values are the same for every element that the mask picks."""
     masks = [(dim, each) for dim, each in enumerate(indices) if each is not None]
     (dim, mask), many = masks[0], len(masks)
@@ -97,14 +100,14 @@ def masked_put(ctx: Context, x: Value, indices: Sequence[Value | None], values: 
 
 @lowers(aten._unsafe_masked_index_put_accumulate.default)
 def unsafe_masked_index_put_accumulate(
-    ctx: Context, x: Value, mask: Value, indices: Sequence[Value | None], values: Value
+    ctx: Builder, x: Value, mask: Value, indices: Sequence[Value | None], values: Value
 ) -> Value:
     picked = Picked(x, indices)
     chosen = ctx.elements(mask, picked.sizes)
     source = cast(ctx.elements(values, picked.sizes), x.dtype)
     copy = copy_of(ctx, x)
     kept = op("where", chosen, source, const(0, x.dtype), dtype=x.dtype)
-    ctx.scatter(copy, picked.sizes, picked.place(chosen), kept, "add")
+    scatter_into(ctx, copy, picked.sizes, picked.place(chosen), kept, "add")
     return copy
 
 
@@ -119,12 +122,12 @@ class Sources:
     def __init__(self, points: Sequence[Index], place: Sequence[Index], source: Expr) -> None:
         self.points, self.place, self.source = tuple(points), place, source
 
-    def store(self, ctx: Context, target: Value, mode: str, source: Expr | None = None) -> None:
+    def store(self, ctx: Builder, target: Value, mode: str, source: Expr | None = None) -> None:
         value = cast(self.source if source is None else source, target.dtype)
-        ctx.scatter(target, self.points, self.place, value, mode)
+        scatter_into(ctx, target, self.points, self.place, value, mode)
 
 
-def scatter_sources(ctx: Context, x: Value, dim: int, index: Value, src: Any) -> Sources:
+def scatter_sources(ctx: Builder, x: Value, dim: int, index: Value, src: Any) -> Sources:
     axes = own_axes(index.sizes)
     if any(size is ZERO for size in index.sizes):
         return Sources(index.sizes, [ZERO] * x.rank, const(0, x.dtype))
@@ -134,7 +137,7 @@ def scatter_sources(ctx: Context, x: Value, dim: int, index: Value, src: Any) ->
 
 @lowers(aten.scatter.src, aten.scatter.value, aten.scatter.reduce, aten.scatter.value_reduce, aten.scatter_add.default)
 def scatter(
-    ctx: Context, x: Value, dim: int, index: Value, src: Any = None, value: Any = None, reduce: str | None = None
+    ctx: Builder, x: Value, dim: int, index: Value, src: Any = None, value: Any = None, reduce: str | None = None
 ) -> Value:
     copy = copy_of(ctx, x)
     scatter_to(ctx, copy, dim, index, value if src is None else src, reduce)
@@ -145,13 +148,13 @@ def scatter(
     aten.scatter_.src, aten.scatter_.value, aten.scatter_.reduce, aten.scatter_.value_reduce, aten.scatter_add_.default
 )
 def scatter_(
-    ctx: Context, x: Value, dim: int, index: Value, src: Any = None, value: Any = None, reduce: str | None = None
+    ctx: Builder, x: Value, dim: int, index: Value, src: Any = None, value: Any = None, reduce: str | None = None
 ) -> Value:
     scatter_to(ctx, x, dim, kept_apart(ctx, index, x), value if src is None else src, reduce)
     return x
 
 
-def scatter_to(ctx: Context, target: Value, dim: int, index: Value, src: Any, reduce: str | None) -> None:
+def scatter_to(ctx: Builder, target: Value, dim: int, index: Value, src: Any, reduce: str | None) -> None:
     adds = ctx.operator in (aten.scatter_add.default, aten.scatter_add_.default)
     mode = "add" if adds else "set" if reduce is None else MODES[reduce]
     scatter_sources(ctx, target, dim, index, src).store(ctx, target, mode)
@@ -159,12 +162,12 @@ def scatter_to(ctx: Context, target: Value, dim: int, index: Value, src: Any, re
 
 @lowers(aten.scatter_reduce.two)
 def scatter_reduce(
-    ctx: Context, x: Value, dim: int, index: Value, src: Value, reduce: str, include_self: bool
+    ctx: Builder, x: Value, dim: int, index: Value, src: Value, reduce: str, include_self: bool
 ) -> Value:
     return combined(ctx, x, scatter_sources(ctx, x, dim, index, src), reduce, include_self)
 
 
-def combined(ctx: Context, x: Value, sources: Sources, reduce: str, include_self: bool) -> Value:
+def combined(ctx: Builder, x: Value, sources: Sources, reduce: str, include_self: bool) -> Value:
     """A copy of `x`, sources combined into it; without `include_self`, what `x` has at these places does not count."""
     result, mode = copy_of(ctx, x), MODES[reduce]
     if not include_self:
@@ -174,7 +177,7 @@ def combined(ctx: Context, x: Value, sources: Sources, reduce: str, include_self
     return mean_of(ctx, result, sources, include_self) if reduce == "mean" else result
 
 
-def mean_of(ctx: Context, totals: Value, sources: Sources, include_self: bool) -> Value:
+def mean_of(ctx: Builder, totals: Value, sources: Sources, include_self: bool) -> Value:
     dtype = totals.dtype
     count = ctx.fill(totals.sizes, 1 if include_self else 0, I64, totals.device)
     sources.store(ctx, count, "add", const(1, I64))
@@ -209,7 +212,7 @@ def with_length(x: Value, dim: int, index: Value) -> list[Index]:
 
 
 @lowers(aten.index_add.default)
-def index_add(ctx: Context, x: Value, dim: int, index: Value, source: Value, alpha: Any) -> Value:
+def index_add(ctx: Builder, x: Value, dim: int, index: Value, source: Value, alpha: Any) -> Value:
     said = SELF if x.rank <= 1 else ALONG
     sources = slice_sources(x, dim, index, with_length(x, dim, index), source, complaint=said)
     wide, value = arithmetic_type(x.dtype), cast(sources.source, x.dtype)
@@ -221,7 +224,7 @@ def index_add(ctx: Context, x: Value, dim: int, index: Value, source: Value, alp
 
 
 @lowers(aten.index_copy.default)
-def index_copy(ctx: Context, x: Value, dim: int, index: Value, source: Value) -> Value:
+def index_copy(ctx: Builder, x: Value, dim: int, index: Value, source: Value) -> Value:
     copy = copy_of(ctx, x)
     said = OUTSIDE.replace("index", "index_copy_(): index", 1)
     slice_sources(x, dim, index, with_length(x, dim, index), source, complaint=said).store(ctx, copy, "set")
@@ -229,7 +232,7 @@ def index_copy(ctx: Context, x: Value, dim: int, index: Value, source: Value) ->
 
 
 @lowers(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
-def index_fill(ctx: Context, x: Value, dim: int, index: Value, value: Any) -> Value:
+def index_fill(ctx: Builder, x: Value, dim: int, index: Value, value: Any) -> Value:
     copy = copy_of(ctx, x)
     element = cast(ctx.elements(value, ()), x.dtype)
     slice_sources(x, dim, index, with_length(x, dim, index), element, True, OUTSIDE).store(ctx, copy, "set")
@@ -238,18 +241,18 @@ def index_fill(ctx: Context, x: Value, dim: int, index: Value, value: Any) -> Va
 
 @lowers(aten.index_reduce.default)
 def index_reduce(
-    ctx: Context, x: Value, dim: int, index: Value, source: Value, reduce: str, include_self: bool
+    ctx: Builder, x: Value, dim: int, index: Value, source: Value, reduce: str, include_self: bool
 ) -> Value:
     return combined(ctx, x, slice_sources(x, dim, index, with_length(x, dim, index), source), reduce, include_self)
 
 
 @lowers(aten.put.default)
-def put_(ctx: Context, x: Value, index: Value, source: Value, accumulate: bool) -> Value:
+def put_(ctx: Builder, x: Value, index: Value, source: Value, accumulate: bool) -> Value:
     copy = copy_of(ctx, x)
     flat, axes = flattened(copy), own_axes(index.sizes)
     values = reshaped(source, index.sizes)
     place = [wrapped(index.at(axes), flat.sizes[0], FLAT)]
-    ctx.scatter(flat, index.sizes, place, cast(values.at(axes), x.dtype), "add" if accumulate else "set")
+    scatter_into(ctx, flat, index.sizes, place, cast(values.at(axes), x.dtype), "add" if accumulate else "set")
     return copy
 
 
@@ -257,7 +260,7 @@ def put_(ctx: Context, x: Value, index: Value, source: Value, accumulate: bool) 
 
 
 @lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
-def masked_fill(ctx: Context, x: Value, mask: Value, value: Any) -> Value:
+def masked_fill(ctx: Builder, x: Value, mask: Value, value: Any) -> Value:
     sizes, dtype = ctx.out_sizes, ctx.out_dtype
     if mask.dtype is not B8:
         raise NotLowered("a mask that is none: eager refuses it")
@@ -266,7 +269,7 @@ def masked_fill(ctx: Context, x: Value, mask: Value, value: Any) -> Value:
 
 
 @lowers(aten.masked_scatter.default)
-def masked_scatter(ctx: Context, x: Value, mask: Value, source: Value) -> Value:
+def masked_scatter(ctx: Builder, x: Value, mask: Value, source: Value) -> Value:
     """The elements of the source, in order, where the mask holds."""
     sizes = ctx.out_sizes
     if mask.dtype is not B8:
@@ -278,7 +281,7 @@ def masked_scatter(ctx: Context, x: Value, mask: Value, source: Value) -> Value:
 
 
 @lowers(aten.masked_scatter_backward.default)
-def masked_scatter_backward(ctx: Context, grad_output: Value, mask: Value, sizes: Sequence[Index | int]) -> Value:
+def masked_scatter_backward(ctx: Builder, grad_output: Value, mask: Value, sizes: Sequence[Index | int]) -> Value:
     """What the mask holds of, in order, then zeros; what it does not hold of is written behind the end."""
     wanted = ctx.out_sizes
     count, shape = total(wanted), grad_output.sizes
@@ -287,12 +290,12 @@ def masked_scatter_backward(ctx: Context, grad_output: Value, mask: Value, sizes
     result = ctx.fill((count + 1,), 0, grad_output.dtype, grad_output.device)
     chosen = cast(ctx.elements(mask, shape), B8)
     place = data(op("where", chosen, number, index_value(count), dtype=I64), count + 1)
-    ctx.scatter(result, shape, [place], ctx.elements(grad_output, shape), "set")
+    scatter_into(ctx, result, shape, [place], ctx.elements(grad_output, shape), "set")
     return reshaped(sliced(result, 0, ZERO, ONE, count), wanted)
 
 
 @lowers(aten.nonzero_static.default)
-def nonzero_static(ctx: Context, x: Value, size: Any, fill_value: int) -> Value:
+def nonzero_static(ctx: Builder, x: Value, size: Any, fill_value: int) -> Value:
     """Where elements are not zero, in order, as many as asked for; what is left over holds the fill."""
     sizes, count = ctx.out_sizes, ctx.index(size)
     if not x.rank or count is ZERO or ZERO in x.sizes:
@@ -304,11 +307,11 @@ def nonzero_static(ctx: Context, x: Value, size: Any, fill_value: int) -> Value:
     row = data(op("where", wanted, place, index_value(count), dtype=I64), count + 1)  # the last row takes the rest
     found = ctx.fill((count + 1, sizes[1]), fill_value, I64, x.device)
     for dim, item in enumerate(axes):
-        ctx.scatter(found, x.sizes, [row, number(dim)], index_value(item), "set")
+        scatter_into(ctx, found, x.sizes, [row, number(dim)], index_value(item), "set")
     return ctx.lazy(sizes, found.at(own_axes(sizes)), x.device)
 
 
-def numbered(ctx: Context, mask: Value, sizes: Sequence[Index]) -> Value:
+def numbered(ctx: Builder, mask: Value, sizes: Sequence[Index]) -> Value:
     """For every element, in order: how many before it the mask holds of, and -1 more where it does not."""
     count = total(sizes)
     spread = mask.view(
@@ -320,6 +323,6 @@ def numbered(ctx: Context, mask: Value, sizes: Sequence[Index]) -> Value:
     )
     flat = reshaped(spread, (count,))
     one = cast(cast(flat.at(own_axes((count,))), B8), I64)
-    (seen,) = ctx.scan(Combine("sum"), (count,), 0, [one], [I64], mask.device)
+    (seen,) = add_scan(ctx, Combine("sum"), (count,), 0, [one], [I64], mask.device)
     assert seen is not None
     return ctx.lazy((count,), op("sub", seen.at(own_axes((count,))), const(1, I64)), mask.device)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ferrite.ir import arithmetic_type
-from ferrite.lower.calls import Calls
-from ferrite.lower.context import Context
+from ferrite.lower.apply import compose
+from ferrite.lower.builder import Builder
 from ferrite.lower.formula import (
     Term,
     choose,
@@ -34,7 +34,7 @@ aten = torch.ops.aten
 # By what they take: any number; no complex one; and none of 16 bits either.
 ANY = "exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh sigmoid asin acos atan asinh acosh atanh"
 REAL = "erf erfc erfinv lgamma digamma i0 special_i0e special_i1 special_i1e special_ndtr"
-WIDE = (
+WIDE_ONLY = (
     "special_ndtri special_erfcx special_log_ndtr special_airy_ai special_bessel_j0 special_bessel_j1 "
     "special_bessel_y0 special_bessel_y1 special_modified_bessel_i0 special_modified_bessel_i1 "
     "special_modified_bessel_k0 special_modified_bessel_k1 special_spherical_bessel_j0 "
@@ -53,11 +53,11 @@ def _floating(overload: Any, name: str, takes: str) -> None:
     """One scalar operator on floats, of all arguments in order."""
 
     @lowers(overload)
-    def lower(ctx: Context, **args: Operand) -> Value:
+    def lower(ctx: Builder, **args: Operand) -> Value:
         return elementwise(ctx, name, *args.values(), floating=True, takes=takes)
 
 
-for _takes, _names in {"any": ANY, "real": REAL, "wide": WIDE}.items():
+for _takes, _names in {"any": ANY, "real": REAL, "wide": WIDE_ONLY}.items():
     for _name in _names.split():
         _floating(getattr(aten, _name).default, _name, _takes)
 for _name in POLYNOMIALS.split():
@@ -70,13 +70,13 @@ _floating(aten.igammac.default, "igammac", "float")
 
 
 @lowers(aten.polygamma.default)
-def polygamma(ctx: Context, n: int, x: Value) -> Value:
+def polygamma(ctx: Builder, n: int, x: Value) -> Value:
     dtype = arithmetic_type(working_type(ctx, x, floating=True, takes="real"))
     return result(ctx, term(ctx, n, torch.int64).call("polygamma", term(ctx, x, dtype), dtype=dtype))
 
 
 @lowers(aten.special_entr.default)
-def entr(ctx: Context, x: Value) -> Value:
+def entr(ctx: Builder, x: Value) -> Value:
     def entropy(value: Term) -> Term:
         inside = choose(value > 0, -value * log(value), choose(value.equals(0), 0.0, value.like(-math.inf)))
         return choose(is_nan(value), value, inside)
@@ -84,7 +84,7 @@ def entr(ctx: Context, x: Value) -> Value:
     return pointwise(ctx, entropy, x, floating=True, takes="real")
 
 
-def product_with(function: Callable[[Term], Term], ctx: Context, x: Operand, other: Operand) -> Value:
+def product_with(function: Callable[[Term], Term], ctx: Builder, x: Operand, other: Operand) -> Value:
     """x * f(y), where 0 times anything but NaN is 0; f(y) is rounded to 16 bits where x has them."""
     dtype = working_type(ctx, x, other, floating=True, takes="real")
 
@@ -96,16 +96,16 @@ def product_with(function: Callable[[Term], Term], ctx: Context, x: Operand, oth
 
 
 @lowers(aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other)
-def xlogy(ctx: Context, x: Operand, other: Operand) -> Value:
+def xlogy(ctx: Builder, x: Operand, other: Operand) -> Value:
     return product_with(log, ctx, x, other)
 
 
 @lowers(aten.special_xlog1py.default, aten.special_xlog1py.self_scalar, aten.special_xlog1py.other_scalar)
-def xlog1py(ctx: Context, x: Operand, other: Operand) -> Value:
+def xlog1py(ctx: Builder, x: Operand, other: Operand) -> Value:
     return product_with(log1p, ctx, x, other)
 
 
-def added_powers(ctx: Context, x: Value, other: Value, power: str, unit: float) -> Value:
+def added_powers(ctx: Builder, x: Value, other: Value, power: str, unit: float) -> Value:
     """The larger operand, and the logarithm of what the smaller adds; equal infinities stay as they are."""
 
     def added(a: Term, b: Term) -> Term:
@@ -116,21 +116,21 @@ def added_powers(ctx: Context, x: Value, other: Value, power: str, unit: float) 
 
 
 @lowers(aten.logaddexp.default)
-def logaddexp(ctx: Calls, x: Value, other: Value) -> Any:
+def logaddexp(ctx: Builder, x: Value, other: Value) -> Any:
     if ctx.out_dtype.is_complex:
-        return ctx.compose(aten.logaddexp.default, (x, other), {}, ctx.out)
+        return compose(ctx, aten.logaddexp.default, (x, other), {}, ctx.out)
     return added_powers(ctx, x, other, "exp", 1.0)
 
 
 @lowers(aten.logaddexp2.default)
-def logaddexp2(ctx: Calls, x: Value, other: Value) -> Any:
+def logaddexp2(ctx: Builder, x: Value, other: Value) -> Any:
     if ctx.out_dtype.is_complex:
-        return ctx.compose(aten.logaddexp2.default, (x, other), {}, ctx.out)
+        return compose(ctx, aten.logaddexp2.default, (x, other), {}, ctx.out)
     return added_powers(ctx, x, other, "exp2", 1 / math.log(2))
 
 
 @lowers(aten.logit.default)
-def logit(ctx: Context, x: Value, eps: float | None) -> Value:
+def logit(ctx: Builder, x: Value, eps: float | None) -> Value:
     def odds(value: Term, *edge: Term) -> Term:
         if edge:
             value = choose(value < edge[0], edge[0], choose(value > 1 - edge[0], 1 - edge[0], value))
@@ -140,7 +140,7 @@ def logit(ctx: Context, x: Value, eps: float | None) -> Value:
 
 
 @lowers(aten.sinc.default)
-def sinc(ctx: Context, x: Value) -> Value:
+def sinc(ctx: Builder, x: Value) -> Value:
     def wave(value: Term) -> Term:
         angle = value * math.pi
         return choose(value.equals(0), 1.0, angle.call("sin") / angle)
@@ -149,17 +149,17 @@ def sinc(ctx: Context, x: Value) -> Value:
 
 
 @lowers(aten.deg2rad.default)
-def deg2rad(ctx: Context, x: Value) -> Value:
+def deg2rad(ctx: Builder, x: Value) -> Value:
     return pointwise(ctx, lambda value: value * (math.pi / 180), x, floating=True)
 
 
 @lowers(aten.rad2deg.default)
-def rad2deg(ctx: Context, x: Value) -> Value:
+def rad2deg(ctx: Builder, x: Value) -> Value:
     return pointwise(ctx, lambda value: value * (180 / math.pi), x, floating=True)
 
 
 @lowers(aten.mvlgamma.default)
-def mvlgamma(ctx: Context, x: Value, p: int) -> Value:
+def mvlgamma(ctx: Builder, x: Value, p: int) -> Value:
     def logarithm(value: Term) -> Term:
         total = value.like(p * (p - 1) * 0.25 * math.log(math.pi))
         for step in range(p):
@@ -173,7 +173,7 @@ X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 
 @lowers(aten.relu.default)
-def relu(ctx: Context, x: Value) -> Value:
+def relu(ctx: Builder, x: Value) -> Value:
     """Of a negative zero: x86 keeps it. Elsewhere eager's vector code does not, and its scalar code does."""
     if X86 and x.device.type == "cpu":
         return pointwise(ctx, lambda value: choose(value < 0, 0, value), x, takes="number")

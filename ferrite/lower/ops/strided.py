@@ -11,10 +11,14 @@ from ferrite.graph import eager_refuses
 from ferrite.ir import Expr, arithmetic_type, cast, const, op
 from ferrite.ir.index import ONE, ZERO, Index, number, symbol
 from ferrite.ir.program import Bind, writes
-from ferrite.lower.context import Context, known, same_strides
+from ferrite.lower.builder import Builder
+from ferrite.lower.memory import copied, strides_in_storage
 from ferrite.lower.ops.accumulate import gathered
 from ferrite.lower.ops.conditions import at_least, below, clamped, divides, every, from_the_end, guarded, same
 from ferrite.lower.ops.views import dim_of, start_of
+from ferrite.lower.sizes import constant_value
+from ferrite.lower.stores import write_into
+from ferrite.lower.strides import same_strides
 from ferrite.lower.table import NotLowered, lowers
 from ferrite.lower.value import Box, Value, own_axes, whole
 
@@ -27,14 +31,14 @@ Number = Index | int
 
 @lowers(aten.as_strided.default, aten.as_strided_.default)
 def as_strided(
-    ctx: Context, x: Value, size: Sequence[Number], stride: Sequence[Number], storage_offset: Number | None
+    ctx: Builder, x: Value, size: Sequence[Number], stride: Sequence[Number], storage_offset: Number | None
 ) -> Value:
     return strided_window(ctx, x, size, stride, storage_offset)
 
 
 @lowers(aten.as_strided_copy.default)
 def as_strided_copy(
-    ctx: Context, x: Value, size: Sequence[Number], stride: Sequence[Number], storage_offset: Number | None
+    ctx: Builder, x: Value, size: Sequence[Number], stride: Sequence[Number], storage_offset: Number | None
 ) -> Value:
     return ctx.lazy(
         ctx.out_sizes, strided_window(ctx, x, size, stride, storage_offset).at(own_axes(ctx.out_sizes)), x.device
@@ -43,13 +47,13 @@ def as_strided_copy(
 
 @lowers(prims.as_strided.default)
 def prims_as_strided(
-    ctx: Context, a: Value, size: Sequence[Number], stride: Sequence[Number], storage_offset: Number
+    ctx: Builder, a: Value, size: Sequence[Number], stride: Sequence[Number], storage_offset: Number
 ) -> Value:
     return strided_window(ctx, a, size, stride, storage_offset)
 
 
 def strided_window(
-    ctx: Context, x: Value, size: Sequence[Number], stride: Sequence[Number], offset: Number | None
+    ctx: Builder, x: Value, size: Sequence[Number], stride: Sequence[Number], offset: Number | None
 ) -> Value:
     """Elements of the storage that `x` lies in, wherever in it; the offset counts from the storage's beginning."""
     if is_beyond(ctx, x, size, stride, offset):
@@ -65,7 +69,7 @@ def strided_window(
     return window(ctx, x, x.dtype, sizes, strides, start)
 
 
-def is_beyond(ctx: Context, x: Value, size: Sequence[Number], stride: Sequence[Number], offset: Number | None) -> bool:
+def is_beyond(ctx: Builder, x: Value, size: Sequence[Number], stride: Sequence[Number], offset: Number | None) -> bool:
     """Whether a window reaches behind the end of the memory that `x` is known to lie in. (The storages of torch's
     pictures grow with every window on them, and do not tell.)"""
     if x.fake is None:
@@ -73,12 +77,12 @@ def is_beyond(ctx: Context, x: Value, size: Sequence[Number], stride: Sequence[N
     begins = ctx.sizes.index(x.fake.storage_offset())
     start = begins if offset is None else ctx.index(offset)
     ends = [begins + extent(x.sizes, ctx.sizes.indices(x.fake.stride()))]
-    if (found := ctx.strided(x)) is not None:  # a window on the tensor that it is itself a part of
+    if (found := strides_in_storage(ctx, x)) is not None:  # a window on the tensor that it is itself a part of
         whole_one = ctx.buffers[ctx.buffers[ctx.realise(x.box)].storage]
         ends.append(begins - found[1] + extent(whole_one.sizes, whole_one.strides))
     sizes = [ctx.index(item) for item in size]
-    wanted = known(start + extent(sizes, [ctx.index(item) for item in stride]))
-    limits = [known(end) for end in ends]
+    wanted = constant_value(start + extent(sizes, [ctx.index(item) for item in stride]))
+    limits = [constant_value(end) for end in ends]
     return ZERO not in sizes and wanted is not None and all(limit is not None and limit < wanted for limit in limits)
 
 
@@ -90,22 +94,22 @@ def extent(sizes: Sequence[Index], strides: Sequence[Index]) -> Index:
     return sum(steps, start=number(1))
 
 
-def as_eager(ctx: Context, x: Value) -> Index | None:
+def as_eager(ctx: Builder, x: Value) -> Index | None:
     """Where `x` begins in its buffer's storage, if its elements lie there as eager's do."""
-    found = ctx.strided(x)
+    found = strides_in_storage(ctx, x)
     if found is None or x.fake is None or not same_strides(x.sizes, found[0], ctx.sizes.indices(x.fake.stride())):
         return None
     return found[1]
 
 
-def dense_copy(ctx: Context, x: Value) -> Value:
+def dense_copy(ctx: Builder, x: Value) -> Value:
     """The elements in memory of their own, with eager's strides."""
     if x.fake is None:
         raise NotLowered("a tensor whose strides are not known")
     strides = ctx.sizes.indices(x.fake.stride())
     if not is_dense(x.sizes, strides):
         raise NotLowered("a window on memory that is not laid out as in eager")
-    return ctx.copied(x, strides)
+    return copied(ctx, x, strides)
 
 
 def is_dense(sizes: Sequence[Index], strides: Sequence[Index]) -> bool:
@@ -121,12 +125,12 @@ def is_dense(sizes: Sequence[Index], strides: Sequence[Index]) -> bool:
     return True
 
 
-def own_offset(ctx: Context, x: Value) -> Index:
+def own_offset(ctx: Builder, x: Value) -> Index:
     assert x.fake is not None
     return ctx.index(x.fake.storage_offset())
 
 
-def beginning(ctx: Context, x: Value) -> Index:
+def beginning(ctx: Builder, x: Value) -> Index:
     """Where our buffer begins in eager's storage: a tensor from outside may begin anywhere in its own."""
     buffer = ctx.buffers[ctx.buffers[ctx.realise(x.box)].storage]
     if buffer.kind not in ("input", "donated", "constant"):
@@ -139,7 +143,7 @@ def beginning(ctx: Context, x: Value) -> Index:
 
 
 def window(
-    ctx: Context, x: Value, dtype: torch.dtype, sizes: Sequence[Index], strides: Sequence[Index], offset: Index
+    ctx: Builder, x: Value, dtype: torch.dtype, sizes: Sequence[Index], strides: Sequence[Index], offset: Index
 ) -> Value:
     buffer = ctx.buffers[ctx.realise(x.box)]
     box = Box(tuple(sizes), dtype, x.device, origins=(ctx.origin,))
@@ -149,12 +153,12 @@ def window(
 
 @lowers(aten.as_strided_scatter.default, prims.as_strided_scatter.default)
 def as_strided_scatter(
-    ctx: Context, x: Value, src: Value, size: Sequence[Number], stride: Sequence[Number], storage_offset: Number | None
+    ctx: Builder, x: Value, src: Value, size: Sequence[Number], stride: Sequence[Number], storage_offset: Number | None
 ) -> Value:
     sizes, strides = [ctx.index(item) for item in size], [ctx.index(item) for item in stride]
     copy = dense_copy(ctx, x)
     start = ZERO if storage_offset is None else ctx.index(storage_offset) - own_offset(ctx, x)
-    ctx.write(window(ctx, copy, x.dtype, sizes, strides, start), src)
+    write_into(ctx, window(ctx, copy, x.dtype, sizes, strides, start), src)
     return copy
 
 
@@ -162,16 +166,16 @@ def as_strided_scatter(
 
 
 @lowers(aten.view.dtype)
-def view_dtype(ctx: Context, x: Value, dtype: torch.dtype) -> Value:
+def view_dtype(ctx: Builder, x: Value, dtype: torch.dtype) -> Value:
     return reinterpreted(ctx, x, dtype)
 
 
 @lowers(prims.view_of_dtype.default)
-def view_of_dtype(ctx: Context, a: Value, dtype: torch.dtype) -> Value:
+def view_of_dtype(ctx: Builder, a: Value, dtype: torch.dtype) -> Value:
     return reinterpreted(ctx, a, dtype)
 
 
-def reinterpreted(ctx: Context, x: Value, dtype: torch.dtype) -> Value:
+def reinterpreted(ctx: Builder, x: Value, dtype: torch.dtype) -> Value:
     """The same bits as another type: of what is not in memory yet, element by element; else a window."""
     if dtype == x.dtype:
         return x.view(x.sizes, own_axes(x.sizes))
@@ -196,7 +200,7 @@ class Part:
     def __init__(self, condition: Expr, place: Sequence[Index]) -> None:
         self.condition, self.place = condition, place
 
-    def over(self, ctx: Context, new: Value, old: Value | None) -> Value:
+    def over(self, ctx: Builder, new: Value, old: Value | None) -> Value:
         """The whole with `new` as the part; the rest is `old`, or zero."""
         sizes, dtype = ctx.out_sizes, ctx.out_dtype
         place = self.place[len(self.place) - new.rank :]
@@ -207,7 +211,7 @@ class Part:
         return ctx.lazy(sizes, guarded(self.condition, value, other), new.device)
 
 
-def is_blank(ctx: Context, x: Value) -> bool:
+def is_blank(ctx: Builder, x: Value) -> bool:
     """Whether a tensor is memory that nothing was written to: any element will do for its elements."""
     name = x.box.buffer
     if x.box.expr is not None or name is None or ctx.buffers[name].kind != "owned":
@@ -238,14 +242,14 @@ def diagonal_part(sizes: Sequence[Index], offset: int, dim1: int, dim2: int) -> 
 
 
 def must_fit(operator: Any, x: Value, src: Value, *given: Any) -> None:
-    sizes, part = ([known(size) for size in each.sizes] for each in (x, src))
+    sizes, part = ([constant_value(size) for size in each.sizes] for each in (x, src))
     if eager_refuses(operator, sizes, part, given):
         raise NotLowered("the part that is written has other sizes, or is none: eager refuses it")
 
 
 @lowers(aten.slice_scatter.default)
 def slice_scatter(
-    ctx: Context, x: Value, src: Value, dim: int, start: Number | None, end: Number | None, step: Number
+    ctx: Builder, x: Value, src: Value, dim: int, start: Number | None, end: Number | None, step: Number
 ) -> Value:
     must_fit(aten.slice_scatter.default, x, src, dim, start, end, step)
     at = dim_of(dim, x.rank)
@@ -257,7 +261,7 @@ def slice_scatter(
 
 @lowers(aten.slice_backward.default)
 def slice_backward(
-    ctx: Context, grad_output: Value, input_sizes: Sequence[Number], dim: int, start: Number, end: Number, step: Number
+    ctx: Builder, grad_output: Value, input_sizes: Sequence[Number], dim: int, start: Number, end: Number, step: Number
 ) -> Value:
     sizes = ctx.out_sizes
     at = dim_of(dim, len(sizes))
@@ -266,35 +270,35 @@ def slice_backward(
 
 
 @lowers(aten.select_scatter.default)
-def select_scatter(ctx: Context, x: Value, src: Value, dim: int, index: Number) -> Value:
+def select_scatter(ctx: Builder, x: Value, src: Value, dim: int, index: Number) -> Value:
     must_fit(aten.select_scatter.default, x, src, dim, index)
     at = dim_of(dim, x.rank)
     return select_part(x.sizes, at, from_the_end(ctx.index(index), x.sizes[at])).over(ctx, src, x)
 
 
 @lowers(aten.select_backward.default)
-def select_backward(ctx: Context, grad_output: Value, input_sizes: Sequence[Number], dim: int, index: Number) -> Value:
+def select_backward(ctx: Builder, grad_output: Value, input_sizes: Sequence[Number], dim: int, index: Number) -> Value:
     sizes = ctx.out_sizes
     at = dim_of(dim, len(sizes))
     return select_part(sizes, at, from_the_end(ctx.index(index), sizes[at])).over(ctx, grad_output, None)
 
 
 @lowers(aten.diagonal_scatter.default)
-def diagonal_scatter(ctx: Context, x: Value, src: Value, offset: int, dim1: int, dim2: int) -> Value:
+def diagonal_scatter(ctx: Builder, x: Value, src: Value, offset: int, dim1: int, dim2: int) -> Value:
     must_fit(aten.diagonal_scatter.default, x, src, offset, dim1, dim2)
     return diagonal_part(x.sizes, offset, dim1, dim2).over(ctx, src, x)
 
 
 @lowers(aten.diagonal_backward.default)
 def diagonal_backward(
-    ctx: Context, grad_output: Value, input_sizes: Sequence[Number], offset: int, dim1: int, dim2: int
+    ctx: Builder, grad_output: Value, input_sizes: Sequence[Number], offset: int, dim1: int, dim2: int
 ) -> Value:
     return diagonal_part(ctx.out_sizes, offset, dim1, dim2).over(ctx, grad_output, None)
 
 
 @lowers(aten.unfold_backward.default)
 def unfold_backward(
-    ctx: Context, grad_in: Value, input_sizes: Sequence[Number], dim: int, size: int, step: int
+    ctx: Builder, grad_in: Value, input_sizes: Sequence[Number], dim: int, size: int, step: int
 ) -> Value:
     """Every element gathers from the windows it lies in."""
     sizes, dtype = ctx.out_sizes, ctx.out_dtype
@@ -314,7 +318,7 @@ def unfold_backward(
 
 
 @lowers(aten.resize_as.default, aten.resize.default)
-def resize(ctx: Context, x: Value, **wanted: Any) -> Value:
+def resize(ctx: Builder, x: Value, **wanted: Any) -> Value:
     """A tensor that has the sizes already stays as it is; another needs other memory."""
     if ctx.out_sizes != x.sizes or wanted.get("memory_format") is not None:
         raise NotLowered("it changes what memory a tensor has")

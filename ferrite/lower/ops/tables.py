@@ -15,7 +15,7 @@ import torch
 from ferrite.ir import Cast, Const, Expr, IndexValue, Op
 from ferrite.ir.index import Axis, Index, Number, evaluate, number
 
-LONGEST = 1 << 12
+MAX_TABLE_ENTRIES = 1 << 12
 F32, F64, I64, B8 = torch.float32, torch.float64, torch.int64, torch.bool
 TYPES = (F32, F64, I64, torch.int32, B8)
 
@@ -45,7 +45,7 @@ def worked_out(expr: Expr) -> Index | None:
         return None
     (item,) = axes
     count = axes[0].extent.value
-    if not 1 < count <= LONGEST:
+    if not 1 < count <= MAX_TABLE_ENTRIES:
         return None
     try:
         values = [int(value_at(expr, item, place, {})) for place in range(count)]
@@ -64,8 +64,8 @@ def plain_form(values: Sequence[int], item: Axis) -> Index | None:
     return None
 
 
-def value_at(expr: Expr, item: Axis, place: int, done: dict[Expr, Any]) -> Any:
-    if expr not in done:
+def value_at(expr: Expr, item: Axis, place: int, computed: dict[Expr, Any]) -> Any:
+    if expr not in computed:
         if expr.dtype not in TYPES:
             raise NotPlain
         match expr:
@@ -74,13 +74,13 @@ def value_at(expr: Expr, item: Axis, place: int, done: dict[Expr, Any]) -> Any:
             case IndexValue():
                 found = evaluate(expr.index, {item: place})
             case Cast():
-                found = value_at(expr.arg, item, place, done)
+                found = value_at(expr.arg, item, place, computed)
             case Op() if expr.name in MEANINGS:
-                found = MEANINGS[expr.name](*(value_at(part, item, place, done) for part in expr.operands))
+                found = MEANINGS[expr.name](*(value_at(part, item, place, computed) for part in expr.operands))
             case _:
                 raise NotPlain
-        done[expr] = rounded(found, expr.dtype)
-    return done[expr]
+        computed[expr] = rounded(found, expr.dtype)
+    return computed[expr]
 
 
 def rounded(value: Any, dtype: torch.dtype) -> Any:

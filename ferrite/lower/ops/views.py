@@ -7,10 +7,13 @@ from typing import Any
 
 import torch
 
+from ferrite.capture import size_facts
 from ferrite.ir.index import ONE, ZERO, Index, Symbol, exact, maximum, multiply
-from ferrite.lower.context import Context, contiguous
+from ferrite.lower.assertions import add_assert, compared
+from ferrite.lower.builder import Builder
 from ferrite.lower.ops.conditions import clamped, from_the_end
 from ferrite.lower.sizes import UnknownSize
+from ferrite.lower.strides import contiguous
 from ferrite.lower.table import lowers
 from ferrite.lower.value import Value, check_broadcast, is_one, own_axes
 
@@ -30,7 +33,7 @@ def put(items: Sequence[Index], at: int, new: Index) -> list[Index]:
 
 
 @lowers(aten.permute.default)
-def permute(ctx: Context, x: Value, dims: Sequence[int]) -> Value:
+def permute(ctx: Builder, x: Value, dims: Sequence[int]) -> Value:
     return permuted(x, [dim_of(dim, x.rank) for dim in dims])
 
 
@@ -44,12 +47,12 @@ def permuted(x: Value, order: Sequence[int]) -> Value:
 
 
 @lowers(prims.transpose.default)
-def prims_transpose(ctx: Context, a: Value, permutation: Sequence[int]) -> Value:
+def prims_transpose(ctx: Builder, a: Value, permutation: Sequence[int]) -> Value:
     return permuted(a, permutation)
 
 
 @lowers(aten.transpose.int, aten.transpose_.default)
-def transpose(ctx: Context, x: Value, dim0: int, dim1: int) -> Value:
+def transpose(ctx: Builder, x: Value, dim0: int, dim1: int) -> Value:
     order = list(range(x.rank))
     if order:
         left, right = dim_of(dim0, x.rank), dim_of(dim1, x.rank)
@@ -58,12 +61,12 @@ def transpose(ctx: Context, x: Value, dim0: int, dim1: int) -> Value:
 
 
 @lowers(aten.t.default, aten.t_.default)
-def t(ctx: Context, x: Value) -> Value:
+def t(ctx: Builder, x: Value) -> Value:
     return permuted(x, list(reversed(range(x.rank))))
 
 
 @lowers(aten.unsqueeze.default, aten.unsqueeze_.default)
-def unsqueeze(ctx: Context, x: Value, dim: int) -> Value:
+def unsqueeze(ctx: Builder, x: Value, dim: int) -> Value:
     at = dim_of(dim, x.rank + 1)
     sizes = [*x.sizes[:at], ONE, *x.sizes[at:]]
     axes = own_axes(sizes)
@@ -72,7 +75,7 @@ def unsqueeze(ctx: Context, x: Value, dim: int) -> Value:
 
 @lowers(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 @lowers(aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims)
-def squeeze(ctx: Context, x: Value, dim: int | Sequence[int] | None = None) -> Value:
+def squeeze(ctx: Builder, x: Value, dim: int | Sequence[int] | None = None) -> Value:
     dims = range(x.rank) if dim is None else [dim] if isinstance(dim, int) else dim
     found = squeezed(x, [dim_of(each, x.rank) for each in dims])
     if found.rank != len(ctx.out_sizes):
@@ -90,18 +93,18 @@ def squeezed(x: Value, dims: Sequence[int]) -> Value:
 
 
 @lowers(prims.squeeze.default)
-def prims_squeeze(ctx: Context, a: Value, dimensions: Sequence[int]) -> Value:
+def prims_squeeze(ctx: Builder, a: Value, dimensions: Sequence[int]) -> Value:
     return squeezed(a, dimensions)
 
 
 @lowers(aten.expand.default)
-def expand(ctx: Context, x: Value, size: Sequence[Index | int], implicit: bool) -> Value:
+def expand(ctx: Builder, x: Value, size: Sequence[Index | int], implicit: bool) -> Value:
     return placed(x, ctx.out_sizes, range(len(ctx.out_sizes) - x.rank, len(ctx.out_sizes)))
 
 
 @lowers(prims.broadcast_in_dim.default)
 def broadcast_in_dim(
-    ctx: Context, a: Value, shape: Sequence[Index | int], broadcast_dimensions: Sequence[int]
+    ctx: Builder, a: Value, shape: Sequence[Index | int], broadcast_dimensions: Sequence[int]
 ) -> Value:
     return placed(a, ctx.out_sizes, broadcast_dimensions)
 
@@ -117,17 +120,17 @@ def placed(x: Value, sizes: Sequence[Index], dims: Sequence[int]) -> Value:
 
 
 @lowers(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten._reshape_alias.default)
-def view(ctx: Context, x: Value, **shape: object) -> Value:
+def view(ctx: Builder, x: Value, **shape: object) -> Value:
     return reshaped(x, ctx.out_sizes)
 
 
 @lowers(aten.view_copy.default)
-def view_copy(ctx: Context, x: Value, size: Sequence[Index | int]) -> Value:
+def view_copy(ctx: Builder, x: Value, size: Sequence[Index | int]) -> Value:
     return ctx.lazy(ctx.out_sizes, reshaped(x, ctx.out_sizes).at(own_axes(ctx.out_sizes)), x.device)
 
 
 @lowers(prims.reshape.default, prims.collapse_view.default, prims.collapse.default, prims.split_dim.default)
-def prims_reshape(ctx: Context, a: Value, **how: Any) -> Value:
+def prims_reshape(ctx: Builder, a: Value, **how: Any) -> Value:
     return reshaped(a, ctx.out_sizes)
 
 
@@ -192,7 +195,7 @@ def flattened(x: Value) -> Value:
 
 
 @lowers(aten.select.int)
-def select(ctx: Context, x: Value, dim: int, index: Index | int) -> Value:
+def select(ctx: Builder, x: Value, dim: int, index: Index | int) -> Value:
     at = dim_of(dim, x.rank)
     return selected(x, at, from_the_end(ctx.index(index), x.sizes[at]))
 
@@ -205,7 +208,7 @@ def selected(x: Value, at: int, index: Index) -> Value:
 
 @lowers(aten.slice.Tensor)
 def slice_(
-    ctx: Context, x: Value, dim: int, start: Index | int | None, end: Index | int | None, step: Index | int
+    ctx: Builder, x: Value, dim: int, start: Index | int | None, end: Index | int | None, step: Index | int
 ) -> Value:
     at = dim_of(dim, x.rank)
     begin = start_of(ctx, start, x.sizes[at])
@@ -213,23 +216,31 @@ def slice_(
     return sliced(x, at, begin, ctx.index(step), count)
 
 
-def start_of(ctx: Context, start: Index | int | None, size: Index) -> Index:
+def start_of(ctx: Builder, start: Index | int | None, size: Index) -> Index:
     """A start as Python reads it: from the end where negative, never outside."""
     return ZERO if start is None else clamped(from_the_end(ctx.index(start), size), size)
 
 
 def slice_count(
-    ctx: Context, begin: Index, end: Index | int | None, step: Index | int, size: Index, said: Any
+    ctx: Builder, begin: Index, end: Index | int | None, step: Index | int, size: Index, said: Any
 ) -> Index:
-    """How many elements a slice has: torch's own expression, or, where it has just a new name for it, ours."""
+    """How many elements a slice has: torch's own expression, or, where it has just a new name for it, ours.
+
+    Where data decides and torch goes on as if it had decided so (`y[:n] - y`: as if n were the size of y), that is
+    checked, as torch's own graph does.
+    """
     count = ctx.index(said)
     stop = size if end is None else clamped(from_the_end(ctx.index(end), size), size)
     stride = ctx.index(step)
     if (
         not isinstance(count, Symbol)
         or count in ctx.bound
-        or any(count in known.atoms for known in (begin, stop, stride, size))
+        or any(count in bound.atoms for bound in (begin, stop, stride, size))
     ):
+        made = (maximum(ZERO, stop - begin) + stride - 1) // stride
+        if made is not count and size_facts.is_so_by_assertion(said):
+            message = f"Runtime assertion failed: a slice has not the size {count}"
+            add_assert(ctx, compared("eq", made, count), message)
         return count
     return ctx.sizes.define(count, (maximum(ZERO, stop - begin) + stride - 1) // stride)
 
@@ -243,7 +254,7 @@ def sliced(x: Value, at: int, start: Index, step: Index, count: Index) -> Value:
 @lowers(aten.split.Tensor, aten.split.sizes, aten.split_with_sizes.default)
 @lowers(aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default)
 @lowers(aten.chunk.default, aten.unsafe_chunk.default)
-def split(ctx: Context, x: Value, dim: int, **how: Any) -> list[Value]:
+def split(ctx: Builder, x: Value, dim: int, **how: Any) -> list[Value]:
     at = dim_of(dim, x.rank)
     parts, start = list[Value](), ctx.index(0)
     for fake in ctx.out:
@@ -254,13 +265,13 @@ def split(ctx: Context, x: Value, dim: int, **how: Any) -> list[Value]:
 
 
 @lowers(aten.unbind.int)
-def unbind(ctx: Context, x: Value, dim: int) -> list[Value]:
+def unbind(ctx: Builder, x: Value, dim: int) -> list[Value]:
     at = dim_of(dim, x.rank)
     return [selected(x, at, ctx.index(place)) for place in range(len(ctx.out))]
 
 
 @lowers(aten.diagonal.default)
-def diagonal(ctx: Context, x: Value, offset: int, dim1: int, dim2: int) -> Value:
+def diagonal(ctx: Builder, x: Value, offset: int, dim1: int, dim2: int) -> Value:
     first, second = dim_of(dim1, x.rank), dim_of(dim2, x.rank)
     sizes = ctx.out_sizes
     *others, along = own_axes(sizes)
@@ -273,7 +284,7 @@ def diagonal(ctx: Context, x: Value, offset: int, dim1: int, dim2: int) -> Value
 
 
 @lowers(aten.unfold.default)
-def unfold(ctx: Context, x: Value, dimension: int, size: int, step: int) -> Value:
+def unfold(ctx: Builder, x: Value, dimension: int, size: int, step: int) -> Value:
     sizes = ctx.out_sizes
     if not x.rank:
         return x.view(sizes, [])
@@ -283,15 +294,15 @@ def unfold(ctx: Context, x: Value, dimension: int, size: int, step: int) -> Valu
 
 
 @lowers(aten.alias.default, aten.detach.default, aten.detach_.default, aten.lift_fresh.default)
-def alias(ctx: Context, x: Value) -> Value:
+def alias(ctx: Builder, x: Value) -> Value:
     return x.view(x.sizes, own_axes(x.sizes))
 
 
 @lowers(prims.view_of.default)
-def view_of(ctx: Context, a: Value) -> Value:
+def view_of(ctx: Builder, a: Value) -> Value:
     return a.view(a.sizes, own_axes(a.sizes))
 
 
 @lowers(aten.clone.default)
-def clone(ctx: Context, x: Value, memory_format: object) -> Value:
+def clone(ctx: Builder, x: Value, memory_format: object) -> Value:
     return ctx.lazy(x.sizes, ctx.elements(x, x.sizes), x.device)

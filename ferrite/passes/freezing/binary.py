@@ -20,7 +20,6 @@ import torch
 
 from ferrite.capture import on_real_tensors, torch_api
 from ferrite.graph import fake_value
-from ferrite.passes.constants import constant_of
 from ferrite.passes.freezing.binary_cases import (
     BINARY_EXAMPLES,
     BINARY_NEAR_MISSES,
@@ -34,15 +33,15 @@ from ferrite.passes.freezing.layers import (
     Layer,
     NewWeights,
     again,
-    is_finite,
     layer_at,
     overflows,
     rounded,
     shared_weight,
     sole_reader,
 )
-from ferrite.passes.joint.converts import POINTLESS_CONVERT
-from ferrite.passes.post_grad.layers import only_cast
+from ferrite.passes.shared.constants import constant_of
+from ferrite.passes.shared.converts import POINTLESS_CONVERT
+from ferrite.passes.shared.facts import is_finite, only_cast
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import NodeRule, Refusal, Site, apply_rules, arguments_of
 

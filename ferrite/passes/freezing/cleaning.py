@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ferrite.passes.joint.equal_calls import EQUAL_CALLS, one_of_equal_calls
-from ferrite.passes.post_grad.noops import NOOP_RULES, dtype_already, source_of
+from ferrite.passes.shared.equal_calls import EQUAL_CALLS, one_of_equal_calls
+from ferrite.passes.shared.noops import NOOP_RULES, dtype_already, source_of
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import Case, NodeRule, Site, apply_rules
 

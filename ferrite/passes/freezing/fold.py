@@ -35,7 +35,7 @@ from ferrite.graph import (
     storage_bytes,
     storages_of,
 )
-from ferrite.passes.constants import constant_of
+from ferrite.passes.shared.constants import constant_of
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import Sharing, difference
 

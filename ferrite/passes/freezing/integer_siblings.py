@@ -18,11 +18,11 @@ import torch
 
 from ferrite.capture import on_real_tensors, torch_api
 from ferrite.graph import fake_value
-from ferrite.passes import suboptions
-from ferrite.passes.constants import constant_of
-from ferrite.passes.freezing.binary_cases import known, of
+from ferrite.passes.freezing.binary_cases import constant, of
 from ferrite.passes.freezing.layers import RESHAPES, again, sole_reader
-from ferrite.passes.post_grad.layers import only_cast, transposed
+from ferrite.passes.shared import suboptions
+from ferrite.passes.shared.constants import constant_of
+from ferrite.passes.shared.facts import only_cast, transposed
 from ferrite.rewrite import Case, NodeRule, Refusal, Site, arguments_of, in_order
 
 aten = torch.ops.aten
@@ -151,12 +151,12 @@ bf16 = torch.bfloat16
 
 
 def integers(*shape: int, start: int = -3) -> Any:
-    return known(*shape, dtype=torch.int8, start=start, step=1)
+    return constant(*shape, dtype=torch.int8, start=start, step=1)
 
 
 def layer(x: Any, columns: int, start: int = -3) -> Any:
     weight = integers(columns, x.shape[-1], start=start)
-    return torch.nn.functional.linear(x, weight.to(x.dtype)) * known(columns, dtype=x.dtype, start=start + 4)
+    return torch.nn.functional.linear(x, weight.to(x.dtype)) * constant(columns, dtype=x.dtype, start=start + 4)
 
 
 def two(*columns: int, then: Callable[[Any], Any] = torch.relu) -> Callable[[Any], Any]:
@@ -166,17 +166,17 @@ def two(*columns: int, then: Callable[[Any], Any] = torch.relu) -> Callable[[Any
 def of_a_sequence(x: Any) -> Any:
     flat = x.view(6, 8)
     products = [aten.mm.default(flat, integers(4, 8, start=start).to(x.dtype).t()) for start in (-3, -2, -1)]
-    return [torch.relu(aten.view.default(y, [2, 3, 4]) * known(4, dtype=x.dtype)) for y in products]
+    return [torch.relu(aten.view.default(y, [2, 3, 4]) * constant(4, dtype=x.dtype)) for y in products]
 
 
 def one_weight(x: Any) -> Any:
     weight = integers(4, 8).to(x.dtype)
-    return [torch.relu(x @ weight.t() * known(4, dtype=x.dtype, start=start)) for start in (1, 2)]
+    return [torch.relu(x @ weight.t() * constant(4, dtype=x.dtype, start=start)) for start in (1, 2)]
 
 
 def stored_by_rows(x: Any) -> Any:
     matrices = [integers(8, 4, start=start) for start in (-3, -2)]
-    return [torch.relu(aten.mm.default(x, each.to(x.dtype)) * known(4, dtype=x.dtype)) for each in matrices]
+    return [torch.relu(aten.mm.default(x, each.to(x.dtype)) * constant(4, dtype=x.dtype)) for each in matrices]
 
 
 INTEGER_SIBLINGS = NodeRule(

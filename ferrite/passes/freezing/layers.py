@@ -10,7 +10,8 @@ import torch
 
 from ferrite.capture import on_real_tensors, torch_api
 from ferrite.graph import fake_value
-from ferrite.passes.constants import constant_of
+from ferrite.passes.shared.constants import constant_of
+from ferrite.passes.shared.facts import is_finite
 from ferrite.rewrite import Refusal, Site, arguments_of
 
 aten = torch.ops.aten
@@ -148,7 +149,3 @@ def overflows(layer: Layer, weight: torch.Tensor | None, bias: torch.Tensor) -> 
     new = [bias] + ([weight] if weight is not None else [])
     with on_real_tensors():
         return all(map(is_finite, old)) and not all(map(is_finite, new))
-
-
-def is_finite(tensor: torch.Tensor) -> bool:
-    return bool(tensor.isfinite().all())

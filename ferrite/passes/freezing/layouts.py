@@ -25,10 +25,10 @@ import torch
 
 from ferrite.capture import on_real_tensors, torch_api
 from ferrite.graph import Storage, attribute_of, fake_value, storages_in, tensor_storages
-from ferrite.passes.constants import constant_of
-from ferrite.passes.freezing.binary_cases import conv, known, of
+from ferrite.passes.freezing.binary_cases import constant, conv, of
 from ferrite.passes.freezing.layers import convolution_at, shared_weight, sole_reader
-from ferrite.passes.post_grad.layers import transposed
+from ferrite.passes.shared.constants import constant_of
+from ferrite.passes.shared.facts import transposed
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import Case, NodeRule, Refusal, Site, apply_rules
 
@@ -146,22 +146,22 @@ AUTO = {"freeze_discard_parameters": True}
 
 
 def linear(x: Any) -> Any:
-    return torch.relu(aten.addmm.default(known(3), x, known(3, 4).t()))
+    return torch.relu(aten.addmm.default(constant(3), x, constant(3, 4).t()))
 
 
 IMAGES = of((2, 16, 32, 32))
 
 
 def image(x: Any) -> Any:
-    return torch.relu(conv(x, known(16, 16, 3, 3), known(16))).mean((2, 3))
+    return torch.relu(conv(x, constant(16, 16, 3, 3), constant(16))).mean((2, 3))
 
 
 def channel_by_channel(x: Any) -> Any:
-    return conv(x, known(16, 1, 3, 3), groups=16).relu().sum((2, 3))
+    return conv(x, constant(16, 1, 3, 3), groups=16).relu().sum((2, 3))
 
 
 def one_by_one(x: Any) -> Any:
-    return conv(x, known(64, 64, 1, 1)).relu().sum((2, 3))
+    return conv(x, constant(64, 64, 1, 1)).relu().sum((2, 3))
 
 
 BY_ROWS = NodeRule(
@@ -172,17 +172,20 @@ BY_ROWS = NodeRule(
     numerics="rounded",
     examples=(
         Case("a linear layer", linear, of((5, 4)), ALL),
-        Case("without bias", lambda x: aten.mm.default(x, known(3, 4).t()), of((5, 4)), ALL),
+        Case("without bias", lambda x: aten.mm.default(x, constant(3, 4).t()), of((5, 4)), ALL),
     ),
     near_misses=(
         Case("the model has it", linear, of((5, 4)), {"weight_layouts": "always"}),
         Case("by the model", linear, of((5, 4)), AUTO),
         Case("switched off", linear, of((5, 4)), {**ALL, "weight_layouts": "off"}),
         Case("a single row", linear, of((1, 4)), ALL),
-        Case("stored so already", lambda x: aten.mm.default(x, known(4, 3)), of((5, 4)), ALL),
+        Case("stored so already", lambda x: aten.mm.default(x, constant(4, 3)), of((5, 4)), ALL),
         Case("the matrix is an input", lambda x, w: aten.mm.default(x, w.t()), of((5, 4), (3, 4)), ALL),
         Case(
-            "double precision", lambda x: x @ known(3, 4, dtype=torch.float64).t(), of((5, 4), dtype=torch.float64), ALL
+            "double precision",
+            lambda x: x @ constant(3, 4, dtype=torch.float64).t(),
+            of((5, 4), dtype=torch.float64),
+            ALL,
         ),
     ),
 )
@@ -195,8 +198,8 @@ CHANNELS_LAST = NodeRule(
     layout="free",
     examples=(
         Case("three by three", image, IMAGES, ALL),
-        Case("one by one", lambda x: conv(x, known(64, 16, 1, 1)).relu().sum((2, 3)), IMAGES, ALL),
-        Case("in groups", lambda x: conv(x, known(32, 8, 3, 3), groups=2).relu().sum((2, 3)), IMAGES, ALL),
+        Case("one by one", lambda x: conv(x, constant(64, 16, 1, 1)).relu().sum((2, 3)), IMAGES, ALL),
+        Case("in groups", lambda x: conv(x, constant(32, 8, 3, 3), groups=2).relu().sum((2, 3)), IMAGES, ALL),
         Case("each channel alone, by the model", channel_by_channel, of((8, 16, 48, 48)), AUTO),
         Case("one by one, by the model", one_by_one, of((4, 64, 48, 48)), AUTO),
     ),
@@ -206,8 +209,8 @@ CHANNELS_LAST = NodeRule(
         Case("one by one and small, by the model", one_by_one, of((1, 64, 24, 24)), AUTO),
         Case("switched off", channel_by_channel, of((8, 16, 48, 48)), {**ALL, "weight_layouts": "off"}),
         Case("tiny", image, of((2, 16, 5, 5)), ALL),
-        Case("the strides of the result are seen", lambda x: conv(x, known(16, 16, 3, 3)), IMAGES, ALL),
-        Case("transposed", lambda x: conv(x, known(16, 16, 3, 3), transposed=True).sum((2, 3)), IMAGES, ALL),
+        Case("the strides of the result are seen", lambda x: conv(x, constant(16, 16, 3, 3)), IMAGES, ALL),
+        Case("transposed", lambda x: conv(x, constant(16, 16, 3, 3), transposed=True).sum((2, 3)), IMAGES, ALL),
         Case("the weight is an input", lambda x, w: conv(x, w).sum((2, 3)), of((2, 16, 32, 32), (16, 16, 3, 3)), ALL),
     ),
 )

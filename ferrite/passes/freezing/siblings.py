@@ -18,11 +18,11 @@ import torch
 
 from ferrite.capture import on_real_tensors, torch_api
 from ferrite.graph import fake_value
-from ferrite.passes import suboptions
-from ferrite.passes.freezing.binary_cases import known, of
+from ferrite.passes.freezing.binary_cases import constant, of
 from ferrite.passes.freezing.integer_siblings import INTEGER_SIBLINGS, OPTION
 from ferrite.passes.freezing.layers import Layer, product_at, shared_weight
-from ferrite.passes.pre_grad.horizontal import leaves_quick_way
+from ferrite.passes.shared import suboptions
+from ferrite.passes.shared.facts import leaves_quick_way
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import Case, NodeRule, Refusal, Site, apply_rules
 
@@ -100,11 +100,11 @@ def side_by_side(weights: list[torch.Tensor]) -> torch.Tensor:
 
 
 def layers(*widths: int, then: Callable[[Any], Any] = torch.relu) -> Callable[[Any], Any]:
-    return lambda x: [then(aten.addmm.default(known(n), x, known(4, n, start=n))) for n in widths]
+    return lambda x: [then(aten.addmm.default(constant(n), x, constant(4, n, start=n))) for n in widths]
 
 
 def one_matrix(x: Any) -> Any:
-    matrix = known(4, 3)
+    matrix = constant(4, 3)
     return aten.mm.default(x, matrix).relu(), aten.mm.default(x, matrix).tanh()
 
 
@@ -121,7 +121,7 @@ SIBLINGS = NodeRule(
         Case("three", layers(4, 4, 4), of((6, 4))),
         Case(
             "without bias",
-            lambda x: aten.mm.default(x, known(4, 3)).relu() * aten.mm.default(x, known(4, 3, start=2.0)).tanh(),
+            lambda x: aten.mm.default(x, constant(4, 3)).relu() * aten.mm.default(x, constant(4, 3, start=2.0)).tanh(),
             of((6, 4)),
         ),
         Case("in bfloat16", lambda x: products_in(x, torch.bfloat16), of((6, 4), dtype=torch.bfloat16)),
@@ -132,23 +132,23 @@ SIBLINGS = NodeRule(
         Case("other inputs", lambda x, y: [*layers(3)(x), *layers(5)(y)], of((6, 4), (6, 4))),
         Case(
             "a matrix is an input",
-            lambda x, w: (aten.mm.default(x, known(4, 3)).relu(), aten.mm.default(x, w).relu()),
+            lambda x, w: (aten.mm.default(x, constant(4, 3)).relu(), aten.mm.default(x, w).relu()),
             of((6, 4), (4, 3)),
         ),
         Case("one matrix twice", one_matrix, of((6, 4))),
         Case(
             "one has a bias",
-            lambda x: [*layers(3)(x), aten.mm.default(x, known(4, 3)).relu()],
+            lambda x: [*layers(3)(x), aten.mm.default(x, constant(4, 3)).relu()],
             of((6, 4)),
         ),
-        Case("tiny ones", lambda x: [aten.mm.default(x, known(16, 16)).relu() for _ in range(3)], of((16, 16))),
+        Case("tiny ones", lambda x: [aten.mm.default(x, constant(16, 16)).relu() for _ in range(3)], of((16, 16))),
         Case("the option is off", layers(3, 5), of((6, 4)), {"horizontal": "off"}),
     ),
 )
 
 
 def products_in(x: Any, dtype: torch.dtype) -> Any:
-    return [aten.mm.default(x, known(4, 3, dtype=dtype, start=start)).relu() for start in (0.5, 1.5)]
+    return [aten.mm.default(x, constant(4, 3, dtype=dtype, start=start)).relu() for start in (0.5, 1.5)]
 
 
 SIBLING_RULES = (SIBLINGS, INTEGER_SIBLINGS)

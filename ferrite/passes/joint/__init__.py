@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import torch
 
-from ferrite.options import Options, resolve
+from ferrite.options import Options
 from ferrite.passes.joint.attention import fuse_attention
+from ferrite.passes.joint.cleaning import merge_equal_calls, remove_noop_ops
 from ferrite.passes.joint.constants import constant_fold_uniform_value
-from ferrite.passes.joint.equal_calls import merge_equal_calls
-from ferrite.passes.joint.hooks import joint_custom_post_pass, joint_custom_pre_pass
-from ferrite.passes.joint.noops import remove_noop_ops
 from ferrite.passes.joint.pad_mm import pad_mm
 from ferrite.passes.joint.products import fix_iota_device, joint_patterns
 from ferrite.passes.joint.quantized_regions import canonicalize_quant_mapping
@@ -21,8 +19,9 @@ from ferrite.passes.joint.random_ops import replace_random
 from ferrite.passes.joint.softmax import scaled_softmax
 from ferrite.passes.joint.views import pointless_views
 from ferrite.passes.joint.written_inputs import save_reads_of_written_inputs
-from ferrite.passes.to_aten import to_aten
-from ferrite.pipeline import Fuel, PassContext, Pipeline, run_pipeline, warn_once_about
+from ferrite.passes.shared.doors import run_aten_stage
+from ferrite.passes.shared.hooks import hook_pass
+from ferrite.pipeline import Pipeline
 
 __all__ = [
     "JOINT",
@@ -42,6 +41,9 @@ __all__ = [
     "save_reads_of_written_inputs",
     "scaled_softmax",
 ]
+
+joint_custom_pre_pass = hook_pass("joint", "joint_custom_pre_pass")
+joint_custom_post_pass = hook_pass("joint", "joint_custom_post_pass")
 
 JOINT = Pipeline(
     "joint",
@@ -68,10 +70,4 @@ def joint_graph_passes(
     gm: torch.fx.GraphModule, is_inference: bool = False, options: Options | None = None
 ) -> torch.fx.GraphModule:
     """Run the whole stage on a graph, in place. One of torch calls is brought to ATen first."""
-    from ferrite.passes import checked_options  # which knows the passes of all stages
-
-    options = checked_options(options or resolve())
-    to_aten(gm)
-    report = warn_once_about(gm, "joint_graph_passes(gm, options=ferrite.Options(strict=True))")
-    run_pipeline(JOINT, gm, PassContext(options, is_inference, Fuel(options.fuel)), report)
-    return gm
+    return run_aten_stage(JOINT, gm, is_inference, options, "joint_graph_passes")

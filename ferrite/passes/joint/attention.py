@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ferrite.passes.attention import FOR_INFERENCE
+from ferrite.passes.shared.attention import FOR_INFERENCE
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import apply_rules
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.passes.shared.cases import normal, on_accelerator
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, apply_rules
 
@@ -180,17 +181,11 @@ def cut(site: Site, product: Any, sides: Sides) -> Any:
     return site.call(aten.clone.default, product, memory_format=torch.contiguous_format)
 
 
-def operands(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Callable[[], list[torch.Tensor]]:
-    return lambda: [torch.randn(shape).to(dtype) for shape in shapes]
+mm_on_accelerator = on_accelerator(aten.mm.default)
 
 
 def with_bias(**factors: float) -> Callable[..., Any]:
     return lambda bias, a, b: aten.addmm.default(bias, a, b, **factors)
-
-
-def on_meta(a: Any, b: Any) -> Any:
-    """The device that stands in for an accelerator where there is none: rules look, they do not run."""
-    return aten.mm.default(*(aten._to_copy.default(item, device=torch.device("meta")) for item in (a, b)))
 
 
 mm, bmm, f16 = aten.mm.default, aten.bmm.default, torch.float16
@@ -203,32 +198,32 @@ PAD_MM = NodeRule(
     rewrite=padded_product,
     numerics="rounded",
     examples=(
-        Case("all sides", mm, operands((5, 7), (7, 9)), ALWAYS),
-        Case("the inner side alone", mm, operands((4, 7), (7, 8)), ALWAYS),
-        Case("rows alone", mm, operands((5, 8), (8, 4)), ALWAYS),
-        Case("half precision", mm, operands((12, 8), (8, 9), dtype=f16), ALWAYS),
-        Case("a side of one", mm, operands((1, 7), (7, 8)), ALWAYS),
-        Case("a batch", bmm, operands((2, 5, 7), (2, 7, 9)), ALWAYS),
-        Case("a bias for each column", with_bias(), operands((9,), (5, 7), (7, 9)), ALWAYS),
-        Case("a bias for each row", with_bias(alpha=2), operands((5, 1), (5, 7), (7, 9)), ALWAYS),
-        Case("a bias for each element", with_bias(beta=3), operands((5, 9), (5, 7), (7, 9)), ALWAYS),
-        Case("one bias", with_bias(beta=3, alpha=2), operands((), (5, 7), (7, 9)), ALWAYS),
-        Case("a bias that does not count", with_bias(beta=0), operands((9,), (5, 7), (7, 9)), ALWAYS),
-        Case("large, on an accelerator", on_meta, operands((4095, 4095), (4095, 4095), dtype=f16)),
+        Case("all sides", mm, normal((5, 7), (7, 9)), ALWAYS),
+        Case("the inner side alone", mm, normal((4, 7), (7, 8)), ALWAYS),
+        Case("rows alone", mm, normal((5, 8), (8, 4)), ALWAYS),
+        Case("half precision", mm, normal((12, 8), (8, 9), dtype=f16), ALWAYS),
+        Case("a side of one", mm, normal((1, 7), (7, 8)), ALWAYS),
+        Case("a batch", bmm, normal((2, 5, 7), (2, 7, 9)), ALWAYS),
+        Case("a bias for each column", with_bias(), normal((9,), (5, 7), (7, 9)), ALWAYS),
+        Case("a bias for each row", with_bias(alpha=2), normal((5, 1), (5, 7), (7, 9)), ALWAYS),
+        Case("a bias for each element", with_bias(beta=3), normal((5, 9), (5, 7), (7, 9)), ALWAYS),
+        Case("one bias", with_bias(beta=3, alpha=2), normal((), (5, 7), (7, 9)), ALWAYS),
+        Case("a bias that does not count", with_bias(beta=0), normal((9,), (5, 7), (7, 9)), ALWAYS),
+        Case("large, on an accelerator", mm_on_accelerator, normal((4095, 4095), (4095, 4095), dtype=f16)),
     ),
     near_misses=(
-        Case("on a cpu", mm, operands((5, 7), (7, 9))),
-        Case("off", mm, operands((5, 7), (7, 9)), {"pad_mm": "off"}),
-        Case("aligned", mm, operands((4, 8), (8, 12)), ALWAYS),
-        Case("double precision", mm, operands((5, 7), (7, 9), dtype=torch.float64), ALWAYS),
-        Case("integers", mm, operands((5, 7), (7, 9), dtype=torch.int64), ALWAYS),
-        Case("empty", mm, operands((5, 0), (0, 9)), ALWAYS),
-        Case("strict", mm, operands((5, 7), (7, 9)), {"pad_mm": "always", "numerics": "strict"}),
-        Case("only rows that are whole", on_meta, operands((4095, 4096), (4096, 4096), dtype=f16)),
-        Case("single precision on an accelerator", on_meta, operands((4095, 4095), (4095, 4095))),
-        Case("no longer small, on an accelerator", on_meta, operands((2047, 2047), (2047, 2047), dtype=f16)),
-        Case("small, on an accelerator", on_meta, operands((63, 63), (63, 63), dtype=f16)),
-        Case("thin, on an accelerator", on_meta, operands((2047, 2047), (2047, 3), dtype=f16)),
+        Case("on a cpu", mm, normal((5, 7), (7, 9))),
+        Case("off", mm, normal((5, 7), (7, 9)), {"pad_mm": "off"}),
+        Case("aligned", mm, normal((4, 8), (8, 12)), ALWAYS),
+        Case("double precision", mm, normal((5, 7), (7, 9), dtype=torch.float64), ALWAYS),
+        Case("integers", mm, normal((5, 7), (7, 9), dtype=torch.int64), ALWAYS),
+        Case("empty", mm, normal((5, 0), (0, 9)), ALWAYS),
+        Case("strict", mm, normal((5, 7), (7, 9)), {"pad_mm": "always", "numerics": "strict"}),
+        Case("only rows that are whole", mm_on_accelerator, normal((4095, 4096), (4096, 4096), dtype=f16)),
+        Case("single precision on an accelerator", mm_on_accelerator, normal((4095, 4095), (4095, 4095))),
+        Case("no longer small, on an accelerator", mm_on_accelerator, normal((2047, 2047), (2047, 2047), dtype=f16)),
+        Case("small, on an accelerator", mm_on_accelerator, normal((63, 63), (63, 63), dtype=f16)),
+        Case("thin, on an accelerator", mm_on_accelerator, normal((2047, 2047), (2047, 3), dtype=f16)),
     ),
 )
 

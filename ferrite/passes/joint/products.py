@@ -14,9 +14,10 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
-from ferrite.passes.joint.converts import CONVERT_RULES
-from ferrite.passes.post_grad.constructors import ConstructorMover
-from ferrite.passes.post_grad.scatters import SCATTER_UPON_CONSTANT
+from ferrite.passes.shared.cases import on_accelerator, one, uniform
+from ferrite.passes.shared.const_scatter import SCATTER_UPON_CONSTANT
+from ferrite.passes.shared.constructors import ConstructorMover
+from ferrite.passes.shared.converts import CONVERT_RULES
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, apply_rules, arguments_of
 
@@ -87,19 +88,6 @@ class IotaMover(ConstructorMover):
         return node.target in IOTAS and super().is_constructor(node)
 
 
-def on_meta(a: Any, b: Any) -> Any:
-    """The device that stands in for an accelerator where there is none: rules look, they do not run."""
-    return aten.bmm.default(*(aten._to_copy.default(item, device=torch.device("meta")) for item in (a, b)))
-
-
-def batches(left: tuple[int, ...], right: tuple[int, ...]) -> Any:
-    return lambda: [torch.rand(left), torch.rand(right)]
-
-
-def rows(*shape: int) -> Any:
-    return lambda: [torch.rand(shape)]
-
-
 def permuted(n: int, dtype: torch.dtype = torch.int64) -> Any:
     return aten.randperm.default(n, dtype=dtype, device=torch.device("cpu"), pin_memory=False)
 
@@ -114,10 +102,10 @@ BMM_TO_MM = NodeRule(
     targets=(aten.bmm.default,),
     rewrite=one_product,
     numerics="rounded",
-    examples=(Case("on an accelerator", on_meta, batches((1, 3, 4), (1, 4, 5))),),
+    examples=(Case("on an accelerator", on_accelerator(aten.bmm.default), uniform((1, 3, 4), (1, 4, 5))),),
     near_misses=(
-        Case("a batch of two", on_meta, batches((2, 3, 4), (2, 4, 5))),
-        Case("on a cpu", aten.bmm.default, batches((1, 3, 4), (1, 4, 5))),
+        Case("a batch of two", on_accelerator(aten.bmm.default), uniform((2, 3, 4), (2, 4, 5))),
+        Case("on a cpu", aten.bmm.default, uniform((1, 3, 4), (1, 4, 5))),
     ),
 )
 
@@ -127,15 +115,15 @@ RANDPERM_INDEX = NodeRule(
     targets=(aten.index.Tensor,),
     rewrite=unchecked_index,
     examples=(
-        Case("part of it", lambda x: aten.index.Tensor(x, [permuted(6)[:3]]), rows(6, 2)),
-        Case("all of it, other columns", lambda x: aten.index.Tensor(x, [None, permuted(2)]), rows(6, 2)),
-        Case("fewer than there are", lambda x: aten.index.Tensor(x, [permuted(4)]), rows(6, 2)),
+        Case("part of it", lambda x: aten.index.Tensor(x, [permuted(6)[:3]]), one(6, 2)),
+        Case("all of it, other columns", lambda x: aten.index.Tensor(x, [None, permuted(2)]), one(6, 2)),
+        Case("fewer than there are", lambda x: aten.index.Tensor(x, [permuted(4)]), one(6, 2)),
     ),
     near_misses=(
-        Case("more than there are", lambda x: aten.index.Tensor(x, [permuted(7)[:3] % 6]), rows(6, 2)),
-        Case("longer", lambda x: aten.index.Tensor(x, [permuted(6)[:0]]), rows(5, 2)),
-        Case("not a permutation", lambda x: aten.index.Tensor(x, [torch.randint(6, (3,))]), rows(6, 2)),
-        Case("two indices", lambda x: aten.index.Tensor(x, [permuted(2), permuted(2)]), rows(6, 2)),
+        Case("more than there are", lambda x: aten.index.Tensor(x, [permuted(7)[:3] % 6]), one(6, 2)),
+        Case("longer", lambda x: aten.index.Tensor(x, [permuted(6)[:0]]), one(5, 2)),
+        Case("not a permutation", lambda x: aten.index.Tensor(x, [torch.randint(6, (3,))]), one(6, 2)),
+        Case("two indices", lambda x: aten.index.Tensor(x, [permuted(2), permuted(2)]), one(6, 2)),
     ),
 )
 
@@ -145,13 +133,13 @@ RANDPERM_INDEX_ADD = NodeRule(
     targets=(aten.index_add.default,),
     rewrite=stored_instead,
     examples=(
-        Case("rows", added_at(lambda: permuted(6)[:3]), batches((6, 2), (3, 2))),
-        Case("columns", added_at(lambda: permuted(2), -1), batches((6, 2), (6, 2))),
+        Case("rows", added_at(lambda: permuted(6)[:3]), uniform((6, 2), (3, 2))),
+        Case("columns", added_at(lambda: permuted(2), -1), uniform((6, 2), (6, 2))),
     ),
     near_misses=(
-        Case("scaled", added_at(lambda: permuted(6)[:3], alpha=2), batches((6, 2), (3, 2))),
-        Case("places that come twice", added_at(lambda: torch.tensor([1, 1, 2])), batches((6, 2), (3, 2))),
-        Case("longer", added_at(lambda: permuted(7)[:0]), batches((6, 2), (0, 2))),
+        Case("scaled", added_at(lambda: permuted(6)[:3], alpha=2), uniform((6, 2), (3, 2))),
+        Case("places that come twice", added_at(lambda: torch.tensor([1, 1, 2])), uniform((6, 2), (3, 2))),
+        Case("longer", added_at(lambda: permuted(7)[:0]), uniform((6, 2), (0, 2))),
     ),
 )
 

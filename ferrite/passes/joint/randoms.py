@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 
 from ferrite.ir import DIGITS, WORD, philox
-from ferrite.passes.library import define
+from ferrite.passes.shared.library import define
 
 KINDS = ("uniform", "normal", "exponential", "integer")
 

@@ -18,8 +18,8 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
-from ferrite.passes.joint.converts import converted
-from ferrite.passes.post_grad.softmax import has_elements_along
+from ferrite.passes.shared.converts import converted
+from ferrite.passes.shared.facts import has_elements_along
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, apply_rules, arguments_of
 
@@ -65,14 +65,12 @@ def scaled(node: torch.fx.Node, targets: Sequence[Any], dims: Sequence[int]) -> 
     for x, scale in both:
         if not isinstance(x, torch.fx.Node) or not isinstance(fake_value(x), torch.Tensor):
             continue
-        same_shape = len(fake_value(x).shape) == len(shape) and all(map(known_equal, fake_value(x).shape, shape))
+        same_shape = len(fake_value(x).shape) == len(shape) and all(
+            map(torch_api.known_equal, fake_value(x).shape, shape)
+        )
         if same_shape and is_constant_along(scale, dims, len(shape)):
             return x, scale
     return "the scale varies along what is reduced"
-
-
-def known_equal(left: Any, right: Any) -> bool:
-    return torch_api.known_equal(left, right)
 
 
 def is_constant_along(scale: Any, dims: Sequence[int], rank: int) -> bool:
@@ -82,7 +80,7 @@ def is_constant_along(scale: Any, dims: Sequence[int], rank: int) -> bool:
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return False
     missing = rank - value.ndim  # dimensions in front that it does not have
-    return all(dim < missing or known_equal(value.shape[dim - missing], 1) for dim in dims)
+    return all(dim < missing or torch_api.known_equal(value.shape[dim - missing], 1) for dim in dims)
 
 
 def shift_first(targets: tuple[Any, ...]) -> Callable[[Site], Any]:

@@ -15,7 +15,7 @@ import torch
 
 from ferrite.capture import on_real_tensors
 from ferrite.graph import fake_value, same_number
-from ferrite.passes.post_grad.scatters import fits
+from ferrite.passes.shared.const_scatter import fits
 from ferrite.rewrite import Site, arguments_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -80,11 +80,11 @@ class Uniform:
     """A search backwards from values; `walked` are the calls it went through."""
 
     def __init__(self) -> None:
-        self.known: dict[torch.fx.Node, torch.Tensor | None] = {}
+        self.constant_values: dict[torch.fx.Node, torch.Tensor | None] = {}
 
     @property
     def walked(self) -> list[torch.fx.Node]:
-        return [node for node, found in self.known.items() if found is not None]
+        return [node for node, found in self.constant_values.items() if found is not None]
 
     def number(self, item: Any) -> Number | None:
         """The number that a value, or every element of it, is; None where that is not known."""
@@ -95,11 +95,11 @@ class Uniform:
 
     def of(self, node: torch.fx.Node) -> torch.Tensor | None:
         """A stand-in with one element, of the rank and dtype of the node's value."""
-        if node not in self.known:
-            self.known[node] = None
-            if len(self.known) <= FARTHEST:
-                self.known[node] = self.computed(node)
-        return self.known[node]
+        if node not in self.constant_values:
+            self.constant_values[node] = None
+            if len(self.constant_values) <= FARTHEST:
+                self.constant_values[node] = self.computed(node)
+        return self.constant_values[node]
 
     def computed(self, node: torch.fx.Node) -> torch.Tensor | None:
         value = fake_value(node)

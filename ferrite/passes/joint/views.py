@@ -12,14 +12,15 @@ given.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value, stream_of
-from ferrite.passes.post_grad.noops import NOOP_RULES
+from ferrite.passes.shared.cases import one
+from ferrite.passes.shared.noops import NOOP_RULES
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import AnyRule, Case, GraphRule, NodeRule, Refusal, Site, apply_rules, arguments_of
 
@@ -167,10 +168,6 @@ class DedupeSizes(GraphRule):
             lambda: [torch.tensor([0.0, 1.0, 2.0])],
         ),
     )
-
-
-def one(*shape: int) -> Callable[[], list[torch.Tensor]]:
-    return lambda: [torch.rand(shape)]
 
 
 POINTLESS_VIEW_PAIR = NodeRule(

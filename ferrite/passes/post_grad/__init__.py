@@ -7,21 +7,13 @@ from __future__ import annotations
 
 import torch
 
-from ferrite.options import Options, resolve
-from ferrite.passes.distributed import (
-    bucket_all_gather,
-    bucket_all_reduce,
-    bucket_reduce_scatter,
-    check_ranks_agree,
-    decompose_collectives,
-    fuse_ddp_communication,
-    low_contention_collectives,
-    merge_reduce_scatters,
-    micro_pipeline_tp_pass,
-    overlap_scheduling,
-    remove_fsdp2_unsharded_param_graph_input_usage,
+from ferrite.options import Options
+from ferrite.passes.post_grad.cleanup import (
+    move_constructors_to_gpu,
+    remove_assert_ops,
+    remove_noop_ops,
+    remove_profiler_ops,
 )
-from ferrite.passes.post_grad.cleanup import move_constructors_to_gpu, remove_assert_ops, remove_profiler_ops
 from ferrite.passes.post_grad.cpu_fusions import mkldnn_fusion
 from ferrite.passes.post_grad.grouped_linear import concat_linear_woq_int4, grouped_gemm_pass
 from ferrite.passes.post_grad.groups import (
@@ -36,18 +28,17 @@ from ferrite.passes.post_grad.higher_order import (
     decompose_auto_functionalized,
     decompose_triton_kernel_wrapper_functional,
 )
-from ferrite.passes.post_grad.hooks import post_grad_custom_post_pass, post_grad_custom_pre_pass
 from ferrite.passes.post_grad.loops import decompose_map_to_while_loop, decompose_scan_to_while_loop
-from ferrite.passes.post_grad.noops import remove_noop_ops
-from ferrite.passes.post_grad.order import eliminate_dead_code, reorder_for_locality, stable_topological_sort
+from ferrite.passes.post_grad.order import eliminate_dead_code, reorder_for_locality
 from ferrite.passes.post_grad.patterns import pass_patterns
 from ferrite.passes.post_grad.product_layouts import lay_out_products
 from ferrite.passes.post_grad.quantized_layers import quantized_fusion
 from ferrite.passes.post_grad.random_order import chain_random_ops, note_random_order
 from ferrite.passes.post_grad.reinplace import reinplace_inplaceable_ops
 from ferrite.passes.post_grad.views import view_to_reshape
-from ferrite.passes.to_aten import to_aten
-from ferrite.pipeline import Fuel, PassContext, Pipeline, run_pipeline, warn_once_about
+from ferrite.passes.shared.doors import run_aten_stage
+from ferrite.passes.shared.hooks import hook_pass
+from ferrite.pipeline import Pipeline
 
 __all__ = [
     "POST_GRAD",
@@ -79,16 +70,17 @@ __all__ = [
     "remove_noop_ops",
     "remove_profiler_ops",
     "reorder_for_locality",
-    "stable_topological_sort",
     "view_to_reshape",
 ]
+
+post_grad_custom_pre_pass = hook_pass("post_grad", "post_grad_custom_pre_pass")
+post_grad_custom_post_pass = hook_pass("post_grad", "post_grad_custom_post_pass")
 
 POST_GRAD = Pipeline(
     "post_grad",
     (
         note_random_order,
         view_to_reshape,
-        remove_fsdp2_unsharded_param_graph_input_usage,
         eliminate_dead_code,
         reorder_for_locality,
         post_grad_custom_pre_pass,
@@ -105,21 +97,10 @@ POST_GRAD = Pipeline(
         partitioned_scatter,
         post_grad_fusions,
         b2b_gemm_pass,
-        micro_pipeline_tp_pass,
-        fuse_ddp_communication,
         lay_out_products,
         post_grad_custom_post_pass,
         chain_random_ops,
-        stable_topological_sort,
         move_constructors_to_gpu,
-        check_ranks_agree,
-        decompose_collectives,
-        merge_reduce_scatters,
-        bucket_reduce_scatter,
-        bucket_all_reduce,
-        bucket_all_gather,
-        overlap_scheduling,
-        low_contention_collectives,
         # from here on graphs are no longer functional: nothing that moves nodes may follow
         reinplace_inplaceable_ops,
         decompose_triton_kernel_wrapper_functional,
@@ -134,10 +115,4 @@ def post_grad_passes(
     gm: torch.fx.GraphModule, is_inference: bool = False, options: Options | None = None
 ) -> torch.fx.GraphModule:
     """Run the whole stage on a graph, in place. One of torch calls is brought to ATen first."""
-    from ferrite.passes import checked_options  # which knows the passes of all stages
-
-    options = checked_options(options or resolve())
-    to_aten(gm)
-    report = warn_once_about(gm, "post_grad_passes(gm, options=ferrite.Options(strict=True))")
-    run_pipeline(POST_GRAD, gm, PassContext(options, is_inference, Fuel(options.fuel)), report)
-    return gm
+    return run_aten_stage(POST_GRAD, gm, is_inference, options, "post_grad_passes")

@@ -18,10 +18,10 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value, has_effect
-from ferrite.passes.post_grad.layers import only_cast
 from ferrite.passes.post_grad.operators import write_pointwise
-from ferrite.passes.post_grad.products import is_pointwise, on_meta
-from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, in_order
+from ferrite.passes.shared.cases import on_accelerator
+from ferrite.passes.shared.facts import on_cpu, only_cast
+from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, in_order, is_elementwise
 
 aten = torch.ops.aten
 MOST_STEPS = 64  # nodes between the products: a longer chain is not worth a kernel of its own
@@ -49,7 +49,7 @@ def between(operand: torch.fx.Node, outer: torch.fx.Node) -> Between | Refusal:
             continue
         if node.target is aten.mm.default:
             products.add(node)
-        elif (is_pointwise(node) or only_cast(node) is not None) and not has_effect(node):
+        elif (is_elementwise(node) or only_cast(node) is not None) and not has_effect(node):
             region.add(node)
             waiting += node.all_input_nodes
         else:
@@ -63,10 +63,6 @@ def between(operand: torch.fx.Node, outer: torch.fx.Node) -> Between | Refusal:
         if any(user not in region and not (user is outer and node is operand) for user in node.users):
             return Refusal(f"{node.name} is read elsewhere, too")
     return Between(product, tuple(sorted(region)))
-
-
-def on_cpu(value: torch.Tensor) -> bool:
-    return value.device.type == "cpu"
 
 
 # --- what it costs ----------------------------------------------------------------------------------------------------
@@ -145,13 +141,8 @@ def pair_problem(matrices: Any, inner: Any, left: bool) -> Refusal | None:
     return None
 
 
-def pair(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A case on the device that stands in for an accelerator."""
-    return lambda *tensors: function(*map(on_meta, tensors))
-
-
 def left_of(function: Callable[[Any], Any]) -> Callable[..., Any]:
-    return pair(lambda a, b, c: aten.mm.default(function(aten.mm.default(a, b)), c))
+    return on_accelerator(lambda a, b, c: aten.mm.default(function(aten.mm.default(a, b)), c))
 
 
 def sizes(m: int = 1024, n: int = 16) -> Callable[[], list[torch.Tensor]]:
@@ -175,7 +166,7 @@ B2B_GEMM = NodeRule(
         Case("rounded between", left_of(lambda x: x.half().float()), sizes()),
         Case(
             "the inner product on the right",
-            pair(
+            on_accelerator(
                 lambda a, b, c: aten.mm.default(
                     aten.t.default(b), aten.relu.default(aten.mm.default(c, aten.t.default(a)))
                 )
@@ -187,22 +178,26 @@ B2B_GEMM = NodeRule(
         Case("on a cpu", lambda a, b, c: aten.mm.default(aten.mm.default(a, b), c), sizes()),
         Case(
             "something else is read between",
-            pair(lambda a, b, c: aten.mm.default(aten.mm.default(a, b) + a, c)),
+            on_accelerator(lambda a, b, c: aten.mm.default(aten.mm.default(a, b) + a, c)),
             sizes(),
         ),
         Case(
             "the value between is read elsewhere",
-            pair(lambda a, b, c: aten.mm.default(p := aten.relu.default(aten.mm.default(a, b)), c) + p),
+            on_accelerator(lambda a, b, c: aten.mm.default(p := aten.relu.default(aten.mm.default(a, b)), c) + p),
             sizes(),
         ),
         Case(
             "the value between on both sides",
-            pair(lambda a, b, c: aten.mm.default(p := aten.mm.default(a, b), p)),
+            on_accelerator(lambda a, b, c: aten.mm.default(p := aten.mm.default(a, b), p)),
             sizes(16),
         ),
         Case("not pointwise", left_of(lambda x: x.cumsum(0)), sizes()),
         Case("too wide to pay", left_of(aten.relu.default), sizes(1024, 1024)),
-        Case("the inner product is a square", pair(lambda a, b, c: aten.mm.default(aten.mm.default(b, b), c)), sizes()),
+        Case(
+            "the inner product is a square",
+            on_accelerator(lambda a, b, c: aten.mm.default(aten.mm.default(b, b), c)),
+            sizes(),
+        ),
     ),
 )
 

@@ -4,8 +4,8 @@
     b = tanh(y)            =>       t = tanh(s)
     ...                             a = select(t, 0, 0);  b = select(t, 0, 1);  ...
 
-`FUSIONS` says what the members of each fusion are and what must be equal among them; `ferrite.passes.batching` finds
-them. The results are views of one tensor, so a value that the caller gets is no member.
+`FUSIONS` says what the members of each fusion are and what must be equal among them; `shared.batching` finds them.
+The results are views of one tensor, so a value that the caller gets is no member.
 
 The option `post_grad_fusions` names the fusions that run, and their settings.
 """
@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from ferrite.graph import fake_value
-from ferrite.passes.batching import Fusion, Settings, shape_key
-from ferrite.passes.suboptions import settings_of
+from ferrite.passes.shared.batching import Fusion, Settings, shape_key
+from ferrite.passes.shared.suboptions import settings_of
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import Case, Numerics, Writer, arguments_of
 

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from ferrite.passes.post_grad import asserts, constructors, profiler
+from ferrite.passes.post_grad import asserts, profiler
+from ferrite.passes.shared import constructors
+from ferrite.passes.shared.noops import NOOP_RULES
 from ferrite.pipeline import PassContext, graph_pass
+from ferrite.rewrite import apply_rules
+
+
+@graph_pass(stage="post_grad", rules=NOOP_RULES)
+def remove_noop_ops(gm: torch.fx.GraphModule, context: PassContext) -> int:
+    """Calls that compute what they are given are replaced by it."""
+    return apply_rules(gm, NOOP_RULES, context)
 
 
 @graph_pass(stage="post_grad")

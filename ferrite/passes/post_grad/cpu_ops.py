@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import register_fake, torch_api
-from ferrite.passes.library import LIBRARY, define
+from ferrite.passes.shared.library import LIBRARY, define
 
 aten = torch.ops.aten
 

@@ -23,8 +23,8 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import Regions, attribute_of, fake_value, mode_of, model_line
-from ferrite.passes.constants import constant_of
 from ferrite.passes.post_grad import operators
+from ferrite.passes.shared.constants import constant_of
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import INHERITED, Refusal, Writer, arguments_of, difference
 

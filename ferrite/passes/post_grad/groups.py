@@ -17,21 +17,22 @@ import torch
 
 from ferrite.errors import warn_user
 from ferrite.options import Options
-from ferrite.passes import suboptions
-from ferrite.passes.batching import Settings
 from ferrite.passes.post_grad import batch_fusion, scatters, thin_products
 from ferrite.passes.post_grad.b2b_gemm import B2B_GEMM_RULES
 from ferrite.passes.post_grad.products import AUTOTUNE_RULES, INT_MM_RULES
-from ferrite.passes.post_grad.scatters import PARTITIONED_SCATTER_RULES, SCATTER_RULES, Copies
+from ferrite.passes.post_grad.scatters import PARTITIONED_SCATTER_RULES, Copies
 from ferrite.passes.post_grad.softmax import SOFTMAX_RULES
 from ferrite.passes.post_grad.split_cat import SPLIT_CAT_GROUPS, Runs
 from ferrite.passes.post_grad.thin_products import THIN_PRODUCT_GROUPS, Thin
-from ferrite.passes.suboptions import NoSettings
+from ferrite.passes.shared import suboptions
+from ferrite.passes.shared.batching import Settings
+from ferrite.passes.shared.const_scatter import SCATTER_UPON_CONSTANT
+from ferrite.passes.shared.suboptions import NoSettings
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import AnyRule, apply_rules
 
 GROUPS: Mapping[str, tuple[AnyRule, ...]] = {**SPLIT_CAT_GROUPS, **THIN_PRODUCT_GROUPS}
-KERNEL_RULES = (*SOFTMAX_RULES, *SCATTER_RULES, *AUTOTUNE_RULES, *INT_MM_RULES)
+KERNEL_RULES = (*SOFTMAX_RULES, SCATTER_UPON_CONSTANT, *AUTOTUNE_RULES, *INT_MM_RULES)
 # Names that belong to other steps or stages; users' lists of fusions may hold them.
 NOT_HERE = (
     *("pad_aten_mm_pass", "shape_padding_multiplier"),

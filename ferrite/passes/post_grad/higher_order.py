@@ -22,7 +22,16 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.graph import MetadataUpdater, body_of, fake_value, innermost_first, model_line, same_metadata, schema_of
+from ferrite.graph import (
+    MetadataUpdater,
+    body_of,
+    fake_value,
+    innermost_first,
+    keep_names,
+    model_line,
+    same_metadata,
+    schema_of,
+)
 from ferrite.passes.post_grad.functional_calls import NEEDS_NO_COPY, Called, called
 from ferrite.passes.post_grad.memory import storage_of
 from ferrite.passes.post_grad.sizes import Sizes
@@ -68,6 +77,7 @@ def decompose(gm: torch.fx.GraphModule, encodings: Mapping[Any, Write], context:
             if call.token is not None:
                 results = behind_token(call, results, copies.writer)
         inherit(copies.writer.made, node, "decompose")
+        keep_names(fake_value(node), torch.fx.node.map_arg(results, fake_value), copies.writer.made, updater.mode)
         if isinstance(results, torch.fx.Node):
             node.replace_all_uses_with(results)
         else:

@@ -18,6 +18,7 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
 from ferrite.passes.post_grad import cpu_ops
+from ferrite.passes.shared.facts import CASTS, only_cast, transposed
 from ferrite.rewrite import (
     Items,
     Match,
@@ -35,7 +36,6 @@ aten = torch.ops.aten
 
 HALVES = (torch.float16, torch.bfloat16)
 DTYPES = (torch.float32, torch.float64, *HALVES)
-CASTS = (aten._to_copy.default, torch.ops.prims.convert_element_type.default)
 VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 
 
@@ -67,16 +67,6 @@ class Layer:
     @property
     def inputs(self) -> list[torch.fx.Node]:
         return self.node.all_input_nodes
-
-
-def transposed(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The matrix that a node is the transpose of."""
-    if node.target not in (aten.t.default, aten.transpose.int, aten.permute.default) or fake_value(node).ndim != 2:
-        return None
-    source, *dims = arguments_of(node).values()
-    order = dims[0] if node.target is aten.permute.default else dims or (1, 0)
-    swapped = {dim % 2 for dim in order} == {0, 1} and (node.target is not aten.permute.default or order[0] % 2 == 1)
-    return source if swapped else None
 
 
 def layer_of(node: Any) -> Layer | Refusal:
@@ -284,15 +274,6 @@ def rounded_post_op(node: torch.fx.Node) -> PostOp | Refusal:
         return Refusal(f"{spelling.attr} of a value in half precision")
     arguments = (spelling.attr, scalars_of(spelling, match), spelling.algorithm, spelling.parts, True)
     return PostOp(y, (node, *match.nodes.values(), widened), arguments)
-
-
-def only_cast(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The operand of a node that changes the dtype of a tensor and nothing else."""
-    if node.target not in CASTS:
-        return None
-    operand, _, *rest = arguments_of(node).values()
-    plain = all(value in (None, False, torch.preserve_format) for value in rest)
-    return operand if plain and isinstance(operand, torch.fx.Node) else None
 
 
 def spelled_at(node: torch.fx.Node) -> tuple[Spelling, Match] | Refusal:

@@ -2,7 +2,7 @@
 
     m = amax(x, [1], True); e = exp(x - m); s = sum(e, [1], True)      =>      m, s = prepare_softmax_online(x, 1)
 
-Each has a reference in plain ATen (see `ferrite.passes.library`).
+Each has a reference in plain ATen (see `ferrite.passes.shared.library`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.passes.library import define
+from ferrite.passes.shared.library import define
 
 aten = torch.ops.aten
 
@@ -23,7 +23,7 @@ aten = torch.ops.aten
 def prepare_softmax_online(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The largest along a dimension, and the sum of exponentials shifted by it.
 
-    A kernel computes both in one pass: (m, s) and (m', s') join to (M, s·exp(m - M) + s'·exp(m' - M)), M the larger.
+    A kernel computes both in one pass: (m, s) and (m', s') combine to (M, s·exp(m - M) + s'·exp(m' - M)), M the larger.
     """
     largest = aten.amax.default(x, [dim], True)
     return largest, aten.sum.dim_IntList(aten.exp.default(aten.sub.Tensor(x, largest)), [dim], True)

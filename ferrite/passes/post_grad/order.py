@@ -1,10 +1,11 @@
-"""Which nodes there are and in which order: dead code, locality, a valid order."""
+"""Which nodes there are and in which order: dead code, locality."""
 
 from __future__ import annotations
 
 import torch
 
-from ferrite.graph import has_effect, order
+from ferrite.graph import order
+from ferrite.passes.shared.noops import erase_dead_calls
 from ferrite.pipeline import PassContext, graph_pass
 
 
@@ -15,21 +16,10 @@ def eliminate_dead_code(gm: torch.fx.GraphModule, context: PassContext) -> int:
     Writes, random draws, assertions, collectives and effects stay. Dead nodes would count as users and keep other
     rules from firing, so this comes first.
     """
-    erased = 0
-    for node in reversed(list(gm.graph.nodes)):
-        if not node.users and not has_effect(node):
-            gm.graph.erase_node(node)
-            erased += 1
-    return erased
+    return erase_dead_calls(gm.graph)
 
 
 @graph_pass(stage="post_grad", scope="inference")
 def reorder_for_locality(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """A producer moves to right before its first user, so that its result is still at hand."""
     return order.reorder_for_locality(gm.graph)
-
-
-@graph_pass(stage="post_grad", required=True)
-def stable_topological_sort(gm: torch.fx.GraphModule, context: PassContext) -> int:
-    """Operands before users, moving as little as possible: what a pass of a user left out of order is put right."""
-    return int(order.stable_topological_sort(gm.graph))

@@ -6,105 +6,18 @@ products away from rules that want them.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ferrite.capture import torch_api
 from ferrite.passes.post_grad.channels_last import CHANNELS_LAST
+from ferrite.passes.post_grad.concats import CAT_SLICE_CAT, CAT_SPLIT, SPLIT_CAT
 from ferrite.passes.post_grad.convolutions import CONVOLUTION_RULES
-from ferrite.passes.post_grad.joins import CAT_SLICE_CAT, CAT_SPLIT, joined_dim, part_of_split
 from ferrite.passes.post_grad.products import PRODUCT_RULES, bias_stays_behind
 from ferrite.passes.post_grad.reductions import PARTIAL_REDUCTION, POINTLESS_CUMSUM
 from ferrite.pipeline import PassContext, graph_pass
-from ferrite.rewrite import AnyRule, Case, Match, NodeRule, Refusal, Rule, Site, apply_rules
+from ferrite.rewrite import AnyRule, Case, Match, Rule, apply_rules
 
 aten = torch.ops.aten
-
-
-# --- joins and splits that undo each other ----------------------------------------------------------------------------
-
-
-def joined_again(site: Site) -> Any:
-    """cat(split(x)) in order is x."""
-    parts = site.arguments["tensors"]
-    found = [part for item in parts if (part := part_of_split(item)) is not None]
-    if len(found) != len(parts):
-        return Refusal("it does not join the parts of a split alone")
-    first = found[0]
-    if [(part.split, part.index) for part in found] != [(first.split, i) for i in range(len(first.sizes))]:
-        return Refusal("the parts are not all there, once each, in order")
-    if any(len(part.users) > 1 for part in parts):
-        return Refusal("a part has another user")
-    if first.dim != joined_dim(site):
-        return Refusal("split and joined along different dimensions")
-    site.through(*parts, first.split)
-    return first.source
-
-
-SPLIT_CAT = NodeRule(
-    name="splitwithsizes_cat_replace",
-    purpose="joining all parts of a split gives back what was split",
-    targets=(aten.cat.default,),
-    rewrite=joined_again,
-    examples=(
-        Case(
-            "in order",
-            lambda x: aten.cat.default(list(aten.split_with_sizes.default(x, [1, 3], 1)), -1) + 1,
-            lambda: [torch.rand(2, 4)],
-        ),
-        Case(
-            "an empty part",
-            lambda x: aten.cat.default(list(aten.split_with_sizes.default(x, [0, 4], 0))) + 1,
-            lambda: [torch.rand(4)],
-        ),
-        Case(
-            "equal chunks and a rest",
-            lambda x: aten.cat.default(list(aten.split.Tensor(x, 3, -1)), 1) + 1,
-            lambda: [torch.rand(2, 4)],
-        ),
-    ),
-    near_misses=(
-        Case(
-            "a part is read again",
-            lambda x: (p := aten.split_with_sizes.default(x, [2, 2], 1), aten.cat.default(list(p), 1) * p[0].sum())[1],
-            lambda: [torch.rand(2, 4)],
-        ),
-        Case(
-            "not all of it",
-            lambda x: aten.cat.default(list(aten.split_with_sizes.default(x, [1, 1, 2], 1))[:2], 1) + 1,
-            lambda: [torch.rand(2, 4)],
-        ),
-        Case(
-            "reordered",
-            lambda x: aten.cat.default(list(aten.split_with_sizes.default(x, [2, 2], 1))[::-1], 1) + 1,
-            lambda: [torch.rand(2, 4)],
-        ),
-        Case(
-            "one part twice",
-            lambda x: aten.cat.default([aten.split_with_sizes.default(x, [2, 2], 1)[0]] * 2, 1) + 1,
-            lambda: [torch.rand(2, 4)],
-        ),
-        Case(
-            "another dimension",
-            lambda x: aten.cat.default(list(aten.split_with_sizes.default(x, [2, 2], 1)), 0).sum(0),
-            lambda: [torch.rand(2, 4)],
-        ),
-        Case(
-            "returned",
-            lambda x: aten.cat.default(list(aten.split_with_sizes.default(x, [2, 2], 1)), 1),
-            lambda: [torch.rand(2, 4)],
-        ),
-        Case(
-            "other strides",
-            lambda x: aten.cat.default(list(aten.split_with_sizes.default(x.t(), [2, 2], 0)), 0) + 1,
-            lambda: [torch.rand(2, 4)],
-        ),
-    ),
-)
-
-
-# --- bias -------------------------------------------------------------------------------------------------------------
 
 
 def bias_is_added_to_rows(match: Match) -> str | None:

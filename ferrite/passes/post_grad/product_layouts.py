@@ -15,14 +15,15 @@ rows so long that OpenBLAS is slow to read the columns between them, and large c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from ferrite.capture import products, torch_api
 from ferrite.graph import fake_value
-from ferrite.passes.joint.equal_calls import one_of_equal_calls
+from ferrite.passes.shared.cases import normal
+from ferrite.passes.shared.equal_calls import one_of_equal_calls
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import Case, NodeRule, Refusal, Site, apply_rules
 
@@ -139,10 +140,6 @@ def for_all(q: Any, k: Any) -> Any:
     return aten.bmm.default(q, aten.expand.default(aten.permute.default(k, [1, 0]), [3, 4, 6]))
 
 
-def of(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Callable[[], list[torch.Tensor]]:
-    return lambda: [torch.randn(shape).to(dtype) for shape in shapes]
-
-
 ALWAYS = {"product_layouts": "always"}
 
 PRODUCT_LAYOUT = NodeRule(
@@ -152,23 +149,28 @@ PRODUCT_LAYOUT = NodeRule(
     rewrite=laid_out,
     numerics="rounded",
     examples=(
-        Case("a linear layer", linear, of((5, 4), (6, 4)), ALWAYS),
-        Case("a small weight", linear, of((5, 4), (3, 4)), ALWAYS),
-        Case("with a bias, scaled", with_bias, of((5, 4), (6, 4), (6,)), ALWAYS),
-        Case("a batch", scores, of((3, 5, 4), (3, 6, 4)), ALWAYS),
-        Case("heads side by side", scores_of_heads, of((5, 3, 4), (5, 3, 4)), ALWAYS),
-        Case("a batch with a mask", with_mask, of((3, 5, 6), (3, 5, 4), (3, 6, 4)), ALWAYS),
-        Case("one matrix for all", for_all, of((3, 5, 4), (6, 4)), ALWAYS),
+        Case("a linear layer", linear, normal((5, 4), (6, 4)), ALWAYS),
+        Case("a small weight", linear, normal((5, 4), (3, 4)), ALWAYS),
+        Case("with a bias, scaled", with_bias, normal((5, 4), (6, 4), (6,)), ALWAYS),
+        Case("a batch", scores, normal((3, 5, 4), (3, 6, 4)), ALWAYS),
+        Case("heads side by side", scores_of_heads, normal((5, 3, 4), (5, 3, 4)), ALWAYS),
+        Case("a batch with a mask", with_mask, normal((3, 5, 6), (3, 5, 4), (3, 6, 4)), ALWAYS),
+        Case("one matrix for all", for_all, normal((3, 5, 4), (6, 4)), ALWAYS),
     ),
     near_misses=(
-        Case("switched off", linear, of((5, 4), (6, 4)), {"product_layouts": "off"}),
-        Case("tiny, where that decides", linear, of((5, 4), (6, 4))),
-        Case("by rows already", aten.mm.default, of((5, 4), (4, 6)), ALWAYS),
-        Case("by columns already", lambda x, w: linear(aten.permute.default(x, [1, 0]), w), of((4, 5), (6, 4)), ALWAYS),
-        Case("double precision", linear, of((5, 4), (6, 4), dtype=torch.float64), ALWAYS),
-        Case("a single row", linear, of((1, 4), (6, 4)), ALWAYS),
-        Case("a single column", linear, of((5, 4), (1, 4)), ALWAYS),
-        Case("nothing at all", linear, of((5, 4), (0, 4)), ALWAYS),
+        Case("switched off", linear, normal((5, 4), (6, 4)), {"product_layouts": "off"}),
+        Case("tiny, where that decides", linear, normal((5, 4), (6, 4))),
+        Case("by rows already", aten.mm.default, normal((5, 4), (4, 6)), ALWAYS),
+        Case(
+            "by columns already",
+            lambda x, w: linear(aten.permute.default(x, [1, 0]), w),
+            normal((4, 5), (6, 4)),
+            ALWAYS,
+        ),
+        Case("double precision", linear, normal((5, 4), (6, 4), dtype=torch.float64), ALWAYS),
+        Case("a single row", linear, normal((1, 4), (6, 4)), ALWAYS),
+        Case("a single column", linear, normal((5, 4), (1, 4)), ALWAYS),
+        Case("nothing at all", linear, normal((5, 4), (0, 4)), ALWAYS),
     ),
 )
 

@@ -18,7 +18,8 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
 from ferrite.passes.post_grad import operators as operators  # defines torch.ops.ferrite
-from ferrite.rewrite import AnyRule, Case, Match, Rule
+from ferrite.passes.shared.cases import on_meta, uniform
+from ferrite.rewrite import AnyRule, Case, Match, Rule, is_elementwise
 
 aten = torch.ops.aten
 HALVES = (torch.float16, torch.bfloat16)
@@ -38,10 +39,6 @@ def products_of_one_look(match: Match) -> str | None:
     return None
 
 
-def two_products(*shapes: tuple[int, int], dtype: torch.dtype = torch.float32) -> Callable[[], list[torch.Tensor]]:
-    return lambda: [torch.rand(shape).to(dtype) for shape in shapes]
-
-
 def added(a: Any, b: Any, c: Any, d: Any) -> Any:
     return aten.add.Tensor(aten.mm.default(a, b), aten.mm.default(c, d))
 
@@ -56,28 +53,26 @@ MM_PLUS_MM = Rule(
     when=(products_of_one_look,),
     numerics="rounded",
     examples=(
-        Case("plain", added, two_products(*SQUARE)),
-        Case("inner sizes differ", added, two_products((3, 4), (4, 5), (3, 6), (6, 5))),
-        Case("no rows", added, two_products((0, 4), (4, 5), (0, 4), (4, 5))),
-        Case("one operand in common", lambda a, b, c: added(a, b, a, c), two_products((3, 4), (4, 5), (4, 5))),
+        Case("plain", added, uniform(*SQUARE)),
+        Case("inner sizes differ", added, uniform((3, 4), (4, 5), (3, 6), (6, 5))),
+        Case("no rows", added, uniform((0, 4), (4, 5), (0, 4), (4, 5))),
+        Case("one operand in common", lambda a, b, c: added(a, b, a, c), uniform((3, 4), (4, 5), (4, 5))),
     ),
     near_misses=(
         Case(
             "scaled",
             lambda a, b, c, d: aten.add.Tensor(aten.mm.default(a, b), aten.mm.default(c, d), alpha=2),
-            two_products(*SQUARE),
+            uniform(*SQUARE),
         ),
-        Case("one row spreads", added, two_products((1, 4), (4, 5), (3, 4), (4, 5))),
-        Case(
-            "one product twice", lambda a, b: aten.add.Tensor(p := aten.mm.default(a, b), p), two_products(*SQUARE[:2])
-        ),
+        Case("one row spreads", added, uniform((1, 4), (4, 5), (3, 4), (4, 5))),
+        Case("one product twice", lambda a, b: aten.add.Tensor(p := aten.mm.default(a, b), p), uniform(*SQUARE[:2])),
         Case(
             "a product is read again",
             lambda a, b, c, d: aten.add.Tensor(p := aten.mm.default(a, b), aten.mm.default(c, d)) * p,
-            two_products(*SQUARE),
+            uniform(*SQUARE),
         ),
-        Case("one is wider", lambda a, b, c, d: added(a, b, c.double(), d.double()), two_products(*SQUARE)),
-        Case("integers", added, two_products(*SQUARE, dtype=torch.int64)),
+        Case("one is wider", lambda a, b, c, d: added(a, b, c.double(), d.double()), uniform(*SQUARE)),
+        Case("integers", added, uniform(*SQUARE, dtype=torch.int64)),
     ),
 )
 
@@ -86,10 +81,6 @@ MM_PLUS_MM = Rule(
 
 # These are no views by schema, but all they do is to say how memory is read.
 LIKE_VIEWS = frozenset({aten.reshape.default, aten._unsafe_view.default})
-
-
-def is_pointwise(node: torch.fx.Node) -> bool:
-    return torch.Tag.pointwise in getattr(node.target, "tags", ())
 
 
 def is_view(node: torch.fx.Node) -> bool:
@@ -110,7 +101,7 @@ def should_prefer_unfused_addmm(root: torch.fx.Node, bias: torch.fx.Node) -> boo
             new = set(user.users) - seen
             seen |= new
             waiting += new
-        elif not is_pointwise(user):
+        elif not is_elementwise(user):
             return False
     return True
 
@@ -142,11 +133,6 @@ def product_then_bias(bias: Any, a: Any, b: Any, beta: float, alpha: float) -> A
     if beta == 0:
         return product  # a bias times nothing is not read: its nan does not count
     return aten.add.Tensor(bias if beta == 1 else aten.mul.Tensor(bias, beta), product)
-
-
-def on_meta(tensor: Any, dtype: torch.dtype | None = None) -> Any:
-    """The device that stands in for an accelerator where there is none: rules look, they do not run."""
-    return aten._to_copy.default(tensor, device=torch.device("meta"), dtype=dtype)
 
 
 def biased(then: Callable[[Any], Any], dtype: torch.dtype | None = None, **factors: float) -> Callable[..., Any]:

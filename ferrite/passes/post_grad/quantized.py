@@ -23,9 +23,9 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
-from ferrite.passes.constants import constant_of
 from ferrite.passes.post_grad import cpu_ops
 from ferrite.passes.post_grad.layers import VIEWS, uses_of
+from ferrite.passes.shared.constants import constant_of
 from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, arguments_of, in_order
 
 aten = torch.ops.aten

@@ -24,9 +24,7 @@ from ferrite.passes.post_grad.layers import (
     POST_OP_TARGETS,
     VIEWS,
     all_before,
-    only_cast,
     post_op_at,
-    transposed,
     uses_of,
 )
 from ferrite.passes.post_grad.quantized import (
@@ -39,6 +37,7 @@ from ferrite.passes.post_grad.quantized import (
     quantised,
     quantize,
 )
+from ferrite.passes.shared.facts import only_cast, transposed
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, apply_rules, arguments_of, in_order
 

@@ -14,7 +14,7 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
-from ferrite.passes.constants import filled
+from ferrite.passes.shared.constants import filled
 from ferrite.rewrite import Case, NodeRule, Refusal, Site, arguments_of
 
 aten = torch.ops.aten

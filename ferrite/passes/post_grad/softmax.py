@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import torch_api
 from ferrite.passes.post_grad import operators as operators  # defines torch.ops.ferrite
+from ferrite.passes.shared.facts import has_elements_along
 from ferrite.rewrite import AnyRule, Case, Match, NodeRule, Refusal, Rule, Site
 
 aten = torch.ops.aten
@@ -76,11 +76,6 @@ def in_parts(site: Site) -> Any:
     else:
         found = site.call(aten.sub.Tensor, shifted, site.call(aten.log.default, total))
     return found if result.dtype == wide else site.call(aten._to_copy.default, found, dtype=result.dtype)
-
-
-def has_elements_along(tensor: torch.Tensor, dim: int) -> bool:
-    """Whether a dimension is there and not empty: of nothing there is no maximum, where a softmax gives nothing."""
-    return tensor.ndim > 0 and torch_api.known_true(tensor.shape[dim] > 0)
 
 
 # --- cases ------------------------------------------------------------------------------------------------------------

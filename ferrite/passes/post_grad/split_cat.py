@@ -20,8 +20,9 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
-from ferrite.passes.post_grad.joins import NORMALIZATION, Part, joined_dim, one, part_of_split
-from ferrite.passes.suboptions import settings_of
+from ferrite.passes.post_grad.concats import NORMALIZATION, Part, concat_dim, part_of_split, whole_split
+from ferrite.passes.shared.cases import one
+from ferrite.passes.shared.suboptions import settings_of
 from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, arguments_of, in_order
 
 aten = torch.ops.aten
@@ -39,8 +40,8 @@ class Runs:
 
 
 def runs_as_slices(site: Site) -> Any:
-    """Neighbours in the join that are neighbours in one split become one slice, or all that was split."""
-    operands, dim = list(site.arguments["tensors"]), joined_dim(site)
+    """Neighbours in the concat that are neighbours in one split become one slice, or all that was split."""
+    operands, dim = list(site.arguments["tensors"]), concat_dim(site)
     least = settings_of(site.options.post_grad_fusions, "split_cat_aten_pass", Runs).min_run
     found = [item for run in runs(operands, dim) for item in shortened(site, run, dim, least)]
     if found == operands:
@@ -88,7 +89,7 @@ def rejoined(function: Callable[..., Any], count: int = 12, dim: int = 0) -> Cal
 SPLIT_CAT: tuple[AnyRule, ...] = (
     NodeRule(
         name="split_cat_aten",
-        purpose="neighbours in a join that were neighbours in a split are one slice",
+        purpose="neighbours in a concat that were neighbours in a split are one slice",
         targets=(aten.cat.default,),
         rewrite=runs_as_slices,
         examples=(
@@ -142,7 +143,7 @@ def all_items(nodes: Sequence[Any]) -> tuple[torch.fx.Node, int] | Refusal:
     items = [item_of(node) for node in nodes]
     first = items[0]
     if first is None:
-        return Refusal("it does not join selected items")
+        return Refusal("it does not concatenate selected items")
     source, dim, _ = first
     if items != [(source, dim, index) for index in range(len(items))]:
         return Refusal("the items are not those of one tensor, once each, in order")
@@ -162,7 +163,7 @@ def selected_and_joined(site: Site) -> Any:
     if isinstance(found, Refusal):
         return found
     source, dim = found
-    if dim != joined_dim(site):
+    if dim != concat_dim(site):
         return Refusal("selected and joined along different dimensions")
     site.through(*with_unbind(site.arguments["tensors"]))
     return merge_with_next(site, source, dim)
@@ -183,12 +184,12 @@ def merge_with_next(site: Site, node: torch.fx.Node, dim: int) -> Any:
 
 
 def stacked_again(site: Site) -> Any:
-    """stack(unbind(x)), also where the stack is spelled as a join of what `unsqueeze` gave."""
+    """stack(unbind(x)), also where the stack is spelled as a concat of what `unsqueeze` gave."""
     operands, rank = site.arguments["tensors"], site.value(site.node).ndim
     dim = site.arguments["dim"] % max(rank, 1)
     if site.node.target is aten.cat.default:
         if any(item.target is not aten.unsqueeze.default for item in operands):
-            return Refusal("it does not join items given a dimension")
+            return Refusal("it does not concatenate items given a dimension")
         if any(arguments_of(item)["dim"] % rank != dim for item in operands):
             return Refusal("an item was given another dimension than it is joined along")
         site.through(*operands)
@@ -200,14 +201,14 @@ def stacked_again(site: Site) -> Any:
     return found[0] if found[1] == dim else Refusal("selected and stacked along different dimensions")
 
 
-def picked(dim: int, indices: Sequence[int], join_dim: int) -> Callable[..., Any]:
-    return lambda x: aten.cat.default([aten.select.int(x, dim, i) for i in indices], join_dim) + 1
+def picked(dim: int, indices: Sequence[int], to: int) -> Callable[..., Any]:
+    return lambda x: aten.cat.default([aten.select.int(x, dim, i) for i in indices], to) + 1
 
 
-def restacked(dim: int, new_dim: int, join_dim: int, count: int = 3) -> Callable[..., Any]:
+def restacked(dim: int, new_dim: int, to: int, count: int = 3) -> Callable[..., Any]:
     def function(x: Any) -> Any:
         items = [aten.select.int(x, dim, i) for i in range(count)]
-        return aten.cat.default([aten.unsqueeze.default(item, new_dim) for item in items], join_dim) + 1
+        return aten.cat.default([aten.unsqueeze.default(item, new_dim) for item in items], to) + 1
 
     return function
 
@@ -259,20 +260,17 @@ UNBIND_STACK: tuple[AnyRule, ...] = (
 )
 
 
-# --- reshapes between a split and a join ------------------------------------------------------------------------------
+# --- reshapes between a split and a concat ----------------------------------------------------------------------------
 
 
-def reshape_after_join(site: Site) -> Any:
-    views, dim = site.arguments["tensors"], joined_dim(site)
+def reshape_after_concat(site: Site) -> Any:
+    views, dim = site.arguments["tensors"], concat_dim(site)
     if any(view.target not in RESHAPES for view in views):
-        return Refusal("it does not join reshaped parts")
+        return Refusal("it does not concatenate reshaped parts")
     items = [in_order(view)[0] for view in views]
-    parts = [part_of_split(item) for item in items]
-    first = parts[0]
-    if first is None or [part and (part.split, part.index) for part in parts] != [
-        (first.split, index) for index in range(len(first.sizes))
-    ]:
-        return Refusal("the parts are not those of one split, once each, in order")
+    first = whole_split(items)
+    if isinstance(first, Refusal):
+        return first
     site.through(*views, *items, first.split)
     source, value = first.source, fake_value(first.source)
     kept = [axis for axis in range(value.ndim) if axis != first.dim]
@@ -295,10 +293,10 @@ def drops(view: torch.fx.Node, dim: int) -> bool:
     return len(old) == len(new) and all(map(torch_api.known_equal, old, new))
 
 
-def reshaped(sizes: list[int], dim: int, shape: list[int], join_dim: int) -> Callable[..., Any]:
+def reshaped(sizes: list[int], dim: int, shape: list[int], to: int) -> Callable[..., Any]:
     def function(x: Any) -> Any:
         parts = aten.split_with_sizes.default(x, sizes, dim)
-        return aten.cat.default([aten.reshape.default(part, shape) for part in parts], join_dim) + 1
+        return aten.cat.default([aten.reshape.default(part, shape) for part in parts], to) + 1
 
     return function
 
@@ -313,7 +311,7 @@ MOVE_VIEW_AFTER_CAT: tuple[AnyRule, ...] = (
         name="move_view_after_cat_aten",
         purpose="parts reshaped alike and joined are reshaped once",
         targets=(aten.cat.default,),
-        rewrite=reshape_after_join,
+        rewrite=reshape_after_concat,
         examples=(
             Case("dropped and joined in front", reshaped([1, 1, 1], 0, [4, 5], 0), one(3, 4, 5)),
             Case("joined along a later dimension", reshaped([1, 1, 1], 0, [4, 5], 1), one(3, 4, 5)),

@@ -7,6 +7,7 @@ The sum is taken as the product would take it: half precision in single, integer
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +15,13 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.passes.suboptions import at_least, settings_of
+from ferrite.passes.shared.cases import on_accelerator, uniform
+from ferrite.passes.shared.suboptions import at_least, settings_of
 from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site
 
 aten = torch.ops.aten
 GROUP = "decompose_mm_pass"
+matrices = functools.partial(uniform, high=8)
 WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
@@ -89,20 +92,14 @@ def thin(site: Site) -> Thin:
     return settings_of(site.options.post_grad_fusions, GROUP, Thin)
 
 
-def thin_mm(site: Site) -> Any:
-    left, right = site.arguments["self"], site.arguments["mat2"]
+def thin_product(site: Site) -> Any:
+    """mm or bmm, which have the dimension that is summed one place further back."""
+    left, right, batched = site.arguments["self"], site.arguments["mat2"], site.node.target is aten.bmm.default
     problem = dtype_problem(site.value(left), site.value(right))
-    if problem or not thin(site).matrices(site.value(left), site.value(right)):
+    is_thin = thin(site).batches if batched else thin(site).matrices
+    if problem or not is_thin(site.value(left), site.value(right)):
         return Refusal(problem or "it is not provably thin")
-    return narrowed(site, multiply_and_sum(site, left, right, 1))
-
-
-def thin_bmm(site: Site) -> Any:
-    left, right = site.arguments["self"], site.arguments["mat2"]
-    problem = dtype_problem(site.value(left), site.value(right))
-    if problem or not thin(site).batches(site.value(left), site.value(right)):
-        return Refusal(problem or "it is not provably thin")
-    return narrowed(site, multiply_and_sum(site, left, right, 2))
+    return narrowed(site, multiply_and_sum(site, left, right, 2 if batched else 1))
 
 
 def thin_addmm(site: Site) -> Any:
@@ -125,17 +122,8 @@ def thin_addmm(site: Site) -> Any:
     return narrowed(site, total)
 
 
-def matrices(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Callable[[], list[torch.Tensor]]:
-    return lambda: [(torch.rand(shape) * 8).to(dtype) for shape in shapes]
-
-
 def with_bias(**factors: float) -> Callable[..., Any]:
     return lambda bias, a, b: aten.addmm.default(bias, a, b, **factors)
-
-
-def on_meta(operator: Any) -> Callable[..., Any]:
-    """The device that stands in for an accelerator where there is none: rules look, they do not run."""
-    return lambda a, b: operator(*(aten._to_copy.default(item, device=torch.device("meta")) for item in (a, b)))
 
 
 def asking(**settings: Any) -> Mapping[str, Any]:
@@ -151,14 +139,14 @@ DECOMPOSE_MEM_BOUND_MM: tuple[AnyRule, ...] = (
         name="decompose_mm",
         purpose="a thin product is a multiplication and a sum",
         targets=(mm,),
-        rewrite=thin_mm,
+        rewrite=thin_product,
         numerics="rounded",
         examples=(
             Case("one row", mm, matrices(*ROW)),
             Case("bfloat16", mm, matrices(*ROW, dtype=torch.bfloat16)),
             Case("int32", mm, matrices(*ROW, dtype=torch.int32)),
             Case("nothing to add up", mm, matrices((1, 0), (0, 5))),
-            Case("many rows on an accelerator", on_meta(mm), matrices((10240, 4), (4, 31))),
+            Case("many rows on an accelerator", on_accelerator(mm), matrices((10240, 4), (4, 31))),
             Case("as many rows as was asked for", mm, matrices((3, 6), (6, 5)), asking(cpu_max_rows=3)),
         ),
         near_misses=(
@@ -166,8 +154,8 @@ DECOMPOSE_MEM_BOUND_MM: tuple[AnyRule, ...] = (
             Case("more rows than was asked for", mm, matrices((4, 6), (6, 5)), asking(cpu_max_rows=3)),
             Case("a wide right side", mm, matrices((1, 2049), (2049, 2))),
             Case("complex", mm, matrices(*ROW, dtype=torch.complex64)),
-            Case("few rows on an accelerator", on_meta(mm), matrices((10239, 4), (4, 31))),
-            Case("a wide right side on an accelerator", on_meta(mm), matrices((10240, 4), (4, 32))),
+            Case("few rows on an accelerator", on_accelerator(mm), matrices((10239, 4), (4, 31))),
+            Case("a wide right side on an accelerator", on_accelerator(mm), matrices((10240, 4), (4, 32))),
         ),
     ),
     NodeRule(
@@ -188,16 +176,16 @@ DECOMPOSE_MEM_BOUND_MM: tuple[AnyRule, ...] = (
         name="decompose_bmm",
         purpose="a thin batch of products is a multiplication and a sum",
         targets=(bmm,),
-        rewrite=thin_bmm,
+        rewrite=thin_product,
         numerics="rounded",
         examples=(
             Case("a batch of one", bmm, matrices(*BATCH)),
             Case("half precision", bmm, matrices(*BATCH, dtype=torch.float16)),
-            Case("a large batch on an accelerator", on_meta(bmm), matrices((10240, 2, 3), (10240, 3, 40))),
+            Case("a large batch on an accelerator", on_accelerator(bmm), matrices((10240, 2, 3), (10240, 3, 40))),
         ),
         near_misses=(
             Case("a batch of two", bmm, matrices((2, 3, 6), (2, 6, 5))),
-            Case("two large sides on an accelerator", on_meta(bmm), matrices((10240, 2, 32), (10240, 32, 40))),
+            Case("two large sides on an accelerator", on_accelerator(bmm), matrices((10240, 2, 32), (10240, 32, 40))),
         ),
     ),
 )

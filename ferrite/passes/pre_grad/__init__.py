@@ -12,17 +12,10 @@ from typing import Any
 
 import torch
 
-from ferrite.options import Options, resolve
+from ferrite.options import Options
 from ferrite.passes.pre_grad.attention import fuse_attention
 from ferrite.passes.pre_grad.batch_fusion import group_batch_fusion_passes
 from ferrite.passes.pre_grad.canonical import normalization_pass, normalize_node_kwargs_pass, numpy_compat_normalization
-from ferrite.passes.pre_grad.chunk_reshape import (
-    fuse_chunk_reshape_concat_pass,
-    fuse_chunk_reshape_unsqueeze_concat_pass,
-    fuse_chunk_squeeze_cat_pass,
-    fuse_split_getitem_squeeze_cat,
-    move_reshape_out_of_split_stack_pass,
-)
 from ferrite.passes.pre_grad.closing import remove_dead_calls, remove_noop_again_pass
 from ferrite.passes.pre_grad.compress import (
     use_matmul_fuse_lce_replace_first_LCE,
@@ -31,8 +24,8 @@ from ferrite.passes.pre_grad.compress import (
     use_triton_lce_replace_normal_LCE,
     use_triton_lce_replace_simple_LCE,
 )
-from ferrite.passes.pre_grad.concats import merge_concats_pass, stack_to_unsqueeze_pass
 from ferrite.passes.pre_grad.conv_bn import efficient_conv_bn_eval, fuse_conv_bn
+from ferrite.passes.pre_grad.einsum import einsum_to_pointwise_pass
 from ferrite.passes.pre_grad.hooks import pre_grad_custom_pass
 from ferrite.passes.pre_grad.lift_quantize import quant_lift_up
 from ferrite.passes.pre_grad.linears import fuse_parallel_linear_pass, fuse_split_linear_add_pass
@@ -42,50 +35,26 @@ from ferrite.passes.pre_grad.numeric_check import numerics_checked
 from ferrite.passes.pre_grad.pointwise import relu_nan_to_num, sink_cat_after_pointwise
 from ferrite.passes.pre_grad.reshapes import remove_reshape_pass
 from ferrite.passes.pre_grad.sampling import apply_gumbel_max_trick
-from ferrite.passes.pre_grad.split_cat import (
-    merge_getitem_cat_pass,
-    merge_splits_pass,
-    mutate_cat_pass,
-    remove_split_with_size_one_pass,
-    split_cat_pass,
-    split_cat_to_slices_pass,
-    split_stack_to_cats_pass,
-)
-from ferrite.passes.pre_grad.split_cat_family import SPLIT_CAT_PASSES, split_cat_again_pass
+from ferrite.passes.pre_grad.split_cat import PARTS, cancel_split_cat_pass, part_alone, split_cat_again_pass
 from ferrite.passes.pre_grad.splits import remove_split_ops_pass
 from ferrite.passes.pre_grad.stage import reason_to_leave, run_stage, torch_spelling
 from ferrite.passes.pre_grad.transposes import linear_permute_fusion, permute_linear_fusion, permute_matmul_fusion
-from ferrite.passes.pre_grad.unbind_stack import (
-    einsum_to_pointwise_pass,
-    merge_stack_tahn_unbind_pass,
-    unbind_cat_to_view_pass,
-    unbind_stack_pass,
-    unbind_stack_to_slices_pass,
-)
+from ferrite.passes.shared.doors import checked
 from ferrite.pipeline import Fuel, GraphPass, PassContext, Pipeline
 
 __all__ = [
     "PRE_GRAD",
     "add_values",
     "apply_gumbel_max_trick",
+    "cancel_split_cat_pass",
     "efficient_conv_bn_eval",
     "einsum_to_pointwise_pass",
     "fuse_attention",
-    "fuse_chunk_reshape_concat_pass",
-    "fuse_chunk_reshape_unsqueeze_concat_pass",
-    "fuse_chunk_squeeze_cat_pass",
     "fuse_conv_bn",
     "fuse_parallel_linear_pass",
-    "fuse_split_getitem_squeeze_cat",
     "fuse_split_linear_add_pass",
     "group_batch_fusion_passes",
     "linear_permute_fusion",
-    "merge_concats_pass",
-    "merge_getitem_cat_pass",
-    "merge_splits_pass",
-    "merge_stack_tahn_unbind_pass",
-    "move_reshape_out_of_split_stack_pass",
-    "mutate_cat_pass",
     "normalization_pass",
     "normalize_node_kwargs_pass",
     "numerics_checked",
@@ -102,17 +71,9 @@ __all__ = [
     "remove_noop_pass",
     "remove_reshape_pass",
     "remove_split_ops_pass",
-    "remove_split_with_size_one_pass",
     "sink_cat_after_pointwise",
     "split_cat_again_pass",
-    "split_cat_pass",
-    "split_cat_to_slices_pass",
-    "split_stack_to_cats_pass",
-    "stack_to_unsqueeze_pass",
     "torch_spelling",
-    "unbind_cat_to_view_pass",
-    "unbind_stack_pass",
-    "unbind_stack_to_slices_pass",
     "use_matmul_fuse_lce_replace_first_LCE",
     "use_matmul_lce_replace_normal_LCE",
     "use_triton_dot_compress",
@@ -141,8 +102,9 @@ PRE_GRAD = Pipeline(
         linear_permute_fusion,
         permute_linear_fusion,
         permute_matmul_fusion,
-        # splits against joins
-        *SPLIT_CAT_PASSES,
+        # splits against concats
+        cancel_split_cat_pass,
+        einsum_to_pointwise_pass,
         # independent calls become one
         fuse_split_linear_add_pass,
         fuse_parallel_linear_pass,
@@ -171,10 +133,13 @@ PRE_GRAD = Pipeline(
 
 
 def __getattr__(name: str) -> GraphPass:
-    """Every pass of the stage under its name: `ferrite.passes.pre_grad.split_cat_pass_aten`."""
-    for step in PRE_GRAD.passes:
-        if step.name == name:
-            return step
+    """Parts of `cancel_split_cat_pass` by their names, and what has a second name on graphs of ATen operators:
+    `pre_grad.split_cat_pass`, `pre_grad.split_cat_pass_aten`."""
+    plain = name.removesuffix("_aten")
+    if plain in PARTS:
+        return part_alone(plain)
+    if name == "normalization_pass_aten":
+        return normalization_pass
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -185,9 +150,7 @@ def pre_grad_passes(
 
     The example inputs are looked at, never run on; graphs whose nodes carry values need none.
     """
-    from ferrite.passes import checked_options  # which knows the passes of all stages
-
-    options = checked_options(options or resolve())
+    options = checked(options)
     if not reason_to_leave(gm):
         context = PassContext(options, not torch.is_grad_enabled(), Fuel(options.fuel))
         run_stage(PRE_GRAD, gm, example_inputs, context)

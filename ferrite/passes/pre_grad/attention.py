@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ferrite.passes.attention import BEFORE_AUTOGRAD
 from ferrite.passes.pre_grad.stage import pre_grad_pass
+from ferrite.passes.shared.attention import BEFORE_AUTOGRAD
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import apply_rules
 

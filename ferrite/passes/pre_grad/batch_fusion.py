@@ -4,7 +4,7 @@
     b = tanh(y)            =>       t = tanh(s)
     ...                             a, b, ... = unbind(t)
 
-`FUSIONS` says what the members of each are; `ferrite.passes.batching` finds them: calls of one operator with equal
+`FUSIONS` says what the members of each are; `shared.batching` finds them: calls of one operator with equal
 arguments, shapes, dtypes and device, all of which require gradients or none, with no write and no switch of a mode
 between them. When it pays: see `horizontal`.
 """
@@ -19,10 +19,10 @@ import torch
 import torch.nn.functional as F
 
 from ferrite.graph import fake_value
-from ferrite.passes.batching import Fusion, Settings
 from ferrite.passes.pre_grad.horizontal import MANY, Horizontal, never, saves_calls, saves_many_calls, saves_products
 from ferrite.passes.pre_grad.products import known_width, one_input_pays, product_problem, side_by_side
 from ferrite.passes.pre_grad.stage import pre_grad_pass
+from ferrite.passes.shared.batching import Fusion, Settings
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import Case, Writer, apply_rules, arguments_of, inherit
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ferrite.graph import has_effect
 from ferrite.passes.pre_grad.noops import NOOPS
 from ferrite.passes.pre_grad.stage import pre_grad_pass
+from ferrite.passes.shared.noops import erase_dead_calls
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import apply_rules
 
@@ -20,9 +20,4 @@ def remove_noop_again_pass(gm: torch.fx.GraphModule, context: PassContext) -> in
 @pre_grad_pass
 def remove_dead_calls(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """Calls that nobody reads and that have no effect are erased; writes, random draws and switches of modes stay."""
-    dead = 0
-    for node in reversed(list(gm.graph.nodes)):
-        if not node.users and not has_effect(node):
-            gm.graph.erase_node(node)
-            dead += 1
-    return dead
+    return erase_dead_calls(gm.graph)

@@ -6,7 +6,7 @@ is written `W @ X (+ b)`, as an einsum, or as a linear layer between two transpo
 X is joined if it is a cat or stack along the rows that nobody else reads. A dot compression is (X @ Y.mT) @ W.
 
     lce-first       several on one X become one with the rows of all weights; the others see that one
-    lce-parts       on a joined X: one operator that reads the parts, so that the join is never written
+    lce-parts       on a joined X: one operator that reads the parts, so that the concat is never written
     lce-matmul      on a joined X: a sum of products with the parts, without an operator of its own
     lce-simple      any: one operator
     dot-compress    one operator that multiplies from the right, where that takes fewer operations
@@ -24,18 +24,18 @@ import torch
 
 from ferrite.graph import fake_value
 from ferrite.options import Options
-from ferrite.passes.batching import UNLIMITED, Fusion, Settings
 from ferrite.passes.pre_grad import compress_cases as cases
 from ferrite.passes.pre_grad import compress_ops as compress_ops  # defines torch.ops.ferrite
 from ferrite.passes.pre_grad import compress_worth as worth
 from ferrite.passes.pre_grad.compress_forms import ROOTS, Lce, joined_parts, lce_of, product_of_products
 from ferrite.passes.pre_grad.horizontal import hints
 from ferrite.passes.pre_grad.stage import pre_grad_pass
+from ferrite.passes.shared.batching import UNLIMITED, Fusion, Settings
 from ferrite.pipeline import PassContext
-from ferrite.rewrite import NodeRule, Refusal, Site, Writer, apply_rules, inherit
+from ferrite.rewrite import Case, NodeRule, Refusal, Site, Writer, apply_rules, inherit
 
 aten, own = torch.ops.aten, torch.ops.ferrite
-FEW_PARTS = 4  # a sum of more products costs more than writing the join
+FEW_PARTS = 4  # a sum of more products costs more than writing the concat
 
 
 # --- one operator -----------------------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ def to_parts(site: Site) -> Any:
 
 
 def to_products(site: Site) -> Any:
-    """A sum of products with the parts, if there are few; otherwise the plain product with the join."""
+    """A sum of products with the parts, if there are few; otherwise the plain product with the concat."""
     found = lce_of(site.node)
     parts = joined_parts(found) if isinstance(found, Lce) else found
     if isinstance(parts, Refusal) or isinstance(found, Refusal):
@@ -186,53 +186,41 @@ FIRST_RULES = (
         near_misses=cases.NOT_FIRST,
     ),
 )
-PARTS_RULES = (
-    NodeRule(
-        name="lce_parts",
-        purpose="the compression of a join reads its parts",
-        targets=ROOTS,
-        rewrite=to_parts,
-        layout="free",
-        numerics="rounded",
-        examples=cases.JOINED,
-        near_misses=(*cases.NOT_JOINED, *cases.NOT_BY_THE_MODEL["lce-parts"]),
-    ),
+
+
+def lce_rule(
+    name: str,
+    purpose: str,
+    rewrite: Callable[[Site], Any],
+    fires: tuple[Case, ...],
+    leaves: tuple[Case, ...],
+    targets: tuple[Any, ...] = ROOTS,
+) -> tuple[NodeRule]:
+    by_the_model = cases.NOT_BY_THE_MODEL[name.replace("_", "-")]
+    rule = NodeRule(name, purpose, targets, rewrite, fires, (*leaves, *by_the_model), "free", "rounded")
+    return (rule,)
+
+
+PARTS_RULES = lce_rule(
+    "lce_parts", "the compression of a concat reads its parts", to_parts, cases.JOINED, cases.NOT_JOINED
 )
-MATMUL_RULES = (
-    NodeRule(
-        name="lce_matmul",
-        purpose="the compression of a join is a sum of products with its parts",
-        targets=ROOTS,
-        rewrite=to_products,
-        layout="free",
-        numerics="rounded",
-        examples=cases.JOINED,
-        near_misses=(*cases.NOT_JOINED, *cases.NOT_BY_THE_MODEL["lce-matmul"]),
-    ),
+MATMUL_RULES = lce_rule(
+    "lce_matmul",
+    "the compression of a concat is a sum of products with its parts",
+    to_products,
+    cases.JOINED,
+    cases.NOT_JOINED,
 )
-SIMPLE_RULES = (
-    NodeRule(
-        name="lce_simple",
-        purpose="a compression of rows is one operator",
-        targets=ROOTS,
-        rewrite=to_operator,
-        layout="free",
-        numerics="rounded",
-        examples=cases.SIMPLE,
-        near_misses=(*cases.NOT_SIMPLE, *cases.NOT_BY_THE_MODEL["lce-simple"]),
-    ),
+SIMPLE_RULES = lce_rule(
+    "lce_simple", "a compression of rows is one operator", to_operator, cases.SIMPLE, cases.NOT_SIMPLE
 )
-DOT_RULES = (
-    NodeRule(
-        name="dot_compress",
-        purpose="products of rows that are compressed are never written",
-        targets=(aten.matmul.default, aten.bmm.default),
-        rewrite=from_the_right,
-        layout="free",
-        numerics="rounded",
-        examples=cases.DOT,
-        near_misses=(*cases.NOT_DOT, *cases.NOT_BY_THE_MODEL["dot-compress"]),
-    ),
+DOT_RULES = lce_rule(
+    "dot_compress",
+    "products of rows that are compressed are never written",
+    from_the_right,
+    cases.DOT,
+    cases.NOT_DOT,
+    (aten.matmul.default, aten.bmm.default),
 )
 
 
@@ -253,7 +241,7 @@ def use_matmul_fuse_lce_replace_first_LCE(gm: torch.fx.GraphModule, context: Pas
 
 @pre_grad_pass(rules=PARTS_RULES)
 def use_triton_lce_replace_normal_LCE(gm: torch.fx.GraphModule, context: PassContext) -> int:
-    """The compression of a join reads its parts, with `lce-parts` in the option compress."""
+    """The compression of a concat reads its parts, with `lce-parts` in the option compress."""
     if worth.way(context.options, "lce-parts") == "off":
         return 0
     return use_triton_lce_replace_normal_LCE_helper(gm, metadata_is_true, context)
@@ -269,7 +257,7 @@ def use_triton_lce_replace_normal_LCE_helper(
 
 @pre_grad_pass(rules=MATMUL_RULES)
 def use_matmul_lce_replace_normal_LCE(gm: torch.fx.GraphModule, context: PassContext) -> int:
-    """The compression of a join is a sum of products, with `lce-matmul` in the option compress."""
+    """The compression of a concat is a sum of products, with `lce-matmul` in the option compress."""
     return apply_rules(gm, MATMUL_RULES, context) if worth.way(context.options, "lce-matmul") != "off" else 0
 
 

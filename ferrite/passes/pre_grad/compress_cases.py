@@ -29,11 +29,6 @@ def left_transposed(x: Any, w: Any, b: Any) -> Any:
     return F.linear(x.permute(0, 2, 1), w, b).sum(1)
 
 
-def read_between(x: Any, w: Any, b: Any) -> Any:
-    product = torch.matmul(w, x)
-    return product + b.unsqueeze(-1), product.relu()
-
-
 SIMPLE = (
     Case("a product", lambda x, w: torch.matmul(w, x), tensors(X, W)),
     Case("a product and a column", lambda x, w, b: b[:, None] + w @ x, tensors(X, W, BIAS)),
@@ -55,22 +50,22 @@ def joined(*, then: Callable[..., Any]) -> Callable[..., Any]:
     return lambda x, y, w, *more: then(torch.cat([x, y], 1), w, *more)
 
 
-def join_is_read(x: Any, y: Any, w: Any) -> Any:
+def concat_is_read(x: Any, y: Any, w: Any) -> Any:
     whole = torch.cat([x, y], 1)
     return w @ whole, whole.relu()
 
 
 PARTS = ((B, 1, D), (B, 2, D), W)
 JOINED = (
-    Case("a product with a join", joined(then=lambda x, w: w @ x), tensors(*PARTS)),
+    Case("a product with a concat", joined(then=lambda x, w: w @ x), tensors(*PARTS)),
     Case("with a bias", joined(then=lambda x, w, b: w @ x + b.unsqueeze(-1)), tensors(*PARTS, BIAS)),
     Case("a layer between transposes", joined(then=between_transposes), tensors(*PARTS, BIAS)),
     Case("a stack", lambda a, b, c, w: w @ torch.stack([a, b, c], 1), tensors((B, D), (B, D), (B, D), W)),
 )
 NOT_JOINED = (
-    Case("no join", lambda x, w: w @ x, tensors(X, W)),
-    Case("a join of samples", lambda x, y, w: w @ torch.cat([x, y]), tensors(X, X, W)),
-    Case("the join is read elsewhere", join_is_read, tensors(*PARTS)),
+    Case("no concat", lambda x, w: w @ x, tensors(X, W)),
+    Case("a concat of samples", lambda x, y, w: w @ torch.cat([x, y]), tensors(X, X, W)),
+    Case("the concat is read elsewhere", concat_is_read, tensors(*PARTS)),
 )
 
 

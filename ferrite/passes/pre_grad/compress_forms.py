@@ -12,7 +12,7 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
-from ferrite.passes.pre_grad.predicates import is_plain, join_view, linear_view, matmul_view, sole_user
+from ferrite.passes.pre_grad.predicates import concat_view, is_plain, linear_view, matmul_view, sole_user
 from ferrite.rewrite import Refusal, arguments_of
 
 aten = torch.ops.aten
@@ -171,12 +171,12 @@ def is_rank(node: Any, rank: int) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() == rank
 
 
-# --- X as a join ------------------------------------------------------------------------------------------------------
+# --- X as a concat ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a join along the rows holds: [B, n, D] each, or [B, D] where it is a stack."""
+    """What a concat along the rows holds: [B, n, D] each, or [B, D] where it is a stack."""
 
     nodes: Sequence[torch.fx.Node]
     widths: Sequence[int]
@@ -190,20 +190,20 @@ class Parts:
 
 
 def joined_parts(found: Lce) -> Parts | Refusal:
-    """The parts of a join that is read for the compression alone."""
-    join = join_view(found.x)
-    if join is None or join.dim != 1:
-        return Refusal("what is compressed is no join of rows")
+    """The parts of a concat that is read for the compression alone."""
+    concat = concat_view(found.x)
+    if concat is None or concat.dim != 1:
+        return Refusal("what is compressed is no concat of rows")
     if sole_user(found.x) is None or (found.form == "linear" and sole_user(found.reader) is None):
-        return Refusal("the join is read elsewhere and stays")
-    values = [fake_value(part) for part in join.operands]
-    rank, dtype = (2 if join.kind == "stack" else 3), fake_value(found.x).dtype
+        return Refusal("the concat is read elsewhere and stays")
+    values = [fake_value(part) for part in concat.operands]
+    rank, dtype = (2 if concat.kind == "stack" else 3), fake_value(found.x).dtype
     if any(value.dim() != rank or value.dtype != dtype for value in values):
         return Refusal("a part has another rank or dtype")
-    widths = [1 if join.kind == "stack" else value.shape[1] for value in values]
+    widths = [1 if concat.kind == "stack" else value.shape[1] for value in values]
     if not all(isinstance(width, int) for width in widths):
         return Refusal("the rows of a part are not known")
-    return Parts(join.operands, widths, join.kind == "stack")
+    return Parts(concat.operands, widths, concat.kind == "stack")
 
 
 # --- (X @ Y.mT) @ W ---------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ferrite.passes.library import define, differentiate
+from ferrite.passes.shared.library import define, differentiate
 
 Tensor = torch.Tensor
 

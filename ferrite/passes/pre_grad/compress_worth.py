@@ -6,7 +6,7 @@ of inference and training:
 
     lce-first       two on one input                        0.5 to 1.0      taken
     lce-matmul      few rows of large tables, on a CPU      0.6 to 1.0      taken
-                    the same in training, compiled          1.0 to 1.1      left: there the join is cheap
+                    the same in training, compiled          1.0 to 1.1      left: there the concat is cheap
                     many rows, or small tables              1.0 to 1.9      left
     lce-parts       the same, as one operator               0.8 to 1.9      left: lce-matmul does better
     lce-simple      a layer between transposes, on a CPU,

@@ -26,6 +26,7 @@ from ferrite.graph import attribute, fake_value, is_stored, storages_of
 from ferrite.passes.pre_grad.conv_bn_cases import conv_inputs, conv_norm, examples, near_misses
 from ferrite.passes.pre_grad.predicates import sole_user
 from ferrite.passes.pre_grad.stage import pre_grad_pass
+from ferrite.passes.shared.facts import is_finite
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import Case, NodeRule, Refusal, Site, apply_rules, arguments_of
 
@@ -233,10 +234,6 @@ def computed(site: Site, found: Folding, tensors: tuple[Any, ...]) -> tuple[Any,
 
 def run(target: Any, *args: Any) -> Any:
     return target(*args)
-
-
-def is_finite(tensor: torch.Tensor) -> bool:
-    return bool(tensor.isfinite().all())
 
 
 def stored_tensors(found: Folding) -> tuple[Any, ...] | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from ferrite.passes.hooks import run_hooks
 from ferrite.passes.pre_grad.canonical import CANONICAL
 from ferrite.passes.pre_grad.metadata import add_values, values_to_examples
 from ferrite.passes.pre_grad.stage import pre_grad_pass
 from ferrite.passes.pre_grad.torch_form import as_torch
+from ferrite.passes.shared.hooks import run_hooks
 from ferrite.pipeline import PassContext
 
 

@@ -1,6 +1,6 @@
 """Independent calls made as one before autograd: when that is right, and when it pays.
 
-Whether it is right is `ferrite.passes.batching`'s to find out. Whether it pays, the option `horizontal` says: `always`,
+Whether it is right is `shared.batching`'s to find out. Whether it pays, the option `horizontal` says: `always`,
 `off`, or `auto`, which goes by the model below. It may also name rules, which then run always, and the others never:
 `{"batch_tanh": {"min_members": 3}, "parallel_linear": {}}`.
 
@@ -38,17 +38,14 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value, storage_bytes
 from ferrite.options import Options
-from ferrite.passes import suboptions
-from ferrite.passes.batching import UNLIMITED, Fusion, Settings
+from ferrite.passes.shared import suboptions
+from ferrite.passes.shared.batching import UNLIMITED, Fusion, Settings
 from ferrite.pipeline import PassContext
 
 LAUNCH_SECONDS = 4e-6  # of a GPU
 BYTES_PER_SECOND = 1e12  # read and written, of a GPU
 CPU_CALL_SECONDS = 4e-6
 CPU_BYTES_PER_SECOND = 1e10
-# Up to so many multiplications, or so few rows, torch takes its quick way on the CPU.
-TINY_PRODUCT = 8192
-FEW_ROWS = 8
 SMALL_SHARE = 0.05  # of the memory that a product reads and writes
 # On the CPU a stack and what takes it apart cost about half of a small call for each member, and 15 microseconds.
 MANY = 32
@@ -100,10 +97,10 @@ def saves_calls(members: Sequence[torch.fx.Node], copied: int, context: PassCont
     return saves_launches(members, copied, stacked, len(members[0].all_input_nodes))
 
 
-def saves_launches(members: Sequence[torch.fx.Node], copied: int, joined: int, joins: int) -> bool:
-    """Whether so many joins, of so many bytes, take less than half of what the launches of a GPU do."""
+def saves_launches(members: Sequence[torch.fx.Node], copied: int, joined: int, concats: int) -> bool:
+    """Whether so many concats, of so many bytes, take less than half of what the launches of a GPU do."""
     out = bytes_of(members[0]) * copied
-    saved = LAUNCH_SECONDS * (len(members) - 1 - joins - copied)
+    saved = LAUNCH_SECONDS * (len(members) - 1 - concats - copied)
     return 2 * (2 * joined + 2 * out) / BYTES_PER_SECOND < saved
 
 
@@ -151,12 +148,7 @@ def are_frozen(options: Options, weights: Sequence[Any]) -> bool:
     return options.freeze and all(held)
 
 
-def leaves_quick_way(rows: int, apart: int, together: int) -> bool:
-    """Whether products of so many multiplications for each row are tiny, and the one product is not."""
-    return rows > FEW_ROWS and rows * apart <= TINY_PRODUCT < rows * together
-
-
-def join_is_small(rows: int, features: int, widths: Sequence[int]) -> bool:
+def concat_is_small(rows: int, features: int, widths: Sequence[int]) -> bool:
     """Whether joining weights moves little memory beside the product itself."""
     weights = features * sum(widths)
     product = rows * features + weights + rows * sum(widths)

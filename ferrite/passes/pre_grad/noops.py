@@ -18,8 +18,9 @@ from torch import nn
 from ferrite.graph import storages_of
 from ferrite.passes.pre_grad.modules import called_module
 from ferrite.passes.pre_grad.predicates import is_plain, requires_grad
-from ferrite.passes.pre_grad.reshapes import RESTORED
+from ferrite.passes.pre_grad.reshapes import RESTORED, floats
 from ferrite.passes.pre_grad.stage import pre_grad_pass
+from ferrite.passes.shared.noops import always, on_integers
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import Case, NodeRule, Refusal, Site, apply_rules
 
@@ -43,11 +44,6 @@ def returns_operand(site: Site) -> bool:
     """The metadata says whether something was copied; the engine compares the looks."""
     (source, *_) = site.node.all_input_nodes
     return storages_of(site.node) == storages_of(source)
-
-
-def looks_alike(site: Site) -> bool:
-    """The engine compares the looks of operand and result."""
-    return True
 
 
 def is_number(value: Any, wanted: Number) -> bool:
@@ -85,17 +81,12 @@ def whole_stretch(site: Site) -> bool:
 def one_operand(site: Site) -> Any:
     tensors = site.arguments["tensors"]
     if not isinstance(tensors, (list, tuple)) or len(tensors) != 1:
-        return Refusal("it joins several tensors")
+        return Refusal("it concatenates several tensors")
     return tensors[0] if is_plain(site.value(tensors[0])) else Refusal("it is not given an ordinary tensor")
 
 
 def no_gradient(site: Site) -> bool:
     return requires_grad(site.arguments["self"]) is False
-
-
-def on_integers(site: Site) -> bool:
-    value = site.value(site.arguments["self"])
-    return not (value.is_floating_point() or value.is_complex())
 
 
 def twice(site: Site) -> Any:
@@ -108,10 +99,6 @@ def twice(site: Site) -> Any:
         return Refusal("the operand is no truth value")
     site.through(inner)
     return inner.args[0]
-
-
-def floats(*shape: int) -> Callable[[], list[Any]]:
-    return lambda: [torch.randn(shape).requires_grad_()]
 
 
 def ints(*shape: int) -> Callable[[], list[Any]]:
@@ -202,7 +189,7 @@ NOOPS = (
         name="expand_to_itself",
         purpose="expanding to the shape it has is the operand",
         targets=(aten.expand.default, aten.expand_as.default, aten.broadcast_to.default),
-        rewrite=operand_if(looks_alike, ""),
+        rewrite=operand_if(always, ""),
         examples=(
             case("expand", lambda x: x.expand(2, -1) + 1),
             case("expand_as", lambda x: x.expand_as(x) + 1),
@@ -256,8 +243,8 @@ NOOPS = (
         ),
     ),
     NodeRule(
-        name="join_of_one",
-        purpose="joining one tensor is that tensor",
+        name="cat_of_one",
+        purpose="the concat of one tensor is that tensor",
         targets=(aten.cat.default,),
         rewrite=one_operand,
         examples=(case("one", lambda x: torch.cat([x], 1) + 1),),
@@ -324,7 +311,7 @@ NOOPS = (
         name="needless_clone",
         purpose="a copy of what nobody changes is the operand",
         targets=(aten.clone.default,),
-        rewrite=operand_if(looks_alike, ""),
+        rewrite=operand_if(always, ""),
         examples=(case("clone", lambda x: x.clone() + 1), case("of a transposed one", lambda x: x.t().clone() + 1)),
         near_misses=(
             case("the copy is written", written_clone),

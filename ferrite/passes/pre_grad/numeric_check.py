@@ -20,8 +20,8 @@ import torch
 
 from ferrite.errors import CompilerBug, layout, warn_user
 from ferrite.options import Options
-from ferrite.passes import suboptions
 from ferrite.passes.pre_grad.numeric_runs import Maker, Outcome, Tolerance, run_graph, unlike
+from ferrite.passes.shared import suboptions
 from ferrite.pipeline import Fuel, PassContext, PassRecord, Pipeline, run_pipeline
 
 Keep = Callable[[Mapping[str, torch.fx.GraphModule]], str | None]  # writes graphs down; where

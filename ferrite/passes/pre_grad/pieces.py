@@ -1,17 +1,20 @@
-"""Pieces of a tensor, and what joining neighbours of them again gives.
+"""Pieces of a tensor, and what concatenating neighbours of them again gives: the algebra of splits and concats.
 
 A piece is a stretch of a base along one axis: `slice` keeps the axis (split, chunk, narrow, x[2:5]), `select` drops it
-(unbind, select, a squeezed slice of one). A run is a stretch of neighbouring operands of a join that are neighbouring
+(unbind, select, a squeezed slice of one). A run is a stretch of neighbouring operands of a concat that are neighbouring
 pieces of one base, in its order. With k pieces of width w and n the part of the base that they cover:
 
-    slices along s, joined along s            n
-    slices along s, joined along c            flatten(movedim(unflatten(n, s, [k, w]), s, c), c, c + 1)
+    slices along s, concatenated along s      n
+    slices along s, concatenated along c      flatten(movedim(unflatten(n, s, [k, w]), s, c), c, c + 1)
     slices along s, stacked along c           movedim(unflatten(n, s, [k, w]), s, c)
     selects along u, stacked along c          movedim(n, u, c)
-    selects along u, joined along c           flatten(movedim(n, u, c), c, c + 1)
+    selects along u, concatenated along c     flatten(movedim(n, u, c), c, c + 1)
+    any of them, each reshaped to S first,
+        stacked along c                       movedim(T, 0, c), where T = reshape(movedim(.., 0), [k, *S])
+        concatenated along c                  flatten(movedim(T, 0, c), c, c + 1)
 
-A stack is a join of operands that were given the axis c first (`lifted`). Pieces that are all reshaped to S and then
-joined are the reshape of movedim(.., 0) to [k, *S], with its first axis in place of the k pieces.
+A stack is a concat of operands that were given the axis c first (`lifted`). The rules that take each row are in
+`run_rules`; when a rewrite is worth it, `runs` says.
 """
 
 from __future__ import annotations
@@ -25,13 +28,15 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
-from ferrite.passes.pre_grad.predicates import Join, is_plain, keeps_order, sole_user
+from ferrite.passes.pre_grad.predicates import Concat, is_plain, keeps_order, sole_user
 from ferrite.rewrite import arguments_of, only_ones_differ
 
 aten = torch.ops.aten
 Mode = Literal["slice", "select"]
 # What a run becomes: the whole stretch; interleaved with another axis; an axis of k of its own; reshaped first.
-Form = Literal["stretch", "slices joined", "slices stacked", "selects joined", "selects stacked", "reshaped"]
+Form = Literal[
+    "stretch", "slices concatenated", "slices stacked", "selects concatenated", "selects stacked", "reshaped"
+]
 
 
 # --- where a value comes from -----------------------------------------------------------------------------------------
@@ -70,7 +75,7 @@ def piece_of(node: Any) -> Piece | None:
     return reader(node) if reader is not None and fake_value(node) is not None else None
 
 
-def item(node: torch.fx.Node) -> Piece | None:
+def split_item(node: torch.fx.Node) -> Piece | None:
     """An item of a split or an unbind."""
     producer, index = node.args
     if (
@@ -97,7 +102,7 @@ def item(node: torch.fx.Node) -> Piece | None:
     return Piece(base, axis, lo, lo + sizes[index], "slice", (node, producer))
 
 
-def stretch(node: torch.fx.Node) -> Piece | None:
+def sliced(node: torch.fx.Node) -> Piece | None:
     """narrow, or a slice in single steps."""
     given = arguments_of(node)
     base, axis, start = given["self"], given["dim"], given["start"]
@@ -110,7 +115,7 @@ def stretch(node: torch.fx.Node) -> Piece | None:
     return Piece(base, axis % fake_value(base).dim(), lo, lo + width, "slice", (node,))
 
 
-def one_item(node: torch.fx.Node) -> Piece | None:
+def selected(node: torch.fx.Node) -> Piece | None:
     given = arguments_of(node)
     base, axis = given["self"], given["dim"]
     if type(axis) is not int or not has_plain_value(base):
@@ -143,15 +148,15 @@ def from_the_front(index: Any, size: int | torch.SymInt) -> int | None:
 
 
 READERS: dict[Any, Callable[[torch.fx.Node], Piece | None]] = {
-    operator.getitem: item,
-    aten.narrow.default: stretch,
-    aten.slice.Tensor: stretch,
-    aten.select.int: one_item,
+    operator.getitem: split_item,
+    aten.narrow.default: sliced,
+    aten.slice.Tensor: sliced,
+    aten.select.int: selected,
     aten.squeeze.dim: squeezed,
 }
 
 
-# --- operands of a join -----------------------------------------------------------------------------------------------
+# --- operands of a concat ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -168,17 +173,17 @@ class Operand:
     between: tuple[torch.fx.Node, ...] = ()
 
 
-def operands_of(join: Join, rank: int) -> list[Operand]:
-    return [operand_of(node, join, rank) for node in join.operands]
+def operands_of(concat: Concat, rank: int) -> list[Operand]:
+    return [operand_of(node, concat, rank) for node in concat.operands]
 
 
-def operand_of(node: torch.fx.Node, join: Join, rank: int) -> Operand:
+def operand_of(node: torch.fx.Node, concat: Concat, rank: int) -> Operand:
     """An operand as a piece, maybe reshaped, maybe lifted. (Old empty operands have another rank: they are foreign.)"""
-    lifted, inner, between = join.kind == "stack", node, list[torch.fx.Node]()
+    lifted, inner, between = concat.kind == "stack", node, list[torch.fx.Node]()
     foreign = Operand(node, lifted=lifted)
     if not lifted and fake_value(node).dim() != rank:
         return foreign
-    if not lifted and gets_axis(node, join.dim):
+    if not lifted and gets_axis(node, concat.dim):
         lifted, inner = True, node.all_input_nodes[0]
         between.append(node)
     piece = piece_of(inner)
@@ -212,7 +217,7 @@ def is_tensor(node: Any) -> bool:
 
 @dataclass(frozen=True)
 class Run:
-    """Neighbours in a join that are neighbours in a base, in numbers. `whole`: they are all of it along the axis."""
+    """Neighbours in a concat that are neighbours in a base, in numbers. `whole`: they are all of it along the axis."""
 
     axis: int
     lo: int
@@ -224,19 +229,19 @@ class Run:
     whole: bool = False
 
     def form(self, dim: int) -> Form:
-        """What it becomes in a join along a dimension."""
+        """What it becomes in a concat along a dimension."""
         if self.shape is not None:
             return "reshaped"
         if self.mode == "select":
-            return "selects stacked" if self.lifted else "selects joined"
+            return "selects stacked" if self.lifted else "selects concatenated"
         if self.lifted:
             return "slices stacked"
-        return "stretch" if self.axis == dim else "slices joined"
+        return "stretch" if self.axis == dim else "slices concatenated"
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Neighbouring operands of a join: one run of a base, or one foreign operand (`run` is None)."""
+    """Neighbouring operands of a concat: one run of a base, or one foreign operand (`run` is None)."""
 
     operands: tuple[Operand, ...]
     run: Run | None = None
@@ -248,7 +253,7 @@ class Stretch:
         return piece.base
 
     def nodes(self) -> list[torch.fx.Node]:
-        """Everything between the base and the join."""
+        """Everything between the base and the concat."""
         pieces = (operand.piece for operand in self.operands)
         made_by = [node for piece in pieces if piece is not None for node in piece.made_by]
         return [node for operand in self.operands for node in operand.between] + made_by
@@ -337,7 +342,7 @@ class Moves:
         return self.write(aten.flatten.using_ints, tensor, dim, dim + 1)
 
     def strided_like(self, tensor: Any, wanted: torch.Tensor) -> Any:
-        """With the strides of a join along dimensions of one, where only those differ: calls behind it lay out their
+        """With the strides of a concat along dimensions of one, where only those differ: calls behind it lay out their
         results by them, too."""
         value = self.value(tensor)
         if not only_ones_differ(wanted, value):

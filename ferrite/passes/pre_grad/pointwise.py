@@ -19,11 +19,13 @@ from ferrite.passes.pre_grad.horizontal import copy_outweighs
 from ferrite.passes.pre_grad.noops import DONE_TWICE
 from ferrite.passes.pre_grad.predicates import (
     ELEMENTWISE,
-    Join,
+    EXACT,
+    ROUNDED,
+    Concat,
+    concat_view,
     is_elementwise_unary,
     is_plain,
     is_shape_view,
-    join_view,
     sole_user,
 )
 from ferrite.passes.pre_grad.stage import pre_grad_pass
@@ -139,15 +141,15 @@ def relu_nan_to_num(gm: torch.fx.GraphModule, context: PassContext) -> int:
     return apply_rules(gm, NAN_TO_NUM, context)
 
 
-# --- elementwise calls in front of joins ------------------------------------------------------------------------------
+# --- elementwise calls in front of concats ----------------------------------------------------------------------------
 #
-# Profit: alone, n small calls cost more than one large one. They pay where the join is taken apart right behind the
+# Profit: alone, n small calls cost more than one large one. They pay where the concat is taken apart right behind the
 # call, so that it goes away, if it is of few or copies much; and, once kernels are compiled (the option
 # kernel_rewrites), where one of them can be part of the kernel that computes its operand. In eager that gains nothing:
-# 1.0 to 1.4 of the time, by `python -m bench.passes rewrites`. Without the join it takes 0.3 to 0.7, of sixteen tiny
+# 1.0 to 1.4 of the time, by `python -m bench.passes rewrites`. Without the concat it takes 0.3 to 0.7, of sixteen tiny
 # operands 1.1.
 
-FEW_OPERANDS = 4  # as many calls as a join, the call on it, and the split
+FEW_OPERANDS = 4  # as many calls as a concat, the call on it, and the split
 PRODUCERS = frozenset(
     {
         *(aten.linear.default, aten.mm.default, aten.bmm.default, aten.matmul.default),
@@ -163,69 +165,69 @@ PRODUCERS = frozenset(
 
 def in_front_of_the_join(site: Site, *, exact: bool) -> Any:
     unary = is_elementwise_unary(site.node)
-    if unary is None or unary.facts.exact is not exact:
+    if unary is None or unary.exact is not exact:
         return Refusal("an argument is not known" if unary is None else "another rule is for this operator")
     views: list[torch.fx.Node] = []
     node = unary.operand
     while is_shape_view(node):
         views.append(node)
         node = node.args[0]  # type: ignore[assignment]
-    join = join_view(node)
-    if join is None:
-        return Refusal("it is not done on a join")
-    problem = operand_problem(join, site.value(node)) or shared(views, node) or no_profit(site, node, join, views)
+    concat = concat_view(node)
+    if concat is None:
+        return Refusal("it is not done on a concat")
+    problem = operand_problem(concat, site.value(node)) or shared(views, node) or no_profit(site, node, concat, views)
     if problem is not None:
         return Refusal(problem)
     site.through(*views, node)
     rest, named = site.node.args[1:], site.node.kwargs
-    done = [site.call(site.node.target, operand, *rest, **named) for operand in join.operands]
-    result = site.call(node.target, done, join.dim)
+    done = [site.call(site.node.target, operand, *rest, **named) for operand in concat.operands]
+    result = site.call(node.target, done, concat.dim)
     for view in reversed(views):
         result = site.call(view.target, result, *view.args[1:], **view.kwargs)
     return result
 
 
-def operand_problem(join: Join, value: Any) -> str | None:
-    operands = [fake_value(operand) for operand in join.operands]
-    if len(operands) == 1 or len(set(join.operands)) != len(operands):
-        return "it joins one value, or one several times"
+def operand_problem(concat: Concat, value: Any) -> str | None:
+    operands = [fake_value(operand) for operand in concat.operands]
+    if len(operands) == 1 or len(set(concat.operands)) != len(operands):
+        return "it concatenates one value, or one several times"
     if not all(is_plain(operand) and operand.dtype == value.dtype for operand in operands):
         return "the operands are of several dtypes, or no ordinary tensors"
     return None
 
 
-def shared(views: Sequence[torch.fx.Node], join: torch.fx.Node) -> str | None:
-    several = next((node for node in (*views, join) if sole_user(node) is None), None)
+def shared(views: Sequence[torch.fx.Node], concat: torch.fx.Node) -> str | None:
+    several = next((node for node in (*views, concat) if sole_user(node) is None), None)
     return None if several is None else f"{several.name} is read elsewhere too"
 
 
-def no_profit(site: Site, join: torch.fx.Node, parts: Join, views: Sequence[torch.fx.Node]) -> str | None:
+def no_profit(site: Site, concat: torch.fx.Node, parts: Concat, views: Sequence[torch.fx.Node]) -> str | None:
     if not views and any(splits_again(user, parts) for user in site.node.users):
         few = len(parts.operands) <= FEW_OPERANDS or site.options.kernel_rewrites
-        if few or copy_outweighs(site.value(join), len(parts.operands) - FEW_OPERANDS):
+        if few or copy_outweighs(site.value(concat), len(parts.operands) - FEW_OPERANDS):
             return None
-        return "the calls for each operand cost more than the join"
-    if not any(part.target in PRODUCERS and sole_user(part) is join for part in parts.operands):
-        return "nothing is gained: no operand can be computed together with it, and the join stays"
+        return "the calls for each operand cost more than the concat"
+    if not any(part.target in PRODUCERS and sole_user(part) is concat for part in parts.operands):
+        return "nothing is gained: no operand can be computed together with it, and the concat stays"
     return None if site.options.kernel_rewrites else "nothing fuses in eager: the option kernel_rewrites is off"
 
 
-def splits_again(user: torch.fx.Node, join: Join) -> bool:
+def splits_again(user: torch.fx.Node, concat: Concat) -> bool:
     if user.target not in (aten.split_with_sizes.default, aten.unbind.int):
         return False
     given = arguments_of(user)
-    if given["dim"] != join.dim or (user.target is aten.unbind.int) != (join.kind == "stack"):
+    if given["dim"] != concat.dim or (user.target is aten.unbind.int) != (concat.kind == "stack"):
         return False
-    sizes = [fake_value(part).shape[join.dim] for part in join.operands] if join.kind == "cat" else []
-    return join.kind == "stack" or list(given["split_sizes"]) == sizes
+    sizes = [fake_value(part).shape[concat.dim] for part in concat.operands] if concat.kind == "cat" else []
+    return concat.kind == "stack" or list(given["split_sizes"]) == sizes
 
 
 def two(first: tuple[int, ...] = (2, 3), second: tuple[int, ...] = (2, 3)) -> Callable[[], list[Any]]:
     return lambda: [torch.randn(first).requires_grad_(), torch.randn(second).requires_grad_()]
 
 
-def joined(unary: Callable[[Any], Any], **join: Any) -> Callable[..., Any]:
-    return lambda a, b: unary(torch.cat([a * 2, b + 1], **join))
+def joined(unary: Callable[[Any], Any], **concat: Any) -> Callable[..., Any]:
+    return lambda a, b: unary(torch.cat([a * 2, b + 1], **concat))
 
 
 def operand_written(a: Any, b: Any) -> Any:
@@ -255,17 +257,13 @@ def many_split_again(count: int) -> Callable[..., Any]:
     return function
 
 
-def targets(*, exact: bool) -> tuple[Any, ...]:
-    return tuple(target for target, facts in ELEMENTWISE.items() if facts.exact is exact)
-
-
 F = torch.nn.functional
 FUSED = {"kernel_rewrites": True}
 SINKING = (
     NodeRule(
         name="sink_cat_exact",
-        purpose="what selects or rounds each element of a join does so to the operands",
-        targets=targets(exact=True),
+        purpose="what selects or rounds each element of a concat does so to the operands",
+        targets=tuple(EXACT),
         rewrite=functools.partial(in_front_of_the_join, exact=True),
         examples=(
             Case("relu", joined(torch.relu, dim=1), two(), FUSED),
@@ -283,8 +281,8 @@ SINKING = (
             Case("nothing fuses", joined(torch.relu, dim=1), two()),
             Case("many tiny ones split again", many_split_again(6), lambda: [torch.randn(2, 3)]),
             Case("an operand is written between", operand_written, two(), FUSED),
-            Case("the join is written", result_written, two(), FUSED),
-            Case("the join is returned", lambda a, b: (lambda y: (y, y.relu()))(torch.cat([a * 2, b])), two(), FUSED),
+            Case("the concat is written", result_written, two(), FUSED),
+            Case("the concat is returned", lambda a, b: (lambda y: (y, y.relu()))(torch.cat([a * 2, b])), two(), FUSED),
             Case("joined bits read as floats", bits_as_floats, two(), FUSED),
             Case("as another dtype", joined(lambda x: x.view(torch.int32).abs()), two(), FUSED),
             Case("dtypes differ", lambda a, b: torch.cat([a * 2, b.double()]).relu(), two(), FUSED),
@@ -292,8 +290,8 @@ SINKING = (
     ),
     NodeRule(
         name="sink_cat_rounded",
-        purpose="what computes a function of each element of a join does so to the operands",
-        targets=targets(exact=False),
+        purpose="what computes a function of each element of a concat does so to the operands",
+        targets=tuple(ROUNDED),
         rewrite=functools.partial(in_front_of_the_join, exact=False),
         examples=(
             Case("tanh", joined(torch.tanh), two(), FUSED),
@@ -311,7 +309,7 @@ SINKING = (
 
 @pre_grad_pass(rules=SINKING)
 def sink_cat_after_pointwise(gm: torch.fx.GraphModule, context: PassContext) -> int:
-    """Elementwise calls on a join are done on its operands, where that lets them fuse or the join go."""
+    """Elementwise calls on a concat are done on its operands, where that lets them fuse or the concat go."""
     total = 0
     while count := apply_rules(gm, SINKING, context):  # of two in a row the first has to go first
         total += count

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -74,18 +73,18 @@ def is_shape_view(node: Any) -> bool:
     return bool(memory) and memory == storages_of(node.args[0])
 
 
-class Join(NamedTuple):
-    """A cat or stack; `dim` counts from the front."""
+class Concat(NamedTuple):
+    """A cat or stack; `dim` counts from the front: `torch.stack([x, y], -1)` of matrices is ("stack", (x, y), 2)."""
 
     kind: Literal["cat", "stack"]
     operands: tuple[torch.fx.Node, ...]
     dim: int
 
 
-def join_view(node: Any) -> Join | None:
-    """A join written out; None for other calls, and where the operands are one value or the dimension is not known.
+def concat_view(node: Any) -> Concat | None:
+    """A concat written out; None for other calls, and where the operands are one value or the dimension is not known.
 
-    A join into `out` writes, so it is never a call of these overloads.
+    A concat into `out` writes, so it is never a call of these overloads.
     """
     if not isinstance(node, torch.fx.Node) or node.target not in (aten.cat.default, aten.stack.default):
         return None
@@ -96,7 +95,7 @@ def join_view(node: Any) -> Join | None:
     if not operands or not all(isinstance(operand, torch.fx.Node) for operand in operands):
         return None
     kind: Literal["cat", "stack"] = "cat" if node.target is aten.cat.default else "stack"
-    return Join(kind, tuple(operands), dim % max(value.dim(), 1))
+    return Concat(kind, tuple(operands), dim % max(value.dim(), 1))
 
 
 class LinearView(NamedTuple):
@@ -142,90 +141,53 @@ def matmul_view(node: Any) -> MatmulView | None:
 # --- elementwise operators of one tensor ------------------------------------------------------------------------------
 
 Arguments = Mapping[str, Any]
-Zero = bool | Callable[[Arguments], bool]
-
-
-@dataclass(frozen=True)
-class Elementwise:
-    """Facts about f(x) that hold for every element by itself.
-
-    `dtype`: that of the operand; a float's for integers; bool; or the one asked for. `exact`: every kernel gives the
-    same bits, so that it does not matter where in a tensor an element stands (elsewhere a kernel may take the last
-    few elements one by one, and round them otherwise). `monotone`: it never falls, or never rises; not for NaN.
-    """
-
-    parameters: tuple[str, ...] = ()
-    dtype: Literal["same", "float", "bool", "asked"] = "same"
-    zero: Zero = True  # whether it maps 0 to 0
-    monotone: Literal["up", "down", "no"] = "up"
-    exact: bool = False
-
-
-def zero_between(low: str, high: str) -> Callable[[Arguments], bool]:
-    def holds(given: Arguments) -> bool:
-        least, most = given.get(low), given.get(high)
-        return (least is None or least <= 0) and (most is None or most >= 0)
-
-    return holds
-
-
-ELEMENTWISE: Mapping[Any, Elementwise] = {
-    aten.relu.default: Elementwise(exact=True),
-    aten.relu6.default: Elementwise(exact=True),
-    aten.hardtanh.default: Elementwise(("min_val", "max_val"), zero=zero_between("min_val", "max_val"), exact=True),
-    aten.clamp.default: Elementwise(("min", "max"), zero=zero_between("min", "max"), exact=True),
-    aten.clamp_min.default: Elementwise(("min",), zero=zero_between("min", ""), exact=True),
-    aten.clamp_max.default: Elementwise(("max",), zero=zero_between("", "max"), exact=True),
-    aten.nan_to_num.default: Elementwise(("nan", "posinf", "neginf"), monotone="no", exact=True),
-    aten.abs.default: Elementwise(monotone="no", exact=True),
-    aten.neg.default: Elementwise(monotone="down", exact=True),
-    aten.sign.default: Elementwise(exact=True),
-    aten.floor.default: Elementwise(exact=True),
-    aten.ceil.default: Elementwise(exact=True),
-    aten.trunc.default: Elementwise(exact=True),
-    aten.round.default: Elementwise(exact=True),
-    aten.round.decimals: Elementwise(("decimals",)),
-    aten.logical_not.default: Elementwise(dtype="bool", zero=False, monotone="no", exact=True),
-    aten.isnan.default: Elementwise(dtype="bool", monotone="no", exact=True),
-    aten.isinf.default: Elementwise(dtype="bool", monotone="no", exact=True),
-    aten.isfinite.default: Elementwise(dtype="bool", zero=False, monotone="no", exact=True),
-    aten.to.dtype: Elementwise(("dtype",), dtype="asked", monotone="no", exact=True),
-    aten.square.default: Elementwise(monotone="no"),
-    aten.leaky_relu.default: Elementwise(("negative_slope",), monotone="no"),
-    aten.elu.default: Elementwise(("alpha", "scale", "input_scale"), monotone="no"),
-    aten.celu.default: Elementwise(("alpha",), monotone="no"),
-    aten.selu.default: Elementwise(),
-    aten.hardswish.default: Elementwise(monotone="no"),
-    aten.hardsigmoid.default: Elementwise(zero=False),
-    aten.silu.default: Elementwise(monotone="no"),
-    aten.mish.default: Elementwise(monotone="no"),
-    aten.gelu.default: Elementwise(("approximate",), monotone="no"),
-    aten.softplus.default: Elementwise(("beta", "threshold"), zero=False, monotone="no"),
-    aten.tanh.default: Elementwise(dtype="float"),
-    aten.sigmoid.default: Elementwise(dtype="float", zero=False),
-    aten.exp.default: Elementwise(dtype="float", zero=False),
-    aten.expm1.default: Elementwise(dtype="float"),
-    aten.log.default: Elementwise(dtype="float", zero=False),
-    aten.log1p.default: Elementwise(dtype="float"),
-    aten.sqrt.default: Elementwise(dtype="float"),
-    aten.rsqrt.default: Elementwise(dtype="float", zero=False, monotone="down"),
-    aten.reciprocal.default: Elementwise(dtype="float", zero=False, monotone="no"),
-    aten.sin.default: Elementwise(dtype="float", monotone="no"),
-    aten.cos.default: Elementwise(dtype="float", zero=False, monotone="no"),
-    aten.erf.default: Elementwise(dtype="float"),
+# Operators with the names of their other arguments. Every kernel of an exact one gives the same bits, so that it does
+# not matter where in a tensor an element stands; of the others a kernel may take the last few elements one by one, and
+# round them otherwise.
+EXACT: Mapping[Any, tuple[str, ...]] = {
+    **dict.fromkeys(
+        (
+            *(aten.relu.default, aten.relu6.default, aten.abs.default, aten.neg.default),
+            *(aten.sign.default, aten.floor.default, aten.ceil.default, aten.trunc.default),
+            *(aten.round.default, aten.logical_not.default, aten.isnan.default, aten.isinf.default),
+            *(aten.isfinite.default,),
+        ),
+        (),
+    ),
+    aten.hardtanh.default: ("min_val", "max_val"),
+    aten.clamp.default: ("min", "max"),
+    aten.clamp_min.default: ("min",),
+    aten.clamp_max.default: ("max",),
+    aten.nan_to_num.default: ("nan", "posinf", "neginf"),
+    aten.to.dtype: ("dtype",),
 }
+ROUNDED: Mapping[Any, tuple[str, ...]] = {
+    **dict.fromkeys(
+        (
+            *(aten.square.default, aten.selu.default, aten.hardswish.default, aten.hardsigmoid.default),
+            *(aten.silu.default, aten.mish.default, aten.tanh.default, aten.sigmoid.default),
+            *(aten.exp.default, aten.expm1.default, aten.log.default, aten.log1p.default),
+            *(aten.sqrt.default, aten.rsqrt.default, aten.reciprocal.default, aten.sin.default),
+            *(aten.cos.default, aten.erf.default),
+        ),
+        (),
+    ),
+    aten.round.decimals: ("decimals",),
+    aten.leaky_relu.default: ("negative_slope",),
+    aten.elu.default: ("alpha", "scale", "input_scale"),
+    aten.celu.default: ("alpha",),
+    aten.gelu.default: ("approximate",),
+    aten.softplus.default: ("beta", "threshold"),
+}
+ELEMENTWISE: Mapping[Any, tuple[str, ...]] = {**EXACT, **ROUNDED}
 
 
 class Unary(NamedTuple):
-    """One call of an elementwise operator: its operand, its other arguments by name, and the facts."""
+    """One call of an elementwise operator: its operand, its other arguments by name, and whether it is exact."""
 
     operand: torch.fx.Node
     parameters: Arguments
-    facts: Elementwise
-
-    @property
-    def zero_to_zero(self) -> bool:
-        return self.facts.zero(self.parameters) if callable(self.facts.zero) else self.facts.zero
+    exact: bool
 
 
 def is_elementwise_unary(node: Any) -> Unary | None:
@@ -235,12 +197,12 @@ def is_elementwise_unary(node: Any) -> Unary | None:
     """
     if not isinstance(node, torch.fx.Node) or node.op != "call_function" or node.target not in ELEMENTWISE:
         return None
-    facts, given = ELEMENTWISE[node.target], dict(arguments_of(node))
+    parameters, given = ELEMENTWISE[node.target], dict(arguments_of(node))
     operand = given.pop("self")
     if not isinstance(operand, torch.fx.Node) or any(isinstance(item, torch.fx.Node) for item in given.values()):
         return None
     schema = node.target._schema.arguments  # type: ignore[union-attr]
     defaults = {parameter.name: parameter.default_value for parameter in schema}
-    if any(given[name] != defaults[name] for name in given if name not in facts.parameters):
+    if any(given[name] != defaults[name] for name in given if name not in parameters):
         return None  # a cast that is told how to copy, say
-    return Unary(operand, {name: given[name] for name in facts.parameters}, facts)
+    return Unary(operand, {name: given[name] for name in parameters}, node.target in EXACT)

@@ -10,10 +10,11 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
-from ferrite.passes.batching import Fusion, Settings
-from ferrite.passes.batching.members import identity
 from ferrite.passes.pre_grad import horizontal
 from ferrite.passes.pre_grad.horizontal import hints, rows_of
+from ferrite.passes.shared.batching import Fusion, Settings
+from ferrite.passes.shared.batching.members import identity
+from ferrite.passes.shared.facts import leaves_quick_way
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import Writer, arguments_of, inherit
 
@@ -131,8 +132,8 @@ def one_input_pays(members: Sequence[torch.fx.Node], copied: int, context: PassC
     if copied or x.device.type not in ("cpu", "cuda"):
         return False
     if x.device.type == "cpu":
-        return frozen and not horizontal.leaves_quick_way(rows, features * max(widths), features * sum(widths))
-    if frozen or horizontal.join_is_small(rows, features, widths):
+        return frozen and not leaves_quick_way(rows, features * max(widths), features * sum(widths))
+    if frozen or horizontal.concat_is_small(rows, features, widths):
         return True
     moved = features * sum(widths) * x.element_size()
     return horizontal.saves_launches(members, 0, moved, 1 + any(each.bias is not None for each in products))

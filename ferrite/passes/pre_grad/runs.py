@@ -1,4 +1,4 @@
-"""Joins whose operands were taken apart shortly before: a run of pieces becomes one operand, or the whole result.
+"""Concats whose operands were taken apart shortly before: a run of pieces becomes one operand, or the whole result.
 
     cat([a, p[2], p[3], p[4], b], d), p = split(x, .., d)      =>      cat([a, x[m:n], b], d)
 
@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value, no_guards, storages_in, storages_of
-from ferrite.options import Options
-from ferrite.passes import suboptions
 from ferrite.passes.pre_grad.pieces import (
     Form,
     Moves,
@@ -30,18 +28,17 @@ from ferrite.passes.pre_grad.pieces import (
     operands_of,
     stretches_of,
 )
-from ferrite.passes.pre_grad.predicates import join_view, requires_grad
-from ferrite.pipeline import PassContext
-from ferrite.rewrite import AnyRule, Refusal, Site, apply_rules
+from ferrite.passes.pre_grad.predicates import concat_view, requires_grad
+from ferrite.rewrite import Refusal, Site
 
 aten = torch.ops.aten
-JOINS = (aten.cat.default, aten.stack.default)
+CONCATS = (aten.cat.default, aten.stack.default)
 FORMATS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which runs a rule takes. `alone`: only where the join holds nothing else. `copied`: as a copy of its own."""
+    """Which runs a rule takes. `alone`: only where the concat holds nothing else. `copied`: as a copy of its own."""
 
     forms: frozenset[Form]
     accepts: Callable[[Stretch], bool] = lambda stretch: True
@@ -49,27 +46,27 @@ class Wanted:
     copied: bool = False
 
     def __call__(self, site: Site) -> Any:
-        """The join written anew, or why not."""
-        join = join_view(site.node)
-        if join is None or not all(has_plain_value(operand) for operand in join.operands):
+        """The concat written anew, or why not."""
+        concat = concat_view(site.node)
+        if concat is None or not all(has_plain_value(operand) for operand in concat.operands):
             return Refusal("its operands are not written out as ordinary tensors")
         value = site.value(site.node)
-        operands = without_old_empties(operands_of(join, value.dim()), value)
-        stretches = stretches_of(operands, join.dim)
+        operands = without_old_empties(operands_of(concat, value.dim()), value)
+        stretches = stretches_of(operands, concat.dim)
         least = site.options.split_cat_min_run
-        chosen = [each for each in stretches if self.takes(each, join.dim, least)]
+        chosen = [each for each in stretches if self.takes(each, concat.dim, least)]
         if len(stretches) > 1:
-            chosen = [each for each in chosen if not copies(each, join.dim)]
+            chosen = [each for each in chosen if not copies(each, concat.dim)]
         if not chosen:
             return Refusal(f"it holds no {least} neighbours that are such pieces of one tensor, in its order")
         if self.alone and len(stretches) > 1:
             return Refusal("it holds other operands too")
         moves = Moves(site.call)
         try:
-            items = [part for each in stretches for part in self.parts(moves, each, each in chosen, join)]
+            items = [part for each in stretches for part in self.parts(moves, each, each in chosen, concat)]
         except Undecided:
             return Refusal("whether it copies depends on sizes that are not known")
-        result = self.finished(moves, items, join.dim, value)
+        result = self.finished(moves, items, concat.dim, value)
         return result if isinstance(result, Refusal) else worth_it(site, moves, chosen) or result
 
     def takes(self, stretch: Stretch, dim: int, least: int) -> bool:
@@ -78,12 +75,14 @@ class Wanted:
             return False
         return run.count >= least or run.whole
 
-    def parts(self, moves: Moves, stretch: Stretch, chosen: bool, join: Any) -> list[Any]:
-        """What stands for neighbouring operands in a join by `cat`."""
+    def parts(self, moves: Moves, stretch: Stretch, chosen: bool, concat: Any) -> list[Any]:
+        """What stands for neighbouring operands in a concat by `cat`."""
         if chosen and stretch.run is not None:
-            return [moves.run(stretch.base, stretch.run, join.dim)]
+            return [moves.run(stretch.base, stretch.run, concat.dim)]
         nodes = [operand.node for operand in stretch.operands]
-        return nodes if join.kind == "cat" else [moves.write(aten.unsqueeze.default, node, join.dim) for node in nodes]
+        return (
+            nodes if concat.kind == "cat" else [moves.write(aten.unsqueeze.default, node, concat.dim) for node in nodes]
+        )
 
     def finished(self, moves: Moves, items: list[Any], dim: int, value: torch.Tensor) -> Any:
         if len(items) > 1 or fake_value(items[0]).dtype != value.dtype:
@@ -110,7 +109,7 @@ def copies(stretch: Stretch, dim: int) -> bool:
 
 
 def without_old_empties(operands: list[Operand], value: torch.Tensor) -> list[Operand]:
-    """Operands of shape [0] may stand in any join. They say nothing, unless by their dtype or to autograd."""
+    """Operands of shape [0] may stand in any concat. They say nothing, unless by their dtype or to autograd."""
     if any(fake_value(operand.node).dtype != value.dtype for operand in operands):
         return operands
 
@@ -122,7 +121,7 @@ def without_old_empties(operands: list[Operand], value: torch.Tensor) -> list[Op
 
 
 def format_of(value: torch.Tensor) -> torch.memory_format:
-    """The memory format that a join has given its result; which the engine compares stride by stride."""
+    """The memory format that a concat has given its result; which the engine compares stride by stride."""
     if not all(type(number) is int for number in (*value.shape, *value.stride())):
         return torch.contiguous_format
     fitting = (each for each in FORMATS if has_format(value, each))
@@ -172,44 +171,3 @@ def copied_elements(nodes: Iterable[torch.fx.Node]) -> int:
         if isinstance(value, torch.Tensor) and storages_of(node).isdisjoint(memory):
             found += torch_api.size_hint(value.numel())
     return found
-
-
-def wanted(*forms: Form, accepts: Callable[[Stretch], bool] = lambda stretch: True, **more: bool) -> Wanted:
-    return Wanted(frozenset(forms), accepts, **more)
-
-
-@dataclass(frozen=True)
-class Neighbours:
-    """What a pass of the family may be told beside its name; without, the option split_cat_min_run holds."""
-
-    min_run: int = suboptions.at_least(2, 2)
-
-
-def cancel(gm: torch.fx.GraphModule, rules: Sequence[AnyRule], context: PassContext, twin: bool | None = None) -> int:
-    """Apply rules of the family, unless it is off. Of a pass and its twin one runs, by the level that is asked for.
-
-    The first rule has the name of the pass, by which the option split_cat chooses.
-    """
-    at_aten = context.options.pre_grad_level == "aten"
-    options = options_for(rules[0].name.removesuffix("_aten"), context.options)
-    if options is None or twin not in (None, at_aten):
-        return 0
-    targets = {target for rule in rules for target in rule.targets}
-    # most graphs have neither splits nor joins: asking for them costs less than getting the engine ready
-    if not any(gm.graph.find_nodes(op="call_function", target=target, sort=False) for target in targets):
-        return 0
-    own = replace(context, options=options)
-    count = apply_rules(gm, rules, own)
-    context.steps = own.steps
-    return count
-
-
-def options_for(name: str, options: Options) -> Options | None:
-    """The options with what a pass was told; None where it is not to run."""
-    chosen = options.split_cat
-    if isinstance(chosen, str):
-        return options if chosen == "on" else None
-    if name not in chosen:
-        return None
-    least = chosen[name].get("min_run", options.split_cat_min_run)
-    return replace(options, split_cat_min_run=least)

@@ -20,11 +20,11 @@ from ferrite.passes.pre_grad.canonical import read_by_position
 from ferrite.passes.pre_grad.horizontal import copy_outweighs
 from ferrite.passes.pre_grad.pieces import Moves, Piece, operands_of, piece_of, stretches_of
 from ferrite.passes.pre_grad.predicates import (
-    Join,
+    Concat,
     Unary,
+    concat_view,
     is_elementwise_unary,
     is_returned,
-    join_view,
     requires_grad,
     sole_user,
 )
@@ -114,32 +114,32 @@ def one_split(site: Site) -> Any:
 # --- neighbours joined again, beside others that are not --------------------------------------------------------------
 
 
-def join_and_others(node: torch.fx.Node) -> Nodes | Refusal:
-    """A join of neighbouring items of one split, and the other items of that split."""
-    join = join_view(node)
-    pieces = [piece_of(operand) for operand in join.operands] if join is not None else []
+def concat_and_others(node: torch.fx.Node) -> Nodes | Refusal:
+    """A concat of neighbouring items of one split, and the other items of that split."""
+    concat = concat_view(node)
+    pieces = [piece_of(operand) for operand in concat.operands] if concat is not None else []
     split = neighbours_in_a_split(pieces)
-    if join is None or split is None or join.kind != "cat" or (found := sections(split)) is None:
-        return Refusal("it does not join neighbouring items of one split, each once, in their order")
-    if found.dim != join.dim:
+    if concat is None or split is None or concat.kind != "cat" or (found := sections(split)) is None:
+        return Refusal("it does not concatenate neighbouring items of one split, each once, in their order")
+    if found.dim != concat.dim:
         return Refusal("split and joined along different dimensions")
-    if any(sole_user(operand) is None for operand in join.operands):
+    if any(sole_user(operand) is None for operand in concat.operands):
         return Refusal("an item is read elsewhere too")
-    others = [item for item in items_of(split) if item not in join.operands]
+    others = [item for item in items_of(split) if item not in concat.operands]
     if not others:
         return Refusal("nobody reads another item of the split: a slice is enough")
-    taken = {index_of(operand) for operand in join.operands}
+    taken = {index_of(operand) for operand in concat.operands}
     return [node, *others] if taken.isdisjoint(map(index_of, others)) else Refusal("an item is read elsewhere too")
 
 
 def neighbours_in_a_split(pieces: Sequence[Piece | None]) -> torch.fx.Node | None:
     """The split that these are consecutive items of, by their numbers: one that is empty counts too."""
-    known = [piece for piece in pieces if piece is not None and piece.made_by[0].target is operator.getitem]
-    if len(known) < 2 or len(known) != len(pieces) or known[0].producer is not aten.split_with_sizes.default:
+    items = [piece.made_by for piece in pieces if piece is not None and piece.made_by[0].target is operator.getitem]
+    if len(items) < 2 or len(items) != len(pieces) or items[0][-1].target is not aten.split_with_sizes.default:
         return None
-    split, first = known[0].made_by[-1], index_of(known[0].made_by[0])
-    found = [(piece.made_by[-1], index_of(piece.made_by[0])) for piece in known]
-    return split if found == [(split, first + step) for step in range(len(known))] else None
+    split, first = items[0][-1], index_of(items[0][0])
+    in_order = [(split, first + step) for step in range(len(items))]
+    return split if [(nodes[-1], index_of(nodes[0])) for nodes in items] == in_order else None
 
 
 def fewer_sections(site: Site) -> Any:
@@ -200,52 +200,52 @@ def items_of_stacked(is_exact: bool) -> Callable[[torch.fx.Node], Nodes | Refusa
         found = stacked_call(unbind)
         if found is None:
             return Refusal("it does not take apart what an elementwise call made of a stack, for it alone")
-        call, join = found
-        if call.facts.exact != is_exact:
+        call, concat = found
+        if call.exact != is_exact:
             return Refusal("another rule takes such functions")
         dtype = fake_value(call.operand).dtype
-        if any(fake_value(operand).dtype != dtype for operand in join.operands):
+        if any(fake_value(operand).dtype != dtype for operand in concat.operands):
             return Refusal("the stack widens an operand")
-        if arguments_of(unbind)["dim"] != join.dim:
+        if arguments_of(unbind)["dim"] != concat.dim:
             return Refusal("stacked and taken apart along different dimensions")
         items = items_of(unbind)
-        unread = set(range(len(join.operands))) - set(map(index_of, items))
-        if any(requires_grad(join.operands[index]) is not False for index in unread):
+        unread = set(range(len(concat.operands))) - set(map(index_of, items))
+        if any(requires_grad(concat.operands[index]) is not False for index in unread):
             return Refusal("an operand whose item nobody reads would have no gradient, instead of zeros")
         return items or Refusal("nobody reads its items")
 
     return roots
 
 
-def stacked_call(unbind: torch.fx.Node) -> tuple[Unary, Join] | None:
+def stacked_call(unbind: torch.fx.Node) -> tuple[Unary, Concat] | None:
     """The elementwise call whose result is taken apart, and the stack it is made on; neither is read elsewhere."""
     middle: Any = unbind.args[0]
     call = is_elementwise_unary(middle)
-    join = join_view(call.operand) if call is not None else None
-    if call is None or join is None or join.kind != "stack" or not read_by_position(unbind):
+    concat = concat_view(call.operand) if call is not None else None
+    if call is None or concat is None or concat.kind != "stack" or not read_by_position(unbind):
         return None
     alone = sole_user(middle) is unbind and sole_user(call.operand) is middle
-    return (call, join) if alone else None
+    return (call, concat) if alone else None
 
 
 def one_call_each(site: Site) -> Any:
     """f of each operand; of the tensor they are pieces of, if they are."""
     found, middle = stacked_call(site.node), cast(torch.fx.Node, site.node.args[0])
     assert found is not None
-    call, join = found
+    call, concat = found
 
     def same_call(operand: Any) -> Any:
         return site.call(middle.target, operand, *middle.args[1:], **middle.kwargs)
 
     indices = [index_of(root) for root in site.roots]
-    stretches = stretches_of(operands_of(join, fake_value(call.operand).dim()), join.dim)
+    stretches = stretches_of(operands_of(concat, fake_value(call.operand).dim()), concat.dim)
     run = stretches[0].run
     site.through(middle, call.operand, *site.node.users)
     if len(stretches) > 1 or run is None or run.shape is not None:
         more = len(set(indices)) - SAVED_CALLS
         if more > 0 and not site.options.kernel_rewrites and not copy_outweighs(fake_value(call.operand), more):
             return Refusal("calls for each cost more than the stack, while they fuse with nothing")
-        made = {index: same_call(join.operands[index]) for index in dict.fromkeys(indices)}
+        made = {index: same_call(concat.operands[index]) for index in dict.fromkeys(indices)}
         return tuple(made[index] for index in indices)
     base, sizes = stretches[0].base, [(run.hi - run.lo) // run.count] * run.count
     whole = same_call(base if run.whole else Moves(site.call).write(aten.slice.Tensor, base, run.axis, run.lo, run.hi))

@@ -1,4 +1,4 @@
-"""What the rules about splits and joins are tried on, and what they share."""
+"""What the rules about splits and concats are tried on, and what they share."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ def flat(value: Any) -> Any:
     return value.reshape(-1) * 2
 
 
-def split_join(
-    pick: Pick, sizes: Sequence[int] = (1, 2, 1), dim: int = 1, to: int = 1, join: Any = torch.cat, read: Any = flat
+def split_concat(
+    pick: Pick, sizes: Sequence[int] = (1, 2, 1), dim: int = 1, to: int = 1, concat: Any = torch.cat, read: Any = flat
 ) -> Callable[..., Any]:
-    return lambda x: read(join(pick(torch.split(x, list(sizes), dim), x), to))
+    return lambda x: read(concat(pick(torch.split(x, list(sizes), dim), x), to))
 
 
-def unbind_join(pick: Pick, dim: int = 1, to: int = 0, join: Any = torch.stack, read: Any = flat) -> Callable[..., Any]:
-    return lambda x: read(join(pick(torch.unbind(x, dim), x), to))
+def unbind_concat(
+    pick: Pick, dim: int = 1, to: int = 0, concat: Any = torch.stack, read: Any = flat
+) -> Callable[..., Any]:
+    return lambda x: read(concat(pick(torch.unbind(x, dim), x), to))
 
 
 def all_three(p: Any, x: Any) -> list[Any]:

@@ -16,10 +16,10 @@ import torch
 
 from ferrite.graph import Gradients, fake_value, mutates, storages_of
 from ferrite.passes.pre_grad.predicates import (
-    Join,
+    Concat,
+    concat_view,
     is_plain,
     is_returned,
-    join_view,
     sole_user,
     written_memory,
 )
@@ -31,7 +31,7 @@ from ferrite.rewrite import Case, NodeRule, Refusal, Site, apply_rules, argument
 aten = torch.ops.aten
 
 
-Spans = list[tuple[torch.fx.Node, tuple[int, int]]]  # operands of a join, and where in it they lie
+Spans = list[tuple[torch.fx.Node, tuple[int, int]]]  # operands of a concat, and where in it they lie
 
 
 @dataclass(frozen=True)
@@ -98,15 +98,15 @@ def is_written(node: torch.fx.Node) -> bool:
     return not written_memory(node.graph).isdisjoint(storages_of(node))
 
 
-def piece_of_a_join(site: Site, piece: Piece) -> Any:
-    join = join_view(piece.source)
-    if join is None or join.dim != piece.dim or (join.kind == "cat") != piece.keeps_dim:
+def piece_of_a_concat(site: Site, piece: Piece) -> Any:
+    concat = concat_view(piece.source)
+    if concat is None or concat.dim != piece.dim or (concat.kind == "cat") != piece.keeps_dim:
         return Refusal("nothing is joined along the dimension that is split")
-    spans = operand_spans(join)
+    spans = operand_spans(concat)
     if spans is None:
         return Refusal("the sizes of the operands are not known")
     touched = [(operand, span) for operand, span in spans if overlap(piece, span)]
-    if (problem := gradient_problem(piece, join, spans, [operand for operand, _ in touched])) is not None:
+    if (problem := gradient_problem(piece, concat, spans, [operand for operand, _ in touched])) is not None:
         return Refusal(problem)
     site.through(piece.split, piece.source)
     if len(touched) == 1:
@@ -117,7 +117,7 @@ def piece_of_a_join(site: Site, piece: Piece) -> Any:
     if not all(piece.start <= start and end <= piece.end for _, (start, end) in touched) or not touched:
         return Refusal("it holds parts of several operands")
     if not dissolves(piece, [span for _, span in spans]):
-        return Refusal("the join stays for others, so that joining again would copy twice")
+        return Refusal("the concat stays for others, so that joining again would copy twice")
     return site.call(aten.cat.default, [operand for operand, _ in touched], piece.dim)
 
 
@@ -125,10 +125,10 @@ def overlap(piece: Piece, span: tuple[int, int]) -> bool:
     return span[0] < piece.end and piece.start < span[1]
 
 
-def gradient_problem(piece: Piece, join: Join, spans: Spans, touched: Sequence[torch.fx.Node]) -> str | None:
-    """All operands of a join get a gradient, be it zeros, and all pieces require one, if one operand does."""
+def gradient_problem(piece: Piece, concat: Concat, spans: Spans, touched: Sequence[torch.fx.Node]) -> str | None:
+    """All operands of a concat get a gradient, be it zeros, and all pieces require one, if one operand does."""
     gradients = Gradients(piece.split.graph)
-    needing = [operand for operand in join.operands if operand in gradients.required]
+    needing = [operand for operand in concat.operands if operand in gradients.required]
     if bool(needing) != any(operand in needing for operand in touched):
         return "the piece requires a gradient, which its own operands do not"
     if any(user is not piece.split and user in gradients.reached for user in piece.source.users):
@@ -144,14 +144,14 @@ def gradient_problem(piece: Piece, join: Join, spans: Spans, touched: Sequence[t
     return None
 
 
-def operand_spans(join: Join) -> Spans | None:
-    """Where each operand lies in a join. Operands without elements and dimensions, which cat allows, lie nowhere."""
+def operand_spans(concat: Concat) -> Spans | None:
+    """Where each operand lies in a concat. Operands without elements and dimensions, which cat allows, lie nowhere."""
     found, start = [], 0
-    for operand in join.operands:
+    for operand in concat.operands:
         value = fake_value(operand)
-        if join.kind == "cat" and value.dim() == 1 and same_shape(value.shape, [0]):
+        if concat.kind == "cat" and value.dim() == 1 and same_shape(value.shape, [0]):
             continue
-        size = value.shape[join.dim] if join.kind == "cat" else 1
+        size = value.shape[concat.dim] if concat.kind == "cat" else 1
         if type(size) is not int:
             return None
         found.append((operand, (start, start + size)))
@@ -160,7 +160,7 @@ def operand_spans(join: Join) -> Spans | None:
 
 
 def dissolves(piece: Piece, spans: Sequence[tuple[int, int]]) -> bool:
-    """Whether every piece begins and ends where operands do, can take their place, and nobody else reads the join."""
+    """Whether every piece begins and ends where operands do, can take their place, and nobody else reads the concat."""
     if sole_user(piece.source) is not piece.split:
         return False
     begins, ends = {start for start, _ in spans}, {end for _, end in spans}
@@ -181,8 +181,8 @@ def plain(*shapes: tuple[int, ...]) -> Callable[[], list[Any]]:
     return lambda: [torch.randn(shape) for shape in shapes]
 
 
-def split_again(sizes: Sequence[int], use: Callable[..., Any], dim: int = 0, join_dim: int = 0) -> Callable[..., Any]:
-    return lambda a, b: use(*torch.split(torch.cat([a, b], join_dim), list(sizes), dim))
+def split_again(sizes: Sequence[int], use: Callable[..., Any], dim: int = 0, to: int = 0) -> Callable[..., Any]:
+    return lambda a, b: use(*torch.split(torch.cat([a, b], to), list(sizes), dim))
 
 
 def written_piece(a: Any, b: Any) -> Any:
@@ -223,10 +223,10 @@ SPLITS: tuple[NodeRule, ...] = (
         ),
     ),
     NodeRule(
-        name="split_of_join",
-        purpose="the pieces of a join are its operands, narrowed or joined anew where the boundaries differ",
+        name="split_of_cat",
+        purpose="the pieces of a concat are its operands, narrowed or joined anew where the boundaries differ",
         targets=(operator.getitem,),
-        rewrite=on_pieces(piece_of_a_join),
+        rewrite=on_pieces(piece_of_a_concat),
         examples=(
             Case("the operands", split_again([2, 3], lambda p, q: p.sum() + q), AB),
             Case("only one is read", split_again([2, 3], lambda p, q: q * 2), plain((2, 4), (3, 4))),
@@ -285,7 +285,7 @@ SPLITS: tuple[NodeRule, ...] = (
 
 @pre_grad_pass(rules=SPLITS)
 def remove_split_ops_pass(gm: torch.fx.GraphModule, context: PassContext) -> int:
-    """Splits of joins, into one piece, of which one piece is read, or that nobody reads, go away."""
+    """Splits of concats, into one piece, of which one piece is read, or that nobody reads, go away."""
     return remove_dead_pieces(gm.graph) + apply_rules(gm, SPLITS, context)
 
 

@@ -19,11 +19,12 @@ import torch.nn.functional as F
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
-from ferrite.passes import suboptions
 from ferrite.passes.pre_grad import horizontal
 from ferrite.passes.pre_grad.horizontal import bytes_of, hints
 from ferrite.passes.pre_grad.pieces import Piece, piece_of
 from ferrite.passes.pre_grad.predicates import linear_view, sole_user
+from ferrite.passes.shared import suboptions
+from ferrite.passes.shared.facts import leaves_quick_way
 from ferrite.rewrite import Case, NodeRule, Refusal, Site, arguments_of
 
 aten = torch.ops.aten
@@ -152,7 +153,7 @@ def pays(site: Site, run: Sequence[Term]) -> bool:
     rows, features = horizontal.rows_of(base), run[-1].piece.hi - run[0].piece.lo
     (width,) = hints(fake_value(run[0].node).shape[-1:])
     widest = max(term.piece.width for term in run)
-    if base.device.type == "cpu" and horizontal.leaves_quick_way(rows, width * widest, width * features):
+    if base.device.type == "cpu" and leaves_quick_way(rows, width * widest, width * features):
         return False
     read = rows * features * base.element_size()
     return horizontal.are_frozen(site.options, weights) or 2 * sum(map(bytes_of, weights)) <= read

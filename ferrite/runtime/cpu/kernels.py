@@ -32,7 +32,7 @@ from ferrite.codegen.llvm import (
 from ferrite.ir.kernel import Kernel
 from ferrite.runtime.cpu.forks import ready_for_forks
 
-REMEMBERED = 2 << 20  # bytes of object code
+MAX_REMEMBERED_BYTES = 2 << 20  # bytes of object code
 OBJECT_FILES = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\x64\x86", b"\x64\xaa")  # as they begin: ELF, Mach-O, COFF
 
 _code: dict[str, bytes] = {}  # used last of all, for graphs that share a kernel
@@ -101,7 +101,7 @@ def remember(new: Mapping[str, bytes]) -> None:
         _code.pop(name, None)
         _code[name] = code
     size = sum(map(len, _code.values()))
-    while size > REMEMBERED:
+    while size > MAX_REMEMBERED_BYTES:
         size -= len(_code.pop(next(iter(_code))))
 
 

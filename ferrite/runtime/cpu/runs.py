@@ -20,7 +20,7 @@ class Kernels:
     addresses: Sequence[int]
     complaints: Sequence[Sequence[str]]
     driver: int
-    held: Sequence[Any] = ()
+    keep_alive: Sequence[Any] = ()
 
 
 def native_run(table: RunTable, kernels: Kernels) -> Callable[..., int]:
@@ -34,7 +34,7 @@ def native_run(table: RunTable, kernels: Kernels) -> Callable[..., int]:
         raise problem(result, value, extent, complaints[step])
 
     native = Table(ctypes.addressof(kept))
-    native.needs, native.fail = (kept, kernels.held), fail
+    native.needs, native.fail = (kept, kernels.keep_alive), fail
     return bound(kernels.driver, native)
 
 

@@ -21,8 +21,8 @@ from ferrite.ir.program import Compute, Reduce, Store, Target
 from ferrite.schedule.fusion.accesses import likely
 
 GREATEST = {"argmax": "amax", "argmin": "amin"}
-MANY = 512  # values: of fewer, the place moves along
-FEW_BLOCKS = 8
+MIN_VALUES = 512  # of fewer, the place moves along with the greatest
+MIN_BLOCKS = 8  # one of which is read again
 
 
 def block_size(operation: Reduce, side_by_side: bool) -> int | None:
@@ -34,12 +34,12 @@ def block_size(operation: Reduce, side_by_side: bool) -> int | None:
     if operation.targets[1] is None or not all(item.extent.low for item in operation.reduced):
         return None
     many = math.prod(extents)
-    if many < MANY:
+    if many < MIN_VALUES:
         return None
     first, *others = extents
     wanted = 2 ** round(math.log2(many) / 2 + (1 if side_by_side else 2))
     size = max(1, wanted // math.prod(others))
-    return size if first >= FEW_BLOCKS * size else None
+    return size if first >= MIN_BLOCKS * size else None
 
 
 def by_blocks(

@@ -1,8 +1,9 @@
-"""Where the elements of what nobody else sees lie: as those do that are read and written beside it.
+"""The order of dimensions in memory that loops alone access: that of the tensors which the same loops access.
 
-A value in memory that only loops touch may have its dimensions in any order. It has the order that eager gives it. But
-where all that its writer and its readers touch beside it, and is as large, goes along another dimension, so does it:
-then they are one kernel, or at least none of them goes across memory.
+In: a program. Out: the same, with other strides of buffers that are neither seen outside nor through views. A buffer
+keeps the order that eager gives it, unless every loop that accesses it accesses tensors of as many elements along one
+other dimension: then its writer and its readers are one kernel, or at least none of them goes across memory. So a
+contiguous value between tensors that are all channels-last becomes channels-last.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ LOOPS = (Compute, Reduce, Scan)
 
 
 def with_layouts(program: Program) -> Program:
+    """The program with such buffers laid out anew; each loop has a vote on the dimension that is to be the fastest."""
     free = free_buffers(program)
     if not free:
         return program
@@ -41,7 +43,7 @@ def with_layouts(program: Program) -> Program:
 
 
 def free_buffers(program: Program) -> set[str]:
-    """Buffers of two dimensions or more that loops alone touch, and that nothing looks at in another way."""
+    """Buffers of two dimensions or more that loops alone access, and no view shows."""
     leaving = {name for name in program.outputs if isinstance(name, str)}
     viewed = {buffer.storage for buffer in program.buffers if buffer.storage != buffer.name}
     viewed |= {buffer.storage for buffer in program.buffers if buffer.name in leaving}
@@ -58,14 +60,14 @@ def free_buffers(program: Program) -> set[str]:
 
 
 def fast_axes(access: MemoryAccess) -> Iterator[Axis]:
-    """The axes along which what is touched lies side by side."""
+    """The axes along which accessed elements lie side by side."""
     for atom in access.place.atoms:
         if isinstance(atom, Axis) and step_of(access.place, atom) is ONE:
             yield atom
 
 
 def wanted(access: MemoryAccess, beside: Sequence[MemoryAccess]) -> Iterator[int]:
-    """The dimensions along which go touches that have as many elements; none that there is where that is not clear."""
+    """The dimensions along which others that have as many elements go in memory; -1 where that is not clear."""
     if any(index.atoms and not isinstance(index, Axis) for index in access.coordinates):
         yield -1
         return

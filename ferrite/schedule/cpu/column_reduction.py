@@ -25,26 +25,24 @@ from ferrite.schedule.cpu.loops import (
     work_of,
 )
 from ferrite.schedule.cpu.machine import Machine
-from ferrite.schedule.cpu.nest_loops import SUMMED_ACROSS, sums_floats, with_states
+from ferrite.schedule.cpu.nest_loops import MAX_SUMMED_ROWS, sums_floats, with_states
 from ferrite.schedule.cpu.statements import Parts
-from ferrite.schedule.fusion.accesses import known, likely
+from ferrite.schedule.fusion.accesses import likely, upper_estimate
 from ferrite.schedule.fusion.nests import Nest
 
-WIDE = 4096  # columns whose states wait in a tile
-NARROW = 128  # columns that threads get at least
-PARTS = 8
-FEW = 64  # rows to reduce, for which a tile does not pay
+MAX_COLUMN_PARTS = 8  # where threads can share nothing but the columns
+MAX_ROWS_WITHOUT_TILE = 64  # to reduce: for so few, a tile does not pay
 MODES: dict[str, Mode] = {"sum": "add", "prod": "mul", "amax": "amax", "amin": "amin"}
 
 
-def streamable(column: Axis, nests: Sequence[Nest], parts: Sequence[Parts]) -> bool:
+def is_column_reduction(column: Axis, nests: Sequence[Nest], parts: Sequence[Parts]) -> bool:
     """Whether every nest only reduces, by what a store can do, and what is done once a row comes after that."""
     looping = [bool(nest.axes) for nest in nests]
     if looping != sorted(looping, reverse=True):
         return False
     reducing = [(nest, part) for nest, part in zip(nests, parts, strict=True) if nest.axes]
     many = max(math.prod(likely(item.extent) for item in nest.axes) for nest, _ in reducing)
-    return many > FEW and all(
+    return many > MAX_ROWS_WITHOUT_TILE and all(
         not nest.ordered
         and not nest.outer
         and part.states
@@ -54,13 +52,15 @@ def streamable(column: Axis, nests: Sequence[Nest], parts: Sequence[Parts]) -> b
     )
 
 
-def streams(
+def column_reduction(
     rows: Sequence[Axis], column: Axis, nests: Sequence[Nest], parts: Sequence[Parts], machine: Machine
 ) -> Body:
     others = [row for row in rows if row is not column]
-    width = min(column.extent.value if isinstance(column.extent, Number) else max(likely(column.extent), NARROW), WIDE)
+    least = machine.min_thread_columns
+    extent = column.extent.value if isinstance(column.extent, Number) else max(likely(column.extent), least)
+    width = min(extent, machine.tile_columns)
     if not others:  # threads can share nothing but the columns
-        width = min(width, max(width // PARTS // NARROW * NARROW, NARROW))
+        width = min(width, max(width // MAX_COLUMN_PARTS // least * least, least))
     block, inside, _ = cut(column, width, ())
     states = [state for part in parts for state in part.states]
     body: Body = (cleared(states, column, machine),)
@@ -117,27 +117,27 @@ def in_tiles(statement: Statement, column: Axis, inside: Axis) -> Statement:
 
 
 def gone_through(nest: Nest, part: Parts, column: Axis, machine: Machine) -> Body:
-    """One row after the other joins the tiles. Long sums of floats are made of shorter ones, in tiles of their own."""
+    """Rows are combined into the tiles one by one; long sums of floats as shorter ones, in tiles of their own."""
     axes, body = collapse(ordered_axes(nest.reduced, indices_at(tuple(part.point))), tuple(part.point))
     if not in_short_sums(nest, part):
         return nested(axes, (into_tiles(body, part.states, column, machine),), "serial")
-    block, row, body = cut(axes[-1], SUMMED_ACROSS, body)
+    block, row, body = cut(axes[-1], MAX_SUMMED_ROWS, body)
     short = short_sums(part)
     renamed = {state.names[0]: each.names[0] for state, each in zip(part.states, short, strict=True)}
     body = tuple(with_states(item, renamed) for item in body)
     rows = nested([row], (into_tiles(body, short, column, machine),), "serial")
-    joins = tuple(
+    combines = tuple(
         Store(tile_name(state), (column,), Load.intern(tile_name(each), (column,), each.dtypes[0]), MODES[state.kind])
         for state, each in zip(part.states, short, strict=True)
     )
     return nested(
-        [*axes[:-1], block], (cleared(short, column, machine), *rows, vector_loop(column, joins, machine)), "serial"
+        [*axes[:-1], block], (cleared(short, column, machine), *rows, vector_loop(column, combines, machine)), "serial"
     )
 
 
 def in_short_sums(nest: Nest, part: Parts) -> bool:
-    rows = math.prod(known(item.extent, 1 << 30) for item in nest.reduced)
-    return sums_floats(part.states) and rows > 4 * SUMMED_ACROSS
+    rows = math.prod(upper_estimate(item.extent, 1 << 30) for item in nest.reduced)
+    return sums_floats(part.states) and rows > 4 * MAX_SUMMED_ROWS
 
 
 def short_sums(part: Parts) -> list[State]:
@@ -150,7 +150,7 @@ def cleared(states: Sequence[State], column: Axis, machine: Machine) -> Loop:
 
 
 def into_tiles(body: Body, states: Sequence[State], column: Axis, machine: Machine) -> Loop:
-    """A loop over the columns in which what joins a state joins its tile."""
+    """A loop over the columns in which what a state is combined with is combined into its tile."""
     modes = {state.names[0]: (tile_name(state), MODES[state.kind]) for state in states}
     found: list[Statement] = []
     for statement in body:

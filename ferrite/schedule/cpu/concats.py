@@ -1,11 +1,11 @@
-"""Readers of joined tensors, split at the joints.
+"""Readers of concatenations, split at the joints: where one part ends and the next begins.
 
-    joined[:4] = a; joined[4:] = b              joined[:4] = a; y[:4] = joined[:4] + 1
-    y[:8] = joined[:8] + 1               =>     joined[4:] = b; y[4:] = joined[4:] + 1
+    concat[:4] = a; concat[4:] = b              concat[:4] = a; y[:4] = concat[:4] + 1
+    y[:8] = concat[:8] + 1               =>     concat[4:] = b; y[4:] = concat[4:] + 1
 
-Each part of the reader then has the shape of the part it reads. The parts of the joined tensor become tensors of their
-own, and what makes a part and what reads it become one kernel: nothing joined is ever in memory. What the reader writes
-is joined in the same way, so that its own readers follow.
+Each part of the reader then has the shape of the part it reads. The parts of the concatenation become tensors of their
+own, and what makes a part and what reads it become one kernel: the concatenation is never in memory. What the reader
+writes is a concatenation itself, so that its own readers follow.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ferrite.ir.program import Buffer, Compute, Operation, Program, Store, reads
 from ferrite.schedule.cpu.loops import index_over
 from ferrite.schedule.fusion.accesses import likely
 
-MOST_PARTS = 8
-FAR = 1 << 30
+MAX_PARTS = 8  # of a concatenation whose readers are split: code grows with each
+UNKNOWN_STRIDE = 1 << 30  # elements: larger than any that is known
 Joints = tuple[Index, ...]  # where the parts begin
 
 
 def split_readers(program: Program) -> Program:
-    work = _Joins(program)
-    operations = [part for operation in program.operations for part in work.taken(operation)]
+    work = _Concats(program)
+    operations = [part for operation in program.operations for part in work.split_reader(operation)]
     if len(operations) == len(program.operations):
         return program
     apart = _Apart(work, operations)
@@ -34,7 +34,7 @@ def split_readers(program: Program) -> Program:
     return replace(program, buffers=(*program.buffers, *apart.buffers), operations=tuple(operations))
 
 
-class _Joins:
+class _Concats:
     def __init__(self, program: Program) -> None:
         self.buffers = {buffer.name: buffer for buffer in program.buffers}
         leaving = {self.buffers[name].storage for name in program.outputs if isinstance(name, str)}
@@ -49,7 +49,7 @@ class _Joins:
 
         self.cut: dict[str, tuple[int, Joints]] = {}  # buffers whose readers are split
 
-    def taken(self, operation: Operation) -> list[Operation]:
+    def split_reader(self, operation: Operation) -> list[Operation]:
         parts: list[Operation] = [operation]
         if isinstance(operation, Compute):
             for name, item, (dimension, joints) in self.cuts(operation):
@@ -64,18 +64,18 @@ class _Joins:
     def cuts(self, operation: Compute) -> Iterator[tuple[str, Axis, tuple[int, Joints]]]:
         """What a reader reads in parts, with which axis, and where to cut that."""
         for name in dict.fromkeys(access.buffer for access in reads(operation)):
-            joined = self.joined(name) if name in self.hidden else None
-            if joined is None:
+            concat_of = self.concat_of(name) if name in self.hidden else None
+            if concat_of is None:
                 continue
-            along = [axis_at(each, name, joined[0]) for each in self.readers[name]]
-            mine = axis_at(operation, name, joined[0])
-            if mine is not None and None not in along and joints_before(joined[1], mine.extent) is not None:
-                yield name, mine, joined
+            along = [axis_at(each, name, concat_of[0]) for each in self.readers[name]]
+            mine = axis_at(operation, name, concat_of[0])
+            if mine is not None and None not in along and joints_before(concat_of[1], mine.extent) is not None:
+                yield name, mine, concat_of
 
-    def joined(self, name: str) -> tuple[int, Joints] | None:
+    def concat_of(self, name: str) -> tuple[int, Joints] | None:
         """The dimension along which a buffer is written in parts, and where they begin."""
         buffer, parts = self.buffers[name], self.writers.get(name, [])
-        if not 2 <= len(parts) <= MOST_PARTS:
+        if not 2 <= len(parts) <= MAX_PARTS:
             return None
         found: dict[Index, tuple[int, Index]] = {}  # by where a part begins: its dimension, and where it ends
         for part in parts:
@@ -154,17 +154,17 @@ def split(operation: Compute, item: Axis, joints: Joints) -> Iterator[Compute]:
 
 
 class _Apart:
-    """Gives the parts of joined buffers memory of their own, where nothing touches more than one of them."""
+    """Gives the parts of concatenations memory of their own, where nothing accesses more than one of them."""
 
-    def __init__(self, joins: _Joins, operations: list[Operation]) -> None:
-        self.cut = dict(joins.cut)
-        self.sizes = {name: joins.buffers[name].sizes[dimension] for name, (dimension, _) in self.cut.items()}
+    def __init__(self, concats: _Concats, operations: list[Operation]) -> None:
+        self.cut = dict(concats.cut)
+        self.sizes = {name: concats.buffers[name].sizes[dimension] for name, (dimension, _) in self.cut.items()}
         for operation in operations:
             for access in (*reads(operation), *writes(operation)):
                 if access.buffer in self.cut and self.part(access.buffer, access.coordinates) is None:
                     del self.cut[access.buffer]
         self.buffers = [
-            part_of(joins.buffers[name], dimension, joints, number)
+            part_of(concats.buffers[name], dimension, joints, number)
             for name, (dimension, joints) in self.cut.items()
             for number in range(len(joints))
         ]
@@ -213,7 +213,7 @@ def part_of(buffer: Buffer, dimension: int, joints: Joints, number: int) -> Buff
     size = buffer.sizes[dimension]
     end = joints[number + 1] if number + 1 < len(joints) else size
     sizes = (*buffer.sizes[:dimension], end - joints[number], *buffer.sizes[dimension + 1 :])
-    order = sorted(range(len(sizes)), key=lambda place: (likely(buffer.strides[place], FAR), -place))
+    order = sorted(range(len(sizes)), key=lambda place: (likely(buffer.strides[place], UNKNOWN_STRIDE), -place))
     strides: list[Index] = [ONE] * len(sizes)
     step: Index = ONE
     for place in order:

@@ -15,7 +15,7 @@ from ferrite.schedule.cpu.prefetch import with_prefetches
 from ferrite.schedule.cpu.ranges import parted
 from ferrite.schedule.cpu.shapes import arranged
 from ferrite.schedule.cpu.sharing import shared_tiles
-from ferrite.schedule.cpu.sorted_scatter import segments_of
+from ferrite.schedule.cpu.sorted_scatter import sorted_scatter_of
 from ferrite.schedule.cpu.statements import Statements
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.groups import Group
@@ -24,19 +24,19 @@ from ferrite.schedule.target import Built
 
 
 def build(group: Group, inside: Iterable[str], buffer_table: BufferTable, machine: Machine) -> Built:
-    """The kernel of a group; `inside`: storages that nothing else touches."""
+    """The kernel of a group; `inside`: storages that nothing else accesses."""
     nests = nests_of(group, buffer_table)
     stages = [stage for nest in nests for stage in nest.stages]
-    segments = segments_of(stages, group.rows) if len(stages) == len(nests) else None
-    if segments is not None:  # a row of the table is complete before the next is begun: nothing needs a tile
-        segments, inside = replace(segments, kept=segments.table not in inside), ()
-    placement = Placement(nests, group.rows, inside, buffer_table, machine.mid // 2)
+    scatter = sorted_scatter_of(stages, group.rows) if len(stages) == len(nests) else None
+    if scatter is not None:  # a row of the table is complete before the next is begun: nothing needs a tile
+        scatter, inside = replace(scatter, kept=scatter.table not in inside), ()
+    placement = Placement(nests, group.rows, inside, buffer_table, machine.l2_bytes // 2)
     made = Statements(placement, buffer_table, group.rows)
     parts = [made.nest(nest) for nest in nests]
     tiles: Body = tuple(tile.scratch for tile in placement.tiles.values())
-    if segments is None:
-        tiles += tuple(shared_tiles(nests, parts, placement.room))
-    body = parted(arranged(group.rows, tiles, nests, parts, machine, segments), machine)
+    if scatter is None:
+        tiles += tuple(shared_tiles(nests, parts, placement.room, machine))
+    body = parted(arranged(group.rows, tiles, nests, parts, machine, scatter), machine)
     needed = memory_of(body)
     pointers = tuple(item for item in pointers_of(made) if item.name in needed)
     body = with_prefetches(body, {item.name: item for item in pointers}, machine)

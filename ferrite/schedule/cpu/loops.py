@@ -1,4 +1,4 @@
-"""Loops around the statements of a nest: their order, which are joined into one, which one is made of vectors."""
+"""Loops around the statements of a nest: their order, which are collapsed into one, which one is made of vectors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ferrite.ir import OPERATORS, Expr, IndexValue, Op, indices_of, nodes_of, re
 from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, axis, minimum, substitute
 from ferrite.ir.kernel import Accumulate, Join, Let, Loop, LoopKind, Scratch, Statement, Store, When, nodes_in
 from ferrite.schedule.cpu.machine import Machine
-from ferrite.schedule.fusion.accesses import GUESS, axes_in, likely, step_of
+from ferrite.schedule.fusion.accesses import UNKNOWN_EXTENT, axes_in, likely, step_of
 
 Body = tuple[Statement, ...]
-VECTOR = 8  # elements that an axis should have to be made of vectors
+ENOUGH_FOR_VECTORS = 8  # elements of an axis: a longer one is no better a choice for vectors
 
 
 def indices_at(body: Body) -> list[Index]:
@@ -70,11 +70,11 @@ def with_values(statement: Statement, new: Mapping[Expr, Expr]) -> Statement:
     """A statement with some expressions replaced by others."""
 
     def value(expr: Expr) -> Expr:
-        done: dict[Expr, Expr] = dict(new)
+        rewritten: dict[Expr, Expr] = dict(new)
         for item in nodes_of(expr):
-            if item not in done:
-                done[item] = with_parts(item, done.__getitem__, lambda index: index)
-        return done[expr]
+            if item not in rewritten:
+                rewritten[item] = with_parts(item, rewritten.__getitem__, lambda index: index)
+        return rewritten[expr]
 
     match statement:
         case Let():
@@ -114,11 +114,11 @@ def vector_axis(axes: Sequence[Axis], indices: Sequence[Index]) -> Axis | None:
     score = {item: 0 for item in axes if item.extent is not ONE}
     for index in indices:
         used = axes_in(index)
-        weight = math.prod(min(likely(item.extent), GUESS) for item in score if item in used)
+        weight = math.prod(min(likely(item.extent), UNKNOWN_EXTENT) for item in score if item in used)
         for item in used:
             if item in score and step_of(index, item) is ONE:
-                score[item] += weight * min(likely(item.extent), VECTOR)
-    ranked = sorted(score, key=lambda item: (score[item], min(likely(item.extent), GUESS), axes.index(item)))
+                score[item] += weight * min(likely(item.extent), ENOUGH_FOR_VECTORS)
+    ranked = sorted(score, key=lambda item: (score[item], min(likely(item.extent), UNKNOWN_EXTENT), axes.index(item)))
     return ranked[-1] if ranked else None
 
 
@@ -132,19 +132,19 @@ def collapse(axes: Sequence[Axis], body: Body, keep: Iterable[Axis] = ()) -> tup
     if len(todo) < 2:
         return todo, body
     indices = indices_at(body)
-    done = [todo[-1]]
+    collapsed = [todo[-1]]
     new: dict[Axis, Index] = {}
     for item in reversed(todo[:-1]):
-        inside = done[0]
+        inside = collapsed[0]
         if item in kept or inside in kept or not joinable(item, inside, indices):
-            done.insert(0, item)
+            collapsed.insert(0, item)
             continue
         both = axis(f"{item.name}_{inside.name}", item.extent * inside.extent)
         step: dict[Axis, Index] = {item: both // inside.extent, inside: both % inside.extent}
         indices = [index_over(index, step) for index in indices]
         new = {old: substitute(index, step) for old, index in new.items()} | step
-        done[0] = both
-    return done, replaced(body, new) if new else body
+        collapsed[0] = both
+    return collapsed, replaced(body, new) if new else body
 
 
 def joinable(outer: Axis, inside: Axis, indices: Sequence[Index]) -> bool:
@@ -201,7 +201,7 @@ def lanes_for(body: Body, machine: Machine) -> int:
     types = types_of(body)
     floats = {dtype for dtype in types if dtype.is_floating_point}
     if floats:
-        return machine.vector // max(min(dtype.itemsize for dtype in floats), 4)
+        return machine.vector_bytes // max(min(dtype.itemsize for dtype in floats), 4)
     return machine.lanes(*types)
 
 

@@ -13,11 +13,11 @@ from ferrite.schedule.cpu.loops import Body, collapse, cut, indices_at, nested, 
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.statements import Parts
 from ferrite.schedule.cpu.strips import in_strips
-from ferrite.schedule.fusion.accesses import known, likely
+from ferrite.schedule.fusion.accesses import likely, upper_estimate
 from ferrite.schedule.fusion.nests import Nest
 
-SUMMED = 2048  # elements that are summed before the sum joins another: how far rounding errors can grow
-SUMMED_ACROSS = 64  # the same where every result has one state, not one per lane
+MAX_SUMMED_ELEMENTS = 2048  # before a sum is added to another: how far rounding errors can grow
+MAX_SUMMED_ROWS = 64  # the same where every result has one state, not one per lane of some vectors
 
 
 def nest_loops(nest: Nest, part: Parts, machine: Machine) -> Body:
@@ -52,10 +52,10 @@ def reduced_across(nest: Nest, part: Parts, best: Axis, machine: Machine) -> Bod
 def summed_across(nest: Nest, part: Parts) -> Body:
     """Plain loops over what is reduced. Long sums of floats are made of shorter ones."""
     axes, body = collapse(ordered_axes(nest.reduced, indices_at(tuple(part.point))), tuple(part.point))
-    longest = known(axes[-1].extent, 1 << 30) if axes else 0
-    if not sums_floats(part.states) or longest <= 4 * SUMMED_ACROSS:
+    longest = upper_estimate(axes[-1].extent, 1 << 30) if axes else 0
+    if not sums_floats(part.states) or longest <= 4 * MAX_SUMMED_ROWS:
         return (Accumulate(tuple(part.states), nested(axes, body, "reduction")),)
-    block, inside, body = cut(axes[-1], SUMMED_ACROSS, body)
+    block, inside, body = cut(axes[-1], MAX_SUMMED_ROWS, body)
     return in_parts(part.states, [*axes[:-1], block], nested([inside], body, "reduction"))
 
 
@@ -69,33 +69,33 @@ def accumulated(states: Sequence[State], axes: Sequence[Axis], body: Body, machi
         return (Accumulate(tuple(states), body),)
     *outer, last = axes
     loop = vector_loop(last, body, machine, "reduction")
-    longest = known(last.extent, 1 << 30)
+    longest = upper_estimate(last.extent, 1 << 30)
     rounds = math.prod(likely(item.extent) for item in outer)
     sums = sums_floats(states)
-    if sums and longest > 2 * SUMMED:
-        block, inside, cut_body = cut(last, SUMMED, body)
+    if sums and longest > 2 * MAX_SUMMED_ELEMENTS:
+        block, inside, cut_body = cut(last, MAX_SUMMED_ELEMENTS, body)
         short = Loop(inside, "reduction", cut_body, loop.lanes, loop.copies)
         return in_parts(states, [*outer, block], (short,))
-    if sums and rounds * longest > 2 * SUMMED and longest >= 64:
+    if sums and rounds * longest > 2 * MAX_SUMMED_ELEMENTS and longest >= 64:
         return in_parts(states, outer, (loop,))
     return (Accumulate(tuple(states), nested(outer, (loop,), "reduction")),)
 
 
 def in_parts(states: Sequence[State], axes: Sequence[Axis], inner: Body) -> Body:
-    """A state for every round of the axes, joined to the whole when the round is over."""
+    """A state for every round of the axes, combined with the state of all when the round is over."""
     renamed = {name: f"{name}_part" for state in states for name in state.names}
     parts = tuple(
         State(state.kind, tuple(renamed[name] for name in state.names), state.dtypes, state.combine) for state in states
     )
     block = Accumulate(parts, tuple(with_states(statement, renamed) for statement in inner))
-    joins = tuple(
+    combines = tuple(
         Join(
             state.names[0],
             tuple(Local.intern(renamed[name], dtype) for name, dtype in zip(state.names, state.dtypes, strict=True)),
         )
         for state in states
     )
-    return (Accumulate(tuple(states), nested(axes, (block, *joins), "serial")),)
+    return (Accumulate(tuple(states), nested(axes, (block, *combines), "serial")),)
 
 
 def with_states(statement: Statement, new: dict[str, str]) -> Statement:

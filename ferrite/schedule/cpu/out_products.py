@@ -1,12 +1,12 @@
-"""Products that torch writes where they are wanted: into their part of a joined tensor.
+"""Products that torch writes where they are wanted: into their part of a concatenation.
 
-    p = mm(a, b)                       allocate joined
-    joined[:4] = p              =>     mm(a, b, out=joined[:4])
-    joined[4:] = x                     joined[4:] = x
+    p = mm(a, b)                       allocate concat
+    concat[:4] = p              =>     mm(a, b, out=concat[:4])
+    concat[4:] = x                     concat[4:] = x
 
 A product that is only copied, into a part of memory that is the program's own, needs no memory and no copy. Its part
 must lie as BLAS writes it: rows side by side in steps of one. The part is written earlier than before, so nothing but
-other parts of the joined tensor may be touched until then.
+other parts of the concatenation may be accessed until then.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ferrite.schedule.fusion.groups import apart
 
 # Operators that compute the same, bit by bit, into memory that is given to them.
 INTO = {f"aten.{name}.default": f"aten.{name}.out" for name in ("mm", "addmm", "bmm", "baddbmm")}
-MOST_PARTS = 64  # of a joined tensor that are looked at for each product
+MAX_PARTS_SEARCHED = 64  # of a concatenation, for each product: a limit on compile time
 
 
-def with_destinations(program: Program) -> Program:
+def with_out_products(program: Program) -> Program:
     work = _Destinations(program)
     for place, operation in enumerate(program.operations):
         if isinstance(operation, Template) and operation.call.operator in INTO:
@@ -85,7 +85,7 @@ class _Destinations:
         mine = self.buffer_table.access(store.buffer, store.coordinates, True)
         places = self.touching[mine.storage]
         between = places[bisect_left(places, first) : bisect_left(places, last)]
-        return len(between) > MOST_PARTS or not all(
+        return len(between) > MAX_PARTS_SEARCHED or not all(
             isinstance(operation := self.program.operations[place], Compute)
             and all(
                 access.writes and access.mode == "set" and apart(access, mine)
@@ -110,13 +110,13 @@ class _Destinations:
             step_of(place, item) if isinstance(item, Axis) else own
             for item, own in zip(axes, product.strides, strict=True)
         ]
-        known = [step for step in strides if step is not None]
-        if len(known) < len(axes) or known[-1] is not ONE or not never_negative(known[-2] - product.sizes[-1]):
+        steps = [step for step in strides if step is not None]
+        if len(steps) < len(axes) or steps[-1] is not ONE or not never_negative(steps[-2] - product.sizes[-1]):
             return None
         offset = substitute(place, {item: ZERO for item in axes if isinstance(item, Axis)})
-        if not all(isinstance(atom, Symbol) for index in (offset, *known) for atom in index.atoms):
+        if not all(isinstance(atom, Symbol) for index in (offset, *steps) for atom in index.atoms):
             return None
-        return replace(product, strides=tuple(known), offset=offset, kind="view", base=target.name)
+        return replace(product, strides=tuple(steps), offset=offset, kind="view", base=target.name)
 
     def rewritten(self) -> Program:
         operations: list[Operation] = []
@@ -125,10 +125,10 @@ class _Destinations:
             if place in self.copies:
                 continue
             if (product := self.products.get(place)) is not None:
-                joined = self.parts[product.call.writes[0]].base
-                if joined is not None and joined not in allocated:
-                    operations.append(Allocate(joined, product.origin))
-                    allocated.add(joined)
+                concat = self.parts[product.call.writes[0]].base
+                if concat is not None and concat not in allocated:
+                    operations.append(Allocate(concat, product.origin))
+                    allocated.add(concat)
             operations.append(product or operation)
         buffers = tuple(self.parts.get(buffer.name, buffer) for buffer in self.program.buffers)
         return replace(self.program, buffers=buffers, operations=tuple(operations))

@@ -23,9 +23,6 @@ from ferrite.schedule.memory.arena import bytes_of
 from ferrite.schedule.steps import Launch, ParallelRegion, Run
 
 ARENA = ""  # no storage has this name
-WORTH = 16  # grains that kernels have to do for a region to pay: what they need is in the caches of one core at first
-SMALL = 4  # threads at most that are worth waking for a kernel that is never too large to be one of many
-SPREAD = 16  # a larger one has at most this part of what all have to do: so many threads end at about the same time
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,7 @@ class Cluster:
 class ParallelRegions:
     def __init__(self, buffer_table: BufferTable, machine: Machine) -> None:
         self.buffer_table, self.machine = buffer_table, machine
-        self.known: dict[int, float] = {}  # by the body, which kernels that repeat have in common
+        self.work_by_body: dict[int, float] = {}  # by the body, which kernels that repeat have in common
 
     def shared(self, run: Run) -> Run:
         """The run with launches together where that pays, each region with its longest first."""
@@ -105,9 +102,12 @@ class ParallelRegions:
         for pointer, name in zip(launch.kernel.pointers, launch.arguments, strict=True):
             where, low, size = name, 0, None
             if name in run.offsets:
-                where, low, size = ARENA, run.offsets[name], bytes_of(name, self.buffer_table)
+                where, low, size = ARENA, run.offsets[name], bytes_of(name, self.buffer_table, self.machine.line_bytes)
             elif name in run.borrowed_space:
-                (where, low), size = run.borrowed_space[name], bytes_of(name, self.buffer_table)
+                (where, low), size = (
+                    run.borrowed_space[name],
+                    bytes_of(name, self.buffer_table, self.machine.line_bytes),
+                )
             high = math.inf if size is None else low + size
             found.append(Bytes(where, low if size is not None else 0, high, pointer.access != "read"))
         return found
@@ -117,13 +117,13 @@ class ParallelRegions:
     def work(self, launch: Launch) -> float:
         """In additions; without end where that is not known, or the kernel may stop."""
         kernel = launch.kernel
-        if id(kernel.body) not in self.known:
-            self.known[id(kernel.body)] = math.inf if kernel.sizes or may_stop(kernel) else work_in(kernel.body)
-        return self.known[id(kernel.body)]
+        if id(kernel.body) not in self.work_by_body:
+            self.work_by_body[id(kernel.body)] = math.inf if kernel.sizes or may_stop(kernel) else work_in(kernel.body)
+        return self.work_by_body[id(kernel.body)]
 
     def is_small(self, launch: Launch) -> bool:
         """Whether one thread should run it: it has little to do, or no loop that threads could share."""
-        if self.work(launch) <= SMALL * self.machine.grain:
+        if self.work(launch) <= self.machine.small_kernel_grains * self.machine.grain:
             return True
         return not any(isinstance(item, Loop) and item.kind == "parallel" for item in walk(launch.kernel.body))
 
@@ -132,14 +132,15 @@ class ParallelRegions:
         work = {place: self.work(run.launches[place]) for place in places}
         left = sorted(places, key=lambda place: (-work[place], place))
         total = sum(work.values())
-        while left and work[left[0]] * SPREAD > total and not self.is_small(run.launches[left[0]]):
+        spread = self.machine.region_spread
+        while left and work[left[0]] * spread > total and not self.is_small(run.launches[left[0]]):
             total -= work[left.pop(0)]
         return left
 
     def threads_for(self, work: Sequence[float]) -> int:
         """One runs the longest kernel; each of the others needs as much to do as where threads share a loop."""
         total = sum(work)
-        if total < WORTH * self.machine.grain:
+        if total < self.machine.min_region_grains * self.machine.grain:
             return 1
         return min(1 + int((total - max(work)) // self.machine.grain), len(work))
 

@@ -24,7 +24,7 @@ class Tile:
     scratch: Scratch
 
     def coordinates(self, whole: Sequence[Index]) -> tuple[Index, ...]:
-        """Tiles are flat, so that loops over several of their dimensions can be joined into one."""
+        """Tiles are flat, so that loops over several of their dimensions can be collapsed into one."""
         return (flat_place([whole[place] for place in self.dimensions], self.sizes),)
 
 

@@ -25,9 +25,6 @@ from ferrite.schedule.cpu.loops import Body
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.fusion.accesses import likely, step_of
 
-SHORTEST = 1024  # bytes of a row
-MOST_ROWS = 4  # of different tensors
-
 
 def with_prefetches(body: Body, pointers: Mapping[str, Pointer], machine: Machine) -> Body:
     return tuple(
@@ -48,7 +45,7 @@ def in_loop(loop: Loop, pointers: Mapping[str, Pointer], machine: Machine) -> Bo
     if any(isinstance(item, Store) and item.buffer in pointers for item in walk(first.body)):
         return loop.body
     wanted = list(next_rows(loop.axis, first, second.axis, pointers, machine))
-    if not 0 < len(wanted) <= MOST_ROWS:
+    if not 0 < len(wanted) <= machine.max_prefetched_rows:
         return loop.body
     new = with_loop(loop.body[place], replace(second, body=(*wanted, *second.body)))
     return (*loop.body[:place], new, *loop.body[place + 1 :])
@@ -79,6 +76,6 @@ def next_rows(
         if step_of(place, first.axis) is not ONE or not isinstance(step, Number) or not isinstance(extent, Number):
             continue
         bytes_ = extent.value * pointers[buffer].dtype.itemsize
-        far = step.value >= extent.value and SHORTEST <= bytes_ <= machine.mid // 8
-        if far and bytes_ * likely(row.extent) >= 2 * machine.mid:
+        far = step.value >= extent.value and machine.min_prefetch_bytes <= bytes_ <= machine.l2_bytes // 8
+        if far and bytes_ * likely(row.extent) >= 2 * machine.l2_bytes:
             yield Prefetch(buffer, (substitute(place, {row: row + 1, first.axis: axis}),))

@@ -2,14 +2,15 @@
 
 - A softmax statistic is the greatest value, then the sum of exponentials relative to it: two passes over a row that is
   near in the caches cost less than keeping a sum up to date with a greatest value that still moves.
-- A mean with squared deviations is a sum, then a sum: for the same reason, and it is more exact. Of many elements it is
-  made of those of pieces that are near in the caches.
+- A mean with squared deviations is a sum, then a sum: for the same reason, and it is more exact. The second corrects
+  what was rounded in the first. Of many elements it is made of those of pieces that are near in the caches.
 - The place of the greatest of many is found by blocks: see `ferrite.schedule.cpu.argmax_blocks`.
 - A long reduction with few results is done in pieces, so that threads can share it. The pieces do not depend on how
   many threads there are: results are the same for every number of them.
-- What reads a joined tensor is split at the joints: see `ferrite.schedule.cpu.concats`.
-- What only loops see lies as what is beside it does: see `ferrite.schedule.cpu.buffer_layouts`.
-- Products are written into their part of a joined tensor: see `ferrite.schedule.cpu.out_products`.
+- What reads a concatenation is split where its parts begin: see `ferrite.schedule.cpu.concats`.
+- Buffers that loops alone access get the order of dimensions of the tensors beside them: see
+  `ferrite.schedule.cpu.buffer_layouts`.
+- Products are written into their part of a concatenation: see `ferrite.schedule.cpu.out_products`.
 """
 
 from __future__ import annotations
@@ -20,38 +21,41 @@ from dataclasses import replace
 
 import torch
 
-from ferrite.ir import Expr, Load, cast, const, index_value, op, rewrite_indices
+from ferrite.ir import Cast, Expr, Load, cast, const, index_value, op, rewrite_indices
 from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, axis, number
 from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Store, Target
 from ferrite.schedule.cpu.argmax_blocks import GREATEST, block_size, by_blocks
 from ferrite.schedule.cpu.buffer_layouts import with_layouts
 from ferrite.schedule.cpu.concats import split_readers
-from ferrite.schedule.cpu.out_products import with_destinations
-from ferrite.schedule.fusion.accesses import BufferTable, known, likely, step_of
+from ferrite.schedule.cpu.machine import Machine
+from ferrite.schedule.cpu.out_products import with_out_products
+from ferrite.schedule.fusion.accesses import BufferTable, likely, step_of, upper_estimate
 from ferrite.schedule.fusion.stages import stage_of
 
-FEW_RESULTS = 64  # so few that threads should share one
-LONG = 1 << 15  # so many elements that they should
-PIECES = 32
-FEWEST_PIECES = 8  # equal ones; with fewer, the last threads wait for the first
-NEAR = 1 << 13  # elements of a piece that is gone through twice
-SPLIT = ("sum", "prod", "amax", "amin", "any", "all", "xor")
+MAX_SPLIT_RESULTS = 64  # with more, threads share the results, and need not share what is reduced
+MIN_SPLIT_ELEMENTS = 1 << 15  # in all: a quarter of a grain; of fewer, threads need not share
+MAX_PIECES = 32  # however many threads there are: values must not depend on that
+MIN_EQUAL_PIECES = 8  # with fewer, the last threads wait for the first: then there is a rest instead
+DIGITS_OF_A_COUNT = 16  # binary ones: of 65,536 equal numbers a sum in a type with so many more is exact
+SPLIT_KINDS = ("sum", "prod", "amax", "amin", "any", "all", "xor")
 
 
-def prepare(program: Program) -> Program:
-    work = Preparation(program, "cpu")
+def prepare(program: Program, machine: Machine) -> Program:
+    """The program with the rewrites above, in this order; what it computes stays the same up to rounding."""
+    work = Preparation(program, "cpu", machine.l1_bytes // 4)
     operations = [new for operation in program.operations for new in work.rewritten(operation)]
     program = replace(program, buffers=tuple(work.buffers.values()), operations=tuple(operations))
-    return with_destinations(with_layouts(split_readers(program)))
+    return with_out_products(with_layouts(split_readers(program)))
 
 
 class Preparation:
-    """`device`: the type of the devices whose operations are rewritten."""
+    """`device`: the type of the devices whose operations are rewritten. `near_elements`: of a piece that is gone
+    through twice, in f32. `max_split_results`: with more, results are shared, and not what is reduced."""
 
-    few_results = FEW_RESULTS
-
-    def __init__(self, program: Program, device: str) -> None:
-        self.device = device
+    def __init__(
+        self, program: Program, device: str, near_elements: int, max_split_results: int = MAX_SPLIT_RESULTS
+    ) -> None:
+        self.device, self.near_elements, self.max_split_results = device, near_elements, max_split_results
         self.buffer_table = BufferTable(program)
         self.buffers = dict(self.buffer_table.buffers)
         self.buffer_table.buffers = self.buffers
@@ -100,44 +104,74 @@ class Preparation:
 
     def welford(self, operation: Reduce) -> list[Compute | Reduce]:
         (value,), (mean, squares, count) = operation.values, operation.targets
-        many = product_of(item.extent for item in operation.reduced)
+        how_many = count_value(product_of(item.extent for item in operation.reduced), value.dtype)
         total = self.made(operation, value.dtype)
         found: list[Compute | Reduce] = [replace(operation, kind="sum", targets=(total,))]
-        is_exact = mean is not None and self.buffers[mean.buffer].dtype == value.dtype
-        middle = mean if mean is not None and is_exact else self.made(operation, value.dtype)
-        average = op("div", self.loaded(total), count_value(many, value.dtype))
-        found.append(self.compute(operation, middle, average))
-        if mean is not None and not is_exact:
-            found.append(self.compute(operation, mean, self.loaded(middle)))
-        if squares is not None:
-            away = op("sub", value, self.loaded(middle))
-            found.append(replace(operation, kind="sum", values=(op("mul", away, away),), targets=(squares,)))
+        average = op("div", self.loaded(total), how_many)
+        if squares is None or sums_exactly(value):
+            is_exact = mean is not None and self.buffers[mean.buffer].dtype == value.dtype
+            middle = mean if mean is not None and is_exact else self.made(operation, value.dtype)
+            found.append(self.compute(operation, middle, average))
+            if mean is not None and not is_exact:
+                found.append(self.compute(operation, mean, self.loaded(middle)))
+            if squares is not None:
+                away = op("sub", value, self.loaded(middle))
+                found.append(replace(operation, kind="sum", values=(op("mul", away, away),), targets=(squares,)))
+        else:
+            rounded = self.made(operation, value.dtype)
+            found.append(self.compute(operation, rounded, average))
+            away = op("sub", value, self.loaded(rounded))
+            found += self.corrected(operation, rounded, away, op("mul", away, away), how_many)
         if count is not None:
-            found.append(self.compute(operation, count, count_value(many, value.dtype)))
+            found.append(self.compute(operation, count, how_many))
         return found
+
+    def corrected(
+        self, operation: Reduce, rounded: Target, away: Expr, square: Expr, how_many: Expr, each: Expr | None = None
+    ) -> Iterator[Compute | Reduce]:
+        """Mean and squares by deviations from a mean that was rounded: what their sum says it is off by is put right.
+        So the numbers of a row that are all equal are their mean, and their deviations exactly zero, as in eager.
+        `each`: how many numbers stand behind one deviation."""
+        (value, *_), (mean, squares, _count) = operation.values, operation.targets
+        assert squares is not None
+        rest, raw = self.made(operation, value.dtype), self.made(operation, value.dtype)
+        yield replace(operation, kind="sum", values=(away,), targets=(rest,))
+        yield replace(operation, kind="sum", values=(square,), targets=(raw,))
+        off = op("div", self.loaded(rest), how_many)
+        if mean is not None:
+            # where numbers are infinite, so is the mean, and deviations from it are none
+            is_number = op("eq", off, off, dtype=torch.bool)
+            off_by = op("where", is_number, off, const(0.0, value.dtype), dtype=value.dtype)
+            yield self.compute(operation, mean, op("add", self.loaded(rounded), off_by))
+        too_much = op("mul", self.loaded(rest), off)
+        too_much = too_much if each is None else op("mul", too_much, each)
+        # no more than the largest number: of an infinite sum of squares, nothing that is left is none
+        too_much = op("minimum", too_much, const(torch.finfo(value.dtype).max, value.dtype))
+        least = const(0.0, value.dtype)
+        yield self.compute(operation, squares, op("maximum", op("sub", self.loaded(raw), too_much), least))
 
     def welford_in_pieces(self, operation: Reduce, longest: Axis, size: int) -> Iterator[Compute | Reduce]:
         """The statistics of equal pieces, then of all: memory is read once, as a piece is in the cache when it is gone
         through again. The squares are those inside the pieces and those of the pieces' means."""
         (value,), (mean, squares, count) = operation.values, operation.targets
-        outer, inner, values = pieces_of(operation, longest, number(known(longest.extent, 0) // size))
+        outer, inner, values = pieces_of(operation, longest, number(upper_estimate(longest.extent, 0) // size))
         reduced = tuple(inner if item is longest else item for item in operation.reduced)
         part = replace(operation, axes=(outer, *operation.axes), reduced=reduced, values=values)
         means, inside = (self.made(operation, value.dtype, (outer,)) for _ in range(2))
         yield from self.welford(replace(part, targets=(means, inside, None)))
-        total, middle = self.made(operation, value.dtype), self.made(operation, value.dtype)
-        joined = replace(operation, reduced=(outer,))
-        yield replace(joined, kind="sum", values=(self.loaded(means),), targets=(total,))
-        average = op("div", self.loaded(total), count_value(outer.extent, value.dtype))
-        yield self.compute(operation, middle, average)
-        if mean is not None:
-            yield self.compute(operation, mean, self.loaded(middle))
-        if squares is not None:
-            away = op("sub", self.loaded(means), self.loaded(middle))
+        total, rounded = self.made(operation, value.dtype), self.made(operation, value.dtype)
+        across_pieces = replace(operation, reduced=(outer,))
+        yield replace(across_pieces, kind="sum", values=(self.loaded(means),), targets=(total,))
+        pieces = count_value(outer.extent, value.dtype)
+        yield self.compute(operation, rounded, op("div", self.loaded(total), pieces))
+        away = op("sub", self.loaded(means), self.loaded(rounded))
+        if squares is None:
+            assert mean is not None
+            yield self.compute(operation, mean, self.loaded(rounded))
+        else:
             each = count_value(product_of(item.extent for item in reduced), value.dtype)
-            between = op("mul", op("mul", away, away), each)
-            both = op("add", self.loaded(inside), between)
-            yield replace(joined, kind="sum", values=(both,), targets=(squares,))
+            both = op("add", self.loaded(inside), op("mul", op("mul", away, away), each))
+            yield from self.corrected(across_pieces, rounded, away, both, pieces, each)
         if count is not None:
             many = product_of(item.extent for item in operation.reduced)
             yield self.compute(operation, count, count_value(many, value.dtype))
@@ -165,9 +199,9 @@ class Preparation:
 
     def split(self, operation: Reduce) -> Iterator[Reduce]:
         results = points(operation.axes)
-        cut = self.piece(operation) if operation.kind in SPLIT else None
+        cut = self.piece(operation) if operation.kind in SPLIT_KINDS else None
         many = results * points(operation.reduced)
-        if many < LONG or cut is None or not (results < FEW_RESULTS or self.across(operation)):
+        if many < MIN_SPLIT_ELEMENTS or cut is None or not (results < MAX_SPLIT_RESULTS or self.across(operation)):
             yield operation
             return
         longest, pieces = cut
@@ -207,27 +241,32 @@ class Preparation:
             return None
         if isinstance(longest.extent, Number):  # the slowest that is long enough: each piece then lies in one place
             places = [access.place for access in self.buffer_table.accesses(operation) if not access.writes]
-            enough = [item for item in operation.reduced if known(item.extent, 0) >= min(PIECES, longest.extent.value)]
+            enough = [
+                item
+                for item in operation.reduced
+                if upper_estimate(item.extent, 0) >= min(MAX_PIECES, longest.extent.value)
+            ]
             longest = max(enough, key=lambda item: max((likely(step_of(at, item) or ZERO) for at in places), default=0))
         size = likely(longest.extent)
-        pieces = min(PIECES, size)
+        pieces = min(MAX_PIECES, size)
         if isinstance(longest.extent, Number):
-            pieces = next((count for count in range(pieces, FEWEST_PIECES - 1, -1) if size % count == 0), pieces)
+            pieces = next((count for count in range(pieces, MIN_EQUAL_PIECES - 1, -1) if size % count == 0), pieces)
         return (longest, pieces) if pieces >= 4 else None
 
     def near_piece(self, operation: Reduce) -> tuple[Axis, int] | None:
         """The axis to cut, and how much of it a piece has that the nearest cache holds; None where threads need not
         share one result, or where results lie side by side."""
         many = points(operation.reduced)
-        if many < LONG or points(operation.axes) >= self.few_results or self.across(operation):
+        few = points(operation.axes) < self.max_split_results
+        if many < MIN_SPLIT_ELEMENTS or not few or self.across(operation):
             return None
         if not all(isinstance(item.extent, Number) for item in operation.reduced):
             return None
-        longest = max(operation.reduced, key=lambda item: known(item.extent, 0))
-        length = known(longest.extent, 0)
-        most = min(NEAR * length // many, length // 4)
+        longest = max(operation.reduced, key=lambda item: upper_estimate(item.extent, 0))
+        length = upper_estimate(longest.extent, 0)
+        most = min(self.near_elements * length // many, length // 4)
         size = next((size for size in range(most, 0, -1) if length % size == 0), 0)
-        return (longest, size) if size * many // length >= NEAR // 8 else None
+        return (longest, size) if size * many // length >= self.near_elements // 8 else None
 
 
 def points(axes: Iterable[Axis]) -> int:
@@ -251,6 +290,16 @@ def product_of(sizes: Iterable[Index]) -> Index:
 
 def is_empty(operation: Reduce) -> bool:
     return any(item.extent is ZERO for item in operation.reduced)
+
+
+def sums_exactly(value: Expr) -> bool:
+    """Whether sums of equal numbers are not rounded, so that their mean is the number: they had fewer digits before."""
+    return isinstance(value, Cast) and digits(value.arg.dtype) + DIGITS_OF_A_COUNT <= digits(value.dtype)
+
+
+def digits(dtype: torch.dtype) -> int:
+    """Of the numbers of a type, binary ones; 64 where it is not one of floats."""
+    return 1 - round(math.log2(torch.finfo(dtype).eps)) if dtype.is_floating_point else 64
 
 
 def count_value(many: Index, dtype: torch.dtype) -> Expr:

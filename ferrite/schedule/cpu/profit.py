@@ -6,26 +6,24 @@ import math
 
 from ferrite.ir.index import Axis
 from ferrite.ir.program import Reduce, Scan
-from ferrite.schedule.cpu.sorted_scatter import segments_of
+from ferrite.schedule.cpu.machine import Machine
+from ferrite.schedule.cpu.sorted_scatter import sorted_scatter_of
 from ferrite.schedule.fusion.accesses import likely
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.stages import Stage
 
-FEW_POINTS = 1 << 14  # so little work that threads do not matter
-FEWEST_ROWS = 8  # where there is work for threads, rows are what they share
 
-
-def slower(group: Group, stage: Stage, rows: tuple[Axis, ...]) -> str | None:
+def slower(group: Group, stage: Stage, rows: tuple[Axis, ...], machine: Machine) -> str | None:
     """Why the two together would run slower than one after the other."""
     stages = [*group.stages, stage]
     work = max(each.points for each in stages)
-    if work > FEW_POINTS:
+    if work > machine.serial_points:
         if rows != group.rows and any(each.inner(group.rows) and each.favourite in rows for each in group.stages):
             return "columns are reduced in pieces, which threads share"
         if in_pieces(stage, rows):
             return "columns are reduced in pieces, which threads share"
         count = math.prod(likely(row.extent) for row in rows)
-        if count < FEWEST_ROWS:
+        if count < machine.min_shared_rows:
             return f"only {count} rows in common" if rows else "no rows in common"
     return against_the_grain(stages, rows)
 
@@ -42,7 +40,7 @@ def against_the_grain(stages: list[Stage], rows: tuple[Axis, ...]) -> str | None
     columns = [stage for stage in stages if stage.inner(rows) and stage.favourite in rows]
     if not columns:
         return None
-    if segments_of(stages, rows) is not None:
+    if sorted_scatter_of(stages, rows) is not None:
         return None
     across = [stage for stage in stages if stage.inner(rows) and stage not in columns]
     if across or not all(isinstance(stage.operation, Reduce | Scan) for stage in columns):

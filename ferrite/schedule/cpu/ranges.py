@@ -40,8 +40,8 @@ from ferrite.ir.kernel import Accumulate, Let, Loop, Statement, Store, When, nod
 from ferrite.schedule.cpu.loops import Body, replaced, vector_loop
 from ferrite.schedule.cpu.machine import Machine
 
-MOST_PIECES = 6
-MOST_STATEMENTS = 64  # of a body that is written out once for every piece
+MAX_PIECES = 6  # of one loop: each has code of its own
+MAX_STATEMENTS = 64  # of a body that is written out once for every piece
 
 # A comparison of d with 0, as `d + shift < 0` or its opposite: it changes where that does.
 SHIFTS = {"lt": (0,), "ge": (0,), "le": (-1,), "gt": (-1,), "eq": (0, -1), "ne": (0, -1)}
@@ -61,7 +61,7 @@ def parted(body: Body, machine: Machine) -> Body:
 
 
 def is_plain(loop: Loop) -> bool:
-    return len(loop.body) <= MOST_STATEMENTS and all(isinstance(statement, Let | Store) for statement in loop.body)
+    return len(loop.body) <= MAX_STATEMENTS and all(isinstance(statement, Let | Store) for statement in loop.body)
 
 
 def pieces_of(loop: Loop, machine: Machine) -> list[Statement]:
@@ -73,7 +73,7 @@ def pieces_of(loop: Loop, machine: Machine) -> list[Statement]:
         if cut is None:
             place += 1
             continue
-        if len(pieces) == MOST_PIECES:
+        if len(pieces) == MAX_PIECES:
             return [loop]
         before = piece(item, body, ZERO, cut.place, {cut.difference: cut.negative_before})
         after = piece(item, body, cut.place, item.extent - cut.place, {cut.difference: not cut.negative_before})
@@ -244,7 +244,7 @@ def known_value(item: Expr) -> Expr:
         case "logical_not" if isinstance(item.operands[0], Const):
             return const(not item.operands[0].value, torch.bool)
         case "logical_and" | "logical_or":
-            return joined(item)
+            return folded_logic(item)
         case name if name in SHIFTS:
             answer = answer_of(item)
             return item if answer is None else const(answer, torch.bool)
@@ -257,7 +257,7 @@ def chosen(condition: Expr, yes: Expr, no: Expr) -> Expr | None:
     return yes if condition.value else no
 
 
-def joined(item: Op) -> Expr:
+def folded_logic(item: Op) -> Expr:
     """`and` and `or` of truth values, where one is known."""
     absorbing = item.name == "logical_or"
     for one, other in (item.operands, item.operands[::-1]):

@@ -11,35 +11,35 @@ from ferrite.ir.kernel import OWN, State
 from ferrite.ir.program import Scan
 
 # Sums of floats grow in the wider type, as they do in eager.
-WIDE = {torch.float32: torch.float64}
+WIDER = {torch.float32: torch.float64}
 
 
 def scan_state(
-    operation: Scan, values: Sequence[Expr], names: Sequence[str], wider: Mapping[torch.dtype, torch.dtype] = WIDE
+    operation: Scan, values: Sequence[Expr], names: Sequence[str], wider: Mapping[torch.dtype, torch.dtype] = WIDER
 ) -> tuple[State, tuple[Expr, ...], list[Expr]]:
-    """The state, what joins it at a point, and what it holds then. `wider`: types in which sums grow."""
+    """The state, what is combined with it at a point, and what it holds then. `wider`: types in which sums grow."""
     kind, combine = operation.combine.name, operation.combine.results
-    joined = tuple(values)
+    contribution = tuple(values)
     if combine:
         dtypes = tuple(value.dtype for value in values)
-        return own(names, dtypes, combine, joined)
+        return own(names, dtypes, combine, contribution)
     if kind in ("sum", "prod"):
         wide = wider.get(values[0].dtype, values[0].dtype)
         state = State(kind, (names[0],), (wide,))
         return state, (cast(values[0], wide),), [Local.intern(names[0], wide)]
     if kind in ("cummax", "cummin"):
-        joined = (values[0], index_value(operation.along))
-        dtypes = tuple(value.dtype for value in joined)
-        return own(names, dtypes, latest_extreme(kind, dtypes), joined)
+        contribution = (values[0], index_value(operation.along))
+        dtypes = tuple(value.dtype for value in contribution)
+        return own(names, dtypes, latest_extreme(kind, dtypes), contribution)
     raise ValueError(f"no state for the scan {kind}")
 
 
 def own(
-    names: Sequence[str], dtypes: tuple[torch.dtype, ...], combine: tuple[Expr, ...], joined: tuple[Expr, ...]
+    names: Sequence[str], dtypes: tuple[torch.dtype, ...], combine: tuple[Expr, ...], contribution: tuple[Expr, ...]
 ) -> tuple[State, tuple[Expr, ...], list[Expr]]:
     used = tuple(names[: len(dtypes)])
     locals_ = [Local.intern(name, dtype) for name, dtype in zip(used, dtypes, strict=True)]
-    return State(OWN, used, dtypes, combine), joined, list(locals_)
+    return State(OWN, used, dtypes, combine), contribution, list(locals_)
 
 
 def latest_extreme(kind: str, dtypes: tuple[torch.dtype, ...]) -> tuple[Expr, ...]:

@@ -16,7 +16,7 @@ from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.stages import Stage
 from ferrite.schedule.steps import Run
-from ferrite.schedule.target import Built
+from ferrite.schedule.target import Built, RunMemory
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,18 @@ class CpuScheduling:
     machine: Machine
     unsupported: Callable[[Operation], str | None] = field(default=lambda operation: None)
 
+    @property
+    def run_memory(self) -> RunMemory:
+        return RunMemory(self.machine.line_bytes, self.machine.min_split_bytes)
+
     def refuses(self, operation: Operation) -> str | None:
         return self.unsupported(operation)
 
     def prepared(self, program: Program) -> Program:
-        return prepare(program)
+        return prepare(program, self.machine)
 
     def slower(self, group: Group, stage: Stage, rows: tuple[Axis, ...]) -> str | None:
-        return slower(group, stage, rows)
+        return slower(group, stage, rows, self.machine)
 
     def arranged(self, group: Group, inside: Iterable[str], buffer_table: BufferTable) -> Built:
         return build(group, inside, buffer_table, self.machine)

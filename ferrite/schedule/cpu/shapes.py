@@ -5,9 +5,9 @@ strips    as flat, where much is computed from the column alone: see `ferrite.sc
 rows      threads share the rows; inside a row one nest after the other, with vectors along the nest's axes; scans go
           through a few rows side by side
 columns   rows lie side by side in memory: vectors are made of rows, and the nests inside are plain loops
-streams   columns that are only reduced: see `ferrite.schedule.cpu.column_reduction`
-segments  rows that are added where memory says, sorted: see `ferrite.schedule.cpu.sorted_scatter`
-shares    the same without sorting: see `ferrite.schedule.cpu.sharded_scatter`
+reduced   columns that are only reduced: see `ferrite.schedule.cpu.column_reduction`
+sorted    rows that are added where memory says, sorted: see `ferrite.schedule.cpu.sorted_scatter`
+sharded   the same without sorting: see `ferrite.schedule.cpu.sharded_scatter`
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from ferrite.ir import data_of
 from ferrite.ir.index import ZERO, Axis, Index, Number, number
 from ferrite.ir.kernel import Loop, Statement, Store, walk
-from ferrite.schedule.cpu.column_reduction import streamable, streams
+from ferrite.schedule.cpu.column_reduction import column_reduction, is_column_reduction
 from ferrite.schedule.cpu.loops import (
     Body,
     collapse,
@@ -35,18 +35,17 @@ from ferrite.schedule.cpu.loops import (
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.nest_loops import nest_loops, plain_loops
 from ferrite.schedule.cpu.sharded_scatter import owned
-from ferrite.schedule.cpu.sorted_scatter import Segments, by_segments
+from ferrite.schedule.cpu.sorted_scatter import SortedScatter, sorted_scatter
 from ferrite.schedule.cpu.statements import Parts
 from ferrite.schedule.cpu.strips import in_strips
 from ferrite.schedule.cpu.tiles import crossing, tiled
 from ferrite.schedule.cpu.windows import is_window, used, written_out
-from ferrite.schedule.fusion.accesses import axes_in, known, likely, step_of
+from ferrite.schedule.fusion.accesses import axes_in, likely, step_of, upper_estimate
 from ferrite.schedule.fusion.nests import Nest, trivial
 
-FAR = 5  # elements from one window to the next, at which vectors are better made of a window's own
-ROWS_AT_ONCE = 2  # scans: every step waits for the one before it, but for none of another row
-MANY_ROWS = 64
-BLOCK = 4096  # elements of a flat loop that one step of a thread takes
+MIN_WINDOW_STEP = 5  # elements from one window to the next: from there on, vectors are
+# better made of the elements of one window than of neighbouring windows
+MIN_SCAN_ROWS = 64  # for which rows are scanned several at once
 
 
 def arranged(
@@ -55,18 +54,18 @@ def arranged(
     nests: Sequence[Nest],
     parts: Sequence[Parts],
     machine: Machine,
-    segments: Segments | None = None,
+    scatter: SortedScatter | None = None,
 ) -> Body:
     """The whole body of a kernel."""
     if all(not nest.axes for nest in nests) and not tiles and not any(part.states for part in parts):
         return flat(rows, tuple(statement for part in parts for statement in part.point), machine)
-    if segments is not None and (body := by_segments(segments, [tuple(part.point) for part in parts], machine)):
+    if scatter is not None and (body := sorted_scatter(scatter, [tuple(part.point) for part in parts], machine)):
         return body
     column = column_axis(rows, nests, parts)
     if column is None:
         return by_rows(rows, tiles, nests, parts, machine)
-    if not tiles and streamable(column, nests, parts):
-        return streams(rows, column, nests, parts, machine)
+    if not tiles and is_column_reduction(column, nests, parts):
+        return column_reduction(rows, column, nests, parts, machine)
     return owned(rows, column, nests, parts, machine) or columns(rows, column, tiles, nests, parts, machine)
 
 
@@ -85,12 +84,12 @@ def flat(rows: Sequence[Axis], body: Body, machine: Machine) -> Body:
     if strips is not None:
         return shared(*strips, machine)
     *outer, last = axes
-    if likely(last.extent) > 2 * BLOCK or not (outer or isinstance(last.extent, Number)):
-        block, last, body = cut(last, BLOCK, body)
+    if likely(last.extent) > 2 * machine.block_elements or not (outer or isinstance(last.extent, Number)):
+        block, last, body = cut(last, machine.block_elements, body)
         outer.append(block)
     work = work_of(body)
     inner = (vector_loop(last, body, machine),)
-    return shared(outer, inner, work * min(likely(last.extent), BLOCK), machine)
+    return shared(outer, inner, work * min(likely(last.extent), machine.block_elements), machine)
 
 
 def by_rows(rows: Sequence[Axis], tiles: Body, nests: Sequence[Nest], parts: Sequence[Parts], machine: Machine) -> Body:
@@ -100,10 +99,10 @@ def by_rows(rows: Sequence[Axis], tiles: Body, nests: Sequence[Nest], parts: Seq
         body += nest_loops(nest, part, machine)
         work += work_of(tuple(part.point)) * math.prod(likely(item.extent) for item in nest.axes)
     axes, body = collapse(list(rows), body)
-    if axes and not tiles and all(nest.scans for nest in nests) and likely(axes[-1].extent) >= MANY_ROWS:
-        block, row, body = cut(axes[-1], ROWS_AT_ONCE, body)
-        axes, body = [*axes[:-1], block], (Loop(row, "vector", body, copies=ROWS_AT_ONCE),)
-        work *= ROWS_AT_ONCE
+    if axes and not tiles and all(nest.scans for nest in nests) and likely(axes[-1].extent) >= MIN_SCAN_ROWS:
+        block, row, body = cut(axes[-1], machine.scan_rows_at_once, body)
+        axes, body = [*axes[:-1], block], (Loop(row, "vector", body, copies=machine.scan_rows_at_once),)
+        work *= machine.scan_rows_at_once
     return shared(axes, body, work, machine)
 
 
@@ -131,7 +130,7 @@ def columns(
             copies //= 2
         if column.extent % number(lanes * copies) is not ZERO:
             return shared(outer, (Loop(column, "vector", body, lanes, copies),), work * likely(column.extent), machine)
-    if windows and not tiles and likely(column.extent) <= BLOCK:
+    if windows and not tiles and likely(column.extent) <= machine.block_elements:
         inner = (vector_loop(column, used(body), machine),)
         return shared(outer, inner, work * likely(column.extent), machine)
     block, last, body = cut(column, lanes * copies, body)
@@ -163,6 +162,9 @@ def column_axis(rows: Sequence[Axis], nests: Sequence[Nest], parts: Sequence[Par
 def side_by_side(rows: Sequence[Axis], part: Parts, loads: Sequence[Index]) -> Axis | None:
     """The row axis along which results of windows lie side by side, if the windows are near each other too."""
     best = vector_axis(rows, [index for item in part.after if isinstance(item, Store) for index in item.coordinates])
-    if best is None or any((step := step_of(index, best)) is None or known(step, FAR) >= FAR for index in loads):
+    if best is None or any(
+        (step := step_of(index, best)) is None or upper_estimate(step, MIN_WINDOW_STEP) >= MIN_WINDOW_STEP
+        for index in loads
+    ):
         return None
     return best

@@ -22,8 +22,8 @@ from ferrite.schedule.cpu.statements import Parts
 from ferrite.schedule.fusion.accesses import axes_in, likely, step_of
 from ferrite.schedule.fusion.nests import Nest
 
-MOST_SHARES = 32
-WIDE = 64  # elements of a row for each share: to go through the ids must be little beside the rows
+MAX_SHARES = 32  # each goes through all ids
+MIN_SHARE_ELEMENTS = 64  # of a row: going through the ids must be little beside it
 
 
 def owned(rows: Sequence[Axis], column: Axis, nests: Sequence[Nest], parts: Sequence[Parts], machine: Machine) -> Body:
@@ -32,7 +32,7 @@ def owned(rows: Sequence[Axis], column: Axis, nests: Sequence[Nest], parts: Sequ
         return ()
     (nest,), (part,) = nests, parts
     *before, last = part.point
-    shares = min(column.extent.value // WIDE, MOST_SHARES)
+    shares = min(column.extent.value // MIN_SHARE_ELEMENTS, MAX_SHARES)
     if not isinstance(last, Store) or last.mode == "set" or not all(isinstance(item, Let) for item in before):
         return ()
     where = deciding(last.coordinates[0], column)

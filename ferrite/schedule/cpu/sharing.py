@@ -12,14 +12,13 @@ from ferrite.ir import OPERATORS, Expr, Load, Local, Op, nodes_of
 from ferrite.ir.index import Axis
 from ferrite.ir.kernel import Let, Scratch, Statement, Store, nodes_in, values_of
 from ferrite.schedule.cpu.loops import with_values
+from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.placement import flat_extent, flat_place
 from ferrite.schedule.cpu.statements import Parts
 from ferrite.schedule.fusion.nests import Nest
 
-EXPENSIVE = 8  # additions: about what a store and a load cost
 
-
-def shared_tiles(nests: Sequence[Nest], parts: Sequence[Parts], room: int) -> list[Scratch]:
+def shared_tiles(nests: Sequence[Nest], parts: Sequence[Parts], room: int, machine: Machine) -> list[Scratch]:
     """Change the statements; the tiles they need now. `room`: bytes that tiles may take."""
     tiles: list[Scratch] = []
     for later in range(1, len(nests)):
@@ -28,7 +27,8 @@ def shared_tiles(nests: Sequence[Nest], parts: Sequence[Parts], room: int) -> li
                 continue
             if nests[earlier].ordered or nests[later].ordered:
                 continue
-            for expr in common(parts[earlier], parts[later], set(nests[later].axes), parts[earlier : later + 1]):
+            axes, between = set(nests[later].axes), parts[earlier : later + 1]
+            for expr in common(parts[earlier], parts[later], axes, between, machine):
                 size = tile_size(nests[later].axes, expr)
                 if size is None or size > room:
                     continue
@@ -46,7 +46,7 @@ def tile_size(axes: Sequence[Axis], expr: Expr) -> int | None:
     return math.prod((high for high in highs if high is not None), start=expr.dtype.itemsize)
 
 
-def common(first: Parts, second: Parts, axes: set[Axis], between: Sequence[Parts]) -> list[Expr]:
+def common(first: Parts, second: Parts, axes: set[Axis], between: Sequence[Parts], machine: Machine) -> list[Expr]:
     """The largest expensive expressions that both compute, of memory that nothing in between writes."""
     written = {item.buffer for part in between for item in part.point if isinstance(item, Store)}
     there = {node for statement in first.point for node in nodes_in(statement)}
@@ -61,7 +61,7 @@ def common(first: Parts, second: Parts, axes: set[Axis], between: Sequence[Parts
             if item in seen:
                 continue
             seen.add(item)
-            if item in there and worth(item, axes) and not uses(item, written, local):
+            if item in there and is_expensive(item, axes, machine) and not uses(item, written, local):
                 found[item] = None
             else:
                 stack += item.args
@@ -72,11 +72,12 @@ def common(first: Parts, second: Parts, axes: set[Axis], between: Sequence[Parts
     return list(found)
 
 
-def worth(expr: Expr, axes: set[Axis]) -> bool:
+def is_expensive(expr: Expr, axes: set[Axis], machine: Machine) -> bool:
+    """Whether keeping a float costs less than computing it again at every point of the axes."""
     if not isinstance(expr, Op) or not expr.dtype.is_floating_point or expr.atoms.isdisjoint(axes):
         return False
     cost = sum(OPERATORS[item.name].cost for item in nodes_of(expr) if isinstance(item, Op))
-    return cost >= EXPENSIVE
+    return cost >= machine.store_and_load_additions
 
 
 def uses(expr: Expr, written: set[str], local: set[str]) -> bool:

@@ -32,15 +32,15 @@ from ferrite.schedule.fusion.accesses import axes_in, loads_of, step_of
 from ferrite.schedule.fusion.stages import Stage
 
 KINDS = {"add": "sum", "mul": "prod", "amax": "amax", "amin": "amin"}
-WIDE = 64  # elements of a row: to sort must be little beside them
-MOST = 1 << 20  # rows, and sources, whose numbers are kept
-FULL = 4  # rows for each source at most, where rows without one need not be gone through otherwise
-AT_ONCE = 8  # vectors of a row
+MIN_ROW_ELEMENTS = 64  # sorting must be little beside adding a row
+MAX_SORTED_ROWS = 1 << 20  # and sources: their numbers are kept in memory, four bytes each
+MAX_ROWS_PER_SOURCE = 4  # where rows without a source need not be gone through otherwise
+ROW_VECTORS_AT_ONCE = 8  # kept in registers while the sources of a row are added
 I32, I64 = torch.int32, torch.int64
 
 
 @dataclass(frozen=True)
-class Segments:
+class SortedScatter:
     """`sources`: the axes of what is added, `count` points in all; `rows`: how many the table has; `row`, `last`: the
     axes with which they are filled, and read when they are complete; `kept`: whether anything else needs the table."""
 
@@ -54,7 +54,7 @@ class Segments:
     kept: bool = True
 
 
-def segments_of(stages: Sequence[Stage], rows: Sequence[Axis]) -> Segments | None:
+def sorted_scatter_of(stages: Sequence[Stage], rows: Sequence[Axis]) -> SortedScatter | None:
     """What is added to one table, perhaps after an operation that fills it, and before one that reads all of it; None
     for anything else."""
     at = next((place for place, stage in enumerate(stages) if combines(stage.operation)), None)
@@ -69,7 +69,7 @@ def segments_of(stages: Sequence[Stage], rows: Sequence[Axis]) -> Segments | Non
     read = [reading(stage, stages[: at + 1], store, rows[0]) for stage in after]
     if any(row is None or row.extent is not number(found.rows) for row in filled + read):
         return None
-    if not filled and not read and found.rows > FULL * found.count:
+    if not filled and not read and found.rows > MAX_ROWS_PER_SOURCE * found.count:
         return None
     return replace(found, row=next(iter(filled), None), last=next(iter(read), None))
 
@@ -78,7 +78,7 @@ def combines(operation: Operation) -> bool:
     return any(store.mode in KINDS for store in stores_of(operation))
 
 
-def added(operation: Operation, column: Axis) -> Segments | None:
+def added(operation: Operation, column: Axis) -> SortedScatter | None:
     """What is added row by row, where the rows are long and few enough to be sorted."""
     if not isinstance(operation, Compute) or len(operation.stores) != 1:
         return None
@@ -95,8 +95,8 @@ def added(operation: Operation, column: Axis) -> Segments | None:
         return None
     rows, width, *counts = numbers
     count = math.prod(counts)
-    fits = width >= WIDE and 0 < count <= MOST and 0 < rows <= MOST
-    return Segments(store.buffer, column, sources, rows, count) if fits else None
+    fits = width >= MIN_ROW_ELEMENTS and 0 < count <= MAX_SORTED_ROWS and 0 < rows <= MAX_SORTED_ROWS
+    return SortedScatter(store.buffer, column, sources, rows, count) if fits else None
 
 
 def filling(fill: Operation, store: program.Store, column: Axis) -> Axis | None:
@@ -111,7 +111,7 @@ def filling(fill: Operation, store: program.Store, column: Axis) -> Axis | None:
 
 def reading(stage: Stage, before: Sequence[Stage], store: program.Store, column: Axis) -> Axis | None:
     """The axis with which an operation goes through the rows of a table, where it needs of each element that alone,
-    goes through memory as the table does, and writes what nothing before it touches: rows are finished one by one."""
+    goes through memory as the table does, and writes what nothing before it accesses: rows are finished one by one."""
     final = stage.operation
     if not isinstance(final, Compute) or len(final.stores) != 1 or len(final.axes) != 2 or column not in final.axes:
         return None
@@ -126,7 +126,7 @@ def reading(stage: Stage, before: Sequence[Stage], store: program.Store, column:
     return row if fits and apart and along else None
 
 
-def by_segments(found: Segments, points: Sequence[Body], machine: Machine) -> Body:
+def sorted_scatter(found: SortedScatter, points: Sequence[Body], machine: Machine) -> Body:
     """The loops; nothing where the table's rows do not lie along memory. `points`: what is done at every point."""
     *before, store = points[0 if found.row is None else 1]
     assert isinstance(store, Store)
@@ -167,17 +167,19 @@ def by_segments(found: Segments, points: Sequence[Body], machine: Machine) -> Bo
     inner: Body = (
         Let("begin", cast(limits[0], I64)),
         Let("many", op("sub", cast(limits[1], I64), Local.intern("begin", I64))),
-        When(op("gt", many, none, dtype=torch.bool), (Loop(found.column, "vector", summed, lanes, AT_ONCE),)),
+        When(
+            op("gt", many, none, dtype=torch.bool), (Loop(found.column, "vector", summed, lanes, ROW_VECTORS_AT_ONCE),)
+        ),
     )
     if alone := complete(begun):
-        body = (Loop(found.column, "vector", (*made, *alone), lanes, AT_ONCE),)
+        body = (Loop(found.column, "vector", (*made, *alone), lanes, ROW_VECTORS_AT_ONCE),)
         inner += (When(op("eq", many, none, dtype=torch.bool), body),)
     assert isinstance(found.column.extent, Number)
     work = work_of((*before, store)) * found.column.extent.value * (1 + count // found.rows)
     return (*listed(found, where), *shared([row], inner, work, machine))
 
 
-def listed(found: Segments, where: Data) -> Body:
+def listed(found: SortedScatter, where: Data) -> Body:
     """The numbers of the sources, those of one row of the table side by side in `order`, from `begins[row]` on."""
     count, rows = number(found.count), number(found.rows)
     zero, step = axis("cleared", found.rows + 2), axis("summed", found.rows + 1)
@@ -197,7 +199,7 @@ def listed(found: Segments, where: Data) -> Body:
     return (
         Scratch("begins", I32, (rows + 2,)),
         Scratch("order", I32, (count,)),
-        Loop(zero, "vector", (Store("begins", (zero,), const(0, I32)),), 4, AT_ONCE),
+        Loop(zero, "vector", (Store("begins", (zero,), const(0, I32)),), 4, ROW_VECTORS_AT_ONCE),
         *nested(found.sources, (named, Store("begins", (row + 2,), one, "add")), "serial"),
         Loop(step, "serial", (Store("begins", (step + 1,), Load.intern("begins", (step,), I32), "add"),)),
         *nested(found.sources, into_list, "serial"),

@@ -1,4 +1,4 @@
-"""The statements of a nest: what is computed at each point, what joins a state, what is stored once a row."""
+"""The statements of a nest: what is computed at each point, what goes into a state, what is stored once a row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ferrite.ir.index import Axis, Index
 from ferrite.ir.kernel import Join, Let, State, Statement, Store
 from ferrite.ir.program import Compute, Mode, Reduce, Scan
 from ferrite.schedule.cpu.placement import Placement, flat_place
-from ferrite.schedule.cpu.scans import WIDE, scan_state
+from ferrite.schedule.cpu.scans import WIDER, scan_state
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.nests import Nest
 
@@ -37,9 +37,12 @@ class Statements:
         placement: Placement,
         buffer_table: BufferTable,
         rows: Sequence[Axis],
-        wider: Mapping[torch.dtype, torch.dtype] = WIDE,
+        wider: Mapping[torch.dtype, torch.dtype] = WIDER,
+        short_places: bool = False,
     ) -> None:
-        self.wider = wider
+        """`wider`: types in which the sums of scans grow. `short_places`: the place of the greatest has 32 bits where
+        they hold it."""
+        self.wider, self.short_places = wider, short_places
         self.placement, self.buffer_table, self.rows = placement, buffer_table, rows
         self.row_values: dict[Key, Local] = {}
         self.point_values: dict[Key, Local] = {}
@@ -149,7 +152,9 @@ class Statements:
         if operation.kind in ("any", "all"):
             values = [truth(item) for item in values]
         if operation.kind.startswith("arg"):
-            values.append(index_value(flat_place(operation.reduced, [item.extent for item in operation.reduced])))
+            place = flat_place(operation.reduced, [item.extent for item in operation.reduced])
+            fits = self.short_places and place.high is not None and place.high < 1 << 31
+            values.append(index_value(place, torch.int32 if fits else torch.int64))
         dtypes = state_types(operation.kind, values)
         state = State(operation.kind, tuple(next(self.names) for _ in dtypes), dtypes)
         parts.states.append(state)
@@ -165,9 +170,10 @@ class Statements:
 
     def scan(self, operation: Scan, parts: Parts) -> None:
         values = [self.value(item) for item in operation.values]
-        state, joined, results = scan_state(operation, values, [next(self.names) for _ in range(4)], self.wider)
+        names = [next(self.names) for _ in range(4)]
+        state, contribution, results = scan_state(operation, values, names, self.wider)
         parts.states.append(state)
-        parts.point.append(Join(state.names[0], joined))
+        parts.point.append(Join(state.names[0], contribution))
         for target, result in zip(operation.targets, results, strict=True):
             if target is not None:
                 value = cast(result, self.buffer_table.buffers[target.buffer].dtype)

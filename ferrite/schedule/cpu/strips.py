@@ -14,11 +14,11 @@ from ferrite.ir.index import Axis
 from ferrite.ir.kernel import Loop, nodes_in
 from ferrite.schedule.cpu.loops import Body, cut, lanes_for, work_of
 from ferrite.schedule.cpu.machine import Machine
-from ferrite.schedule.fusion.accesses import known, likely
+from ferrite.schedule.fusion.accesses import likely, upper_estimate
 
-WORTH = 8  # additions at every point that a strip saves
-FEWEST = 8  # rows, for which that pays
-VECTORS = 4  # side by side in a strip
+MIN_SAVED_ADDITIONS = 8  # at every point, for a strip to pay
+MIN_ROWS = 8  # for which that pays
+STRIP_VECTORS = 4  # side by side
 
 
 def in_strips(axes: Sequence[Axis], body: Body, machine: Machine) -> tuple[list[Axis], Body, int] | None:
@@ -26,19 +26,19 @@ def in_strips(axes: Sequence[Axis], body: Body, machine: Machine) -> tuple[list[
     if len(axes) < 2:
         return None
     *outer, row, column = axes
-    if likely(row.extent) < FEWEST:
+    if likely(row.extent) < MIN_ROWS:
         return None
-    if work_of_column(row, column, body) < WORTH:
+    if work_of_column(row, column, body) < MIN_SAVED_ADDITIONS:
         return None
     lanes = lanes_for(body, machine)
     width = likely(column.extent)
-    if width < lanes * VECTORS:
+    if width < lanes * STRIP_VECTORS:
         return None
-    rows = max(machine.mid // (16 * width), FEWEST)  # four bytes an element, a quarter of the cache
-    if known(row.extent, rows + 1) > rows:
+    rows = max(machine.l2_bytes // (16 * width), MIN_ROWS)  # four bytes an element, a quarter of the cache
+    if upper_estimate(row.extent, rows + 1) > rows:
         block, row, body = cut(row, rows, body)
         outer.append(block)
-    strip = Loop(column, "vector", (Loop(row, "serial", body),), lanes, VECTORS)
+    strip = Loop(column, "vector", (Loop(row, "serial", body),), lanes, STRIP_VECTORS)
     return outer, (strip,), work_of(body) * min(likely(row.extent), rows) * width
 
 

@@ -15,10 +15,9 @@ from ferrite.ir.index import ONE, ZERO, Axis, Index, axis, number
 from ferrite.ir.kernel import Loop, Scratch, Statement, Store, nodes_in
 from ferrite.schedule.cpu.loops import Body, collapse, cut, index_over, vector_loop, with_values, work_of
 from ferrite.schedule.cpu.machine import Machine
-from ferrite.schedule.fusion.accesses import known, step_of
+from ferrite.schedule.fusion.accesses import step_of, upper_estimate
 
-SIDE = 128
-ENOUGH = 8  # elements along an axis for which a tile pays
+MIN_TILED_ELEMENTS = 8  # along an axis: for fewer, a tile does not pay
 
 
 def tiled(order: Sequence[Axis], across: Axis, body: Body, machine: Machine) -> tuple[list[Axis], Body, int]:
@@ -49,8 +48,9 @@ def tiled(order: Sequence[Axis], across: Axis, body: Body, machine: Machine) -> 
 def side_of(across: Axis, last: Axis, machine: Machine) -> int:
     """How long a tile is. Where one axis is short, memory is read in its order however long: with wide vectors, which
     fill a line of the cache at once, a small tile is then 10 % faster; with narrow ones it is slower."""
-    short = min(known(across.extent, SIDE), known(last.extent, SIDE)) <= SIDE // 2
-    return SIDE // 4 if short and machine.vector > 16 else SIDE
+    side = machine.tile_side
+    short = min(upper_estimate(across.extent, side), upper_estimate(last.extent, side)) <= side // 2
+    return side // 4 if short and machine.vector_bytes > 16 else side
 
 
 def copied(name: str, load: Load, row: Axis, column: Axis, side: int, machine: Machine) -> Loop:
@@ -85,7 +85,10 @@ def crossing(order: Sequence[Axis], indices: Sequence[Index]) -> Axis | None:
     last = order[-1]
     for index in indices:
         for item in order[:-1]:
-            if goes_across(index, item, last) and min(known(item.extent, 64), known(last.extent, 64)) >= ENOUGH:
+            if (
+                goes_across(index, item, last)
+                and min(upper_estimate(item.extent, 64), upper_estimate(last.extent, 64)) >= MIN_TILED_ELEMENTS
+            ):
                 return item
     return None
 

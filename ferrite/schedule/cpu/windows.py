@@ -18,10 +18,10 @@ from ferrite.ir.index import Axis, Index, Number, number
 from ferrite.ir.kernel import Join, Let, State, Statement, nodes_in, walk
 from ferrite.schedule.cpu.loops import Body, replaced, with_values
 from ferrite.schedule.cpu.statements import Parts
-from ferrite.schedule.fusion.accesses import known
+from ferrite.schedule.fusion.accesses import upper_estimate
 from ferrite.schedule.fusion.nests import Nest
 
-MOST_ELEMENTS = 32
+MAX_WINDOW_ELEMENTS = 32  # that are written out one by one
 
 
 def is_window(nest: Nest, part: Parts) -> bool:
@@ -30,14 +30,14 @@ def is_window(nest: Nest, part: Parts) -> bool:
         return False
     if not all(isinstance(item, Let | Join) for item in part.point):
         return False
-    return math.prod(known(item.extent, 0) for item in nest.axes) <= MOST_ELEMENTS
+    return math.prod(upper_estimate(item.extent, 0) for item in nest.axes) <= MAX_WINDOW_ELEMENTS
 
 
 def written_out(nest: Nest, part: Parts) -> Body:
     states = {state.names[0]: state for state in part.states}
     so_far = {name: list(STATES[state.kind].begin(state.dtypes)) for name, state in states.items()}
     found: list[Statement] = []
-    places = itertools.product(*(range(known(item.extent, 0)) for item in nest.reduced))
+    places = itertools.product(*(range(upper_estimate(item.extent, 0)) for item in nest.reduced))
     for count, place in enumerate(places):
         at: dict[Axis, Index] = {item: number(value) for item, value in zip(nest.reduced, place, strict=True)}
         renamed: dict[Expr, Expr] = {}
@@ -55,7 +55,7 @@ def written_out(nest: Nest, part: Parts) -> Body:
                 for number, value in enumerate(statement.values)
             ]
             found += [Let(local.name, value) for local, value in zip(values, statement.values, strict=True)]
-            results = joined(state, so_far[statement.state], tuple(values), count == 0)
+            results = combined(state, so_far[statement.state], tuple(values), count == 0)
             names = [f"{name}_{count}" for name in state.names]
             found += [Let(name, result) for name, result in zip(names, results, strict=True)]
             so_far[statement.state] = [
@@ -78,19 +78,19 @@ def used(body: Body) -> Body:
     return tuple(reversed(found))
 
 
-def joined(state: State, left: list[Expr], values: tuple[Expr, ...], first: bool) -> list[Expr]:
+def combined(state: State, left: list[Expr], values: tuple[Expr, ...], first: bool) -> list[Expr]:
     kind, types = STATES[state.kind], state.dtypes
     lifted = [applied(item, values) for item in kind.lift(types)]
     if kind.in_order is not None and first:
         return lifted  # what comes after has to be better, and nothing is better than what a state begins with
-    join = kind.in_order or kind.join
-    return [applied(item, (*left, *lifted)) for item in join(types)]
+    combine = kind.in_order or kind.join
+    return [applied(item, (*left, *lifted)) for item in combine(types)]
 
 
 def applied(root: Expr, values: tuple[Expr, ...]) -> Expr:
     """An expression over parameters with values in their place."""
-    done: dict[Expr, Expr] = dict(zip(params(tuple(value.dtype for value in values)), values, strict=True))
+    rewritten: dict[Expr, Expr] = dict(zip(params(tuple(value.dtype for value in values)), values, strict=True))
     for item in nodes_of(root):
-        if item not in done:
-            done[item] = with_parts(item, done.__getitem__, lambda index: index)
-    return done[root]
+        if item not in rewritten:
+            rewritten[item] = with_parts(item, rewritten.__getitem__, lambda index: index)
+    return rewritten[root]

@@ -1,4 +1,4 @@
-"""Which operations become one kernel: memory that each touches, what depends on what, groups, repeats of them."""
+"""Which operations become one kernel: memory that each accesses, what depends on what, groups, repeats of them."""
 
 from ferrite.schedule.fusion.accesses import BufferTable, likely
 from ferrite.schedule.fusion.groups import Group

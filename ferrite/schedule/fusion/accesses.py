@@ -1,4 +1,4 @@
-"""Which memory an operation touches: one touch per load and store, as a place in a storage.
+"""Which memory an operation accesses: one access per load and store, as a place in a storage.
 
 Places are flat: elements from where the storage of the buffer begins, strides and offsets multiplied out. Two
 operations depend on each other where they touch one storage and one of them writes.
@@ -64,7 +64,7 @@ def loads_of(*roots: Expr) -> list[Load]:
     return [item for item in nodes_of(*roots) if isinstance(item, Load)]
 
 
-# --- questions about one place ----------------------------------------------------------------------------------------
+# --- one place --------------------------------------------------------------------------------------------------------
 
 
 def step_of(place: Index, axis: Axis) -> Index | None:
@@ -96,24 +96,27 @@ def axes_in(place: Index) -> frozenset[Axis]:
     return frozenset(found)
 
 
-GUESS = 64  # what an extent that nothing bounds is taken for, where a decision needs a number
+UNKNOWN_EXTENT = 64  # what an extent that nothing bounds is taken for, where a decision needs a number
 
 
-def known(index: Index, otherwise: int) -> int:
-    """A number for a size: itself, its largest value, or a guess."""
+def upper_estimate(index: Index, otherwise: int) -> int:
+    """No less than a size, as far as anybody knows: itself, or its upper bound, but at most `otherwise`.
+
+    With `s0` from 2 to 100, `upper_estimate(s0, 64)` is 64; of a size without a bound it is `otherwise`.
+    """
     if isinstance(index, Number):
         return index.value
     return otherwise if index.high is None else min(index.high, otherwise)
 
 
-def likely(index: Index, otherwise: int = GUESS) -> int:
+def likely(index: Index, otherwise: int = UNKNOWN_EXTENT) -> int:
     """A number for a size, where a decision needs one that need not be right: itself, what was seen, or a guess."""
     if isinstance(index, Number):
         return index.value
     try:
         return int(evaluate(index, likely_of_atom))
     except NoGuess:
-        return known(index, otherwise)
+        return upper_estimate(index, otherwise)
 
 
 class NoGuess(Exception):
@@ -126,11 +129,11 @@ def likely_of_atom(atom: Atom) -> int:
     raise NoGuess(str(atom))
 
 
-# --- two touches of one storage ---------------------------------------------------------------------------------------
+# --- two accesses of one storage --------------------------------------------------------------------------------------
 
 
 def separated(first: MemoryAccess, second: MemoryAccess, rows: Iterable[Axis]) -> bool:
-    """Whether two touches meet in one row at most: at different values of the rows they are at different elements."""
+    """Whether two accesses meet in one row at most: at different values of the rows they are at different elements."""
     wanted = {row for row in rows if not (isinstance(row.extent, Number) and row.extent.value == 1)}
     if not wanted:
         return True
@@ -176,7 +179,7 @@ def mixed_radix(place: Index, rows: set[Axis]) -> bool:
     return True
 
 
-# --- coordinates of two touches ---------------------------------------------------------------------------------------
+# --- coordinates of two accesses --------------------------------------------------------------------------------------
 
 
 def counterparts(left: Index, right: Index) -> Iterator[tuple[Axis, Axis]]:

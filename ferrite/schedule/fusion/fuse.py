@@ -32,7 +32,7 @@ from ferrite.schedule.fusion.stages import Names, Stage, stage_of, with_fresh_ax
 from ferrite.schedule.steps import NotFused, device_type
 from ferrite.schedule.target import Schedulings
 
-MOST_TRIED = 6  # groups that an operation is held against, those that share most first
+MAX_GROUPS_TRIED = 6  # for one operation, those that share most bytes first: a limit on compile time
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Order:
         self.program, self.schedulings, self.fuel = program, schedulings, fuel
         self.buffer_table = BufferTable(program)
         self.names = Names()
-        self.done = Ordered()
+        self.ordered = Ordered()
         self.writer: dict[str, int] = {}
         self.reader: dict[str, int] = {}
         self.definer: dict[Symbol, int] = {}
@@ -60,7 +60,7 @@ class Order:
     def run(self) -> Ordered:
         for operation in self.program.operations:
             self.take(operation)
-        return self.done
+        return self.ordered
 
     # --- dependences --------------------------------------------------------------------------------------------------
 
@@ -95,10 +95,10 @@ class Order:
     def take(self, operation: Operation) -> None:
         read = {self.storage(access.buffer) for access in reads(operation)}
         written = {self.storage(access.buffer) for access in writes(operation)}
-        place = self.join(operation, self.needed(read, written, operation))
+        place = self.fuse_or_append(operation, self.needed(read, written, operation))
         self.settle(place, read, written, operation)
 
-    def join(self, operation: Operation, needed: set[int]) -> int:
+    def fuse_or_append(self, operation: Operation, needed: set[int]) -> int:
         """The place of the item that the operation is part of now."""
         if not isinstance(operation, Compute | Reduce | Scan):
             return self.append(operation)
@@ -114,7 +114,7 @@ class Order:
         if self.fuel.left:
             needed = self.merged(stage, needed, device)
             for place in self.candidates(stage, max(needed, default=-1), device):
-                group = self.done.items[place]
+                group = self.ordered.items[place]
                 assert isinstance(group, Group)
                 found = fit(group, stage, self.buffer_table, scheduling.slower)
                 if isinstance(found, Fit):
@@ -131,7 +131,7 @@ class Order:
     def leave(self, operation: Operation, reason: str) -> int:
         """An operation that does not become part of a kernel."""
         place = self.append(operation)
-        self.done.not_compiled[place] = reason
+        self.ordered.not_compiled[place] = reason
         return place
 
     def device_of(self, operation: Loop) -> str:
@@ -140,10 +140,10 @@ class Order:
 
     def merged(self, stage: Stage, needed: set[int], device: str) -> set[int]:
         """Where the last thing that a stage needs is a group, and it shares memory with an earlier group too, the two
-        groups become one if nothing stands between them: the stage can then join both."""
+        groups become one if nothing stands between them: the stage can then be fused into both."""
         last = max(needed, default=-1)
         others = needed - {last}
-        group = self.done.items[last] if last >= 0 else None
+        group = self.ordered.items[last] if last >= 0 else None
         if not isinstance(group, Group):
             return needed
         if group.device != device:
@@ -158,22 +158,22 @@ class Order:
     def became_one(self, place: int, later: int, link: Stage) -> bool:
         """The later group's stages at the end of the earlier one, where each fits and no rows are lost. Rows that go
         with the same axis of the link go together."""
-        first, second = self.done.items[place], self.done.items[later]
+        first, second = self.ordered.items[place], self.ordered.items[later]
         assert isinstance(first, Group)
         assert isinstance(second, Group)
         theirs = {mine: row for row, mine in bind(second, link).items()}
         rows = {row: theirs[mine] for row, mine in bind(first, link).items() if mine in theirs}
         if len(rows) != len(first.rows) or len(rows) != len(second.rows):
             return False
-        whole = first.copy()
+        merged_group = first.copy()
         slower = self.schedulings[device_type(first.device)].slower
         for stage in second.stages:
-            found = fit(whole, stage, self.buffer_table, slower, rows)
+            found = fit(merged_group, stage, self.buffer_table, slower, rows)
             if not isinstance(found, Fit) or found.rows != first.rows:
                 return False
-            whole.add(found.stage)
+            merged_group.add(found.stage)
         self.fuel.spend()
-        self.done.items[place], self.done.items[later] = whole, Group(())
+        self.ordered.items[place], self.ordered.items[later] = merged_group, Group(())
         self.after[place] = max(self.after[place], self.after[later])
         for table in (self.writer, self.reader):
             for storage in second.accesses:
@@ -182,8 +182,8 @@ class Order:
         return True
 
     def append(self, item: Group | Operation) -> int:
-        self.done.items.append(item)
-        return len(self.done.items) - 1
+        self.ordered.items.append(item)
+        return len(self.ordered.items) - 1
 
     def candidates(self, stage: Stage, earliest: int, device: str) -> list[int]:
         """Groups not before what the stage depends on, those that share most bytes first, of equals the latest."""
@@ -193,14 +193,14 @@ class Order:
             for table in (self.writer, self.reader)
             if (place := table.get(access.storage, -1)) >= max(earliest, 0)
         }
-        groups = [(place, item) for place in places if isinstance(item := self.done.items[place], Group)]
+        groups = [(place, item) for place in places if isinstance(item := self.ordered.items[place], Group)]
         groups = [(place, group) for place, group in groups if group.device == device]
         ranked = sorted(groups, key=lambda pair: (-shared_bytes(pair[1], stage, self.buffer_table), -pair[0]))
-        return [place for place, _ in ranked[:MOST_TRIED]]
+        return [place for place, _ in ranked[:MAX_GROUPS_TRIED]]
 
     def refused(self, operation: Loop, group: Group, refusal: Refusal) -> None:
         there = tuple(node for each in group.operations for node in each.origin.nodes)
-        self.done.refusals.append(NotFused(operation.origin.nodes, there, refusal.reason))
+        self.ordered.refusals.append(NotFused(operation.origin.nodes, there, refusal.reason))
 
 
 def hazard(stage: Stage, buffer_table: BufferTable) -> str | None:

@@ -3,12 +3,12 @@
 A group runs its stages row by row: all stages of a row, then the next row. Rows are axes that every stage has; rows are
 independent, so they are spread over threads. What one stage writes and another reads must be in the same row. So a
 softmax, a layer norm with what comes before and after, or the pieces of a concatenation and their reader are one
-group; its rows get fewer axes when a stage joins that needs more of a tensor at once (a sum over the last axis).
+group; its rows get fewer axes when a stage is fused that needs more of a tensor at once (a sum over the last axis).
 
-Operations are taken in program order. Each joins the group with which it shares most bytes, among the groups that do
-not come before something it depends on; or it begins a group. An operation that needs a group and shares memory with an
-earlier one makes one of both, if nothing stands between. What is asked is local, and the whole is linear in the number
-of touches.
+Operations are taken in program order. Each is fused into the group with which it shares most bytes, among the groups
+that do not come before something it depends on; or it begins a group. An operation that needs a group and shares memory
+with an earlier one makes one of both, if nothing stands between. What is asked is local, and the whole is linear in the
+number of accesses.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ferrite.ir.program import Loop, Origin
 from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, counterparts, likely, separated
 from ferrite.schedule.fusion.stages import Stage
 
-MOST_STAGES = 48
-MOST_POINTERS = 48
+MAX_STAGES = 48  # of one group: a limit on the time to compile it
+MAX_POINTERS = 48  # that a kernel is given: the same
 
 
 @dataclass
@@ -39,9 +39,9 @@ class Group:
     def add(self, stage: Stage) -> None:
         self.stages.append(stage)
         for access in stage.accesses:
-            known_touches = self.accesses.setdefault(access.storage, [])
-            if access not in known_touches:
-                known_touches.append(access)
+            recorded = self.accesses.setdefault(access.storage, [])
+            if access not in recorded:
+                recorded.append(access)
 
     def copy(self) -> Group:
         accesses = {name: list(accesses) for name, accesses in self.accesses.items()}
@@ -70,14 +70,14 @@ def begin(stage: Stage, device: str = "cpu") -> Group:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why an operation did not join a group."""
+    """Why an operation was not fused into a group."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Fit:
-    """How an operation joins a group: under these axes, with these rows."""
+    """How an operation is fused into a group: under these axes, with these rows."""
 
     stage: Stage
     rows: tuple[Axis, ...]
@@ -88,33 +88,33 @@ def fit(
 ) -> Fit | Refusal:
     """`slower`: why they would be together, on their device; `bound`: the stage's axis for each row, where that is
     known."""
-    if len(group.stages) >= MOST_STAGES:
-        return Refusal(f"the kernel has {MOST_STAGES} operations already")
-    if len(group.accesses.keys() | {access.storage for access in stage.accesses}) > MOST_POINTERS:
-        return Refusal(f"together they touch more than {MOST_POINTERS} storages")
+    if len(group.stages) >= MAX_STAGES:
+        return Refusal(f"the kernel has {MAX_STAGES} operations already")
+    if len(group.accesses.keys() | {access.storage for access in stage.accesses}) > MAX_POINTERS:
+        return Refusal(f"together they touch more than {MAX_POINTERS} storages")
     bound = bind(group, stage) if bound is None else bound
     rows = tuple(row for row in group.rows if row in bound or is_one(row))
-    joined = stage.renamed({mine: row for row, mine in bound.items()}, buffer_table)
-    for access in joined.accesses:
+    fused = stage.renamed({mine: row for row, mine in bound.items()}, buffer_table)
+    for access in fused.accesses:
         for other in group.accesses.get(access.storage, ()):
             if buffer_table.buffers[access.buffer].dtype != buffer_table.buffers[other.buffer].dtype:
                 return Refusal(f"{access.storage} is seen as two types")
             if (access.writes or other.writes) and not separated(access, other, rows):
                 return Refusal(f"what one has of {access.buffer} in a row, the other needs in other rows")
-    if beside(group, joined) and written_bytes(group, joined, buffer_table) > shared_bytes(group, joined, buffer_table):
+    if beside(group, fused) and written_bytes(group, fused, buffer_table) > shared_bytes(group, fused, buffer_table):
         return Refusal("they need nothing of each other, and together hold more than they read")
-    worse = slower(group, joined, rows)
-    return Refusal(worse) if worse else Fit(joined, rows)
+    worse = slower(group, fused, rows)
+    return Refusal(worse) if worse else Fit(fused, rows)
 
 
 def beside(group: Group, stage: Stage) -> bool:
-    """Whether a stage only reads other elements of the same tensors: nothing is saved when it joins."""
+    """Whether a stage only reads other elements of the same tensors: nothing is saved by fusing it."""
     pairs = [(access, other) for access in stage.accesses for other in group.accesses.get(access.storage, ())]
     return bool(pairs) and all(not (access.writes or other.writes) and apart(access, other) for access, other in pairs)
 
 
 def apart(first: MemoryAccess, second: MemoryAccess) -> bool:
-    """Whether two touches are of different parts of a tensor: along an axis of it, one ends before the other begins."""
+    """Whether two accesses are of different parts of a tensor: along an axis, one ends before the other begins."""
     if first.buffer != second.buffer:
         return False
     both = zip(first.coordinates, second.coordinates, strict=True)
@@ -163,7 +163,7 @@ def bind(group: Group, stage: Stage) -> dict[Axis, Axis]:
 
 
 def shared_bytes(group: Group, stage: Stage, buffer_table: BufferTable) -> int:
-    """Bytes that need not be read again when the stage joins."""
+    """Bytes that need not be read again when the stage is fused."""
     common = {access.storage for access in stage.accesses} & group.accesses.keys()
     return sum(bytes_about(storage, buffer_table) for storage in common)
 

@@ -1,8 +1,8 @@
 """Inside a row: stages that run in one loop, and the order of these loops.
 
-A nest is one loop nest of a row: it has axes, and stages that are computed at every point of them. A stage joins a nest
-where what it needs of the stages there is at the same point; it comes after a nest of which it needs a result, or other
-points. Stages of one nest pass values on without memory between them.
+A nest is one loop nest of a row: it has axes, and stages that are computed at every point of them. A stage is fused
+into a nest where what it needs of the stages there is at the same point; it comes after a nest of which it needs a
+result, or other points. Stages of one nest pass values on without memory between them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ferrite.schedule.fusion.stages import Stage
 
 @dataclass
 class Nest:
-    """`axes` without those that are rows. `reduced`: axes over which states are joined; empty where there are none."""
+    """`axes` without those that are rows. `reduced`: axes over which states are combined, if any."""
 
     axes: tuple[Axis, ...]
     stages: list[Stage] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Nest:
 
     @property
     def once_a_row(self) -> bool:
-        """Whether its points are computed in the row itself, not in a loop and not while states are joined."""
+        """Whether its points are computed in the row itself, not in a loop and not while states are combined."""
         return not self.axes and not self.has_states
 
 
@@ -67,10 +67,10 @@ def place(nests: list[Nest], stage: Stage, rows: Sequence[Axis], buffer_table: B
     )
     chosen: tuple[Nest, Stage] | None = None
     for nest in reversed(nests):
-        joined = None if ordered or nest.ordered else aligned(nest, stage, inner, buffer_table)
-        met = meeting(nest, joined or stage)
-        if joined is not None and met != "elsewhere" and chosen is None:
-            chosen = nest, joined
+        fused = None if ordered or nest.ordered else aligned(nest, stage, inner, buffer_table)
+        met = meeting(nest, fused or stage)
+        if fused is not None and met != "elsewhere" and chosen is None:
+            chosen = nest, fused
         if met != "nowhere":
             break
     if chosen is None:
@@ -98,12 +98,12 @@ def aligned(nest: Nest, stage: Stage, inner: tuple[Axis, ...], buffer_table: Buf
     new = matched(nest, stage, inner)
     if new is None:
         return None
-    joined = stage.renamed({old: axis for old, axis in new.items() if old is not axis}, buffer_table)
-    if not isinstance(joined.operation, Reduce):
-        return joined
+    fused = stage.renamed({old: axis for old, axis in new.items() if old is not axis}, buffer_table)
+    if not isinstance(fused.operation, Reduce):
+        return fused
     if nest.has_states:
-        return joined if set(joined.reduced) == set(nest.reduced) else None
-    return joined if isinstance(nest.stages[0].operation, Compute) else None
+        return fused if set(fused.reduced) == set(nest.reduced) else None
+    return fused if isinstance(nest.stages[0].operation, Compute) else None
 
 
 def matched(nest: Nest, stage: Stage, inner: tuple[Axis, ...]) -> dict[Axis, Axis] | None:
@@ -134,7 +134,7 @@ def matched(nest: Nest, stage: Stage, inner: tuple[Axis, ...]) -> dict[Axis, Axi
 
 
 def meeting(nest: Nest, stage: Stage) -> str:
-    """Where a stage needs what a nest touches: "nowhere", at the "same point", or "elsewhere"."""
+    """Where a stage needs what a nest accesses: "nowhere", at the "same point", or "elsewhere"."""
     found = "nowhere"
     for each in nest.stages:
         for access in each.accesses:
@@ -148,7 +148,7 @@ def meeting(nest: Nest, stage: Stage) -> str:
 
 
 def same_point(first: Stage, access: MemoryAccess, second: Stage, other: MemoryAccess) -> bool:
-    """Whether two touches meet at one point of the nest only, and the value is there by then."""
+    """Whether two accesses meet at one point of the nest only, and the value is there by then."""
     if access.place is not other.place:
         return False
     results = (first, access), (second, other)

@@ -72,7 +72,7 @@ class Repeats:
         self.patterns: dict[Hashable, Pattern] = {}
 
     def of(self, group: Group, inside: tuple[str, ...]) -> Repeat:
-        """`inside`: storages that nothing else touches."""
+        """`inside`: storages that nothing else accesses."""
         signature = Signature(self.buffer_table, inside)
         key = signature.of_group(group)
         names = tuple(signature.storages)
@@ -102,7 +102,7 @@ class Signature:
         return (group.device, rows, *stages, *self.rows)
 
     def operation(self, operation: Compute | Reduce | Scan | Any) -> Hashable:
-        for item in nodes_of(*roots_of(operation), known=self.places):
+        for item in nodes_of(*roots_of(operation), leaving_out=self.places):
             self.rows.append(self.node(item))
             self.places[item] = len(self.places)
         match operation:
@@ -157,10 +157,10 @@ class Signature:
         if found is None:
             buffer = self.buffer_table.buffers[name]
             storage = self.buffer_table.buffers[buffer.storage]
-            known = self.storages.setdefault(buffer.storage, len(self.storages))
+            number = self.storages.setdefault(buffer.storage, len(self.storages))
             found = self.buffers[name] = len(self.buffers)
             for each in (buffer, storage):
                 sizes = tuple(map(self.index, (*each.sizes, *each.strides, each.offset)))
                 self.rows.append((each.dtype, each.kind, str(each.device), len(each.sizes), *sizes))
-            self.rows.append((known, buffer.storage in self.inside))
+            self.rows.append((number, buffer.storage in self.inside))
         return found

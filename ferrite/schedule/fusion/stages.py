@@ -1,4 +1,4 @@
-"""One loop operation while it is being scheduled: its axes under names of their own, what it touches, what is free."""
+"""One loop operation while it is being scheduled: its axes under names of their own, what it accesses, what is free."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ferrite.ir.index import Axis, Index, Number, axis, substitute
 from ferrite.ir.kernel import keeps_apart
 from ferrite.ir.program import Buffer, Compute, Loop, Reduce, Scan, Store, Target, axes_of, cost
 from ferrite.schedule.fusion.accesses import (
-    GUESS,
+    UNKNOWN_EXTENT,
     BufferTable,
     MemoryAccess,
     axes_in,
@@ -54,7 +54,7 @@ class Stage:
                     continue
                 step = step_of(access.place, item)
                 if isinstance(step, Number) and step.value == 1:
-                    size = math.prod(min(likely(each.extent), GUESS) for each in axes_in(access.place))
+                    size = math.prod(min(likely(each.extent), UNKNOWN_EXTENT) for each in axes_in(access.place))
                     score[item] = score.get(item, 0) + size * (3 if access.writes and not self.reduced else 2)
         # of equals the last: that is how memory is laid out most often
         return max(reversed(self.axes), key=lambda item: score.get(item, 0), default=None) if score else None

@@ -67,10 +67,12 @@ def inner_of(statement: Statement) -> Body:
 
 
 def warps_for(body: Body, machine: GpuMachine) -> int:
-    """Few elements a thread while there are few; more where a long row is kept, so that one program has it."""
+    """Few elements a thread where there are few; more where rows are reduced, and where a long one is kept."""
     elements = elements_of(body)
-    each = machine.thread_elements * (1 if elements <= 2048 else 2 if elements <= 8192 else 4)
-    return min(max(power_above(elements // (WARP * each)), 1), MOST_WARPS)
+    reduces = any(loop.kind in ("reduction", "scan") for loop in loops_in(body))
+    each = machine.row_elements if reduces else machine.thread_elements
+    each *= 1 if elements <= (4096 if reduces else 2048) else 2
+    return min(max(power_below(elements // (WARP * each)), 1), MOST_WARPS)
 
 
 def smaller_until(lanes: int, count: int, programs: int) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ferrite.ir import OPERATORS, Load, Op
+from ferrite.ir import OPERATORS, Load, Op, data_of, indices_of
 from ferrite.ir.index import Axis, Index, Number, axis
 from ferrite.ir.kernel import Loop, Store, nodes_in, walk
 from ferrite.schedule.cpu.loops import Body, collapse, indices_at, nested, ordered_axes, replaced
@@ -50,10 +50,19 @@ def flat(rows: Sequence[Axis], body: Body, machine: GpuMachine) -> Body:
 def elements(axes: Sequence[Axis], body: Body, machine: GpuMachine) -> int:
     """Of one block: fewer where work is heavy, or where there would be too few programs."""
     points = math.prod(likely(item.extent) for item in axes)
-    room = machine.flat_block // (2 if work_at_point(body) > HEAVY else 1)
+    room = machine.flat_block
+    if work_at_point(body) > HEAVY:
+        room //= 2
+    elif gathers(body):  # loads wait for loads: more of them at once
+        room *= 2
     while room > SMALLEST and points < room * machine.multiprocessors * 2:
         room //= 2
     return room
+
+
+def gathers(body: Body) -> bool:
+    nodes = (item for statement in walk(body) for item in nodes_in(statement))
+    return any(data_of(index) for item in nodes for index in indices_of(item))
 
 
 def work_at_point(body: Body) -> int:
@@ -81,9 +90,8 @@ def tiled(order: Sequence[Axis], across: Axis, body: Body, machine: GpuMachine) 
     last = order[-1]
     outer = [item for item in order if item is not last and item is not across]
     outer, body = collapse(outer, body)
-    side = machine.line // smallest_type(body)
-    width = likely_lanes(last.extent, min(side, 64))
-    height = likely_lanes(across.extent, min(side, 64))
+    width = likely_lanes(last.extent, machine.side)
+    height = likely_lanes(across.extent, machine.side)
     others = math.prod(likely(item.extent) for item in outer) * max(likely(last.extent) // width, 1)
     height = smaller_until(height, likely(across.extent) * others, machine.multiprocessors)
     inner: Body = (Loop(across, "vector", (Loop(last, "vector", body, width),), height),)

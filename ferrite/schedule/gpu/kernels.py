@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ferrite.ir import Load
-from ferrite.ir.index import Axis
+from ferrite.ir.index import Axis, Index
 from ferrite.ir.kernel import Kernel, Loop, Scratch, Statement, Store, inner, nodes_in
 from ferrite.schedule.cpu.kernels import memory_of, pointers_of, sizes_of
 from ferrite.schedule.cpu.loops import Body, indices_at, vector_axis
 from ferrite.schedule.cpu.placement import Placement
+from ferrite.schedule.cpu.shapes import MIN_WINDOW_STEP
 from ferrite.schedule.cpu.statements import Parts, Statements
 from ferrite.schedule.cpu.windows import is_window, used, written_out
-from ferrite.schedule.fusion.accesses import BufferTable, axes_in
+from ferrite.schedule.fusion.accesses import BufferTable, axes_in, step_of, upper_estimate
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.nests import Nest, nests_of, trivial
 from ferrite.schedule.gpu.blocks import warps_for, whole_elements, whole_lanes
@@ -38,7 +40,7 @@ def build(group: Group, inside: tuple[str, ...], buffer_table: BufferTable, mach
     while True:
         tiles_of = [name for name in inside if name not in banned]
         placement = Placement(nests, rows, tiles_of, buffer_table, machine.kept_elements * 4 if kept else 0)
-        made = Statements(placement, buffer_table, rows, wider={})
+        made = Statements(placement, buffer_table, rows, wider={}, short_places=True)
         parts = [made.nest(nest) for nest in nests]
         tiles: Body = tuple(tile.scratch for tile in placement.tiles.values())
         body = arranged(rows, tiles, nests, parts, machine, kept)
@@ -78,8 +80,10 @@ def arranged(
     """The whole body of a kernel."""
     column = column_axis(rows, nests, parts)
     plain = [not nest.axes and not part.states for nest, part in zip(nests, parts, strict=True)]
-    short = [is_short(nest, part, column) for nest, part in zip(nests, parts, strict=True)]
-    if sum(whole_elements(nest.axes) or 0 for nest in nests) > MANY:
+    stored = [item for part in parts for item in (*part.point, *part.after) if isinstance(item, Store)]
+    results = vector_axis(rows, [index for item in stored for index in item.coordinates])
+    short = [is_short(nest, part, column, results) for nest, part in zip(nests, parts, strict=True)]
+    if sum(points_of(nest) for nest in nests if nest.axes) > MANY:
         short = [False] * len(nests)
     if not tiles and all(one or other for one, other in zip(plain, short, strict=True)):
         body: Body = ()
@@ -91,12 +95,26 @@ def arranged(
     return by_rows(rows, tiles, nests, parts, machine, kept)
 
 
-def is_short(nest: Nest, part: Parts, column: Axis | None) -> bool:
-    """Whether what is reduced is so little that it is written out: the lanes are results."""
+def is_short(nest: Nest, part: Parts, column: Axis | None, results: Axis | None) -> bool:
+    """Whether what is reduced is so little that it is written out: the lanes are results. `results`: the axis along
+    which these lie side by side; windows of neighbours should be near each other."""
     if not is_window(nest, part):
         return False
-    elements = (whole_elements(nest.axes) or 0) * len(part.states)
+    elements = points_of(nest) * len(part.states)
+    if elements > FEW and column is None:
+        loads = [index for index in indices_at(tuple(part.point)) if not axes_in(index).isdisjoint(nest.axes)]
+        column = results if results is not None and all(is_near(index, results) for index in loads) else None
     return elements <= (MANY if column is not None else FEW)
+
+
+def is_near(index: Index, axis: Axis) -> bool:
+    """Whether one step of an axis is a few elements."""
+    step = step_of(index, axis)
+    return step is not None and abs(upper_estimate(step, MIN_WINDOW_STEP)) < MIN_WINDOW_STEP
+
+
+def points_of(nest: Nest) -> int:
+    return math.prod(upper_estimate(item.extent, 1 << 30) for item in nest.axes)
 
 
 def column_axis(rows: Sequence[Axis], nests: Sequence[Nest], parts: Sequence[Parts]) -> Axis | None:

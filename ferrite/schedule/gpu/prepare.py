@@ -16,8 +16,8 @@ import torch
 from ferrite.ir import STATES, Const, Expr, Load, compare, const, index_value, masked, nodes_of, rewrite_indices
 from ferrite.ir.index import Axis, Index, Number, axis
 from ferrite.ir.program import Compute, Operation, Program, Reduce, Target
-from ferrite.schedule.cpu.prepare import SPLIT, Preparation, is_empty, points
-from ferrite.schedule.fusion.accesses import known, likely, step_of
+from ferrite.schedule.cpu.prepare import SPLIT_KINDS, Preparation, is_empty, points
+from ferrite.schedule.fusion.accesses import likely, step_of
 from ferrite.schedule.gpu.blocks import power_below, whole_elements
 from ferrite.schedule.gpu.machine import GpuMachine
 
@@ -32,9 +32,8 @@ def prepare(program: Program, machine: GpuMachine, device: str) -> Program:
 
 class GpuPreparation(Preparation):
     def __init__(self, program: Program, machine: GpuMachine, device: str) -> None:
-        super().__init__(program, device)
+        super().__init__(program, device, machine.kept_elements // 4, machine.enough_programs // 2)
         self.machine = machine
-        self.few_results = machine.enough_programs // 2
 
     def rewritten(self, operation: Operation) -> Iterator[Operation]:
         if not isinstance(operation, Reduce) or not self.is_here(operation):
@@ -72,10 +71,10 @@ class GpuPreparation(Preparation):
 
     def is_few(self, operation: Reduce) -> bool:
         many = points(operation.reduced) * max(points(operation.axes), 1)
-        return self.programs(operation) < self.few_results and many >= 2 * SMALLEST_PIECE
+        return self.programs(operation) < self.max_split_results and many >= 2 * SMALLEST_PIECE
 
     def split(self, operation: Reduce) -> Iterator[Reduce]:
-        cut = self.piece(operation) if operation.kind in SPLIT and self.is_few(operation) else None
+        cut = self.piece(operation) if operation.kind in SPLIT_KINDS and self.is_few(operation) else None
         if cut is None:
             yield operation
             return
@@ -107,7 +106,9 @@ class GpuPreparation(Preparation):
             return max((abs(likely(step, 1 << 30)) for step in steps if step is not None), default=0)
 
         chosen = max(enough, key=reach)
-        return chosen, equal_pieces(known(chosen.extent, 0), wanted) if isinstance(chosen.extent, Number) else wanted
+        if isinstance(chosen.extent, Number):
+            wanted = equal_pieces(chosen.extent.value, wanted)
+        return chosen, wanted
 
     def cut_axis(self, operation: Reduce, longest: Axis, pieces: int) -> tuple[Axis, Axis, tuple[Expr, ...]]:
         """An axis as pieces, the places in one, and the values over both: beyond the end they are nothing."""

@@ -17,7 +17,7 @@ from ferrite.schedule.gpu.prepare import prepare
 from ferrite.schedule.gpu.profit import slower
 from ferrite.schedule.gpu.scatter import refused
 from ferrite.schedule.steps import Run
-from ferrite.schedule.target import Built
+from ferrite.schedule.target import Built, RunMemory
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,10 @@ class GpuScheduling:
     machine: GpuMachine
     unsupported: Callable[[Operation], str | None] = field(default=lambda operation: None)
     device: str = "cuda"
+
+    @property
+    def run_memory(self) -> RunMemory:
+        return RunMemory(self.machine.alignment, self.machine.min_split_bytes)
 
     def refuses(self, operation: Operation) -> str | None:
         if isinstance(operation, Scan) and not has_state(operation):

@@ -16,8 +16,8 @@ from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.memory.in_place import reach
 from ferrite.schedule.memory.liveness import accessed
 from ferrite.schedule.steps import Run, Step
+from ferrite.schedule.target import RunMemory, Schedulings
 
-ALIGNED = 64  # bytes: a line of the cache
 ALWAYS = float("inf")
 Span = tuple[float, float]
 
@@ -39,10 +39,16 @@ class Host:
 
 
 class Arenas:
-    """`held`: storages that others may look at though nothing in the program needs them any more."""
+    """`seen_elsewhere`: storages that others may look at though nothing in the program needs them any more."""
 
-    def __init__(self, program: Program, buffer_table: BufferTable, held: Collection[str] = ()) -> None:
-        self.buffer_table, self.held = buffer_table, set(held)
+    def __init__(
+        self,
+        program: Program,
+        buffer_table: BufferTable,
+        schedulings: Schedulings,
+        seen_elsewhere: Collection[str] = (),
+    ) -> None:
+        self.buffer_table, self.schedulings, self.seen_elsewhere = buffer_table, schedulings, set(seen_elsewhere)
         self.leaving = {buffer_table.buffers[item].storage for item in program.outputs if isinstance(item, str)}
 
     def planned(self, steps: Sequence[Step]) -> list[Step]:
@@ -64,24 +70,29 @@ class Arenas:
                 continue
             if min(users[name]) == place:
                 hosts.append(Host(name, (first, ALWAYS)))
-            elif max(users[name]) == place and name not in self.leaving | self.held:
+            elif max(users[name]) == place and name not in self.leaving | self.seen_elsewhere:
                 hosts.append(Host(name, (-ALWAYS, last)))
-        return with_places(run, own, hosts, self.buffer_table)
+        return with_places(run, own, hosts, self.buffer_table, self.memory_of(run).alignment)
+
+    def memory_of(self, run: Run) -> RunMemory:
+        return self.schedulings[run.launches[0].device].run_memory
 
 
-def with_places(run: Run, own: Collection[str], hosts: Sequence[Host], buffer_table: BufferTable) -> Run:
+def with_places(
+    run: Run, own: Collection[str], hosts: Sequence[Host], buffer_table: BufferTable, alignment: int
+) -> Run:
     spans = spans_of(run)
-    sizes = {name: bytes_of(name, buffer_table) for name in own}
+    sizes = {name: bytes_of(name, buffer_table, alignment) for name in own}
     # the latest first: those before it then find room in it, and not the other way round
     latest_first = sorted(own, key=lambda name: (-(sizes[name] or 0), -spans[name][1], -spans[name][0], name))
     borrowed_space = dict(
         borrowed_by_amount([name for name in latest_first if sizes[name] is None], spans, hosts, buffer_table)
     )
-    known = {name: size for name, size in sizes.items() if size is not None}
+    fixed_sizes = {name: size for name, size in sizes.items() if size is not None}
     borrowed_space |= borrowed_by_size(
-        [name for name in latest_first if name in known], known, spans, hosts, buffer_table
+        [name for name in latest_first if name in fixed_sizes], fixed_sizes, spans, hosts, buffer_table
     )
-    left = {name: size for name, size in known.items() if name not in borrowed_space}
+    left = {name: size for name, size in fixed_sizes.items() if name not in borrowed_space}
     return replace(with_arena(run, left, spans), borrowed_space=borrowed_space)
 
 
@@ -166,10 +177,10 @@ def spans_of(run: Run) -> dict[str, Span]:
 # --- sizes ------------------------------------------------------------------------------------------------------------
 
 
-def bytes_of(name: str, buffer_table: BufferTable) -> int | None:
-    """Bytes that a buffer needs, in whole lines; None where that is not known before it runs."""
+def bytes_of(name: str, buffer_table: BufferTable, alignment: int) -> int | None:
+    """Bytes that a buffer needs, a multiple of the alignment; None where that is not known before it runs."""
     exact = exact_bytes(buffer_table.buffers[name])
-    return None if exact is None else -(-max(exact, 1) // ALIGNED) * ALIGNED
+    return None if exact is None else -(-max(exact, 1) // alignment) * alignment
 
 
 def exact_bytes(buffer: Buffer) -> int | None:

@@ -181,14 +181,14 @@ def alike(one: Buffer, other: Buffer) -> bool:
     return one.sizes == other.sizes and one.strides == other.strides and offsets[0] is offsets[1]
 
 
-def with_views(program: Program, taken: Mapping[str, str]) -> Program:
+def with_views(program: Program, in_place: Mapping[str, str]) -> Program:
     """The program, in which what takes over memory is a view of it."""
-    if not taken:
+    if not in_place:
         return program
 
     def moved(buffer: Buffer) -> Buffer:
-        if buffer.name in taken:
-            return replace(buffer, kind="view", base=taken[buffer.name], offset=ZERO)
-        return replace(buffer, base=taken[buffer.storage]) if buffer.storage in taken else buffer
+        if buffer.name in in_place:
+            return replace(buffer, kind="view", base=in_place[buffer.name], offset=ZERO)
+        return replace(buffer, base=in_place[buffer.storage]) if buffer.storage in in_place else buffer
 
     return replace(program, buffers=tuple(map(moved, program.buffers)))

@@ -11,7 +11,7 @@ from ferrite.schedule.steps import Run, Step
 
 
 def private(program: Program, items: list[Group | Operation], buffer_table: BufferTable) -> dict[int, tuple[str, ...]]:
-    """For each group, the storages that nothing else touches and that do not leave the program."""
+    """For each group, the storages that nothing else accesses and that do not leave the program."""
     users: dict[str, set[int]] = {}
     for place, item in enumerate(items):
         for operation in item.operations if isinstance(item, Group) else (item,):

@@ -31,10 +31,10 @@ def peak_of(plan: Plan, hints: Mapping[str, int]) -> int | None:
 
 def greatest(plan: Plan, size: Size) -> int:
     inside = {place: max(greatest(body, size) for body in bodies) for place, bodies in plan.bodies.items() if bodies}
-    return max(held(plan.program, plan.steps, plan.last_uses, size, inside), default=0)
+    return max(bytes_by_step(plan.program, plan.steps, plan.last_uses, size, inside), default=0)
 
 
-def held(
+def bytes_by_step(
     program: Program,
     steps: Sequence[Step],
     last_uses: Sequence[Sequence[str]],

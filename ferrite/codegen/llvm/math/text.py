@@ -39,7 +39,7 @@ class Written:
     lines: list[str] = field(default_factory=list)
     helpers: list[str] = field(default_factory=list)
     declares: set[str] = field(default_factory=set)
-    known: dict[str, Value] = field(default_factory=dict)
+    values_by_text: dict[str, Value] = field(default_factory=dict)
     count: int = 0
     block: str = "entry"
 
@@ -51,11 +51,11 @@ class Written:
 
     def instruction(self, text: str, element: str) -> Value:
         """The value of an instruction that has no effect but its result."""
-        if text not in self.known:
-            self.known[text] = Value(self, f"%v{self.count}", element)
+        if text not in self.values_by_text:
+            self.values_by_text[text] = Value(self, f"%v{self.count}", element)
             self.lines.append(f"  %v{self.count} = {text}")
             self.count += 1
-        return self.known[text]
+        return self.values_by_text[text]
 
     def constant(self, number: Number, element: str) -> Value:
         text = _literal(number, element)

@@ -1,0 +1,1 @@
+"""torch's own tables, swept: `python -m bench.operators`."""

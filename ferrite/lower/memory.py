@@ -1,0 +1,97 @@
+"""Where values lie: the buffer that is a value, copies of it, and eager's strides for what is new."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ferrite.ir import Data, Expr
+from ferrite.ir.index import ONE, ZERO, Index
+from ferrite.lower.builder import Builder
+from ferrite.lower.strides import Strided, by_coordinates, by_torch, contiguous, same_strides
+from ferrite.lower.value import Value
+
+
+def buffer_of(ctx: Builder, value: Value, fake: torch.Tensor | None = None) -> str:
+    """A buffer that is this value, for a call or an output: a strided window where it can be, else a copy.
+
+    With `fake`, the strides are eager's: a window that has others is copied, dimensions of size one take theirs.
+    """
+    name = ctx.realise(value.box)
+    buffer = ctx.buffers[name]
+    if buffer.kind == "foreign":
+        return name
+    wanted = ctx.sizes.indices(fake.stride()) if fake is not None else None
+    if (
+        value.is_whole
+        and buffer.dtype == value.dtype
+        and (wanted is None or buffer.strides == wanted or ZERO in value.sizes)
+    ):
+        return name
+
+    def fits(found: Strided) -> bool:
+        return wanted is None or same_strides(value.sizes, found[0], wanted)
+
+    found = strides_in_storage(ctx, value) or by_torch(ctx, buffer, value, fake)
+    if ZERO in value.sizes or not (found is None or fits(found)):
+        # where nothing of a dimension of one begins, no coordinate tells, nor that 8*(s//24) is s//3
+        found = by_torch(ctx, buffer, value, fake) or found
+    if found is not None and fits(found):
+        strides = wanted if wanted is not None else filled(value.sizes, found[0])
+        return ctx.window(buffer, value.dtype, value.sizes, strides, found[1])
+    return ctx.realise(copied(ctx, value, wanted).box)
+
+
+def strides_in_storage(ctx: Builder, value: Value) -> Strided | None:
+    """Strides and offset of a value in its buffer's storage; None where its elements do not lie so."""
+    return by_coordinates(ctx.buffers[ctx.realise(value.box)], value)
+
+
+def filled(sizes: Sequence[Index], strides: Sequence[Index]) -> tuple[Index, ...]:
+    """Strides with those of dimensions of size one as a dense tensor would have them."""
+    dense = contiguous(sizes)
+    return tuple(dense[k] if size is ONE else strides[k] for k, size in enumerate(sizes))
+
+
+def copied(ctx: Builder, value: Value, strides: Sequence[Index] | None = None) -> Value:
+    """The same elements in memory of their own."""
+    new = ctx.lazy(value.sizes, ctx.elements(value, value.sizes), value.device)
+    new.box.strides = tuple(strides) if strides is not None else None
+    ctx.realise(new.box)
+    return new
+
+
+def in_memory(ctx: Builder, value: Value) -> Value:
+    """The value, with its box realised."""
+    ctx.realise(value.box)
+    return value
+
+
+def element_at(ctx: Builder, value: Value, place: Sequence[Index]) -> Expr:
+    """The element at a place that memory decides. The check of that place stays, whatever the elements are: where
+    they do not depend on it (all ones), they are read from memory all the same."""
+    expr = value.at(place)
+    checks = {atom for index in place for atom in index.atoms if isinstance(atom, Data)}
+    if checks <= expr.atoms:
+        return expr
+    ctx.realise(value.box)
+    return value.at(place)
+
+
+def wanted_strides(ctx: Builder, place: int, sizes: Sequence[Index]) -> tuple[Index, ...] | None:
+    """Eager's strides of one result, if it has these sizes."""
+    fake = ctx.out[place] if isinstance(ctx.out, (tuple, list)) and place < len(ctx.out) else ctx.out
+    if ZERO in sizes:  # torch's picture of a reduction to nothing has other strides than eager
+        return None
+    if isinstance(fake, torch.Tensor) and fake.layout is torch.strided and ctx.shape(fake) == tuple(sizes):
+        return dense_strides(ctx, fake)
+    return None
+
+
+def dense_strides(ctx: Builder, fake: torch.Tensor) -> tuple[Index, ...] | None:
+    """Strides that memory of its own can have: no element twice."""
+    strides = ctx.sizes.indices(fake.stride())
+    sizes = ctx.shape(fake)
+    repeated = any(stride is ZERO and size is not ONE for stride, size in zip(strides, sizes, strict=True))
+    return None if repeated and ZERO not in sizes else strides

@@ -1,0 +1,119 @@
+"""The walk over the nodes of a graph, in order, each by its row in the tables.
+
+Order is the meaning, so calls, writes and effects are added as their nodes come. Everything else stays pending until
+something needs it in memory: a call, an output, a write to what it reads, or the rule in `materialise`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from ferrite.capture import size_facts, torch_operators
+from ferrite.graph import apart_in_memory, fake_value, model_line
+from ferrite.ir.program import Input, Origin, Output, Program
+from ferrite.lower.allocate import with_allocations
+from ferrite.lower.apply import apply
+from ferrite.lower.builder import Builder
+from ferrite.lower.calls import flat
+from ferrite.lower.dead import live_operations
+from ferrite.lower.device_operands import with_operands_beside
+from ferrite.lower.inputs import attribute, new_input
+from ferrite.lower.materialise import uses_of, worth_keeping
+from ferrite.lower.outputs import body_outputs, program_outputs
+from ferrite.lower.scalars import computed_size, number_of
+from ferrite.lower.sizes import UnknownSize
+from ferrite.lower.table import NotLowered
+from ferrite.lower.value import Value
+
+
+class LoweringFailure(Exception):
+    """Lowering one node failed; the cause is the original exception."""
+
+    def __init__(self, node: torch.fx.Node) -> None:
+        super().__init__(f"lowering {node.format_node()}")
+        self.node = node
+
+
+class Walk:
+    """One graph being lowered: the builder of its program, and what each node became. `is_body`: another graph runs
+    this one."""
+
+    def __init__(
+        self,
+        gm: torch.fx.GraphModule,
+        builder: Builder,
+        donated: frozenset[int] = frozenset(),
+        output_strides: Sequence[Any] | None = None,
+        is_body: bool = False,
+    ) -> None:
+        self.gm, self.builder, self.is_body = gm, builder, is_body
+        self.donated, self.output_strides = apart_in_memory(gm.graph, donated), output_strides
+        self.values: dict[torch.fx.Node, Any] = {}
+        self.inputs: list[Input] = []
+        self.outputs: tuple[Output, ...] = ()
+        self.uses = uses_of(gm.graph)
+        if builder.sizes.computed is None:
+            builder.sizes.computed = partial(computed_size, builder)
+
+    def run(self, name: str) -> Program:
+        builder = self.builder
+        for position, node in enumerate(list(self.gm.graph.nodes)):
+            builder.position, builder.node, builder.origin = position, node, Origin((node.name,), model_line(node))
+            builder.assumes_sizes = size_facts.assumes_sizes(node)
+            try:
+                self.take(node)
+            except (NotLowered, UnknownSize, LoweringFailure):  # for what runs this graph as a part of itself
+                raise
+            except Exception as failure:
+                raise LoweringFailure(node) from failure
+        buffers, operations = tuple(builder.buffers.values()), tuple(builder.operations)
+        made = Program(name, tuple(self.inputs), buffers, operations, self.outputs)
+        return with_allocations(with_operands_beside(live_operations(made)))
+
+    def take(self, node: torch.fx.Node) -> None:
+        match node.op:
+            case "placeholder":
+                received, self.values[node] = new_input(self.builder, node, len(self.inputs) in self.donated)
+                self.inputs.append(received)
+            case "get_attr":
+                self.values[node] = attribute(self.builder, self.gm, node)
+            case "call_function":
+                self.values[node] = self.lower_node(node)
+            case "output":
+                self.outputs = self.outputs_of(node)
+            case _:
+                raise ValueError(f"a captured graph has no {node.op} nodes")
+
+    def value_of(self, node: torch.fx.Node) -> Any:
+        return self.values[node]
+
+    def lower_node(self, node: torch.fx.Node) -> Any:
+        args: Any
+        kwargs: Any
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self.value_of)
+        out = fake_value(node)
+        if node.target is operator.getitem and isinstance(args[0], (tuple, list)):
+            return self.settle(node, args[0][args[1]])
+        if not torch_operators.is_operator(node.target) and not torch_operators.is_higher_order(node.target):
+            return number_of(self.builder, node.target, args, kwargs, out)
+        return self.settle(node, apply(self.builder, node.target, args, kwargs, out))
+
+    def settle(self, node: torch.fx.Node, value: Any) -> Any:
+        """Decide whether a node's value goes to memory now. What is returned does, so that what it reads can go."""
+        if isinstance(value, Value) and value.box.expr is not None:
+            leaves = bool(value.box.expr.loads) and any(user.op == "output" for user in node.users)
+            if leaves or worth_keeping(value.box, self.uses[node]):
+                self.builder.realise(value.box)
+            self.builder.since_call.settled(node, value.box)
+        return value
+
+    def outputs_of(self, node: torch.fx.Node) -> tuple[Output, ...]:
+        results = flat(node.args[0]) if self.is_body else node.args[0]
+        assert isinstance(results, (tuple, list))
+        make = body_outputs if self.is_body else program_outputs
+        return make(self.builder, self.values, results, self.output_strides or [None] * len(results))

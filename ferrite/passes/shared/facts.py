@@ -1,0 +1,53 @@
+"""Questions about nodes and sizes that several stages ask."""
+
+from __future__ import annotations
+
+import torch
+
+from ferrite.capture import torch_api
+from ferrite.graph import fake_value
+from ferrite.rewrite import arguments_of
+
+aten = torch.ops.aten
+CASTS = (aten._to_copy.default, torch.ops.prims.convert_element_type.default)
+# Up to so many multiplications, or so few rows, torch takes its quick way on the CPU.
+TINY_PRODUCT = 8192
+FEW_ROWS = 8
+
+
+def on_cpu(value: torch.Tensor) -> bool:
+    return value.device.type == "cpu"
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether a tensor that is at hand has no infinity and no NaN."""
+    return bool(tensor.isfinite().all())
+
+
+def only_cast(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The operand of a node that changes the dtype of a tensor and nothing else."""
+    if node.target not in CASTS:
+        return None
+    operand, _, *rest = arguments_of(node).values()
+    plain = all(value in (None, False, torch.preserve_format) for value in rest)
+    return operand if plain and isinstance(operand, torch.fx.Node) else None
+
+
+def transposed(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The matrix that a node is the transpose of."""
+    if node.target not in (aten.t.default, aten.transpose.int, aten.permute.default) or fake_value(node).ndim != 2:
+        return None
+    source, *dims = arguments_of(node).values()
+    order = dims[0] if node.target is aten.permute.default else dims or (1, 0)
+    swapped = {dim % 2 for dim in order} == {0, 1} and (node.target is not aten.permute.default or order[0] % 2 == 1)
+    return source if swapped else None
+
+
+def has_elements_along(tensor: torch.Tensor, dim: int) -> bool:
+    """Whether a dimension is there and not empty: of nothing there is no maximum, where a softmax gives nothing."""
+    return tensor.ndim > 0 and torch_api.known_true(tensor.shape[dim] > 0)
+
+
+def leaves_quick_way(rows: int, apart: int, together: int) -> bool:
+    """Whether products of so many multiplications for each row are tiny, and the one product is not."""
+    return rows > FEW_ROWS and rows * apart <= TINY_PRODUCT < rows * together
