@@ -19,7 +19,7 @@ from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.repeats import Repeat
 from ferrite.schedule.memory.arena import bytes_of, meet, spans_of
 from ferrite.schedule.schedule import Schedule
-from ferrite.schedule.steps import Launch, Run
+from ferrite.schedule.steps import Launch, Run, device_type
 
 
 def verify_schedule(schedule: Schedule) -> Schedule:
@@ -69,7 +69,7 @@ def check_launch(launch: Launch, schedule: Schedule) -> None:
 
 def check_run(run: Run, schedule: Schedule) -> None:
     spans = spans_of(run)
-    alignment = schedule.schedulings[run.launches[0].device].run_memory.alignment
+    alignment = schedule.schedulings[device_type(run.launches[0].device)].run_memory.alignment
     places: dict[str, list[tuple[str, int, int]]] = {}
     for name, at in run.offsets.items():
         size = bytes_of(name, schedule.buffer_table, alignment)

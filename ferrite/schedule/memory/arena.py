@@ -15,7 +15,7 @@ from ferrite.ir.program import Buffer, Program
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.memory.in_place import reach
 from ferrite.schedule.memory.liveness import accessed
-from ferrite.schedule.steps import Run, Step
+from ferrite.schedule.steps import Run, Step, device_type
 from ferrite.schedule.target import RunMemory, Schedulings
 
 ALWAYS = float("inf")
@@ -75,7 +75,7 @@ class Arenas:
         return with_places(run, own, hosts, self.buffer_table, self.memory_of(run).alignment)
 
     def memory_of(self, run: Run) -> RunMemory:
-        return self.schedulings[run.launches[0].device].run_memory
+        return self.schedulings[device_type(run.launches[0].device)].run_memory
 
 
 def with_places(
