@@ -154,16 +154,16 @@ def assert_same(before: Captured, after: Captured, make_inputs: MakeInputs, *, e
         assert difference(theirs, mine) is None, f"output {place}"
         if isinstance(theirs, torch.Tensor):
             assert mine.requires_grad == theirs.requires_grad, f"output {place}"
-            same_values(mine, theirs, truth and truth.outputs[place], f"output {place}")
+            assert_same_values(mine, theirs, truth and truth.outputs[place], f"output {place}")
     assert len(new.gradients) == len(old.gradients)
     for place, (mine, theirs) in enumerate(zip(new.gradients, old.gradients, strict=True)):
         assert (mine is None) == (theirs is None), f"gradient {place}"
         if theirs is not None:
             truer = truth.gradients[place] if truth is not None else theirs.double()
-            same_values(mine, theirs, truer if theirs.is_floating_point() else None, f"gradient {place}")
+            assert_same_values(mine, theirs, truer if theirs.is_floating_point() else None, f"gradient {place}")
 
 
-def same_values(mine: Any, theirs: Any, truth: Any, where: str) -> None:
+def assert_same_values(mine: Any, theirs: Any, truth: Any, where: str) -> None:
     if truth is None or not theirs.is_floating_point():
         assert same_bits(mine, theirs), where
     else:

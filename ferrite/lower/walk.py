@@ -72,8 +72,8 @@ class Walk:
             except Exception as failure:
                 raise LoweringFailure(node) from failure
         buffers, operations = tuple(builder.buffers.values()), tuple(builder.operations)
-        made = Program(name, tuple(self.inputs), buffers, operations, self.outputs)
-        return with_allocations(with_operands_beside(live_operations(made)))
+        program = Program(name, tuple(self.inputs), buffers, operations, self.outputs)
+        return with_allocations(with_operands_beside(live_operations(program)))
 
     def take(self, node: torch.fx.Node) -> None:
         match node.op:

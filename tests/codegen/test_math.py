@@ -22,7 +22,9 @@ NAMES = sorted(FUNCTIONS)
 INF, NAN = math.inf, math.nan
 
 
-def check(name: str, inputs: list[torch.Tensor], exact: torch.Tensor, rest: torch.Tensor | float = 0.0) -> None:
+def assert_within_bound(
+    name: str, inputs: list[torch.Tensor], exact: torch.Tensor, rest: torch.Tensor | float = 0.0
+) -> None:
     dtype = inputs[0].dtype
     accuracy = MATH[name, dtype]
     result = runner(name, dtype, 8)(*inputs)
@@ -37,27 +39,27 @@ def check(name: str, inputs: list[torch.Tensor], exact: torch.Tensor, rest: torc
 @pytest.mark.parametrize("name", NAMES)
 def test_singles_are_within_their_bound(name):
     inputs, exact = singles(name, each=150, dense=60_000)
-    check(name, inputs, exact)
+    assert_within_bound(name, inputs, exact)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_doubles_are_within_their_bound(name):
     inputs = doubles(name, step=32, dense=100)
-    check(name, inputs, *exact_values(name, inputs))
+    assert_within_bound(name, inputs, *exact_values(name, inputs))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_many_singles_are_within_their_bound(name):
     inputs, exact = singles(name, each=4000, dense=2_000_000)
-    check(name, inputs, exact)
+    assert_within_bound(name, inputs, exact)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_many_doubles_are_within_their_bound(name):
     inputs = doubles(name, step=4, dense=2000)
-    check(name, inputs, *exact_values(name, inputs))
+    assert_within_bound(name, inputs, *exact_values(name, inputs))
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)

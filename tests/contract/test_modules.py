@@ -43,7 +43,7 @@ class Tied(torch.nn.Module):
         return self.head(self.layer(self.layer(self.embedding(tokens)).tanh()))
 
 
-def same(call: Any, model: torch.nn.Module, x: torch.Tensor, what: str = "output") -> None:
+def assert_like_eager(call: Any, model: torch.nn.Module, x: torch.Tensor, what: str = "output") -> None:
     """`call` gives what `model` gives in eager."""
     exact = copy.deepcopy(model).double()
     assert_same_tree(call(x), model(x), exact(x.double()), what)
@@ -83,7 +83,7 @@ def test_parameters_changed_in_place_between_calls(dynamic: bool) -> None:
         with torch.no_grad():
             model.weight.fill_(value)
             model.bias.data.add_(1)
-        same(compiled, model, x)
+        assert_like_eager(compiled, model, x)
     assert compiled_graphs() == 1
 
 
@@ -91,11 +91,11 @@ def test_parameter_replaced_by_another_object() -> None:
     model = torch.nn.Linear(6, 4)
     compiled = compile_strict(model)
     x = torch.randn(3, 6)
-    same(compiled, model, x)
+    assert_like_eager(compiled, model, x)
     model.weight = torch.nn.Parameter(torch.randn(4, 6))
-    same(compiled, model, x)
+    assert_like_eager(compiled, model, x)
     model.bias = None
-    same(compiled, model, x)
+    assert_like_eager(compiled, model, x)
 
 
 def test_frozen_and_unfrozen_parameters() -> None:
@@ -124,11 +124,11 @@ def test_load_state_dict_after_compiling(dynamic: bool) -> None:
     model, other = Net().eval(), Net().eval()
     compiled = compile_strict(model, dynamic=dynamic)
     x = torch.randn(3, 6)
-    same(compiled, model, x)
+    assert_like_eager(compiled, model, x)
     model.load_state_dict(other.state_dict())
-    same(compiled, other, x)
+    assert_like_eager(compiled, other, x)
     compiled.load_state_dict({f"_orig_mod.{k}": v * 2 for k, v in other.state_dict().items()})
-    same(compiled, model, x)
+    assert_like_eager(compiled, model, x)
 
 
 def test_deepcopy_is_independent() -> None:
@@ -140,7 +140,7 @@ def test_deepcopy_is_independent() -> None:
         for parameter in twin.parameters():
             parameter.zero_()
     assert torch.equal(compiled(x), before)
-    same(twin, twin._orig_mod, x)
+    assert_like_eager(twin, twin._orig_mod, x)
     assert not torch.equal(twin(x), before)
 
 
@@ -159,23 +159,23 @@ def test_save_and_load_of_the_state() -> None:
     model = Net().eval()
     compiled = compile_strict(model)
     x = torch.randn(3, 6)
-    same(compiled, model, x)
+    assert_like_eager(compiled, model, x)
     file = io.BytesIO()
     torch.save(compiled.state_dict(), file)
     file.seek(0)
     fresh = compile_strict(Net().eval())
     fresh.load_state_dict(torch.load(file))
-    same(fresh, model, x)
+    assert_like_eager(fresh, model, x)
 
 
 def test_module_moved_to_another_dtype_after_compiling() -> None:
     model = torch.nn.Linear(6, 4)
     compiled = compile_strict(model)
-    same(compiled, model, torch.randn(3, 6))
+    assert_like_eager(compiled, model, torch.randn(3, 6))
     model.to(torch.bfloat16)
-    same(compiled, model, torch.randn(3, 6).bfloat16())
+    assert_like_eager(compiled, model, torch.randn(3, 6).bfloat16())
     model.to(torch.float64)
-    same(compiled, model, torch.randn(3, 6).double())
+    assert_like_eager(compiled, model, torch.randn(3, 6).double())
 
 
 def test_bound_method() -> None:

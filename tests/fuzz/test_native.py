@@ -126,7 +126,7 @@ def compiled(case: Case, inputs: list[Tensor]) -> list[Tensor]:
 @example(ONE_ROW)
 @example(NO_COLUMN)
 def test_a_random_graph_computes_what_eager_does(case: Case) -> None:
-    check_case(case)
+    assert_like_eager(case)
 
 
 @pytest.mark.slow
@@ -134,10 +134,10 @@ def test_a_random_graph_computes_what_eager_does(case: Case) -> None:
 @settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
 @given(cases())
 def test_many_random_graphs_compute_what_eager_does(case: Case) -> None:
-    check_case(case)
+    assert_like_eager(case)
 
 
-def check_case(case: Case) -> None:
+def assert_like_eager(case: Case) -> None:
     inputs = case.inputs()
     kept = [each.clone() for each in inputs]
     eager = case(*inputs)

@@ -48,7 +48,7 @@ def test_compiled_alone_it_is_eager(name):
         torch.compiler.reset()
         ours, failure = outcome(torch.compile(call, backend="ferrite", options=OPTIONS), sample)
         if failure is None:
-            compare_looks(ours, eager)
+            assert_same_looks(ours, eager)
             if name in UNDEFINED or same_bits(ours, eager):
                 continue
         torch.compiler.reset()
@@ -58,7 +58,7 @@ def test_compiled_alone_it_is_eager(name):
         assert failure is not None or same_bits(ours, traced), "other values than eager and than aot_eager"
 
 
-def compare_looks(ours, eager):
+def assert_same_looks(ours, eager):
     """Structure, types, dtypes, shapes, layouts and strides."""
     our_leaves, eager_leaves = pytree.tree_leaves(ours), pytree.tree_leaves(eager)
     assert len(our_leaves) == len(eager_leaves)

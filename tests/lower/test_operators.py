@@ -20,7 +20,7 @@ TYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.comp
 TYPES += [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool]
 
 
-def judged(name: str, dtype: torch.dtype, backward: bool, samples: int) -> None:
+def assert_not_wrong(name: str, dtype: torch.dtype, backward: bool, samples: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         verdicts = sweep(name, dtype, backward, samples)
@@ -43,7 +43,7 @@ def cases() -> list[Any]:
 
 @pytest.mark.parametrize("name", cases())
 def test_forward(name):
-    judged(name, torch.float32, backward=False, samples=1)
+    assert_not_wrong(name, torch.float32, backward=False, samples=1)
 
 
 @pytest.mark.slow
@@ -51,7 +51,7 @@ def test_forward(name):
 @pytest.mark.parametrize("name", sorted(OPERATORS))
 def test_every_type(name, backward):
     for dtype in TYPES:
-        judged(name, dtype, backward, samples=3)
+        assert_not_wrong(name, dtype, backward, samples=3)
 
 
 @since(2, 13)  # the record is of this release

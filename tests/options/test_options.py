@@ -234,7 +234,8 @@ def test_bad_fusions_are_reported_at_once(given, message):
 
 
 def test_names_of_other_stages_are_accepted_with_whatever_they_take():
-    ferrite.compile(lambda x: x + 1, post_grad_fusions={"pad_aten_mm_pass": {"k_threshold_to_pad": 8}})
+    compiled = ferrite.compile(lambda x: x + 1, post_grad_fusions={"pad_aten_mm_pass": {"k_threshold_to_pad": 8}})
+    assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))
 
 
 def test_settings_reach_the_rules():

@@ -64,6 +64,16 @@ def test_links_between_pages_lead_somewhere(page):
 
 
 @pytest.mark.quick
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_are_named_exist(page):
+    """`tests/compare.py`: from the root; `lower/sizes.py`: inside the package; `fusion/`: in one of its folders."""
+    roots = [ROOT, ROOT / "ferrite", *(path for path in (ROOT / "ferrite").iterdir() if path.is_dir())]
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for name in re.findall(r"`((?:\w+/)+(?:\w+\.py)?)`", prose):
+        assert any((root / name).exists() for root in roots), f"{page.name} names {name}"
+
+
+@pytest.mark.quick
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name not in GENERATED], ids=lambda page: page.name)
 def test_prose_fits_into_120_columns(page):
     prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)

@@ -45,7 +45,7 @@ def short(test: str) -> str:
     return test.split("::")[-1]
 
 
-def check_ends(results: list[Result]) -> None:
+def assert_ends(results: list[Result]) -> None:
     for result in results:
         outcome, kind, reason = ENDS[short(result.test)]
         assert (result.outcome, result.kind) == (outcome, kind), result
@@ -64,7 +64,7 @@ def test_what_is_known_is_not_run_again_and_the_rest_is(file: Path) -> None:
     first, *others = results_of(plan)
     assert first.outcome == "skipped"
     assert [each.test for each in others] == names[1:]
-    check_ends(others)
+    assert_ends(others)
 
 
 @pytest.mark.slow
@@ -73,7 +73,7 @@ def test_tests_that_end_the_process_or_none(file: Path, capsys: pytest.CaptureFi
     arguments = [str(file), "--out", str(report), *COMMON]
     (found,) = main(arguments)
     assert sorted(short(each.test) for each in found.ours) == sorted(ENDS)
-    check_ends(list(found.ours))
+    assert_ends(list(found.ours))
     assert [short(each.test) for each in found.lost()] == ["test_what_ferrite_does_not_compile"]
     text = report.read_text()
     assert "**strict**" in text

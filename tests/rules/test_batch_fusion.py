@@ -44,7 +44,9 @@ def trace(function: Any, inputs: list[torch.Tensor], mode: str = "fake") -> torc
     return make_fx(function, tracing_mode=mode)(*inputs)
 
 
-def same(before: torch.fx.GraphModule, after: torch.fx.GraphModule, inputs: list[Any], exact: bool = True) -> None:
+def assert_same(
+    before: torch.fx.GraphModule, after: torch.fx.GraphModule, inputs: list[Any], exact: bool = True
+) -> None:
     assert_same_computation(before, after, lambda: [x.clone() for x in inputs], exact=exact)
 
 
@@ -60,7 +62,7 @@ def fused(function: Any, inputs: list[Any], names: Any, count: int, mode: str = 
     verify_graph(after, snapshot)
     assert count_guards(after.graph) == guards
     assert_metadata_is_true(after)
-    same(before, after, inputs, exact=all(BY_NAME[name].numerics == "exact" for name in names))
+    assert_same(before, after, inputs, exact=all(BY_NAME[name].numerics == "exact" for name in names))
     assert fuse(after, *names, **settings) == {}, "a second run changes something"
     return after
 
@@ -434,9 +436,9 @@ def test_nothing_is_read_across_a_write():
     gm = trace(function, inputs)
     before = copy.deepcopy(gm)
     assert fuse(gm, "batch_aten_tanh") == {}
-    same(before, gm, inputs)
+    assert_same(before, gm, inputs)
     assert fuse(gm, "batch_aten_tanh", min_members=3) == {"batch_aten_tanh": 2}
-    same(before, gm, inputs)
+    assert_same(before, gm, inputs)
 
 
 @pytest.mark.quick

@@ -57,7 +57,7 @@ def run(program: Program) -> set[str]:
     made = isinstance(program.function, (type, functools.partial))
     function = program.function() if made else program.function
     if program.redrawn:
-        compare_looks(function, program)
+        assert_same_looks(function, program)
     else:
         with torch.set_grad_enabled(not program.inference), torch._dynamo.config.patch(dict(program.config)):
             check(
@@ -81,7 +81,7 @@ def trains(function: Any, program: Program) -> bool:
     return any(isinstance(each, torch.Tensor) and each.requires_grad for each in results)
 
 
-def compare_looks(function: Any, program: Program) -> None:
+def assert_same_looks(function: Any, program: Program) -> None:
     compiled = compile_strict(function, options=dict(program.options), dynamic=program.dynamic, fullgraph=True)
     mine, theirs = (pytree.tree_leaves(each(*program.make_inputs())) for each in (compiled, function))
     for one, other in zip(mine, theirs, strict=True):

@@ -48,6 +48,12 @@ _helper("""
         return tl.cast(value, tl.float32)
 """)
 
+_helper("""
+    def atomic_add_half(pointer, value, mask):
+        # rounded at every step, as eager's; Triton's interpreter has none of 16 bits
+        tl.atomic_add(pointer, value, mask=mask, sem="relaxed")
+""")
+
 # --- division ---------------------------------------------------------------------------------------------------------
 
 _helper("""

@@ -49,13 +49,13 @@ def prepare(program: Program, machine: Machine) -> Program:
 
 
 class Preparation:
-    """`device`: the type of the devices whose operations are rewritten. `near_elements`: of a piece that is gone
-    through twice, in f32. `max_split_results`: with more, results are shared, and not what is reduced."""
+    """`device`: the type of the devices whose operations are rewritten. `near_elements`: of a piece that is read twice,
+    in f32."""
 
-    def __init__(
-        self, program: Program, device: str, near_elements: int, max_split_results: int = MAX_SPLIT_RESULTS
-    ) -> None:
-        self.device, self.near_elements, self.max_split_results = device, near_elements, max_split_results
+    max_split_results = MAX_SPLIT_RESULTS
+
+    def __init__(self, program: Program, device: str, near_elements: int = 1 << 13) -> None:
+        self.device, self.near_elements = device, near_elements
         self.buffer_table = BufferTable(program)
         self.buffers = dict(self.buffer_table.buffers)
         self.buffer_table.buffers = self.buffers
@@ -201,7 +201,7 @@ class Preparation:
         results = points(operation.axes)
         cut = self.piece(operation) if operation.kind in SPLIT_KINDS else None
         many = results * points(operation.reduced)
-        if many < MIN_SPLIT_ELEMENTS or cut is None or not (results < MAX_SPLIT_RESULTS or self.across(operation)):
+        if many < MIN_SPLIT_ELEMENTS or cut is None or not (results < self.max_split_results or self.across(operation)):
             yield operation
             return
         longest, pieces = cut
@@ -257,8 +257,7 @@ class Preparation:
         """The axis to cut, and how much of it a piece has that the nearest cache holds; None where threads need not
         share one result, or where results lie side by side."""
         many = points(operation.reduced)
-        few = points(operation.axes) < self.max_split_results
-        if many < MIN_SPLIT_ELEMENTS or not few or self.across(operation):
+        if many < MIN_SPLIT_ELEMENTS or points(operation.axes) >= self.max_split_results or self.across(operation):
             return None
         if not all(isinstance(item.extent, Number) for item in operation.reduced):
             return None

@@ -11,7 +11,6 @@ from ferrite.ir.kernel import Kernel, Loop, Scratch, Statement, Store, inner, no
 from ferrite.schedule.cpu.kernels import memory_of, pointers_of, sizes_of
 from ferrite.schedule.cpu.loops import Body, indices_at, vector_axis
 from ferrite.schedule.cpu.placement import Placement
-from ferrite.schedule.cpu.shapes import MIN_WINDOW_STEP
 from ferrite.schedule.cpu.statements import Parts, Statements
 from ferrite.schedule.cpu.windows import is_window, used, written_out
 from ferrite.schedule.fusion.accesses import BufferTable, axes_in, step_of, upper_estimate
@@ -25,6 +24,9 @@ from ferrite.schedule.gpu.scatter import atomic, is_scatter
 from ferrite.schedule.target import Built
 
 FEW = 8  # elements of a reduction along memory that are written out
+MAX_WINDOW_STEP = (
+    4  # elements from one window to the next; farther apart, lanes read more lines of memory than they use
+)
 MANY = 32  # the same across memory, where every one is a load of its own: more would not fit into registers
 
 
@@ -110,7 +112,7 @@ def is_short(nest: Nest, part: Parts, column: Axis | None, results: Axis | None)
 def is_near(index: Index, axis: Axis) -> bool:
     """Whether one step of an axis is a few elements."""
     step = step_of(index, axis)
-    return step is not None and abs(upper_estimate(step, MIN_WINDOW_STEP)) < MIN_WINDOW_STEP
+    return step is not None and abs(upper_estimate(step, MAX_WINDOW_STEP + 1)) <= MAX_WINDOW_STEP
 
 
 def points_of(nest: Nest) -> int:

@@ -2,6 +2,7 @@
 
 - Where a program holds a row, a softmax statistic is the greatest value, then a sum, and a mean with squared deviations
   is a sum, then a sum: the row is in registers. A longer row is gone through once, with a state that moves.
+- The place of the greatest is that of the first that is as great: two plain reductions of a row in registers.
 - A reduction with so few results that most of the machine would be idle is done in pieces, each a program, then once
   more over the pieces. How it is cut depends on the sizes alone, so results are the same every time.
 """
@@ -13,14 +14,30 @@ from dataclasses import replace
 
 import torch
 
-from ferrite.ir import STATES, Const, Expr, Load, compare, const, index_value, masked, nodes_of, rewrite_indices
+from ferrite.ir import (
+    STATES,
+    Const,
+    Expr,
+    Load,
+    choose,
+    compare,
+    const,
+    either,
+    index_value,
+    masked,
+    nodes_of,
+    op,
+    rewrite_indices,
+)
 from ferrite.ir.index import Axis, Index, Number, axis
 from ferrite.ir.program import Compute, Operation, Program, Reduce, Target
+from ferrite.schedule.cpu.placement import flat_place
 from ferrite.schedule.cpu.prepare import SPLIT_KINDS, Preparation, is_empty, points
 from ferrite.schedule.fusion.accesses import likely, step_of
 from ferrite.schedule.gpu.blocks import power_below, whole_elements
 from ferrite.schedule.gpu.machine import GpuMachine
 
+EXTREMES = {"argmax": "amax", "argmin": "amin"}
 SMALLEST_PIECE = 4096  # elements of one program: with fewer, starting it takes longer than its work
 
 
@@ -32,8 +49,9 @@ def prepare(program: Program, machine: GpuMachine, device: str) -> Program:
 
 class GpuPreparation(Preparation):
     def __init__(self, program: Program, machine: GpuMachine, device: str) -> None:
-        super().__init__(program, device, machine.kept_elements // 4, machine.enough_programs // 2)
+        super().__init__(program, device, machine.kept_elements // 4)
         self.machine = machine
+        self.max_split_results = machine.enough_programs // 2
 
     def rewritten(self, operation: Operation) -> Iterator[Operation]:
         if not isinstance(operation, Reduce) or not self.is_here(operation):
@@ -56,7 +74,28 @@ class GpuPreparation(Preparation):
             return self.softmax(operation)
         if operation.kind == "welford" and (kept or self.is_few(operation)):
             return self.welford(operation)
+        if operation.kind in EXTREMES and not is_empty(operation) and (kept or self.is_few(operation)):
+            return self.first_extreme(operation)
         return [operation]
+
+    def first_extreme(self, operation: Reduce) -> list[Compute | Reduce]:
+        """The greatest or least value, then the first place that has it, or is NaN: one that is NaN is both."""
+        (value,), (result, place) = operation.values, operation.targets
+        plain = replace(operation, kind=EXTREMES[operation.kind])
+        exact = result is not None and self.buffers[result.buffer].dtype == value.dtype
+        extreme = result if result is not None and exact else self.made(operation, value.dtype)
+        steps: list[Compute | Reduce] = [replace(plain, targets=(extreme,))]
+        if result is not None and not exact:
+            steps.append(self.compute(operation, result, self.loaded(extreme)))
+        if place is not None:
+            where = flat_place(operation.reduced, [item.extent for item in operation.reduced])
+            dtype = torch.int32 if where.high is not None and where.high < 1 << 31 else torch.int64
+            is_there: Expr = compare("eq", value, self.loaded(extreme))
+            if value.dtype.is_floating_point:
+                is_there = either(is_there, op("isnan", value, dtype=torch.bool))
+            first = choose(is_there, index_value(where, dtype), const(torch.iinfo(dtype).max, dtype))
+            steps.append(replace(operation, kind="amin", values=(first,), targets=(place,)))
+        return steps
 
     # --- pieces -------------------------------------------------------------------------------------------------------
 
@@ -93,7 +132,7 @@ class GpuPreparation(Preparation):
         """The axis to cut, the slowest that is long enough, and into how many pieces."""
         programs = max(self.programs(operation), 1)
         work = points(operation.reduced) * points(operation.axes) // programs
-        wanted = power_below(min(self.machine.enough_programs // programs, work // SMALLEST_PIECE))
+        wanted = power_below(min(self.machine.pieces // programs, work // SMALLEST_PIECE))
         longest = max(operation.reduced, key=lambda item: likely(item.extent))
         wanted = min(wanted, likely(longest.extent) // 2)
         if wanted < 2:
