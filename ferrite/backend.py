@@ -34,10 +34,10 @@ from ferrite.capture import (
 from ferrite.codegen import Executable, named_objects, verify_host
 from ferrite.collector import garbage_waits
 from ferrite.debug import Compilation, Dump, DumpFolder, GraphRecord, as_data, from_data, partition_record, plan_record
-from ferrite.errors import FerriteError, warn_user
+from ferrite.errors import FerriteError, NotLowered, Refusal, warn_user
 from ferrite.graph import Places, note_autocast, users_in_order
 from ferrite.ir.program import Program, verify_program
-from ferrite.lower import UnknownSize, correct_forecasts, lower_graph, strides_of_outputs
+from ferrite.lower import correct_forecasts, lower_graph, strides_of_outputs
 from ferrite.options import Options, resolve
 from ferrite.passes import FREEZE, JOINT, POST_GRAD, PRE_GRAD, checked_options
 from ferrite.passes.freezing import inlined_with_record
@@ -89,8 +89,8 @@ def ferrite(
 def rewrite_calls(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], compilation: Compilation) -> None:
     """The passes that run before autograd has seen the graph; what they did, from the cache where it is known."""
     record, options = compilation.record, compilation.options
-    if note := reason_to_leave(gm):
-        record.passes["pre_grad"] = (PassRecord("pre_grad", 0.0, {}, 0, 0, note),)
+    if (refusal := reason_to_leave(gm)) is not None:
+        record.passes["pre_grad"] = (PassRecord("pre_grad", 0.0, {}, 0, 0, refusal.reason),)
         return
 
     def run() -> Passes:
@@ -232,8 +232,8 @@ def compile_passed(
     with compilation.stage("lower"):
         try:
             lowered = lower_graph(graph, here)
-        except UnknownSize as unknown:  # a number that Python alone computes, and it does so between operators
-            return compilation.left_in_eager(graph, before + passes, str(unknown))
+        except NotLowered as refused:  # a number that Python alone computes, and it does so between operators
+            return compilation.left_in_eager(graph, before + passes, refused.refusal)
         if options.strict:
             verify_program(lowered.program)
         dump.write("program.py", lambda: str(lowered.program))
@@ -248,9 +248,10 @@ def compile_passed(
         record = plan_record(graph, plan, source.commented, passes)
     with compilation.stage("cache"):
         if known is not None and index is not None:
-            reason = known.reason_to_forget(passes) if here == targets else "it was not compiled to kernels"
+            uncompiled = Refusal("it was not compiled to kernels") if here != targets else None
+            refusal = uncompiled or known.reason_to_forget(passes)
             note = "; ".join(kernels.problems)
-            lookup.publish(lambda: as_entry(executable, objects, as_data(record, index), index, reason, note))
+            lookup.publish(lambda: as_entry(executable, objects, as_data(record, index), index, refusal, note))
     return compilation.finished(function, record, before, lookup.outcome)
 
 
@@ -259,7 +260,7 @@ def scheduled(
 ) -> tuple[Plan, Executable]:
     """A plan, and its kernels compiled. Where a code generator has nothing for a kernel, there is another plan, in
     which its operations are kernels of their own, or else steps."""
-    options, failed = compilation.options, defaultdict[frozenset[str], list[str]](list)
+    options, failed = compilation.options, defaultdict[frozenset[str], list[Refusal]](list)
     while True:
         with compilation.stage("schedule"):
             schedulings = {device: Refusing(target.scheduling, failed) for device, target in targets.items()}

@@ -3,6 +3,9 @@
 `UserError`: the call, an option or the environment is wrong; the message says what to change.
 `CompilerBug`: ferrite itself failed. Unless `strict` is set, or `check_numerics` found a difference, it is never
 raised: the graph runs in eager, one `FerriteWarning` says so, and a repro folder is kept.
+`Refusal`: nothing is wrong, but a stage will not do something: why, and where in the user's model. It is the only way
+to say no: as a value where saying no is a usual answer, inside a `Refused` where it ends what was going on. What is
+refused is done another way: an operator in eager, two kernels instead of one, no entry in the cache.
 
 A message has a headline and labelled lines: what, where in the user's model, why, what to do.
 
@@ -21,6 +24,7 @@ import sys
 import sysconfig
 import warnings
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from types import FrameType
 
 LABEL_WIDTH = 15
@@ -71,6 +75,81 @@ class CompilerBug(FerriteError):
         self.stage = stage
         self.cause = cause
         self.repro = repro
+
+
+# --- saying no --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ModelLine:
+    """A line of the user's program.
+
+    >>> str(ModelLine("/home/me/net.py", 88, "forward", "ids = torch.unique(tokens)"))
+    'net.py:88  ids = torch.unique(tokens)'
+    """
+
+    file: str
+    line: int
+    function: str
+    code: str
+
+    @property
+    def place(self) -> str:
+        return f"{os.path.basename(self.file)}:{self.line}"
+
+    def __str__(self) -> str:
+        return f"{self.place}  {self.code}" if self.code else self.place
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why something is not done, and the line of the user's model that it is about, where that is known.
+
+    >>> print(Refusal("elements of type complex32", ModelLine("net.py", 41, "forward", "y = x.sin()")))
+    elements of type complex32  (net.py:41  y = x.sin())
+    """
+
+    reason: str
+    line: ModelLine | None = None
+
+    def at(self, line: ModelLine | None) -> Refusal:
+        """The same, with a line if it has none yet."""
+        return self if line is None or self.line is not None else replace(self, line=line)
+
+    def __str__(self) -> str:
+        return self.reason if self.line is None else f"{self.reason}  ({self.line})"
+
+
+class Refused(Exception):
+    """A refusal that ends what was going on. Each stage has one of its own, which its callers wait for."""
+
+    def __init__(self, refusal: Refusal | str) -> None:
+        self.refusal = refusal if isinstance(refusal, Refusal) else Refusal(refusal)
+        super().__init__(self.refusal.reason)
+
+
+class NotApplied(Refused):
+    """Passes: a rewrite, or a check of one, does not apply to this part of a graph."""
+
+
+class NotLowered(Refused):
+    """Lowering: there is no loop form of this call, which then runs in eager."""
+
+
+class NotScheduled(Refused):
+    """Scheduling: what a decision would rest on is known only when the program runs."""
+
+
+class NotGenerated(Refused):
+    """Code generation: there is no code for this kernel on this device."""
+
+
+class NotLoaded(Refused):
+    """Loading: this object code cannot be loaded in the short way."""
+
+
+class NotCached(Refused):
+    """The cache: there is no key for this, or no data that would bring it back."""
 
 
 class FerriteWarning(UserWarning):

@@ -4,12 +4,14 @@ In: a key made of everything that compiled code depends on, and bytes with plain
 bytes and data later, checked; or nothing, in which case they are made anew. Knows nothing of what they mean.
 """
 
+from ferrite.cache.codec import Strange, decode, encode
 from ferrite.cache.compiled_graph import as_entry, from_entry
 from ferrite.cache.entry import About, Artifact
 from ferrite.cache.folder import Unusable, check_folder, full_path, make_folders, make_shared, write_folder, write_over
 from ferrite.cache.kernels import KernelCaches
-from ferrite.cache.key import Key, Uncacheable
+from ferrite.cache.key import Key
 from ferrite.cache.keys import captured_key, graph_key, joint_key, kernel_key, source_digest
+from ferrite.cache.laws import check_passes
 from ferrite.cache.lookup import (
     Built,
     Difference,
@@ -38,13 +40,16 @@ __all__ = [
     "Lookup",
     "Outcome",
     "Store",
-    "Uncacheable",
+    "Strange",
     "Unusable",
     "as_entry",
     "captured_key",
     "check_folder",
+    "check_passes",
+    "decode",
     "differences",
     "edit_as",
+    "encode",
     "explain",
     "from_entry",
     "full_path",

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from ferrite.cache.graph_text import PLAIN, READ, SYMBOLIC, GraphText
-from ferrite.cache.key import Uncacheable
-from ferrite.capture import Described, NoData, torch_api, torch_operators
+from ferrite.capture import Described, torch_api, torch_operators
+from ferrite.errors import NotCached
 from ferrite.graph import PLACE, attribute_of
 
 # What only passes leave on nodes. They would find it.
@@ -24,13 +24,6 @@ VALUE = "example_value"
 
 def captured_text(gm: torch.fx.GraphModule) -> dict[str, str]:
     """The components of a key that are about the graph."""
-    try:
-        return _components(gm)
-    except NoData as reason:
-        raise Uncacheable(str(reason)) from None
-
-
-def _components(gm: torch.fx.GraphModule) -> dict[str, str]:
     nodes = list(gm.graph.nodes)
     described, text = Described(nodes), GraphText()
     calls, values = [], []
@@ -45,7 +38,7 @@ def _components(gm: torch.fx.GraphModule) -> dict[str, str]:
         elif node.op == "get_attr":
             text.attribute(constant(node))
         elif node.op == "call_module":
-            raise Uncacheable(f"it calls the module {node.target}")
+            raise NotCached(f"it calls the module {node.target}")
         else:
             text.operators.append(call[1])
             values.append(text.value(value))
@@ -63,9 +56,9 @@ def _components(gm: torch.fx.GraphModule) -> dict[str, str]:
 
 def looks_of_input(node: torch.fx.Node, value: Any, text: GraphText) -> str:
     if value is None:
-        raise Uncacheable(f"nothing is known about its input {node.name}")
+        raise NotCached(f"nothing is known about its input {node.name}")
     if not torch_api.is_fake(value) and not isinstance(value, SYMBOLIC) and type(value) not in PLAIN:
-        raise Uncacheable(f"its input {node.name} is a {type(value).__name__}, whose looks do not say all")
+        raise NotCached(f"its input {node.name} is a {type(value).__name__}, whose looks do not say all")
     parameter = " parameter" if isinstance(value, torch.nn.Parameter) else ""
     return text.value(value) + text.shared(value) + parameter
 
@@ -73,15 +66,15 @@ def looks_of_input(node: torch.fx.Node, value: Any, text: GraphText) -> str:
 def constant(node: torch.fx.Node) -> torch.Tensor:
     attribute = attribute_of(node)
     if not isinstance(attribute, torch.Tensor):
-        raise Uncacheable(f"it holds {node.target}, a {type(attribute).__name__}")
+        raise NotCached(f"it holds {node.target}, a {type(attribute).__name__}")
     return attribute
 
 
 def noted(node: torch.fx.Node, text: GraphText, described: Described) -> str:
     if not OF_PASSES.isdisjoint(node.meta):
-        raise Uncacheable("passes have been over it before")
+        raise NotCached("passes have been over it before")
     if node.meta.get("unbacked_bindings"):
-        raise Uncacheable("data decides about sizes in it")
+        raise NotCached("data decides about sizes in it")
     return text.noted(node, described.places)
 
 

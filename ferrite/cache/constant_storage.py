@@ -8,38 +8,49 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ferrite.cache.key import Uncacheable
 from ferrite.capture import torch_api, torch_state
+from ferrite.errors import NotCached
 from ferrite.graph import Index, Place, Places
 
 MAX_TENSOR_BYTES = 1 << 20  # bytes of a tensor that is kept by value
 
 
-def kept_objects(objects: Mapping[str, Any], index: Index) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """How to find each object again, and the bytes of those kept by value; Uncacheable where that cannot be."""
-    data: dict[str, Any] = {}
+@dataclass(frozen=True)
+class KeptObject:
+    """How to find an object again: by its place in the captured graph, or made of bytes that look like that."""
+
+    place: tuple[int, int] | None
+    dtype: str = ""
+    sizes: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+
+
+def kept_objects(objects: Mapping[str, Any], index: Index) -> tuple[dict[str, KeptObject], dict[str, bytes]]:
+    """How to find each object again, and the bytes of those kept by value; NotCached where that cannot be."""
+    kept: dict[str, KeptObject] = {}
     sections: dict[str, bytes] = {}
     for name, value in objects.items():
         place = index.place_of(value)
         if isinstance(value, torch.nn.Module):
-            raise Uncacheable("a graph inside it is run in eager, and may have been rewritten for that")
+            raise NotCached("a graph inside it is run in eager, and may have been rewritten for that")
         if place is not None:
-            data[name] = {"place": place}
+            kept[name] = KeptObject(place)
             continue
         check_value(value, objects)
-        data[name] = {"dtype": str(value.dtype), "sizes": list(value.shape), "strides": list(value.stride())}
+        kept[name] = KeptObject(None, str(value.dtype), tuple(value.shape), value.stride())
         sections[section_of(name)] = bytes_of(value)
-    return data, sections
+    return kept, sections
 
 
-def found_objects(data: Mapping[str, Any], sections: Mapping[str, bytes], places: Places) -> dict[str, Any]:
+def found_objects(kept: Mapping[str, KeptObject], sections: Mapping[str, bytes], places: Places) -> dict[str, Any]:
     return {
-        name: held_at(tuple(how["place"]), places) if "place" in how else tensor_from(how, sections[section_of(name)])
-        for name, how in data.items()
+        name: tensor_from(how, sections[section_of(name)]) if how.place is None else held_at(how.place, places)
+        for name, how in kept.items()
     }
 
 
@@ -55,26 +66,26 @@ def section_of(name: str) -> str:
 
 
 def check_value(value: Any, objects: Mapping[str, Any]) -> None:
-    """Raise Uncacheable of what cannot be written down in full."""
+    """Raise NotCached of what cannot be written down in full."""
     what = "a constant that compiling made"
     if type(value) is not torch.Tensor or torch_api.is_fake(value) or value.layout is not torch.strided:
-        raise Uncacheable(f"it needs a {type(value).__qualname__} that its graph does not hold")
+        raise NotCached(f"it needs a {type(value).__qualname__} that its graph does not hold")
     if value.device.type != "cpu" or value.requires_grad or value.is_quantized or value.is_conj() or value.is_neg():
-        raise Uncacheable(f"{what} is more than numbers in memory")
+        raise NotCached(f"{what} is more than numbers in memory")
     if value.numel() * value.element_size() > MAX_TENSOR_BYTES:
-        raise Uncacheable(f"{what} is larger than {MAX_TENSOR_BYTES >> 20} MiB")
+        raise NotCached(f"{what} is larger than {MAX_TENSOR_BYTES >> 20} MiB")
     if not is_dense(value.shape, value.stride()):
-        raise Uncacheable(f"{what} does not lie densely in memory")
+        raise NotCached(f"{what} does not lie densely in memory")
     tensors = [each for each in objects.values() if isinstance(each, torch.Tensor) and each.layout is torch.strided]
     if sum(same_memory(value, each) for each in tensors) > 1:
-        raise Uncacheable(f"{what} shares memory with another")
+        raise NotCached(f"{what} shares memory with another")
 
 
-def check_looks(dtype: Any, sizes: Any, strides: Any, count: int) -> None:
+def check_looks(dtype: Any, sizes: Sequence[int], strides: Sequence[int], count: int) -> None:
     """ValueError where no tensor of so many bytes looks like that: before any memory is taken for it."""
-    if not isinstance(dtype, torch.dtype) or type(sizes) is not list or type(strides) is not list:
+    if not isinstance(dtype, torch.dtype) or len(sizes) != len(strides):
         raise ValueError("a constant without looks")
-    if any(type(number) is not int or not 0 <= number <= MAX_TENSOR_BYTES for number in (*sizes, *strides)):
+    if any(not 0 <= number <= MAX_TENSOR_BYTES for number in (*sizes, *strides)):
         raise ValueError("a constant of impossible sizes")
     if math.prod(sizes) * dtype.itemsize != count or not is_dense(sizes, strides):
         raise ValueError("a constant of other sizes than its contents")
@@ -100,11 +111,11 @@ def bytes_of(value: torch.Tensor) -> bytes:
         return bytes(flat.tolist())
 
 
-def tensor_from(how: Mapping[str, Any], data: bytes) -> torch.Tensor:
-    dtype = getattr(torch, how["dtype"].removeprefix("torch."))
-    check_looks(dtype, how["sizes"], how["strides"], len(data))
+def tensor_from(how: KeptObject, data: bytes) -> torch.Tensor:
+    dtype = getattr(torch, how.dtype.removeprefix("torch."))
+    check_looks(dtype, how.sizes, how.strides, len(data))
     with torch_state.on_real_tensors():
-        value = torch.empty_strided(how["sizes"], how["strides"], dtype=dtype)
+        value = torch.empty_strided(how.sizes, how.strides, dtype=dtype)
         if data:
-            value.copy_(torch.frombuffer(bytearray(data), dtype=dtype).view(how["sizes"]))
+            value.copy_(torch.frombuffer(bytearray(data), dtype=dtype).view(how.sizes))
         return value

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MAGIC = b"ferrite\n"
-VERSION = 1
+VERSION = 2
 HEAD = struct.Struct("<8sIIQ32s")
 ALIGNMENT_BYTES = 64
 MAX_JSON_BYTES = 64 << 20

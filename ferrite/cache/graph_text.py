@@ -25,8 +25,8 @@ import torch
 from torch.fx.immutable_collections import immutable_list
 
 from ferrite.cache.identities import identity
-from ferrite.cache.key import Uncacheable
 from ferrite.capture import size_facts, torch_api, torch_operators, torch_state
+from ferrite.errors import NotCached
 from ferrite.graph import TORCH_FOLDER, WRITTEN_AFTER, Storage, attribute_of, fake_value, schema_of, storages_in
 
 # What compiling a captured graph reads from the metadata of its nodes. A test finds every key that ferrite reads, here
@@ -284,14 +284,14 @@ def target_name(target: Any) -> str:
     name = torch_api.operator_name(target)
     if name is not None:
         if name.startswith("higher_order.triton"):
-            raise Uncacheable(f"it calls {name}, whose kernels are known by number only")
+            raise NotCached(f"it calls {name}, whose kernels are known by number only")
         return name if name.startswith(("aten.", "prims.", "higher_order.")) else f"{name} {declared(target)}"
     if isinstance(target, (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, type)):
         module = str(target.__module__ or "")
         if module.split(".")[0] in KNOWN_MODULES and "<" not in target.__qualname__:
             return f"{module}.{target.__qualname__}"
-        raise Uncacheable(f"it calls {module}.{target.__qualname__}, a function without an operator's name")
-    raise Uncacheable(f"it holds a {type(target).__module__}.{type(target).__qualname__}, which has no text")
+        raise NotCached(f"it calls {module}.{target.__qualname__}, a function without an operator's name")
+    raise NotCached(f"it holds a {type(target).__module__}.{type(target).__qualname__}, which has no text")
 
 
 def declared(operator: Any) -> str:
@@ -312,9 +312,9 @@ def is_torchs(function: Any) -> bool:
 def contents(tensor: torch.Tensor) -> str:
     """A digest of the elements of a constant."""
     if torch_api.is_fake(tensor):
-        raise Uncacheable("a constant has no contents yet")
+        raise NotCached("a constant has no contents yet")
     if type(tensor) not in ORDINARY or tensor.layout is not torch.strided or tensor.is_quantized:
-        raise Uncacheable(f"a constant is a {type(tensor).__name__} of layout {tensor.layout}")
+        raise NotCached(f"a constant is a {type(tensor).__name__} of layout {tensor.layout}")
     with torch_state.on_real_tensors():
         dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
         count = dense.numel() * dense.element_size()

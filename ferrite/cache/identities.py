@@ -20,8 +20,9 @@ from typing import Any
 
 import torch
 
-from ferrite.cache.key import Uncacheable, digest_of
+from ferrite.cache.key import digest_of
 from ferrite.capture import torch_api
+from ferrite.errors import NotCached
 
 LIBRARIES = tuple({str(Path(path)) + os.sep for path in sysconfig.get_paths().values()})
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, Path)
@@ -29,7 +30,7 @@ TO_CHANGE = "give it a method uuid()"
 
 
 def identity(function: Any) -> str:
-    """A text that changes with what a callable does; Uncacheable where none can be given."""
+    """A text that changes with what a callable does; NotCached where none can be given."""
     return digest_of(" ".join(_Walk().callable(function)))
 
 
@@ -46,7 +47,7 @@ class _Walk:
         uuid = getattr(function, "uuid", None)
         if callable(uuid) and not isinstance(function, type):
             if (answer := uuid()) is None:
-                raise Uncacheable(f"{named(function)} says by its uuid() that it is not to be")
+                raise NotCached(f"{named(function)} says by its uuid() that it is not to be")
             yield f"uuid {answer!r}"
         elif isinstance(function, functools.partial):
             yield from self.callable(function.func)
@@ -73,7 +74,7 @@ class _Walk:
         for base in type(subject).__mro__[:-1]:
             yield f"{base.__qualname__} {files_of(base.__module__)}"
         if not hasattr(subject, "__dict__"):
-            raise Uncacheable(f"nothing is known about {named(subject)}: {TO_CHANGE}")
+            raise NotCached(f"nothing is known about {named(subject)}: {TO_CHANGE}")
         yield from self.value(vars(subject), subject)
 
     def value(self, value: Any, owner: Any) -> Iterator[str]:
@@ -94,7 +95,7 @@ class _Walk:
         elif callable(value):
             yield from self.callable(value)
         else:
-            raise Uncacheable(f"{named(owner)} holds a {type(value).__qualname__}, which has no text: {TO_CHANGE}")
+            raise NotCached(f"{named(owner)} holds a {type(value).__qualname__}, which has no text: {TO_CHANGE}")
 
 
 def named(function: Any) -> str:
@@ -108,7 +109,7 @@ def home_of(function: types.FunctionType) -> str:
     files = files_of(module)
     where, file = function.__code__.co_filename, getattr(sys.modules.get(module), "__file__", None)
     if file is None or os.path.abspath(where) != os.path.abspath(file):
-        raise Uncacheable(f"{named(function)} was not written in a file of its own module: {TO_CHANGE}")
+        raise NotCached(f"{named(function)} was not written in a file of its own module: {TO_CHANGE}")
     return files
 
 
@@ -131,7 +132,7 @@ def _file_facts(name: str, seen: set[str]) -> Iterator[str]:
     module = sys.modules.get(name)
     file = getattr(module, "__file__", None)
     if name == "__main__" and file is None:
-        raise Uncacheable(f"it was written at a prompt and not in a file: {TO_CHANGE}")
+        raise NotCached(f"it was written at a prompt and not in a file: {TO_CHANGE}")
     if module is None or file is None:
         return  # compiled into Python, or a folder of modules
     try:
@@ -141,7 +142,7 @@ def _file_facts(name: str, seen: set[str]) -> Iterator[str]:
             return
         yield f"{name} {digest_of(Path(file).read_bytes())}"
     except OSError as problem:
-        raise Uncacheable(f"its source cannot be read: {problem}") from None
+        raise NotCached(f"its source cannot be read: {problem}") from None
     for value in list(vars(module).values()):
         home = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
         if isinstance(home, str):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from ferrite.cache.graph_text import GraphText
-from ferrite.cache.key import Uncacheable
+from ferrite.errors import NotCached
 
 
 def joint_text(gm: torch.fx.GraphModule) -> dict[str, str]:
@@ -17,7 +17,7 @@ def joint_text(gm: torch.fx.GraphModule) -> dict[str, str]:
     text = GraphText()
     text.add(gm)
     if text.bodies > 1:
-        raise Uncacheable("it holds another graph, in which passes run, too")
+        raise NotCached("it holds another graph, in which passes run, too")
     nodes = list(gm.graph.nodes)
     return {
         **text.components(),

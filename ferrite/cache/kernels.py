@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ferrite.cache.keys import kernel_key, source_digest
 from ferrite.cache.store import Store
+from ferrite.errors import Refusal
 
 
 @dataclass(frozen=True)
@@ -19,16 +20,16 @@ class KernelCache:
     sources: str
     problems: list[str] = field(default_factory=list)
 
-    def fetch(self, name: str, text: str, reason_to_refuse: Callable[[str, bytes], str]) -> bytes | None:
+    def fetch(self, name: str, text: str, check: Callable[[str, bytes], Refusal | None]) -> bytes | None:
         """Object code that can be loaded under a name. What cannot is removed, and made anew."""
         key = kernel_key(text, target=self.target, sources=self.sources)
         found = self.store.look(key)
         code = b"" if found.artifact is None else found.artifact.sections.get("code", b"")
-        problem = found.problem if found.artifact is None else reason_to_refuse(name, code)
-        if problem:
+        refusal = found.refusal if found.artifact is None else check(name, code)
+        if refusal is not None:
             self.store.discard(key)
-            self.problems.append(f"the entry of {name} could not be used: {problem}")
-        return None if problem or found.artifact is None else code
+            self.problems.append(f"the entry of {name} could not be used: {refusal.reason}")
+        return None if refusal is not None or found.artifact is None else code
 
     def publish(self, text: str, code: bytes) -> None:
         self.store.publish(kernel_key(text, target=self.target, sources=self.sources), {"code": code}, {})

@@ -15,10 +15,6 @@ from dataclasses import dataclass
 MAX_COMPONENT_CHARACTERS = 200  # characters of a component that are kept as they are
 
 
-class Uncacheable(Exception):
-    """Why the result of a compilation cannot be kept. The message completes "not kept: "."""
-
-
 @dataclass(frozen=True, eq=False)
 class Key:
     """Made by `Key.of`. Two keys are the same if their digests are."""

@@ -23,9 +23,10 @@ from ferrite.cache.captured_text import captured_text
 from ferrite.cache.graph_text import GraphText, contents
 from ferrite.cache.identities import identity
 from ferrite.cache.joint_text import joint_text
-from ferrite.cache.key import Key, Uncacheable, digest_of
+from ferrite.cache.key import Key, digest_of
 from ferrite.cache.store import DIGEST, Store
 from ferrite.capture import CapturedGraph, GraphKind, has_arm_compute_library, works_with_all_of_few_cores
+from ferrite.errors import NotCached
 from ferrite.options import FIELDS, TYPES, Options, plain
 
 # Settings that ask for the stages themselves to run, and why.
@@ -48,7 +49,7 @@ def graph_key(
     """The key of what a graph compiles to. `target` describes the processor, with everything that code is chosen by;
     `sources` is `source_digest()`; `more` holds what else is baked in, such as a number of threads.
 
-    Uncacheable says why there is none.
+    NotCached says why there is none.
     """
     check_options(options)
     text = GraphText()
@@ -99,7 +100,7 @@ def around_passes(stage: str, options: Options, sources: str) -> dict[str, str]:
 def check_options(options: Options) -> None:
     for name, reason in NOT_WITH.items():
         if getattr(options, name) != FIELDS[name].default:
-            raise Uncacheable(f"{reason} (option {name})")
+            raise NotCached(f"{reason} (option {name})")
 
 
 def autocast(device: str) -> str:

@@ -23,8 +23,9 @@ from typing import Any, Generic, Literal, TypeVar
 
 from ferrite.cache.entry import About, Artifact
 from ferrite.cache.folder import Unusable, full_path
-from ferrite.cache.key import Key, Uncacheable
+from ferrite.cache.key import Key
 from ferrite.cache.store import Entry, Store, words_of
+from ferrite.errors import NotCached, Refusal
 from ferrite.options import Options
 
 Found = TypeVar("Found")
@@ -47,12 +48,12 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Built:
-    """What is published: sections of bytes and plain data; `reason` says why it is not to be kept, if it is not;
+    """What is published: sections of bytes and plain data; `refusal` says why it is not to be kept, if it is not;
     `note` what else is to be known of it."""
 
     sections: Mapping[str, bytes]
     metadata: Mapping[str, Any]
-    reason: str = ""
+    refusal: Refusal | None = None
     note: str = ""
 
 
@@ -101,8 +102,8 @@ class Lookup(Generic[Found]):
         assert store is not None
         assert key is not None
         built = describe()
-        if built.reason:
-            self.outcome = replace(self.outcome, result="not kept", reason=built.reason)
+        if built.refusal is not None:
+            self.outcome = replace(self.outcome, result="not kept", reason=built.refusal.reason)
             return self.outcome
         try:
             store.publish(key, built.sections, built.metadata)
@@ -129,21 +130,21 @@ def look_up(
     start, now = time.perf_counter(), time.time()
     try:
         key = make_key()
-    except Uncacheable as refusal:
-        return Lookup(Outcome(what, "not kept", str(refusal), None, store, now))
+    except NotCached as refused:
+        return Lookup(Outcome(what, "not kept", refused.refusal.reason, None, store, now))
     except Exception as failure:
         if strict:
             raise
         return Lookup(Outcome(what, "not kept", f"no key could be made: {words_of(failure)}", None, store, now))
     looked = store.look(key)
-    seconds, problem = time.perf_counter() - start, looked.problem
+    seconds, refusal = time.perf_counter() - start, looked.refusal
     if looked.artifact is not None:
         try:
             return Lookup(Outcome(what, "hit", "", key, store, now, seconds), read(looked.artifact))
         except Exception as failure:  # whatever is wrong with an entry costs the entry
             store.discard(key)
-            problem = words_of(failure)
-    reason = f"its entry could not be used: {problem}" if problem else ""
+            refusal = Refusal(words_of(failure))
+    reason = "" if refusal is None else f"its entry could not be used: {refusal.reason}"
     return Lookup(Outcome(what, "miss", reason, key, store, now, seconds))
 
 

@@ -6,15 +6,17 @@ node and what each pass did, so that a record shows it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from ferrite.cache.codec import decode, encode
 from ferrite.cache.entry import Artifact
-from ferrite.cache.laws import check_rewritten
+from ferrite.cache.laws import check_passes, check_rows
 from ferrite.cache.lookup import Built
-from ferrite.capture import Before, NoData, make, size_facts, torch_api
+from ferrite.capture import Before, make, size_facts, torch_api
+from ferrite.errors import NotCached, Refusal
 from ferrite.graph import SYMBOLIC, fake_value, leaves
 from ferrite.pipeline import PassRecord
 
@@ -29,7 +31,7 @@ class KnownSizes:
         self.symbolic = symbolic_in(gm)
         self.facts = facts_of_symbols(self.symbolic)
 
-    def reason_to_forget(self, passes: Passes) -> str:
+    def reason_to_forget(self, passes: Passes) -> Refusal | None:
         """Why an entry would not do what compiling did: it found out something, or went wrong."""
         return reason_to_forget(passes, self.facts, facts_of_symbols(self.symbolic))
 
@@ -42,47 +44,38 @@ class BeforePasses:
 
     def entry(self, passes: Passes) -> Built:
         """What became of the graph. `passes`: what they say they did."""
-        reason = self.sizes_before.reason_to_forget(passes)
+        refusal = self.sizes_before.reason_to_forget(passes)
         try:
-            return Built({}, {"nodes": self.before.edits(self.gm), "passes": passes_data(passes)}, reason)
-        except NoData as problem:
-            return Built({}, {}, reason or str(problem))
+            return Built({}, {"nodes": self.before.edits(self.gm), "passes": passes_data(passes)}, refusal)
+        except NotCached as refused:
+            return Built({}, {}, refusal or refused.refusal)
 
 
 def edit_as(gm: torch.fx.GraphModule, artifact: Artifact) -> Passes:
     """Edit a graph as an entry says; one that makes no sense leaves it as it was. What the passes did then."""
-    check_rewritten(artifact.metadata)
-    passes = passes_from(artifact.metadata["passes"])
+    passes = decode(Passes, artifact.metadata["passes"])
+    check_passes(passes)
+    check_rows(artifact.metadata["nodes"])
     make(gm, artifact.metadata["nodes"])
-    return passes
+    return tuple(replace(each, note=each.note or FROM_CACHE) for each in passes)
 
 
-def passes_data(passes: Passes) -> list[Any]:
-    return [
-        (each.name, dict(each.rewrites), each.nodes_before, each.nodes_after, each.note, dict(each.facts))
-        for each in passes
-    ]
-
-
-def passes_from(data: Sequence[Any]) -> Passes:
-    return tuple(
-        PassRecord(name, 0.0, rewrites, before, after, note or FROM_CACHE, facts)
-        for name, rewrites, before, after, note, facts in data
-    )
+def passes_data(passes: Passes) -> Any:
+    return encode(Passes, passes)
 
 
 # All that is known of symbols: the names of some, and what is said of them.
 Facts = frozenset[tuple[frozenset[str], str]]
 
 
-def reason_to_forget(passes: Passes, before: Facts, after: Facts) -> str:
+def reason_to_forget(passes: Passes, before: Facts, after: Facts) -> Refusal | None:
     """Why an entry would not do what compiling did: the facts about sizes were others before."""
     if any(each.note.startswith("failed") for each in passes):
-        return "a pass failed, which is to be seen again"
+        return Refusal("a pass failed, which is to be seen again")
     symbols = {name for names, _text in before for name in names}
     if any(names & symbols for names, _text in after - before):
-        return "compiling it decided something about its sizes"
-    return ""
+        return Refusal("compiling it decided something about its sizes")
+    return None
 
 
 def facts_of_symbols(symbolic: Any) -> Facts:

@@ -41,7 +41,7 @@ from ferrite.cache.folder import (
     write_new,
 )
 from ferrite.cache.key import Key
-from ferrite.errors import layout, warn_user
+from ferrite.errors import Refusal, layout, warn_user
 
 Kind = Literal["graph", "kernel", "captured", "joint", "sources"]
 KINDS: tuple[Kind, ...] = ("graph", "kernel", "captured", "joint", "sources")
@@ -64,10 +64,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Found:
-    """What there is for a key. `problem`: what is wrong with an entry that there was, but that cannot be used."""
+    """What there is for a key. `refusal`: why an entry that there was cannot be used."""
 
     artifact: Artifact | None = None
-    problem: str = ""
+    refusal: Refusal | None = None
 
 
 class Store:
@@ -104,7 +104,7 @@ class Store:
         except FileNotFoundError:
             return Found()
         except OSError as problem:
-            return Found(problem=str(problem))  # not ours
+            return Found(refusal=Refusal(str(problem)))  # not ours
         try:
             about, artifact = read(lambda size: read_all(descriptor, size), status.st_size)
             if about.kind != key.kind or about.components != key.components:
@@ -112,10 +112,10 @@ class Store:
             with contextlib.suppress(OSError):  # a folder that is only to be read is good enough
                 os.utime(descriptor if os.utime in os.supports_fd else path)
         except OSError as problem:
-            return Found(problem=str(problem))
+            return Found(refusal=Refusal(str(problem)))
         except Exception as problem:  # whatever is wrong with an entry costs the entry
             remove(path)
-            return Found(problem=words_of(problem))
+            return Found(refusal=Refusal(words_of(problem)))
         finally:
             os.close(descriptor)
         return Found(artifact)

@@ -6,7 +6,7 @@ that write mutated inputs back; every node has a fake value; the backward graph 
 """
 
 from ferrite.capture.aot import CapturedGraph, GraphKind, Partition, capture, mark_inputs_written_after
-from ferrite.capture.as_data import Described, NoData
+from ferrite.capture.as_data import Described
 from ferrite.capture.edits import Before, make
 from ferrite.capture.parameters import Parameter
 from ferrite.capture.products import has_arm_compute_library, works_with_all_of_few_cores
@@ -29,7 +29,6 @@ __all__ = [
     "CapturedGraph",
     "Described",
     "GraphKind",
-    "NoData",
     "Parameter",
     "Partition",
     "capture",

@@ -4,7 +4,7 @@
     ["call_function", "torch._C._nn:gelu", ["tuple", ["node", 3]], ["dict", ["approximate", "tanh"]]]
 
 Exact: what comes back is of the same types and has the same bits, and a function is the same object. What cannot be
-written so that this holds is a NoData.
+written so that this holds is a NotCached.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from ferrite.capture import torch_api
+from ferrite.errors import NotCached
 
 # Where the functions live that graphs call: their names say all, for one version of Python and torch.
 KNOWN_MODULES = frozenset({"_operator", "operator", "math", "builtins", "torch"})
@@ -25,10 +26,6 @@ THEMSELVES = frozenset({type(None), bool, int, str})
 NAMED = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "memory format"}
 MOST = 1 << 96  # no number that a graph holds is larger
 Data = Any
-
-
-class NoData(Exception):
-    """Why a graph has no form as plain data."""
 
 
 class Described:
@@ -55,7 +52,7 @@ class Described:
         if kind is torch.fx.Node:
             place = self.places.get(value)
             if place is None:
-                raise NoData(f"it refers to {value}, which is not in the graph")
+                raise NotCached(f"it refers to {value}, which is not in the graph")
             return ["node", place]
         if kind is tuple:
             return ["tuple", *map(self.value, value)]
@@ -91,7 +88,7 @@ def rebuilt(data: Data, nodes: Sequence[torch.fx.Node]) -> Any:
         if type(data) is int and -MOST < data < MOST:
             return data
         if type(data) is int or type(data) not in THEMSELVES:
-            raise NoData(f"a {type(data).__name__} that stands for nothing")
+            raise NotCached(f"a {type(data).__name__} that stands for nothing")
         return data
     kind = data[0]
     if kind == "node":
@@ -104,9 +101,9 @@ def rebuilt(data: Data, nodes: Sequence[torch.fx.Node]) -> Any:
 
 
 def place_in(nodes: Sequence[torch.fx.Node], place: Any) -> int:
-    """A place among nodes; NoData where it is none."""
+    """A place among nodes; NotCached where it is none."""
     if type(place) is not int or not 0 <= place < len(nodes):
-        raise NoData(f"there is no node {place!r}")
+        raise NotCached(f"there is no node {place!r}")
     return place
 
 
@@ -114,7 +111,7 @@ def attribute_of_torch(kind: type) -> Callable[[list[Any]], Any]:
     def find(items: list[Any]) -> Any:
         found = getattr(torch, items[0])
         if type(found) is not kind:
-            raise NoData(f"torch.{items[0]} is no {kind.__name__}")
+            raise NotCached(f"torch.{items[0]} is no {kind.__name__}")
         return found
 
     return find
@@ -144,25 +141,25 @@ def path_of(target: Any) -> str:
     if operator is not None:
         if torch_api.find_operator(operator) is target:
             return f"ops:{operator}"
-        raise NoData(f"it calls {operator}, which is not found under its name")
+        raise NotCached(f"it calls {operator}, which is not found under its name")
     if isinstance(target, enum.Enum):
         path = f"{type(target).__module__}:{type(target).__qualname__}.{target.name}"
         if _at_path(path) is target:
             return path
     module, name = getattr(target, "__module__", None), getattr(target, "__name__", None)
     if not callable(target) or not isinstance(name, str):
-        raise NoData(f"it holds a {type(target).__module__}.{type(target).__qualname__}, which has no text")
+        raise NotCached(f"it holds a {type(target).__module__}.{type(target).__qualname__}, which has no text")
     for home in (str(module or "torch"), "torch", "builtins"):
         for path in (f"{home}:{getattr(target, '__qualname__', name)}", f"{home}:{name}"):
             if home.partition(".")[0] in KNOWN_MODULES and _at_path(path) is target:
                 return path
-    raise NoData(f"it calls {module}.{name}, a function that is not torch's")
+    raise NotCached(f"it calls {module}.{name}, a function that is not torch's")
 
 
 def at_path(path: str) -> Any:
     found = _at_path(path)
     if found is None:
-        raise NoData(f"there is nothing at {path}")
+        raise NotCached(f"there is nothing at {path}")
     return found
 
 

@@ -27,8 +27,9 @@ from typing import Any
 
 import torch
 
-from ferrite.capture.as_data import Data, Described, NoData, at_path, place_in, rebuilt
+from ferrite.capture.as_data import Data, Described, at_path, place_in, rebuilt
 from ferrite.capture.unused_random import dead_calls
+from ferrite.errors import NotCached
 from ferrite.graph import alias_class, compute, mode_of, note_for_another, same_metadata
 
 VALUE = "example_value"
@@ -52,7 +53,7 @@ class Before:
         self.metadata = [dict(node.meta) for node in self.nodes]
 
     def edits(self, gm: torch.fx.GraphModule) -> list[Data] | None:
-        """A row for each node of the graph as it is now; None where nothing was changed. NoData says why not."""
+        """A row for each node of the graph as it is now; None where nothing was changed. NotCached says why not."""
         nodes = list(gm.graph.nodes)
         self._check_ends(nodes)
         described, read = Described(nodes), values_read(gm.graph)
@@ -62,9 +63,9 @@ class Before:
     def _check_ends(self, nodes: Sequence[torch.fx.Node]) -> None:
         inputs, were = ([node for node in each if node.op == "placeholder"] for each in (nodes, self.nodes))
         if inputs != were or nodes[: len(inputs)] != inputs:
-            raise NoData("passes changed its inputs")
+            raise NotCached("passes changed its inputs")
         if nodes[-1] is not self.nodes[-1]:
-            raise NoData("passes made another output")
+            raise NotCached("passes made another output")
 
     def _row(self, node: torch.fx.Node, described: Described, read: bool) -> Data:
         place = self.places.get(node)
@@ -73,11 +74,11 @@ class Before:
         was = self.metadata[place]
         said = {key: value for key, value in node.meta.items() if key in SAID and was.get(key) is not value}
         if node.name != self.names[place] or not same_notes({**was, **said}, node.meta):
-            raise NoData(f"passes changed what is noted on {node.name}")
+            raise NotCached(f"passes changed what is noted on {node.name}")
         row: dict[str, Data] = {"is": place}
         if (call := self._edited_call(node, place, described)) is not None:
             if node.op not in (*CALLS, "output"):
-                raise NoData(f"passes changed {node.name}, a {node.op}")
+                raise NotCached(f"passes changed {node.name}, a {node.op}")
             row["call"] = call
         if said:
             row["said"] = described.value(said)
@@ -89,7 +90,7 @@ class Before:
 
     def _row_of_made(self, node: torch.fx.Node, described: Described, read: bool) -> Data:
         if node.op not in CALLS:
-            raise NoData(f"passes made {node.name}, a {node.op}")
+            raise NotCached(f"passes made {node.name}, a {node.op}")
         row: dict[str, Data] = {
             "call": described.call(node.op, node.target, node.args, node.kwargs),
             "name": node.name,
@@ -101,7 +102,7 @@ class Before:
             row["like"] = self._origin(unsaid)
             row["said"] = described.value({key: value for key, value in noted.items() if key in SAID})
             if unsaid and row["like"] is None:
-                raise NoData(f"nothing had the metadata of {node.name}")
+                raise NotCached(f"nothing had the metadata of {node.name}")
         if self._has_another_value(node, {}):
             row["computed"] = True
         elif read:
@@ -109,13 +110,13 @@ class Before:
         return row
 
     def _has_another_value(self, node: torch.fx.Node, was: Mapping[str, Any]) -> bool:
-        """Whether a value has to be computed; NoData where that would not give what the passes left."""
+        """Whether a value has to be computed; NotCached where that would not give what the passes left."""
         value = node.meta.get(COMPUTED)
         if value is was.get(COMPUTED):
             return False
         found, bound = compute(node, mode_of(node.graph))
         if bound or not same_metadata(found, value) or alias_class(node, found) != alias_class(node, value):
-            raise NoData(f"the value of {node.name} is not what its call gives")
+            raise NotCached(f"the value of {node.name} is not what its call gives")
         return True
 
     def _edited_call(self, node: torch.fx.Node, place: int, described: Described) -> Data | None:
@@ -126,7 +127,7 @@ class Before:
         call = described.call(*now)
         try:
             was = described.call(*self.calls[place])
-        except NoData:  # it had an operand that is gone
+        except NotCached:  # it had an operand that is gone
             return call
         return call if json.dumps(was) != json.dumps(call) else None  # as text: 1 and True are equal
 
@@ -154,7 +155,7 @@ class Before:
         for place, held in enumerate(self.metadata):
             if same_value(held.get(VALUE), value):
                 return place
-        raise NoData(f"nothing had a value like that of {node.name}")
+        raise NotCached(f"nothing had a value like that of {node.name}")
 
 
 def values_read(graph: torch.fx.Graph) -> set[torch.fx.Node]:
@@ -194,7 +195,7 @@ def make(gm: torch.fx.GraphModule, rows: Sequence[Data] | None) -> None:
     try:
         kept = [row for row in rows if type(row) is int]
         if kept and not 0 <= min(kept) <= max(kept) < len(old):
-            raise NoData("there are no such nodes")
+            raise NotCached("there are no such nodes")
         new = [old[row] if type(row) is int else _node_of(row, graph, old, made) for row in rows]
         changed = [(new[place], place, row) for place, row in enumerate(rows) if type(row) is not int]
         calls = [_call(node, new[:place], row["call"]) for node, place, row in changed if "call" in row]
@@ -226,7 +227,7 @@ def _node_of(
     node = graph.create_node("call_method", "", (), {}, row["name"])
     made.append(node)
     if node.name != row["name"]:  # what FX makes of a name that is taken, or that Python has no use for
-        raise NoData(f"{row['name']!r} cannot be the name of a node")
+        raise NotCached(f"{row['name']!r} cannot be the name of a node")
     like, *keys = row["like"] or (0,)
     node.meta = {key: note_for_another(old[place_in(old, like)].meta[key]) for key in keys}
     return node
@@ -236,7 +237,7 @@ def _notes(row: Data, old: Sequence[torch.fx.Node]) -> dict[str, Any]:
     """The metadata that a node gets."""
     notes = rebuilt(row["said"], ()) if "said" in row else {}
     if not SAID.issuperset(notes):
-        raise NoData("passes say nothing else to the partitioner")
+        raise NotCached("passes say nothing else to the partitioner")
     return {**notes, VALUE: _value_at(row["value"], old)} if "value" in row else notes
 
 
@@ -255,7 +256,7 @@ def _computed(nodes: Sequence[torch.fx.Node], mode: Any) -> dict[torch.fx.Node, 
     for node in nodes:
         values[node], bound = compute(node, mode, values)
         if bound:
-            raise NoData(f"the value of {node.name} is not what its call gives")
+            raise NotCached(f"the value of {node.name} is not what its call gives")
     return values
 
 
@@ -267,37 +268,37 @@ def _call(node: torch.fx.Node, before: Sequence[torch.fx.Node], call: Data) -> t
     """`before`: operands stand before their users."""
     op, path, args, kwargs = call
     if op != "output" if node.op == "output" else op not in CALLS or node.op not in CALLS:
-        raise NoData(f"{node.name} cannot be a {op}")
+        raise NotCached(f"{node.name} cannot be a {op}")
     target = at_path(path) if op == "call_function" else path
     if not callable(target) if op == "call_function" else type(target) is not str:
-        raise NoData(f"{path!r} cannot be called")
+        raise NotCached(f"{path!r} cannot be called")
     operands, settings = rebuilt(args, before), {} if kwargs is None else rebuilt(kwargs, before)
     if type(operands) is not tuple or type(settings) is not dict or not {str}.issuperset(map(type, settings)):
-        raise NoData(f"{node.name} has no arguments")
+        raise NotCached(f"{node.name} has no arguments")
     return node, op, target, operands, settings
 
 
 def _check_ends(old: Sequence[torch.fx.Node], new: Sequence[torch.fx.Node]) -> None:
-    """NoData, where a graph would have other inputs or outputs, or a node twice."""
+    """NotCached, where a graph would have other inputs or outputs, or a node twice."""
     inputs = [node for node in old if node.op == "placeholder"]
     if len(set(new)) != len(new) or not new or new[-1] is not old[-1] or list(new[: len(inputs)]) != inputs:
-        raise NoData("it is not a graph")
+        raise NotCached("it is not a graph")
 
 
 def _check_order(old: Sequence[torch.fx.Node], new: Sequence[torch.fx.Node]) -> None:
-    """NoData, where a node would read one that is gone, or that stands behind it. Those with other calls read what
+    """NotCached, where a node would read one that is gone, or that stands behind it. Those with other calls read what
     stands before them; for the others it is enough that nodes keep their order."""
     stay = set(new)
     gone = [node for node in old if node not in stay]
     if any(user in stay for node in gone for user in node.users):
-        raise NoData("a node reads what is gone")
+        raise NotCached("a node reads what is gone")
     was = set(old)
     if [node for node in old if node in stay] == [node for node in new if node in was]:
         return
     before = set[torch.fx.Node]()
     for node in new:
         if not before.issuperset(node.all_input_nodes):
-            raise NoData(f"{node.name} reads what is not there")
+            raise NotCached(f"{node.name} reads what is not there")
         before.add(node)
 
 

@@ -36,6 +36,7 @@ from ferrite.codegen.host_parts import (
 )
 from ferrite.codegen.host_spelling import EagerSpelling, HostSpelling
 from ferrite.codegen.small_programs import small_program
+from ferrite.errors import NotScheduled
 from ferrite.graph import ModelLine
 from ferrite.ir import Expr
 from ferrite.ir.index import Index, Symbol, substitute
@@ -64,7 +65,7 @@ from ferrite.ir.program import (
 from ferrite.ir.program import arguments as host
 from ferrite.schedule import Launch, ParallelRegion, Plan, Run
 from ferrite.schedule.fusion import BufferTable, likely
-from ferrite.schedule.memory import UnknownBytes, accessed, bytes_at
+from ferrite.schedule.memory import accessed, bytes_at
 
 WORD = re.compile(r"\w+")
 COMMENT_COLUMN = 72
@@ -321,7 +322,7 @@ class _Printer:
             yield slot, offset
             try:
                 yield slot, offset + bytes_at(self.buffer_table.buffers[name], {})
-            except UnknownBytes:  # how much it has is known when it runs: to the end of what it is in
+            except NotScheduled:  # how much it has is known when it runs: to the end of what it is in
                 yield (slots.setdefault(("end_of", tensor), len(slots) + 1), 0) if tensor else (0, run.arena)
 
     def call(self, call: Call, step: Operation) -> Iterator[str]:

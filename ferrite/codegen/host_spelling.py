@@ -6,7 +6,8 @@ from typing import Protocol
 
 import torch
 
-from ferrite.codegen.triton import UnsupportedKernel, fixed_launch
+from ferrite.codegen.triton import fixed_launch
+from ferrite.errors import NotGenerated
 from ferrite.ir.index import Index
 from ferrite.ir.kernel import Kernel
 
@@ -53,7 +54,7 @@ class CudaSpelling:
         """How many programs there are, where sizes decide that."""
         try:
             programs = fixed_launch(kernel).programs
-        except UnsupportedKernel:  # who compiles it says so
+        except NotGenerated:  # who compiles it says so
             return ()
         return (programs,) if programs.atoms else ()
 

@@ -20,7 +20,7 @@ from ferrite.debug import repro
 from ferrite.debug.dump import Dump, DumpFolder
 from ferrite.debug.graph_record import eager_record
 from ferrite.debug.record import CompileRecord, GraphRecord, start_record
-from ferrite.errors import CompilerBug, FerriteError, layout
+from ferrite.errors import CompilerBug, FerriteError, Refusal, layout
 from ferrite.graph import ModelLine, first_model_line, model_line
 from ferrite.options import Options
 from ferrite.pipeline import Fuel, PassContext, PassRecord, Pipeline, run_pipeline, warn_at, warn_of_failed_pass
@@ -116,9 +116,9 @@ class Compilation:
         self.record.add(replace(record, passes=(*before, *record.passes)))
         return function
 
-    def left_in_eager(self, graph: CapturedGraph, passes: tuple[PassRecord, ...], reason: str) -> Boxed:
+    def left_in_eager(self, graph: CapturedGraph, passes: tuple[PassRecord, ...], refusal: Refusal) -> Boxed:
         """A graph that runs operator by operator, though nothing is wrong with it."""
-        self.record.add(replace(eager_record(graph, self.gm, reason), passes=passes))
+        self.record.add(replace(eager_record(graph, self.gm, refusal), passes=passes))
         return run_in_eager(graph.gm)
 
     # --- failures -----------------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class Compilation:
         facts["what happens"] = "this graph runs in eager: right, but not compiled"
         facts["to stop on it"] = TO_STOP
         warn_at(line, layout(f"ferrite: stage {stage!r} failed", facts))
-        self.record.add(eager_record(graph, self.gm, f"stage {stage!r} failed", because))
+        self.record.add(eager_record(graph, self.gm, Refusal(f"stage {stage!r} failed"), because))
 
     def forget_entries(self) -> None:
         """What passes did to the graphs came from the cache, perhaps, and may be what is wrong: next time they run."""

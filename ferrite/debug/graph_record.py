@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from ferrite.cache import Strange, check_passes, decode, encode
 from ferrite.capture import CapturedGraph, torch_api
 from ferrite.debug.memory import memory_record
-from ferrite.debug.record import EagerCall, GraphRecord, Kernel, Memory
+from ferrite.debug.record import EagerCall, GraphRecord, Kernel
+from ferrite.errors import Refusal
 from ferrite.graph import Index, ModelLine, Places, first_model_line, model_line
 from ferrite.ir.program import Constant, call_of
 from ferrite.pipeline import PassRecord
-from ferrite.schedule import INTERPRETED, Launch, NotFused, Plan, Run
+from ferrite.schedule import INTERPRETED, Launch, Plan, Run
 
 
 def plan_record(graph: CapturedGraph, plan: Plan, source: str, passes: tuple[PassRecord, ...]) -> GraphRecord:
     """The record of a graph that became a plan, with the text of its host program."""
     program = plan.program
     calls = [(call, item.origin) for item in program.operations if (call := call_of(item)) is not None]
-    eager = [EagerCall(operator_text(call.operator), call.reason, at.line) for call, at in calls]
-    for place, reason in plan.not_compiled.items():
+    eager = [EagerCall(operator_text(call.operator), Refusal(call.reason, at.line)) for call, at in calls]
+    for place, refusal in plan.not_compiled.items():
         step = plan.steps[place]
-        if reason == INTERPRETED:
+        if refusal.reason == INTERPRETED.reason:
             continue
         assert not isinstance(step, Run)
-        eager.append(EagerCall(", ".join(step.origin.nodes) or type(step).__name__.lower(), reason, step.origin.line))
+        eager.append(EagerCall(", ".join(step.origin.nodes) or type(step).__name__.lower(), refusal))
     kernels = tuple(
         Kernel(launch.name, nodes_of_launch(launch), lines_of_launch(launch), region)
         for launch, region in zip(plan.launches, plan.regions, strict=True)
@@ -40,7 +42,7 @@ def plan_record(graph: CapturedGraph, plan: Plan, source: str, passes: tuple[Pas
         kernels=kernels,
         eager_calls=tuple(eager),
         passes=passes,
-        not_fused=plan.refusals,
+        not_fused=plan.not_fused,
         memory=memory_record(graph.gm, plan),
     )
 
@@ -54,12 +56,14 @@ def lines_of_launch(launch: Launch) -> tuple[ModelLine, ...]:
 
 
 def eager_record(
-    graph: CapturedGraph | None, gm: torch.fx.GraphModule, reason: str, failure: str | None = None
+    graph: CapturedGraph | None, gm: torch.fx.GraphModule, refusal: Refusal, failure: str | None = None
 ) -> GraphRecord:
     """The record of a graph that runs in eager whole. `failure`: what went wrong, if anything did."""
     nodes = (graph.gm if graph is not None else gm).graph.nodes
     calls = tuple(
-        EagerCall(target_text(node.target), reason, model_line(node)) for node in nodes if node.op.startswith("call_")
+        EagerCall(target_text(node.target), refusal.at(model_line(node)))
+        for node in nodes
+        if node.op.startswith("call_")
     )
     return GraphRecord(
         kind=graph.kind.value if graph is not None else "captured",
@@ -69,7 +73,7 @@ def eager_record(
         source="",
         kernels=(),
         eager_calls=calls,
-        failure=None if failure is None else f"{reason}: {failure}",
+        failure=None if failure is None else f"{refusal.reason}: {failure}",
     )
 
 
@@ -87,40 +91,13 @@ def operator_text(operator: str | Constant) -> str:
 # --- as plain data, and back ------------------------------------------------------------------------------------------
 
 
-def as_data(record: GraphRecord, index: Index) -> dict[str, Any]:
-    def numbers(lines: Iterable[ModelLine | None]) -> list[int | None]:
-        return [index.place_of_line(line) for line in lines]
-
-    return {
-        "operators": record.operators,
-        "inputs": record.inputs,
-        "kernels": [(each.name, each.operators, numbers(each.lines), each.region) for each in record.kernels],
-        "eager": [(each.operator, each.reason, *numbers([each.line])) for each in record.eager_calls],
-        "memory": None if record.memory is None else (record.memory.peak, record.memory.eager),
-        "not fused": [(each.nodes, each.group, each.reason) for each in record.not_fused],
-        "passes": [
-            (each.name, dict(each.rewrites), each.nodes_before, each.nodes_after, each.note, dict(each.facts))
-            for each in record.passes
-        ],
-    }
+def as_data(record: GraphRecord, index: Index) -> Any:
+    return encode(GraphRecord, record, index)
 
 
-def from_data(data: Mapping[str, Any], places: Places, kind: str, source: str) -> GraphRecord:
-    def lines(numbers: Iterable[int | None]) -> tuple[ModelLine | None, ...]:
-        return tuple(None if number is None else places.line(number) for number in numbers)
-
-    def some(numbers: Iterable[int | None]) -> tuple[ModelLine, ...]:
-        return tuple(line for line in lines(numbers) if line is not None)
-
-    return GraphRecord(
-        kind=kind,
-        line=places.first_line(),
-        operators=data["operators"],
-        inputs=tuple(data["inputs"]),
-        source=source,
-        kernels=tuple(Kernel(name, tuple(nodes), some(at), region) for name, nodes, at, region in data["kernels"]),
-        eager_calls=tuple(EagerCall(operator, reason, *lines([at])) for operator, reason, at in data["eager"]),
-        passes=tuple(PassRecord(name, 0.0, *rest) for name, *rest in data["passes"]),
-        not_fused=tuple(NotFused(tuple(nodes), tuple(group), reason) for nodes, group, reason in data["not fused"]),
-        memory=None if data["memory"] is None else Memory(*data["memory"]),
-    )
+def from_data(data: Any, places: Places, kind: str, source: str) -> GraphRecord:
+    record = decode(GraphRecord, data, places)
+    check_passes(record.passes)
+    if record.operators < 0:
+        raise Strange("fewer operators than none")
+    return replace(record, kind=kind, line=places.first_line(), source=source)

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ferrite.cache import Outcome
-from ferrite.errors import FerriteError, layout
+from ferrite.errors import FerriteError, Refusal, layout
 from ferrite.graph import ModelLine
 from ferrite.options import STAGES, Options
 from ferrite.pipeline import PassRecord
-from ferrite.schedule import NotFused
+from ferrite.schedule import FusionRefusal
 
 KEPT = 64  # records remembered
 
@@ -28,8 +28,15 @@ class EagerCall:
     """An operator that runs in eager, and why."""
 
     operator: str
-    reason: str
-    line: ModelLine | None
+    refusal: Refusal
+
+    @property
+    def reason(self) -> str:
+        return self.refusal.reason
+
+    @property
+    def line(self) -> ModelLine | None:
+        return self.refusal.line
 
 
 @dataclass(frozen=True)
@@ -54,18 +61,19 @@ class Memory:
 
 @dataclass(frozen=True)
 class GraphRecord:
-    """One compiled graph. `source` is the text of its host program, empty if the graph runs in eager whole."""
+    """One compiled graph. `source` is the text of its host program, empty if the graph runs in eager whole. What is
+    read from the cache gets its kind, line and source from those who read it."""
 
-    kind: str
-    line: ModelLine | None
+    kind: str = field(metadata={"read as": ""})
+    line: ModelLine | None = field(metadata={"read as": None})
     operators: int
     inputs: tuple[str, ...]
-    source: str
+    source: str = field(metadata={"read as": ""})
     kernels: tuple[Kernel, ...]
     eager_calls: tuple[EagerCall, ...]
     passes: tuple[PassRecord, ...] = ()
     failure: str | None = None
-    not_fused: tuple[NotFused, ...] = ()
+    not_fused: tuple[FusionRefusal, ...] = ()
     memory: Memory | None = None
 
 
@@ -157,7 +165,7 @@ class CompileRecord:
                 if first in kernel.operators and second in kernel.operators:
                     return f"{first} and {second} are in one kernel, {kernel.name}"
         reasons = [
-            each.reason
+            each.refusal.reason
             for graph in self.graphs
             for each in graph.not_fused
             if (second in each.nodes and first in each.group) or (first in each.nodes and second in each.group)

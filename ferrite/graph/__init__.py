@@ -4,6 +4,7 @@ In: an FX graph, as Dynamo or AOTAutograd made it. Out: where a node came from i
 looks like, and the graph as Python that runs by itself. Nothing here changes a graph.
 """
 
+from ferrite.errors import ModelLine
 from ferrite.graph.aliases import Aliases, Storage, apart_in_memory, storages_in, storages_of, tensor_storages
 from ferrite.graph.as_python import module_source
 from ferrite.graph.attributes import attribute, is_stored
@@ -30,7 +31,7 @@ from ferrite.graph.order import PLACE, stable_topological_sort, users_in_order
 from ferrite.graph.places import Index, Place, Places
 from ferrite.graph.regions import WRITTEN_AFTER, Regions, has_effect, is_random, mutates
 from ferrite.graph.scatters import VIEW_SCATTERS, eager_refuses
-from ferrite.graph.source import TORCH_FOLDER, ModelLine, first_model_line, model_line
+from ferrite.graph.source import TORCH_FOLDER, first_model_line, model_line
 from ferrite.graph.torch_calls import OPERATORS, aten_name, bound_arguments, is_barrier, is_torch_function, signature
 from ferrite.graph.updater import MetadataUpdater
 from ferrite.graph.values import (

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import ModelLine
 from ferrite.graph.facts import attribute_of, leaves
-from ferrite.graph.source import ModelLine, first_model_line, model_line
+from ferrite.graph.source import first_model_line, model_line
 
 Place = tuple[int, int]  # the number of a node, and of one of the things it holds
 

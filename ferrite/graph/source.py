@@ -6,33 +6,13 @@ import functools
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 
+from ferrite.errors import ModelLine
+
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>[^\n]+)(?:\n\s+(?P<code>[^\n]+))?')
 TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
-
-
-@dataclass(frozen=True)
-class ModelLine:
-    """A line of the user's program.
-
-    >>> str(ModelLine("/home/me/net.py", 88, "forward", "ids = torch.unique(tokens)"))
-    'net.py:88  ids = torch.unique(tokens)'
-    """
-
-    file: str
-    line: int
-    function: str
-    code: str
-
-    @property
-    def place(self) -> str:
-        return f"{os.path.basename(self.file)}:{self.line}"
-
-    def __str__(self) -> str:
-        return f"{self.place}  {self.code}" if self.code else self.place
 
 
 def model_line(node: torch.fx.Node) -> ModelLine | None:

@@ -6,14 +6,12 @@ with a reason; and the objects that it names.
 
 from ferrite.lower.graph import LoweredProgram, lower_graph
 from ferrite.lower.probes import correct_forecasts, strides_of_outputs
-from ferrite.lower.sizes import UnknownSize
 from ferrite.lower.table import how_lowered
 from ferrite.lower.walk import LoweringFailure
 
 __all__ = [
     "LoweredProgram",
     "LoweringFailure",
-    "UnknownSize",
     "correct_forecasts",
     "how_lowered",
     "lower_graph",

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api, torch_operators
+from ferrite.errors import NotLowered
 from ferrite.ir import Expr
 from ferrite.ir.index import ZERO, Index, Number
 from ferrite.ir.program import Buffer, writes
@@ -24,9 +25,8 @@ from ferrite.lower.memory import dense_strides
 from ferrite.lower.probes import IN_EAGER
 from ferrite.lower.refusals import refusal
 from ferrite.lower.scalars import read
-from ferrite.lower.sizes import UnknownSize
 from ferrite.lower.stores import write_into
-from ferrite.lower.table import COMPOSED, NotLowered, how_lowered, lowering_of
+from ferrite.lower.table import COMPOSED, how_lowered, lowering_of
 from ferrite.lower.value import Box, Value, whole
 
 aten = torch.ops.aten
@@ -41,12 +41,12 @@ def apply(ctx: Builder, target: Any, args: Sequence[Any], kwargs: Mapping[str, A
     mark, names = len(ctx.operations), set(ctx.buffers)
     try:
         return settled(ctx, choose(ctx, target, args, kwargs, out), out)
-    except (NotLowered, UnknownSize) as reason:
+    except NotLowered as refused:
         # what was computed so far is dead, and goes; what was written could not be taken back
         changed = {access.buffer for added in ctx.operations[mark:] for access in writes(added)} & names
         if changed:
-            raise HalfLowered(f"{target} had written {changed} when it gave up: {reason}") from reason
-        return settled(ctx, eager_call(ctx, target, args, kwargs, out, str(reason)), out)
+            raise HalfLowered(f"{target} had written {changed} when it gave up: {refused}") from refused
+        return settled(ctx, eager_call(ctx, target, args, kwargs, out, refused.refusal.reason), out)
     finally:
         ctx.out, ctx.operator = before
 

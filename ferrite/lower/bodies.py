@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import NotLowered
 from ferrite.graph import fake_value
 from ferrite.ir import Expr, symbols_in
 from ferrite.ir.index import ZERO, Index, Symbol, number, symbol
@@ -22,7 +23,6 @@ from ferrite.lower.assertions import bind_sizes
 from ferrite.lower.builder import Builder
 from ferrite.lower.calls import flat, new_result
 from ferrite.lower.memory import buffer_of
-from ferrite.lower.table import NotLowered
 from ferrite.lower.value import Value
 from ferrite.lower.walk import Walk
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api, torch_operators
+from ferrite.errors import Refusal
 from ferrite.ir import SHORT
 from ferrite.ir.index import ZERO, Index, Symbol
 from ferrite.ir.program import Buffer, Call, Constant, Template
@@ -154,18 +155,18 @@ def shared_values(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     return [list(value) if isinstance(value, (list, tuple)) else value for value in found]
 
 
-def reason_for_no_loop(args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> str | None:
+def reason_for_no_loop(args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Refusal | None:
     """Why no loop can be made of this call, whatever the operator."""
     fakes = [value.fake for value in flat((args, list(kwargs.values()))) if isinstance(value, Value)]
     for fake in (*fakes, *flat(out)):
         if not isinstance(fake, torch.Tensor):
             continue
         if fake.layout is not torch.strided:
-            return f"a tensor of layout {str(fake.layout).removeprefix('torch.')}"
+            return Refusal(f"a tensor of layout {str(fake.layout).removeprefix('torch.')}")
         if fake.dtype not in SHORT:
-            return f"elements of type {fake.dtype}"
+            return Refusal(f"elements of type {fake.dtype}")
         if fake.is_quantized or fake.is_mkldnn:
-            return "an opaque tensor"
+            return Refusal("an opaque tensor")
     return None
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ferrite.errors import NotLowered
 from ferrite.ir.index import (
     ONE,
     ZERO,
@@ -35,7 +36,7 @@ MAX_VALUES_TRIED = 8  # values of one symbol that are tried out
 CHANNELS_LAST = (1, 3, 2, 0)  # dimensions, the innermost first
 
 
-class Undecided(Exception):
+class Undecided(NotLowered):
     """What is known of the sizes does not tell how a result lies."""
 
 

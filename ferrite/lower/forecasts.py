@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import Refusal
 from ferrite.graph import MetadataUpdater, fake_value, no_guards, same_number, same_sizes
 from ferrite.ir.index import ONE, ZERO, Index
 from ferrite.lower.strides import contiguous, same_strides
@@ -73,7 +74,7 @@ class OperandLayout:
         return same_strides(self.sizes, self.strides, (batch_step, step, *space_steps))
 
 
-def misforecast(target: Any, operands: Iterable[OperandLayout]) -> str | None:
+def misforecast(target: Any, operands: Iterable[OperandLayout]) -> Refusal | None:
     """Why a result would not have eager's strides; None where it has."""
     packet, operands = getattr(target, "overloadpacket", None), list(operands)
     if starts_with_one_element(target, operands):
@@ -86,7 +87,7 @@ def misforecast(target: Any, operands: Iterable[OperandLayout]) -> str | None:
         wrong = not all(each.is_contiguous or each.has_channels_last for each in operands)
     else:
         return None
-    return "torch forecasts other strides for its result than it has" if wrong else None
+    return Refusal("torch forecasts other strides for its result than it has") if wrong else None
 
 
 def starts_with_one_element(target: Any, operands: Sequence[OperandLayout]) -> bool:

@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import NotLowered
 from ferrite.ir import NARROW, Expr, arithmetic_type, cast, const, is_integer, op, short
 from ferrite.ir.index import ONE
 from ferrite.lower.builder import Builder
 from ferrite.lower.promotion import Operand, common_type
-from ferrite.lower.table import NotLowered
 from ferrite.lower.value import Value
 
 Number = bool | int | float | complex

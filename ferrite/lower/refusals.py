@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import Refusal
 from ferrite.ir import short
 
 aten = torch.ops.aten
@@ -30,9 +31,9 @@ TYPES = {
 }
 
 
-def refusal(target: Any, dtype: torch.dtype | None) -> str | None:
+def refusal(target: Any, dtype: torch.dtype | None) -> Refusal | None:
     """Why eager refuses a call, by the type of its first tensor: refusal(aten.adaptive_max_pool2d.default, int64)."""
     accepted = TYPES.get(target)
     if accepted is not None and dtype is not None and dtype not in accepted:
-        return f"eager has no kernel of it for {short(dtype)}"
+        return Refusal(f"eager has no kernel of it for {short(dtype)}")
     return None

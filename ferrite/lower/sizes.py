@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import size_facts, torch_api
+from ferrite.errors import NotLowered
 from ferrite.ir.index import ONE, Index, Number, Symbol, as_index, maximum, minimum, multiply, number, symbol
 
 
@@ -19,7 +20,7 @@ def constant_value(index: Index | int) -> int | None:
     return index.value if isinstance(index, Number) else None
 
 
-class UnknownSize(Exception):
+class UnknownSize(NotLowered):
     """A size that index expressions cannot say."""
 
 

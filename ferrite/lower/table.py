@@ -28,10 +28,6 @@ COMPOSED: dict[Any, Lower | None] = {}
 EAGER: dict[Any, str] = {}
 
 
-class NotLowered(Exception):
-    """This call has no loop form: the reason it runs in eager."""
-
-
 def _put(table: dict[Any, Any], operators: tuple[Any, ...], entry: Any) -> None:
     for operator in operators:
         for each in overloads(operator):

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import size_facts, torch_operators
+from ferrite.errors import NotLowered
 from ferrite.graph import apart_in_memory, fake_value, model_line
 from ferrite.ir.program import Input, Origin, Output, Program
 from ferrite.lower.allocate import with_allocations
@@ -26,8 +27,6 @@ from ferrite.lower.inputs import attribute, new_input
 from ferrite.lower.materialise import uses_of, worth_keeping
 from ferrite.lower.outputs import body_outputs, program_outputs
 from ferrite.lower.scalars import computed_size, number_of
-from ferrite.lower.sizes import UnknownSize
-from ferrite.lower.table import NotLowered
 from ferrite.lower.value import Value
 
 
@@ -67,7 +66,7 @@ class Walk:
             builder.assumes_sizes = size_facts.assumes_sizes(node)
             try:
                 self.take(node)
-            except (NotLowered, UnknownSize, LoweringFailure):  # for what runs this graph as a part of itself
+            except (NotLowered, LoweringFailure):  # for what runs this graph as a part of itself
                 raise
             except Exception as failure:
                 raise LoweringFailure(node) from failure

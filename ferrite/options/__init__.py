@@ -26,24 +26,33 @@ from typing import Any
 
 from ferrite.errors import UserError, nearest
 from ferrite.options.groups import STAGES, Files, Freezing, Joint, Passes, PostGrad, PreGrad, Stage, Whole
-from ferrite.options.values import Counts, Named, checked, in_range, parse, plain, type_name
+from ferrite.options.nested import NoSettings, at_least, check_choices, choice_of, described, settings_of, way
+from ferrite.options.values import Choice, Choices, Rounds, checked, in_range, parse, plain, type_name
 
 __all__ = [
     "FIELDS",
     "MODES",
     "STAGES",
     "TYPES",
-    "Counts",
-    "Named",
+    "Choice",
+    "Choices",
+    "NoSettings",
     "Options",
+    "Rounds",
     "Stage",
+    "at_least",
     "check_all",
+    "check_choices",
+    "choice_of",
+    "described",
     "from_environment",
     "parse",
     "plain",
     "resolve",
+    "settings_of",
     "type_name",
     "using",
+    "way",
 ]
 
 

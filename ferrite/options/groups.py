@@ -11,7 +11,7 @@ import typing
 from pathlib import Path
 from typing import Any, Literal
 
-from ferrite.options.values import Counts, Named
+from ferrite.options.values import Choices, Rounds
 
 # The stages of one compilation, in order. They name times in the record, and failures.
 Stage = Literal[
@@ -114,8 +114,8 @@ class Passes:
         doc="Names of pre-grad passes that run once more after all others, in the order of the stage; also of passes "
         "in `skip`, which then run there alone.",
     )
-    rounds: Counts = option(
-        Counts(),
+    rounds: tuple[Rounds, ...] = option(
+        (),
         env="FERRITE_ROUNDS",
         doc="How often a pre-grad pass runs in its place, by its name: until it finds nothing, at most so often. Once "
         "without. In the environment and on the command line: `name:2,name:3`.",
@@ -143,7 +143,7 @@ class PreGrad:
         env="FERRITE_PRE_GRAD_LEVEL",
         doc="How the pre-grad stage spells the graph it hands on: torch functions, or ATen operators.",
     )
-    horizontal: Literal["off", "auto", "always"] | Named = option(
+    horizontal: Literal["off", "auto", "always"] | Choices = option(
         "auto",
         env="FERRITE_HORIZONTAL",
         doc="Join independent calls of one kind into one: never, where the cost model shows a win, or wherever it is "
@@ -155,7 +155,7 @@ class PreGrad:
         doc="Let matrix products read their operands transposed: never, where a copy is saved, or wherever it is "
         "right.",
     )
-    split_cat: Literal["off", "on"] | Named = option(
+    split_cat: Literal["off", "on"] | Choices = option(
         "on",
         env="FERRITE_SPLIT_CAT",
         doc="Cancel splits against joins before differentiation; True and False do as well. Or the passes that may do "
@@ -189,8 +189,8 @@ class PreGrad:
         doc="A callable on the graph, or a list of them, run on the graph of torch calls after the pre-grad rewrites; "
         "in the environment `module:name`.",
     )
-    check_numerics: Named = option(
-        Named(),
+    check_numerics: Choices = option(
+        (),
         env="FERRITE_CHECK_NUMERICS",
         changes_code=False,
         doc="Run the graph before and after the pre-grad passes on copies of its inputs and compare. The name says "
@@ -261,8 +261,8 @@ class PostGrad:
     """One graph per direction."""
 
     post_grad: bool = option(True, env="FERRITE_POST_GRAD", doc="Run the post-grad passes.")
-    post_grad_fusions: Named = option(
-        Named(),
+    post_grad_fusions: Choices = option(
+        (),
         env="FERRITE_POST_GRAD_FUSIONS",
         doc="Optional groups of rewrites to run, in this order: names, or settings by name. In the environment and on "
         "the command line: `name,name:setting=value:setting=value`.",

@@ -1,18 +1,20 @@
 """The values that settings can have: how they are checked, read from text, and written down.
 
 A setting has one of these types: a bool, a whole number, a path, one of several words, a list of names, a list of
-callables, names with settings of their own (`Named`), or names with numbers (`Counts`); each may be optional. In place
-of a word, names with settings may be possible too.
+callables, choices (names with settings of their own), or rounds (names with numbers); each may be optional. In place of
+a word, choices may be possible too. Which names and settings there are is for those to say who have them: see
+`ferrite.options.nested`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import operator
 import os
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,63 +24,38 @@ LONGEST_COUNT = 9  # digits
 TRUTH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
-class Named(Mapping[str, Mapping[str, Any]]):
-    """Names in an order that means something, each with settings of its own. Frozen and hashable.
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """A name in an option, with settings of its own, in the order of their names.
 
-    >>> Named({"batch_aten_tanh": {"depth": 9}, "decompose_mm_pass": {}})
-    {'batch_aten_tanh': {'depth': 9}, 'decompose_mm_pass': {}}
+    >>> choices_of({"batch_aten_tanh": {"min_members": 3, "depth": 9}, "decompose_mm_pass": {}})
+    (Choice(name='batch_aten_tanh', settings=(('depth', 9), ('min_members', 3))), Choice(name='decompose_mm_pass'))
     """
 
-    def __init__(self, given: Mapping[str, Mapping[str, Any]] | None = None) -> None:
-        own = {name: types.MappingProxyType(dict(settings)) for name, settings in (given or {}).items()}
-        self._settings = types.MappingProxyType(own)
-
-    def __getitem__(self, name: str) -> Mapping[str, Any]:
-        return self._settings[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._settings)
-
-    def __len__(self) -> int:
-        return len(self._settings)
-
-    def _key(self) -> tuple[Any, ...]:
-        return tuple((name, frozenset(settings.items())) for name, settings in self._settings.items())
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Named) and self._key() == other._key()  # in order, unlike dictionaries
-
-    def __hash__(self) -> int:
-        return hash(self._key())
+    name: str
+    settings: tuple[tuple[str, Any], ...] = ()  # bools, numbers and words
 
     def __repr__(self) -> str:
-        return repr({name: dict(settings) for name, settings in self._settings.items()})
+        return f"Choice(name={self.name!r}{f', settings={self.settings!r}' if self.settings else ''})"
 
 
-class Counts(Mapping[str, int]):
-    """Names with whole numbers from 1. Frozen and hashable.
+@dataclasses.dataclass(frozen=True)
+class Rounds:
+    """The name of a pass, and how often it runs at most."""
 
-    >>> Counts({"split_cat_pass": 3})
-    {'split_cat_pass': 3}
-    """
+    name: str
+    times: int
 
-    def __init__(self, given: Mapping[str, int] | None = None) -> None:
-        self._numbers = types.MappingProxyType(dict(given or {}))
 
-    def __getitem__(self, name: str) -> int:
-        return self._numbers[name]
+Choices = tuple[Choice, ...]  # in an order that means something
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._numbers)
 
-    def __len__(self) -> int:
-        return len(self._numbers)
+def choices_of(given: Mapping[str, Mapping[str, Any]]) -> Choices:
+    return tuple(Choice(name, tuple(sorted(settings.items()))) for name, settings in given.items())
 
-    def __hash__(self) -> int:
-        return hash(frozenset(self._numbers.items()))
 
-    def __repr__(self) -> str:
-        return repr(dict(self._numbers))
+def rounds_of(given: Mapping[str, int]) -> tuple[Rounds, ...]:
+    return tuple(Rounds(name, times) for name, times in sorted(given.items()))
 
 
 # --- checking ---------------------------------------------------------------------------------------------------------
@@ -91,7 +68,9 @@ def checked(name: str, expected: Any, value: Any) -> Any:
         return None
     if (words := word_or_names(kind)) is not None:
         value = as_switch(words, value)
-        return checked(name, words, value) if isinstance(value, str) else named(name, value, type_name(expected))
+        return (
+            checked(name, words, value) if isinstance(value, str) else checked_choices(name, value, type_name(expected))
+        )
     if typing.get_origin(kind) is Literal:
         choices = typing.get_args(kind)
         if not isinstance(value, str) or value not in choices:
@@ -103,10 +82,10 @@ def checked(name: str, expected: Any, value: Any) -> Any:
     if kind is Any:
         items = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
         return tuple(imported(item, f"option {name!r}") if isinstance(item, str) else item for item in items)
-    if kind is Named:
-        return named(name, value)
-    if kind is Counts:
-        return counts(name, value)
+    if kind == Choices:
+        return checked_choices(name, value)
+    if kind == tuple[Rounds, ...]:
+        return checked_rounds(name, value)
     if typing.get_origin(kind) is tuple:
         return several(name, kind, value)
     if kind is Path and isinstance(value, (str, os.PathLike)):
@@ -158,21 +137,27 @@ def several(name: str, kind: Any, value: Any) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def counts(name: str, value: Any) -> Counts:
-    if not isinstance(value, Mapping):
-        raise UserError(f"option {name!r} is {value!r}, a {type(value).__name__}", {"expected": type_name(Counts)})
-    for each, number in value.items():
+def checked_rounds(name: str, value: Any) -> tuple[Rounds, ...]:
+    if isinstance(value, tuple) and all(isinstance(item, Rounds) for item in value):
+        value = {item.name: item.times for item in value}
+    if not isinstance(value, Mapping) and value != []:
+        wanted = type_name(tuple[Rounds, ...])
+        raise UserError(f"option {name!r} is {value!r}, a {type(value).__name__}", {"expected": wanted})
+    for each, number in dict(value).items():
         if not isinstance(each, str) or not isinstance(number, int) or isinstance(number, bool) or number < 1:
             raise UserError(f"option {name!r} has {number!r} for {each!r}", {"expected": "a whole number from 1"})
-    return Counts(value)
+    return rounds_of(dict(value))
 
 
-def named(name: str, value: Any, expected: str | None = None) -> Named:
-    """Names alone, or settings by name; which names and settings there are is for those to say who have them."""
-    if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
-        return Named({each: {} for each in value})
+def checked_choices(name: str, value: Any, expected: str | None = None) -> Choices:
+    """Names alone, or settings by name."""
+    if isinstance(value, (list, tuple)):
+        if all(isinstance(item, Choice) for item in value):
+            value = {item.name: dict(item.settings) for item in value}
+        elif all(isinstance(item, str) for item in value):
+            value = {item: {} for item in value}
     if not isinstance(value, Mapping):
-        wanted = expected or type_name(Named)
+        wanted = expected or type_name(Choices)
         raise UserError(f"option {name!r} is {value!r}, a {type(value).__name__}", {"expected": wanted})
     for each, settings in value.items():
         if not isinstance(each, str) or not isinstance(settings, Mapping):
@@ -182,7 +167,7 @@ def named(name: str, value: Any, expected: str | None = None) -> Named:
                 raise UserError(
                     f"option {name!r} has {setting}={given!r} for {each!r}", {"expected": "a number, a bool or a word"}
                 )
-    return Named(value)
+    return choices_of(value)
 
 
 def allows_none(expected: Any) -> bool:
@@ -196,8 +181,8 @@ def without_none(expected: Any) -> Any:
 
 
 def word_or_names(kind: Any) -> Any | None:
-    """The words of a setting that takes one of them or else names with settings of their own; None for any other."""
-    return typing.get_args(kind)[0] if is_union(kind) and Named in typing.get_args(kind) else None
+    """The words of a setting that takes one of them or else choices; None for any other."""
+    return typing.get_args(kind)[0] if is_union(kind) and Choices in typing.get_args(kind) else None
 
 
 def as_switch(words: Any, value: Any) -> Any:
@@ -216,12 +201,12 @@ def type_name(expected: Any) -> str:
     origin = typing.get_origin(kind)
     if kind is Any:
         return "a callable, a list of them, or None"
-    if kind is Named:
+    if kind == Choices:
         return "list of names, or settings by name"
-    if kind is Counts:
+    if kind == tuple[Rounds, ...]:
         return "numbers by name"
     if (words := word_or_names(kind)) is not None:
-        return f"{type_name(words)}, a {type_name(Named)}"
+        return f"{type_name(words)}, a {type_name(Choices)}"
     if origin is tuple:
         return list_name(typing.get_args(kind)[0])
     text = one_of(typing.get_args(kind)) if origin is Literal else kind.__name__.lower()
@@ -256,13 +241,13 @@ def parse(name: str, expected: Any, text: str, where: str) -> Any:
     if kind is Any or expected == tuple[Any, ...]:
         return tuple(imported(word.strip(), where) for word in text.split(","))
     if (words := word_or_names(kind)) is not None:
-        choices = typing.get_args(words)
-        word = text if text in choices else as_switch(words, TRUTH.get(text.lower()))
-        return word if word in choices else parse(name, Named, text, where)
-    if kind is Named:
-        return Named(dict(parse_settings(word.strip(), where) for word in text.split(",") if word.strip()))
-    if kind is Counts:
-        return Counts(dict(parse_count(word.strip(), where) for word in text.split(",") if word.strip()))
+        known = typing.get_args(words)
+        word = text if text in known else as_switch(words, TRUTH.get(text.lower()))
+        return word if word in known else parse(name, Choices, text, where)
+    if kind == Choices:
+        return choices_of(dict(parse_settings(word.strip(), where) for word in text.split(",") if word.strip()))
+    if kind == tuple[Rounds, ...]:
+        return rounds_of(dict(parse_count(word.strip(), where) for word in text.split(",") if word.strip()))
     if typing.get_origin(kind) is tuple:
         return tuple(word.strip() for word in text.split(",") if word.strip())
     return checked(name, expected, text)
@@ -321,10 +306,12 @@ def imported(path: str, where: str) -> Any:
 
 def plain(value: Any) -> Any:
     """A setting as JSON; a pass by the name under which it can be imported again."""
+    if isinstance(value, tuple) and value and all(isinstance(item, Choice) for item in value):
+        return {item.name: dict(item.settings) for item in value}
+    if isinstance(value, tuple) and value and all(isinstance(item, Rounds) for item in value):
+        return {item.name: item.times for item in value}
     if isinstance(value, tuple):
         return [plain(item) for item in value]
-    if isinstance(value, Mapping):
-        return {name: plain(item) for name, item in value.items()}
     if isinstance(value, Path):
         return str(value)
     if value is None or isinstance(value, (bool, int, float, str)):

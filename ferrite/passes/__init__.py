@@ -12,7 +12,7 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.errors import UserError, nearest
-from ferrite.options import Options
+from ferrite.options import NoSettings, Options, check_choices
 from ferrite.passes.freezing import FREEZE, Inlined, freezing_passes, inline_parameters, siblings
 from ferrite.passes.joint import JOINT, joint_graph_passes
 from ferrite.passes.names import with_full_names
@@ -21,7 +21,6 @@ from ferrite.passes.pre_grad import PRE_GRAD, pre_grad_passes, sum_of_linears
 from ferrite.passes.pre_grad.horizontal import Horizontal, Limits
 from ferrite.passes.pre_grad.numeric_check import check_settings
 from ferrite.passes.pre_grad.split_cat import PARTS, Neighbours
-from ferrite.passes.shared import suboptions
 from ferrite.pipeline import Pipeline
 from ferrite.rewrite import AnyRule, NearMiss
 from ferrite.rewrite import why as ask
@@ -53,9 +52,9 @@ def checked_options(options: Options) -> Options:
     check_fusions(options)
     check_settings(options)
     if not isinstance(options.horizontal, str):
-        suboptions.check("horizontal", options.horizontal, horizontal_rules(), "rule")
+        check_choices("horizontal", options.horizontal, horizontal_rules(), "rule")
     if not isinstance(options.split_cat, str):
-        suboptions.check("split_cat", options.split_cat, dict.fromkeys(PARTS, Neighbours), "pass")
+        check_choices("split_cat", options.split_cat, dict.fromkeys(PARTS, Neighbours), "pass")
     if options.freeze_discard_parameters and not torch_api.GUARDS_CAN_GO:
         raise UserError(
             "option 'freeze_discard_parameters' needs torch 2.13 or newer",
@@ -67,7 +66,7 @@ def checked_options(options: Options) -> Options:
 def horizontal_rules() -> dict[str, type[Any]]:
     """The rules that the option `horizontal` is about, with the settings that each takes."""
     found: dict[str, type[Any]] = {rule.name: Limits for rule in all_rules() if isinstance(rule, Horizontal)}
-    return found | dict.fromkeys((sum_of_linears.NAME, siblings.NAME), suboptions.NoSettings)
+    return found | dict.fromkeys((sum_of_linears.NAME, siblings.NAME), NoSettings)
 
 
 def all_rules(stage: str | None = None) -> Iterator[AnyRule]:

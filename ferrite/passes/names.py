@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
 from ferrite.errors import UserError, nearest
-from ferrite.options import Counts, Options
+from ferrite.options import Options, Rounds
 from ferrite.pipeline import Pipeline
 
 SHORT_NAMES: Mapping[str, tuple[str, ...]] = {
@@ -53,12 +53,12 @@ def with_full_names(options: Options, pipelines: Sequence[Pipeline]) -> Options:
     repeatable = [step for pipeline in pipelines for step in pipeline.repeatable]
     to_skip = {name: name for step in (*everywhere, *options.passes) for name in (step.name, *step.names)}
     to_repeat = {name: step.name for step in repeatable for name in (step.name, *step.names)}
-    again = {name: full_names("rounds", [name], to_repeat) for name in options.rounds}
+    again = {each.name: full_names("rounds", [each.name], to_repeat) for each in options.rounds}
     return dataclasses.replace(
         options,
         skip=full_names("skip", options.skip, to_skip),
         extra=full_names("extra", options.extra, to_repeat),
-        rounds=Counts({full: times for name, times in options.rounds.items() for full in again[name]}),
+        rounds=tuple(Rounds(full, each.times) for each in options.rounds for full in again[each.name]),
     )
 
 

@@ -13,9 +13,9 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from ferrite.options import described
 from ferrite.passes import PIPELINES
 from ferrite.passes.post_grad.groups import SETTINGS
-from ferrite.passes.shared import suboptions
 from ferrite.rewrite import AnyRule
 
 
@@ -38,7 +38,7 @@ def reference_page(names: Iterable[Mapping[str, str]]) -> str:
                 rows += ["| rule | purpose | fires on | does not fire on |", "|---|---|---|---|"]
                 rows += [rule_row(rule) for rule in step.rules]
     rows += ["", FUSION_SETTINGS, "| name | settings |", "|---|---|"]
-    rows += [f"| `{name}` | {suboptions.described(kind)} |" for name, kind in SETTINGS.items()]
+    rows += [f"| `{name}` | {described(kind)} |" for name, kind in SETTINGS.items()]
     rows += ["", NAMES, "| stage | name there | here | test |", "|---|---|---|---|"]
     rows += [f"| {row['stage']} | `{row['name']}` | {row['here']} | `{row['test']}` |" for row in names]
     return "\n".join(rows) + "\n"

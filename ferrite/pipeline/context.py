@@ -46,7 +46,7 @@ class PassRecord:
     """What one pass did: `note` says why it did not run, or how it failed."""
 
     name: str
-    seconds: float
+    seconds: float = field(metadata={"read as": 0.0})  # it took none where it is read from the cache
     rewrites: Mapping[str, int]
     nodes_before: int
     nodes_after: int

@@ -112,6 +112,7 @@ def run_once(
     # Every pass is held to the graph the stage was given, so one look at that is enough.
     start = Snapshot.of(gm)
     updater = MetadataUpdater(gm.graph)
+    rounds = {each.name: each.times for each in context.options.rounds}
     for step, again in in_order(pipeline, context.options.extra):
         note = reason_to_skip(step, gm.graph, context, failed, again)
         before = len(gm.graph.nodes)
@@ -121,7 +122,7 @@ def run_once(
         context.code_waits = is_own(step)
         if edited and not context.code_waits:
             gm.recompile()
-        for _ in range(context.options.rounds.get(step.name, 1)):
+        for _ in range(rounds.get(step.name, 1)):
             record, changed = run_pass(step, gm, context, updater, start)
             records.append(record)
             edited |= changed

@@ -7,7 +7,7 @@ contracts of the stage for every rule; `why` tells where a rule did not fire and
 from ferrite.rewrite.arguments import MISSING, arguments_of, in_order, parameters_of, same_literal
 from ferrite.rewrite.engine import apply_rules
 from ferrite.rewrite.layout import follow, is_elementwise, only_ones_differ, reads_memory
-from ferrite.rewrite.match import Match, Matcher, Refusal
+from ferrite.rewrite.match import Match, Matcher
 from ferrite.rewrite.pattern import Items, Pattern, Variable, count_uses, trace_pattern
 from ferrite.rewrite.rule import AnyRule, Case, GraphRule, Layout, NodeRule, Numerics, Rule, Site, too_loose
 from ferrite.rewrite.visible import Sharing, difference
@@ -28,7 +28,6 @@ __all__ = [
     "NodeRule",
     "Numerics",
     "Pattern",
-    "Refusal",
     "Rule",
     "Sharing",
     "Site",

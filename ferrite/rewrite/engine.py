@@ -23,10 +23,11 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import Refusal
 from ferrite.graph import Regions, fake_value, guards_in, has_effect, is_random, mode_of, model_line, mutates, stream_of
 from ferrite.pipeline import PassContext
 from ferrite.rewrite.layout import follow
-from ferrite.rewrite.match import Match, Refusal
+from ferrite.rewrite.match import Match
 from ferrite.rewrite.remembered import Remembered, remembered
 from ferrite.rewrite.rule import AnyRule, Counting, GraphRule, LocalRule, NodeRule, Rule, Site, too_loose
 from ferrite.rewrite.visible import Sharing, difference
@@ -116,7 +117,7 @@ class Engine:
     def propose(self, rule: LocalRule, node: torch.fx.Node) -> Refusal | Proposal:
         """Write the right side of a rule and check it; nothing reads it yet."""
         if (problem := too_loose(rule, self.context.options)) is not None:
-            return Refusal(problem)
+            return problem
         match: Match | None = None
         old: tuple[torch.fx.Node, ...] = (node,)
         matched = [node]
@@ -199,48 +200,50 @@ class Engine:
             or self.order_problem(pairs, min(old), writer, draws_anew(rule))
         )
         if problem is not None:
-            return Refusal(problem)
+            return problem
         values = follow({before: fake_value(after) for before, after in pairs}, self.fake_mode)
         if isinstance(values, Refusal):
             return values
         self.counting.steps += len(values)
         problem = self.sharing.problem(pairs, values)
-        return Proposal(pairs, values, matched, writer) if problem is None else Refusal(problem)
+        return Proposal(pairs, values, matched, writer) if problem is None else problem
 
     def layout_is_free(self, rule: LocalRule) -> bool:
         """Sums and products over other strides may round otherwise: not for users who want eager's very numbers."""
         return rule.layout == "free" and self.context.options.numerics == "relaxed"
 
-    def placement_problem(self, matched: Sequence[torch.fx.Node], redraws: bool) -> str | None:
+    def placement_problem(self, matched: Sequence[torch.fx.Node], redraws: bool) -> Refusal | None:
         first = matched[0]
         for node in matched:
             if is_random(node) and not redraws:
-                return f"{node.name} draws random numbers"
+                return Refusal(f"{node.name} draws random numbers")
             if not self.regions.same_region(first, node):
-                return f"a write lies between {first.name} and {node.name}"
+                return Refusal(f"a write lies between {first.name} and {node.name}")
             if stream_of(node) != stream_of(first):
-                return f"{first.name} and {node.name} run on different streams"
+                return Refusal(f"{first.name} and {node.name} run on different streams")
             if fake_value(node) is None:
-                return f"{node.name} has no metadata"
+                return Refusal(f"{node.name} has no metadata")
         return None
 
-    def order_problem(self, pairs: Sequence[Pair], first: torch.fx.Node, writer: Writer, redraws: bool) -> str | None:
+    def order_problem(
+        self, pairs: Sequence[Pair], first: torch.fx.Node, writer: Writer, redraws: bool
+    ) -> Refusal | None:
         for made in writer.made:
             if (is_random(made) and not redraws) or mutates(made):
-                return f"the right side has an effect: {made.target}"
+                return Refusal(f"the right side has an effect: {made.target}")
             for operand in made.all_input_nodes:
                 if operand not in writer.made and not operand < first:
-                    return f"{operand.name} is computed too late"
+                    return Refusal(f"{operand.name} is computed too late")
         late = (after for _, after in pairs if after not in writer.made and not after < first)
-        return next((f"{node.name} is computed too late" for node in late), None)
+        return next((Refusal(f"{node.name} is computed too late") for node in late), None)
 
-    def look_problem(self, pairs: Sequence[Pair], writer: Writer, *, layout_matters: bool) -> str | None:
+    def look_problem(self, pairs: Sequence[Pair], writer: Writer, *, layout_matters: bool) -> Refusal | None:
         for before, after in pairs:
-            problem = difference(fake_value(before), fake_value(after), layout_matters=layout_matters)
-            if problem is not None:
-                return problem
+            unlike = difference(fake_value(before), fake_value(after), layout_matters=layout_matters)
+            if unlike is not None:
+                return Refusal(unlike)
             if after not in writer.made and stream_of(after) != stream_of(before):
-                return f"{after.name} is computed on another stream"
+                return Refusal(f"{after.name} is computed on another stream")
         return None
 
     def replace(self, rule: LocalRule, proposal: Proposal) -> set[torch.fx.Node]:

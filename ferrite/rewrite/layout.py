@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import (
     CannotRun,
     MissingValue,
@@ -41,7 +42,6 @@ from ferrite.graph import (
     storages_in,
     storages_of,
 )
-from ferrite.rewrite.match import Refusal
 from ferrite.rewrite.visible import difference
 
 # Nodes computed anew for one rewrite. So n rewrites cost at most n times this, whatever the graph; values that change
@@ -60,7 +60,7 @@ def follow(replaced: Values, mode: Any) -> dict[torch.fx.Node, Any] | Refusal:
     walk = Walk(replaced)
     for node in replaced:
         if (problem := walk.queue_users(node)) is not None:
-            return Refusal(problem)
+            return problem
     while walk.waiting:
         node = heapq.heappop(walk.waiting)  # operands before users, so that each is computed once
         walk.computed += 1
@@ -75,7 +75,7 @@ def follow(replaced: Values, mode: Any) -> dict[torch.fx.Node, Any] | Refusal:
             continue  # whoever reads it is left in peace
         walk.values[node] = new
         if (problem := walk.queue_users(node)) is not None:
-            return Refusal(problem)
+            return problem
     return walk.values
 
 
@@ -88,7 +88,7 @@ class Walk:
         self.waiting: list[torch.fx.Node] = []
         self.computed = 0
 
-    def queue_users(self, node: torch.fx.Node) -> str | None:
+    def queue_users(self, node: torch.fx.Node) -> Refusal | None:
         """Queue the users whose values may change with a node's, or say which of them could tell.
 
         Where the strides stay, only views of it change: they lie elsewhere.
@@ -103,7 +103,9 @@ class Walk:
             if user in self.seen:
                 continue
             if ambiguous and is_elementwise(user):
-                return f"{user.name} may lay out its result by the strides of {node.name} along dimensions of one"
+                return Refusal(
+                    f"{user.name} may lay out its result by the strides of {node.name} along dimensions of one"
+                )
             problem = who_could_tell(user, node, restrided, moved_within)
             if problem is not None:
                 return problem
@@ -140,21 +142,21 @@ def trying_out(mode: Any) -> Iterator[None]:
         logger.removeFilter(is_of_another_thread)
 
 
-def who_could_tell(user: torch.fx.Node, value: torch.fx.Node, restrided: bool, moved_within: bool) -> str | None:
+def who_could_tell(user: torch.fx.Node, value: torch.fx.Node, restrided: bool, moved_within: bool) -> Refusal | None:
     """Why a user's result, or the user itself, depends on how its operand lies in memory."""
     if user.op == "output":
         what = "other strides" if restrided else "another offset in its storage"
-        return f"output {value.name} would have {what}" if restrided or moved_within else None
+        return Refusal(f"output {value.name} would have {what}") if restrided or moved_within else None
     if reads_memory(user):
-        return f"{user.name} reads the memory of {value.name} as it lies"
+        return Refusal(f"{user.name} reads the memory of {value.name} as it lies")
     if not restrided:
         return None
     if mutates(user):
-        return f"{user.name} writes, and would write with other strides"
+        return Refusal(f"{user.name} writes, and would write with other strides")
     if is_random(user):
-        return f"{user.name} draws random numbers in the order of the strides of {value.name}"
+        return Refusal(f"{user.name} draws random numbers in the order of the strides of {value.name}")
     if has_stride_contract(user):
-        return f"{user.name} may depend on the strides of {value.name}"
+        return Refusal(f"{user.name} may depend on the strides of {value.name}")
     return None
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.options import Options
 from ferrite.rewrite.arguments import MISSING, arguments_of, same_literal
@@ -31,13 +32,6 @@ COMMUTATIVE = {
     torch.ops.aten.logical_and.default: ("self", "other"),
     torch.ops.aten.logical_or.default: ("self", "other"),
 }
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """Why a rule did not fire at a node."""
-
-    reason: str
 
 
 @dataclass
@@ -81,7 +75,7 @@ class Matcher:
                 problem = self.interior_problem(complete)
                 if problem is None:
                     return complete
-                self.refusal = Refusal(problem)
+                self.refusal = problem
         return self.refusal
 
     def call(self, pattern: Call, node: torch.fx.Node, match: Match) -> Iterator[Match]:
@@ -182,7 +176,7 @@ class Matcher:
                     seen.add(user)
                     yield user
 
-    def interior_problem(self, match: Match) -> str | None:
+    def interior_problem(self, match: Match) -> Refusal | None:
         """A value inside the pattern that somebody else reads too would have to be kept: nothing is gained."""
         roots = {call.index for call in self.pattern.roots}
         for call in self.pattern.calls:
@@ -191,7 +185,7 @@ class Matcher:
             node = match.nodes[call.index]
             uses = sum(count_uses(user, node) for user in node.users)
             if uses != call.uses:
-                return f"{node.name} has {uses} uses, the pattern has {call.uses}"
+                return Refusal(f"{node.name} has {uses} uses, the pattern has {call.uses}")
         return None
 
 

@@ -34,14 +34,15 @@ from typing import Any, Literal
 
 import torch
 
+from ferrite.errors import Refusal
 from ferrite.graph import Storage, fake_value
 from ferrite.options import Options
 from ferrite.pipeline import PassContext
 from ferrite.rewrite.arguments import arguments_of
-from ferrite.rewrite.match import DEFAULTS, Match, Matcher, Refusal
+from ferrite.rewrite.match import DEFAULTS, Match, Matcher
 from ferrite.rewrite.pattern import Pattern, trace_pattern
 
-Guard = Callable[[Match], str | None]  # why not, or None
+Guard = Callable[[Match], Refusal | None]  # why not, or None
 Layout = Literal["kept", "free"]
 # Results to the bit; results that may be rounded otherwise; other random numbers of the same distribution.
 Numerics = Literal["exact", "rounded", "redrawn"]
@@ -89,9 +90,9 @@ class Rule:
             return found
         found.options = options
         for guard in self.when:
-            reason = guard(found)
-            if reason is not None:
-                return Refusal(reason)
+            refusal = guard(found)
+            if refusal is not None:
+                return refusal
         return found
 
     def build(self, match: Match, proxy: Callable[[Any], Any]) -> tuple[Any, ...]:
@@ -138,16 +139,16 @@ class GraphRule(abc.ABC):
         """Go over the whole graph once; how often it fired. It spends fuel, counts, and keeps the contracts itself."""
 
     @abc.abstractmethod
-    def explain(self, gm: torch.fx.GraphModule, context: PassContext) -> Mapping[torch.fx.Node, str]:
-        """The first condition that failed at each candidate, empty where it would fire; the graph stays as it is."""
+    def explain(self, gm: torch.fx.GraphModule, context: PassContext) -> Mapping[torch.fx.Node, Refusal | None]:
+        """The first condition that failed at each candidate, None where it would fire; the graph stays as it is."""
 
 
-def too_loose(rule: Rule | NodeRule | GraphRule, options: Options) -> str | None:
+def too_loose(rule: Rule | NodeRule | GraphRule, options: Options) -> Refusal | None:
     """Why a rule is not for users who want eager's very numbers."""
     if rule.numerics == "exact" or options.numerics == "relaxed":
         return None
     what = "may round otherwise" if rule.numerics == "rounded" else "draws other random numbers"
-    return f"it {what}, and the option numerics is strict"
+    return Refusal(f"it {what}, and the option numerics is strict")
 
 
 LocalRule = Rule | NodeRule

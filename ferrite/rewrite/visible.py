@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import size_facts, torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import WRITTEN_AFTER, Storage, Values, mutates, same_metadata, storages_in, storages_of
 
 aten = torch.ops.aten
@@ -88,7 +89,7 @@ class Sharing:
         self.outputs = {node: storages_of(node) for node in graph.output_node().all_input_nodes}
         self.readers = collections.Counter(each for found in self.outputs.values() for each in found)
 
-    def problem(self, pairs: Sequence[tuple[torch.fx.Node, torch.fx.Node]], values: Values) -> str | None:
+    def problem(self, pairs: Sequence[tuple[torch.fx.Node, torch.fx.Node]], values: Values) -> Refusal | None:
         """Why replacing nodes by others would change what the graph's inputs and outputs share.
 
         `values` are the new values of the replaced nodes and of everything behind them that changes.
@@ -100,20 +101,20 @@ class Sharing:
             if mine:
                 taken = {output for each in same for output in self.returned_as(each)} - mine
                 if taken or any(each.op == "placeholder" or each in self.outputs or each in returned for each in same):
-                    return f"output {min(mine).name} would become {after.name} itself"
+                    return Refusal(f"output {min(mine).name} would become {after.name} itself")
                 returned |= same
         moved = {node: (storages_of(node), storages_in(value)) for node, value in values.items()}
         moved = {node: (old, new) for node, (old, new) in moved.items() if old != new}
         for node, (old, new) in moved.items():
             if not self.written.isdisjoint(old | new):
-                return f"the memory of {dict(pairs).get(node, node).name} is written to later"
+                return Refusal(f"the memory of {dict(pairs).get(node, node).name} is written to later")
         return self.regrouped({node: places for node, places in moved.items() if node in self.outputs})
 
     def returned_as(self, node: torch.fx.Node) -> set[torch.fx.Node]:
         """The outputs that may be a node's value itself."""
         return later_selves(node) & self.outputs.keys()
 
-    def regrouped(self, moved: Mapping[torch.fx.Node, tuple[frozenset[Storage], frozenset[Storage]]]) -> str | None:
+    def regrouped(self, moved: Mapping[torch.fx.Node, tuple[frozenset[Storage], frozenset[Storage]]]) -> Refusal | None:
         """Outputs that share memory must move together, to memory that no other input or output has."""
         leaving = collections.Counter(storage for old, _ in moved.values() for storage in old)
         destination: dict[frozenset[Storage], frozenset[Storage]] = {}
@@ -121,11 +122,11 @@ class Sharing:
         for node, (old, new) in moved.items():
             stays = any(storage in self.inputs or self.readers[storage] > leaving[storage] for storage in old)
             if stays or destination.setdefault(old, new) != new:
-                return f"output {node.name} would no longer share its storage"
+                return Refusal(f"output {node.name} would no longer share its storage")
             if any(storage in self.inputs or storage in self.readers for storage in new):
-                return f"output {node.name} would share storage with an input or another output"
+                return Refusal(f"output {node.name} would share storage with an input or another output")
             if any(claimed.setdefault(storage, old) != old for storage in new):
-                return f"output {node.name} would share storage with another output"
+                return Refusal(f"output {node.name} would share storage with another output")
         return None
 
     def commit(self, pairs: Sequence[tuple[torch.fx.Node, torch.fx.Node]], values: Values) -> None:

@@ -7,46 +7,54 @@ from dataclasses import dataclass
 
 import torch
 
+from ferrite.errors import Refusal
 from ferrite.graph import ModelLine, model_line
 from ferrite.options import Options
 from ferrite.pipeline import PassContext
 from ferrite.rewrite.engine import Engine
-from ferrite.rewrite.match import Refusal
 from ferrite.rewrite.rule import AnyRule, GraphRule, LocalRule, too_loose
 
 
 @dataclass(frozen=True)
 class NearMiss:
-    """A node at which a rule could have fired. `reason` is empty where it would fire now."""
+    """A node at which a rule could have fired, and why it did not; without a refusal it would fire now."""
 
     rule: str
     node: str
-    reason: str
+    refusal: Refusal | None
     line: ModelLine | None
 
+    @property
+    def reason(self) -> str:
+        """Empty where it would fire."""
+        return "" if self.refusal is None else self.refusal.reason
+
     def __str__(self) -> str:
-        place = f"  ({self.line})" if self.line is not None else ""
-        return f"{self.rule} at {self.node}: {self.reason or 'fires'}{place}"
+        return f"{self.rule} at {self.node}: {self.refusal or Refusal('fires', self.line)}"
 
 
 def why(gm: torch.fx.GraphModule, rule: AnyRule, options: Options | None = None) -> list[NearMiss]:
     """Ask a rule about every node with its operator; the graph is left as it was."""
     context = PassContext(options or Options())
     candidates = [node for node in gm.graph.nodes if node.target in rule.targets]
-    reasons: Mapping[torch.fx.Node, str]
+    refusals: Mapping[torch.fx.Node, Refusal | None]
     if (problem := too_loose(rule, context.options)) is not None:
-        reasons = dict.fromkeys(candidates, problem)
+        refusals = dict.fromkeys(candidates, problem)
     elif isinstance(rule, GraphRule):
-        reasons = rule.explain(gm, context)
+        refusals = rule.explain(gm, context)
     else:
         engine = Engine(gm, (rule,), context)
-        reasons = {node: refused(engine, rule, node) for node in candidates}
-    return [NearMiss(rule.name, node.name, reason, model_line(node)) for node, reason in reasons.items()]
+        refusals = {node: refused(engine, rule, node) for node in candidates}
+    lines = {node: model_line(node) for node in refusals}
+    return [
+        NearMiss(rule.name, node.name, None if refusal is None else refusal.at(lines[node]), lines[node])
+        for node, refusal in refusals.items()
+    ]
 
 
-def refused(engine: Engine, rule: LocalRule, node: torch.fx.Node) -> str:
+def refused(engine: Engine, rule: LocalRule, node: torch.fx.Node) -> Refusal | None:
     outcome = engine.propose(rule, node)
     if isinstance(outcome, Refusal):
-        return outcome.reason
+        return outcome
     outcome.writer.take_back()
-    return ""
+    return None

@@ -1,13 +1,13 @@
 """Scheduling: a program becomes kernels, and a plan of when each runs and where its memory is."""
 
 from ferrite.schedule.plan import make_plan
-from ferrite.schedule.steps import INTERPRETED, Launch, NotFused, ParallelRegion, Plan, Run, device_type
+from ferrite.schedule.steps import INTERPRETED, FusionRefusal, Launch, ParallelRegion, Plan, Run, device_type
 from ferrite.schedule.target import Scheduling
 
 __all__ = [
     "INTERPRETED",
+    "FusionRefusal",
     "Launch",
-    "NotFused",
     "ParallelRegion",
     "Plan",
     "Run",

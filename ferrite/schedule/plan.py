@@ -84,11 +84,11 @@ def fuse(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
     ordered = Order(schedule.program, schedule.schedulings, fuel).run()
     plans = {id(item.work): item.bodies for item in schedule.items if item.bodies}
     items = [
-        Item(work, ordered.not_compiled.get(place, ""), plans.get(id(work), ()))
+        Item(work, ordered.not_compiled.get(place), plans.get(id(work), ()))
         for place, work in enumerate(ordered.items)
         if not isinstance(work, Group) or work.stages  # a group without any has become part of an earlier one
     ]
-    return replace(schedule, items=tuple(items), not_fused=tuple(ordered.refusals))
+    return replace(schedule, items=tuple(items), not_fused=tuple(ordered.not_fused))
 
 
 def arrange(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
@@ -205,7 +205,7 @@ def plan_of(schedule: Schedule) -> Plan:
         schedule.program,
         tuple(steps),
         last_uses_of(schedule.program, steps, schedule.buffer_table),
-        {place: item.reason for place, item in enumerate(schedule.items) if item.reason},
+        {place: item.refusal for place, item in enumerate(schedule.items) if item.refusal is not None},
         schedule.not_fused,
         {place: item.bodies for place, item in enumerate(schedule.items) if item.bodies},
         schedule.in_place,

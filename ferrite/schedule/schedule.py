@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from ferrite.errors import Refusal
 from ferrite.ir.program import Operation, Program
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.repeats import Repeat
-from ferrite.schedule.steps import Launch, NotFused, Plan, Run
+from ferrite.schedule.steps import FusionRefusal, Launch, Plan, Run
 from ferrite.schedule.target import Schedulings
 
 MAX_NODES_SHOWN = 8  # named in the text of an item
@@ -23,14 +24,14 @@ MAX_NODES_SHOWN = 8  # named in the text of an item
 
 @dataclass(frozen=True)
 class Item:
-    """`reason`: why a loop is not compiled. `bodies`: the plans of the sub-programs that an operation runs."""
+    """`refusal`: why a loop is not compiled. `bodies`: the plans of the sub-programs that an operation runs."""
 
     work: Operation | Group | Repeat | Launch | Run
-    reason: str = ""
+    refusal: Refusal | None = None
     bodies: tuple[Plan, ...] = ()
 
     def __str__(self) -> str:
-        notes = [f"not compiled: {self.reason}"] if self.reason else []
+        notes = [f"not compiled: {self.refusal}"] if self.refusal is not None else []
         notes += [f"{len(self.bodies)} bodies"] if self.bodies else []
         return "; ".join([text_of(self.work), *notes])
 
@@ -43,7 +44,7 @@ class Schedule:
     program: Program
     schedulings: Schedulings
     items: tuple[Item, ...] = ()
-    not_fused: tuple[NotFused, ...] = ()
+    not_fused: tuple[FusionRefusal, ...] = ()
     in_place: Mapping[str, str] = field(default_factory=dict)
     seen_elsewhere: frozenset[str] = frozenset()
 

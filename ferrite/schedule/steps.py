@@ -6,12 +6,13 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from ferrite.errors import Refusal
 from ferrite.ir.index import Symbol
 from ferrite.ir.kernel import Kernel
 from ferrite.ir.program import Loop, Operation, Program
 
 MAX_NAMES_SHOWN = 6
-INTERPRETED = "the interpreter was asked for"  # why an operation is no kernel, where nothing else is wrong
+INTERPRETED = Refusal("the interpreter was asked for")  # why an operation is no kernel, where nothing else is wrong
 
 
 def device_type(device: str) -> str:
@@ -20,12 +21,12 @@ def device_type(device: str) -> str:
 
 
 @dataclass(frozen=True)
-class NotFused:
-    """An operation that was not fused into a group, by the graph nodes both come from."""
+class FusionRefusal:
+    """Why an operation was not fused into a group, by the graph nodes that both come from."""
 
     nodes: tuple[str, ...]
     group: tuple[str, ...]
-    reason: str
+    refusal: Refusal
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,8 @@ class Plan:
     program: Program
     steps: tuple[Step, ...]
     last_uses: tuple[tuple[str, ...], ...]
-    not_compiled: Mapping[int, str]
-    refusals: tuple[NotFused, ...]
+    not_compiled: Mapping[int, Refusal]
+    not_fused: tuple[FusionRefusal, ...]
     bodies: Mapping[int, tuple[Plan, ...]]
     in_place: Mapping[str, str] = field(default_factory=dict)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from ferrite.errors import Refusal
 from ferrite.ir.index import Axis
 from ferrite.ir.kernel import Kernel
 from ferrite.ir.program import Operation, Program
@@ -43,13 +44,13 @@ class Scheduling(Protocol):
     @property
     def run_memory(self) -> RunMemory: ...
 
-    def refuses(self, operation: Operation) -> str | None:
+    def refuses(self, operation: Operation) -> Refusal | None:
         """Why a loop operation cannot be a kernel here; None where it can."""
 
     def prepared(self, program: Program) -> Program:
         """The program, with reductions and other operations in the forms that this device likes."""
 
-    def slower(self, group: Group, stage: Stage, rows: tuple[Axis, ...]) -> str | None:
+    def slower(self, group: Group, stage: Stage, rows: tuple[Axis, ...]) -> Refusal | None:
         """Why a stage in a group, row by row, would run slower than after it, though it may be there."""
 
     def arranged(self, group: Group, inside: Iterable[str], buffer_table: BufferTable) -> Built:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ferrite.codegen import CpuSpelling, RunTable
 from ferrite.codegen.llvm import entry, host_target, is_narrow, machine_text, unsupported
+from ferrite.errors import Refusal
 from ferrite.ir import STATES
 from ferrite.ir.kernel import Kernel
 from ferrite.ir.program import Operation, Reduce, Scan, roots_of
@@ -21,7 +22,7 @@ class CpuTarget:
 
     @functools.cached_property
     def scheduling(self) -> CpuScheduling:
-        return CpuScheduling(Machine(vector_bytes=4 * host_target().lanes), unsupported_reason)
+        return CpuScheduling(Machine(vector_bytes=4 * host_target().lanes), refusal_of_operation)
 
     def identity(self) -> str:
         return machine_text()
@@ -53,18 +54,18 @@ class InterpretedTarget(CpuTarget):
         return "any"
 
 
-def unsupported_reason(operation: Operation) -> str | None:
+def refusal_of_operation(operation: Operation) -> Refusal | None:
     """Why a loop operation cannot be a kernel; None where it can."""
     for root in roots_of(operation):
-        why = unsupported(root)
-        if why:
-            return why
+        refusal = unsupported(root)
+        if refusal is not None:
+            return refusal
     if isinstance(operation, Scan) and not has_state(operation):
-        return f"no state for the scan {operation.combine.name}"
+        return Refusal(f"no state for the scan {operation.combine.name}")
     if isinstance(operation, Reduce | Scan) and any(is_narrow(value.dtype) for value in operation.values):
-        return "16-bit floats are no numbers to a state before they are widened"
+        return Refusal("16-bit floats are no numbers to a state before they are widened")
     if isinstance(operation, Reduce) and operation.kind not in STATES:
-        return f"no state for the reduction {operation.kind}"
+        return Refusal(f"no state for the reduction {operation.kind}")
     return None
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ferrite.codegen import Executable, RefusedKernels, print_host
+from ferrite.errors import Refusal
 from ferrite.ir.index import Axis
 from ferrite.ir.kernel import checks
 from ferrite.ir.program import Operation, writes
@@ -20,8 +21,8 @@ from ferrite.targets.target import LoadedRun
 class UncompiledOperations(Exception):
     """No kernels can be made of these operations, as they were arranged: why, by what they write."""
 
-    def __init__(self, reasons: Mapping[frozenset[str], str]) -> None:
-        super().__init__("; ".join(reasons.values()))
+    def __init__(self, reasons: Mapping[frozenset[str], Refusal]) -> None:
+        super().__init__("; ".join(refusal.reason for refusal in reasons.values()))
         self.reasons = reasons
 
 
@@ -31,13 +32,13 @@ class Refusing:
     kernel is tried alone, what was alone is refused."""
 
     scheduling: Scheduling
-    failed: Mapping[frozenset[str], list[str]]
+    failed: Mapping[frozenset[str], list[Refusal]]
 
-    def refuses(self, operation: Operation) -> str | None:
+    def refuses(self, operation: Operation) -> Refusal | None:
         reasons = self.failed.get(written_by(operation), ())
         return self.scheduling.refuses(operation) or (reasons[-1] if len(reasons) > 1 else None)
 
-    def slower(self, group: Group, stage: Stage, rows: tuple[Axis, ...]) -> str | None:
+    def slower(self, group: Group, stage: Stage, rows: tuple[Axis, ...]) -> Refusal | None:
         if self.failed:
             for operation in (stage.operation, *group.operations):
                 if reasons := self.failed.get(written_by(operation)):

@@ -15,12 +15,12 @@ from torch.nn import functional as F
 
 import ferrite
 from ferrite.__main__ import main
-from ferrite.cache import Key, Uncacheable, captured_key, open_store
+from ferrite.cache import Key, captured_key, open_store
 from ferrite.cache import rewritten_graph as captured
 from ferrite.capture import capture
-from ferrite.capture.as_data import Described, NoData, at_path, path_of, rebuilt
+from ferrite.capture.as_data import Described, at_path, path_of, rebuilt
 from ferrite.capture.edits import Before, make
-from ferrite.errors import FerriteWarning
+from ferrite.errors import FerriteWarning, NotCached
 from ferrite.options import resolve
 from ferrite.runtime import run_in_eager
 from tests.models.architectures import ARCHITECTURES
@@ -405,7 +405,7 @@ def test_arguments_come_back_as_they_were(value):
 @pytest.mark.quick
 @pytest.mark.parametrize("value", [object(), torch.zeros(1), lambda: 0, copy.copy, {1}, X.relu, torch.nn.Linear(1, 1)])
 def test_what_has_no_text_is_refused(value):
-    with pytest.raises(NoData):
+    with pytest.raises(NotCached):
         Described([]).value((value,))
 
 
@@ -415,7 +415,7 @@ def test_only_inputs_whose_looks_say_all_have_a_key():
     node = next(iter(gm.graph.nodes))
     for value in (None, torch.zeros(2), object()):
         node.meta["example_value"] = value
-        with pytest.raises(Uncacheable, match="input x"):
+        with pytest.raises(NotCached, match="input x"):
             captured_key(gm, resolve(), sources="0")
     node.meta["example_value"] = 3
     assert captured_key(gm, resolve(), sources="0").components["input 0"] == "3"
@@ -425,7 +425,7 @@ def test_only_inputs_whose_looks_say_all_have_a_key():
 def test_a_path_leads_to_functions_of_torch_alone():
     assert at_path(path_of(torch.nn.functional.silu)) is torch.nn.functional.silu
     for path in ("os:system", "torch:missing", "ops:aten.missing.default"):
-        with pytest.raises(NoData):
+        with pytest.raises(NotCached):
             at_path(path)
 
 
@@ -445,7 +445,7 @@ def test_edits_that_have_no_form_are_refused(change):
             relu.meta["custom"] = {"stream": 1}
         else:
             relu.name = "other"
-    with pytest.raises(NoData):
+    with pytest.raises(NotCached):
         before.edits(gm)
 
 

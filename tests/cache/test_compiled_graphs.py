@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import subprocess
@@ -15,10 +16,12 @@ import torch
 import ferrite
 from ferrite import backend, cache
 from ferrite.__main__ import main
-from ferrite.cache import Key, Uncacheable, open_store
-from ferrite.cache.constant_storage import MAX_TENSOR_BYTES, found_objects, kept_objects
+from ferrite.cache import Key, open_store
+from ferrite.cache.codec import decode, encode
+from ferrite.cache.compiled_graph import GraphEntry
+from ferrite.cache.constant_storage import MAX_TENSOR_BYTES, KeptObject, found_objects, kept_objects
 from ferrite.capture import torch_operators
-from ferrite.errors import FerriteWarning
+from ferrite.errors import FerriteWarning, NotCached
 from ferrite.graph.places import Places
 from ferrite.lower import lower_graph
 from ferrite.options import resolve
@@ -27,6 +30,8 @@ from tests.cache import compiled_cases
 from tests.cache.compiled_cases import CASES, Net, gathered
 
 pytestmark = pytest.mark.usefixtures("artifact_cache")
+
+PARTS = [field.name for field in dataclasses.fields(GraphEntry)]  # in the order in which an entry has them
 
 
 def graphs() -> list:
@@ -101,9 +106,8 @@ def test_the_cases_use_all_that_an_entry_holds(elsewhere, shared):
     store = open_store(resolve({"cache_dir": shared / "cache"}))
     found = [store.about(entry).metadata for entry in store.entries("graph")]
     assert len(found) == len(CASES) + 1  # training has two
-    for part in ("lines", "operators", "runs", "programs", "scalars"):
-        assert any(each["source"][part] for each in found), part
-    assert any(each["objects"] for each in found)
+    for part in ("lines", "operators", "runs", "programs", "scalars", "objects"):
+        assert any(each["graph"][PARTS.index(part)] for each in found), part
 
 
 # --- hits -------------------------------------------------------------------------------------------------------------
@@ -260,8 +264,8 @@ def damage_metadata(entry) -> None:
     """Whole, but not what a reader of this version can use."""
     store = open_store(resolve())
     about = store.about(entry)
-    source = {**about.metadata["source"], "text": "def inference(args):\n    return [unknown"}
-    store.publish(Key.of("graph", about.components), {}, {**about.metadata, "source": source})
+    about.metadata["graph"][PARTS.index("text")] = "def inference(args):\n    return [unknown"
+    store.publish(Key.of("graph", about.components), {}, about.metadata)
 
 
 def damage_code(entry) -> None:
@@ -333,9 +337,12 @@ def test_objects_are_kept_by_place_or_by_value():
     places = places_of(lambda x: x + held)
     made = torch.randn(2, 3, 4).permute(2, 0, 1)
     objects = {"held": held, "made": made, "bits": torch.tensor([True, False]), "none": torch.empty(0, 3)}
-    data, sections = kept_objects(objects, places.index())
-    assert set(data["held"]) == {"place"}
-    found = found_objects(json.loads(json.dumps(data)), sections, places)
+    kept, sections = kept_objects(objects, places.index())
+    assert kept["held"] == KeptObject(places.index().place_of(held))
+    kind = dict[str, KeptObject]
+    again = decode(kind, json.loads(json.dumps(encode(kind, kept))))
+    assert again == kept
+    found = found_objects(again, sections, places)
     assert found["held"] is held
     for name in ("made", "bits", "none"):
         torch.testing.assert_close(found[name], objects[name], rtol=0, atol=0)
@@ -359,5 +366,5 @@ WHOLE = torch.arange(8.0)
     ],
 )
 def test_other_objects_cannot_be_kept(objects, reason):
-    with pytest.raises(Uncacheable, match=reason):
+    with pytest.raises(NotCached, match=reason):
         kept_objects(objects, places_of(lambda x: x).index())

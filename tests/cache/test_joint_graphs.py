@@ -16,12 +16,11 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 import ferrite
 from ferrite.__main__ import main
-from ferrite.cache import Key, Uncacheable, graph_key, joint_key, open_store
+from ferrite.cache import Key, graph_key, joint_key, open_store
 from ferrite.cache import rewritten_graph as captured
 from ferrite.capture import capture, torch_api
-from ferrite.capture.as_data import NoData
 from ferrite.capture.edits import Before, make
-from ferrite.errors import FerriteWarning
+from ferrite.errors import FerriteWarning, NotCached
 from ferrite.graph import fake_value
 from ferrite.graph.aliases import storages_in
 from ferrite.graph.facts import leaves
@@ -477,7 +476,7 @@ def test_a_value_that_no_call_gives_is_refused():
     before = Before(gm)
     node = next(node for node in gm.graph.nodes if node.target is aten.mul.Tensor)
     node.meta["val"] = node.meta["val"].double()
-    with pytest.raises(NoData, match="not what its call gives"):
+    with pytest.raises(NotCached, match="not what its call gives"):
         before.edits(gm)
 
 
@@ -518,7 +517,7 @@ def test_a_graph_inside_has_no_key():
     gm.inner = torch.fx.symbolic_trace(lambda x: x)
     with gm.graph.inserting_before(gm.graph.output_node()):
         gm.graph.get_attr("inner")
-    with pytest.raises(Uncacheable, match="another graph"):
+    with pytest.raises(NotCached, match="another graph"):
         joint_key(gm, resolve(), sources="0")
 
 

@@ -18,10 +18,11 @@ import pytest
 import torch
 
 import ferrite
-from ferrite.cache import Key, Store, Uncacheable, differences, graph_key, kernel_key, keys, source_digest
+from ferrite.cache import Key, Store, differences, graph_key, kernel_key, keys, source_digest
 from ferrite.cache.graph_text import READ
 from ferrite.cache.identities import identity
 from ferrite.capture import CapturedGraph, capture
+from ferrite.errors import NotCached
 from ferrite.options import Options
 from ferrite.runtime import run_in_eager
 
@@ -37,7 +38,7 @@ def keys_of(function, *args, dynamic=False, options=None, change=lambda graph: g
             given = {"target": "cpu", "sources": "0", **more}
             try:
                 found.append(graph_key(change(graph), options or Options(), **given))
-            except Uncacheable as reason:
+            except NotCached as reason:
                 found.append(reason)
             return run_in_eager(graph.gm)
 
@@ -48,7 +49,7 @@ def keys_of(function, *args, dynamic=False, options=None, change=lambda graph: g
     if backward:
         result.backward()
     for each in found:
-        if isinstance(each, Uncacheable):
+        if isinstance(each, NotCached):
             raise each
     return found
 
@@ -239,7 +240,7 @@ def test_options_that_change_code_count_by_name():
     ],
 )
 def test_options_that_ask_for_the_stages_to_run(options, reason):
-    with pytest.raises(Uncacheable, match=reason):
+    with pytest.raises(NotCached, match=reason):
         key_of(scaled, X, options=Options(**options))
 
 
@@ -317,7 +318,7 @@ def replaced(value):
     ],
 )
 def test_what_no_text_describes_has_no_key(value, reason):
-    with pytest.raises(Uncacheable, match=reason):
+    with pytest.raises(NotCached, match=reason):
         key_of(scaled, X, change=replaced(value))
 
 
@@ -436,9 +437,9 @@ def test_a_pass_is_known_by_what_it_holds(own):
     assert identity(made.Named("a")) == identity(made.Named("a")) != identity(made.Named("b"))
     assert identity(made.limited(made.rewrite)) != identity(made.limited(len))
     for held in (object(), torch.ones(2), {"deep": [object()]}):
-        with pytest.raises(Uncacheable, match=r"which has no text: give it a method uuid|nothing is known"):
+        with pytest.raises(NotCached, match=r"which has no text: give it a method uuid|nothing is known"):
             identity(made.limited(held))
-    with pytest.raises(Uncacheable, match="says by its uuid"):
+    with pytest.raises(NotCached, match="says by its uuid"):
         identity(made.Named(None))
 
 
@@ -446,10 +447,10 @@ def test_a_pass_written_at_a_prompt_has_no_identity(monkeypatch):
     namespace = {"__name__": "__main__"}
     exec("def rewrite(gm): return 1", namespace)
     monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)  # a worker's has none
-    with pytest.raises(Uncacheable, match="not written in a file of its own module"):
+    with pytest.raises(NotCached, match="not written in a file of its own module"):
         identity(namespace["rewrite"])
     monkeypatch.delattr(sys.modules["__main__"], "__file__")
-    with pytest.raises(Uncacheable, match="written at a prompt"):
+    with pytest.raises(NotCached, match="written at a prompt"):
         identity(namespace["rewrite"])
 
 
@@ -464,7 +465,7 @@ def test_own_passes_count_where_they_are_still_to_run(own):
     assert names("pre_grad", made.rewrite) == []  # it shows in the graph
     hooked = Options(post_grad_custom_post_pass=(made.limited(1),))
     assert changed(plain, key_of(scaled, X, options=hooked)) == ["option post_grad_custom_post_pass 0"]
-    with pytest.raises(Uncacheable, match="which has no text"):
+    with pytest.raises(NotCached, match="which has no text"):
         key_of(scaled, X, options=Options(joint_custom_pre_pass=(made.limited(object()),)))
 
 

@@ -19,7 +19,6 @@ from ferrite.cache import (
     Lookup,
     Outcome,
     Store,
-    Uncacheable,
     differences,
     explain,
     look_up,
@@ -27,6 +26,7 @@ from ferrite.cache import (
     open_store,
 )
 from ferrite.debug.record import start_record
+from ferrite.errors import NotCached, Refusal
 from ferrite.options import Options
 from tests.cache import cached_compile
 
@@ -72,7 +72,7 @@ def never() -> Built:
 @pytest.mark.quick
 def test_what_cannot_be_kept_is_not_described(store):
     def no_key() -> Key:
-        raise Uncacheable("it calls model.f, a function without an operator's name")
+        raise NotCached("it calls model.f, a function without an operator's name")
 
     without_key = look_up(store, no_key, "forward graph", whole)
     assert (without_key.found, without_key.keeps, without_key.outcome.result) == (None, False, "not kept")
@@ -84,7 +84,7 @@ def test_what_cannot_be_kept_is_not_described(store):
 
 @pytest.mark.quick
 def test_what_was_built_may_say_that_it_is_not_to_be_kept(store):
-    assert ask(store, graph(), reason="packed weights have no text").reason == "packed weights have no text"
+    assert ask(store, graph(), refusal=Refusal("packed weights have no text")).reason == "packed weights have no text"
     assert ask(store, graph()).result == "miss"
     assert ask(store, graph()).result == "hit"
 

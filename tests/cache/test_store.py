@@ -23,7 +23,7 @@ import pytest
 from ferrite.cache import Artifact, Key, Store, open_store
 from ferrite.cache import folder as folders
 from ferrite.cache import store as stores
-from ferrite.cache.entry import HEAD, encode
+from ferrite.cache.entry import HEAD, VERSION, encode
 from ferrite.errors import FerriteWarning
 from ferrite.options import Options
 
@@ -134,7 +134,7 @@ def other_version(data: bytes) -> bytes:
         (lambda data: data[:-1], "cut short"),
         (lambda data: data + b"more", "longer than it says"),
         (lambda data: b"#!/bin/sh\n" + data, "not an entry"),
-        (other_version, "of format version 2, not 1"),
+        (other_version, f"of format version {VERSION + 1}, not {VERSION}"),
         (lambda data: encode("graph", {"other": "key"}, Artifact({}, {}), 0.0), "it is the entry of another key"),
         (lambda data: encode("kernel", KEY.components, Artifact({}, {}), 0.0), "it is the entry of another key"),
     ],

@@ -10,9 +10,10 @@ import pytest
 from ferrite.codegen.llvm import image as images
 from ferrite.codegen.llvm.build import load, object_code
 from ferrite.codegen.llvm.emit import kernel_text
-from ferrite.codegen.llvm.image import ARM, X86, Image, NoImage, image_of, is_image
+from ferrite.codegen.llvm.image import ARM, X86, Image, image_of, is_image
 from ferrite.codegen.llvm.memory import can_load, load_image
 from ferrite.codegen.llvm.target import AVX2, AVX512, PORTABLE_ARM, PORTABLE_X86, host_target
+from ferrite.errors import NotLoaded
 from ferrite.ir.kernel.parse import parse_kernel
 from tests.loop_kernels import KERNELS
 
@@ -87,7 +88,7 @@ def test_a_function_that_is_not_there_is_named():
 @pytest.mark.quick
 def test_what_is_no_object_for_a_known_machine_has_no_image():
     for data in (b"", b"MZ not an object", b"\x7fELF\x01\x01" + bytes(100), b"\x7fELF\x02\x01" + bytes(100)):
-        with pytest.raises(NoImage):
+        with pytest.raises(NotLoaded):
             image_of(data)
     with pytest.raises(ValueError, match="cut short"):
         Image.read(bytes(Image(bytes(64), {"f": 0}, {}, 64))[:-1])
@@ -96,7 +97,7 @@ def test_what_is_no_object_for_a_known_machine_has_no_image():
 def test_memory_elsewhere_has_no_image():
     text = "@there = external global i32\ndefine i32 @f() {\n  %x = load i32, ptr @there\n  ret i32 %x\n}"
     for target in (AVX2, PORTABLE_ARM):
-        with pytest.raises(NoImage):
+        with pytest.raises(NotLoaded):
             image_of(object_code(text, target))
 
 
@@ -119,7 +120,7 @@ def test_references_are_written_as_the_machines_read_them():
     assert filled(ARM, 275, 0x3000, 0x2FFF, 0x90000000) == 0x90000000 | 3 << 29 | 0x7FFFF << 5  # one back
     assert filled(ARM, 277, 0, 0x5018, 0x91000000) == 0x91000000 | 0x18 << 10  # add
     assert filled(ARM, 299, 0, 0x5020, 0x3DC00000) == 0x3DC00000 | 2 << 10  # ldr of 16 bytes
-    with pytest.raises(NoImage, match="not aligned"):
+    with pytest.raises(NotLoaded, match="not aligned"):
         filled(ARM, 299, 0, 0x5018)
-    with pytest.raises(NoImage, match="too far"):
+    with pytest.raises(NotLoaded, match="too far"):
         filled(ARM, 283, 0, 1 << 28)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import ferrite
 from ferrite.schedule.cpu import CpuScheduling, Machine
-from ferrite.targets.cpu import CPU, CpuTarget, unsupported_reason
+from ferrite.targets.cpu import CPU, CpuTarget, refusal_of_operation
 from tests.compare import compile_strict
 
 pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("native_kernels")]
@@ -123,7 +123,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         texts.extend(str(kernel) for kernel in kernels)
         return compiled(self, kernels, *more)
 
-    monkeypatch.setattr(CPU, "scheduling", CpuScheduling(Machine(), unsupported_reason))
+    monkeypatch.setattr(CPU, "scheduling", CpuScheduling(Machine(), refusal_of_operation))
     monkeypatch.setattr(CpuTarget, "compiled", keep)
     return texts
 

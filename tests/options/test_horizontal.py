@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 
 import ferrite
+from ferrite.errors import Refusal
 from ferrite.options import Options, resolve
-from ferrite.options.values import Named
+from ferrite.options.values import Choice
 from ferrite.passes import checked_options, horizontal_rules, pre_grad_passes
 from ferrite.passes.freezing.siblings import merge
-from ferrite.rewrite import Refusal
 
 pytestmark = pytest.mark.quick
 
@@ -59,7 +59,7 @@ def test_named_rules_run_within_their_limits(horizontal, layers, calls):
 
 def test_as_text_and_as_json():
     options = resolve(environ={"FERRITE_HORIZONTAL": "batch_tanh:min_members=3,parallel_linear"})
-    assert options.horizontal == Named({"batch_tanh": {"min_members": 3}, "parallel_linear": {}})
+    assert options.horizontal == (Choice("batch_tanh", (("min_members", 3),)), Choice("parallel_linear"))
     assert Options(**json.loads(json.dumps(options.changed()))) == options
     assert options.code_key() != Options().code_key()
     for word in ("off", "auto", "always"):
@@ -90,7 +90,7 @@ def test_every_name_is_accepted():
     assert {"batch_linear", "parallel_linear", "shared_linear", "split_linear_add", "merge_sibling_products"} <= {
         *names
     }
-    assert checked_options(Options(horizontal=list(names))).horizontal == Named({key: {} for key in names})
+    assert checked_options(Options(horizontal=list(names))).horizontal == tuple(map(Choice, names))
 
 
 def test_what_freezing_joins_is_named_too():

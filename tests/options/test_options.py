@@ -13,7 +13,7 @@ import torch
 import ferrite
 from ferrite.cli.options import reference_page
 from ferrite.options import FIELDS, MODES, TYPES, Options, resolve, using
-from ferrite.options.values import Named
+from ferrite.options.values import Choice
 
 pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("artifact_cache")]
 DOCS = Path(__file__).parents[2] / "docs"
@@ -170,9 +170,9 @@ def test_ferrite_compile_reports_before_the_first_call(settings, message):
 def test_fusions_keep_the_order_and_the_settings_they_are_given():
     given = {"decompose_mm_pass": {"cpu_max_rows": 4}, "batch_aten_tanh": {}}
     options = Options(post_grad_fusions=given)
-    assert list(options.post_grad_fusions) == ["decompose_mm_pass", "batch_aten_tanh"]
-    assert dict(options.post_grad_fusions["decompose_mm_pass"]) == {"cpu_max_rows": 4}
-    assert options == Options(post_grad_fusions=Named(given))
+    chosen = (Choice("decompose_mm_pass", (("cpu_max_rows", 4),)), Choice("batch_aten_tanh"))
+    assert options.post_grad_fusions == chosen
+    assert options == Options(post_grad_fusions=chosen)
     assert hash(options) == hash(Options(post_grad_fusions=given))
     other = Options(post_grad_fusions=dict(reversed(given.items())))
     assert other != options
@@ -184,9 +184,10 @@ def test_fusions_are_frozen():
     given = {"batch_aten_tanh": {"depth": 3}}
     options = Options(post_grad_fusions=given)
     given["batch_aten_tanh"]["depth"] = 4
-    assert options.post_grad_fusions["batch_aten_tanh"]["depth"] == 3
-    with pytest.raises(TypeError):
-        options.post_grad_fusions["batch_aten_tanh"]["depth"] = 4
+    (choice,) = options.post_grad_fusions
+    assert choice == Choice("batch_aten_tanh", (("depth", 3),))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        choice.name = "batch_aten_relu"
 
 
 def test_fusions_as_text_and_as_json():
@@ -197,7 +198,7 @@ def test_fusions_as_text_and_as_json():
         "decompose_mm_pass": {},
         "partitioned_scatter": {"mem_fraction": 0.5},
     }
-    assert options.post_grad_fusions == Named(expected)
+    assert options.post_grad_fusions == Options(post_grad_fusions=expected).post_grad_fusions
     assert json.loads(json.dumps(options.changed())) == {"post_grad_fusions": expected}
     assert Options(**json.loads(json.dumps(options.changed()))) == options
     with pytest.raises(ferrite.UserError, match="FERRITE_POST_GRAD_FUSIONS has 'batch_aten_tanh:depth'"):

@@ -132,7 +132,7 @@ def test_a_pass_runs_until_it_finds_nothing_at_most_so_often(finds, rounds, runs
 def test_rounds_take_the_same_names_as_extra():
     options = checked_options(resolve(environ={"FERRITE_ROUNDS": "split-cat-again:3, fold-transpose:2"}))
     folds = dict.fromkeys(SHORT_NAMES["fold-transpose"], 2)
-    assert dict(options.rounds) == {"split_cat_again_pass": 3, **folds}
+    assert {each.name: each.times for each in options.rounds} == {"split_cat_again_pass": 3, **folds}
     assert checked_options(Options(**options.changed())) == options, "what the record keeps says the same"
     assert options.code_key() != Options().code_key()
     for wrong in ("remove_noop_ops", "torch_spelling", "split_cat_agin"):

@@ -11,11 +11,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import ferrite
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
 from ferrite.graph.verify import count_guards
 from ferrite.options import Options
 from ferrite.passes import all_rules
 from ferrite.pipeline import PassContext
-from ferrite.rewrite import GraphRule, Match, NodeRule, Refusal, Rule, Site, apply_rules, why
+from ferrite.rewrite import GraphRule, Match, NodeRule, Rule, Site, apply_rules, why
 from tests.graphs import operators
 
 pytestmark = pytest.mark.quick
@@ -165,8 +166,8 @@ def test_a_match_never_spans_a_write(rule):
 
 @pytest.mark.parametrize(("mode", "fires"), [("fake", 1), ("symbolic", 0)])
 def test_what_cannot_be_decided_does_not_fire(mode, fires):
-    def long_enough(match: Match) -> str | None:
-        return None if torch_api.known_true(match.value("x").shape[0] >= 3) else "it may be too short"
+    def long_enough(match: Match) -> Refusal | None:
+        return None if torch_api.known_true(match.value("x").shape[0] >= 3) else Refusal("it may be too short")
 
     rule = dataclasses.replace(TWICE_NEGATED, when=(long_enough,))
     gm = make_fx(lambda x: (x + 1).neg().neg() * 2, tracing_mode=mode)(torch.rand(3))
@@ -179,8 +180,8 @@ def test_what_cannot_be_decided_does_not_fire(mode, fires):
 # --- options ----------------------------------------------------------------------------------------------------------
 
 
-def only_if_strict(match: Match) -> str | None:
-    return None if match.options.strict else "strict is off"
+def only_if_strict(match: Match) -> Refusal | None:
+    return None if match.options.strict else Refusal("strict is off")
 
 
 def test_guards_and_node_rules_see_the_options_of_the_compile():

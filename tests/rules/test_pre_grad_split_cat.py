@@ -15,7 +15,7 @@ import torch
 from ferrite.errors import UserError
 from ferrite.graph.verify import count_guards
 from ferrite.options import Options, resolve
-from ferrite.options.values import Named
+from ferrite.options.values import Choice
 from ferrite.passes import checked_options, pre_grad
 from ferrite.passes.pre_grad.split_cat import COVERED_BY, PARTS
 from ferrite.pipeline import PassContext, Pipeline, run_pipeline
@@ -430,7 +430,7 @@ def test_the_environment_may_say_it_in_every_way():
     for text, expected in {"1": "on", "on": "on", "off": "off", "false": "off"}.items():
         assert resolve(environ={"FERRITE_SPLIT_CAT": text}).split_cat == expected
     named = resolve(environ={"FERRITE_SPLIT_CAT": "mutate_cat_pass:min_run=3,split_cat_pass"}).split_cat
-    assert named == Named({"mutate_cat_pass": {"min_run": 3}, "split_cat_pass": {}})
+    assert named == (Choice("mutate_cat_pass", (("min_run", 3),)), Choice("split_cat_pass"))
     assert resolve(environ={"FERRITE_HORIZONTAL": "off"}).horizontal == "off"
 
 

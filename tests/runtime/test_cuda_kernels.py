@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import ferrite
+from ferrite.errors import Refusal
 from ferrite.runtime.cuda import kernel_from, kernels
 from ferrite.runtime.cuda.kernels import code_of, reason_to_refuse, scratch_parameters, unit_of
 from tests.loop_kernels import KERNELS, text
@@ -73,10 +74,12 @@ def test_a_version_that_passes_arguments_otherwise_is_refused():
 def test_code_is_read_again_or_refused(nothing_known):
     unit = unit_of(kernel_of(KERNELS["pointwise"]), A100)
     code = code_of([unit])[unit.name]
-    assert reason_to_refuse(unit.name, code) == ""
-    assert reason_to_refuse(unit.name, code.partition(b"\n")[0] + b"\nnothing") == "it holds no machine code"
-    assert "Error" in reason_to_refuse(unit.name, b"{}\n")
-    assert "Error" in reason_to_refuse(unit.name, b"")
+    assert reason_to_refuse(unit.name, code) is None
+    assert reason_to_refuse(unit.name, code.partition(b"\n")[0] + b"\nnothing") == Refusal("it holds no machine code")
+    for broken in (b"{}\n", b""):
+        refusal = reason_to_refuse(unit.name, broken)
+        assert refusal is not None
+        assert "Error" in refusal.reason
 
 
 def test_code_without_promises_about_addresses(nothing_known):

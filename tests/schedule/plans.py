@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import Refusal
 from ferrite.ir.index import Index, Number
 from ferrite.ir.kernel.nodes import Kernel, Loop, walk
 from ferrite.ir.program.nodes import Program
@@ -15,7 +16,7 @@ from ferrite.schedule.cpu import CpuScheduling
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.plan import make_plan
 from ferrite.schedule.steps import Plan, Run
-from ferrite.targets.cpu import unsupported_reason
+from ferrite.targets.cpu import refusal_of_operation
 from tests.lower.lowered import traced
 
 MACHINE = Machine()  # the same on every processor
@@ -24,13 +25,13 @@ MACHINE = Machine()  # the same on every processor
 class Unfused(CpuScheduling):
     """A processor on which every operation had better be a kernel of its own."""
 
-    def slower(self, *_joined: object) -> str:
-        return "nothing is fused"
+    def slower(self, *_joined: object) -> Refusal:
+        return Refusal("nothing is fused")
 
 
 def make(program: Program, fuse: bool = True, machine: Machine = MACHINE) -> Plan:
     """The plan of a program, every step of it verified."""
-    scheduling = (CpuScheduling if fuse else Unfused)(machine, unsupported_reason)
+    scheduling = (CpuScheduling if fuse else Unfused)(machine, refusal_of_operation)
     return make_plan(program, {"cpu": scheduling}, verify=True)
 
 

@@ -109,7 +109,7 @@ def test_a_call_between_two_kernels_stays_between_them():
 def test_along_memory_and_across_do_not_go_together():
     plan = plan_of(lambda x: x.softmax(0), *tensors((32, 64)))
     assert len(plan.launches) == 2
-    assert {refusal.reason for refusal in plan.refusals} == {"one goes along memory, the other across"}
+    assert {each.refusal.reason for each in plan.not_fused} == {"one goes along memory, the other across"}
 
 
 @quick
@@ -124,14 +124,14 @@ def test_what_reads_other_parts_of_a_tensor_joins_where_little_is_written():
     assert len(plan_of(of_parts(1), x).launches) == 1
     refused = plan_of(of_parts(3), x)
     assert len(refused.launches) > 1
-    assert any("together hold more than they read" in each.reason for each in refused.refusals)
+    assert any("together hold more than they read" in each.refusal.reason for each in refused.not_fused)
 
 
 def test_a_total_is_known_before_it_is_used():
     """Every row needs the sum of all rows, and there is work for threads: they share no rows."""
     plan = plan_of(lambda x: x / x.sum(), *tensors((256, 256)))
     assert plan.launches[-1].name == "div", "a kernel of its own"
-    assert any("rows in common" in refusal.reason for refusal in plan.refusals)
+    assert any("rows in common" in each.refusal.reason for each in plan.not_fused)
 
 
 def test_why_two_operators_are_or_are_not_in_one_kernel():

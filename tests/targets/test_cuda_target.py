@@ -125,14 +125,14 @@ def test_nothing_is_launched_for_nothing(gpu):
 
 
 def test_a_kernel_that_triton_has_no_source_for_is_no_failure(gpu, monkeypatch):
-    from ferrite.codegen.triton import UnsupportedKernel
+    from ferrite.errors import NotGenerated
     from ferrite.runtime.cuda import kernels
 
     kept = kernels.unit_of
 
     def unit_of(kernel, processor):
         if "= exp(" in str(kernel):
-            raise UnsupportedKernel("no exponentials today")
+            raise NotGenerated("no exponentials today")
         return kept(kernel, processor)
 
     monkeypatch.setattr(kernels, "unit_of", unit_of)

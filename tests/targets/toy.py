@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ferrite.codegen.host import KernelCall, RunTable
+from ferrite.errors import Refusal
 from ferrite.ir.index import Index
 from ferrite.ir.kernel.interpret import run_kernel
 from ferrite.ir.kernel.nodes import Kernel
@@ -69,8 +70,8 @@ class ToyTarget:
         return run
 
 
-def no_scans(operation: Operation) -> str | None:
-    return "the toy has no scans" if isinstance(operation, Scan) else None
+def no_scans(operation: Operation) -> Refusal | None:
+    return Refusal("the toy has no scans") if isinstance(operation, Scan) else None
 
 
 def memory_of(kernel: Kernel, call: KernelCall, slots: Sequence[Any]) -> Any:

@@ -8,7 +8,7 @@ from ferrite.codegen.llvm.build import link, object_code
 from ferrite.codegen.llvm.driver import IMMEDIATE, pack_steps
 from ferrite.codegen.llvm.emit import kernel_text, unsupported
 from ferrite.codegen.llvm.entry import Table, bound
-from ferrite.codegen.llvm.image import Image, NoImage, image_of, is_image
+from ferrite.codegen.llvm.image import Image, image_of, is_image
 from ferrite.codegen.llvm.launches import LaunchStep, pack_launches
 from ferrite.codegen.llvm.memory import Loaded
 from ferrite.codegen.llvm.runtime_symbols import openmp_library
@@ -20,7 +20,6 @@ __all__ = [
     "Image",
     "LaunchStep",
     "Loaded",
-    "NoImage",
     "Table",
     "Target",
     "bound",

@@ -23,6 +23,7 @@ from ferrite.codegen.llvm.parallel import Parallel
 from ferrite.codegen.llvm.statements import Statements
 from ferrite.codegen.llvm.target import Target
 from ferrite.codegen.llvm.types import MEMORY, REGISTER
+from ferrite.errors import Refusal
 from ferrite.ir import Expr, Op, data_of, indices_of, nodes_of, short
 from ferrite.ir.kernel import Kernel, checks
 
@@ -70,11 +71,11 @@ def _exported(name: str, pointers: list[str], sizes: list[str], shared: list[str
 
 # --- what has no native form ------------------------------------------------------------------------------------------
 
-_reasons: weakref.WeakKeyDictionary[Expr, str | None] = weakref.WeakKeyDictionary()
+_reasons: weakref.WeakKeyDictionary[Expr, Refusal | None] = weakref.WeakKeyDictionary()
 _SHAPES = frozenset(["where", "bitcast"])
 
 
-def unsupported(expr: Expr) -> str | None:
+def unsupported(expr: Expr) -> Refusal | None:
     """Why an expression has no native form; None where it has one."""
     for item in nodes_of(expr, leaving_out=_reasons):
         inside = [value for index in indices_of(item) for value in data_of(index)]
@@ -83,13 +84,13 @@ def unsupported(expr: Expr) -> str | None:
     return _reasons[expr]
 
 
-def _unsupported(item: Expr) -> str | None:
+def _unsupported(item: Expr) -> Refusal | None:
     if item.dtype not in REGISTER:
-        return f"{short(item.dtype)} has no native form"
+        return Refusal(f"{short(item.dtype)} has no native form")
     if isinstance(item, Op) and item.name not in _SHAPES:
         dtype = item.operands[0].dtype
         if dtype not in REGISTER:
-            return f"{short(dtype)} has no native form"
+            return Refusal(f"{short(dtype)} has no native form")
         if item.name not in TAKES or not TAKES[item.name](dtype):
-            return f"{item.name} on {short(dtype)} has no native form"
+            return Refusal(f"{item.name} on {short(dtype)} has no native form")
     return None

@@ -7,8 +7,8 @@
 
 Making one takes the place of a linker for what kernels need: references between sections relative to the program
 counter, and calls to functions of the process. What an object has beyond that, or one that is not ELF for x86-64 or
-AArch64, makes `NoImage`: then LLVM's own linker loads the object. Loading an image needs neither LLVM nor a linker, so
-that a process which finds all its code in the cache never loads them.
+AArch64, is refused (`NotLoaded`): then LLVM's own linker loads the object. Loading an image needs neither LLVM nor a
+linker, so that a process which finds all its code in the cache never loads them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from ferrite.errors import NotLoaded
 
 MAGIC = b"ferrite image 1\n"
 LENGTHS = struct.Struct("<II")  # of the JSON, and of the bytes behind it
@@ -33,10 +35,6 @@ UNDEFINED = 0  # the section of a symbol that lies elsewhere
 
 # A jump to the address in the word at its end.
 STUBS = {X86: bytes.fromhex("ff2500000000") + bytes(8), ARM: bytes.fromhex("5000005800021fd6") + bytes(8)}
-
-
-class NoImage(Exception):
-    """Why an object cannot be made an image."""
 
 
 @dataclass(frozen=True)
@@ -102,10 +100,10 @@ class _Linking:
     def __init__(self, data: bytes) -> None:
         self.data = data
         if data[:6] != b"\x7fELF\x02\x01":
-            raise NoImage("it is not ELF of 64 bits in little endian")
+            raise NotLoaded("it is not ELF of 64 bits in little endian")
         kind, self.machine = struct.unpack_from("<HH", data, 16)
         if kind != RELOCATABLE or self.machine not in STUBS:
-            raise NoImage(f"it is for machine {self.machine}")
+            raise NotLoaded(f"it is for machine {self.machine}")
         (table,) = struct.unpack_from("<Q", data, 40)
         (count,) = struct.unpack_from("<H", data, 60)
         self.sections = [Section(*SECTION.unpack_from(data, table + SECTION.size * at)) for at in range(count)]
@@ -151,7 +149,7 @@ class _Linking:
         if not section.flags & TAKES_MEMORY or not section.size or self.name_of(section).startswith(".eh_frame"):
             return False
         if section.kind != PROGRAM_BITS or section.alignment > PAGE:
-            raise NoImage(f"it has a section {self.name_of(section)} of a kind that kernels do not need")
+            raise NotLoaded(f"it has a section {self.name_of(section)} of a kind that kernels do not need")
         return True
 
     def name_of(self, section: Section) -> str:
@@ -186,7 +184,7 @@ class _Linking:
             offset, info, addend = RELOCATION.unpack_from(self.data, at)
             rule = RULES.get((self.machine, info & 0xFFFFFFFF))
             if rule is None:
-                raise NoImage(f"it has a reference of kind {info & 0xFFFFFFFF}")
+                raise NotLoaded(f"it has a reference of kind {info & 0xFFFFFFFF}")
             target = self.place_of(self.symbols[info >> 32], rule in CALLS)
             rule(self.image_bytes, start + offset, target + addend)
 
@@ -194,7 +192,7 @@ class _Linking:
         if symbol.section in self.places:
             return self.places[symbol.section] + symbol.value
         if symbol.name not in self.words or not is_call:
-            raise NoImage(f"it refers to {symbol.name or 'a section'}, which lies elsewhere")
+            raise NotLoaded(f"it refers to {symbol.name or 'a section'}, which lies elsewhere")
         return self.words[symbol.name] - len(STUBS[self.machine]) + 8
 
 
@@ -214,7 +212,7 @@ def call_26(code: bytearray, at: int, target: int) -> None:
     """A call or jump of AArch64: a distance in words, in 26 bits."""
     distance = target - at
     if distance % 4 or not -(1 << 27) <= distance < 1 << 27:
-        raise NoImage("a call goes too far")
+        raise NotLoaded("a call goes too far")
     put_bits(code, at, 0, 26, distance >> 2)
 
 
@@ -222,7 +220,7 @@ def page_21(code: bytearray, at: int, target: int) -> None:
     """The distance in pages, in two parts."""
     distance = target // PAGE - at // PAGE
     if not -(1 << 20) <= distance < 1 << 20:
-        raise NoImage("a reference goes too far")
+        raise NotLoaded("a reference goes too far")
     put_bits(code, at, 29, 2, distance)
     put_bits(code, at, 5, 19, distance >> 2)
 
@@ -233,7 +231,7 @@ def in_page(size: int) -> Callable[[bytearray, int, int], None]:
     def fill(code: bytearray, at: int, target: int) -> None:
         place = target % PAGE
         if place % size:
-            raise NoImage("a reference to an element that is not aligned")
+            raise NotLoaded("a reference to an element that is not aligned")
         put_bits(code, at, 10, 12, place // size)
 
     return fill

@@ -5,7 +5,6 @@ there is none. Nothing here imports Triton but `run`, when it runs.
 """
 
 from ferrite.codegen.triton.emit import fixed_launch, kernel_source, launch_of, unsupported, written
-from ferrite.codegen.triton.errors import UnsupportedKernel
 from ferrite.codegen.triton.launch import FAILURE_WORDS, OPTIONS, Launch
 from ferrite.codegen.triton.support import unsupported_operation
 
@@ -13,7 +12,6 @@ __all__ = [
     "FAILURE_WORDS",
     "OPTIONS",
     "Launch",
-    "UnsupportedKernel",
     "fixed_launch",
     "kernel_source",
     "launch_of",

@@ -10,10 +10,10 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 
-from ferrite.codegen.triton.errors import UnsupportedKernel
 from ferrite.codegen.triton.helpers import functions
 from ferrite.codegen.triton.launch import Launch
 from ferrite.codegen.triton.statements import Printer
+from ferrite.errors import NotGenerated, Refusal
 from ferrite.ir.index import number, substitute
 from ferrite.ir.kernel import Kernel
 from ferrite.ir.program import comment
@@ -35,12 +35,12 @@ def fixed_launch(kernel: Kernel) -> Launch:
     return replace(launch, programs=substitute(launch.programs, blocks))
 
 
-def unsupported(kernel: Kernel) -> str | None:
+def unsupported(kernel: Kernel) -> Refusal | None:
     """Why a kernel has no Triton source; None where it has."""
     try:
         written(kernel, "kernel")
-    except UnsupportedKernel as error:
-        return str(error)
+    except NotGenerated as error:
+        return error.refusal
     return None
 
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import torch
 
-from ferrite.codegen.triton.errors import UnsupportedKernel
 from ferrite.codegen.triton.helpers import HELPERS
 from ferrite.codegen.triton.launch import TYPES
+from ferrite.errors import NotGenerated
 from ferrite.ir import Const, Op, bits_of, is_integer, short, value_of
 
 Needs = Callable[[str], object]
@@ -29,7 +29,7 @@ NARROW_INTEGERS = (torch.int8, torch.int16, torch.uint8, torch.uint16, torch.uin
 def type_name(dtype: torch.dtype) -> str:
     name = TYPES.get(dtype)
     if name is None:
-        raise UnsupportedKernel(f"elements of type {short(dtype)}")
+        raise NotGenerated(f"elements of type {short(dtype)}")
     return name
 
 
@@ -115,7 +115,7 @@ def operation(needs: Needs, expr: Op, args: list[str], quick: bool = False) -> s
         row = _bitcast_to(expr.dtype)
     text = row(needs, dtype, args) if row else None
     if text is None:
-        raise UnsupportedKernel(f"{expr.name} of {short(dtype)}")
+        raise NotGenerated(f"{expr.name} of {short(dtype)}")
     return text
 
 

@@ -13,7 +13,6 @@ from dataclasses import replace
 import torch
 
 from ferrite.codegen.triton.barriers import Barriers
-from ferrite.codegen.triton.errors import UnsupportedKernel
 from ferrite.codegen.triton.grid import MOST_ELEMENTS, Spread, block_limit, spread_loops
 from ferrite.codegen.triton.indices import is_narrow, widened
 from ferrite.codegen.triton.launch import Block, power_of_two
@@ -21,6 +20,7 @@ from ferrite.codegen.triton.module import BlockAxis, Mask, Module, Scope, Tile, 
 from ferrite.codegen.triton.operators import HALVES, filled, type_name
 from ferrite.codegen.triton.states import Accumulators
 from ferrite.codegen.triton.values import Evaluation
+from ferrite.errors import NotGenerated
 from ferrite.ir import Expr, arithmetic_type, cast, load, op, short
 from ferrite.ir.index import ONE, ZERO, Axis, Index, Symbol, number, symbol
 from ferrite.ir.kernel import (
@@ -182,7 +182,7 @@ class Printer:
             whole = axis.extent.high is not None and power_of_two(axis.extent.high) <= room
             most = power_of_two(axis.extent.high or 1) if whole else min(room, block_limit(loop))
         if loop.kind == "scan" and not self.stated:
-            raise UnsupportedKernel("a scan without blocks")
+            raise NotGenerated("a scan without blocks")
         scan = len(scope.axes) if loop.kind == "scan" else None
         if whole:
             block = self.block_of(axis.extent, most)
@@ -220,7 +220,7 @@ class Printer:
         if not extent.dims:
             return extent.text, False
         if axis.extent.high is None:
-            raise UnsupportedKernel(f"a loop of {axis.extent} iterations: every lane has another number, without bound")
+            raise NotGenerated(f"a loop of {axis.extent} iterations: every lane has another number, without bound")
         return str(axis.extent.high), True
 
     def number(self, axis: Axis, text: str) -> None:
@@ -285,7 +285,7 @@ class Printer:
             elements *= most
             blocks.append(None if size is ONE else self.block_of(size, most))
         if elements > MOST_ELEMENTS and not self.stated:
-            raise UnsupportedKernel(f"{elements} elements of scratch memory; a block has {MOST_ELEMENTS} at most")
+            raise NotGenerated(f"{elements} elements of scratch memory; a block has {MOST_ELEMENTS} at most")
         names = [axis.block.name for axis in scope.axes] + [block.name for block in blocks if block is not None]
         text = self.module.set(statement.name, filled(0, statement.dtype, f"[{', '.join(names)}]"))
         self.module.known.forget([statement.name])
@@ -317,7 +317,7 @@ class Printer:
         """Into a tile, which is a block."""
         place = evaluation.tile(tile, store.coordinates)
         if place.dims != scope.dims:
-            raise UnsupportedKernel(f"scratch memory {store.buffer} is written by more lanes than it has")
+            raise NotGenerated(f"scratch memory {store.buffer} is written by more lanes than it has")
         beyond = self.stated and all(mask.bounds is not None for mask in scope.masks)  # may hold anything
         counted = None if beyond else evaluation.guard(scope.masks, scope.dims)
         text = value.at(len(scope.axes))
@@ -331,7 +331,7 @@ class Printer:
     def atomic(self, store: Store, scope: Scope) -> None:
         dtype = store.value.dtype
         if store.buffer in self.module.tiles or dtype not in ATOMIC_TYPES.get(store.mode, ()):
-            raise UnsupportedKernel(f"atomic {store.mode} of {short(dtype)}")
+            raise NotGenerated(f"atomic {store.mode} of {short(dtype)}")
         evaluation = Evaluation(self.module, scope)
         value = evaluation.value(store.value)
         pointer, guard, dims = evaluation.pointer(store.buffer, store.coordinates[0], scope.masks, scope.dims)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from ferrite.codegen.triton.errors import UnsupportedKernel
 from ferrite.codegen.triton.indices import IndexText, is_narrow
 from ferrite.codegen.triton.launch import Block
 from ferrite.codegen.triton.module import NO_DIMS, BlockAxis, Dims, Known, Mask, Module, Scope, Tile, Value
 from ferrite.codegen.triton.operators import INFIX_NAMES, constant, converted, operation, plain_number
+from ferrite.errors import NotGenerated
 from ferrite.ir import (
     DIGITS,
     Cast,
@@ -142,7 +142,7 @@ class Evaluation:
             needs(name)
             text = f"{name}({key}, {counter})"
         else:
-            raise UnsupportedKernel(f"random numbers of kind {item.kind}")
+            raise NotGenerated(f"random numbers of kind {item.kind}")
         return self.named(converted(needs, text, made, item.dtype), dims)
 
     # --- masks --------------------------------------------------------------------------------------------------------
@@ -258,12 +258,12 @@ class Evaluation:
         for coordinate, block in zip(coordinates, tile.blocks, strict=True):
             if block is None:
                 if coordinate.high != 0:
-                    raise UnsupportedKernel(f"scratch memory at {coordinate}, which is not a lane of a block")
+                    raise NotGenerated(f"scratch memory at {coordinate}, which is not a lane of a block")
                 continue
             while dim < len(self.scope.axes) and not _is_lane(self.scope.axes[dim], coordinate, block):
                 dim += 1
             if dim == len(self.scope.axes):
-                raise UnsupportedKernel(f"scratch memory at {coordinate}, which is not a lane of a block")
+                raise NotGenerated(f"scratch memory at {coordinate}, which is not a lane of a block")
             kept.append(dim)
             dim += 1
         places = [":" if place in kept else "None" for place in range(max(kept, default=-1) + 1)]

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import NotLowered
 from ferrite.ir import arithmetic_type, cast, const, op
 from ferrite.lower.builder import Builder
 from ferrite.lower.formula import (
@@ -25,7 +26,7 @@ from ferrite.lower.formula import (
     term,
     working_type,
 )
-from ferrite.lower.table import NotLowered, lowers
+from ferrite.lower.table import lowers
 from ferrite.lower.value import Value
 
 aten = torch.ops.aten

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import NotLowered
 from ferrite.ir import Expr, arithmetic_type, cast, const, data, index_value, op
 from ferrite.ir.index import ZERO, Index, number
 from ferrite.lower.builder import Builder
@@ -20,7 +21,7 @@ from ferrite.lower.ops.index import I64
 from ferrite.lower.ops.pool import dims_of, divided, greatest, lowest, ravelled, spread, unravelled
 from ferrite.lower.ops.views import total
 from ferrite.lower.sizes import constant_value
-from ferrite.lower.table import NotLowered, lowers
+from ferrite.lower.table import lowers
 from ferrite.lower.value import Value, own_axes
 
 aten = torch.ops.aten

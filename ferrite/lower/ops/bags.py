@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import NotLowered
 from ferrite.ir import Expr, arithmetic_type, cast, const, data, index_value, masked, op
 from ferrite.ir.index import Index
 from ferrite.ir.program import Combine
@@ -19,7 +20,7 @@ from ferrite.lower.ops.accumulate import scattered
 from ferrite.lower.ops.conditions import B8
 from ferrite.lower.ops.index import I64, counts, straight
 from ferrite.lower.stores import scatter_into
-from ferrite.lower.table import NotLowered, lowers
+from ferrite.lower.table import lowers
 from ferrite.lower.value import Value, own_axes
 
 aten = torch.ops.aten

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import NotLowered
 from ferrite.ir import Expr, arithmetic_type, cast, const, op
 from ferrite.ir.index import ONE, ZERO
 from ferrite.lower.apply import compose
@@ -17,7 +18,7 @@ from ferrite.lower.builder import Builder
 from ferrite.lower.memory import copied, in_memory
 from ferrite.lower.ops.reduce import Rows, moments, statistics_type
 from ferrite.lower.stores import write_into
-from ferrite.lower.table import NotLowered, lowers
+from ferrite.lower.table import lowers
 from ferrite.lower.value import Value, own_axes
 
 aten = torch.ops.aten

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import NotLowered
 from ferrite.ir import arithmetic_type, index_value, is_integer, op
 from ferrite.ir.index import ONE, ZERO, number
 from ferrite.lower.builder import Builder
 from ferrite.lower.formula import Term, choose, first_device, is_nan, pointwise, result, term
 from ferrite.lower.memory import strides_in_storage
 from ferrite.lower.ops.pointwise import real_type, same
-from ferrite.lower.table import NotLowered, lowers
+from ferrite.lower.table import lowers
 from ferrite.lower.value import Box, Value, own_axes, whole
 
 aten, prims = torch.ops.aten, torch.ops.prims

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ferrite.capture import torch_api
+from ferrite.errors import NotLowered
 from ferrite.ir import Param, cast
 from ferrite.ir.index import Axis
 from ferrite.ir.program import Combine, If, Invoke, Size, While
@@ -21,7 +22,7 @@ from ferrite.lower.bodies import (
 from ferrite.lower.builder import Builder
 from ferrite.lower.calls import flat
 from ferrite.lower.loops import add_scan
-from ferrite.lower.table import NotLowered, lowers
+from ferrite.lower.table import lowers
 from ferrite.lower.value import Box, Value, own_axes, whole
 
 

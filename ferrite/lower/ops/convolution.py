@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import NotLowered
 from ferrite.ir import Expr, arithmetic_type, cast, const, index_value, op
 from ferrite.ir.index import ONE, ZERO, Index
 from ferrite.lower.builder import Builder
@@ -39,7 +40,7 @@ from ferrite.lower.ops.pool import spread
 from ferrite.lower.ops.views import total
 from ferrite.lower.sizes import constant_value
 from ferrite.lower.strides import contiguous
-from ferrite.lower.table import NotLowered, lowers
+from ferrite.lower.table import lowers
 from ferrite.lower.value import Value, own_axes
 
 aten = torch.ops.aten

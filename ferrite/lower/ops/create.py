@@ -9,13 +9,14 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api, torch_operators, torch_state
+from ferrite.errors import NotLowered
 from ferrite.ir import Expr, arithmetic_type, cast, const, foldable, index_value, is_integer, op, short
 from ferrite.ir.index import ZERO, Index
 from ferrite.ir.program import Buffer, DeviceCopy
 from ferrite.lower.builder import Builder
 from ferrite.lower.formula import Term, choose, first_device
 from ferrite.lower.memory import buffer_of, dense_strides, wanted_strides
-from ferrite.lower.table import NotLowered, lowers
+from ferrite.lower.table import lowers
 from ferrite.lower.value import Box, Value, own_axes, whole
 
 aten, prims = torch.ops.aten, torch.ops.prims

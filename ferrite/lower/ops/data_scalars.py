@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import size_facts, torch_api
+from ferrite.errors import NotLowered
 from ferrite.ir import Expr, cast, const, index_value, op
 from ferrite.ir.index import ZERO, Index, Symbol
 from ferrite.ir.program import Bind, Item
@@ -15,7 +16,7 @@ from ferrite.lower.builder import Builder
 from ferrite.lower.memory import buffer_of, copied
 from ferrite.lower.scalars import expression, remember
 from ferrite.lower.sizes import constant_value
-from ferrite.lower.table import NotLowered, eager, lowers
+from ferrite.lower.table import eager, lowers
 from ferrite.lower.value import Value
 
 aten = torch.ops.aten

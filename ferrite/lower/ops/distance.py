@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 import torch
 
+from ferrite.errors import NotLowered
 from ferrite.ir import Expr, arithmetic_type, cast, const, data, index_value, op
 from ferrite.ir.index import ONE, ZERO, Index
 from ferrite.lower.builder import Builder
 from ferrite.lower.loops import add_reduce
 from ferrite.lower.ops.conditions import B8
-from ferrite.lower.table import NotLowered, eager, lowers
+from ferrite.lower.table import eager, lowers
 from ferrite.lower.value import Value, own_axes
 
 aten = torch.ops.aten

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api, torch_operators
+from ferrite.errors import NotLowered
 from ferrite.ir.program import Call, UserKernel
 from ferrite.lower.apply import apply
 from ferrite.lower.builder import Builder
 from ferrite.lower.calls import eager_call, flat
 from ferrite.lower.effects import ORDERED, RANDOM
 from ferrite.lower.ops.control import invoke, lowers_higher_order
-from ferrite.lower.table import NotLowered, eager, lowers
+from ferrite.lower.table import eager, lowers
 from ferrite.lower.value import Value
 
 prims = torch.ops.prims

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 
 from ferrite.capture import schema, written_arguments
+from ferrite.errors import NotLowered
 from ferrite.ir.index import number
 from ferrite.lower.apply import apply
 from ferrite.lower.builder import Builder
 from ferrite.lower.stores import write_into
-from ferrite.lower.table import LOWERED, NotLowered, lowers
+from ferrite.lower.table import LOWERED, lowers
 from ferrite.lower.value import Value
 
 aten = torch.ops.aten

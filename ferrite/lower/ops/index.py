@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import NotLowered
 from ferrite.ir import (
     COMPLAINT,
     Cast,
@@ -35,7 +36,7 @@ from ferrite.lower.ops.tables import worked_out
 from ferrite.lower.ops.views import dim_of, flattened, put
 from ferrite.lower.promotion import common_type
 from ferrite.lower.stores import scatter_into
-from ferrite.lower.table import NotLowered, eager, lowers
+from ferrite.lower.table import eager, lowers
 from ferrite.lower.value import Value, own_axes
 
 aten = torch.ops.aten

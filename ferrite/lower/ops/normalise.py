@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import NotLowered
 from ferrite.ir import Expr, arithmetic_type, cast, const, op
 from ferrite.ir.index import ONE, Index
 from ferrite.lower.builder import Builder
 from ferrite.lower.ops.reduce import Rows, moments
 from ferrite.lower.ops.views import reshaped
-from ferrite.lower.table import NotLowered, lowers
+from ferrite.lower.table import lowers
 from ferrite.lower.value import Value
 
 aten = torch.ops.aten

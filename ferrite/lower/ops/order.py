@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import NotLowered
 from ferrite.ir import Expr, cast, const, data, index_value, op
 from ferrite.ir.index import ONE, Index, number
 from ferrite.lower.builder import Builder
@@ -18,7 +19,7 @@ from ferrite.lower.ops.reduce import Rows
 from ferrite.lower.ops.scan import OWN_ORDER, alone, sorted_along
 from ferrite.lower.ops.views import dim_of, flattened, put
 from ferrite.lower.stores import scatter_into
-from ferrite.lower.table import NotLowered, lowers
+from ferrite.lower.table import lowers
 from ferrite.lower.value import Value, own_axes
 
 aten = torch.ops.aten

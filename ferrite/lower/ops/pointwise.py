@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import NotLowered
 from ferrite.ir import NARROW, Expr, arithmetic_type, is_integer
 from ferrite.ir.index import Index
 from ferrite.lower.builder import Builder
@@ -27,7 +28,7 @@ from ferrite.lower.formula import (
     working_type,
 )
 from ferrite.lower.promotion import Operand
-from ferrite.lower.table import NotLowered, lowers
+from ferrite.lower.table import lowers
 from ferrite.lower.value import Value
 
 aten = torch.ops.aten

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import NotLowered
 from ferrite.ir import NARROW, arithmetic_type, is_integer, short
 from ferrite.lower.builder import Builder
 from ferrite.lower.formula import Term, check_fits, elementwise, first_device, result, sqrt, term, working_type
 from ferrite.lower.promotion import Operand
-from ferrite.lower.table import NotLowered, lowers
+from ferrite.lower.table import lowers
 from ferrite.lower.value import Value
 
 aten = torch.ops.aten

@@ -7,12 +7,13 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import NotLowered
 from ferrite.ir import arithmetic_type, is_integer
 from ferrite.ir.index import ZERO, Index
 from ferrite.lower.builder import Builder
 from ferrite.lower.formula import Term, choose, larger, result, smaller, term
 from ferrite.lower.ops.views import dim_of
-from ferrite.lower.table import NotLowered, lowers
+from ferrite.lower.table import lowers
 from ferrite.lower.value import Value, own_axes
 
 aten = torch.ops.aten

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import NotLowered
 from ferrite.ir import MAX_RANDOM_OPERATORS, PLACE_BITS, Random, arithmetic_type, const, op
 from ferrite.ir.index import ZERO, Index, number
 from ferrite.ir.program import Seeds
@@ -18,7 +19,7 @@ from ferrite.lower.formula import Term, larger, log1p, pointwise, result, sqrt
 from ferrite.lower.memory import dense_strides
 from ferrite.lower.ops.create import filled
 from ferrite.lower.strides import contiguous
-from ferrite.lower.table import DRAWN, NotLowered, lowers
+from ferrite.lower.table import DRAWN, lowers
 from ferrite.lower.value import Box, Value, own_axes, whole
 from ferrite.passes.joint import randoms as randoms  # defines the operators
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import NotLowered
 from ferrite.ir import Expr, arithmetic_type, cast, const, index_value, op
 from ferrite.ir.index import ONE, ZERO, Index, Number, multiply
 from ferrite.lower.builder import Builder
 from ferrite.lower.loops import add_reduce
 from ferrite.lower.ops.views import dim_of, unsqueeze
-from ferrite.lower.table import NotLowered, lowers
+from ferrite.lower.table import lowers
 from ferrite.lower.value import Value, own_axes
 
 aten, prims = torch.ops.aten, torch.ops.prims

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import NotLowered
 from ferrite.ir import Expr, arithmetic_type, cast, const, data, index_value, op
 from ferrite.ir.index import ONE, Index, axis, number
 from ferrite.lower.builder import Builder
@@ -21,7 +22,7 @@ from ferrite.lower.ops.conditions import B8
 from ferrite.lower.ops.index import I64
 from ferrite.lower.ops.pool import dims_of
 from ferrite.lower.sizes import constant_value
-from ferrite.lower.table import NotLowered, eager, lowers
+from ferrite.lower.table import eager, lowers
 from ferrite.lower.value import Value, own_axes
 
 aten = torch.ops.aten

@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import NotLowered
 from ferrite.ir import Expr, arithmetic_type, cast, const
 from ferrite.ir.program import Combine
 from ferrite.lower.builder import Builder
 from ferrite.lower.loops import add_scan, add_sort, full_axes
 from ferrite.lower.ops.views import dim_of
-from ferrite.lower.table import NotLowered, eager, lowers
+from ferrite.lower.table import eager, lowers
 from ferrite.lower.value import Value, own_axes
 
 aten = torch.ops.aten

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import NotLowered
 from ferrite.ir import Expr, arithmetic_type, cast, const, data, index_value, is_integer, masked, op
 from ferrite.ir.index import ONE, ZERO, Index, number
 from ferrite.ir.program import Combine
@@ -21,7 +22,7 @@ from ferrite.lower.ops.conditions import B8
 from ferrite.lower.ops.index import ALONG, FLAT, I64, MASKS, OUTSIDE, SELF, Picked, along, straight, wrapped
 from ferrite.lower.ops.views import dim_of, flattened, put, reshaped, sliced, total
 from ferrite.lower.stores import reads_elsewhere, scatter_into, write_into
-from ferrite.lower.table import NotLowered, lowers
+from ferrite.lower.table import lowers
 from ferrite.lower.value import Value, own_axes
 
 aten = torch.ops.aten

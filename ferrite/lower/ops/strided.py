@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import NotLowered
 from ferrite.graph import eager_refuses
 from ferrite.ir import Expr, arithmetic_type, cast, const, op
 from ferrite.ir.index import ONE, ZERO, Index, number, symbol
@@ -19,7 +20,7 @@ from ferrite.lower.ops.views import dim_of, start_of
 from ferrite.lower.sizes import constant_value
 from ferrite.lower.stores import write_into
 from ferrite.lower.strides import same_strides
-from ferrite.lower.table import NotLowered, lowers
+from ferrite.lower.table import lowers
 from ferrite.lower.value import Box, Value, own_axes, whole
 
 aten, prims = torch.ops.aten, torch.ops.prims

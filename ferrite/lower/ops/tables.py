@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import NotLowered
 from ferrite.ir import Cast, Const, Expr, IndexValue, Op
 from ferrite.ir.index import Axis, Index, Number, evaluate, number
 
@@ -34,10 +35,6 @@ MEANINGS: dict[str, Callable[..., Any]] = {
 }
 
 
-class NotPlain(Exception):
-    """Something that is not worked out beforehand."""
-
-
 def worked_out(expr: Expr) -> Index | None:
     """An integer expression of one loop variable as an index, where its numbers have a plain form."""
     axes = [atom for atom in expr.atoms if isinstance(atom, Axis)]
@@ -49,7 +46,7 @@ def worked_out(expr: Expr) -> Index | None:
         return None
     try:
         values = [int(value_at(expr, item, place, {})) for place in range(count)]
-    except (NotPlain, OverflowError, ValueError, ZeroDivisionError):
+    except (NotLowered, OverflowError, ValueError, ZeroDivisionError):
         return None
     return plain_form(values, item)
 
@@ -67,7 +64,7 @@ def plain_form(values: Sequence[int], item: Axis) -> Index | None:
 def value_at(expr: Expr, item: Axis, place: int, computed: dict[Expr, Any]) -> Any:
     if expr not in computed:
         if expr.dtype not in TYPES:
-            raise NotPlain
+            raise NotLowered(f"numbers of type {expr.dtype}")
         match expr:
             case Const():
                 found = expr.value
@@ -78,7 +75,7 @@ def value_at(expr: Expr, item: Axis, place: int, computed: dict[Expr, Any]) -> A
             case Op() if expr.name in MEANINGS:
                 found = MEANINGS[expr.name](*(value_at(part, item, place, computed) for part in expr.operands))
             case _:
-                raise NotPlain
+                raise NotLowered("an operator that is not worked out beforehand")
         computed[expr] = rounded(found, expr.dtype)
     return computed[expr]
 
@@ -91,5 +88,5 @@ def rounded(value: Any, dtype: torch.dtype) -> Any:
         return struct.unpack("<f", struct.pack("<f", value))[0] if dtype is F32 else float(value)
     whole, limits = math.trunc(value), torch.iinfo(dtype)
     if not limits.min <= whole <= limits.max:
-        raise NotPlain
+        raise NotLowered(f"a number that {dtype} does not hold")
     return whole

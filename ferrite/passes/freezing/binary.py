@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import on_real_tensors, torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.passes.freezing.binary_cases import (
     BINARY_EXAMPLES,
@@ -43,7 +44,7 @@ from ferrite.passes.shared.constants import constant_of
 from ferrite.passes.shared.converts import POINTLESS_CONVERT
 from ferrite.passes.shared.facts import is_finite, only_cast
 from ferrite.pipeline import PassContext, graph_pass
-from ferrite.rewrite import NodeRule, Refusal, Site, apply_rules, arguments_of
+from ferrite.rewrite import NodeRule, Site, apply_rules, arguments_of
 
 aten = torch.ops.aten
 ADDING: dict[Any, float] = {aten.add.Tensor: 1.0, aten.sub.Tensor: -1.0}

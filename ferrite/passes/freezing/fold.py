@@ -25,12 +25,14 @@ from typing import Any
 import torch
 
 from ferrite.capture import on_real_tensors
+from ferrite.errors import NotApplied, Refusal
 from ferrite.graph import (
     fake_value,
     has_effect,
     is_known_operator,
     is_random,
     leaves,
+    model_line,
     mutates,
     storage_bytes,
     storages_of,
@@ -63,9 +65,9 @@ def fold_constants(gm: torch.fx.GraphModule, context: PassContext) -> int:
         return store(gm, values, context)
 
 
-class CannotFold(Exception):
-    def __init__(self, node: Node) -> None:
-        super().__init__(node.format_node())
+class CannotFold(NotApplied):
+    def __init__(self, node: Node, reason: str) -> None:
+        super().__init__(Refusal(reason, model_line(node)))
         self.node = node
 
 
@@ -146,11 +148,11 @@ class Plan:
         try:
             value = node.target(*args, **kwargs)  # type: ignore[operator]
         except Exception as problem:
-            raise CannotFold(node) from problem
+            raise CannotFold(node, f"it fails: {problem}") from problem
         if any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in leaves(value)):
-            raise CannotFold(node)
-        if difference(fake_value(node), value) is not None:
-            raise CannotFold(node)  # others were told of another layout
+            raise CannotFold(node, "it has no numbers")
+        if (unlike := difference(fake_value(node), value)) is not None:
+            raise CannotFold(node, unlike)  # others were told of another layout
         return value
 
 

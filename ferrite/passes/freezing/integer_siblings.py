@@ -17,13 +17,14 @@ from typing import Any
 import torch
 
 from ferrite.capture import on_real_tensors, torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value
+from ferrite.options import way
 from ferrite.passes.freezing.binary_cases import constant, of
 from ferrite.passes.freezing.layers import RESHAPES, again, sole_reader
-from ferrite.passes.shared import suboptions
 from ferrite.passes.shared.constants import constant_of
 from ferrite.passes.shared.facts import only_cast, transposed
-from ferrite.rewrite import Case, NodeRule, Refusal, Site, arguments_of, in_order
+from ferrite.rewrite import Case, NodeRule, Site, arguments_of, in_order
 
 aten = torch.ops.aten
 INTEGERS = (torch.int8, torch.uint8)
@@ -113,7 +114,7 @@ def siblings(node: torch.fx.Node) -> list[torch.fx.Node] | Refusal:
 
 
 def merge(site: Site) -> Any:
-    if suboptions.way(site.options.horizontal, OPTION) == "off":
+    if way(site.options.horizontal, OPTION) == "off":
         return Refusal("the option horizontal is off, or names others")
     products = [behind(root) for root in site.roots]
     first = products[0]

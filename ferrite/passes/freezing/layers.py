@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from ferrite.capture import on_real_tensors, torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.passes.shared.constants import constant_of
 from ferrite.passes.shared.facts import is_finite
-from ferrite.rewrite import Refusal, Site, arguments_of
+from ferrite.rewrite import Site, arguments_of
 
 aten = torch.ops.aten
 LAYERS = (aten.convolution.default, aten.mm.default, aten.addmm.default)

@@ -24,13 +24,14 @@ from typing import Any
 import torch
 
 from ferrite.capture import on_real_tensors, torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import Storage, attribute_of, fake_value, storages_in, tensor_storages
 from ferrite.passes.freezing.binary_cases import constant, conv, of
 from ferrite.passes.freezing.layers import convolution_at, shared_weight, sole_reader
 from ferrite.passes.shared.constants import constant_of
 from ferrite.passes.shared.facts import transposed
 from ferrite.pipeline import PassContext, graph_pass
-from ferrite.rewrite import Case, NodeRule, Refusal, Site, apply_rules
+from ferrite.rewrite import Case, NodeRule, Site, apply_rules
 
 aten = torch.ops.aten
 FEW_ROWS = 2

@@ -17,14 +17,15 @@ from typing import Any
 import torch
 
 from ferrite.capture import on_real_tensors, torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value
+from ferrite.options import way
 from ferrite.passes.freezing.binary_cases import constant, of
 from ferrite.passes.freezing.integer_siblings import INTEGER_SIBLINGS, OPTION
 from ferrite.passes.freezing.layers import Layer, product_at, shared_weight
-from ferrite.passes.shared import suboptions
 from ferrite.passes.shared.facts import leaves_quick_way
 from ferrite.pipeline import PassContext, graph_pass
-from ferrite.rewrite import Case, NodeRule, Refusal, Site, apply_rules
+from ferrite.rewrite import Case, NodeRule, Site, apply_rules
 
 aten = torch.ops.aten
 NAME = OPTION
@@ -63,12 +64,12 @@ def alike(one: Layer, other: Layer) -> bool:
 
 
 def merge(site: Site) -> Any:
-    way = suboptions.way(site.options.horizontal, NAME)
-    if way == "off":
+    how = way(site.options.horizontal, NAME)
+    if how == "off":
         return Refusal("the option horizontal is off, or names others")
     layers = [layer for layer in map(product_at, site.roots) if isinstance(layer, Layer)]
     assert site.constant is not None
-    if way == "auto" and are_tiny(layers):
+    if how == "auto" and are_tiny(layers):
         return Refusal("apart the products are tiny enough for torch's quick way")
     weight = site.constant("siblings_weight", side_by_side([layer.weight for layer in layers]))
     left = left_of(layers[0])

@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import Refusal
 from ferrite.passes.joint.uniform import COPIES, EXACT, LIKE, RESHAPES, Number, Uniform, is_tensor, sizes_as_arguments
 from ferrite.pipeline import PassContext, graph_pass
-from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, apply_rules
+from ferrite.rewrite import AnyRule, Case, NodeRule, Site, apply_rules
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
 from ferrite.passes.shared.cases import normal, on_accelerator
 from ferrite.pipeline import PassContext, graph_pass
-from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, apply_rules
+from ferrite.rewrite import AnyRule, Case, NodeRule, Site, apply_rules
 
 aten = torch.ops.aten
 # Elements that matrix units load at once.
@@ -93,11 +94,11 @@ def turned(matrix: torch.Tensor) -> bool:
     return torch_api.known_equal(matrix.stride(-2), 1) and not torch_api.known_equal(matrix.stride(-1), 1)
 
 
-def gains_nothing(value: torch.Tensor) -> str | None:
+def gains_nothing(value: torch.Tensor) -> Refusal | None:
     if value.device.type == "cpu":
-        return "on a cpu alignment gains nothing"
+        return Refusal("on a cpu alignment gains nothing")
     if value.dtype is torch.float32 and torch.get_float32_matmul_precision() == "highest":
-        return "single precision runs without matrix units"
+        return Refusal("single precision runs without matrix units")
     return None
 
 
@@ -128,7 +129,7 @@ def padded_product(site: Site) -> Any:
     if torch.are_deterministic_algorithms_enabled():
         return Refusal("torch is to be deterministic")
     if wanted == "auto" and (problem := gains_nothing(value)) is not None:
-        return Refusal(problem)
+        return problem
     which = (True, True, True) if wanted == "always" else contiguous_sides(value, site.value(right))
     sides = sides_of(value, site.value(right), which)
     if isinstance(sides, Refusal):

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.passes.shared.cases import on_accelerator, one, uniform
 from ferrite.passes.shared.const_scatter import SCATTER_UPON_CONSTANT
 from ferrite.passes.shared.constructors import ConstructorMover
 from ferrite.passes.shared.converts import CONVERT_RULES
 from ferrite.pipeline import PassContext, graph_pass
-from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, apply_rules, arguments_of
+from ferrite.rewrite import AnyRule, Case, NodeRule, Site, apply_rules, arguments_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 RANDPERM = (aten.randperm.default, aten.randperm.generator)
@@ -46,12 +47,12 @@ def permutation_length(node: Any) -> Any | None:
     return fake_value(node).shape[0]
 
 
-def permuted_problem(site: Site, index: Any, dim: int) -> str | None:
+def permuted_problem(site: Site, index: Any, dim: int) -> Refusal | None:
     length = permutation_length(index)
     if length is None:
-        return "the index is no random permutation"
+        return Refusal("the index is no random permutation")
     if not torch_api.known_true(length <= site.value(site.arguments["self"]).shape[dim]):
-        return "the permutation may be longer than the dimension"
+        return Refusal("the permutation may be longer than the dimension")
     return None
 
 
@@ -62,7 +63,7 @@ def unchecked_index(site: Site) -> Any:
         return Refusal("it has more than one index")
     problem = permuted_problem(site, indices[at[0]], at[0])
     if problem:
-        return Refusal(problem)
+        return problem
     return site.call(aten._unsafe_index.Tensor, site.arguments["self"], list(indices))
 
 
@@ -74,7 +75,7 @@ def stored_instead(site: Site) -> Any:
     dim = site.arguments["dim"] % value.ndim
     problem = permuted_problem(site, index, dim)
     if problem:
-        return Refusal(problem)
+        return problem
     indices = [None] * dim + [index]
     total = site.call(aten.add.Tensor, site.call(aten._unsafe_index.Tensor, x, indices), added)
     return site.call(aten._unsafe_index_put.default, x, indices, total)

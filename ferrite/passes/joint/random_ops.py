@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_operators
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value, mode_of, stream_of
 from ferrite.ir import DIGITS
 from ferrite.passes.joint import randoms as randoms  # defines torch.ops.ferrite
@@ -175,21 +176,21 @@ def first_value(node: torch.fx.Node) -> Any:
     return value[0] if isinstance(value, (tuple, list)) else value
 
 
-def problem_of(node: torch.fx.Node) -> str | None:
+def problem_of(node: torch.fx.Node) -> Refusal | None:
     """Why a call stays as it is."""
     if node.target in LEFT:
-        return LEFT[node.target]
+        return Refusal(LEFT[node.target])
     given, value, how = arguments_of(node), first_value(node), WRITTEN[node.target]
     if given.get("generator") is not None:
-        return "it has a generator of its own"
+        return Refusal("it has a generator of its own")
     if given.get("pin_memory") or value.layout is not torch.strided:
-        return "it is in pinned memory, or not strided"
+        return Refusal("it is in pinned memory, or not strided")
     if not torch_operators.known_contiguous(value):
-        return "it has strides of its own"
+        return Refusal("it has strides of its own")
     if value.dtype not in DTYPES.get(how, tuple(DIGITS)):
-        return f"its dtype is {value.dtype}"
+        return Refusal(f"its dtype is {value.dtype}")
     if how is geometric and 0 < given["p"] < 1 and beyond(value.dtype, given["p"]):
-        return f"{value.dtype} does not hold its largest number"
+        return Refusal(f"{value.dtype} does not hold its largest number")
     return argument_problem(how, given) or users_problem(node)
 
 
@@ -200,7 +201,7 @@ def beyond(dtype: torch.dtype, p: float) -> bool:
     return not dtype.is_floating_point and FARTHEST / -math.log1p(-p) >= torch.iinfo(dtype).max
 
 
-def argument_problem(how: Any, given: Mapping[str, Any]) -> str | None:
+def argument_problem(how: Any, given: Mapping[str, Any]) -> Refusal | None:
     """What eager would refuse, or cannot be known yet, is left to it."""
     numbers = [
         given[name]
@@ -208,32 +209,32 @@ def argument_problem(how: Any, given: Mapping[str, Any]) -> str | None:
         if name in given
     ]
     if not all(isinstance(number, (int, float)) for number in numbers):
-        return "a parameter is not known"
+        return Refusal("a parameter is not known")
     if how is integer and not 0 < given["high"] - given.get("low", 0) <= MOST:
-        return "there are no such integers, or too many"
+        return Refusal("there are no such integers, or too many")
     if how is uniform_between and given["from"] > given["to"]:
-        return "the bounds are the wrong way round"
+        return Refusal("the bounds are the wrong way round")
     if how is normal_around and given["std"] < 0:
-        return "the deviation is negative"
+        return Refusal("the deviation is negative")
     if how is log_normal and not given["std"] > 0:
-        return "the deviation is not positive"
+        return Refusal("the deviation is not positive")
     if how is exponential and not given["lambd"] > 0:
-        return "the rate is not positive"
+        return Refusal("the rate is not positive")
     if how is cauchy and not given["sigma"] > 0:
-        return "the spread is not positive"
+        return Refusal("the spread is not positive")
     if how is geometric and not 0 < given["p"] < 1:
-        return "the chance is not between 0 and 1, both left out"
+        return Refusal("the chance is not between 0 and 1, both left out")
     if how is bernoulli and not 0 <= given["p"] <= 1:
-        return "the chance is not between 0 and 1"
+        return Refusal("the chance is not between 0 and 1")
     if how is dropout and not (given["train"] is True and 0 < given["p"] < 1):
-        return "nothing is dropped, or everything"
+        return Refusal("nothing is dropped, or everything")
     return None
 
 
-def users_problem(node: torch.fx.Node) -> str | None:
+def users_problem(node: torch.fx.Node) -> Refusal | None:
     several = isinstance(fake_value(node), (tuple, list))
     if several and any(user.target is not operator.getitem for user in node.users):
-        return "its results are passed on together"
+        return Refusal("its results are passed on together")
     return None
 
 
@@ -281,13 +282,11 @@ class ReplaceRandom(GraphRule):
             keys[place] = key
         return keys[place]
 
-    def explain(self, gm: torch.fx.GraphModule, context: PassContext) -> Mapping[torch.fx.Node, str]:
+    def explain(self, gm: torch.fx.GraphModule, context: PassContext) -> Mapping[torch.fx.Node, Refusal | None]:
         nodes = [node for node in gm.graph.nodes if node.target in self.targets]
-        off = "" if context.options.rng == "counter" else "the option rng is not 'counter'"
-        off = off or too_loose(self, context.options) or ""
-        if off:
-            return dict.fromkeys(nodes, off)
-        return {node: problem_of(node) or "" for node in nodes}
+        off = None if context.options.rng == "counter" else Refusal("the option rng is not 'counter'")
+        off = off or too_loose(self, context.options)
+        return {node: off or problem_of(node) for node in nodes}
 
     # The numbers are others than before, so the examples show what does not depend on them.
     examples = tuple(
@@ -351,5 +350,5 @@ def replace_random(gm: torch.fx.GraphModule, context: PassContext) -> int:
     count = apply_rules(gm, RANDOM_RULES, context)
     if context.options.rng == "counter" and context.fuel.left:
         for node, problem in REPLACE_RANDOM.explain(gm, context).items():
-            context.facts[f"{node.target} left to eager: {problem}"] += 1
+            context.facts[f"{node.target} left to eager: {problem.reason if problem is not None else ''}"] += 1
     return count

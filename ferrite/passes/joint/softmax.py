@@ -17,11 +17,12 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.passes.shared.converts import converted
 from ferrite.passes.shared.facts import has_elements_along
 from ferrite.pipeline import PassContext, graph_pass
-from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, apply_rules, arguments_of
+from ferrite.rewrite import AnyRule, Case, NodeRule, Site, apply_rules, arguments_of
 
 aten = torch.ops.aten
 PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar)

@@ -18,11 +18,12 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value, stream_of
 from ferrite.passes.shared.cases import one
 from ferrite.passes.shared.noops import NOOP_RULES
 from ferrite.pipeline import PassContext, graph_pass
-from ferrite.rewrite import AnyRule, Case, GraphRule, NodeRule, Refusal, Site, apply_rules, arguments_of
+from ferrite.rewrite import AnyRule, Case, GraphRule, NodeRule, Site, apply_rules, arguments_of
 
 aten = torch.ops.aten
 VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
@@ -119,14 +120,14 @@ class DedupeSizes(GraphRule):
                 total += 1
         return total
 
-    def explain(self, gm: torch.fx.GraphModule, context: PassContext) -> Mapping[torch.fx.Node, str]:
+    def explain(self, gm: torch.fx.GraphModule, context: PassContext) -> Mapping[torch.fx.Node, Refusal | None]:
         found = self.found(gm).items()
-        return {node: "" if isinstance(other, torch.fx.Node) else other for node, other in found}
+        return {node: other if isinstance(other, Refusal) else None for node, other in found}
 
-    def found(self, gm: torch.fx.GraphModule) -> dict[torch.fx.Node, torch.fx.Node | str]:
+    def found(self, gm: torch.fx.GraphModule) -> dict[torch.fx.Node, torch.fx.Node | Refusal]:
         """Each candidate with the earlier node that has its value, or why there is none. Linear."""
         first: dict[Any, torch.fx.Node] = {}
-        outcome: dict[torch.fx.Node, torch.fx.Node | str] = {}
+        outcome: dict[torch.fx.Node, torch.fx.Node | Refusal] = {}
         for node in gm.graph.nodes:
             value = fake_value(node)
             if not isinstance(value, torch.SymInt):
@@ -136,11 +137,11 @@ class DedupeSizes(GraphRule):
             if node.op == "placeholder" or node.target not in self.targets:
                 continue
             if earlier is node:
-                outcome[node] = "no earlier node has this value"
+                outcome[node] = Refusal("no earlier node has this value")
             elif node.meta.get("unbacked_bindings"):
-                outcome[node] = "it is where the value becomes known"
+                outcome[node] = Refusal("it is where the value becomes known")
             elif not may_read(node, earlier) or stream_of(node) != stream_of(earlier):
-                outcome[node] = f"{earlier.name} belongs to the backward part or to another stream"
+                outcome[node] = Refusal(f"{earlier.name} belongs to the backward part or to another stream")
                 first[expression] = node
             else:
                 outcome[node] = earlier

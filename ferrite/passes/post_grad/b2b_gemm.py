@@ -17,11 +17,12 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value, has_effect
 from ferrite.passes.post_grad.operators import write_pointwise
 from ferrite.passes.shared.cases import on_accelerator
 from ferrite.passes.shared.facts import on_cpu, only_cast
-from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, in_order, is_elementwise
+from ferrite.rewrite import AnyRule, Case, NodeRule, Site, in_order, is_elementwise
 
 aten = torch.ops.aten
 MOST_STEPS = 64  # nodes between the products: a longer chain is not worth a kernel of its own

@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value
+from ferrite.options import settings_of
 from ferrite.passes.shared.batching import Fusion, Settings, shape_key
-from ferrite.passes.shared.suboptions import settings_of
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import Case, Numerics, Writer, arguments_of
 
@@ -39,19 +40,19 @@ class NamedFusion(Fusion):
 # --- the fusions ------------------------------------------------------------------------------------------------------
 
 
-def one_shape(arguments: Mapping[str, Any], values: tuple[torch.Tensor, ...]) -> str | None:
-    return None if len({shape_key(value) for value in values}) == 1 else "its operands have different shapes"
+def one_shape(arguments: Mapping[str, Any], values: tuple[torch.Tensor, ...]) -> Refusal | None:
+    return None if len({shape_key(value) for value in values}) == 1 else Refusal("its operands have different shapes")
 
 
-def small_product(arguments: Mapping[str, Any], values: tuple[torch.Tensor, ...]) -> str | None:
+def small_product(arguments: Mapping[str, Any], values: tuple[torch.Tensor, ...]) -> Refusal | None:
     """Products of one known size: with sizes that only run time knows nobody can say that batching pays."""
     if not all(isinstance(size, int) for value in values for size in value.shape):
-        return "its sizes are not known"
+        return Refusal("its sizes are not known")
     if any(arguments.get(factor, 1) != 1 for factor in ("alpha", "beta")):
-        return "it is scaled"
+        return Refusal("it is scaled")
     bias = fake_value(arguments["self"])
     if len({bias.dtype, *(value.dtype for value in values)}) > 1 or not bias.dtype.is_floating_point:
-        return "it is no product of floating point numbers of one dtype"
+        return Refusal("it is no product of floating point numbers of one dtype")
     return None
 
 
@@ -131,9 +132,9 @@ BY_NAME = {fusion.name: fusion for fusion in FUSIONS}
 RULES = tuple(fusion for fusion in FUSIONS if not fusion.needs)
 
 
-def reason_to_refuse(fusion: Fusion, settings: Settings) -> str | None:
+def reason_to_refuse(fusion: Fusion, settings: Settings) -> Refusal | None:
     """Why a fusion as a whole does not run here."""
     library = fusion.needs or (KERNEL_LIBRARY if settings.external_lib else "")
     if library and importlib.util.find_spec(library) is None:
-        return f"the library {library} is not installed"
-    return f"calls of {library} are not written yet" if fusion.needs else None
+        return Refusal(f"the library {library} is not installed")
+    return Refusal(f"calls of {library} are not written yet") if fusion.needs else None

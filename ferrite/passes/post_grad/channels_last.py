@@ -19,9 +19,10 @@ from typing import Any
 import torch
 
 from ferrite.capture import known_contiguous, torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.passes.post_grad.convolutions import LARGE, bare, of
-from ferrite.rewrite import Case, NodeRule, Refusal, Site
+from ferrite.rewrite import Case, NodeRule, Site
 
 aten = torch.ops.aten
 

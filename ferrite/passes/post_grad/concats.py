@@ -21,9 +21,10 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.passes.shared.cases import one
-from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, arguments_of, count_uses
+from ferrite.rewrite import AnyRule, Case, NodeRule, Site, arguments_of, count_uses
 
 aten = torch.ops.aten
 SPLITS = (aten.split.Tensor, aten.split_with_sizes.default)

@@ -23,8 +23,9 @@ from typing import Any
 import torch
 
 from ferrite.capture import known_contiguous, torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value
-from ferrite.rewrite import Case, NodeRule, Refusal, Site
+from ferrite.rewrite import Case, NodeRule, Site
 
 aten = torch.ops.aten
 LARGE = 2**21  # multiplications from which a call is worth several

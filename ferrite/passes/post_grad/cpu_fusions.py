@@ -17,11 +17,12 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.passes.post_grad import cpu_ops, layers
 from ferrite.passes.post_grad.layers import POST_OP_TARGETS, VIEWS, Layer, layer_of, post_op_at, uses_of
 from ferrite.pipeline import PassContext, graph_pass
-from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, apply_rules, arguments_of, in_order
+from ferrite.rewrite import AnyRule, Case, NodeRule, Site, apply_rules, arguments_of, in_order
 
 aten = torch.ops.aten
 
@@ -95,25 +96,29 @@ def layer_and_other(total: torch.fx.Node) -> tuple[Layer, torch.fx.Node] | Refus
     refusal = Refusal("no layer stands before it")
     for y, other in ((left, right), (right, left))[: 2 if SUMS[total.target] == "add" else 1]:
         layer = layer_of(y)
-        problem = layer.reason if isinstance(layer, Refusal) else other_problem(layer, other, total)
+        problem = layer if isinstance(layer, Refusal) else other_problem(layer, other, total)
         if problem is None:
             assert isinstance(layer, Layer)
             return layer, other
-        refusal = Refusal(problem)
+        refusal = problem
     return refusal
 
 
-def other_problem(layer: Layer, other: Any, total: torch.fx.Node) -> str | None:
+def other_problem(layer: Layer, other: Any, total: torch.fx.Node) -> Refusal | None:
     if uses_of(layer.node) != 1:
-        return f"{layer.node.name} has another user"
+        return Refusal(f"{layer.node.name} has another user")
     value, result = fake_value(other) if isinstance(other, torch.fx.Node) else None, fake_value(layer.node)
     if not isinstance(value, torch.Tensor):
-        return "the second operand is no tensor"
+        return Refusal("the second operand is no tensor")
     if (value.dtype, value.device) != (result.dtype, result.device):
-        return "the second operand has another dtype or is elsewhere"
+        return Refusal("the second operand has another dtype or is elsewhere")
     if other in layer.inputs:
-        return f"{other.name} is an operand of {layer.node.name} itself"
-    return None if spreads(layer.kind, value.shape, result.shape) else "the second operand does not provably spread"
+        return Refusal(f"{other.name} is an operand of {layer.node.name} itself")
+    return (
+        None
+        if spreads(layer.kind, value.shape, result.shape)
+        else Refusal("the second operand does not provably spread")
+    )
 
 
 def spreads(kind: str, shape: Any, whole: Any) -> bool:

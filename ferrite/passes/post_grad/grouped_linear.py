@@ -22,11 +22,12 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import Regions, attribute_of, fake_value, mode_of, model_line
 from ferrite.passes.post_grad import operators
 from ferrite.passes.shared.constants import constant_of
 from ferrite.pipeline import PassContext, graph_pass
-from ferrite.rewrite import INHERITED, Refusal, Writer, arguments_of, difference
+from ferrite.rewrite import INHERITED, Writer, arguments_of, difference
 
 aten = torch.ops.aten
 
@@ -39,7 +40,7 @@ PRODUCTS = {aten.mm.default: ("self", "mat2"), aten.addmm.default: ("mat1", "mat
 
 Operands = Mapping[Any, tuple[str, str]]  # for each operator, the names of what it reads and of its weight
 Write = Callable[[Writer, torch.fx.Node, Sequence[torch.fx.Node]], list[torch.fx.Node]]
-Problem = Callable[[torch.fx.Node, Sequence[torch.fx.Node]], str | None]
+Problem = Callable[[torch.fx.Node, Sequence[torch.fx.Node]], Refusal | None]
 
 
 @graph_pass(stage="post_grad")
@@ -68,17 +69,17 @@ def concat_linear_woq_int4(gm: torch.fx.GraphModule, context: PassContext) -> in
 # --- packed layers ----------------------------------------------------------------------------------------------------
 
 
-def packed_problem(x: torch.fx.Node, members: Sequence[torch.fx.Node]) -> str | None:
+def packed_problem(x: torch.fx.Node, members: Sequence[torch.fx.Node]) -> Refusal | None:
     arguments = [arguments_of(member) for member in members]
     first = fake_value(arguments[0]["W"])
     for given in arguments:
         weight, bias = fake_value(given["W"]), given["B"]
         if given["attr"] != "none":
-            return f"a layer goes on with {given['attr']}"
+            return Refusal(f"a layer goes on with {given['attr']}")
         if weight.dtype != first.dtype or not all(map(torch_api.known_equal, weight.shape, first.shape)):
-            return "the weights do not provably look alike"
+            return Refusal("the weights do not provably look alike")
         if bias is not None and fake_value(bias).device.type != "cpu":
-            return "a bias is not on the CPU"
+            return Refusal("a bias is not on the CPU")
     return None
 
 
@@ -92,20 +93,20 @@ def write_grouped(writer: Writer, x: torch.fx.Node, members: Sequence[torch.fx.N
 # --- layers as products -----------------------------------------------------------------------------------------------
 
 
-def plain_problem(x: torch.fx.Node, members: Sequence[torch.fx.Node]) -> str | None:
+def plain_problem(x: torch.fx.Node, members: Sequence[torch.fx.Node]) -> Refusal | None:
     first = fake_value(arguments_of(members[0])["mat2"])
     for member in members:
         given = arguments_of(member)
         weight, bias = fake_value(given["mat2"]), bias_of(member)
         if not all(map(torch_api.known_equal, weight.shape, first.shape)):
-            return "the weights do not provably look alike"
+            return Refusal("the weights do not provably look alike")
         if bias is None:
             continue
         if given["beta"] != 1 or given["alpha"] != 1:
-            return "a layer is scaled"
+            return Refusal("a layer is scaled")
         row = fake_value(bias)
         if row.device.type != "cpu" or row.ndim != 1 or not torch_api.known_equal(row.shape[0], weight.shape[1]):
-            return "a bias is no row on the CPU"
+            return Refusal("a bias is no row on the CPU")
     return None
 
 
@@ -124,17 +125,17 @@ def write_grouped_products(writer: Writer, x: torch.fx.Node, members: Sequence[t
 # --- int4 layers ------------------------------------------------------------------------------------------------------
 
 
-def int4_problem(x: torch.fx.Node, members: Sequence[torch.fx.Node]) -> str | None:
+def int4_problem(x: torch.fx.Node, members: Sequence[torch.fx.Node]) -> Refusal | None:
     arguments = [arguments_of(member) for member in members]
     for given in arguments:
         if any(constant(given[name]) is None for name in ("mat2", "qScaleAndZeros")):
-            return "a weight or its scales are no constants"
+            return Refusal("a weight or its scales are no constants")
         if given["qGroupSize"] != arguments[0]["qGroupSize"]:
-            return "the groups of the scales have different sizes"
+            return Refusal("the groups of the scales have different sizes")
         if fake_value(given["mat2"]).shape[1] != fake_value(arguments[0]["mat2"]).shape[1]:
-            return "the weights take different numbers of features"
+            return Refusal("the weights take different numbers of features")
         if fake_value(given["qScaleAndZeros"]).dtype != fake_value(arguments[0]["qScaleAndZeros"]).dtype:
-            return "the scales have different dtypes"
+            return Refusal("the scales have different dtypes")
     return None
 
 
@@ -178,17 +179,14 @@ class Merge:
     def __init__(self, gm: torch.fx.GraphModule, context: PassContext, name: str, operands: Operands) -> None:
         self.gm, self.context, self.name, self.operands = gm, context, name, operands
         self.regions, self.mode = Regions(gm.graph), mode_of(gm.graph)
-        self.refused: dict[torch.fx.Node, str] = {}
 
     def run(self, problem: Problem, write: Write) -> int:
         total = 0
         for x, members in list(self.groups()):
             if not self.context.fuel.left:
                 break
-            reason = self.common_problem(x, members) or problem(x, members)
-            outcome = Refusal(reason) if reason is not None else self.replace(x, members, write)
-            if isinstance(outcome, Refusal):
-                self.refused[x] = outcome.reason
+            refusal = self.common_problem(x, members) or problem(x, members)
+            if (refusal or self.replace(x, members, write)) is not None:
                 continue
             self.context.fuel.spend()
             self.context.count(self.name)
@@ -211,20 +209,20 @@ class Merge:
         found: torch.fx.Node = arguments_of(member)[self.operands[member.target][1]]
         return found
 
-    def common_problem(self, x: torch.fx.Node, members: Sequence[torch.fx.Node]) -> str | None:
+    def common_problem(self, x: torch.fx.Node, members: Sequence[torch.fx.Node]) -> Refusal | None:
         if len(members) != len(x.users):
-            return f"{x.name} has another user"
+            return Refusal(f"{x.name} has another user")
         weights = [self.weight_of(member) for member in members]
         for item in (x, *members, *weights):
             value = fake_value(item)
             if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
-                return f"{item.name} is no tensor on the CPU"
+                return Refusal(f"{item.name} is no tensor on the CPU")
         if x in weights or len({(node.op, node.target if node.op == "get_attr" else node) for node in weights}) < len(
             weights
         ):
-            return "two layers have the same weight"
+            return Refusal("two layers have the same weight")
         if not self.regions.all_in_one(members):
-            return "a write lies between the layers"
+            return Refusal("a write lies between the layers")
         return None
 
     def replace(self, x: torch.fx.Node, members: Sequence[torch.fx.Node], write: Write) -> Refusal | None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ferrite.errors import warn_user
-from ferrite.options import Options
+from ferrite.options import NoSettings, Options, check_choices, choice_of
 from ferrite.passes.post_grad import batch_fusion, scatters, thin_products
 from ferrite.passes.post_grad.b2b_gemm import B2B_GEMM_RULES
 from ferrite.passes.post_grad.products import AUTOTUNE_RULES, INT_MM_RULES
@@ -24,10 +24,8 @@ from ferrite.passes.post_grad.scatters import PARTITIONED_SCATTER_RULES, Copies
 from ferrite.passes.post_grad.softmax import SOFTMAX_RULES
 from ferrite.passes.post_grad.split_cat import SPLIT_CAT_GROUPS, Runs
 from ferrite.passes.post_grad.thin_products import THIN_PRODUCT_GROUPS, Thin
-from ferrite.passes.shared import suboptions
 from ferrite.passes.shared.batching import Settings
 from ferrite.passes.shared.const_scatter import SCATTER_UPON_CONSTANT
-from ferrite.passes.shared.suboptions import NoSettings
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import AnyRule, apply_rules
 
@@ -51,7 +49,7 @@ SETTINGS: Mapping[str, type[Any] | None] = {
 
 def check_fusions(options: Options) -> None:
     """Every name in `post_grad_fusions`, and every setting beside it, is one that somebody reads."""
-    suboptions.check("post_grad_fusions", options.post_grad_fusions, SETTINGS)
+    check_choices("post_grad_fusions", options.post_grad_fusions, SETTINGS)
 
 
 @graph_pass(stage="post_grad", rules=batch_fusion.RULES)
@@ -59,16 +57,16 @@ def group_batch_fusion_passes(gm: torch.fx.GraphModule, context: PassContext) ->
     """Many small calls of one operator become one call on a stack, for the fusions that the options name."""
     check_fusions(context.options)
     runnable = []
-    for name in context.options.post_grad_fusions:
+    for name in (choice.name for choice in context.options.post_grad_fusions):
         fusion = batch_fusion.BY_NAME.get(name)
         if fusion is None:
             continue
         settings = fusion.settings(context)
-        reason = batch_fusion.reason_to_refuse(fusion, settings)
-        if reason is None:
+        refusal = batch_fusion.reason_to_refuse(fusion, settings)
+        if refusal is None:
             runnable.append(fusion)
         elif not settings.external_lib:  # who sets it has said what to do without the library
-            warn_user(f"the fusion {name!r} does nothing: {reason}")
+            warn_user(f"the fusion {name!r} does nothing: {refusal.reason}")
     # What a fusion makes brings others' members nearer to each other: they go on until none finds anything.
     return apply_rules(gm, runnable, context) if runnable else 0
 
@@ -83,14 +81,14 @@ def kernel_patterns(gm: torch.fx.GraphModule, context: PassContext) -> int:
 def partitioned_scatter(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """Many writes into few places go to several copies first, with the option kernel_rewrites or by its name."""
     options = context.options
-    asked_for = options.kernel_rewrites or scatters.GROUP in options.post_grad_fusions
+    asked_for = options.kernel_rewrites or choice_of(options.post_grad_fusions, scatters.GROUP) is not None
     return apply_rules(gm, PARTITIONED_SCATTER_RULES, context) if asked_for else 0
 
 
 @graph_pass(stage="post_grad", rules=[rule for rules in GROUPS.values() for rule in rules])
 def post_grad_fusions(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """The groups of rules that the option post_grad_fusions names, in that order."""
-    chosen = [GROUPS[name] for name in context.options.post_grad_fusions if name in GROUPS]
+    chosen = [GROUPS[choice.name] for choice in context.options.post_grad_fusions if choice.name in GROUPS]
     return sum(apply_rules(gm, rules, context) for rules in chosen)
 
 

@@ -16,21 +16,11 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.passes.post_grad import cpu_ops
 from ferrite.passes.shared.facts import CASTS, only_cast, transposed
-from ferrite.rewrite import (
-    Items,
-    Match,
-    Matcher,
-    Pattern,
-    Refusal,
-    Site,
-    Variable,
-    arguments_of,
-    count_uses,
-    trace_pattern,
-)
+from ferrite.rewrite import Items, Match, Matcher, Pattern, Site, Variable, arguments_of, count_uses, trace_pattern
 
 aten = torch.ops.aten
 
@@ -281,28 +271,28 @@ def spelled_at(node: torch.fx.Node) -> tuple[Spelling, Match] | Refusal:
     refusal = Refusal("it is no post-op")
     for spelling in by_target().get(node.target, ()):
         match = Matcher(spelling.pattern).match(node)
-        problem = match.reason if isinstance(match, Refusal) else spelling_problem(spelling, match)
+        problem = match if isinstance(match, Refusal) else spelling_problem(spelling, match)
         if problem is None:
             assert isinstance(match, Match)
             return spelling, match
-        refusal = Refusal(problem)
+        refusal = problem
     return refusal
 
 
-def spelling_problem(spelling: Spelling, match: Match) -> str | None:
+def spelling_problem(spelling: Spelling, match: Match) -> Refusal | None:
     y = match["y"]
     if not isinstance(y, torch.fx.Node) or not isinstance(fake_value(y), torch.Tensor):
-        return "its operand is no tensor"
+        return Refusal("its operand is no tensor")
     for name, wanted in spelling.constants.items():
         if not is_number(match[name]) or match[name] != wanted:
-            return f"a constant of {spelling.attr} is {match[name]} instead of {wanted}"
+            return Refusal(f"a constant of {spelling.attr} is {match[name]} instead of {wanted}")
     scalars = [match[name] for name in spelling.scalars]
     if not all(map(is_number, scalars)):
-        return f"a parameter of {spelling.attr} is no number"
+        return Refusal(f"a parameter of {spelling.attr} is no number")
     if spelling.attr == "hardtanh" and not scalars[0] <= scalars[1]:
-        return "the lower bound is above the upper one"
+        return Refusal("the lower bound is above the upper one")
     if uses_of(y) != spelling.uses:
-        return f"{y.name} has another user"
+        return Refusal(f"{y.name} has another user")
     return None
 
 

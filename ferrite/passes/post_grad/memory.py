@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import (
     Aliases,
     Storage,
@@ -51,7 +52,7 @@ COUNT_FROM_THE_START = frozenset(
     }
 )
 ALIGNMENT = 16  # a result that moves within its memory stays as well aligned as kernels ask for
-ALREADY_THERE = "it is the operand already"
+ALREADY_THERE = Refusal("it is the operand already")
 Operands = dict[Storage, list[tuple[torch.fx.Node, int]]]  # by the memory they lie in, with bytes further on
 
 
@@ -140,75 +141,75 @@ class Memory:
 
     def refusal(
         self, node: torch.fx.Node, operand: Any, result: Any, others: Operands, *, whole: bool = False
-    ) -> str | None:
+    ) -> Refusal | None:
         """Why a node may not write its result into an operand; None if it may. `others`: what it reads besides;
         `whole`: whether it may reach all memory that the operand lies in."""
         target = fake_value(operand) if isinstance(operand, torch.fx.Node) else None
         if self.unknown or not isinstance(target, torch.Tensor) or target.layout is not torch.strided:
-            return "nothing is known of the memory"
+            return Refusal("nothing is known of the memory")
         problem = self._result_problem(target, result, whole) if isinstance(result, torch.Tensor) else None
         if problem is not None:
             return problem
         if not each_element_once(target):
-            return "elements of the operand share memory"
+            return Refusal("elements of the operand share memory")
         span = EVERYTHING if whole else span_of(target)
         root, by = self.home.get(storage_of(target), (storage_of(target), 0))
         for other, further in others.get(root, ()):
             theirs = EVERYTHING if whole else span_of(fake_value(other))
             # eager's check for operands that share memory does not look whether there is an element to share
             if torch_api.known_equal(target.numel(), 0) or span.shifted(by).overlaps(theirs.shifted(further)):
-                return f"{other.name} shares the memory"
+                return Refusal(f"{other.name} shares the memory")
         return self._overwriting_refusal(self.position[node], target, span, result)
 
-    def _result_problem(self, target: torch.Tensor, result: torch.Tensor, whole: bool) -> str | None:
+    def _result_problem(self, target: torch.Tensor, result: torch.Tensor, whole: bool) -> Refusal | None:
         own = storage_of(result)
         if own == storage_of(target):
             return ALREADY_THERE
         if same_metadata(target, result):
             moved = False
         elif whole or not same_but_place(target, result):
-            return "the result looks different"
+            return Refusal("the result looks different")
         else:
             moved = True
         if moved and (own in self.pinned or (shift(target, result) or 1) % ALIGNMENT):
-            return "it can be seen where the result begins in its memory"
+            return Refusal("it can be seen where the result begins in its memory")
         if own in self.aliases.output_storages and not fills_its_memory(target):
-            return "the result is returned, and would keep more memory alive than its own"
+            return Refusal("the result is returned, and would keep more memory alive than its own")
         return None
 
-    def _overwriting_refusal(self, here: int, target: torch.Tensor, span: Span, result: Any) -> str | None:
+    def _overwriting_refusal(self, here: int, target: torch.Tensor, span: Span, result: Any) -> Refusal | None:
         storage = storage_of(target)
         root = self.root(storage)
         if root in self.constants:
-            return "it is a constant"
+            return Refusal("it is a constant")
         own = storage_of(result) if isinstance(result, torch.Tensor) else None
         if own in self.aliases.output_storages and root in self.returned:  # also where nothing is read: no elements
-            return "both are returned, and would share memory"
+            return Refusal("both are returned, and would share memory")
         if root not in self.aliases.input_storages:
             later = self.reads[storage].after(here, span) if storage in self.reads else False
             later = later or any_within(self.writes.get(storage), here)
-            return "it is read or written later" if later else None
+            return Refusal("it is read or written later") if later else None
         # An input: the graph must overwrite it anyway, and nobody may miss the old contents until then.
         if own is not None and not same_metadata(target, result):
-            return "the result lies elsewhere in its memory"
+            return Refusal("the result lies elsewhere in its memory")
         copies = [copy for copy in self.copies.get(root, ()) if self.position[copy] > here]
         if len(copies) != 1 or any_within(self.writes.get(root), here, but=self.position[copies[0]]):
-            return "it belongs to the caller"
+            return Refusal("it belongs to the caller")
         copy = copies[0]
         end = self.position[copy]
         if any(any_within(self.reads[each].positions, here, end) for each in (storage, root) if each in self.reads):
-            return "it is read before the graph overwrites it"
+            return Refusal("it is read before the graph overwrites it")
         input_value, source = (fake_value(each) for each in copy.args[:2])  # type: ignore[arg-type]
         from_result = own is not None and isinstance(source, torch.Tensor) and storage_of(source) == own
         copied_back = from_result and same_metadata(input_value, source)
         if from_result and not copied_back:
-            return "the graph overwrites it with another view of the result"
+            return Refusal("the graph overwrites it with another view of the result")
         if not (copied_back or same_metadata(input_value, target)):
-            return "the graph does not overwrite all of it"
+            return Refusal("the graph does not overwrite all of it")
         if own is not None and own in self.aliases.output_storages:
-            return "the result is returned, and would share the memory of an input"
+            return Refusal("the result is returned, and would share the memory of an input")
         if own is not None and not copied_back and own in self.reads and any_within(self.reads[own].positions, end):
-            return "the result is read after the input is overwritten"
+            return Refusal("the result is read after the input is overwritten")
         return None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
 from ferrite.passes.post_grad.channels_last import CHANNELS_LAST
 from ferrite.passes.post_grad.concats import CAT_SLICE_CAT, CAT_SPLIT, SPLIT_CAT
 from ferrite.passes.post_grad.convolutions import CONVOLUTION_RULES
@@ -20,23 +21,23 @@ from ferrite.rewrite import AnyRule, Case, Match, Rule, apply_rules
 aten = torch.ops.aten
 
 
-def bias_is_added_to_rows(match: Match) -> str | None:
+def bias_is_added_to_rows(match: Match) -> Refusal | None:
     """The bias spreads over the product, never the product over the bias; all of one floating dtype."""
     left, right, bias = match.value("a"), match.value("b"), match.value("bias")
     if not isinstance(bias, torch.Tensor):
-        return "the bias is a number"
+        return Refusal("the bias is a number")
     if not left.dtype == right.dtype == bias.dtype:
-        return "the dtypes differ"
+        return Refusal("the dtypes differ")
     if not (left.dtype.is_floating_point or left.dtype.is_complex):
-        return "integers have no fused product"
+        return Refusal("integers have no fused product")
     if left.device != bias.device:
-        return "the bias is on another device"
+        return Refusal("the bias is on another device")
     shape = (left.shape[0], right.shape[1])
     if bias.ndim > 2:
-        return "the bias has more than two dimensions"
+        return Refusal("the bias has more than two dimensions")
     for size, wanted in zip(reversed(bias.shape), reversed(shape), strict=False):
         if not torch_api.known_equal(size, 1) and not torch_api.known_equal(size, wanted):
-            return "the bias does not provably spread over the product"
+            return Refusal("the bias does not provably spread over the product")
     return None
 
 

@@ -21,11 +21,12 @@ from typing import Any
 import torch
 
 from ferrite.capture import products, torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.passes.shared.cases import normal
 from ferrite.passes.shared.equal_calls import one_of_equal_calls
 from ferrite.pipeline import PassContext, graph_pass
-from ferrite.rewrite import Case, NodeRule, Refusal, Site, apply_rules
+from ferrite.rewrite import Case, NodeRule, Site, apply_rules
 
 aten = torch.ops.aten
 OPERANDS: Mapping[Any, tuple[str, str]] = {
@@ -59,29 +60,29 @@ def laid_out(site: Site) -> Any:
     changed = min((item for item in (b, a) if not stands_for_several(item)), key=elements, default=None)
     if changed is None:
         return Refusal("both operands stand for several copies")
-    if site.options.product_layouts == "auto" and (reason := reason_to_leave(site, sizes, changed)):
-        return Refusal(reason)
+    if site.options.product_layouts == "auto" and (refusal := reason_to_leave(site, sizes, changed)):
+        return refusal
     copied = by_rows(site, right) if changed is b else by_columns(site, left)
     given = {**site.arguments, names[changed is b]: copied}
     factors = {name: given.pop(name) for name in ("beta", "alpha") if name in given}
     return site.call(site.node.target, *given.values(), **factors)
 
 
-def reason_to_leave(site: Site, sizes: tuple[Any, ...], changed: torch.Tensor) -> str | None:
+def reason_to_leave(site: Site, sizes: tuple[Any, ...], changed: torch.Tensor) -> Refusal | None:
     """Why it was not measured to gain, if it was not."""
     rows, inner, columns = map(torch_api.size_hint, sizes)
     work = rows * inner * columns
     if site.options.executor != "native" or not products.uses_arm_compute_library():
-        return "it is no product that the Arm Compute Library would take"
+        return Refusal("it is no product that the Arm Compute Library would take")
     if min(rows, inner, columns) < SIDE or work < WORK:
-        return "it is so small that the Arm Compute Library does not take it"
+        return Refusal("it is so small that the Arm Compute Library does not take it")
     if work <= SMALL:
         return None
     if not products.works_with_all_of_few_cores():
-        return "it is large, and the Arm Compute Library has more threads"
+        return Refusal("it is large, and the Arm Compute Library has more threads")
     if inner >= LONG:
-        return "its rows are long"
-    return "the copy is large" if elements(changed) >= LARGE * batch_of(changed) else None
+        return Refusal("its rows are long")
+    return Refusal("the copy is large") if elements(changed) >= LARGE * batch_of(changed) else None
 
 
 def is_by_columns(matrix: torch.Tensor) -> bool:

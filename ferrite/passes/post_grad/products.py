@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.passes.post_grad import operators as operators  # defines torch.ops.ferrite
 from ferrite.passes.shared.cases import on_meta, uniform
@@ -28,14 +29,14 @@ HALVES = (torch.float16, torch.bfloat16)
 # --- two products, added ----------------------------------------------------------------------------------------------
 
 
-def products_of_one_look(match: Match) -> str | None:
+def products_of_one_look(match: Match) -> Refusal | None:
     a, b, c, d = (match.value(name) for name in "abcd")
     if len({value.dtype for value in (a, b, c, d)}) != 1 or not a.is_floating_point():
-        return "the products are not of one floating-point dtype"
+        return Refusal("the products are not of one floating-point dtype")
     if len({value.device for value in (a, b, c, d)}) != 1:
-        return "the products are on different devices"
+        return Refusal("the products are on different devices")
     if not (torch_api.known_equal(a.shape[0], c.shape[0]) and torch_api.known_equal(b.shape[1], d.shape[1])):
-        return "the products are not provably of one size"
+        return Refusal("the products are not provably of one size")
     return None
 
 
@@ -106,23 +107,23 @@ def should_prefer_unfused_addmm(root: torch.fx.Node, bias: torch.fx.Node) -> boo
     return True
 
 
-def bias_stays_behind(match: Match) -> str | None:
+def bias_stays_behind(match: Match) -> Refusal | None:
     """The same question, as a guard of a rule that would fuse `bias` into the product."""
     if should_prefer_unfused_addmm(match.roots[0], match["bias"]):
-        return "the pointwise operators that read the sum take the bias along"
+        return Refusal("the pointwise operators that read the sum take the bias along")
     return None
 
 
-def bias_goes_behind(match: Match) -> str | None:
+def bias_goes_behind(match: Match) -> Refusal | None:
     if not isinstance(match["beta"], (int, float)) or not isinstance(match["alpha"], (int, float)):
-        return "a factor is complex or symbolic"
+        return Refusal("a factor is complex or symbolic")
     value = fake_value(match.roots[0])
     if not value.is_floating_point():
-        return "it is not of floating-point numbers"
+        return Refusal("it is not of floating-point numbers")
     if value.dtype in HALVES and match.options.keep_half_addmm:
-        return "in half precision the product would be rounded once more"
+        return Refusal("in half precision the product would be rounded once more")
     if not should_prefer_unfused_addmm(match.roots[0], match["bias"]):
-        return "it is on a cpu, or not only pointwise operators read it"
+        return Refusal("it is on a cpu, or not only pointwise operators read it")
     return None
 
 
@@ -179,15 +180,15 @@ def check_shape_cuda_and_fused_int_mm_mul_enabled(scale: Any, enabled: bool = Tr
     return enabled and isinstance(scale, torch.Tensor) and scale.ndim == 2 and scale.device.type != "cpu"
 
 
-def scale_spreads(match: Match) -> str | None:
+def scale_spreads(match: Match) -> Refusal | None:
     scale, a, b = match.value("scale"), match.value("a"), match.value("b")
     if not check_shape_cuda_and_fused_int_mm_mul_enabled(scale, match.options.fuse_int_mm_scale):
-        return "the option fuse_int_mm_scale is off, or the scale is no matrix on an accelerator"
+        return Refusal("the option fuse_int_mm_scale is off, or the scale is no matrix on an accelerator")
     if not scale.is_floating_point() or scale.device != a.device:
-        return "the scale is of integers or elsewhere"
+        return Refusal("the scale is of integers or elsewhere")
     for size, wanted in zip(scale.shape, (a.shape[0], b.shape[1]), strict=True):
         if not torch_api.known_equal(size, 1) and not torch_api.known_equal(size, wanted):
-            return "the scale does not provably spread over the product"
+            return Refusal("the scale does not provably spread over the product")
     return None
 
 

@@ -22,11 +22,12 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.passes.post_grad import cpu_ops
 from ferrite.passes.post_grad.layers import VIEWS, uses_of
 from ferrite.passes.shared.constants import constant_of
-from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, arguments_of, in_order
+from ferrite.rewrite import AnyRule, Case, NodeRule, Site, arguments_of, in_order
 
 aten = torch.ops.aten
 decomposed: Any = torch_api.quantized_decomposed()

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.passes.post_grad import cpu_ops
 from ferrite.passes.post_grad.layers import (
@@ -39,7 +40,7 @@ from ferrite.passes.post_grad.quantized import (
 )
 from ferrite.passes.shared.facts import only_cast, transposed
 from ferrite.pipeline import PassContext, graph_pass
-from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, apply_rules, arguments_of, in_order
+from ferrite.rewrite import AnyRule, Case, NodeRule, Site, apply_rules, arguments_of, in_order
 
 aten = torch.ops.aten
 bfloat16 = torch.bfloat16
@@ -75,7 +76,7 @@ def int8_product(site: Site, y: torch.fx.Node, scale: torch.fx.Node) -> Any:
     between = (*dict.fromkeys((*([y] if view is not None else []), product, factor)), *chain[1:])
     problem = int8_problem(site.node, x, factor, chain[0], scale) or users_problem(between)
     if problem is not None:
-        return Refusal(problem)
+        return problem
     site.through(*between)
     weight, sizes = chain[0], [plain_size(size) for size in fake_value(product).shape]
     if batched:
@@ -108,27 +109,27 @@ def weight_chain(node: torch.fx.Node) -> tuple[torch.fx.Node, ...] | None:
     return (weight, inner, node) if weight is not None else None
 
 
-def int8_problem(node: torch.fx.Node, x: Any, factor: Any, weight: Any, scale: Any) -> str | None:
+def int8_problem(node: torch.fx.Node, x: Any, factor: Any, weight: Any, scale: Any) -> Refusal | None:
     values = [fake_value(each) for each in (node, x, weight, scale)]
     _, left, right, numbers = values
     if [value.dtype for value in values] != [bfloat16, bfloat16, torch.int8, bfloat16]:
-        return "it is not bfloat16 with a weight of int8"
+        return Refusal("it is not bfloat16 with a weight of int8")
     if any(value.device.type != "cpu" for value in values):
-        return "it is not all on a cpu"
+        return Refusal("it is not all on a cpu")
     rows, inner = right.shape
     if numbers.ndim != 1 or not torch_api.known_equal(numbers.shape[0], rows):
-        return "the scale is not provably one number for each row of the weight"
+        return Refusal("the scale is not provably one number for each row of the weight")
     if plain_size(inner) % BLOCK != 0:
-        return f"the inner size is not known to be a multiple of {BLOCK}"
+        return Refusal(f"the inner size is not known to be a multiple of {BLOCK}")
     if not all(map(torch_api.known_equal, fake_value(factor).shape[-2:], (inner, rows))):
-        return "the weight is spread over more rows or columns"
+        return Refusal("the weight is spread over more rows or columns")
     if not all(map(torch_api.known_equal, (*right.stride(), left.stride(-1)), (inner, 1, 1))):
-        return "an operand does not lie row by row"
+        return Refusal("an operand does not lie row by row")
     return None
 
 
-def users_problem(nodes: tuple[torch.fx.Node, ...]) -> str | None:
-    return next((f"{node.name} has another user" for node in nodes if uses_of(node) != 1), None)
+def users_problem(nodes: tuple[torch.fx.Node, ...]) -> Refusal | None:
+    return next((Refusal(f"{node.name} has another user") for node in nodes if uses_of(node) != 1), None)
 
 
 # --- packed layers ----------------------------------------------------------------------------------------------------

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.passes.shared.constants import filled
-from ferrite.rewrite import Case, NodeRule, Refusal, Site, arguments_of
+from ferrite.rewrite import Case, NodeRule, Site, arguments_of
 
 aten = torch.ops.aten
 

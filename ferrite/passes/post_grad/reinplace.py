@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import (
     VIEW_SCATTERS,
     MetadataUpdater,
@@ -191,11 +192,11 @@ class Reinplacing:
         taken = self.memory.by_place(others)
         storages = set()
         for operand, result in pairs:
-            reason = self.memory.refusal(node, operand, result, taken, whole=whole)
-            if reason is None and (home := self.memory.root(storage_of(fake_value(operand)))) in storages:
-                reason = "another operand shares the memory"
-            if reason is not None:
-                self.missed([operand for operand, _ in pairs] if reason != ALREADY_THERE else [])
+            refusal = self.memory.refusal(node, operand, result, taken, whole=whole)
+            if refusal is None and (home := self.memory.root(storage_of(fake_value(operand)))) in storages:
+                refusal = Refusal("another operand shares the memory")
+            if refusal is not None:
+                self.missed([operand for operand, _ in pairs] if refusal is not ALREADY_THERE else [])
                 return False
             for place, found in self.memory.by_place([operand]).items():
                 taken.setdefault(place, []).extend(found)

@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import Refusal
+from ferrite.options import at_least, settings_of
 from ferrite.passes.shared.cases import on_meta
 from ferrite.passes.shared.facts import on_cpu
-from ferrite.passes.shared.suboptions import at_least, settings_of
-from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, in_order
+from ferrite.rewrite import AnyRule, Case, NodeRule, Site, in_order
 
 aten = torch.ops.aten
 

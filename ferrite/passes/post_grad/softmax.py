@@ -20,9 +20,10 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import Refusal
 from ferrite.passes.post_grad import operators as operators  # defines torch.ops.ferrite
 from ferrite.passes.shared.facts import has_elements_along
-from ferrite.rewrite import AnyRule, Case, Match, NodeRule, Refusal, Rule, Site
+from ferrite.rewrite import AnyRule, Case, Match, NodeRule, Rule, Site
 
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
@@ -42,17 +43,21 @@ def largest_and_sum_online(x: Any, dim: Any) -> Any:
     return largest, shifted, aten.exp.default(shifted), total
 
 
-def asked_for(match: Match) -> str | None:
-    return None if match.options.online_softmax else "the option online_softmax is off"
+def asked_for(match: Match) -> Refusal | None:
+    return None if match.options.online_softmax else Refusal("the option online_softmax is off")
 
 
-def one_dimension(match: Match) -> str | None:
+def one_dimension(match: Match) -> Refusal | None:
     dims = match["dim"]
-    return None if isinstance(dims, (list, tuple)) and len(dims) == 1 else "it does not reduce exactly one dimension"
+    return (
+        None
+        if isinstance(dims, (list, tuple)) and len(dims) == 1
+        else Refusal("it does not reduce exactly one dimension")
+    )
 
 
-def of_floats(match: Match) -> str | None:
-    return None if match.value("x").is_floating_point() else "the operand is no floating-point tensor"
+def of_floats(match: Match) -> Refusal | None:
+    return None if match.value("x").is_floating_point() else Refusal("the operand is no floating-point tensor")
 
 
 # --- one call ---------------------------------------------------------------------------------------------------------

@@ -19,11 +19,12 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value
+from ferrite.options import settings_of
 from ferrite.passes.post_grad.concats import NORMALIZATION, Part, concat_dim, part_of_split, whole_split
 from ferrite.passes.shared.cases import one
-from ferrite.passes.shared.suboptions import settings_of
-from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, arguments_of, in_order
+from ferrite.rewrite import AnyRule, Case, NodeRule, Site, arguments_of, in_order
 
 aten = torch.ops.aten
 RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)

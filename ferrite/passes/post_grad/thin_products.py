@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
+from ferrite.options import at_least, settings_of
 from ferrite.passes.shared.cases import on_accelerator, uniform
-from ferrite.passes.shared.suboptions import at_least, settings_of
-from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site
+from ferrite.rewrite import AnyRule, Case, NodeRule, Site
 
 aten = torch.ops.aten
 GROUP = "decompose_mm_pass"
@@ -62,12 +63,12 @@ class Thin:
         return all(self.at_most(size, limit) for size in sizes)
 
 
-def dtype_problem(*values: torch.Tensor) -> str | None:
+def dtype_problem(*values: torch.Tensor) -> Refusal | None:
     dtype = values[0].dtype
     if any(value.dtype != dtype for value in values):
-        return "the dtypes differ"
+        return Refusal("the dtypes differ")
     if dtype.is_complex or dtype is torch.bool or (dtype.is_floating_point and dtype.itemsize == 1):
-        return f"a sum of {dtype} is not what the product adds up"
+        return Refusal(f"a sum of {dtype} is not what the product adds up")
     return None
 
 
@@ -98,7 +99,7 @@ def thin_product(site: Site) -> Any:
     problem = dtype_problem(site.value(left), site.value(right))
     is_thin = thin(site).batches if batched else thin(site).matrices
     if problem or not is_thin(site.value(left), site.value(right)):
-        return Refusal(problem or "it is not provably thin")
+        return problem or Refusal("it is not provably thin")
     return narrowed(site, multiply_and_sum(site, left, right, 2 if batched else 1))
 
 
@@ -107,7 +108,7 @@ def thin_addmm(site: Site) -> Any:
     value = site.value(left)
     problem = dtype_problem(value, site.value(right), site.value(bias))
     if problem or not thin(site).matrices(value, site.value(right)):
-        return Refusal(problem or "it is not provably thin")
+        return problem or Refusal("it is not provably thin")
     exact = (int, float) if value.is_floating_point() else int
     if not isinstance(beta, exact) or not isinstance(alpha, exact):
         return Refusal("a factor is of another kind than the product")

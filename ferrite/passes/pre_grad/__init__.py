@@ -151,7 +151,7 @@ def pre_grad_passes(
     The example inputs are looked at, never run on; graphs whose nodes carry values need none.
     """
     options = checked(options)
-    if not reason_to_leave(gm):
+    if reason_to_leave(gm) is None:
         context = PassContext(options, not torch.is_grad_enabled(), Fuel(options.fuel))
         run_stage(PRE_GRAD, gm, example_inputs, context)
     return gm

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.passes.pre_grad.horizontal import MANY, Horizontal, never, saves_calls, saves_many_calls, saves_products
 from ferrite.passes.pre_grad.products import known_width, one_input_pays, product_problem, side_by_side
@@ -99,36 +100,36 @@ def batched_norm(
 # --- what is no member ------------------------------------------------------------------------------------------------
 
 
-def anything(arguments: Mapping[str, Any], values: Values) -> str | None:
+def anything(arguments: Mapping[str, Any], values: Values) -> Refusal | None:
     held = (item for name, item in arguments.items() if name not in ("self", "input"))
-    return "an argument is not known" if any(isinstance(item, torch.fx.Node) for item in held) else None
+    return Refusal("an argument is not known") if any(isinstance(item, torch.fx.Node) for item in held) else None
 
 
-def dropout_problem(arguments: Mapping[str, Any], values: Values) -> str | None:
+def dropout_problem(arguments: Mapping[str, Any], values: Values) -> Refusal | None:
     if arguments["train"] is not True:
-        return "it drops nothing"
+        return Refusal("it drops nothing")
     return anything(arguments, values)
 
 
-def linear_problem(arguments: Mapping[str, Any], values: Values) -> str | None:
+def linear_problem(arguments: Mapping[str, Any], values: Values) -> Refusal | None:
     if values[0].dim() != 2:
-        return "it is no product of two matrices"
+        return Refusal("it is no product of two matrices")
     if values[0].dtype in HALVES and arguments["bias"] is not None and not sizes_are_known(values):
-        return "it would be rounded before its bias is added"
+        return Refusal("it would be rounded before its bias is added")
     return product_problem(arguments, values)
 
 
-def wide_linear_problem(arguments: Mapping[str, Any], values: Values) -> str | None:
-    return "it is no product of two matrices" if values[0].dim() != 2 else known_width(arguments, values)
+def wide_linear_problem(arguments: Mapping[str, Any], values: Values) -> Refusal | None:
+    return Refusal("it is no product of two matrices") if values[0].dim() != 2 else known_width(arguments, values)
 
 
-def norm_problem(arguments: Mapping[str, Any], values: Values) -> str | None:
+def norm_problem(arguments: Mapping[str, Any], values: Values) -> Refusal | None:
     (x,) = values
     scales = [arguments[name] for name in ("weight", "bias") if arguments[name] is not None]
     if any(fake_value(scale).dtype != x.dtype for scale in scales):
-        return "its weight or bias has another dtype"
+        return Refusal("its weight or bias has another dtype")
     if scales and x.dtype in HALVES:
-        return "it would be rounded before its weight and bias are applied"
+        return Refusal("it would be rounded before its weight and bias are applied")
     return None
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.options import Options
 from ferrite.passes.pre_grad import compress_cases as cases
@@ -32,7 +33,7 @@ from ferrite.passes.pre_grad.horizontal import hints
 from ferrite.passes.pre_grad.stage import pre_grad_pass
 from ferrite.passes.shared.batching import UNLIMITED, Fusion, Settings
 from ferrite.pipeline import PassContext
-from ferrite.rewrite import Case, NodeRule, Refusal, Site, Writer, apply_rules, inherit
+from ferrite.rewrite import Case, NodeRule, Site, Writer, apply_rules, inherit
 
 aten, own = torch.ops.aten, torch.ops.ferrite
 FEW_PARTS = 4  # a sum of more products costs more than writing the concat
@@ -156,7 +157,7 @@ def with_all_rows(
     return results
 
 
-def nothing_more(arguments: Any, values: Any) -> str | None:
+def nothing_more(arguments: Any, values: Any) -> Refusal | None:
     return None
 
 

@@ -11,9 +11,10 @@ from typing import Any, Literal
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.passes.pre_grad.predicates import concat_view, is_plain, linear_view, matmul_view, sole_user
-from ferrite.rewrite import Refusal, arguments_of
+from ferrite.rewrite import arguments_of
 
 aten = torch.ops.aten
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -51,23 +52,23 @@ def lce_of(node: torch.fx.Node) -> Lce | Refusal:
     if found is None:
         return Refusal("it is no compression of rows")
     problem = lce_problem(found)
-    return found if problem is None else Refusal(problem)
+    return found if problem is None else problem
 
 
-def lce_problem(found: Lce) -> str | None:
+def lce_problem(found: Lce) -> Refusal | None:
     x, weight = fake_value(found.x), fake_value(found.weight)
     bias = fake_value(found.bias) if found.bias is not None else None
     values = [x, weight] if bias is None else [x, weight, bias]
     if not all(map(is_plain, values)) or len({(value.dtype, value.device) for value in values}) > 1:
-        return "its operands do not have one dtype and device"
+        return Refusal("its operands do not have one dtype and device")
     if x.dtype not in DTYPES:
-        return f"no kernel compresses {x.dtype}"
+        return Refusal(f"no kernel compresses {x.dtype}")
     if x.dim() != 3 or weight.dim() != 2:
-        return "it does not mix the rows of samples in one way"
+        return Refusal("it does not mix the rows of samples in one way")
     if not all(isinstance(size, int) and size <= LARGEST for size in weight.shape):
-        return f"its weight is not known to have at most {LARGEST} rows and columns"
+        return Refusal(f"its weight is not known to have at most {LARGEST} rows and columns")
     if bias is not None and list(bias.shape) != [weight.shape[0]]:
-        return "its bias is not one number for each row"
+        return Refusal("its bias is not one number for each row")
     return None
 
 
@@ -229,20 +230,20 @@ def product_of_products(node: torch.fx.Node) -> Dot | Refusal:
         return Refusal("the products of rows are read elsewhere")
     found = Dot(between.left, y, outer.right, (outer.left, between.right))
     problem = dot_problem(found)
-    return found if problem is None else Refusal(problem)
+    return found if problem is None else problem
 
 
-def dot_problem(found: Dot) -> str | None:
+def dot_problem(found: Dot) -> Refusal | None:
     x, y, weight = map(fake_value, (found.x, found.y, found.weight))
     if not all(map(is_plain, (x, y, weight))) or len({(value.dtype, value.device) for value in (x, y, weight)}) > 1:
-        return "its operands do not have one dtype and device"
+        return Refusal("its operands do not have one dtype and device")
     if x.dtype not in DTYPES or x.dtype is torch.float16:
-        return f"in {x.dtype} another order may overflow, or no kernel has it"
+        return Refusal(f"in {x.dtype} another order may overflow, or no kernel has it")
     if (x.dim(), y.dim()) != (3, 3) or weight.dim() not in (2, 3):
-        return "it is no product of samples"
+        return Refusal("it is no product of samples")
     samples = [value.shape[0] for value in (x, y, weight) if value.dim() == 3]
     if not all(torch_api.known_equal(size, samples[0]) for size in samples):
-        return "its factors have different numbers of samples"
+        return Refusal("its factors have different numbers of samples")
     if not all(isinstance(size, int) and size <= LARGEST for size in (x.shape[1], *weight.shape[-2:])):
-        return f"its sizes are not known to be at most {LARGEST}"
+        return Refusal(f"its sizes are not known to be at most {LARGEST}")
     return None

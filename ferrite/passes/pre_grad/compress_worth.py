@@ -26,11 +26,12 @@ import math
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value, storage_bytes
 from ferrite.options import Options
 from ferrite.passes.pre_grad.compress_forms import Dot, Lce, Parts
 from ferrite.passes.pre_grad.horizontal import hints
-from ferrite.rewrite import Refusal, Site
+from ferrite.rewrite import Site
 
 FEW_RESULTS = 4  # rows of a weight
 LARGE_JOIN = 2**23  # bytes

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.passes.pre_grad.pieces import gets_axis
 from ferrite.passes.pre_grad.predicates import concat_view, sole_user
 from ferrite.passes.pre_grad.runs import CONCATS
-from ferrite.rewrite import Case, NodeRule, Refusal, Site
+from ferrite.rewrite import Case, NodeRule, Site
 
 aten = torch.ops.aten
 MOST_OPERANDS = 1024  # of one concat that is made of several
@@ -31,7 +32,7 @@ def flattened(site: Site) -> Any:
     reasons = {operand: reason_to_keep(operand, concat.dim, rank) for operand in concat.operands}
     inner = [operand for operand, reason in reasons.items() if reason is None]
     if not inner:
-        return Refusal(next(iter(reasons.values())) or "")
+        return next(iter(reasons.values())) or Refusal("it joins nothing")
     operands = [part for operand in concat.operands for part in parts_of(operand, operand in inner)]
     if len(operands) > MOST_OPERANDS:
         return Refusal(f"it would have more than {MOST_OPERANDS} operands")
@@ -44,17 +45,17 @@ def parts_of(operand: torch.fx.Node, apart: bool) -> tuple[torch.fx.Node, ...]:
     return inner.operands if inner is not None else (operand,)
 
 
-def reason_to_keep(operand: torch.fx.Node, dim: int, rank: int) -> str | None:
+def reason_to_keep(operand: torch.fx.Node, dim: int, rank: int) -> Refusal | None:
     inner = concat_view(operand)
     if inner is None or inner.kind != "cat" or fake_value(operand).dim() != rank:
-        return f"{operand.name} is no concat"
+        return Refusal(f"{operand.name} is no concat")
     if inner.dim != dim:
-        return f"{operand.name} is joined along another dimension"
+        return Refusal(f"{operand.name} is joined along another dimension")
     if sole_user(operand) is None:
-        return f"{operand.name} is read elsewhere too"
+        return Refusal(f"{operand.name} is read elsewhere too")
     dtype = fake_value(operand).dtype
     if any(fake_value(each).dtype != dtype for each in inner.operands):
-        return f"{operand.name} widens an operand, which rounds it before the outer concat widens again"
+        return Refusal(f"{operand.name} widens an operand, which rounds it before the outer concat widens again")
     return None
 
 

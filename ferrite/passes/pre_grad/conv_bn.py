@@ -22,13 +22,14 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import attribute, fake_value, is_stored, storages_of
 from ferrite.passes.pre_grad.conv_bn_cases import conv_inputs, conv_norm, examples, near_misses
 from ferrite.passes.pre_grad.predicates import sole_user
 from ferrite.passes.pre_grad.stage import pre_grad_pass
 from ferrite.passes.shared.facts import is_finite
 from ferrite.pipeline import PassContext
-from ferrite.rewrite import Case, NodeRule, Refusal, Site, apply_rules, arguments_of
+from ferrite.rewrite import Case, NodeRule, Site, apply_rules, arguments_of
 
 aten = torch.ops.aten
 # The layers, and how many dimensions their results must have for the second one to be the channels.

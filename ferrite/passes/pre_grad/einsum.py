@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import Refusal
 from ferrite.passes.pre_grad.horizontal import bytes_of
 from ferrite.passes.pre_grad.predicates import requires_grad
 from ferrite.passes.pre_grad.stage import pre_grad_pass
 from ferrite.pipeline import PassContext
-from ferrite.rewrite import Case, NodeRule, Refusal, Site, apply_rules
+from ferrite.rewrite import Case, NodeRule, Site, apply_rules
 
 aten = torch.ops.aten
 

@@ -36,9 +36,9 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value, storage_bytes
-from ferrite.options import Options
-from ferrite.passes.shared import suboptions
+from ferrite.options import Options, at_least, choice_of, way
 from ferrite.passes.shared.batching import UNLIMITED, Fusion, Settings
 from ferrite.pipeline import PassContext
 
@@ -59,8 +59,8 @@ Pays = Callable[[Sequence[torch.fx.Node], int, PassContext], bool]
 class Limits:
     """What a rule may be told beside its name; without, the rule's own numbers hold."""
 
-    min_members: int = suboptions.at_least(2, 5)
-    max_members: int = suboptions.at_least(2, 300)
+    min_members: int = at_least(2, 5)
+    max_members: int = at_least(2, 300)
     depth: int = UNLIMITED
 
 
@@ -76,17 +76,18 @@ class Horizontal(Fusion):
     def settings(self, context: PassContext) -> Settings:
         own = Settings(depth=UNLIMITED, min_members=self.least)
         chosen = context.options.horizontal
-        return own if isinstance(chosen, str) else dataclasses.replace(own, **chosen.get(self.name, {}))
+        choice = None if isinstance(chosen, str) else choice_of(chosen, self.name)
+        return own if choice is None else dataclasses.replace(own, **dict(choice.settings))
 
-    def profit(self, members: Sequence[torch.fx.Node], returned: int, context: PassContext) -> str | None:
-        match suboptions.way(context.options.horizontal, self.name):
+    def profit(self, members: Sequence[torch.fx.Node], returned: int, context: PassContext) -> Refusal | None:
+        match way(context.options.horizontal, self.name):
             case "always":
                 return None
             case "off":
-                return "the option horizontal is off, or names others"
+                return Refusal("the option horizontal is off, or names others")
             case _:
                 pays = self.pays(members, returned, context)
-                return None if pays else "the calls apart cost no more, by the model of the option horizontal"
+                return None if pays else Refusal("the calls apart cost no more, by the model of the option horizontal")
 
 
 def saves_calls(members: Sequence[torch.fx.Node], copied: int, context: PassContext) -> bool:

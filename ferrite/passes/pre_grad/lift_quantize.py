@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value, storages_of
 from ferrite.passes.pre_grad.predicates import sole_user
 from ferrite.passes.pre_grad.stage import pre_grad_pass
 from ferrite.pipeline import PassContext
-from ferrite.rewrite import Case, NodeRule, Refusal, Site, apply_rules, arguments_of
+from ferrite.rewrite import Case, NodeRule, Site, apply_rules, arguments_of
 
 aten = torch.ops.aten
 OPERATORS = torch_api.quantized_decomposed()

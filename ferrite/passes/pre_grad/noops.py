@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ferrite.errors import Refusal
 from ferrite.graph import storages_of
 from ferrite.passes.pre_grad.modules import called_module
 from ferrite.passes.pre_grad.predicates import is_plain, requires_grad
@@ -22,7 +23,7 @@ from ferrite.passes.pre_grad.reshapes import RESTORED, floats
 from ferrite.passes.pre_grad.stage import pre_grad_pass
 from ferrite.passes.shared.noops import always, on_integers
 from ferrite.pipeline import PassContext
-from ferrite.rewrite import Case, NodeRule, Refusal, Site, apply_rules
+from ferrite.rewrite import Case, NodeRule, Site, apply_rules
 
 aten = torch.ops.aten
 Number = int | float

@@ -14,14 +14,13 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from ferrite.errors import CompilerBug, layout, warn_user
-from ferrite.options import Options
+from ferrite.options import Options, at_least, check_choices, settings_of
 from ferrite.passes.pre_grad.numeric_runs import Maker, Outcome, Tolerance, run_graph, unlike
-from ferrite.passes.shared import suboptions
 from ferrite.pipeline import Fuel, PassContext, PassRecord, Pipeline, run_pipeline
 
 Keep = Callable[[Mapping[str, torch.fx.GraphModule]], str | None]  # writes graphs down; where
@@ -31,10 +30,10 @@ Keep = Callable[[Mapping[str, torch.fx.GraphModule]], str | None]  # writes grap
 class NumericCheck:
     """`inputs`: copies of those that the compiler was called with, or random ones of the same looks."""
 
-    inputs: str = suboptions.one_of("captured", "random")
-    steps: int = suboptions.at_least(1, 1)
-    rtol: float = suboptions.at_least(0, 0.0)  # beside what the float64 run allows
-    atol: float = suboptions.at_least(0, 0.0)
+    inputs: Literal["captured", "random"] = "captured"
+    steps: int = at_least(1, 1)
+    rtol: float = at_least(0, 0.0)  # beside what the float64 run allows
+    atol: float = at_least(0, 0.0)
     gradients: bool = True
 
 
@@ -47,7 +46,7 @@ class Mismatch(Exception):
 
 
 def check_settings(options: Options) -> None:
-    suboptions.check("check_numerics", options.check_numerics, REACTIONS, "reaction")
+    check_choices("check_numerics", options.check_numerics, REACTIONS, "reaction")
 
 
 @contextlib.contextmanager
@@ -70,8 +69,8 @@ def numerics_checked(
         yield
         return
     yield
-    for reaction in context.options.check_numerics:
-        check.react(reaction, gm, keep)
+    for choice in context.options.check_numerics:
+        check.react(choice.name, gm, keep)
 
 
 @dataclass
@@ -85,7 +84,7 @@ class Check:
     truths: dict[int, tuple[Outcome, Outcome | None]] = field(default_factory=dict)
 
     def react(self, reaction: str, gm: torch.fx.GraphModule, keep: Keep | None) -> None:
-        settings = suboptions.settings_of(self.context.options.check_numerics, reaction, NumericCheck)
+        settings = settings_of(self.context.options.check_numerics, reaction, NumericCheck)
         self.truths.clear()
         try:
             self.run_before(settings)

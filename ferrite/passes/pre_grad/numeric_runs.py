@@ -14,15 +14,12 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import NotApplied
 from ferrite.graph import Storage, fake_value, is_random, storages_in, tensor_storages
 from ferrite.rewrite import difference
 
 NARROW = (torch.float16, torch.bfloat16, torch.float32)
 FACTOR, ULPS = 2.0, 4.0  # how much farther from the float64 run than before a result may be
-
-
-class NotMade(Exception):
-    """There is nothing to run on."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +50,13 @@ class Maker:
         if isinstance(value, torch.Tensor):
             return self.placed(value, example if isinstance(example, torch.Tensor) else value, memory)
         if isinstance(value, (torch.SymFloat, torch.SymBool)):
-            raise NotMade(f"nobody knows a value for the input {node.name}")
+            raise NotApplied(f"nobody knows a value for the input {node.name}")
         return known_size(value) if isinstance(value, torch.SymInt) else value if example is None else plain(example)
 
     def placed(self, like: torch.Tensor, flags: torch.Tensor, memory: dict[Any, torch.Tensor]) -> torch.Tensor:
         """A tensor that lies in a copied storage as the given one lies in its own."""
         if like.layout is not torch.strided:
-            raise NotMade(f"an input is {like.layout}")
+            raise NotApplied(f"an input is {like.layout}")
         (storage,) = tensor_storages(like)
         key = (storage, like.dtype)
         if key not in memory:
@@ -95,7 +92,7 @@ def known_size(number: int | torch.SymInt) -> int:
     if isinstance(number, int):
         return number
     if not torch_api.has_hint(number):
-        raise NotMade(f"nobody knows a value for the size {number}")
+        raise NotApplied(f"nobody knows a value for the size {number}")
     return torch_api.size_hint(number)
 
 

@@ -27,6 +27,7 @@ from typing import Any, Literal
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import NotApplied
 from ferrite.graph import fake_value
 from ferrite.passes.pre_grad.predicates import Concat, is_plain, keeps_order, sole_user
 from ferrite.rewrite import arguments_of, only_ones_differ
@@ -292,10 +293,6 @@ def run_of(group: Sequence[Operand]) -> Run | None:
 # --- what replaces a run ----------------------------------------------------------------------------------------------
 
 
-class Undecided(Exception):
-    """Whether a reshape copies depends on sizes that nobody knows yet."""
-
-
 class Moves:
     """Writes moves of data in the stage's spelling. `call` makes one, `value` tells what it gives."""
 
@@ -338,7 +335,7 @@ class Moves:
                 aten.reshape.default, tensor, [*sizes[:dim], sizes[dim] * sizes[dim + 1], *sizes[dim + 2 :]]
             )
         if not certain(value, dim):
-            raise Undecided
+            raise NotApplied("whether a reshape copies depends on sizes that nobody knows yet")
         return self.write(aten.flatten.using_ints, tensor, dim, dim + 1)
 
     def strided_like(self, tensor: Any, wanted: torch.Tensor) -> Any:
@@ -356,7 +353,7 @@ class Moves:
     def reshaped(self, tensor: Any, shape: list[int]) -> Any:
         value = self.value(tensor)
         if not all(type(number) is int for number in (*value.shape, *value.stride())):
-            raise Undecided
+            raise NotApplied("whether a reshape copies depends on sizes that nobody knows yet")
         return tensor if list(value.shape) == shape else self.write(aten.reshape.default, tensor, shape)
 
 

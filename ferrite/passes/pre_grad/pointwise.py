@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.passes.pre_grad.horizontal import copy_outweighs
 from ferrite.passes.pre_grad.noops import DONE_TWICE
@@ -30,7 +31,7 @@ from ferrite.passes.pre_grad.predicates import (
 )
 from ferrite.passes.pre_grad.stage import pre_grad_pass
 from ferrite.pipeline import PassContext
-from ferrite.rewrite import AnyRule, Case, Match, NodeRule, Refusal, Rule, Site, apply_rules, arguments_of
+from ferrite.rewrite import AnyRule, Case, Match, NodeRule, Rule, Site, apply_rules, arguments_of
 
 aten = torch.ops.aten
 
@@ -41,18 +42,20 @@ aten = torch.ops.aten
 # way, if the one that comes in is finite.
 
 
-def survive_relu(match: Match) -> str | None:
+def survive_relu(match: Match) -> Refusal | None:
     for name in ("nan", "posinf"):
         value = match[name]
         if value is not None and not (type(value) in (int, float) and math.copysign(1, value) > 0 and value >= 0):
-            return f"relu would change {name}, or it is not known"
+            return Refusal(f"relu would change {name}, or it is not known")
     value = match["neginf"]
-    return None if value is None or type(value) in (int, float) else "neginf is not known"
+    return None if value is None or type(value) in (int, float) else Refusal("neginf is not known")
 
 
-def on_floats(match: Match) -> str | None:
+def on_floats(match: Match) -> Refusal | None:
     value = match.value("x")
-    return None if is_plain(value) and value.is_floating_point() else "it is given no ordinary tensor of floats"
+    return (
+        None if is_plain(value) and value.is_floating_point() else Refusal("it is given no ordinary tensor of floats")
+    )
 
 
 def relu_behind(x: Any, nan: Any, posinf: Any, neginf: Any) -> Any:
@@ -177,7 +180,7 @@ def in_front_of_the_join(site: Site, *, exact: bool) -> Any:
         return Refusal("it is not done on a concat")
     problem = operand_problem(concat, site.value(node)) or shared(views, node) or no_profit(site, node, concat, views)
     if problem is not None:
-        return Refusal(problem)
+        return problem
     site.through(*views, node)
     rest, named = site.node.args[1:], site.node.kwargs
     done = [site.call(site.node.target, operand, *rest, **named) for operand in concat.operands]
@@ -187,29 +190,31 @@ def in_front_of_the_join(site: Site, *, exact: bool) -> Any:
     return result
 
 
-def operand_problem(concat: Concat, value: Any) -> str | None:
+def operand_problem(concat: Concat, value: Any) -> Refusal | None:
     operands = [fake_value(operand) for operand in concat.operands]
     if len(operands) == 1 or len(set(concat.operands)) != len(operands):
-        return "it concatenates one value, or one several times"
+        return Refusal("it concatenates one value, or one several times")
     if not all(is_plain(operand) and operand.dtype == value.dtype for operand in operands):
-        return "the operands are of several dtypes, or no ordinary tensors"
+        return Refusal("the operands are of several dtypes, or no ordinary tensors")
     return None
 
 
-def shared(views: Sequence[torch.fx.Node], concat: torch.fx.Node) -> str | None:
+def shared(views: Sequence[torch.fx.Node], concat: torch.fx.Node) -> Refusal | None:
     several = next((node for node in (*views, concat) if sole_user(node) is None), None)
-    return None if several is None else f"{several.name} is read elsewhere too"
+    return None if several is None else Refusal(f"{several.name} is read elsewhere too")
 
 
-def no_profit(site: Site, concat: torch.fx.Node, parts: Concat, views: Sequence[torch.fx.Node]) -> str | None:
+def no_profit(site: Site, concat: torch.fx.Node, parts: Concat, views: Sequence[torch.fx.Node]) -> Refusal | None:
     if not views and any(splits_again(user, parts) for user in site.node.users):
         few = len(parts.operands) <= FEW_OPERANDS or site.options.kernel_rewrites
         if few or copy_outweighs(site.value(concat), len(parts.operands) - FEW_OPERANDS):
             return None
-        return "the calls for each operand cost more than the concat"
+        return Refusal("the calls for each operand cost more than the concat")
     if not any(part.target in PRODUCERS and sole_user(part) is concat for part in parts.operands):
-        return "nothing is gained: no operand can be computed together with it, and the concat stays"
-    return None if site.options.kernel_rewrites else "nothing fuses in eager: the option kernel_rewrites is off"
+        return Refusal("nothing is gained: no operand can be computed together with it, and the concat stays")
+    return (
+        None if site.options.kernel_rewrites else Refusal("nothing fuses in eager: the option kernel_rewrites is off")
+    )
 
 
 def splits_again(user: torch.fx.Node, concat: Concat) -> bool:

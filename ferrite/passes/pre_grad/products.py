@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.passes.pre_grad import horizontal
 from ferrite.passes.pre_grad.horizontal import hints, rows_of
@@ -52,31 +53,31 @@ def product_of(node: torch.fx.Node) -> Product:
     return Product(given[names.input], weight, given[names.bias] if names.bias else None, width)
 
 
-def product_problem(arguments: Mapping[str, Any], values: tuple[torch.Tensor, ...]) -> str | None:
+def product_problem(arguments: Mapping[str, Any], values: tuple[torch.Tensor, ...]) -> Refusal | None:
     """Why a product is not one of rows with a matrix, plus a bias for each of its columns."""
     x, weight = values
     if weight.dim() != 2 or x.dim() < 1:
-        return "it is no product with a matrix"
+        return Refusal("it is no product with a matrix")
     if not x.is_floating_point() or x.dtype != weight.dtype:
-        return "it is no product of floating point numbers of one dtype"
+        return Refusal("it is no product of floating point numbers of one dtype")
     if any(arguments.get(factor, 1) != 1 for factor in ("alpha", "beta")):
-        return "it is scaled"
+        return Refusal("it is scaled")
     in_addmm = "mat1" in arguments
     bias = arguments["self"] if in_addmm else arguments.get("bias")
     if bias is None:
         return None
     bias, width = fake_value(bias), weight.shape[1 if in_addmm else 0]
     if bias.dtype != x.dtype or bias.dim() != 1 or not torch_api.known_equal(bias.shape[0], width):
-        return "its bias is not one number for each column"
+        return Refusal("its bias is not one number for each column")
     return None
 
 
 # --- one input --------------------------------------------------------------------------------------------------------
 
 
-def known_width(arguments: Mapping[str, Any], values: tuple[torch.Tensor, ...]) -> str | None:
+def known_width(arguments: Mapping[str, Any], values: tuple[torch.Tensor, ...]) -> Refusal | None:
     known = all(isinstance(size, int) for size in values[1].shape)
-    return product_problem(arguments, values) if known else "the size of its weight is not known"
+    return product_problem(arguments, values) if known else Refusal("the size of its weight is not known")
 
 
 def side_by_side(
@@ -142,9 +143,9 @@ def one_input_pays(members: Sequence[torch.fx.Node], copied: int, context: PassC
 # --- one weight -------------------------------------------------------------------------------------------------------
 
 
-def known_rows(arguments: Mapping[str, Any], values: tuple[torch.Tensor, ...]) -> str | None:
+def known_rows(arguments: Mapping[str, Any], values: tuple[torch.Tensor, ...]) -> Refusal | None:
     known = all(isinstance(size, int) for value in values for size in value.shape)
-    return product_problem(arguments, values) if known else "its sizes are not known"
+    return product_problem(arguments, values) if known else Refusal("its sizes are not known")
 
 
 def one_weight_pays(members: Sequence[torch.fx.Node], copied: int, context: PassContext) -> bool:

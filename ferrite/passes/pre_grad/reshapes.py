@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.passes.pre_grad.predicates import (
     is_plain,
@@ -22,7 +23,7 @@ from ferrite.passes.pre_grad.predicates import (
 )
 from ferrite.passes.pre_grad.stage import pre_grad_pass
 from ferrite.pipeline import PassContext
-from ferrite.rewrite import Case, NodeRule, Refusal, Site, apply_rules
+from ferrite.rewrite import Case, NodeRule, Site, apply_rules
 
 aten = torch.ops.aten
 # They leave the strides of other dimensions alone.

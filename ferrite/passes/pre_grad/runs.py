@@ -17,19 +17,11 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import NotApplied, Refusal
 from ferrite.graph import fake_value, no_guards, storages_in, storages_of
-from ferrite.passes.pre_grad.pieces import (
-    Form,
-    Moves,
-    Operand,
-    Stretch,
-    Undecided,
-    has_plain_value,
-    operands_of,
-    stretches_of,
-)
+from ferrite.passes.pre_grad.pieces import Form, Moves, Operand, Stretch, has_plain_value, operands_of, stretches_of
 from ferrite.passes.pre_grad.predicates import concat_view, requires_grad
-from ferrite.rewrite import Refusal, Site
+from ferrite.rewrite import Site
 
 aten = torch.ops.aten
 CONCATS = (aten.cat.default, aten.stack.default)
@@ -64,7 +56,7 @@ class Wanted:
         moves = Moves(site.call)
         try:
             items = [part for each in stretches for part in self.parts(moves, each, each in chosen, concat)]
-        except Undecided:
+        except NotApplied:
             return Refusal("whether it copies depends on sizes that are not known")
         result = self.finished(moves, items, concat.dim, value)
         return result if isinstance(result, Refusal) else worth_it(site, moves, chosen) or result
@@ -104,7 +96,7 @@ def copies(stretch: Stretch, dim: int) -> bool:
     try:
         with base.fake_mode, torch.no_grad(), no_guards(base.fake_mode):
             return storages_in(moves.run(base, run, dim)) != storages_in(base)
-    except Undecided:
+    except NotApplied:
         return True
 
 

@@ -25,11 +25,12 @@ import torch
 import torch.nn.functional as F
 
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value, is_barrier, mode_of, model_line, mutates, storages_of, stream_of
 from ferrite.passes.pre_grad.predicates import sole_user
 from ferrite.passes.pre_grad.stage import pre_grad_pass
 from ferrite.pipeline import PassContext
-from ferrite.rewrite import Case, GraphRule, Refusal, Writer, apply_rules, arguments_of, count_uses, difference, inherit
+from ferrite.rewrite import Case, GraphRule, Writer, apply_rules, arguments_of, count_uses, difference, inherit
 
 aten = torch.ops.aten
 DRAWS = ("exponential_", torch.Tensor.exponential_, aten.exponential_.default)
@@ -70,15 +71,15 @@ class GumbelArgmax(GraphRule):
                 total += 1
         return total
 
-    def explain(self, gm: torch.fx.GraphModule, context: PassContext) -> Mapping[torch.fx.Node, str]:
-        reasons = {}
+    def explain(self, gm: torch.fx.GraphModule, context: PassContext) -> Mapping[torch.fx.Node, Refusal | None]:
+        refusals: dict[torch.fx.Node, Refusal | None] = {}
         for node in gm.graph.find_nodes(op="call_function", target=aten.argmax.default):
             found = sampling_at(node)
             outcome = found if isinstance(found, Refusal) else written(gm, found)
             if isinstance(outcome, Writer):
                 outcome.take_back()
-            reasons[node] = outcome.reason if isinstance(outcome, Refusal) else ""
-        return reasons
+            refusals[node] = outcome if isinstance(outcome, Refusal) else None
+        return refusals
 
     def rewrite(self, gm: torch.fx.GraphModule, node: torch.fx.Node) -> Refusal | None:
         found = sampling_at(node)
@@ -193,13 +194,14 @@ def written(gm: torch.fx.GraphModule, found: Sampling) -> Writer | Refusal:
     writer = Writer(gm.graph, mode_of(gm.graph))
     try:
         write(gm.graph, writer, found)
-        problem = difference(fake_value(found.argmax), fake_value(writer.made[-1])) or room_problem(found, writer)
+        unlike = difference(fake_value(found.argmax), fake_value(writer.made[-1]))
+        problem = room_problem(found, writer) if unlike is None else Refusal(unlike)
     except BaseException:
         writer.take_back()
         raise
     if problem is not None:
         writer.take_back()
-        return Refusal(problem)
+        return problem
     return writer
 
 
@@ -230,7 +232,7 @@ def unsoftened(found: Sampling, writer: Writer) -> torch.fx.Node:
     return first if first < found.softmax else found.logits
 
 
-def room_problem(found: Sampling, writer: Writer) -> str | None:
+def room_problem(found: Sampling, writer: Writer) -> Refusal | None:
     """Room made after the example of the softmax must look the same after that of the logits: it is filled in order."""
     if found.softmax not in found.buffer.all_input_nodes:
         return None
@@ -239,7 +241,7 @@ def room_problem(found: Sampling, writer: Writer) -> str | None:
         like.call(found.buffer.target, unsoftened(found, writer), *found.buffer.args[1:], **found.buffer.kwargs)
         unlike = difference(fake_value(found.buffer), fake_value(like.made[0]))
         like.take_back()
-    return unlike
+    return None if unlike is None else Refusal(unlike)
 
 
 # --- what it fires on -------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.passes.pre_grad.canonical import read_by_position
 from ferrite.passes.pre_grad.horizontal import copy_outweighs
@@ -28,7 +29,7 @@ from ferrite.passes.pre_grad.predicates import (
     requires_grad,
     sole_user,
 )
-from ferrite.rewrite import Refusal, Site, arguments_of
+from ferrite.rewrite import Site, arguments_of
 
 aten = torch.ops.aten
 SAVED_CALLS = 3  # the stack, the function of it, and the unbind

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import NotApplied
 from ferrite.graph import OPERATORS, bound_arguments, fake_value, is_torch_function, leaves, leaving_no_symbols
 from ferrite.passes.pre_grad.names import (
     BATCHED_DIMS,
@@ -40,10 +41,6 @@ ONE_OPERAND = frozenset({operator.neg, operator.abs, operator.invert})
 KINDS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 
 
-class Unbound(Exception):
-    """A call cannot be read; it stays as it was written."""
-
-
 class Call(NamedTuple):
     """What a node says, apart from the node: ("call_method", "relu", (x,), {})."""
 
@@ -62,7 +59,7 @@ def operator_call(node: torch.fx.Node | Call) -> tuple[Any, Arguments] | None:
         overload = resolve(name, args, kwargs)
         found = bind(overload, args, kwargs)
         return (aten.to.dtype_layout, found) if overload in CONVERSIONS else (overload, found)
-    except Unbound:
+    except NotApplied:
         return None
 
 
@@ -79,12 +76,12 @@ def named_call(node: torch.fx.Node | Call) -> tuple[str, tuple[Any, ...], Argume
     """An ATen name with the arguments it is given, whatever form the call has."""
     args, kwargs = node.args, dict(node.kwargs)
     if kwargs.get("out") is not None:
-        raise Unbound("it writes into `out`")
+        raise NotApplied("it writes into `out`")
     kwargs.pop("out", None)
     if node.op == "call_method":
         return method_call(str(node.target), args, kwargs)
     if node.op != "call_function":
-        raise Unbound("it is no call of a function")
+        raise NotApplied("it is no call of a function")
     if node.target in OPERATORS:
         return OPERATORS[node.target], *operands_of(node.target, args)
     if node.target is builtins.getattr and len(args) == 2:
@@ -95,25 +92,25 @@ def named_call(node: torch.fx.Node | Call) -> tuple[str, tuple[Any, ...], Argume
         operands = args[1] if len(args) == 2 and isinstance(args[1], (list, tuple)) else args[1:]
         return "einsum", (args[0], list(operands)), kwargs
     if not is_torch_function(node.target) or str(node.target.__module__) not in ("torch", "torch._C._nn"):
-        raise Unbound("it is a function written in Python")
+        raise NotApplied("it is a function written in Python")
     name = str(getattr(node.target, "__name__", ""))
     return SAME_AS.get(name, name), args, kwargs
 
 
 def operands_of(target: Any, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], Arguments]:
     if len(args) != (1 if target in ONE_OPERAND else 2):
-        raise Unbound("an operator of Python has no further arguments")
+        raise NotApplied("an operator of Python has no further arguments")
     if not is_tensor(args[0]):
         # 1 + x is x + 1; what other operators do with a number in front is not one operator
         if target not in (operator.add, operator.mul) or len(args) != 2 or not is_tensor(args[1]):
-            raise Unbound("no tensor in front")
+            raise NotApplied("no tensor in front")
         args = (args[1], args[0])
     return args, {}
 
 
 def method_call(name: str, args: tuple[Any, ...], kwargs: Arguments) -> tuple[str, tuple[Any, ...], Arguments]:
     if not args or not is_tensor(args[0]):
-        raise Unbound("it is no method of a tensor")
+        raise NotApplied("it is no method of a tensor")
     if name in DTYPE_METHODS and len(args) == 1 and not kwargs:
         return "to", (args[0], DTYPE_METHODS[name]), {}
     if name == "type" and len(args) == 2 and isinstance(args[1], torch.dtype) and not kwargs:
@@ -127,9 +124,9 @@ def method_call(name: str, args: tuple[Any, ...], kwargs: Arguments) -> tuple[st
     if name in PACKED and len(args) > 1 and not isinstance(args[1], (list, tuple, torch.Size, torch.dtype)):
         args = (args[0], list(args[1:]))
     if name in ("mT", "T"):
-        raise Unbound("an attribute")
+        raise NotApplied("an attribute")
     if name == "to" and "layout" in kwargs:
-        raise Unbound("the operator takes a layout, the method does not")
+        raise NotApplied("the operator takes a layout, the method does not")
     return name, args, kwargs
 
 
@@ -138,7 +135,7 @@ def attribute_call(tensor: Any, name: Any) -> tuple[str, tuple[Any, ...], Argume
     rank = fake_value(tensor).dim() if is_tensor(tensor) else 0
     if (name == "mT" and rank >= 2) or (name == "T" and rank == 2):
         return "transpose", (tensor, -2, -1), {}
-    raise Unbound("an attribute")
+    raise NotApplied("an attribute")
 
 
 def function_call(
@@ -146,29 +143,29 @@ def function_call(
 ) -> tuple[str, tuple[Any, ...], Arguments]:
     given = bound_arguments(entry.function, args, kwargs)
     if set(kwargs) - set(given) or (args and not given):
-        raise Unbound("its arguments do not fit")
+        raise NotApplied("its arguments do not fit")
     found = dict(entry.fixed())
     for name, value in given.items():
         if name in entry.parameters:
             found[entry.parameters[name]] = value
         elif name in entry.must_be:
             if isinstance(value, torch.fx.Node) or value != entry.must_be[name]:
-                raise Unbound(f"{name} is {value}")
+                raise NotApplied(f"{name} is {value}")
         elif name not in entry.ignored:
-            raise Unbound(f"the operator has nothing like {name}")
+            raise NotApplied(f"the operator has nothing like {name}")
     if entry.function in BATCHED_DIMS and rank_of(found["input"]) != BATCHED_DIMS[entry.function]:
-        raise Unbound("it is not given a batch")
+        raise NotApplied("it is not given a batch")
     if entry.name == "split":
         return "split", (found["self"], found["sizes"], found["dim"]), {}
     if entry.name in ("softmax", "log_softmax") and found["dim"] is None:
-        raise Unbound("the dimension is guessed")
+        raise NotApplied("the dimension is guessed")
     return entry.name, (), found
 
 
 def resolve(name: str, args: tuple[Any, ...], kwargs: Arguments) -> Any:
     """The overload that these arguments choose."""
     if name not in NAMES:
-        raise Unbound(f"{name} is not in the tables")
+        raise NotApplied(f"{name} is not in the tables")
     values, keywords = torch.fx.node.map_arg((args, kwargs), _value)
     keywords = {("self" if key == "input" and takes_self(name) else key): value for key, value in keywords.items()}
     with asking_nothing((values, keywords)):
@@ -176,7 +173,7 @@ def resolve(name: str, args: tuple[Any, ...], kwargs: Arguments) -> Any:
         if overload is None:
             overload = torch_api.overload_for(f"aten::{name}", *with_lists(name, values, keywords))
     if overload is None:
-        raise Unbound(f"no overload of {name} takes these arguments")
+        raise NotApplied(f"no overload of {name} takes these arguments")
     return getattr(getattr(aten, name), overload)
 
 
@@ -223,19 +220,19 @@ def bind(overload: Any, args: tuple[Any, ...], kwargs: Arguments) -> Arguments:
         elif parameter.name in kwargs:
             found[parameter.name] = kwargs[parameter.name]
         elif not parameter.has_default:
-            raise Unbound(f"{parameter.name} is not given")
+            raise NotApplied(f"{parameter.name} is not given")
         given = value_in(found, parameter.name)
         if parameter.name in KINDS and type(given) is int:
-            raise Unbound(f"{parameter.name} is a number, which only the operator takes")
+            raise NotApplied(f"{parameter.name} is a number, which only the operator takes")
         if given is None and parameter.type == "Tensor":  # matching takes None for a tensor; `x == None` is False
-            raise Unbound(f"{parameter.name} is no tensor")
+            raise NotApplied(f"{parameter.name} is no tensor")
         if isinstance(given, torch.Tensor) and "Tensor" not in parameter.type:
-            raise Unbound(f"{parameter.name} is a tensor, and its element is asked for")
+            raise NotApplied(f"{parameter.name} is a tensor, and its element is asked for")
         if parameter.type == "bool" and not isinstance(given, (bool, torch.SymBool)):
             # matching takes a number for a truth value, Python's reading of the same call does not
-            raise Unbound(f"{parameter.name} is no truth value")
+            raise NotApplied(f"{parameter.name} is no truth value")
     if len(args) > len(parameters) or set(kwargs) - set(found):
-        raise Unbound("too many arguments")
+        raise NotApplied("too many arguments")
     return found
 
 
@@ -256,5 +253,5 @@ def is_tensor(item: Any) -> bool:
 def _value(node: torch.fx.Node) -> Any:
     value = fake_value(node)
     if value is None:
-        raise Unbound(f"{node.name} has no metadata")
+        raise NotApplied(f"{node.name} has no metadata")
     return value

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api, torch_state
+from ferrite.errors import NotApplied
 from ferrite.graph import fake_value, has_effect, is_random, leaves, mutates
-from ferrite.passes.pre_grad.numeric_runs import NotMade, known_size
+from ferrite.passes.pre_grad.numeric_runs import known_size
 from ferrite.passes.pre_grad.spelling import Call
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import difference
@@ -131,7 +132,7 @@ def made(values: dict[torch.fx.Node, Any]) -> dict[torch.fx.Node, Any]:
     """Random tensors for fake ones, and the numbers that were seen for symbols."""
     sizes = [leaf.shape for leaf in leaves(values) if isinstance(leaf, torch.Tensor)]
     if sum(int(torch.Size(map(known_size, shape)).numel()) for shape in sizes) > LARGEST:
-        raise NotMade("the operands are large")
+        raise NotApplied("the operands are large")
     return {node: torch.fx.node.map_aggregate(value, real) for node, value in values.items()}
 
 
@@ -139,15 +140,15 @@ def real(value: Any) -> Any:
     if isinstance(value, torch.SymInt):
         return known_size(value)
     if isinstance(value, (torch.SymFloat, torch.SymBool)):
-        raise NotMade("nobody knows a value")
+        raise NotApplied("nobody knows a value")
     if not isinstance(value, torch.Tensor):
         return value
     if not torch_api.is_fake(value) or value.device.type != "cpu" or value.layout is not torch.strided:
-        raise NotMade("it is no plain tensor")
+        raise NotApplied("it is no plain tensor")
     sizes, strides = ([known_size(number) for number in numbers] for numbers in (value.shape, value.stride()))
     last = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)) if 0 not in sizes else 0
     if last > LARGEST or value.is_conj() or value.is_neg():
-        raise NotMade("it does not lie like a plain tensor")
+        raise NotApplied("it does not lie like a plain tensor")
     return numbers(last + 1, value.dtype).as_strided(sizes, strides)
 
 

@@ -16,11 +16,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ferrite.options import Options
+from ferrite.options import Options, at_least, choice_of
 from ferrite.passes.pre_grad import concats, run_rules, split_rules
 from ferrite.passes.pre_grad.splits import SPLITS
 from ferrite.passes.pre_grad.stage import pre_grad_pass
-from ferrite.passes.shared import suboptions
 from ferrite.pipeline import GraphPass, PassContext
 from ferrite.rewrite import AnyRule, apply_rules
 
@@ -63,7 +62,7 @@ COVERED_BY = {
 class Neighbours:
     """What a part may be told beside its name; without, the option split_cat_min_run holds."""
 
-    min_run: int = suboptions.at_least(2, 2)
+    min_run: int = at_least(2, 2)
 
 
 @pre_grad_pass(rules=[rule for rules in PARTS.values() for rule in rules], names=tuple(PARTS))
@@ -113,9 +112,10 @@ def options_for(name: str, options: Options) -> Options | None:
     """The options with what a part was told; None where it is not to run."""
     if isinstance(options.split_cat, str):
         return options if options.split_cat == "on" else None
-    if name not in options.split_cat:
+    choice = choice_of(options.split_cat, name)
+    if choice is None:
         return None
-    least = options.split_cat[name].get("min_run", options.split_cat_min_run)
+    least = dict(choice.settings).get("min_run", options.split_cat_min_run)
     return replace(options, split_cat_min_run=least)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import Refusal
 from ferrite.graph import Gradients, fake_value, mutates, storages_of
 from ferrite.passes.pre_grad.predicates import (
     Concat,
@@ -26,7 +27,7 @@ from ferrite.passes.pre_grad.predicates import (
 from ferrite.passes.pre_grad.reshapes import floats, same_shape
 from ferrite.passes.pre_grad.stage import pre_grad_pass
 from ferrite.pipeline import PassContext
-from ferrite.rewrite import Case, NodeRule, Refusal, Site, apply_rules, arguments_of
+from ferrite.rewrite import Case, NodeRule, Site, apply_rules, arguments_of
 
 aten = torch.ops.aten
 
@@ -107,7 +108,7 @@ def piece_of_a_concat(site: Site, piece: Piece) -> Any:
         return Refusal("the sizes of the operands are not known")
     touched = [(operand, span) for operand, span in spans if overlap(piece, span)]
     if (problem := gradient_problem(piece, concat, spans, [operand for operand, _ in touched])) is not None:
-        return Refusal(problem)
+        return problem
     site.through(piece.split, piece.source)
     if len(touched) == 1:
         ((operand, (start, end)),) = touched
@@ -125,12 +126,12 @@ def overlap(piece: Piece, span: tuple[int, int]) -> bool:
     return span[0] < piece.end and piece.start < span[1]
 
 
-def gradient_problem(piece: Piece, concat: Concat, spans: Spans, touched: Sequence[torch.fx.Node]) -> str | None:
+def gradient_problem(piece: Piece, concat: Concat, spans: Spans, touched: Sequence[torch.fx.Node]) -> Refusal | None:
     """All operands of a concat get a gradient, be it zeros, and all pieces require one, if one operand does."""
     gradients = Gradients(piece.split.graph)
     needing = [operand for operand in concat.operands if operand in gradients.required]
     if bool(needing) != any(operand in needing for operand in touched):
-        return "the piece requires a gradient, which its own operands do not"
+        return Refusal("the piece requires a gradient, which its own operands do not")
     if any(user is not piece.split and user in gradients.reached for user in piece.source.users):
         return None
     live = [piece_at(user) for user in piece.split.users if user in gradients.reached]
@@ -140,7 +141,7 @@ def gradient_problem(piece: Piece, concat: Concat, spans: Spans, touched: Sequen
         ranges = [span for each, span in spans if each is operand]
         read = any(isinstance(each, Piece) and overlap(each, span) for each in live for span in ranges)
         if not reached and not read and piece.split in gradients.reached:
-            return f"{operand.name} would have no gradient instead of zeros"
+            return Refusal(f"{operand.name} would have no gradient instead of zeros")
     return None
 
 

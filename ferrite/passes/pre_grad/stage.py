@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.graph import fake_value
+from ferrite.errors import Refusal
+from ferrite.graph import fake_value, model_line
 from ferrite.options import resolve
 from ferrite.passes.pre_grad.canonical import CANONICAL, normalization_pass, spelling_pass
 from ferrite.passes.pre_grad.metadata import add_values, values_to_examples
@@ -48,19 +49,21 @@ def run_stage(
     return gm
 
 
-def reason_to_leave(gm: torch.fx.GraphModule) -> str:
-    """Why a graph cannot go through the stage; empty if it can."""
+def reason_to_leave(gm: torch.fx.GraphModule) -> Refusal | None:
+    """Why a graph cannot go through the stage; None if it can."""
     for node in gm.graph.nodes:
         if "functorch" in str(getattr(node.target, "__module__", None) or ""):
-            return f"{node.name} belongs to a transform of functions (vmap, grad), whose values have no storage"
+            why = f"{node.name} belongs to a transform of functions (vmap, grad), whose values have no storage"
+            return Refusal(why, model_line(node))
         if node.op == "call_method" and node.target in RESHAPING_IN_PLACE:
-            return f"{node.name} changes the shape of a tensor in place"
+            return Refusal(f"{node.name} changes the shape of a tensor in place", model_line(node))
         value = fake_value(node)
         if isinstance(value, torch.Tensor) and value.layout is torch.jagged:
-            return f"{node.name} is ragged: its size is a name, and no guard can compare two of them"
+            why = f"{node.name} is ragged: its size is a name, and no guard can compare two of them"
+            return Refusal(why, model_line(node))
         if isinstance(value, torch.SymInt) and not torch_api.VALUES_KEEP_SYMBOLS:
-            return "this torch settles symbolic sizes when it computes values: 2.13 does not"
-    return ""
+            return Refusal("this torch settles symbolic sizes when it computes values: 2.13 does not")
+    return None
 
 
 # What earlier nodes' values say is no longer what they were.

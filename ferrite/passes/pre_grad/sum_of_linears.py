@@ -18,14 +18,15 @@ import torch
 import torch.nn.functional as F
 
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value
+from ferrite.options import way
 from ferrite.passes.pre_grad import horizontal
 from ferrite.passes.pre_grad.horizontal import bytes_of, hints
 from ferrite.passes.pre_grad.pieces import Piece, piece_of
 from ferrite.passes.pre_grad.predicates import linear_view, sole_user
-from ferrite.passes.shared import suboptions
 from ferrite.passes.shared.facts import leaves_quick_way
-from ferrite.rewrite import Case, NodeRule, Refusal, Site, arguments_of
+from ferrite.rewrite import Case, NodeRule, Site, arguments_of
 
 aten = torch.ops.aten
 NAME = "split_linear_add"
@@ -46,13 +47,13 @@ def one_layer(site: Site) -> Any:
         return Refusal("it is no sum of layers on pieces")
     runs, problem = runs_of(terms)
     if problem is not None:
-        return Refusal(problem)
+        return problem
     chosen = [run for run in runs if len(run) > 1]
     if not chosen:
         return Refusal("the pieces are not neighbours")
     problem = value_problem(site, terms, rest)
     if problem is not None:
-        return Refusal(problem)
+        return problem
     if not all(pays(site, run) for run in chosen):
         return Refusal("the calls apart cost no more, by the model of the option horizontal")
     site.through(*additions)
@@ -106,7 +107,7 @@ def term_of(node: torch.fx.Node) -> Term | None:
     return Term(node, piece, found.weight, found.bias)
 
 
-def runs_of(terms: Sequence[Term]) -> tuple[list[list[Term]], str | None]:
+def runs_of(terms: Sequence[Term]) -> tuple[list[list[Term]], Refusal | None]:
     """Terms on neighbouring pieces, in the order of the pieces; or why there are none."""
     by_base: dict[torch.fx.Node, list[Term]] = {}
     for term in terms:
@@ -116,38 +117,38 @@ def runs_of(terms: Sequence[Term]) -> tuple[list[list[Term]], str | None]:
         same.sort(key=lambda term: (term.piece.lo, term.piece.hi))
         for before, term in zip([None, *same], same, strict=False):
             if before is not None and term.piece.lo < before.piece.hi:
-                return [], "two layers read one piece"
+                return [], Refusal("two layers read one piece")
             if before is None or term.piece.lo != before.piece.hi:
                 runs.append([])
             runs[-1].append(term)
     return runs, None
 
 
-def value_problem(site: Site, terms: Sequence[Term], rest: Sequence[torch.fx.Node]) -> str | None:
+def value_problem(site: Site, terms: Sequence[Term], rest: Sequence[torch.fx.Node]) -> Refusal | None:
     value = site.value(site.node)
     if not value.is_floating_point():
-        return "it is no sum of floating point numbers"
+        return Refusal("it is no sum of floating point numbers")
     nodes = [*(term.node for term in terms), *rest, *(term.weight for term in terms)]
     nodes += [term.bias for term in terms if term.bias is not None]
     nodes += [term.piece.base for term in terms]
     for node in nodes:
         own = fake_value(node)
         if not isinstance(own, torch.Tensor) or (own.dtype, own.device) != (value.dtype, value.device):
-            return "its terms do not have one dtype and device"
+            return Refusal("its terms do not have one dtype and device")
     first = fake_value(terms[0].node).shape
     for term in terms:
         shape = fake_value(term.node).shape
         if len(shape) != len(first) or not all(map(torch_api.known_equal, shape, first)):
-            return "the layers have results of different shapes"
+            return Refusal("the layers have results of different shapes")
         if term.bias is not None and list(fake_value(term.bias).shape) != [first[-1]]:
-            return "a bias is not one number for each column"
+            return Refusal("a bias is not one number for each column")
     return None
 
 
 def pays(site: Site, run: Sequence[Term]) -> bool:
-    way = suboptions.way(site.options.horizontal, NAME)
-    if way != "auto":
-        return way == "always"
+    how = way(site.options.horizontal, NAME)
+    if how != "auto":
+        return how == "always"
     weights = [term.weight for term in run]
     base = fake_value(run[0].piece.base)
     rows, features = horizontal.rows_of(base), run[-1].piece.hi - run[0].piece.lo

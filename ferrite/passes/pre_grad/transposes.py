@@ -23,13 +23,14 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_operators
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value, storages_of
 from ferrite.passes.pre_grad.predicates import is_plain, linear_view, matmul_view, sole_user
 from ferrite.passes.pre_grad.stage import pre_grad_pass
 from ferrite.passes.shared.cases import normal
 from ferrite.passes.shared.facts import on_cpu
 from ferrite.pipeline import PassContext
-from ferrite.rewrite import Case, NodeRule, Refusal, Site, apply_rules, arguments_of
+from ferrite.rewrite import Case, NodeRule, Site, apply_rules, arguments_of
 
 aten = torch.ops.aten
 trained = functools.partial(normal, trained=True)
@@ -93,7 +94,7 @@ def linear_of_transposed(site: Site) -> Any:
         return Refusal("its input is no copy of a transposed tensor")
     rank = site.value(layer.input).dim()
     if (problem := left_out(site, rank == 2 and not on_cpu(site.value(view)))) is not None:
-        return Refusal(problem)
+        return problem
     site.through(layer.input)
     return site.call(aten.linear.default, view, *site.node.args[1:])
 
@@ -112,15 +113,15 @@ def product_of_transposed(site: Site) -> Any:
     if left is None and right is None:
         return Refusal("no operand is a copy of a transposed tensor, or none of which a gain is known")
     if (problem := left_out(site, pays)) is not None:
-        return Refusal(problem)
+        return problem
     site.through(*(node for node, view in ((product.left, left), (product.right, right)) if view is not None))
     return site.call(site.node.target, left or product.left, right or product.right)
 
 
-def left_out(site: Site, pays: bool) -> str | None:
+def left_out(site: Site, pays: bool) -> Refusal | None:
     chosen = site.options.transpose_folding
     if chosen == "off" or (chosen == "auto" and not pays):
-        return f"no gain is known, and the option transpose_folding is {chosen}"
+        return Refusal(f"no gain is known, and the option transpose_folding is {chosen}")
     return None
 
 
@@ -141,7 +142,7 @@ def transposed_linear(site: Site) -> Any:
         return Refusal("it is no layer of ordinary matrices")
     pays = view is not site.node and source.dim() == 2 and not on_cpu(source)
     if (problem := left_out(site, pays) or unfit(source, layer.bias)) is not None:
-        return Refusal(problem)
+        return problem
     site.through(*dict.fromkeys((view, node)))
     operand = site.call(aten.transpose.int, layer.input, source.dim() - 2, source.dim() - 1)
     if layer.bias is None:
@@ -155,15 +156,15 @@ def transposed_linear(site: Site) -> Any:
     return site.call(aten.add.Tensor, site.call(aten.matmul.default, layer.weight, operand), column)
 
 
-def unfit(source: torch.Tensor, bias: torch.fx.Node | None) -> str | None:
+def unfit(source: torch.Tensor, bias: torch.fx.Node | None) -> Refusal | None:
     if bias is None:
         return None
     if fake_value(bias).dim() != 1:
-        return "the bias is no vector"
+        return Refusal("the bias is no vector")
     if source.dim() > 3 and source.dtype in SHORT:
-        return "the bias would be added to what is rounded already"
+        return Refusal("the bias would be added to what is rounded already")
     if source.dim() == 3 and not all(type(size) is int for size in source.shape):
-        return "the sizes are not known"
+        return Refusal("the sizes are not known")
     return None
 
 

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
 from ferrite.passes.shared.constants import Filled, filled
-from ferrite.rewrite import Case, NodeRule, Refusal, Site
+from ferrite.rewrite import Case, NodeRule, Site
 
 aten = torch.ops.aten
 
@@ -41,11 +42,11 @@ def select_by_index(site: Site) -> Any:
     background, sizes = found.value, found.sizes
     problem = (
         constant_problem(found, value, result)
-        or (places.device != result.device and "the index is on another device")
+        or (Refusal("the index is on another device") if places.device != result.device else None)
         or index_problem(result, places, site.arguments["dim"])
     )
     if problem:
-        return Refusal(problem)
+        return problem
     site.through(constant, *([site.arguments["src"]] if "src" in site.arguments else []))
     dim = site.arguments["dim"] % result.ndim
     count = site.call(aten.arange.default, sizes[dim], dtype=places.dtype, device=result.device)
@@ -59,13 +60,13 @@ def select_by_index(site: Site) -> Any:
     return site.call(aten.where.self, written, *numbers)
 
 
-def constant_problem(constant: Filled, value: Any, result: torch.Tensor) -> str | None:
+def constant_problem(constant: Filled, value: Any, result: torch.Tensor) -> Refusal | None:
     if constant.pinned:
-        return "the constant is in pinned memory"
+        return Refusal("the constant is in pinned memory")
     if not isinstance(value, (int, float)) or not isinstance(constant.value, (int, float)):
-        return "a number is complex or symbolic"
+        return Refusal("a number is complex or symbolic")
     if result.dtype.is_complex or not fits(value, result.dtype):
-        return "the number does not fit the dtype"
+        return Refusal("the number does not fit the dtype")
     return None
 
 
@@ -79,15 +80,15 @@ def fits(value: float, dtype: torch.dtype) -> bool:
     return limits.min <= value <= limits.max
 
 
-def index_problem(result: torch.Tensor, index: torch.Tensor, dim: int) -> str | None:
+def index_problem(result: torch.Tensor, index: torch.Tensor, dim: int) -> Refusal | None:
     if result.ndim == 0 or index.ndim != result.ndim:
-        return "the index has another rank"
+        return Refusal("the index has another rank")
     for axis in range(result.ndim):
         if axis == dim % result.ndim:
             if not torch_api.known_equal(index.shape[axis], 1):
-                return "there may be more than one index per row"
+                return Refusal("there may be more than one index per row")
         elif not torch_api.known_equal(index.shape[axis], result.shape[axis]):
-            return "rows without an index are not ruled out"
+            return Refusal("rows without an index are not ruled out")
     return None
 
 

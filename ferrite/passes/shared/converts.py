@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value
-from ferrite.rewrite import AnyRule, Case, NodeRule, Refusal, Site, arguments_of
+from ferrite.rewrite import AnyRule, Case, NodeRule, Site, arguments_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 CONVERTS = (prims.convert_element_type.default, aten._to_copy.default)

@@ -18,7 +18,6 @@ from typing import Protocol
 from ferrite.codegen.llvm import (
     Image,
     Loaded,
-    NoImage,
     Target,
     entry,
     host_target,
@@ -29,6 +28,7 @@ from ferrite.codegen.llvm import (
     memory,
     object_code,
 )
+from ferrite.errors import NotLoaded, Refusal
 from ferrite.ir.kernel import Kernel
 from ferrite.runtime.cpu.forks import ready_for_forks
 
@@ -43,8 +43,8 @@ _lock = threading.Lock()
 class KernelStore(Protocol):
     """Where object code is kept between processes, by the text of its kernel."""
 
-    def fetch(self, name: str, text: str, reason_to_refuse: Callable[[str, bytes], str]) -> bytes | None:
-        """Object code under a name that nobody refuses."""
+    def fetch(self, name: str, text: str, check: Callable[[str, bytes], Refusal | None]) -> bytes | None:
+        """Object code under a name that the check does not refuse."""
 
     def publish(self, text: str, code: bytes) -> None: ...
 
@@ -82,7 +82,7 @@ def object_codes(units: Sequence[Unit], store: KernelStore | None) -> dict[str, 
         found = {unit.name: _code[unit.name] for unit in units if unit.name in _code}
     missing = [unit for unit in units if unit.name not in found]
     for unit in missing if store is not None else ():
-        code = store.fetch(unit.name, unit.text, reason_to_refuse) if store is not None else None
+        code = store.fetch(unit.name, unit.text, refusal_of_code) if store is not None else None
         if code is not None:
             found[unit.name] = code
     new = [unit for unit in missing if unit.name not in found]
@@ -124,15 +124,15 @@ def started(pool: ThreadPoolExecutor, work: Callable[[Unit], bytes], unit: Unit)
         return None
 
 
-def reason_to_refuse(name: str, code: bytes) -> str:
-    """Why object code from elsewhere cannot be loaded under a name; empty where it can."""
+def refusal_of_code(name: str, code: bytes) -> Refusal | None:
+    """Why object code from elsewhere cannot be loaded under a name; None where it can."""
     if not is_image(code) and not code.startswith(OBJECT_FILES):
-        return "it holds no object code"
+        return Refusal("it holds no object code")
     try:
         loaded(name, code)
     except Exception as problem:  # whatever is wrong with an entry costs the entry
-        return f"{type(problem).__name__}: {problem}"
-    return ""
+        return Refusal(f"{type(problem).__name__}: {problem}")
+    return None
 
 
 def loadable(code: bytes) -> bytes:
@@ -141,7 +141,7 @@ def loadable(code: bytes) -> bytes:
         return code
     try:
         return bytes(image_of(code))
-    except NoImage:
+    except NotLoaded:
         return code
 
 

@@ -25,7 +25,8 @@ import torch
 
 from ferrite.codegen import RefusedKernels
 from ferrite.codegen.llvm import Loaded, launches
-from ferrite.codegen.triton import OPTIONS, Launch, UnsupportedKernel, fixed_launch, written
+from ferrite.codegen.triton import OPTIONS, Launch, fixed_launch, written
+from ferrite.errors import NotGenerated, Refusal
 from ferrite.ir import short
 from ferrite.ir.index import Number
 from ferrite.ir.kernel import Kernel
@@ -90,7 +91,7 @@ class Processor:
 
 
 def unit_of(kernel: Kernel, processor: Processor) -> CudaUnit:
-    """Raises UnsupportedKernel where there is no source."""
+    """Raises NotGenerated where there is no source."""
     kernel = replace(kernel, origins=())  # where it comes from does not matter
     digest = hashlib.blake2b(str(kernel).encode(), digest_size=12).hexdigest()
     made = written(kernel, f"kernel_{digest}")
@@ -142,12 +143,12 @@ def build(
     kernels: Sequence[Kernel], processor: Processor, store: KernelStore | None = None
 ) -> tuple[list[str], dict[str, bytes]]:
     """The name of each kernel, and its code, with what a launch needs, by name."""
-    units, refused = [], dict[int, str]()
+    units, refused = [], dict[int, Refusal]()
     for place, kernel in enumerate(kernels):
         try:
             units.append(unit_of(kernel, processor))
-        except UnsupportedKernel as reason:
-            refused[place] = str(reason)
+        except NotGenerated as error:
+            refused[place] = error.refusal
     if refused:
         raise RefusedKernels(refused)
     return [unit.name for unit in units], {**code_of(units, store), **launcher_code(store)}
@@ -176,7 +177,7 @@ def code_of(units: Sequence[CudaUnit], store: KernelStore | None = None) -> dict
             found[name] = code
     new = [unit for name, unit in missing.items() if name not in found]
     made = dict(zip(new, answers([unit.request for unit in new]), strict=True))
-    refused = {unit.name: made[unit]["refusal"] for unit in new if "refusal" in made[unit]}
+    refused = {unit.name: Refusal(made[unit]["refusal"]) for unit in new if "refusal" in made[unit]}
     if refused:
         raise RefusedKernels({place: refused[unit.name] for place, unit in enumerate(units) if unit.name in refused})
     for unit, answer in made.items():
@@ -227,10 +228,10 @@ def kernel_from(code: bytes) -> CudaKernel:
     return CudaKernel(**facts, code=binary)
 
 
-def reason_to_refuse(name: str, code: bytes) -> str:
-    """Why code from elsewhere cannot be loaded; empty where it can."""
+def reason_to_refuse(name: str, code: bytes) -> Refusal | None:
+    """Why code from elsewhere cannot be loaded; None where it can."""
     try:
         kernel = kernel_from(code)
     except (ValueError, TypeError) as problem:
-        return f"{type(problem).__name__}: {problem}"
-    return "" if kernel.code.startswith(b"\x7fELF") else "it holds no machine code"
+        return Refusal(f"{type(problem).__name__}: {problem}")
+    return None if kernel.code.startswith(b"\x7fELF") else Refusal("it holds no machine code")

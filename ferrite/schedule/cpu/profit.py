@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from ferrite.errors import Refusal
 from ferrite.ir.index import Axis
 from ferrite.ir.program import Reduce, Scan
 from ferrite.schedule.cpu.machine import Machine
@@ -13,18 +14,18 @@ from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.stages import Stage
 
 
-def slower(group: Group, stage: Stage, rows: tuple[Axis, ...], machine: Machine) -> str | None:
+def slower(group: Group, stage: Stage, rows: tuple[Axis, ...], machine: Machine) -> Refusal | None:
     """Why the two together would run slower than one after the other."""
     stages = [*group.stages, stage]
     work = max(each.points for each in stages)
     if work > machine.serial_points:
         if rows != group.rows and any(each.inner(group.rows) and each.favourite in rows for each in group.stages):
-            return "columns are reduced in pieces, which threads share"
+            return Refusal("columns are reduced in pieces, which threads share")
         if in_pieces(stage, rows):
-            return "columns are reduced in pieces, which threads share"
+            return Refusal("columns are reduced in pieces, which threads share")
         count = math.prod(likely(row.extent) for row in rows)
         if count < machine.min_shared_rows:
-            return f"only {count} rows in common" if rows else "no rows in common"
+            return Refusal(f"only {count} rows in common" if rows else "no rows in common")
     return against_the_grain(stages, rows)
 
 
@@ -35,7 +36,7 @@ def in_pieces(stage: Stage, rows: tuple[Axis, ...]) -> bool:
     return any(item in stage.free and item not in stage.reduced and item not in rows for item in stage.axes)
 
 
-def against_the_grain(stages: list[Stage], rows: tuple[Axis, ...]) -> str | None:
+def against_the_grain(stages: list[Stage], rows: tuple[Axis, ...]) -> Refusal | None:
     """Rows whose neighbours lie side by side are columns: only reductions and what is done once a row go together."""
     columns = [stage for stage in stages if stage.inner(rows) and stage.favourite in rows]
     if not columns:
@@ -44,5 +45,5 @@ def against_the_grain(stages: list[Stage], rows: tuple[Axis, ...]) -> str | None
         return None
     across = [stage for stage in stages if stage.inner(rows) and stage not in columns]
     if across or not all(isinstance(stage.operation, Reduce | Scan) for stage in columns):
-        return "one goes along memory, the other across"
+        return Refusal("one goes along memory, the other across")
     return None

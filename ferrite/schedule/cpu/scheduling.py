@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from ferrite.errors import Refusal
 from ferrite.ir.index import Axis
 from ferrite.ir.program import Operation, Program
 from ferrite.schedule.cpu.kernels import build
@@ -24,19 +25,19 @@ class CpuScheduling:
     """`unsupported`: why the code generator cannot make a kernel of an operation."""
 
     machine: Machine
-    unsupported: Callable[[Operation], str | None] = field(default=lambda operation: None)
+    unsupported: Callable[[Operation], Refusal | None] = field(default=lambda operation: None)
 
     @property
     def run_memory(self) -> RunMemory:
         return RunMemory(self.machine.line_bytes, self.machine.min_split_bytes)
 
-    def refuses(self, operation: Operation) -> str | None:
+    def refuses(self, operation: Operation) -> Refusal | None:
         return self.unsupported(operation)
 
     def prepared(self, program: Program) -> Program:
         return prepare(program, self.machine)
 
-    def slower(self, group: Group, stage: Stage, rows: tuple[Axis, ...]) -> str | None:
+    def slower(self, group: Group, stage: Stage, rows: tuple[Axis, ...]) -> Refusal | None:
         return slower(group, stage, rows, self.machine)
 
     def arranged(self, group: Group, inside: Iterable[str], buffer_table: BufferTable) -> Built:

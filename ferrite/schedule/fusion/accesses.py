@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ferrite.errors import NotScheduled
 from ferrite.ir import Data, Expr, Load, nodes_of
 from ferrite.ir.index import ZERO, Atom, Axis, Index, Number, Sum, Symbol, evaluate, substitute
 from ferrite.ir.program import Buffer, Loop, Program, roots_of, stores_of, targets_of
@@ -115,18 +116,14 @@ def likely(index: Index, otherwise: int = UNKNOWN_EXTENT) -> int:
         return index.value
     try:
         return int(evaluate(index, likely_of_atom))
-    except NoGuess:
+    except NotScheduled:
         return upper_estimate(index, otherwise)
-
-
-class NoGuess(Exception):
-    """Nothing is known of an atom."""
 
 
 def likely_of_atom(atom: Atom) -> int:
     if isinstance(atom, Symbol) and atom.likely is not None:
         return atom.likely
-    raise NoGuess(str(atom))
+    raise NotScheduled(str(atom))
 
 
 # --- two accesses of one storage --------------------------------------------------------------------------------------

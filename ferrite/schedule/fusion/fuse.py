@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ferrite.errors import Refusal
 from ferrite.ir.index import Symbol
 from ferrite.ir.program import (
     Assert,
@@ -27,9 +28,9 @@ from ferrite.ir.program import (
 )
 from ferrite.pipeline import Fuel
 from ferrite.schedule.fusion.accesses import BufferTable
-from ferrite.schedule.fusion.groups import Fit, Group, Refusal, begin, bind, fit, shared_bytes
+from ferrite.schedule.fusion.groups import Fit, Group, begin, bind, fit, shared_bytes
 from ferrite.schedule.fusion.stages import Names, Stage, stage_of, with_fresh_axes
-from ferrite.schedule.steps import NotFused, device_type
+from ferrite.schedule.steps import FusionRefusal, device_type
 from ferrite.schedule.target import Schedulings
 
 MAX_GROUPS_TRIED = 6  # for one operation, those that share most bytes first: a limit on compile time
@@ -40,8 +41,8 @@ class Ordered:
     """`not_compiled`: why a loop is not, by its place among the items."""
 
     items: list[Group | Operation] = field(default_factory=list)
-    not_compiled: dict[int, str] = field(default_factory=dict)
-    refusals: list[NotFused] = field(default_factory=list)
+    not_compiled: dict[int, Refusal] = field(default_factory=dict)
+    not_fused: list[FusionRefusal] = field(default_factory=list)
 
 
 class Order:
@@ -104,13 +105,13 @@ class Order:
             return self.append(operation)
         device = self.device_of(operation)
         scheduling = self.schedulings.get(device_type(device))
-        reason = f"no kernels are made on {device}" if scheduling is None else scheduling.refuses(operation)
-        if reason or scheduling is None:
-            return self.leave(operation, reason or "")
+        if scheduling is None:
+            return self.leave(operation, Refusal(f"no kernels are made on {device}"))
+        if (refusal := scheduling.refuses(operation)) is not None:
+            return self.leave(operation, refusal)
         stage = stage_of(with_fresh_axes(operation, self.names), self.buffer_table)
-        reason = hazard(stage, self.buffer_table)
-        if reason:
-            return self.leave(operation, reason)
+        if (refusal := hazard(stage, self.buffer_table)) is not None:
+            return self.leave(operation, refusal)
         if self.fuel.left:
             needed = self.merged(stage, needed, device)
             for place in self.candidates(stage, max(needed, default=-1), device):
@@ -128,10 +129,10 @@ class Order:
         self.after[place] = max(needed, default=-1)
         return place
 
-    def leave(self, operation: Operation, reason: str) -> int:
+    def leave(self, operation: Operation, refusal: Refusal) -> int:
         """An operation that does not become part of a kernel."""
         place = self.append(operation)
-        self.ordered.not_compiled[place] = reason
+        self.ordered.not_compiled[place] = refusal.at(operation.origin.line)
         return place
 
     def device_of(self, operation: Loop) -> str:
@@ -200,18 +201,18 @@ class Order:
 
     def refused(self, operation: Loop, group: Group, refusal: Refusal) -> None:
         there = tuple(node for each in group.operations for node in each.origin.nodes)
-        self.ordered.refusals.append(NotFused(operation.origin.nodes, there, refusal.reason))
+        self.ordered.not_fused.append(FusionRefusal(operation.origin.nodes, there, refusal.at(operation.origin.line)))
 
 
-def hazard(stage: Stage, buffer_table: BufferTable) -> str | None:
+def hazard(stage: Stage, buffer_table: BufferTable) -> Refusal | None:
     """Why a loop cannot stand for an operation, which reads all it needs before it writes."""
     types: dict[str, torch.dtype] = {}
     for access in stage.accesses:
         dtype = buffer_table.buffers[access.buffer].dtype
         if types.setdefault(access.storage, dtype) != dtype:
-            return f"{access.storage} is seen as two types"
+            return Refusal(f"{access.storage} is seen as two types")
     for write in stage.written:
         for access in stage.accesses:
             if access.storage == write.storage and access.place is not write.place and not access.writes:
-                return f"it reads other elements of {write.buffer} than it writes"
+                return Refusal(f"it reads other elements of {write.buffer} than it writes")
     return None

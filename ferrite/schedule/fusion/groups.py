@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from ferrite.errors import Refusal
 from ferrite.ir.index import Axis, Index, Number
 from ferrite.ir.program import Loop, Origin
 from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, counterparts, likely, separated
@@ -57,7 +58,7 @@ class Group:
 
 
 # Why a stage in a group would run slower than after it, row by row.
-Slower = Callable[[Group, Stage, tuple[Axis, ...]], str | None]
+Slower = Callable[[Group, Stage, tuple[Axis, ...]], Refusal | None]
 
 
 def begin(stage: Stage, device: str = "cpu") -> Group:
@@ -66,13 +67,6 @@ def begin(stage: Stage, device: str = "cpu") -> Group:
     group = Group(rows, device=device)
     group.add(stage)
     return group
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """Why an operation was not fused into a group."""
-
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -104,7 +98,7 @@ def fit(
     if beside(group, fused) and written_bytes(group, fused, buffer_table) > shared_bytes(group, fused, buffer_table):
         return Refusal("they need nothing of each other, and together hold more than they read")
     worse = slower(group, fused, rows)
-    return Refusal(worse) if worse else Fit(fused, rows)
+    return worse or Fit(fused, rows)
 
 
 def beside(group: Group, stage: Stage) -> bool:

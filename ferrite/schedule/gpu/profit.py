@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from ferrite.errors import Refusal
 from ferrite.ir.index import Axis
 from ferrite.ir.program import Reduce, Scan
 from ferrite.schedule.fusion.accesses import likely
@@ -14,20 +15,20 @@ from ferrite.schedule.gpu.machine import GpuMachine
 FEW_POINTS = 1 << 14  # so little work that one program does it as fast as many
 
 
-def slower(group: Group, stage: Stage, rows: tuple[Axis, ...], machine: GpuMachine) -> str | None:
+def slower(group: Group, stage: Stage, rows: tuple[Axis, ...], machine: GpuMachine) -> Refusal | None:
     """Why the two together would run slower than one after the other."""
     stages = [*group.stages, stage]
     if any(is_ordered(each) for each in stages):
-        return "points that may meet in memory are a kernel of their own"
+        return Refusal("points that may meet in memory are a kernel of their own")
     if max(each.points for each in stages) > FEW_POINTS:
         if rows != group.rows and any(each.inner(group.rows) and each.favourite in rows for each in group.stages):
-            return "columns are reduced in pieces, which programs share"
+            return Refusal("columns are reduced in pieces, which programs share")
         if in_pieces(stage, rows):
-            return "columns are reduced in pieces, which programs share"
+            return Refusal("columns are reduced in pieces, which programs share")
         count = math.prod(likely(row.extent) for row in rows)
         longest = max(each.points for each in stages) // max(count, 1)
         if count < machine.multiprocessors and longest > machine.one_program:
-            return f"only {count} rows in common" if rows else "no rows in common"
+            return Refusal(f"only {count} rows in common" if rows else "no rows in common")
     return against_the_grain(stages, rows)
 
 
@@ -42,12 +43,12 @@ def in_pieces(stage: Stage, rows: tuple[Axis, ...]) -> bool:
     return any(item in stage.free and item not in stage.reduced and item not in rows for item in stage.axes)
 
 
-def against_the_grain(stages: list[Stage], rows: tuple[Axis, ...]) -> str | None:
+def against_the_grain(stages: list[Stage], rows: tuple[Axis, ...]) -> Refusal | None:
     """Rows whose neighbours lie side by side are columns: only reductions and what is done once a row go together."""
     columns = [stage for stage in stages if stage.inner(rows) and stage.favourite in rows]
     if not columns:
         return None
     across = [stage for stage in stages if stage.inner(rows) and stage not in columns]
     if across or not all(isinstance(stage.operation, Reduce | Scan) for stage in columns):
-        return "one goes along memory, the other across"
+        return Refusal("one goes along memory, the other across")
     return None

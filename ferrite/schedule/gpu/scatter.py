@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from ferrite.errors import Refusal
 from ferrite.ir import data_of
 from ferrite.ir.kernel import Loop, Statement, Store, When
 from ferrite.ir.program import Compute, Operation
@@ -54,7 +55,7 @@ def atomic(body: Body) -> Body:
     return tuple(map(made, body))
 
 
-def refused(operation: Operation) -> str | None:
+def refused(operation: Operation) -> Refusal | None:
     """Why an operation that stores where memory says is no kernel."""
     if not isinstance(operation, Compute):
         return None
@@ -62,9 +63,9 @@ def refused(operation: Operation) -> str | None:
         if not any(map(data_of, store.coordinates)):
             continue
         if store.mode != "set" and store.value.dtype not in ATOMIC.get(store.mode, ()):
-            return f"{store.mode} of {store.value.dtype} is not atomic"
+            return Refusal(f"{store.mode} of {store.value.dtype} is not atomic")
         if torch.are_deterministic_algorithms_enabled() and (
             store.mode == "set" or store.value.dtype.is_floating_point
         ):
-            return "torch is to be deterministic, and threads would meet in any order"
+            return Refusal("torch is to be deterministic, and threads would meet in any order")
     return None

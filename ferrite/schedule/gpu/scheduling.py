@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from ferrite.errors import Refusal
 from ferrite.ir.index import Axis
 from ferrite.ir.program import Operation, Program, Scan
 from ferrite.schedule.cpu.prepare import points
@@ -29,18 +30,18 @@ class GpuScheduling:
     whose operations these are."""
 
     machine: GpuMachine
-    unsupported: Callable[[Operation], str | None] = field(default=lambda operation: None)
+    unsupported: Callable[[Operation], Refusal | None] = field(default=lambda operation: None)
     device: str = "cuda"
 
     @property
     def run_memory(self) -> RunMemory:
         return RunMemory(alignment=self.machine.line, min_split=self.machine.min_split_bytes)
 
-    def refuses(self, operation: Operation) -> str | None:
+    def refuses(self, operation: Operation) -> Refusal | None:
         if isinstance(operation, Scan) and not has_state(operation):
-            return f"no state for the scan {operation.combine.name}"
+            return Refusal(f"no state for the scan {operation.combine.name}")
         if isinstance(operation, Scan) and self.is_serial(operation):
-            return "a few long scans would each be one program's"
+            return Refusal("a few long scans would each be one program's")
         return self.unsupported(operation) or refused(operation)
 
     def is_serial(self, operation: Scan) -> bool:
@@ -52,7 +53,7 @@ class GpuScheduling:
     def prepared(self, program: Program) -> Program:
         return prepare(program, self.machine, self.device)
 
-    def slower(self, group: Group, stage: Stage, rows: tuple[Axis, ...]) -> str | None:
+    def slower(self, group: Group, stage: Stage, rows: tuple[Axis, ...]) -> Refusal | None:
         return slower(group, stage, rows, self.machine)
 
     def arranged(self, group: Group, inside: Iterable[str], buffer_table: BufferTable) -> Built:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from ferrite.errors import NotScheduled
 from ferrite.ir.index import Atom, Index, Number, Symbol, evaluate
 from ferrite.ir.program import Buffer, Program
 from ferrite.schedule.fusion.accesses import BufferTable
@@ -17,15 +18,11 @@ from ferrite.schedule.steps import Plan, Run, Step
 Size = Callable[[Buffer], int]
 
 
-class UnknownBytes(Exception):
-    """A size that is known only when the program runs."""
-
-
 def peak_of(plan: Plan, hints: Mapping[str, int]) -> int | None:
     """The most bytes held at once. `hints`: likely values of symbols; None where one is missing."""
     try:
         return greatest(plan, lambda buffer: bytes_at(buffer, hints))
-    except UnknownBytes:
+    except NotScheduled:
         return None
 
 
@@ -79,7 +76,7 @@ def bytes_at(buffer: Buffer, hints: Mapping[str, int]) -> int:
     def value(atom: Atom) -> int:
         if isinstance(atom, Symbol) and atom.name in hints:
             return hints[atom.name]
-        raise UnknownBytes(str(atom))
+        raise NotScheduled(str(atom))
 
     def number(index: Index) -> int:
         return index.value if isinstance(index, Number) else int(evaluate(index, value))

@@ -11,12 +11,13 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ferrite.errors import NotScheduled
 from ferrite.ir.program import Buffer, Program
 from ferrite.pipeline import Fuel
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.memory.arena import Arenas
 from ferrite.schedule.memory.liveness import accessed, last_uses_of
-from ferrite.schedule.memory.peak import UnknownBytes, bytes_at, bytes_by_step
+from ferrite.schedule.memory.peak import bytes_at, bytes_by_step
 from ferrite.schedule.steps import Run, Step
 
 MAX_SPLITS = 8  # of one program: a limit on compile time
@@ -111,5 +112,5 @@ def bytes_or_zero(buffer: Buffer) -> int:
     """Nothing, where that is known only when it runs."""
     try:
         return bytes_at(buffer, {})
-    except UnknownBytes:
+    except NotScheduled:
         return 0

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import NotApplied
 from ferrite.graph import fake_value
 from ferrite.passes.shared.attention.constants import ConstantValues
-from ferrite.passes.shared.attention.found import Add, Attention, Change, Fill, Node, Refused, Scale, is_tensor
+from ferrite.passes.shared.attention.found import Add, Attention, Change, Fill, Node, Scale, is_tensor
 from ferrite.passes.shared.attention.operands import Operands, same_shape
 from ferrite.passes.shared.attention.operators import FAR, LOW
 
@@ -67,7 +68,7 @@ class Bias:
             elif factor:
                 self.scale(1 / factor)
             else:
-                raise Refused("the scores are divided by zero")
+                raise NotApplied("the scores are divided by zero")
         elif isinstance(change, Add):
             self.add(node, change)
         elif isinstance(change, Fill):
@@ -89,9 +90,9 @@ class Bias:
     def tensor(self, item: Any, what: str) -> Node:
         """An argument that is read: a tensor, and none that is made of the scores."""
         if not isinstance(item, Node) or not is_tensor(item):
-            raise Refused(f"{what} is known only when it runs, or no tensor")
+            raise NotApplied(f"{what} is known only when it runs, or no tensor")
         if item in self.inside:
-            raise Refused(f"{what} is made of the scores themselves")
+            raise NotApplied(f"{what} is made of the scores themselves")
         return item
 
     # --- one change each ----------------------------------------------------------------------------------------------
@@ -107,12 +108,12 @@ class Bias:
         target = aten.div.Tensor if change.divides else aten.mul.Tensor
         scale = fake_value(tensor)
         if scale.dim() and not torch_api.known_equal(scale.shape[-1], 1):
-            raise Refused("the scale varies along the keys")
+            raise NotApplied("the scale varies along the keys")
         one_number = scale.dim() <= 4 and torch_api.known_equal(scale.numel(), 1)
         if not one_number and not same_shape(fake_value(node).shape[:-2], self.batch):
-            raise Refused("the scale has another batch than the scores")
+            raise NotApplied("the scale has another batch than the scores")
         if self.node is not None and not one_number:
-            raise Refused("it would make the mask as large as the scores")
+            raise NotApplied("it would make the mask as large as the scores")
         if self.node is not None:
             self.node = self.call(target, self.node, tensor)
             self.low = -math.inf
@@ -123,9 +124,9 @@ class Bias:
             return
         mask = self.tensor(change.mask, "what is added")
         if not fake_value(mask).is_floating_point():
-            raise Refused("the mask that is added is not of a floating-point type")
+            raise NotApplied("the mask that is added is not of a floating-point type")
         if not isinstance(change.times, (int, float)):
-            raise Refused("how often the mask is added is known only when it runs")
+            raise NotApplied("how often the mask is added is known only when it runs")
         mask = self.in_batch(mask, node)
         if change.times != 1:
             mask = self.call(aten.mul.Tensor, mask, change.times)
@@ -139,17 +140,17 @@ class Bias:
         value, scores = self.constants.number(change.value), fake_value(node)
         dtype = self.dtype if self.node is None else fake_value(self.node).dtype
         if value is None:
-            raise Refused("what scores are filled with is not known")
+            raise NotApplied("what scores are filled with is not known")
         if scores.dtype is torch.float16 and value == LOWEST_HALF:
             # in half precision even the lowest number is not far: attention adds to it in single precision
             value, dtype = LOWEST, torch.float32
         elif not value <= FAR:
-            raise Refused(f"scores are filled with {value}, which is not far below all others")
+            raise NotApplied(f"scores are filled with {value}, which is not far below all others")
         elif value != -math.inf and value < torch.finfo(dtype).min:
-            raise Refused(f"scores are filled with {value}, which {dtype} does not hold")
+            raise NotApplied(f"scores are filled with {value}, which {dtype} does not hold")
         condition = self.tensor(change.condition, "the condition")
         if fake_value(condition).dtype is not torch.bool:
-            raise Refused("what scores are filled by is no condition")
+            raise NotApplied("what scores are filled by is no condition")
         condition = self.in_batch(condition, node)
         others = self.node
         if others is None:
@@ -170,7 +171,7 @@ class Bias:
         """A mask that was broadcast to the scores at some node, for scores with the batch that attention has."""
         value, scores = fake_value(mask), fake_value(at)
         if not value.dim():
-            raise Refused("the mask is one number")
+            raise NotApplied("the mask is one number")
         own = [1] * (scores.dim() - value.dim()) + list(value.shape)
         if same_shape(scores.shape[:-2], self.batch):
             for _ in range(4 - value.dim()):
@@ -180,7 +181,7 @@ class Bias:
             return self.operands.reshaped(mask, [1, 1, *own[-2:]])
         if same_shape(own[:-2], scores.shape[:-2]):
             return self.operands.reshaped(mask, [*self.batch, *own[-2:]])
-        raise Refused("the mask is broadcast along a part of the batch that is flattened elsewhere")
+        raise NotApplied("the mask is broadcast along a part of the batch that is flattened elsewhere")
 
     def lowest(self, mask: Add) -> float:
         """What a mask makes scores lower by at most; minus infinity where nobody knows."""

@@ -5,18 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from ferrite.errors import NotApplied
 from ferrite.graph import has_effect
-from ferrite.passes.shared.attention.found import (
-    Attention,
-    Change,
-    Dropout,
-    Node,
-    Product,
-    Refused,
-    Step,
-    same_count,
-    source_of,
-)
+from ferrite.passes.shared.attention.found import Attention, Change, Dropout, Node, Product, Step, same_count, source_of
 from ferrite.passes.shared.attention.spellings import SCORES, SHAPES, WEIGHTS, Table, product_at, softmax_at
 
 MOST_STEPS = 24  # spellings between a product and the softmax; no real model comes near
@@ -24,14 +15,14 @@ End = TypeVar("End")
 
 
 def find_attention(root: Node) -> Attention:
-    """The attention whose result a node is; raises Refused with the reason why it is none."""
+    """The attention whose result a node is; raises NotApplied with the reason why it is none."""
     last = last_product(root)
     weights, softmax = walk(last.left, WEIGHTS, softmax_at, "softmax")
     scores, first = walk(softmax.inner, SCORES, product_at, "product")
     if not in_order(last.left_order):
-        raise Refused("the weights are transposed")
+        raise NotApplied("the weights are transposed")
     if not in_order(first.result_order):
-        raise Refused("the scores are transposed")
+        raise NotApplied("the scores are transposed")
     changes: list[tuple[Node, Change]] = [(first.node, change) for change in first.then]
     changes += [(step.node, step.meaning) for step in reversed(scores)]
     found = Attention(root, first, changes, softmax, last, dropout=dropout_of(weights))
@@ -50,7 +41,7 @@ def last_product(root: Node) -> Product:
     source = source_of(root) if root.target in SHAPES else root
     found = product_at(source) if source is not None else None
     if found is None or found.then:
-        raise Refused("it is no product of two factors")
+        raise NotApplied("it is no product of two factors")
     return found
 
 
@@ -58,11 +49,11 @@ def dropout_of(weights: list[Step]) -> float:
     dropouts = [step.meaning for step in weights if isinstance(step.meaning, Dropout)]
     chances = [each.probability for each in dropouts if each.train is not False and each.probability != 0]
     if len(chances) > 1:
-        raise Refused("weights are dropped more than once")
+        raise NotApplied("weights are dropped more than once")
     if any(each.train is not True for each in dropouts if each.train is not False):
-        raise Refused("whether weights are dropped is known only when it runs")
+        raise NotApplied("whether weights are dropped is known only when it runs")
     if any(not isinstance(chance, (int, float)) for chance in chances):
-        raise Refused("how many weights are dropped is known only when it runs")
+        raise NotApplied("how many weights are dropped is known only when it runs")
     return float(sum(chances))
 
 
@@ -87,7 +78,7 @@ def walk(start: Node, table: Table, end_at: Callable[[Node], End | None], goal: 
 
     found = search(start, MOST_STEPS)
     if found is None:
-        raise Refused(f"{stuck.name} leads to no {goal}")
+        raise NotApplied(f"{stuck.name} leads to no {goal}")
     return found
 
 
@@ -101,7 +92,7 @@ def check_closed(found: Attention) -> None:
             if reader in inside:
                 continue
             if not serves_only(reader, inside):
-                raise Refused(f"{node.name} is read by {reader.name}, too")
+                raise NotApplied(f"{node.name} is read by {reader.name}, too")
             inside.add(reader)
             found.inside.append(reader)
             waiting.append(reader)

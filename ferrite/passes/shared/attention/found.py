@@ -20,14 +20,6 @@ from ferrite.rewrite import in_order
 Node = torch.fx.Node
 
 
-class Refused(Exception):
-    """Why a call is no attention, or not one to rewrite."""
-
-    @property
-    def reason(self) -> str:
-        return str(self.args[0])
-
-
 # --- what a spelling stands for: numbers and tensors are as the call has them -----------------------------------------
 
 

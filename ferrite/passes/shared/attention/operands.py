@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import NotApplied
 from ferrite.graph import argument, fake_value
-from ferrite.passes.shared.attention.found import Node, Refused, same_count, source_of
+from ferrite.passes.shared.attention.found import Node, same_count, source_of
 from ferrite.rewrite import Site, arguments_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -58,10 +59,10 @@ class Operands:
 
     def reshaped(self, node: Node, shape: Sequence[Any]) -> Node:
         if not torch_api.known_equal(fake_value(node).numel(), math.prod(shape)):
-            raise Refused("an operand has another batch than the scores")
+            raise NotApplied("an operand has another batch than the scores")
         unknown = [place for place, size in enumerate(shape) if not isinstance(size, int)]
         if len(unknown) > 1:
-            raise Refused("more than one size is known only when it runs")
+            raise NotApplied("more than one size is known only when it runs")
         sizes = [-1 if place in unknown else size for place, size in enumerate(shape)]
         return self.call(aten.reshape.default, node, sizes)
 
@@ -70,11 +71,11 @@ class Operands:
         own = fake_value(node).shape
         new = len(shape) - len(own)
         if new < 0 or not all(known_one_of(size, 1, wide) for size, wide in zip(own, shape[new:], strict=True)):
-            raise Refused("an operand has another batch than the scores")
+            raise NotApplied("an operand has another batch than the scores")
         kept = (-1 if torch_api.known_equal(*pair) else pair[1] for pair in zip(own, shape[new:], strict=True))
         sizes = [*shape[:new], *kept]
         if not all(isinstance(size, int) for size in sizes):
-            raise Refused("how often an operand is repeated is known only when it runs")
+            raise NotApplied("how often an operand is repeated is known only when it runs")
         return self.call(aten.expand.default, node, sizes)
 
     def reordered(self, node: Node, order: tuple[int, ...]) -> Node:
@@ -101,7 +102,7 @@ class Operands:
         while fake_value(node).dtype != dtype:
             inner = source_of(node) if node.target in CASTS else None
             if inner is None or fake_value(inner).dtype.itemsize > fake_value(node).dtype.itemsize:
-                raise Refused(f"query and key are {fake_value(node).dtype}, the value is {dtype}")
+                raise NotApplied(f"query and key are {fake_value(node).dtype}, the value is {dtype}")
             node = self.skip(node)
         return node
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import NotApplied, Refusal
 from ferrite.passes.shared.attention.cases import (
     DROPOUT_EXAMPLES,
     DROPOUT_NEAR_MISSES,
@@ -15,9 +16,8 @@ from ferrite.passes.shared.attention.cases import (
     TRAINING_NEAR_MISSES,
 )
 from ferrite.passes.shared.attention.find import find_attention
-from ferrite.passes.shared.attention.found import Refused
 from ferrite.passes.shared.attention.write import AttentionWriter
-from ferrite.rewrite import AnyRule, NodeRule, Refusal, Site
+from ferrite.rewrite import AnyRule, NodeRule, Site
 
 aten = torch.ops.aten
 # The last product, or the view that gives the result of a flattened one its shape back.
@@ -43,11 +43,11 @@ def rewritten(site: Site, drops: bool) -> Any:
     try:
         found = find_attention(site.node)
         if bool(found.dropout) != drops:
-            raise Refused("weights are dropped" if found.dropout else "no weights are dropped")
+            raise NotApplied("weights are dropped" if found.dropout else "no weights are dropped")
         site.through(*found.inside)
         return AttentionWriter(site, found).write()
-    except Refused as problem:
-        return Refusal(problem.reason)
+    except NotApplied as problem:
+        return problem.refusal
 
 
 SFDP = NodeRule(

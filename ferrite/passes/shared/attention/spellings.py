@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import NotApplied
 from ferrite.graph import fake_value
 from ferrite.passes.shared.attention.found import (
     Add,
@@ -32,7 +33,6 @@ from ferrite.passes.shared.attention.found import (
     Node,
     Nothing,
     Product,
-    Refused,
     Scale,
     Softmax,
     Step,
@@ -186,7 +186,7 @@ def product_at(node: Node) -> Product | None:
         if not is_tensor(times.right):
             continue
         if not (fake_value(left).is_floating_point() and fake_value(times.right).is_floating_point()):
-            raise Refused("the product is not of floating-point numbers")
+            raise NotApplied("the product is not of floating-point numbers")
         if times.equation is not None:
             return by_labels(node, left, times.right, times.equation)
         ranks = [fake_value(item).dim() for item in (left, times.right, node)]

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.passes.shared.attention.found import Node
 
@@ -49,46 +50,46 @@ class Call:
     def keywords(self) -> dict[str, Any]:
         return {"scale": self.factor, **({"enable_gqa": True} if self.grouped else {})}
 
-    def problem(self, must_pay: bool) -> str | None:
+    def problem(self, must_pay: bool) -> Refusal | None:
         query, key, value = (fake_value(node) for node in (self.query, self.key, self.value))
         if len({(each.dtype, each.device) for each in (query, key, value)}) != 1:
-            return "query, key and value differ in type or device"
+            return Refusal("query, key and value differ in type or device")
         bias = fake_value(self.bias) if self.bias is not None else None
         if bias is not None and (bias.dtype not in (query.dtype, torch.float32) or bias.device != query.device):
-            return f"the mask is {bias.dtype} on {bias.device}, the query {query.dtype} on {query.device}"
+            return Refusal(f"the mask is {bias.dtype} on {bias.device}, the query {query.dtype} on {query.device}")
         if not 0 < self.factor < math.inf:
-            return "the scale is not positive"
+            return Refusal("the scale is not positive")
         if self.looks_at_mask and (why := self.kernel_problem(query, key, value)) is not None:
-            return f"rows that a mask may hide are for the kernel of CPUs: {why}"
+            return Refusal(f"rows that a mask may hide are for the kernel of CPUs: {why}")
         on_cuda = query.device.type == "cuda"
         if on_cuda and query.dtype is torch.float32 and not torch.backends.cuda.matmul.allow_tf32:
-            return "attention may round to TF32 there, which products may not"
+            return Refusal("attention may round to TF32 there, which products may not")
         if not must_pay:
             return None
         return self.loss_on_cuda(query) if on_cuda else self.loss_on_cpu(query, key, value)
 
-    def loss_on_cuda(self, query: torch.Tensor) -> str | None:
-        return None if query.dtype in (*NARROW, torch.float32) else "no kernel takes this type"
+    def loss_on_cuda(self, query: torch.Tensor) -> Refusal | None:
+        return None if query.dtype in (*NARROW, torch.float32) else Refusal("no kernel takes this type")
 
-    def loss_on_cpu(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str | None:
+    def loss_on_cpu(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Refusal | None:
         if query.device.type != "cpu":
-            return f"whether it pays on {query.device.type} is not known"
+            return Refusal(f"whether it pays on {query.device.type} is not known")
         if self.trains_mask:
-            return "the kernel does not train masks"
+            return Refusal("the kernel does not train masks")
         if self.training and torch_api.size_hint(key.shape[-2]) > MOST_KEYS_TRAINING:
-            return "with so many keys products are faster on the way back"
+            return Refusal("with so many keys products are faster on the way back")
         return self.kernel_problem(query, key, value)
 
-    def kernel_problem(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str | None:
+    def kernel_problem(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Refusal | None:
         """Why the kernel of CPUs does not take the call."""
         if query.device.type != "cpu":
-            return f"it is on {query.device.type}"
+            return Refusal(f"it is on {query.device.type}")
         if self.dropout:
-            return "the kernel does not drop weights"
+            return Refusal("the kernel does not drop weights")
         if not torch_api.known_equal(query.shape[-1], value.shape[-1]):
-            return "the kernel wants keys and values of one width"
+            return Refusal("the kernel wants keys and values of one width")
         if any(not torch_api.known_equal(each.stride(-1), 1) for each in (query, key, value)):
-            return "the kernel wants dense rows"
+            return Refusal("the kernel wants dense rows")
         if any(torch_api.known_equal(each.numel(), 0) for each in (query, key, value)):
-            return "it is empty"
+            return Refusal("it is empty")
         return None

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import NotApplied
 from ferrite.graph import attribute_of, fake_value
 from ferrite.passes.shared.attention.bias import Bias
-from ferrite.passes.shared.attention.found import Attention, Node, Refused
+from ferrite.passes.shared.attention.found import Attention, Node
 from ferrite.passes.shared.attention.operands import Operands, same_shape
 from ferrite.passes.shared.attention.operators import MASKED_ATTENTION
 from ferrite.passes.shared.attention.worth import Call
@@ -38,7 +39,7 @@ class AttentionWriter:
         for target, scale in bias.scales:
             query = self.call(target, query, scale)
         if fake_value(query).dtype != self.dtype:
-            raise Refused("the scale has another type")
+            raise NotApplied("the scale has another type")
         grouped = self.operands.grouped(key, value)
         key, value = grouped or (key, value)
         call = Call(
@@ -50,9 +51,9 @@ class AttentionWriter:
             trains_mask=bias.trains,
         )
         if safe and call.looks_at_mask:
-            raise Refused("what a safe softmax makes of hidden rows is not done while training")
+            raise NotApplied("what a safe softmax makes of hidden rows is not done while training")
         if (problem := call.problem(self.site.options.attention == "auto")) is not None:
-            raise Refused(problem)
+            raise NotApplied(problem)
         if not call.looks_at_mask:
             return self.in_place(self.call(SDPA, *call.arguments, **call.keywords))
         both = self.call(MASKED_ATTENTION, query, key, value, bias.node, bias.filled, call.factor)

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import Aliases, Gradients, Regions, fake_value, mutates, stream_of
-from ferrite.rewrite import Refusal, arguments_of, reads_memory
+from ferrite.rewrite import arguments_of, reads_memory
 
 # Why a call with these arguments, and these values of its operands, is no member.
-Problem = Callable[[Mapping[str, Any], tuple[torch.Tensor, ...]], str | None]
+Problem = Callable[[Mapping[str, Any], tuple[torch.Tensor, ...]], Refusal | None]
 # Of a graph: what a node that is a member shares with its like, or why it is none.
 Kinship = Callable[[torch.fx.Graph], Callable[[torch.fx.Node], Hashable | Refusal]]
 
@@ -95,7 +96,7 @@ class Members:
         self.returned: set[torch.fx.Node] = set()
         self.kin = fusion.kinship(graph) if fusion.kinship is not None else None
         found = {node: self.look_of(node) for node in graph.nodes if node.target in fusion.operands}
-        self.refused = {node: look.reason for node, look in found.items() if isinstance(look, Refusal)}
+        self.refused = {node: look for node, look in found.items() if isinstance(look, Refusal)}
         looks = {node: look for node, look in found.items() if not isinstance(look, Refusal)}
         self.sizes = collections.Counter(looks.values())
         self.keys = {node: look for node, look in looks.items() if self.sizes[look] >= settings.min_members}
@@ -118,7 +119,7 @@ class Members:
             or self.fusion.problem(arguments, tuple(tensors[name] for name in wanted))
         )
         if problem is not None:
-            return Refusal(problem)
+            return problem
         place = (result.device, self.regions.of(node), str(stream_of(node)), self.needs_gradient(node))
         if self.kin is None:
             return self.look(node, arguments, tensors, place)
@@ -145,39 +146,39 @@ class Members:
             tuple(map(operator_of, node.users)) if self.settings.same_users else None,
         )
 
-    def memory_problem(self, node: torch.fx.Node) -> str | None:
+    def memory_problem(self, node: torch.fx.Node) -> Refusal | None:
         if not self.aliases.of(node).isdisjoint(self.aliases.output_storages):
             if not self.fusion.copies_returned:
-                return "the caller gets it, and would get its neighbours' memory with it"
+                return Refusal("the caller gets it, and would get its neighbours' memory with it")
             self.returned.add(node)
         if not self.aliases.of(node).isdisjoint(self.written):
-            return "its memory is written to"
-        return "its memory is read as it lies" if any(map(reads_memory, node.users)) else None
+            return Refusal("its memory is written to")
+        return Refusal("its memory is read as it lies") if any(map(reads_memory, node.users)) else None
 
-    def gradient_problem(self, node: torch.fx.Node, values: tuple[torch.Tensor, ...]) -> str | None:
+    def gradient_problem(self, node: torch.fx.Node, values: tuple[torch.Tensor, ...]) -> Refusal | None:
         if self.gradients is None:
             return None
         if not all(torch_api.is_fake(value) and not value.is_quantized for value in values):
-            return "a tensor has a type of its own"
+            return Refusal("a tensor has a type of its own")
         if not node.users:
-            return "nobody reads it"
+            return Refusal("nobody reads it")
         if node in self.gradients.required and node not in self.gradients.reached:
-            return "no gradient reaches it, but would with the others"
+            return Refusal("no gradient reaches it, but would with the others")
         return None
 
-    def reasons(self) -> Iterator[tuple[torch.fx.Node, str]]:
+    def refusals(self) -> Iterator[tuple[torch.fx.Node, Refusal]]:
         yield from self.refused.items()
-        texts = {look: self.too_few(look) for look in set(self.alone.values())}
-        yield from ((node, texts[look]) for node, look in self.alone.items())
+        refusals = {look: self.too_few(look) for look in set(self.alone.values())}
+        yield from ((node, refusals[look]) for node, look in self.alone.items())
 
-    def too_few(self, look: Look) -> str:
+    def too_few(self, look: Look) -> Refusal:
         text = f"{self.sizes[look]} calls look like it, {self.settings.min_members} are wanted"
         others = [each for each in self.sizes if each != look]
         if not others:
-            return text
+            return Refusal(text)
         alike = max(others, key=lambda each: sum(map(operator.eq, look, each)))
         (what, *_) = (name for name, mine, its in zip(Look._fields, look, alike, strict=True) if mine != its)
-        return f"{text}; {self.sizes[alike]} others differ in {what}"
+        return Refusal(f"{text}; {self.sizes[alike]} others differ in {what}")
 
 
 def is_fused(node: torch.fx.Node, name: str) -> bool:

@@ -22,21 +22,11 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import Refusal
 from ferrite.graph import fake_value, has_effect, mode_of, model_line
 from ferrite.passes.shared.batching.members import Kinship, Members, Problem, Settings, is_fused
 from ferrite.pipeline import PassContext, copy_graph
-from ferrite.rewrite import (
-    Case,
-    GraphRule,
-    Layout,
-    Numerics,
-    Refusal,
-    Writer,
-    arguments_of,
-    difference,
-    follow,
-    inherit,
-)
+from ferrite.rewrite import Case, GraphRule, Layout, Numerics, Writer, arguments_of, difference, follow, inherit
 
 aten = torch.ops.aten
 
@@ -115,7 +105,7 @@ class Fusion(GraphRule):
     def settings(self, context: PassContext) -> Settings:
         return Settings()
 
-    def profit(self, members: Sequence[torch.fx.Node], returned: int, context: PassContext) -> str | None:
+    def profit(self, members: Sequence[torch.fx.Node], returned: int, context: PassContext) -> Refusal | None:
         return None
 
     def apply(self, gm: torch.fx.GraphModule, context: PassContext) -> int:
@@ -123,14 +113,14 @@ class Fusion(GraphRule):
         candidates = sum(node.target in self.operands for node in gm.graph.nodes)
         return Search(gm, self, settings, context).run() if candidates >= settings.min_members else 0
 
-    def explain(self, gm: torch.fx.GraphModule, context: PassContext) -> Mapping[torch.fx.Node, str]:
+    def explain(self, gm: torch.fx.GraphModule, context: PassContext) -> Mapping[torch.fx.Node, Refusal | None]:
         """Fuse on a copy of the graph, and tell why what is left of the candidates is left."""
         copied = torch.fx.GraphModule(gm, copy_graph(gm.graph))
         own = PassContext(context.options, context.is_inference)
         while (search := Search(copied, self, self.settings(own), own)).run():
             continue
-        left = {node.name: reason for node, reason in search.reasons()}
-        return {node: left.get(node.name, "") for node in gm.graph.nodes if node.target in self.operands}
+        left = {node.name: refusal for node, refusal in search.refusals()}
+        return {node: left.get(node.name) for node in gm.graph.nodes if node.target in self.operands}
 
 
 class Search:
@@ -144,7 +134,7 @@ class Search:
         # Members themselves may draw: they are made as one anyway.
         effects = (has_effect(node) and node not in self.members.keys for node in gm.graph.nodes)
         self.zones = dict(zip(gm.graph.nodes, itertools.accumulate(effects), strict=True))
-        self.left: dict[torch.fx.Node, str] = {}
+        self.left: dict[torch.fx.Node, Refusal] = {}
         self.tried: set[tuple[torch.fx.Node, ...]] = set()
 
     def run(self) -> int:
@@ -179,7 +169,7 @@ class Search:
             if len(members) >= self.settings.min_members:
                 yield members
             else:
-                self.leave(members, f"the others like it stand more than {WIDEST_GAP} nodes away")
+                self.leave(members, Refusal(f"the others like it stand more than {WIDEST_GAP} nodes away"))
 
     def candidates(self, root: torch.fx.Node) -> Iterator[list[torch.fx.Node]]:
         """Groups of equal calls near a root. An item of a tuple is no root: its siblings see the same from there."""
@@ -208,7 +198,8 @@ class Search:
         least, most = self.settings.min_members, self.settings.max_members
         for level in self.levels(members):
             if len(level) < least:
-                self.leave(level, f"of those near it only {len(level)} do not depend on each other, {least} are wanted")
+                why = f"of those near it only {len(level)} do not depend on each other, {least} are wanted"
+                self.leave(level, Refusal(why))
                 continue
             by_zone: dict[Any, list[torch.fx.Node]] = collections.defaultdict(list)
             crowded = has_early_user(level)
@@ -216,24 +207,26 @@ class Search:
                 by_zone[self.zones[member] if crowded else None].append(member)
             for subset in by_zone.values():
                 if len(subset) < least:
-                    self.leave(subset, "a write, a random draw or the like stands between it and the others")
+                    self.leave(subset, Refusal("a write, a random draw or the like stands between it and the others"))
                     continue
                 for start in range(0, len(subset), most):
                     part = subset[start : start + most]
                     if len(part) >= least:
                         yield part
                     else:
-                        self.leave(part, f"at most {most} may be fused, of these {len(part)}; {least} are wanted")
+                        why = f"at most {most} may be fused, of these {len(part)}; {least} are wanted"
+                        self.leave(part, Refusal(why))
 
-    def leave(self, members: Sequence[torch.fx.Node], reason: str) -> None:
-        self.left |= dict.fromkeys(members, reason)
+    def leave(self, members: Sequence[torch.fx.Node], refusal: Refusal) -> None:
+        self.left |= dict.fromkeys(members, refusal)
 
-    def reasons(self) -> Iterator[tuple[torch.fx.Node, str]]:
+    def refusals(self) -> Iterator[tuple[torch.fx.Node, Refusal]]:
         """Why each call of the operators that is there is not fused."""
-        yield from self.members.reasons()
+        yield from self.members.refusals()
         wanted, depth = self.settings.min_members, self.settings.depth
+        too_far = Refusal(f"no {wanted} like it are read within {depth} steps of one node")
         for node in self.members.keys:
-            yield node, self.left.get(node, f"no {wanted} like it are read within {depth} steps of one node")
+            yield node, self.left.get(node, too_far)
 
     def levels(self, members: Sequence[torch.fx.Node]) -> list[list[torch.fx.Node]]:
         wanted, chain = set(members), dict[torch.fx.Node, int]()
@@ -262,7 +255,7 @@ class Search:
             # Somebody could tell that a part lies inside a larger tensor.
             outcome = self.written(members, set(members))
         if isinstance(outcome, Refusal):
-            self.leave(members, outcome.reason)
+            self.leave(members, outcome)
             return 0
         writer, results, values = outcome
         lines = tuple(dict.fromkeys(str(line) for line in map(model_line, members) if line is not None))
