@@ -109,6 +109,12 @@ def test_windows_are_written_out_and_lanes_are_results():
     assert loops(rows, "reduction"), "elements of neighbours are far apart"
 
 
+def test_a_few_rows_are_one_kernel_while_they_are_short():
+    assert len(kernels_of(lambda x, y: F.layer_norm(x + y, (4096,)), made(8, 4096), made(8, 4096))) == 1
+    assert len(kernels_of(lambda x: x.softmax(-1), made(8, 8192))) == 1
+    assert len(kernels_of(lambda x: x.softmax(-1), made(8, 50304))) > 2, "pieces, which programs share"
+
+
 def test_the_place_of_the_greatest_is_the_first_that_has_it():
     kernel = one_kernel(lambda x: x.argmax(-1), made(4096, 1024, dtype=BF16))
     assert [loop.lanes for loop in loops(kernel, "reduction")] == [1024, 1024]

@@ -109,8 +109,10 @@ class GpuPreparation(Preparation):
         return max(min(loads, default=4), 2)
 
     def is_few(self, operation: Reduce) -> bool:
-        many = points(operation.reduced) * max(points(operation.axes), 1)
-        return self.programs(operation) < self.max_split_results and many >= 2 * SMALLEST_PIECE
+        """Whether a few programs would have so much to do each that another kernel, which shares it, costs less."""
+        programs = max(self.programs(operation), 1)
+        each = points(operation.reduced) * points(operation.axes) // programs
+        return programs < self.max_split_results and each >= self.machine.one_program
 
     def split(self, operation: Reduce) -> Iterator[Reduce]:
         cut = self.piece(operation) if operation.kind in SPLIT_KINDS and self.is_few(operation) else None
