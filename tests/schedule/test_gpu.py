@@ -69,6 +69,10 @@ FUNCTIONS = {
         lambda x, i, s: x.index_add(0, i, s),
         [torch.randn(6, 8).bfloat16(), PLACES, torch.randn(4, 8).bfloat16()],
     ),
+    "as many ones in bfloat16 as it cannot count": (
+        lambda x, i, s: x.index_add(0, i, s),
+        [torch.zeros(3, 8).bfloat16(), torch.zeros(600, dtype=torch.int64), torch.ones(600, 8).bfloat16()],
+    ),
     "scatter of float16": (
         lambda x, i, s: x.scatter_add(1, i, s),
         [torch.randn(4, 8).half(), torch.tensor([[1, 0, 7]] * 4), torch.randn(4, 3).half()],

@@ -5,6 +5,7 @@
 - The place of the greatest is that of the first that is as great: two plain reductions of a row in registers.
 - A reduction with so few results that most of the machine would be idle is done in pieces, each a program, then once
   more over the pieces. How it is cut depends on the sizes alone, so results are the same every time.
+- Numbers of 16 bits that are added up where memory says are added up in 32.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from ferrite.ir import (
     Const,
     Expr,
     Load,
+    cast,
     choose,
     compare,
     const,
+    data_of,
     either,
     index_value,
     masked,
@@ -29,14 +32,15 @@ from ferrite.ir import (
     op,
     rewrite_indices,
 )
-from ferrite.ir.index import Axis, Index, Number, axis
-from ferrite.ir.program import Compute, Operation, Program, Reduce, Target
+from ferrite.ir.index import ZERO, Axis, Index, Number, axis
+from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Store, Target
 from ferrite.schedule.cpu.placement import flat_place
-from ferrite.schedule.cpu.prepare import SPLIT_KINDS, Preparation, is_empty, points
+from ferrite.schedule.cpu.prepare import SPLIT_KINDS, Preparation, is_empty, points, product_of
 from ferrite.schedule.fusion.accesses import likely, step_of
 from ferrite.schedule.gpu.blocks import power_below, whole_elements
 from ferrite.schedule.gpu.machine import GpuMachine
 
+HALVES = (torch.float16, torch.bfloat16)
 EXTREMES = {"argmax": "amax", "argmin": "amin"}
 SMALLEST_PIECE = 4096  # elements of one program: with fewer, starting it takes longer than its work
 
@@ -54,6 +58,9 @@ class GpuPreparation(Preparation):
         self.max_split_results = machine.enough_programs // 2
 
     def rewritten(self, operation: Operation) -> Iterator[Operation]:
+        if isinstance(operation, Compute) and (store := self.narrow_sum(operation)) is not None:
+            yield from self.widened(operation, store)
+            return
         if not isinstance(operation, Reduce) or not self.is_here(operation):
             yield operation
             return
@@ -65,6 +72,31 @@ class GpuPreparation(Preparation):
                 yield from self.split(each)
             else:
                 yield each
+
+    def narrow_sum(self, operation: Compute) -> Store | None:
+        """The store of an operation, if it adds numbers of 16 bits up where memory says."""
+        (store, *more) = operation.stores
+        target = self.buffers[store.buffer]
+        if more or store.mode != "add" or target.dtype not in HALVES or target.device.type != self.device:
+            return None
+        return store if any(map(data_of, store.coordinates)) and store.buffer not in store.value.loads else None
+
+    def widened(self, operation: Compute, store: Store) -> Iterator[Operation]:
+        """Adds them up in 32 bits, as eager does for most such operators: rounded to 8 digits after each addition, the
+        256th one of ones would be lost."""
+        target = self.buffers[store.buffer]
+        axes = tuple(axis(f"w{place}", size) for place, size in enumerate(target.sizes))
+        name = f"wide{len(self.buffers)}"
+        while name in self.buffers:
+            name += "_"
+        strides = tuple(product_of(target.sizes[place + 1 :]) for place in range(len(target.sizes)))
+        self.buffers[name] = Buffer(name, torch.float32, target.sizes, strides, ZERO, target.device)
+        before = cast(Load.intern(store.buffer, axes, target.dtype), torch.float32)
+        yield Compute(axes, (Store(name, axes, before),), operation.origin)
+        addend = cast(store.value, torch.float32)
+        yield replace(operation, stores=(replace(store, buffer=name, value=addend),))
+        after = cast(Load.intern(name, axes, torch.float32), target.dtype)
+        yield Compute(axes, (Store(store.buffer, axes, after),), operation.origin)
 
     def in_steps(self, operation: Reduce) -> list[Compute | Reduce]:
         """Two passes where a row is kept, or where pieces are made anyway; else one."""
