@@ -25,7 +25,7 @@ from tests.compare import check
 
 quick = pytest.mark.quick
 aten = torch.ops.aten
-IN_PLACE = graph_pass(reinplace_inplaceable_ops.function, name="reinplace", after="stable_topological_sort")
+IN_PLACE = graph_pass(reinplace_inplaceable_ops.function, name="reinplace", after="move_constructors_to_gpu")
 
 
 def operators(gm: torch.fx.GraphModule) -> list[str]:
