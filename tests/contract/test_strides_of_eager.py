@@ -267,3 +267,15 @@ def test_nothing_by_indices() -> None:
             check(fn, lambda sizes=sizes: [torch.randn(sizes), nothing.clone()], dynamic=dynamic)
     for sizes in ((5, 5, 0, 1), (5, 6, 0, 3), (5, 6, 2, 3)):
         check(by_sizes, lambda sizes=sizes: [torch.randn(sizes)], dynamic=True)
+
+
+def test_arithmetic_that_changes_only_strides() -> None:
+    """A result by a number that changes nothing lies otherwise than its operand does."""
+
+    def fn(x):
+        zeros = torch.zeros_like(x)
+        return zeros * zeros.shape[0], x.softmax(-1) - 0, (x.to(torch.int32) + 0).abs(), x.clone() / 1
+
+    for make in (lambda: torch.randn(1, 5)[:, 1:], lambda: torch.randn(0, 1, 6, 5), lambda: torch.randn(1, 3, 2)):
+        check(fn, lambda make=make: [make()])
+        check(fn, lambda make=make: [make().requires_grad_()], backward=True)
