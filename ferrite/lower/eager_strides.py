@@ -106,6 +106,12 @@ def elementwise(operands: Sequence[Placed], sizes: tuple[Index, ...], numbers: b
     return in_order_steps(order)
 
 
+def compared_with_number(operands: Sequence[Placed], sizes: tuple[Index, ...]) -> Steps:
+    """`isinf`: a number is compared with the result of an iteration."""
+    absolute = Placed(sizes, tuple(number_of(step, operands, sizes) for step in elementwise(operands, sizes)))
+    return elementwise([absolute], sizes, numbers=True)
+
+
 def contiguous_result(operands: Sequence[Placed], sizes: tuple[Index, ...]) -> Steps:
     return contiguous_steps(len(sizes))
 
@@ -154,6 +160,35 @@ def viewed(operands: Sequence[Placed], sizes: tuple[Index, ...]) -> Steps:
             raise Undecided("how the dimensions of a view are cut")
         start = len(left) - 1
     return tuple(steps.get(place, Step()) for place in range(len(sizes)))
+
+
+def rolled(operands: Sequence[Placed], sizes: tuple[Index, ...], flat: bool) -> Steps:
+    """`roll`: a concatenation, or a clone of nothing. `flat`: of all elements in a row, which is a view of these."""
+    (operand,) = operands
+    if has_no_elements(operand):
+        return contiguous_steps(len(sizes)) if flat and len(sizes) > 1 else same_as(operand)
+    if flat:
+        return contiguous_steps(len(sizes))
+    if len(sizes) in (4, 5) and not is_contiguous(operand):
+        raise Undecided("whether the parts of a concatenation have their channels last")
+    return contiguous_steps(len(sizes))
+
+
+def narrowed(operands: Sequence[Placed], sizes: tuple[Index, ...]) -> Steps:
+    """`constant_pad_nd` by widths that are not positive: a copy of a part."""
+    return like_operand([Placed(sizes, operands[0].strides)], sizes)
+
+
+def turned(operands: Sequence[Placed], sizes: tuple[Index, ...], turns: int, dims: tuple[int, int]) -> Steps:
+    """`rot90`: a copy, two dimensions of which change places with every second turn."""
+    if turns % 4 == 0:
+        return contiguous_steps(len(sizes))
+    places = list(range(len(sizes)))
+    if turns % 2:
+        first, second = dims
+        places[first], places[second] = places[second], places[first]
+    steps = like_operand(operands, operands[0].sizes)
+    return tuple(replace(steps[dim], inside=tuple(places[each] for each in steps[dim].inside)) for dim in places)
 
 
 def same_as(operand: Placed) -> Steps:

@@ -33,6 +33,7 @@ from ferrite.graph import (
     leaves,
     mutates,
     no_guards,
+    same_number,
     same_sizes,
     schema_of,
     storages_in,
@@ -42,12 +43,16 @@ from ferrite.lower.eager_strides import (
     Placed,
     Rule,
     Undecided,
+    compared_with_number,
     contiguous_result,
     decided,
     elementwise,
     expanded,
     is_dense,
     like_operand,
+    narrowed,
+    rolled,
+    turned,
     viewed,
 )
 from ferrite.lower.forecasts import swap_misforecast_operands
@@ -63,21 +68,30 @@ MAX_CORRECTIONS = 64  # corrections of one graph, each of which may change every
 # Results like an operand, whose elements do not matter: they are asked of `empty_like`, which draws no random numbers.
 LIKE = frozenset({aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like})
 # Besides these and the elementwise ones. They compute nothing that ones could harm.
-ASKED = frozenset({aten.var, aten._log_softmax, aten.native_group_norm, aten.tril, aten.triu, aten.renorm})
+ASKED = frozenset({aten._softmax, aten._log_softmax, aten.native_group_norm, aten.tril, aten.triu, aten.index})
 COPIES = frozenset(
     {
         *(aten.clone, aten.flip, aten.sort, aten._to_copy, aten.nan_to_num, aten.rad2deg, aten.deg2rad),
         *(aten.fill, aten.index_fill, aten.index_put),
     }
 )
-REDUCTIONS = frozenset({aten.sum, aten.mean, aten.prod, aten.amax, aten.amin, aten.any, aten.all})
+REDUCTIONS = frozenset(
+    {
+        *(aten.sum, aten.mean, aten.prod, aten.amax, aten.amin, aten.any, aten.all),
+        *(aten.var, aten.std, aten.var_mean, aten.std_mean, aten.linalg_vector_norm),
+    }
+)
+CONTIGUOUS = frozenset({aten.masked_fill, aten.native_layer_norm, aten.renorm, aten.log_sigmoid_forward})
 RULES: dict[Any, Rule] = {
-    **dict.fromkeys((*LIKE, *COPIES, aten.hardtanh, aten.frexp), like_operand),
-    **dict.fromkeys((*REDUCTIONS, aten.masked_fill, aten.native_layer_norm), contiguous_result),
+    **dict.fromkeys((*LIKE, *COPIES, aten.hardtanh, aten.frexp, aten._prelu_kernel), like_operand),
+    **dict.fromkeys((*REDUCTIONS, *CONTIGUOUS), contiguous_result),
     aten.expand: expanded,
     aten.view: viewed,
     aten._unsafe_view: viewed,
 }
+# Those whose rule depends on arguments: see `rule_by_arguments`.
+BY_ARGUMENTS = frozenset({aten.roll, aten.rot90, aten.constant_pad_nd, aten.isinf})
+ITERATED = frozenset({aten.hardswish, aten.softshrink})  # elementwise, but not tagged as such
 # Tagged as elementwise, but made in other ways, or of several calls.
 NOT_ITERATED = frozenset(
     {
@@ -85,11 +99,9 @@ NOT_ITERATED = frozenset(
         aten.conj_physical,
         aten.float_power,
         aten.isfinite,
-        aten.isinf,
         aten.ldexp,
         aten.native_dropout_backward,
         aten.positive,
-        aten.pow,
         aten.relu6,
     }
 )
@@ -223,7 +235,7 @@ class Asked:
         if static and (len(tensors) < len(operands) or not is_doubtful(node, results, tensors)):
             return None
         try:
-            if not static and not self.may_surprise((*results, *tensors)):
+            if not static and not self.may_surprise((*results, *tensors), cuts=packet_of(node) is aten.constant_pad_nd):
                 return None
         except UnknownSize:  # a size that goes through fractions, say
             return None
@@ -254,8 +266,9 @@ class Asked:
         except (Undecided, UnknownSize):
             return None
 
-    def may_surprise(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether a size may be 0, or 1 in a tensor that is not contiguous as it is written."""
+    def may_surprise(self, tensors: Sequence[torch.Tensor], cuts: bool = False) -> bool:
+        """Whether a size may be 0, or 1 in a tensor that is not contiguous as it is written. `cuts`: or has become so,
+        in a part of an operand."""
         for each in tensors:
             if each.layout is not torch.strided or all(type(size) is int and size > 1 for size in each.shape):
                 continue
@@ -263,11 +276,13 @@ class Asked:
             if any(size.low is None or size.low < 1 for size in sizes):
                 return True
             small = any(size.low is None or size.low < 2 for size in sizes)
-            if small and self.sizes.indices(each.stride()) != contiguous(sizes):
+            if small and (cuts or self.sizes.indices(each.stride()) != contiguous(sizes)):
                 return True
         return False
 
     def by_rule(self, node: torch.fx.Node, results: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], ...] | None:
+        if packet_of(node) is aten.index and any(same_number(size, 0) for size in results[0].shape):
+            raise Undecided("of nothing, by indices")
         rule, operands = rule_of(node)
         if rule is None or not results:
             return None
@@ -306,8 +321,16 @@ def rule_of(node: torch.fx.Node) -> tuple[Rule | None, Sequence[torch.Tensor]]:
     if packet in RULES:
         preserves = node.kwargs.get("memory_format") in (None, torch.preserve_format)
         return (RULES[packet], operands[:1]) if preserves and operands else (None, ())
+    if packet in BY_ARGUMENTS:
+        return rule_by_arguments(node), operands[:1]
     placed = [each for each in operands if each.ndim]
-    if packet in NOT_ITERATED or packet in ASKED or not placed or any(map(is_node, flat(node.kwargs))):
+    if (
+        node.target is aten.pow.Scalar
+        or packet in NOT_ITERATED
+        or packet in ASKED
+        or not placed
+        or any(map(is_node, flat(node.kwargs)))
+    ):
         return None, ()
     if packet is aten.threshold_backward:
         placed.reverse()
@@ -315,10 +338,28 @@ def rule_of(node: torch.fx.Node) -> tuple[Rule | None, Sequence[torch.Tensor]]:
     return functools.partial(elementwise, numbers=numbers), placed
 
 
+def rule_by_arguments(node: torch.fx.Node) -> Rule | None:
+    packet, args = packet_of(node), node.args
+    if packet is aten.isinf:
+        value = fake_value(args[0])  # type: ignore[arg-type]
+        return compared_with_number if value.dtype.is_floating_point else like_operand
+    if any(map(is_node, flat(args[1:]))):
+        return None
+    if packet is aten.roll:
+        along: Any = args[2] if len(args) > 2 else ()
+        return functools.partial(rolled, flat=not along)
+    if packet is aten.rot90:
+        turns: Any = args[1] if len(args) > 1 else 1
+        dims: Any = args[2] if len(args) > 2 else (0, 1)
+        return functools.partial(turned, turns=turns, dims=tuple(dims))
+    widths: Any = args[1]
+    return narrowed if all(each <= 0 for each in widths) else None
+
+
 def computed_in(node: torch.fx.Node, result: torch.dtype, operands: Sequence[torch.Tensor]) -> torch.dtype | None:
     """The type that operands of another type are converted to first; None where they are taken as they are."""
     packet = packet_of(node)
-    if packet in RULES:
+    if packet in RULES or packet in BY_ARGUMENTS:
         return None
     if result is not torch.bool:
         return result
@@ -362,13 +403,16 @@ def is_doubtful(node: torch.fx.Node, results: Sequence[torch.Tensor], operands: 
     out = results[0]
     if packet_of(node) is aten.expand and any(out.ndim > each.ndim for each in operands) and 1 in out.shape:
         return True
+    if packet_of(node) is aten.constant_pad_nd and 1 in out.shape:  # of a part that was larger
+        return True
     return any(1 in each.shape and tuple(each.stride()) != dense(each.shape) for each in operands)
 
 
 def is_asked(node: torch.fx.Node) -> bool:
-    if packet_of(node) in RULES:
+    packet = packet_of(node)
+    if packet in RULES:
         return True
-    if not is_elementwise(node.target) and packet_of(node) not in ASKED:
+    if not is_elementwise(node.target) and not any(packet in each for each in (ASKED, BY_ARGUMENTS, ITERATED)):
         return False
     return is_known_operator(node) and not (mutates(node) or is_random(node) or has_effect(node))
 
@@ -390,7 +434,10 @@ def strides_in_eager(node: torch.fx.Node) -> tuple[tuple[int, ...], ...] | None:
     """The strides that a call's results have; None where it cannot be made on ones."""
     with as_in_eager():
         try:
-            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda each: ones_like(fake_value(each)))
+            number = 0 if packet_of(node) is aten.index else 1  # a place there is
+            args, kwargs = torch.fx.node.map_arg(
+                (node.args, node.kwargs), lambda each: filled(fake_value(each), number)
+            )
             call: Any = aten.empty_like.default if packet_of(node) in LIKE else node.target
             result = call(*(args[:1] if packet_of(node) in LIKE else args), **kwargs)
         except Exception:  # its own business: the call may need other numbers
@@ -401,8 +448,8 @@ def strides_in_eager(node: torch.fx.Node) -> tuple[tuple[int, ...], ...] | None:
     return tuple(tuple(each.stride()) for each in found)
 
 
-def ones_like(value: torch.Tensor) -> torch.Tensor:
-    return torch.ones(extent(value), dtype=value.dtype).as_strided(value.shape, value.stride())
+def filled(value: torch.Tensor, number: int) -> torch.Tensor:
+    return torch.full((extent(value),), number, dtype=value.dtype).as_strided(value.shape, value.stride())
 
 
 @contextlib.contextmanager

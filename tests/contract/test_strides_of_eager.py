@@ -188,3 +188,94 @@ def test_copies_with_elements_replaced(layout: str) -> None:
 
     check(fn, make, dynamic=True)
     check(of_numbers, make)
+
+
+def moved_and_cut(x):
+    """Concatenations that are clones of nothing, and pads that cut; the last ones are near misses, which pad."""
+    return (
+        x.roll(1, 0),
+        x.roll(1),
+        x.roll((1, 2), (0, -1)),
+        torch.nn.functional.pad(x, (0, 0)),
+        torch.nn.functional.pad(x, (-1, 0)) if x.shape[-1] else x,
+        torch.nn.functional.pad(x, (1, 0)),
+        torch.nn.functional.pad(x, (-1, 2)) if x.shape[-1] else x,
+    )
+
+
+def reduced_and_activated(x):
+    """Reductions of every kind, and activations that torch does not tag as elementwise."""
+    return (
+        x.var(0, keepdim=True, correction=0),
+        x.std(-1, keepdim=True, correction=0),
+        *torch.var_mean(x, 0, keepdim=True, correction=0),
+        x.norm(dim=0, keepdim=True),
+        x.isinf(),
+        x**3,
+        torch.nn.functional.hardswish(x),
+        torch.nn.functional.logsigmoid(x),
+        torch.nn.functional.prelu(x, x.new_ones(())),
+    )
+
+
+def turned(x):
+    return *(x.rot90(turns) for turns in range(-1, 3)), x.rot90(1, (-1, 0)), x.renorm(2, 0, 1)
+
+
+MOVED = {
+    **{layout: LAID_OUT[layout] for layout in ("one dimension of several", "a column", "one of many", "nothing")},
+    "a row of a column": lambda: torch.randn(5, 3).t()[:1],
+    "nothing of many": lambda: torch.randn(8)[::2][:0],
+    "contiguous": lambda: torch.randn(3, 4),
+}
+
+
+@pytest.mark.filterwarnings("ignore:var:UserWarning", "ignore:std:UserWarning")
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("layout", MOVED)
+def test_copies_reductions_and_activations(layout: str, dynamic: bool) -> None:
+    for function in (moved_and_cut, reduced_and_activated, turned):
+        if function is not turned or MOVED[layout]().ndim > 1:
+            check(function, lambda: [MOVED[layout]()], dynamic=dynamic)
+
+
+@pytest.mark.parametrize("size", [0, 1, 4])
+def test_copies_of_a_part_that_may_be_nothing(size: int) -> None:
+    def fn(x):
+        part = x[1:4:2][-2:]
+        return part.roll(1, 0), torch.nn.functional.pad(part, (-1, 0)), part.roll(1), part.roll(1, 0) + 1
+
+    reset()
+    compiled = compile_strict(fn, dynamic=True)
+    for length in (8, size + 2):
+        x = torch.randn(length * 2)[::2]
+        assert [each.stride() for each in compiled(x)] == [each.stride() for each in fn(x)]
+
+
+def test_nothing_by_indices() -> None:
+    def fn(x, places):
+        found = x[:, :, places]
+        return found, torch.sub(found, places, alpha=2), x[places], x[:, places, places], x[:, :, :0]
+
+    def by_sizes(x):
+        places = torch.arange(x.shape[0] - 1, -1, -1)
+        return x[:, places], x[places], x[places].abs()
+
+    nothing = torch.zeros(0, dtype=torch.long)
+    for sizes in ((0, 1, 8), (2, 1, 8)):
+        for dynamic in (False, True):
+            check(fn, lambda sizes=sizes: [torch.randn(sizes), nothing.clone()], dynamic=dynamic)
+    for sizes in ((5, 5, 0, 1), (5, 6, 0, 3), (5, 6, 2, 3)):
+        check(by_sizes, lambda sizes=sizes: [torch.randn(sizes)], dynamic=True)
+
+
+def test_arithmetic_that_changes_only_strides() -> None:
+    """A result by a number that changes nothing lies otherwise than its operand does."""
+
+    def fn(x):
+        zeros = torch.zeros_like(x)
+        return zeros * zeros.shape[0], x.softmax(-1) - 0, (x.to(torch.int32) + 0).abs(), x.clone() / 1
+
+    for make in (lambda: torch.randn(1, 5)[:, 1:], lambda: torch.randn(0, 1, 6, 5), lambda: torch.randn(1, 3, 2)):
+        check(fn, lambda make=make: [make()])
+        check(fn, lambda make=make: [make().requires_grad_()], backward=True)

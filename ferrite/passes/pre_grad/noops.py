@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ferrite.errors import Refusal
-from ferrite.graph import storages_of
+from ferrite.graph import same_number, storages_of
 from ferrite.passes.pre_grad.modules import called_module
 from ferrite.passes.pre_grad.predicates import is_plain, requires_grad
 from ferrite.passes.pre_grad.reshapes import RESTORED, floats
@@ -55,11 +55,34 @@ def adds_nothing(site: Site) -> bool:
     """Among floats, -0.0 + 0 is 0.0, which is another number; x - 0 is x."""
     value, alpha = site.value(site.arguments["self"]), site.arguments["alpha"]
     real = not value.is_complex() and (site.node.target is aten.sub.Tensor or not value.is_floating_point())
-    return real and is_number(site.arguments["other"], 0) and is_number(alpha, 1)
+    return real and is_number(site.arguments["other"], 0) and is_number(alpha, 1) and has_sure_strides(site)
 
 
 def scales_by_one(site: Site) -> bool:
-    return not site.value(site.arguments["self"]).is_complex() and is_number(site.arguments["other"], 1)
+    value = site.value(site.arguments["self"])
+    return not value.is_complex() and is_number(site.arguments["other"], 1) and has_sure_strides(site)
+
+
+def has_sure_strides(site: Site) -> bool:
+    """Whether metadata can be trusted to tell an operand's strides from those of a result of arithmetic on it. Without
+    elements, and along a dimension of one of what is not contiguous, they are not eager's yet: that is seen to later.
+    So they are where the operand was made of such a tensor."""
+    source = site.arguments["self"]
+    found = [site.value(each) for each in (source, *source.all_input_nodes)]
+    tensors = [each for each in found if isinstance(each, torch.Tensor) and is_plain(each)]
+    return not any(same_number(size, 0) for size in tensors[0].shape) and all(map(is_written_out, tensors))
+
+
+def is_written_out(value: torch.Tensor) -> bool:
+    """Whether a tensor has no dimension of one, or the strides of a contiguous one along these, too."""
+    if not any(same_number(size, 1) for size in value.shape):
+        return True
+    expected: Any = 1
+    for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
+        if not same_number(stride, expected):
+            return False
+        expected = expected * size
+    return True
 
 
 def all_ones(name: str) -> Callable[[Site], bool]:
@@ -270,6 +293,7 @@ NOOPS = (
             case("-0.0 - -0.0 is 0.0", lambda x: (x - (-0.0)).sin()),
             case("it promotes", lambda x: (x - 0.0) * 2, ints(3)),
             case("something", lambda x: (x - 1).sin()),
+            case("without elements", lambda x: (x.abs() - 0).sin(), floats(0, 1, 3)),
         ),
         layout="free",
     ),
@@ -287,6 +311,7 @@ NOOPS = (
             case("x * 0", lambda x: (x * 0).sin()),
             case("integers divided", lambda x: (x / 1) + 1, ints(3)),
             case("times True", lambda x: (x * True).sin()),
+            case("a dimension of one", lambda x: (x[:1].abs() * 1).sin(), lambda: [torch.randn(3, 2).t()]),
             case("truth values become numbers", lambda x: ((x > 0) * 1) + 1),
             case("returned", lambda x: x * 1),
         ),
