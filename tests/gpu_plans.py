@@ -27,6 +27,7 @@ TINY = GpuMachine(
     flat_block=16,
     rows_block=16,
     kept_elements=16,
+    one_program=64,
     step=16,
     line=16,
     thread_elements=1,

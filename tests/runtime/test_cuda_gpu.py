@@ -37,7 +37,7 @@ def assert_close(found, wanted):
 
 
 def test_a_graph_becomes_kernels():
-    f, x, w = compiled(many, fullgraph=True), random(64, 64), random(64)
+    f, x, w = compiled(many, fullgraph=True), random(1024, 1024), random(1024)
     for _ in range(3):
         assert_close(f(x, w), many(x, w))
     record = ferrite.last_compile()

@@ -109,4 +109,10 @@ def test_what_is_in_the_cache_is_not_compiled_again(artifact_cache, nothing_know
         torch.compiler.reset()
         kernels._code.clear()
         monkeypatch.setattr(kernels, "answers", lambda requests: pytest.fail("compiled again") if requests else [])
-    assert target.driver.launched  # type: ignore[attr-defined]
+    assert target.simulated.launched
+
+
+def test_a_failed_check_is_an_assertion_of_the_device(nothing_known):
+    """As in eager: the next call that waits for the GPU raises."""
+    assert b"__assertfail" in made("gather").code
+    assert b"__assertfail" not in made("pointwise").code

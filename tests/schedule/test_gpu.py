@@ -65,6 +65,18 @@ FUNCTIONS = {
     "batch norm": (lambda x: F.batch_norm(x, None, None, training=True), [IMAGES]),
     "embedding": (lambda w, i: F.embedding(i, w) * 2, [torch.randn(6, 8), PLACES]),
     "index_add": (lambda x, i, s: x.index_add(0, i, s), [torch.randn(6, 8), PLACES, torch.randn(4, 8)]),
+    "index_add of bfloat16": (
+        lambda x, i, s: x.index_add(0, i, s),
+        [torch.randn(6, 8).bfloat16(), PLACES, torch.randn(4, 8).bfloat16()],
+    ),
+    "as many ones in bfloat16 as it cannot count": (
+        lambda x, i, s: x.index_add(0, i, s),
+        [torch.zeros(3, 8).bfloat16(), torch.zeros(600, dtype=torch.int64), torch.ones(600, 8).bfloat16()],
+    ),
+    "scatter of float16": (
+        lambda x, i, s: x.scatter_add(1, i, s),
+        [torch.randn(4, 8).half(), torch.tensor([[1, 0, 7]] * 4), torch.randn(4, 3).half()],
+    ),
     "index_put": (lambda x, i, s: x.index_put((i,), s), [torch.randn(6, 8), PLACES, torch.randn(4, 8)]),
     "scatter": (lambda x, i: x.scatter(1, i, 1.0), [torch.randn(4, 8), torch.randint(0, 8, (4, 3))]),
     "cumulative sum": (lambda x: x.cumsum(1), [ROWS]),

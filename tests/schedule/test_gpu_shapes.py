@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from ferrite.codegen.triton import kernel_source, launch_of
-from tests.gpu_plans import kernels_of, loops, plan_of
+from ferrite.codegen.triton.emit import written
+from ferrite.codegen.triton.launch import OPTIONS
+from ferrite.codegen.triton.run import loaded
+from ferrite.ir.types import short
+from tests.gpu_plans import MACHINE, kernels_of, loops, plan_of
 
 BF16 = torch.bfloat16
-pytestmark = pytest.mark.quick
 
 
 def one_kernel(function, *inputs):
@@ -86,7 +94,7 @@ def test_columns_are_reduced_in_blocks_of_whole_lines_by_enough_programs():
 
 def test_few_results_are_made_of_pieces():
     first, second = kernels_of(lambda x: x.sum(), made(8192, 1024))
-    assert launch_of(first, "first").instances([]) == 512
+    assert launch_of(first, "first").instances([]) == 1024
     assert "mask" not in kernel_source(first, "first")
     assert launch_of(second, "second").instances([]) == 1
     (small,) = kernels_of(lambda x: x.sum(), made(40, 50))
@@ -99,6 +107,21 @@ def test_windows_are_written_out_and_lanes_are_results():
     assert kernel_source(kernel, "pool").count("tl.load(") == 9
     rows = one_kernel(lambda x: x.amax(-1), made(65536, 9))
     assert loops(rows, "reduction"), "elements of neighbours are far apart"
+
+
+def test_a_few_rows_are_one_kernel_while_they_are_short():
+    assert len(kernels_of(lambda x, y: F.layer_norm(x + y, (4096,)), made(8, 4096), made(8, 4096))) == 1
+    assert len(kernels_of(lambda x: x.softmax(-1), made(8, 8192))) == 1
+    assert len(kernels_of(lambda x: x.softmax(-1), made(8, 50304))) > 2, "pieces, which programs share"
+
+
+def test_the_place_of_the_greatest_is_the_first_that_has_it():
+    kernel = one_kernel(lambda x: x.argmax(-1), made(4096, 1024, dtype=BF16))
+    assert [loop.lanes for loop in loops(kernel, "reduction")] == [1024, 1024]
+    assert kernel_source(kernel, "argmax").count("tl.load(") == 1
+    long = one_kernel(lambda x: x.argmax(-1), made(4096, 100000, dtype=BF16))
+    assert len(loops(long, "reduction")) == 1, "a long row is gone through once"
+    assert len(kernels_of(lambda x: x.argmax(), made(4096, 1024))) == 4, "pieces for the greatest, and for its place"
 
 
 def test_a_scatter_is_flat_and_atomic():
@@ -116,6 +139,13 @@ def test_what_is_not_deterministic_is_a_call_where_torch_is_to_be():
     finally:
         torch.use_deterministic_algorithms(False)
     assert any("deterministic" in refusal.reason for refusal in plan.not_compiled.values())
+
+
+def test_a_few_long_scans_are_calls():
+    plan = plan_of(lambda x: x.cumsum(-1), made(2, 1 << 20))
+    assert [each.reason for each in plan.not_compiled.values()] == ["a few long scans would each be one program's"]
+    assert not plan_of(lambda x: x.cumsum(-1), made(512, 1 << 17)).not_compiled
+    assert not plan_of(lambda x: x.cumsum(-1), made(2, 1 << 10)).not_compiled
 
 
 # --- whole kernels ----------------------------------------------------------------------------------------------------
@@ -137,3 +167,58 @@ def test_the_source_of_whole_kernels(name, golden):
     function, inputs = WHOLE[name]
     sources = [kernel_source(kernel, f"{name}_{number}") for number, kernel in enumerate(kernels_of(function, *inputs))]
     assert "\n\n".join(sources) == golden
+
+
+# --- what Triton's compiler says --------------------------------------------------------------------------------------
+
+COMPILED = {
+    **WHOLE,
+    "long_softmax": (lambda x: x.softmax(-1), [made(512, 65536, dtype=BF16)]),
+    "argmax": (lambda x: x.argmax(-1), [made(4096, 1024)]),
+    "cumsum": (lambda x: x.cumsum(-1), [made(512, 10000)]),
+    "scatter": (
+        lambda x, i, s: x.index_add(0, i, s),
+        [made(64, 256, dtype=BF16), torch.zeros(512, dtype=torch.int64), made(512, 256, dtype=BF16)],
+    ),
+    "statistics": (lambda x: torch.var_mean(x, -1), [made(512, 100000)]),
+}
+
+
+MORE = [name for name in COMPILED if name not in ("layer_norm", "scatter")]
+
+
+def registers_and_spills(kernel, capability, folder, monkeypatch):
+    """What the assembler for a GPU, which need not be here, says of a kernel."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
+    source = written(kernel, "kernel")
+    function = loaded(source.source, "kernel", False)
+    names = {torch.bool: "i1", torch.float16: "fp16", torch.bfloat16: "bf16"}
+    types = [f"*{names.get(one.dtype, short(one.dtype).replace('f', 'fp'))}" for one in source.launch.pointers]
+    aligned = {(place,): [["tt.divisibility", 16]] for place in range(len(types))}
+    types += ["*i64"] * bool(source.launch.checks)
+    given = ASTSource(function, dict(zip(function.arg_names, types, strict=True)), {}, aligned)
+    options = {**OPTIONS, "num_warps": kernel.warps}
+    ptx = triton.compile(given, target=GPUTarget("cuda", capability, 32), options=options).asm["ptx"]
+    (folder / "kernel.ptx").write_text(ptx)
+    assembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    suffix = "a" if capability >= 90 else ""
+    command = [str(assembler), f"-arch=sm_{capability}{suffix}", "-v", str(folder / "kernel.ptx"), "-o", "/dev/null"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    return int(re.search(r"Used (\d+) registers", said)[1]), int(re.search(r"(\d+) bytes spill stores", said)[1])
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize(
+    "name", ["layer_norm", "scatter", *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)]
+)
+def test_kernels_compile_and_keep_everything_in_registers(name, capability, tmp_path, monkeypatch):
+    function, inputs = COMPILED[name]
+    for kernel in kernels_of(function, *inputs):
+        registers, spilled = registers_and_spills(kernel, capability, tmp_path, monkeypatch)
+        assert spilled == 0
+        assert registers * 32 * kernel.warps <= MACHINE.registers

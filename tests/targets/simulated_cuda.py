@@ -202,7 +202,7 @@ class SimulatedTarget(CudaTarget):
     scheduling = GpuScheduling(GpuMachine(), unsupported_operation, device="cpu")
 
     def __init__(self, natives: bool = True) -> None:
-        self.driver = SimulatedDriver(natives)
+        self.driver = self.simulated = SimulatedDriver(natives)
 
     def identity(self) -> str:
         return "a simulated GPU"

@@ -40,7 +40,7 @@ from ferrite.ir.kernel import (
 
 COMBINE = {"add": "add", "mul": "mul", "amax": "maximum", "amin": "minimum"}
 ATOMIC_TYPES = {
-    "add": (torch.float32, torch.float64, torch.int32, torch.int64),
+    "add": (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64),
     "amax": (torch.int32, torch.int64),
     "amin": (torch.int32, torch.int64),
 }
@@ -338,6 +338,12 @@ class Printer:
         text = value.at(max(dims, default=-1) + 1)
         if value.dims != dims:
             text = f"tl.broadcast_to({text}, {scope.shape(dims)})"
+        if dtype in HALVES:
+            self.module.needs("atomic_add_half")
+            counted = f"tl.full({scope.shape(dims)}, True, tl.int1)" if guard is None else guard
+            self.module.line(f"atomic_add_half({pointer}, {text}, {counted})")
+            self.changed(store.buffer)
+            return
         masked = "" if guard is None else f", mask={guard}"
         self.module.line(f'{ATOMIC_NAMES[store.mode]}({pointer}, {text}{masked}, sem="relaxed")')
         self.changed(store.buffer)

@@ -5,15 +5,16 @@ A state of kind "own" has no identity, so one part more says whether anything ha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from ferrite.codegen.triton.module import BlockAxis, Lines, Module, Scope, Value
-from ferrite.codegen.triton.operators import filled, type_name
+from ferrite.codegen.triton.operators import ALL, filled, type_name
 from ferrite.codegen.triton.values import Evaluation
-from ferrite.ir import STATES, Const, Local, short
+from ferrite.ir import STATES, Const, Local, bits_of, short
 from ferrite.ir.kernel import OWN, Accumulate, Join, Loop, State, Statement, inner, nodes_in, walk
 
 Part = tuple[int, torch.dtype]  # the bits of a part of a state that nothing has joined, and its type
@@ -24,6 +25,7 @@ class Accumulator:
     """`texts`: the variables of the state so far; none before the first value joins. `axes`: those of its lanes.
 
     `spread`: whether lanes have states of their own. `straight`: the one value that joins may be the state itself.
+    `moving`: of a softmax, the greatest is that of all lanes, and each has a sum relative to it.
     """
 
     state: State
@@ -36,6 +38,7 @@ class Accumulator:
     level: int
     texts: tuple[str, ...] = ()
     axes: tuple[BlockAxis, ...] = ()
+    moving: bool = False
 
     @property
     def depth(self) -> int:
@@ -71,8 +74,11 @@ class Accumulators:
         found.texts = tuple(module.fresh(name) for name in _names(found.state))
         level, lines = module.level, module.lines
         module.level, module.lines = found.level, found.slot
-        for text, part in zip(found.texts, found.filled(Scope(axes).shape()), strict=True):
-            module.line(f"{text} = {part}")
+        shapes = [Scope(axes).shape()] * len(found.texts)
+        if found.moving:
+            shapes[0] = found.scope.shape()
+        for text, (bits, dtype), shape in zip(found.texts, found.parts, shapes, strict=True):
+            module.line(f"{text} = {filled(bits, dtype, shape)}")
         module.level, module.lines = level, lines
         for name, text in zip(found.state.names, found.texts, strict=False):
             module.name_value(name, Value(text, Scope(axes).dims))
@@ -89,6 +95,10 @@ class Accumulators:
         if found.spread and found.straight and found.level == self.module.level:
             found.axes = scope.axes
             found.texts = tuple(self.spread(found, values, counted, scope))
+            return
+        one_sum = found.state.kind == "softmax" and found.spread and found.straight and len(given) == 1
+        if one_sum and len(scope.axes) > found.depth:
+            self.move(found, given[0], counted, scope)
             return
         if found.spread and not found.texts:
             self.start(found, scope.axes)
@@ -121,6 +131,28 @@ class Accumulators:
         for text, joined in zip(found.texts, new, strict=True):
             self.module.line(f"{text} = tl.where({counted.at(rank)}, {joined}, {text})")
 
+    def move(self, found: Accumulator, value: Value, counted: Value | None, scope: Scope) -> None:
+        """A block joins a softmax: one exponential for each lane, after the greatest of the block is known."""
+        module, state, rank = self.module, found.state, len(scope.axes)
+        if not found.texts:
+            found.moving = True
+            self.start(found, scope.axes)
+        most, total = found.texts
+        values = self.spread(found, [value, value], counted, scope)[0]
+        (greatest,) = self.reduced(
+            found, [values], rank, self.function(State("amax", state.names[:1], state.dtypes[:1]))
+        )
+        around = frozenset(range(found.depth))
+        joined = module.set(state.names[0], f"tl.maximum({most}, {greatest}, {ALL})")
+        exp = "tl.exp" if module.quick and state.dtypes[0] is torch.float32 else "libdevice.exp"
+        wide = Value(joined, around).at(rank)
+        lanes = module.set("v", f"tl.where({values} == {wide}, 1.0, {exp}({values} - {wide}))")
+        if counted is not None:
+            lanes = f"tl.where({counted.at(rank)}, {lanes}, 0.0)"
+        scale = module.set("v", f"tl.where({most} == {joined}, 1.0, {exp}({most} - {joined}))")
+        module.line(f"{total} = {total} * {Value(scale, around).at(rank)} + {lanes}")
+        module.line(f"{most} = {joined}")
+
     def prefixes(
         self, found: Accumulator, values: Sequence[Value], counted: Value | None, scope: Scope, dim: int
     ) -> None:
@@ -149,7 +181,7 @@ class Accumulators:
             found = self.open.pop(state.names[0])
             if not found.texts:
                 self.start(found, found.scope.axes)
-            texts = self.reduced(found, found.texts, len(found.axes))
+            texts = self.moved(found) if found.moving else self.reduced(found, found.texts, len(found.axes))
             for name, text in zip(state.names, texts, strict=False):
                 self.module.name_value(name, Value(text, found.scope.dims))
 
@@ -176,13 +208,22 @@ class Accumulators:
             texts.append(self.module.set(name, text))
         return texts
 
-    def reduced(self, found: Accumulator, texts: Sequence[str], rank: int) -> list[str]:
+    def moved(self, found: Accumulator) -> list[str]:
+        """The sums of all lanes, joined. Where the greatest is infinite there is none, as inf - inf is."""
+        most, total = found.texts
+        function = self.function(State("sum", found.state.names[1:], found.state.dtypes[1:]))
+        (total,) = self.reduced(found, [total], len(found.axes), function)
+        nan = filled(bits_of(math.nan, found.state.dtypes[1]), found.state.dtypes[1], "[]")
+        total = self.module.set(found.state.names[1], f'tl.where({most} == float("inf"), {nan}, {total})')
+        return [most, total]
+
+    def reduced(self, found: Accumulator, texts: Sequence[str], rank: int, function: str = "") -> list[str]:
         """The lanes of the dimensions beyond those around the statement, joined."""
         texts = list(texts)
         for dim in reversed(range(found.depth, rank)):
-            new = [self.module.fresh(name) for name in _names(found.state)]
+            new = [self.module.fresh(name) for name in _names(found.state)[: len(texts)]]
             given = texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
-            self.module.line(f"{', '.join(new)} = tl.reduce({given}, {dim}, {found.function})")
+            self.module.line(f"{', '.join(new)} = tl.reduce({given}, {dim}, {function or found.function})")
             texts = new
         return texts
 

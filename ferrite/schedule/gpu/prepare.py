@@ -2,8 +2,10 @@
 
 - Where a program holds a row, a softmax statistic is the greatest value, then a sum, and a mean with squared deviations
   is a sum, then a sum: the row is in registers. A longer row is gone through once, with a state that moves.
+- The place of the greatest is that of the first that is as great: two plain reductions of a row in registers.
 - A reduction with so few results that most of the machine would be idle is done in pieces, each a program, then once
   more over the pieces. How it is cut depends on the sizes alone, so results are the same every time.
+- Numbers of 16 bits that are added up where memory says are added up in 32.
 """
 
 from __future__ import annotations
@@ -13,14 +15,33 @@ from dataclasses import replace
 
 import torch
 
-from ferrite.ir import STATES, Const, Expr, Load, compare, const, index_value, masked, nodes_of, rewrite_indices
-from ferrite.ir.index import Axis, Index, Number, axis
-from ferrite.ir.program import Compute, Operation, Program, Reduce, Target
-from ferrite.schedule.cpu.prepare import SPLIT_KINDS, Preparation, is_empty, points
+from ferrite.ir import (
+    STATES,
+    Const,
+    Expr,
+    Load,
+    cast,
+    choose,
+    compare,
+    const,
+    data_of,
+    either,
+    index_value,
+    masked,
+    nodes_of,
+    op,
+    rewrite_indices,
+)
+from ferrite.ir.index import ZERO, Axis, Index, Number, axis
+from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Store, Target
+from ferrite.schedule.cpu.placement import flat_place
+from ferrite.schedule.cpu.prepare import SPLIT_KINDS, Preparation, is_empty, points, product_of
 from ferrite.schedule.fusion.accesses import likely, step_of
 from ferrite.schedule.gpu.blocks import power_below, whole_elements
 from ferrite.schedule.gpu.machine import GpuMachine
 
+HALVES = (torch.float16, torch.bfloat16)
+EXTREMES = {"argmax": "amax", "argmin": "amin"}
 SMALLEST_PIECE = 4096  # elements of one program: with fewer, starting it takes longer than its work
 
 
@@ -32,11 +53,14 @@ def prepare(program: Program, machine: GpuMachine, device: str) -> Program:
 
 class GpuPreparation(Preparation):
     def __init__(self, program: Program, machine: GpuMachine, device: str) -> None:
-        super().__init__(program, device)
+        super().__init__(program, device, machine.kept_elements // 4)
         self.machine = machine
         self.max_split_results = machine.enough_programs // 2
 
     def rewritten(self, operation: Operation) -> Iterator[Operation]:
+        if isinstance(operation, Compute) and (store := self.narrow_sum(operation)) is not None:
+            yield from self.widened(operation, store)
+            return
         if not isinstance(operation, Reduce) or not self.is_here(operation):
             yield operation
             return
@@ -49,6 +73,31 @@ class GpuPreparation(Preparation):
             else:
                 yield each
 
+    def narrow_sum(self, operation: Compute) -> Store | None:
+        """The store of an operation, if it adds numbers of 16 bits up where memory says."""
+        (store, *more) = operation.stores
+        target = self.buffers[store.buffer]
+        if more or store.mode != "add" or target.dtype not in HALVES or target.device.type != self.device:
+            return None
+        return store if any(map(data_of, store.coordinates)) and store.buffer not in store.value.loads else None
+
+    def widened(self, operation: Compute, store: Store) -> Iterator[Operation]:
+        """Adds them up in 32 bits, as eager does for most such operators: rounded to 8 digits after each addition, the
+        256th one of ones would be lost."""
+        target = self.buffers[store.buffer]
+        axes = tuple(axis(f"w{place}", size) for place, size in enumerate(target.sizes))
+        name = f"wide{len(self.buffers)}"
+        while name in self.buffers:
+            name += "_"
+        strides = tuple(product_of(target.sizes[place + 1 :]) for place in range(len(target.sizes)))
+        self.buffers[name] = Buffer(name, torch.float32, target.sizes, strides, ZERO, target.device)
+        before = cast(Load.intern(store.buffer, axes, target.dtype), torch.float32)
+        yield Compute(axes, (Store(name, axes, before),), operation.origin)
+        addend = cast(store.value, torch.float32)
+        yield replace(operation, stores=(replace(store, buffer=name, value=addend),))
+        after = cast(Load.intern(name, axes, torch.float32), target.dtype)
+        yield Compute(axes, (Store(store.buffer, axes, after),), operation.origin)
+
     def in_steps(self, operation: Reduce) -> list[Compute | Reduce]:
         """Two passes where a row is kept, or where pieces are made anyway; else one."""
         size = whole_elements(operation.reduced)
@@ -57,7 +106,28 @@ class GpuPreparation(Preparation):
             return self.softmax(operation)
         if operation.kind == "welford" and (kept or self.is_few(operation)):
             return self.welford(operation)
+        if operation.kind in EXTREMES and not is_empty(operation) and (kept or self.is_few(operation)):
+            return self.first_extreme(operation)
         return [operation]
+
+    def first_extreme(self, operation: Reduce) -> list[Compute | Reduce]:
+        """The greatest or least value, then the first place that has it, or is NaN: one that is NaN is both."""
+        (value,), (result, place) = operation.values, operation.targets
+        plain = replace(operation, kind=EXTREMES[operation.kind])
+        exact = result is not None and self.buffers[result.buffer].dtype == value.dtype
+        extreme = result if result is not None and exact else self.made(operation, value.dtype)
+        steps: list[Compute | Reduce] = [replace(plain, targets=(extreme,))]
+        if result is not None and not exact:
+            steps.append(self.compute(operation, result, self.loaded(extreme)))
+        if place is not None:
+            where = flat_place(operation.reduced, [item.extent for item in operation.reduced])
+            dtype = torch.int32 if where.high is not None and where.high < 1 << 31 else torch.int64
+            is_there: Expr = compare("eq", value, self.loaded(extreme))
+            if value.dtype.is_floating_point:
+                is_there = either(is_there, op("isnan", value, dtype=torch.bool))
+            first = choose(is_there, index_value(where, dtype), const(torch.iinfo(dtype).max, dtype))
+            steps.append(replace(operation, kind="amin", values=(first,), targets=(place,)))
+        return steps
 
     # --- pieces -------------------------------------------------------------------------------------------------------
 
@@ -71,8 +141,10 @@ class GpuPreparation(Preparation):
         return max(min(loads, default=4), 2)
 
     def is_few(self, operation: Reduce) -> bool:
-        many = points(operation.reduced) * max(points(operation.axes), 1)
-        return self.programs(operation) < self.max_split_results and many >= 2 * SMALLEST_PIECE
+        """Whether a few programs would have so much to do each that another kernel, which shares it, costs less."""
+        programs = max(self.programs(operation), 1)
+        each = points(operation.reduced) * points(operation.axes) // programs
+        return programs < self.max_split_results and each >= self.machine.one_program
 
     def split(self, operation: Reduce) -> Iterator[Reduce]:
         cut = self.piece(operation) if operation.kind in SPLIT_KINDS and self.is_few(operation) else None
@@ -94,7 +166,7 @@ class GpuPreparation(Preparation):
         """The axis to cut, the slowest that is long enough, and into how many pieces."""
         programs = max(self.programs(operation), 1)
         work = points(operation.reduced) * points(operation.axes) // programs
-        wanted = power_below(min(self.machine.enough_programs // programs, work // SMALLEST_PIECE))
+        wanted = power_below(min(self.machine.pieces // programs, work // SMALLEST_PIECE))
         longest = max(operation.reduced, key=lambda item: likely(item.extent))
         wanted = min(wanted, likely(longest.extent) // 2)
         if wanted < 2:

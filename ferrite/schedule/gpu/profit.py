@@ -26,7 +26,8 @@ def slower(group: Group, stage: Stage, rows: tuple[Axis, ...], machine: GpuMachi
         if in_pieces(stage, rows):
             return Refusal("columns are reduced in pieces, which programs share")
         count = math.prod(likely(row.extent) for row in rows)
-        if count < machine.multiprocessors and (rows != group.rows or stage.inner(rows)):
+        longest = max(each.points for each in stages) // max(count, 1)
+        if count < machine.multiprocessors and longest > machine.one_program:
             return Refusal(f"only {count} rows in common" if rows else "no rows in common")
     return against_the_grain(stages, rows)
 

@@ -16,7 +16,7 @@ from ferrite.schedule.fusion.groups import Group
 
 # What a GPU combines in one step, by how.
 ATOMIC = {
-    "add": (torch.float32, torch.float64, torch.int32, torch.int64),
+    "add": (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64),
     "amax": (torch.int32, torch.int64),
     "amin": (torch.int32, torch.int64),
 }

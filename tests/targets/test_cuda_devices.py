@@ -1,0 +1,102 @@
+"""Graphs with tensors on several devices, traced without any: torch can picture a GPU that is not there. The host
+program runs on memory of the CPU, and a simulated driver runs the kernels."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ferrite.codegen import named_objects, verify_host
+from ferrite.ir.program import verify_program
+from ferrite.lower.graph import lower_module
+from ferrite.runtime import load_host
+from ferrite.schedule import make_plan
+from ferrite.targets import executable_of, runs_of
+from ferrite.targets.cpu import CPU
+from tests.targets.simulated_cuda import SimulatedTarget
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Two of them: tensors are on the CPU, whatever they say."""
+    from ferrite.codegen import CudaSpelling
+    from ferrite.schedule.gpu import GpuMachine, GpuScheduling
+
+    class Target(SimulatedTarget):
+        spelling = CudaSpelling()
+        scheduling = GpuScheduling(GpuMachine())
+
+    target = Target()
+
+    def empty(sizes, strides, dtype, index):
+        assert index in (0, 1)
+        return torch.empty_strided(sizes, strides, dtype=dtype)
+
+    monkeypatch.setattr("ferrite.capture.torch_api.empty_on_cuda", empty)
+    monkeypatch.setattr("ferrite.capture.torch_api.current_stream_of", lambda index: 7)
+    return target
+
+
+def compiled(function, devices, given, target):
+    """The host program of a function of tensors on these devices, and a function that runs it."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        pairs = zip(given, devices, strict=True)
+        pictures = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device) for x, device in pairs]
+        graph = make_fx(function, tracing_mode="fake")(*pictures)
+    targets = {"cpu": CPU, "cuda": target}
+    lowered = lower_module(graph, kernels_on=targets)
+    verify_program(lowered.program)
+    schedulings = {device: each.scheduling for device, each in targets.items()}
+    executable = executable_of(make_plan(lowered.program, schedulings, verify=True), targets)
+    source = verify_host(executable.source, lowered.objects)
+    run = load_host(source, runs_of(executable, targets), named_objects(source, lowered.objects))
+    return source, lambda *given: run(list(given))
+
+
+def assert_computes(function, devices, given, target):
+    source, run = compiled(function, devices, given, target)
+    for _ in range(2):
+        torch.testing.assert_close(run(*given), function(*given), rtol=1e-5, atol=1e-5)
+    return source
+
+
+def test_a_graph_on_a_gpu(gpus):
+    source = assert_computes(
+        lambda x, w: [torch.softmax(x * w, -1), x.sum(0)], ["cuda:0"] * 2, [torch.randn(5, 9), torch.randn(9)], gpus
+    )
+    assert "stream_of(0)" in source.text
+    assert "empty_on_cuda(" in source.text
+    assert {table.device for table in source.runs} == {"cuda:0"}
+    assert {each.way for each in gpus.simulated.launched} >= {"python"}
+
+
+def test_two_gpus_have_runs_of_their_own(gpus):
+    def function(x, y):
+        return [x * 2 + 1, y * 2 + 1, (x + 1).sum(0)]
+
+    given = [torch.randn(5, 9), torch.randn(5, 9)]
+    source = assert_computes(function, ["cuda:0", "cuda:1"], given, gpus)
+    assert {table.device for table in source.runs} == {"cuda:0", "cuda:1"}
+    for table in source.runs:
+        number = f"run_{source.runs.index(table)}("
+        assert f"{number}stream_of({table.device[-1]})" in source.text
+
+
+def test_a_number_on_the_cpu_is_given_by_value(gpus):
+    source = assert_computes(lambda x, s: [x * s + s], ["cuda:0", "cpu"], [torch.randn(5, 9), torch.tensor(0.3)], gpus)
+    assert source.text.count(".fill_(") == 1
+    assert {table.device for table in source.runs} == {"cuda:0"}
+
+
+def test_kernels_on_both_kinds_of_device(gpus):
+    def function(x, y):
+        return [x * 2 + 1, y.sin() + y]
+
+    source = assert_computes(function, ["cuda:0", "cpu"], [torch.randn(5, 9), torch.randn(7)], gpus)
+    assert {table.device for table in source.runs} == {"cuda:0", "cpu"}
