@@ -262,7 +262,7 @@ class Asked:
             return None
         try:
             placed = Placed(self.sizes.indices(value.shape), self.sizes.indices(value.stride()))
-            return (tuple(value.stride()),) if self.may_surprise((value,)) and is_dense(placed) else None
+            return (tuple(value.stride()),) if is_dense(placed) else None
         except (Undecided, UnknownSize):
             return None
 

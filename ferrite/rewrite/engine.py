@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,18 @@ from typing import Any
 import torch
 
 from ferrite.errors import Refusal
-from ferrite.graph import Regions, fake_value, guards_in, has_effect, is_random, mode_of, model_line, mutates, stream_of
+from ferrite.graph import (
+    Regions,
+    fake_value,
+    guards_in,
+    has_effect,
+    is_random,
+    mode_of,
+    model_line,
+    mutates,
+    storages_of,
+    stream_of,
+)
 from ferrite.pipeline import PassContext
 from ferrite.rewrite.layout import follow
 from ferrite.rewrite.match import Match
@@ -197,6 +209,7 @@ class Engine:
         problem = (  # the cheapest question, which most candidates fail, comes first
             self.look_problem(pairs, writer, layout_matters=layout_matters)
             or self.placement_problem(matched, draws_anew(rule))
+            or self.views_problem(matched)
             or self.order_problem(pairs, min(old), writer, draws_anew(rule))
         )
         if problem is not None:
@@ -223,6 +236,19 @@ class Engine:
                 return Refusal(f"{first.name} and {node.name} run on different streams")
             if fake_value(node) is None:
                 return Refusal(f"{node.name} has no metadata")
+        return None
+
+    def views_problem(self, matched: Sequence[torch.fx.Node]) -> Refusal | None:
+        """Autograd forbids reading a piece of a split once the memory was written: with another view, it would not."""
+        if not self.sharing.written or self.context.is_inference:
+            return None
+        splits = dict.fromkeys(node.args[0] if node.target is operator.getitem else node for node in matched)
+        for node in splits:
+            if not isinstance(node, torch.fx.Node) or not isinstance(fake_value(node), (list, tuple)):
+                continue
+            memory = storages_of(node).intersection(*map(storages_of, node.all_input_nodes[:1])) & self.sharing.written
+            if not memory.isdisjoint(self.sharing.differentiated):
+                return Refusal(f"{node.name} views memory that is written to and differentiated")
         return None
 
     def order_problem(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from ferrite.capture import size_facts, torch_api
 from ferrite.errors import Refusal
-from ferrite.graph import WRITTEN_AFTER, Storage, Values, mutates, same_metadata, storages_in, storages_of
+from ferrite.graph import WRITTEN_AFTER, Gradients, Storage, Values, mutates, same_metadata, storages_in, storages_of
 
 aten = torch.ops.aten
 
@@ -79,6 +80,7 @@ class Sharing:
     """Which memory the graph's inputs and outputs live in, and which is written."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
+        self.graph = graph
         inputs = (storages_of(node) for node in graph.nodes if node.op == "placeholder")
         self.inputs: frozenset[Storage] = frozenset().union(*inputs)
         # whatever a writing call is given counts as written: more than need be, never less
@@ -88,6 +90,12 @@ class Sharing:
         self.written: frozenset[Storage] = frozenset().union(*operands, *later)
         self.outputs = {node: storages_of(node) for node in graph.output_node().all_input_nodes}
         self.readers = collections.Counter(each for found in self.outputs.values() for each in found)
+
+    @functools.cached_property
+    def differentiated(self) -> frozenset[Storage]:
+        """The memory of values that require a gradient, before or after they are written. Of written memory a rewrite
+        changes nothing, so it holds for as long as `written` does."""
+        return frozenset().union(*map(storages_of, Gradients(self.graph).required))
 
     def problem(self, pairs: Sequence[tuple[torch.fx.Node, torch.fx.Node]], values: Values) -> Refusal | None:
         """Why replacing nodes by others would change what the graph's inputs and outputs share.

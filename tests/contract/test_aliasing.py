@@ -558,3 +558,32 @@ def test_a_window_on_the_memory_behind_nothing(dynamic):
         return window.floor() + 1, window[1:].exp()
 
     check(fn, lambda: [torch.randn(5, 2, 2)], prepare=lambda leaf: [leaf[:, 2:]], dynamic=dynamic)
+
+
+# --- results computed of what was written in place --------------------------------------------------------------------
+
+WRITES = {
+    "masked_fill_": lambda x: x.masked_fill_(x > 0, 3),
+    "index_put_": lambda x: x.index_put_((torch.tensor([0, 2]),), torch.ones((), dtype=x.dtype)),
+    "clamp_": lambda x: x.clamp_(-1, 2),
+    "nothing": lambda x: x,
+}
+
+
+def views_of_a_choice(write):
+    def fn(x):
+        write(x)
+        chosen = torch.where(x > 0, x, x)
+        turned = chosen.transpose(0, 1)
+        return chosen, turned, chosen.select(0, 2), turned.unfold(0, 2, 2), torch.minimum(chosen, x)
+
+    return fn
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", WRITES)
+def test_views_of_what_is_computed_after_a_write_share_memory(name: str, dynamic: bool) -> None:
+    """What is written keeps its strides, so what is computed of it has them, and its views are views of that."""
+    for prepare in (lambda x: [x.t()], lambda x: [x]):
+        make = lambda: [torch.arange(-30, 30, dtype=torch.int32).reshape(5, 12)]  # noqa: E731
+        check(views_of_a_choice(WRITES[name]), make, prepare=prepare, dynamic=dynamic)

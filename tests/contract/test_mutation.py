@@ -362,3 +362,81 @@ def test_a_written_input_leaves_expanded():
 
     for dynamic in (False, True):
         check(fn, lambda: [torch.randn(6, 4)], prepare=lambda x: [x[::2]], dynamic=dynamic)
+
+
+# --- pieces of memory that is written and differentiated --------------------------------------------------------------
+
+
+def whole_piece(x):
+    y = x.neg()
+    (piece,) = y.split(4)
+    y[1:] = 0.5
+    return piece
+
+
+def whole_chunk_copied_over(x):
+    y = x.neg()
+    piece = y.chunk(1, 1)[-1]
+    y.copy_(piece * 2)
+    return y.sum(), piece.sum()
+
+
+def lone_piece_read(x):
+    y = x.neg()
+    piece = y.split(2)[1]
+    y.mul_(2)
+    return piece * 3
+
+
+def joined_pieces(x):
+    y = x.neg()
+    first, second, _third = y.split([1, 2, 1])
+    y.mul_(2)
+    return torch.cat([first, second])
+
+
+def piece_of_what_requires_a_gradient_later(x):
+    y = torch.zeros(4, 4)
+    (piece,) = y.split(4)
+    y.copy_(x)
+    return piece * 2
+
+
+FORBIDDEN = (
+    whole_piece,
+    whole_chunk_copied_over,
+    lone_piece_read,
+    joined_pieces,
+    piece_of_what_requires_a_gradient_later,
+)
+
+
+@pytest.mark.parametrize("fn", FORBIDDEN)
+def test_a_piece_of_written_memory_has_no_gradient(fn: Any) -> None:
+    """Autograd says no in eager, and says so here: no rewrite makes another view of a piece, which it would allow."""
+
+    def problem(compiled: Any) -> Exception | None:
+        try:
+            sum(result.sum() for result in compiled(torch.randn(4, 4, requires_grad=True))).backward()
+        except RuntimeError as error:
+            return error
+        return None
+
+    reset()
+    assert "modified inplace" in str(problem(fn))
+    assert "modified inplace" in str(problem(compile_strict(fn)))
+
+
+@pytest.mark.parametrize("fn", FORBIDDEN)
+def test_without_gradients_a_piece_of_written_memory_is_read(fn: Any) -> None:
+    check(fn, lambda: [torch.randn(4, 4)])
+
+
+def test_a_piece_of_memory_that_nothing_writes_has_a_gradient() -> None:
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y, z = x.neg(), x * 3
+        (piece,) = y.split(4)
+        z[1:] = 0.5
+        return piece * 2, z
+
+    check(fn, lambda: [torch.randn(4, 4, requires_grad=True)], backward=True)

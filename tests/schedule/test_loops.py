@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from ferrite.ir.expr import Load, Masked, Op, indices_of
+from ferrite.ir.expr import Load, Masked, Op, indices_of, nodes_of
 from ferrite.ir.index.algebra import ONE, Max, Min, axis
 from ferrite.ir.kernel.nodes import Accumulate, Kernel, Loop, Store, When, nodes_in, walk
 from ferrite.schedule.cpu.machine import Machine
@@ -325,3 +325,50 @@ def test_scans_go_through_two_rows_at_once():
 def test_scans_of_an_odd_number_of_rows():
     for fn in (lambda x: x.cumsum(1), lambda x: x.cummax(1), lambda x: (x / 4).cumprod(1)):
         check(fn, lambda: [torch.randn(67, 33)])
+
+
+# --- what several loops compute is kept -------------------------------------------------------------------------------
+
+
+def normed_edges(x):
+    return F.pad(x.exp(), (-1, 3), value=2).softmax(1)
+
+
+def normed_edges_of_means(x):
+    means = x.mean((1, 3))
+    return F.pad(means, (-1, 3), value=2.0).log_softmax(1), means.amax(0)
+
+
+def scattered_edges(x):
+    padded = F.pad(x.mean((1, 3)), (-1, 3), value=2)
+    back = torch.arange(padded.shape[1] - 1, -1, -1).reshape(1, -1).expand_as(padded)
+    return padded.scatter(1, back, padded).log_softmax(1), x.mean((1, 3)).any(0)
+
+
+def guarded_by_masks(kernel: Kernel) -> set[Any]:
+    masks = [item for item in nodes(kernel) if isinstance(item, Masked)]
+    return {inner for item in masks for inner in nodes_of(item.value)}
+
+
+@quick
+def test_what_a_mask_guards_is_not_kept_without_it():
+    """Where the mask does not hold, the load lies outside of its memory."""
+    kernel = only_kernel(normed_edges, torch.randn(5, 4))
+    reads = [item for item in nodes(kernel) if isinstance(item, Load) and item.buffer == kernel.pointers[-1].name]
+    assert reads
+    assert guarded_by_masks(kernel) >= set(reads)
+    exponentials = [item for item in nodes(kernel) if isinstance(item, Op) and item.name == "exp"]
+    assert sum(bool(item.loads & {kernel.pointers[-1].name}) for item in exponentials) == 1, "kept, with its mask"
+
+
+@quick
+def test_what_no_mask_guards_is_kept():
+    kernel = only_kernel(lambda x: x.exp().softmax(1), torch.randn(5, 64))
+    exponentials = [item for item in nodes(kernel) if isinstance(item, Op) and item.name == "exp"]
+    assert sum(bool(item.loads & {kernel.pointers[-1].name}) for item in exponentials) == 1
+
+
+@pytest.mark.parametrize("fn", [normed_edges_of_means, scattered_edges])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_edges_of_what_lies_in_a_tile(fn, dtype):
+    check(fn, lambda: [torch.randn(5, 3, 4, 5, dtype=dtype)])

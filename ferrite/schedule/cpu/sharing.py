@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ferrite.ir import OPERATORS, Expr, Load, Local, Op, nodes_of
+from ferrite.ir import OPERATORS, Expr, Load, Local, Masked, Op, nodes_of
 from ferrite.ir.index import Axis
-from ferrite.ir.kernel import Let, Scratch, Statement, Store, nodes_in, values_of
+from ferrite.ir.kernel import Let, Scratch, Statement, Store, values_of
 from ferrite.schedule.cpu.loops import with_values
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.placement import flat_extent, flat_place
@@ -49,7 +49,7 @@ def tile_size(axes: Sequence[Axis], expr: Expr) -> int | None:
 def common(first: Parts, second: Parts, axes: set[Axis], between: Sequence[Parts], machine: Machine) -> list[Expr]:
     """The largest expensive expressions that both compute, of memory that nothing in between writes."""
     written = {item.buffer for part in between for item in part.point if isinstance(item, Store)}
-    there = {node for statement in first.point for node in nodes_in(statement)}
+    there = {node for statement in first.point for node in nodes_everywhere(statement)}
     local = {item.name for part in (first, second) for item in part.point if isinstance(item, Let)}
     found: dict[Expr, None] = {}
     seen: set[Expr] = set()
@@ -72,9 +72,22 @@ def common(first: Parts, second: Parts, axes: set[Axis], between: Sequence[Parts
     return list(found)
 
 
+def nodes_everywhere(statement: Statement) -> set[Expr]:
+    """What a statement computes at every point. Where a mask does not hold, what it guards has no value: it may be a
+    load from outside of its memory, and must not be computed to be kept."""
+    found: set[Expr] = set()
+    stack = list(values_of(statement))
+    while stack:
+        item = stack.pop()
+        if item not in found:
+            found.add(item)
+            stack += (item.mask, item.other) if isinstance(item, Masked) else item.args
+    return found
+
+
 def is_expensive(expr: Expr, axes: set[Axis], machine: Machine) -> bool:
     """Whether keeping a float costs less than computing it again at every point of the axes."""
-    if not isinstance(expr, Op) or not expr.dtype.is_floating_point or expr.atoms.isdisjoint(axes):
+    if not isinstance(expr, Op | Masked) or not expr.dtype.is_floating_point or expr.atoms.isdisjoint(axes):
         return False
     cost = sum(OPERATORS[item.name].cost for item in nodes_of(expr) if isinstance(item, Op))
     return cost >= machine.store_and_load_additions
