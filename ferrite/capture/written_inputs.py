@@ -137,18 +137,19 @@ def called_later(gm: torch.fx.GraphModule, taken: set[torch.fx.Node]) -> Callabl
     calls = [node for node in gm.graph.nodes if node in path or name_of(node) in MODES]
     inputs = gm.graph.find_nodes(op="placeholder")
     needed = dict.fromkeys(operand for node in calls for operand in node.all_input_nodes if not storages_of(operand))
-    numbers = [node for node in needed if node.op != "placeholder"]
-    kept = list(dict.fromkeys(each for each in results if isinstance(each, torch.fx.Node) and each not in taken))
+    others = (each for each in results if isinstance(each, torch.fx.Node) and each not in taken)
+    numbers = (node for node in needed if node.op != "placeholder")  # which may be results themselves
+    kept = list(dict.fromkeys([*others, *numbers]))
 
     after = torch.fx.Graph()
     there = {node: after.placeholder(node.name) for node in inputs}
-    there |= {node: after.placeholder(f"{node.name}_result") for node in [*kept, *numbers]}
+    there |= {node: after.placeholder(f"{node.name}_result") for node in kept}
     for node in calls:
         there[node] = after.node_copy(node, lambda operand: there[itself(operand)])
     after.output(torch.fx.node.map_arg(tuple(results), lambda node: there[itself(node) if node in taken else node]))
     whole = torch.fx.GraphModule(torch.nn.Module(), after).forward
 
-    output.args = ((*kept, *numbers),)
+    output.args = (tuple(kept),)
     for node in reversed(calls):
         if node in path and not node.users:
             gm.graph.erase_node(node)

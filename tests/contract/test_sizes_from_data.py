@@ -461,3 +461,13 @@ def inner_part_written(x):
 def test_parts_that_begin_where_data_decides(count: int) -> None:
     """Of one element at most, both ends of the part are the end of the whole."""
     check(inner_part_written, lambda: [torch.arange(1.0, count + 1)])
+
+
+def test_a_number_that_views_of_a_written_input_need_and_that_is_returned():
+    def fn(x):
+        count = (x > 0).sum().item()
+        part = x.narrow(0, 0, count)
+        x.zero_()
+        return part, count, x[:count]
+
+    check(fn, lambda: [torch.tensor([1.0, 2.0, -1.0, 3.0])])
