@@ -372,3 +372,14 @@ def test_what_no_mask_guards_is_kept():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_edges_of_what_lies_in_a_tile(fn, dtype):
     check(fn, lambda: [torch.randn(5, 3, 4, 5, dtype=dtype)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_columns_that_are_reduced_by_what_they_came_to_before(dtype):
+    """Of the softmax of columns only one row is asked for: what is left are two reductions, one after the other."""
+
+    def fn(x):
+        return x.reshape(-1, 12).softmax(-2).select(0, 50)
+
+    x = torch.randn(12, 8, 16).to(dtype)
+    torch.testing.assert_close(compile_strict(fn)(x), fn(x))

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ferrite.ir import STATES, Expr, Load, Local
 from ferrite.ir.index import Axis, Index, Number
-from ferrite.ir.kernel import Join, Loop, Scratch, State, Statement, Store, nodes_in
+from ferrite.ir.kernel import Join, Let, Loop, Scratch, State, Statement, Store, nodes_in
 from ferrite.ir.program import Mode
 from ferrite.schedule.cpu.loops import (
     Body,
@@ -41,6 +41,8 @@ def is_column_reduction(column: Axis, nests: Sequence[Nest], parts: Sequence[Par
     if looping != sorted(looping, reverse=True):
         return False
     reducing = [(nest, part) for nest, part in zip(nests, parts, strict=True) if nest.axes]
+    if uses_results([part for _, part in reducing]):
+        return False
     many = max(math.prod(likely(item.extent) for item in nest.axes) for nest, _ in reducing)
     return many > MAX_ROWS_WITHOUT_TILE and all(
         not nest.ordered
@@ -50,6 +52,19 @@ def is_column_reduction(column: Axis, nests: Sequence[Nest], parts: Sequence[Par
         and not any(isinstance(statement, Store) for statement in part.point)
         for nest, part in reducing
     )
+
+
+def uses_results(parts: Sequence[Parts]) -> bool:
+    """Whether one reduction needs what an earlier one has come to: a softmax of columns, its greatest values. Results
+    are there only after all memory has been gone through."""
+    results: set[str] = set()
+    for part in parts:
+        used = {item.name for statement in part.point for item in nodes_in(statement) if isinstance(item, Local)}
+        if not results.isdisjoint(used):
+            return True
+        results |= {name for state in part.states for name in state.names}
+        results |= {statement.name for statement in part.after if isinstance(statement, Let)}
+    return False
 
 
 def column_reduction(
