@@ -10,6 +10,7 @@ from functools import cached_property
 
 import torch
 
+from ferrite.errors import Refusal
 from ferrite.ir import rewrite_indices
 from ferrite.ir.index import Axis, Index, Number, axis, substitute
 from ferrite.ir.kernel import keeps_apart
@@ -186,3 +187,21 @@ def apart(buffer: Buffer) -> bool:
             return False
         reach += stride * (size - 1)
     return True
+
+
+def in_pieces(stage: Stage, rows: tuple[Axis, ...]) -> bool:
+    """Whether a stage reduces columns, and has more rows than these: pieces, which would not be shared."""
+    if not stage.reduced or stage.favourite not in rows:
+        return False
+    return any(item in stage.free and item not in stage.reduced and item not in rows for item in stage.axes)
+
+
+def against_the_grain(stages: list[Stage], rows: tuple[Axis, ...]) -> Refusal | None:
+    """Rows whose neighbours lie side by side are columns: only reductions and what is done once a row go together."""
+    columns = [stage for stage in stages if stage.inner(rows) and stage.favourite in rows]
+    if not columns:
+        return None
+    across = [stage for stage in stages if stage.inner(rows) and stage not in columns]
+    if across or not all(isinstance(stage.operation, Reduce | Scan) for stage in columns):
+        return Refusal("one goes along memory, the other across")
+    return None

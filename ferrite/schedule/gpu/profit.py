@@ -9,7 +9,7 @@ from ferrite.ir.index import Axis
 from ferrite.ir.program import Reduce, Scan
 from ferrite.schedule.fusion.accesses import likely
 from ferrite.schedule.fusion.groups import Group
-from ferrite.schedule.fusion.stages import Stage
+from ferrite.schedule.fusion.stages import Stage, against_the_grain, in_pieces
 from ferrite.schedule.gpu.machine import GpuMachine
 
 FEW_POINTS = 1 << 14  # so little work that one program does it as fast as many
@@ -34,21 +34,3 @@ def slower(group: Group, stage: Stage, rows: tuple[Axis, ...], machine: GpuMachi
 
 def is_ordered(stage: Stage) -> bool:
     return not isinstance(stage.operation, Reduce | Scan) and not all(item in stage.free for item in stage.axes)
-
-
-def in_pieces(stage: Stage, rows: tuple[Axis, ...]) -> bool:
-    """Whether a stage reduces columns, and has more rows than these: pieces, which would not be shared."""
-    if not stage.reduced or stage.favourite not in rows:
-        return False
-    return any(item in stage.free and item not in stage.reduced and item not in rows for item in stage.axes)
-
-
-def against_the_grain(stages: list[Stage], rows: tuple[Axis, ...]) -> Refusal | None:
-    """Rows whose neighbours lie side by side are columns: only reductions and what is done once a row go together."""
-    columns = [stage for stage in stages if stage.inner(rows) and stage.favourite in rows]
-    if not columns:
-        return None
-    across = [stage for stage in stages if stage.inner(rows) and stage not in columns]
-    if across or not all(isinstance(stage.operation, Reduce | Scan) for stage in columns):
-        return Refusal("one goes along memory, the other across")
-    return None
