@@ -1,8 +1,8 @@
 """Differential testing: one function run in eager, compiled and in float64; everything observable is compared.
 
-`check(fn, make_inputs)` is the whole contract in one call. What it compares between eager and compiled: the
-structure of the result (containers, dataclasses, None, numbers), and for every tensor in it the values, dtype,
-shape, strides, device, requires_grad; which results are, or share storage with, each other, the inputs and the
+`assert_same_as_eager(fn, make_inputs)` is the whole contract in one call. What it compares between eager and
+compiled: the structure of the result (containers, dataclasses, None, numbers), and for every tensor in it the values,
+dtype, shape, strides, device, requires_grad; which results are, or share storage with, each other, the inputs and the
 module's state, and at which offset; the contents of the inputs and of the state after the call; the state of
 the random generator after the call; with `backward=True` also the gradients of every input and parameter.
 
@@ -45,7 +45,7 @@ def since(*version: int) -> pytest.MarkDecorator:
 
 
 def compiled_graphs() -> int:
-    """How many graphs the backend has been given since the last reset of the counters (see `check`)."""
+    """How many graphs the backend has been given since the last reset of the counters (see `assert_same_as_eager`)."""
     return int(counters["stats"]["unique_graphs"])
 
 
@@ -61,7 +61,7 @@ def reset() -> None:
     counters.clear()
 
 
-def check(
+def assert_same_as_eager(
     fn: Callable[..., Any],
     make_inputs: Callable[[], Sequence[Any]],
     *,

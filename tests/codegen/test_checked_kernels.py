@@ -17,7 +17,7 @@ from ferrite.ir.index.algebra import Axis, number
 from ferrite.ir.kernel.nodes import checks
 from ferrite.ir.kernel.parse import parse_kernel
 from ferrite.schedule.cpu import CpuScheduling
-from tests.compare import check, reset
+from tests.compare import assert_same_as_eager, reset
 from tests.loop_kernels import text
 from tests.native_kernels import SIGNATURE
 
@@ -149,14 +149,14 @@ def test_programs_have_the_same_results(dynamic):
     def make():
         return [torch.randn(40, 8), torch.randn(5, 8), torch.tensor([0, 44, 3, 3])]
 
-    check(mixed, make, options=CHECKED, dynamic=dynamic)
+    assert_same_as_eager(mixed, make, options=CHECKED, dynamic=dynamic)
 
 
 def test_training_has_the_same_results():
     def make():
         return [torch.randn(12, 8, requires_grad=True), torch.randn(5, 8, requires_grad=True), torch.tensor([0, 3, 3])]
 
-    check(mixed, make, options=CHECKED, backward=True)
+    assert_same_as_eager(mixed, make, options=CHECKED, backward=True)
 
 
 def test_a_kernel_that_would_go_outside_says_where(monkeypatch):

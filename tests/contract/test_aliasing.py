@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.compare import check, compile_strict, wide_table
+from tests.compare import assert_same_as_eager, compile_strict, wide_table
 
 SHARED_INPUTS = {
     "same_tensor": lambda base: [base, base],
@@ -38,13 +38,13 @@ def write_second_after_reading(x, y):
 @pytest.mark.parametrize("fn", [write_first_read_second, write_both, write_second_after_reading])
 @pytest.mark.parametrize("sharing", SHARED_INPUTS)
 def test_inputs_that_share_memory(fn, sharing: str, rarely_dynamic: bool) -> None:
-    check(fn, lambda: [torch.randn(4, 4)], prepare=SHARED_INPUTS[sharing], dynamic=rarely_dynamic)
+    assert_same_as_eager(fn, lambda: [torch.randn(4, 4)], prepare=SHARED_INPUTS[sharing], dynamic=rarely_dynamic)
 
 
 @pytest.mark.parametrize("fn", [write_first_read_second, write_both, write_second_after_reading])
 def test_inputs_that_interleave_in_memory(fn) -> None:
     """With static sizes only: AOTAutograd cannot rebuild such views of symbolic size from their common base."""
-    check(
+    assert_same_as_eager(
         fn,
         lambda: [torch.randn(4, 4)],
         prepare=lambda base: [base[:, ::2], base[:, 1::2]],
@@ -54,7 +54,7 @@ def test_inputs_that_interleave_in_memory(fn) -> None:
 
 @pytest.mark.parametrize("sharing", ["same_tensor", "overlapping_slices", "disjoint_slices"])
 def test_inputs_that_share_memory_in_training(sharing: str, dynamic: bool) -> None:
-    check(
+    assert_same_as_eager(
         write_first_read_second,
         lambda: [torch.randn(4, 4, requires_grad=True)],
         prepare=lambda leaf: SHARED_INPUTS[sharing](leaf.clone()),
@@ -65,7 +65,7 @@ def test_inputs_that_share_memory_in_training(sharing: str, dynamic: bool) -> No
 
 @pytest.mark.quick
 def test_same_leaf_passed_twice_collects_both_gradients(dynamic: bool) -> None:
-    check(
+    assert_same_as_eager(
         lambda x, y: x.sin() * y.exp(),
         lambda: [torch.randn(5, requires_grad=True)],
         prepare=lambda x: [x, x],
@@ -155,12 +155,12 @@ QUICK = (
 
 @pytest.mark.parametrize(("name", "dynamic"), wide_table(VIEWS, QUICK))
 def test_outputs_that_alias(name: str, dynamic: bool) -> None:
-    check(VIEWS[name], lambda: [torch.randn(4, 6)], dynamic=dynamic)
+    assert_same_as_eager(VIEWS[name], lambda: [torch.randn(4, 6)], dynamic=dynamic)
 
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_outputs_that_alias_in_training(name: str, rarely_dynamic: bool) -> None:
-    check(
+    assert_same_as_eager(
         VIEWS[name],
         lambda: [torch.randn(4, 6, requires_grad=True)],
         prepare=lambda leaf: [leaf * 1],
@@ -172,7 +172,7 @@ def test_outputs_that_alias_in_training(name: str, rarely_dynamic: bool) -> None
 @pytest.mark.parametrize("fn", [view_of_a_written_input, view_taken_before_the_write])
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_views_of_written_inputs(fn, training: bool, dynamic: bool) -> None:
-    check(
+    assert_same_as_eager(
         fn,
         lambda: [torch.randn(4, 6, requires_grad=training)],
         prepare=lambda leaf: [leaf.clone()],
@@ -192,12 +192,12 @@ def test_views_of_written_inputs(fn, training: bool, dynamic: bool) -> None:
     ids=["real", "view_as_real", "conj", "conj_imag"],
 )
 def test_views_of_complex_inputs(fn, rarely_dynamic: bool) -> None:
-    check(fn, lambda: [torch.randn(3, 4, dtype=torch.complex64)], dynamic=rarely_dynamic)
+    assert_same_as_eager(fn, lambda: [torch.randn(3, 4, dtype=torch.complex64)], dynamic=rarely_dynamic)
 
 
 def test_view_as_another_dtype() -> None:
-    check(lambda x: (x.view(torch.int32), x + 1), lambda: [torch.randn(4, 6)], dynamic=False)
-    check(lambda x: (x.view(torch.uint8), x + 1), lambda: [torch.randn(4, 6)], dynamic=False)
+    assert_same_as_eager(lambda x: (x.view(torch.int32), x + 1), lambda: [torch.randn(4, 6)], dynamic=False)
+    assert_same_as_eager(lambda x: (x.view(torch.uint8), x + 1), lambda: [torch.randn(4, 6)], dynamic=False)
 
 
 class ReturnsItsState(torch.nn.Module):
@@ -212,7 +212,7 @@ class ReturnsItsState(torch.nn.Module):
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_outputs_that_are_or_view_parameters_and_buffers(training: bool, dynamic: bool) -> None:
-    check(ReturnsItsState(), lambda: [torch.randn(3, 4)], backward=training, dynamic=dynamic)
+    assert_same_as_eager(ReturnsItsState(), lambda: [torch.randn(3, 4)], backward=training, dynamic=dynamic)
 
 
 @pytest.mark.quick
@@ -257,7 +257,7 @@ def result_in_other_sizes(x):
 
 @pytest.mark.parametrize(("fn", "shape"), [(part_in_other_sizes, (8, 1, 8, 1)), (result_in_other_sizes, (6, 4))])
 def test_views_whose_sizes_are_quotients_of_unknown_ones(fn, shape) -> None:
-    check(fn, lambda: [torch.randn(shape)], dynamic=True)
+    assert_same_as_eager(fn, lambda: [torch.randn(shape)], dynamic=True)
 
 
 def returned_after_a_write(x):
@@ -299,7 +299,7 @@ def nothing_of_one(x):
     [returned_after_a_write, whole_part_after_a_write, beside_itself, view_twice, two_equal_views, nothing_of_one],
 )
 def test_which_results_are_one_tensor(fn) -> None:
-    check(fn, lambda: [torch.randn(3)])
+    assert_same_as_eager(fn, lambda: [torch.randn(3)])
 
 
 # --- views of written inputs, with symbolic sizes ---------------------------------------------------------------------
@@ -354,12 +354,12 @@ HALVES = [second_half, written_through_the_view, several_views, beside_a_view_of
 @pytest.mark.parametrize("fn", [*HALVES, pieces_of_unknown_size])
 @pytest.mark.parametrize("laid", LAID)
 def test_views_of_written_inputs_begin_where_they_do_in_eager(fn, laid: str) -> None:
-    check(fn, lambda: [torch.randn(5, 4)], prepare=LAID[laid], dynamic=True)
+    assert_same_as_eager(fn, lambda: [torch.randn(5, 4)], prepare=LAID[laid], dynamic=True)
 
 
 @pytest.mark.parametrize("fn", [*HALVES, view_without_gradients])
 def test_views_of_written_inputs_begin_where_they_do_in_eager_in_training(fn) -> None:
-    check(
+    assert_same_as_eager(
         fn,
         lambda: [torch.randn(5, 4, requires_grad=True)],
         prepare=lambda leaf: [(leaf * 1)[:, 1:]],
@@ -370,7 +370,9 @@ def test_views_of_written_inputs_begin_where_they_do_in_eager_in_training(fn) ->
 
 def test_views_of_written_inputs_up_to_a_number_that_data_decides() -> None:
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
-        check(only_the_number_is_computed, lambda: [torch.randn(5, 4)], prepare=LAID["transposed"], dynamic=True)
+        assert_same_as_eager(
+            only_the_number_is_computed, lambda: [torch.randn(5, 4)], prepare=LAID["transposed"], dynamic=True
+        )
 
 
 def test_views_of_a_written_input_that_shares_memory_with_another() -> None:
@@ -378,7 +380,7 @@ def test_views_of_a_written_input_that_shares_memory_with_another() -> None:
         x.add_(1)
         return y[y.shape[0] // 2 :], x[:, x.shape[1] // 2 :], y.sum()
 
-    check(fn, lambda: [torch.randn(4, 4)], prepare=lambda base: [base[1:], base[:, 1:]], dynamic=True)
+    assert_same_as_eager(fn, lambda: [torch.randn(4, 4)], prepare=lambda base: [base[1:], base[:, 1:]], dynamic=True)
 
 
 def test_sizes_that_change_after_views_of_written_inputs_were_compiled() -> None:
@@ -400,7 +402,9 @@ def rows_of_nothing(x):
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_results_without_elements_share_memory_too(dynamic: bool) -> None:
-    check(rows_of_nothing, lambda: [torch.randn(17, 2, 5, 0)], prepare=lambda x: [x[:, ::2]], dynamic=dynamic)
+    assert_same_as_eager(
+        rows_of_nothing, lambda: [torch.randn(17, 2, 5, 0)], prepare=lambda x: [x[:, ::2]], dynamic=dynamic
+    )
 
 
 def views_of_nothing_at_the_end(x):
@@ -413,7 +417,9 @@ def views_of_nothing_at_the_end(x):
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_views_without_elements_begin_where_they_do_in_eager(count: int, training: bool) -> None:
-    check(views_of_nothing_at_the_end, lambda: [torch.randn(count, requires_grad=training)], backward=training)
+    assert_same_as_eager(
+        views_of_nothing_at_the_end, lambda: [torch.randn(count, requires_grad=training)], backward=training
+    )
 
 
 def detached(x):
@@ -434,7 +440,7 @@ def detached_part(x):
 
 @pytest.mark.parametrize("fn", [detached, detached_first, detached_part])
 def test_detached_views_of_results_have_no_gradients(fn, dynamic: bool) -> None:
-    check(fn, lambda: [torch.randn(4, requires_grad=True)], backward=True, dynamic=dynamic)
+    assert_same_as_eager(fn, lambda: [torch.randn(4, requires_grad=True)], backward=True, dynamic=dynamic)
 
 
 # --- writing to views that autograd watches ---------------------------------------------------------------------------
@@ -462,7 +468,7 @@ WRITABLE = {
 @pytest.mark.parametrize("split", WRITABLE.values(), ids=WRITABLE)
 def test_parts_that_may_be_written_in_training(split) -> None:
     leaf = lambda: [torch.randn(4, 4, requires_grad=True)]  # noqa: E731
-    check(written_part(split), leaf, backward=True, fullgraph=True)
+    assert_same_as_eager(written_part(split), leaf, backward=True, fullgraph=True)
 
 
 @pytest.mark.parametrize("split", [lambda y: y.split(2), lambda y: y.chunk(2), lambda y: y.unbind(0)[:2]])
@@ -546,7 +552,7 @@ def a_view_of_a_result_twice(x):
 @pytest.mark.parametrize("fn", [unmatched_sizes, half_as_many, a_view_of_a_result_twice])
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_views_of_results_are_views(fn, dynamic: bool) -> None:
-    check(fn, lambda: [torch.randn(48)], dynamic=dynamic)
+    assert_same_as_eager(fn, lambda: [torch.randn(48)], dynamic=dynamic)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -557,7 +563,7 @@ def test_a_window_on_the_memory_behind_nothing(dynamic):
         window = x.as_strided((2,), (1,))
         return window.floor() + 1, window[1:].exp()
 
-    check(fn, lambda: [torch.randn(5, 2, 2)], prepare=lambda leaf: [leaf[:, 2:]], dynamic=dynamic)
+    assert_same_as_eager(fn, lambda: [torch.randn(5, 2, 2)], prepare=lambda leaf: [leaf[:, 2:]], dynamic=dynamic)
 
 
 # --- results computed of what was written in place --------------------------------------------------------------------
@@ -586,4 +592,4 @@ def test_views_of_what_is_computed_after_a_write_share_memory(name: str, dynamic
     """What is written keeps its strides, so what is computed of it has them, and its views are views of that."""
     for prepare in (lambda x: [x.t()], lambda x: [x]):
         make = lambda: [torch.arange(-30, 30, dtype=torch.int32).reshape(5, 12)]  # noqa: E731
-        check(views_of_a_choice(WRITES[name]), make, prepare=prepare, dynamic=dynamic)
+        assert_same_as_eager(views_of_a_choice(WRITES[name]), make, prepare=prepare, dynamic=dynamic)

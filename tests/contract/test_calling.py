@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from tests.compare import assert_same_tree, check, compile_strict, compiled_graphs
+from tests.compare import assert_same_as_eager, assert_same_tree, compile_strict, compiled_graphs
 
 
 def every_kind(x, /, y, *rest, scale=2.0, flag, **more):
@@ -80,7 +80,7 @@ ARGUMENTS = {
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_argument_types(name: str, rarely_dynamic: bool) -> None:
     fn, inputs = ARGUMENTS[name]
-    check(fn, inputs, dynamic=rarely_dynamic)
+    assert_same_as_eager(fn, inputs, dynamic=rarely_dynamic)
 
 
 def test_default_argument_that_is_a_tensor() -> None:
@@ -121,7 +121,9 @@ def items(x):
 
 
 def test_generator_used_inside(dynamic: bool) -> None:
-    check(lambda x: sum(items(x)) + sum(t for t in (x + 1).unbind(0)), lambda: [torch.randn(3, 4)], dynamic=dynamic)
+    assert_same_as_eager(
+        lambda x: sum(items(x)) + sum(t for t in (x + 1).unbind(0)), lambda: [torch.randn(3, 4)], dynamic=dynamic
+    )
 
 
 def test_compiled_function_called_from_a_generator() -> None:
@@ -163,7 +165,7 @@ def broken_by_graph_break(x):
 )
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_graph_breaks(fn: Any, graphs: int, training: bool, rarely_dynamic: bool, capsys: Any) -> None:
-    check(
+    assert_same_as_eager(
         fn,
         lambda: [torch.randn(3, 4, requires_grad=training)],
         backward=training,
@@ -208,7 +210,7 @@ def test_recompiles_for_new_python_values() -> None:
 
 def test_nested_compiled_functions() -> None:
     inner = compile_strict(lambda x: x.sin() * 2)
-    check(lambda x: inner(x) + inner(x + 1), lambda: [torch.randn(4, requires_grad=True)], backward=True)
+    assert_same_as_eager(lambda x: inner(x) + inner(x + 1), lambda: [torch.randn(4, requires_grad=True)], backward=True)
 
 
 def test_disabled_function_inside_runs_in_eager() -> None:
@@ -219,7 +221,7 @@ def test_disabled_function_inside_runs_in_eager() -> None:
         seen.append(type(x))
         return x.sin()
 
-    check(lambda x: outside(x * 2) + 1, lambda: [torch.randn(4)], graphs=2)
+    assert_same_as_eager(lambda x: outside(x * 2) + 1, lambda: [torch.randn(4)], graphs=2)
     assert seen == [torch.Tensor] * 3
 
 
@@ -234,4 +236,4 @@ def test_container_argument_changed_by_the_function() -> None:
         store["list"].append(x + 1)
         return x - 1
 
-    check(change, lambda: [torch.randn(3), {"list": []}], dynamic=False)
+    assert_same_as_eager(change, lambda: [torch.randn(3), {"list": []}], dynamic=False)

@@ -11,7 +11,7 @@ from torch._higher_order_ops import map as map_rows
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 from torch.utils.checkpoint import checkpoint
 
-from tests.compare import assert_same_tree, check, compile_strict, compiled_graphs
+from tests.compare import assert_same_as_eager, assert_same_tree, compile_strict, compiled_graphs
 
 
 def choose(x):
@@ -21,7 +21,7 @@ def choose(x):
 @pytest.mark.parametrize("sign", [1, -1], ids=["true_side", "false_side"])
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_cond(sign: int, training: bool, dynamic: bool) -> None:
-    check(
+    assert_same_as_eager(
         lambda x: choose(x * sign) + 1,
         lambda: [torch.rand(3, 4, requires_grad=training)],
         backward=training,
@@ -45,14 +45,14 @@ def test_cond_with_several_results_and_a_captured_tensor() -> None:
         return torch.cond(flag, lambda x: (x + y, x.sum()), lambda x: (x - y, x.mean()), (x,))
 
     for flag in (True, False):
-        check(fn, lambda flag=flag: [torch.randn(4), torch.tensor(flag)], graphs=1, dynamic=False)
+        assert_same_as_eager(fn, lambda flag=flag: [torch.randn(4), torch.tensor(flag)], graphs=1, dynamic=False)
 
 
 def test_while_loop(dynamic: bool) -> None:
     def fn(x: torch.Tensor) -> Any:
         return while_loop(lambda i, x: i < 5, lambda i, x: (i + 1, x * 1.5 + 1), (torch.tensor(0), x))
 
-    check(fn, lambda: [torch.randn(3, 2)], graphs=1, dynamic=dynamic)
+    assert_same_as_eager(fn, lambda: [torch.randn(3, 2)], graphs=1, dynamic=dynamic)
 
 
 def test_while_loop_that_runs_a_number_of_times_given_by_data() -> None:
@@ -70,14 +70,14 @@ def test_scan(dynamic: bool) -> None:
     def fn(start: torch.Tensor, xs: torch.Tensor) -> Any:
         return scan(lambda carry, x: (carry * 0.5 + x, carry.sin()), start, xs)
 
-    check(fn, lambda: [torch.randn(4), torch.randn(6, 4)], graphs=1, dynamic=dynamic)
+    assert_same_as_eager(fn, lambda: [torch.randn(4), torch.randn(6, 4)], graphs=1, dynamic=dynamic)
 
 
 def test_scan_in_training() -> None:
     def fn(start: torch.Tensor, xs: torch.Tensor) -> Any:
         return scan(lambda carry, x: (carry * 0.5 + x, carry.sin()), start, xs)
 
-    check(
+    assert_same_as_eager(
         fn,
         lambda: [torch.randn(4, requires_grad=True), torch.randn(6, 4, requires_grad=True)],
         backward=True,
@@ -86,7 +86,7 @@ def test_scan_in_training() -> None:
 
 
 def test_associative_scan(dynamic: bool) -> None:
-    check(
+    assert_same_as_eager(
         lambda xs: associative_scan(lambda a, b: a + b, xs, dim=0, combine_mode="generic"),
         lambda: [torch.randn(7, 3)],
         graphs=1,
@@ -95,7 +95,7 @@ def test_associative_scan(dynamic: bool) -> None:
 
 
 def test_map() -> None:
-    check(
+    assert_same_as_eager(
         lambda xs, y: map_rows(lambda x, y: x.sin() + y, xs, y),
         lambda: [torch.randn(5, 3), torch.randn(3)],
         graphs=1,
@@ -111,7 +111,7 @@ def test_checkpoint(dynamic: bool) -> None:
         y = checkpoint(block, x, w, use_reentrant=False)
         return checkpoint(block, y, w, use_reentrant=False).sin()
 
-    check(
+    assert_same_as_eager(
         fn,
         lambda: [torch.randn(3, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)],
         backward=True,

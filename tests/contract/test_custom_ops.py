@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.compare import check
+from tests.compare import assert_same_as_eager
 
 
 @torch.library.custom_op("contract::scale", mutates_args=())
@@ -100,12 +100,14 @@ PURE = {
 
 @pytest.mark.parametrize("name", PURE)
 def test_pure_operator(name: str, dynamic: bool) -> None:
-    check(PURE[name], lambda: [torch.randn(3, 4)], fullgraph=True, graphs=1, dynamic=dynamic)
+    assert_same_as_eager(PURE[name], lambda: [torch.randn(3, 4)], fullgraph=True, graphs=1, dynamic=dynamic)
 
 
 @pytest.mark.parametrize("name", ["one", "on_a_view", "twice"])
 def test_registered_derivative(name: str, dynamic: bool) -> None:
-    check(PURE[name], lambda: [torch.randn(3, 4, requires_grad=True)], backward=True, graphs=1, dynamic=dynamic)
+    assert_same_as_eager(
+        PURE[name], lambda: [torch.randn(3, 4, requires_grad=True)], backward=True, graphs=1, dynamic=dynamic
+    )
 
 
 def increment_a_slice(x):
@@ -159,7 +161,7 @@ MUTATING = {
 
 @pytest.mark.parametrize("name", MUTATING)
 def test_mutating_operator(name: str, dynamic: bool) -> None:
-    check(MUTATING[name], lambda: [torch.randn(3, 4)], fullgraph=True, graphs=1, dynamic=dynamic)
+    assert_same_as_eager(MUTATING[name], lambda: [torch.randn(3, 4)], fullgraph=True, graphs=1, dynamic=dynamic)
 
 
 @pytest.mark.quick
@@ -168,12 +170,12 @@ def test_mutating_operator_on_aliased_inputs() -> None:
         increment(x, 1.0)
         return y * 2
 
-    check(fn, lambda: [torch.randn(4)], prepare=lambda x: [x[:3], x[1:]], dynamic=False)
+    assert_same_as_eager(fn, lambda: [torch.randn(4)], prepare=lambda x: [x[:3], x[1:]], dynamic=False)
 
 
 def test_operator_that_returns_a_number() -> None:
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
-        check(
+        assert_same_as_eager(
             lambda x: (maximum_index(x), x * 2),
             lambda: [torch.randn(5)],
             fullgraph=True,
@@ -189,7 +191,7 @@ def test_operator_that_raises_keeps_its_error() -> None:
         return x.clone()
 
     refuse.register_fake(torch.empty_like)
-    compiled: Any = check(lambda x: refuse(x * 2) + 1, lambda: [torch.rand(3)], dynamic=False)
+    compiled: Any = assert_same_as_eager(lambda x: refuse(x * 2) + 1, lambda: [torch.rand(3)], dynamic=False)
     with pytest.raises(KeyError, match="negative sum"):
         compiled(-torch.ones(3))
     assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 3.0))
@@ -207,7 +209,7 @@ def test_mutating_operator_with_any_name_for_its_argument(name: str) -> None:
             getattr(torch.ops.named_arguments, f"scale_{name}")(y)
             return y * 2
 
-        check(function, lambda: [torch.randn(4)])
+        assert_same_as_eager(function, lambda: [torch.randn(4)])
 
 
 @torch.library.custom_op("contract::places", mutates_args={"counts"})
@@ -239,4 +241,4 @@ def places_twice(x, counts):
 @pytest.mark.parametrize("fn", [places_of_an_input, places_and_what_is_made_of_them, places_twice])
 @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True)
 def test_mutating_operator_whose_result_has_a_size_that_data_decides(fn) -> None:
-    check(fn, lambda: [torch.tensor([1.0, 0.0, -1.0]), torch.zeros(3)], fullgraph=True)
+    assert_same_as_eager(fn, lambda: [torch.tensor([1.0, 0.0, -1.0]), torch.zeros(3)], fullgraph=True)

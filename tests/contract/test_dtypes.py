@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.compare import check, since
+from tests.compare import assert_same_as_eager, since
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 FLOAT8 = [
@@ -27,7 +27,7 @@ def test_float_arithmetic(dtype: torch.dtype, dynamic: bool) -> None:
     def compute(x: torch.Tensor, y: torch.Tensor) -> object:
         return x * y + 1, x / (y.abs() + 1), x - 2 * y, torch.maximum(x, y), (x > y).to(dtype), x.remainder(y)
 
-    check(compute, lambda: [torch.randn(5, 37).to(dtype), torch.randn(37).to(dtype)], dynamic=dynamic)
+    assert_same_as_eager(compute, lambda: [torch.randn(5, 37).to(dtype), torch.randn(37).to(dtype)], dynamic=dynamic)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -36,7 +36,7 @@ def test_float_functions_and_reductions_in_training(dtype: torch.dtype, rarely_d
         y = torch.nn.functional.gelu(x @ w).tanh()
         return y.softmax(-1), y.exp().mean(0), y.var(1), torch.sigmoid(y).amax(1), y.cumsum(0)
 
-    check(
+    assert_same_as_eager(
         compute,
         lambda: [
             torch.randn(5, 8).to(dtype).requires_grad_(),
@@ -74,7 +74,7 @@ def test_special_values_to_the_bit(dtype: torch.dtype) -> None:
         values = torch.tensor(SPECIAL, dtype=torch.float64).to(dtype)
         return [values[:, None].expand(-1, len(SPECIAL)).contiguous(), values]
 
-    check(compute, inputs, exact=False, dynamic=False)
+    assert_same_as_eager(compute, inputs, exact=False, dynamic=False)
 
 
 @pytest.mark.parametrize("dtype", FLOAT8, ids=str)
@@ -86,7 +86,7 @@ def test_float8_conversions_and_copies(dtype: torch.dtype, dynamic: bool) -> Non
     def inputs() -> list[torch.Tensor]:
         return [torch.randn(4, 5).mul(20).to(dtype), torch.tensor(SPECIAL[:6] + SPECIAL[8:10])]
 
-    check(compute, inputs, exact=False, dynamic=dynamic)
+    assert_same_as_eager(compute, inputs, exact=False, dynamic=dynamic)
 
 
 @pytest.mark.quick
@@ -95,7 +95,7 @@ def test_float8_scaled_and_cast_in_training(dynamic: bool) -> None:
         scale = 448.0 / x.detach().abs().amax()
         return (x * scale).to(torch.float8_e4m3fn).to(torch.float32) / scale
 
-    check(
+    assert_same_as_eager(
         compute,
         lambda: [torch.randn(8, 8, requires_grad=True)],
         exact=False,
@@ -122,7 +122,7 @@ def test_integer_arithmetic_wraps_as_in_eager(dtype: torch.dtype, rarely_dynamic
         return [x, y]
 
     # to the bit: next to the largest integer, a bound relative to it would let any error pass
-    check(compute, inputs, exact=False, dynamic=rarely_dynamic)
+    assert_same_as_eager(compute, inputs, exact=False, dynamic=rarely_dynamic)
 
 
 @pytest.mark.parametrize("dtype", [*SIGNED, torch.uint8, torch.bool], ids=str)
@@ -134,7 +134,7 @@ def test_integer_reductions(dtype: torch.dtype, rarely_dynamic: bool) -> None:
     def with_dtype() -> list[torch.Tensor]:
         return [torch.randint(0, 2, (5, 7)).to(dtype)]
 
-    check(compute, with_dtype, dynamic=rarely_dynamic)
+    assert_same_as_eager(compute, with_dtype, dynamic=rarely_dynamic)
 
 
 @since(2, 12)  # where
@@ -154,7 +154,7 @@ def test_wide_unsigned_integers(dtype: torch.dtype, rarely_dynamic: bool) -> Non
         return [x, torch.arange(16).flip(0).to(dtype)]
 
     # to the bit: next to the largest integer, a bound relative to it would let any error pass
-    check(compute, inputs, exact=False, dynamic=rarely_dynamic)
+    assert_same_as_eager(compute, inputs, exact=False, dynamic=rarely_dynamic)
 
 
 def test_bool_logic(dynamic: bool) -> None:
@@ -162,7 +162,7 @@ def test_bool_logic(dynamic: bool) -> None:
         logic = x & y, x | y, x ^ y, ~x, x.logical_not(), torch.logical_xor(x, y)
         return logic, x + y, x * y, x == y, x.to(torch.float32) * 2, x.sum(1), x.masked_fill(y, True), x < y
 
-    check(compute, lambda: [torch.rand(5, 9) > 0.5, torch.rand(5, 9) > 0.3], dynamic=dynamic)
+    assert_same_as_eager(compute, lambda: [torch.rand(5, 9) > 0.5, torch.rand(5, 9) > 0.3], dynamic=dynamic)
 
 
 ALL = [*FLOATS, *SIGNED, torch.uint8, torch.bool, *COMPLEX]
@@ -178,7 +178,7 @@ def test_conversion_to_every_dtype(source: torch.dtype) -> None:
         # within the range of every dtype: what a conversion out of range gives, eager leaves to the machine
         return [torch.tensor([0, 1, 2, 3, 100, 5, 77, 64]).to(source)]
 
-    check(convert, inputs, exact=False, dynamic=False)
+    assert_same_as_eager(convert, inputs, exact=False, dynamic=False)
 
 
 @pytest.mark.parametrize("left", [torch.float16, torch.float32, torch.int32, torch.uint8, torch.bool], ids=str)
@@ -187,7 +187,7 @@ def test_type_promotion(left: torch.dtype) -> None:
         return [x + y for y in others], [x * y for y in others], x + scalar, x + 1, x * 0.5, x / 2, x + True
 
     others = [torch.bfloat16, torch.float64, torch.int8, torch.int64, torch.bool, torch.complex64]
-    check(
+    assert_same_as_eager(
         compute,
         lambda: [
             torch.arange(6).to(left),
@@ -206,7 +206,7 @@ def test_complex_arithmetic(dtype: torch.dtype, training: bool, rarely_dynamic: 
         parts = x.real, x.imag, x.abs(), x.conj() * y, torch.view_as_real(x * 2)
         return x + y, x * y, x / (y + 3), parts, (x * 1j).exp(), x.sum(0), x.t() @ y, x.mean()
 
-    check(
+    assert_same_as_eager(
         compute,
         lambda: [torch.randn(3, 3, dtype=dtype, requires_grad=training) for _ in range(2)],
         backward=training,
@@ -225,7 +225,7 @@ def test_complex_arithmetic(dtype: torch.dtype, training: bool, rarely_dynamic: 
     ids=["conj", "neg", "neg_view", "conj_transpose"],
 )
 def test_inputs_with_conjugate_and_negative_bits(prepare, rarely_dynamic: bool) -> None:
-    check(
+    assert_same_as_eager(
         lambda x: (x * 2, x + 1, x.sum(0), x.clone(), x),
         lambda: [torch.randn(3, 4, dtype=torch.complex64)],
         prepare=prepare,
@@ -237,4 +237,4 @@ def test_fourier_transform(dynamic: bool) -> None:
     def smooth(x: torch.Tensor) -> torch.Tensor:
         return torch.fft.irfft(torch.fft.rfft(x) * 0.5, n=x.shape[-1])
 
-    check(smooth, lambda: [torch.randn(3, 16, requires_grad=True)], backward=True, dynamic=dynamic)
+    assert_same_as_eager(smooth, lambda: [torch.randn(3, 16, requires_grad=True)], backward=True, dynamic=dynamic)

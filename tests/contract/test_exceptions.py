@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.compare import check, compile_strict, compiled_graphs, reset
+from tests.compare import assert_same_as_eager, compile_strict, compiled_graphs, reset
 
 
 def error_of(call: Callable[..., Any], inputs: Sequence[Any]) -> Exception:
@@ -58,7 +58,7 @@ def test_error_caught_inside_the_function() -> None:
             x = x + 1
         return x
 
-    check(fn, lambda: [torch.ones(3)], dynamic=False)
+    assert_same_as_eager(fn, lambda: [torch.ones(3)], dynamic=False)
 
 
 def test_writes_before_an_error_have_happened() -> None:
@@ -125,7 +125,9 @@ RUN = {
 @pytest.mark.parametrize("name", RUN)
 def test_error_found_while_running(name: str, rarely_dynamic: bool) -> None:
     fn, good, bad = RUN[name]
-    compiled = check(fn, lambda: [torch.tensor(good)], exact=name != "negative_probability", dynamic=rarely_dynamic)
+    compiled = assert_same_as_eager(
+        fn, lambda: [torch.tensor(good)], exact=name != "negative_probability", dynamic=rarely_dynamic
+    )
     eager, ours = error_of(fn, [torch.tensor(bad)]), error_of(compiled, [torch.tensor(bad)])
     assert type(ours) is type(eager)
     assert str(ours) == str(eager)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.func import functional_call, grad, grad_and_value, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
-from tests.compare import assert_same_tree, check, compile_strict, compiled_graphs
+from tests.compare import assert_same_as_eager, assert_same_tree, compile_strict, compiled_graphs
 
 
 def loss(x, w):
@@ -34,12 +34,12 @@ INSIDE = {
 
 @pytest.mark.parametrize("name", INSIDE)
 def test_transform_inside(name: str, rarely_dynamic: bool) -> None:
-    check(INSIDE[name], lambda: [torch.randn(3, 3), torch.randn(3, 3)], dynamic=rarely_dynamic)
+    assert_same_as_eager(INSIDE[name], lambda: [torch.randn(3, 3), torch.randn(3, 3)], dynamic=rarely_dynamic)
 
 
 @pytest.mark.parametrize("name", ["grad", "vmap", "vmap_of_grad", "vjp"])
 def test_transform_inside_in_training(name: str) -> None:
-    check(
+    assert_same_as_eager(
         INSIDE[name],
         lambda: [torch.randn(3, 3, requires_grad=True), torch.randn(3, 3, requires_grad=True)],
         backward=True,
@@ -51,7 +51,7 @@ def test_random_numbers_under_vmap_inside() -> None:
     def noisy(x: torch.Tensor) -> torch.Tensor:
         return vmap(lambda row: row + torch.rand(4), randomness="different")(x)
 
-    check(noisy, lambda: [torch.randn(3, 4)], exact=False, dynamic=False)
+    assert_same_as_eager(noisy, lambda: [torch.randn(3, 4)], exact=False, dynamic=False)
 
 
 def plain(x):
@@ -105,7 +105,7 @@ def test_functional_call_inside(dynamic: bool) -> None:
     def call(params: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         return functional_call(model, params, (x,)) * 2
 
-    check(
+    assert_same_as_eager(
         call,
         lambda: [{"0.weight": torch.randn(3, 4), "0.bias": torch.randn(3)}, torch.randn(2, 4)],
         dynamic=dynamic,
@@ -130,7 +130,7 @@ def test_per_sample_gradients() -> None:
     def sample_loss(params: Any, x: torch.Tensor) -> torch.Tensor:
         return functional_call(model, params, (x[None],)).square().sum()
 
-    check(
+    assert_same_as_eager(
         lambda params, x: vmap(grad(sample_loss), in_dims=(None, 0))(params, x),
         lambda: [{"0.weight": torch.randn(3, 4), "0.bias": torch.randn(3)}, torch.randn(5, 4)],
         dynamic=False,

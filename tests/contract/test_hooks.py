@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.compare import assert_same_tree, check, compile_strict
+from tests.compare import assert_same_as_eager, assert_same_tree, compile_strict
 
 
 def test_tensor_hook_on_an_input(dynamic: bool) -> None:
@@ -17,7 +17,7 @@ def test_tensor_hook_on_an_input(dynamic: bool) -> None:
         y.register_hook(lambda gradient: gradient * 2)
         return [y]
 
-    check(
+    assert_same_as_eager(
         lambda y: y.sin(),
         lambda: [torch.randn(5, requires_grad=True)],
         prepare=double_the_gradient,
@@ -49,7 +49,7 @@ def test_tensor_hook_registered_inside() -> None:
         y.register_hook(lambda gradient: gradient * 2 + 1)
         return y * 3
 
-    check(forward, lambda: [torch.randn(5, requires_grad=True)], backward=True, dynamic=False)
+    assert_same_as_eager(forward, lambda: [torch.randn(5, requires_grad=True)], backward=True, dynamic=False)
 
 
 def test_post_accumulate_hook_runs_once_per_backward() -> None:
@@ -95,7 +95,7 @@ class Hooked(torch.nn.Module):
 
 @pytest.mark.parametrize("kind", ["forward", "forward_pre", "backward"])
 def test_module_hooks_inside(kind: str) -> None:
-    check(Hooked(kind), lambda: [torch.randn(3, 4, requires_grad=True)], backward=True, dynamic=False)
+    assert_same_as_eager(Hooked(kind), lambda: [torch.randn(3, 4, requires_grad=True)], backward=True, dynamic=False)
 
 
 def test_module_hooks_on_the_compiled_module() -> None:

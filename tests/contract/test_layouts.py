@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.compare import assert_same_tree, check, compile_strict
+from tests.compare import assert_same_as_eager, assert_same_tree, compile_strict
 
 LAYOUTS = {
     "contiguous": lambda: torch.randn(4, 6),
@@ -61,13 +61,13 @@ def reshaped(x):
 @pytest.mark.parametrize("fn", [pointwise, mixed_with_contiguous, reductions, reshaped])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layout(fn, layout: str) -> None:
-    check(fn, lambda: [LAYOUTS[layout]()], dynamic=False, terms=TERMS.get(fn.__name__, 0.0))
+    assert_same_as_eager(fn, lambda: [LAYOUTS[layout]()], dynamic=False, terms=TERMS.get(fn.__name__, 0.0))
 
 
 @pytest.mark.parametrize("fn", [pointwise, mixed_with_contiguous, reductions, reshaped])
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "strided", "expanded_rows", "empty"])
 def test_layout_with_symbolic_sizes(fn, layout: str) -> None:
-    check(fn, lambda: [LAYOUTS[layout]()], dynamic=True, terms=TERMS.get(fn.__name__, 0.0))
+    assert_same_as_eager(fn, lambda: [LAYOUTS[layout]()], dynamic=True, terms=TERMS.get(fn.__name__, 0.0))
 
 
 @pytest.mark.parametrize("layout", [n for n in LAYOUTS if n not in ("contiguous", "one_dim", "overlapping")])
@@ -75,13 +75,15 @@ def test_layout_in_training(layout: str) -> None:
     def compute(x: torch.Tensor) -> object:
         return x.sin() * 2, x.sum(), x.reshape(-1) * 3
 
-    check(compute, lambda: [LAYOUTS[layout]().detach().requires_grad_()], backward=True, dynamic=False, terms=3.0)
+    assert_same_as_eager(
+        compute, lambda: [LAYOUTS[layout]().detach().requires_grad_()], backward=True, dynamic=False, terms=3.0
+    )
 
 
 @pytest.mark.parametrize("left", ["contiguous", "transposed", "strided", "padded_rows", "expanded_rows"])
 @pytest.mark.parametrize("right", ["contiguous", "transposed", "column_slice", "expanded_columns"])
 def test_matrix_product_of_layouts(left: str, right: str) -> None:
-    check(
+    assert_same_as_eager(
         lambda x, y: (x @ y.t(), x.t() @ y),
         lambda: [LAYOUTS[left](), LAYOUTS[right]()],
         dynamic=False,
@@ -101,11 +103,11 @@ def test_channels_last_pointwise_keeps_the_format(dynamic: bool) -> None:
     def compute(x: torch.Tensor, bias: torch.Tensor) -> object:
         return x.relu() + bias, x * 2, x.mean((2, 3)), x.sum(1), x.contiguous(), torch.cat([x, x], 1)
 
-    check(compute, lambda: [image(2, 3, 5, 7), torch.randn(3, 1, 1)], dynamic=dynamic)
+    assert_same_as_eager(compute, lambda: [image(2, 3, 5, 7), torch.randn(3, 1, 1)], dynamic=dynamic)
 
 
 def test_channels_last_3d_pointwise_keeps_the_format(dynamic: bool) -> None:
-    check(
+    assert_same_as_eager(
         lambda x: (x.sigmoid() * 2, x.sum(1), x.mean((2, 3, 4)), x.contiguous()),
         lambda: [volume(2, 3, 4, 5, 6)],
         dynamic=dynamic,
@@ -126,12 +128,12 @@ def test_convolution_keeps_the_format(channels_last: bool, training: bool, dynam
         x = x.to(memory_format=torch.channels_last) if channels_last else x
         return [x.requires_grad_(training)]
 
-    check(model, inputs, backward=training, dynamic=dynamic)
+    assert_same_as_eager(model, inputs, backward=training, dynamic=dynamic)
 
 
 def test_convolution_in_three_dimensions_channels_last() -> None:
     model = torch.nn.Conv3d(3, 4, 3, padding=1).to(memory_format=torch.channels_last_3d)
-    check(model, lambda: [volume(2, 3, 4, 4, 4)], backward=True, dynamic=False)
+    assert_same_as_eager(model, lambda: [volume(2, 3, 4, 4, 4)], backward=True, dynamic=False)
 
 
 def test_conversion_between_memory_formats(dynamic: bool) -> None:
@@ -139,14 +141,14 @@ def test_conversion_between_memory_formats(dynamic: bool) -> None:
         there = x.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last) + 1
         return there, y.contiguous(), y.contiguous(memory_format=torch.channels_last), x + y, y + x
 
-    check(convert, lambda: [torch.randn(2, 3, 4, 5), image(2, 3, 4, 5)], dynamic=dynamic)
+    assert_same_as_eager(convert, lambda: [torch.randn(2, 3, 4, 5), image(2, 3, 4, 5)], dynamic=dynamic)
 
 
 def test_result_strides_follow_a_permuted_operand(dynamic: bool) -> None:
     def compute(x: torch.Tensor, y: torch.Tensor) -> object:
         return x + y, y + x, x * y.contiguous(), torch.empty_strided((2, 3), (1, 2)).fill_(1) + 1
 
-    check(
+    assert_same_as_eager(
         compute,
         lambda: [torch.randn(2, 3, 4).permute(2, 0, 1), torch.randn(4, 3, 2).transpose(1, 2)],
         dynamic=dynamic,
@@ -156,7 +158,7 @@ def test_result_strides_follow_a_permuted_operand(dynamic: bool) -> None:
 @pytest.mark.quick
 def test_meta_tensors(dynamic: bool) -> None:
     """Nothing to compute, and still shapes, dtypes and strides to get right."""
-    check(
+    assert_same_as_eager(
         lambda x, y: (x @ y, (x + 1).t(), x.sum(0), x.to(torch.float16), x[1:]),
         lambda: [torch.randn(4, 6, device="meta"), torch.randn(6, 3, device="meta")],
         dynamic=dynamic,
@@ -164,7 +166,7 @@ def test_meta_tensors(dynamic: bool) -> None:
 
 
 def test_meta_module_in_training() -> None:
-    check(
+    assert_same_as_eager(
         torch.nn.Sequential(torch.nn.Linear(6, 3, device="meta"), torch.nn.ReLU()),
         lambda: [torch.randn(4, 6, device="meta")],
         dynamic=False,
@@ -187,11 +189,13 @@ def strides_along_one(x):
 
 @pytest.mark.parametrize("make", [lambda: torch.randn(8, 1).t(), lambda: torch.randn(1, 8), lambda: torch.randn(3, 8)])
 def test_strides_along_dimensions_of_one(make) -> None:
-    check(strides_along_one, lambda: [make()])
+    assert_same_as_eager(strides_along_one, lambda: [make()])
 
 
 def test_a_number_spread_over_one_place() -> None:
-    check(lambda x: (x.sum().expand(1), x.sum().expand(3, 1), x.sum().expand(3)), lambda: [torch.randn(4)])
+    assert_same_as_eager(
+        lambda x: (x.sum().expand(1), x.sum().expand(3, 1), x.sum().expand(3)), lambda: [torch.randn(4)]
+    )
 
 
 @pytest.mark.parametrize(
@@ -203,11 +207,13 @@ def test_a_number_spread_over_one_place() -> None:
     ],
 )
 def test_strides_of_empty_results(make) -> None:
-    check(lambda x: (x * 2, x >= 0, torch.where(x > 0, x, 1.5), x.to(torch.float64), x.flip(0)), lambda: [make()])
+    assert_same_as_eager(
+        lambda x: (x * 2, x >= 0, torch.where(x > 0, x, 1.5), x.to(torch.float64), x.flip(0)), lambda: [make()]
+    )
 
 
 def test_views_of_empty_tensors_in_other_shapes() -> None:
-    check(
+    assert_same_as_eager(
         lambda x: (x.flatten(1, 1).reshape(-1), x[: x.shape[0] // 2].reshape(-1, 1, 24)),
         lambda: [torch.randn(0, 12, 2)],
     )

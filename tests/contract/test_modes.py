@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from tests.compare import assert_same_tree, check, compile_strict, since
+from tests.compare import assert_same_as_eager, assert_same_tree, compile_strict, since
 
 MODES = {
     "grad": nullcontext,
@@ -61,7 +61,7 @@ def test_mode_inside_the_function(mode: str, rarely_dynamic: bool) -> None:
             within = before @ w
         return before, within, within.float() * 2 + x
 
-    check(inside, make_inputs, backward=True, dynamic=rarely_dynamic)
+    assert_same_as_eager(inside, make_inputs, backward=True, dynamic=rarely_dynamic)
 
 
 def test_inference_mode_inside_the_function() -> None:
@@ -134,7 +134,7 @@ DETACHING = {
 
 @pytest.mark.parametrize("name", DETACHING)
 def test_detach_and_grad_switches(name: str, dynamic: bool) -> None:
-    check(DETACHING[name], make_inputs, backward=True, dynamic=dynamic)
+    assert_same_as_eager(DETACHING[name], make_inputs, backward=True, dynamic=dynamic)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -150,7 +150,7 @@ def test_autocast_inside_a_module_in_training(dtype: torch.dtype, dynamic: bool)
                 y = self.linear(x)
                 return self.norm(y), y, y.softmax(-1)
 
-    check(Cast(), lambda: [torch.randn(4, 6, requires_grad=True)], backward=True, dynamic=dynamic)
+    assert_same_as_eager(Cast(), lambda: [torch.randn(4, 6, requires_grad=True)], backward=True, dynamic=dynamic)
 
 
 def test_autocast_around_forward_with_backward_outside() -> None:
@@ -187,7 +187,7 @@ def test_default_dtype_is_obeyed() -> None:
 def test_deterministic_algorithms_setting_is_obeyed() -> None:
     torch.use_deterministic_algorithms(True)
     try:
-        check(
+        assert_same_as_eager(
             lambda x, i: x.index_add(0, i, torch.ones(3, 4, dtype=x.dtype)),
             lambda: [torch.randn(5, 4), torch.tensor([1, 1, 2])],
             dynamic=False,

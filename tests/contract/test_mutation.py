@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.compare import assert_no_farther, check, compile_strict, reset, wide_table
+from tests.compare import assert_no_farther, assert_same_as_eager, compile_strict, reset, wide_table
 
 ROWS = torch.tensor([2, 0])
 
@@ -115,12 +115,12 @@ QUICK = ("add_", "strided_columns", "read_before_and_after", "index_put_", "chai
 
 @pytest.mark.parametrize(("name", "dynamic"), wide_table(ONE_INPUT, QUICK))
 def test_in_place_on_an_input(name: str, dynamic: bool) -> None:
-    check(ONE_INPUT[name], lambda: [torch.randn(4, 6)], dynamic=dynamic)
+    assert_same_as_eager(ONE_INPUT[name], lambda: [torch.randn(4, 6)], dynamic=dynamic)
 
 
 @pytest.mark.parametrize("name", ["add_", "row", "transpose", "index_add_", "chain_of_writes", "diagonal"])
 def test_in_place_on_a_view_of_a_larger_tensor(name: str, rarely_dynamic: bool) -> None:
-    check(
+    assert_same_as_eager(
         ONE_INPUT[name],
         lambda: [torch.randn(6, 12)],
         prepare=lambda base: [base[1:5, ::2]],
@@ -130,7 +130,7 @@ def test_in_place_on_a_view_of_a_larger_tensor(name: str, rarely_dynamic: bool) 
 
 @pytest.mark.parametrize("name", ["add_", "row", "augmented_slice", "swap_rows"])
 def test_in_place_on_a_channels_last_input(name: str, rarely_dynamic: bool) -> None:
-    check(
+    assert_same_as_eager(
         ONE_INPUT[name],
         lambda: [torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)],
         dynamic=rarely_dynamic,
@@ -143,7 +143,7 @@ def test_writes_accumulate_over_calls(calls: int, dynamic: bool) -> None:
         total += x.sin()
         return total.mean()
 
-    check(step, lambda: [torch.zeros(5, 3), torch.randn(5, 3)], calls=calls, graphs=1, dynamic=dynamic)
+    assert_same_as_eager(step, lambda: [torch.zeros(5, 3), torch.randn(5, 3)], calls=calls, graphs=1, dynamic=dynamic)
 
 
 @pytest.mark.quick
@@ -152,7 +152,7 @@ def test_copy_between_inputs_with_other_dtype_and_layout(dynamic: bool) -> None:
         x.copy_(y.t())
         y.copy_(x.t() * 2)
 
-    check(assign, lambda: [torch.zeros(3, 4, dtype=torch.float64), torch.randn(4, 3)], dynamic=dynamic)
+    assert_same_as_eager(assign, lambda: [torch.zeros(3, 4, dtype=torch.float64), torch.randn(4, 3)], dynamic=dynamic)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.uint8, torch.bool, torch.complex64])
@@ -163,7 +163,7 @@ def test_copy_of_a_number(dtype: torch.dtype) -> None:
         x[1:].copy_(300)
         return y.clone().copy_(2.5) * x
 
-    check(assign, lambda: [torch.zeros(3, 2, dtype=dtype), torch.ones(3, 2).to(dtype)])
+    assert_same_as_eager(assign, lambda: [torch.zeros(3, 2, dtype=dtype), torch.ones(3, 2).to(dtype)])
 
 
 def test_swap_the_contents_of_two_inputs(dynamic: bool) -> None:
@@ -172,7 +172,7 @@ def test_swap_the_contents_of_two_inputs(dynamic: bool) -> None:
         x.copy_(y)
         y.copy_(held)
 
-    check(swap, lambda: [torch.randn(7), torch.randn(7)], dynamic=dynamic)
+    assert_same_as_eager(swap, lambda: [torch.randn(7), torch.randn(7)], dynamic=dynamic)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool])
@@ -182,7 +182,7 @@ def test_in_place_on_integers(dtype: torch.dtype, rarely_dynamic: bool) -> None:
         x[1:].copy_(x[:-1].clone())
         return x.sum()
 
-    check(change, lambda: [torch.arange(11).remainder(3).to(dtype)], dynamic=rarely_dynamic)
+    assert_same_as_eager(change, lambda: [torch.arange(11).remainder(3).to(dtype)], dynamic=rarely_dynamic)
 
 
 def test_write_of_an_input_with_internal_overlap_raises_as_in_eager() -> None:
@@ -208,7 +208,7 @@ SHAPE_CHANGES = {
 
 @pytest.mark.parametrize("name", SHAPE_CHANGES)
 def test_metadata_of_an_input_changes(name: str, dynamic: bool) -> None:
-    check(
+    assert_same_as_eager(
         SHAPE_CHANGES[name],
         lambda: [torch.randn(1, 6) if name == "squeeze_" else torch.randn(4, 6)],
         dynamic=dynamic,
@@ -220,7 +220,7 @@ def test_set_makes_the_input_share_the_other_tensor(dynamic: bool) -> None:
         x.set_(y)
         return x * 2
 
-    check(rebind, lambda: [torch.randn(4), torch.randn(4)], dynamic=dynamic)
+    assert_same_as_eager(rebind, lambda: [torch.randn(4), torch.randn(4)], dynamic=dynamic)
 
 
 # A graph that saves an input's old value and then overwrites that input fails in AOTAutograd's own backward;
@@ -240,7 +240,7 @@ TRAINED = {
 @pytest.mark.parametrize("history", [True, False], ids=["with_history", "without_history"])
 def test_in_place_in_training(name: str, history: bool, dynamic: bool) -> None:
     """The written tensor must not be a leaf that requires grad, so it is a copy of one, or requires none."""
-    check(
+    assert_same_as_eager(
         TRAINED[name],
         lambda: [torch.randn(4, 6, requires_grad=history), torch.randn(4, 6, requires_grad=True)],
         prepare=lambda x, w: [x.clone() if history else x, w],
@@ -258,7 +258,7 @@ def test_view_with_history_written_in_training(dynamic: bool) -> None:
         base = x.clone()
         return [base, base[1:3], w]
 
-    check(
+    assert_same_as_eager(
         change,
         lambda: [torch.randn(4, 6, requires_grad=True), torch.randn(2, 6, requires_grad=True)],
         prepare=views,
@@ -273,7 +273,7 @@ def test_leaf_written_under_no_grad_inside_the_function(dynamic: bool) -> None:
             w.sub_(0.1 * x)
         return (w * x).sum()
 
-    check(
+    assert_same_as_eager(
         step,
         lambda: [torch.randn(5, requires_grad=True), torch.randn(5)],
         backward=True,
@@ -325,7 +325,7 @@ def test_a_part_without_its_ends_is_written() -> None:
         x[1:-1] = 0
         return x
 
-    check(fn, lambda: [torch.randn(4, 5)], dynamic=True)
+    assert_same_as_eager(fn, lambda: [torch.randn(4, 5)], dynamic=True)
 
 
 def test_as_many_as_there_are_in_the_data_are_written() -> None:
@@ -361,7 +361,7 @@ def test_a_written_input_leaves_expanded():
         return x.expand((2, -1, -1)), x.unfold(0, 2, 1)
 
     for dynamic in (False, True):
-        check(fn, lambda: [torch.randn(6, 4)], prepare=lambda x: [x[::2]], dynamic=dynamic)
+        assert_same_as_eager(fn, lambda: [torch.randn(6, 4)], prepare=lambda x: [x[::2]], dynamic=dynamic)
 
 
 # --- pieces of memory that is written and differentiated --------------------------------------------------------------
@@ -429,7 +429,7 @@ def test_a_piece_of_written_memory_has_no_gradient(fn: Any) -> None:
 
 @pytest.mark.parametrize("fn", FORBIDDEN)
 def test_without_gradients_a_piece_of_written_memory_is_read(fn: Any) -> None:
-    check(fn, lambda: [torch.randn(4, 4)])
+    assert_same_as_eager(fn, lambda: [torch.randn(4, 4)])
 
 
 def test_a_piece_of_memory_that_nothing_writes_has_a_gradient() -> None:
@@ -439,4 +439,4 @@ def test_a_piece_of_memory_that_nothing_writes_has_a_gradient() -> None:
         z[1:] = 0.5
         return piece * 2, z
 
-    check(fn, lambda: [torch.randn(4, 4, requires_grad=True)], backward=True)
+    assert_same_as_eager(fn, lambda: [torch.randn(4, 4, requires_grad=True)], backward=True)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from tests.compare import check, compile_strict, wide_table
+from tests.compare import assert_same_as_eager, compile_strict, wide_table
 
 
 class Pair(NamedTuple):
@@ -75,7 +75,7 @@ QUICK = ("nested", "namedtuple", "dataclass_with_tensors_inside", "none_between"
 
 @pytest.mark.parametrize(("name", "dynamic"), wide_table(OUTPUTS, QUICK))
 def test_output_structure(name: str, dynamic: bool) -> None:
-    check(OUTPUTS[name], lambda: [torch.randn(4, 6)], dynamic=dynamic, terms=TERMS.get(name, 0.0))
+    assert_same_as_eager(OUTPUTS[name], lambda: [torch.randn(4, 6)], dynamic=dynamic, terms=TERMS.get(name, 0.0))
 
 
 @pytest.mark.parametrize(
@@ -95,14 +95,14 @@ def test_output_structure_in_training(name: str, rarely_dynamic: bool) -> None:
     def make_inputs():
         return [torch.randn(4, 6, requires_grad=True)]
 
-    check(OUTPUTS[name], make_inputs, backward=True, dynamic=rarely_dynamic, terms=TERMS.get(name, 0.0))
+    assert_same_as_eager(OUTPUTS[name], make_inputs, backward=True, dynamic=rarely_dynamic, terms=TERMS.get(name, 0.0))
 
 
 def test_only_none_while_an_input_changes(dynamic: bool) -> None:
     def change(x: torch.Tensor) -> None:
         x.add_(1)
 
-    check(change, lambda: [torch.randn(4)], dynamic=dynamic)
+    assert_same_as_eager(change, lambda: [torch.randn(4)], dynamic=dynamic)
 
 
 @pytest.mark.quick
@@ -119,24 +119,24 @@ def test_differentiable_and_integer_outputs_together(dynamic: bool) -> None:
     def mixed(x: torch.Tensor) -> Any:
         return x.argsort(-1), x.sin(), x > 0, x.detach() * 2, x.shape[0]
 
-    check(mixed, lambda: [torch.randn(4, 6, requires_grad=True)], backward=True, dynamic=dynamic)
+    assert_same_as_eager(mixed, lambda: [torch.randn(4, 6, requires_grad=True)], backward=True, dynamic=dynamic)
 
 
 def test_the_arguments_themselves_as_output(dynamic: bool) -> None:
     def echo(x: torch.Tensor, count: int, name: str, nothing: None) -> Any:
         return {"x": x, "count": count, "name": name, "nothing": nothing, "y": x * count}
 
-    check(echo, lambda: [torch.randn(3), 5, "name", None], dynamic=dynamic)
+    assert_same_as_eager(echo, lambda: [torch.randn(3), 5, "name", None], dynamic=dynamic)
 
 
 def test_hundreds_of_outputs() -> None:
-    check(lambda x: [x + i for i in range(300)], lambda: [torch.randn(3)], dynamic=False)
+    assert_same_as_eager(lambda x: [x + i for i in range(300)], lambda: [torch.randn(3)], dynamic=False)
 
 
 def test_data_dependent_size_of_an_output() -> None:
     """Sizes known only while running, inside one graph."""
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        check(
+        assert_same_as_eager(
             lambda x: (x[x > 0] * 2, torch.nonzero(x > 0)),
             lambda: [torch.randn(4, 6)],
             fullgraph=True,
@@ -146,7 +146,7 @@ def test_data_dependent_size_of_an_output() -> None:
 
 def test_number_out_of_a_tensor_in_one_graph() -> None:
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
-        check(
+        assert_same_as_eager(
             lambda x, n: (x * n.item(), n.item() + 1),
             lambda: [torch.randn(4), torch.tensor(3)],
             fullgraph=True,
@@ -164,4 +164,4 @@ def test_unpooled_planes_of_which_padding_leaves_nothing(dims: int, padding: int
         return unpool(x, places, 2, 2, padding) + 1
 
     ones = (1,) * (dims + 2)
-    check(unpooled, lambda: [torch.randn(ones), torch.zeros(ones, dtype=torch.int64)])
+    assert_same_as_eager(unpooled, lambda: [torch.randn(ones), torch.zeros(ones, dtype=torch.int64)])

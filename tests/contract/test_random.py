@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.compare import check, compile_strict
+from tests.compare import assert_same_as_eager, compile_strict
 
 RANDOM = {
     "rand": lambda x: torch.rand(x.shape) + x,
@@ -40,7 +40,7 @@ QUICK = ("rand", "randperm", "dropout", "uniform_", "bernoulli")
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.quick if n in QUICK else ()) for n in RANDOM])
 def test_random_values_and_generator_state(name: str, rarely_dynamic: bool) -> None:
-    check(RANDOM[name], lambda: [torch.randn(6, 5)], exact=False, calls=2, dynamic=rarely_dynamic)
+    assert_same_as_eager(RANDOM[name], lambda: [torch.randn(6, 5)], exact=False, calls=2, dynamic=rarely_dynamic)
 
 
 def interleaved(x):
@@ -65,12 +65,12 @@ def result_unused(x):
 @pytest.mark.quick
 @pytest.mark.parametrize("fn", [interleaved, twice_the_same, result_unused])
 def test_order_and_number_of_draws(fn, dynamic: bool) -> None:
-    check(fn, lambda: [torch.randn(6, 5)], exact=False, dynamic=dynamic)
+    assert_same_as_eager(fn, lambda: [torch.randn(6, 5)], exact=False, dynamic=dynamic)
 
 
 @pytest.mark.parametrize("name", ["dropout", "alpha_dropout", "bernoulli", "rand_like", "normal_", "rrelu"])
 def test_random_in_training(name: str, rarely_dynamic: bool) -> None:
-    check(
+    assert_same_as_eager(
         RANDOM[name],
         lambda: [torch.randn(6, 5, requires_grad=True)],
         exact=False,
@@ -85,14 +85,14 @@ def test_write_of_random_values_into_an_input(dynamic: bool) -> None:
         x.normal_()
         x[1:].uniform_()
 
-    check(refill, lambda: [torch.zeros(4, 3)], exact=False, dynamic=dynamic)
+    assert_same_as_eager(refill, lambda: [torch.zeros(4, 3)], exact=False, dynamic=dynamic)
 
 
 def test_dropout_module_in_training_and_evaluation(dynamic: bool) -> None:
     model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Dropout(0.2), torch.nn.Flatten(0))
     inputs = lambda: [torch.randn(8, 3, requires_grad=True)]  # noqa: E731
-    check(model.train(), inputs, exact=False, backward=True, dynamic=dynamic)
-    check(torch.nn.Sequential(model, torch.nn.ReLU()).eval(), inputs, backward=True, dynamic=dynamic)
+    assert_same_as_eager(model.train(), inputs, exact=False, backward=True, dynamic=dynamic)
+    assert_same_as_eager(torch.nn.Sequential(model, torch.nn.ReLU()).eval(), inputs, backward=True, dynamic=dynamic)
 
 
 def test_values_differ_from_call_to_call(dynamic: bool) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from tests.compare import check, compile_strict
+from tests.compare import assert_same_as_eager, compile_strict
 
 
 class TwoTensor(torch.Tensor):
@@ -67,7 +67,7 @@ TERMS = {"reduction": 3.0}  # sums of numbers drawn from a normal distribution, 
 
 @pytest.mark.parametrize("name", WRAPPED)
 def test_wrapper_subclass(name: str, rarely_dynamic: bool) -> None:
-    check(WRAPPED[name], lambda: [pair(3, 4)], dynamic=rarely_dynamic, terms=TERMS.get(name, 0.0))
+    assert_same_as_eager(WRAPPED[name], lambda: [pair(3, 4)], dynamic=rarely_dynamic, terms=TERMS.get(name, 0.0))
 
 
 @pytest.mark.parametrize("name", WRAPPED)
@@ -75,15 +75,15 @@ def test_wrapper_subclass_in_training(name: str) -> None:
     def make_inputs() -> list[TwoTensor]:
         return [pair(3, 4, requires_grad=True)]
 
-    check(WRAPPED[name], make_inputs, backward=True, dynamic=False, terms=TERMS.get(name, 0.0))
+    assert_same_as_eager(WRAPPED[name], make_inputs, backward=True, dynamic=False, terms=TERMS.get(name, 0.0))
 
 
 def test_wrapper_subclass_with_a_plain_tensor(dynamic: bool) -> None:
-    check(lambda x, y: (x * y, y + 1), lambda: [pair(3, 4), torch.randn(3, 4)], dynamic=dynamic)
+    assert_same_as_eager(lambda x, y: (x * y, y + 1), lambda: [pair(3, 4), torch.randn(3, 4)], dynamic=dynamic)
 
 
 def test_wrapper_subclass_made_inside() -> None:
-    check(lambda x: TwoTensor(x.sin(), x.cos()) * 2, lambda: [torch.randn(3)], dynamic=False)
+    assert_same_as_eager(lambda x: TwoTensor(x.sin(), x.cos()) * 2, lambda: [torch.randn(3)], dynamic=False)
 
 
 def test_wrapper_subclass_written_in_place() -> None:
@@ -91,7 +91,7 @@ def test_wrapper_subclass_written_in_place() -> None:
         x.mul_(2)
         return x + 1
 
-    check(change, lambda: [pair(3)], dynamic=False)
+    assert_same_as_eager(change, lambda: [pair(3)], dynamic=False)
 
 
 def test_wrapper_subclass_as_a_parameter() -> None:
@@ -130,11 +130,11 @@ def named(*shape: int) -> Named:
     ids=["operator", "method", "several", "view"],
 )
 def test_plain_subclass_keeps_its_type(fn: Any) -> None:
-    check(fn, lambda: [named(3, 4)], dynamic=False)
+    assert_same_as_eager(fn, lambda: [named(3, 4)], dynamic=False)
 
 
 def test_plain_subclass_with_a_plain_tensor() -> None:
-    check(lambda x, y: (x + y, y * 2), lambda: [named(3), torch.randn(3)], dynamic=False)
+    assert_same_as_eager(lambda x, y: (x + y, y * 2), lambda: [named(3), torch.randn(3)], dynamic=False)
 
 
 class OtherSine(torch.Tensor):
@@ -147,7 +147,7 @@ class OtherSine(torch.Tensor):
 
 
 def test_torch_function_of_a_subclass_is_traced() -> None:
-    check(
+    assert_same_as_eager(
         lambda x: (torch.sin(x) + 1).as_subclass(torch.Tensor),
         lambda: [torch.randn(3).as_subclass(OtherSine)],
         dynamic=False,

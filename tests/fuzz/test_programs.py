@@ -15,7 +15,7 @@ from bench.programs.generate import PROGRAMS, generate
 from bench.programs.judge import NUDGES, difference, judge, near, nudged, observe, own_error
 from bench.programs.program import Input, Program, Step
 from bench.programs.shrink import smaller
-from tests.compare import check
+from tests.compare import assert_same_as_eager
 
 A_FEW, MANY = 3, 300
 
@@ -150,7 +150,7 @@ FOUND = {
 
 @pytest.mark.parametrize("name", FOUND)
 def test_what_was_found(name: str) -> None:
-    check(*FOUND[name])
+    assert_same_as_eager(*FOUND[name])
 
 
 def test_how_far_eager_may_be_off_in_float64() -> None:

@@ -20,7 +20,7 @@ from ferrite.ir.program.operation_facts import bodies_of
 from ferrite.ir.program.parse import parse
 from ferrite.lower.graph import LoweredProgram, lower_graph, lower_module
 from ferrite.options import Options
-from tests.compare import check
+from tests.compare import assert_same_as_eager
 
 INTERPRETER = {"executor": "interpreter"}
 
@@ -43,7 +43,7 @@ def programs() -> list[Program]:
 
 def run(fn: Callable[..., Any], make_inputs: Callable[[], Sequence[Any]], **settings: Any) -> Program:
     """Compare everything observable with eager; the last program."""
-    check(fn, make_inputs, options=INTERPRETER, **{"graphs": 1, **settings})
+    assert_same_as_eager(fn, make_inputs, options=INTERPRETER, **{"graphs": 1, **settings})
     return programs()[-1]
 
 
@@ -82,7 +82,7 @@ def assert_lowered(fn: Callable[..., Any], *inputs: torch.Tensor) -> Program:
 
 def same_as_eager(fn: Callable[..., Any], make_inputs: Callable[[], Sequence[Any]], **settings: Any) -> Any:
     """Compare everything observable with eager; the record of the last compilation."""
-    check(fn, make_inputs, options=INTERPRETER, **settings)
+    assert_same_as_eager(fn, make_inputs, options=INTERPRETER, **settings)
     return ferrite.last_compile()
 
 

@@ -14,7 +14,7 @@ from ferrite.ir.index import number
 from ferrite.ir.program.nodes import Call, If, Invoke, Scan, While, argument_names
 from ferrite.ir.program.operation_facts import bodies_of, has_effect, reads, writes
 from ferrite.lower.graph import lower_module
-from tests.compare import check, compile_strict, compiled_graphs, reset
+from tests.compare import assert_same_as_eager, compile_strict, compiled_graphs, reset
 from tests.lower.lowered import INTERPRETER, assert_lowered, calls, operations, programs, run, traced
 
 # --- conditionals -----------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def test_a_region_that_is_used_twice_is_lowered_once() -> None:
 
 
 def test_a_region_in_training() -> None:
-    check(
+    assert_same_as_eager(
         lambda x, y: region(region(x, y), y),
         lambda: [torch.randn(3, 3, requires_grad=True), torch.randn(3, 3, requires_grad=True)],
         backward=True,

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import ferrite
 from ferrite.passes.shared.attention.cases import LOWEST, heads, rows, three
 from tests.attention_graphs import HALVES, masks, multi_query, out, scores_of
-from tests.compare import check, compiled_graphs, since
+from tests.compare import assert_same_as_eager, compiled_graphs, since
 
 
 def nano_gpt(q: Any, k: Any, v: Any, causal: Any) -> Any:
@@ -26,7 +26,7 @@ def causal_inputs() -> list[Any]:
 
 
 def test_training_through_the_compiler():
-    check(nano_gpt, causal_inputs, backward=True)
+    assert_same_as_eager(nano_gpt, causal_inputs, backward=True)
     assert ferrite.last_compile().rewrites["sfdp"] == 1
 
 
@@ -39,14 +39,14 @@ def written_in_place(q: Any, k: Any, v: Any, hidden: Any) -> Any:
 
 @torch.no_grad()
 def test_scores_written_in_place_are_found_once_they_are_functional():
-    check(written_in_place, lambda: [*(each.detach() for each in three()), rows()])
+    assert_same_as_eager(written_in_place, lambda: [*(each.detach() for each in three()), rows()])
     assert ferrite.last_compile().rewrites["sfdp_inference"] == 1
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("decompose", ["spelling", "core"])
 def test_without_the_pre_grad_stage(decompose):
-    check(
+    assert_same_as_eager(
         lambda q, k, v: multi_query(q, k, v),
         lambda: [each.detach() for each in three()],
         options={"pre_grad": False, "decompose": decompose},
@@ -64,7 +64,7 @@ def test_one_graph_serves_every_length():
         queries = [torch.randn(2, 3, length, 4, requires_grad=True) for _ in range(3)]
         return [*queries, torch.rand(2, length) > 0.7]
 
-    compiled = check(fn, lambda: inputs(6), backward=True, dynamic=True)
+    compiled = assert_same_as_eager(fn, lambda: inputs(6), backward=True, dynamic=True)
     assert ferrite.last_compile().rewrites["sfdp"] == 1
     torch.manual_seed(1)
     longer = inputs(9)
@@ -81,7 +81,7 @@ def test_training_in_half_precision(dtype):
     def inputs() -> list[Any]:
         return [*(heads(dtype=dtype).detach().requires_grad_() for _ in range(3)), rows()]
 
-    check(fn, inputs, backward=True)
+    assert_same_as_eager(fn, inputs, backward=True)
     assert ferrite.last_compile().rewrites["sfdp"] == 1
 
 
@@ -98,7 +98,7 @@ def test_training_with_a_mask_that_nobody_knows(name):
         mask = mask.repeat(2, 1, 1) if name == "a bias for each head" else mask
         return [*(heads(*shape).detach().requires_grad_() for shape in shapes), mask]
 
-    check(grouped_and_masked, inputs, backward=True)
+    assert_same_as_eager(grouped_and_masked, inputs, backward=True)
     assert ferrite.last_compile().rewrites["sfdp"] == 1
 
 
@@ -117,7 +117,7 @@ def test_training_with_rows_of_numbers_far_below(value, known):
         mask = rows() if known else torch.where(rows(), value, 0.0)
         return [*(each.detach().requires_grad_() for each in three()), mask]
 
-    check(written if known else given, inputs, backward=True)
+    assert_same_as_eager(written if known else given, inputs, backward=True)
     assert ferrite.last_compile().rewrites["sfdp"] == 1
 
 
@@ -129,5 +129,5 @@ def test_a_trained_mask_gets_its_gradient():
         queries = [each.detach().requires_grad_() for each in three()]
         return [*queries, torch.randn(3, 1, 5, requires_grad=True)]
 
-    check(fn, inputs, backward=True, options={"attention": "always"})
+    assert_same_as_eager(fn, inputs, backward=True, options={"attention": "always"})
     assert ferrite.last_compile().rewrites["sfdp"] == 1

@@ -17,7 +17,7 @@ from ferrite.options import Options, resolve
 from ferrite.passes.pre_grad import compress
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import apply_rules, why
-from tests.compare import check
+from tests.compare import assert_same_as_eager
 from tests.torch_level import Captured, assert_same, captured
 
 own = torch.ops.ferrite
@@ -421,4 +421,4 @@ def test_helpers_run_alone_each_its_own_rewrite():
 
 @pytest.mark.parametrize("names", [tuple(PASSES), *((name,) for name in PASSES)])
 def test_compiled(names):
-    check(everything, everything_inputs, backward=True, options={"compress": names})
+    assert_same_as_eager(everything, everything_inputs, backward=True, options={"compress": names})

@@ -20,7 +20,7 @@ from ferrite.passes.pre_grad.conv_bn_cases import conv_inputs
 from ferrite.passes.pre_grad.torch_form import as_torch
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import apply_rules, why
-from tests.compare import check, since
+from tests.compare import assert_same_as_eager, since
 from tests.torch_level import Captured, assert_same, captured
 
 aten = torch.ops.aten
@@ -158,7 +158,7 @@ def test_a_whole_model_folds_as_dynamo_captures_it():
     module.append(nn.SyncBatchNorm(4)).eval()
     lived(module)
     with torch.no_grad():
-        check(module, lambda: [torch.randn(2, 3, 8, 8)], options={"freeze": True})
+        assert_same_as_eager(module, lambda: [torch.randn(2, 3, 8, 8)], options={"freeze": True})
         assert ferrite.last_compile().rewrites["fold_conv_bn"] == 2
     torch.compile(module, backend="ferrite", options={"freeze": True, "strict": True})(torch.randn(2, 3, 8, 8))
     assert "fold_conv_bn" not in ferrite.last_compile().rewrites, "gradients are wanted"
@@ -168,7 +168,7 @@ def test_eval_norms_inside_a_training_model():
     module = nn.Sequential(nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4), nn.Conv1d(4, 4, 3), nn.BatchNorm1d(4))
     lived(module).train()
     module[1].eval()
-    check(module, lambda: [torch.randn(2, 3, 9)], options={"eval_conv_bn": True}, backward=True, calls=2)
+    assert_same_as_eager(module, lambda: [torch.randn(2, 3, 9)], options={"eval_conv_bn": True}, backward=True, calls=2)
     assert ferrite.last_compile().rewrites["eval_conv_bn"] == 1
 
 
@@ -258,7 +258,9 @@ def test_other_layouts_and_an_empty_batch():
     wide = torch.randn(2, 6, 6, 3).permute(0, 3, 1, 2)
     for x in (wide, torch.randn(0, 3, 6, 6), torch.randn(2, 3, 6, 12)[..., ::2]):
         with torch.no_grad():
-            check(module, lambda x=x: [x.clone(memory_format=torch.preserve_format)], options={"freeze": True})
+            assert_same_as_eager(
+                module, lambda x=x: [x.clone(memory_format=torch.preserve_format)], options={"freeze": True}
+            )
             assert ferrite.last_compile().rewrites["fold_conv_bn"] == 1
 
 
@@ -305,7 +307,7 @@ def test_inside_autocast():
             return module(x)
 
     with torch.no_grad():
-        check(fn, lambda: [torch.randn(2, 3, 6, 6)], options={"eval_conv_bn": True}, exact=False)
+        assert_same_as_eager(fn, lambda: [torch.randn(2, 3, 6, 6)], options={"eval_conv_bn": True}, exact=False)
     assert "eval_conv_bn" not in ferrite.last_compile().rewrites, "the dtypes there are not the parameters'"
 
 

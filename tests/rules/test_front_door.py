@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 import ferrite
 from ferrite.passes import PIPELINES, all_rules
 from ferrite.pipeline import PassRecord
-from tests.compare import check, compile_strict
+from tests.compare import assert_same_as_eager, compile_strict
 from tests.rule_programs import EXCEPT, NEAR_MISSES, PASS_OF, PROGRAMS, Program
 
 IN_ORDER = [(pipeline.name, step.name) for pipeline in PIPELINES for step in pipeline.passes]
@@ -60,7 +60,7 @@ def run(program: Program) -> set[str]:
         assert_same_looks(function, program)
     else:
         with torch.set_grad_enabled(not program.inference), torch._dynamo.config.patch(dict(program.config)):
-            check(
+            assert_same_as_eager(
                 function,
                 program.make_inputs,
                 backward=trains(function, program),

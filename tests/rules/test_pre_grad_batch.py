@@ -19,7 +19,7 @@ from ferrite.passes.pre_grad.batch_fusion import FUSIONS
 from ferrite.passes.pre_grad.torch_form import as_torch
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import apply_rules, why
-from tests.compare import check
+from tests.compare import assert_same_as_eager
 from tests.torch_level import Captured, assert_same, captured
 
 aten = torch.ops.aten
@@ -459,7 +459,7 @@ def test_modules_are_members_too(form, name):
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled_with_everything_batched(dynamic):
-    check(Towers(), towers_inputs, backward=True, options={"horizontal": "always"}, dynamic=dynamic)
+    assert_same_as_eager(Towers(), towers_inputs, backward=True, options={"horizontal": "always"}, dynamic=dynamic)
 
 
 def test_a_dynamic_batch_is_fused():

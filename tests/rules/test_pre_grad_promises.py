@@ -16,7 +16,7 @@ from ferrite.graph.verify import Snapshot, count_guards, verify_graph
 from ferrite.options import Options
 from ferrite.passes import pre_grad_passes
 from ferrite.passes.pre_grad.metadata import add_values
-from tests.compare import check
+from tests.compare import assert_same_as_eager
 from tests.torch_level import by_dynamo
 
 EVERYTHING = {
@@ -281,7 +281,7 @@ def test_compiled_it_is_eager(name, dynamic):
     function, make_inputs, backward, exact, no_grad, options = PROGRAMS[name]
     settings = {**EVERYTHING, **options}
     with torch.set_grad_enabled(not no_grad):
-        check(function, make_inputs, backward=backward, exact=exact, options=settings, dynamic=dynamic)
+        assert_same_as_eager(function, make_inputs, backward=backward, exact=exact, options=settings, dynamic=dynamic)
 
 
 @EACH

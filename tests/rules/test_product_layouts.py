@@ -20,7 +20,7 @@ from ferrite.capture import products
 from ferrite.options import Options
 from ferrite.passes.post_grad.product_layouts import PRODUCT_LAYOUT
 from ferrite.rewrite import why
-from tests.compare import check, compile_strict, reset
+from tests.compare import assert_same_as_eager, compile_strict, reset
 
 ALWAYS = {"product_layouts": "always"}
 
@@ -53,7 +53,7 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], Callable[[], list[torch.Tens
 )
 def test_values_and_gradients_are_eager_s(name: str, dynamic: bool) -> None:
     fn, make = CASES[name]
-    check(fn, make, backward=True, terms=64.0, dynamic=dynamic, options=ALWAYS)
+    assert_same_as_eager(fn, make, backward=True, terms=64.0, dynamic=dynamic, options=ALWAYS)
     assert ("product_layout" in ferrite.last_compile().rewrites) == (name in ("attention", "feed forward"))
 
 

@@ -13,7 +13,7 @@ from ferrite.graph.verify import verify_graph
 from ferrite.options import Options
 from ferrite.passes import joint_graph_passes
 from ferrite.passes.joint import canonicalize_quant_mapping
-from tests.compare import check, compile_strict
+from tests.compare import assert_same_as_eager, compile_strict
 
 pytestmark = pytest.mark.quick
 NAME = "canonicalize_quant_mapping"
@@ -69,7 +69,7 @@ def test_several_results_stay_a_tuple():
 def test_training_is_cut_around_the_regions(skipped):
     """Also with the options in the graph, which is no tensor that could be saved."""
     skip = [NAME] if skipped else []
-    check(region(), lambda: floats(gradient=True), backward=True, options={"skip": skip})
+    assert_same_as_eager(region(), lambda: floats(gradient=True), backward=True, options={"skip": skip})
     fired = ferrite.last_compile().rewrites.get(NAME, 0)
     assert fired == (0 if skipped else 2), "one region forward, one backward"
 
@@ -77,7 +77,7 @@ def test_training_is_cut_around_the_regions(skipped):
 @pytest.mark.parametrize("results", [1, 2])
 def test_inference_computes_the_same(results):
     with torch.no_grad():
-        check(region(results=results), floats)
+        assert_same_as_eager(region(results=results), floats)
     assert ferrite.last_compile().rewrites[NAME] == 1
 
 

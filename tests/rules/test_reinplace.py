@@ -21,7 +21,7 @@ from ferrite.passes.post_grad.memory import each_element_once
 from ferrite.passes.post_grad.ranges import EVERYTHING, LastAccess, Span
 from ferrite.passes.post_grad.reinplace import reinplace_inplaceable_ops
 from ferrite.pipeline import PassContext, Pipeline, graph_pass, run_pipeline
-from tests.compare import check
+from tests.compare import assert_same_as_eager
 
 quick = pytest.mark.quick
 aten = torch.ops.aten
@@ -674,7 +674,7 @@ class Step(torch.nn.Module):
 @pytest.mark.parametrize("executor", ["native", "calls"])
 def test_lists_of_parameters(executor):
     with torch.no_grad():
-        check(Step(), lambda: [torch.randn(3)], calls=2, graphs=1, options={"executor": executor})
+        assert_same_as_eager(Step(), lambda: [torch.randn(3)], calls=2, graphs=1, options={"executor": executor})
     assert ferrite.last_compile().rewrites["reinplace_inplaceable_ops"] == 2
     if executor == "native":  # kernels have no such operators
         return
@@ -865,7 +865,7 @@ WHOLE = [
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("fn", WHOLE, ids=lambda fn: fn.__name__)
 def test_whole_functions(fn, dynamic):
-    check(fn, lambda: [torch.randn(3, 4)], options={"passes": [IN_PLACE]}, dynamic=dynamic, calls=2)
+    assert_same_as_eager(fn, lambda: [torch.randn(3, 4)], options={"passes": [IN_PLACE]}, dynamic=dynamic, calls=2)
 
 
 def test_backward():
@@ -875,7 +875,7 @@ def test_backward():
         return y.index_select(0, torch.tensor([0, 0, 1])).sum()
 
     make = lambda: [torch.randn(3, 4, requires_grad=True)]  # noqa: E731
-    check(fn, make, options={"passes": [IN_PLACE]}, backward=True)
+    assert_same_as_eager(fn, make, options={"passes": [IN_PLACE]}, backward=True)
 
 
 def test_inside_a_branch():
@@ -887,7 +887,7 @@ def test_inside_a_branch():
 
         return torch.cond(flag, yes, lambda x: x + 1, (x,))
 
-    check(fn, lambda: [torch.randn(3, 4), torch.tensor(True)], options={"passes": [IN_PLACE]})
+    assert_same_as_eager(fn, lambda: [torch.randn(3, 4), torch.tensor(True)], options={"passes": [IN_PLACE]})
     assert ferrite.last_compile().rewrites["reinplace_inplaceable_ops"] == 1
 
 
@@ -1040,6 +1040,6 @@ def test_what_is_read_besides_is_not_overwritten_even_without_elements(size, acc
         return (y * 2).index_put((x + x,), y, accumulate=accumulate)
 
     x = torch.zeros(size, dtype=torch.int64)
-    check(itself, lambda: [x.clone()])
-    check(through_views, lambda: [x.clone()])
-    check(another, lambda: [x.clone(), torch.ones(size, dtype=torch.float32)])
+    assert_same_as_eager(itself, lambda: [x.clone()])
+    assert_same_as_eager(through_views, lambda: [x.clone()])
+    assert_same_as_eager(another, lambda: [x.clone(), torch.ones(size, dtype=torch.float32)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.compare import check
+from tests.compare import assert_same_as_eager
 from tests.schedule.plans import memory, plan_of
 
 quick = pytest.mark.quick
@@ -89,4 +89,4 @@ def test_what_others_read_later_is_kept_as_it_is():
     ],
 )
 def test_values_are_eager_s(fn, shapes):
-    check(fn, lambda: [torch.randn(shape) for shape in shapes])
+    assert_same_as_eager(fn, lambda: [torch.randn(shape) for shape in shapes])

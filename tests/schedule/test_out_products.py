@@ -9,7 +9,7 @@ import ferrite
 from ferrite.ir.program.nodes import Template
 from ferrite.schedule.cpu.out_products import MAX_PARTS_SEARCHED
 from ferrite.schedule.steps import Plan
-from tests.compare import check
+from tests.compare import assert_same_as_eager
 from tests.schedule.plans import plan_of
 
 quick = pytest.mark.quick
@@ -168,19 +168,19 @@ def test_a_product_is_written_into_its_part(name):
 @pytest.mark.parametrize("name", PARTS)
 def test_the_numbers_are_those_of_eager(name, dtype):
     function, inputs, _ = PARTS[name]
-    check(function, lambda: inputs(dtype), exact=False)
+    assert_same_as_eager(function, lambda: inputs(dtype), exact=False)
 
 
 @pytest.mark.parametrize("name", PARTS)
 def test_sizes_that_are_known_at_run_time(name):
     function, inputs, _ = PARTS[name]
-    check(function, inputs, dynamic=True)
+    assert_same_as_eager(function, inputs, dynamic=True)
 
 
 @pytest.mark.parametrize("name", ["rows", "columns", "with a bias", "then multiplied"])
 def test_training(name):
     function, inputs, _ = PARTS[name]
-    check(function, lambda: [each.requires_grad_() for each in inputs()], backward=True)
+    assert_same_as_eager(function, lambda: [each.requires_grad_() for each in inputs()], backward=True)
 
 
 @quick
@@ -192,7 +192,7 @@ def test_a_product_keeps_its_memory(name):
 
 @pytest.mark.parametrize("name", NEAR_MISSES)
 def test_near_misses_are_right(name):
-    check(NEAR_MISSES[name], flat)
+    assert_same_as_eager(NEAR_MISSES[name], flat)
 
 
 def test_only_so_many_parts_are_compared_with_each_other():
@@ -203,11 +203,11 @@ def test_only_so_many_parts_are_compared_with_each_other():
 
     given = [torch.randn(2, 3), torch.randn(3, 3)]
     assert 0 < len(written_in_place(plan_of(function, *given))) < MAX_PARTS_SEARCHED + 16
-    check(function, lambda: given)
+    assert_same_as_eager(function, lambda: given)
 
 
 def test_the_plan_holds_less_than_eager():
-    check(rows, lambda: [torch.randn(64, 64), torch.randn(64, 64), torch.randn(64, 64)])
+    assert_same_as_eager(rows, lambda: [torch.randn(64, 64), torch.randn(64, 64), torch.randn(64, 64)])
     memory = ferrite.last_compile().graphs[0].memory
     assert memory.peak == 2 * 64 * 64 * 4, "the joined tensor alone"
     assert memory.peak < memory.eager
