@@ -325,7 +325,8 @@ class Files:
         None,
         env="FERRITE_DUMP",
         changes_code=False,
-        doc="Write every graph before and after each pass that changed it here, as Python that runs by itself.",
+        doc="Write every stage here: the graph before and after each pass that changed it, as Python that runs by "
+        "itself, the loop program, each step of scheduling, the kernels, the host program.",
     )
     cache: bool = option(
         True,
