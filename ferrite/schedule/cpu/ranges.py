@@ -37,8 +37,9 @@ from ferrite.ir.index import (
     substitute,
 )
 from ferrite.ir.kernel import Accumulate, Let, Loop, Statement, Store, When, nodes_in
-from ferrite.schedule.cpu.loops import Body, replaced, vector_loop
 from ferrite.schedule.cpu.machine import Machine
+from ferrite.schedule.cpu.vectors import vector_loop
+from ferrite.schedule.loops.axes import Body, replaced
 
 MAX_PIECES = 6  # of one loop: each has code of its own
 MAX_STATEMENTS = 64  # of a body that is written out once for every piece
