@@ -41,7 +41,7 @@ from ferrite.schedule.loops.reductions import EXTREME_OF, SPLIT_KINDS, Preparati
 from ferrite.schedule.loops.row_major import flat_place, flat_strides
 
 HALVES = (torch.float16, torch.bfloat16)
-SMALLEST_PIECE = 4096  # elements of one program: with fewer, starting it takes longer than its work
+MIN_PIECE_ELEMENTS = 4096  # of one program: with fewer, starting it takes longer than its work
 
 
 def prepare(program: Program, machine: GpuMachine, device: str) -> Program:
@@ -151,7 +151,7 @@ class GpuPreparation(Preparation):
         """The axis to cut, the slowest that is long enough, and into how many pieces."""
         programs = max(self.programs(operation), 1)
         work = points(operation.reduced) * points(operation.axes) // programs
-        wanted = power_below(min(self.machine.pieces // programs, work // SMALLEST_PIECE))
+        wanted = power_below(min(self.machine.pieces // programs, work // MIN_PIECE_ELEMENTS))
         longest = max(operation.reduced, key=lambda item: likely(item.extent))
         wanted = min(wanted, likely(longest.extent) // 2)
         if wanted < 2:
