@@ -181,7 +181,8 @@ class _Printer:
             yield f"{INDENT}({', '.join(names)},) = args"
         yield f"{INDENT}args.clear()"
         if self.program.name == "backward":  # what the forward program keeps for it may be results of calls
-            yield from (INDENT + line for line in self.received(sorted(self.there - self.written())))
+            kept = sorted(self.there - self.written())
+            yield from (INDENT + line for line in (*self.as_forecast(kept), *self.received(kept)))
         for place, step in enumerate(self.plan.steps):
             for line in self.step(place, step):
                 yield INDENT + line
@@ -333,7 +334,17 @@ class _Printer:
         texts += [f"{name}={self.argument(value)}" for name, value in call.kwargs]
         value = f"{function}({', '.join(texts)})"
         yield self.remarked(self.assigned(call, value), step.origin.line)
+        if not isinstance(step, Template):  # products have the types of their operands
+            yield from self.as_forecast(call.results)
         yield from self.received(call.results)
+
+    def as_forecast(self, results: Iterable[str | Symbol | None]) -> Iterator[str]:
+        """Kernels read elements of the type that torch forecast, which an operator may not have given."""
+        for item in results:
+            if isinstance(item, str) and item in self.laid_out:
+                buffer = self.buffer_table.buffers[item]
+                if buffer.kind not in ("view", "foreign"):
+                    yield f"if {item}.dtype != {buffer.dtype}: {item} = {item}.to({buffer.dtype})"
 
     def received(self, results: Iterable[str | Symbol | None]) -> Iterator[str]:
         """What is left to do with what a call gave. Strides may be in terms of sizes that are asked for after it."""
