@@ -73,10 +73,16 @@ class Order:
         found = {self.writer.get(name, -1) for name in read | written}
         found |= {self.reader.get(name, -1) for name in written}
         if self.definer:
-            found |= {self.definer.get(name, -1) for name in symbols(operation)}
+            found |= {self.definer.get(name, -1) for name in self.symbols_needed(operation)}
         if has_effect(operation):
             found.add(self.effect)
         return found
+
+    def symbols_needed(self, operation: Operation) -> set[Symbol]:
+        """Those in an operation itself, and in the layouts of what it accesses: one that writes a single row of a new
+        tensor cannot run before it is known how many rows there are."""
+        names = {access.buffer for access in (*reads(operation), *writes(operation))}
+        return set(symbols(operation)).union(*map(self.buffer_table.layout_symbols, names))
 
     def settle(self, place: int, read: set[str], written: set[str], operation: Operation) -> None:
         for name in read:
