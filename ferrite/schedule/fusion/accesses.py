@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from ferrite.errors import NotScheduled
-from ferrite.ir import Data, Expr, Load, nodes_of
+from ferrite.ir import Data, Expr, Load, nodes_of, symbols_in
 from ferrite.ir.index import ZERO, Atom, Axis, Index, Number, Sum, Symbol, evaluate, substitute
 from ferrite.ir.program import Buffer, Loop, Program, roots_of, stores_of, targets_of
 
@@ -32,6 +32,7 @@ class BufferTable:
 
     def __init__(self, program: Program) -> None:
         self.buffers: Mapping[str, Buffer] = {buffer.name: buffer for buffer in program.buffers}
+        self._layout_symbols: dict[str, frozenset[Symbol]] = {}
 
     def place(self, name: str, coordinates: Iterable[Index]) -> Index:
         buffer = self.buffers[name]
@@ -56,6 +57,14 @@ class BufferTable:
             for target in targets_of(operation):
                 found[self.access(target.buffer, target.coordinates, True)] = None
         return tuple(found)
+
+    def layout_symbols(self, name: str) -> frozenset[Symbol]:
+        """The symbols that say where the elements of a buffer lie, and how much memory there is around them."""
+        if name not in self._layout_symbols:
+            around = {buffer.name: buffer for buffer in (self.buffers[name], self.buffers[self.buffers[name].storage])}
+            indices = [index for each in around.values() for index in (*each.sizes, *each.strides, each.offset)]
+            self._layout_symbols[name] = frozenset(symbol for index in indices for symbol in symbols_in(index))
+        return self._layout_symbols[name]
 
     def dtype(self, storage: str) -> torch.dtype:
         return self.buffers[storage].dtype
