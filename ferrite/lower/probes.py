@@ -59,7 +59,7 @@ from ferrite.lower.forecasts import swap_misforecast_operands
 from ferrite.lower.pictures import dense, extent, is_plain, is_small, is_static
 from ferrite.lower.sizes import Sizes, UnknownSize
 from ferrite.lower.strides import contiguous
-from ferrite.lower.written_in_place import is_seen_after_write, written_operand
+from ferrite.lower.written_in_place import is_seen_after_write, lies_as_before, written_operand
 
 aten = torch.ops.aten
 # In a node's meta: that its strides are eager's, why nobody can tell, and why it is called in eager.
@@ -204,7 +204,7 @@ def strides_of_output(result: Any, forecast: Any) -> Any:
                 node.meta[IN_EAGER] = f"where its result lies depends on sizes: {node.meta[UNDECIDED]}"
                 deciding += node.all_input_nodes
         return None
-    is_measured = KNOWN in result.meta and not is_seen_after_write(result)
+    is_measured = KNOWN in result.meta and (not is_seen_after_write(result) or lies_as_before(result))
     return tuple(fake_value(result).stride()) if is_measured else forecast
 
 
