@@ -99,7 +99,8 @@ def operand_layouts(ctx: Builder, args: Sequence[Any], kwargs: Mapping[str, Any]
     for value in flat((list(args), dict(kwargs))):
         if isinstance(value, Value) and value.fake is not None and value.fake.layout is torch.strided:
             fake = value.fake
-            yield OperandLayout(ctx.sizes.indices(fake.shape), ctx.sizes.indices(fake.stride()), fake.dtype)
+            sizes, strides = ctx.sizes.indices(fake.shape), ctx.sizes.indices(fake.stride())
+            yield OperandLayout(sizes, strides, fake.dtype, fake.device)
 
 
 def call_lowering(

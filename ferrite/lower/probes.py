@@ -55,7 +55,7 @@ from ferrite.lower.eager_strides import (
     turned,
     viewed,
 )
-from ferrite.lower.forecasts import swap_misforecast_operands
+from ferrite.lower.forecasts import correct_misforecasts
 from ferrite.lower.pictures import dense, extent, is_plain, is_small, is_static
 from ferrite.lower.sizes import Sizes, UnknownSize
 from ferrite.lower.strides import contiguous
@@ -114,7 +114,7 @@ def correct_forecasts(gm: torch.fx.GraphModule) -> None:
     """Make the forecasts of results eager's, and mark those of which eager's strides are known for certain, with all
     that is made of them and lies otherwise now."""
     before = {node: node.meta.get("val") for node in gm.graph.nodes}
-    if swap_misforecast_operands(gm):
+    if correct_misforecasts(gm):
         mark_changed(before)
     asked = Asked()
     updater = None

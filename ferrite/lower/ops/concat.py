@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import NotLowered
 from ferrite.ir import cast, is_integer
 from ferrite.ir.index import ONE, ZERO, Axis, Index
 from ferrite.ir.program import Compute, Store
@@ -124,6 +125,8 @@ def pixel_shuffle(ctx: Builder, x: Value, upscale_factor: int) -> Value:
 @lowers(aten.pixel_unshuffle.default)
 def pixel_unshuffle(ctx: Builder, x: Value, downscale_factor: int) -> Value:
     """Pixels become channels."""
+    if any(size.low is None or size.low < 1 for size in x.sizes):
+        raise NotLowered("eager leaves a picture without pixels as it is")
     *lead, channel, row, column = own_axes(ctx.out_sizes)
     many = downscale_factor
     within = row * many + channel // many % many, column * many + channel % many
