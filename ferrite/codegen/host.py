@@ -265,7 +265,7 @@ class _Printer:
                 yield self.device_copy(step)
             case Assert():
                 yield f"if not {self.scalar(step.condition)}:"
-                yield f"{INDENT}raise RuntimeError({step.message!r})"
+                yield f"{INDENT}raise {step.error.__name__}({step.message!r})"
             case _:
                 yield from self.interpreted(step)
 
