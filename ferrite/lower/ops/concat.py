@@ -62,12 +62,12 @@ def allocated(ctx: Builder) -> Value:
     return whole(box)
 
 
-def fill(ctx: Builder, target: Value, part: Value, place: Sequence[Index]) -> None:
+def fill(ctx: Builder, target: Value, part: Value, coordinates: Sequence[Index]) -> None:
     """Compute a part into its place."""
     assert target.box.buffer is not None
     axes = tuple(item for item in own_axes(part.sizes) if isinstance(item, Axis))
     value = cast(part.at(own_axes(part.sizes)), target.dtype)
-    ctx.add(Compute(axes, (Store(target.box.buffer, tuple(place), value),), ctx.origin))
+    ctx.add(Compute(axes, (Store(target.box.buffer, tuple(coordinates), value),), ctx.origin))
 
 
 @lowers(aten.repeat.default)
@@ -130,9 +130,9 @@ def pixel_unshuffle(ctx: Builder, x: Value, downscale_factor: int) -> Value:
     return moved(ctx, x, [*lead, channel // (many * many), *within])
 
 
-def moved(ctx: Builder, x: Value, place: Sequence[Index]) -> Value:
+def moved(ctx: Builder, x: Value, coordinates: Sequence[Index]) -> Value:
     """A tensor of its own, of the result's sizes, whose element is the one at a place of `x`."""
-    return ctx.lazy(ctx.out_sizes, x.at(place), x.device)
+    return ctx.lazy(ctx.out_sizes, x.at(coordinates), x.device)
 
 
 @lowers(aten.constant_pad_nd.default)
