@@ -103,7 +103,7 @@ class GpuPreparation(Preparation):
         extreme = result if result is not None and exact else self.made(operation, value.dtype)
         steps: list[Compute | Reduce] = [replace(plain, targets=(extreme,))]
         if result is not None and not exact:
-            steps.append(self.compute(operation, result, self.loaded(extreme)))
+            steps.append(self.compute(operation, {result: self.loaded(extreme)}))
         if place is not None:
             where = flat_place(operation.reduced, [item.extent for item in operation.reduced])
             dtype = torch.int32 if where.high is not None and where.high < 1 << 31 else torch.int64
