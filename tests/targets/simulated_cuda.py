@@ -73,10 +73,13 @@ class SimulatedDriver:
         self.functions: dict[int, CudaKernel] = {}
         self.launched: list[Launched] = []
         self.nodes: dict[int, tuple[int, NodeParameters, list[int]] | None] = {}
+        self.graphs: dict[int, dict[int, tuple[int, NodeParameters, list[int]] | None]] = {}
         self.report = (ctypes.c_int64 * 4)()
         self.natives = natives
         self.current = self.CONTEXT
         self.capturing = 0
+        self.renewed: list[int] = []
+        self.refuses_to_renew = False
         self.callbacks = self.driver_functions()
 
     # --- as Python asks -----------------------------------------------------------------------------------------------
@@ -105,8 +108,10 @@ class SimulatedDriver:
         return [ctypes.cast(each, ctypes.c_void_p).value or 0 for each in self.callbacks] if self.natives else []
 
     def graph(self, steps: Sequence[LaunchStep], device: int) -> Graph:
-        self.nodes = dict.fromkeys(range(5000, 5000 + len(steps)))
-        return Graph(9000, list(self.nodes))
+        first = 100_000 * (1 + len(self.graphs))
+        self.nodes = dict.fromkeys(range(first, first + len(steps)))
+        self.graphs[9000 + len(self.graphs)] = self.nodes
+        return Graph(9000 + len(self.graphs) - 1, list(self.nodes))
 
     # --- as native code does ------------------------------------------------------------------------------------------
 
@@ -129,14 +134,17 @@ class SimulatedDriver:
 
         def renew(graph: int, node: int, given: Any) -> int:
             made = NodeParameters.from_buffer_copy(given[0])
-            assert graph == 9000
+            assert node in self.graphs[graph]
+            self.renewed.append(node)
+            if self.refuses_to_renew and len(self.renewed) % 2 == 0:
+                return 1
             assert (made.grid_y, made.grid_z, made.block_y, made.block_z, made.extra) == (1, 1, 1, 1, None)
             places = ctypes.cast(made.parameters, words)
-            self.nodes[node] = made.function, made, self.read(made.function, places)
+            self.graphs[graph][node] = made.function, made, self.read(made.function, places)
             return 0
 
         def launch_graph(graph: int, stream: int) -> int:
-            for node in self.nodes.values():
+            for node in self.graphs[graph].values():
                 assert node is not None
                 function, made, read = node
                 self.run(function, made.grid_x, made.block_x, stream, read, "graph")

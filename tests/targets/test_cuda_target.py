@@ -103,7 +103,55 @@ def test_memory_that_is_not_aligned_has_code_of_its_own(gpu):
         x = memory[offset : offset + 64]
         torch.testing.assert_close(f(x), x * 2 + 1)
         assert gpu.driver.launched[-1].aligned == (offset % 4 == 0)
-    assert [each.way for each in gpu.driver.launched] == ["python", "native", "python", "python", "native"]
+    assert [each.way for each in gpu.driver.launched] == ["python", "native", "python", "native", "native"]
+
+
+def test_only_kernels_of_memory_that_is_not_aligned_have_other_code(gpu, monkeypatch):
+    monkeypatch.setattr("ferrite.runtime.cuda.runs.MAX_VARIANTS", 2)
+    f, memory = compiled(many), torch.randn(200)
+    offsets = [(0, 0, 0), (1, 0, 0), (3, 0, 0), (0, 2, 0), (0, 1, 5), (1, 1, 1), (0, 0, 0), (2, 0, 0)]
+    for place, (a, b, c) in enumerate(offsets * 2):
+        given = memory[a : a + 35].view(5, 7), memory[b : b + 33].view(11, 3), memory[c : c + 24].view(2, 3, 4)
+        before = len(gpu.driver.launched)
+        assert_same(f(*given), many(*given))
+        launched = gpu.driver.launched[before:]
+        if place == len(offsets) + 1:
+            assert sorted(each.aligned for each in launched) == [False, True, True]
+            assert {each.way for each in launched} == {"graph"}
+
+
+def written(a, b, c):
+    a.add_(1)
+    b.copy_(b.softmax(-1))
+    c.mul_(2)
+
+
+def test_only_arguments_that_changed_are_renewed(gpu):
+    f, given = compiled(written), [torch.randn(5, 7), torch.randn(11, 3), torch.randn(2, 3, 4)]
+
+    def renewed():
+        wanted = [each.clone() for each in given]
+        written(*wanted)
+        before = len(gpu.driver.renewed)
+        f(*given)
+        assert_same(given, wanted)
+        return len(gpu.driver.renewed) - before
+
+    renewed()
+    count = renewed()
+    assert count >= 3
+    assert renewed() == 0
+    given[0] = torch.randn(5, 7)
+    assert renewed() == 1
+    assert renewed() == 0
+    given[1], given[2] = torch.randn(11, 3), torch.randn(2, 3, 4)
+    gpu.driver.refuses_to_renew = True  # then Python launches, and the next call renews what was not
+    renewed()
+    assert gpu.driver.launched[-1].way == "python"
+    gpu.driver.refuses_to_renew = False
+    assert renewed() >= 1
+    assert gpu.driver.launched[-1].way == "graph"
+    assert renewed() == 0
 
 
 def test_another_context_is_seen_to(gpu):
