@@ -17,7 +17,8 @@ from tests.triton_kernels import ON_A_GPU
 pytestmark = ON_A_GPU
 DEVICE = "cuda"
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
-EPSILON = {torch.float32: 2e-6, torch.bfloat16: 1.6e-2, torch.float16: 2e-3, torch.float64: 1e-13}
+# of numbers about 1: exponentials of numbers in the hundreds, which a softmax takes, are as far off as their argument
+EPSILON = {torch.float32: 1e-5, torch.bfloat16: 1.6e-2, torch.float16: 2e-3, torch.float64: 1e-13}
 
 
 @pytest.fixture(autouse=True)
@@ -39,8 +40,8 @@ def leaves(tree):
 
 
 def error(found, exact):
-    """The largest difference, relative to the largest number."""
-    scale = exact.abs().max().clamp(min=1e-6) if exact.numel() else 1
+    """The largest difference, relative to the largest number, or to 1: sums of both signs may be of any size."""
+    scale = exact.abs().max().clamp(min=1) if exact.numel() else 1
     return float((found.double() - exact).abs().max() / scale) if exact.numel() else 0.0
 
 
@@ -96,7 +97,7 @@ def test_values_and_gradients(name, dtype):
         exact = [each.double() if each.is_floating_point() else each for each in runs[2]]
         if dtype is not torch.float32:  # ties and roundings decide which
             exact = [right if right.is_floating_point() else eager for right, eager in zip(exact, runs[1], strict=True)]
-        assert_as_accurate(*runs[:2], exact)
+        assert_as_accurate(runs[0], runs[1], exact)
     assert ferrite.last_compile().kernels
 
 
@@ -104,9 +105,9 @@ def test_values_and_gradients(name, dtype):
 def test_sizes_that_vary(name):
     function = FUNCTIONS[name]
     f = compiled(function, fullgraph=True, dynamic=True)
-    for sizes in ((5, 7), (33, 200), (1, 64), (129, 1), (70, 3000), (2000, 17)):
-        x, w = random(*sizes), random(sizes[1])
-        if sizes[0] == 1 and name == "sums":
+    for rows, columns in ((5, 7), (33, 200), (1, 64), (129, 1), (70, 3000), (2000, 17)):
+        x, w = random(rows, columns), random(columns)
+        if rows == 1 and name == "sums":
             continue
         assert_as_accurate(f(x, w), function(x, w), function(x.double(), w.double()))
     assert ferrite.last_compile().kernels

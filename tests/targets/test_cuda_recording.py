@@ -4,6 +4,7 @@ with, so what should be copied, and is not, shows."""
 
 from __future__ import annotations
 
+import threading
 from importlib.util import find_spec
 
 import pytest
@@ -256,6 +257,38 @@ def test_where_it_cannot_be_recorded_it_runs_as_it_is(gpu):
         x = torch.randn(4, 5)
         assert_same(f(x, w), layers(x, w))
     assert ferrite.last_compile().not_recorded == ("RuntimeError: no recording today",)
+
+
+def test_nothing_is_recorded_beside_threads_that_may_draw_random_numbers(gpu):
+    """Torch's generators refuse to draw while anything is recorded. What is recorded already is replayed."""
+    f, w = compiled(layers), torch.randn(5, 5)
+    end = threading.Event()
+    other = threading.Thread(target=end.wait)
+    other.start()
+    try:
+        for _ in range(3):
+            x = torch.randn(4, 5)
+            assert_same(f(x, w), layers(x, w))
+        assert gpu.graphs.recorded == 0
+        assert "random numbers" in ferrite.last_compile().not_recorded[0]
+    finally:
+        end.set()
+        other.join()
+    f(x, w)
+    assert gpu.graphs.recorded == 1
+
+
+def test_a_thread_runs_a_part_before_it_records_it(gpu):
+    f, w, x = compiled(layers), torch.randn(5, 5), torch.randn(4, 5)
+    f(x, w)
+    counts = []
+    thread = threading.Thread(target=lambda: counts.extend((f(x, w), gpu.graphs.recorded)[1] for _ in range(2)))
+    thread.daemon = True
+    thread.start()
+    thread.join()
+    assert counts == [0, 0]  # then the main thread may be drawing
+    f(x, w)
+    assert gpu.graphs.recorded == 1
 
 
 def test_a_recording_of_the_users_own_has_no_other_inside(gpu):

@@ -36,6 +36,15 @@ Part = Callable[[list[Any]], Sequence[Any]]
 Replay = Callable[[], None]
 
 
+def others_may_draw() -> bool:
+    """Whether another thread may draw random numbers: torch's generators refuse to while anything is recorded. Threads
+    of autograd, which Python did not start, work while the one that called them waits."""
+    current = threading.current_thread()
+    calling = {current} if current.ident is not None and not isinstance(current, threading._DummyThread) else set()
+    waiting = calling or {current, threading.main_thread()}
+    return any(each not in waiting and not each.daemon for each in threading.enumerate())
+
+
 class Recordable(Protocol):
     """A GPU that records; or what a test has for one."""
 
@@ -93,13 +102,16 @@ class Graphs:
 
     def give_up(self, graph: Any) -> None:
         """End a recording that failed. The generator of random numbers takes itself for recorded until another one has
-        ended well."""
+        ended well; the first try after a failure may still be told of that failure."""
         with contextlib.suppress(RuntimeError):
             graph.capture_end()
-        empty = torch.cuda.CUDAGraph()
-        empty.capture_begin(capture_error_mode="thread_local")
-        torch.empty(1, device=f"cuda:{self.index}").fill_(0)
-        empty.capture_end()
+        for _try in range(3):
+            empty = torch.cuda.CUDAGraph()
+            with contextlib.suppress(RuntimeError):
+                empty.capture_begin(capture_error_mode="thread_local")
+                torch.empty(1, device=f"cuda:{self.index}").fill_(0)
+                empty.capture_end()
+                return
 
 
 @functools.cache
@@ -233,6 +245,7 @@ class AtSizes:
     """What is known of a part when it is called with some sizes."""
 
     addresses: list[int | None]
+    threads: set[int]  # that have run it as it is: libraries get ready in each by itself
     recordings: list[Recorded] = field(default_factory=list)
 
 
@@ -280,7 +293,8 @@ class Recorder:
             if len(self.known) >= MAX_SIZES:
                 self.note(f"there have been {MAX_SIZES} other sizes")
                 return None
-            self.known[key] = AtSizes([x.data_ptr() if isinstance(x, torch.Tensor) else None for x in given])
+            addresses = [x.data_ptr() if isinstance(x, torch.Tensor) else None for x in given]
+            self.known[key] = AtSizes(addresses, {threading.get_ident()})
             return None
         held = 0
         for recorded in at.recordings:
@@ -296,6 +310,12 @@ class Recorder:
             return None
         if self.recordings >= MAX_RECORDINGS:
             self.note(f"there are {MAX_RECORDINGS} recordings, for other sizes or addresses")
+            return None
+        if threading.get_ident() not in at.threads:
+            at.threads.add(threading.get_ident())
+            return None
+        if others_may_draw():
+            self.note("another thread may draw random numbers, which torch cannot while it records")
             return None
         return self.record(graphs, part, given, at)
 
