@@ -37,7 +37,7 @@ from ferrite.debug import Compilation, Dump, DumpFolder, GraphRecord, as_data, f
 from ferrite.errors import FerriteError, NotLowered, Refusal, warn_user
 from ferrite.graph import Places, note_autocast, users_in_order
 from ferrite.ir.program import Program, verify_program
-from ferrite.lower import correct_forecasts, lower_graph, strides_of_outputs
+from ferrite.lower import call_instead, correct_forecasts, lower_graph, strides_of_outputs
 from ferrite.options import Options, resolve
 from ferrite.passes import FREEZE, JOINT, POST_GRAD, PRE_GRAD, checked_options
 from ferrite.passes.freezing import inlined_with_record
@@ -54,6 +54,7 @@ from ferrite.targets import (
     recorders_of,
     recording_for,
     runs_of,
+    steps_for_eager,
     targets_for,
 )
 
@@ -242,15 +243,18 @@ def compile_passed(
     here = buildable(targets)
     recording = recording_for(here, kept_for_backward(graph)) if options.cuda_graphs else None
     passes = rewrite((*joint, POST_GRAD) if options.post_grad else joint, graph, compilation, dump)
-    with compilation.stage("lower"):
-        try:
-            lowered = lower_graph(graph, here)
-        except NotLowered as refused:  # a number that Python alone computes, and it does so between operators
-            return compilation.left_in_eager(graph, before + passes, refused.refusal)
-        if options.strict:
-            verify_program(lowered.program)
-        dump.write("program.py", lambda: str(lowered.program))
-    plan, executable = scheduled(lowered.program, here, kernels, compilation, dump, recording)
+    while True:
+        with compilation.stage("lower"):
+            try:
+                lowered = lower_graph(graph, here)
+            except NotLowered as refused:  # a number that Python alone computes, and it does so between operators
+                return compilation.left_in_eager(graph, before + passes, refused.refusal)
+            if options.strict:
+                verify_program(lowered.program)
+            dump.write("program.py", lambda: str(lowered.program))  # noqa: B023
+        plan, executable = scheduled(lowered.program, here, kernels, compilation, dump, recording)
+        if not call_instead(graph.gm.graph, steps_for_eager(plan, here)):
+            break
     with compilation.stage("codegen"):
         source = verify_host(executable.source, lowered.objects)
         dump.write("host.py", lambda: source.commented)

@@ -8,6 +8,7 @@ from ferrite.targets.executable import (
     recorders_of,
     recording_for,
     runs_of,
+    steps_for_eager,
 )
 from ferrite.targets.target import Target
 
@@ -22,5 +23,6 @@ __all__ = [
     "recorders_of",
     "recording_for",
     "runs_of",
+    "steps_for_eager",
     "targets_for",
 ]

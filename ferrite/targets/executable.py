@@ -10,11 +10,11 @@ from ferrite.codegen import Executable, Recording, RefusedKernels, print_host
 from ferrite.errors import Refusal
 from ferrite.ir.index import Axis
 from ferrite.ir.kernel import checks
-from ferrite.ir.program import Operation, writes
+from ferrite.ir.program import Operation, call_of, writes
 from ferrite.runtime.cpu import KernelStore
 from ferrite.runtime.cuda import Recorder
-from ferrite.schedule import Plan, Scheduling, device_type
-from ferrite.schedule.fusion import Group, Stage
+from ferrite.schedule import Plan, Run, Scheduling, device_type
+from ferrite.schedule.fusion import BufferTable, Group, Stage
 from ferrite.targets.choose import Targets
 from ferrite.targets.cuda import CudaTarget
 from ferrite.targets.target import LoadedRun
@@ -107,6 +107,20 @@ def runs_of(executable: Executable, targets: Targets) -> list[LoadedRun]:
         runs = targets[device_type(device)].loaded(executable.kernels, code, [tables[place] for place in places])
         loaded |= dict(zip(places, runs, strict=True))
     return [loaded[place] for place in range(len(tables))]
+
+
+def steps_for_eager(plan: Plan, targets: Targets) -> dict[str, str]:
+    """Nodes of the graph that a GPU has no kernels for, though they have loops, and why. Eager has a kernel for each;
+    a program of loops, interpreted on a GPU, would start one for every operation in it."""
+    table = BufferTable(plan.program)
+    found: dict[str, str] = {}
+    for place, refusal in plan.not_compiled.items():
+        step = plan.steps[place]
+        if not isinstance(step, Run) and call_of(step) is None:
+            written = [table.buffers[access.buffer].device.type for access in writes(step)]
+            if any(isinstance(targets.get(device), CudaTarget) for device in written):
+                found |= dict.fromkeys(step.origin.nodes, refusal.reason)
+    return found
 
 
 def recording_for(targets: Targets, kept: Collection[int] = ()) -> Recording | None:
