@@ -37,7 +37,7 @@ from ferrite.debug import Compilation, Dump, DumpFolder, GraphRecord, as_data, f
 from ferrite.errors import FerriteError, NotLowered, Refusal, warn_user
 from ferrite.graph import Places, note_autocast, users_in_order
 from ferrite.ir.program import Program, verify_program
-from ferrite.lower import call_instead, correct_forecasts, lower_graph, strides_of_outputs
+from ferrite.lower import call_instead, correct_forecasts, lower_graph, refused_by_eager, strides_of_outputs
 from ferrite.options import Options, resolve
 from ferrite.passes import FREEZE, JOINT, POST_GRAD, PRE_GRAD, checked_options
 from ferrite.passes.freezing import inlined_with_record
@@ -150,8 +150,9 @@ def split_joint(compilation: Compilation, partition: Partition) -> Partition:
         joint: torch.fx.GraphModule, *args: Any, **kwargs: Any
     ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
         with compilation.stage("joint"), garbage_waits():
+            refused = refused_by_eager(joint) is not None  # and so is one of its halves, which then runs as it is
             correct_forecasts(joint)  # passes rest on them, and so do both halves
-            rewrite_joint(joint, compilation)
+            rewrite_joint(joint, compilation, only_required=refused)
         with compilation.stage("partition"):
             forward, backward = partition(joint, *args, **kwargs)
         compilation.record.saved = partition_record(forward, backward)
@@ -160,15 +161,16 @@ def split_joint(compilation: Compilation, partition: Partition) -> Partition:
     return watched
 
 
-def rewrite_joint(joint: torch.fx.GraphModule, compilation: Compilation) -> None:
+def rewrite_joint(joint: torch.fx.GraphModule, compilation: Compilation, only_required: bool) -> None:
     """The joint passes on forward and backward, from the cache where it is known what they do."""
     record, options = compilation.record, compilation.options
     mark_inputs_written_after(joint.graph)
 
     def run() -> Passes:
-        dump = Dump(compilation.dump_folder if options.joint else DumpFolder(None), "joint")
+        runs = options.joint and not only_required
+        dump = Dump(compilation.dump_folder if runs else DumpFolder(None), "joint")
         dump.graph("captured", joint)
-        steps = compilation.with_own(JOINT) if options.joint else JOINT.only_required()
+        steps = compilation.with_own(JOINT) if runs else JOINT.only_required()
         return compilation.run_passes(steps, joint, False, dump)
 
     record.passes["joint"], record.joint = run_or_edit(joint, options, cache.joint_key, "joint graph", run)
@@ -182,6 +184,8 @@ def compile_graph(captured: CapturedGraph, compilation: Compilation) -> torch_ap
     """The compiler proper. Runs once per direction; the backward graph arrives later, from an autograd thread."""
 
     def stages() -> Boxed:
+        if (refusal := refused_by_eager(captured.gm)) is not None:
+            return compilation.left_in_eager(captured, (), refusal)
         graph = as_in_eager(captured)
         dump = compilation.dump(graph.kind.value)
         dump.graph("captured", graph.gm)
@@ -297,6 +301,7 @@ def scheduled(
             schedulings = {device: Refusing(target.scheduling, failed) for device, target in targets.items()}
             fuel = Fuel(options.fuel)
             plan = make_plan(program, schedulings, verify=options.strict, fuel=fuel, observe=dump.schedule)
+            dump.write("kernels.py", plan.kernel_text)
         with compilation.stage("codegen"):
             try:
                 return plan, executable_of(plan, targets, kernels, options.check_bounds, recording)

@@ -169,8 +169,9 @@ class _Printer:
         name: str,
         remarks: list[ModelLine],
         recording: Recording | None = None,
+        is_body: bool = False,
     ) -> None:
-        self.recording = recording
+        self.recording, self.is_body = recording, is_body
         self.plan, self.source, self.kernels, self.name, self.remarks = plan, source, kernels, name, remarks
         self.spellings = spellings
         self.program = plan.program
@@ -184,7 +185,7 @@ class _Printer:
         for place, plans in self.plan.bodies.items():
             for number, body in enumerate(plans):
                 name = self.body_name(place, number)
-                inner = _Printer(body, self.source, self.kernels, self.spellings, name, self.remarks)
+                inner = _Printer(body, self.source, self.kernels, self.spellings, name, self.remarks, is_body=True)
                 yield from inner.function()
                 yield ""
         names = [item.name if isinstance(item, Symbol | host.Constant) else item for item in self.program.inputs]
@@ -204,8 +205,11 @@ class _Printer:
 
     def rows(self, found: Sequence[Segment]) -> Iterator[Row]:
         """The lines behind that, with the parts that they belong to."""
-        if self.program.name == "backward":  # what the forward program keeps for it may be results of calls
-            yield from (Row(INDENT + line) for line in self.received(sorted(self.there - self.written())))
+        given = sorted(self.there - self.written())
+        if self.is_body:  # it may have been traced for operands that lie otherwise, as parts of a `map` do
+            yield from (Row(INDENT + line) for line in self.received(given))
+        elif self.program.name == "backward":  # what the forward program keeps for it may be results of calls
+            yield from (Row(INDENT + line) for line in (*self.as_forecast(given), *self.received(given)))
         numbers = {place: number for number, each in enumerate(found) for place in range(each.first, each.last + 1)}
         for place, step in enumerate(self.plan.steps):
             part = numbers.get(place)
@@ -290,7 +294,7 @@ class _Printer:
                 yield self.device_copy(step)
             case Assert():
                 yield f"if not {self.scalar(step.condition)}:"
-                yield f"{INDENT}raise RuntimeError({step.message!r})"
+                yield f"{INDENT}raise {step.error.__name__}({step.message!r})"
             case _:
                 yield from self.interpreted(step)
 
@@ -363,7 +367,17 @@ class _Printer:
         texts += [f"{name}={self.argument(value)}" for name, value in call.kwargs]
         value = f"{function}({', '.join(texts)})"
         yield self.remarked(self.assigned(call, value), step.origin.line)
+        if not isinstance(step, Template):  # products have the types of their operands
+            yield from self.as_forecast(call.results)
         yield from self.received(call.results)
+
+    def as_forecast(self, results: Iterable[str | Symbol | None]) -> Iterator[str]:
+        """Kernels read elements of the type that torch forecast, which an operator may not have given."""
+        for item in results:
+            if isinstance(item, str) and item in self.laid_out:
+                buffer = self.buffer_table.buffers[item]
+                if buffer.kind not in ("view", "foreign"):
+                    yield f"if {item}.dtype != {buffer.dtype}: {item} = {item}.to({buffer.dtype})"
 
     def received(self, results: Iterable[str | Symbol | None]) -> Iterator[str]:
         """What is left to do with what a call gave. Strides may be in terms of sizes that are asked for after it."""

@@ -6,6 +6,7 @@ with a reason; and the objects that it names.
 
 from ferrite.lower.graph import LoweredProgram, call_instead, lower_graph
 from ferrite.lower.probes import correct_forecasts, strides_of_outputs
+from ferrite.lower.refusals import refused_by_eager
 from ferrite.lower.table import how_lowered
 from ferrite.lower.walk import LoweringFailure
 
@@ -16,5 +17,6 @@ __all__ = [
     "correct_forecasts",
     "how_lowered",
     "lower_graph",
+    "refused_by_eager",
     "strides_of_outputs",
 ]

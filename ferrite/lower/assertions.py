@@ -25,23 +25,23 @@ from ferrite.lower.value import Value
 I64, BOOL = torch.int64, torch.bool
 
 
-def add_assert(ctx: Builder, condition: Expr, message: str) -> None:
+def add_assert(ctx: Builder, condition: Expr, message: str, error: type[Exception] = RuntimeError) -> None:
     """Nothing to do for what always holds, or has been asserted; what reads memory is read first."""
     if condition is const(True, BOOL) or condition in ctx.asserted:
         return
     if condition.loads:
-        assert_true(ctx, ctx.lazy((), condition, torch.device("cpu")), message)
+        assert_true(ctx, ctx.lazy((), condition, torch.device("cpu")), message, error)
     else:
         ctx.asserted.add(condition)
-        ctx.add(Assert(condition, message, ctx.origin))
+        ctx.add(Assert(condition, message, ctx.origin, error))
 
 
-def assert_true(ctx: Builder, value: Value, message: str) -> None:
+def assert_true(ctx: Builder, value: Value, message: str, error: type[Exception] = RuntimeError) -> None:
     """The one element of a value becomes a symbol that must not be zero."""
     read = symbol(f"checked{len(ctx.buffers)}", 0, 1)
     ctx.bound.add(read)
     ctx.add(Item(read, buffer_of(ctx, value), ctx.origin))
-    ctx.add(Assert(op("ne", index_value(read), const(0, I64), dtype=BOOL), message, ctx.origin))
+    ctx.add(Assert(op("ne", index_value(read), const(0, I64), dtype=BOOL), message, ctx.origin, error))
 
 
 def compared(name: str, left: Index | int, right: Index | int) -> Expr:

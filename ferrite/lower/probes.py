@@ -55,11 +55,11 @@ from ferrite.lower.eager_strides import (
     turned,
     viewed,
 )
-from ferrite.lower.forecasts import swap_misforecast_operands
+from ferrite.lower.forecasts import correct_misforecasts
 from ferrite.lower.pictures import dense, extent, is_plain, is_small, is_static
 from ferrite.lower.sizes import Sizes, UnknownSize
 from ferrite.lower.strides import contiguous
-from ferrite.lower.written_in_place import is_seen_after_write, written_operand
+from ferrite.lower.written_in_place import is_seen_after_write, lies_as_before, written_operand
 
 aten = torch.ops.aten
 # In a node's meta: that its strides are eager's, why nobody can tell, and why it is called in eager.
@@ -114,7 +114,7 @@ def correct_forecasts(gm: torch.fx.GraphModule) -> None:
     """Make the forecasts of results eager's, and mark those of which eager's strides are known for certain, with all
     that is made of them and lies otherwise now."""
     before = {node: node.meta.get("val") for node in gm.graph.nodes}
-    if swap_misforecast_operands(gm):
+    if correct_misforecasts(gm):
         mark_changed(before)
     asked = Asked()
     updater = None
@@ -204,7 +204,7 @@ def strides_of_output(result: Any, forecast: Any) -> Any:
                 node.meta[IN_EAGER] = f"where its result lies depends on sizes: {node.meta[UNDECIDED]}"
                 deciding += node.all_input_nodes
         return None
-    is_measured = KNOWN in result.meta and not is_seen_after_write(result)
+    is_measured = KNOWN in result.meta and (not is_seen_after_write(result) or lies_as_before(result))
     return tuple(fake_value(result).stride()) if is_measured else forecast
 
 

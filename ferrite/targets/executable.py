@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from ferrite.codegen import Executable, Recording, RefusedKernels, print_host
 from ferrite.errors import Refusal
 from ferrite.ir.index import Axis
 from ferrite.ir.kernel import checks
-from ferrite.ir.program import Operation, call_of, writes
+from ferrite.ir.program import Operation, Program, call_of, writes
 from ferrite.runtime.cpu import KernelStore
 from ferrite.runtime.cuda import Recorder
-from ferrite.schedule import Plan, Run, Scheduling, device_type
+from ferrite.schedule import Built, Plan, Run, RunMemory, Scheduling, device_type
 from ferrite.schedule.fusion import BufferTable, Group, Stage
 from ferrite.targets.choose import Targets
 from ferrite.targets.cuda import CudaTarget
@@ -40,6 +40,9 @@ class Refusing:
         reasons = self.failed.get(written_by(operation), ())
         return self.scheduling.refuses(operation) or (reasons[-1] if len(reasons) > 1 else None)
 
+    def prepared(self, program: Program) -> Program:
+        return self.scheduling.prepared(program)
+
     def slower(self, group: Group, stage: Stage, rows: tuple[Axis, ...]) -> Refusal | None:
         if self.failed:
             for operation in (stage.operation, *group.operations):
@@ -47,8 +50,15 @@ class Refusing:
                     return reasons[0]
         return self.scheduling.slower(group, stage, rows)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.scheduling, name)
+    def arranged(self, group: Group, inside: Iterable[str], buffer_table: BufferTable) -> Built:
+        return self.scheduling.arranged(group, inside, buffer_table)
+
+    def finished(self, run: Run, buffer_table: BufferTable) -> Run:
+        return self.scheduling.finished(run, buffer_table)
+
+    @property
+    def run_memory(self) -> RunMemory:
+        return self.scheduling.run_memory
 
 
 def written_by(operation: Operation) -> frozenset[str]:
@@ -69,7 +79,7 @@ def executable_of(
 ) -> Executable:
     """`checked`: kernels compare every address with the bounds of its memory. `recording`: parts of the host program
     are to be recorded. Raises UncompiledOperations."""
-    pairs = dict.fromkeys((launch.device, launch.kernel) for launch in plan.launches)
+    pairs = plan.kernels
     numbers = {pair: number for number, pair in enumerate(pairs)}
     spellings = {device: target.spelling for device, target in targets.items()}
     source = print_host(plan, numbers, spellings, checked, recording)

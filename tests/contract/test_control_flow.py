@@ -66,6 +66,22 @@ def test_while_loop_that_runs_a_number_of_times_given_by_data() -> None:
     assert_same_tree(outputs, [halve(x) for x in inputs], [halve(x.double()) for x in inputs], "output")
 
 
+@pytest.mark.parametrize("times", [1, 3])
+def test_while_loop_in_training(times: int, dynamic: bool) -> None:
+    """The backward reads the states before each iteration, of which there are as many as data say: the first of them
+    is computed before that is known."""
+
+    def fn(n: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Any:
+        start = (n, a.sin(), b * 2)
+        _, x, y = while_loop(lambda n, x, y: n > 0, lambda n, x, y: (n - 1, x * y, y + x.cos()), start)
+        return x / y
+
+    def make() -> list[torch.Tensor]:
+        return [torch.tensor(times), torch.rand(2, 3, requires_grad=True), torch.rand(2, 3, requires_grad=True)]
+
+    assert_same_as_eager(fn, make, backward=True, graphs=1, dynamic=dynamic, fullgraph=True)
+
+
 def test_scan(dynamic: bool) -> None:
     def fn(start: torch.Tensor, xs: torch.Tensor) -> Any:
         return scan(lambda carry, x: (carry * 0.5 + x, carry.sin()), start, xs)
@@ -101,6 +117,63 @@ def test_map() -> None:
         graphs=1,
         dynamic=False,
     )
+
+
+def map_of_map(x):
+    return map_rows(lambda rows: map_rows(torch.sin, rows), x)
+
+
+def map_of_cond(x):
+    return map_rows(lambda rows: torch.cond(rows.sum() > 0, torch.sin, torch.cos, (rows,)), x)
+
+
+def scan_of_scan(x):
+    def inner(total, row):
+        return total + row, total * row
+
+    def outer(total, rows):
+        last, products = scan(inner, rows[0] * 0, rows, dim=0)
+        return total + last, products
+
+    return scan(outer, x[0, 0] * 0, x, dim=0)
+
+
+@pytest.mark.parametrize("function", [map_of_map, map_of_cond, scan_of_scan])
+@pytest.mark.parametrize("gaps", [True, False])
+def test_inner_bodies_read_parts_where_they_lie(function, gaps) -> None:
+    """Torch traces an inner body on contiguous parts, whatever the tensor is that they are parts of."""
+
+    def inputs():
+        return [torch.randn(2, 3, 8)[..., ::2] if gaps else torch.randn(2, 3, 4)]
+
+    torch.compiler.reset()
+    (x,) = inputs()
+    ours = compile_strict(function, options={"check_bounds": True})(x)
+    torch.compiler.reset()
+    expected = torch.compile(function, backend="aot_eager")(x)
+    torch.testing.assert_close(ours, expected)
+
+
+@torch.library.custom_op("ferrite_control_flow::by_columns", mutates_args=())
+def by_columns(x: torch.Tensor) -> torch.Tensor:
+    return x.t().clone(memory_format=torch.contiguous_format).t()
+
+
+@by_columns.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.cond(x.sum() > 0, lambda y: y * 2, lambda y: y - 1, (by_columns(x),)),
+        lambda x: while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, by_columns(y.sin())), (torch.tensor(0), x * 2)),
+    ],
+)
+def test_bodies_read_results_of_calls_where_they_lie(function) -> None:
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(compile_strict(function)(x), torch.compile(function, backend="aot_eager")(x))
 
 
 def test_checkpoint(dynamic: bool) -> None:

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ferrite.ir.kernel import Accumulate, Loop, Statement, When, may_stop, walk
-from ferrite.schedule.cpu.loops import Body, work_of
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.fusion.accesses import BufferTable
+from ferrite.schedule.loops.axes import Body, work_of
 from ferrite.schedule.memory.arena import bytes_of
 from ferrite.schedule.steps import Launch, ParallelRegion, Run
 
@@ -51,8 +51,8 @@ class Cluster:
         """Whether a launch needs nothing that those here write, and writes nothing that they need."""
         return not any(one.conflicts(other) for one in needs for other in self.accessed.get(one.where, ()))
 
-    def add(self, place: int, needs: Sequence[Bytes], at_once: bool) -> None:
-        (self.at_once if at_once else self.after).append(place)
+    def add(self, launch: int, needs: Sequence[Bytes], at_once: bool) -> None:
+        (self.at_once if at_once else self.after).append(launch)
         for each in needs:
             self.accessed.setdefault(each.where, []).append(each)
 

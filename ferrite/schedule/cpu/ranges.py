@@ -37,8 +37,9 @@ from ferrite.ir.index import (
     substitute,
 )
 from ferrite.ir.kernel import Accumulate, Let, Loop, Statement, Store, When, nodes_in
-from ferrite.schedule.cpu.loops import Body, replaced, vector_loop
 from ferrite.schedule.cpu.machine import Machine
+from ferrite.schedule.cpu.vectors import vector_loop
+from ferrite.schedule.loops.axes import Body, replaced
 
 MAX_PIECES = 6  # of one loop: each has code of its own
 MAX_STATEMENTS = 64  # of a body that is written out once for every piece
@@ -83,11 +84,11 @@ def pieces_of(loop: Loop, machine: Machine) -> list[Statement]:
     return [vector_loop(item, body, machine) for item, body in pieces]
 
 
-def piece(item: Axis, body: Body, start: Index, extent: Index, negative: dict[Index, bool]) -> tuple[Axis, Body]:
+def piece(loop_axis: Axis, body: Body, start: Index, extent: Index, negative: dict[Index, bool]) -> tuple[Axis, Body]:
     """The statements for a part of the range, with what is now known decided. `negative`: what is below zero there."""
-    part = axis(item.name, extent)
+    part = axis(loop_axis.name, extent)
     told = tuple(answered(statement, negative) for statement in body)
-    return part, tuple(decided(statement) for statement in replaced(told, {item: part + start}))
+    return part, tuple(decided(statement) for statement in replaced(told, {loop_axis: part + start}))
 
 
 # --- where conditions change ------------------------------------------------------------------------------------------
@@ -102,18 +103,18 @@ class Cut:
     negative_before: bool
 
 
-def changes(item: Axis, body: Body) -> Iterator[Cut]:
+def changes(loop_axis: Axis, body: Body) -> Iterator[Cut]:
     """Places inside the range at which something changes that loads, or what is loaded, depend on."""
     for statement in body:
         for node in nodes_in(statement):
             if isinstance(node, Masked):
                 for part in conditions(node.mask):
-                    yield from change_of_comparison(part, item)
+                    yield from change_of_comparison(part, loop_axis)
             for index in indices_of(node):
-                yield from changes_in(index, item)
+                yield from changes_in(index, loop_axis)
         if isinstance(statement, Store):
             for index in statement.coordinates:
-                yield from changes_in(index, item)
+                yield from changes_in(index, loop_axis)
 
 
 def conditions(mask: Expr) -> Iterator[Op]:
@@ -126,11 +127,11 @@ def conditions(mask: Expr) -> Iterator[Op]:
             yield mask
 
 
-def change_of_comparison(comparison: Op, item: Axis) -> Iterator[Cut]:
+def change_of_comparison(comparison: Op, loop_axis: Axis) -> Iterator[Cut]:
     difference = difference_of(comparison)
     if difference is not None:
         for shift in SHIFTS[comparison.name]:
-            yield from crossing(difference + shift, item)
+            yield from crossing(difference + shift, loop_axis)
 
 
 def difference_of(comparison: Op) -> Index | None:
@@ -146,45 +147,45 @@ def as_index(value: Expr) -> Index | None:
     return number(value.value) if isinstance(value, Const) and isinstance(value.value, int) else None
 
 
-def changes_in(index: Index, item: Axis) -> Iterator[Cut]:
+def changes_in(index: Index, loop_axis: Axis) -> Iterator[Cut]:
     """Where the greater, or smaller, of several indices becomes another; inner ones first."""
-    if item not in index.atoms:
+    if loop_axis not in index.atoms:
         return
     match index:
         case Sum():
             for part, _factor in index.terms:
-                yield from changes_in(part, item)
+                yield from changes_in(part, loop_axis)
         case Product():
             for part in index.factors:
-                yield from changes_in(part, item)
+                yield from changes_in(part, loop_axis)
         case Min() | Max():
             for part in index.items:
-                yield from changes_in(part, item)
+                yield from changes_in(part, loop_axis)
             first, *others = index.items
             for other in others:
-                yield from crossing(first - other, item)
+                yield from crossing(first - other, loop_axis)
 
 
-def crossing(difference: Index, item: Axis) -> Iterator[Cut]:
+def crossing(difference: Index, loop_axis: Axis) -> Iterator[Cut]:
     """Where `factor * item + rest` becomes negative, or no longer is, if that is inside the range.
 
     The rest may be a size that is known at run time. Then so is the place, and a part may turn out to be empty.
     """
-    rest = substitute(difference, {item: ZERO})
+    rest = substitute(difference, {loop_axis: ZERO})
     slope = difference - rest
-    if slope.atoms != {item}:
+    if slope.atoms != {loop_axis}:
         return
-    factor = substitute(slope, {item: ONE})
-    if not isinstance(factor, Number) or factor.value == 0 or slope is not item * factor:
+    factor = substitute(slope, {loop_axis: ONE})
+    if not isinstance(factor, Number) or factor.value == 0 or slope is not loop_axis * factor:
         return
     rises = factor.value > 0
     place = -(rest // factor) if rises else rest // -factor + 1
-    if isinstance(place, Number) and isinstance(item.extent, Number):
-        if 0 < place.value < item.extent.value:
+    if isinstance(place, Number) and isinstance(loop_axis.extent, Number):
+        if 0 < place.value < loop_axis.extent.value:
             yield Cut(place, difference, rises)
-    elif depends_on_sizes(*rest.atoms, *item.extent.atoms):
-        inside = minimum(maximum(place, 0), item.extent)
-        if inside is not ZERO and inside is not item.extent:
+    elif depends_on_sizes(*rest.atoms, *loop_axis.extent.atoms):
+        inside = minimum(maximum(place, 0), loop_axis.extent)
+        if inside is not ZERO and inside is not loop_axis.extent:
             yield Cut(inside, difference, rises)
 
 
@@ -233,22 +234,22 @@ def decided(statement: Statement) -> Statement:
     return replace(statement, value=rewrite_nodes(statement.value, known_value))
 
 
-def known_value(item: Expr) -> Expr:
-    if isinstance(item, Masked):
-        return chosen(item.mask, item.value, item.other) or item
-    if not isinstance(item, Op):
-        return item
-    match item.name:
+def known_value(expr: Expr) -> Expr:
+    if isinstance(expr, Masked):
+        return chosen(expr.mask, expr.value, expr.other) or expr
+    if not isinstance(expr, Op):
+        return expr
+    match expr.name:
         case "where":
-            return chosen(*item.operands) or item
-        case "logical_not" if isinstance(item.operands[0], Const):
-            return const(not item.operands[0].value, torch.bool)
+            return chosen(*expr.operands) or expr
+        case "logical_not" if isinstance(expr.operands[0], Const):
+            return const(not expr.operands[0].value, torch.bool)
         case "logical_and" | "logical_or":
-            return folded_logic(item)
+            return folded_logic(expr)
         case name if name in SHIFTS:
-            answer = answer_of(item)
-            return item if answer is None else const(answer, torch.bool)
-    return item
+            answer = answer_of(expr)
+            return expr if answer is None else const(answer, torch.bool)
+    return expr
 
 
 def chosen(condition: Expr, yes: Expr, no: Expr) -> Expr | None:
@@ -257,16 +258,16 @@ def chosen(condition: Expr, yes: Expr, no: Expr) -> Expr | None:
     return yes if condition.value else no
 
 
-def folded_logic(item: Op) -> Expr:
+def folded_logic(operation: Op) -> Expr:
     """`and` and `or` of truth values, where one is known."""
-    absorbing = item.name == "logical_or"
-    for one, other in (item.operands, item.operands[::-1]):
+    absorbing = operation.name == "logical_or"
+    for one, other in (operation.operands, operation.operands[::-1]):
         if isinstance(one, Const) and one.dtype is torch.bool:
             if bool(one.value) is absorbing:
                 return const(absorbing, torch.bool)
             if other.dtype is torch.bool:
                 return other
-    return item
+    return operation
 
 
 def answer_of(comparison: Op) -> bool | None:

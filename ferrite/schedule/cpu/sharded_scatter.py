@@ -16,11 +16,12 @@ import torch
 from ferrite.ir import Data, IndexValue, Local, const, data, index_value, op
 from ferrite.ir.index import ONE, Axis, Index, Number, Sum, axis, number, substitute
 from ferrite.ir.kernel import Let, Loop, Store, When
-from ferrite.schedule.cpu.loops import Body, nested, rows_at_once, vector_loop, work_of
 from ferrite.schedule.cpu.machine import Machine
-from ferrite.schedule.cpu.statements import Parts
+from ferrite.schedule.cpu.vectors import rows_at_once, vector_loop
 from ferrite.schedule.fusion.accesses import axes_in, likely, step_of
 from ferrite.schedule.fusion.nests import Nest
+from ferrite.schedule.loops.axes import Body, nested, work_of
+from ferrite.schedule.loops.statements import Parts
 
 MAX_SHARES = 32  # each goes through all ids
 MIN_SHARE_ELEMENTS = 64  # of a row: going through the ids must be little beside it
@@ -62,11 +63,11 @@ def owned(rows: Sequence[Axis], column: Axis, nests: Sequence[Nest], parts: Sequ
     return (Loop(share, "parallel", loops, copies=rows_at_once(body, machine, work)),)
 
 
-def deciding(place: Index, column: Axis) -> Data | None:
+def deciding(index: Index, column: Axis) -> Data | None:
     """What is read from memory to find a row of the table; None where a column decides it too."""
-    if step_of(place, column) is not ONE or not isinstance(place, Sum):
+    if step_of(index, column) is not ONE or not isinstance(index, Sum):
         return None
-    found = [(factor, item) for item, factor in place.terms if isinstance(item, Data)]
+    found = [(factor, item) for item, factor in index.terms if isinstance(item, Data)]
     if not found:
         return None
     _factor, item = max(found, key=lambda pair: pair[0])

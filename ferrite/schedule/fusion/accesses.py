@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from ferrite.errors import NotScheduled
-from ferrite.ir import Data, Expr, Load, nodes_of
+from ferrite.ir import Data, Expr, Load, nodes_of, symbols_in
 from ferrite.ir.index import ZERO, Atom, Axis, Index, Number, Sum, Symbol, evaluate, substitute
 from ferrite.ir.program import Buffer, Loop, Program, roots_of, stores_of, targets_of
 
@@ -32,6 +32,7 @@ class BufferTable:
 
     def __init__(self, program: Program) -> None:
         self.buffers: Mapping[str, Buffer] = {buffer.name: buffer for buffer in program.buffers}
+        self._layout_symbols: dict[str, frozenset[Symbol]] = {}
 
     def place(self, name: str, coordinates: Iterable[Index]) -> Index:
         buffer = self.buffers[name]
@@ -57,6 +58,14 @@ class BufferTable:
                 found[self.access(target.buffer, target.coordinates, True)] = None
         return tuple(found)
 
+    def layout_symbols(self, name: str) -> frozenset[Symbol]:
+        """The symbols that say where the elements of a buffer lie, and how much memory there is around them."""
+        if name not in self._layout_symbols:
+            around = {buffer.name: buffer for buffer in (self.buffers[name], self.buffers[self.buffers[name].storage])}
+            indices = [index for each in around.values() for index in (*each.sizes, *each.strides, each.offset)]
+            self._layout_symbols[name] = frozenset(symbol for index in indices for symbol in symbols_in(index))
+        return self._layout_symbols[name]
+
     def dtype(self, storage: str) -> torch.dtype:
         return self.buffers[storage].dtype
 
@@ -68,30 +77,30 @@ def loads_of(*roots: Expr) -> list[Load]:
 # --- one place --------------------------------------------------------------------------------------------------------
 
 
-def step_of(place: Index, axis: Axis) -> Index | None:
+def step_of(index: Index, axis: Axis) -> Index | None:
     """By how much a place moves when an axis takes one step; None where that depends on where it stands."""
-    if axis not in place.atoms:
-        return None if reads_axis(place, axis) else ZERO
-    if isinstance(place, Sum):
-        plain = [(item, factor) for item, factor in place.terms if item is axis]
-        others = [item for item, _ in place.terms if item is not axis]
+    if axis not in index.atoms:
+        return None if reads_axis(index, axis) else ZERO
+    if isinstance(index, Sum):
+        plain = [(item, factor) for item, factor in index.terms if item is axis]
+        others = [item for item, _ in index.terms if item is not axis]
         if plain and all(axis not in item.atoms and not reads_axis(item, axis) for item in others):
             return ZERO + plain[0][1]
-    if reads_axis(place, axis):
+    if reads_axis(index, axis):
         return None
-    step = substitute(place, {axis: axis + 1}) - place
+    step = substitute(index, {axis: axis + 1}) - index
     return None if axis in step.atoms else step
 
 
-def reads_axis(place: Index, axis: Axis) -> bool:
+def reads_axis(index: Index, axis: Axis) -> bool:
     """Whether a place depends on an axis through what it reads from memory."""
-    return any(isinstance(atom, Data) and axis in atom.value.atoms for atom in place.atoms)
+    return any(isinstance(atom, Data) and axis in atom.value.atoms for atom in index.atoms)
 
 
-def axes_in(place: Index) -> frozenset[Axis]:
+def axes_in(index: Index) -> frozenset[Axis]:
     """The axes a place depends on, through data too."""
-    found = {atom for atom in place.atoms if isinstance(atom, Axis)}
-    for atom in place.atoms:
+    found = {atom for atom in index.atoms if isinstance(atom, Axis)}
+    for atom in index.atoms:
         if isinstance(atom, Data):
             found |= {inner for inner in atom.value.atoms if isinstance(inner, Axis)}
     return frozenset(found)
@@ -153,9 +162,9 @@ def only_row(coordinate: Index, rows: set[Axis]) -> Axis | None:
     return None
 
 
-def mixed_radix(place: Index, rows: set[Axis]) -> bool:
+def mixed_radix(index: Index, rows: set[Axis]) -> bool:
     """Whether rows decide parts of a place that do not overlap: 64*i + j with j below 64 is at another i elsewhere."""
-    terms = dict(place.terms) if isinstance(place, Sum) else {place: 1}
+    terms = dict(index.terms) if isinstance(index, Sum) else {index: 1}
     factors: list[tuple[int, int]] = []  # step, how many
     spread = 0
     for item, factor in terms.items():

@@ -73,23 +73,29 @@ class Order:
         found = {self.writer.get(name, -1) for name in read | written}
         found |= {self.reader.get(name, -1) for name in written}
         if self.definer:
-            found |= {self.definer.get(name, -1) for name in symbols(operation)}
+            found |= {self.definer.get(name, -1) for name in self.symbols_needed(operation)}
         if has_effect(operation):
             found.add(self.effect)
         return found
 
-    def settle(self, place: int, read: set[str], written: set[str], operation: Operation) -> None:
+    def symbols_needed(self, operation: Operation) -> set[Symbol]:
+        """Those in an operation itself, and in the layouts of what it accesses: one that writes a single row of a new
+        tensor cannot run before it is known how many rows there are."""
+        names = {access.buffer for access in (*reads(operation), *writes(operation))}
+        return set(symbols(operation)).union(*map(self.buffer_table.layout_symbols, names))
+
+    def settle(self, position: int, read: set[str], written: set[str], operation: Operation) -> None:
         for name in read:
-            self.reader[name] = max(self.reader.get(name, -1), place)
+            self.reader[name] = max(self.reader.get(name, -1), position)
         for name in written:
-            self.writer[name] = max(self.writer.get(name, -1), place)
+            self.writer[name] = max(self.writer.get(name, -1), position)
         for symbol in defines(operation):
-            self.definer[symbol] = place
+            self.definer[symbol] = position
         if isinstance(operation, Assert):  # what follows may rely on it
             for symbol in symbols(operation):
-                self.definer[symbol] = place
+                self.definer[symbol] = position
         if has_effect(operation):
-            self.effect = place
+            self.effect = position
 
     # --- operations ---------------------------------------------------------------------------------------------------
 
@@ -156,10 +162,10 @@ class Order:
                 self.apart.add((place, last))
         return needed
 
-    def became_one(self, place: int, later: int, link: Stage) -> bool:
+    def became_one(self, earlier: int, later: int, link: Stage) -> bool:
         """The later group's stages at the end of the earlier one, where each fits and no rows are lost. Rows that go
         with the same axis of the link go together."""
-        first, second = self.ordered.items[place], self.ordered.items[later]
+        first, second = self.ordered.items[earlier], self.ordered.items[later]
         assert isinstance(first, Group)
         assert isinstance(second, Group)
         theirs = {mine: row for row, mine in bind(second, link).items()}
@@ -174,16 +180,16 @@ class Order:
                 return False
             merged_group.add(found.stage)
         self.fuel.spend()
-        self.ordered.items[place], self.ordered.items[later] = merged_group, Group(())
-        self.after[place] = max(self.after[place], self.after[later])
+        self.ordered.items[earlier], self.ordered.items[later] = merged_group, Group(())
+        self.after[earlier] = max(self.after[earlier], self.after[later])
         for table in (self.writer, self.reader):
             for storage in second.accesses:
                 if table.get(storage) == later:
-                    table[storage] = place
+                    table[storage] = earlier
         return True
 
-    def append(self, item: Group | Operation) -> int:
-        self.ordered.items.append(item)
+    def append(self, work: Group | Operation) -> int:
+        self.ordered.items.append(work)
         return len(self.ordered.items) - 1
 
     def candidates(self, stage: Stage, earliest: int, device: str) -> list[int]:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from ferrite.ir.index import Axis, Index
 from ferrite.ir.kernel import Loop, LoopKind, Statement, walk
-from ferrite.schedule.cpu.loops import Body
 from ferrite.schedule.fusion.accesses import likely
 from ferrite.schedule.gpu.machine import GpuMachine
+from ferrite.schedule.loops.axes import Body
 
-WARP = 32
-MOST_WARPS = 32
+WARP_THREADS = 32
+MAX_WARPS = 32
 
 
 def power_above(count: int) -> int:
@@ -72,7 +72,7 @@ def warps_for(body: Body, machine: GpuMachine) -> int:
     reduces = any(loop.kind in ("reduction", "scan") for loop in loops_in(body))
     each = machine.row_elements if reduces else machine.thread_elements
     each *= 1 if elements <= (4096 if reduces else 2048) else 2
-    return min(max(power_below(elements // (WARP * each)), 1), MOST_WARPS)
+    return min(max(power_below(elements // (WARP_THREADS * each)), 1), MAX_WARPS)
 
 
 def smaller_until(lanes: int, count: int, programs: int) -> int:

@@ -15,15 +15,15 @@ from collections.abc import Sequence
 from ferrite.ir import OPERATORS, Load, Op, data_of, indices_of
 from ferrite.ir.index import Axis, Index, Number, axis
 from ferrite.ir.kernel import Loop, Store, nodes_in, walk
-from ferrite.schedule.cpu.loops import Body, collapse, indices_at, nested, ordered_axes, replaced
-from ferrite.schedule.cpu.tiles import crossing
 from ferrite.schedule.fusion.accesses import likely
 from ferrite.schedule.gpu.blocks import likely_lanes, power_above, smaller_until
 from ferrite.schedule.gpu.machine import GpuMachine
+from ferrite.schedule.loops.axes import Body, collapse, indices_at, nested, replaced
+from ferrite.schedule.loops.memory_order import crossing, ordered_axes
 
-HEAVY = 150  # additions at one point, from which on a thread has half as many points: its registers hold more each
-SMALLEST = 128  # elements of a block
-EMPTY = 1.25  # times as many lanes as elements: more is waste
+HEAVY_POINT_ADDITIONS = 150  # from which on a thread has half as many points: its registers hold more of each
+MIN_BLOCK_ELEMENTS = 128
+MAX_LANES_PER_ELEMENT = 1.25  # of a block: more is waste
 
 
 def flat(rows: Sequence[Axis], body: Body, machine: GpuMachine) -> Body:
@@ -51,11 +51,11 @@ def elements(axes: Sequence[Axis], body: Body, machine: GpuMachine) -> int:
     """Of one block: fewer where work is heavy, or where there would be too few programs."""
     points = math.prod(likely(item.extent) for item in axes)
     room = machine.flat_block
-    if work_at_point(body) > HEAVY:
+    if work_at_point(body) > HEAVY_POINT_ADDITIONS:
         room //= 2
     elif gathers(body):  # loads wait for loads: more of them at once
         room *= 2
-    while room > SMALLEST and points < room * machine.multiprocessors * 2:
+    while room > MIN_BLOCK_ELEMENTS and points < room * machine.multiprocessors * 2:
         room //= 2
     return room
 
@@ -74,7 +74,7 @@ def wasted(extent: Index, room: int) -> bool:
     """Whether blocks of an axis would have too many lanes outside."""
     count = likely(extent)
     lanes = min(power_above(count), room)
-    return count > 0 and -(-count // lanes) * lanes > EMPTY * count
+    return count > 0 and -(-count // lanes) * lanes > MAX_LANES_PER_ELEMENT * count
 
 
 def one_axis(axes: Sequence[Axis], body: Body) -> tuple[list[Axis], Body]:

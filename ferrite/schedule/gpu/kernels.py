@@ -8,26 +8,28 @@ from collections.abc import Sequence
 from ferrite.ir import Load
 from ferrite.ir.index import Axis, Index
 from ferrite.ir.kernel import Kernel, Loop, Scratch, Statement, Store, inner, nodes_in
-from ferrite.schedule.cpu.kernels import memory_of, pointers_of, sizes_of
-from ferrite.schedule.cpu.loops import Body, indices_at, vector_axis
-from ferrite.schedule.cpu.placement import Placement
-from ferrite.schedule.cpu.statements import Parts, Statements
-from ferrite.schedule.cpu.windows import is_window, used, written_out
 from ferrite.schedule.fusion.accesses import BufferTable, axes_in, step_of, upper_estimate
 from ferrite.schedule.fusion.groups import Group
-from ferrite.schedule.fusion.nests import Nest, nests_of, trivial
+from ferrite.schedule.fusion.nests import Nest, nests_of
 from ferrite.schedule.gpu.blocks import warps_for, whole_elements, whole_lanes
 from ferrite.schedule.gpu.flat import flat
 from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.gpu.rows import by_columns, by_rows
 from ferrite.schedule.gpu.scatter import atomic, is_scatter
+from ferrite.schedule.loops.axes import Body
+from ferrite.schedule.loops.frame import pointers_of, sizes_of
+from ferrite.schedule.loops.memory_order import inner_indices, vector_axes, vector_axis
+from ferrite.schedule.loops.placement import Placement
+from ferrite.schedule.loops.statements import Parts, Statements
+from ferrite.schedule.loops.windows import is_window, used, written_out
 from ferrite.schedule.target import Built
 
-FEW = 8  # elements of a reduction along memory that are written out
-MAX_WINDOW_STEP = (
-    4  # elements from one window to the next; farther apart, lanes read more lines of memory than they use
-)
-MANY = 32  # the same across memory, where every one is a load of its own: more would not fit into registers
+# Elements of a reduction that are written out: along memory; and across it, where every one is a load of its own, and
+# more would not fit into registers.
+MAX_ELEMENTS_ALONG_MEMORY = 8
+MAX_ELEMENTS_ACROSS_MEMORY = 32
+# Elements from one window to the next: farther apart, lanes read more lines of memory than they use.
+MAX_WINDOW_STEP = 4
 
 
 def build(group: Group, inside: tuple[str, ...], buffer_table: BufferTable, machine: GpuMachine) -> Built:
@@ -52,8 +54,7 @@ def build(group: Group, inside: tuple[str, ...], buffer_table: BufferTable, mach
         banned |= {name for name, tile in placement.tiles.items() if tile.name in wrong}
     if scatter:
         body = atomic(body)
-    needed = memory_of(body)
-    pointers = tuple(item for item in pointers_of(made) if item.name in needed)
+    pointers = pointers_of(made, body)
     kernel = Kernel(pointers, sizes_of(body), body, group.origins, warps_for(body, machine))
     return Built(kernel, tuple(item.name for item in pointers))
 
@@ -85,7 +86,7 @@ def arranged(
     stored = [item for part in parts for item in (*part.point, *part.after) if isinstance(item, Store)]
     results = vector_axis(rows, [index for item in stored for index in item.coordinates])
     short = [is_short(nest, part, column, results) for nest, part in zip(nests, parts, strict=True)]
-    if sum(points_of(nest) for nest in nests if nest.axes) > MANY:
+    if sum(points_of(nest) for nest in nests if nest.axes) > MAX_ELEMENTS_ACROSS_MEMORY:
         short = [False] * len(nests)
     if not tiles and all(one or other for one, other in zip(plain, short, strict=True)):
         body: Body = ()
@@ -103,10 +104,10 @@ def is_short(nest: Nest, part: Parts, column: Axis | None, results: Axis | None)
     if not is_window(nest, part):
         return False
     elements = points_of(nest) * len(part.states)
-    if elements > FEW and column is None:
-        loads = [index for index in indices_at(tuple(part.point)) if not axes_in(index).isdisjoint(nest.axes)]
+    if elements > MAX_ELEMENTS_ALONG_MEMORY and column is None:
+        loads = inner_indices(nest, part)
         column = results if results is not None and all(is_near(index, results) for index in loads) else None
-    return elements <= (MANY if column is not None else FEW)
+    return elements <= (MAX_ELEMENTS_ACROSS_MEMORY if column is not None else MAX_ELEMENTS_ALONG_MEMORY)
 
 
 def is_near(index: Index, axis: Axis) -> bool:
@@ -121,17 +122,12 @@ def points_of(nest: Nest) -> int:
 
 def column_axis(rows: Sequence[Axis], nests: Sequence[Nest], parts: Sequence[Parts]) -> Axis | None:
     """The row axis along which memory lies side by side in every loop inside the rows; None where there is none."""
-    found: Axis | None = None
-    for nest, part in zip(nests, parts, strict=True):
-        if not nest.axes or all(trivial(item) for item in nest.axes):
-            continue
-        within = set(nest.axes)
-        indices = [index for index in indices_at(tuple(part.point)) if not axes_in(index).isdisjoint(within)]
-        best = vector_axis([*rows, *nest.axes], indices)
-        if best is None or best not in rows or (found is not None and best is not found):
+    column: Axis | None = None
+    for _nest, _part, best in vector_axes(rows, nests, parts):
+        if best is None or best not in rows or (column is not None and best is not column):
             return None
-        found = best
-    return found
+        column = best
+    return column
 
 
 # --- tiles ------------------------------------------------------------------------------------------------------------

@@ -34,44 +34,30 @@ from ferrite.ir import (
 )
 from ferrite.ir.index import ZERO, Axis, Index, Number, axis
 from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Store, Target
-from ferrite.schedule.cpu.placement import flat_place
-from ferrite.schedule.cpu.prepare import SPLIT_KINDS, Preparation, is_empty, points, product_of
 from ferrite.schedule.fusion.accesses import likely, step_of
 from ferrite.schedule.gpu.blocks import power_below, whole_elements
 from ferrite.schedule.gpu.machine import GpuMachine
+from ferrite.schedule.loops.reductions import EXTREME_OF, SPLIT_KINDS, Preparation, is_empty, points
+from ferrite.schedule.loops.row_major import flat_place, flat_strides
 
 HALVES = (torch.float16, torch.bfloat16)
-EXTREMES = {"argmax": "amax", "argmin": "amin"}
-SMALLEST_PIECE = 4096  # elements of one program: with fewer, starting it takes longer than its work
+MIN_PIECE_ELEMENTS = 4096  # of one program: with fewer, starting it takes longer than its work
 
 
 def prepare(program: Program, machine: GpuMachine, device: str) -> Program:
-    work = GpuPreparation(program, machine, device)
-    operations = [new for operation in program.operations for new in work.rewritten(operation)]
-    return replace(program, buffers=tuple(work.buffers.values()), operations=tuple(operations))
+    return GpuPreparation(program, machine, device).program(program)
 
 
 class GpuPreparation(Preparation):
     def __init__(self, program: Program, machine: GpuMachine, device: str) -> None:
-        super().__init__(program, device, machine.kept_elements // 4)
+        super().__init__(program, device, machine.kept_elements // 4, machine.enough_programs // 2)
         self.machine = machine
-        self.max_split_results = machine.enough_programs // 2
 
     def rewritten(self, operation: Operation) -> Iterator[Operation]:
         if isinstance(operation, Compute) and (store := self.narrow_sum(operation)) is not None:
             yield from self.widened(operation, store)
-            return
-        if not isinstance(operation, Reduce) or not self.is_here(operation):
-            yield operation
-            return
-        if operation.kind == "welford" and (cut := self.near_piece(operation)) is not None:
-            yield from self.welford_in_pieces(operation, *cut)
-            return
-        for each in self.in_steps(operation):
-            if isinstance(each, Reduce):
-                yield from self.split(each)
-            else:
-                yield each
+        else:
+            yield from super().rewritten(operation)
 
     def narrow_sum(self, operation: Compute) -> Store | None:
         """The store of an operation, if it adds numbers of 16 bits up where memory says."""
@@ -89,8 +75,7 @@ class GpuPreparation(Preparation):
         name = f"wide{len(self.buffers)}"
         while name in self.buffers:
             name += "_"
-        strides = tuple(product_of(target.sizes[place + 1 :]) for place in range(len(target.sizes)))
-        self.buffers[name] = Buffer(name, torch.float32, target.sizes, strides, ZERO, target.device)
+        self.buffers[name] = Buffer(name, torch.float32, target.sizes, flat_strides(target.sizes), ZERO, target.device)
         before = cast(Load.intern(store.buffer, axes, target.dtype), torch.float32)
         yield Compute(axes, (Store(name, axes, before),), operation.origin)
         addend = cast(store.value, torch.float32)
@@ -98,7 +83,7 @@ class GpuPreparation(Preparation):
         after = cast(Load.intern(name, axes, torch.float32), target.dtype)
         yield Compute(axes, (Store(store.buffer, axes, after),), operation.origin)
 
-    def in_steps(self, operation: Reduce) -> list[Compute | Reduce]:
+    def simpler(self, operation: Reduce) -> list[Compute | Reduce]:
         """Two passes where a row is kept, or where pieces are made anyway; else one."""
         size = whole_elements(operation.reduced)
         kept = size is not None and 2 * size <= self.machine.kept_elements and not self.across(operation)
@@ -106,14 +91,14 @@ class GpuPreparation(Preparation):
             return self.softmax(operation)
         if operation.kind == "welford" and (kept or self.is_few(operation)):
             return self.welford(operation)
-        if operation.kind in EXTREMES and not is_empty(operation) and (kept or self.is_few(operation)):
+        if operation.kind in EXTREME_OF and not is_empty(operation) and (kept or self.is_few(operation)):
             return self.first_extreme(operation)
         return [operation]
 
     def first_extreme(self, operation: Reduce) -> list[Compute | Reduce]:
         """The greatest or least value, then the first place that has it, or is NaN: one that is NaN is both."""
         (value,), (result, place) = operation.values, operation.targets
-        plain = replace(operation, kind=EXTREMES[operation.kind])
+        plain = replace(operation, kind=EXTREME_OF[operation.kind])
         exact = result is not None and self.buffers[result.buffer].dtype == value.dtype
         extreme = result if result is not None and exact else self.made(operation, value.dtype)
         steps: list[Compute | Reduce] = [replace(plain, targets=(extreme,))]
@@ -166,7 +151,7 @@ class GpuPreparation(Preparation):
         """The axis to cut, the slowest that is long enough, and into how many pieces."""
         programs = max(self.programs(operation), 1)
         work = points(operation.reduced) * points(operation.axes) // programs
-        wanted = power_below(min(self.machine.pieces // programs, work // SMALLEST_PIECE))
+        wanted = power_below(min(self.machine.pieces // programs, work // MIN_PIECE_ELEMENTS))
         longest = max(operation.reduced, key=lambda item: likely(item.extent))
         wanted = min(wanted, likely(longest.extent) // 2)
         if wanted < 2:

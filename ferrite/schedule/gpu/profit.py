@@ -12,7 +12,7 @@ from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.stages import Stage, against_the_grain, in_pieces
 from ferrite.schedule.gpu.machine import GpuMachine
 
-FEW_POINTS = 1 << 14  # so little work that one program does it as fast as many
+MAX_POINTS_OF_ONE_PROGRAM = 1 << 14  # so little work that one program does it as fast as many
 
 
 def slower(group: Group, stage: Stage, rows: tuple[Axis, ...], machine: GpuMachine) -> Refusal | None:
@@ -20,7 +20,7 @@ def slower(group: Group, stage: Stage, rows: tuple[Axis, ...], machine: GpuMachi
     stages = [*group.stages, stage]
     if any(is_ordered(each) for each in stages):
         return Refusal("points that may meet in memory are a kernel of their own")
-    if max(each.points for each in stages) > FEW_POINTS:
+    if max(each.points for each in stages) > MAX_POINTS_OF_ONE_PROGRAM:
         if rows != group.rows and any(each.inner(group.rows) and each.favourite in rows for each in group.stages):
             return Refusal("columns are reduced in pieces, which programs share")
         if in_pieces(stage, rows):

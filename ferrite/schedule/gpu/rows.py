@@ -15,16 +15,17 @@ from collections.abc import Sequence
 from ferrite.ir.index import Axis
 from ferrite.ir.kernel import Accumulate, Loop
 from ferrite.ir.program import Scan
-from ferrite.schedule.cpu.loops import Body, collapse, indices_at, nested, ordered_axes
-from ferrite.schedule.cpu.nest_loops import plain_loops
-from ferrite.schedule.cpu.statements import Parts
 from ferrite.schedule.fusion.accesses import likely
 from ferrite.schedule.fusion.nests import Nest
 from ferrite.schedule.gpu.blocks import blocked, likely_lanes, power_above, power_below, smaller_until, whole_elements
 from ferrite.schedule.gpu.flat import smallest_type
 from ferrite.schedule.gpu.machine import GpuMachine
+from ferrite.schedule.loops.axes import Body, collapse, indices_at, nested
+from ferrite.schedule.loops.memory_order import ordered_axes
+from ferrite.schedule.loops.plain_loops import plain_loops
+from ferrite.schedule.loops.statements import Parts
 
-HIGHEST = 64  # rows of what is reduced, in a block of columns
+MAX_BLOCK_ROWS = 64  # of what is reduced, in a block of columns
 
 
 def by_rows(
@@ -55,7 +56,7 @@ def by_columns(
 ) -> Body:
     points = tuple(statement for part in parts for statement in part.point)
     wide = likely_lanes(column.extent, machine.line // smallest_type(points))
-    high = min(HIGHEST, max(power_above(likely_points(nest.axes)) for nest in nests))
+    high = min(MAX_BLOCK_ROWS, max(power_above(likely_points(nest.axes)) for nest in nests))
     wide = likely_lanes(column.extent, max(machine.step // high, wide))
     others = [row for row in rows if row is not column]
     count = math.prod(likely(row.extent) for row in others) * likely(column.extent)

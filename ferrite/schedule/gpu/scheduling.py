@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from ferrite.errors import Refusal
 from ferrite.ir.index import Axis
 from ferrite.ir.program import Operation, Program, Scan
-from ferrite.schedule.cpu.prepare import points
-from ferrite.schedule.cpu.scans import has_state
 from ferrite.schedule.fusion.accesses import BufferTable, likely
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.stages import Stage
@@ -18,10 +16,12 @@ from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.gpu.prepare import prepare
 from ferrite.schedule.gpu.profit import slower
 from ferrite.schedule.gpu.scatter import refused
+from ferrite.schedule.loops.reductions import points
+from ferrite.schedule.loops.scans import has_state
 from ferrite.schedule.steps import Run
 from ferrite.schedule.target import Built, RunMemory
 
-LONG_SCAN = 1 << 16  # elements
+LONG_SCAN_ELEMENTS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class GpuScheduling:
         """Whether most of the machine would wait for a few programs. What torch has no operator for is a kernel."""
         rows = points(item for item in operation.axes if item is not operation.along)
         few = 4 * rows < self.machine.multiprocessors
-        return few and likely(operation.along.extent) > LONG_SCAN and not operation.combine.results
+        return few and likely(operation.along.extent) > LONG_SCAN_ELEMENTS and not operation.combine.results
 
     def prepared(self, program: Program) -> Program:
         return prepare(program, self.machine, self.device)
