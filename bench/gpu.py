@@ -321,7 +321,7 @@ def measured(name: str, training: bool, chosen: argparse.Namespace) -> dict[str,
                 import ferrite
 
                 records = [ferrite.last_compile()]
-                replayed = [(each.recordings, each.replayed) for record in records for each in record.recorders]
+                replayed = [(each.recordings, each.replayed) for record in records for each in record.recordings]
                 row["notes"][way] += [str(replayed), *records[0].not_recorded[:2]]
         except Exception as problem:
             row["notes"][way] = f"{type(problem).__name__}: {str(problem)[:300]}"

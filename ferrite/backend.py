@@ -232,7 +232,7 @@ def compile_passed(
     def read(artifact: cache.Artifact) -> tuple[Boxed, GraphRecord]:
         executable, objects, data = from_entry(artifact, places)
         recorders = recorders_of(executable, targets)
-        compilation.record.recorders += recorders
+        compilation.record.recordings += [recorder.counts for recorder in recorders]
         function = load_host(executable.source, runs_of(executable, targets), objects, recorders)
         return function, from_data(data, places, graph.kind.value, executable.source.commented)
 
@@ -266,7 +266,7 @@ def compile_passed(
         objects = named_objects(source, lowered.objects)
         source.bytecode = bytecode_of(source, objects)
         recorders = recorders_of(executable, here)
-        compilation.record.recorders += recorders
+        compilation.record.recordings += [recorder.counts for recorder in recorders]
         function = load_host(source, runs_of(executable, here), objects, recorders)
         record = plan_record(graph, plan, source.commented, passes, source.not_recorded)
     with compilation.stage("cache"):

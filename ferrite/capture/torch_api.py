@@ -371,6 +371,15 @@ def empty_on_cuda(sizes: Any, strides: Any, dtype: torch.dtype, index: int) -> t
     return torch.empty_strided(sizes, strides, dtype=dtype, device=f"cuda:{index}")
 
 
+def empty_on_first_cuda() -> Callable[..., torch.Tensor]:
+    """The same for the first GPU, of sizes, strides and a dtype. Where there is no other, that is the current one: a
+    program that makes a hundred tensors need not ask a hundred times."""
+    if torch.cuda.device_count() == 1:
+        short: Callable[..., torch.Tensor] = _guards._empty_strided_cuda  # type: ignore[attr-defined]
+        return short
+    return functools.partial(empty_on_cuda, index=0)
+
+
 def current_stream_of(index: int) -> int:
     """The driver's handle of the current stream of a GPU."""
     handle: int = torch._C._cuda_getCurrentRawStream(index)

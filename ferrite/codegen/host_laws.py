@@ -20,7 +20,19 @@ from ferrite.ir import InvalidProgram
 
 # What the runtime puts beside a host program (`ferrite.runtime.host_program`).
 HELPERS = {"empty_on_cpu", "empty_on_cuda", "empty_strided", "laid_out", "large_on_cpu", "taken_over", "view_of"}
-HELPERS |= {"begin_of", "end_of", "from_pool", "inf", "leaves", "nan", "repeat", "stream_of", "threads", "torch"}
+HELPERS |= {
+    "begin_of",
+    "empty_on_first_cuda",
+    "end_of",
+    "from_pool",
+    "inf",
+    "leaves",
+    "nan",
+    "repeat",
+    "stream_of",
+    "threads",
+    "torch",
+}
 WORDS = frozenset(["and", "else", "if", "in", "is", "not", "or", "raise", "return"])
 STRING = r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\""
 # A name that stands for something: no attribute, no keyword of a call, nothing inside a string.

@@ -18,7 +18,7 @@ from ferrite.errors import FerriteError, Refusal, layout
 from ferrite.graph import ModelLine
 from ferrite.options import STAGES, Options
 from ferrite.pipeline import PassRecord
-from ferrite.runtime.cuda import Recorder
+from ferrite.runtime.cuda import Recordings
 from ferrite.schedule import FusionRefusal
 
 KEPT = 64  # records remembered
@@ -129,7 +129,7 @@ class CompileRecord:
     captured: Outcome | None = None  # whether the cache had what passes make of the graph of torch calls
     joint: Outcome | None = None  # and of that of forward and backward
     cache: list[Outcome] = field(default_factory=list)  # one for each time it was asked for a compiled graph
-    recorders: list[Recorder] = field(default_factory=list)  # parts that CUDA graphs are recorded of
+    recordings: list[Recordings] = field(default_factory=list)  # of each part that CUDA graphs are made of
     _seconds: dict[str, float] = field(default_factory=lambda: collections.defaultdict(float))
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
     _open: list[list[float]] = field(default_factory=list, repr=False)
@@ -162,7 +162,7 @@ class CompileRecord:
     def not_recorded(self) -> tuple[str, ...]:
         """Why work of a GPU is in no CUDA graph, where these were asked for: steps, then calls, each reason once."""
         reasons = [str(refusal) for graph in self.graphs for refusal in graph.not_recorded]
-        return tuple(dict.fromkeys([*reasons, *(note for recorder in self.recorders for note in recorder.notes)]))
+        return tuple(dict.fromkeys([*reasons, *(note for each in self.recordings for note in each.notes)]))
 
     @property
     def eager_calls(self) -> tuple[EagerCall, ...]:

@@ -40,6 +40,7 @@ def load_host(
         "empty_strided": torch.empty_strided,
         "empty_on_cpu": torch_api.empty_on_cpu,
         "empty_on_cuda": torch_api.empty_on_cuda,
+        "empty_on_first_cuda": torch_api.empty_on_first_cuda() if "_first_cuda(" in source.text else None,
         "stream_of": torch_api.current_stream_of,
         "large_on_cpu": large_on_cpu,
         "threads": torch.get_num_threads,

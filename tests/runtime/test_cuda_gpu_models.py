@@ -66,5 +66,5 @@ def test_models(name, training, graphs):
     records = [each for each in recent_compiles() if each not in before]  # losses are graphs of their own
     assert any(record.kernels for record in records)
     if graphs:
-        recorders = [recorder for record in records for recorder in record.recorders]
+        recorders = [recorder for record in records for recorder in record.recordings]
         assert any(recorder.replayed for recorder in recorders), [record.not_recorded for record in records]

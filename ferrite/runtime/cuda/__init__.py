@@ -2,7 +2,7 @@
 
 from ferrite.runtime.cuda.driver import CudaError, Driver, Function, LibCuda, libcuda
 from ferrite.runtime.cuda.kernels import CudaKernel, Processor, build, kernel_from, launcher_of
-from ferrite.runtime.cuda.recording import Recordable, Recorder, graphs_of
+from ferrite.runtime.cuda.recording import Recordable, Recorder, Recordings, graphs_of
 from ferrite.runtime.cuda.runs import cuda_run
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Processor",
     "Recordable",
     "Recorder",
+    "Recordings",
     "build",
     "cuda_run",
     "graphs_of",

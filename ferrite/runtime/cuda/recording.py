@@ -258,17 +258,28 @@ def check_plain(tensor: torch.Tensor, device: torch.device) -> None:
         raise NotRecorded(f"a tensor on {tensor.device}, or that is not as it is in memory")
 
 
+@dataclass
+class Recordings:
+    """How it went with a part: how often it was recorded and replayed, and why some call was not, each reason once."""
+
+    recordings: int = 0
+    replayed: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, reason: str) -> None:
+        if reason not in self.notes:
+            self.notes.append(reason)
+
+
 class Recorder:
-    """What a host program calls for a part. `notes`: why some call was not replayed, each reason once."""
+    """What a host program calls for a part."""
 
     def __init__(self, part: RecordedPart, graphs: Callable[[], Recordable]) -> None:
         self.part, self.graphs = part, graphs
         self.device = torch.device(part.device)
         self.known: dict[Hashable, AtSizes] = {}
         self.moving: set[int] = set()  # inputs whose address changes from call to call
-        self.recordings = 0
-        self.replayed = 0
-        self.notes: list[str] = []
+        self.counts = Recordings()
         self.is_off = False
 
     def __call__(self, part: Part, given: list[Any]) -> Sequence[Any]:
@@ -279,7 +290,7 @@ class Recorder:
             recorded = self.ready(graphs, part, given)
             if recorded is not None:
                 graphs.in_order()
-                self.replayed += 1
+                self.counts.replayed += 1
                 results = recorded.run(given)
                 given.clear()
                 return results
@@ -291,7 +302,7 @@ class Recorder:
         at = self.known.get(key)
         if at is None:
             if len(self.known) >= MAX_SIZES:
-                self.note(f"there have been {MAX_SIZES} other sizes")
+                self.counts.note(f"there have been {MAX_SIZES} other sizes")
                 return None
             addresses = [x.data_ptr() if isinstance(x, torch.Tensor) else None for x in given]
             self.known[key] = AtSizes(addresses, {threading.get_ident()})
@@ -306,16 +317,16 @@ class Recorder:
             elif not any(self.in_pool(given[place]) for place in stray):
                 self.moving.update(stray)
         if held >= MAX_HELD:
-            self.note("results of all recordings are held")
+            self.counts.note("results of all recordings are held")
             return None
-        if self.recordings >= MAX_RECORDINGS:
-            self.note(f"there are {MAX_RECORDINGS} recordings, for other sizes or addresses")
+        if self.counts.recordings >= MAX_RECORDINGS:
+            self.counts.note(f"there are {MAX_RECORDINGS} recordings, for other sizes or addresses")
             return None
         if threading.get_ident() not in at.threads:
             at.threads.add(threading.get_ident())
             return None
         if others_may_draw():
-            self.note("another thread may draw random numbers, which torch cannot while it records")
+            self.counts.note("another thread may draw random numbers, which torch cannot while it records")
             return None
         return self.record(graphs, part, given, at)
 
@@ -337,12 +348,14 @@ class Recorder:
             recorded.keep(results, inputs, self.device)
         except Exception as problem:
             self.is_off = True
-            self.note(str(problem) if isinstance(problem, NotRecorded) else f"{type(problem).__name__}: {problem}")
+            self.counts.note(
+                str(problem) if isinstance(problem, NotRecorded) else f"{type(problem).__name__}: {problem}"
+            )
             return None
         del results, inputs
         recorded.own(POOL)
         at.recordings.append(recorded)
-        self.recordings += 1
+        self.counts.recordings += 1
         return recorded
 
     def prepared(self, given: list[Any], at: AtSizes) -> tuple[Recorded, list[Any]]:
@@ -369,10 +382,6 @@ class Recorder:
             if handle in written and sum(torch_api.storage_handle(value) == handle for value in tensors.values()) > 1:
                 raise NotRecorded(f"input {place} shares memory that is written with another one")
         return Recorded(fixed, copied, self.part.written), inputs
-
-    def note(self, reason: str) -> None:
-        if reason not in self.notes:
-            self.notes.append(reason)
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
