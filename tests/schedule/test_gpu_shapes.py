@@ -105,8 +105,19 @@ def test_windows_are_written_out_and_lanes_are_results():
     kernel = one_kernel(lambda x: F.max_pool2d(F.pad(x, (1, 1, 1, 1)), 3, 2), made(8, 64, 112, 112, dtype=BF16))
     assert not loops(kernel, "reduction")
     assert kernel_source(kernel, "pool").count("tl.load(") == 9
+    source = kernel_source(kernel, "pool")
+    assert source.count(">=") == 2, "only the first row and the first column of a window may lie outside"
+    assert "tl.where(" not in source, "a load says itself what is outside"
+    assert "int64" not in source
+    assert kernel.warps * 32 == lanes(kernel, "vector")[0] * lanes(kernel, "vector")[1], "one element for each thread"
     rows = one_kernel(lambda x: x.amax(-1), made(65536, 9))
     assert loops(rows, "reduction"), "elements of neighbours are far apart"
+
+
+def test_blocks_of_odd_images_have_few_lanes_outside():
+    kernel = one_kernel(lambda x: F.max_pool2d(x, 3, 2, 1), made(64, 256, 56, 56, dtype=BF16))
+    assert lanes(kernel, "vector") == [16, 32], "rows of all images are one axis"
+    assert launch_of(kernel, "pool").instances([]) == 64 * 256 * 28 // 16
 
 
 def test_a_few_rows_are_one_kernel_while_they_are_short():

@@ -66,9 +66,12 @@ def inner_of(statement: Statement) -> Body:
     return getattr(statement, "body", ())
 
 
-def warps_for(body: Body, machine: GpuMachine) -> int:
-    """Few elements a thread where there are few; more where rows are reduced, and where a long one is kept."""
+def warps_for(body: Body, machine: GpuMachine, thread_elements: int | None = None) -> int:
+    """Few elements a thread where there are few; more where rows are reduced, and where a long one is kept. Or so many
+    as it is told."""
     elements = elements_of(body)
+    if thread_elements is not None:
+        return min(max(power_below(elements // (WARP * thread_elements)), 1), MOST_WARPS)
     reduces = any(loop.kind in ("reduction", "scan") for loop in loops_in(body))
     each = machine.row_elements if reduces else machine.thread_elements
     each *= 1 if elements <= (4096 if reduces else 2048) else 2

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ferrite.ir import Load
 from ferrite.ir.index import Axis, Index
-from ferrite.ir.kernel import Kernel, Loop, Scratch, Statement, Store, inner, nodes_in
+from ferrite.ir.kernel import Kernel, Loop, Scratch, Statement, Store, inner, nodes_in, walk
 from ferrite.schedule.cpu.kernels import memory_of, pointers_of, sizes_of
 from ferrite.schedule.cpu.loops import Body, indices_at, vector_axis
 from ferrite.schedule.cpu.placement import Placement
@@ -17,16 +17,14 @@ from ferrite.schedule.fusion.accesses import BufferTable, axes_in, step_of, uppe
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.nests import Nest, nests_of, trivial
 from ferrite.schedule.gpu.blocks import warps_for, whole_elements, whole_lanes
-from ferrite.schedule.gpu.flat import flat
+from ferrite.schedule.gpu.flat import MAX_STEP, flat, is_strided
 from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.gpu.rows import by_columns, by_rows
 from ferrite.schedule.gpu.scatter import atomic, is_scatter
+from ferrite.schedule.gpu.simplify import simplified
 from ferrite.schedule.target import Built
 
 FEW = 8  # elements of a reduction along memory that are written out
-MAX_WINDOW_STEP = (
-    4  # elements from one window to the next; farther apart, lanes read more lines of memory than they use
-)
 MANY = 32  # the same across memory, where every one is a load of its own: more would not fit into registers
 
 
@@ -54,8 +52,15 @@ def build(group: Group, inside: tuple[str, ...], buffer_table: BufferTable, mach
         body = atomic(body)
     needed = memory_of(body)
     pointers = tuple(item for item in pointers_of(made) if item.name in needed)
-    kernel = Kernel(pointers, sizes_of(body), body, group.origins, warps_for(body, machine))
+    kernel = Kernel(pointers, sizes_of(body), body, group.origins, warps_of(body, machine))
     return Built(kernel, tuple(item.name for item in pointers))
+
+
+def warps_of(body: Body, machine: GpuMachine) -> int:
+    loops = [loop for loop in walk(body) if isinstance(loop, Loop)]
+    strided = bool(loops) and all(loop.kind in ("parallel", "vector") for loop in loops)
+    strided = strided and is_strided(loops[-1].body, loops[-1].axis)
+    return warps_for(body, machine, machine.window_elements if strided else None)
 
 
 def is_kept(nests: Sequence[Nest], machine: GpuMachine) -> bool:
@@ -91,10 +96,10 @@ def arranged(
         body: Body = ()
         for nest, part, is_plain in zip(nests, parts, plain, strict=True):
             body += tuple(part.point) if is_plain else written_out(nest, part)
-        return flat(rows, used(body), machine)
+        return flat(rows, simplified(used(body)), machine)
     if column is not None and not tiles:
-        return by_columns(rows, column, nests, parts, machine)
-    return by_rows(rows, tiles, nests, parts, machine, kept)
+        return simplified(by_columns(rows, column, nests, parts, machine))
+    return simplified(by_rows(rows, tiles, nests, parts, machine, kept))
 
 
 def is_short(nest: Nest, part: Parts, column: Axis | None, results: Axis | None) -> bool:
@@ -112,7 +117,7 @@ def is_short(nest: Nest, part: Parts, column: Axis | None, results: Axis | None)
 def is_near(index: Index, axis: Axis) -> bool:
     """Whether one step of an axis is a few elements."""
     step = step_of(index, axis)
-    return step is not None and abs(upper_estimate(step, MAX_WINDOW_STEP + 1)) <= MAX_WINDOW_STEP
+    return step is not None and abs(upper_estimate(step, MAX_STEP + 1)) <= MAX_STEP
 
 
 def points_of(nest: Nest) -> int:

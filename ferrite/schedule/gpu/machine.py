@@ -43,6 +43,9 @@ class GpuMachine:
     row_elements: int = 16
     # Elements of a flat block, which four warps share.
     flat_block: int = 1024
+    # Elements of a block of windows, and of these one thread's: with one each, what a warp loads is whole lines.
+    window_block: int = 512
+    window_elements: int = 1
     # Elements of a block of short rows: a program has several.
     # Measured: softmax of rows of 64 in bf16, 37 us with 2048, 40 with 1024.
     rows_block: int = 2048

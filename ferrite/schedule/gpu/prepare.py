@@ -17,6 +17,7 @@ import torch
 
 from ferrite.ir import (
     STATES,
+    Cast,
     Const,
     Expr,
     Load,
@@ -41,7 +42,8 @@ from ferrite.schedule.gpu.blocks import power_below, whole_elements
 from ferrite.schedule.gpu.machine import GpuMachine
 
 HALVES = (torch.float16, torch.bfloat16)
-EXTREMES = {"argmax": "amax", "argmin": "amin"}
+EXTREMES = {"argmax": "amax", "argmin": "amin", "argmax_of_window": "amax"}
+FIRST_PLACE = ("argmax", "argmin")  # of a window another place is asked for
 SMALLEST_PIECE = 4096  # elements of one program: with fewer, starting it takes longer than its work
 
 
@@ -64,6 +66,7 @@ class GpuPreparation(Preparation):
         if not isinstance(operation, Reduce) or not self.is_here(operation):
             yield operation
             return
+        operation = self.plainer(operation)
         if operation.kind == "welford" and (cut := self.near_piece(operation)) is not None:
             yield from self.welford_in_pieces(operation, *cut)
             return
@@ -72,6 +75,17 @@ class GpuPreparation(Preparation):
                 yield from self.split(each)
             else:
                 yield each
+
+    def plainer(self, operation: Reduce) -> Reduce:
+        """A greatest value of which nobody wants the place is just that. Statistics of numbers of 32 bits, which a
+        processor makes in 64, are made in 32, as eager's are on a GPU."""
+        if operation.kind in EXTREMES and operation.targets[1] is None:
+            return replace(operation, kind=EXTREMES[operation.kind], targets=operation.targets[:1])
+        (value, *_) = operation.values
+        is_wide = operation.kind == "welford" and isinstance(value, Cast) and value.dtype is torch.float64
+        if is_wide and isinstance(value, Cast) and value.arg.dtype is torch.float32:
+            return replace(operation, values=(value.arg,))
+        return operation
 
     def narrow_sum(self, operation: Compute) -> Store | None:
         """The store of an operation, if it adds numbers of 16 bits up where memory says."""
@@ -106,7 +120,7 @@ class GpuPreparation(Preparation):
             return self.softmax(operation)
         if operation.kind == "welford" and (kept or self.is_few(operation)):
             return self.welford(operation)
-        if operation.kind in EXTREMES and not is_empty(operation) and (kept or self.is_few(operation)):
+        if operation.kind in FIRST_PLACE and not is_empty(operation) and (kept or self.is_few(operation)):
             return self.first_extreme(operation)
         return [operation]
 
