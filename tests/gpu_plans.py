@@ -32,6 +32,8 @@ TINY = GpuMachine(
     line=16,
     thread_elements=1,
     row_elements=1,
+    window_elements=1,
+    stream_elements=1,
     side=4,
 )
 

@@ -169,7 +169,9 @@ class Printer:
             return
         stop, ragged = self.stop(loop.axis, scope)
         name = self.module.fresh(loop.axis.name)
-        with self.iterations(f"for {name} in range(0, {stop}):", loop):
+        under_way = f", num_stages={loop.copies}" if self.stated and loop.copies > 1 else ""
+        head = f"tl.range(0, {stop}{under_way})" if under_way else f"range(0, {stop})"
+        with self.iterations(f"for {name} in {head}:", loop):
             self.number(loop.axis, name)
             self.block(loop.body, self.shortened(loop.axis, scope) if ragged else scope)
 

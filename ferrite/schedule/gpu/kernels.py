@@ -19,9 +19,11 @@ from ferrite.schedule.fusion.nests import Nest, nests_of, trivial
 from ferrite.schedule.gpu.blocks import warps_for, whole_elements, whole_lanes
 from ferrite.schedule.gpu.flat import MAX_STEP, flat, is_strided
 from ferrite.schedule.gpu.machine import GpuMachine
+from ferrite.schedule.gpu.profit import kept_column, keeps_columns, without
 from ferrite.schedule.gpu.rows import by_columns, by_rows
 from ferrite.schedule.gpu.scatter import atomic, is_scatter
 from ferrite.schedule.gpu.simplify import simplified
+from ferrite.schedule.gpu.streams import Stream, is_stream, stream_axes
 from ferrite.schedule.target import Built
 
 FEW = 8  # elements of a reduction along memory that are written out
@@ -31,6 +33,9 @@ MANY = 32  # the same across memory, where every one is a load of its own: more 
 def build(group: Group, inside: tuple[str, ...], buffer_table: BufferTable, machine: GpuMachine) -> Built:
     """The kernel of a group; `inside`: storages that nothing else touches."""
     scatter = is_scatter(group)
+    stream = stream_of(group, buffer_table, machine)
+    if stream is not None:
+        group = stream.group
     rows: tuple[Axis, ...] = group.rows
     if scatter:  # every point is on its own: those that meet in memory do so atomically
         rows, inside = group.stages[0].axes, ()
@@ -40,10 +45,16 @@ def build(group: Group, inside: tuple[str, ...], buffer_table: BufferTable, mach
     while True:
         tiles_of = [name for name in inside if name not in banned]
         placement = Placement(nests, rows, tiles_of, buffer_table, machine.kept_elements * 4 if kept else 0)
+        if stream is not None:
+            stream.keep(placement)
         made = Statements(placement, buffer_table, rows, wider={}, short_places=True)
         parts = [made.nest(nest) for nest in nests]
         tiles: Body = tuple(tile.scratch for tile in placement.tiles.values())
-        body = arranged(rows, tiles, nests, parts, machine, kept)
+        if stream is None:
+            body = arranged(rows, tiles, nests, parts, machine, kept)
+        else:
+            stream.write(made)
+            body = stream.arranged(placement, nests, parts, machine)
         wrong = misplaced(body)
         if not wrong:
             break
@@ -56,8 +67,24 @@ def build(group: Group, inside: tuple[str, ...], buffer_table: BufferTable, mach
     return Built(kernel, tuple(item.name for item in pointers))
 
 
+def stream_of(group: Group, buffer_table: BufferTable, machine: GpuMachine) -> Stream | None:
+    """The group as rows that are gone through while columns are kept, where it is one."""
+    rows = group.rows
+    if (column := kept_column(group.stages, rows)) is not None:
+        rows = without(rows, column)
+    elif not keeps_columns(group.stages, rows):
+        return None
+    if not is_stream(group.stages, rows, machine):
+        return None
+    found = stream_axes(group.stages, rows)
+    assert found is not None
+    return Stream(Group(rows, group.stages, group.accesses, group.device), found, buffer_table)
+
+
 def warps_of(body: Body, machine: GpuMachine) -> int:
     loops = [loop for loop in walk(body) if isinstance(loop, Loop)]
+    if any(loop.kind == "serial" and loop.copies > 1 for loop in loops):
+        return warps_for(body, machine, machine.stream_elements)
     strided = bool(loops) and all(loop.kind in ("parallel", "vector") for loop in loops)
     strided = strided and is_strided(loops[-1].body, loops[-1].axis)
     return warps_for(body, machine, machine.window_elements if strided else None)

@@ -34,12 +34,14 @@ from ferrite.ir import (
     rewrite_indices,
 )
 from ferrite.ir.index import ZERO, Axis, Index, Number, axis
-from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Store, Target
+from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Store, Target, axes_of
 from ferrite.schedule.cpu.placement import flat_place
 from ferrite.schedule.cpu.prepare import SPLIT_KINDS, Preparation, is_empty, points, product_of
 from ferrite.schedule.fusion.accesses import likely, step_of
 from ferrite.schedule.gpu.blocks import power_below, whole_elements
 from ferrite.schedule.gpu.machine import GpuMachine
+from ferrite.schedule.gpu.row_pieces import Cut, cut_of, in_pieces, is_reduced, related
+from ferrite.schedule.gpu.streams import MODES
 
 HALVES = (torch.float16, torch.bfloat16)
 EXTREMES = {"argmax": "amax", "argmin": "amin", "argmax_of_window": "amax"}
@@ -50,6 +52,7 @@ SMALLEST_PIECE = 4096  # elements of one program: with fewer, starting it takes 
 def prepare(program: Program, machine: GpuMachine, device: str) -> Program:
     work = GpuPreparation(program, machine, device)
     operations = [new for operation in program.operations for new in work.rewritten(operation)]
+    operations = [new for operation in work.with_row_pieces(operations) for new in work.finished(operation)]
     return replace(program, buffers=tuple(work.buffers.values()), operations=tuple(operations))
 
 
@@ -58,6 +61,7 @@ class GpuPreparation(Preparation):
         super().__init__(program, device, machine.kept_elements // 4)
         self.machine = machine
         self.max_split_results = machine.enough_programs // 2
+        self.finals: list[Reduce] = []  # what adds pieces up: so little that it is not cut again
 
     def rewritten(self, operation: Operation) -> Iterator[Operation]:
         if isinstance(operation, Compute) and (store := self.narrow_sum(operation)) is not None:
@@ -70,11 +74,13 @@ class GpuPreparation(Preparation):
         if operation.kind == "welford" and (cut := self.near_piece(operation)) is not None:
             yield from self.welford_in_pieces(operation, *cut)
             return
-        for each in self.in_steps(operation):
-            if isinstance(each, Reduce):
-                yield from self.split(each)
-            else:
-                yield each
+        yield from self.in_steps(operation)
+
+    def finished(self, operation: Operation) -> Iterator[Operation]:
+        if isinstance(operation, Reduce) and self.is_here(operation) and operation not in self.finals:
+            yield from self.split(operation)
+        else:
+            yield operation
 
     def plainer(self, operation: Reduce) -> Reduce:
         """A greatest value of which nobody wants the place is just that. Statistics of numbers of 32 bits, which a
@@ -175,6 +181,75 @@ class GpuPreparation(Preparation):
         into = Target(partial.buffer, (outer, *operation.axes))
         yield replace(operation, axes=axes, reduced=reduced, values=values, targets=(into,))
         yield replace(operation, reduced=(outer,), values=(self.loaded(partial),), targets=(target,))
+
+    # --- rows and columns of one tensor -------------------------------------------------------------------------------
+
+    def with_row_pieces(self, operations: list[Operation]) -> list[Operation]:
+        """Column reductions in pieces, and what goes along the same rows in the same pieces: see `row_pieces`."""
+        new: dict[int, list[Operation]] = {}
+        for place, operation in enumerate(operations):
+            if place in new or not isinstance(operation, Reduce) or not self.is_column_reduction(operation):
+                continue
+            found = self.shared_rows(operation, operations)
+            if found is None or not new.keys().isdisjoint(found[1]):
+                continue
+            cut, together = found
+            for other, along in together.items():
+                each = operations[other]
+                if isinstance(each, Reduce) and along in each.reduced:
+                    new[other] = list(self.in_parts(each, along, cut.pieces))
+                else:
+                    new[other] = [in_pieces(each, along, cut.pieces)]
+        return [each for place, operation in enumerate(operations) for each in new.get(place, [operation])]
+
+    def is_column_reduction(self, operation: Reduce) -> bool:
+        if operation.kind not in MODES or not operation.reduced or not self.is_here(operation):
+            return False
+        many = points(operation.axes) * points(operation.reduced)
+        return many >= self.machine.shared_elements and len(operation.axes) == 1 and self.across(operation)
+
+    def shared_rows(self, seed: Reduce, operations: list[Operation]) -> tuple[Cut, dict[int, Axis]] | None:
+        """How to cut, and which operations along which of their axes; None where nothing but columns is reduced."""
+        reduced = self.slowest_first(seed)
+        together = related(seed, reduced[-1], operations, self.buffer_table)
+        sizes = sorted(likely(item.extent) for item in reduced)
+        for place, along in list(together.items()):
+            each = operations[place]
+            if isinstance(each, Reduce) and along in each.reduced:
+                alike = sorted(likely(item.extent) for item in each.reduced) == sizes
+                if not alike or not self.is_column_reduction(each):
+                    del together[place]
+        by_row = [operations[place] for place, along in together.items() if not is_reduced(operations[place], along)]
+        large = [each for each in by_row if points(axes_of(each)) >= self.machine.shared_elements]
+        if not large:
+            return None
+        if points(seed.axes) > self.machine.kept_elements // 4:
+            return None
+        cut = cut_of(reduced, self.machine.streams)
+        return None if cut is None else (cut, together)
+
+    def in_parts(self, operation: Reduce, along: Axis, pieces: int) -> Iterator[Reduce]:
+        """A column reduction over the rows of each piece, then over the pieces."""
+        (target,) = operation.targets
+        assert target is not None
+        cut = in_pieces(operation, along, pieces)
+        assert isinstance(cut, Reduce)
+        rest = along if pieces == 1 else [item for item in cut.reduced if item not in operation.reduced][-1]
+        outer = tuple(item for item in cut.reduced if item is not rest)
+        partial = self.made(operation, self.state_type(operation), outer)
+        yield replace(cut, axes=(*outer, *operation.axes), reduced=(rest,), targets=(partial,))
+        final = replace(operation, reduced=outer, values=(self.loaded(partial),), targets=(target,))
+        self.finals.append(final)
+        yield final
+
+    def slowest_first(self, operation: Reduce) -> list[Axis]:
+        places = [access.place for access in self.buffer_table.accesses(operation) if not access.writes]
+
+        def reach(item: Axis) -> int:
+            steps = [step_of(place, item) for place in places]
+            return max((abs(likely(step, 1 << 30)) for step in steps if step is not None), default=0)
+
+        return sorted(operation.reduced, key=reach, reverse=True)
 
     def piece(self, operation: Reduce) -> tuple[Axis, int] | None:
         """The axis to cut, the slowest that is long enough, and into how many pieces."""

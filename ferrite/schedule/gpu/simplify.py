@@ -68,7 +68,7 @@ def in_32_bits(value: Expr) -> Expr | None:
         return None
     if isinstance(value, IndexValue):
         low, high = value.index.low, value.index.high
-        fits = low is not None and high is not None and -NARROW < low and high < NARROW
+        fits = low is not None and high is not None and low > -NARROW and high < NARROW
         return IndexValue.intern(value.index, torch.int32) if fits else None
     if isinstance(value, Const) and isinstance(value.value, int) and -NARROW < value.value < NARROW:
         return const(value.value, torch.int32)
