@@ -187,7 +187,7 @@ def split_and_joined(x: Any) -> Any:
 
 ALWAYS = {"horizontal": "always"}
 FOLD = {"transpose_folding": "always"}
-FUSED = {"kernel_rewrites": True}
+FUSED = {"kernel_rewrites": "always"}
 SIMPLE_LCE, PARTS_LCE = "use_triton_lce_replace_simple_LCE", "use_triton_lce_replace_normal_LCE"
 MATMUL_LCE, FIRST_LCE = "use_matmul_lce_replace_normal_LCE", "use_matmul_fuse_lce_replace_first_LCE"
 DOT = "use_triton_dot_compress"

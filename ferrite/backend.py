@@ -266,6 +266,7 @@ def scheduled(
             schedulings = {device: Refusing(target.scheduling, failed) for device, target in targets.items()}
             fuel = Fuel(options.fuel)
             plan = make_plan(program, schedulings, verify=options.strict, fuel=fuel, observe=dump.schedule)
+            dump.write("kernels.py", plan.kernel_text)
         with compilation.stage("codegen"):
             try:
                 return plan, executable_of(plan, targets, kernels, options.check_bounds)

@@ -33,7 +33,7 @@ def fuse(function: Any, inputs: list[Any], rules: dict[str, int], mode: str = "f
     """Trace, run the pass, compare to the bit, run it again."""
     before, after = trace(function, inputs, mode), trace(function, inputs, mode)  # packed weights cannot be copied
     snapshot = Snapshot.of(after)
-    own = PassContext(Options(strict=True, kernel_rewrites=True))
+    own = PassContext(Options(strict=True, kernel_rewrites="always"))
     quantized_fusion.function(after, own)
     assert dict(own.rewrites) == rules, targets(after)
     verify_graph(after, snapshot, deep=True)

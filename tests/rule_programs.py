@@ -44,7 +44,7 @@ class Program:
 
 # --- rules by their own examples --------------------------------------------------------------------------------------
 
-KERNELS = {"kernel_rewrites": True}
+KERNELS = {"kernel_rewrites": "always"}
 NOT_BEFORE = {"pre_grad": False}  # what users write in one way only is seen before autograd already
 
 
@@ -89,7 +89,6 @@ ASKED: dict[str, dict[str, Any]] = {
     "mul_softmax_pattern": KERNELS,
     "div_softmax_pattern": KERNELS,
     "prepare_softmax_online": KERNELS,
-    "softmax_in_parts": KERNELS,
     "mm_plus_mm": {**KERNELS, "max_autotune": True},
     "fused_int_mm_mul": KERNELS,
     "binary_relu_post_op": KERNELS,
@@ -429,14 +428,14 @@ WRITTEN_OUT: tuple[Program, ...] = (
     Program(
         lambda x: torch.softmax(x * 0.3, -1),
         randn((4, 6), grad=True),
-        ("mul_softmax_pattern", "softmax_in_parts"),
+        ("mul_softmax_pattern",),
         options=KERNELS,
         backward=True,
     ),
     Program(
         lambda x: torch.log_softmax(x / 8, 1),
         randn((4, 6), grad=True),
-        ("div_softmax_pattern", "softmax_in_parts"),
+        ("div_softmax_pattern",),
         options=KERNELS,
         backward=True,
     ),
@@ -540,11 +539,11 @@ NEARLY: tuple[Program, ...] = (
     Program(
         lambda x: torch.softmax(x * 0.3, -1),
         randn((4, 0)),
-        not_here=("mul_softmax_pattern", "softmax_in_parts"),
+        not_here=("mul_softmax_pattern",),
         options=KERNELS,
     ),
     Program(lambda x: torch.softmax(x * x, -1), randn((4, 6)), not_here=("mul_softmax_pattern",), options=KERNELS),
-    Program(lambda x: torch.softmax(x / 8, -1), randn((4, 6)), not_here=("div_softmax_pattern", "softmax_in_parts")),
+    Program(lambda x: torch.softmax(x / 8, -1), randn((4, 6)), not_here=("div_softmax_pattern",)),
     Program(
         Projections,
         randn((4, 16)),

@@ -22,6 +22,7 @@ from ferrite.capture.parameters import Parameter, Parameters
 from ferrite.capture.torch_api import BoxedCallable
 from ferrite.capture.unused_random import keep_unused_random
 from ferrite.capture.written_inputs import view_written_inputs
+from ferrite.capture.written_layouts import keep_written_layouts
 from ferrite.graph import WRITTEN_AFTER, Storage, fake_value, mode_of, storages_of
 from ferrite.options import Options
 
@@ -69,6 +70,7 @@ def capture(
     """
     with_views = view_written_inputs(gm, example_inputs)
     check_assumed_numbers(gm)
+    keep_written_layouts(gm)
     without_extra = keep_unused_random(gm)
     eager_layouts = user_output_layouts(gm)
     subclasses = [index for index, value in enumerate(example_inputs) if torch_api.is_plain_subclass(value)]

@@ -8,6 +8,8 @@ not of the input:
     x.add_(1)
     return x[n // 2:], x.sum()           # x.as_strided(..., n // 2 * width): begins one element too early
 
+Where two inputs are views of one storage it goes by that storage, which is not what the view was called on.
+
 So the graph returns the numbers that the views need, and the views are called on its inputs, as eager calls them:
 
     return x.sum(), n // 2               # and x[n // 2:] is put in front
@@ -44,16 +46,33 @@ def view_written_inputs(
     results: Any = gm.graph.output_node().args[0]
     if not isinstance(results, (tuple, list)):
         return None
-    symbolic = [result for result in results if isinstance(result, torch.fx.Node) and has_symbols(fake_value(result))]
-    if not symbolic:
+    shared = shared_by_inputs(gm.graph)
+    found = [result for result in results if isinstance(result, torch.fx.Node) and is_lost(result, shared)]
+    if not found:
         return None
     written = written_inputs(gm.graph)
-    symbolic = [result for result in symbolic if not written.isdisjoint(storages_of(result))]
-    if not symbolic or any(name_of(node) in RESHAPING for node in gm.graph.nodes):
+    found = [result for result in found if not written.isdisjoint(storages_of(result))]
+    if not found or any(name_of(node) in RESHAPING for node in gm.graph.nodes):
         return None
     views = Views(gm.graph, example_inputs)
-    taken = {result for result in symbolic if itself(result).op != "placeholder" and views.lead_to(result)}
+    taken = {result for result in found if itself(result).op != "placeholder" and views.lead_to(result)}
     return called_later(gm, taken) if taken else None
+
+
+def shared_by_inputs(graph: torch.fx.Graph) -> frozenset[Storage]:
+    """The storages that several inputs are views of."""
+    once: set[Storage] = set()
+    several: set[Storage] = set()
+    for node in graph.find_nodes(op="placeholder"):
+        own = storages_of(node)
+        several |= once & own
+        once |= own
+    return frozenset(several)
+
+
+def is_lost(result: torch.fx.Node, shared: frozenset[Storage]) -> bool:
+    """Whether AOTAutograd would not call the view again, or not of the input that it is a view of."""
+    return has_symbols(fake_value(result)) or not shared.isdisjoint(storages_of(result))
 
 
 def has_symbols(value: Any) -> bool:

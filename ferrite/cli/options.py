@@ -51,7 +51,7 @@ def reference_page() -> str:
 
 PAGE = """# Options
 
-<!-- Made from ferrite/options.py by `make docs`; a test holds them equal. -->
+<!-- Made from ferrite/options/ by `make docs`; a test holds them equal. -->
 
 Where a setting can be given, most local first; the more local one wins:
 

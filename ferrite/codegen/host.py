@@ -158,7 +158,9 @@ class _Printer:
         spellings: Spellings,
         name: str,
         remarks: list[ModelLine],
+        is_body: bool = False,
     ) -> None:
+        self.is_body = is_body
         self.plan, self.source, self.kernels, self.name, self.remarks = plan, source, kernels, name, remarks
         self.spellings = spellings
         self.program = plan.program
@@ -172,7 +174,7 @@ class _Printer:
         for place, plans in self.plan.bodies.items():
             for number, body in enumerate(plans):
                 name = self.body_name(place, number)
-                inner = _Printer(body, self.source, self.kernels, self.spellings, name, self.remarks)
+                inner = _Printer(body, self.source, self.kernels, self.spellings, name, self.remarks, is_body=True)
                 yield from inner.function()
                 yield ""
         yield f"def {self.name}(args):"
@@ -180,8 +182,11 @@ class _Printer:
         if names:
             yield f"{INDENT}({', '.join(names)},) = args"
         yield f"{INDENT}args.clear()"
-        if self.program.name == "backward":  # what the forward program keeps for it may be results of calls
-            yield from (INDENT + line for line in self.received(sorted(self.there - self.written())))
+        given = sorted(self.there - self.written())
+        if self.is_body:  # it may have been traced for operands that lie otherwise, as parts of a `map` do
+            yield from (INDENT + line for line in self.received(given))
+        elif self.program.name == "backward":  # what the forward program keeps for it may be results of calls
+            yield from (INDENT + line for line in (*self.as_forecast(given), *self.received(given)))
         for place, step in enumerate(self.plan.steps):
             for line in self.step(place, step):
                 yield INDENT + line
@@ -333,7 +338,17 @@ class _Printer:
         texts += [f"{name}={self.argument(value)}" for name, value in call.kwargs]
         value = f"{function}({', '.join(texts)})"
         yield self.remarked(self.assigned(call, value), step.origin.line)
+        if not isinstance(step, Template):  # products have the types of their operands
+            yield from self.as_forecast(call.results)
         yield from self.received(call.results)
+
+    def as_forecast(self, results: Iterable[str | Symbol | None]) -> Iterator[str]:
+        """Kernels read elements of the type that torch forecast, which an operator may not have given."""
+        for item in results:
+            if isinstance(item, str) and item in self.laid_out:
+                buffer = self.buffer_table.buffers[item]
+                if buffer.kind not in ("view", "foreign"):
+                    yield f"if {item}.dtype != {buffer.dtype}: {item} = {item}.to({buffer.dtype})"
 
     def received(self, results: Iterable[str | Symbol | None]) -> Iterator[str]:
         """What is left to do with what a call gave. Strides may be in terms of sizes that are asked for after it."""

@@ -10,7 +10,7 @@ from ferrite.codegen.host_spelling import HostSpelling
 from ferrite.graph import ModelLine
 from ferrite.ir import Const, Expr, IndexValue, Op
 from ferrite.ir.index import Index, Symbol
-from ferrite.ir.program import Buffer, If, Operation, argument_names, arguments_of, call_of, reads
+from ferrite.ir.program import Buffer, If, Invoke, Operation, While, argument_names, arguments_of, call_of, reads
 from ferrite.schedule import Launch, Plan, Run
 
 
@@ -34,6 +34,8 @@ def read_by_strides(plan: Plan) -> Iterator[str]:
     for step in plan.steps:
         if isinstance(step, Run):
             yield from (name for launch in step.launches for name in launch.arguments)
+        elif isinstance(step, If | Invoke | While):
+            yield from argument_names(*arguments_of(step))
     yield from (buffer.storage for buffer in plan.program.buffers if buffer.kind == "view")
 
 

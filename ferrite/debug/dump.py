@@ -1,10 +1,12 @@
-"""`FERRITE_DUMP=dir`: every graph before and after each pass that changed it, as Python that runs by itself.
+"""`FERRITE_DUMP=dir`: every stage of every graph. Graphs are Python that runs by itself.
 
 dir/001_torch/00_captured.py              the graph of torch calls, before autograd has seen it
 dir/002_joint/00_captured.py              forward and backward in one, before they are partitioned
 dir/003_forward/00_captured.py            the graph as the stage got it
 dir/003_forward/05_remove_noop_ops.py     after this pass
 dir/003_forward/program.py                the loop program that it is lowered to
+dir/003_forward/31_fuse.txt               after this step of scheduling
+dir/003_forward/kernels.py                the kernels, as text of the loop IR
 dir/003_forward/host.py                   the host program
 """
 

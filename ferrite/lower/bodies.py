@@ -23,6 +23,7 @@ from ferrite.lower.assertions import bind_sizes
 from ferrite.lower.builder import Builder
 from ferrite.lower.calls import flat, new_result
 from ferrite.lower.memory import buffer_of
+from ferrite.lower.strides import same_strides
 from ferrite.lower.value import Value
 from ferrite.lower.walk import Walk
 
@@ -79,6 +80,7 @@ def body_operands(ctx: Builder, values: Sequence[Any], bodies: Sequence[Body]) -
     check_sharing(ctx, values, written)
     given = [body_operand(ctx, value, place in written) for place, value in enumerate(values)]
     for place in written:
+        check_strides(ctx, given[place], place, bodies)
         ctx.before_write(ctx.buffers[values[place].box.buffer].storage)
     return tuple(given)
 
@@ -94,6 +96,16 @@ def body_operand(ctx: Builder, value: Any, is_written: bool) -> CallArgument:
     if ctx.buffers[operand.name].storage != ctx.buffers[ctx.realise(value.box)].storage:
         raise NotLowered("a body that writes to an operand without strides")
     return operand
+
+
+def check_strides(ctx: Builder, operand: CallArgument, place: int, bodies: Sequence[Body]) -> None:
+    """Others are copied where a body expects them to lie otherwise than they do: what it writes cannot be."""
+    assert isinstance(operand, Ref)
+    mine = ctx.buffers[operand.name]
+    for body in bodies:
+        other = next((each for each in body.program.buffers if each.name == body.program.inputs[place]), None)
+        if other is not None and not same_strides(mine.sizes, mine.strides, other.strides):
+            raise NotLowered("a body that writes to an operand which lies otherwise than it was traced")
 
 
 def check_sharing(ctx: Builder, values: Sequence[Any], written: set[int]) -> None:

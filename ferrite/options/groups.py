@@ -85,11 +85,11 @@ class Whole:
         doc="`eager`: random numbers are eager's, bit for bit. `counter`: our counter-based generator, which fuses; "
         "the same distribution, another stream.",
     )
-    kernel_rewrites: bool = option(
-        False,
+    kernel_rewrites: Literal["off", "auto", "always"] = option(
+        "auto",
         env="FERRITE_KERNEL_REWRITES",
-        doc="Rewrites to forms that want a kernel of their own. Off while those kernels are not compiled: in eager "
-        "they are right, but no faster.",
+        doc="Rewrites to forms that pay only as kernels: never, on the devices whose kernels they were made for, or "
+        "wherever they are right, also where such a kernel is still to come and torch computes the form.",
     )
     eager_random_order: bool = option(
         True,
@@ -181,7 +181,7 @@ class PreGrad:
     gumbel_argmax: bool = option(
         True,
         env="FERRITE_GUMBEL_ARGMAX",
-        doc="Sampling by argmax(softmax / noise) needs no softmax (with kernel_rewrites).",
+        doc="Sampling by argmax(softmax / noise) needs no softmax, where kernels are compiled.",
     )
     pre_grad_custom_pass: Any = option(
         (),
@@ -303,17 +303,18 @@ class PostGrad:
     online_softmax: bool = option(
         True,
         env="FERRITE_ONLINE_SOFTMAX",
-        doc="The maximum and the sum of a softmax are found in one pass (with kernel_rewrites).",
+        doc="The maximum and the sum of a softmax are found in one pass, on GPUs.",
     )
     const_scatter: bool = option(
         True,
         env="FERRITE_CONST_SCATTER",
-        doc="One write per row into a constant becomes a selection by coordinate (with kernel_rewrites).",
+        doc="One write per row into a constant becomes a selection by coordinate, on GPUs.",
     )
     fuse_int_mm_scale: bool = option(
         False,
         env="FERRITE_FUSE_INT_MM_SCALE",
-        doc="The product of int8 matrices and the scale behind it become one operator (with kernel_rewrites).",
+        doc="The product of int8 matrices and the scale behind it become one operator, where `kernel_rewrites` says "
+        "`always`.",
     )
 
 
@@ -325,7 +326,8 @@ class Files:
         None,
         env="FERRITE_DUMP",
         changes_code=False,
-        doc="Write every graph before and after each pass that changed it here, as Python that runs by itself.",
+        doc="Write every stage here: the graph before and after each pass that changed it, as Python that runs by "
+        "itself, the loop program, each step of scheduling, the kernels, the host program.",
     )
     cache: bool = option(
         True,

@@ -50,6 +50,8 @@ Pair = tuple[torch.fx.Node, torch.fx.Node]  # a node, and the one that takes its
 
 def apply_rules(gm: torch.fx.GraphModule, rules: Sequence[AnyRule], context: PassContext) -> int:
     """Rewrite until no rule of the list fires; returns how often one did."""
+    if not rules:
+        return 0
     engine = Engine(gm, rules, context)
     total = engine.run()
     if total and not context.code_waits:

@@ -2,15 +2,17 @@
 
 from ferrite.schedule.plan import make_plan
 from ferrite.schedule.steps import INTERPRETED, FusionRefusal, Launch, ParallelRegion, Plan, Run, device_type
-from ferrite.schedule.target import Scheduling
+from ferrite.schedule.target import Built, RunMemory, Scheduling
 
 __all__ = [
     "INTERPRETED",
+    "Built",
     "FusionRefusal",
     "Launch",
     "ParallelRegion",
     "Plan",
     "Run",
+    "RunMemory",
     "Scheduling",
     "device_type",
     "make_plan",

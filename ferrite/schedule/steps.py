@@ -97,6 +97,22 @@ class Plan:
         return own + [launch for plans in self.bodies.values() for plan in plans for launch in plan.launches]
 
     @property
+    def kernels(self) -> tuple[tuple[str, Kernel], ...]:
+        """Every kernel once, with its device, in the order of the first launch of each."""
+        return tuple(dict.fromkeys((launch.device, launch.kernel) for launch in self.launches))
+
+    def kernel_text(self) -> str:
+        """The kernels, each behind a comment that numbers it as the host program does."""
+        names: dict[tuple[str, Kernel], list[str]] = {}
+        for launch in self.launches:
+            names.setdefault((launch.device, launch.kernel), []).append(launch.name)
+        texts = [
+            f"# kernel {number} on {device}: {', '.join(dict.fromkeys(names[device, kernel]))}\n{kernel}"
+            for number, (device, kernel) in enumerate(self.kernels)
+        ]
+        return "\n\n".join(texts or ["# no kernels\n"])
+
+    @property
     def regions(self) -> list[int | None]:
         """For every launch the number of the parallel region that it shares with others."""
         numbers = itertools.count()

@@ -13,7 +13,8 @@ from ferrite.ir.kernel import Kernel
 from ferrite.ir.program import Operation, Reduce, Scan, roots_of
 from ferrite.runtime.cpu import Kernels, KernelStore, build, functions_of, native_run
 from ferrite.schedule import INTERPRETED
-from ferrite.schedule.cpu import CpuScheduling, Machine, has_state
+from ferrite.schedule.cpu import CpuScheduling, Machine
+from ferrite.schedule.loops import has_state
 from ferrite.targets.target import LoadedRun
 
 

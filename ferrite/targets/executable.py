@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from ferrite.codegen import Executable, RefusedKernels, print_host
 from ferrite.errors import Refusal
 from ferrite.ir.index import Axis
 from ferrite.ir.kernel import checks
-from ferrite.ir.program import Operation, writes
+from ferrite.ir.program import Operation, Program, writes
 from ferrite.runtime.cpu import KernelStore
-from ferrite.schedule import Plan, Scheduling, device_type
-from ferrite.schedule.fusion import Group, Stage
+from ferrite.schedule import Built, Plan, Run, RunMemory, Scheduling, device_type
+from ferrite.schedule.fusion import BufferTable, Group, Stage
 from ferrite.targets.choose import Targets
 from ferrite.targets.target import LoadedRun
 
@@ -38,6 +38,9 @@ class Refusing:
         reasons = self.failed.get(written_by(operation), ())
         return self.scheduling.refuses(operation) or (reasons[-1] if len(reasons) > 1 else None)
 
+    def prepared(self, program: Program) -> Program:
+        return self.scheduling.prepared(program)
+
     def slower(self, group: Group, stage: Stage, rows: tuple[Axis, ...]) -> Refusal | None:
         if self.failed:
             for operation in (stage.operation, *group.operations):
@@ -45,8 +48,15 @@ class Refusing:
                     return reasons[0]
         return self.scheduling.slower(group, stage, rows)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.scheduling, name)
+    def arranged(self, group: Group, inside: Iterable[str], buffer_table: BufferTable) -> Built:
+        return self.scheduling.arranged(group, inside, buffer_table)
+
+    def finished(self, run: Run, buffer_table: BufferTable) -> Run:
+        return self.scheduling.finished(run, buffer_table)
+
+    @property
+    def run_memory(self) -> RunMemory:
+        return self.scheduling.run_memory
 
 
 def written_by(operation: Operation) -> frozenset[str]:
@@ -62,7 +72,7 @@ def executable_of(
     plan: Plan, targets: Targets, stores: Stores = lambda identity: None, checked: bool = False
 ) -> Executable:
     """`checked`: kernels compare every address with the bounds of its memory. Raises UncompiledOperations."""
-    pairs = dict.fromkeys((launch.device, launch.kernel) for launch in plan.launches)
+    pairs = plan.kernels
     numbers = {pair: number for number, pair in enumerate(pairs)}
     source = print_host(plan, numbers, {device: target.spelling for device, target in targets.items()}, checked)
     names: dict[int, str] = {}

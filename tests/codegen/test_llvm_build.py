@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from ferrite.codegen.llvm.build import assembly, load, object_code
-from ferrite.codegen.llvm.driver import FAILURE_WORDS, IMMEDIATE, driver_address, pack_steps, with_rest
+from ferrite.codegen.llvm.driver import FAILURE_WORDS, driver_address, pack_steps, with_rest
 from ferrite.codegen.llvm.emit import kernel_text
 from ferrite.codegen.llvm.runtime_symbols import PARALLEL, openmp_library, runtime_symbols
 from ferrite.codegen.llvm.target import AVX2, AVX512, TARGETS, host_target, portable_target
+from ferrite.codegen.llvm.words import IMMEDIATE
 from ferrite.ir.kernel.parse import parse_kernel
 from ferrite.ir.types import short
 from tests.loop_kernels import GATHER, KERNELS, SOFTMAX, text

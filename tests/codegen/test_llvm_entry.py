@@ -13,9 +13,10 @@ import torch
 
 from ferrite.codegen.host import KernelCall, RunTable
 from ferrite.codegen.llvm.build import load, object_code
-from ferrite.codegen.llvm.driver import IMMEDIATE, pack_steps
+from ferrite.codegen.llvm.driver import pack_steps
 from ferrite.codegen.llvm.entry import ENTRY, NAME, Table, bound
 from ferrite.codegen.llvm.target import host_target
+from ferrite.codegen.llvm.words import IMMEDIATE
 from ferrite.runtime.cpu import Kernels, native_run
 
 WAIT = """

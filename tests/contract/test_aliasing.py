@@ -593,3 +593,32 @@ def test_views_of_what_is_computed_after_a_write_share_memory(name: str, dynamic
     for prepare in (lambda x: [x.t()], lambda x: [x]):
         make = lambda: [torch.arange(-30, 30, dtype=torch.int32).reshape(5, 12)]  # noqa: E731
         assert_same_as_eager(views_of_a_choice(WRITES[name]), make, prepare=prepare, dynamic=dynamic)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("begin", [0, 1])
+def test_a_part_of_a_written_input_that_another_input_shares(begin: int, dynamic: bool) -> None:
+    """The part begins where it does in the input it was taken of, not in the storage behind both."""
+
+    def fn(x, y):
+        part = y.split(5, 0)[-1]
+        part.add_(y, alpha=2)
+        return part, x[1:] * 2, y[2:4], y.reshape(-1)
+
+    def prepare(whole):
+        x = whole[begin:]
+        return [x, x.view(-1)]
+
+    assert_same_as_eager(fn, lambda: [torch.arange(6.0)[: 5 + begin]], prepare=prepare, dynamic=dynamic)
+
+
+def test_a_part_of_an_input_that_another_input_shares_is_written_in_training() -> None:
+    def fn(x, y):
+        y.mul_(2)
+        return y[1:3], x.sum()
+
+    def prepare(whole):
+        base = whole * 1
+        return [base[1:], base[1:].view(-1)]
+
+    assert_same_as_eager(fn, lambda: [torch.randn(6, requires_grad=True)], prepare=prepare, backward=True)

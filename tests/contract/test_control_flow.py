@@ -103,6 +103,63 @@ def test_map() -> None:
     )
 
 
+def map_of_map(x):
+    return map_rows(lambda rows: map_rows(torch.sin, rows), x)
+
+
+def map_of_cond(x):
+    return map_rows(lambda rows: torch.cond(rows.sum() > 0, torch.sin, torch.cos, (rows,)), x)
+
+
+def scan_of_scan(x):
+    def inner(total, row):
+        return total + row, total * row
+
+    def outer(total, rows):
+        last, products = scan(inner, rows[0] * 0, rows, dim=0)
+        return total + last, products
+
+    return scan(outer, x[0, 0] * 0, x, dim=0)
+
+
+@pytest.mark.parametrize("function", [map_of_map, map_of_cond, scan_of_scan])
+@pytest.mark.parametrize("gaps", [True, False])
+def test_inner_bodies_read_parts_where_they_lie(function, gaps) -> None:
+    """Torch traces an inner body on contiguous parts, whatever the tensor is that they are parts of."""
+
+    def inputs():
+        return [torch.randn(2, 3, 8)[..., ::2] if gaps else torch.randn(2, 3, 4)]
+
+    torch.compiler.reset()
+    (x,) = inputs()
+    ours = compile_strict(function, options={"check_bounds": True})(x)
+    torch.compiler.reset()
+    expected = torch.compile(function, backend="aot_eager")(x)
+    torch.testing.assert_close(ours, expected)
+
+
+@torch.library.custom_op("ferrite_control_flow::by_columns", mutates_args=())
+def by_columns(x: torch.Tensor) -> torch.Tensor:
+    return x.t().clone(memory_format=torch.contiguous_format).t()
+
+
+@by_columns.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.cond(x.sum() > 0, lambda y: y * 2, lambda y: y - 1, (by_columns(x),)),
+        lambda x: while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, by_columns(y.sin())), (torch.tensor(0), x * 2)),
+    ],
+)
+def test_bodies_read_results_of_calls_where_they_lie(function) -> None:
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(compile_strict(function)(x), torch.compile(function, backend="aot_eager")(x))
+
+
 def test_checkpoint(dynamic: bool) -> None:
     def block(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.gelu(x @ w)

@@ -66,6 +66,47 @@ def test_so_it_is_where_the_forward_graph_runs_in_eager(monkeypatch, tmp_path):
     assert backward.kernels
 
 
+@torch.library.custom_op("ferrite_forecasts::halved", mutates_args=())
+def halved(x: torch.Tensor) -> torch.Tensor:
+    return (x / 2).to(torch.float16)
+
+
+@halved.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@pytest.mark.parametrize("function", [lambda x, w: halved(x) * w * 3, lambda x, w: halved(x)[1:] * w[1:] * 3])
+def test_what_kernels_read_has_the_type_that_they_expect(function):
+    """Elements of another size would be read beyond the end of their memory, in either direction."""
+    compiled = compile_strict(function, options={"check_bounds": True})
+    with torch.no_grad():
+        x, w = torch.ones(5, 7), torch.ones(5, 7)
+        assert torch.equal(compiled(x, w), function(x, w))
+    whole = torch.round(torch.randn(5, 7) * 8)
+    grads = []
+    for each in (compiled, function):
+        w = torch.ones(5, 7, requires_grad=True)
+        each(whole, w).sum().backward()
+        grads.append(w.grad)
+    assert torch.equal(*grads)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("training", [True, False])
+def test_running_statistics_of_a_batch_that_has_gaps(dtype, training):
+    """Without numbers for sizes torch forecasts statistics in single precision, whatever they were before."""
+
+    def fn(x, mean, variance, weight):
+        return F.batch_norm(x, mean, variance, weight, None, training, 0.5, 0.6)
+
+    def inputs():
+        values = [torch.randn(5, 4, 6), *(torch.rand(4) + 1 for _ in range(3))]
+        return [each.to(dtype).repeat_interleave(2, -1)[..., ::2] for each in values]
+
+    assert_same_as_eager(fn, inputs, dynamic=True, options={"check_bounds": True})
+
+
 def by_rows_and_columns(shape):
     return lambda: [torch.randn(shape), torch.randn(shape).transpose(-1, -2).contiguous().transpose(-1, -2)]
 

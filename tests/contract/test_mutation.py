@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import pytest
@@ -440,3 +441,46 @@ def test_a_piece_of_memory_that_nothing_writes_has_a_gradient() -> None:
         return piece * 2, z
 
     assert_same_as_eager(fn, lambda: [torch.randn(4, 4, requires_grad=True)], backward=True)
+
+
+WRITES = {
+    "masked_fill_": lambda v: v.masked_fill_(v > 0, 1.0),
+    "cumsum_": lambda v: v.cumsum_(0),
+    "tril_": lambda v: v.tril_(),
+    "zero_": lambda v: v.zero_(),
+    "scatter_add_": lambda v: v.scatter_add_(0, torch.zeros(v.shape, dtype=torch.long), v * 2),
+    "index_add_": lambda v: v.index_add_(0, ROWS, v[:2] * 2),
+    "floor_divide_": lambda v: v.floor_divide_(v.contiguous() + 3),
+    "//=": lambda v: operator.ifloordiv(v, v.contiguous() + 3),
+    "add_": lambda v: v.add_(1),  # torch forecasts this one right
+}
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("write", WRITES)
+def test_whether_a_reshape_copies_is_decided_by_what_was_written(write: str, training: bool) -> None:
+    def fn(x):
+        v = x.t() * 2
+        WRITES[write](v)
+        w = v + 1
+        flat = w.reshape(-1)
+        w.mul_(3)
+        return flat, w, v, v.reshape(-1, 2)
+
+    def make():
+        return [torch.arange(-4.0, 8).reshape(3, 4).requires_grad_(has_gradient)]
+
+    has_gradient = training and write not in ("floor_divide_", "//=")
+    assert_same_as_eager(fn, make, backward=has_gradient, dynamic=training)
+
+
+def test_a_reshape_of_what_was_written_and_lies_in_a_row_is_a_view() -> None:
+    def fn(x):
+        v = x * 2
+        v.masked_fill_(v > 0, 1.0)
+        w = v + 1
+        flat = w.reshape(-1)
+        w.zero_()
+        return flat, w
+
+    assert_same_as_eager(fn, lambda: [torch.randn(3, 4)])

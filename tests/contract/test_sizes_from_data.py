@@ -473,3 +473,34 @@ def test_a_number_that_views_of_a_written_input_need_and_that_is_returned():
         return part, count, x[:count]
 
     assert_same_as_eager(fn, lambda: [torch.tensor([1.0, 2.0, -1.0, 3.0])])
+
+
+# --- memory whose size data decides -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [0, 3])
+def test_memory_is_not_written_before_its_size_is_known(value: int) -> None:
+    """The first part of the concatenation needs no size itself, only the memory that it is written into does."""
+
+    def fn(x):
+        turned = x.flip(0)
+        found = torch.masked_select(turned, turned > 0)
+        joined = torch.cat([turned, found, found], 0)
+        x.relu_()
+        return joined, torch.cat([x * 2, found])
+
+    assert_same_as_eager(fn, lambda: [torch.tensor([value])], dynamic=True)
+
+
+@pytest.mark.parametrize("begin", [0, 8])
+def test_memory_is_not_read_before_it_is_known_where_it_begins(begin: int) -> None:
+    def fn(x, places, flat):
+        total = places.scatter_reduce(0, torch.zeros_like(places), places, reduce="sum")
+        flat.index_add_(0, places, flat[places] * 2)
+        return total, total - flat, x @ x.transpose(-1, -2)
+
+    def prepare(whole, places):
+        x = whole[begin:].view(2, 3, 4)
+        return [x, places, x.view(-1)]
+
+    assert_same_as_eager(fn, lambda: [torch.arange(24.0 + begin), torch.tensor([5])], prepare=prepare)

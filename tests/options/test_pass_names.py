@@ -181,7 +181,7 @@ def observed(**options):
 
 
 def test_a_pass_that_says_nothing_happened_left_the_graph_alone():
-    found = observed(freeze=True, kernel_rewrites=True)
+    found = observed(freeze=True, kernel_rewrites="always")
     assert sum(record.changed for record, _, _ in found) >= 4
     spelling = {step.name for step in PRE_GRAD.passes if step.keeps_values}  # how calls are written does not count
     for record, before, after in found:
@@ -189,7 +189,7 @@ def test_a_pass_that_says_nothing_happened_left_the_graph_alone():
 
 
 def test_counts_are_those_of_the_pass_that_did_the_work():
-    found = {record.name: record.rewrites for record, _, _ in observed(freeze=True, kernel_rewrites=True)}
+    found = {record.name: record.rewrites for record, _, _ in observed(freeze=True, kernel_rewrites="always")}
     assert found["fuse_conv_bn"] == {"fold_conv_bn": 1}
     assert found["apply_gumbel_max_trick"] == {"gumbel_argmax": 1}
     assert not found["efficient_conv_bn_eval"]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import ferrite
+from ferrite.ir.kernel.parse import parse_kernel
 from ferrite.ir.program.parse import parse
 from ferrite.schedule.plan import STEPS
 from tests.compare import compile_strict
@@ -33,6 +34,7 @@ def test_every_step_is_written_and_runs(tmp_path, dynamic):
         "pass_patterns.py",
         *(f"{step.__name__}.txt" for step in STEPS),
         "host.py",
+        "kernels.py",
         "program.py",
     ]
     assert parse((forward / "program.py").read_text()).name == "forward"
@@ -43,6 +45,30 @@ def test_every_step_is_written_and_runs(tmp_path, dynamic):
     done = subprocess.run([sys.executable, str(forward / names[1])], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("(tensor(")
+
+
+def test_kernels_are_written_each_once_and_read_back(tmp_path):
+    def twice_and_another(x, y, w):
+        return torch.softmax(x @ w, -1), torch.softmax(y @ w, -1), w.cumsum(0)
+
+    with torch.no_grad():
+        inputs = [torch.randn(8, 16), torch.randn(8, 16), torch.randn(16, 16)]
+        compile_strict(twice_and_another, options={"dump_dir": str(tmp_path)})(*inputs)
+    (text,) = (path.read_text() for path in tmp_path.rglob("kernels.py"))
+    assert "symbol" not in text
+    heads, kernels = zip(*(part.split("\n", 1) for part in text.split("# kernel ")[1:]), strict=True)
+    assert [head.split(":")[0] for head in heads] == [f"{number} on cpu" for number in range(len(heads))]
+    assert (len(kernels), len(ferrite.last_compile().kernels)) == (2, 3)
+    for kernel in kernels:  # where it came from is a comment, and no part of it
+        assert str(parse_kernel(kernel)).strip() == kernel[kernel.index("def kernel") :].strip()
+
+
+def test_a_graph_without_kernels_says_so(tmp_path):
+    with torch.no_grad():
+        options = {"dump_dir": str(tmp_path), "executor": "calls"}
+        compile_strict(lambda x: x + 1, options=options)(torch.ones(3))
+    (text,) = (path.read_text() for path in tmp_path.rglob("kernels.py"))
+    assert text == "# no kernels\n"
 
 
 def test_every_stage_has_a_folder(tmp_path):

@@ -372,7 +372,7 @@ def test_the_model_takes_what_was_measured_to_gain(name):
         for chosen, fires in (((), False), (("auto",), shapes in taken), (("auto", name), True)):
             context = PassContext(Options(compress=chosen), is_inference=True)
             assert bool(PASSES[name].function(graph.copy().gm, context)) is fires, (shapes, chosen)
-        kernels = PassContext(Options(compress=("auto",), kernel_rewrites=True), is_inference=True)
+        kernels = PassContext(Options(compress=("auto",), kernel_rewrites="always"), is_inference=True)
         assert PASSES[name].function(graph.copy().gm, kernels), "a kernel takes all that is right"
 
 

@@ -106,7 +106,7 @@ PACKED: dict[str, tuple[Any, Any]] = {
 
 
 def context(**more: Any) -> PassContext:
-    return PassContext(Options(strict=True, kernel_rewrites=True, **more))
+    return PassContext(Options(strict=True, kernel_rewrites="always", **more))
 
 
 def targets(gm: torch.fx.GraphModule) -> list[str]:

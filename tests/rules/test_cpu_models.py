@@ -26,7 +26,7 @@ class Net(torch.nn.Module):
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("decompose", ["spelling", "core"])
 def test_post_ops_in_a_model(dynamic, decompose):
-    options = {"kernel_rewrites": True, "decompose": decompose}
+    options = {"kernel_rewrites": "always", "decompose": decompose}
     with torch.no_grad():
         assert_same_as_eager(Net(), lambda: [torch.randn(2, 3, 6, 6)], options=options, dynamic=dynamic)
     rewrites = ferrite.last_compile().rewrites
@@ -36,7 +36,7 @@ def test_post_ops_in_a_model(dynamic, decompose):
 
 
 def test_post_ops_in_training():
-    assert_same_as_eager(Net(), lambda: [torch.randn(2, 3, 6, 6)], options={"kernel_rewrites": True}, backward=True)
+    assert_same_as_eager(Net(), lambda: [torch.randn(2, 3, 6, 6)], options={"kernel_rewrites": "always"}, backward=True)
 
 
 class WeightOnly(torch.nn.Module):

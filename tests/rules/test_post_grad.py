@@ -217,7 +217,7 @@ def test_a_second_run_of_the_stage_changes_nothing():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_strict_numerics_leave_every_bit(dtype):
     """All that could be asked for is asked for: products, sums, softmax, thin products, batches."""
-    asked = {"kernel_rewrites": True, "fuse_int_mm_scale": True, "max_autotune": True, "cpu_concat_linear": True}
+    asked = {"kernel_rewrites": "always", "fuse_int_mm_scale": True, "max_autotune": True, "cpu_concat_linear": True}
     fusions = ("batch_linear_post_grad", "batch_aten_tanh", "batch_aten_sigmoid", "decompose_mm_pass")
     options = Options(strict=True, numerics="strict", post_grad_fusions=fusions, **asked)
 

@@ -102,7 +102,7 @@ def test_writing_forms_stay():
 
 # --- sink_cat_after_pointwise -----------------------------------------------------------------------------------------
 
-FUSED: dict[str, Any] = {"kernel_rewrites": True}
+FUSED: dict[str, Any] = {"kernel_rewrites": "always"}
 
 
 def two(*dtypes: torch.dtype) -> Callable[[], list[Any]]:

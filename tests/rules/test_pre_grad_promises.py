@@ -23,7 +23,7 @@ EVERYTHING = {
     "horizontal": "always",
     "transpose_folding": "always",
     "eval_conv_bn": True,
-    "kernel_rewrites": True,
+    "kernel_rewrites": "always",
     "compress": ("lce-first", "lce-parts", "lce-matmul", "lce-simple", "dot-compress"),
 }
 PROGRAMS = {}

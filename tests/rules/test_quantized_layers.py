@@ -137,7 +137,7 @@ def test_a_layer_that_says_another_dtype_than_it_has_is_left():
     node = next(node for node in gm.graph.nodes if node.target is own.target)
     with mode_of(gm.graph):
         node.meta["val"] = fake_value(node).to(bfloat16)
-    assert quantized_fusion.function(gm, PassContext(Options(kernel_rewrites=True))) == 0
+    assert quantized_fusion.function(gm, PassContext(Options(kernel_rewrites="always"))) == 0
 
 
 @packed

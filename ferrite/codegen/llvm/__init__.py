@@ -5,7 +5,7 @@ The text is complete: what is left to LLVM is registers and instructions, not th
 """
 
 from ferrite.codegen.llvm.build import link, object_code
-from ferrite.codegen.llvm.driver import IMMEDIATE, pack_steps
+from ferrite.codegen.llvm.driver import pack_steps
 from ferrite.codegen.llvm.emit import kernel_text, unsupported
 from ferrite.codegen.llvm.entry import Table, bound
 from ferrite.codegen.llvm.image import Image, image_of, is_image
@@ -14,6 +14,7 @@ from ferrite.codegen.llvm.memory import Loaded
 from ferrite.codegen.llvm.runtime_symbols import openmp_library
 from ferrite.codegen.llvm.target import Target, host_target, machine_text
 from ferrite.codegen.llvm.types import is_narrow
+from ferrite.codegen.llvm.words import IMMEDIATE
 
 __all__ = [
     "IMMEDIATE",

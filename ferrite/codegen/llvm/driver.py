@@ -3,10 +3,9 @@
 The table is words of 64 bits, one after the other:
 
     groups, slots, then for every group: steps, threads, words of its steps, then for every step: address, arguments,
-    then for every argument: slot, offset
+    then for every argument: slot, offset (`ferrite.codegen.llvm.words`)
 
-An argument is the word in a slot, plus the offset: a pointer somewhere into an arena, or a size. A slot may be -1: the
-offset itself is the argument. Behind the slots is room for what a kernel says that fails.
+Behind the slots is room for what a kernel says that fails.
 
 Steps of a group with one thread run one after the other, and each may share its own loops among all threads. A group
 with more is one parallel region: the threads of a team, so many at most, take the next step that nobody has taken yet,
@@ -16,14 +15,13 @@ and run it alone. Such steps depend on no other of their group, and never fail.
 from __future__ import annotations
 
 import functools
-import struct
 from collections.abc import Iterator, Sequence
 
 from ferrite.codegen.llvm.build import load, object_code
 from ferrite.codegen.llvm.target import host_target
+from ferrite.codegen.llvm.words import ARGUMENT, argument_words, packed
 
 NAME = "ferrite_run"
-IMMEDIATE = -1
 FAILURE_WORDS = 3  # words that a failing kernel leaves: value, extent, step
 MAX_ARGUMENTS = 1024
 Step = tuple[int, Sequence[tuple[int, int]]]
@@ -40,21 +38,10 @@ entry:
   %empty = icmp eq i64 %arguments, 0
   br i1 %empty, label %call, label %argument
 argument:
-  %place = phi i64 [ 0, %entry ], [ %place.next, %copied ]
+  %place = phi i64 [ 0, %entry ], [ %place.next, %argument ]
   %twice = shl i64 %place, 1
-  %slot.at = getelementptr i64, ptr %first, i64 %twice
-  %slot = load i64, ptr %slot.at, align 8
-  %offset.at = getelementptr i64, ptr %slot.at, i64 1
-  %offset = load i64, ptr %offset.at, align 8
-  %immediate = icmp slt i64 %slot, 0
-  br i1 %immediate, label %copied, label %read
-read:
-  %word.at = getelementptr i64, ptr %slots, i64 %slot
-  %word = load i64, ptr %word.at, align 8
-  br label %copied
-copied:
-  %base = phi i64 [ 0, %argument ], [ %word, %read ]
-  %value = add i64 %base, %offset
+  %argument.at = getelementptr i64, ptr %first, i64 %twice
+  %value = call i64 @ferrite.argument(ptr %argument.at, ptr %slots)
   %value.at = getelementptr i64, ptr %words, i64 %place
   store i64 %value, ptr %value.at, align 8
   %place.next = add nuw i64 %place, 1
@@ -177,7 +164,7 @@ done:
   ret i64 0
 }}
 """
-DRIVER = STEP + SHARE + RUN
+DRIVER = ARGUMENT + STEP + SHARE + RUN
 
 
 @functools.cache
@@ -193,15 +180,13 @@ def pack_steps(steps: Sequence[Step], slots: int, together: Sequence[tuple[int, 
     groups = list(with_rest(together, len(steps)))
     words = [len(groups), slots]
     for first, count, threads in groups:
-        packed = [word for step in steps[first : first + count] for word in step_words(*step)]
-        words += [count, threads, len(packed), *packed]
-    return struct.pack(f"<{len(words)}q", *words)
-
-
-def step_words(address: int, arguments: Sequence[tuple[int, int]]) -> list[int]:
-    if len(arguments) > MAX_ARGUMENTS:
-        raise ValueError(f"{len(arguments)} arguments; a kernel has at most {MAX_ARGUMENTS}")
-    return [address, len(arguments), *(word for argument in arguments for word in argument)]
+        group = [
+            word
+            for address, arguments in steps[first : first + count]
+            for word in (address, *argument_words(arguments, MAX_ARGUMENTS))
+        ]
+        words += [count, threads, len(group), *group]
+    return packed(words)
 
 
 def with_rest(together: Sequence[tuple[int, int, int]], steps: int) -> Iterator[tuple[int, int, int]]:

@@ -18,13 +18,12 @@ from collections.abc import Callable
 from typing import Any
 
 from ferrite.codegen.llvm.driver import DRIVER, FAILURE_WORDS
+from ferrite.codegen.llvm.words import FROM_PYTHON
 
 NAME = "ferrite_call"
-ENTRY = f"""{DRIVER}
-declare ptr @PyErr_Occurred()
+ENTRY = f"""{DRIVER}{FROM_PYTHON}
 declare ptr @PyEval_SaveThread()
 declare void @PyEval_RestoreThread(ptr)
-declare i64 @PyLong_AsLongLong(ptr)
 declare ptr @PyLong_FromLongLong(i64)
 declare ptr @PyObject_CallObject(ptr, ptr)
 declare ptr @PyTuple_New(i64)
@@ -41,24 +40,7 @@ entry:
   %slots = load i64, ptr %slots.at, align 8
   %all = add i64 %slots, {FAILURE_WORDS}
   %words = alloca i64, i64 %all, align 16
-  %behind = sub i64 %slots, %count
-  %more = icmp sgt i64 %count, 1
-  br i1 %more, label %word, label %given.all
-word:
-  %place = phi i64 [ 1, %entry ], [ %next, %word ]
-  %object.at = getelementptr ptr, ptr %given, i64 %place
-  %object = load ptr, ptr %object.at, align 8
-  %value = call i64 @PyLong_AsLongLong(ptr %object)
-  %next = add i64 %place, 1
-  %slot = add i64 %behind, %next
-  %last = getelementptr i64, ptr %words, i64 %slot
-  %word.at = getelementptr i64, ptr %last, i64 -1
-  store i64 %value, ptr %word.at, align 8
-  %again = icmp slt i64 %next, %count
-  br i1 %again, label %word, label %given.all
-given.all:
-  %problem = call ptr @PyErr_Occurred()
-  %numbers = icmp eq ptr %problem, null
+  %numbers = call i1 @ferrite.from_python(ptr %given, i64 %count, ptr %words, i64 %slots)
   br i1 %numbers, label %run, label %wrong
 wrong:
   ret ptr null

@@ -6,11 +6,10 @@
 
     context, slots, steps, mode, exec, five functions of CUDA's driver, pointers, then the slot of each,
     then for every step: function, node, slot and offset of its programs, threads, shared bytes, arguments, then for
-    every argument: slot, offset
+    every argument: slot, offset (`ferrite.codegen.llvm.words`)
 
-The words fill the last slots; a run without an arena leaves out the first. An argument is the word in a slot, plus the
-offset; with slot -1, the offset itself. Mode 0 launches every step; mode 1 renews the arguments of a CUDA graph, whose
-nodes the steps are, and launches that.
+The words fill the last slots; a run without an arena leaves out the first. Mode 0 launches every step; mode 1 renews
+the arguments of a CUDA graph, whose nodes the steps are, and launches that.
 
 Where something is not as the table has it (another context is current, a pointer is no multiple of 16, a step has
 nothing to do in a graph, the stream is being captured) nothing is launched: the table itself is called, with the same
@@ -19,15 +18,14 @@ arguments. It does the same by Python's means.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ferrite.codegen.llvm.driver import IMMEDIATE
+from ferrite.codegen.llvm.words import ARGUMENT, FROM_PYTHON, argument_words, packed
 
 NAME = "ferrite_launch"
-MOST_ARGUMENTS = 512
-MOST_PROGRAMS = (1 << 31) - 1
+MAX_ARGUMENTS = 512
+MAX_PROGRAMS = (1 << 31) - 1
 LAUNCH, GRAPH = 0, 1
 # Functions of the driver, in the order of the table.
 DRIVER_FUNCTIONS = (
@@ -42,8 +40,8 @@ HEAD = 5 + len(DRIVER_FUNCTIONS)
 RUN = f"""
 define internal i64 @{NAME}.run(ptr %table, ptr %slots, ptr %stream) nounwind {{
 entry:
-  %words = alloca [{MOST_ARGUMENTS} x i64], align 16
-  %places = alloca [{MOST_ARGUMENTS} x ptr], align 16
+  %words = alloca [{MAX_ARGUMENTS} x i64], align 16
+  %places = alloca [{MAX_ARGUMENTS} x ptr], align 16
   %node.params = alloca [7 x i64], align 16
   %current = alloca ptr, align 8
   %capturing = alloca i32, align 4
@@ -120,14 +118,14 @@ step:
   %arguments = load i64, ptr %arguments.at, align 8
   %twice.all = shl i64 %arguments, 1
   %after = getelementptr i64, ptr %first, i64 %twice.all
-  %programs = call i64 @{NAME}.word(ptr %programs.slot.at, ptr %slots)
+  %programs = call i64 @ferrite.argument(ptr %programs.slot.at, ptr %slots)
   %number.next = add nuw i64 %number, 1
   %nothing = icmp sle i64 %programs, 0
   br i1 %nothing, label %idle, label %enough
 idle:
   br i1 %graph, label %different, label %next
 enough:
-  %too.many = icmp sgt i64 %programs, {MOST_PROGRAMS}
+  %too.many = icmp sgt i64 %programs, {MAX_PROGRAMS}
   br i1 %too.many, label %different, label %begin
 begin:
   %empty = icmp eq i64 %arguments, 0
@@ -136,7 +134,7 @@ argument:
   %place = phi i64 [ 0, %begin ], [ %place.next, %argument ]
   %twice = shl i64 %place, 1
   %slot.at = getelementptr i64, ptr %first, i64 %twice
-  %value = call i64 @{NAME}.word(ptr %slot.at, ptr %slots)
+  %value = call i64 @ferrite.argument(ptr %slot.at, ptr %slots)
   %value.at = getelementptr i64, ptr %words, i64 %place
   store i64 %value, ptr %value.at, align 8
   %place.at = getelementptr ptr, ptr %places, i64 %place
@@ -188,29 +186,10 @@ done:
 different:
   ret i64 1
 }}
-
-define internal i64 @{NAME}.word(ptr %at, ptr %slots) alwaysinline nounwind {{
-entry:
-  %slot = load i64, ptr %at, align 8
-  %offset.at = getelementptr i64, ptr %at, i64 1
-  %offset = load i64, ptr %offset.at, align 8
-  %immediate = icmp slt i64 %slot, 0
-  br i1 %immediate, label %found, label %read
-read:
-  %word.at = getelementptr i64, ptr %slots, i64 %slot
-  %word = load i64, ptr %word.at, align 8
-  br label %found
-found:
-  %base = phi i64 [ 0, %entry ], [ %word, %read ]
-  %value = add i64 %base, %offset
-  ret i64 %value
-}}
 """
 
 # Python's lock is kept: a graph has one set of arguments, and two threads would renew them at once.
-ENTRY = f"""{RUN}
-declare ptr @PyErr_Occurred()
-declare i64 @PyLong_AsLongLong(ptr)
+ENTRY = f"""{ARGUMENT}{RUN}{FROM_PYTHON}
 declare ptr @PyLong_FromLongLong(i64)
 declare ptr @PyObject_Vectorcall(ptr, ptr, i64, ptr)
 
@@ -224,23 +203,7 @@ entry:
   %slots.at = getelementptr i64, ptr %table, i64 1
   %slots = load i64, ptr %slots.at, align 8
   %words = alloca i64, i64 %slots, align 16
-  %behind = sub i64 %slots, %count
-  %more = icmp sgt i64 %count, 1
-  br i1 %more, label %word, label %given.all
-word:
-  %place = phi i64 [ 1, %entry ], [ %next, %word ]
-  %object.at = getelementptr ptr, ptr %given, i64 %place
-  %object = load ptr, ptr %object.at, align 8
-  %value = call i64 @PyLong_AsLongLong(ptr %object)
-  %next = add i64 %place, 1
-  %slot = add i64 %behind, %place
-  %word.at = getelementptr i64, ptr %words, i64 %slot
-  store i64 %value, ptr %word.at, align 8
-  %again = icmp slt i64 %next, %count
-  br i1 %again, label %word, label %given.all
-given.all:
-  %problem = call ptr @PyErr_Occurred()
-  %numbers = icmp eq ptr %problem, null
+  %numbers = call i1 @ferrite.from_python(ptr %given, i64 %count, ptr %words, i64 %slots)
   br i1 %numbers, label %run, label %wrong
 wrong:
   ret ptr null
@@ -282,11 +245,6 @@ def pack_launches(
     words = [context, slots, len(steps), GRAPH if exec_graph else LAUNCH, exec_graph, *functions, len(pointers)]
     words += pointers
     for step in steps:
-        if len(step.arguments) > MOST_ARGUMENTS:
-            raise ValueError(f"{len(step.arguments)} arguments; a kernel has at most {MOST_ARGUMENTS}")
-        words += [step.function, step.node, *step.programs, step.threads, step.shared, len(step.arguments)]
-        words += [word for argument in step.arguments for word in argument]
-    return struct.pack(f"<{len(words)}q", *(word - (1 << 64) if word >= 1 << 63 else word for word in words))
-
-
-__all__ = ["DRIVER_FUNCTIONS", "ENTRY", "IMMEDIATE", "NAME", "LaunchStep", "pack_launches"]
+        words += [step.function, step.node, *step.programs, step.threads, step.shared]
+        words += argument_words(step.arguments, MAX_ARGUMENTS)
+    return packed(words)

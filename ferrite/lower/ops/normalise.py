@@ -13,7 +13,7 @@ from ferrite.ir.index import ONE, Index
 from ferrite.lower.builder import Builder
 from ferrite.lower.ops.reduce import Rows, moments
 from ferrite.lower.ops.views import reshaped
-from ferrite.lower.table import lowers
+from ferrite.lower.table import lowers, lowers_later
 from ferrite.lower.value import Value
 
 aten = torch.ops.aten
@@ -52,6 +52,15 @@ def log_softmax(ctx: Builder, x: Value, dim: int, half_to_float: bool) -> Value:
     shifted, total = softmax_parts(ctx, x, dim, wide)
     value = op("sub", shifted, op("log", spread_out(ctx, total, x)))
     return ctx.lazy(x.sizes, cast(value, ctx.out_dtype), x.device)
+
+
+@lowers_later("ferrite.prepare_softmax_online.default")
+def softmax_statistics(ctx: Builder, x: Value, dim: int) -> tuple[Value, Value]:
+    """The greatest of each row, and the sum of exponentials of what the elements are less than that."""
+    wide = arithmetic_type(x.dtype)
+    rows = along(ctx, x, dim).none_empty()
+    greatest, total = rows.reduce("softmax", rows.element(wide), x.dtype, x.dtype)
+    return greatest, total
 
 
 @lowers(aten._softmax_backward_data.default)

@@ -21,6 +21,7 @@ from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.passes.post_grad import cpu_ops, layers
 from ferrite.passes.post_grad.layers import POST_OP_TARGETS, VIEWS, Layer, layer_of, post_op_at, uses_of
+from ferrite.passes.shared.kernel_rules import KernelRules
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import AnyRule, Case, NodeRule, Site, apply_rules, arguments_of, in_order
 
@@ -309,5 +310,6 @@ POST_OP_RULES: tuple[AnyRule, ...] = (BINARY_RELU_POST_OP, UNARY_POST_OP, BINARY
 
 @graph_pass(stage="post_grad", rules=POST_OP_RULES)
 def mkldnn_fusion(gm: torch.fx.GraphModule, context: PassContext) -> int:
-    """Layers on the CPU take along the pointwise work behind them, with the option kernel_rewrites."""
-    return apply_rules(gm, POST_OP_RULES, context) if context.options.kernel_rewrites else 0
+    """Layers on the CPU take along the pointwise work behind them, where kernel_rewrites asks for it: today that work
+    is a kernel of its own, in place of the layer's result."""
+    return apply_rules(gm, KernelRules(later=POST_OP_RULES).wanted(context.options), context)

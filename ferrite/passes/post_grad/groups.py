@@ -4,8 +4,7 @@ The option `post_grad_fusions` names groups in the order in which they run; a ma
 `{"batch_aten_tanh": {"min_members": 3}, "decompose_mm_pass": {}}`. Batch fusions have a step of their own, which runs
 before the other groups.
 
-The second kind is off until those kernels are compiled: `ferrite::prepare_softmax_online` and its kin have an eager
-kernel that is right, but not faster than what it replaces.
+The second kind runs on the devices whose kernels it was made for: `ferrite.passes.shared.kernel_rules`.
 """
 
 from __future__ import annotations
@@ -21,16 +20,20 @@ from ferrite.passes.post_grad import batch_fusion, scatters, thin_products
 from ferrite.passes.post_grad.b2b_gemm import B2B_GEMM_RULES
 from ferrite.passes.post_grad.products import AUTOTUNE_RULES, INT_MM_RULES
 from ferrite.passes.post_grad.scatters import PARTITIONED_SCATTER_RULES, Copies
-from ferrite.passes.post_grad.softmax import SOFTMAX_RULES
+from ferrite.passes.post_grad.softmax import PREPARE_SOFTMAX
 from ferrite.passes.post_grad.split_cat import SPLIT_CAT_GROUPS, Runs
 from ferrite.passes.post_grad.thin_products import THIN_PRODUCT_GROUPS, Thin
 from ferrite.passes.shared.batching import Settings
 from ferrite.passes.shared.const_scatter import SCATTER_UPON_CONSTANT
+from ferrite.passes.shared.kernel_rules import KernelRules
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import AnyRule, apply_rules
 
 GROUPS: Mapping[str, tuple[AnyRule, ...]] = {**SPLIT_CAT_GROUPS, **THIN_PRODUCT_GROUPS}
-KERNEL_RULES = (*SOFTMAX_RULES, SCATTER_UPON_CONSTANT, *AUTOTUNE_RULES, *INT_MM_RULES)
+# A CPU finds the maximum and the sum of a row in two passes, as the row is near: `ferrite.schedule.cpu.prepare`.
+KERNEL_RULES = KernelRules(
+    accelerators=(PREPARE_SOFTMAX, SCATTER_UPON_CONSTANT), later=(*AUTOTUNE_RULES, *INT_MM_RULES)
+)
 # Names that belong to other steps or stages; users' lists of fusions may hold them.
 NOT_HERE = (
     *("pad_aten_mm_pass", "shape_padding_multiplier"),
@@ -71,18 +74,19 @@ def group_batch_fusion_passes(gm: torch.fx.GraphModule, context: PassContext) ->
     return apply_rules(gm, runnable, context) if runnable else 0
 
 
-@graph_pass(stage="post_grad", rules=KERNEL_RULES)
+@graph_pass(stage="post_grad", rules=KERNEL_RULES.all)
 def kernel_patterns(gm: torch.fx.GraphModule, context: PassContext) -> int:
-    """Forms that want a kernel of their own, with the option kernel_rewrites: one-pass softmax, sums of products."""
-    return apply_rules(gm, KERNEL_RULES, context) if context.options.kernel_rewrites else 0
+    """Forms for kernels of GPUs: one-pass softmax, selections; where the option asks for them, sums of products."""
+    return apply_rules(gm, KERNEL_RULES.wanted(context.options), context)
 
 
 @graph_pass(stage="post_grad", rules=PARTITIONED_SCATTER_RULES)
 def partitioned_scatter(gm: torch.fx.GraphModule, context: PassContext) -> int:
-    """Many writes into few places go to several copies first, with the option kernel_rewrites or by its name."""
+    """Many writes into few places go to several copies first, where post_grad_fusions names it."""
     options = context.options
-    asked_for = options.kernel_rewrites or choice_of(options.post_grad_fusions, scatters.GROUP) is not None
-    return apply_rules(gm, PARTITIONED_SCATTER_RULES, context) if asked_for else 0
+    named = choice_of(options.post_grad_fusions, scatters.GROUP) is not None
+    rules = PARTITIONED_SCATTER_RULES if named else KernelRules(later=PARTITIONED_SCATTER_RULES).wanted(options)
+    return apply_rules(gm, rules, context)
 
 
 @graph_pass(stage="post_grad", rules=[rule for rules in GROUPS.values() for rule in rules])
@@ -94,5 +98,5 @@ def post_grad_fusions(gm: torch.fx.GraphModule, context: PassContext) -> int:
 
 @graph_pass(stage="post_grad", rules=B2B_GEMM_RULES)
 def b2b_gemm_pass(gm: torch.fx.GraphModule, context: PassContext) -> int:
-    """Two products with pointwise work between become one, with the option kernel_rewrites."""
-    return apply_rules(gm, B2B_GEMM_RULES, context) if context.options.kernel_rewrites else 0
+    """Two products with pointwise work between become one, where kernel_rewrites asks for it: the kernel is to come."""
+    return apply_rules(gm, KernelRules(later=B2B_GEMM_RULES).wanted(context.options), context)

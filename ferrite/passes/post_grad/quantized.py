@@ -7,7 +7,7 @@
     quantize(view(dequantize(x, q)), q)                 =>      view(x)
     quantize(dequantize(x, q), q)                       =>      x, where quantising was moved in front of the view
     mul(mm(x, to_bf16(w).t()), s)                       =>      _weight_int8pack_mm(x, w, s)
-    relu(qlinear(...)), qlinear(...) + o                =>      one operator, with the option kernel_rewrites
+    relu(qlinear(...)), qlinear(...) + o                =>      one operator, where kernel_rewrites asks
 
 The first three are exact to the integer: a dequantised integer is quantised to itself if the scale is no extreme and
 no integer is clamped. So scales and zero points are compared for equality, not for likeness.

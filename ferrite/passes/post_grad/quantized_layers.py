@@ -7,7 +7,7 @@
 
 The first is rounded once where eager rounds twice. It reads a quarter of the bytes and makes no copy of the weight, and
 took less time than eager at every size that was tried. The others compute what eager does, bit by bit, and are for
-kernels that are not there yet: they run with the option kernel_rewrites.
+kernels that are not there yet: they run where the option kernel_rewrites asks for them.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from ferrite.passes.post_grad.quantized import (
     quantize,
 )
 from ferrite.passes.shared.facts import only_cast, transposed
+from ferrite.passes.shared.kernel_rules import KernelRules
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import AnyRule, Case, NodeRule, Site, apply_rules, arguments_of, in_order
 
@@ -385,8 +386,6 @@ if PACKED in cpu_ops.QUANTIZED_LAYERS:
     rules=[*QUANTIZED_RULES, WEIGHT_ONLY_INT8, *(rule for rules in LAYER_RULES for rule in rules)],
 )
 def quantized_fusion(gm: torch.fx.GraphModule, context: PassContext) -> int:
-    """Work on 8-bit integers stays on integers; packed layers go on themselves with the option kernel_rewrites."""
-    lists: list[tuple[AnyRule, ...]] = [QUANTIZED_RULES, (WEIGHT_ONLY_INT8,)]
-    if context.options.kernel_rewrites:
-        lists += LAYER_RULES
-    return sum(apply_rules(gm, rules, context) for rules in lists)
+    """Work on 8-bit integers stays on integers; packed layers go on themselves where kernel_rewrites asks for it."""
+    layers = [KernelRules(later=rules).wanted(context.options) for rules in LAYER_RULES]
+    return sum(apply_rules(gm, rules, context) for rules in (QUANTIZED_RULES, (WEIGHT_ONLY_INT8,), *layers) if rules)

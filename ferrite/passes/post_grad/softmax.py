@@ -7,23 +7,18 @@
 A softmax goes on with e, a log-softmax with z: all four values may have other readers, and who reads none of z and e
 lets them go. The rewrite belongs behind autograd, where e is no longer saved.
 
-    softmax(x, d)           =>      m, s = prepare_softmax_online(x, d); exp(x - m) / s
-    log_softmax(x, d)       =>      m, s = prepare_softmax_online(x, d); x - m - log(s)
-
-In half precision torch's operators calculate in float32 and round once, and so do these.
+torch's own softmax and log-softmax are lowered to the same reduction, and need no rule.
 """
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
 
 from ferrite.errors import Refusal
 from ferrite.passes.post_grad import operators as operators  # defines torch.ops.ferrite
-from ferrite.passes.shared.facts import has_elements_along
-from ferrite.rewrite import AnyRule, Case, Match, NodeRule, Rule, Site
+from ferrite.rewrite import Case, Match, Rule
 
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
@@ -58,29 +53,6 @@ def one_dimension(match: Match) -> Refusal | None:
 
 def of_floats(match: Match) -> Refusal | None:
     return None if match.value("x").is_floating_point() else Refusal("the operand is no floating-point tensor")
-
-
-# --- one call ---------------------------------------------------------------------------------------------------------
-
-
-def in_parts(site: Site) -> Any:
-    """torch's softmax or log-softmax by its parts, the reductions as one."""
-    x, dim = site.arguments["self"], site.arguments["dim"]
-    of, result = site.value(x), site.value(site.node)
-    if not site.options.online_softmax:
-        return Refusal("the option online_softmax is off")
-    if not has_elements_along(of, dim):
-        return Refusal("there may be nothing along the dimension")
-    wide = torch.float32 if result.dtype in HALF else result.dtype
-    operand = x if of.dtype == wide else site.call(aten._to_copy.default, x, dtype=wide)
-    pair = site.call(torch.ops.ferrite.prepare_softmax_online.default, operand, dim)
-    largest, total = (site.call(operator.getitem, pair, place) for place in (0, 1))
-    shifted = site.call(aten.sub.Tensor, operand, largest)
-    if site.node.target is aten._softmax.default:
-        found = site.call(aten.div.Tensor, site.call(aten.exp.default, shifted), total)
-    else:
-        found = site.call(aten.sub.Tensor, shifted, site.call(aten.log.default, total))
-    return found if result.dtype == wide else site.call(aten._to_copy.default, found, dtype=result.dtype)
 
 
 # --- cases ------------------------------------------------------------------------------------------------------------
@@ -164,28 +136,3 @@ PREPARE_SOFTMAX = Rule(
         ),
     ),
 )
-
-SOFTMAX_IN_PARTS = NodeRule(
-    name="softmax_in_parts",
-    purpose="a softmax finds its maximum and its sum in one pass",
-    targets=(aten._softmax.default, aten._log_softmax.default),
-    rewrite=in_parts,
-    numerics="rounded",
-    examples=(
-        Case("softmax", lambda x: torch.softmax(x, -1), rows),
-        Case("log-softmax", lambda x: torch.log_softmax(x, 0), rows),
-        Case("a dimension in the middle", lambda x: torch.softmax(x, 1), lambda: [torch.randn(2, 5, 3)]),
-        Case("rows of infinities and nan", lambda x: torch.softmax(x.log(), -1), special_rows),
-        Case("their logarithms", lambda x: torch.log_softmax(x.log(), -1), special_rows),
-        Case("half precision", lambda x: torch.softmax(x, -1), lambda: [torch.randn(4, 6).half()]),
-        Case("no rows", lambda x: torch.softmax(x, -1), lambda: [torch.randn(0, 6)]),
-    ),
-    near_misses=(
-        Case("switched off", lambda x: torch.softmax(x, -1), rows, {"online_softmax": False}),
-        Case("empty rows", lambda x: torch.softmax(x, -1), lambda: [torch.randn(4, 0)]),
-        Case("no dimension", lambda x: torch.softmax(x, -1), lambda: [torch.randn(())]),
-        Case("strict", lambda x: torch.softmax(x, -1), rows, {"numerics": "strict"}),
-    ),
-)
-
-SOFTMAX_RULES: tuple[AnyRule, ...] = (PREPARE_SOFTMAX, SOFTMAX_IN_PARTS)

@@ -16,7 +16,7 @@ of inference and training:
     dot-compress    half the operations, on a CPU           0.4 to 0.6      taken
                     on a GPU                                1.2 to 1.3      left
 
-With the option kernel_rewrites every form is taken wherever it is right, since a kernel will do it.
+Where the option kernel_rewrites says `always`, every form is taken wherever it is right, as if a kernel did it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def way(options: Options, name: str) -> str:
 
 
 def left_to_the_model(site: Site, name: str) -> bool:
-    return way(site.options, name) == "auto" and not site.options.kernel_rewrites
+    return way(site.options, name) == "auto" and site.options.kernel_rewrites != "always"
 
 
 def on_cpu(node: torch.fx.Node) -> bool:

@@ -147,10 +147,10 @@ def relu_nan_to_num(gm: torch.fx.GraphModule, context: PassContext) -> int:
 # --- elementwise calls in front of concats ----------------------------------------------------------------------------
 #
 # Profit: alone, n small calls cost more than one large one. They pay where the concat is taken apart right behind the
-# call, so that it goes away, if it is of few or copies much; and, once kernels are compiled (the option
-# kernel_rewrites), where one of them can be part of the kernel that computes its operand. In eager that gains nothing:
-# 1.0 to 1.4 of the time, by `python -m bench.passes rewrites`. Without the concat it takes 0.3 to 0.7, of sixteen tiny
-# operands 1.1.
+# call, so that it goes away, if it is of few or copies much; and where one of them can be part of the kernel that
+# computes its operand, as products will with templates: until then only where the option kernel_rewrites asks for it.
+# As it is that gains nothing: 1.0 to 1.4 of the time in eager, by `python -m bench.passes rewrites`, and 1.2 compiled.
+# Without the concat it takes 0.3 to 0.7, of sixteen tiny operands 1.1.
 
 FEW_OPERANDS = 4  # as many calls as a concat, the call on it, and the split
 PRODUCERS = frozenset(
@@ -206,15 +206,13 @@ def shared(views: Sequence[torch.fx.Node], concat: torch.fx.Node) -> Refusal | N
 
 def no_profit(site: Site, concat: torch.fx.Node, parts: Concat, views: Sequence[torch.fx.Node]) -> Refusal | None:
     if not views and any(splits_again(user, parts) for user in site.node.users):
-        few = len(parts.operands) <= FEW_OPERANDS or site.options.kernel_rewrites
+        few = len(parts.operands) <= FEW_OPERANDS or site.options.kernel_rewrites == "always"
         if few or copy_outweighs(site.value(concat), len(parts.operands) - FEW_OPERANDS):
             return None
         return Refusal("the calls for each operand cost more than the concat")
     if not any(part.target in PRODUCERS and sole_user(part) is concat for part in parts.operands):
         return Refusal("nothing is gained: no operand can be computed together with it, and the concat stays")
-    return (
-        None if site.options.kernel_rewrites else Refusal("nothing fuses in eager: the option kernel_rewrites is off")
-    )
+    return None if site.options.kernel_rewrites == "always" else Refusal("no producer takes pointwise work along yet")
 
 
 def splits_again(user: torch.fx.Node, concat: Concat) -> bool:
@@ -263,7 +261,7 @@ def many_split_again(count: int) -> Callable[..., Any]:
 
 
 F = torch.nn.functional
-FUSED = {"kernel_rewrites": True}
+FUSED = {"kernel_rewrites": "always"}
 SINKING = (
     NodeRule(
         name="sink_cat_exact",

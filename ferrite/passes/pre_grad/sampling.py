@@ -9,8 +9,8 @@ The right side is written as `argmax((l - m) - log(E)) * isfinite(m)`, m the max
 lose no precision against the noise, and a row without a softmax (NaN or infinity in it, or nothing but minus infinity)
 gives index 0, as in eager. Half precision is computed in float32.
 
-In eager a softmax is one kernel and this is several, which takes about a fifth longer; in one kernel it saves a pass
-over the row. So it waits for kernels.
+As calls of torch a softmax is one kernel and this is several, which takes about a fifth longer; compiled, it saves a
+pass over the row: 0.9 of the time on a CPU, where drawing the noise is most of it.
 
 The draw is a write, so this cannot be an ordinary rule: it looks itself whether anything it moves is written meanwhile.
 """
@@ -29,6 +29,7 @@ from ferrite.errors import Refusal
 from ferrite.graph import fake_value, is_barrier, mode_of, model_line, mutates, storages_of, stream_of
 from ferrite.passes.pre_grad.predicates import sole_user
 from ferrite.passes.pre_grad.stage import pre_grad_pass
+from ferrite.passes.shared.kernel_rules import KernelRules
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import Case, GraphRule, Writer, apply_rules, arguments_of, count_uses, difference, inherit
 
@@ -304,10 +305,11 @@ GumbelArgmax.near_misses = (
     Case("a temperature behind the softmax", sample_with_temperature, rows),
     Case("nothing is drawn", lambda logits, other: torch.argmax(logits.softmax(-1) / other, -1), lambda: rows() * 2),
 )
+KERNEL_RULES = KernelRules(everywhere=(GUMBEL_RULE,))
 
 
 @pre_grad_pass(rules=(GUMBEL_RULE,))
 def apply_gumbel_max_trick(gm: torch.fx.GraphModule, context: PassContext) -> int:
-    """Sampling by argmax(softmax / noise) needs no softmax, with the options gumbel_argmax and kernel_rewrites."""
-    wanted = context.options.gumbel_argmax and context.options.kernel_rewrites
-    return apply_rules(gm, (GUMBEL_RULE,), context) if wanted else 0
+    """Sampling by argmax(softmax / noise) needs no softmax, where kernels are compiled and gumbel_argmax is on."""
+    rules = KERNEL_RULES.wanted(context.options) if context.options.gumbel_argmax else ()
+    return apply_rules(gm, rules, context)

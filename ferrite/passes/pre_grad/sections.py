@@ -244,7 +244,7 @@ def one_call_each(site: Site) -> Any:
     site.through(middle, call.operand, *site.node.users)
     if len(stretches) > 1 or run is None or run.shape is not None:
         more = len(set(indices)) - SAVED_CALLS
-        if more > 0 and not site.options.kernel_rewrites and not copy_outweighs(fake_value(call.operand), more):
+        if more > 0 and site.options.kernel_rewrites != "always" and not copy_outweighs(fake_value(call.operand), more):
             return Refusal("calls for each cost more than the stack, while they fuse with nothing")
         made = {index: same_call(concat.operands[index]) for index in dict.fromkeys(indices)}
         return tuple(made[index] for index in indices)

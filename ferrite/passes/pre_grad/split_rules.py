@@ -198,7 +198,7 @@ STACKED_CALLS = (
             Case("sigmoid, along another dimension", through_stack(torch.sigmoid, (1, 1)), two(2, 3)),
             Case("as many calls as before", many_of_them(3), floats(2, 4)),
             Case("a stack that costs more than calls", many_of_them(5), floats(64, 128)),
-            Case("calls that fuse", many_of_them(5), floats(2, 4), {"kernel_rewrites": True}),
+            Case("calls that fuse", many_of_them(5), floats(2, 4), {"kernel_rewrites": "always"}),
         ),
         near_misses=(
             Case("taken apart along another dimension", through_stack(torch.tanh, (0, 1)), two(2, 3)),

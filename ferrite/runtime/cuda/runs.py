@@ -19,7 +19,7 @@ from ferrite.runtime.cuda.kernels import CudaKernel
 
 # Fewer are launched one by one. H200: 4 small kernels take 55 us one by one and 24 as a graph, 16 take 100 and 52.
 MIN_GRAPH_LAUNCHES = 3
-MOST_PROGRAMS = launches.MOST_PROGRAMS
+MAX_PROGRAMS = launches.MAX_PROGRAMS
 
 
 @dataclass
@@ -66,8 +66,8 @@ class CudaRun(Table):
         programs = word(step.programs, slots)
         if programs <= 0:
             return
-        if programs > MOST_PROGRAMS:
-            raise RuntimeError(f"a kernel would need {programs} programs; a GPU starts {MOST_PROGRAMS} at most")
+        if programs > MAX_PROGRAMS:
+            raise RuntimeError(f"a kernel would need {programs} programs; a GPU starts {MAX_PROGRAMS} at most")
         kernel, arguments = step.kernel, [word(argument, slots) for argument in step.given]
         if any(pointer % ALIGNED for pointer in arguments[: kernel.pointers]):
             kernel, function = self.for_any_pointers(step)

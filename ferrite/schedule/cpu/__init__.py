@@ -1,7 +1,6 @@
 """How loops are arranged for the threads, vectors and caches of a CPU."""
 
 from ferrite.schedule.cpu.machine import Machine
-from ferrite.schedule.cpu.scans import has_state
 from ferrite.schedule.cpu.scheduling import CpuScheduling
 
-__all__ = ["CpuScheduling", "Machine", "has_state"]
+__all__ = ["CpuScheduling", "Machine"]

@@ -16,11 +16,12 @@ from dataclasses import replace
 import torch
 
 from ferrite.ir import Expr, data, index_value, op, rewrite_indices
-from ferrite.ir.index import Index, axis, minimum, number
+from ferrite.ir.index import Index, axis, minimum
 from ferrite.ir.program import Compute, Reduce, Store, Target
 from ferrite.schedule.fusion.accesses import likely
+from ferrite.schedule.loops.reductions import EXTREME_OF
+from ferrite.schedule.loops.row_major import flat_extent
 
-GREATEST = {"argmax": "amax", "argmin": "amin"}
 MIN_VALUES = 512  # of fewer, the place moves along with the greatest
 MIN_BLOCKS = 8  # one of which is read again
 
@@ -64,7 +65,7 @@ def by_blocks(
         return replace(operation, reduced=(inner, *others), values=values)
 
     axes = (block, *operation.axes) if side_by_side else (*operation.axes, block)
-    blocks = replace(inside(block), kind=GREATEST[operation.kind], axes=axes)
+    blocks = replace(inside(block), kind=EXTREME_OF[operation.kind], axes=axes)
     greatest = made(blocks, value.dtype)
     yield replace(blocks, targets=(greatest,))
     chosen = made(operation, torch.int64)
@@ -72,6 +73,6 @@ def by_blocks(
     found = data(loaded(chosen), block.extent)
     rest = made(operation, torch.int64)
     yield replace(inside(found), targets=(best, rest))
-    before = begin(found) * math.prod((item.extent for item in others), start=number(1))
+    before = begin(found) * flat_extent(item.extent for item in others)
     total = op("add", index_value(before), loaded(rest))
     yield Compute(operation.axes, (Store(place.buffer, place.coordinates, total),), operation.origin)

@@ -11,24 +11,14 @@ from ferrite.ir import STATES, Expr, Load, Local
 from ferrite.ir.index import Axis, Index, Number
 from ferrite.ir.kernel import Join, Let, Loop, Scratch, State, Statement, Store, nodes_in
 from ferrite.ir.program import Mode
-from ferrite.schedule.cpu.loops import (
-    Body,
-    collapse,
-    cut,
-    indices_at,
-    nested,
-    ordered_axes,
-    replaced,
-    shared,
-    vector_loop,
-    with_values,
-    work_of,
-)
 from ferrite.schedule.cpu.machine import Machine
-from ferrite.schedule.cpu.nest_loops import MAX_SUMMED_ROWS, sums_floats, with_states
-from ferrite.schedule.cpu.statements import Parts
+from ferrite.schedule.cpu.vectors import shared, vector_loop
 from ferrite.schedule.fusion.accesses import likely, upper_estimate
 from ferrite.schedule.fusion.nests import Nest
+from ferrite.schedule.loops.axes import Body, collapse, cut, indices_at, nested, replaced, with_values, work_of
+from ferrite.schedule.loops.memory_order import ordered_axes
+from ferrite.schedule.loops.plain_loops import MAX_SUMMED_ROWS, sums_floats, with_states
+from ferrite.schedule.loops.statements import Parts
 
 MAX_COLUMN_PARTS = 8  # where threads can share nothing but the columns
 MAX_ROWS_WITHOUT_TILE = 64  # to reduce: for so few, a tile does not pay

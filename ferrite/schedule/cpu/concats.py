@@ -16,8 +16,8 @@ from dataclasses import replace
 from ferrite.ir import Load, nodes_of, rewrite_indices, rewrite_loads
 from ferrite.ir.index import ONE, ZERO, Axis, Index, Symbol, axis, never_negative
 from ferrite.ir.program import Buffer, Compute, Operation, Program, Store, reads, writes
-from ferrite.schedule.cpu.loops import index_over
 from ferrite.schedule.fusion.accesses import likely
+from ferrite.schedule.loops.axes import index_over
 
 MAX_PARTS = 8  # of a concatenation whose readers are split: code grows with each
 UNKNOWN_STRIDE = 1 << 30  # elements: larger than any that is known

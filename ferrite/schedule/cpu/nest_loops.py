@@ -1,23 +1,23 @@
-"""The loops of one nest inside a row."""
+"""The loops of one nest inside a row, with vectors."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from ferrite.ir import Local
 from ferrite.ir.index import Axis
-from ferrite.ir.kernel import Accumulate, Join, Loop, State, Statement
-from ferrite.ir.program import Scan
-from ferrite.schedule.cpu.loops import Body, collapse, cut, indices_at, nested, ordered_axes, vector_axis, vector_loop
+from ferrite.ir.kernel import Accumulate, Loop, State
 from ferrite.schedule.cpu.machine import Machine
-from ferrite.schedule.cpu.statements import Parts
 from ferrite.schedule.cpu.strips import in_strips
+from ferrite.schedule.cpu.vectors import vector_loop
 from ferrite.schedule.fusion.accesses import likely, upper_estimate
 from ferrite.schedule.fusion.nests import Nest
+from ferrite.schedule.loops.axes import Body, collapse, cut, indices_at, nested
+from ferrite.schedule.loops.memory_order import ordered_axes, vector_axis
+from ferrite.schedule.loops.plain_loops import in_parts, plain_loops, summed_across, sums_floats
+from ferrite.schedule.loops.statements import Parts
 
 MAX_SUMMED_ELEMENTS = 2048  # before a sum is added to another: how far rounding errors can grow
-MAX_SUMMED_ROWS = 64  # the same where every result has one state, not one per lane of some vectors
 
 
 def nest_loops(nest: Nest, part: Parts, machine: Machine) -> Body:
@@ -49,20 +49,6 @@ def reduced_across(nest: Nest, part: Parts, best: Axis, machine: Machine) -> Bod
     return nested(others, (vector_loop(best, block, machine),), "serial")
 
 
-def summed_across(nest: Nest, part: Parts) -> Body:
-    """Plain loops over what is reduced. Long sums of floats are made of shorter ones."""
-    axes, body = collapse(ordered_axes(nest.reduced, indices_at(tuple(part.point))), tuple(part.point))
-    longest = upper_estimate(axes[-1].extent, 1 << 30) if axes else 0
-    if not sums_floats(part.states) or longest <= 4 * MAX_SUMMED_ROWS:
-        return (Accumulate(tuple(part.states), nested(axes, body, "reduction")),)
-    block, inside, body = cut(axes[-1], MAX_SUMMED_ROWS, body)
-    return in_parts(part.states, [*axes[:-1], block], nested([inside], body, "reduction"))
-
-
-def sums_floats(states: Sequence[State]) -> bool:
-    return any(state.kind in ("sum", "prod") and state.dtypes[0].is_floating_point for state in states)
-
-
 def accumulated(states: Sequence[State], axes: Sequence[Axis], body: Body, machine: Machine) -> Body:
     """Loops over what is reduced. Long sums of floats are made of shorter ones."""
     if not axes:
@@ -79,45 +65,3 @@ def accumulated(states: Sequence[State], axes: Sequence[Axis], body: Body, machi
     if sums and rounds * longest > 2 * MAX_SUMMED_ELEMENTS and longest >= 64:
         return in_parts(states, outer, (loop,))
     return (Accumulate(tuple(states), nested(outer, (loop,), "reduction")),)
-
-
-def in_parts(states: Sequence[State], axes: Sequence[Axis], inner: Body) -> Body:
-    """A state for every round of the axes, combined with the state of all when the round is over."""
-    renamed = {name: f"{name}_part" for state in states for name in state.names}
-    parts = tuple(
-        State(state.kind, tuple(renamed[name] for name in state.names), state.dtypes, state.combine) for state in states
-    )
-    block = Accumulate(parts, tuple(with_states(statement, renamed) for statement in inner))
-    combines = tuple(
-        Join(
-            state.names[0],
-            tuple(Local.intern(renamed[name], dtype) for name, dtype in zip(state.names, state.dtypes, strict=True)),
-        )
-        for state in states
-    )
-    return (Accumulate(tuple(states), nested(axes, (block, *combines), "serial")),)
-
-
-def with_states(statement: Statement, new: dict[str, str]) -> Statement:
-    match statement:
-        case Join():
-            return Join(new.get(statement.state, statement.state), statement.values)
-        case Loop():
-            body = tuple(with_states(item, new) for item in statement.body)
-            return Loop(statement.axis, statement.kind, body, statement.lanes, statement.copies)
-    return statement
-
-
-def plain_loops(nest: Nest, part: Parts) -> Body:
-    """Loops one by one, in the order of the operation."""
-    body: Body = tuple(part.point)
-    if not part.states:
-        return nested(nest.axes, body, "serial") + tuple(part.after)
-    if nest.ordered:  # a scan: only along its own axis does a state go on
-        along = [
-            item for stage in nest.stages if isinstance(stage.operation, Scan) for item in (stage.operation.along,)
-        ]
-        others = [item for item in nest.axes if item not in along]
-        scan = Accumulate(tuple(part.states), nested(along, body, "serial"))
-        return nested(others, (scan, *part.after), "serial")
-    return nested(nest.outer, (*summed_across(nest, part), *part.after), "serial")

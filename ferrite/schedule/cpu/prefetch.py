@@ -21,9 +21,9 @@ from dataclasses import replace
 from ferrite.ir import Load
 from ferrite.ir.index import ONE, Axis, Index, Number, substitute
 from ferrite.ir.kernel import Accumulate, Loop, Pointer, Prefetch, Statement, Store, nodes_in, walk
-from ferrite.schedule.cpu.loops import Body
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.fusion.accesses import likely, step_of
+from ferrite.schedule.loops.axes import Body
 
 
 def with_prefetches(body: Body, pointers: Mapping[str, Pointer], machine: Machine) -> Body:

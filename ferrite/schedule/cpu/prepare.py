@@ -15,72 +15,47 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
-import torch
-
-from ferrite.ir import Cast, Expr, Load, cast, const, index_value, op, rewrite_indices
-from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, axis, number
-from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Store, Target
-from ferrite.schedule.cpu.argmax_blocks import GREATEST, block_size, by_blocks
+from ferrite.ir import rewrite_indices
+from ferrite.ir.index import ZERO, Axis, Index, Number, axis, number
+from ferrite.ir.program import Compute, Operation, Program, Reduce, Target
+from ferrite.schedule.cpu.argmax_blocks import block_size, by_blocks
 from ferrite.schedule.cpu.buffer_layouts import with_layouts
 from ferrite.schedule.cpu.concats import split_readers
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.out_products import with_out_products
-from ferrite.schedule.fusion.accesses import BufferTable, likely, step_of, upper_estimate
-from ferrite.schedule.fusion.stages import stage_of
+from ferrite.schedule.fusion.accesses import likely, step_of, upper_estimate
+from ferrite.schedule.loops.reductions import (
+    EXTREME_OF,
+    MIN_SPLIT_ELEMENTS,
+    SPLIT_KINDS,
+    Preparation,
+    is_empty,
+    pieces_of,
+    points,
+)
 
 MAX_SPLIT_RESULTS = 64  # with more, threads share the results, and need not share what is reduced
-MIN_SPLIT_ELEMENTS = 1 << 15  # in all: a quarter of a grain; of fewer, threads need not share
 MAX_PIECES = 32  # however many threads there are: values must not depend on that
 MIN_EQUAL_PIECES = 8  # with fewer, the last threads wait for the first: then there is a rest instead
-DIGITS_OF_A_COUNT = 16  # binary ones: of 65,536 equal numbers a sum in a type with so many more is exact
-SPLIT_KINDS = ("sum", "prod", "amax", "amin", "any", "all", "xor")
 
 
 def prepare(program: Program, machine: Machine) -> Program:
     """The program with the rewrites above, in this order; what it computes stays the same up to rounding."""
-    work = Preparation(program, "cpu", machine.l1_bytes // 4)
-    operations = [new for operation in program.operations for new in work.rewritten(operation)]
-    program = replace(program, buffers=tuple(work.buffers.values()), operations=tuple(operations))
+    program = CpuPreparation(program, "cpu", machine.l1_bytes // 4, MAX_SPLIT_RESULTS).program(program)
     return with_out_products(with_layouts(split_readers(program)))
 
 
-class Preparation:
-    """`device`: the type of the devices whose operations are rewritten. `near_elements`: of a piece that is read twice,
-    in f32."""
-
-    max_split_results = MAX_SPLIT_RESULTS
-
-    def __init__(self, program: Program, device: str, near_elements: int = 1 << 13) -> None:
-        self.device, self.near_elements = device, near_elements
-        self.buffer_table = BufferTable(program)
-        self.buffers = dict(self.buffer_table.buffers)
-        self.buffer_table.buffers = self.buffers
-
+class CpuPreparation(Preparation):
     def rewritten(self, operation: Operation) -> Iterator[Operation]:
-        if not isinstance(operation, Reduce) or not self.is_here(operation):
-            yield operation
-            return
-        if operation.kind in GREATEST:
+        if isinstance(operation, Reduce) and operation.kind in EXTREME_OF and self.is_here(operation):
             across = self.across(operation)
             if (size := block_size(operation, across)) is not None:
                 yield from by_blocks(operation, size, across, self.made, self.loaded)
                 return
-        if operation.kind == "welford" and (cut := self.near_piece(operation)) is not None:
-            yield from self.welford_in_pieces(operation, *cut)
-            return
-        for each in self.simpler(operation):
-            if isinstance(each, Reduce):
-                yield from self.split(each)
-            else:
-                yield each
-
-    def is_here(self, operation: Reduce) -> bool:
-        names = [target.buffer for target in operation.targets if target is not None]
-        return any(self.buffers[name].device.type == self.device for name in names)
+        yield from super().rewritten(operation)
 
     def simpler(self, operation: Reduce) -> list[Compute | Reduce]:
         match operation.kind:
@@ -89,113 +64,6 @@ class Preparation:
             case "welford":
                 return self.welford(operation)
         return [operation]
-
-    # --- kinds --------------------------------------------------------------------------------------------------------
-
-    def softmax(self, operation: Reduce) -> list[Compute | Reduce]:
-        (value,), (most, total) = operation.values, operation.targets
-        if most is None:
-            most = self.made(operation, value.dtype)
-        found: list[Compute | Reduce] = [replace(operation, kind="amax", targets=(most,))]
-        if total is not None:
-            away = op("sub", value, cast(self.loaded(most), value.dtype))
-            found.append(replace(operation, kind="sum", values=(op("exp", away),), targets=(total,)))
-        return found
-
-    def welford(self, operation: Reduce) -> list[Compute | Reduce]:
-        (value,), (mean, squares, count) = operation.values, operation.targets
-        how_many = count_value(product_of(item.extent for item in operation.reduced), value.dtype)
-        total = self.made(operation, value.dtype)
-        found: list[Compute | Reduce] = [replace(operation, kind="sum", targets=(total,))]
-        average = op("div", self.loaded(total), how_many)
-        if squares is None or sums_exactly(value):
-            is_exact = mean is not None and self.buffers[mean.buffer].dtype == value.dtype
-            middle = mean if mean is not None and is_exact else self.made(operation, value.dtype)
-            found.append(self.compute(operation, middle, average))
-            if mean is not None and not is_exact:
-                found.append(self.compute(operation, mean, self.loaded(middle)))
-            if squares is not None:
-                away = op("sub", value, self.loaded(middle))
-                found.append(replace(operation, kind="sum", values=(op("mul", away, away),), targets=(squares,)))
-        else:
-            rounded = self.made(operation, value.dtype)
-            found.append(self.compute(operation, rounded, average))
-            away = op("sub", value, self.loaded(rounded))
-            found += self.corrected(operation, rounded, away, op("mul", away, away), how_many)
-        if count is not None:
-            found.append(self.compute(operation, count, how_many))
-        return found
-
-    def corrected(
-        self, operation: Reduce, rounded: Target, away: Expr, square: Expr, how_many: Expr, each: Expr | None = None
-    ) -> Iterator[Compute | Reduce]:
-        """Mean and squares by deviations from a mean that was rounded: what their sum says it is off by is put right.
-        So the numbers of a row that are all equal are their mean, and their deviations exactly zero, as in eager.
-        `each`: how many numbers stand behind one deviation."""
-        (value, *_), (mean, squares, _count) = operation.values, operation.targets
-        assert squares is not None
-        rest, raw = self.made(operation, value.dtype), self.made(operation, value.dtype)
-        yield replace(operation, kind="sum", values=(away,), targets=(rest,))
-        yield replace(operation, kind="sum", values=(square,), targets=(raw,))
-        off = op("div", self.loaded(rest), how_many)
-        if mean is not None:
-            # where numbers are infinite, so is the mean, and deviations from it are none
-            is_number = op("eq", off, off, dtype=torch.bool)
-            off_by = op("where", is_number, off, const(0.0, value.dtype), dtype=value.dtype)
-            yield self.compute(operation, mean, op("add", self.loaded(rounded), off_by))
-        too_much = op("mul", self.loaded(rest), off)
-        too_much = too_much if each is None else op("mul", too_much, each)
-        # no more than the largest number: of an infinite sum of squares, nothing that is left is none
-        too_much = op("minimum", too_much, const(torch.finfo(value.dtype).max, value.dtype))
-        least = const(0.0, value.dtype)
-        yield self.compute(operation, squares, op("maximum", op("sub", self.loaded(raw), too_much), least))
-
-    def welford_in_pieces(self, operation: Reduce, longest: Axis, size: int) -> Iterator[Compute | Reduce]:
-        """The statistics of equal pieces, then of all: memory is read once, as a piece is in the cache when it is gone
-        through again. The squares are those inside the pieces and those of the pieces' means."""
-        (value,), (mean, squares, count) = operation.values, operation.targets
-        outer, inner, values = pieces_of(operation, longest, number(upper_estimate(longest.extent, 0) // size))
-        reduced = tuple(inner if item is longest else item for item in operation.reduced)
-        part = replace(operation, axes=(outer, *operation.axes), reduced=reduced, values=values)
-        means, inside = (self.made(operation, value.dtype, (outer,)) for _ in range(2))
-        yield from self.welford(replace(part, targets=(means, inside, None)))
-        total, rounded = self.made(operation, value.dtype), self.made(operation, value.dtype)
-        across_pieces = replace(operation, reduced=(outer,))
-        yield replace(across_pieces, kind="sum", values=(self.loaded(means),), targets=(total,))
-        pieces = count_value(outer.extent, value.dtype)
-        yield self.compute(operation, rounded, op("div", self.loaded(total), pieces))
-        away = op("sub", self.loaded(means), self.loaded(rounded))
-        if squares is None:
-            assert mean is not None
-            yield self.compute(operation, mean, self.loaded(rounded))
-        else:
-            each = count_value(product_of(item.extent for item in reduced), value.dtype)
-            both = op("add", self.loaded(inside), op("mul", op("mul", away, away), each))
-            yield from self.corrected(across_pieces, rounded, away, both, pieces, each)
-        if count is not None:
-            many = product_of(item.extent for item in operation.reduced)
-            yield self.compute(operation, count, count_value(many, value.dtype))
-
-    def made(self, operation: Reduce, dtype: torch.dtype, extra: tuple[Axis, ...] = ()) -> Target:
-        """Memory for one result at every point that is not reduced."""
-        axes = (*extra, *operation.axes)
-        sizes = tuple(item.extent for item in axes)
-        strides = tuple(product_of(sizes[place + 1 :]) for place in range(len(sizes)))
-        device = next(self.buffers[target.buffer].device for target in operation.targets if target is not None)
-        name = f"part{len(self.buffers)}"
-        while name in self.buffers:
-            name += "_"
-        self.buffers[name] = Buffer(name, dtype, sizes, strides, ZERO, device)
-        return Target(name, tuple(axes))
-
-    def loaded(self, target: Target) -> Expr:
-        return Load.intern(target.buffer, target.coordinates, self.buffers[target.buffer].dtype)
-
-    def compute(self, operation: Reduce, target: Target, value: Expr) -> Compute:
-        stored = cast(value, self.buffers[target.buffer].dtype)
-        return Compute(operation.axes, (Store(target.buffer, target.coordinates, stored),), operation.origin)
-
-    # --- pieces -------------------------------------------------------------------------------------------------------
 
     def split(self, operation: Reduce) -> Iterator[Reduce]:
         results = points(operation.axes)
@@ -226,14 +94,6 @@ class Preparation:
             yield replace(operation, reduced=over(last), values=values, targets=into(number(pieces)))
         yield replace(operation, reduced=(every,), values=(self.loaded(partial),), targets=(target,))
 
-    def across(self, operation: Reduce) -> bool:
-        """Whether results lie side by side, and not what is reduced: then threads share what is reduced, so that each
-        goes through memory in its order."""
-        return stage_of(operation, self.buffer_table).favourite in operation.axes
-
-    def state_type(self, operation: Reduce) -> torch.dtype:
-        return torch.bool if operation.kind in ("any", "all") else operation.values[0].dtype
-
     def piece(self, operation: Reduce) -> tuple[Axis, int] | None:
         """The axis to cut, and into how many pieces: equal ones, with a rest where no good number divides the size."""
         longest = max(operation.reduced, key=lambda item: likely(item.extent), default=None)
@@ -252,54 +112,3 @@ class Preparation:
         if isinstance(longest.extent, Number):
             pieces = next((count for count in range(pieces, MIN_EQUAL_PIECES - 1, -1) if size % count == 0), pieces)
         return (longest, pieces) if pieces >= 4 else None
-
-    def near_piece(self, operation: Reduce) -> tuple[Axis, int] | None:
-        """The axis to cut, and how much of it a piece has that the nearest cache holds; None where threads need not
-        share one result, or where results lie side by side."""
-        many = points(operation.reduced)
-        if many < MIN_SPLIT_ELEMENTS or points(operation.axes) >= self.max_split_results or self.across(operation):
-            return None
-        if not all(isinstance(item.extent, Number) for item in operation.reduced):
-            return None
-        longest = max(operation.reduced, key=lambda item: upper_estimate(item.extent, 0))
-        length = upper_estimate(longest.extent, 0)
-        most = min(self.near_elements * length // many, length // 4)
-        size = next((size for size in range(most, 0, -1) if length % size == 0), 0)
-        return (longest, size) if size * many // length >= self.near_elements // 8 else None
-
-
-def points(axes: Iterable[Axis]) -> int:
-    return math.prod(likely(item.extent) for item in axes)
-
-
-def pieces_of(operation: Reduce, longest: Axis, count: Index) -> tuple[Axis, Axis, tuple[Expr, ...]]:
-    """An axis as so many equal pieces: the pieces, the places in one, and the values over both."""
-    outer = axis(f"{longest.name}_piece", count)
-    inner = axis(f"{longest.name}_rest", longest.extent // count)
-    place: Index = outer * inner.extent + inner
-    return outer, inner, tuple(rewrite_indices(item, {longest: place}) for item in operation.values)
-
-
-def product_of(sizes: Iterable[Index]) -> Index:
-    total: Index = ONE
-    for size in sizes:
-        total = total * size
-    return total
-
-
-def is_empty(operation: Reduce) -> bool:
-    return any(item.extent is ZERO for item in operation.reduced)
-
-
-def sums_exactly(value: Expr) -> bool:
-    """Whether sums of equal numbers are not rounded, so that their mean is the number: they had fewer digits before."""
-    return isinstance(value, Cast) and digits(value.arg.dtype) + DIGITS_OF_A_COUNT <= digits(value.dtype)
-
-
-def digits(dtype: torch.dtype) -> int:
-    """Of the numbers of a type, binary ones; 64 where it is not one of floats."""
-    return 1 - round(math.log2(torch.finfo(dtype).eps)) if dtype.is_floating_point else 64
-
-
-def count_value(many: Index, dtype: torch.dtype) -> Expr:
-    return const(many.value, dtype) if isinstance(many, Number) else cast(index_value(many), dtype)

@@ -19,29 +19,20 @@ from ferrite.ir import data_of
 from ferrite.ir.index import ZERO, Axis, Index, Number, number
 from ferrite.ir.kernel import Loop, Statement, Store, walk
 from ferrite.schedule.cpu.column_reduction import column_reduction, is_column_reduction
-from ferrite.schedule.cpu.loops import (
-    Body,
-    collapse,
-    cut,
-    indices_at,
-    lanes_for,
-    ordered_axes,
-    shared,
-    unrolling,
-    vector_axis,
-    vector_loop,
-    work_of,
-)
 from ferrite.schedule.cpu.machine import Machine
-from ferrite.schedule.cpu.nest_loops import nest_loops, plain_loops
+from ferrite.schedule.cpu.nest_loops import nest_loops
 from ferrite.schedule.cpu.sharded_scatter import owned
 from ferrite.schedule.cpu.sorted_scatter import SortedScatter, sorted_scatter
-from ferrite.schedule.cpu.statements import Parts
 from ferrite.schedule.cpu.strips import in_strips
-from ferrite.schedule.cpu.tiles import crossing, tiled
-from ferrite.schedule.cpu.windows import is_window, used, written_out
-from ferrite.schedule.fusion.accesses import axes_in, likely, step_of, upper_estimate
-from ferrite.schedule.fusion.nests import Nest, trivial
+from ferrite.schedule.cpu.tiles import tiled
+from ferrite.schedule.cpu.vectors import lanes_for, shared, unrolling, vector_loop
+from ferrite.schedule.fusion.accesses import likely, step_of, upper_estimate
+from ferrite.schedule.fusion.nests import Nest
+from ferrite.schedule.loops.axes import Body, collapse, cut, indices_at, work_of
+from ferrite.schedule.loops.memory_order import crossing, inner_indices, ordered_axes, vector_axes, vector_axis
+from ferrite.schedule.loops.plain_loops import plain_loops
+from ferrite.schedule.loops.statements import Parts
+from ferrite.schedule.loops.windows import is_window, used, written_out
 
 MIN_WINDOW_STEP = 5  # elements from one window to the next: from there on, vectors are
 # better made of the elements of one window than of neighbouring windows
@@ -143,20 +134,15 @@ def combines(statement: Statement) -> bool:
 
 
 def column_axis(rows: Sequence[Axis], nests: Sequence[Nest], parts: Sequence[Parts]) -> Axis | None:
-    """The row axis that vectors are best made of, where that is not an axis of a nest."""
-    found: Axis | None = None
-    for nest, part in zip(nests, parts, strict=True):
-        if not nest.axes or all(trivial(item) for item in nest.axes):
-            continue
-        inner = set(nest.axes)
-        indices = [index for index in indices_at(tuple(part.point)) if not axes_in(index).isdisjoint(inner)]
-        best = vector_axis([*rows, *nest.axes], indices)
+    """The row axis that vectors are best made of, where that is not an axis of a nest; of several the first nest's."""
+    column: Axis | None = None
+    for nest, part, best in vector_axes(rows, nests, parts):
         if best not in rows and is_window(nest, part):
-            best = side_by_side(rows, part, indices)
+            best = side_by_side(rows, part, inner_indices(nest, part))
         if best is None or best not in rows:
             return None
-        found = found or best
-    return found
+        column = column or best
+    return column
 
 
 def side_by_side(rows: Sequence[Axis], part: Parts, loads: Sequence[Index]) -> Axis | None:

@@ -16,11 +16,12 @@ import torch
 from ferrite.ir import Data, IndexValue, Local, const, data, index_value, op
 from ferrite.ir.index import ONE, Axis, Index, Number, Sum, axis, number, substitute
 from ferrite.ir.kernel import Let, Loop, Store, When
-from ferrite.schedule.cpu.loops import Body, nested, rows_at_once, vector_loop, work_of
 from ferrite.schedule.cpu.machine import Machine
-from ferrite.schedule.cpu.statements import Parts
+from ferrite.schedule.cpu.vectors import rows_at_once, vector_loop
 from ferrite.schedule.fusion.accesses import axes_in, likely, step_of
 from ferrite.schedule.fusion.nests import Nest
+from ferrite.schedule.loops.axes import Body, nested, work_of
+from ferrite.schedule.loops.statements import Parts
 
 MAX_SHARES = 32  # each goes through all ids
 MIN_SHARE_ELEMENTS = 64  # of a row: going through the ids must be little beside it

@@ -26,10 +26,11 @@ from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, axis, number, subst
 from ferrite.ir.kernel import Accumulate, Join, Let, Loop, Scratch, State, Statement, Store, When
 from ferrite.ir.program import Compute, Operation, stores_of
 from ferrite.ir.program import nodes as program
-from ferrite.schedule.cpu.loops import Body, lanes_for, nested, replaced, shared, with_values, work_of
 from ferrite.schedule.cpu.machine import Machine
+from ferrite.schedule.cpu.vectors import lanes_for, shared
 from ferrite.schedule.fusion.accesses import axes_in, loads_of, step_of
 from ferrite.schedule.fusion.stages import Stage
+from ferrite.schedule.loops.axes import Body, nested, replaced, with_values, work_of
 
 KINDS = {"add": "sum", "mul": "prod", "amax": "amax", "amin": "amin"}
 MIN_ROW_ELEMENTS = 64  # sorting must be little beside adding a row

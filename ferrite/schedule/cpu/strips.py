@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from ferrite.ir import OPERATORS, Cast, Expr, Local, Op
 from ferrite.ir.index import Axis
 from ferrite.ir.kernel import Loop, nodes_in
-from ferrite.schedule.cpu.loops import Body, cut, lanes_for, work_of
 from ferrite.schedule.cpu.machine import Machine
+from ferrite.schedule.cpu.vectors import lanes_for
 from ferrite.schedule.fusion.accesses import likely, upper_estimate
+from ferrite.schedule.loops.axes import Body, cut, work_of
 
 MIN_SAVED_ADDITIONS = 8  # at every point, for a strip to pay
 MIN_ROWS = 8  # for which that pays

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ferrite.ir import Expr, Load, Masked, data_of, nodes_of
-from ferrite.ir.index import ONE, ZERO, Axis, Index, axis, number
+from ferrite.ir.index import Axis, Index, axis, number
 from ferrite.ir.kernel import Loop, Scratch, Statement, Store, nodes_in
-from ferrite.schedule.cpu.loops import Body, collapse, cut, index_over, vector_loop, with_values, work_of
 from ferrite.schedule.cpu.machine import Machine
-from ferrite.schedule.fusion.accesses import step_of, upper_estimate
-
-MIN_TILED_ELEMENTS = 8  # along an axis: for fewer, a tile does not pay
+from ferrite.schedule.cpu.vectors import vector_loop
+from ferrite.schedule.fusion.accesses import upper_estimate
+from ferrite.schedule.loops.axes import Body, collapse, cut, index_over, with_values, work_of
+from ferrite.schedule.loops.memory_order import goes_across
 
 
 def tiled(order: Sequence[Axis], across: Axis, body: Body, machine: Machine) -> tuple[list[Axis], Body, int]:
@@ -78,21 +78,3 @@ def crossing_loads(across: Axis, last: Axis, body: Body) -> list[Load]:
         and not data_of(item.coordinates[0])
         and goes_across(item.coordinates[0], across, last)
     ]
-
-
-def crossing(order: Sequence[Axis], indices: Sequence[Index]) -> Axis | None:
-    """Another axis along which some memory lies side by side that does not along the vector axis."""
-    last = order[-1]
-    for index in indices:
-        for item in order[:-1]:
-            if (
-                goes_across(index, item, last)
-                and min(upper_estimate(item.extent, 64), upper_estimate(last.extent, 64)) >= MIN_TILED_ELEMENTS
-            ):
-                return item
-    return None
-
-
-def goes_across(index: Index, across: Axis, last: Axis) -> bool:
-    step = step_of(index, last)
-    return step is not ONE and step is not ZERO and step_of(index, across) is ONE

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ferrite.errors import Refusal
+from ferrite.ir import symbols_in
 from ferrite.ir.index import Symbol
 from ferrite.ir.program import (
     Assert,
@@ -54,6 +55,7 @@ class Order:
         self.writer: dict[str, int] = {}
         self.reader: dict[str, int] = {}
         self.definer: dict[Symbol, int] = {}
+        self.layout_symbols: dict[str, frozenset[Symbol]] = {}  # by buffers
         self.effect = -1
         self.after: dict[int, int] = {}  # of groups: the place of the last item that they depend on
         self.apart: set[tuple[int, int]] = set()  # groups that do not become one
@@ -68,12 +70,26 @@ class Order:
     def storage(self, name: str) -> str:
         return self.buffer_table.buffers[name].storage
 
+    def symbols_of_layout(self, name: str) -> frozenset[Symbol]:
+        """The symbols that tell how much memory a buffer takes, and where its elements lie in it."""
+        if name not in self.layout_symbols:
+            buffers = self.buffer_table.buffers
+            numbers = [
+                number
+                for each in {name, self.storage(name)}
+                for number in (*buffers[each].sizes, *buffers[each].strides, buffers[each].offset)
+            ]
+            self.layout_symbols[name] = frozenset(symbol for number in numbers for symbol in symbols_in(number))
+        return self.layout_symbols[name]
+
     def needed(self, read: set[str], written: set[str], operation: Operation) -> set[int]:
         """The places of the items that an operation depends on: of those that touch one thing the last."""
         found = {self.writer.get(name, -1) for name in read | written}
         found |= {self.reader.get(name, -1) for name in written}
         if self.definer:
             found |= {self.definer.get(name, -1) for name in symbols(operation)}
+            touched = {access.buffer for access in (*reads(operation), *writes(operation))}
+            found |= {self.definer.get(name, -1) for each in touched for name in self.symbols_of_layout(each)}
         if has_effect(operation):
             found.add(self.effect)
         return found

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from ferrite.ir.index import Axis, Index
 from ferrite.ir.kernel import Loop, LoopKind, Statement, walk
-from ferrite.schedule.cpu.loops import Body
 from ferrite.schedule.fusion.accesses import likely
 from ferrite.schedule.gpu.machine import GpuMachine
+from ferrite.schedule.loops.axes import Body
 
 WARP = 32
 MOST_WARPS = 32

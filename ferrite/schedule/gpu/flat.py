@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from ferrite.ir import OPERATORS, Load, Op, data_of, indices_of
 from ferrite.ir.index import Axis, Index, Number, axis
 from ferrite.ir.kernel import Loop, Store, nodes_in, walk
-from ferrite.schedule.cpu.loops import Body, collapse, indices_at, nested, ordered_axes, replaced
-from ferrite.schedule.cpu.tiles import crossing
 from ferrite.schedule.fusion.accesses import likely, step_of
 from ferrite.schedule.gpu.blocks import likely_lanes, power_above, smaller_until
 from ferrite.schedule.gpu.machine import GpuMachine
+from ferrite.schedule.loops.axes import Body, collapse, indices_at, nested, replaced
+from ferrite.schedule.loops.memory_order import crossing, ordered_axes
 
 HEAVY = 150  # additions at one point, from which on a thread has half as many points: its registers hold more each
 SMALLEST = 128  # elements of a block

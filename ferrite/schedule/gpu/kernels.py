@@ -8,22 +8,23 @@ from collections.abc import Sequence
 from ferrite.ir import Load
 from ferrite.ir.index import Axis, Index
 from ferrite.ir.kernel import Kernel, Loop, Scratch, Statement, Store, inner, nodes_in, walk
-from ferrite.schedule.cpu.kernels import memory_of, pointers_of, sizes_of
-from ferrite.schedule.cpu.loops import Body, indices_at, vector_axis
-from ferrite.schedule.cpu.placement import Placement
-from ferrite.schedule.cpu.statements import Parts, Statements
-from ferrite.schedule.cpu.windows import is_window, used, written_out
 from ferrite.schedule.fusion.accesses import BufferTable, axes_in, step_of, upper_estimate
 from ferrite.schedule.fusion.groups import Group
-from ferrite.schedule.fusion.nests import Nest, nests_of, trivial
+from ferrite.schedule.fusion.nests import Nest, nests_of
 from ferrite.schedule.gpu.blocks import warps_for, whole_elements, whole_lanes
 from ferrite.schedule.gpu.flat import MAX_STEP, flat, is_strided
 from ferrite.schedule.gpu.machine import GpuMachine
-from ferrite.schedule.gpu.profit import kept_column, keeps_columns, without
+from ferrite.schedule.gpu.profit import keeps_columns, kept_column, without
 from ferrite.schedule.gpu.rows import by_columns, by_rows
 from ferrite.schedule.gpu.scatter import atomic, is_scatter
 from ferrite.schedule.gpu.simplify import simplified
 from ferrite.schedule.gpu.streams import Stream, is_stream, stream_axes
+from ferrite.schedule.loops.axes import Body
+from ferrite.schedule.loops.frame import pointers_of, sizes_of
+from ferrite.schedule.loops.memory_order import inner_indices, vector_axes, vector_axis
+from ferrite.schedule.loops.placement import Placement
+from ferrite.schedule.loops.statements import Parts, Statements
+from ferrite.schedule.loops.windows import is_window, used, written_out
 from ferrite.schedule.target import Built
 
 FEW = 8  # elements of a reduction along memory that are written out
@@ -61,8 +62,7 @@ def build(group: Group, inside: tuple[str, ...], buffer_table: BufferTable, mach
         banned |= {name for name, tile in placement.tiles.items() if tile.name in wrong}
     if scatter:
         body = atomic(body)
-    needed = memory_of(body)
-    pointers = tuple(item for item in pointers_of(made) if item.name in needed)
+    pointers = pointers_of(made, body)
     kernel = Kernel(pointers, sizes_of(body), body, group.origins, warps_of(body, machine))
     return Built(kernel, tuple(item.name for item in pointers))
 
@@ -136,7 +136,7 @@ def is_short(nest: Nest, part: Parts, column: Axis | None, results: Axis | None)
         return False
     elements = points_of(nest) * len(part.states)
     if elements > FEW and column is None:
-        loads = [index for index in indices_at(tuple(part.point)) if not axes_in(index).isdisjoint(nest.axes)]
+        loads = inner_indices(nest, part)
         column = results if results is not None and all(is_near(index, results) for index in loads) else None
     return elements <= (MANY if column is not None else FEW)
 
@@ -153,17 +153,12 @@ def points_of(nest: Nest) -> int:
 
 def column_axis(rows: Sequence[Axis], nests: Sequence[Nest], parts: Sequence[Parts]) -> Axis | None:
     """The row axis along which memory lies side by side in every loop inside the rows; None where there is none."""
-    found: Axis | None = None
-    for nest, part in zip(nests, parts, strict=True):
-        if not nest.axes or all(trivial(item) for item in nest.axes):
-            continue
-        within = set(nest.axes)
-        indices = [index for index in indices_at(tuple(part.point)) if not axes_in(index).isdisjoint(within)]
-        best = vector_axis([*rows, *nest.axes], indices)
-        if best is None or best not in rows or (found is not None and best is not found):
+    column: Axis | None = None
+    for _nest, _part, best in vector_axes(rows, nests, parts):
+        if best is None or best not in rows or (column is not None and best is not column):
             return None
-        found = best
-    return found
+        column = best
+    return column
 
 
 # --- tiles ------------------------------------------------------------------------------------------------------------

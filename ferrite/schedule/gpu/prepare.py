@@ -35,33 +35,28 @@ from ferrite.ir import (
 )
 from ferrite.ir.index import ZERO, Axis, Index, Number, axis
 from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Store, Target, axes_of
-from ferrite.schedule.cpu.placement import flat_place
-from ferrite.schedule.cpu.prepare import SPLIT_KINDS, Preparation, is_empty, points, product_of
 from ferrite.schedule.fusion.accesses import likely, step_of
 from ferrite.schedule.gpu.blocks import power_below, whole_elements
 from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.gpu.row_pieces import Cut, cut_of, in_pieces, is_reduced, related
 from ferrite.schedule.gpu.streams import MODES
+from ferrite.schedule.loops.reductions import EXTREME_OF, SPLIT_KINDS, Preparation, is_empty, points
+from ferrite.schedule.loops.row_major import flat_place, flat_strides
 
 HALVES = (torch.float16, torch.bfloat16)
-EXTREMES = {"argmax": "amax", "argmin": "amin", "argmax_of_window": "amax"}
-FIRST_PLACE = ("argmax", "argmin")  # of a window another place is asked for
+EXTREMES = {**EXTREME_OF, "argmax_of_window": "amax"}
 SMALLEST_PIECE = 4096  # elements of one program: with fewer, starting it takes longer than its work
 
 
 def prepare(program: Program, machine: GpuMachine, device: str) -> Program:
-    work = GpuPreparation(program, machine, device)
-    operations = [new for operation in program.operations for new in work.rewritten(operation)]
-    operations = [new for operation in work.with_row_pieces(operations) for new in work.finished(operation)]
-    return replace(program, buffers=tuple(work.buffers.values()), operations=tuple(operations))
+    return GpuPreparation(program, machine, device).program(program)
 
 
 class GpuPreparation(Preparation):
     def __init__(self, program: Program, machine: GpuMachine, device: str) -> None:
-        super().__init__(program, device, machine.kept_elements // 4)
+        super().__init__(program, device, machine.kept_elements // 4, machine.enough_programs // 2)
         self.machine = machine
-        self.max_split_results = machine.enough_programs // 2
-        self.finals: list[Reduce] = []  # what adds pieces up: so little that it is not cut again
+        self.whole: list[Operation] = []  # what is made of pieces already, or adds them up
 
     def rewritten(self, operation: Operation) -> Iterator[Operation]:
         if isinstance(operation, Compute) and (store := self.narrow_sum(operation)) is not None:
@@ -72,12 +67,20 @@ class GpuPreparation(Preparation):
             return
         operation = self.plainer(operation)
         if operation.kind == "welford" and (cut := self.near_piece(operation)) is not None:
-            yield from self.welford_in_pieces(operation, *cut)
+            for each in self.welford_in_pieces(operation, *cut):
+                self.whole.append(each)
+                yield each
             return
-        yield from self.in_steps(operation)
+        yield from self.simpler(operation)
 
-    def finished(self, operation: Operation) -> Iterator[Operation]:
-        if isinstance(operation, Reduce) and self.is_here(operation) and operation not in self.finals:
+    def program(self, program: Program) -> Program:
+        operations = [new for operation in program.operations for new in self.rewritten(operation)]
+        operations = [new for operation in self.with_row_pieces(operations) for new in self.cut(operation)]
+        return replace(program, buffers=tuple(self.buffers.values()), operations=tuple(operations))
+
+    def cut(self, operation: Operation) -> Iterator[Operation]:
+        is_cut = any(operation is each for each in self.whole)
+        if isinstance(operation, Reduce) and self.is_here(operation) and not is_cut:
             yield from self.split(operation)
         else:
             yield operation
@@ -109,8 +112,7 @@ class GpuPreparation(Preparation):
         name = f"wide{len(self.buffers)}"
         while name in self.buffers:
             name += "_"
-        strides = tuple(product_of(target.sizes[place + 1 :]) for place in range(len(target.sizes)))
-        self.buffers[name] = Buffer(name, torch.float32, target.sizes, strides, ZERO, target.device)
+        self.buffers[name] = Buffer(name, torch.float32, target.sizes, flat_strides(target.sizes), ZERO, target.device)
         before = cast(Load.intern(store.buffer, axes, target.dtype), torch.float32)
         yield Compute(axes, (Store(name, axes, before),), operation.origin)
         addend = cast(store.value, torch.float32)
@@ -118,7 +120,7 @@ class GpuPreparation(Preparation):
         after = cast(Load.intern(name, axes, torch.float32), target.dtype)
         yield Compute(axes, (Store(store.buffer, axes, after),), operation.origin)
 
-    def in_steps(self, operation: Reduce) -> list[Compute | Reduce]:
+    def simpler(self, operation: Reduce) -> list[Compute | Reduce]:
         """Two passes where a row is kept, or where pieces are made anyway; else one."""
         size = whole_elements(operation.reduced)
         kept = size is not None and 2 * size <= self.machine.kept_elements and not self.across(operation)
@@ -126,14 +128,14 @@ class GpuPreparation(Preparation):
             return self.softmax(operation)
         if operation.kind == "welford" and (kept or self.is_few(operation)):
             return self.welford(operation)
-        if operation.kind in FIRST_PLACE and not is_empty(operation) and (kept or self.is_few(operation)):
+        if operation.kind in EXTREME_OF and not is_empty(operation) and (kept or self.is_few(operation)):
             return self.first_extreme(operation)
         return [operation]
 
     def first_extreme(self, operation: Reduce) -> list[Compute | Reduce]:
         """The greatest or least value, then the first place that has it, or is NaN: one that is NaN is both."""
         (value,), (result, place) = operation.values, operation.targets
-        plain = replace(operation, kind=EXTREMES[operation.kind])
+        plain = replace(operation, kind=EXTREME_OF[operation.kind])
         exact = result is not None and self.buffers[result.buffer].dtype == value.dtype
         extreme = result if result is not None and exact else self.made(operation, value.dtype)
         steps: list[Compute | Reduce] = [replace(plain, targets=(extreme,))]
@@ -239,7 +241,7 @@ class GpuPreparation(Preparation):
         partial = self.made(operation, self.state_type(operation), outer)
         yield replace(cut, axes=(*outer, *operation.axes), reduced=(rest,), targets=(partial,))
         final = replace(operation, reduced=outer, values=(self.loaded(partial),), targets=(target,))
-        self.finals.append(final)
+        self.whole.append(final)
         yield final
 
     def slowest_first(self, operation: Reduce) -> list[Axis]:

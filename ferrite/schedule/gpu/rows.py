@@ -15,14 +15,15 @@ from collections.abc import Sequence
 from ferrite.ir.index import Axis
 from ferrite.ir.kernel import Accumulate, Loop
 from ferrite.ir.program import Scan
-from ferrite.schedule.cpu.loops import Body, collapse, indices_at, nested, ordered_axes
-from ferrite.schedule.cpu.nest_loops import plain_loops
-from ferrite.schedule.cpu.statements import Parts
 from ferrite.schedule.fusion.accesses import likely
 from ferrite.schedule.fusion.nests import Nest
 from ferrite.schedule.gpu.blocks import blocked, likely_lanes, power_above, power_below, smaller_until, whole_elements
 from ferrite.schedule.gpu.flat import smallest_type
 from ferrite.schedule.gpu.machine import GpuMachine
+from ferrite.schedule.loops.axes import Body, collapse, indices_at, nested
+from ferrite.schedule.loops.memory_order import ordered_axes
+from ferrite.schedule.loops.plain_loops import plain_loops
+from ferrite.schedule.loops.statements import Parts
 
 HIGHEST = 64  # rows of what is reduced, in a block of columns
 

@@ -11,8 +11,8 @@ from ferrite.ir import data_of
 from ferrite.ir.kernel import Loop, Statement, Store, When
 from ferrite.ir.program import Compute, Operation
 from ferrite.ir.program import Store as ProgramStore
-from ferrite.schedule.cpu.loops import Body
 from ferrite.schedule.fusion.groups import Group
+from ferrite.schedule.loops.axes import Body
 
 # What a GPU combines in one step, by how.
 ATOMIC = {

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from ferrite.errors import Refusal
 from ferrite.ir.index import Axis
 from ferrite.ir.program import Operation, Program, Scan
-from ferrite.schedule.cpu.prepare import points
-from ferrite.schedule.cpu.scans import has_state
 from ferrite.schedule.fusion.accesses import BufferTable, likely
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.stages import Stage
@@ -18,6 +16,8 @@ from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.gpu.prepare import prepare
 from ferrite.schedule.gpu.profit import slower
 from ferrite.schedule.gpu.scatter import refused
+from ferrite.schedule.loops.reductions import points
+from ferrite.schedule.loops.scans import has_state
 from ferrite.schedule.steps import Run
 from ferrite.schedule.target import Built, RunMemory
 

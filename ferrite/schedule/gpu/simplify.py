@@ -12,8 +12,8 @@ import torch
 
 from ferrite.ir import Const, Expr, IndexValue, Op, const, rewrite_nodes
 from ferrite.ir.kernel import Accumulate, Join, Let, Loop, Statement, Store, When, nodes_in
-from ferrite.schedule.cpu.loops import Body
-from ferrite.schedule.cpu.ranges import SHIFTS, known_value
+from ferrite.schedule.loops.axes import Body
+from ferrite.schedule.loops.conditions import SHIFTS, known_value
 
 NARROW = 1 << 30  # lanes of a block that lie beyond an extent have room above it
 

@@ -21,10 +21,7 @@ from ferrite.ir.index import Axis, Index, substitute
 from ferrite.ir.kernel import Loop, Scratch, Statement, Store
 from ferrite.ir.program import Compute, Mode, Reduce
 from ferrite.ir.program import Store as ProgramStore
-from ferrite.schedule.cpu.loops import Body, collapse, nested
-from ferrite.schedule.cpu.placement import Placement, Tile
 from ferrite.schedule.fusion.accesses import BufferTable, counterparts, likely
-from ferrite.schedule.cpu.statements import Parts, Statements
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.nests import Nest
 from ferrite.schedule.fusion.stages import Stage, stage_of
@@ -32,6 +29,9 @@ from ferrite.schedule.gpu.blocks import whole_elements, whole_lanes
 from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.gpu.rows import nest_loops
 from ferrite.schedule.gpu.simplify import simplified
+from ferrite.schedule.loops.axes import Body, collapse, nested
+from ferrite.schedule.loops.placement import Placement, Tile
+from ferrite.schedule.loops.statements import Parts, Statements
 
 MODES: dict[str, Mode] = {"sum": "add", "prod": "mul", "amax": "amax", "amin": "amin"}
 
@@ -190,7 +190,7 @@ class Stream:
     def arranged(
         self, placement: Placement, nests: Sequence[Nest], parts: Sequence[Parts], machine: GpuMachine
     ) -> Body:
-        """The statements of a row, in a loop over the rows of a piece, between what begins and what ends the columns."""
+        """The statements of a row, in a loop over those of a piece, between what begins and what ends the columns."""
         kept = {self.tile(stage).name for stage in self.columns}
         row: Body = tuple(tile.scratch for tile in placement.tiles.values() if tile.name not in kept)
         for nest, part in zip(nests, parts, strict=True):

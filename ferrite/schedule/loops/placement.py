@@ -6,12 +6,13 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ferrite.ir.index import ONE, ZERO, Axis, Index
+from ferrite.ir.index import Axis, Index
 from ferrite.ir.kernel import Scratch
 from ferrite.ir.program import Reduce, Scan
 from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, axes_in
 from ferrite.schedule.fusion.nests import Nest, trivial
 from ferrite.schedule.fusion.stages import Stage
+from ferrite.schedule.loops.row_major import flat_extent, flat_place
 
 
 @dataclass(frozen=True)
@@ -26,20 +27,6 @@ class Tile:
     def coordinates(self, whole: Sequence[Index]) -> tuple[Index, ...]:
         """Tiles are flat, so that loops over several of their dimensions can be collapsed into one."""
         return (flat_place([whole[place] for place in self.dimensions], self.sizes),)
-
-
-def flat_place(coordinates: Sequence[Index], sizes: Sequence[Index]) -> Index:
-    place: Index = ZERO
-    for coordinate, size in zip(coordinates, sizes, strict=True):
-        place = place * size + coordinate
-    return place
-
-
-def flat_extent(sizes: Iterable[Index]) -> Index:
-    total: Index = ONE
-    for size in sizes:
-        total = total * size
-    return total
 
 
 @dataclass(frozen=True)

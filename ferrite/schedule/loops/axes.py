@@ -1,21 +1,25 @@
-"""Loops around the statements of a nest: their order, which are collapsed into one, which one is made of vectors."""
+"""Statements over other axes, and loops around them: what every arrangement of loops is put together from.
+
+for i in 64:                                    for i_j in 2048:
+    for j in 32:             collapse(i, j)         y[i_j] = x[i_j]
+        y[32*i + j] = x[32*i + j]
+                                                for i_block in 2:
+                             cut(i, 32)             for i_in in 32: ...
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
 from ferrite.ir import OPERATORS, Expr, IndexValue, Op, indices_of, nodes_of, rewrite_indices, with_parts
-from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, axis, minimum, substitute
+from ferrite.ir.index import ONE, ZERO, Axis, Index, axis, minimum, substitute
 from ferrite.ir.kernel import Accumulate, Join, Let, Loop, LoopKind, Scratch, Statement, Store, When, nodes_in
-from ferrite.schedule.cpu.machine import Machine
-from ferrite.schedule.fusion.accesses import UNKNOWN_EXTENT, axes_in, likely, step_of
+from ferrite.schedule.fusion.accesses import step_of
 
 Body = tuple[Statement, ...]
-ENOUGH_FOR_VECTORS = 8  # elements of an axis: a longer one is no better a choice for vectors
 
 
 def indices_at(body: Body) -> list[Index]:
@@ -93,33 +97,7 @@ def index_over(old: Index, new: dict[Axis, Index]) -> Index:
     return found.index if isinstance(found, IndexValue) else substitute(old, new)
 
 
-# --- order and collapsing ---------------------------------------------------------------------------------------------
-
-
-def ordered_axes(axes: Sequence[Axis], indices: Sequence[Index], fixed: Axis | None = None) -> list[Axis]:
-    """Axes from the slowest to the fastest in memory: by their steps in what is touched, the vector axis last."""
-    best = fixed if fixed is not None else vector_axis(axes, indices)
-
-    def reach(item: Axis) -> int:
-        steps = [step for index in indices if (step := step_of(index, item)) is not None and step is not ZERO]
-        return max((abs(likely(step, 1 << 30)) for step in steps), default=0)
-
-    order = {item: place for place, item in enumerate(axes)}
-    return sorted(axes, key=lambda item: (item is best, -reach(item), order[item]))
-
-
-def vector_axis(axes: Sequence[Axis], indices: Sequence[Index]) -> Axis | None:
-    """The axis along which most elements lie side by side; of equals the longest, then the last. One that is shorter
-    than a vector counts for the part that it fills."""
-    score = {item: 0 for item in axes if item.extent is not ONE}
-    for index in indices:
-        used = axes_in(index)
-        weight = math.prod(min(likely(item.extent), UNKNOWN_EXTENT) for item in score if item in used)
-        for item in used:
-            if item in score and step_of(index, item) is ONE:
-                score[item] += weight * min(likely(item.extent), ENOUGH_FOR_VECTORS)
-    ranked = sorted(score, key=lambda item: (score[item], min(likely(item.extent), UNKNOWN_EXTENT), axes.index(item)))
-    return ranked[-1] if ranked else None
+# --- collapsing and cutting -------------------------------------------------------------------------------------------
 
 
 def collapse(axes: Sequence[Axis], body: Body, keep: Iterable[Axis] = ()) -> tuple[list[Axis], Body]:
@@ -177,65 +155,7 @@ def work_of(body: Body) -> int:
     return len(body) + sum(OPERATORS[item.name].cost if isinstance(item, Op) else 1 for item in seen)
 
 
-def types_of(body: Body) -> set[torch.dtype]:
-    """The types that are computed with; integers that only index do not count."""
-    found: set[torch.dtype] = set()
-    for statement in body:
-        for item in nodes_in(statement):
-            if not isinstance(item, IndexValue) and item.dtype is not torch.bool:
-                found.add(item.dtype)
-        if isinstance(statement, Loop | Accumulate | When):
-            found |= types_of(statement.body)
-    return found
-
-
-def unrolling(body: Body, work: int) -> int:
-    """How many vectors side by side: enough to keep the units busy, few enough for the registers."""
-    if work <= 16:
-        return 4
-    return 2 if work <= 60 else 1
-
-
-def lanes_for(body: Body, machine: Machine) -> int:
-    """Elements of a vector: as many as a register holds of what most is computed with. Wider types take several."""
-    types = types_of(body)
-    floats = {dtype for dtype in types if dtype.is_floating_point}
-    if floats:
-        return machine.vector_bytes // max(min(dtype.itemsize for dtype in floats), 4)
-    return machine.lanes(*types)
-
-
-def vector_loop(item: Axis, body: Body, machine: Machine, kind: LoopKind = "vector") -> Loop:
-    lanes = lanes_for(body, machine)
-    copies = unrolling(body, work_of(body))
-    if kind == "reduction":
-        copies = max(copies, 2)  # one addition waits for the other: more than one must be under way
-    count = item.extent
-    if isinstance(count, Number):
-        while lanes > 1 and count.value < lanes:
-            lanes //= 2
-        while copies > 1 and count.value < lanes * copies:
-            copies //= 2
-    return Loop(item, kind, body, lanes, copies)
-
-
 def nested(axes: Sequence[Axis], body: Body, kind: LoopKind) -> Body:
     for item in reversed(axes):
         body = (Loop(item, kind, body),)
     return body
-
-
-def rows_at_once(body: Body, machine: Machine, points: int) -> int:
-    """How many rows a thread should have at least, so that waking it pays."""
-    return max(math.ceil(machine.grain / max(points, 1)), 1)
-
-
-def shared(axes: Sequence[Axis], body: Body, work: int, machine: Machine) -> Body:
-    """Loops that threads share; a thread gets several rounds of the innermost where one is little work."""
-    if not axes:
-        return body
-    (inner,) = nested(axes[-1:], body, "parallel")
-    assert isinstance(inner, Loop)
-    copies = rows_at_once(body, machine, work)
-    loop = Loop(inner.axis, "parallel", inner.body, copies=copies)
-    return nested(axes[:-1], (loop,), "parallel")

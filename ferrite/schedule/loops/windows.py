@@ -16,10 +16,10 @@ import math
 from ferrite.ir import STATES, Expr, Local, nodes_of, params, with_parts
 from ferrite.ir.index import Axis, Index, Number, number
 from ferrite.ir.kernel import Join, Let, State, Statement, nodes_in, walk
-from ferrite.schedule.cpu.loops import Body, replaced, with_values
-from ferrite.schedule.cpu.statements import Parts
 from ferrite.schedule.fusion.accesses import upper_estimate
 from ferrite.schedule.fusion.nests import Nest
+from ferrite.schedule.loops.axes import Body, replaced, with_values
+from ferrite.schedule.loops.statements import Parts
 
 MAX_WINDOW_ELEMENTS = 32  # that are written out one by one
 

@@ -1,0 +1,72 @@
+"""Loops for the vectors and the threads of a processor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from ferrite.ir import IndexValue
+from ferrite.ir.index import Axis, Number
+from ferrite.ir.kernel import Accumulate, Loop, LoopKind, When, nodes_in
+from ferrite.schedule.cpu.machine import Machine
+from ferrite.schedule.loops.axes import Body, nested, work_of
+
+
+def types_of(body: Body) -> set[torch.dtype]:
+    """The types that are computed with; integers that only index do not count."""
+    found: set[torch.dtype] = set()
+    for statement in body:
+        for item in nodes_in(statement):
+            if not isinstance(item, IndexValue) and item.dtype is not torch.bool:
+                found.add(item.dtype)
+        if isinstance(statement, Loop | Accumulate | When):
+            found |= types_of(statement.body)
+    return found
+
+
+def unrolling(body: Body, work: int) -> int:
+    """How many vectors side by side: enough to keep the units busy, few enough for the registers."""
+    if work <= 16:
+        return 4
+    return 2 if work <= 60 else 1
+
+
+def lanes_for(body: Body, machine: Machine) -> int:
+    """Elements of a vector: as many as a register holds of what most is computed with. Wider types take several."""
+    types = types_of(body)
+    floats = {dtype for dtype in types if dtype.is_floating_point}
+    if floats:
+        return machine.vector_bytes // max(min(dtype.itemsize for dtype in floats), 4)
+    return machine.lanes(*types)
+
+
+def vector_loop(item: Axis, body: Body, machine: Machine, kind: LoopKind = "vector") -> Loop:
+    lanes = lanes_for(body, machine)
+    copies = unrolling(body, work_of(body))
+    if kind == "reduction":
+        copies = max(copies, 2)  # one addition waits for the other: more than one must be under way
+    count = item.extent
+    if isinstance(count, Number):
+        while lanes > 1 and count.value < lanes:
+            lanes //= 2
+        while copies > 1 and count.value < lanes * copies:
+            copies //= 2
+    return Loop(item, kind, body, lanes, copies)
+
+
+def rows_at_once(body: Body, machine: Machine, points: int) -> int:
+    """How many rows a thread should have at least, so that waking it pays."""
+    return max(math.ceil(machine.grain / max(points, 1)), 1)
+
+
+def shared(axes: Sequence[Axis], body: Body, work: int, machine: Machine) -> Body:
+    """Loops that threads share; a thread gets several rounds of the innermost where one is little work."""
+    if not axes:
+        return body
+    (inner,) = nested(axes[-1:], body, "parallel")
+    assert isinstance(inner, Loop)
+    copies = rows_at_once(body, machine, work)
+    loop = Loop(inner.axis, "parallel", inner.body, copies=copies)
+    return nested(axes[:-1], (loop,), "parallel")

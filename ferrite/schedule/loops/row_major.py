@@ -1,0 +1,28 @@
+"""Places, sizes and strides of elements that lie in the order of their coordinates, the last one fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ferrite.ir.index import ONE, ZERO, Index
+
+
+def flat_place(coordinates: Sequence[Index], sizes: Sequence[Index]) -> Index:
+    """Where an element lies: (i, j) of (4, 8) at 8*i + j."""
+    place: Index = ZERO
+    for coordinate, size in zip(coordinates, sizes, strict=True):
+        place = place * size + coordinate
+    return place
+
+
+def flat_extent(sizes: Iterable[Index]) -> Index:
+    """How many elements there are."""
+    total: Index = ONE
+    for size in sizes:
+        total = total * size
+    return total
+
+
+def flat_strides(sizes: Sequence[Index]) -> tuple[Index, ...]:
+    """(4, 8) has (8, 1)."""
+    return tuple(flat_extent(sizes[place + 1 :]) for place in range(len(sizes)))
