@@ -27,7 +27,7 @@ from ferrite.ir import (
     data_of,
     indices_of,
 )
-from ferrite.ir.index import Atom, Index, Sum
+from ferrite.ir.index import ZERO, Atom, Index, Sum, number
 
 Masks = tuple[Mask, ...]
 Place = tuple[Value, tuple[Value, ...]]  # an index, and where what it read from memory is inside its extent
@@ -137,13 +137,18 @@ class Evaluation:
         if item.name in INFIX_NAMES and not all(isinstance(operand, Const) for operand in item.operands):
             plain = [plain_number(operand) if isinstance(operand, Const) else None for operand in item.operands]
             texts = [number or text for number, text in zip(plain, texts, strict=True)]
-        return self.named(operation(self.module.needs, item, texts, self.module.quick), dims)
+        quick = self.module.quick or (self.module.exact is not None and item not in self.module.exact)
+        return self.named(operation(self.module.needs, item, texts, quick), dims)
 
     def random(self, item: Random, masks: Masks) -> Value:
         seed, (place, _) = self.get(item.seed, masks), self.index(item.counter, masks)
         dims, (key, counter) = self.together(seed, Value(f"tl.cast({place.text}, tl.int64)", place.dims))
         needs = self.module.needs
-        if item.kind == "uniform" and item.dtype is not torch.float64:
+        four = self.fours(item.counter) if not seed.dims else None
+        if item.kind == "uniform" and item.dtype is not torch.float64 and four is not None:
+            needs("random_floats")
+            text, made = f"random_floats({seed.text}, {four}, {DIGITS[item.dtype]})", torch.float32
+        elif item.kind == "uniform" and item.dtype is not torch.float64:
             needs("random_float")
             text, made = f"random_float({key}, {counter}, {DIGITS[item.dtype]})", torch.float32
         elif item.kind in ("uniform", "bits"):
@@ -153,6 +158,21 @@ class Evaluation:
         else:
             raise NotGenerated(f"random numbers of kind {item.kind}")
         return self.named(converted(needs, text, made, item.dtype), dims)
+
+    def fours(self, counter: Index) -> str | None:
+        """Every fourth counter, where lanes side by side have counters side by side: four words come from one."""
+        if len(self.scope.axes) != 1:
+            return None
+        (lane,) = self.scope.axes
+        rest = counter - lane.axis
+        block, base = lane.block, self.module.bases.get(lane.axis)
+        if base is None or block.most % 4 or not block.name.isdigit() or lane.axis in rest.atoms or data_of(rest):
+            return None
+        if rest % number(4) is not ZERO:
+            return None
+        lanes = f"({base or 0} + tl.arange(0, {block.most // 4}) * 4)"
+        text, _ = self.index(rest)
+        return None if text.dims else f"tl.cast({text.text}, tl.int64) + {lanes}"
 
     # --- masks --------------------------------------------------------------------------------------------------------
 
@@ -245,6 +265,7 @@ class Evaluation:
         pointer, guard, dims = self.pointer(item.buffer, item.coordinates[0], masks)
         other = self.fillings.get((item, masks))
         masked = "" if guard is None else f", mask={guard}, other={filling(other) if other is not None else 0}"
+        masked += ', eviction_policy="evict_first"' if item.buffer in self.module.once else ""
         found = self.named(f"tl.load({pointer}{masked})", dims)
         if other is not None and guard is not None:
             self.module.filled[found.text] = other, masks

@@ -77,9 +77,12 @@ OWN = "own"
 
 @dataclass(frozen=True)
 class Pointer:
+    """`once`: every element is read once, and all of it is too much for a cache: nothing of it need stay there."""
+
     name: str
     dtype: torch.dtype
     access: Access = "read"
+    once: bool = False
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
-from ferrite.ir import Load
-from ferrite.ir.index import Axis, Index
-from ferrite.ir.kernel import Kernel, Loop, Scratch, Statement, Store, inner, nodes_in, walk
+from ferrite.ir import Load, data_of
+from ferrite.ir.index import ONE, Axis, Index
+from ferrite.ir.kernel import Kernel, Loop, Pointer, Scratch, Statement, Store, inner, nodes_in, walk
 from ferrite.schedule.fusion.accesses import BufferTable, axes_in, step_of, upper_estimate
-from ferrite.schedule.fusion.groups import Group
+from ferrite.schedule.fusion.groups import Group, bytes_about
 from ferrite.schedule.fusion.nests import Nest, nests_of
 from ferrite.schedule.gpu.blocks import warps_for, whole_elements, whole_lanes
 from ferrite.schedule.gpu.flat import MAX_STEP, flat, is_strided
@@ -62,9 +63,35 @@ def build(group: Group, inside: tuple[str, ...], buffer_table: BufferTable, mach
         banned |= {name for name, tile in placement.tiles.items() if tile.name in wrong}
     if scatter:
         body = atomic(body)
-    pointers = pointers_of(made, body)
+    held = kept or stream is not None
+    pointers = tuple(with_hint(item, body, held, buffer_table, machine) for item in pointers_of(made, body))
     kernel = Kernel(pointers, sizes_of(body), body, group.origins, warps_of(body, machine))
     return Built(kernel, tuple(item.name for item in pointers))
+
+
+def with_hint(pointer: Pointer, body: Body, kept: bool, buffer_table: BufferTable, machine: GpuMachine) -> Pointer:
+    """Whether what is behind a pointer is read once, and is more than half of what the cache holds."""
+    buffer = buffer_table.buffers[pointer.name]
+    if pointer.access != "read" or bytes_about(pointer.name, buffer_table) < machine.cache // 2:
+        return pointer
+    loads = loads_of(pointer.name, body)
+    loops = {id(around[-1]) for _, around in loads if around}
+    if len({load.coordinates for load, _ in loads}) != 1 or (len(loops) > 1 and not kept):
+        return pointer
+    load, around = loads[0]
+    moving = {loop.axis for loop in around if loop.axis.extent is not ONE}
+    once = moving <= load.coordinates[0].atoms and not data_of(load.coordinates[0]) and buffer.kind != "view"
+    return replace(pointer, once=once)
+
+
+def loads_of(name: str, body: Body, around: tuple[Loop, ...] = ()) -> list[tuple[Load, tuple[Loop, ...]]]:
+    """The loads of a pointer, each with the loops around it."""
+    found = []
+    for statement in body:
+        within = (*around, statement) if isinstance(statement, Loop) else around
+        found += [(item, around) for item in nodes_in(statement) if isinstance(item, Load) and item.buffer == name]
+        found += loads_of(name, inner(statement), within)
+    return found
 
 
 def stream_of(group: Group, buffer_table: BufferTable, machine: GpuMachine) -> Stream | None:
