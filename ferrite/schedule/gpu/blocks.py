@@ -74,7 +74,9 @@ def warps_for(body: Body, machine: GpuMachine, thread_elements: int | None = Non
         return min(max(power_below(elements // (WARP * thread_elements)), 1), MOST_WARPS)
     reduces = any(loop.kind in ("reduction", "scan") for loop in loops_in(body))
     each = machine.row_elements if reduces else machine.thread_elements
-    each *= 1 if elements <= (4096 if reduces else 2048) else 2
+    looped = any(loop.kind == "reduction" and whole_lanes(loop.axis.extent) != loop.lanes for loop in loops_in(body))
+    if not looped:
+        each *= 1 if elements <= (4096 if reduces else 2048) else 2
     return min(max(power_below(elements // (WARP * each)), 1), MOST_WARPS)
 
 
