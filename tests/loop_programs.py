@@ -241,6 +241,7 @@ def numbers() -> Program:
         Item(u0, "count"),
         Bind(u1, "count", "offset"),
         Assert(condition, "at least two, 'please'", ORIGIN),
+        Assert(condition, "no such element", ORIGIN, IndexError),
         DeviceCopy("count", "there", blocking=False),
     )
     return program(*operations, buffers=(count, there), outputs=("there", u0 // 2, u1), inputs=("count",))

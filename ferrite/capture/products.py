@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-FEW = 4  # cores
+MAX_CORES = 4  # cores
 
 
 def has_arm_compute_library() -> bool:
@@ -30,4 +30,4 @@ def uses_arm_compute_library() -> bool:
 def works_with_all_of_few_cores() -> bool:
     """Whether OpenBLAS, which obeys `torch.set_num_threads`, has the threads that the other library takes anyway."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return 1 < cores <= FEW and torch.get_num_threads() >= cores
+    return 1 < cores <= MAX_CORES and torch.get_num_threads() >= cores

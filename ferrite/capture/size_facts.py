@@ -49,16 +49,24 @@ def _asserted_value(known: Any, symbol: Any) -> int | None:
 def likely_value(value: Number) -> Callable[[Any], int | None]:
     """A function from the symbols in a size to what they may well be: the power of two below what was seen. None where
     nothing was. Coarse, so that what is decided by it, and kept by it, is the same for sizes that are near."""
-    known = value.node.shape_env
-    seen = known.backed_var_to_val if hasattr(known, "backed_var_to_val") else known.var_to_val  # 2.11
+    seen = likely_values(value)
 
     def near(symbol: Any) -> int | None:
-        found = seen.get(symbol)
+        found: Any = seen.get(symbol)
         if not getattr(found, "is_Integer", isinstance(found, int)):  # a ragged size was seen as a name, not a number
             return None
         return None if found < 1 else 1 << (int(found).bit_length() - 1)
 
     return near
+
+
+def likely_values(value: Number) -> Mapping[Any, Any]:
+    """What symbols were when the function was traced, as sympy has it."""
+    known = value.node.shape_env
+    seen: Mapping[Any, Any] = (
+        known.backed_var_to_val if hasattr(known, "backed_var_to_val") else known.var_to_val
+    )  # 2.11
+    return seen
 
 
 def number_range(value: torch.SymInt) -> Range:
@@ -133,7 +141,8 @@ def guarded_equalities(value: Number) -> Mapping[Any, Any]:
 
     A symbol that equals something is replaced by torch itself, in every size; a guard was written down before that, and
     is read here as it stands now: `s4 * s55 == s81` says nothing more once `s81` is written `s4 * s55`. Whatever else
-    is equal stays as it was made: `s0 // 4` is a size of its own, although every call has it 1.
+    is equal stays as it was made: `s0 // 4` is a size of its own, although every call has it 1. Where a sum is a
+    number, so is the sum without its constant.
     """
     known = value.node.shape_env
     found: dict[Any, Any] = {}
@@ -144,7 +153,56 @@ def guarded_equalities(value: Number) -> Mapping[Any, Any]:
         simple, large = sorted(map(known.replace, condition.args), key=_size_of_expression)
         if large.args and large != simple:
             found[large] = simple
+            constant, rest = large.as_coeff_Add()
+            if constant and rest.args and simple.is_Integer:
+                found[rest] = simple - constant
     return found
+
+
+def guarded_ranges(value: Number, equalities: Mapping[Any, Any]) -> Mapping[Any, tuple[int, int]]:
+    """The least and greatest value of symbols for which what guards hold equal is so: 8 where `2*s0 + s0 // 2` is 20.
+    torch solves what is linear itself, and leaves the rest as it is."""
+    seen = likely_values(value)
+    found: dict[Any, tuple[int, int]] = {}
+    for large, simple in equalities.items():
+        symbols = list(large.free_symbols)
+        if len(symbols) != 1 or not simple.is_Integer or not _grows(large):
+            continue
+        (symbol,) = symbols
+        hint: Any = seen.get(symbol)
+        if not getattr(hint, "is_Integer", isinstance(hint, int)):
+            continue
+        if large.subs(symbol, hint) == simple:
+            low, high = found.get(symbol, (0, LARGEST))
+            first, last = _where_equal(large, symbol, int(simple), int(hint))
+            found[symbol] = max(low, first), min(high, last)
+    return found
+
+
+def _grows(expression: Any) -> bool:
+    """Whether an expression becomes no smaller as its symbols, which are sizes, become larger."""
+    if expression.is_Symbol or (expression.is_Integer and expression >= 0):
+        return True
+    if type(expression).__name__ == "FloorDiv" and not (expression.args[1].is_Integer and expression.args[1] > 0):
+        return False
+    return type(expression).__name__ in ("Add", "Mul", "FloorDiv") and all(
+        _grows(part) or (part.is_Integer and expression.is_Add) for part in expression.args
+    )
+
+
+def _where_equal(expression: Any, symbol: Any, wanted: int, inside: int) -> tuple[int, int]:
+    """The ends of the values for which what grows with a symbol is as wanted. It is so for the value `inside`."""
+    ends = []
+    for way in (-1, 1):
+        step, end = 1, inside
+        while end + way * step >= 0 and step < LARGEST and expression.subs(symbol, end + way * step) == wanted:
+            end, step = end + way * step, step * 2
+        while step > 1:
+            step //= 2
+            if end + way * step >= 0 and expression.subs(symbol, end + way * step) == wanted:
+                end += way * step
+        ends.append(end)
+    return ends[0], ends[1]
 
 
 def _size_of_expression(expression: Any) -> tuple[bool, int, str]:
@@ -167,12 +225,31 @@ def asserted(value: Number) -> Iterator[tuple[Any, str]]:
 
 def renamed(numbers: Sequence[int | torch.SymInt], pairs: Iterable[tuple[Any, Any]]) -> tuple[int | torch.SymInt, ...]:
     """Numbers with symbols in place of others: `pairs` are numbers under their old and their new names."""
-    names = {
-        old.node.expr: new.node.expr if isinstance(new, torch.SymInt) else new
-        for old, new in pairs
-        if isinstance(old, torch.SymInt) and old.node.expr.is_Symbol
-    }
+    names: dict[Any, Any] = {}
+    sums = []
+    for old, new in pairs:
+        if isinstance(old, torch.SymInt):
+            expressions = old.node.expr, new.node.expr if isinstance(new, torch.SymInt) else new
+            if expressions[0].is_Symbol:
+                names[expressions[0]] = expressions[1]
+            else:
+                sums.append(expressions)
+    for old, new in sums:  # `s0 + 2` that is now `u1 + 2`
+        names.update(_solved(old, new, names))
     return tuple(number if isinstance(number, int) else _renamed(number, names) for number in numbers)
+
+
+def _solved(old: Any, new: Any, names: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """The one symbol of an expression that has no new name yet, from what the whole is now."""
+    unknown = [each for each in old.free_symbols if each not in names]
+    if len(unknown) != 1:
+        return {}
+    factor = old.coeff(unknown[0])
+    rest = (old - factor * unknown[0]).expand()
+    if not factor.is_Integer or factor == 0 or unknown[0] in rest.free_symbols:
+        return {}
+    found = ((new - rest.xreplace(dict(names))) / factor).expand()
+    return {unknown[0]: found} if found.is_integer else {}
 
 
 def _renamed(number: torch.SymInt, names: Mapping[Any, Any]) -> int | torch.SymInt:

@@ -10,6 +10,7 @@ from ferrite.graph.as_python import module_source
 from ferrite.graph.attributes import attribute, is_stored
 from ferrite.graph.autocast import note_autocast
 from ferrite.graph.facts import (
+    INDEX_INSIDE,
     SHORT_NAMES,
     WRITES_UNSAID,
     argument,
@@ -55,6 +56,7 @@ from ferrite.graph.values import (
 from ferrite.graph.verify import Snapshot, guards_in, verify_graph
 
 __all__ = [
+    "INDEX_INSIDE",
     "OPERATORS",
     "PLACE",
     "SHORT_NAMES",

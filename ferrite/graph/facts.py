@@ -74,6 +74,9 @@ def schema_of(operator: object) -> Any | None:
     return getattr(operator, "_schema", None)
 
 
+# In the metadata of a call that selects an element by a number of which its maker knows that there is such an element.
+INDEX_INSIDE = "index_inside"
+
 # Calls of these operators compute what their names say, and nothing else.
 KNOWN_NAMESPACES = frozenset({"aten", "prims", "ferrite"})
 

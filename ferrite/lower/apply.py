@@ -23,7 +23,6 @@ from ferrite.lower.calls import HalfLowered, eager_call, flat, reason_for_no_loo
 from ferrite.lower.forecasts import OperandLayout, misforecast
 from ferrite.lower.memory import dense_strides
 from ferrite.lower.probes import IN_EAGER
-from ferrite.lower.refusals import refusal
 from ferrite.lower.scalars import read
 from ferrite.lower.stores import write_into
 from ferrite.lower.table import COMPOSED, how_lowered, lowering_of
@@ -61,9 +60,7 @@ def choose(ctx: Builder, target: Any, args: Sequence[Any], kwargs: Mapping[str, 
         raise NotLowered("torch assumes a size of its result that data decides")
     if ctx.node is not None and IN_EAGER in ctx.node.meta and ctx.node.target is target:
         raise NotLowered(ctx.node.meta[IN_EAGER])
-    first = next((value for value in args if isinstance(value, Value)), None)
     why_not = reason_for_no_loop(args, kwargs, out) or misforecast(target, operand_layouts(ctx, args, kwargs))
-    why_not = why_not or refusal(target, None if first is None else first.dtype)
     if why_not:
         raise NotLowered(why_not)
     lower = lowering_of(target)
@@ -99,7 +96,8 @@ def operand_layouts(ctx: Builder, args: Sequence[Any], kwargs: Mapping[str, Any]
     for value in flat((list(args), dict(kwargs))):
         if isinstance(value, Value) and value.fake is not None and value.fake.layout is torch.strided:
             fake = value.fake
-            yield OperandLayout(ctx.sizes.indices(fake.shape), ctx.sizes.indices(fake.stride()), fake.dtype)
+            sizes, strides = ctx.sizes.indices(fake.shape), ctx.sizes.indices(fake.stride())
+            yield OperandLayout(sizes, strides, fake.dtype, fake.device)
 
 
 def call_lowering(

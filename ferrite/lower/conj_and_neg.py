@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from ferrite.capture import torch_operators
-from ferrite.ir import op
+from ferrite.ir import arithmetic_type, cast, op
 from ferrite.lower.builder import Builder
 from ferrite.lower.calls import eager_call
 from ferrite.lower.value import Value
@@ -24,8 +24,8 @@ def resolved_later(ctx: Builder, value: Value, fake: torch.Tensor) -> Value:
     if value.box.buffer is not None and ctx.buffers[ctx.buffers[value.box.buffer].storage].kind != "owned":
         return value  # memory that came in has the bits it came with
     name, view = ("conj", aten._conj.default) if fake.is_conj() else ("neg", aten._neg_view.default)
-    element = op(name, ctx.elements(value, value.sizes))
-    plain = ctx.lazy(value.sizes, element, value.device)
+    element = op(name, cast(ctx.elements(value, value.sizes), arithmetic_type(value.dtype)))
+    plain = ctx.lazy(value.sizes, cast(element, value.dtype), value.device)
     plain.box.strides = ctx.sizes.indices(fake.stride())
     seen: Value = eager_call(ctx, view, (plain,), {}, fake, REASON)
     return seen

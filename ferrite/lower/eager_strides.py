@@ -119,6 +119,8 @@ def contiguous_result(operands: Sequence[Placed], sizes: tuple[Index, ...]) -> S
 def expanded(operands: Sequence[Placed], sizes: tuple[Index, ...]) -> Steps:
     """`expand`: a dimension in front lies around the next one, which may have become one of stride 0."""
     (operand,) = operands
+    if not operand.sizes:  # one element, whatever the sizes
+        return (NOWHERE,) * len(sizes)
     missing = len(sizes) - len(operand.sizes)
     steps: list[Step] = []  # the innermost first
     for dim in reversed(range(len(sizes))):
@@ -127,8 +129,6 @@ def expanded(operands: Sequence[Placed], sizes: tuple[Index, ...]) -> Steps:
             steps.append(NOWHERE)
         elif dim >= missing:
             steps.append(Step(operand=(0, dim - missing)))
-        elif not steps:
-            steps.append(Step())
         elif steps[-1] is NOWHERE:
             steps.append(NOWHERE)
         else:

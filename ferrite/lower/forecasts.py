@@ -14,11 +14,15 @@ import torch
 from ferrite.errors import Refusal
 from ferrite.graph import MetadataUpdater, fake_value, no_guards, same_number, same_sizes
 from ferrite.ir.index import ONE, ZERO, Index
+from ferrite.lower.eager_strides import Undecided, is_equal, is_less
+from ferrite.lower.sizes import Sizes, UnknownSize
 from ferrite.lower.strides import contiguous, same_strides
 
 aten = torch.ops.aten
+CPU = torch.device("cpu")
 HALF = (torch.float16, torch.bfloat16)
 SCALED = (aten.add.Tensor, aten.sub.Tensor)
+SCATTERS = (aten.select_scatter.default, aten.slice_scatter.default, aten.diagonal_scatter.default)
 COMMUTATIVE = (aten.mul.Tensor, aten.add.Tensor, aten.maximum.default, aten.minimum.default)
 
 # Eager goes by the order of the operands' strides, the forecast by something else where they differ.
@@ -34,12 +38,13 @@ BY_ALL_OPERANDS = frozenset(
 )
 # One operand decides.
 BY_ONE_OPERAND = frozenset({aten.roll, aten.channel_shuffle, aten.log_sigmoid_forward, aten.max_unpool2d})
-# The same, but channels last are forecast right.
+# The first operand decides whether channels come last, which is forecast right, or the result is contiguous.
 BY_CHANNELS = frozenset(
     {
         aten.native_batch_norm,
         aten._native_batch_norm_legit,
         aten._native_batch_norm_legit_functional,
+        aten._native_batch_norm_legit_no_training,
         aten._batch_norm_with_update,
         aten._batch_norm_with_update_functional,
     }
@@ -53,6 +58,7 @@ class OperandLayout:
     sizes: tuple[Index, ...]
     strides: tuple[Index, ...]
     dtype: torch.dtype = torch.float32
+    device: torch.device = CPU
 
     @property
     def is_one_element(self) -> bool:
@@ -73,6 +79,34 @@ class OperandLayout:
         batch_step, *space_steps, step = contiguous((batch, *space, channels))
         return same_strides(self.sizes, self.strides, (batch_step, step, *space_steps))
 
+    @property
+    def is_corrected(self) -> bool:
+        """Whether `correct_misforecasts` has said of a normalised batch how it lies."""
+        return self.device.type == "cpu" and suggested_order(self.sizes, self.strides) is not None
+
+
+def has_strides_of_more(operand: OperandLayout) -> bool:
+    """Whether it has no elements, and the strides of a tensor that has: eager may keep these."""
+    return any(size is ZERO for size in operand.sizes) and operand.strides != contiguous(operand.sizes)
+
+
+def suggested_order(sizes: tuple[Index, ...], strides: tuple[Index, ...]) -> tuple[int, ...] | None:
+    """The dimensions, the innermost first, of memory that eager makes for a batch like this one: with the channels last
+    if strides grow in that order. None where what is known of sizes does not tell."""
+    rank = len(sizes)
+    plain, by_channels = tuple(reversed(range(rank))), (1, *range(rank - 1, 1, -1), 0)
+    if rank not in (4, 5) or strides[1] is ZERO:
+        return plain
+    least: Index = ZERO
+    try:
+        for dim in by_channels:
+            if sizes[dim] is ZERO or is_less(strides[dim], least) or (dim == 0 and is_equal(least, strides[1])):
+                return plain
+            least = strides[dim] * sizes[dim]
+    except Undecided:
+        return None
+    return by_channels
+
 
 def misforecast(target: Any, operands: Iterable[OperandLayout]) -> Refusal | None:
     """Why a result would not have eager's strides; None where it has."""
@@ -82,9 +116,10 @@ def misforecast(target: Any, operands: Iterable[OperandLayout]) -> Refusal | Non
     elif packet in BY_ALL_OPERANDS:
         wrong = target is not aten.div.Tensor and len({each.strides for each in operands if each.sizes}) > 1
     elif packet in BY_ONE_OPERAND:
-        wrong = not all(each.is_contiguous for each in operands)
+        wrong = not all(each.is_contiguous for each in operands) or any(map(has_strides_of_more, operands))
     elif packet in BY_CHANNELS:
-        wrong = not all(each.is_contiguous or each.has_channels_last for each in operands)
+        first = operands[0]
+        wrong = not (first.is_contiguous or first.has_channels_last or first.is_corrected)
     else:
         return None
     return Refusal("torch forecasts other strides for its result than it has") if wrong else None
@@ -97,13 +132,16 @@ def starts_with_one_element(target: Any, operands: Sequence[OperandLayout]) -> b
     return torch.Tag.pointwise in getattr(target, "tags", ())
 
 
-def swap_misforecast_operands(gm: torch.fx.GraphModule) -> bool:
+def correct_misforecasts(gm: torch.fx.GraphModule) -> bool:
     """Make the forecasts of a graph eager's, where that can be done before anything is lowered. Whether there was a
     wrong one: what was known of results before is wrong then."""
     swapped = [node for node in gm.graph.nodes if node.target in COMMUTATIVE and is_led_by_one_element(node)]
     scaled = [node for node in gm.graph.nodes if node.target in SCALED and is_scaled(node)]
     typed = [node for node in gm.graph.nodes if node.target is aten.mv.default and has_two_types(node)]
-    if not swapped and not scaled and not typed:
+    repeated = [node for node in gm.graph.nodes if node.target in SCATTERS and has_elements_in_one_place(node)]
+    sizes = Sizes()
+    batches = {node: order for node in gm.graph.nodes if (order := order_of_batch(node, sizes)) is not None}
+    if not any((swapped, scaled, typed, repeated, batches)):
         return False
     updater = MetadataUpdater(gm.graph)
     for node in swapped:  # the operands may change places: the forecast, and all that is made of it, are right then
@@ -115,8 +153,15 @@ def swap_misforecast_operands(gm: torch.fx.GraphModule) -> bool:
         updater.update()
     if typed:
         correct_tangents(gm.graph, updater)
+    mode: Any = updater.mode
+    for node in repeated:
+        with mode, torch.no_grad(), no_guards(mode):
+            updater.correct(node, fake_value(node.args[0]).clone())
+        updater.update()
+    for node, order in batches.items():
+        forecast_in_order(node, order, updater)
     gm.recompile()
-    return bool(swapped or corrected or typed)
+    return bool(swapped or corrected or typed or repeated or batches)
 
 
 def has_two_types(node: torch.fx.Node) -> bool:
@@ -124,6 +169,48 @@ def has_two_types(node: torch.fx.Node) -> bool:
     element, the result has the vector's type; the forecast is the matrix's."""
     matrix, vector = (fake_value(each) for each in node.args)  # type: ignore[arg-type]
     return bool(matrix.dtype != vector.dtype != fake_value(node).dtype)
+
+
+def has_elements_in_one_place(node: torch.fx.Node) -> bool:
+    """Whether a tensor that is to be written into is forecast as expanded as its operand is. Eager clones that; some
+    versions of torch do not see it among symbolic sizes."""
+    value = fake_value(node)
+    return any(
+        same_number(stride, 0) and not same_number(size, 1)
+        for size, stride in zip(value.shape, value.stride(), strict=True)
+    )
+
+
+def order_of_batch(node: torch.fx.Node, sizes: Sizes) -> tuple[int, ...] | None:
+    """How eager orders the dimensions of a normalised batch, the innermost first; None for other calls, and where the
+    forecast is the same or nobody can tell."""
+    if getattr(node.target, "overloadpacket", None) not in BY_CHANNELS:
+        return None
+    value, operand = fake_value(node)[0], fake_value(node.args[0])  # type: ignore[arg-type]
+    if value.device.type != "cpu":
+        return None
+    try:
+        order = suggested_order(sizes.indices(operand.shape), sizes.indices(operand.stride()))
+    except UnknownSize:
+        return None
+    if order is None:
+        return None
+    step: Any = 1
+    for dim in order:
+        if not same_number(value.stride()[dim], step):
+            return order
+        step = step if same_number(value.shape[dim], 0) else step * value.shape[dim]
+    return None
+
+
+def forecast_in_order(node: torch.fx.Node, order: tuple[int, ...], updater: MetadataUpdater) -> None:
+    mode: Any = updater.mode
+    first, *rest = fake_value(node)
+    with mode, torch.no_grad(), no_guards(mode):
+        outermost = torch.empty([first.shape[dim] for dim in reversed(order)], dtype=first.dtype, device=first.device)
+        value = outermost.permute([len(order) - 1 - order.index(dim) for dim in range(len(order))])
+    updater.correct(node, (value, *rest))
+    updater.update()
 
 
 def correct_tangents(graph: torch.fx.Graph, updater: MetadataUpdater) -> None:

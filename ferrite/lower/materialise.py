@@ -50,19 +50,19 @@ class SinceCall:
         elif box.buffer is not None:
             self.made[box.buffer] = self.last[node], box.sizes
 
-    def to_memory(self, place: int) -> list[Box]:
+    def to_memory(self, position: int) -> list[Box]:
         """Pending boxes that should go to memory before a call at this place of the graph; a new stretch begins."""
-        boxes = [box for last, box in self.pending if last > place and box.expr is not None]
+        boxes = [box for last, box in self.pending if last > position and box.expr is not None]
         readers = Counter(name for box in boxes if box.expr is not None for name in box.expr.loads)
-        found = [box for box in boxes if self.frees_more(box, readers, place)]
+        found = [box for box in boxes if self.frees_more(box, readers, position)]
         self.made, self.pending = {}, []
         return found
 
-    def frees_more(self, box: Box, readers: Counter[str], place: int) -> bool:
+    def frees_more(self, box: Box, readers: Counter[str], position: int) -> bool:
         """Whether at least two tensors of its sizes are read by it alone from here on."""
         assert box.expr is not None
         alone = [self.made[name] for name in box.expr.loads if name in self.made and readers[name] == 1]
-        return sum(last < place and sizes == box.sizes for last, sizes in alone) >= 2
+        return sum(last < position and sizes == box.sizes for last, sizes in alone) >= 2
 
 
 def last_uses(graph: torch.fx.Graph) -> dict[torch.fx.Node, int]:

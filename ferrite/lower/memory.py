@@ -68,20 +68,20 @@ def in_memory(ctx: Builder, value: Value) -> Value:
     return value
 
 
-def element_at(ctx: Builder, value: Value, place: Sequence[Index]) -> Expr:
+def element_at(ctx: Builder, value: Value, coordinates: Sequence[Index]) -> Expr:
     """The element at a place that memory decides. The check of that place stays, whatever the elements are: where
     they do not depend on it (all ones), they are read from memory all the same."""
-    expr = value.at(place)
-    checks = {atom for index in place for atom in index.atoms if isinstance(atom, Data)}
+    expr = value.at(coordinates)
+    checks = {atom for index in coordinates for atom in index.atoms if isinstance(atom, Data)}
     if checks <= expr.atoms:
         return expr
     ctx.realise(value.box)
-    return value.at(place)
+    return value.at(coordinates)
 
 
-def wanted_strides(ctx: Builder, place: int, sizes: Sequence[Index]) -> tuple[Index, ...] | None:
+def wanted_strides(ctx: Builder, result: int, sizes: Sequence[Index]) -> tuple[Index, ...] | None:
     """Eager's strides of one result, if it has these sizes."""
-    fake = ctx.out[place] if isinstance(ctx.out, (tuple, list)) and place < len(ctx.out) else ctx.out
+    fake = ctx.out[result] if isinstance(ctx.out, (tuple, list)) and result < len(ctx.out) else ctx.out
     if ZERO in sizes:  # torch's picture of a reduction to nothing has other strides than eager
         return None
     if isinstance(fake, torch.Tensor) and fake.layout is torch.strided and ctx.shape(fake) == tuple(sizes):

@@ -55,11 +55,11 @@ from ferrite.lower.eager_strides import (
     turned,
     viewed,
 )
-from ferrite.lower.forecasts import swap_misforecast_operands
+from ferrite.lower.forecasts import correct_misforecasts
 from ferrite.lower.pictures import dense, extent, is_plain, is_small, is_static
 from ferrite.lower.sizes import Sizes, UnknownSize
 from ferrite.lower.strides import contiguous
-from ferrite.lower.written_in_place import is_seen_after_write, written_operand
+from ferrite.lower.written_in_place import is_seen_after_write, lies_as_before, written_operand
 
 aten = torch.ops.aten
 # In a node's meta: that its strides are eager's, why nobody can tell, and why it is called in eager.
@@ -68,7 +68,12 @@ MAX_CORRECTIONS = 64  # corrections of one graph, each of which may change every
 # Results like an operand, whose elements do not matter: they are asked of `empty_like`, which draws no random numbers.
 LIKE = frozenset({aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like})
 # Besides these and the elementwise ones. They compute nothing that ones could harm.
-ASKED = frozenset({aten._softmax, aten._log_softmax, aten.native_group_norm, aten.tril, aten.triu, aten.index})
+ASKED = frozenset(
+    {
+        *(aten._softmax, aten._log_softmax, aten.native_group_norm, aten.tril, aten.triu, aten.index),
+        aten._fft_r2c,
+    }
+)
 COPIES = frozenset(
     {
         *(aten.clone, aten.flip, aten.sort, aten._to_copy, aten.nan_to_num, aten.rad2deg, aten.deg2rad),
@@ -114,7 +119,7 @@ def correct_forecasts(gm: torch.fx.GraphModule) -> None:
     """Make the forecasts of results eager's, and mark those of which eager's strides are known for certain, with all
     that is made of them and lies otherwise now."""
     before = {node: node.meta.get("val") for node in gm.graph.nodes}
-    if swap_misforecast_operands(gm):
+    if correct_misforecasts(gm):
         mark_changed(before)
     asked = Asked()
     updater = None
@@ -204,7 +209,7 @@ def strides_of_output(result: Any, forecast: Any) -> Any:
                 node.meta[IN_EAGER] = f"where its result lies depends on sizes: {node.meta[UNDECIDED]}"
                 deciding += node.all_input_nodes
         return None
-    is_measured = KNOWN in result.meta and not is_seen_after_write(result)
+    is_measured = KNOWN in result.meta and (not is_seen_after_write(result) or lies_as_before(result))
     return tuple(fake_value(result).stride()) if is_measured else forecast
 
 
@@ -401,6 +406,8 @@ def is_doubtful(node: torch.fx.Node, results: Sequence[torch.Tensor], operands: 
     if any(0 in each.shape for each in (*results, *operands)):
         return True
     out = results[0]
+    if packet_of(node) is aten._fft_r2c:  # the library that computes it decides, and differs from machine to machine
+        return out.ndim > 1
     if packet_of(node) is aten.expand and any(out.ndim > each.ndim for each in operands) and 1 in out.shape:
         return True
     if packet_of(node) is aten.constant_pad_nd and 1 in out.shape:  # of a part that was larger

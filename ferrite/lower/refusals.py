@@ -1,39 +1,246 @@
-"""Calls that eager refuses although a loop could be made of them: they are made in eager, for its error.
+"""Calls that eager refuses although torch's picture of them passes, and a loop could be made of them.
 
-Torch's pictures of tensors do not tell: the types that a kernel knows are checked where it runs.
+    torch.zeros(3, dtype=torch.bool).argmin()       RuntimeError: argmin(): does not support bool input
+
+The types that a kernel knows are checked where it runs, and no schema tells them. So eager is asked, once in a process
+for calls that are alike: on zeros, of a few elements where the call has no argument that is a size. Few calls are asked
+about: those of float32 and float64, of which every operator has a kernel, are not, unless there is nothing in a tensor.
+
+A refusal that comes of types alone is told from one that comes of the small sizes by making the same call with other
+types, which must pass. With the very sizes of the graph any error counts: the picture passed.
+
+A graph with such a call raises whatever is computed for it. It runs in eager, operator by operator, as it was captured,
+before any pass can take the call apart or see that nobody needs it.
 """
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ferrite.capture import is_operator, is_random, is_view, schema, torch_api
 from ferrite.errors import Refusal
-from ferrite.ir import short
+from ferrite.graph import fake_value, leaves, model_line
+from ferrite.lower.pictures import is_plain
+from ferrite.lower.probes import as_in_eager, is_elementwise
+from ferrite.lower.table import template_kind
 
 aten = torch.ops.aten
 
-
-FLOATS = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
-WHOLE = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
-# The types that kernels of eager know, of their first tensor, where a loop would know more.
-KNOWN = {
-    "adaptive_avg_pool1d _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d": FLOATS,
-    "avg_pool1d avg_pool2d avg_pool3d": FLOATS | {torch.int64},
-    "max_pool2d_with_indices max_pool3d_with_indices": FLOATS | WHOLE,
-}
-TYPES = {
-    getattr(aten, name).default: types
-    for names, types in KNOWN.items()
-    for name in names.split()
-    if hasattr(aten, name)
-}
+USUAL = frozenset({torch.float32, torch.float64})
+SMALL = (2, 8)  # no size is larger than the first, then, for windows that need more room, the second
+MAX_ELEMENTS = 1 << 16  # of all operands and results of a call that is made with the sizes of the graph
+MOST_MADE = 64  # times as many elements as there are in operands: of more it may be a number that says how many
+# Elementwise calls that may fail on zeros are made on ones too. Other calls may take what they are given for indices,
+# of which zero alone is a place that every tensor has.
+ALSO_ELEMENTWISE = frozenset({aten.floor_divide.default})
+KNOW_NO_FLOATS = frozenset({aten.bitwise_not.default})  # and torch's picture of them passes
 
 
-def refusal(target: Any, dtype: torch.dtype | None) -> Refusal | None:
-    """Why eager refuses a call, by the type of its first tensor: refusal(aten.adaptive_max_pool2d.default, int64)."""
-    accepted = TYPES.get(target)
-    if accepted is not None and dtype is not None and dtype not in accepted:
-        return Refusal(f"eager has no kernel of it for {short(dtype)}")
+@dataclass(frozen=True)
+class Operand:
+    """A tensor of a call, with the sizes that are seen while compiling."""
+
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+
+    def at_most(self, limit: int) -> Operand:
+        return Operand(self.dtype, tuple(min(size, limit) for size in self.sizes))
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Any other argument. Its type is part of it: 1, 1.0 and True are equal."""
+
+    type: type
+    value: Any
+
+
+@dataclass(frozen=True)
+class Call:
+    target: Any
+    args: Any
+    kwargs: Any
+
+    def mapped(self, function: Callable[[Any], Any]) -> Call:
+        arguments: Any = torch.fx.node.map_aggregate((self.args, self.kwargs), function)
+        return Call(self.target, *arguments)
+
+    def at_most(self, limit: int) -> Call:
+        return self.mapped(lambda each: each.at_most(limit) if isinstance(each, Operand) else each)
+
+    def operands(self) -> list[Operand]:
+        return [each for each in leaves((self.args, self.kwargs)) if isinstance(each, Operand)]
+
+
+class NotAsked(Exception):
+    """A call that cannot be made here and now."""
+
+
+def refused_by_eager(gm: torch.fx.GraphModule) -> Refusal | None:
+    """Why eager raises an error in this graph, or in one that it runs, if a call shows that it does."""
+    for module in gm.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in module.graph.nodes:
+                if node.op == "call_function" and is_unusual(node) and (why := refusal(node)) is not None:
+                    return Refusal(f"eager refuses {node.target}: {why}", model_line(node))
     return None
+
+
+def is_unusual(node: torch.fx.Node) -> bool:
+    """Whether a call has a type, or a tensor without elements or dimensions, that its operator may not know."""
+    if not may_be_asked(node.target):
+        return False
+    if node.kwargs and node.kwargs.get("dtype", torch.float32) not in (None, *USUAL):
+        return True
+    for each in node.all_input_nodes:
+        value = each.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            continue
+        if value.dtype not in USUAL or node.target in KNOW_NO_FLOATS:
+            if template_kind(node.target) is None or not value.dtype.is_floating_point:
+                return True
+        elif not is_elementwise(node.target) and (
+            not value.ndim or any(type(s) is int and s == 0 for s in value.shape)
+        ):
+            return True
+    return False
+
+
+@functools.lru_cache(4096)
+def may_be_asked(target: Any) -> bool:
+    """Whether a call of this only computes. Random numbers are drawn from a generator of our own."""
+    if not is_operator(target) or target.namespace != "aten" or is_view(target) or not schema(target).returns:
+        return False
+    if is_random(target):
+        return seeded(target) is not None
+    return any("Tensor" in str(each.type) for each in schema(target).arguments)
+
+
+@functools.lru_cache(256)
+def seeded(target: Any) -> Any | None:
+    """The overload of a random operator that takes a generator."""
+    if any(each.name == "generator" for each in schema(target).arguments):
+        return target
+    return target.overloadpacket.generator if "generator" in target.overloadpacket.overloads() else None
+
+
+def refusal(node: torch.fx.Node) -> str | None:
+    """What eager says to a call; None where it does not refuse it, or was not asked."""
+    try:
+        call = Call(node.target, node.args, node.kwargs).mapped(described)
+        results = [described_tensor(each) for each in leaves(fake_value(node)) if isinstance(each, torch.Tensor)]
+        given, made = (sum(math.prod(each.sizes) for each in group) for group in (call.operands(), results))
+        is_small = given + made <= MAX_ELEMENTS
+        passes, why = refusal_of_types(call) if is_small or made <= MOST_MADE * given else (False, None)
+        return refusal_of_sizes(call) if is_small and not passes and why is None else why
+    except (NotAsked, TypeError):  # the latter: an argument that cannot be hashed
+        return None
+
+
+def described(argument: Any) -> Operand | Constant:
+    value = fake_value(argument) if isinstance(argument, torch.fx.Node) else argument
+    if isinstance(value, torch.Tensor):
+        return described_tensor(value)
+    if isinstance(value, torch.SymInt):
+        return Constant(int, seen(value))
+    if isinstance(argument, torch.fx.Node) or isinstance(value, (torch.SymFloat, torch.SymBool)):
+        raise NotAsked
+    return Constant(type(value), value)
+
+
+def described_tensor(value: torch.Tensor) -> Operand:
+    if not is_plain(value) or value.is_quantized:
+        raise NotAsked
+    return Operand(value.dtype, tuple(map(seen, value.shape)))
+
+
+def seen(number: int | torch.SymInt) -> int:
+    if isinstance(number, torch.SymInt) and not torch_api.has_hint(number):
+        raise NotAsked
+    return torch_api.size_hint(number)
+
+
+def refusal_of_types(call: Call) -> tuple[bool, str | None]:
+    """Whether a call passes on small tensors; and what eager says to it, if it says so to these types alone."""
+    found: tuple[bool, str | None] = (False, None)
+    for limit in () if has_sizes(call.target) else SMALL:
+        if found == (False, None):
+            found = passes_but_for_types(call.at_most(limit))
+    return found
+
+
+@functools.lru_cache(4096)
+def passes_but_for_types(call: Call) -> tuple[bool, str | None]:
+    error = raised(call)
+    if error is None:
+        return True, None
+    return False, said(error) if any(raised(twin) is None for twin in of_other_types(call)) else None
+
+
+@functools.lru_cache(4096)
+def refusal_of_sizes(call: Call) -> str | None:
+    """What eager says to a call with the sizes that it has, where torch's picture of it passes."""
+    error = raised(call)
+    return None if error is None else said(error)
+
+
+@functools.lru_cache(4096)
+def has_sizes(target: Any) -> bool:
+    """Whether an operator takes sizes, which those of smaller tensors would not go with."""
+    return "SymInt" in str(schema(target))
+
+
+def of_other_types(call: Call) -> Iterator[Call]:
+    """The same call with types that the operator may know: of all tensors, of the first, of those that are no
+    indices."""
+    first = next(iter(call.operands()), None)
+
+    def retyped(dtype: torch.dtype, changes: Callable[[Operand], bool]) -> Call:
+        def other(each: Any) -> Any:
+            if isinstance(each, Operand):
+                return Operand(dtype, each.sizes) if changes(each) else each
+            return Constant(torch.dtype, dtype) if isinstance(each.value, torch.dtype) else each
+
+        return call.mapped(other)
+
+    yield retyped(torch.float32, lambda each: True)
+    yield retyped(torch.float32, lambda each: each is first)
+    yield retyped(torch.float32, lambda each: each.dtype not in (torch.int64, torch.int32))
+    yield retyped(torch.int64, lambda each: True)
+
+
+def raised(call: Call) -> Exception | None:
+    """The error that eager raises for a call of zeros, and for one of ones where that may be of another kind."""
+    error = None
+    elementwise = is_elementwise(call.target) or call.target in ALSO_ELEMENTWISE
+    for number in (0, 1) if elementwise else (0,):
+        try:
+            with as_in_eager():
+                made = call.mapped(functools.partial(filled, number=number))
+                if is_random(call.target):
+                    overload: Any = seeded(call.target)
+                    overload(*made.args, **{**made.kwargs, "generator": torch.Generator()})
+                else:
+                    call.target(*made.args, **made.kwargs)
+            return None
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # of the elements
+            return None
+        except Exception as problem:
+            error = problem
+    return error
+
+
+def filled(argument: Operand | Constant, number: int) -> Any:
+    if isinstance(argument, Constant):
+        return argument.value
+    return torch.full(argument.sizes, number, dtype=argument.dtype)
+
+
+def said(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

@@ -41,6 +41,7 @@ class Sizes:
         self.symbols: dict[str, Index] = {}  # a symbol, or what stands for it
         self._seen: dict[Any, Index] = {}
         self._equal: Mapping[Any, Any] | None = None  # what guards hold equal, once a symbolic size has been read
+        self._ranges: Mapping[Any, tuple[int, int]] = {}  # what follows from that for single symbols
         self.computed: Callable[[torch.SymInt], Index] | None = None  # a size that only a scalar expression can say
 
     def index(self, value: int | torch.SymInt) -> Index:
@@ -86,13 +87,18 @@ class Sizes:
     def read(self, expression: Any, facts: SymbolFacts) -> Index:
         if self._equal is None:
             self._equal = size_facts.guarded_equalities(facts.value)
-        expression = self._equal.get(expression, expression)
+            self._ranges = size_facts.guarded_ranges(facts.value, self._equal)
+        expression = self.equal(expression)
         if expression.is_Integer:
             return number(int(expression))
         if expression.is_Symbol:
             name = str(expression)
             if name not in self.symbols:
-                self.symbols[name] = symbol(name, *facts.range(expression), facts.likely(expression))
+                low, high = facts.range(expression)
+                if expression in self._ranges:
+                    first, last = self._ranges[expression]
+                    low, high = max(low or 0, first), last if high is None else min(high, last)
+                self.symbols[name] = symbol(name, low, high, facts.likely(expression))
             return self.symbols[name]
         if type(expression).__name__ == "Piecewise":
             return self.truth(expression, facts)
@@ -100,6 +106,17 @@ class Sizes:
         if make is None:
             raise UnknownSize(f"the size {expression} ({type(expression).__name__})")
         return make(*(self.read(part, facts) for part in expression.args))
+
+    def equal(self, expression: Any) -> Any:
+        """What a guard holds equal to an expression, or to what it is but for a constant: the expression if none."""
+        assert self._equal is not None
+        found = self._equal.get(expression)
+        if found is None and self._equal and expression.is_Add:
+            constant, rest = expression.as_coeff_Add()
+            found = self._equal.get(rest)
+            if found is not None:
+                return found + constant
+        return expression if found is None else found
 
     def truth(self, expression: Any, facts: SymbolFacts) -> Index:
         """One where a symbol that is one or zero is one: the symbol itself."""

@@ -58,18 +58,18 @@ def by_torch(ctx: HasSizes, buffer: Buffer, value: Value, fake: torch.Tensor | N
     return strides, buffer.offset + away
 
 
-def coefficient(flat: Index, item: Axis) -> Index | None:
+def coefficient(flat: Index, loop_axis: Axis) -> Index | None:
     """The factor of an axis in a sum where it stands alone; None where it stands inside something else."""
-    if item not in flat.atoms:
+    if loop_axis not in flat.atoms:
         return ZERO
     parts: list[tuple[Index, int]] = []
     for term, factor in flat.terms if isinstance(flat, Sum) else ((flat, 1),):
-        if item not in term.atoms:
+        if loop_axis not in term.atoms:
             continue
-        if term is item:
+        if term is loop_axis:
             parts.append((ONE, factor))
-        elif isinstance(term, Product) and term.factors.count(item) == 1:
-            rest = [part for part in term.factors if part is not item]
+        elif isinstance(term, Product) and term.factors.count(loop_axis) == 1:
+            rest = [part for part in term.factors if part is not loop_axis]
             if any(isinstance(atom, Axis) for part in rest for atom in part.atoms):
                 return None
             parts.append((product(rest), factor))

@@ -72,18 +72,18 @@ class Value:
     def rank(self) -> int:
         return len(self.sizes)
 
-    def at(self, place: Sequence[Index]) -> Expr:
-        """The element at a place, one index per dimension."""
-        return self.box.at(self.through(place))
+    def at(self, coordinates: Sequence[Index]) -> Expr:
+        """The element at coordinates, one index per dimension."""
+        return self.box.at(self.through(coordinates))
 
-    def through(self, place: Sequence[Index]) -> Coordinates:
+    def through(self, coordinates: Sequence[Index]) -> Coordinates:
         """Coordinates in the box of the element at a place."""
-        new = mapping(own_axes(self.sizes), place)
+        new = mapping(own_axes(self.sizes), coordinates)
         return tuple(substitute(index, new) for index in self.coordinates) if new else self.coordinates
 
-    def view(self, sizes: Sequence[Index], place: Sequence[Index]) -> Value:
-        """A tensor of other sizes, whose element lies at `place` here, over the new tensor's axes."""
-        return Value(self.box, tuple(sizes), self.through(place))
+    def view(self, sizes: Sequence[Index], coordinates: Sequence[Index]) -> Value:
+        """A tensor of other sizes, whose element lies at `coordinates` here, over the new tensor's axes."""
+        return Value(self.box, tuple(sizes), self.through(coordinates))
 
     @property
     def is_whole(self) -> bool:

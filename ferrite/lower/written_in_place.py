@@ -61,6 +61,14 @@ def is_seen_after_write(node: torch.fx.Node) -> bool:
     return source is not None and getattr(node.target, "is_view", False) and is_write(source[1])
 
 
+def lies_as_before(node: torch.fx.Node) -> bool:
+    """Whether a view that was made for a write is one of something that is known to lie as it did before the write."""
+    while getattr(node.target, "is_view", False) and isinstance(node.args[0], torch.fx.Node):
+        node = node.args[0]
+    operand = written_operand(node)
+    return operand is not None and same_sizes(fake_value(operand).stride(), fake_value(node).stride())
+
+
 def is_write(function: Any) -> bool:
     """Whether a call in the program, by its name or function, writes to its first operand."""
     name = name_of(function)
@@ -80,5 +88,17 @@ def writes_first_operand(node: torch.fx.Node, source: Any) -> bool:
     if packet in PARTS:
         return is_write(function)
     if function is operator.setitem:
-        return packet in ASSIGNED
-    return AUGMENTED.get(function) is packet or name_of(function) == f"{packet.__name__}_"
+        return packet in ASSIGNED or adds_a_change(node)
+    if AUGMENTED.get(function) is packet or name_of(function) == f"{packet.__name__}_":
+        return True
+    return is_write(function) and adds_a_change(node)
+
+
+def adds_a_change(node: torch.fx.Node) -> bool:
+    """Whether it is x + (y - x), summed up or not, by which what is written through `expand` reaches x."""
+    if node.target is not aten.add.Tensor or node.kwargs:
+        return False
+    first, change = node.args
+    while isinstance(change, torch.fx.Node) and getattr(change.target, "overloadpacket", None) in (aten.sum, aten.view):
+        change = change.args[0]
+    return isinstance(change, torch.fx.Node) and change.target is aten.sub.Tensor and change.args[1] is first

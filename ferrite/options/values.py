@@ -73,6 +73,7 @@ def checked(name: str, expected: Any, value: Any) -> Any:
         )
     if typing.get_origin(kind) is Literal:
         choices = typing.get_args(kind)
+        value = as_switch(kind, value)
         if not isinstance(value, str) or value not in choices:
             raise UserError(
                 f"option {name!r} is {value!r}",
@@ -186,9 +187,11 @@ def word_or_names(kind: Any) -> Any | None:
 
 
 def as_switch(words: Any, value: Any) -> Any:
-    """True and False as the words of a setting that is on or off; anything else as it is."""
-    is_switch = isinstance(value, bool) and {"on", "off"} <= set(typing.get_args(words))
-    return ("on" if value else "off") if is_switch else value
+    """True and False as the words of a setting that is on, or always, or off; anything else as it is."""
+    known = typing.get_args(words)
+    if not isinstance(value, bool) or "off" not in known:
+        return value
+    return next((word for word in ("on", "always") if word in known), value) if value else "off"
 
 
 def is_union(kind: Any) -> bool:
@@ -250,6 +253,8 @@ def parse(name: str, expected: Any, text: str, where: str) -> Any:
         return rounds_of(dict(parse_count(word.strip(), where) for word in text.split(",") if word.strip()))
     if typing.get_origin(kind) is tuple:
         return tuple(word.strip() for word in text.split(",") if word.strip())
+    if typing.get_origin(kind) is Literal and text not in typing.get_args(kind):
+        return checked(name, expected, TRUTH.get(text.lower(), text))
     return checked(name, expected, text)
 
 

@@ -70,8 +70,8 @@ PAGE = """# Passes and rules
 
 Each stage is a tuple of passes, run in this order. Every pass can be left out (`options={"skip": ["name"]}`), and run
 alone (`ferrite.passes.post_grad.remove_noop_ops(gm)`). A rule's examples and near misses are its tests:
-`tests/rules/test_rules.py` and `tests/rules/test_pre_grad_rules.py` run them all. `tests/rules/test_front_door.py` has
-a program for every rule and every pass in which it fires through `torch.compile`."""
+`tests/rules/test_rules.py` and `tests/rules/test_pre_grad_rules.py` run them all. `tests/rules/test_rules_compiled.py`
+has a program for every rule and every pass in which it fires through `torch.compile`."""
 
 
 if __name__ == "__main__":

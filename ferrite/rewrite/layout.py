@@ -46,7 +46,7 @@ from ferrite.rewrite.visible import difference
 
 # Nodes computed anew for one rewrite. So n rewrites cost at most n times this, whatever the graph; values that change
 # so far behind a rewrite are rare, since most operators lay out their results without looking at their operands.
-FARTHEST = 256
+MAX_VALUES_BEHIND = 256
 # Their results depend on where elements lie in memory, not only on which elements there are.
 READS_MEMORY = frozenset(
     {"as_strided", "as_strided_copy", "as_strided_scatter", "as_strided_", "_reshape_alias", "slice_inverse"}
@@ -64,8 +64,8 @@ def follow(replaced: Values, mode: Any) -> dict[torch.fx.Node, Any] | Refusal:
     while walk.waiting:
         node = heapq.heappop(walk.waiting)  # operands before users, so that each is computed once
         walk.computed += 1
-        if walk.computed > FARTHEST:
-            return Refusal(f"more than {FARTHEST} values behind it would change")
+        if walk.computed > MAX_VALUES_BEHIND:
+            return Refusal(f"more than {MAX_VALUES_BEHIND} values behind it would change")
         new = computed_anew(node, mode, walk.values)
         if isinstance(new, Refusal):
             return new

@@ -15,7 +15,9 @@ def run_in_eager(gm: torch.fx.GraphModule) -> Boxed:
 
     def run(args: list[Any]) -> Sequence[Any]:
         # an interpreter holds the values of one run: one each, since several threads may call
-        outputs: Sequence[Any] = torch.fx.Interpreter(gm, garbage_collect_values=True).boxed_run(args)
+        interpreter = torch.fx.Interpreter(gm, garbage_collect_values=True)
+        interpreter.extra_traceback = False  # it would be part of the message of an error, which is eager's
+        outputs: Sequence[Any] = interpreter.boxed_run(args)
         return outputs
 
     return boxed(run)

@@ -66,6 +66,22 @@ def test_while_loop_that_runs_a_number_of_times_given_by_data() -> None:
     assert_same_tree(outputs, [halve(x) for x in inputs], [halve(x.double()) for x in inputs], "output")
 
 
+@pytest.mark.parametrize("times", [1, 3])
+def test_while_loop_in_training(times: int, dynamic: bool) -> None:
+    """The backward reads the states before each iteration, of which there are as many as data say: the first of them
+    is computed before that is known."""
+
+    def fn(n: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Any:
+        start = (n, a.sin(), b * 2)
+        _, x, y = while_loop(lambda n, x, y: n > 0, lambda n, x, y: (n - 1, x * y, y + x.cos()), start)
+        return x / y
+
+    def make() -> list[torch.Tensor]:
+        return [torch.tensor(times), torch.rand(2, 3, requires_grad=True), torch.rand(2, 3, requires_grad=True)]
+
+    assert_same_as_eager(fn, make, backward=True, graphs=1, dynamic=dynamic, fullgraph=True)
+
+
 def test_scan(dynamic: bool) -> None:
     def fn(start: torch.Tensor, xs: torch.Tensor) -> Any:
         return scan(lambda carry, x: (carry * 0.5 + x, carry.sin()), start, xs)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.compare import assert_same_as_eager
+from tests.custom_operators import increment, swap
 
 
 @torch.library.custom_op("contract::scale", mutates_args=())
@@ -25,24 +26,6 @@ scale.register_autograd(
     lambda ctx, gradient: (scale(gradient, ctx.factor * 10), None),  # not the true one: must be the one used
     setup_context=lambda ctx, inputs, output: setattr(ctx, "factor", inputs[1]),
 )
-
-
-@torch.library.custom_op("contract::increment", mutates_args={"x"})
-def increment(x: torch.Tensor, by: float) -> None:
-    x.add_(by)
-
-
-@torch.library.custom_op("contract::swap", mutates_args={"x", "y"})
-def swap(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    held = x.clone()
-    x.copy_(y)
-    y.copy_(held)
-    return x + y
-
-
-@swap.register_fake
-def _(x, y):
-    return torch.empty_like(x)
 
 
 @torch.library.custom_op("contract::parts", mutates_args=())

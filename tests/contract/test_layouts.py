@@ -173,6 +173,15 @@ def test_meta_module_in_training() -> None:
     )
 
 
+def test_tensors_become_meta_tensors(dynamic: bool) -> None:
+    """What a call computes there cannot be compared in numbers, however it is spelled; what it looks like can."""
+    assert_same_as_eager(
+        lambda x: (x.to("meta").half(), x.to(device="meta", dtype=torch.int64).sum(0), x.to("meta").softmax(1), x + 1),
+        lambda: [torch.randn(3, 4)],
+        dynamic=dynamic,
+    )
+
+
 def test_new_layout_of_the_same_shape_after_compiling() -> None:
     """Code made for contiguous inputs must not be run on others."""
     compiled = compile_strict(pointwise)

@@ -475,6 +475,37 @@ def test_a_number_that_views_of_a_written_input_need_and_that_is_returned():
     assert_same_as_eager(fn, lambda: [torch.tensor([1.0, 2.0, -1.0, 3.0])])
 
 
+# --- what guards say of sums ------------------------------------------------------------------------------------------
+
+
+def test_a_sum_of_sizes_that_guards_hold_to_be_a_number() -> None:
+    """Each part is a result of its own, so that their number is guarded: `2 * n + n // 2` is 20, and n is 8."""
+
+    def fn(x):
+        first, _ = x.tensor_split(2, 1)
+        return first, torch.cat([x, x, first], 1).split(1, -1)[-1]
+
+    reset()
+    compiled = compile_strict(fn, dynamic=True)
+    for size in (8, 4, 5):
+        ours = torch.randn(size, 4, requires_grad=True)
+        theirs = ours.detach().clone().requires_grad_()
+        for leaf, run in ((ours, compiled), (theirs, fn)):
+            sum(each.sum() for each in run(leaf.t())).backward()
+        assert torch.equal(ours.grad, theirs.grad)
+
+
+def test_a_quotient_of_sizes_that_guards_hold_to_be_a_number() -> None:
+    def fn(x):
+        parts = torch.cat([x, x[: x.shape[0] // 4]]).split(x.shape[0])
+        return parts[-1] * 2, x.view(4, -1).sum(0) + parts[0][: x.shape[0] // 4]
+
+    reset()
+    compiled = compile_strict(fn, dynamic=True)
+    for size in (4, 8, 12, 8):
+        assert_as_eager(compiled, fn, torch.randn(size))
+
+
 # --- memory whose size data decides -----------------------------------------------------------------------------------
 
 
@@ -504,3 +535,77 @@ def test_memory_is_not_read_before_it_is_known_where_it_begins(begin: int) -> No
         return [x, places, x.view(-1)]
 
     assert_same_as_eager(fn, lambda: [torch.arange(24.0 + begin), torch.tensor([5])], prepare=prepare)
+
+
+def beside_ones(x: torch.Tensor, n: torch.Tensor) -> Any:
+    y = x.sin()
+    return torch.cat([y, x.new_ones(int(n.item()), 3)]), y
+
+
+def above_places(x: torch.Tensor, mask: torch.Tensor) -> Any:
+    y = x * 2
+    places = mask.nonzero().float()
+    return torch.cat([y[:, :1], places]), torch.cat([places, y[:, 2:]]), y
+
+
+def into_zeros(x: torch.Tensor, mask: torch.Tensor) -> Any:
+    y = x * 2
+    out = x.new_zeros(mask.nonzero().shape[0] + 4, 3)
+    out[:4] = y
+    return out, y
+
+
+def after_the_size(x: torch.Tensor, mask: torch.Tensor) -> Any:
+    """A near miss: all that is fused comes after the size."""
+    places = mask.nonzero().float()
+    y = x * places.sum()
+    return torch.cat([y[:, :1], places]), y
+
+
+@pytest.mark.parametrize("fn", [beside_ones, above_places, into_zeros, after_the_size])
+def test_a_row_of_a_tensor_is_written_once_its_length_is_known(fn: Any) -> None:
+    """What is computed before the size, and written into a part of a tensor that has it, waits for the size."""
+
+    def make() -> list[torch.Tensor]:
+        return [torch.randn(4, 3), torch.tensor(2) if fn is beside_ones else torch.tensor([True, False, True])]
+
+    assert_same_as_eager(fn, make, fullgraph=True)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, n: torch.cat([x.new_zeros(n, 4), x.sin()]),
+        lambda x, n: F.pad(x.sin()[:n], (0, 0, 2, 1)).cos(),
+        lambda x, n: x.exp()[:n].repeat(2, 1) * 3,
+        lambda x, n: x.sin()[:n] + 1,
+    ],
+    ids=["added", "padded", "repeated", "the_number_itself"],
+)
+def test_gradients_whose_size_is_computed_from_a_number(fn: Any) -> None:
+    """torch has a name of its own for the number in the size of the incoming gradient."""
+
+    def bounded(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        rows = n.item()
+        torch._check(rows >= 1)
+        torch._check(rows <= 6)
+        return fn(x, rows)
+
+    def make() -> list[torch.Tensor]:
+        return [torch.randn(6, 4, requires_grad=True), torch.tensor(2)]
+
+    assert_same_as_eager(bounded, make, backward=True, fullgraph=True)
+
+
+@pytest.mark.parametrize("padding", [(1, 1, 0, 2), (0, 0, 1, 1), (0, 2), (-1, 0, 0, 1)])
+def test_strides_that_are_computed_from_numbers(padding: tuple[int, ...]) -> None:
+    """A result that was padded has eager's strides, in which the number has another name than in the graph."""
+
+    def fn(x: torch.Tensor, n: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+        rows, columns = n.item(), m.item()
+        for each in (rows, columns):
+            torch._check(each >= 2)
+            torch._check(each <= 4)
+        return F.pad(x[:rows, :columns], padding)
+
+    assert_same_as_eager(fn, lambda: [torch.randn(6, 4), torch.tensor(2), torch.tensor(3)], fullgraph=True)

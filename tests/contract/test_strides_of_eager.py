@@ -283,3 +283,33 @@ def test_arithmetic_that_changes_only_strides() -> None:
     for make in (lambda: torch.randn(1, 5)[:, 1:], lambda: torch.randn(0, 1, 6, 5), lambda: torch.randn(1, 3, 2)):
         assert_same_as_eager(fn, lambda make=make: [make()])
         assert_same_as_eager(fn, lambda make=make: [make().requires_grad_()], backward=True)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_views_that_were_written_lie_as_before(dynamic: bool) -> None:
+    """What torch forecasts for the view before the write is wrong; what is known of it after the write is not."""
+
+    def of_one(x):
+        sine = x.sin()
+        spread = sine.expand((1,))
+        spread.relu_()
+        return spread, sine.expand(1, 1) * 2, sine
+
+    def of_nothing(x):
+        whole = x.new_zeros(x.shape[0] + x.shape[0])
+        part = whole[0:1:2]
+        view = part.reshape((-1,))
+        view[:2].copy_(view[:2] + 1)
+        return view, part / 3, whole
+
+    assert_same_as_eager(of_one, lambda: [torch.randn(())], dynamic=dynamic)
+    for size in (0, 3):
+        assert_same_as_eager(of_nothing, lambda size=size: [torch.randn(size)], dynamic=dynamic)
+
+
+def test_one_element_spread_over_sizes_of_one_and_of_any() -> None:
+    def fn(x, y):
+        spread = x.expand_as(y)
+        return spread, spread.unsqueeze(1), x.expand(1, 1), x.expand(y.shape[0], 2, 1), y.expand(1, *y.shape)
+
+    assert_same_as_eager(fn, lambda: [torch.randn(()), torch.randn(3, 1, 1)], dynamic=True)

@@ -339,6 +339,10 @@ BROKEN = {
     ),
     "a copy that changes the sizes": ("P16", with_buffers(buffer("n", 4), operations=(DeviceCopy("x", "n"),))),
     "a condition that is no bool": ("P16", program(compute(), Assert(const(1, I64), "no"))),
+    "an assertion that is an error of another kind": (
+        "P16",
+        program(compute(), Assert(const(True, BOOL), "no", error=KeyError)),
+    ),
     "a condition that reads memory": (
         "P16",
         program(

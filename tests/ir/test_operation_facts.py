@@ -71,7 +71,8 @@ ANSWERS = [
     ("numbers", 0, ["count"], [], set(), ["u0"]),
     ("numbers", 1, ["count"], [], set(), ["u1"]),
     ("numbers", 2, [], [], {"u0"}, []),
-    ("numbers", 3, ["count"], ["there"], set(), []),
+    ("numbers", 3, [], [], {"u0"}, []),
+    ("numbers", 4, ["count"], ["there"], set(), []),
 ]
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ferrite.lower.graph import lower_module
+from tests.compare import compile_strict
 from tests.lower.lowered import assert_lowered, calls, run, traced
 
 pytestmark = pytest.mark.quick
@@ -76,3 +77,14 @@ def test_a_conjugate_that_comes_in_is_read_as_what_it_is():
     run(lambda a: a * 2 + a.real, lambda: [numbers()], prepare=lambda a: [a.conj()], exact=False)
     run(lambda a: (a, a + 1), lambda: [numbers()], prepare=lambda a: [a.conj()], exact=False)
     run(lambda a: a.mul_(2), lambda: [numbers()], prepare=lambda a: [a.conj()], exact=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex32, torch.complex64])
+@pytest.mark.parametrize("fn", [lambda x: (x.conj(), x.real + 1), lambda x: (x.conj().imag, x.imag * 2)])
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_a_conjugate_that_is_returned_has_its_bit(fn, dtype):
+    x = torch.complex(torch.randn(2, 3), torch.randn(2, 3)).to(dtype)
+    for ours, eager in zip(compile_strict(fn)(x), fn(x), strict=True):
+        assert (ours.is_conj(), ours.is_neg(), ours.stride()) == (eager.is_conj(), eager.is_neg(), eager.stride())
+        assert ours.dtype == eager.dtype
+        assert torch.equal(ours.to(torch.complex64), eager.to(torch.complex64))

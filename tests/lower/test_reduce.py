@@ -137,3 +137,28 @@ def test_the_hash_of_a_tensor(dtype):
     values = torch.randn(3, 4).to(dtype)
     program = assert_lowered(lambda a: [torch.hash_tensor(a), torch.hash_tensor(a, dim=1)], values)
     assert not eager_calls(program)
+
+
+ZEROS = {
+    "of -0.0": lambda: -torch.zeros(2, 3),
+    "of either": lambda: torch.tensor([[0.0, -0.0, 0.0], [-0.0, 0.0, -0.0]]),
+    "a column": lambda: -torch.zeros(3, 1),
+    "of equal numbers": lambda: torch.full((2, 3), 2.5),
+}
+
+
+@pytest.mark.parametrize("zeros", ZEROS)
+def test_the_sign_of_zero_in_sums_and_normalised_rows(zeros: str) -> None:
+    """Eager adds to 0.0, or adds 0.0 where there is no bias: `atan2` tells one zero from the other."""
+
+    def fn(x):
+        weight, bias = -torch.ones(x.shape[1]), torch.zeros(x.shape[1])
+        layer, group = torch.nn.functional.layer_norm, torch.nn.functional.group_norm
+        found = [x.sum(1), x.mean(1), layer(x, x.shape[1:]), layer(x, x.shape[1:], weight)]
+        found += [layer(x, x.shape[1:], weight, bias), group(x, 1), group(x, 1, weight), group(x, 1, weight, bias)]
+        return [each.signbit() for each in found]
+
+    make = ZEROS[zeros]
+    torch._dynamo.reset()
+    compiled = torch.compile(fn, backend="ferrite", fullgraph=True, options={"strict": True})
+    assert [each.tolist() for each in compiled(make())] == [each.tolist() for each in fn(make())]

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import ferrite
 from tests.compare import assert_same_as_eager, compile_strict, reset
 
 ONE = torch.tensor([3])
@@ -101,6 +102,39 @@ def test_rows_that_turn_out_empty_have_no_greatest_element():
         eager, ours = both(fn, torch.ones(3))
         assert eager is not None
         assert ours is eager
+
+
+SELECTING = {
+    "by a number": (lambda x, n: x.select(0, n) + 1, lambda n: n),
+    "by data": (lambda x, n: x[(n + 0).item()] + 1, torch.tensor),
+    "by data, along columns": (lambda x, n: x.t().select(-1, (n + 0).item()) + 1, torch.tensor),
+    "to write": (lambda x, n: torch.select_scatter(x, x.sum(0), 0, (n + 0).item()), torch.tensor),
+}
+
+
+@torch._dynamo.config.patch(capture_scalar_outputs=True)
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", SELECTING)
+def test_an_element_that_is_not_there_is_not_read(name, dynamic):
+    """torch's picture of a selection does not look whether there is such an element."""
+    function, number = SELECTING[name]
+    x = torch.arange(12.0).view(3, 4)
+    reset()
+    compiled = compile_strict(function, dynamic=dynamic, options={"check_bounds": True})
+    for there in (2, 0, -1, -3):
+        assert torch.equal(compiled(x, number(there)), function(x, number(there)))
+    before = () if name == "by a number" else (-4,)  # with an error of Dynamo's own, while it traces
+    for missing in (3, 17, *before):
+        with pytest.raises(IndexError):
+            compiled(x, number(missing))
+    with pytest.raises(IndexError):
+        compiled(x[:0], number(1))
+
+
+def test_an_element_that_bounds_say_is_there_costs_no_question():
+    reset()
+    compile_strict(lambda x: x[1] + x[-2], dynamic=True)(torch.ones(5, 4))
+    assert "raise IndexError" not in ferrite.last_compile().graphs[0].source
 
 
 @pytest.mark.parametrize("steps", [(-1, -1.0, -3), (2, 2.5, -2.0)])

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.compare import compile_strict
 from tests.lower.lowered import eager_calls, kinds, program_of, programs_of
 
 MODES = ["nearest", "nearest-exact", "bilinear", "bicubic"]
@@ -56,3 +57,15 @@ def test_sampling_at_a_grid(mode, padding):
     fn = lambda a, grid: F.grid_sample(a, grid, mode=mode, padding_mode=padding, align_corners=False)  # noqa: E731
     program = program_of(fn, torch.randn(2, 3, 5, 6), torch.rand(2, 4, 3, 2) * 3 - 1.5)
     assert kinds(program) == ["compute"]
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_whole_numbers_are_sampled_as_in_eager(count):
+    """Eager has no kernel for them, which shows where there are some."""
+    given = torch.ones(count, 1, 3, 3, dtype=torch.int32), torch.zeros(count, 2, 2, 2, dtype=torch.int32)
+    fn = compile_strict(lambda x, grid: F.grid_sample(x, grid, align_corners=False))
+    if count:
+        with pytest.raises(NotImplementedError, match="not implemented for 'Int'"):
+            fn(*given)
+    else:
+        assert fn(*given).dtype == torch.int32

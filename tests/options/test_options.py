@@ -280,3 +280,14 @@ def test_options_reach_the_compiler_from_every_door(monkeypatch):
 
 def test_the_reference_page_is_current():
     assert (DOCS / "options.md").read_text() == reference_page(), "run `make docs`"
+
+
+@pytest.mark.parametrize(("given", "word"), [(True, "always"), (False, "off"), ("auto", "auto")])
+def test_a_setting_of_words_takes_truth_values(given, word):
+    assert resolve({"kernel_rewrites": given}, environ={}).kernel_rewrites == word
+    assert resolve(environ={"FERRITE_KERNEL_REWRITES": str(given)}).kernel_rewrites == word
+
+
+def test_truth_values_are_no_words_where_nothing_is_switched():
+    with pytest.raises(ferrite.UserError, match="rng"):
+        resolve({"rng": True}, environ={})

@@ -24,30 +24,13 @@ from ferrite.passes.post_grad.reinplace import reinplace_inplaceable_ops
 from ferrite.pipeline import graph_pass
 from ferrite.runtime import run_in_eager
 from tests.compare import assert_same_as_eager, since
+from tests.custom_operators import increment, swap
 
 SELDOM_DYNAMIC = [False, pytest.param(True, marks=pytest.mark.slow)]
 aten = torch.ops.aten
 IN_PLACE = graph_pass(reinplace_inplaceable_ops.function, name="reinplace", after="move_constructors_to_gpu")
 WRITE_OUT = graph_pass(decompose_auto_functionalized.function, name="write_out", after="reinplace")
 WRITE_OUT_ALONE = graph_pass(decompose_auto_functionalized.function, name="alone", after="move_constructors_to_gpu")
-
-
-@torch.library.custom_op("higher::increment", mutates_args={"x"})
-def increment(x: torch.Tensor, by: float) -> None:
-    x.add_(by)
-
-
-@torch.library.custom_op("higher::swap", mutates_args={"x", "y"})
-def swap(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    held = x.clone()
-    x.copy_(y)
-    y.copy_(held)
-    return x + y
-
-
-@swap.register_fake
-def _(x, y):
-    return torch.empty_like(x)
 
 
 @torch.library.custom_op("higher::add_from", mutates_args={"x"})
@@ -396,21 +379,21 @@ def first_encoding(fn, *inputs):
 
 
 def test_first_encoding():
-    op = torch.ops.higher
+    op, writing = torch.ops.higher, torch.ops.writing
 
     def one(x):
-        return (auto_functionalized(op.increment.default, x=x.sin(), by=2.0)[1],)
+        return (auto_functionalized(writing.increment.default, x=x.sin(), by=2.0)[1],)
 
     def read_later(x):
         y = x.sin()
-        return auto_functionalized(op.increment.default, x=y, by=2.0)[1], y + 1
+        return auto_functionalized(writing.increment.default, x=y, by=2.0)[1], y + 1
 
     def of_input(x):
-        return (auto_functionalized(op.increment.default, x=x, by=2.0)[1],)
+        return (auto_functionalized(writing.increment.default, x=x, by=2.0)[1],)
 
     def same_twice(x):
         y = x.sin()
-        return auto_functionalized(op.swap.default, x=y, y=y)
+        return auto_functionalized(writing.swap.default, x=y, y=y)
 
     def listed(x):
         _, xs, _ = auto_functionalized(op.several.default, xs=[x.sin(), x.cos()], other=None, by=2)
@@ -432,7 +415,7 @@ def test_first_encoding():
 
 def test_copies_keep_strides_and_offset():
     def fn(x):
-        return (auto_functionalized(torch.ops.higher.increment.default, x=x[1:, ::2], by=2.0)[1],)
+        return (auto_functionalized(torch.ops.writing.increment.default, x=x[1:, ::2], by=2.0)[1],)
 
     assert first_encoding(fn, torch.randn(5, 8)) == 1
 

@@ -25,7 +25,7 @@ from tests.graphs import assert_metadata_is_true, assert_same_computation, opera
 
 quick = pytest.mark.quick
 aten, prims = torch.ops.aten, torch.ops.prims
-RULES = (*CONSTANT_RULES, *VIEW_RULES, *PATTERN_RULES, *KERNEL_RULES)
+RULES = (*CONSTANT_RULES, *VIEW_RULES, *PATTERN_RULES, *KERNEL_RULES.all)
 
 
 def rewritten(function, make_inputs, rules=RULES, mode="fake", **options):
@@ -83,12 +83,12 @@ def test_a_long_chain_is_asked_about_once_and_no_farther(monkeypatch):
         node for node in gm.graph.nodes if node.args and node.args[0] in gm.graph.find_nodes(op="placeholder")
     ]
     assert uniform.Uniform().of(product.args[1]) is None
-    assert len(asked) == len(set(asked)) == uniform.FARTHEST
+    assert len(asked) == len(set(asked)) == uniform.MAX_CALLS_BEHIND
     asked.clear()
     nodes = len(gm.graph.nodes)
     assert apply_rules(gm, CONSTANT_RULES, PassContext(Options())) >= 1
-    assert len(gm.graph.nodes) <= nodes - uniform.FARTHEST + 2, "as much is folded as one question reaches"
-    assert len(asked) <= len(CONSTANT_RULES) * uniform.FARTHEST * nodes
+    assert len(gm.graph.nodes) <= nodes - uniform.MAX_CALLS_BEHIND + 2, "as much is folded as one question reaches"
+    assert len(asked) <= len(CONSTANT_RULES) * uniform.MAX_CALLS_BEHIND * nodes
     assert torch.equal(gm(torch.ones(2)), expected)
 
 

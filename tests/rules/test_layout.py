@@ -265,7 +265,7 @@ def chain(length: int):
 
 
 def test_a_long_way_is_not_gone(monkeypatch):
-    monkeypatch.setattr(layout, "FARTHEST", 8)
+    monkeypatch.setattr(layout, "MAX_VALUES_BEHIND", 8)
     assert rewritten(chain(7), X)[1] == 1
     assert reason(chain(8), X) == "more than 8 values behind it would change"
 
@@ -273,7 +273,7 @@ def test_a_long_way_is_not_gone(monkeypatch):
 @pytest.mark.lengthy
 def test_the_cost_of_many_copies_in_a_row_is_bounded(monkeypatch):
     """Each copy that goes moves all views behind it; no more than the limit for each."""
-    monkeypatch.setattr(layout, "FARTHEST", 16)
+    monkeypatch.setattr(layout, "MAX_VALUES_BEHIND", 16)
     gm = make_fx(lambda x: chain_of_views(x, 40), tracing_mode="fake")(X)
     context = PassContext(Options())
     count = apply_rules(gm, (KEPT,), context)

@@ -1,6 +1,6 @@
 """The passes about splits and joins, on whole graphs: every axis and dimension, and the mistakes that are easily made.
 
-Each rule's own examples are in `test_pre_grad_rules`; the algebra behind them in `test_pieces`.
+Each rule's own examples are in `test_pre_grad_rules`; the algebra behind them in `test_pre_grad_pieces`.
 """
 
 from __future__ import annotations

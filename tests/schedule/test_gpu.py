@@ -150,8 +150,8 @@ STREAMED = {
 @needs_triton
 @pytest.mark.parametrize("name", STREAMED, ids=lambda name: name.replace(" ", "-"))
 def test_rows_and_columns_of_one_tensor(name, monkeypatch):
-    monkeypatch.setattr(profit, "FEW_POINTS", 64)  # Triton's interpreter is slow
-    monkeypatch.setattr(profit, "HELD", 64)
+    monkeypatch.setattr(profit, "MAX_POINTS_OF_ONE_PROGRAM", 64)  # Triton's interpreter is slow
+    monkeypatch.setattr(profit, "MAX_HELD_ELEMENTS", 64)
     function, inputs, streams = STREAMED[name]
     tolerance = {"rtol": 2e-2, "atol": 1e-1} if inputs[0].dtype is torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
     plan = assert_as_eager(function, *inputs, machine=STREAMS, **tolerance)

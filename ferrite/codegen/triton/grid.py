@@ -16,7 +16,7 @@ from ferrite.codegen.triton.launch import power_of_two
 from ferrite.ir.index import ONE, Axis, Symbol
 from ferrite.ir.kernel import INDEPENDENT, Kernel, Let, Loop, Scratch, Statement, Store, walk
 
-MOST_ELEMENTS = 4096  # of a block
+MAX_BLOCK_ELEMENTS = 4096  # of a block
 LOOPED = 1024  # elements of a block that a loop takes at a time, or a program of a grid
 SHARED = 64  # the same, where blocks are nested
 

@@ -11,10 +11,10 @@ from ferrite.ir import Data
 from ferrite.ir.index import Atom, Index, Symbol, evaluate, symbol
 from ferrite.ir.kernel import Pointer
 
-MOST_PROGRAMS = (1 << 31) - 1  # of one dimension of a grid
+MAX_PROGRAMS = (1 << 31) - 1  # of one dimension of a grid
 FAILURE_WORDS = 4  # number of the check that failed, or 0; the value; the extent; how many failed
 ELEMENTS_OF_A_WARP = 256
-MOST_WARPS = 8
+MAX_WARPS = 8
 # How the source is compiled for CUDA: a product and a sum may be one instruction with one rounding, as in the kernels
 # of torch itself; the smallest numbers are not zero.
 OPTIONS = {"enable_fp_fusion": True, "enable_reflect_ftz": False}
@@ -89,8 +89,8 @@ class Launch:
 
     def instances(self, sizes: Sequence[int]) -> int:
         count = int(evaluate(self.programs, self.values(sizes)))
-        if count > MOST_PROGRAMS:
-            raise ValueError(f"{self.name} would need {count} programs; a grid has {MOST_PROGRAMS} at most")
+        if count > MAX_PROGRAMS:
+            raise ValueError(f"{self.name} would need {count} programs; a grid has {MAX_PROGRAMS} at most")
         return count
 
     def warps(self, sizes: Sequence[int] | None) -> int:
@@ -100,7 +100,7 @@ class Launch:
         elements = 1
         for size in self.constants(sizes).values():
             elements *= size
-        return max(1, min(MOST_WARPS, power_of_two(elements) // ELEMENTS_OF_A_WARP))
+        return max(1, min(MAX_WARPS, power_of_two(elements) // ELEMENTS_OF_A_WARP))
 
 
 def power_of_two(count: int) -> int:

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from ferrite.codegen.triton.barriers import Barriers
-from ferrite.codegen.triton.grid import MOST_ELEMENTS, Spread, block_limit, spread_loops
+from ferrite.codegen.triton.grid import MAX_BLOCK_ELEMENTS, Spread, block_limit, spread_loops
 from ferrite.codegen.triton.indices import is_narrow, widened
 from ferrite.codegen.triton.launch import Block, power_of_two
 from ferrite.codegen.triton.module import BlockAxis, Mask, Module, Scope, Tile, Value
@@ -182,7 +182,7 @@ class Printer:
 
     def blocks(self, loop: Loop, scope: Scope) -> None:
         """Independent iterations: one block of them, or a loop over blocks, or, where no room is left, a loop."""
-        axis, room = loop.axis, max(MOST_ELEMENTS // scope.elements, 1)
+        axis, room = loop.axis, max(MAX_BLOCK_ELEMENTS // scope.elements, 1)
         if self.stated:
             most, whole = loop.lanes, _holds(loop.lanes, axis.extent)
         else:
@@ -292,8 +292,8 @@ class Printer:
             most = power_of_two(size.high or 1)
             elements *= most
             blocks.append(None if size is ONE else self.block_of(size, most))
-        if elements > MOST_ELEMENTS and not self.stated:
-            raise NotGenerated(f"{elements} elements of scratch memory; a block has {MOST_ELEMENTS} at most")
+        if elements > MAX_BLOCK_ELEMENTS and not self.stated:
+            raise NotGenerated(f"{elements} elements of scratch memory; a block has {MAX_BLOCK_ELEMENTS} at most")
         names = [axis.block.name for axis in scope.axes] + [block.name for block in blocks if block is not None]
         text = self.module.set(statement.name, filled(0, statement.dtype, f"[{', '.join(names)}]"))
         self.module.known.forget([statement.name])

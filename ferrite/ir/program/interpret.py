@@ -175,7 +175,7 @@ class Run:
                 self.symbols[operation.symbol] = self.query(operation)
             case Assert():
                 if not bool(self.points(())(operation.condition)):
-                    raise RuntimeError(operation.message)
+                    raise operation.error(operation.message)
 
     def query(self, operation: Bind) -> int:
         tensor = self.tensor(operation.buffer)

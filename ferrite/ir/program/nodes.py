@@ -16,7 +16,7 @@
               | Allocate(target)                               memory whose contents do not matter
               | DeviceCopy(source, target) | Seeds(target)     bytes to another device; fresh random seeds
               | Item(symbol, source) | Bind(symbol, buffer, query, axis)    numbers that data decides
-              | Assert(condition, message)
+              | Assert(condition, message, error)
     store     = Store(buffer, coordinates, value, mode)        mode: set, or how to combine with what is there
 
 Meaning: operations run in order; that order is the meaning, and nothing but the dependences that `reads` and `writes`
@@ -304,8 +304,10 @@ class Assert:
     condition: Expr
     message: str
     origin: Origin = field(default=NOWHERE, compare=False)
+    error: type[Exception] = RuntimeError  # one of ASSERTED
 
 
+ASSERTED: tuple[type[Exception], ...] = (RuntimeError, IndexError)
 Loop = Compute | Reduce | Scan | Sort
 Operation = (
     Loop | Call | Template | Collective | Wait | UserKernel | If | While | Invoke

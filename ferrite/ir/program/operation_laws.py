@@ -11,6 +11,7 @@ from ferrite.ir.expr_laws import is_narrow, wrong_data, wrong_type
 from ferrite.ir.index.algebra import ZERO, Axis, Index, Symbol
 from ferrite.ir.invalid import InvalidProgram
 from ferrite.ir.program.nodes import (
+    ASSERTED,
     Assert,
     Bind,
     Buffer,
@@ -144,9 +145,11 @@ def _fits(operation: Operation, buffers: Buffers) -> None:
             one, other = buffers[source], buffers[target]
             if (one.dtype, one.sizes) != (other.dtype, other.sizes):
                 raise InvalidProgram("P16", f"a copy from {source} to {target} changes the type or the sizes")
-        case Assert(condition=condition):
+        case Assert(condition=condition, error=error):
             if condition.loads or condition.dtype != torch.bool:
                 raise InvalidProgram("P16", f"the condition {condition} reads memory, or is no bool")
+            if error not in ASSERTED:
+                raise InvalidProgram("P16", f"an assertion raises none of {ASSERTED}")
         case _:
             pass
 

@@ -12,6 +12,7 @@ from ferrite.ir.expr import Expr
 from ferrite.ir.index.algebra import ZERO, Axis, Index, Symbol, axis
 from ferrite.ir.program import arguments as host
 from ferrite.ir.program.nodes import (
+    ASSERTED,
     Allocate,
     Assert,
     Bind,
@@ -110,11 +111,22 @@ class ProgramReader(CallReader):
             case ast.With(items=[ast.withitem(context_expr=ast.Call() as call, optional_vars=None)]):
                 self.done(self.block(call, node.body))
             case ast.Assert(test=test, msg=message) if message is not None:
-                self.done(Assert(self.value(test), self.literal(message, str, "a message in quotes")))
+                self.done(self.assertion(test, message))
             case ast.Expr(value=ast.Call() as call):
                 self.done(self.one_line(call))
             case _:
                 raise self.unexpected(node, "a buffer, a value or an operation")
+
+    def assertion(self, test: ast.expr, message: ast.expr) -> Assert:
+        """`assert n < 3, "too many"`, a RuntimeError; another is named: `assert n < 3, IndexError("too many")`."""
+        error: type[Exception] = RuntimeError
+        if isinstance(message, ast.Call):
+            word, arguments, _ = self.call(message, "an error")
+            named = {each.__name__: each for each in ASSERTED}
+            if word not in named or len(arguments) != 1:
+                raise self.unexpected(message, f"one of {', '.join(named)}, with a message")
+            error, message = named[word], arguments[0]
+        return Assert(self.value(test), self.literal(message, str, "a message in quotes"), error=error)
 
     def done(self, operation: Operation) -> None:
         """One operation ends: its axes and values are out of scope."""

@@ -202,7 +202,10 @@ class _ProgramText:
             case Bind():
                 return [], f"{operation.symbol.name} = bind({operation.buffer}, {operation.query!r}, {operation.axis})"
             case Assert():
-                return [], f"assert {self.values.value(operation.condition)}, {operation.message!r}"
+                said = repr(operation.message)
+                if operation.error is not RuntimeError:
+                    said = f"{operation.error.__name__}({said})"
+                return [], f"assert {self.values.value(operation.condition)}, {said}"
         return self.control_flow(operation)
 
     def control_flow(self, operation: Operation) -> tuple[list[str], str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ferrite.errors import NotLowered
 from ferrite.ir import cast, is_integer
 from ferrite.ir.index import ONE, ZERO, Axis, Index
 from ferrite.ir.program import Compute, Store
@@ -62,12 +63,12 @@ def allocated(ctx: Builder) -> Value:
     return whole(box)
 
 
-def fill(ctx: Builder, target: Value, part: Value, place: Sequence[Index]) -> None:
+def fill(ctx: Builder, target: Value, part: Value, coordinates: Sequence[Index]) -> None:
     """Compute a part into its place."""
     assert target.box.buffer is not None
     axes = tuple(item for item in own_axes(part.sizes) if isinstance(item, Axis))
     value = cast(part.at(own_axes(part.sizes)), target.dtype)
-    ctx.add(Compute(axes, (Store(target.box.buffer, tuple(place), value),), ctx.origin))
+    ctx.add(Compute(axes, (Store(target.box.buffer, tuple(coordinates), value),), ctx.origin))
 
 
 @lowers(aten.repeat.default)
@@ -124,15 +125,17 @@ def pixel_shuffle(ctx: Builder, x: Value, upscale_factor: int) -> Value:
 @lowers(aten.pixel_unshuffle.default)
 def pixel_unshuffle(ctx: Builder, x: Value, downscale_factor: int) -> Value:
     """Pixels become channels."""
+    if any(size.low is None or size.low < 1 for size in x.sizes):
+        raise NotLowered("eager leaves a picture without pixels as it is")
     *lead, channel, row, column = own_axes(ctx.out_sizes)
     many = downscale_factor
     within = row * many + channel // many % many, column * many + channel % many
     return moved(ctx, x, [*lead, channel // (many * many), *within])
 
 
-def moved(ctx: Builder, x: Value, place: Sequence[Index]) -> Value:
+def moved(ctx: Builder, x: Value, coordinates: Sequence[Index]) -> Value:
     """A tensor of its own, of the result's sizes, whose element is the one at a place of `x`."""
-    return ctx.lazy(ctx.out_sizes, x.at(place), x.device)
+    return ctx.lazy(ctx.out_sizes, x.at(coordinates), x.device)
 
 
 @lowers(aten.constant_pad_nd.default)

@@ -57,8 +57,8 @@ def inside(index: Index, size: Index) -> Expr:
     return every(at_least(index, ZERO), below(index, size))
 
 
-def all_inside(place: Sequence[Index], sizes: Sequence[Index]) -> Expr:
-    return every(*(inside(index, size) for index, size in zip(place, sizes, strict=True)))
+def all_inside(coordinates: Sequence[Index], sizes: Sequence[Index]) -> Expr:
+    return every(*(inside(index, size) for index, size in zip(coordinates, sizes, strict=True)))
 
 
 def guarded(condition: Expr, value: Expr, other: Expr) -> Expr:

@@ -125,9 +125,9 @@ def associative_scan(ctx: Builder, combine_fn: Any, xs: Sequence[Value], additio
     return list(add_scan(ctx, combine, xs[0].sizes, 0, values, [x.dtype for x in xs], xs[0].device))
 
 
-def parameter(x: Value, place: int) -> Value:
+def parameter(x: Value, number: int) -> Value:
     """One argument of a combine function, as a tensor of the shape of one element of the scan."""
-    return whole(Box(x.sizes[1:], x.dtype, x.device, expr=Param.intern(place, x.dtype)))
+    return whole(Box(x.sizes[1:], x.dtype, x.device, expr=Param.intern(number, x.dtype)))
 
 
 def shared_symbols(bodies: Sequence[Body]) -> tuple[Any, ...]:

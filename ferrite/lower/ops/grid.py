@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ferrite.errors import NotLowered
 from ferrite.ir import Expr, arithmetic_type, cast, const, data, index_value, masked, op
 from ferrite.ir.index import Index, number
 from ferrite.lower.builder import Builder
@@ -99,6 +100,8 @@ MODES = {LINEAR: linear_taps, NEAREST: nearest_tap, CUBIC: cubic_taps}
 def grid_sampler(
     ctx: Builder, x: Value, grid: Value, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> Value:
+    if not x.dtype.is_floating_point:
+        raise NotLowered("eager samples floating-point numbers alone, if there are any")
     n, sizes, dtype = dims_of(ctx.operator), ctx.out_sizes, arithmetic_type(x.dtype)
     batch, channel, *axes = own_axes(sizes)
     taps = []

@@ -107,6 +107,8 @@ def native_layer_norm(
     for each, name in ((weight, "mul"), (bias, "add")):
         if each is not None:
             value = op(name, value, cast(ctx.elements(each, x.sizes), wide))
+    if bias is None and x.device.type == "cpu":
+        value = op("add", value, const(0.0, wide))  # as eager has it: -0.0 is no result of its kernel
     result = ctx.lazy(x.sizes, cast(value, ctx.out_dtype), x.device)
     return result, ctx.convert(means, kept), ctx.convert(scales, kept)
 
@@ -136,6 +138,8 @@ def native_group_norm(
     for each, name in ((weight, "mul"), (bias, "add")):
         if each is not None:
             value = op(name, value, converted(ctx, reshaped(each, (ONE, sizes[1], channels, ONE)), sizes, wide))
+    if bias is None and weight is not None and x.device.type == "cpu":
+        value = op("add", value, const(0.0, wide))  # likewise, but for what has no weight either
     result = reshaped(ctx.lazy(sizes, cast(value, ctx.out_dtype), x.device), x.sizes)
     found = [reshaped(ctx.convert(each, kept), sizes[:2]) for each in (means, scales)]
     return result, found[0], found[1]

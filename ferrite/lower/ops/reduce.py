@@ -74,6 +74,8 @@ class Rows:
         """The only result of a reduction. Over one element there is nothing to combine; a reduction of nothing has
         strides of its own."""
         if kind in KEEPING and all(size is ONE for size in self.over) and ZERO not in self.sizes:
+            if kind == "sum" and value.dtype.is_floating_point:
+                value = op("add", value, const(0.0, value.dtype))  # a sum begins with 0.0: of -0.0 it is no -0.0
             return self.ctx.lazy(self.sizes, cast(value, dtype), self.x.device)
         result: Value = self.reduce(kind, value, dtype)[0]
         return result

@@ -49,16 +49,16 @@ def ratio(size: Index, count: Index, factor: float | None, dtype: torch.dtype) -
 # --- nearest ----------------------------------------------------------------------------------------------------------
 
 
-def nearest(place: Index, size: Index, count: Index, factor: float | None, exact: bool) -> Index:
+def nearest(output_index: Index, size: Index, count: Index, factor: float | None, exact: bool) -> Index:
     """The element under a result; a quotient of whole numbers where that is the same for every result."""
     many, few = constant_value(size), constant_value(count)
     if many is not None and few is not None and 0 < few <= MAX_TABLE_ENTRIES:
         if few == many and factor is None:
-            return place
+            return output_index
         turns = (lambda at: (2 * at + 1) * many // (2 * few)) if exact else (lambda at: at * many // few)
         if all(turns(at) == rounded_place(at, many, few, factor, exact) for at in range(few)):
-            return (place * 2 + 1) * size // (count * 2) if exact else place * size // count
-    at = cast(index_value(place), F32)
+            return (output_index * 2 + 1) * size // (count * 2) if exact else output_index * size // count
+    at = cast(index_value(output_index), F32)
     if exact:
         at = op("add", at, const(0.5, F32))
     found = cast(op("floor", op("mul", at, ratio(size, count, factor, F32))), I64)
@@ -181,8 +181,10 @@ def clamp(value: Expr, dtype: torch.dtype) -> Expr:
     return op("minimum", op("maximum", value, const(0, dtype)), const(1, dtype))
 
 
-def cubic_taps(item: Index, size: Index, count: Index, corners: bool, factor: float | None, dtype: torch.dtype) -> Taps:
-    at = source_place(item, size, count, corners, factor, dtype)
+def cubic_taps(
+    output_index: Index, size: Index, count: Index, corners: bool, factor: float | None, dtype: torch.dtype
+) -> Taps:
+    at = source_place(output_index, size, count, corners, factor, dtype)
     floor = op("floor", at)
     first, last = cast(floor, I64), index_value(size - 1)
     places = [

@@ -16,7 +16,7 @@ from ferrite.lower.builder import Builder
 from ferrite.lower.memory import copied, strides_in_storage
 from ferrite.lower.ops.accumulate import gathered
 from ferrite.lower.ops.conditions import at_least, below, clamped, divides, every, from_the_end, guarded, same
-from ferrite.lower.ops.views import dim_of, start_of
+from ferrite.lower.ops.views import dim_of, selected_place, start_of
 from ferrite.lower.sizes import constant_value
 from ferrite.lower.stores import write_into
 from ferrite.lower.strides import same_strides
@@ -273,8 +273,10 @@ def slice_backward(
 @lowers(aten.select_scatter.default)
 def select_scatter(ctx: Builder, x: Value, src: Value, dim: int, index: Number) -> Value:
     must_fit(aten.select_scatter.default, x, src, dim, index)
+    if not x.rank:
+        raise NotLowered("nothing can be selected from a tensor without dimensions: eager says so")
     at = dim_of(dim, x.rank)
-    return select_part(x.sizes, at, from_the_end(ctx.index(index), x.sizes[at])).over(ctx, src, x)
+    return select_part(x.sizes, at, selected_place(ctx, x, at, index)).over(ctx, src, x)
 
 
 @lowers(aten.select_backward.default)

@@ -51,17 +51,17 @@ def worked_out(expr: Expr) -> Index | None:
     return plain_form(values, item)
 
 
-def plain_form(values: Sequence[int], item: Axis) -> Index | None:
+def plain_form(values: Sequence[int], table_axis: Axis) -> Index | None:
     first, step = values[0], values[1] - values[0]
     if all(value == first + step * place for place, value in enumerate(values)):
-        return item * step + first
+        return table_axis * step + first
     repeats = next(place for place, value in enumerate(values) if value != first)
     if all(value == first + place // repeats for place, value in enumerate(values)):
-        return item // number(repeats) + first
+        return table_axis // number(repeats) + first
     return None
 
 
-def value_at(expr: Expr, item: Axis, place: int, computed: dict[Expr, Any]) -> Any:
+def value_at(expr: Expr, table_axis: Axis, place: int, computed: dict[Expr, Any]) -> Any:
     if expr not in computed:
         if expr.dtype not in TYPES:
             raise NotLowered(f"numbers of type {expr.dtype}")
@@ -69,11 +69,11 @@ def value_at(expr: Expr, item: Axis, place: int, computed: dict[Expr, Any]) -> A
             case Const():
                 found = expr.value
             case IndexValue():
-                found = evaluate(expr.index, {item: place})
+                found = evaluate(expr.index, {table_axis: place})
             case Cast():
-                found = value_at(expr.arg, item, place, computed)
+                found = value_at(expr.arg, table_axis, place, computed)
             case Op() if expr.name in MEANINGS:
-                found = MEANINGS[expr.name](*(value_at(part, item, place, computed) for part in expr.operands))
+                found = MEANINGS[expr.name](*(value_at(part, table_axis, place, computed) for part in expr.operands))
             case _:
                 raise NotLowered("an operator that is not worked out beforehand")
         computed[expr] = rounded(found, expr.dtype)

@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import size_facts
-from ferrite.ir.index import ONE, ZERO, Index, Symbol, exact, maximum, multiply
+from ferrite.capture import size_facts, torch_api
+from ferrite.errors import NotLowered
+from ferrite.graph import INDEX_INSIDE, argument, fake_value
+from ferrite.ir.index import ONE, ZERO, Index, Number, Symbol, exact, maximum, multiply
 from ferrite.lower.assertions import add_assert, compared
 from ferrite.lower.builder import Builder
-from ferrite.lower.ops.conditions import clamped, from_the_end
+from ferrite.lower.ops.conditions import NO, YES, clamped, from_the_end, inside
 from ferrite.lower.sizes import UnknownSize
 from ferrite.lower.strides import contiguous
 from ferrite.lower.table import lowers
@@ -197,7 +199,35 @@ def flattened(x: Value) -> Value:
 @lowers(aten.select.int)
 def select(ctx: Builder, x: Value, dim: int, index: Index | int) -> Value:
     at = dim_of(dim, x.rank)
-    return selected(x, at, from_the_end(ctx.index(index), x.sizes[at]))
+    return selected(x, at, selected_place(ctx, x, at, index))
+
+
+def selected_place(ctx: Builder, x: Value, at: int, index: Index | int) -> Index:
+    """Where the element lies that is selected. torch's picture may not have looked whether there is one: the program
+    does, unless the bounds of both numbers, or the guards of the graph, say so."""
+    given, size = ctx.index(index), x.sizes[at]
+    place = from_the_end(given, size)
+    there_is = inside(place, size)
+    if there_is is NO and isinstance(given, Number):
+        raise NotLowered("there is no such element: eager says so")
+    if there_is is not YES and not is_guarded_index(ctx):
+        sizes = ", ".join(map(str, x.sizes))
+        message = f"select(): index {given} out of range for tensor of size [{sizes}] at dimension {at}"
+        add_assert(ctx, there_is, message, IndexError)
+    return place
+
+
+def is_guarded_index(ctx: Builder) -> bool:
+    """Whether torch knows that the index of the call at hand lies inside of its dimension."""
+    node = ctx.node
+    if node is None or node.target is not ctx.operator:  # inside something that was taken apart
+        return False
+    if INDEX_INSIDE in node.meta:
+        return True
+    source, dim, index = (argument(node, name) for name in ("self", "dim", "index"))
+    place = fake_value(index) if isinstance(index, torch.fx.Node) else index
+    size = fake_value(source).shape[dim]  # type: ignore[arg-type]
+    return torch_api.known_true(place >= 0) and torch_api.known_true(place < size)  # type: ignore[operator]
 
 
 def selected(x: Value, at: int, index: Index) -> Value:

@@ -51,7 +51,7 @@ ADDING: dict[Any, float] = {aten.add.Tensor: 1.0, aten.sub.Tensor: -1.0}
 SCALING: dict[Any, Callable[..., torch.Tensor]] = {aten.mul.Tensor: torch.mul, aten.div.Tensor: torch.div}
 COMMUTING = frozenset({aten.add.Tensor, aten.mul.Tensor})
 HALVES = (torch.float16, torch.bfloat16)
-MOST_STEPS = 16  # of arithmetic between two casts
+MAX_STEPS_BETWEEN_CASTS = 16  # of arithmetic between two casts
 ROUNDS = 4  # of folding arithmetic, and then what has become constant by that
 # Batch norms, and what they call the number that is added to the variance.
 NORMS: dict[Any, str] = {
@@ -100,7 +100,7 @@ def is_detour(cast: torch.fx.Node, layer: Layer) -> bool:
     if half not in HALVES or fake_value(cast).dtype is not torch.float32:
         return False
     reader = sole_reader(cast)
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_STEPS_BETWEEN_CASTS):
         if reader is None or reader.target not in PASSED:
             break
         items = norm_results(reader)

@@ -36,7 +36,7 @@ from ferrite.rewrite import Case, NodeRule, Site, apply_rules
 aten = torch.ops.aten
 FEW_ROWS = 2
 # Multiplications from which a convolution is large: in general, and of one by one.
-LARGE, LARGE_AND_DENSE = 2**21, 2**25
+LARGE_MULTIPLICATIONS, LARGE_DENSE_MULTIPLICATIONS = 2**21, 2**25
 NOTED = "memory of the model"  # in the module's `meta`
 
 
@@ -116,7 +116,7 @@ def channels_last(site: Site) -> Any:
     if (refused := shared_weight(layer) or copy_problem(site, weight)) is not None:
         return refused
     work = math.prod(map(torch_api.size_hint, fake_value(site.node).shape)) * math.prod(weight.shape[1:])
-    if work < LARGE:
+    if work < LARGE_MULTIPLICATIONS:
         return Refusal("it is too small to pay")
     if site.options.weight_layouts == "auto" and not gains_much(weight.shape, layer.arguments["groups"], work):
         return Refusal("it gains too little: the option weight_layouts is 'auto'")
@@ -131,8 +131,8 @@ def gains_much(weight: Sequence[int], groups: int, work: int) -> bool:
     """Whether a convolution of so many multiplications is one that takes at most 1 / 1.3 of the time."""
     out, each, *kernel = weight
     if groups == out and each == 1:
-        return work >= LARGE
-    return groups == 1 and math.prod(kernel) == 1 and work >= LARGE_AND_DENSE
+        return work >= LARGE_MULTIPLICATIONS
+    return groups == 1 and math.prod(kernel) == 1 and work >= LARGE_DENSE_MULTIPLICATIONS
 
 
 def channels_last_stride(weight: torch.Tensor) -> tuple[int, ...]:

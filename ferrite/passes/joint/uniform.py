@@ -25,7 +25,7 @@ DTYPES = frozenset(
     | {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 )
 HALF = (torch.float16, torch.bfloat16)
-FARTHEST = 64  # calls between a value and its constructors; so the cost of asking stays small in any graph
+MAX_CALLS_BEHIND = 64  # calls between a value and its constructors; so the cost of asking stays small in any graph
 
 # What each of them fills its result with.
 LIKE: Mapping[Any, Callable[[Mapping[str, Any]], Any]] = {
@@ -97,7 +97,7 @@ class Uniform:
         """A stand-in with one element, of the rank and dtype of the node's value."""
         if node not in self.constant_values:
             self.constant_values[node] = None
-            if len(self.constant_values) <= FARTHEST:
+            if len(self.constant_values) <= MAX_CALLS_BEHIND:
                 self.constant_values[node] = self.computed(node)
         return self.constant_values[node]
 

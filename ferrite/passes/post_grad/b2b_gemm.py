@@ -25,7 +25,7 @@ from ferrite.passes.shared.facts import on_cpu, only_cast
 from ferrite.rewrite import AnyRule, Case, NodeRule, Site, in_order, is_elementwise
 
 aten = torch.ops.aten
-MOST_STEPS = 64  # nodes between the products: a longer chain is not worth a kernel of its own
+MAX_NODES_BETWEEN = 64  # nodes between the products: a longer chain is not worth a kernel of its own
 
 
 # --- what lies between ------------------------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ def between(operand: torch.fx.Node, outer: torch.fx.Node) -> Between | Refusal:
             waiting += node.all_input_nodes
         else:
             return Refusal(f"{node.name} is neither pointwise nor a product")
-        if len(region) > MOST_STEPS:
+        if len(region) > MAX_NODES_BETWEEN:
             return Refusal("there is too much between the products")
     if len(products) != 1:
         return Refusal("it does not lead back to one product")

@@ -21,7 +21,7 @@ import torch
 from ferrite.capture import known_contiguous, torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value
-from ferrite.passes.post_grad.convolutions import LARGE, bare, of
+from ferrite.passes.post_grad.convolutions import MIN_SPLIT_MULTIPLICATIONS, bare, of
 from ferrite.rewrite import Case, NodeRule, Site
 
 aten = torch.ops.aten
@@ -41,7 +41,7 @@ def side_by_side(site: Site) -> Any:
     elements, weights = (math.prod(map(torch_api.size_hint, value.shape)) for value in (result, weight))
     if elements < weights:
         return Refusal("most of the work is to bring the weight into another order")
-    if elements * math.prod(map(torch_api.size_hint, weight.shape[1:])) < LARGE:
+    if elements * math.prod(map(torch_api.size_hint, weight.shape[1:])) < MIN_SPLIT_MULTIPLICATIONS:
         return Refusal("it is too small to pay")
     image = site.call(aten.clone.default, given["input"], memory_format=torch.channels_last)
     found = site.call(aten.convolution.default, *{**given, "input": image}.values())

@@ -28,7 +28,7 @@ from ferrite.graph import fake_value
 from ferrite.rewrite import Case, NodeRule, Site
 
 aten = torch.ops.aten
-LARGE = 2**21  # multiplications from which a call is worth several
+MIN_SPLIT_MULTIPLICATIONS = 2**21  # multiplications from which a call is worth several
 INPUT, WEIGHT, BIAS = range(3)  # the gradients
 
 
@@ -192,7 +192,7 @@ def windows_at(site: Site, last: bool) -> Windows | Refusal:
     if max(steps) > 1 and not all(type(size) is int for size in x.shape[2:]):
         return Refusal("how many windows there are is known at run time only")
     hinted = math.prod(map(torch_api.size_hint, x.shape)) * math.prod(windows) // math.prod(steps)
-    if hinted * outputs < LARGE:
+    if hinted * outputs < MIN_SPLIT_MULTIPLICATIONS:
         return Refusal("it is too small to pay")
     batch, _, *space = (
         size if type(size) is int else site.call(aten.sym_size.int, source, dim) for dim, size in enumerate(x.shape)

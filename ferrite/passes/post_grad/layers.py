@@ -323,7 +323,7 @@ POST_OP_TARGETS = (
 
 # --- where a node stands ----------------------------------------------------------------------------------------------
 
-FAR = 2000  # nodes: what lies farther back is not looked for
+MAX_NODES_SEARCHED = 2000  # nodes: what lies farther back is not looked for
 
 
 def all_before(nodes: Iterable[torch.fx.Node], layer: torch.fx.Node) -> bool:
@@ -336,6 +336,6 @@ def all_before(nodes: Iterable[torch.fx.Node], layer: torch.fx.Node) -> bool:
                 wanted.discard(operand)
                 seen.add(operand)
                 waiting.append(operand)
-        if len(seen) > FAR:
+        if len(seen) > MAX_NODES_SEARCHED:
             return False
     return not wanted

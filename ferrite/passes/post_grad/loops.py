@@ -23,6 +23,7 @@ import torch
 
 from ferrite.capture import torch_api, torch_operators
 from ferrite.graph import (
+    INDEX_INSIDE,
     body_of,
     compute,
     fake_value,
@@ -155,11 +156,11 @@ class Loop:
         carried, memory, elements, extra = (
             inputs[sum(ends[:position]) : sum(ends[: position + 1])] for position in range(len(ends))
         )
-        current = [graph.call_function(aten.select.int, (x, 0, index)) for x in elements]
+        current = [element_of(x, index) for x in elements]
         results = self.copy_step(graph, [*carried, *current, *extra])
         kept, outputs = results[: len(self.init)], [each for each in results[len(self.init) :] if each is not None]
         for place, output in zip(memory, outputs, strict=True):
-            slot = graph.call_function(aten.select.int, (place, 0, index))
+            slot = element_of(place, index)
             graph.call_function(aten.copy_.default, (slot, output))
         following = graph.call_function(operator.add, (index, 1))
         graph.output((following, *kept))
@@ -216,3 +217,10 @@ class Loop:
             own.append(carry)
         output.args = (tuple(own),)
         module.recompile()
+
+
+def element_of(tensor: torch.fx.Node, index: torch.fx.Node) -> torch.fx.Node:
+    """What one iteration takes of a tensor: there is such an element, as the loop ends where the tensor does."""
+    node = tensor.graph.call_function(aten.select.int, (tensor, 0, index))
+    node.meta[INDEX_INSIDE] = True
+    return node

@@ -6,10 +6,10 @@ A linear layer has its operands like that, and so have the scores of attention. 
 no others, to the Arm Compute Library, which takes 70 microseconds before it begins: for each matrix of a batch. All
 others go to OpenBLAS. The smaller operand is copied; often the kernel that makes it writes it so.
 
-Measured on a Neoverse N1, with the copy (`bench/layouts.py`): up to `SMALL` multiplications a matrix take 0.2 to 0.7 of
-the time, with one thread or two. Larger ones take 0.8 to 1.0 with two, and 1.0 to 1.8 with one: then OpenBLAS has one
-core, and the other library has both. So these are left unless torch has all cores, and they are few. Left, too, are
-rows so long that OpenBLAS is slow to read the columns between them, and large copies.
+Measured on a Neoverse N1, with the copy (`bench/layouts.py`): small matrices (`SMALL_PRODUCT_MULTIPLICATIONS`) take 0.2
+to 0.7 of the time, with one thread or two. Larger ones take 0.8 to 1.0 with two, and 1.0 to 1.8 with one: then OpenBLAS
+has one core, and the other library has both. So these are left unless torch has all cores, and they are few. Left, too,
+are rows so long that OpenBLAS is slow to read the columns between them, and large copies.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ OPERANDS: Mapping[Any, tuple[str, str]] = {
     aten.baddbmm.default: ("batch1", "batch2"),
 }
 # Sides, and multiplications, from which torch takes the Arm Compute Library.
-SIDE, WORK = 9, 8193
-SMALL = 2**20  # multiplications
-LONG = 2048  # elements of a row
-LARGE = 2**17  # elements of a matrix to copy
+MIN_LIBRARY_SIDE, MIN_LIBRARY_MULTIPLICATIONS = 9, 8193
+SMALL_PRODUCT_MULTIPLICATIONS = 2**20
+LONG_ROW_ELEMENTS = 2048
+LARGE_COPY_ELEMENTS = 2**17  # of a matrix
 
 
 def laid_out(site: Site) -> Any:
@@ -74,15 +74,15 @@ def reason_to_leave(site: Site, sizes: tuple[Any, ...], changed: torch.Tensor) -
     work = rows * inner * columns
     if site.options.executor != "native" or not products.uses_arm_compute_library():
         return Refusal("it is no product that the Arm Compute Library would take")
-    if min(rows, inner, columns) < SIDE or work < WORK:
+    if min(rows, inner, columns) < MIN_LIBRARY_SIDE or work < MIN_LIBRARY_MULTIPLICATIONS:
         return Refusal("it is so small that the Arm Compute Library does not take it")
-    if work <= SMALL:
+    if work <= SMALL_PRODUCT_MULTIPLICATIONS:
         return None
     if not products.works_with_all_of_few_cores():
         return Refusal("it is large, and the Arm Compute Library has more threads")
-    if inner >= LONG:
+    if inner >= LONG_ROW_ELEMENTS:
         return Refusal("its rows are long")
-    return Refusal("the copy is large") if elements(changed) >= LARGE * batch_of(changed) else None
+    return Refusal("the copy is large") if elements(changed) >= LARGE_COPY_ELEMENTS * batch_of(changed) else None
 
 
 def is_by_columns(matrix: torch.Tensor) -> bool:

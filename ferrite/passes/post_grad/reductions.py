@@ -20,7 +20,7 @@ from ferrite.rewrite import Case, NodeRule, Site, arguments_of
 
 aten = torch.ops.aten
 
-WORTH_REUSING = 4096  # elements: a second reduction over fewer costs less than the bookkeeping
+MIN_REUSED_ELEMENTS = 4096  # elements: a second reduction over fewer costs less than the bookkeeping
 
 
 # --- cumsum of a constant ---------------------------------------------------------------------------------------------
@@ -153,8 +153,8 @@ def smallest_partial(whole: torch.fx.Node) -> torch.fx.Node | Refusal:
     if given.get("dim") or given.get("keepdim"):
         return Refusal("it is partial itself")
     source: torch.fx.Node = given["self"]
-    if not torch_api.known_true(fake_value(source).numel() >= WORTH_REUSING):
-        return Refusal(f"it is not provably over {WORTH_REUSING} elements or more")
+    if not torch_api.known_true(fake_value(source).numel() >= MIN_REUSED_ELEMENTS):
+        return Refusal(f"it is not provably over {MIN_REUSED_ELEMENTS} elements or more")
     partials = [user for user in source.users if user.target is kind and arguments_of(user)["dim"]]
     if not partials:
         return Refusal("nothing of it is reduced in part")

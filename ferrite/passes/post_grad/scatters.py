@@ -24,7 +24,7 @@ aten = torch.ops.aten
 
 
 GROUP = "partitioned_scatter"
-MOST_ELEMENTS = 1 << 28  # of all copies together, where nobody knows how much memory the device has
+MAX_COPIED_ELEMENTS = 1 << 28  # of all copies together, where nobody knows how much memory the device has
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,9 @@ class Copies:
     mem_fraction: float = at_least(0, 0.1)
 
 
-def copies_for(writes: int, elements: int, limits: Copies | None = None, most_elements: float = MOST_ELEMENTS) -> int:
+def copies_for(
+    writes: int, elements: int, limits: Copies | None = None, most_elements: float = MAX_COPIED_ELEMENTS
+) -> int:
     """How many copies: more where more writes meet in one place, fewer where a copy is large. A power of two, or 0.
 
     >>> copies_for(5000, 10), copies_for(5000, 5000), copies_for(10**7, 2 * 10**6)
@@ -57,7 +59,7 @@ def copies_for(writes: int, elements: int, limits: Copies | None = None, most_el
 
 def most_elements_on(device: torch.device, itemsize: int, limits: Copies) -> float:
     if device.type != "cuda":
-        return MOST_ELEMENTS
+        return MAX_COPIED_ELEMENTS
     return limits.mem_fraction * torch.cuda.get_device_properties(device).total_memory / itemsize
 
 

@@ -20,7 +20,14 @@ import torch.nn.functional as F
 
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value
-from ferrite.passes.pre_grad.horizontal import MANY, Horizontal, never, saves_calls, saves_many_calls, saves_products
+from ferrite.passes.pre_grad.horizontal import (
+    MIN_TINY_CALLS,
+    Horizontal,
+    never,
+    saves_calls,
+    saves_many_calls,
+    saves_products,
+)
 from ferrite.passes.pre_grad.products import known_width, one_input_pays, product_problem, side_by_side
 from ferrite.passes.pre_grad.stage import pre_grad_pass
 from ferrite.passes.shared.batching import Fusion, Settings
@@ -220,7 +227,11 @@ FUSIONS = (
         examples=(
             Case("six with biases", members_of(F.linear, 6), operands(6, (2, 3), (4, 3), (4,)), ALWAYS),
             Case("five without", members_of(F.linear, 5), operands(5, (2, 3), (4, 3)), ALWAYS),
-            Case("many tiny ones, by the model", members_of(F.linear, MANY), operands(MANY, (2, 3), (4, 3))),
+            Case(
+                "many tiny ones, by the model",
+                members_of(F.linear, MIN_TINY_CALLS),
+                operands(MIN_TINY_CALLS, (2, 3), (4, 3)),
+            ),
         ),
         near_misses=(
             Case("four", members_of(F.linear, 4), operands(4, (2, 3), (4, 3)), ALWAYS),
@@ -241,10 +252,20 @@ FUSIONS = (
             Case("five with weights and biases", members_of(norm, 5), operands(5, (2, 3, 4), (4,), (4,)), ALWAYS),
             Case("six plain ones", members_of(norm, 6), operands(6, (3, 4)), ALWAYS),
             Case("five with weights", members_of(norm, 5), operands(5, (3, 4), (4,)), ALWAYS),
-            Case("many tiny ones, by the model", members_of(norm, MANY), operands(MANY, (3, 4), (4,)), CALLS),
+            Case(
+                "many tiny ones, by the model",
+                members_of(norm, MIN_TINY_CALLS),
+                operands(MIN_TINY_CALLS, (3, 4), (4,)),
+                CALLS,
+            ),
         ),
         near_misses=(
-            Case("many tiny ones that are kernels", members_of(norm, MANY), operands(MANY, (3, 4), (4,)), NATIVE),
+            Case(
+                "many tiny ones that are kernels",
+                members_of(norm, MIN_TINY_CALLS),
+                operands(MIN_TINY_CALLS, (3, 4), (4,)),
+                NATIVE,
+            ),
             Case("four", members_of(norm, 4), operands(4, (3, 4)), ALWAYS),
             Case("by the model", members_of(norm, 6), operands(6, (3, 4))),
         ),

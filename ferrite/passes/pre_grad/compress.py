@@ -33,7 +33,7 @@ from ferrite.passes.pre_grad.horizontal import hints
 from ferrite.passes.pre_grad.stage import pre_grad_pass
 from ferrite.passes.shared.batching import UNLIMITED, Fusion, Settings
 from ferrite.pipeline import PassContext
-from ferrite.rewrite import Case, NodeRule, Site, Writer, apply_rules, inherit
+from ferrite.rewrite import AnyRule, Case, NodeRule, Site, Writer, apply_rules, inherit
 
 aten, own = torch.ops.aten, torch.ops.ferrite
 FEW_PARTS = 4  # a sum of more products costs more than writing the concat
@@ -230,55 +230,56 @@ DOT_RULES = lce_rule(
 Refresh = Callable[[torch.fx.GraphModule], object]
 
 
-def metadata_is_true(gm: torch.fx.GraphModule) -> None:
-    """Inside the stage it always is."""
+def run_if_asked(gm: torch.fx.GraphModule, rules: Sequence[AnyRule], form: str, context: PassContext) -> int:
+    return apply_rules(gm, rules, context) if worth.way(context.options, form) != "off" else 0
+
+
+def run_refreshed(
+    gm: torch.fx.GraphModule, rules: Sequence[AnyRule], shape_prop: Refresh, context: PassContext | None
+) -> int:
+    shape_prop(gm)
+    return apply_rules(gm, rules, context or PassContext(Options()))
 
 
 @pre_grad_pass(rules=FIRST_RULES)
 def use_matmul_fuse_lce_replace_first_LCE(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """Compressions of one input become one, with `lce-first` in the option compress."""
-    return apply_rules(gm, FIRST_RULES, context) if worth.way(context.options, "lce-first") != "off" else 0
+    return run_if_asked(gm, FIRST_RULES, "lce-first", context)
 
 
 @pre_grad_pass(rules=PARTS_RULES)
 def use_triton_lce_replace_normal_LCE(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """The compression of a concat reads its parts, with `lce-parts` in the option compress."""
-    if worth.way(context.options, "lce-parts") == "off":
-        return 0
-    return use_triton_lce_replace_normal_LCE_helper(gm, metadata_is_true, context)
+    return run_if_asked(gm, PARTS_RULES, "lce-parts", context)
 
 
 def use_triton_lce_replace_normal_LCE_helper(
     gm: torch.fx.GraphModule, shape_prop: Refresh, context: PassContext | None = None
 ) -> int:
     """The rewrite itself, on a graph in the stage's form; `shape_prop(gm)` refreshes its metadata first."""
-    shape_prop(gm)
-    return apply_rules(gm, PARTS_RULES, context or PassContext(Options()))
+    return run_refreshed(gm, PARTS_RULES, shape_prop, context)
 
 
 @pre_grad_pass(rules=MATMUL_RULES)
 def use_matmul_lce_replace_normal_LCE(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """The compression of a concat is a sum of products, with `lce-matmul` in the option compress."""
-    return apply_rules(gm, MATMUL_RULES, context) if worth.way(context.options, "lce-matmul") != "off" else 0
+    return run_if_asked(gm, MATMUL_RULES, "lce-matmul", context)
 
 
 @pre_grad_pass(rules=SIMPLE_RULES)
 def use_triton_lce_replace_simple_LCE(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """A compression of rows is one operator, with `lce-simple` in the option compress."""
-    if worth.way(context.options, "lce-simple") == "off":
-        return 0
-    return use_triton_lce_replace_simple_LCE_helper(gm, metadata_is_true, context)
+    return run_if_asked(gm, SIMPLE_RULES, "lce-simple", context)
 
 
 def use_triton_lce_replace_simple_LCE_helper(
     gm: torch.fx.GraphModule, shape_prop: Refresh, context: PassContext | None = None
 ) -> int:
-    """The rewrite itself, on a graph in the stage's form; `shape_prop(gm)` refreshes its metadata first."""
-    shape_prop(gm)
-    return apply_rules(gm, SIMPLE_RULES, context or PassContext(Options()))
+    """The same for compressions of rows."""
+    return run_refreshed(gm, SIMPLE_RULES, shape_prop, context)
 
 
 @pre_grad_pass(rules=DOT_RULES)
 def use_triton_dot_compress(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """Products of rows that are compressed become one operator, with `dot-compress` in the option compress."""
-    return apply_rules(gm, DOT_RULES, context) if worth.way(context.options, "dot-compress") != "off" else 0
+    return run_if_asked(gm, DOT_RULES, "dot-compress", context)

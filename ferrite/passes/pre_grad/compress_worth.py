@@ -33,12 +33,12 @@ from ferrite.passes.pre_grad.compress_forms import Dot, Lce, Parts
 from ferrite.passes.pre_grad.horizontal import hints
 from ferrite.rewrite import Site
 
-FEW_RESULTS = 4  # rows of a weight
-LARGE_JOIN = 2**23  # bytes
-LARGE_PART = 2**16  # bytes of a part in each sample
-FEWER = 2  # times as few operations
-LONG_SAMPLE = 512  # columns
-SMALL_DOT = 2**22  # multiplications
+MAX_WEIGHT_ROWS = 4
+MIN_CONCAT_BYTES = 2**23
+MIN_PART_BYTES = 2**16  # of a part in each sample
+MIN_FEWER_TIMES = 2  # as few operations
+MIN_SAMPLE_COLUMNS = 512
+MIN_DOT_MULTIPLICATIONS = 2**22
 LITTLE = Refusal("it gains too little, by the model of the option compress")
 
 
@@ -58,7 +58,7 @@ def on_cpu(node: torch.fx.Node) -> bool:
 def simple_problem(site: Site, found: Lce) -> Refusal | None:
     if not left_to_the_model(site, "lce-simple"):
         return None
-    long = torch_api.size_hint(fake_value(found.x).shape[2]) >= LONG_SAMPLE
+    long = torch_api.size_hint(fake_value(found.x).shape[2]) >= MIN_SAMPLE_COLUMNS
     pays = on_cpu(found.x) and found.form == "linear" and not found.swapped and site.is_inference and long
     return None if pays else LITTLE
 
@@ -73,9 +73,11 @@ def products_problem(site: Site, found: Lce, parts: Parts) -> Refusal | None:
     x, weight = fake_value(found.x), fake_value(found.weight)
     joined = torch_api.size_hint(storage_bytes(x))
     least = min(parts.widths) * torch_api.size_hint(x.shape[2]) * x.element_size()
-    few = weight.shape[0] <= FEW_RESULTS
+    few = weight.shape[0] <= MAX_WEIGHT_ROWS
     dear = site.is_inference or site.options.executor != "native"
-    return None if on_cpu(found.x) and few and dear and joined >= LARGE_JOIN and least >= LARGE_PART else LITTLE
+    return (
+        None if on_cpu(found.x) and few and dear and joined >= MIN_CONCAT_BYTES and least >= MIN_PART_BYTES else LITTLE
+    )
 
 
 def dot_problem(site: Site, found: Dot) -> Refusal | None:
@@ -84,4 +86,6 @@ def dot_problem(site: Site, found: Dot) -> Refusal | None:
     batch, n, d = hints(fake_value(found.x).shape)
     m, k = hints(fake_value(found.weight).shape[-2:])
     before, after = math.prod((batch, n, m, d + k)), math.prod((batch, d, k, m + n))
-    return None if on_cpu(found.x) and before >= SMALL_DOT and before >= FEWER * after else LITTLE
+    return (
+        None if on_cpu(found.x) and before >= MIN_DOT_MULTIPLICATIONS and before >= MIN_FEWER_TIMES * after else LITTLE
+    )

@@ -19,7 +19,7 @@ from ferrite.passes.pre_grad.runs import CONCATS
 from ferrite.rewrite import Case, NodeRule, Site
 
 aten = torch.ops.aten
-MOST_OPERANDS = 1024  # of one concat that is made of several
+MAX_OPERANDS = 1024  # of one concat that is made of several
 
 # --- concats of concats -----------------------------------------------------------------------------------------------
 
@@ -34,8 +34,8 @@ def flattened(site: Site) -> Any:
     if not inner:
         return next(iter(reasons.values())) or Refusal("it joins nothing")
     operands = [part for operand in concat.operands for part in parts_of(operand, operand in inner)]
-    if len(operands) > MOST_OPERANDS:
-        return Refusal(f"it would have more than {MOST_OPERANDS} operands")
+    if len(operands) > MAX_OPERANDS:
+        return Refusal(f"it would have more than {MAX_OPERANDS} operands")
     site.through(*inner)
     return site.call(aten.cat.default, operands, *([concat.dim] if concat.dim else []))
 

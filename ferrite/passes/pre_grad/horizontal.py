@@ -48,8 +48,8 @@ CPU_CALL_SECONDS = 4e-6
 CPU_BYTES_PER_SECOND = 1e10
 SMALL_SHARE = 0.05  # of the memory that a product reads and writes
 # On the CPU a stack and what takes it apart cost about half of a small call for each member, and 15 microseconds.
-MANY = 32
-TINY_OPERAND = 2048  # bytes
+MIN_TINY_CALLS = 32
+TINY_OPERAND_BYTES = 2048
 
 # Whether making these members one pays, so many of them being copied because the caller gets them.
 Pays = Callable[[Sequence[torch.fx.Node], int, PassContext], bool]
@@ -108,7 +108,9 @@ def saves_launches(members: Sequence[torch.fx.Node], copied: int, joined: int, c
 def many_and_tiny(members: Sequence[torch.fx.Node], copied: int) -> bool:
     operands = {operand for member in members for operand in member.all_input_nodes}
     on_cpu = fake_value(members[0]).device.type == "cpu"
-    return on_cpu and not copied and len(members) >= MANY and max(map(bytes_of, operands)) <= TINY_OPERAND
+    return (
+        on_cpu and not copied and len(members) >= MIN_TINY_CALLS and max(map(bytes_of, operands)) <= TINY_OPERAND_BYTES
+    )
 
 
 def saves_products(members: Sequence[torch.fx.Node], copied: int, context: PassContext) -> bool:
@@ -118,7 +120,7 @@ def saves_products(members: Sequence[torch.fx.Node], copied: int, context: PassC
 
 def saves_many_calls(members: Sequence[torch.fx.Node], copied: int, context: PassContext) -> bool:
     """A batch of calls that takes several calls itself."""
-    return len(members) >= MANY and saves_calls(members, copied, context)
+    return len(members) >= MIN_TINY_CALLS and saves_calls(members, copied, context)
 
 
 def never(members: Sequence[torch.fx.Node], copied: int, context: PassContext) -> bool:

@@ -22,9 +22,9 @@ from ferrite.passes.pre_grad.spelling import Call
 from ferrite.rewrite import MISSING, arguments_of, parameters_of, same_literal
 
 aten = torch.ops.aten
-PYTHON_OPERATORS = {
-    name: function for function, name in OPERATORS.items() if name not in ("abs", "matmul", "floor_divide", "remainder")
-}
+# Python's operators that are another call than torch's functions: `~` raises a TypeError for numbers with fractions.
+OTHERWISE = ("abs", "matmul", "floor_divide", "remainder", "bitwise_not")
+PYTHON_OPERATORS = {name: function for function, name in OPERATORS.items() if name not in OTHERWISE}
 METHODS = frozenset({*PACKED, "contiguous", "to", "type_as", "expand_as", "view_as", "reshape_as", "alias"}) - {
     "permute",
     "reshape",
@@ -68,7 +68,7 @@ def torch_form(node: torch.fx.Node) -> Call | None:
         return None
     name = node.target._schema.name.removeprefix("aten::")  # type: ignore[union-attr]
     parameters = parameters_of(node.target)
-    if node.target is aten.select.int and isinstance(given["index"], int):  # a number that data decides is no index
+    if node.target is aten.select.int and is_index_of(given):
         return getitem(given["self"], given["dim"], given["index"])
     if node.target is aten.slice.Tensor and given["step"] == 1:
         item = slice(given["start"], given["end"])
@@ -144,6 +144,14 @@ def python_form(entry: PythonFunction, given: Arguments) -> Call | None:
         if name in found and not same_literal(found[name], parameter.default)
     }
     return Call("call_function", entry.function, tuple(args), kwargs)
+
+
+def is_index_of(given: Arguments) -> bool:
+    """Whether Python indexes by the number that an element is selected by: it does not by one that data decides, and
+    looks at once whether there is such an element."""
+    size = fake_value(given["self"]).shape[given["dim"]]
+    index = given["index"]
+    return isinstance(index, int) and (not isinstance(size, int) or -size <= index < size)
 
 
 def getitem(source: Any, dim: int, item: Any) -> Call:

@@ -19,8 +19,8 @@ from typing import Any
 
 from ferrite.runtime.cuda import compile as triton_compiler
 
-MOST_WORKERS = 8
-FEW = 2  # so many kernels are compiled sooner than a worker begins
+MAX_WORKERS = 8
+MAX_KERNELS_WITHOUT_WORKER = 2  # so many kernels are compiled sooner than a worker begins
 Request = dict[str, Any]
 Answer = dict[str, Any]
 
@@ -78,7 +78,7 @@ class Workers:
         if self.pid != os.getpid():  # the parent of a fork goes on using its own
             self.found, self.pid = [], os.getpid()
         self.found = [worker for worker in self.found if worker.is_alive]
-        most = min(count, MOST_WORKERS, max((os.cpu_count() or 1) - 1, 0))
+        most = min(count, MAX_WORKERS, max((os.cpu_count() or 1) - 1, 0))
         try:
             while len(self.found) < most and sys.executable and sys.platform != "win32":
                 self.found.append(Worker())
@@ -88,7 +88,8 @@ class Workers:
 
     def answers(self, requests: Sequence[Request], compiled: Callable[[Request], Answer]) -> list[Answer]:
         """In the order of the requests, begun in that order. `compiled`: how this process does it."""
-        if len(requests) <= FEW or not self.lock.acquire(blocking=False):  # another thread has the workers
+        few = len(requests) <= MAX_KERNELS_WITHOUT_WORKER
+        if few or not self.lock.acquire(blocking=False):  # another thread has the workers
             return [compiled(request) for request in requests]
         try:
             return self.shared(requests, compiled)

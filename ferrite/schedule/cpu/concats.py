@@ -132,16 +132,16 @@ def joints_before(joints: Joints, end: Index) -> Joints | None:
     return inside if all(never_negative(end - start) for start in inside) else None
 
 
-def split(operation: Compute, item: Axis, joints: Joints) -> Iterator[Compute]:
+def split(operation: Compute, loop_axis: Axis, joints: Joints) -> Iterator[Compute]:
     """An operation in parts, none of which reads across a joint; it ends where its own axis does."""
-    inside = joints_before(joints, item.extent)
+    inside = joints_before(joints, loop_axis.extent)
     assert inside is not None
-    for start, end in zip(inside, (*inside[1:], item.extent), strict=True):
-        part = axis(item.name, end - start)
-        new: dict[Axis, Index] = {item: part + start}
+    for start, end in zip(inside, (*inside[1:], loop_axis.extent), strict=True):
+        part = axis(loop_axis.name, end - start)
+        new: dict[Axis, Index] = {loop_axis: part + start}
         yield replace(
             operation,
-            axes=tuple(part if each is item else each for each in operation.axes),
+            axes=tuple(part if each is loop_axis else each for each in operation.axes),
             stores=tuple(
                 replace(
                     store,

@@ -54,7 +54,7 @@ class _Destinations:
     def storage(self, name: str) -> str:
         return self.buffer_table.buffers[name].storage
 
-    def take(self, place: int, product: Template) -> None:
+    def take(self, position: int, product: Template) -> None:
         """Make a product part of what it is copied to, where that can be."""
         (result,) = product.call.results
         if not isinstance(result, str) or product.prologues or product.epilogues or self.is_seen(result):
@@ -63,7 +63,7 @@ class _Destinations:
         copy = self.program.operations[users[1]] if len(users) == 2 else None
         store = copied(copy, result)
         part = self.part(self.buffer_table.buffers[result], store) if store is not None else None
-        if store is None or part is None or self.is_touched(store, place, users[1]):
+        if store is None or part is None or self.is_touched(store, position, users[1]):
             return
         call = product.call
         into = replace(
@@ -74,7 +74,7 @@ class _Destinations:
             writes=(result,),
         )
         self.parts[result] = part
-        self.products[place] = replace(product, call=into)
+        self.products[position] = replace(product, call=into)
         self.copies.add(users[1])
 
     def is_seen(self, result: str) -> bool:
@@ -152,11 +152,11 @@ def copied(operation: Operation | None, name: str) -> Store | None:
     return store if len(set(moving)) == len(moving) and set(moving) == axes else None
 
 
-def divisor(item: Axis, coordinates: Sequence[Index]) -> Index | None:
+def divisor(loop_axis: Axis, coordinates: Sequence[Index]) -> Index | None:
     """Where coordinates are `item // size` and `item % size`: that size, if it divides the extent."""
-    found = {index.bottom for index in coordinates if isinstance(index, FloorDiv | Mod) and index.top is item}
+    found = {index.bottom for index in coordinates if isinstance(index, FloorDiv | Mod) and index.top is loop_axis}
     size = found.pop() if len(found) == 1 else None
-    return size if size is not None and item.extent % size is ZERO else None
+    return size if size is not None and loop_axis.extent % size is ZERO else None
 
 
 def over(store: Store, new: dict[Axis, Index]) -> Store:

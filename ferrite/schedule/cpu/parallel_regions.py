@@ -51,8 +51,8 @@ class Cluster:
         """Whether a launch needs nothing that those here write, and writes nothing that they need."""
         return not any(one.conflicts(other) for one in needs for other in self.accessed.get(one.where, ()))
 
-    def add(self, place: int, needs: Sequence[Bytes], at_once: bool) -> None:
-        (self.at_once if at_once else self.after).append(place)
+    def add(self, launch: int, needs: Sequence[Bytes], at_once: bool) -> None:
+        (self.at_once if at_once else self.after).append(launch)
         for each in needs:
             self.accessed.setdefault(each.where, []).append(each)
 

@@ -81,11 +81,11 @@ def pieces_of(loop: Loop, machine: Machine) -> list[Statement]:
     return [vector_loop(item, body, machine) for item, body in pieces]
 
 
-def piece(item: Axis, body: Body, start: Index, extent: Index, negative: dict[Index, bool]) -> tuple[Axis, Body]:
+def piece(loop_axis: Axis, body: Body, start: Index, extent: Index, negative: dict[Index, bool]) -> tuple[Axis, Body]:
     """The statements for a part of the range, with what is now known decided. `negative`: what is below zero there."""
-    part = axis(item.name, extent)
+    part = axis(loop_axis.name, extent)
     told = tuple(answered(statement, negative) for statement in body)
-    return part, tuple(decided(statement) for statement in replaced(told, {item: part + start}))
+    return part, tuple(decided(statement) for statement in replaced(told, {loop_axis: part + start}))
 
 
 # --- where conditions change ------------------------------------------------------------------------------------------
@@ -100,18 +100,18 @@ class Cut:
     negative_before: bool
 
 
-def changes(item: Axis, body: Body) -> Iterator[Cut]:
+def changes(loop_axis: Axis, body: Body) -> Iterator[Cut]:
     """Places inside the range at which something changes that loads, or what is loaded, depend on."""
     for statement in body:
         for node in nodes_in(statement):
             if isinstance(node, Masked):
                 for part in conditions(node.mask):
-                    yield from change_of_comparison(part, item)
+                    yield from change_of_comparison(part, loop_axis)
             for index in indices_of(node):
-                yield from changes_in(index, item)
+                yield from changes_in(index, loop_axis)
         if isinstance(statement, Store):
             for index in statement.coordinates:
-                yield from changes_in(index, item)
+                yield from changes_in(index, loop_axis)
 
 
 def conditions(mask: Expr) -> Iterator[Op]:
@@ -124,52 +124,52 @@ def conditions(mask: Expr) -> Iterator[Op]:
             yield mask
 
 
-def change_of_comparison(comparison: Op, item: Axis) -> Iterator[Cut]:
+def change_of_comparison(comparison: Op, loop_axis: Axis) -> Iterator[Cut]:
     difference = difference_of(comparison)
     if difference is not None:
         for shift in SHIFTS[comparison.name]:
-            yield from crossing(difference + shift, item)
+            yield from crossing(difference + shift, loop_axis)
 
 
-def changes_in(index: Index, item: Axis) -> Iterator[Cut]:
+def changes_in(index: Index, loop_axis: Axis) -> Iterator[Cut]:
     """Where the greater, or smaller, of several indices becomes another; inner ones first."""
-    if item not in index.atoms:
+    if loop_axis not in index.atoms:
         return
     match index:
         case Sum():
             for part, _factor in index.terms:
-                yield from changes_in(part, item)
+                yield from changes_in(part, loop_axis)
         case Product():
             for part in index.factors:
-                yield from changes_in(part, item)
+                yield from changes_in(part, loop_axis)
         case Min() | Max():
             for part in index.items:
-                yield from changes_in(part, item)
+                yield from changes_in(part, loop_axis)
             first, *others = index.items
             for other in others:
-                yield from crossing(first - other, item)
+                yield from crossing(first - other, loop_axis)
 
 
-def crossing(difference: Index, item: Axis) -> Iterator[Cut]:
+def crossing(difference: Index, loop_axis: Axis) -> Iterator[Cut]:
     """Where `factor * item + rest` becomes negative, or no longer is, if that is inside the range.
 
     The rest may be a size that is known at run time. Then so is the place, and a part may turn out to be empty.
     """
-    rest = substitute(difference, {item: ZERO})
+    rest = substitute(difference, {loop_axis: ZERO})
     slope = difference - rest
-    if slope.atoms != {item}:
+    if slope.atoms != {loop_axis}:
         return
-    factor = substitute(slope, {item: ONE})
-    if not isinstance(factor, Number) or factor.value == 0 or slope is not item * factor:
+    factor = substitute(slope, {loop_axis: ONE})
+    if not isinstance(factor, Number) or factor.value == 0 or slope is not loop_axis * factor:
         return
     rises = factor.value > 0
     place = -(rest // factor) if rises else rest // -factor + 1
-    if isinstance(place, Number) and isinstance(item.extent, Number):
-        if 0 < place.value < item.extent.value:
+    if isinstance(place, Number) and isinstance(loop_axis.extent, Number):
+        if 0 < place.value < loop_axis.extent.value:
             yield Cut(place, difference, rises)
-    elif depends_on_sizes(*rest.atoms, *item.extent.atoms):
-        inside = minimum(maximum(place, 0), item.extent)
-        if inside is not ZERO and inside is not item.extent:
+    elif depends_on_sizes(*rest.atoms, *loop_axis.extent.atoms):
+        inside = minimum(maximum(place, 0), loop_axis.extent)
+        if inside is not ZERO and inside is not loop_axis.extent:
             yield Cut(inside, difference, rises)
 
 

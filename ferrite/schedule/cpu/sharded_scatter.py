@@ -63,11 +63,11 @@ def owned(rows: Sequence[Axis], column: Axis, nests: Sequence[Nest], parts: Sequ
     return (Loop(share, "parallel", loops, copies=rows_at_once(body, machine, work)),)
 
 
-def deciding(place: Index, column: Axis) -> Data | None:
+def deciding(index: Index, column: Axis) -> Data | None:
     """What is read from memory to find a row of the table; None where a column decides it too."""
-    if step_of(place, column) is not ONE or not isinstance(place, Sum):
+    if step_of(index, column) is not ONE or not isinstance(index, Sum):
         return None
-    found = [(factor, item) for item, factor in place.terms if isinstance(item, Data)]
+    found = [(factor, item) for item, factor in index.terms if isinstance(item, Data)]
     if not found:
         return None
     _factor, item = max(found, key=lambda pair: pair[0])

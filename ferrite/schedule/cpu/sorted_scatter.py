@@ -28,7 +28,7 @@ from ferrite.ir.program import Compute, Operation, stores_of
 from ferrite.ir.program import nodes as program
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.vectors import lanes_for, shared
-from ferrite.schedule.fusion.accesses import axes_in, loads_of, step_of
+from ferrite.schedule.fusion.accesses import axes_in, step_of
 from ferrite.schedule.fusion.stages import Stage
 from ferrite.schedule.loops.axes import Body, nested, replaced, with_values, work_of
 
@@ -107,7 +107,7 @@ def filling(fill: Operation, store: program.Store, column: Axis) -> Axis | None:
     (first,), (row,) = fill.stores, (item for item in fill.axes if item is not column)
     wanted = tuple(row if isinstance(index, Data) else index for index in store.coordinates)
     fits = (first.buffer, first.mode, first.coordinates) == (store.buffer, "set", wanted)
-    return row if fits and all(load.buffer != store.buffer for load in loads_of(first.value)) else None
+    return row if fits and store.buffer not in first.value.loads else None
 
 
 def reading(stage: Stage, before: Sequence[Stage], store: program.Store, column: Axis) -> Axis | None:
@@ -127,37 +127,37 @@ def reading(stage: Stage, before: Sequence[Stage], store: program.Store, column:
     return row if fits and apart and along else None
 
 
-def sorted_scatter(found: SortedScatter, points: Sequence[Body], machine: Machine) -> Body:
+def sorted_scatter(scatter: SortedScatter, points: Sequence[Body], machine: Machine) -> Body:
     """The loops; nothing where the table's rows do not lie along memory. `points`: what is done at every point."""
-    *before, store = points[0 if found.row is None else 1]
+    *before, store = points[0 if scatter.row is None else 1]
     assert isinstance(store, Store)
     (place,) = store.coordinates
     (where,) = (atom for atom in place.atoms if isinstance(atom, Data))
-    if step_of(place, found.column) is not ONE:
+    if step_of(place, scatter.column) is not ONE:
         return ()
-    count, row = found.count, axis("row", found.rows)
+    count, row = scatter.count, axis("row", scatter.rows)
     here = substitute(place, {where: row})
     there: Expr = Load.intern(store.buffer, (here,), store.value.dtype)
     made, begun = [], there
-    if found.row is not None:
-        *made, fill = replaced(points[0], {found.row: row})
+    if scatter.row is not None:
+        *made, fill = replaced(points[0], {scatter.row: row})
         assert isinstance(fill, Store)
         begun = fill.value
 
     def complete(value: Expr) -> Body:
         """What is done with an element of the table to which everything is added."""
         body: Body = ()
-        if found.kept and value is not there:
+        if scatter.kept and value is not there:
             body = (Store(store.buffer, (here,), value),)
-        if found.last is not None:
-            body += tuple(with_values(item, {there: value}) for item in replaced(points[-1], {found.last: row}))
+        if scatter.last is not None:
+            body += tuple(with_values(item, {there: value}) for item in replaced(points[-1], {scatter.last: row}))
         return body
 
     one_by_one = axis("each", data(Local.intern("many", I64), number(count + 1)))
     spot = op("add", Local.intern("begin", I64), index_value(one_by_one))
     picked = Let("picked", cast(Load.intern("order", (data(spot, number(count)),), I32), I64))
     source = data(Local.intern("picked", I64), number(count))
-    *then, added = replaced((*before, store), decoded(source, found.sources))
+    *then, added = replaced((*before, store), decoded(source, scatter.sources))
     assert isinstance(added, Store)
     each = Loop(one_by_one, "serial", (picked, *then, Join("total", (added.value,))))
     state = State(KINDS[store.mode], ("total",), (store.value.dtype,))
@@ -169,27 +169,28 @@ def sorted_scatter(found: SortedScatter, points: Sequence[Body], machine: Machin
         Let("begin", cast(limits[0], I64)),
         Let("many", op("sub", cast(limits[1], I64), Local.intern("begin", I64))),
         When(
-            op("gt", many, none, dtype=torch.bool), (Loop(found.column, "vector", summed, lanes, ROW_VECTORS_AT_ONCE),)
+            op("gt", many, none, dtype=torch.bool),
+            (Loop(scatter.column, "vector", summed, lanes, ROW_VECTORS_AT_ONCE),),
         ),
     )
     if alone := complete(begun):
-        body = (Loop(found.column, "vector", (*made, *alone), lanes, ROW_VECTORS_AT_ONCE),)
+        body = (Loop(scatter.column, "vector", (*made, *alone), lanes, ROW_VECTORS_AT_ONCE),)
         inner += (When(op("eq", many, none, dtype=torch.bool), body),)
-    assert isinstance(found.column.extent, Number)
-    work = work_of((*before, store)) * found.column.extent.value * (1 + count // found.rows)
-    return (*listed(found, where), *shared([row], inner, work, machine))
+    assert isinstance(scatter.column.extent, Number)
+    work = work_of((*before, store)) * scatter.column.extent.value * (1 + count // scatter.rows)
+    return (*listed(scatter, where), *shared([row], inner, work, machine))
 
 
-def listed(found: SortedScatter, where: Data) -> Body:
+def listed(scatter: SortedScatter, where: Data) -> Body:
     """The numbers of the sources, those of one row of the table side by side in `order`, from `begins[row]` on."""
-    count, rows = number(found.count), number(found.rows)
-    zero, step = axis("cleared", found.rows + 2), axis("summed", found.rows + 1)
+    count, rows = number(scatter.count), number(scatter.rows)
+    zero, step = axis("cleared", scatter.rows + 2), axis("summed", scatter.rows + 1)
     row = data(Local.intern("row_of", I64), rows)
     named = Let("row_of", IndexValue.intern(where, I64))  # checked here, with the error of eager
     spot = Let("spot", cast(Load.intern("begins", (row + 1,), I32), I64))
     one = const(1, I32)
     flat: Index = ZERO
-    for item in found.sources:
+    for item in scatter.sources:
         flat = flat * item.extent + item
     into_list: tuple[Statement, ...] = (
         named,
@@ -201,9 +202,9 @@ def listed(found: SortedScatter, where: Data) -> Body:
         Scratch("begins", I32, (rows + 2,)),
         Scratch("order", I32, (count,)),
         Loop(zero, "vector", (Store("begins", (zero,), const(0, I32)),), 4, ROW_VECTORS_AT_ONCE),
-        *nested(found.sources, (named, Store("begins", (row + 2,), one, "add")), "serial"),
+        *nested(scatter.sources, (named, Store("begins", (row + 2,), one, "add")), "serial"),
         Loop(step, "serial", (Store("begins", (step + 1,), Load.intern("begins", (step,), I32), "add"),)),
-        *nested(found.sources, into_list, "serial"),
+        *nested(scatter.sources, into_list, "serial"),
     )
 
 

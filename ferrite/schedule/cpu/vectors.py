@@ -42,18 +42,18 @@ def lanes_for(body: Body, machine: Machine) -> int:
     return machine.lanes(*types)
 
 
-def vector_loop(item: Axis, body: Body, machine: Machine, kind: LoopKind = "vector") -> Loop:
+def vector_loop(axis: Axis, body: Body, machine: Machine, kind: LoopKind = "vector") -> Loop:
     lanes = lanes_for(body, machine)
     copies = unrolling(body, work_of(body))
     if kind == "reduction":
         copies = max(copies, 2)  # one addition waits for the other: more than one must be under way
-    count = item.extent
+    count = axis.extent
     if isinstance(count, Number):
         while lanes > 1 and count.value < lanes:
             lanes //= 2
         while copies > 1 and count.value < lanes * copies:
             copies //= 2
-    return Loop(item, kind, body, lanes, copies)
+    return Loop(axis, kind, body, lanes, copies)
 
 
 def rows_at_once(body: Body, machine: Machine, points: int) -> int:

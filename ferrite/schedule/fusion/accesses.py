@@ -7,24 +7,32 @@ operations depend on each other where they touch one storage and one of them wri
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
 from ferrite.errors import NotScheduled
-from ferrite.ir import Data, Expr, Load, nodes_of
-from ferrite.ir.index import ZERO, Atom, Axis, Index, Number, Sum, Symbol, evaluate, substitute
-from ferrite.ir.program import Buffer, Loop, Program, roots_of, stores_of, targets_of
+from ferrite.ir import Data, symbols_in
+from ferrite.ir.index import ONE, ZERO, Atom, Axis, Index, Number, Sum, Symbol, add, evaluate, number, substitute
+from ferrite.ir.program import Buffer, Loop, Program, loads, stores_of, targets_of
 
 
 @dataclass(frozen=True)
 class MemoryAccess:
+    """`layout`: the buffer itself, which says where its elements lie."""
+
     buffer: str
     storage: str
     coordinates: tuple[Index, ...]
-    place: Index
     writes: bool
-    mode: str = "set"
+    mode: str
+    layout: Buffer = field(compare=False, repr=False)
+
+    @cached_property
+    def place(self) -> Index:
+        """The element, counted from where the storage begins. Most accesses are never asked for it."""
+        return place_in(self.layout, self.coordinates)
 
 
 class BufferTable:
@@ -32,22 +40,19 @@ class BufferTable:
 
     def __init__(self, program: Program) -> None:
         self.buffers: Mapping[str, Buffer] = {buffer.name: buffer for buffer in program.buffers}
+        self._layout_symbols: dict[str, frozenset[Symbol]] = {}
 
     def place(self, name: str, coordinates: Iterable[Index]) -> Index:
-        buffer = self.buffers[name]
-        place = buffer.offset if buffer.kind == "view" else ZERO
-        for coordinate, stride in zip(coordinates, buffer.strides, strict=True):
-            place = place + coordinate * stride
-        return place
+        return place_in(self.buffers[name], coordinates)
 
     def access(self, name: str, coordinates: tuple[Index, ...], writes: bool, mode: str = "set") -> MemoryAccess:
-        storage = self.buffers[name].storage
-        return MemoryAccess(name, storage, coordinates, self.place(name, coordinates), writes, mode)
+        buffer = self.buffers[name]
+        return MemoryAccess(name, buffer.storage, coordinates, writes, mode, buffer)
 
     def accesses(self, operation: Loop) -> tuple[MemoryAccess, ...]:
         """Loads, then stores, each place once."""
         found: dict[MemoryAccess, None] = {}
-        for load in loads_of(*roots_of(operation)):
+        for load in loads(operation):
             found[self.access(load.buffer, load.coordinates, False)] = None
         stored = stores_of(operation)
         for store in stored:
@@ -57,41 +62,58 @@ class BufferTable:
                 found[self.access(target.buffer, target.coordinates, True)] = None
         return tuple(found)
 
+    def layout_symbols(self, name: str) -> frozenset[Symbol]:
+        """The symbols that say where the elements of a buffer lie, and how much memory there is around them."""
+        if name not in self._layout_symbols:
+            around = {buffer.name: buffer for buffer in (self.buffers[name], self.buffers[self.buffers[name].storage])}
+            indices = [index for each in around.values() for index in (*each.sizes, *each.strides, each.offset)]
+            self._layout_symbols[name] = frozenset(symbol for index in indices for symbol in symbols_in(index))
+        return self._layout_symbols[name]
+
     def dtype(self, storage: str) -> torch.dtype:
         return self.buffers[storage].dtype
 
 
-def loads_of(*roots: Expr) -> list[Load]:
-    return [item for item in nodes_of(*roots) if isinstance(item, Load)]
+def place_in(buffer: Buffer, coordinates: Iterable[Index]) -> Index:
+    parts: list[tuple[Index, int]] = [(buffer.offset, 1)] if buffer.kind == "view" else []
+    for coordinate, stride in zip(coordinates, buffer.strides, strict=True):
+        parts.append((coordinate, stride.value) if isinstance(stride, Number) else (coordinate * stride, 1))
+    return add(parts)
 
 
 # --- one place --------------------------------------------------------------------------------------------------------
 
 
-def step_of(place: Index, axis: Axis) -> Index | None:
+def step_of(index: Index, axis: Axis) -> Index | None:
     """By how much a place moves when an axis takes one step; None where that depends on where it stands."""
-    if axis not in place.atoms:
-        return None if reads_axis(place, axis) else ZERO
-    if isinstance(place, Sum):
-        plain = [(item, factor) for item, factor in place.terms if item is axis]
-        others = [item for item, _ in place.terms if item is not axis]
-        if plain and all(axis not in item.atoms and not reads_axis(item, axis) for item in others):
-            return ZERO + plain[0][1]
-    if reads_axis(place, axis):
+    if index is axis:
+        return ONE
+    if isinstance(index, Sum):
+        known = 0
+        for item, factor in index.terms:
+            if item is axis:
+                known = factor
+            elif not isinstance(item, Axis | Symbol) and (axis in item.atoms or reads_axis(item, axis)):
+                break
+        else:
+            return number(known)
+    if reads_axis(index, axis):
         return None
-    step = substitute(place, {axis: axis + 1}) - place
+    if axis not in index.atoms:
+        return ZERO
+    step = substitute(index, {axis: axis + 1}) - index
     return None if axis in step.atoms else step
 
 
-def reads_axis(place: Index, axis: Axis) -> bool:
+def reads_axis(index: Index, axis: Axis) -> bool:
     """Whether a place depends on an axis through what it reads from memory."""
-    return any(isinstance(atom, Data) and axis in atom.value.atoms for atom in place.atoms)
+    return any(isinstance(atom, Data) and axis in atom.value.atoms for atom in index.atoms)
 
 
-def axes_in(place: Index) -> frozenset[Axis]:
+def axes_in(index: Index) -> frozenset[Axis]:
     """The axes a place depends on, through data too."""
-    found = {atom for atom in place.atoms if isinstance(atom, Axis)}
-    for atom in place.atoms:
+    found = {atom for atom in index.atoms if isinstance(atom, Axis)}
+    for atom in index.atoms:
         if isinstance(atom, Data):
             found |= {inner for inner in atom.value.atoms if isinstance(inner, Axis)}
     return frozenset(found)
@@ -189,9 +211,9 @@ def only_row(coordinate: Index, rows: set[Axis]) -> Axis | None:
     return None
 
 
-def mixed_radix(place: Index, rows: set[Axis]) -> bool:
+def mixed_radix(index: Index, rows: set[Axis]) -> bool:
     """Whether rows decide parts of a place that do not overlap: 64*i + j with j below 64 is at another i elsewhere."""
-    terms = dict(place.terms) if isinstance(place, Sum) else {place: 1}
+    terms = dict(index.terms) if isinstance(index, Sum) else {index: 1}
     factors: list[tuple[int, int]] = []  # step, how many
     spread = 0
     for item, factor in terms.items():

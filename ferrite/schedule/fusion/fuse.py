@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 import torch
 
 from ferrite.errors import Refusal
-from ferrite.ir import symbols_in
 from ferrite.ir.index import Symbol
 from ferrite.ir.program import (
     Assert,
@@ -30,7 +29,7 @@ from ferrite.ir.program import (
 from ferrite.pipeline import Fuel
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.groups import Fit, Group, begin, bind, fit, shared_bytes
-from ferrite.schedule.fusion.stages import Names, Stage, stage_of, with_fresh_axes
+from ferrite.schedule.fusion.stages import Names, Stage, stage_of
 from ferrite.schedule.steps import FusionRefusal, device_type
 from ferrite.schedule.target import Schedulings
 
@@ -55,7 +54,6 @@ class Order:
         self.writer: dict[str, int] = {}
         self.reader: dict[str, int] = {}
         self.definer: dict[Symbol, int] = {}
-        self.layout_symbols: dict[str, frozenset[Symbol]] = {}  # by buffers
         self.effect = -1
         self.after: dict[int, int] = {}  # of groups: the place of the last item that they depend on
         self.apart: set[tuple[int, int]] = set()  # groups that do not become one
@@ -70,42 +68,34 @@ class Order:
     def storage(self, name: str) -> str:
         return self.buffer_table.buffers[name].storage
 
-    def symbols_of_layout(self, name: str) -> frozenset[Symbol]:
-        """The symbols that tell how much memory a buffer takes, and where its elements lie in it."""
-        if name not in self.layout_symbols:
-            buffers = self.buffer_table.buffers
-            numbers = [
-                number
-                for each in {name, self.storage(name)}
-                for number in (*buffers[each].sizes, *buffers[each].strides, buffers[each].offset)
-            ]
-            self.layout_symbols[name] = frozenset(symbol for number in numbers for symbol in symbols_in(number))
-        return self.layout_symbols[name]
-
     def needed(self, read: set[str], written: set[str], operation: Operation) -> set[int]:
         """The places of the items that an operation depends on: of those that touch one thing the last."""
         found = {self.writer.get(name, -1) for name in read | written}
         found |= {self.reader.get(name, -1) for name in written}
         if self.definer:
-            found |= {self.definer.get(name, -1) for name in symbols(operation)}
-            touched = {access.buffer for access in (*reads(operation), *writes(operation))}
-            found |= {self.definer.get(name, -1) for each in touched for name in self.symbols_of_layout(each)}
+            found |= {self.definer.get(name, -1) for name in self.symbols_needed(operation)}
         if has_effect(operation):
             found.add(self.effect)
         return found
 
-    def settle(self, place: int, read: set[str], written: set[str], operation: Operation) -> None:
+    def symbols_needed(self, operation: Operation) -> set[Symbol]:
+        """Those in an operation itself, and in the layouts of what it accesses: one that writes a single row of a new
+        tensor cannot run before it is known how many rows there are."""
+        names = {access.buffer for access in (*reads(operation), *writes(operation))}
+        return set(symbols(operation)).union(*map(self.buffer_table.layout_symbols, names))
+
+    def settle(self, position: int, read: set[str], written: set[str], operation: Operation) -> None:
         for name in read:
-            self.reader[name] = max(self.reader.get(name, -1), place)
+            self.reader[name] = max(self.reader.get(name, -1), position)
         for name in written:
-            self.writer[name] = max(self.writer.get(name, -1), place)
+            self.writer[name] = max(self.writer.get(name, -1), position)
         for symbol in defines(operation):
-            self.definer[symbol] = place
+            self.definer[symbol] = position
         if isinstance(operation, Assert):  # what follows may rely on it
             for symbol in symbols(operation):
-                self.definer[symbol] = place
+                self.definer[symbol] = position
         if has_effect(operation):
-            self.effect = place
+            self.effect = position
 
     # --- operations ---------------------------------------------------------------------------------------------------
 
@@ -125,7 +115,7 @@ class Order:
             return self.leave(operation, Refusal(f"no kernels are made on {device}"))
         if (refusal := scheduling.refuses(operation)) is not None:
             return self.leave(operation, refusal)
-        stage = stage_of(with_fresh_axes(operation, self.names), self.buffer_table)
+        stage = stage_of(operation, self.buffer_table)
         if (refusal := hazard(stage, self.buffer_table)) is not None:
             return self.leave(operation, refusal)
         if self.fuel.left:
@@ -133,7 +123,7 @@ class Order:
             for place in self.candidates(stage, max(needed, default=-1), device):
                 group = self.ordered.items[place]
                 assert isinstance(group, Group)
-                found = fit(group, stage, self.buffer_table, scheduling.slower)
+                found = fit(group, stage, self.buffer_table, scheduling.slower, names=self.names)
                 if isinstance(found, Fit):
                     self.fuel.spend()
                     group.rows = found.rows
@@ -141,7 +131,7 @@ class Order:
                     self.after[place] = max(self.after[place], *(needed - {place}), -1)
                     return place
                 self.refused(operation, group, found)
-        place = self.append(begin(stage, device))
+        place = self.append(begin(stage.renamed(self.names.all_fresh(stage.axes), self.buffer_table), device))
         self.after[place] = max(needed, default=-1)
         return place
 
@@ -172,10 +162,10 @@ class Order:
                 self.apart.add((place, last))
         return needed
 
-    def became_one(self, place: int, later: int, link: Stage) -> bool:
+    def became_one(self, earlier: int, later: int, link: Stage) -> bool:
         """The later group's stages at the end of the earlier one, where each fits and no rows are lost. Rows that go
         with the same axis of the link go together."""
-        first, second = self.ordered.items[place], self.ordered.items[later]
+        first, second = self.ordered.items[earlier], self.ordered.items[later]
         assert isinstance(first, Group)
         assert isinstance(second, Group)
         theirs = {mine: row for row, mine in bind(second, link).items()}
@@ -190,16 +180,16 @@ class Order:
                 return False
             merged_group.add(found.stage)
         self.fuel.spend()
-        self.ordered.items[place], self.ordered.items[later] = merged_group, Group(())
-        self.after[place] = max(self.after[place], self.after[later])
+        self.ordered.items[earlier], self.ordered.items[later] = merged_group, Group(())
+        self.after[earlier] = max(self.after[earlier], self.after[later])
         for table in (self.writer, self.reader):
             for storage in second.accesses:
                 if table.get(storage) == later:
-                    table[storage] = place
+                    table[storage] = earlier
         return True
 
-    def append(self, item: Group | Operation) -> int:
-        self.ordered.items.append(item)
+    def append(self, work: Group | Operation) -> int:
+        self.ordered.items.append(work)
         return len(self.ordered.items) - 1
 
     def candidates(self, stage: Stage, earliest: int, device: str) -> list[int]:
@@ -212,8 +202,9 @@ class Order:
         }
         groups = [(place, item) for place in places if isinstance(item := self.ordered.items[place], Group)]
         groups = [(place, group) for place, group in groups if group.device == device]
-        ranked = sorted(groups, key=lambda pair: (-shared_bytes(pair[1], stage, self.buffer_table), -pair[0]))
-        return [place for place, _ in ranked[:MAX_GROUPS_TRIED]]
+        if len(groups) > 1:
+            groups.sort(key=lambda pair: (-shared_bytes(pair[1], stage, self.buffer_table), -pair[0]))
+        return [place for place, _ in groups[:MAX_GROUPS_TRIED]]
 
     def refused(self, operation: Loop, group: Group, refusal: Refusal) -> None:
         there = tuple(node for each in group.operations for node in each.origin.nodes)

@@ -33,12 +33,12 @@ class Pattern:
     arguments: tuple[int, ...]
     forms: dict[Hashable, Kernel] = field(default_factory=dict)  # by which pointers are one
 
-    def form(self, one: Mapping[int, int]) -> Kernel:
+    def form(self, taken_over: Mapping[int, int]) -> Kernel:
         """The kernel by position, where some storages take over the memory of others. Its laws are checked here, for
         every kernel that may run: threads that store to one place are no crash, but another number now and then."""
-        key = tuple(sorted(one.items()))
+        key = tuple(sorted(taken_over.items()))
         if key not in self.forms:
-            made = canonical(self.kernel, {self.names[old]: self.names[new] for old, new in one.items()})
+            made = canonical(self.kernel, {self.names[old]: self.names[new] for old, new in taken_over.items()})
             self.forms[key] = verify_kernel(made)
         return self.forms[key]
 
@@ -59,10 +59,10 @@ class Repeat:
     def sizes(self) -> tuple[Symbol, ...]:
         return self.pattern.kernel.sizes
 
-    def kernel(self, one: Mapping[str, str]) -> Kernel:
-        """`one`: storages that take over memory, as for `canonical`."""
+    def kernel(self, taken_over: Mapping[str, str]) -> Kernel:
+        """`taken_over`: storages that take over memory, as for `canonical`."""
         numbers = {name: number for number, name in enumerate(self.names)}
-        kernel = self.pattern.form({numbers[old]: numbers[new] for old, new in one.items()})
+        kernel = self.pattern.form({numbers[old]: numbers[new] for old, new in taken_over.items()})
         return replace(kernel, origins=self.group.origins)
 
 
@@ -125,10 +125,10 @@ class Signature:
     def target(self, target: Target) -> Hashable:
         return self.buffer(target.buffer), tuple(map(self.index, target.coordinates))
 
-    def node(self, item: Interned) -> Hashable:
-        if isinstance(item, Load):
-            return Load, self.buffer(item.buffer), tuple(map(self.index, item.coordinates))
-        return (type(item), *(self.part(getattr(item, name)) for name in item.fields))
+    def node(self, node: Interned) -> Hashable:
+        if isinstance(node, Load):
+            return Load, self.buffer(node.buffer), tuple(map(self.index, node.coordinates))
+        return (type(node), *(self.part(getattr(node, name)) for name in node.fields))
 
     def part(self, value: Any) -> Hashable:
         if isinstance(value, tuple):

@@ -11,8 +11,8 @@ from ferrite.schedule.fusion.accesses import likely
 from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.loops.axes import Body
 
-WARP = 32
-MOST_WARPS = 32
+WARP_THREADS = 32
+MAX_WARPS = 32
 
 
 def power_above(count: int) -> int:
@@ -71,13 +71,13 @@ def warps_for(body: Body, machine: GpuMachine, thread_elements: int | None = Non
     as it is told."""
     elements = elements_of(body)
     if thread_elements is not None:
-        return min(max(power_below(elements // (WARP * thread_elements)), 1), MOST_WARPS)
+        return min(max(power_below(elements // (WARP_THREADS * thread_elements)), 1), MAX_WARPS)
     reduces = any(loop.kind in ("reduction", "scan") for loop in loops_in(body))
     each = machine.row_elements if reduces else machine.thread_elements
     looped = any(loop.kind == "reduction" and whole_lanes(loop.axis.extent) != loop.lanes for loop in loops_in(body))
     if not looped:
         each *= 1 if elements <= (4096 if reduces else 2048) else 2
-    return min(max(power_below(elements // (WARP * each)), 1), MOST_WARPS)
+    return min(max(power_below(elements // (WARP_THREADS * each)), 1), MAX_WARPS)
 
 
 def smaller_until(lanes: int, count: int, programs: int) -> int:

@@ -21,10 +21,10 @@ from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.loops.axes import Body, collapse, indices_at, nested, replaced
 from ferrite.schedule.loops.memory_order import crossing, ordered_axes
 
-HEAVY = 150  # additions at one point, from which on a thread has half as many points: its registers hold more each
-SMALLEST = 128  # elements of a block
+HEAVY_POINT_ADDITIONS = 150  # from which on a thread has half as many points: its registers hold more of each
+MIN_BLOCK_ELEMENTS = 128
 MAX_STEP = 4  # elements from one lane to the next; farther apart, lanes share no lines of memory
-EMPTY = 1.25  # times as many lanes as elements: more is waste
+MAX_LANES_PER_ELEMENT = 1.25  # of a block: more is waste
 
 
 def flat(rows: Sequence[Axis], body: Body, machine: GpuMachine) -> Body:
@@ -53,11 +53,11 @@ def elements(axes: Sequence[Axis], body: Body, machine: GpuMachine) -> int:
     room = machine.flat_block
     if is_strided(body, axes[-1]):
         room = machine.window_block
-    elif work_at_point(body) > HEAVY:
+    elif work_at_point(body) > HEAVY_POINT_ADDITIONS:
         room //= 2
     elif gathers(body):  # loads wait for loads: more of them at once
         room *= 2
-    while room > SMALLEST and points < room * machine.multiprocessors * 2:
+    while room > MIN_BLOCK_ELEMENTS and points < room * machine.multiprocessors * 2:
         room //= 2
     return room
 
@@ -83,8 +83,8 @@ def work_at_point(body: Body) -> int:
 def without_waste(axes: list[Axis], body: Body, room: int) -> tuple[list[Axis], Body]:
     """Axes of which blocks have few lanes outside: where the last two have too many, the one before the last is joined
     with what is around it, which costs a division for each row of a block; or else the last two are one."""
-    while len(axes) > 1 and waste(axes[-2:], room) > EMPTY:
-        if len(axes) > 2 and waste(axes[-1:], room) <= EMPTY and are_numbers(axes[-3:-1]):
+    while len(axes) > 1 and waste(axes[-2:], room) > MAX_LANES_PER_ELEMENT:
+        if len(axes) > 2 and waste(axes[-1:], room) <= MAX_LANES_PER_ELEMENT and are_numbers(axes[-3:-1]):
             last = axes[-1]
             axes, body = one_axis(axes[:-1], body)
             axes = [*axes, last]

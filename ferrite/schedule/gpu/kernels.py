@@ -28,9 +28,11 @@ from ferrite.schedule.loops.statements import Parts, Statements
 from ferrite.schedule.loops.windows import is_window, used, written_out
 from ferrite.schedule.target import Built
 
-FEW = 8  # elements of a reduction along memory that are written out
-MANY_KEPT = 4096  # elements of rows that are only reduced: of more, more threads have some
-MANY = 32  # the same across memory, where every one is a load of its own: more would not fit into registers
+# Elements of a reduction that are written out: along memory; and across it, where every one is a load of its own, and
+# more would not fit into registers.
+MAX_ELEMENTS_ALONG_MEMORY = 8
+MAX_ELEMENTS_ACROSS_MEMORY = 32
+MAX_KEPT_ELEMENTS = 4096  # of rows that are only reduced: of more, more threads have some
 
 
 def build(group: Group, inside: tuple[str, ...], buffer_table: BufferTable, machine: GpuMachine) -> Built:
@@ -125,7 +127,7 @@ def warps_of(body: Body, machine: GpuMachine) -> int:
             return warps_for(body, machine, machine.random_elements)
     blocks = [loop for loop in loops if loop.kind in ("vector", "reduction", "scan")]
     reduced = [loop for loop in blocks if loop.kind == "reduction" and whole_lanes(loop.axis.extent) == loop.lanes]
-    if len(reduced) > 1 and len(blocks) == len(reduced) + 1 and elements_of(body) <= MANY_KEPT:
+    if len(reduced) > 1 and len(blocks) == len(reduced) + 1 and elements_of(body) <= MAX_KEPT_ELEMENTS:
         return warps_for(body, machine, machine.reduced_elements)
     return warps_for(body, machine)
 
@@ -157,7 +159,7 @@ def arranged(
     stored = [item for part in parts for item in (*part.point, *part.after) if isinstance(item, Store)]
     results = vector_axis(rows, [index for item in stored for index in item.coordinates])
     short = [is_short(nest, part, column, results) for nest, part in zip(nests, parts, strict=True)]
-    if sum(points_of(nest) for nest in nests if nest.axes) > MANY:
+    if sum(points_of(nest) for nest in nests if nest.axes) > MAX_ELEMENTS_ACROSS_MEMORY:
         short = [False] * len(nests)
     if not tiles and all(one or other for one, other in zip(plain, short, strict=True)):
         body: Body = ()
@@ -175,10 +177,10 @@ def is_short(nest: Nest, part: Parts, column: Axis | None, results: Axis | None)
     if not is_window(nest, part):
         return False
     elements = points_of(nest) * len(part.states)
-    if elements > FEW and column is None:
+    if elements > MAX_ELEMENTS_ALONG_MEMORY and column is None:
         loads = inner_indices(nest, part)
         column = results if results is not None and all(is_near(index, results) for index in loads) else None
-    return elements <= (MANY if column is not None else FEW)
+    return elements <= (MAX_ELEMENTS_ACROSS_MEMORY if column is not None else MAX_ELEMENTS_ALONG_MEMORY)
 
 
 def is_near(index: Index, axis: Axis) -> bool:

@@ -45,7 +45,7 @@ from ferrite.schedule.loops.row_major import flat_place, flat_strides
 
 HALVES = (torch.float16, torch.bfloat16)
 EXTREMES = {**EXTREME_OF, "argmax_of_window": "amax"}
-SMALLEST_PIECE = 4096  # elements of one program: with fewer, starting it takes longer than its work
+MIN_PIECE_ELEMENTS = 4096  # of one program: with fewer, starting it takes longer than its work
 
 
 def prepare(program: Program, machine: GpuMachine, device: str) -> Program:
@@ -140,7 +140,7 @@ class GpuPreparation(Preparation):
         extreme = result if result is not None and exact else self.made(operation, value.dtype)
         steps: list[Compute | Reduce] = [replace(plain, targets=(extreme,))]
         if result is not None and not exact:
-            steps.append(self.compute(operation, result, self.loaded(extreme)))
+            steps.append(self.compute(operation, {result: self.loaded(extreme)}))
         if place is not None:
             where = flat_place(operation.reduced, [item.extent for item in operation.reduced])
             dtype = torch.int32 if where.high is not None and where.high < 1 << 31 else torch.int64
@@ -257,7 +257,7 @@ class GpuPreparation(Preparation):
         """The axis to cut, the slowest that is long enough, and into how many pieces."""
         programs = max(self.programs(operation), 1)
         work = points(operation.reduced) * points(operation.axes) // programs
-        wanted = power_below(min(self.machine.pieces // programs, work // SMALLEST_PIECE))
+        wanted = power_below(min(self.machine.pieces // programs, work // MIN_PIECE_ELEMENTS))
         longest = max(operation.reduced, key=lambda item: likely(item.extent))
         wanted = min(wanted, likely(longest.extent) // 2)
         if wanted < 2:

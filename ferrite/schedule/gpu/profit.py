@@ -14,8 +14,8 @@ from ferrite.schedule.gpu.blocks import whole_elements
 from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.gpu.streams import is_column_piece, is_stream
 
-HELD = 1 << 12  # elements that a program holds at once, rows and columns
-FEW_POINTS = 1 << 14  # so little work that one program does it as fast as many
+MAX_HELD_ELEMENTS = 1 << 12  # by one program at once, rows and columns
+MAX_POINTS_OF_ONE_PROGRAM = 1 << 14  # so little work that one program does it as fast as many
 
 
 def slower(group: Group, stage: Stage, rows: tuple[Axis, ...], machine: GpuMachine) -> Refusal | None:
@@ -23,7 +23,7 @@ def slower(group: Group, stage: Stage, rows: tuple[Axis, ...], machine: GpuMachi
     stages = [*group.stages, stage]
     if any(is_ordered(each) for each in stages):
         return Refusal("points that may meet in memory are a kernel of their own")
-    if max(each.points for each in stages) > FEW_POINTS:
+    if max(each.points for each in stages) > MAX_POINTS_OF_ONE_PROGRAM:
         if keeps_columns(stages, rows):
             if is_stream(stages, rows, machine):
                 return None
@@ -47,7 +47,7 @@ def keeps_columns(stages: list[Stage], rows: tuple[Axis, ...]) -> bool:
     if not any(columns) or all(columns):
         return False
     sizes = [whole_elements(stage.inner(rows)) for stage in stages]
-    return any(size is None or size > HELD for size in sizes)
+    return any(size is None or size > MAX_HELD_ELEMENTS for size in sizes)
 
 
 def kept_column(stages: list[Stage], rows: tuple[Axis, ...]) -> Axis | None:

@@ -21,7 +21,7 @@ from ferrite.schedule.loops.scans import has_state
 from ferrite.schedule.steps import Run
 from ferrite.schedule.target import Built, RunMemory
 
-LONG_SCAN = 1 << 16  # elements
+LONG_SCAN_ELEMENTS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class GpuScheduling:
         """Whether most of the machine would wait for a few programs. What torch has no operator for is a kernel."""
         rows = points(item for item in operation.axes if item is not operation.along)
         few = 4 * rows < self.machine.multiprocessors
-        return few and likely(operation.along.extent) > LONG_SCAN and not operation.combine.results
+        return few and likely(operation.along.extent) > LONG_SCAN_ELEMENTS and not operation.combine.results
 
     def prepared(self, program: Program) -> Program:
         return prepare(program, self.machine, self.device)

@@ -135,11 +135,11 @@ def joinable(outer: Axis, inside: Axis, indices: Sequence[Index]) -> bool:
     return True
 
 
-def cut(item: Axis, size: int, body: Body) -> tuple[Axis, Axis, Body]:
+def cut(whole: Axis, size: int, body: Body) -> tuple[Axis, Axis, Body]:
     """An axis as blocks of a size, the last of them perhaps smaller: the blocks, and the places in one."""
-    block = axis(f"{item.name}_block", (item.extent + (size - 1)) // size)
-    inside = axis(f"{item.name}_in", minimum(size, item.extent - block * size))
-    return block, inside, replaced(body, {item: block * size + inside})
+    block = axis(f"{whole.name}_block", (whole.extent + (size - 1)) // size)
+    inside = axis(f"{whole.name}_in", minimum(size, whole.extent - block * size))
+    return block, inside, replaced(body, {whole: block * size + inside})
 
 
 # --- making loops -----------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from ferrite.schedule.fusion.nests import Nest, trivial
 from ferrite.schedule.loops.axes import indices_at
 from ferrite.schedule.loops.statements import Parts
 
-ENOUGH_FOR_VECTORS = 8  # elements of an axis: a longer one is no better a choice for vectors
+MAX_COUNTED_ELEMENTS = 8  # of an axis: a longer one is no better a choice for vectors
 MIN_TILED_ELEMENTS = 8  # along an axis: for fewer, a tile does not pay
 
 
@@ -37,7 +37,7 @@ def vector_axis(axes: Sequence[Axis], indices: Sequence[Index]) -> Axis | None:
         weight = math.prod(min(likely(item.extent), UNKNOWN_EXTENT) for item in score if item in used)
         for item in used:
             if item in score and step_of(index, item) is ONE:
-                score[item] += weight * min(likely(item.extent), ENOUGH_FOR_VECTORS)
+                score[item] += weight * min(likely(item.extent), MAX_COUNTED_ELEMENTS)
     ranked = sorted(score, key=lambda item: (score[item], min(likely(item.extent), UNKNOWN_EXTENT), axes.index(item)))
     return ranked[-1] if ranked else None
 

@@ -59,7 +59,7 @@ class Arenas:
                 users.setdefault(self.buffer_table.buffers[name].storage, set()).add(place)
         return [self.run(place, step, users) if isinstance(step, Run) else step for place, step in enumerate(steps)]
 
-    def run(self, place: int, run: Run, users: Mapping[str, set[int]]) -> Run:
+    def run(self, position: int, run: Run, users: Mapping[str, set[int]]) -> Run:
         spans = spans_of(run)
         mine = [name for name in spans if self.buffer_table.buffers[name].kind == "owned"]
         own = {name for name in mine if len(users[name]) == 1 and name not in self.leaving}
@@ -68,9 +68,9 @@ class Arenas:
             first, last = spans[name]
             if name in own:
                 continue
-            if min(users[name]) == place:
+            if min(users[name]) == position:
                 hosts.append(Host(name, (first, ALWAYS)))
-            elif max(users[name]) == place and name not in self.leaving | self.seen_elsewhere:
+            elif max(users[name]) == position and name not in self.leaving | self.seen_elsewhere:
                 hosts.append(Host(name, (-ALWAYS, last)))
         return with_places(run, own, hosts, self.buffer_table, self.memory_of(run).alignment)
 
@@ -161,8 +161,8 @@ def first_place(size: int, busy: Sequence[tuple[int, int]]) -> int:
     return place
 
 
-def meet(one: Span, other: Span) -> bool:
-    return one[0] <= other[1] and other[0] <= one[1]
+def meet(first: Span, second: Span) -> bool:
+    return first[0] <= second[1] and second[0] <= first[1]
 
 
 def spans_of(run: Run) -> dict[str, Span]:

@@ -59,31 +59,31 @@ class InPlaceReuse:
     def storage(self, name: str) -> str:
         return self.in_place.get(name, name)
 
-    def at(self, place: int, group: Group, arguments: Sequence[str]) -> dict[str, str]:
+    def at(self, position: int, group: Group, arguments: Sequence[str]) -> dict[str, str]:
         """For each storage that a group needs for the last time, the one that takes its memory over, if any does.
         `arguments`: what the group has in memory; one that only it needs may be among them."""
-        new = [name for name in arguments if self.first[name] == place and self.is_new(name, group)]
-        old = [name for name in arguments if self.last[name] == place and self.is_old(name)]
-        pairs = [(one, other) for other in new for one in old if one != other]
+        new = [name for name in arguments if self.first[name] == position and self.is_new(name, group)]
+        old = [name for name in arguments if self.last[name] == position and self.is_old(name)]
+        pairs = [(old_name, new_name) for new_name in new for old_name in old if old_name != new_name]
         pairs = [pair for pair in pairs if same_size(*self.buffers(*pair))]
         if not pairs or not only_sets(group):
             return {}
         uses = uses_in(nests_of(group, self.buffer_table))
-        found: dict[str, str] = {}
+        taken_over: dict[str, str] = {}
         # the newest first: in every layer of a model that is the same one, so that kernels stay equal
-        for one, other in sorted(pairs, key=lambda pair: -self.first[pair[0]]):
-            if one in found or other in found.values():
+        for old_name, new_name in sorted(pairs, key=lambda pair: -self.first[pair[0]]):
+            if old_name in taken_over or new_name in taken_over.values():
                 continue
-            before, after = (*earlier(one, found), one), (other, *later(other, found))
+            before, after = (*earlier(old_name, taken_over), old_name), (new_name, *later(new_name, taken_over))
             if all(self.over(uses[first], uses[then], group.rows) for first in before for then in after):
-                found[one] = other
+                taken_over[old_name] = new_name
         for name in new:
-            if name in found.values():
-                self.in_place[name] = self.storage((*earlier(name, found), name)[0])
-        return found
+            if name in taken_over.values():
+                self.in_place[name] = self.storage((*earlier(name, taken_over), name)[0])
+        return taken_over
 
-    def buffers(self, one: str, other: str) -> tuple[Buffer, Buffer]:
-        return self.buffer_table.buffers[one], self.buffer_table.buffers[other]
+    def buffers(self, first: str, second: str) -> tuple[Buffer, Buffer]:
+        return self.buffer_table.buffers[first], self.buffer_table.buffers[second]
 
     def is_new(self, name: str, group: Group) -> bool:
         written = any(access.writes for access in group.accesses[name])
@@ -108,14 +108,14 @@ class InPlaceReuse:
         return use.access.place is write.access.place and at_one_point(write)
 
 
-def earlier(name: str, found: Mapping[str, str]) -> tuple[str, ...]:
+def earlier(name: str, taken_over: Mapping[str, str]) -> tuple[str, ...]:
     """Those that had the memory before, the first first."""
-    one = next((old for old, new in found.items() if new == name), None)
-    return () if one is None else (*earlier(one, found), one)
+    before = next((old for old, new in taken_over.items() if new == name), None)
+    return () if before is None else (*earlier(before, taken_over), before)
 
 
-def later(name: str, found: Mapping[str, str]) -> tuple[str, ...]:
-    return (found[name], *later(found[name], found)) if name in found else ()
+def later(name: str, taken_over: Mapping[str, str]) -> tuple[str, ...]:
+    return (taken_over[name], *later(taken_over[name], taken_over)) if name in taken_over else ()
 
 
 @dataclass(frozen=True)
@@ -137,11 +137,11 @@ def uses_in(nests: Sequence[Nest]) -> dict[str, list[_Use]]:
     return found
 
 
-def storages_at(item: Group | Operation, buffer_table: BufferTable) -> Iterator[str]:
-    if isinstance(item, Group):
-        yield from item.accesses
+def storages_at(work: Group | Operation, buffer_table: BufferTable) -> Iterator[str]:
+    if isinstance(work, Group):
+        yield from work.accesses
         return
-    for access in (*reads(item), *writes(item)):
+    for access in (*reads(work), *writes(work)):
         yield buffer_table.buffers[access.buffer].storage
 
 
@@ -159,12 +159,12 @@ def at_one_point(write: _Use) -> bool:
     return isinstance(stage.operation, Scan) and mixed_radix(write.access.place, wanted)
 
 
-def same_size(one: Buffer, other: Buffer) -> bool:
-    if one.dtype != other.dtype or one.device != other.device:
+def same_size(first: Buffer, second: Buffer) -> bool:
+    if first.dtype != second.dtype or first.device != second.device:
         return False
-    if any(isinstance(size, Number) and size.value == 0 for size in (*one.sizes, *other.sizes)):
+    if any(isinstance(size, Number) and size.value == 0 for size in (*first.sizes, *second.sizes)):
         return False
-    return reach(one) is reach(other)
+    return reach(first) is reach(second)
 
 
 def reach(buffer: Buffer) -> Index:
@@ -175,10 +175,10 @@ def reach(buffer: Buffer) -> Index:
     return total
 
 
-def alike(one: Buffer, other: Buffer) -> bool:
+def alike(first: Buffer, second: Buffer) -> bool:
     """Whether the same coordinates are at the same places."""
-    offsets = [each.offset if each.kind == "view" else ZERO for each in (one, other)]
-    return one.sizes == other.sizes and one.strides == other.strides and offsets[0] is offsets[1]
+    offsets = [each.offset if each.kind == "view" else ZERO for each in (first, second)]
+    return first.sizes == second.sizes and first.strides == second.strides and offsets[0] is offsets[1]
 
 
 def with_views(program: Program, in_place: Mapping[str, str]) -> Program:

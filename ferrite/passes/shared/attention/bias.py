@@ -22,7 +22,7 @@ from ferrite.graph import fake_value
 from ferrite.passes.shared.attention.constants import ConstantValues
 from ferrite.passes.shared.attention.found import Add, Attention, Change, Fill, Node, Scale, is_tensor
 from ferrite.passes.shared.attention.operands import Operands, same_shape
-from ferrite.passes.shared.attention.operators import FAR, LOW
+from ferrite.passes.shared.attention.operators import LOW_BIAS, MASKED_BIAS
 
 aten = torch.ops.aten
 LOWEST_HALF = torch.finfo(torch.float16).min
@@ -76,7 +76,7 @@ class Bias:
 
     @property
     def may_hide_rows(self) -> bool:
-        return self.low <= LOW
+        return self.low <= LOW_BIAS
 
     def mend(self) -> None:
         if self.node is not None and self.low < LOWEST:
@@ -144,7 +144,7 @@ class Bias:
         if scores.dtype is torch.float16 and value == LOWEST_HALF:
             # in half precision even the lowest number is not far: attention adds to it in single precision
             value, dtype = LOWEST, torch.float32
-        elif not value <= FAR:
+        elif not value <= MASKED_BIAS:
             raise NotApplied(f"scores are filled with {value}, which is not far below all others")
         elif value != -math.inf and value < torch.finfo(dtype).min:
             raise NotApplied(f"scores are filled with {value}, which {dtype} does not hold")

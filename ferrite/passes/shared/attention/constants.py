@@ -35,7 +35,7 @@ CASTS = {
 }
 WHERES = {aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar}
 FILLS = {aten.masked_fill.Scalar, aten.masked_fill.Tensor}
-MOST_STEPS = 8
+MAX_STEPS = 8
 Values = frozenset[float] | None
 
 
@@ -50,7 +50,7 @@ class ConstantValues:
         found = self.values(item)
         return next(iter(found)) if found is not None and len(found) == 1 else None
 
-    def values(self, item: Any, steps: int = MOST_STEPS) -> Values:
+    def values(self, item: Any, steps: int = MAX_STEPS) -> Values:
         """The numbers that the elements of a tensor can be, looking back so many steps; None where nobody knows."""
         if isinstance(item, (int, float)) and not isinstance(item, bool):
             return frozenset({float(item)})

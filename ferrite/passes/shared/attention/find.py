@@ -10,7 +10,7 @@ from ferrite.graph import has_effect
 from ferrite.passes.shared.attention.found import Attention, Change, Dropout, Node, Product, Step, same_count, source_of
 from ferrite.passes.shared.attention.spellings import SCORES, SHAPES, WEIGHTS, Table, product_at, softmax_at
 
-MOST_STEPS = 24  # spellings between a product and the softmax; no real model comes near
+MAX_SPELLINGS_BETWEEN = 24  # spellings between a product and the softmax; no real model comes near
 End = TypeVar("End")
 
 
@@ -76,7 +76,7 @@ def walk(start: Node, table: Table, end_at: Callable[[Node], End | None], goal: 
         stuck = node
         return None
 
-    found = search(start, MOST_STEPS)
+    found = search(start, MAX_SPELLINGS_BETWEEN)
     if found is None:
         raise NotApplied(f"{stuck.name} leads to no {goal}")
     return found

@@ -18,9 +18,9 @@ from ferrite.passes.shared.library import define, differentiate
 
 aten = torch.ops.aten
 # Nothing that a score can be changes this number when it is added to it.
-FAR = -1e30
+MASKED_BIAS = -1e30
 # From here on the logarithm of a sum loses digits that the gradients need.
-LOW = -1e4
+LOW_BIAS = -1e4
 Tensor = torch.Tensor
 
 
@@ -100,7 +100,7 @@ def masked_attention_backward(
     for_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of query, key and value; of the bias, too, if asked for."""
-    if for_bias or (bias <= LOW).all(-1).any():
+    if for_bias or (bias <= LOW_BIAS).all(-1).any():
         return written_out(gradient, query, key, value, bias, filled, scale, for_bias)
     return (*kernel_gradients(gradient, query, key, value, bias, result, sums, scale), bias.new_empty(0))
 

@@ -21,7 +21,7 @@ from ferrite.graph import fake_value
 from ferrite.passes.shared.attention.found import Node
 
 NARROW = (torch.float16, torch.bfloat16)
-MOST_KEYS_TRAINING = 128
+MAX_KEYS_TRAINING = 128
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Call:
             return Refusal(f"whether it pays on {query.device.type} is not known")
         if self.trains_mask:
             return Refusal("the kernel does not train masks")
-        if self.training and torch_api.size_hint(key.shape[-2]) > MOST_KEYS_TRAINING:
+        if self.training and torch_api.size_hint(key.shape[-2]) > MAX_KEYS_TRAINING:
             return Refusal("with so many keys products are faster on the way back")
         return self.kernel_problem(query, key, value)
 

@@ -30,8 +30,8 @@ from ferrite.rewrite import Case, GraphRule, Layout, Numerics, Writer, arguments
 
 aten = torch.ops.aten
 
-WIDEST_SEARCH = 2048  # nodes looked at from one root, so that the whole search stays linear in the graph
-WIDEST_GAP = 2048  # nodes between two members of a group without limits, for the same reason
+MAX_NODES_SEARCHED = 2048  # nodes looked at from one root, so that the whole search stays linear in the graph
+MAX_NODES_BETWEEN = 2048  # nodes between two members of a group without limits, for the same reason
 UNLIMITED = sys.maxsize
 
 # Writes the one call; the value of each member.
@@ -162,14 +162,14 @@ class Search:
         found: dict[Hashable, list[list[torch.fx.Node]]] = collections.defaultdict(list)
         for node, look in self.members.keys.items():
             runs = found[look]
-            if not runs or places[node] - places[runs[-1][-1]] > WIDEST_GAP:
+            if not runs or places[node] - places[runs[-1][-1]] > MAX_NODES_BETWEEN:
                 runs.append([])
             runs[-1].append(node)
         for members in itertools.chain.from_iterable(found.values()):
             if len(members) >= self.settings.min_members:
                 yield members
             else:
-                self.leave(members, Refusal(f"the others like it stand more than {WIDEST_GAP} nodes away"))
+                self.leave(members, Refusal(f"the others like it stand more than {MAX_NODES_BETWEEN} nodes away"))
 
     def candidates(self, root: torch.fx.Node) -> Iterator[list[torch.fx.Node]]:
         """Groups of equal calls near a root. An item of a tuple is no root: its siblings see the same from there."""
@@ -183,7 +183,9 @@ class Search:
             depth, node = waiting.popleft()
             if node in self.members.keys:
                 found[self.members.keys[node]].append(node)
-            elif depth < self.settings.depth and len(seen) < WIDEST_SEARCH and not is_fused(node, self.fusion.name):
+            elif (
+                depth < self.settings.depth and len(seen) < MAX_NODES_SEARCHED and not is_fused(node, self.fusion.name)
+            ):
                 fresh = [operand for operand in node.all_input_nodes if operand not in seen]
                 seen.update(fresh)
                 waiting.extend((depth + 1, operand) for operand in fresh)

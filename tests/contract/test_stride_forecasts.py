@@ -187,3 +187,53 @@ def test_a_product_without_elements_has_the_type_that_eager_gives_it(matrix, vec
     found = compiled(x.requires_grad_(), y.requires_grad_())  # the gradients that come in have the result's type, too
     sum(each.sum() for each in found).backward()
     assert (x.grad.dtype, y.grad.dtype) == (matrix, vector)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: torch.select_scatter(x, y[0], 0, 1) + 1,
+        lambda x, y: torch.slice_scatter(x, y[:3], 0, 1, 4),
+        lambda x, y: torch.diagonal_scatter(x, y[0]),
+        lambda x, y: torch.select_scatter(y, x[0], 0, 1),
+    ],
+)
+def test_writing_into_a_tensor_of_one_row_at_many_places(function, dynamic):
+    """Eager copies it first, row by row."""
+    assert_same_as_eager(function, lambda: [torch.randn(1, 5).expand(5, 5), torch.randn(5, 5)], dynamic=dynamic)
+
+
+@pytest.mark.parametrize(("training", "dynamic"), [(False, True), (True, False)])
+@pytest.mark.parametrize("shape", [(2, 3, 4), (2, 3, 4, 5), (2, 3, 4, 5, 6)], ids=str)
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_a_normalised_batch_has_its_channels_last_or_is_contiguous(shape, channels_last, training, dynamic):
+    """The forecast is that it lies as it did before."""
+
+    def fn(x, mean, variance):
+        y = F.batch_norm(x, mean, variance, training=training)
+        return y, y + 1
+
+    def inputs():
+        x = torch.randn(shape[::-1]).permute(*reversed(range(len(shape))))
+        if channels_last:  # with gaps
+            x = torch.randn(shape[0], *shape[2:], shape[1] * 2).movedim(-1, 1)[:, ::2]
+        return [x, torch.zeros(3), torch.ones(3)]
+
+    assert_same_as_eager(fn, inputs, dynamic=dynamic)
+    assert not ferrite.last_compile().graphs[0].eager_calls
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: F.pixel_unshuffle(x, 1), lambda x: F.pixel_unshuffle(x, 2), lambda x: torch.channel_shuffle(x, 2)],
+)
+@pytest.mark.parametrize("width", [0, 4])
+def test_pictures_without_pixels_stay_as_they_are(function, width):
+    """Their sizes too, whatever the forecast says."""
+    assert_same_as_eager(lambda x: (function(x), x + 1), lambda: [torch.randn(2, 4, 6, 6)[..., :width]])
+
+
+@pytest.mark.parametrize("function", [torch.fft.ifft, torch.fft.ihfft, torch.fft.rfft])
+def test_spectra_of_real_numbers_lie_where_the_library_puts_them(function):
+    assert_same_as_eager(lambda x: (function(x, dim=1), function(x, dim=1) * 2), lambda: [torch.randn(2, 6, 7)])
