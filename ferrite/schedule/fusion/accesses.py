@@ -158,10 +158,46 @@ def separated(first: MemoryAccess, second: MemoryAccess, rows: Iterable[Axis]) -
         return True
     if first.buffer == second.buffer:
         pairs = zip(first.coordinates, second.coordinates, strict=True)
-        fixed = {row for left, right in pairs if left is right and (row := only_row(left, wanted)) is not None}
+        fixed: set[Axis] = set()
+        for left, right in pairs:
+            fixed |= decided_rows(left, right, wanted)
         if wanted <= fixed:
             return True
     return first.place is second.place and mixed_radix(first.place, wanted)
+
+
+def decided_rows(left: Index, right: Index, rows: set[Axis]) -> set[Axis]:
+    """The rows that must be the same where two coordinates are: the only ones of both, or those whose steps are longer
+    than all that is beside them, as in `64*i + j` and `64*i + k` with j and k below 64."""
+    if left is right and (row := only_row(left, rows)) is not None:
+        return {row}
+    if not isinstance(left, Sum) or not isinstance(right, Sum):
+        return set()
+    sides = [row_steps(left, rows), row_steps(right, rows)]
+    if sides[0] is None or sides[1] is None or sides[0][0] != sides[1][0] or not sides[0][0]:
+        return set()
+    (steps, low, high), (_, other_low, other_high) = sides[0], sides[1]
+    spread = max(high, other_high) - min(low, other_low)
+    for row in sorted(steps, key=lambda row: abs(steps[row])):
+        if abs(steps[row]) <= spread or row.high is None:
+            return set()
+        spread += abs(steps[row]) * row.high
+    return set(steps)
+
+
+def row_steps(coordinate: Sum, rows: set[Axis]) -> tuple[dict[Axis, int], int, int] | None:
+    """The factors of rows in a coordinate, and between which numbers all the rest of it is."""
+    steps: dict[Axis, int] = {}
+    low = high = coordinate.constant
+    for item, factor in coordinate.terms:
+        if isinstance(item, Axis) and item in rows:
+            steps[item] = factor
+        elif item.low is None or item.high is None or not axes_in(item).isdisjoint(rows):
+            return None
+        else:
+            ends = (factor * item.low, factor * item.high)
+            low, high = low + min(ends), high + max(ends)
+    return steps, low, high
 
 
 def only_row(coordinate: Index, rows: set[Axis]) -> Axis | None:
