@@ -4,12 +4,16 @@
 
 Kernels: microseconds on the GPU between two events, with the cache of the GPU emptied before each, medians; what a copy
 of the same number of bytes takes, measured in the same run, is the limit. Launches: what a run of many small kernels
-costs, on the host and until it is done. Models: milliseconds until done. Writes gpu-NAME.json and gpu-NAME.md.
+costs, on the host and until it is done. Models: milliseconds of a forward pass, or of forward and backward, until done;
+with what compiling took, the most memory beyond the model, and what the host launches. Compiling Inductor takes
+minutes: `models --compile-only` in several processes at once fills the caches first. Writes gpu-NAME.json and
+gpu-NAME.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import time
@@ -211,88 +215,147 @@ def with_graphs_from(least: int, function: Function, given: Sequence[Any]) -> An
 
 # --- models -----------------------------------------------------------------------------------------------------------
 
-
-class Block(torch.nn.Module):
-    """A layer of a transformer, as people write one."""
-
-    def __init__(self, width: int = 768, heads: int = 12) -> None:
-        super().__init__()
-        self.qkv, self.out = torch.nn.Linear(width, 3 * width), torch.nn.Linear(width, width)
-        self.first, self.second = torch.nn.LayerNorm(width), torch.nn.LayerNorm(width)
-        self.up, self.down, self.heads = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width), heads
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows, places, width = x.shape
-        parts = self.qkv(self.first(x)).view(rows, places, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        seen = F.scaled_dot_product_attention(*parts.unbind(0), is_causal=True)
-        x = x + self.out(seen.transpose(1, 2).reshape(rows, places, width))
-        return x + self.down(F.gelu(self.up(self.second(x))))
+WAYS: dict[str, tuple[str, str | None]] = {
+    "eager": ("eager", None),
+    "inductor": ("inductor", None),
+    "inductor, reduce-overhead": ("inductor", "reduce-overhead"),
+    "ferrite": ("ferrite", None),
+    "ferrite, reduce-overhead": ("ferrite", "reduce-overhead"),
+}
+VOCABULARY = 30522
 
 
-def residual(channels: int) -> torch.nn.Module:
-    layers = [torch.nn.Conv2d(channels, channels, 3, padding=1, bias=False), torch.nn.BatchNorm2d(channels)]
-    return torch.nn.Sequential(*layers, torch.nn.ReLU(), *(type(layers[0])(channels, channels, 1),))
+def words(batch: int, length: int, *names: str) -> dict[str, torch.Tensor]:
+    return {name: torch.randint(4, VOCABULARY, (batch, length), device=DEVICE) for name in names}
 
 
-def model_cases(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], torch.nn.Module], list[Any]]]:
-    yield (
-        "transformer, 6 layers",
-        lambda: torch.nn.Sequential(*(Block() for _ in range(6))),
-        [random(8, 256, 768, dtype=dtype)],
-    )
-    yield (
-        "transformer, 2 small layers",
-        lambda: torch.nn.Sequential(*(Block(128, 4) for _ in range(2))),
-        [random(2, 64, 128, dtype=dtype)],
-    )
-    yield (
-        "convolutions, 4 layers",
-        lambda: torch.nn.Sequential(*(residual(64) for _ in range(4))),
-        [random(32, 64, 56, 56, dtype=dtype)],
-    )
+def images(batch: int) -> dict[str, torch.Tensor]:
+    return {"pixel_values": torch.randn(batch, 3, 224, 224, device=DEVICE)}
+
+
+def padded(batch: int, length: int) -> dict[str, torch.Tensor]:
+    mask = torch.ones(batch, length, dtype=torch.long, device=DEVICE)
+    mask[-1, length - 16 :] = 0
+    return {**words(batch, length, "input_ids"), "attention_mask": mask}
+
+
+def model_cases() -> dict[str, tuple[Callable[[], torch.nn.Module], Callable[[], dict[str, torch.Tensor]]]]:
+    """The sizes that people know these by; random weights, nothing is downloaded. Dropout is as each has it."""
+    import os
+
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    import transformers as hf
+
+    text = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2, "use_cache": False}
+    small = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 2048}
+    return {
+        "bert": (lambda: hf.BertModel(hf.BertConfig()), lambda: padded(16, 128)),
+        "gpt2": (lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**text)), lambda: words(8, 256, "input_ids")),
+        "llama": (lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**text, **small)), lambda: words(8, 256, "input_ids")),
+        "t5": (
+            lambda: hf.T5ForConditionalGeneration(hf.T5Config(use_cache=False, decoder_start_token_id=0)),
+            lambda: words(16, 128, "input_ids", "decoder_input_ids"),
+        ),
+        "vit": (lambda: hf.ViTForImageClassification(hf.ViTConfig()), lambda: images(32)),
+        "resnet": (lambda: hf.ResNetForImageClassification(hf.ResNetConfig()), lambda: images(32)),
+        "convnext": (lambda: hf.ConvNextForImageClassification(hf.ConvNextConfig()), lambda: images(32)),
+    }
+
+
+def tensors_in(results: Any) -> list[torch.Tensor]:
+    values = results.values() if isinstance(results, dict) else results
+    return [each for each in values if isinstance(each, torch.Tensor) and each.is_floating_point()]
+
+
+def one_step(model: torch.nn.Module, run: Function, inputs: dict[str, torch.Tensor], training: bool) -> Any:
+    torch.compiler.cudagraph_mark_step_begin()
+    with torch.set_grad_enabled(training):
+        results = run(**inputs)
+    if training:
+        sum(each.float().square().mean() for each in tensors_in(results)[:1]).backward()  # type: ignore[union-attr]
+        model.zero_grad(set_to_none=True)
+    return results
+
+
+def host_launches(step: Callable[[], Any]) -> int | str:
+    """How often the host starts something on the GPU in a step: kernels, copies, whole graphs."""
+    kinds = ("LaunchKernel", "GraphLaunch", "Memcpy", "Memset")
+    try:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            step()
+            torch.cuda.synchronize()
+        names = (event.name for event in profile.events())
+        return sum(name.startswith("cu") and any(kind in name for kind in kinds) for name in names)
+    except RuntimeError as problem:
+        return str(problem)[:80]
+
+
+def measured(name: str, training: bool, chosen: argparse.Namespace) -> dict[str, Any]:
+    make, make_inputs = model_cases()[name]
+    dtype = getattr(torch, chosen.dtype)
+    torch.manual_seed(0)
+    model = make().to(DEVICE, dtype).train(training)
+    inputs = {key: x.to(dtype) if x.is_floating_point() else x for key, x in make_inputs().items()}
+    torch._dynamo.reset()
+    row: dict[str, Any] = {"model": name, "training": training, "notes": {}}
+    steps: dict[str, Callable[[], Any]] = {}
+    for way in chosen.ways:
+        backend, mode = WAYS[way]
+        torch.cuda.synchronize()
+        before, start = torch.cuda.memory_allocated(), time.perf_counter()
+        try:
+            run = model if backend == "eager" else torch.compile(model, backend=backend, mode=mode)
+            for _ in range(3 if mode else 1):
+                one_step(model, run, inputs, training)
+            torch.cuda.synchronize()
+            row["notes"][way] = [round(time.perf_counter() - start, 1)]
+            if not chosen.compile_only:
+                kept = torch.cuda.memory_allocated() - before
+                torch.cuda.reset_peak_memory_stats()
+                at = torch.cuda.memory_allocated()
+                one_step(model, run, inputs, training)
+                peak = torch.cuda.max_memory_allocated() - at + kept
+                count = host_launches(lambda: one_step(model, run, inputs, training))  # noqa: B023
+                row["notes"][way] += [f"{peak >> 20} MiB", f"{count} launches"]
+            if backend == "ferrite" and mode:
+                import ferrite
+
+                records = [ferrite.last_compile()]
+                replayed = [(each.recordings, each.replayed) for record in records for each in record.recordings]
+                row["notes"][way] += [str(replayed), *records[0].not_recorded[:2]]
+        except Exception as problem:
+            row["notes"][way] = f"{type(problem).__name__}: {str(problem)[:300]}"
+            continue
+        steps[way] = functools.partial(one_step, model, run, inputs, training)
+    taken: dict[str, list[float]] = {way: [] for way in steps}
+    for turn in range(0 if chosen.compile_only else chosen.rounds + 3):
+        for way, step in steps.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            step()
+            torch.cuda.synchronize()
+            if turn >= 3:
+                taken[way].append(time.perf_counter() - start)
+    row |= {way: round(1000 * median(numbers), 3) for way, numbers in taken.items()}
+    return row
 
 
 def models(chosen: argparse.Namespace) -> dict[str, Any]:
-    rows = []
-    dtype = getattr(torch, chosen.dtype)
-    for name, make, inputs in model_cases(dtype):
+    """After each model the pages are written: what runs out of time has lost nothing."""
+    result: dict[str, Any] = {"dtype": chosen.dtype, "rows": []}
+    began = time.perf_counter()
+    for name in model_cases():
         for training in (False, True):
-            model = make().to(DEVICE, dtype).train(training)
-
-            def step(x: torch.Tensor, model: Any = model, training: bool = training) -> Any:
-                with torch.set_grad_enabled(training):
-                    result = model(x)
-                if training:
-                    result.float().square().mean().backward()
-                    model.zero_grad(set_to_none=True)
-                return result
-
-            found, notes = {}, {}
-            torch._dynamo.reset()
-            for backend in chosen.backends:
-                start = time.perf_counter()
-                try:
-                    made = compiled(model, backend)
-                    step(*inputs, model=made)
-                    torch.cuda.synchronize()
-                except Exception as problem:
-                    notes[backend] = f"{type(problem).__name__}: {str(problem)[:200]}"
-                    continue
-                found[backend], notes[backend] = made, round(time.perf_counter() - start, 2)
-            taken: dict[str, list[float]] = {backend: [] for backend in found}
-            for turn in range(ROUNDS + 3):
-                for backend, made in found.items():
-                    torch.cuda.synchronize()
-                    start = time.perf_counter()
-                    step(*inputs, model=made)
-                    torch.cuda.synchronize()
-                    if turn >= 3:
-                        taken[backend].append(time.perf_counter() - start)
-            row: dict[str, Any] = {"model": name, "training": training, "notes": notes}
-            row |= {backend: round(1000 * median(numbers), 3) for backend, numbers in taken.items()}
-            rows.append(row)
+            if chosen.only and not any(pattern in name for pattern in chosen.only):
+                continue
+            if time.perf_counter() - began > chosen.seconds or training in chosen.without:
+                continue
+            row = measured(name, training, chosen)
+            result["rows"].append(row)
             print(row, flush=True)
-    return {"dtype": chosen.dtype, "rows": rows}
+            if not chosen.compile_only:
+                write("models", result, chosen.write)
+    return result
 
 
 # --- pages ------------------------------------------------------------------------------------------------------------
@@ -307,6 +370,10 @@ def page(name: str, result: dict[str, Any]) -> str:
     lines += ["", ", ".join(facts), ""] if facts else [""]
     lines += ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     lines += ["| " + " | ".join(text(row.get(column, "")) for column in columns) + " |" for row in rows]
+    noted = [(row, way, note) for row in rows for way, note in (row.get("notes") or {}).items() if name == "models"]
+    if noted:
+        lines += ["", "Seconds to compile, memory beyond the model, launches of the host:", ""]
+        lines += [f"- {row['model']}{', training' * row['training']}, {way}: {text(note)}" for row, way, note in noted]
     return "\n".join(lines) + "\n"
 
 
@@ -320,21 +387,31 @@ def machine() -> str:
     return f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Triton {triton.__version__}"
 
 
+def write(name: str, result: dict[str, Any], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"gpu-{name}.json").write_text(json.dumps({"machine": machine(), **result}, indent=1) + "\n")
+    (folder / f"gpu-{name}.md").write_text(page(name, result))
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", default=["kernels", "launches", "models"])
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--only", nargs="+", default=[], metavar="PATTERN")
-    parser.add_argument("--seconds", type=float, default=600, help="no new kernel is begun after so long")
+    parser.add_argument("--seconds", type=float, default=600, help="no new case is begun after so long")
     parser.add_argument("--backends", nargs="+", default=list(BACKENDS))
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), help="of models")
+    parser.add_argument("--without", nargs="+", default=[], choices=["inference", "training"], help="of models")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of models")
+    parser.add_argument("--compile-only", action="store_true", help="of models: fill the caches, measure nothing")
     parser.add_argument("--write", type=Path, default=RESULTS)
     chosen = parser.parse_args(argv)
+    chosen.without = {name == "training" for name in chosen.without}
     torch.manual_seed(0)
     for name in chosen.what:
         result = {"kernels": kernels, "launches": launches, "models": models}[name](chosen)
-        chosen.write.mkdir(parents=True, exist_ok=True)
-        (chosen.write / f"gpu-{name}.json").write_text(json.dumps({"machine": machine(), **result}, indent=1) + "\n")
-        (chosen.write / f"gpu-{name}.md").write_text(page(name, result))
+        if not chosen.compile_only:
+            write(name, result, chosen.write)
 
 
 if __name__ == "__main__":

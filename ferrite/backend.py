@@ -31,13 +31,13 @@ from ferrite.capture import (
     torch_api,
     torch_state,
 )
-from ferrite.codegen import Executable, named_objects, verify_host
+from ferrite.codegen import Executable, Recording, named_objects, verify_host
 from ferrite.collector import garbage_waits
 from ferrite.debug import Compilation, Dump, DumpFolder, GraphRecord, as_data, from_data, partition_record, plan_record
 from ferrite.errors import FerriteError, NotLowered, Refusal, warn_user
 from ferrite.graph import Places, note_autocast, users_in_order
 from ferrite.ir.program import Program, verify_program
-from ferrite.lower import correct_forecasts, lower_graph, refused_by_eager, strides_of_outputs
+from ferrite.lower import call_instead, correct_forecasts, lower_graph, refused_by_eager, strides_of_outputs
 from ferrite.options import Options, resolve
 from ferrite.passes import FREEZE, JOINT, POST_GRAD, PRE_GRAD, checked_options
 from ferrite.passes.freezing import inlined_with_record
@@ -45,7 +45,18 @@ from ferrite.passes.pre_grad import add_values, numerics_checked, reason_to_leav
 from ferrite.pipeline import Fuel, PassRecord, Pipeline, devices_in
 from ferrite.runtime import Boxed, Freezer, Frozen, bytecode_of, call_frozen, load_host, run_in_eager
 from ferrite.schedule import Plan, make_plan
-from ferrite.targets import Refusing, Targets, UncompiledOperations, buildable, executable_of, runs_of, targets_for
+from ferrite.targets import (
+    Refusing,
+    Targets,
+    UncompiledOperations,
+    buildable,
+    executable_of,
+    recorders_of,
+    recording_for,
+    runs_of,
+    steps_for_eager,
+    targets_for,
+)
 
 Passes = tuple[PassRecord, ...]
 
@@ -220,7 +231,9 @@ def compile_passed(
 
     def read(artifact: cache.Artifact) -> tuple[Boxed, GraphRecord]:
         executable, objects, data = from_entry(artifact, places)
-        function = load_host(executable.source, runs_of(executable, targets), objects)
+        recorders = recorders_of(executable, targets)
+        compilation.record.recordings += [recorder.counts for recorder in recorders]
+        function = load_host(executable.source, runs_of(executable, targets), objects, recorders)
         return function, from_data(data, places, graph.kind.value, executable.source.commented)
 
     with compilation.stage("cache"):
@@ -232,24 +245,30 @@ def compile_passed(
         known, index = (KnownSizes(graph.gm), places.index()) if lookup.keeps else (None, None)
         kernels = KernelCaches(store)
     here = buildable(targets)
+    recording = recording_for(here, kept_for_backward(graph)) if options.cuda_graphs else None
     passes = rewrite((*joint, POST_GRAD) if options.post_grad else joint, graph, compilation, dump)
-    with compilation.stage("lower"):
-        try:
-            lowered = lower_graph(graph, here)
-        except NotLowered as refused:  # a number that Python alone computes, and it does so between operators
-            return compilation.left_in_eager(graph, before + passes, refused.refusal)
-        if options.strict:
-            verify_program(lowered.program)
-        dump.write("program.py", lambda: str(lowered.program))
-    plan, executable = scheduled(lowered.program, here, kernels, compilation, dump)
+    while True:
+        with compilation.stage("lower"):
+            try:
+                lowered = lower_graph(graph, here)
+            except NotLowered as refused:  # a number that Python alone computes, and it does so between operators
+                return compilation.left_in_eager(graph, before + passes, refused.refusal)
+            if options.strict:
+                verify_program(lowered.program)
+            dump.write("program.py", lambda: str(lowered.program))  # noqa: B023
+        plan, executable = scheduled(lowered.program, here, kernels, compilation, dump, recording)
+        if not call_instead(graph.gm.graph, steps_for_eager(plan, here)):
+            break
     with compilation.stage("codegen"):
         source = verify_host(executable.source, lowered.objects)
         dump.write("host.py", lambda: source.commented)
     with compilation.stage("load"):
         objects = named_objects(source, lowered.objects)
         source.bytecode = bytecode_of(source, objects)
-        function = load_host(source, runs_of(executable, here), objects)
-        record = plan_record(graph, plan, source.commented, passes)
+        recorders = recorders_of(executable, here)
+        compilation.record.recordings += [recorder.counts for recorder in recorders]
+        function = load_host(source, runs_of(executable, here), objects, recorders)
+        record = plan_record(graph, plan, source.commented, passes, source.not_recorded)
     with compilation.stage("cache"):
         if known is not None and index is not None:
             uncompiled = Refusal("it was not compiled to kernels") if here != targets else None
@@ -259,8 +278,20 @@ def compile_passed(
     return compilation.finished(function, record, before, lookup.outcome)
 
 
+def kept_for_backward(graph: CapturedGraph) -> list[int]:
+    """Results of a forward graph that only the backward graph sees."""
+    output = graph.gm.graph.output_node()
+    places = range(len(graph.output_strides)) if graph.kind is GraphKind.FORWARD else ()
+    return [place for place in places if torch_api.is_saved_for_backward(output, place)]
+
+
 def scheduled(
-    program: Program, targets: Targets, kernels: KernelCaches, compilation: Compilation, dump: Dump
+    program: Program,
+    targets: Targets,
+    kernels: KernelCaches,
+    compilation: Compilation,
+    dump: Dump,
+    recording: Recording | None = None,
 ) -> tuple[Plan, Executable]:
     """A plan, and its kernels compiled. Where a code generator has nothing for a kernel, there is another plan, in
     which its operations are kernels of their own, or else steps."""
@@ -273,7 +304,7 @@ def scheduled(
             dump.write("kernels.py", plan.kernel_text)
         with compilation.stage("codegen"):
             try:
-                return plan, executable_of(plan, targets, kernels, options.check_bounds)
+                return plan, executable_of(plan, targets, kernels, options.check_bounds, recording)
             except UncompiledOperations as reason:
                 for written, why in reason.reasons.items():
                     failed[written].append(why)

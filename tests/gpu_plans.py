@@ -29,9 +29,15 @@ TINY = GpuMachine(
     kept_elements=16,
     one_program=64,
     step=16,
+    row_step=16,
     line=16,
+    sector=16,
     thread_elements=1,
     row_elements=1,
+    window_elements=1,
+    reduced_elements=1,
+    random_elements=1,
+    stream_elements=1,
     side=4,
 )
 

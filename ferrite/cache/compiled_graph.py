@@ -22,7 +22,7 @@ from ferrite.cache.constant_storage import KeptObject, found_objects, kept_objec
 from ferrite.cache.entry import Artifact
 from ferrite.cache.laws import check_graph
 from ferrite.cache.lookup import Built
-from ferrite.codegen import Executable, HostSource, RunTable
+from ferrite.codegen import Executable, HostSource, RecordedPart, RunTable
 from ferrite.errors import ModelLine, NotCached, Refusal
 from ferrite.graph import Index, Places
 from ferrite.ir.program import Program
@@ -45,6 +45,8 @@ class GraphEntry:
     kernels: tuple[tuple[str, tuple[str, ...]], ...]
     arguments: tuple[int | None, ...]
     objects: Mapping[str, KeptObject]
+    parts: tuple[RecordedPart, ...]
+    not_recorded: tuple[Refusal, ...]
 
 
 def as_entry(
@@ -73,6 +75,8 @@ def as_entry(
         executable.kernels,
         arguments_of_kernels(executable),
         kept,
+        tuple(source.parts),
+        source.not_recorded,
     )
     sections = {**executable.code, BYTECODE: source.bytecode, **constants}
     return Built(sections, {"graph": encode(GraphEntry, entry, index), "record": record}, refusal, note)
@@ -98,6 +102,8 @@ def from_entry(artifact: Artifact, places: Places) -> tuple[Executable, dict[str
         list(entry.programs),
         list(entry.scalars),
         sections.get(BYTECODE, b""),
+        parts=list(entry.parts),
+        not_recorded=entry.not_recorded,
     )
     names = [name for name in sections if name != BYTECODE and not name.startswith("object ")]
     executable = Executable(source, entry.kernels, {name: sections[name] for name in names})

@@ -225,12 +225,31 @@ def asserted(value: Number) -> Iterator[tuple[Any, str]]:
 
 def renamed(numbers: Sequence[int | torch.SymInt], pairs: Iterable[tuple[Any, Any]]) -> tuple[int | torch.SymInt, ...]:
     """Numbers with symbols in place of others: `pairs` are numbers under their old and their new names."""
-    names = {
-        old.node.expr: new.node.expr if isinstance(new, torch.SymInt) else new
-        for old, new in pairs
-        if isinstance(old, torch.SymInt) and old.node.expr.is_Symbol
-    }
+    names: dict[Any, Any] = {}
+    sums = []
+    for old, new in pairs:
+        if isinstance(old, torch.SymInt):
+            expressions = old.node.expr, new.node.expr if isinstance(new, torch.SymInt) else new
+            if expressions[0].is_Symbol:
+                names[expressions[0]] = expressions[1]
+            else:
+                sums.append(expressions)
+    for old, new in sums:  # `s0 + 2` that is now `u1 + 2`
+        names.update(_solved(old, new, names))
     return tuple(number if isinstance(number, int) else _renamed(number, names) for number in numbers)
+
+
+def _solved(old: Any, new: Any, names: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """The one symbol of an expression that has no new name yet, from what the whole is now."""
+    unknown = [each for each in old.free_symbols if each not in names]
+    if len(unknown) != 1:
+        return {}
+    factor = old.coeff(unknown[0])
+    rest = (old - factor * unknown[0]).expand()
+    if not factor.is_Integer or factor == 0 or unknown[0] in rest.free_symbols:
+        return {}
+    found = ((new - rest.xreplace(dict(names))) / factor).expand()
+    return {unknown[0]: found} if found.is_integer else {}
 
 
 def _renamed(number: torch.SymInt, names: Mapping[Any, Any]) -> int | torch.SymInt:

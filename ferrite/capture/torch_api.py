@@ -371,10 +371,57 @@ def empty_on_cuda(sizes: Any, strides: Any, dtype: torch.dtype, index: int) -> t
     return torch.empty_strided(sizes, strides, dtype=dtype, device=f"cuda:{index}")
 
 
+def empty_on_first_cuda() -> Callable[..., torch.Tensor]:
+    """The same for the first GPU, of sizes, strides and a dtype. Where there is no other, that is the current one: a
+    program that makes a hundred tensors need not ask a hundred times."""
+    if torch.cuda.device_count() == 1:
+        short: Callable[..., torch.Tensor] = _guards._empty_strided_cuda  # type: ignore[attr-defined]
+        return short
+    return functools.partial(empty_on_cuda, index=0)
+
+
 def current_stream_of(index: int) -> int:
     """The driver's handle of the current stream of a GPU."""
     handle: int = torch._C._cuda_getCurrentRawStream(index)
     return handle
+
+
+# --- recordings of a GPU's work ---------------------------------------------------------------------------------------
+
+
+@functools.cache
+def is_unsafe_to_record(name: str) -> bool:
+    """Whether an operator says of itself that a GPU's work with it cannot be recorded and replayed."""
+    tags = getattr(find_operator(name), "tags", None)
+    unsafe = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.cudagraph_unsafe}
+    return tags is None or not unsafe.isdisjoint(tags)
+
+
+def storage_handle(tensor: torch.Tensor) -> int:
+    """What tells the memory behind a tensor from any other that is in use."""
+    handle: int = tensor.untyped_storage()._cdata
+    return handle
+
+
+def users_of_storage(handle: int) -> int:
+    """How many hold a memory: tensors, views, autograd."""
+    count: int = torch._C._storage_Use_Count(handle)
+    return count
+
+
+def window_on(tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int], offset: int = 0) -> torch.Tensor:
+    """A tensor in the memory of another, from so many elements behind where that begins. Autograd takes it for no view
+    of it; changes to one do not count as changes to the other."""
+    made: torch.Tensor = _guards._reinterpret_tensor(tensor, sizes, strides, offset)  # type: ignore[attr-defined]
+    return made
+
+
+def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Each into each, in as few launches as torch needs."""
+    if len(targets) == 1:
+        targets[0].copy_(sources[0])
+    elif targets:
+        torch._foreach_copy_(targets, sources)
 
 
 # --- higher-order operators -------------------------------------------------------------------------------------------

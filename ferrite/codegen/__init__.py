@@ -6,6 +6,7 @@ kernels that it runs as LLVM (`llvm`) or Triton (`triton`).
 
 from ferrite.codegen.host import Executable, HostSource, KernelCall, RunTable, named_objects, print_host
 from ferrite.codegen.host_laws import verify_host
+from ferrite.codegen.host_recording import RecordedPart, Recording
 from ferrite.codegen.host_spelling import CpuSpelling, CudaSpelling, HostSpelling
 from ferrite.codegen.refusals import RefusedKernels
 
@@ -16,6 +17,8 @@ __all__ = [
     "HostSource",
     "HostSpelling",
     "KernelCall",
+    "RecordedPart",
+    "Recording",
     "RefusedKernels",
     "RunTable",
     "named_objects",

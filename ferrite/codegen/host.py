@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,9 +34,10 @@ from ferrite.codegen.host_parts import (
     slot_text,
     tensors_of,
 )
+from ferrite.codegen.host_recording import RecordedPart, Recording, Row, Segment, segments, with_parts
 from ferrite.codegen.host_spelling import EagerSpelling, HostSpelling
 from ferrite.codegen.small_programs import small_program
-from ferrite.errors import NotScheduled
+from ferrite.errors import NotScheduled, Refusal
 from ferrite.graph import ModelLine
 from ferrite.ir import Expr
 from ferrite.ir.index import Index, Symbol, substitute
@@ -100,8 +101,9 @@ class RunTable:
 @dataclass
 class HostSource:
     """The text with all it names: operators by their paths, runs as tables, small programs that the interpreter runs,
-    expressions over symbols. `lines`: where lines of the text come from in the model, by their places. `bytecode`: the
-    text compiled by this version of Python, where that is known."""
+    expressions over symbols, parts that a GPU records. `lines`: where lines of the text come from in the model, by
+    their places. `bytecode`: the text compiled by this version of Python, where that is known. `not_recorded`: why
+    other steps are in no part, where parts were asked for."""
 
     function: str
     text: str = ""
@@ -112,6 +114,8 @@ class HostSource:
     scalars: list[tuple[Expr, tuple[Symbol, ...]]] = field(default_factory=list)
     bytecode: bytes = b""
     checked: bool = False
+    parts: list[RecordedPart] = field(default_factory=list)
+    not_recorded: tuple[Refusal, ...] = ()
 
     @functools.cached_property
     def commented(self) -> str:
@@ -132,11 +136,17 @@ class Executable:
     code: Mapping[str, bytes]
 
 
-def print_host(plan: Plan, kernels: KernelNumbers, spellings: Spellings, checked: bool = False) -> HostSource:
+def print_host(
+    plan: Plan,
+    kernels: KernelNumbers,
+    spellings: Spellings,
+    checked: bool = False,
+    recording: Recording | None = None,
+) -> HostSource:
     """`kernels`: the number of each kernel of the plan. `spellings`: what differs by device, by the types of those that
-    have kernels. `checked`: kernels are given the bounds of their memory."""
+    have kernels. `checked`: kernels are given the bounds of their memory. `recording`: parts are to be recorded."""
     source, remarks = HostSource(plan.program.name, checked=checked), list[ModelLine]()
-    printer = _Printer(plan, source, kernels, spellings, plan.program.name, remarks)
+    printer = _Printer(plan, source, kernels, spellings, plan.program.name, remarks, recording)
     rows = [row.split(MARK) for row in printer.function()]
     source.text = "\n".join(row[0] for row in rows) + "\n"
     source.lines = {place: remarks[int(row[1])] for place, row in enumerate(rows) if len(row) > 1}
@@ -158,9 +168,10 @@ class _Printer:
         spellings: Spellings,
         name: str,
         remarks: list[ModelLine],
+        recording: Recording | None = None,
         is_body: bool = False,
     ) -> None:
-        self.is_body = is_body
+        self.recording, self.is_body = recording, is_body
         self.plan, self.source, self.kernels, self.name, self.remarks = plan, source, kernels, name, remarks
         self.spellings = spellings
         self.program = plan.program
@@ -177,27 +188,45 @@ class _Printer:
                 inner = _Printer(body, self.source, self.kernels, self.spellings, name, self.remarks, is_body=True)
                 yield from inner.function()
                 yield ""
-        yield f"def {self.name}(args):"
         names = [item.name if isinstance(item, Symbol | host.Constant) else item for item in self.program.inputs]
+        found: list[Segment] = []
+        if self.recording is not None:
+            found, self.source.not_recorded = segments(self.plan, self.recording)
+        rows, parts = self.rows(found), list[str]()
+        lines: Iterable[str] = (row.text for row in rows)
+        if found:
+            parts, lines, self.source.parts = with_parts(self.name, list(rows), names, found, self.plan)
+        yield from parts
+        yield f"def {self.name}(args):"
         if names:
             yield f"{INDENT}({', '.join(names)},) = args"
         yield f"{INDENT}args.clear()"
+        yield from lines
+
+    def rows(self, found: Sequence[Segment]) -> Iterator[Row]:
+        """The lines behind that, with the parts that they belong to."""
         given = sorted(self.there - self.written())
         if self.is_body:  # it may have been traced for operands that lie otherwise, as parts of a `map` do
-            yield from (INDENT + line for line in self.received(given))
+            yield from (Row(INDENT + line) for line in self.received(given))
         elif self.program.name == "backward":  # what the forward program keeps for it may be results of calls
-            yield from (INDENT + line for line in (*self.as_forecast(given), *self.received(given)))
+            yield from (Row(INDENT + line) for line in (*self.as_forecast(given), *self.received(given)))
+        numbers = {place: number for number, each in enumerate(found) for place in range(each.first, each.last + 1)}
         for place, step in enumerate(self.plan.steps):
+            part = numbers.get(place)
             for line in self.step(place, step):
-                yield INDENT + line
+                yield Row(INDENT + line, part)
             dead = [name for name in self.plan.last_uses[place] if name in self.there]
             if dead:
                 self.there -= set(dead)
-                yield f"{INDENT}del {', '.join(dead)}"
+                yield Row(f"{INDENT}del {', '.join(dead)}", part)
         for item in self.program.outputs:
             if isinstance(item, str):
-                yield from (INDENT + line for line in self.made(item))
-        yield f"{INDENT}return [{', '.join(map(self.output, self.program.outputs))}]"
+                yield from (Row(INDENT + line) for line in self.made(item))
+        results = f"[{', '.join(map(self.output, self.program.outputs))}]"
+        if found and self.recording is not None:
+            seen = [place for place in range(len(self.program.outputs)) if place not in self.recording.kept]
+            results = f"from_pool({results}, {seen})"
+        yield Row(f"{INDENT}return {results}")
 
     def body_name(self, place: int, number: int) -> str:
         return f"{self.name}_body_{place}_{number}"

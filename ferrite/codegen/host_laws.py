@@ -13,14 +13,26 @@ from __future__ import annotations
 
 import builtins
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ferrite.codegen.host import HostSource
 from ferrite.ir import InvalidProgram
 
 # What the runtime puts beside a host program (`ferrite.runtime.host_program`).
 HELPERS = {"empty_on_cpu", "empty_on_cuda", "empty_strided", "laid_out", "large_on_cpu", "taken_over", "view_of"}
-HELPERS |= {"begin_of", "end_of", "inf", "leaves", "nan", "repeat", "stream_of", "threads", "torch"}
+HELPERS |= {
+    "begin_of",
+    "empty_on_first_cuda",
+    "end_of",
+    "from_pool",
+    "inf",
+    "leaves",
+    "nan",
+    "repeat",
+    "stream_of",
+    "threads",
+    "torch",
+}
 WORDS = frozenset(["and", "else", "if", "in", "is", "not", "or", "raise", "return"])
 STRING = r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\""
 # A name that stands for something: no attribute, no keyword of a call, nothing inside a string.
@@ -33,7 +45,9 @@ def verify_host(source: HostSource, objects: Iterable[str]) -> HostSource:
     lines = source.text.split("\n")
     known = {*HELPERS, *WORDS, *dir(builtins), *source.operators, *objects}
     known.update(line[4 : line.index("(")] for line in lines if line.startswith("def "))
-    for name, many in (("run", source.runs), ("interpret", source.programs), ("scalar", source.scalars)):
+    numbered: dict[str, Sequence[object]] = {"run": source.runs, "interpret": source.programs}
+    numbered |= {"scalar": source.scalars, "recorded": source.parts}
+    for name, many in numbered.items():
         known.update(f"{name}_{number}" for number in range(len(many)))
     check = _Check(known)
     for line in lines:

@@ -59,7 +59,9 @@ class CudaSpelling:
         return (programs,) if programs.atoms else ()
 
     def allocation(self, sizes: str, strides: str, dtype: torch.dtype, device: torch.device, count: int) -> str:
-        return f"empty_on_cuda({sizes}, {strides}, {dtype}, {device.index or 0})"
+        if not device.index:
+            return f"empty_on_first_cuda({sizes}, {strides}, {dtype})"
+        return f"empty_on_cuda({sizes}, {strides}, {dtype}, {device.index})"
 
     def address(self, tensor: str) -> str:
         return f"{tensor}.data_ptr()"

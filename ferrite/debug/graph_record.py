@@ -18,7 +18,13 @@ from ferrite.pipeline import PassRecord
 from ferrite.schedule import INTERPRETED, Launch, Plan, Run
 
 
-def plan_record(graph: CapturedGraph, plan: Plan, source: str, passes: tuple[PassRecord, ...]) -> GraphRecord:
+def plan_record(
+    graph: CapturedGraph,
+    plan: Plan,
+    source: str,
+    passes: tuple[PassRecord, ...],
+    not_recorded: tuple[Refusal, ...] = (),
+) -> GraphRecord:
     """The record of a graph that became a plan, with the text of its host program."""
     program = plan.program
     calls = [(call, item.origin) for item in program.operations if (call := call_of(item)) is not None]
@@ -44,6 +50,7 @@ def plan_record(graph: CapturedGraph, plan: Plan, source: str, passes: tuple[Pas
         passes=passes,
         not_fused=plan.not_fused,
         memory=memory_record(graph.gm, plan),
+        not_recorded=not_recorded,
     )
 
 

@@ -18,6 +18,7 @@ from ferrite.errors import FerriteError, Refusal, layout
 from ferrite.graph import ModelLine
 from ferrite.options import STAGES, Options
 from ferrite.pipeline import PassRecord
+from ferrite.runtime.cuda import Recordings
 from ferrite.schedule import FusionRefusal
 
 KEPT = 64  # records remembered
@@ -62,7 +63,8 @@ class Memory:
 @dataclass(frozen=True)
 class GraphRecord:
     """One compiled graph. `source` is the text of its host program, empty if the graph runs in eager whole. What is
-    read from the cache gets its kind, line and source from those who read it."""
+    read from the cache gets its kind, line and source from those who read it. `not_recorded`: where CUDA graphs were
+    asked for, why a step is in none."""
 
     kind: str = field(metadata={"read as": ""})
     line: ModelLine | None = field(metadata={"read as": None})
@@ -75,6 +77,7 @@ class GraphRecord:
     failure: str | None = None
     not_fused: tuple[FusionRefusal, ...] = ()
     memory: Memory | None = None
+    not_recorded: tuple[Refusal, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,7 @@ class CompileRecord:
     captured: Outcome | None = None  # whether the cache had what passes make of the graph of torch calls
     joint: Outcome | None = None  # and of that of forward and backward
     cache: list[Outcome] = field(default_factory=list)  # one for each time it was asked for a compiled graph
+    recordings: list[Recordings] = field(default_factory=list)  # of each part that CUDA graphs are made of
     _seconds: dict[str, float] = field(default_factory=lambda: collections.defaultdict(float))
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
     _open: list[list[float]] = field(default_factory=list, repr=False)
@@ -153,6 +157,12 @@ class CompileRecord:
     @property
     def kernels(self) -> tuple[Kernel, ...]:
         return tuple(kernel for graph in self.graphs for kernel in graph.kernels)
+
+    @property
+    def not_recorded(self) -> tuple[str, ...]:
+        """Why work of a GPU is in no CUDA graph, where these were asked for: steps, then calls, each reason once."""
+        reasons = [str(refusal) for graph in self.graphs for refusal in graph.not_recorded]
+        return tuple(dict.fromkeys([*reasons, *(note for each in self.recordings for note in each.notes)]))
 
     @property
     def eager_calls(self) -> tuple[EagerCall, ...]:

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.index.algebra import TEXT, Atom, Index, Number, Symbol, substitute
+from ferrite.ir.index.algebra import TEXT, Atom, Axis, Index, Number, Symbol, keep, substitute
 from ferrite.ir.intern import Interned
 from ferrite.ir.types import bits_of, foldable, is_integer, short, value_of
 
@@ -40,19 +40,17 @@ class Expr(Interned):
     under: tuple[Expr, ...]
 
     def set(self, parts: Sequence[Expr], indices: Sequence[Index] = (), loads: frozenset[str] = frozenset()) -> None:
-        atoms: frozenset[Atom] = frozenset()
-        for part in parts:
-            loads = loads | part.loads
-            atoms = atoms | part.atoms
-        for index in indices:
-            atoms = atoms | index.atoms
-            for atom in index.atoms:
-                if isinstance(atom, Data):
-                    loads = loads | atom.value.loads
-                    atoms = atoms | atom.value.atoms
-        object.__setattr__(self, "loads", loads)
-        object.__setattr__(self, "atoms", atoms)
-        object.__setattr__(self, "under", (*(value for index in indices for value in data_of(index)), *parts))
+        atoms = frozenset[Atom]().union(*[part.atoms for part in parts], *[index.atoms for index in indices])
+        if parts:
+            loads = loads.union(*[part.loads for part in parts])
+        under = tuple(parts)
+        if indices and (values := [value for index in indices for value in data_of(index)]):
+            loads = loads.union(*[value.loads for value in values])
+            atoms = atoms.union(*[value.atoms for value in values])
+            under = (*values, *under)
+        keep(self, "loads", loads)
+        keep(self, "atoms", atoms)
+        keep(self, "under", under)
 
     @property
     def args(self) -> tuple[Expr, ...]:
@@ -198,6 +196,8 @@ class Data(Atom):
 def data_of(index: Index) -> list[Expr]:
     """The values that an index reads from memory, in a stable order, those in the extents of others too."""
     atoms = [atom for atom in index.atoms if isinstance(atom, Data)]
+    if not atoms:
+        return []
     atoms.sort(key=TEXT)
     return [value for atom in atoms for value in (atom.value, *data_of(atom.extent))]
 
@@ -276,11 +276,12 @@ def rewrite_indices(expr: Expr, new: Mapping[Any, Index]) -> Expr:
         return new.get(old, old)
 
     def index(old: Index) -> Index:
-        return (
-            old
-            if old.atoms.isdisjoint(new) and not any(isinstance(a, Data) for a in old.atoms)
-            else substitute(old, atom)
-        )
+        if isinstance(old, Axis):
+            return new.get(old, old)
+        atoms = old.atoms
+        if any(isinstance(each, Data) for each in atoms):
+            return substitute(old, atom)
+        return old if atoms.isdisjoint(new) else substitute(old, new)
 
     def rebuilt(item: Expr) -> Expr:
         found = rewritten.get(item)

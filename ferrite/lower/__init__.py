@@ -4,7 +4,7 @@ In: a `CapturedGraph`. Out: a `Program`, where every operator is lowered, compos
 with a reason; and the objects that it names.
 """
 
-from ferrite.lower.graph import LoweredProgram, lower_graph
+from ferrite.lower.graph import LoweredProgram, call_instead, lower_graph
 from ferrite.lower.probes import correct_forecasts, strides_of_outputs
 from ferrite.lower.refusals import refused_by_eager
 from ferrite.lower.table import how_lowered
@@ -13,6 +13,7 @@ from ferrite.lower.walk import LoweringFailure
 __all__ = [
     "LoweredProgram",
     "LoweringFailure",
+    "call_instead",
     "correct_forecasts",
     "how_lowered",
     "lower_graph",

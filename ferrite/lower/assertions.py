@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from ferrite.capture import size_facts, torch_api
-from ferrite.ir import Expr, cast, const, index_value, op
-from ferrite.ir.index import Index, Symbol, number, symbol
+from ferrite.ir import Expr, cast, const, index_value, op, symbols_in
+from ferrite.ir.index import ONE, ZERO, Index, Number, Symbol, number, substitute, symbol
 from ferrite.ir.program import Assert, Bind, Item
 from ferrite.lower.builder import Builder
 from ferrite.lower.memory import buffer_of
@@ -89,11 +89,34 @@ def bind_factor(ctx: Builder, came: Symbol, dim: torch.SymInt) -> None:
     if multiple is None:
         raise UnknownSize(f"a size {torch_api.expression(dim)} with several unknown numbers in it")
     factor, part = multiple
-    made = ctx.lazy((), index_value(came // number(factor)), torch.device("cpu"))
-    found = ctx.sizes.symbol(part, dim)
+    bind_number(ctx, ctx.sizes.symbol(part, dim), came // number(factor), dim)
+
+
+def bind_number(ctx: Builder, found: Symbol, value: Index, known: torch.SymInt) -> None:
+    """Give a symbol a value that follows from others. `known`: a number that it is part of."""
+    made = ctx.lazy((), index_value(value), torch.device("cpu"))
     ctx.bound.add(found)
     ctx.add(Item(found, ctx.realise(made.box), ctx.origin))
-    check_known(ctx, dim, found)
+    check_known(ctx, known, found)
+
+
+def bind_sums(ctx: Builder, name: str, fake: torch.Tensor) -> None:
+    """A tensor from outside with `u0 + 6` rows gives `u0` its value, where no other does: torch has numbers of its own
+    for the sizes of incoming gradients."""
+    sizes: Sequence[Any] = fake.shape
+    for place, dim in enumerate(sizes):
+        if isinstance(dim, int):
+            continue
+        size = ctx.sizes.index(dim)
+        unknown = [each for each in symbols_in(size) if each not in ctx.bound]
+        if len(unknown) != 1:
+            continue
+        rest = substitute(size, {unknown[0]: ZERO})
+        factor = substitute(size, {unknown[0]: ONE}) - rest
+        if isinstance(factor, Number) and factor.value > 0 and size == unknown[0] * factor + rest:
+            came = fresh_symbol(ctx, "size", low=0)
+            ctx.add(Bind(came, name, "size", place, ctx.origin))
+            bind_number(ctx, unknown[0], (came - rest) // factor, dim)
 
 
 # --- what is known of a symbol ----------------------------------------------------------------------------------------

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import CapturedGraph
+from ferrite.capture import CapturedGraph, torch_operators
 from ferrite.ir.program import Program
 from ferrite.lower import families
 from ferrite.lower.builder import CPU, Builder
-from ferrite.lower.probes import correct_forecasts
+from ferrite.lower.probes import IN_EAGER, correct_forecasts
 from ferrite.lower.walk import Walk
 
 families.load()
@@ -32,6 +32,19 @@ class LoweredProgram:
 def lower_graph(graph: CapturedGraph, kernels_on: Container[str] = CPU) -> LoweredProgram:
     """`kernels_on`: types of devices that kernels can be made for; on others every operator is a call."""
     return lower_module(graph.gm, graph.kind.value, graph.donated_inputs, graph.output_strides, kernels_on)
+
+
+def call_instead(graph: torch.fx.Graph, reasons: Mapping[str, str]) -> bool:
+    """From now on some nodes, by their names, are called in eager, and why. Views stay what they are. Whether that is
+    news of any of them."""
+    found = False
+    for node in graph.nodes if reasons else ():
+        if node.name not in reasons or IN_EAGER in node.meta or not torch_operators.is_operator(node.target):
+            continue
+        if not torch_operators.is_view(node.target):
+            node.meta[IN_EAGER] = reasons[node.name]
+            found = True
+    return found
 
 
 def lower_module(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from ferrite.capture import torch_api
 from ferrite.graph import fake_value
 from ferrite.ir.index import ZERO, Symbol, symbol
 from ferrite.ir.program import Bind, Buffer, Constant, Input
+from ferrite.lower.assertions import bind_sums
 from ferrite.lower.builder import Builder
 from ferrite.lower.calls import new_foreign
 from ferrite.lower.conj_and_neg import resolved_now
@@ -55,6 +57,14 @@ def bind_symbols(ctx: Builder, name: str, fake: torch.Tensor) -> None:
             if isinstance(index, Symbol) and index not in ctx.bound:
                 ctx.bound.add(index)
                 ctx.add(Bind(index, name, query, place, ctx.origin))  # type: ignore[arg-type]
+
+
+def bind_rest(ctx: Builder, inputs: Mapping[torch.fx.Node, Any]) -> None:
+    """Once all inputs are there: symbols that none of them is, but some size has in it."""
+    for node in inputs:
+        fake = fake_value(node)
+        if isinstance(fake, torch.Tensor) and fake.layout is torch.strided:
+            bind_sums(ctx, node.name, fake)
 
 
 def attribute(ctx: Builder, gm: torch.fx.GraphModule, node: torch.fx.Node) -> Any:

@@ -23,8 +23,7 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import is_random, torch_api
-from ferrite.capture.torch_operators import is_operator, is_view, schema
+from ferrite.capture import is_operator, is_random, is_view, schema, torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value, leaves, model_line
 from ferrite.lower.pictures import is_plain

@@ -23,7 +23,7 @@ from ferrite.lower.builder import Builder
 from ferrite.lower.calls import flat
 from ferrite.lower.dead import live_operations
 from ferrite.lower.device_operands import with_operands_beside
-from ferrite.lower.inputs import attribute, new_input
+from ferrite.lower.inputs import attribute, bind_rest, new_input
 from ferrite.lower.materialise import uses_of, worth_keeping
 from ferrite.lower.outputs import body_outputs, program_outputs
 from ferrite.lower.scalars import computed_size, number_of
@@ -79,6 +79,8 @@ class Walk:
             case "placeholder":
                 received, self.values[node] = new_input(self.builder, node, len(self.inputs) in self.donated)
                 self.inputs.append(received)
+                if node.next.op != "placeholder" and not self.is_body:
+                    bind_rest(self.builder, self.values)
             case "get_attr":
                 self.values[node] = attribute(self.builder, self.gm, node)
             case "call_function":

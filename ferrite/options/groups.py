@@ -72,7 +72,7 @@ class Whole:
     cuda_graphs: bool = option(
         False,
         env="FERRITE_CUDA_GRAPHS",
-        doc="Record GPU work once and replay it, to save launch overhead. No effect on CPU.",
+        doc="Record GPU work once and replay it as CUDA graphs, to save launch overhead. No effect on CPU.",
     )
     numerics: Literal["relaxed", "strict"] = option(
         "relaxed",

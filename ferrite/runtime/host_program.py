@@ -20,13 +20,19 @@ from ferrite.ir.index import Symbol
 from ferrite.ir.program import Program, frees, interpret, leaves, operator_at, stacked
 from ferrite.runtime.boxed import Boxed, boxed
 from ferrite.runtime.cpu.pages import large_on_cpu
+from ferrite.runtime.cuda.recording import from_pool
 
 _numbers = itertools.count()
 
 
-def load_host(source: HostSource, runs: Sequence[Callable[..., int]], objects: Mapping[str, Any]) -> Boxed:
+def load_host(
+    source: HostSource,
+    runs: Sequence[Callable[..., int]],
+    objects: Mapping[str, Any],
+    recorders: Sequence[Callable[..., Sequence[Any]]] = (),
+) -> Boxed:
     """The function that the text defines. `runs`: what runs each of its tables of kernels; `objects`: what it names
-    beside its inputs."""
+    beside its inputs; `recorders`: what records and replays each of its parts."""
     filename = f"<ferrite {source.function} {next(_numbers)}>"
     namespace: dict[str, Any] = {
         **objects,
@@ -34,6 +40,7 @@ def load_host(source: HostSource, runs: Sequence[Callable[..., int]], objects: M
         "empty_strided": torch.empty_strided,
         "empty_on_cpu": torch_api.empty_on_cpu,
         "empty_on_cuda": torch_api.empty_on_cuda,
+        "empty_on_first_cuda": torch_api.empty_on_first_cuda() if "_first_cuda(" in source.text else None,
         "stream_of": torch_api.current_stream_of,
         "large_on_cpu": large_on_cpu,
         "threads": torch.get_num_threads,
@@ -42,6 +49,7 @@ def load_host(source: HostSource, runs: Sequence[Callable[..., int]], objects: M
         "laid_out": laid_out,
         "begin_of": begin_of,
         "end_of": end_of,
+        "from_pool": from_pool,
         "leaves": leaves,
         "repeat": repeat,
         "inf": float("inf"),
@@ -54,6 +62,8 @@ def load_host(source: HostSource, runs: Sequence[Callable[..., int]], objects: M
         namespace[name] = torch_api.direct_call(operator)
     for number, run in enumerate(runs):
         namespace[f"run_{number}"] = run
+    for number, recorder in enumerate(recorders):
+        namespace[f"recorded_{number}"] = recorder
     for number, program in enumerate(source.programs):
         namespace[f"interpret_{number}"] = interpreted(program, objects)
     for number, (value, symbols) in enumerate(source.scalars):
@@ -79,8 +89,10 @@ def bytecode_of(source: HostSource, objects: Iterable[str]) -> bytes:
 
 
 def numbered_names(source: HostSource) -> Iterator[str]:
-    """What is in the namespace once for each run, small program and number."""
-    for name, many in (("run", source.runs), ("interpret", source.programs), ("scalar", source.scalars)):
+    """What is in the namespace once for each run, small program, number and part."""
+    numbered: dict[str, Sequence[object]] = {"run": source.runs, "interpret": source.programs}
+    numbered |= {"scalar": source.scalars, "recorded": source.parts}
+    for name, many in numbered.items():
         yield from (f"{name}_{number}" for number in range(len(many)))
 
 

@@ -1,7 +1,15 @@
 """Devices that ferrite compiles for: one file is one device's way through the compiler, behind lowering."""
 
 from ferrite.targets.choose import Targets, buildable, reason_against_gpus, targets_for
-from ferrite.targets.executable import Refusing, UncompiledOperations, executable_of, runs_of
+from ferrite.targets.executable import (
+    Refusing,
+    UncompiledOperations,
+    executable_of,
+    recorders_of,
+    recording_for,
+    runs_of,
+    steps_for_eager,
+)
 from ferrite.targets.target import Target
 
 __all__ = [
@@ -12,6 +20,9 @@ __all__ = [
     "buildable",
     "executable_of",
     "reason_against_gpus",
+    "recorders_of",
+    "recording_for",
     "runs_of",
+    "steps_for_eager",
     "targets_for",
 ]

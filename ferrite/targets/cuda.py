@@ -10,12 +10,22 @@ from typing import Any
 
 import torch
 
-from ferrite.codegen import CudaSpelling, RunTable
+from ferrite.codegen import CudaSpelling, RecordedPart, RunTable
 from ferrite.codegen.llvm import machine_text
 from ferrite.codegen.triton import unsupported_operation
 from ferrite.ir.kernel import Kernel
 from ferrite.runtime.cpu import KernelStore
-from ferrite.runtime.cuda import Driver, Processor, build, cuda_run, kernel_from, launcher_of, libcuda
+from ferrite.runtime.cuda import (
+    Driver,
+    Processor,
+    Recorder,
+    build,
+    cuda_run,
+    graphs_of,
+    kernel_from,
+    launcher_of,
+    libcuda,
+)
 from ferrite.schedule.gpu import GpuMachine, GpuScheduling
 from ferrite.targets.target import LoadedRun
 
@@ -56,6 +66,10 @@ class CudaTarget:
         known = {place: kernel_from(code[name]) for place, (name, _complaints) in enumerate(kernels) if name in code}
         launcher = launcher_of(code)
         return [cuda_run(table, known, self.driver, launcher) for table in tables]
+
+    def recorder(self, part: RecordedPart) -> Recorder:
+        """What records a part of a host program, and replays it."""
+        return Recorder(part, functools.partial(graphs_of, int(part.device.partition(":")[2] or 0)))
 
 
 def triton_version() -> str:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from ferrite.codegen import Executable, RefusedKernels, print_host
+from ferrite.codegen import Executable, Recording, RefusedKernels, print_host
 from ferrite.errors import Refusal
 from ferrite.ir.index import Axis
 from ferrite.ir.kernel import checks
-from ferrite.ir.program import Operation, Program, writes
+from ferrite.ir.program import Operation, Program, call_of, writes
 from ferrite.runtime.cpu import KernelStore
+from ferrite.runtime.cuda import Recorder
 from ferrite.schedule import Built, Plan, Run, RunMemory, Scheduling, device_type
 from ferrite.schedule.fusion import BufferTable, Group, Stage
 from ferrite.targets.choose import Targets
+from ferrite.targets.cuda import CudaTarget
 from ferrite.targets.target import LoadedRun
 
 
@@ -69,12 +71,18 @@ class Stores(Protocol):
 
 
 def executable_of(
-    plan: Plan, targets: Targets, stores: Stores = lambda identity: None, checked: bool = False
+    plan: Plan,
+    targets: Targets,
+    stores: Stores = lambda identity: None,
+    checked: bool = False,
+    recording: Recording | None = None,
 ) -> Executable:
-    """`checked`: kernels compare every address with the bounds of its memory. Raises UncompiledOperations."""
+    """`checked`: kernels compare every address with the bounds of its memory. `recording`: parts of the host program
+    are to be recorded. Raises UncompiledOperations."""
     pairs = plan.kernels
     numbers = {pair: number for number, pair in enumerate(pairs)}
-    source = print_host(plan, numbers, {device: target.spelling for device, target in targets.items()}, checked)
+    spellings = {device: target.spelling for device, target in targets.items()}
+    source = print_host(plan, numbers, spellings, checked, recording)
     names: dict[int, str] = {}
     code: dict[str, bytes] = {}
     for device in dict.fromkeys(device for device, _kernel in pairs):
@@ -109,6 +117,37 @@ def runs_of(executable: Executable, targets: Targets) -> list[LoadedRun]:
         runs = targets[device_type(device)].loaded(executable.kernels, code, [tables[place] for place in places])
         loaded |= dict(zip(places, runs, strict=True))
     return [loaded[place] for place in range(len(tables))]
+
+
+def steps_for_eager(plan: Plan, targets: Targets) -> dict[str, str]:
+    """Nodes of the graph that a GPU has no kernels for, though they have loops, and why. Eager has a kernel for each;
+    a program of loops, interpreted on a GPU, would start one for every operation in it."""
+    table = BufferTable(plan.program)
+    found: dict[str, str] = {}
+    for place, refusal in plan.not_compiled.items():
+        step = plan.steps[place]
+        if not isinstance(step, Run) and call_of(step) is None:
+            written = [table.buffers[access.buffer].device.type for access in writes(step)]
+            if any(isinstance(targets.get(device), CudaTarget) for device in written):
+                found |= dict.fromkeys(step.origin.nodes, refusal.reason)
+    return found
+
+
+def recording_for(targets: Targets, kept: Collection[int] = ()) -> Recording | None:
+    """What can be recorded on the devices of a graph; None where nothing can. `kept`: places of results that only the
+    backward program sees."""
+    devices = frozenset(device for device, target in targets.items() if isinstance(target, CudaTarget))
+    return Recording(devices, frozenset(kept)) if devices else None
+
+
+def recorders_of(executable: Executable, targets: Targets) -> list[Recorder]:
+    """What records and replays each part of a host program."""
+    made = []
+    for part in executable.source.parts:
+        target = targets[device_type(part.device)]
+        assert isinstance(target, CudaTarget)
+        made.append(target.recorder(part))
+    return made
 
 
 def code_for(used: set[str], executable: Executable, all_of_it: bool) -> Mapping[str, bytes]:

@@ -8,13 +8,14 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from ferrite.codegen.triton import unsupported
+from ferrite.codegen.triton import kernel_source, unsupported
 from ferrite.codegen.triton.emit import written
 from ferrite.codegen.triton.launch import OPTIONS
 from ferrite.codegen.triton.operators import LIBRARY, QUICK, RENAMED
 from ferrite.ir.expr import Random, cast, const, load, masked, op
 from ferrite.ir.expr_laws import wrong_type
-from ferrite.ir.index.algebra import evaluate, number
+from ferrite.ir.index.algebra import axis, evaluate, number
+from ferrite.ir.kernel.nodes import Kernel, Loop, Pointer, Store
 from ferrite.ir.random import PLACE_BITS, random_numbers
 from ferrite.ir.scalar import OPERATORS
 from ferrite.ir.states import STATES
@@ -197,6 +198,20 @@ def test_random_numbers_are_the_same_bits(device):
         for one, value in zip(made[1:], values, strict=True):
             counter = evaluate(value.counter, {PLACE: torch.arange(9)})
             assert torch.equal(one, random_numbers(value.kind, memory[0], counter, value.dtype))
+
+
+@needs_triton
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("start", "shared"), [(4, True), (5 << PLACE_BITS, True), (2, False)])
+def test_four_lanes_share_what_four_words_come_from(start, shared, device):
+    place = axis("i", 40)
+    value = Random.intern("uniform", load("seed", [number(0)], torch.int64), place + start, torch.float32)
+    pointers = (Pointer("seed", torch.int64, "read"), Pointer("out", torch.float32, "write"))
+    loop = Loop(place, "vector", (Store("out", (place,), value),), lanes=16)
+    kernel = Kernel(pointers, (), (loop,), warps=1)
+    assert ("random_floats" in kernel_source(kernel, "kernel")) is shared
+    _, made = run_triton(kernel, [torch.tensor([-7]), torch.zeros(40)], [], device)
+    assert torch.equal(made, random_numbers("uniform", torch.tensor([-7]), torch.arange(40) + start, torch.float32))
 
 
 # --- states -----------------------------------------------------------------------------------------------------------

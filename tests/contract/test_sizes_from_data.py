@@ -570,3 +570,42 @@ def test_a_row_of_a_tensor_is_written_once_its_length_is_known(fn: Any) -> None:
         return [torch.randn(4, 3), torch.tensor(2) if fn is beside_ones else torch.tensor([True, False, True])]
 
     assert_same_as_eager(fn, make, fullgraph=True)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, n: torch.cat([x.new_zeros(n, 4), x.sin()]),
+        lambda x, n: F.pad(x.sin()[:n], (0, 0, 2, 1)).cos(),
+        lambda x, n: x.exp()[:n].repeat(2, 1) * 3,
+        lambda x, n: x.sin()[:n] + 1,
+    ],
+    ids=["added", "padded", "repeated", "the_number_itself"],
+)
+def test_gradients_whose_size_is_computed_from_a_number(fn: Any) -> None:
+    """torch has a name of its own for the number in the size of the incoming gradient."""
+
+    def bounded(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        rows = n.item()
+        torch._check(rows >= 1)
+        torch._check(rows <= 6)
+        return fn(x, rows)
+
+    def make() -> list[torch.Tensor]:
+        return [torch.randn(6, 4, requires_grad=True), torch.tensor(2)]
+
+    assert_same_as_eager(bounded, make, backward=True, fullgraph=True)
+
+
+@pytest.mark.parametrize("padding", [(1, 1, 0, 2), (0, 0, 1, 1), (0, 2), (-1, 0, 0, 1)])
+def test_strides_that_are_computed_from_numbers(padding: tuple[int, ...]) -> None:
+    """A result that was padded has eager's strides, in which the number has another name than in the graph."""
+
+    def fn(x: torch.Tensor, n: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+        rows, columns = n.item(), m.item()
+        for each in (rows, columns):
+            torch._check(each >= 2)
+            torch._check(each <= 4)
+        return F.pad(x[:rows, :columns], padding)
+
+    assert_same_as_eager(fn, lambda: [torch.randn(6, 4), torch.tensor(2), torch.tensor(3)], fullgraph=True)

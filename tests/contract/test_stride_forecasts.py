@@ -232,3 +232,8 @@ def test_a_normalised_batch_has_its_channels_last_or_is_contiguous(shape, channe
 def test_pictures_without_pixels_stay_as_they_are(function, width):
     """Their sizes too, whatever the forecast says."""
     assert_same_as_eager(lambda x: (function(x), x + 1), lambda: [torch.randn(2, 4, 6, 6)[..., :width]])
+
+
+@pytest.mark.parametrize("function", [torch.fft.ifft, torch.fft.ihfft, torch.fft.rfft])
+def test_spectra_of_real_numbers_lie_where_the_library_puts_them(function):
+    assert_same_as_eager(lambda x: (function(x, dim=1), function(x, dim=1) * 2), lambda: [torch.randn(2, 6, 7)])

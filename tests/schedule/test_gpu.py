@@ -10,8 +10,9 @@ import torch.nn.functional as F
 
 from ferrite.ir.index.algebra import evaluate
 from ferrite.ir.program.interpret import interpret
+from ferrite.schedule.gpu import GpuMachine, profit
 from ferrite.schedule.plan import make_plan
-from tests.gpu_plans import MACHINE, TINY, assert_as_eager, run_plan, scheduling
+from tests.gpu_plans import MACHINE, TINY, assert_as_eager, loops, run_plan, scheduling
 from tests.loop_programs import PROGRAMS, s0
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
@@ -83,6 +84,11 @@ FUNCTIONS = {
     "cumulative sum of columns": (lambda x: x.cumsum(0), [ROWS]),
     "cumulative maximum": (lambda x: x.cummax(1), [ROWS]),
     "max pool": (lambda x: F.max_pool2d(x, 2), [IMAGES]),
+    "padded max pool": (lambda x: F.max_pool2d(x, 3, 2, 1), [IMAGES]),
+    "pad and max pool": (lambda x: F.max_pool2d(F.pad(x, (1, 1, 1, 1)), 3, 2), [IMAGES.bfloat16()]),
+    "pad with ones and max pool": (lambda x: F.max_pool2d(F.pad(x, (2, 1, 1, 2), value=-1.0), 3, 2), [IMAGES]),
+    "max pool with places": (lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True), [IMAGES]),
+    "max pool of NaN": (lambda x: F.max_pool2d((x - 1).log(), 3, 2, 1), [IMAGES]),
     "average pool": (lambda x: F.avg_pool2d(x, 3, 2, 1), [IMAGES]),
     "pad": (lambda x: F.pad(x, (1, 2, 3, 1)), [IMAGES]),
     "reflected": (lambda x: F.pad(x, (1, 2, 3, 1), "reflect"), [IMAGES]),
@@ -112,6 +118,46 @@ def test_a_function_computes_what_eager_does(name, machine):
 def test_sizes_that_are_not_known(name):
     function, inputs = FUNCTIONS[name]
     assert_as_eager(function, *inputs, machine=TINY, dynamic=True)
+
+
+# --- rows and columns of one tensor ---------------------------------------------------------------------------------
+
+STREAMS = GpuMachine(multiprocessors=2, streams=4, shared_elements=64, kept_elements=256, one_program=64)
+TALL, DEEP = torch.randn(2, 16, 24), torch.randn(2, 2, 8, 24)
+
+
+def with_column_sums(x, g):
+    dx = torch.ops.aten.gelu_backward(g, x)
+    return dx, dx.sum(0)
+
+
+STREAMED = {
+    "layer norm backward": (layer_norm_backward, [TALL[0], torch.randn(24), TALL[1]], 1),
+    "three axes": (
+        lambda x, g: ((g * x.softmax(-1)), (g * x.softmax(-1)).sum((0, 1)), g.amax((0, 1))),
+        [DEEP[0], DEEP[1]],
+        1,
+    ),
+    "element by element": (with_column_sums, [TALL[0], TALL[1]], 1),
+    "of 16 bits": (with_column_sums, [TALL[0].bfloat16(), TALL[1].bfloat16()], 1),
+    "columns first": (lambda x, g: ((x * g).sum(0), x.softmax(-1) * g), [TALL[0], TALL[1]], 1),
+    "rows that need the columns": (lambda x: (x - x.mean(0)).softmax(-1), [TALL[0]], 0),
+    "rows of an odd number": (layer_norm_backward, [torch.randn(13, 24), torch.randn(24), torch.randn(13, 24)], 0),
+    "rows too long to be kept": (with_column_sums, [torch.randn(16, 70), torch.randn(16, 70)], 0),
+}
+
+
+@needs_triton
+@pytest.mark.parametrize("name", STREAMED, ids=lambda name: name.replace(" ", "-"))
+def test_rows_and_columns_of_one_tensor(name, monkeypatch):
+    monkeypatch.setattr(profit, "MAX_POINTS_OF_ONE_PROGRAM", 64)  # Triton's interpreter is slow
+    monkeypatch.setattr(profit, "MAX_HELD_ELEMENTS", 64)
+    function, inputs, streams = STREAMED[name]
+    tolerance = {"rtol": 2e-2, "atol": 1e-1} if inputs[0].dtype is torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
+    plan = assert_as_eager(function, *inputs, machine=STREAMS, **tolerance)
+    found = [launch.kernel for launch in plan.launches if loops(launch.kernel, "serial")]
+    assert len(found) == streams, "a program goes through rows, and keeps what columns come to"
+    assert all(loop.copies == STREAMS.stream_rows for kernel in found for loop in loops(kernel, "serial"))
 
 
 # --- programs ---------------------------------------------------------------------------------------------------------

@@ -81,7 +81,8 @@ def test_several_short_rows_are_one_program():
 
 def test_a_long_row_is_gone_through_twice():
     kernel = one_kernel(lambda x: x.softmax(-1), made(512, 65536, dtype=BF16))
-    assert lanes(kernel, "reduction") == [4096], "one pass with a state that moves"
+    assert lanes(kernel, "reduction") == [8192], "one pass with a state that moves"
+    assert kernel.warps == 16
     assert kernel_source(kernel, "softmax").count("tl.load(") == 2
 
 
@@ -90,6 +91,33 @@ def test_columns_are_reduced_in_blocks_of_whole_lines_by_enough_programs():
     assert launch_of(first, "first").instances([]) >= 132
     assert lanes(first, "vector") == [64]
     assert launch_of(second, "second").instances([]) >= 8
+
+
+def test_what_is_read_once_need_not_stay_in_the_cache():
+    hint = 'eviction_policy="evict_first"'
+    large, small = made(32768, 1024, dtype=BF16), made(1024, 1024, dtype=BF16)
+    assert hint in kernel_source(one_kernel(lambda x: x.float().sum(1), large), "kernel")
+    assert hint not in kernel_source(one_kernel(lambda x: x.float().sum(1), small), "kernel"), "the cache holds it"
+    assert hint not in kernel_source(one_kernel(lambda x: x + 1, large), "kernel"), "as much is written"
+    rows = kernels_of(lambda x: x.float().softmax(-1).sum(1), made(512, 65536, dtype=BF16))
+    assert all(hint not in kernel_source(kernel, "kernel") for kernel in rows), "it is read twice"
+    scaled = kernel_source(one_kernel(lambda x, w: (x * w).float().sum(1), large, made(1024, dtype=BF16)), "kernel")
+    assert scaled.count(hint) == 1, "the weights are read by every program"
+
+
+def test_rows_and_columns_are_gone_through_once():
+    def backward(g, x):
+        dx = torch.ops.aten.gelu_backward(g, x)
+        return dx, dx.sum(0)
+
+    first, second = kernels_of(backward, made(32768, 1024, dtype=BF16), made(32768, 1024, dtype=BF16))
+    source = kernel_source(first, "kernel")
+    assert "num_stages=3" in source
+    assert "quick_ndtr" in source, "what is rounded to 16 bits before anything else sees it"
+    assert launch_of(first, "first").instances([]) == 1024
+    assert launch_of(second, "second").instances([]) == 128, "parts of lines will do where the cache has all of it"
+    apart = kernels_of(backward, made(64, 1024, dtype=BF16), made(64, 1024, dtype=BF16))
+    assert all(not loops(kernel, "serial") for kernel in apart), "so little that the cache has it still"
 
 
 def test_few_results_are_made_of_pieces():
@@ -105,8 +133,19 @@ def test_windows_are_written_out_and_lanes_are_results():
     kernel = one_kernel(lambda x: F.max_pool2d(F.pad(x, (1, 1, 1, 1)), 3, 2), made(8, 64, 112, 112, dtype=BF16))
     assert not loops(kernel, "reduction")
     assert kernel_source(kernel, "pool").count("tl.load(") == 9
+    source = kernel_source(kernel, "pool")
+    assert source.count(">=") == 2, "only the first row and the first column of a window may lie outside"
+    assert "tl.where(" not in source, "a load says itself what is outside"
+    assert "int64" not in source
+    assert kernel.warps == 2, "four elements for each thread"
     rows = one_kernel(lambda x: x.amax(-1), made(65536, 9))
     assert loops(rows, "reduction"), "elements of neighbours are far apart"
+
+
+def test_blocks_of_odd_images_have_few_lanes_outside():
+    kernel = one_kernel(lambda x: F.max_pool2d(x, 3, 2, 1), made(64, 256, 56, 56, dtype=BF16))
+    assert lanes(kernel, "vector") == [8, 32], "rows of all images are one axis"
+    assert launch_of(kernel, "pool").instances([]) == 64 * 256 * 28 // 8
 
 
 def test_a_few_rows_are_one_kernel_while_they_are_short():
@@ -181,10 +220,12 @@ COMPILED = {
         [made(64, 256, dtype=BF16), torch.zeros(512, dtype=torch.int64), made(512, 256, dtype=BF16)],
     ),
     "statistics": (lambda x: torch.var_mean(x, -1), [made(512, 100000)]),
+    "max_pool": (lambda x: F.max_pool2d(F.pad(x, (1, 1, 1, 1)), 3, 2), [made(64, 64, 56, 56, dtype=BF16)]),
+    "column_sums_too": (lambda x, g: (g * x.softmax(-1), (g * x).sum(0)), [made(8192, 1024, dtype=BF16)] * 2),
 }
 
 
-MORE = [name for name in COMPILED if name not in ("layer_norm", "scatter")]
+MORE = [name for name in COMPILED if name not in ("layer_norm", "scatter", "column_sums_too")]
 
 
 def registers_and_spills(kernel, capability, folder, monkeypatch):
@@ -214,7 +255,7 @@ def registers_and_spills(kernel, capability, folder, monkeypatch):
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize(
-    "name", ["layer_norm", "scatter", *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)]
+    "name", ["layer_norm", "scatter", "column_sums_too", *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)]
 )
 def test_kernels_compile_and_keep_everything_in_registers(name, capability, tmp_path, monkeypatch):
     function, inputs = COMPILED[name]

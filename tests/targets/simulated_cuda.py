@@ -12,12 +12,13 @@ from typing import Any
 import numpy
 import torch
 
-from ferrite.codegen import CudaSpelling
+from ferrite.codegen import CudaSpelling, RecordedPart
 from ferrite.codegen.llvm import LaunchStep
 from ferrite.codegen.triton import unsupported_operation
 from ferrite.codegen.triton.run import _mode, loaded
-from ferrite.runtime.cuda import CudaKernel, Function, Processor
+from ferrite.runtime.cuda import CudaKernel, Function, Processor, Recorder
 from ferrite.runtime.cuda.driver import Graph, NodeParameters
+from ferrite.runtime.cuda.recording import dense_part
 from ferrite.schedule.gpu import GpuMachine, GpuScheduling
 from ferrite.targets.cuda import CudaTarget
 
@@ -72,10 +73,13 @@ class SimulatedDriver:
         self.functions: dict[int, CudaKernel] = {}
         self.launched: list[Launched] = []
         self.nodes: dict[int, tuple[int, NodeParameters, list[int]] | None] = {}
+        self.graphs: dict[int, dict[int, tuple[int, NodeParameters, list[int]] | None]] = {}
         self.report = (ctypes.c_int64 * 4)()
         self.natives = natives
         self.current = self.CONTEXT
         self.capturing = 0
+        self.renewed: list[int] = []
+        self.refuses_to_renew = False
         self.callbacks = self.driver_functions()
 
     # --- as Python asks -----------------------------------------------------------------------------------------------
@@ -104,8 +108,10 @@ class SimulatedDriver:
         return [ctypes.cast(each, ctypes.c_void_p).value or 0 for each in self.callbacks] if self.natives else []
 
     def graph(self, steps: Sequence[LaunchStep], device: int) -> Graph:
-        self.nodes = dict.fromkeys(range(5000, 5000 + len(steps)))
-        return Graph(9000, list(self.nodes))
+        first = 100_000 * (1 + len(self.graphs))
+        self.nodes = dict.fromkeys(range(first, first + len(steps)))
+        self.graphs[9000 + len(self.graphs)] = self.nodes
+        return Graph(9000 + len(self.graphs) - 1, list(self.nodes))
 
     # --- as native code does ------------------------------------------------------------------------------------------
 
@@ -128,14 +134,17 @@ class SimulatedDriver:
 
         def renew(graph: int, node: int, given: Any) -> int:
             made = NodeParameters.from_buffer_copy(given[0])
-            assert graph == 9000
+            assert node in self.graphs[graph]
+            self.renewed.append(node)
+            if self.refuses_to_renew and len(self.renewed) % 2 == 0:
+                return 1
             assert (made.grid_y, made.grid_z, made.block_y, made.block_z, made.extra) == (1, 1, 1, 1, None)
             places = ctypes.cast(made.parameters, words)
-            self.nodes[node] = made.function, made, self.read(made.function, places)
+            self.graphs[graph][node] = made.function, made, self.read(made.function, places)
             return 0
 
         def launch_graph(graph: int, stream: int) -> int:
-            for node in self.nodes.values():
+            for node in self.graphs[graph].values():
                 assert node is not None
                 function, made, read = node
                 self.run(function, made.grid_x, made.block_x, stream, read, "graph")
@@ -196,6 +205,66 @@ def addresses_are_tensors() -> Iterator[None]:
         GridExecutor._init_args_hst, GridExecutor._restore_args_dev = kept
 
 
+class Memory:
+    """Where a tensor is, without holding it: a GPU's graphs know addresses."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.dtype, self.sizes, self.strides = tensor.dtype, tuple(tensor.shape), tensor.stride()
+        reach = 1 + sum((size - 1) * stride for size, stride in zip(self.sizes, self.strides, strict=True))
+        self.address, self.bytes = tensor.data_ptr(), reach * tensor.element_size() if tensor.numel() else 0
+
+    def tensor(self) -> torch.Tensor:
+        if not self.bytes:
+            return torch.empty_strided(self.sizes, self.strides, dtype=self.dtype)
+        memory = (ctypes.c_char * self.bytes).from_address(self.address)
+        return torch.frombuffer(memory, dtype=self.dtype).as_strided(self.sizes, self.strides)
+
+
+class SimulatedGraphs:
+    """Records by running a part, and taking back what that did; replays by running it again on the same memory."""
+
+    def __init__(self) -> None:
+        self.capturing = False
+        self.ordered = 0
+        self.recorded = 0
+        self.replayed = 0
+        self.fails = ""
+
+    def is_recording(self) -> bool:
+        return self.capturing
+
+    def in_order(self) -> None:
+        self.ordered += 1
+
+    def record(self, part: Any, given: list[Any]) -> tuple[Sequence[Any], Any]:
+        if self.fails:
+            raise RuntimeError(self.fails)
+        self.recorded += 1
+        memory = [Memory(x) if isinstance(x, torch.Tensor) else x for x in given]
+        before = [dense_part(x).clone() if isinstance(x, torch.Tensor) else x for x in given]
+        state = torch.get_rng_state()
+        results = list(part(list(given)))
+        owners = {id(x): x for x in results if isinstance(x, torch.Tensor)}
+        for new, old in zip(given, before, strict=True):
+            if isinstance(new, torch.Tensor):
+                dense_part(new).copy_(old)
+        torch.set_rng_state(state)
+        taken = {x.untyped_storage()._cdata for x in given if isinstance(x, torch.Tensor)}
+        del given, before
+        mine = [place for place, x in enumerate(results) if id(x) in owners]
+        mine = [place for place in mine if results[place].untyped_storage()._cdata not in taken]
+        for place in mine:
+            results[place].fill_(7)  # nothing is computed yet
+
+        def replay() -> None:
+            self.replayed += 1
+            made = part([x.tensor() if isinstance(x, Memory) else x for x in memory])
+            for place in mine:
+                dense_part(results[place]).copy_(dense_part(made[place], dense_part(results[place])))
+
+        return list(results), replay
+
+
 class SimulatedTarget(CudaTarget):
     spelling = Spelling()
     processor = H200
@@ -203,6 +272,10 @@ class SimulatedTarget(CudaTarget):
 
     def __init__(self, natives: bool = True) -> None:
         self.driver = self.simulated = SimulatedDriver(natives)
+        self.graphs = SimulatedGraphs()
+
+    def recorder(self, part: RecordedPart) -> Recorder:
+        return Recorder(part, lambda: self.graphs)
 
     def identity(self) -> str:
         return "a simulated GPU"

@@ -71,7 +71,7 @@ def test_a_graph_on_a_gpu(gpus):
         lambda x, w: [torch.softmax(x * w, -1), x.sum(0)], ["cuda:0"] * 2, [torch.randn(5, 9), torch.randn(9)], gpus
     )
     assert "stream_of(0)" in source.text
-    assert "empty_on_cuda(" in source.text
+    assert "empty_on_first_cuda(" in source.text
     assert {table.device for table in source.runs} == {"cuda:0"}
     assert {each.way for each in gpus.simulated.launched} >= {"python"}
 

@@ -103,7 +103,55 @@ def test_memory_that_is_not_aligned_has_code_of_its_own(gpu):
         x = memory[offset : offset + 64]
         torch.testing.assert_close(f(x), x * 2 + 1)
         assert gpu.driver.launched[-1].aligned == (offset % 4 == 0)
-    assert [each.way for each in gpu.driver.launched] == ["python", "native", "python", "python", "native"]
+    assert [each.way for each in gpu.driver.launched] == ["python", "native", "python", "native", "native"]
+
+
+def test_only_kernels_of_memory_that_is_not_aligned_have_other_code(gpu, monkeypatch):
+    monkeypatch.setattr("ferrite.runtime.cuda.runs.MAX_VARIANTS", 2)
+    f, memory = compiled(many), torch.randn(200)
+    offsets = [(0, 0, 0), (1, 0, 0), (3, 0, 0), (0, 2, 0), (0, 1, 5), (1, 1, 1), (0, 0, 0), (2, 0, 0)]
+    for place, (a, b, c) in enumerate(offsets * 2):
+        given = memory[a : a + 35].view(5, 7), memory[b : b + 33].view(11, 3), memory[c : c + 24].view(2, 3, 4)
+        before = len(gpu.driver.launched)
+        assert_same(f(*given), many(*given))
+        launched = gpu.driver.launched[before:]
+        if place == len(offsets) + 1:
+            assert sorted(each.aligned for each in launched) == [False, True, True]
+            assert {each.way for each in launched} == {"graph"}
+
+
+def written(a, b, c):
+    a.add_(1)
+    b.copy_(b.softmax(-1))
+    c.mul_(2)
+
+
+def test_only_arguments_that_changed_are_renewed(gpu):
+    f, given = compiled(written), [torch.randn(5, 7), torch.randn(11, 3), torch.randn(2, 3, 4)]
+
+    def renewed():
+        wanted = [each.clone() for each in given]
+        written(*wanted)
+        before = len(gpu.driver.renewed)
+        f(*given)
+        assert_same(given, wanted)
+        return len(gpu.driver.renewed) - before
+
+    renewed()
+    count = renewed()
+    assert count >= 3
+    assert renewed() == 0
+    given[0] = torch.randn(5, 7)
+    assert renewed() == 1
+    assert renewed() == 0
+    given[1], given[2] = torch.randn(11, 3), torch.randn(2, 3, 4)
+    gpu.driver.refuses_to_renew = True  # then Python launches, and the next call renews what was not
+    renewed()
+    assert gpu.driver.launched[-1].way == "python"
+    gpu.driver.refuses_to_renew = False
+    assert renewed() >= 1
+    assert gpu.driver.launched[-1].way == "graph"
+    assert renewed() == 0
 
 
 def test_another_context_is_seen_to(gpu):
@@ -166,3 +214,24 @@ def test_a_kernel_that_would_share_more_than_there_is_is_no_failure(gpu, monkeyp
     reasons = {call.reason for call in ferrite.last_compile().eager_calls}
     assert len(reasons) == 1
     assert "bytes; this GPU has -1" in reasons.pop()
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_types_without_kernels_are_one_call_of_eager_each(gpu, backward):
+    """Not loops that are interpreted: each operation of these would be a kernel on a GPU."""
+
+    def function(x, y):
+        return (x * y.t()).abs(), (x + 2).sum(0).real, torch.softmax(y.imag, -1)
+
+    x, y = (torch.randn(4, 4, dtype=torch.complex64, requires_grad=backward) for _ in range(2))
+    f = compiled(function)
+    for _ in range(2):
+        found, wanted = f(x, y), function(x, y)
+        assert_same(found, wanted)
+    if backward:
+        grads = [torch.autograd.grad(sum(each.sum() for each in result), (x, y)) for result in (f(x, y), wanted)]
+        assert_same(*grads)
+    record = ferrite.last_compile()
+    assert "interpret_" not in record.graphs[0].source
+    assert "aten.mul.Tensor" in {call.operator for call in record.eager_calls if "c64" in call.reason}
+    assert record.kernels  # of what is real

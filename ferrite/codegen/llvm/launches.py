@@ -6,10 +6,11 @@
 
     context, slots, steps, mode, exec, five functions of CUDA's driver, pointers, then the slot of each,
     then for every step: function, node, slot and offset of its programs, threads, shared bytes, arguments, then for
-    every argument: slot, offset (`ferrite.codegen.llvm.words`)
+    every argument: slot, offset (`ferrite.codegen.llvm.words`); then the programs of the last call, and its arguments
 
 The words fill the last slots; a run without an arena leaves out the first. Mode 0 launches every step; mode 1 renews
-the arguments of a CUDA graph, whose nodes the steps are, and launches that.
+the arguments of a CUDA graph, whose nodes the steps are, and launches that. A node whose arguments are those of the
+last call is left as it is: memory that was given back is often given out again for the same.
 
 Where something is not as the table has it (another context is current, a pointer is no multiple of 16, a step has
 nothing to do in a graph, the stream is being captured) nothing is launched: the table itself is called, with the same
@@ -27,6 +28,7 @@ NAME = "ferrite_launch"
 MAX_ARGUMENTS = 512
 MAX_PROGRAMS = (1 << 31) - 1
 LAUNCH, GRAPH = 0, 1
+NEVER = -1  # the programs of the last call, where there was none, or it failed
 # Functions of the driver, in the order of the table.
 DRIVER_FUNCTIONS = (
     "cuCtxGetCurrent",
@@ -40,7 +42,6 @@ HEAD = 5 + len(DRIVER_FUNCTIONS)
 RUN = f"""
 define internal i64 @{NAME}.run(ptr %table, ptr %slots, ptr %stream) nounwind {{
 entry:
-  %words = alloca [{MAX_ARGUMENTS} x i64], align 16
   %places = alloca [{MAX_ARGUMENTS} x ptr], align 16
   %node.params = alloca [7 x i64], align 16
   %current = alloca ptr, align 8
@@ -117,7 +118,9 @@ step:
   %shared = load i64, ptr %shared.at, align 8
   %arguments = load i64, ptr %arguments.at, align 8
   %twice.all = shl i64 %arguments, 1
-  %after = getelementptr i64, ptr %first, i64 %twice.all
+  %last.programs.at = getelementptr i64, ptr %first, i64 %twice.all
+  %words = getelementptr i64, ptr %last.programs.at, i64 1
+  %after = getelementptr i64, ptr %words, i64 %arguments
   %programs = call i64 @ferrite.argument(ptr %programs.slot.at, ptr %slots)
   %number.next = add nuw i64 %number, 1
   %nothing = icmp sle i64 %programs, 0
@@ -132,10 +135,14 @@ begin:
   br i1 %empty, label %start, label %argument
 argument:
   %place = phi i64 [ 0, %begin ], [ %place.next, %argument ]
+  %change = phi i64 [ 0, %begin ], [ %change.next, %argument ]
   %twice = shl i64 %place, 1
   %slot.at = getelementptr i64, ptr %first, i64 %twice
   %value = call i64 @ferrite.argument(ptr %slot.at, ptr %slots)
   %value.at = getelementptr i64, ptr %words, i64 %place
+  %value.last = load i64, ptr %value.at, align 8
+  %value.change = xor i64 %value, %value.last
+  %change.next = or i64 %change, %value.change
   store i64 %value, ptr %value.at, align 8
   %place.at = getelementptr ptr, ptr %places, i64 %place
   store ptr %value.at, ptr %place.at, align 8
@@ -143,7 +150,8 @@ argument:
   %more = icmp slt i64 %place.next, %arguments
   br i1 %more, label %argument, label %start
 start:
-  br i1 %graph, label %renewed, label %launched
+  %change.all = phi i64 [ 0, %begin ], [ %change.next, %argument ]
+  br i1 %graph, label %compared, label %launched
 launched:
   %grid = trunc i64 %programs to i32
   %block = trunc i64 %threads to i32
@@ -152,7 +160,14 @@ launched:
                              ptr %stream, ptr %places, ptr null)
   %good = icmp eq i32 %result, 0
   br i1 %good, label %next, label %different
+compared:
+  %last.programs = load i64, ptr %last.programs.at, align 8
+  %programs.change = xor i64 %last.programs, %programs
+  %any.change = or i64 %change.all, %programs.change
+  %as.before = icmp eq i64 %any.change, 0
+  br i1 %as.before, label %next, label %renewed
 renewed:
+  store i64 {NEVER}, ptr %last.programs.at, align 8
   %grid.both = or i64 %programs, {1 << 32}
   %block.high = shl i64 %threads, 32
   %block.both = or i64 %block.high, 1
@@ -171,7 +186,10 @@ renewed:
   store ptr null, ptr %param.6, align 8
   %renewed.result = call i32 %renew(ptr %exec, ptr %node, ptr %node.params)
   %renewed.good = icmp eq i32 %renewed.result, 0
-  br i1 %renewed.good, label %next, label %different
+  br i1 %renewed.good, label %noted, label %different
+noted:
+  store i64 %programs, ptr %last.programs.at, align 8
+  br label %next
 next:
   %steps.more = icmp slt i64 %number.next, %steps
   br i1 %steps.more, label %step, label %over
@@ -247,4 +265,5 @@ def pack_launches(
     for step in steps:
         words += [step.function, step.node, *step.programs, step.threads, step.shared]
         words += argument_words(step.arguments, MAX_ARGUMENTS)
+        words += [NEVER, *(0 for _ in step.arguments)]
     return packed(words)

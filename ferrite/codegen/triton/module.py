@@ -13,7 +13,7 @@ import torch
 
 from ferrite.codegen.triton.helpers import HELPERS
 from ferrite.codegen.triton.launch import Block
-from ferrite.ir import Data, Expr
+from ferrite.ir import Const, Data, Expr
 from ferrite.ir.index import Atom, Axis, Index, Number, Symbol
 
 INDENT = "    "
@@ -134,7 +134,7 @@ def _loads(item: Any) -> frozenset[str]:
 @dataclass
 class Module:
     """`functions`: helpers of this kernel alone, by name. `names`: every name that is taken. `quick`: all results have
-    16 bits."""
+    16 bits. `filled`: what a loaded block holds outside of which masks. `once`: memory that no cache need keep."""
 
     checks: tuple[Data, ...]
     quick: bool = False
@@ -149,6 +149,10 @@ class Module:
     tiles: dict[str, Tile] = field(default_factory=dict)
     pointers: dict[str, str] = field(default_factory=dict)
     known: Known = field(default_factory=Known)
+    exact: frozenset[Expr] | None = None  # of a kernel that rounds some results to 16 bits: where digits matter
+    bases: dict[Axis, str] = field(default_factory=dict)  # where the lanes of an axis begin
+    once: frozenset[str] = frozenset()
+    filled: dict[str, tuple[Const, tuple[Mask, ...]]] = field(default_factory=dict)
 
     def fresh(self, wish: str) -> str:
         """A name that nothing else has: a loop must not carry what another statement named."""

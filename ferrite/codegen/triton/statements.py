@@ -21,7 +21,7 @@ from ferrite.codegen.triton.operators import HALVES, filled, type_name
 from ferrite.codegen.triton.states import Accumulators
 from ferrite.codegen.triton.values import Evaluation
 from ferrite.errors import NotGenerated
-from ferrite.ir import Expr, arithmetic_type, cast, load, op, short
+from ferrite.ir import Cast, Expr, Local, arithmetic_type, cast, data_of, indices_of, load, op, short
 from ferrite.ir.index import ONE, ZERO, Axis, Index, Symbol, number, symbol
 from ferrite.ir.kernel import (
     Accumulate,
@@ -35,6 +35,8 @@ from ferrite.ir.kernel import (
     Store,
     When,
     checks,
+    indices_in,
+    values_of,
     walk,
 )
 
@@ -50,8 +52,11 @@ PROGRAM = symbol("program id", 0, (1 << 31) - 1)  # no size of a kernel has such
 
 class Printer:
     def __init__(self, kernel: Kernel, name: str) -> None:
-        self.module = Module(checks=tuple(checks(kernel)), quick=_rounds_all(kernel))
+        quick = _rounds_all(kernel)
+        exact = exact_nodes(kernel) if kernel.warps and not quick and _rounds_some(kernel) else None
+        self.module = Module(checks=tuple(checks(kernel)), quick=quick, exact=exact)
         self.module.names.add(name)
+        self.module.once = frozenset(item.name for item in kernel.pointers if item.once)
         self.states = Accumulators(self.module)
         self.barriers = Barriers(kernel)
         self.stated = kernel.warps > 0  # the kernel says what its blocks are
@@ -169,7 +174,9 @@ class Printer:
             return
         stop, ragged = self.stop(loop.axis, scope)
         name = self.module.fresh(loop.axis.name)
-        with self.iterations(f"for {name} in range(0, {stop}):", loop):
+        under_way = f", num_stages={loop.copies}" if self.stated and loop.copies > 1 else ""
+        head = f"tl.range(0, {stop}{under_way})" if under_way else f"range(0, {stop})"
+        with self.iterations(f"for {name} in {head}:", loop):
             self.number(loop.axis, name)
             self.block(loop.body, self.shortened(loop.axis, scope) if ragged else scope)
 
@@ -258,6 +265,7 @@ class Printer:
         text = f"{base} + {lanes}" if base else (widened(lanes) if wide else lanes)
         value = Value(self.module.set(axis.name, text), frozenset([dim]))
         self.module.bind(axis, value, wide)
+        self.module.bases[axis] = base
         inner = replace(scope, axes=(*scope.axes, BlockAxis(axis, block, whole)))
         extent = axis.extent
         if whole and extent.low == extent.high == block.most:
@@ -361,6 +369,46 @@ def _rounds_all(kernel: Kernel) -> bool:
     """Whether a kernel for a GPU writes floats of 16 bits, and no others."""
     written = [item.dtype for item in kernel.pointers if item.access != "read" and item.dtype.is_floating_point]
     return kernel.warps > 0 and bool(written) and all(dtype in HALVES for dtype in written)
+
+
+def _rounds_some(kernel: Kernel) -> bool:
+    return any(item.dtype in HALVES and item.access != "read" for item in kernel.pointers)
+
+
+def exact_nodes(kernel: Kernel) -> frozenset[Expr]:
+    """The values of which some digit may be seen: all but those that are rounded to 16 bits before anything else is
+    done with them."""
+    found: set[Expr] = set()
+    names: set[str] = set()  # of values that a later statement wants exact
+
+    def want(root: Expr) -> None:
+        todo = [root]
+        while todo:
+            item = todo.pop()
+            if item in found:
+                continue
+            found.add(item)
+            if isinstance(item, Local):
+                names.add(item.name)
+            todo += [value for index in indices_of(item) for value in data_of(index)]
+            todo += [] if isinstance(item, Cast) and item.dtype in HALVES else item.args
+
+    statements = list(walk(kernel.body))
+    results = {
+        name for each in statements if isinstance(each, Accumulate) for state in each.states for name in state.names
+    }
+    for statement in reversed(statements):
+        if isinstance(statement, Let) and statement.name not in names and statement.name not in results:
+            value = statement.value
+            if isinstance(value, Cast) and value.dtype in HALVES:
+                found.add(value)
+            continue
+        for value in values_of(statement):
+            want(value)
+        for index in indices_in(statement):
+            for value in data_of(index):
+                want(value)
+    return frozenset(found)
 
 
 def _count(extent: Index, block: Block | None) -> Index:

@@ -9,7 +9,7 @@ import torch
 from ferrite.codegen.triton.indices import IndexText, is_narrow
 from ferrite.codegen.triton.launch import Block
 from ferrite.codegen.triton.module import NO_DIMS, BlockAxis, Dims, Known, Mask, Module, Scope, Tile, Value
-from ferrite.codegen.triton.operators import INFIX_NAMES, constant, converted, operation, plain_number
+from ferrite.codegen.triton.operators import INFIX_NAMES, constant, converted, literal, operation, plain_number
 from ferrite.errors import NotGenerated
 from ferrite.ir import (
     DIGITS,
@@ -27,7 +27,7 @@ from ferrite.ir import (
     data_of,
     indices_of,
 )
-from ferrite.ir.index import Atom, Index
+from ferrite.ir.index import ZERO, Atom, Index, Sum, number
 
 Masks = tuple[Mask, ...]
 Place = tuple[Value, tuple[Value, ...]]  # an index, and where what it read from memory is inside its extent
@@ -40,6 +40,7 @@ class Evaluation:
     def __init__(self, module: Module, scope: Scope, params: Sequence[Value] = ()) -> None:
         self.module, self.scope, self.params = module, scope, params
         self.known = Known() if params else module.known
+        self.fillings: dict[tuple[Expr, Masks], Const] = {}  # what a load under a mask gives where it does not hold
 
     # --- nodes --------------------------------------------------------------------------------------------------------
 
@@ -81,7 +82,10 @@ class Evaluation:
             return found + [(part, masks) for part in item.args]
         if self.key(item.mask, masks) not in self.known:
             return [(item.mask, masks)]
-        return [(item.value, self.under(self.get(item.mask, masks), masks)), (item.other, masks)]
+        inner = self.under(self.get(item.mask, masks), masks)
+        if isinstance(item.value, Load) and isinstance(item.other, Const) and filling(item.other) is not None:
+            self.fillings.setdefault((item.value, inner), item.other)
+        return [(item.value, inner), (item.other, masks)]
 
     def compute(self, item: Expr, masks: Masks) -> Value:
         match item:
@@ -95,6 +99,8 @@ class Evaluation:
                 return self.load(item, masks)
             case IndexValue():
                 place, _ = self.index(item.index, masks)
+                if item.dtype is torch.int32 and is_narrow(item.index):
+                    return self.named(place.text, place.dims)
                 text = f"tl.cast({place.text}, tl.int64)"
                 return self.named(converted(self.module.needs, text, torch.int64, item.dtype), place.dims)
             case Cast():
@@ -104,7 +110,10 @@ class Evaluation:
                 return self.operation(item, masks)
             case Masked():
                 mask = self.get(item.mask, masks)
-                value = self.get(item.value, self.under(mask, masks))
+                inner = self.under(mask, masks)
+                value = self.get(item.value, inner)
+                if self.module.filled.get(value.text) == (item.other, inner):
+                    return value
                 return self.call("tl.where", mask, value, self.get(item.other, masks))
             case Random():
                 return self.random(item, masks)
@@ -128,13 +137,18 @@ class Evaluation:
         if item.name in INFIX_NAMES and not all(isinstance(operand, Const) for operand in item.operands):
             plain = [plain_number(operand) if isinstance(operand, Const) else None for operand in item.operands]
             texts = [number or text for number, text in zip(plain, texts, strict=True)]
-        return self.named(operation(self.module.needs, item, texts, self.module.quick), dims)
+        quick = self.module.quick or (self.module.exact is not None and item not in self.module.exact)
+        return self.named(operation(self.module.needs, item, texts, quick), dims)
 
     def random(self, item: Random, masks: Masks) -> Value:
         seed, (place, _) = self.get(item.seed, masks), self.index(item.counter, masks)
         dims, (key, counter) = self.together(seed, Value(f"tl.cast({place.text}, tl.int64)", place.dims))
         needs = self.module.needs
-        if item.kind == "uniform" and item.dtype is not torch.float64:
+        four = self.fours(item.counter) if not seed.dims else None
+        if item.kind == "uniform" and item.dtype is not torch.float64 and four is not None:
+            needs("random_floats")
+            text, made = f"random_floats({seed.text}, {four}, {DIGITS[item.dtype]})", torch.float32
+        elif item.kind == "uniform" and item.dtype is not torch.float64:
             needs("random_float")
             text, made = f"random_float({key}, {counter}, {DIGITS[item.dtype]})", torch.float32
         elif item.kind in ("uniform", "bits"):
@@ -144,6 +158,21 @@ class Evaluation:
         else:
             raise NotGenerated(f"random numbers of kind {item.kind}")
         return self.named(converted(needs, text, made, item.dtype), dims)
+
+    def fours(self, counter: Index) -> str | None:
+        """Every fourth counter, where lanes side by side have counters side by side: four words come from one."""
+        if len(self.scope.axes) != 1:
+            return None
+        (lane,) = self.scope.axes
+        rest = counter - lane.axis
+        block, base = lane.block, self.module.bases.get(lane.axis)
+        if base is None or block.most % 4 or not block.name.isdigit() or lane.axis in rest.atoms or data_of(rest):
+            return None
+        if rest % number(4) is not ZERO:
+            return None
+        lanes = f"({base or 0} + tl.arange(0, {block.most // 4}) * 4)"
+        text, _ = self.index(rest)
+        return None if text.dims else f"tl.cast({text.text}, tl.int64) + {lanes}"
 
     # --- masks --------------------------------------------------------------------------------------------------------
 
@@ -234,8 +263,13 @@ class Evaluation:
         if tile is not None:
             return self.tile(tile, item.coordinates)
         pointer, guard, dims = self.pointer(item.buffer, item.coordinates[0], masks)
-        masked = "" if guard is None else f", mask={guard}, other=0"
-        return self.named(f"tl.load({pointer}{masked})", dims)
+        other = self.fillings.get((item, masks))
+        masked = "" if guard is None else f", mask={guard}, other={filling(other) if other is not None else 0}"
+        masked += ', eviction_policy="evict_first"' if item.buffer in self.module.once else ""
+        found = self.named(f"tl.load({pointer}{masked})", dims)
+        if other is not None and guard is not None:
+            self.module.filled[found.text] = other, masks
+        return found
 
     def pointer(
         self, buffer: str, coordinate: Index, masks: Masks, spread: Dims = NO_DIMS
@@ -245,10 +279,26 @@ class Evaluation:
         guard = self.guard(masks, place.dims | spread, inside)
         dims = place.dims | spread | (guard.dims if guard is not None else NO_DIMS)
         rank = max(dims, default=-1) + 1
-        text = f"{self.module.pointers[buffer]} + {_grouped(place, rank)}"
+        known = self.known.get(("address", coordinate, buffer))
+        if isinstance(coordinate, Sum) and coordinate.constant and place.dims and not inside:
+            text = f"{self.near(buffer, coordinate - coordinate.constant, rank)} + {coordinate.constant}"
+        elif known is not None:
+            text = known.at(rank)
+        else:
+            text = f"{self.module.pointers[buffer]} + {_grouped(place, rank)}"
         if place.dims != dims:
             text = f"tl.broadcast_to({text}, {self.scope.shape(dims)})"
         return text, None if guard is None else guard.at(rank), dims
+
+    def near(self, buffer: str, coordinate: Index, rank: int) -> str:
+        """An address to which only a number has to be added, which a load does by itself: the elements of a window
+        share one."""
+        found: Value | None = self.known.get(("address", coordinate, buffer))
+        if found is None:
+            place, _ = self.index(coordinate)
+            found = self.named(f"{self.module.pointers[buffer]} + {_grouped(place, place.rank)}", place.dims)
+            self.known.set(("address", coordinate, buffer), found)
+        return found.at(rank)
 
     def tile(self, tile: Tile, coordinates: Sequence[Index]) -> Value:
         """A tile is one block: it can be used where lane i of a dimension is place i, and nowhere else. Its dimensions
@@ -269,6 +319,14 @@ class Evaluation:
         places = [":" if place in kept else "None" for place in range(max(kept, default=-1) + 1)]
         text = tile.text if "None" not in places else f"{tile.text}[{', '.join(places)}]"
         return Value(text, frozenset(kept))
+
+
+def filling(other: Const) -> str | None:
+    """A number as what a load gives where it reads nothing."""
+    value = other.value
+    if other.dtype is torch.bool or isinstance(value, complex) or value != value:
+        return None
+    return None if value == 0 and other.bits else literal(value)
 
 
 def _is_lane(around: BlockAxis, coordinate: Index, block: Block) -> bool:

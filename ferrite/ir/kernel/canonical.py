@@ -19,7 +19,6 @@ from ferrite.ir.kernel.nodes import (
     Kernel,
     Let,
     Loop,
-    Pointer,
     Prefetch,
     Scratch,
     State,
@@ -39,7 +38,7 @@ def canonical(kernel: Kernel, one: Mapping[str, str] | None = None) -> Kernel:
     for size in kernel.sizes:
         names.atoms[size] = symbol(names.new("s"), size.lowest, size.highest)
     pointers = tuple(
-        Pointer(names.give(each.name, "p"), each.dtype, "both" if each.name in one.values() else each.access)
+        replace(each, name=names.give(each.name, "p"), access="both" if each.name in one.values() else each.access)
         for each in kernel.pointers
         if each.name not in one
     )

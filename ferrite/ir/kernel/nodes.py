@@ -49,6 +49,7 @@ On a GPU (`warps` is not 0) the meaning is the same, and the loops say how progr
   parallel loop, and a block of `lanes` iterations of a vector loop.
 - A vector or reduction loop inside a program is a dimension of its block: one block where `lanes` hold the extent, a
   loop over blocks of `lanes` elsewhere; with one lane it is a loop in order.
+- `copies` of a serial loop are iterations whose loads are under way at once.
 
 Kernels are values. `ferrite.ir.kernel.canonical` renames what is local by position, so that kernels that do the same
 are equal and are compiled once.
@@ -76,9 +77,12 @@ OWN = "own"
 
 @dataclass(frozen=True)
 class Pointer:
+    """`once`: every element is read once, and all of it is too much for a cache: nothing of it need stay there."""
+
     name: str
     dtype: torch.dtype
     access: Access = "read"
+    once: bool = False
 
 
 @dataclass(frozen=True)

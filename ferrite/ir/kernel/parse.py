@@ -49,11 +49,12 @@ class KernelReader(Reader):
                 case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=ast.Name(id="symbol")) as call):
                     self.symbols[name] = self.declared(name, call)
                 case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=ast.Name(id="pointer")) as call):
-                    parts = self.bound(call, "dtype access")
+                    parts = self.bound(call, "dtype access", "once")
                     access = self.literal(parts["access"], str, f"one of {', '.join(ACCESSES)}")
                     if access not in ACCESSES:
                         raise self.unexpected(parts["access"], f"one of {', '.join(ACCESSES)}")
-                    pointers[name] = Pointer(name, self.dtype(parts["dtype"]), access)
+                    once = "once" in parts and self.literal(parts["once"], bool, "True or False")
+                    pointers[name] = Pointer(name, self.dtype(parts["dtype"]), access, once)
                 case ast.Assign(targets=[ast.Name(id="warps")], value=ast.Constant() as count):
                     warps = self.literal(count, int, "a number")
                 case _:

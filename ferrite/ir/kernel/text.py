@@ -28,6 +28,7 @@ from ferrite.ir.kernel.nodes import (
     Kernel,
     Let,
     Loop,
+    Pointer,
     Prefetch,
     Scratch,
     State,
@@ -49,11 +50,15 @@ def kernel_text(kernel: Kernel) -> str:
     ]
     body = [
         *(size.declared for size in kernel.sizes),
-        *(f"{item.name} = pointer({short(item.dtype)}, {item.access!r})" for item in kernel.pointers),
+        *(f"{item.name} = {pointer_text(item)}" for item in kernel.pointers),
         *([f"warps = {kernel.warps}"] if kernel.warps else []),
         *_Statements(kernel, names).block(kernel.body),
     ]
     return "\n".join([*head, *(INDENT + line for line in body or ["pass"])]) + "\n"
+
+
+def pointer_text(pointer: Pointer) -> str:
+    return f"pointer({short(pointer.dtype)}, {pointer.access!r}{', once=True' if pointer.once else ''})"
 
 
 def names_in(kernel: Kernel) -> Iterator[str]:

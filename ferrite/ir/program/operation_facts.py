@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from ferrite.ir.expr import Expr, Load, Op, data_of, indices_of, nodes_of, symbols_in
 from ferrite.ir.index.algebra import TEXT, Axis, Index, Symbol
@@ -42,6 +43,8 @@ from ferrite.ir.program.nodes import (
 )
 from ferrite.ir.scalar import OPERATORS
 
+Found = TypeVar("Found")
+
 
 @dataclass(frozen=True)
 class Access:
@@ -53,17 +56,17 @@ class Access:
 
 
 def cached_on_operation(
-    question: Callable[[Operation], tuple[Access, ...]],
-) -> Callable[[Operation], tuple[Access, ...]]:
+    question: Callable[[Operation], tuple[Found, ...]],
+) -> Callable[[Operation], tuple[Found, ...]]:
     """Keeps the answer with the operation, which never changes: every stage asks the same of each again."""
     name = f"_{question.__name__}"
 
     @functools.wraps(question)
-    def answer(operation: Operation) -> tuple[Access, ...]:
+    def answer(operation: Operation) -> tuple[Found, ...]:
         cache = vars(operation)
         if name not in cache:
             cache[name] = question(operation)
-        found: tuple[Access, ...] = cache[name]
+        found: tuple[Found, ...] = cache[name]
         return found
 
     return answer
@@ -140,12 +143,18 @@ def stores_of(operation: Operation) -> tuple[Store, ...]:
 
 
 @cached_on_operation
+def loads(operation: Operation) -> tuple[Load, ...]:
+    """The loads in all that an operation evaluates, operands before users."""
+    return tuple(item for item in nodes_of(*roots_of(operation)) if isinstance(item, Load))
+
+
+@cached_on_operation
 def reads(operation: Operation) -> tuple[Access, ...]:
     """What an operation reads, in order, each access once."""
     found: dict[Access, None] = {}
     inside = operation.call.results if isinstance(operation, Template) else ()  # read while they are made
-    for item in nodes_of(*roots_of(operation)):
-        if isinstance(item, Load) and item.buffer not in inside:
+    for item in loads(operation):
+        if item.buffer not in inside:
             found[Access(item.buffer, item.coordinates)] = None
     for store in stores_of(operation):
         if store.mode != "set":

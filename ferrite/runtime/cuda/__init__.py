@@ -2,6 +2,7 @@
 
 from ferrite.runtime.cuda.driver import CudaError, Driver, Function, LibCuda, libcuda
 from ferrite.runtime.cuda.kernels import CudaKernel, Processor, build, kernel_from, launcher_of
+from ferrite.runtime.cuda.recording import Recordable, Recorder, Recordings, graphs_of
 from ferrite.runtime.cuda.runs import cuda_run
 
 __all__ = [
@@ -11,8 +12,12 @@ __all__ = [
     "Function",
     "LibCuda",
     "Processor",
+    "Recordable",
+    "Recorder",
+    "Recordings",
     "build",
     "cuda_run",
+    "graphs_of",
     "kernel_from",
     "launcher_of",
     "libcuda",

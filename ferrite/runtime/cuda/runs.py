@@ -20,6 +20,7 @@ from ferrite.runtime.cuda.kernels import CudaKernel
 # Fewer are launched one by one. H200: 4 small kernels take 55 us one by one and 24 as a graph, 16 take 100 and 52.
 MIN_GRAPH_LAUNCHES = 3
 MAX_PROGRAMS = launches.MAX_PROGRAMS
+MAX_VARIANTS = 4  # of a run, by which pointers are not aligned; then one for all others
 
 
 @dataclass
@@ -44,18 +45,25 @@ class Step:
 
 
 class CudaRun(Table):
-    """A run as the address of its table; called, it launches step by step."""
+    """A run as the address of its table; called, it launches step by step. `strays`: slots of pointers that need not be
+    aligned. `variants`: the same run for other strays, as functions."""
 
     table: RunTable
     driver: Driver
+    launcher: Loaded | None
     device: int
     steps: list[Step]
     memory: ctypes.Array[ctypes.c_char]
+    strays: frozenset[int]
+    variants: dict[frozenset[int], Callable[..., int]]
     graph: Graph | None = None
     is_filled = False
 
     def __call__(self, stream: int, *words: int) -> int:  # type: ignore[override]
         slots = words if self.table.arena else (0, *words)
+        strays = frozenset(slot for slot in self.pointers() if slots[slot] % ALIGNED)
+        if strays and self.launcher is not None and not self.strays:
+            return self.variant(strays)(stream, *words)
         with self.driver.on(self.device):
             for step in self.steps:
                 self.launch(step, stream, slots)
@@ -69,7 +77,7 @@ class CudaRun(Table):
         if programs > MAX_PROGRAMS:
             raise RuntimeError(f"a kernel would need {programs} programs; a GPU starts {MAX_PROGRAMS} at most")
         kernel, arguments = step.kernel, [word(argument, slots) for argument in step.given]
-        if any(pointer % ALIGNED for pointer in arguments[: kernel.pointers]):
+        if kernel.request["aligned"] and any(pointer % ALIGNED for pointer in arguments[: kernel.pointers]):
             kernel, function = self.for_any_pointers(step)
         else:
             function = self.loaded(step)
@@ -91,6 +99,18 @@ class CudaRun(Table):
             kernel = step.kernel.for_any_pointers()
             step.unaligned = kernel, self.driver.load(kernel, self.device)
         return step.unaligned
+
+    def variant(self, strays: frozenset[int]) -> Callable[..., int]:
+        """The run for memory that begins anywhere: kernels that read or write it are others, the rest are the same."""
+        if strays not in self.variants:
+            if len(self.variants) >= MAX_VARIANTS:
+                strays = frozenset(self.pointers())
+            steps = [
+                Step(self.for_any_pointers(step)[0], step.call) if strays & pointers_of(step) else step
+                for step in self.steps
+            ]
+            self.variants[strays] = run_of(steps, self.table, self.driver, self.launcher, strays)
+        return self.variants[strays]
 
     # --- the table ----------------------------------------------------------------------------------------------------
 
@@ -124,8 +144,8 @@ class CudaRun(Table):
         ]
 
     def pointers(self) -> list[int]:
-        found = (argument for step in self.steps for argument in step.given[: step.kernel.pointers])
-        return sorted({slot for slot, _offset in found})
+        """Slots of pointers that must be aligned."""
+        return sorted(set[int]().union(*map(pointers_of, self.steps)) - self.strays)
 
 
 def word(argument: tuple[int, int], slots: Sequence[int]) -> int:
@@ -133,20 +153,35 @@ def word(argument: tuple[int, int], slots: Sequence[int]) -> int:
     return offset if slot == IMMEDIATE else slots[slot] + offset
 
 
+def pointers_of(step: Step) -> set[int]:
+    return {slot for slot, _offset in step.given[: step.kernel.pointers]}
+
+
 def cuda_run(
     table: RunTable, kernels: Mapping[int, CudaKernel], driver: Driver, launcher: Loaded | None
 ) -> Callable[..., int]:
     """A function of a stream, addresses and sizes. `launcher`: the native function, where there is one."""
-    steps = [Step(kernels[call.kernel], call) for call in table.calls]
+    return run_of([Step(kernels[call.kernel], call) for call in table.calls], table, driver, launcher)
+
+
+def run_of(
+    steps: list[Step],
+    table: RunTable,
+    driver: Driver,
+    launcher: Loaded | None,
+    strays: frozenset[int] = frozenset(),
+) -> Callable[..., int]:
     blank = [LaunchStep(0, step.programs, 0, 0, [(0, 0)] * arguments(step)) for step in steps]
-    pointers = {slot for step in steps for slot, _offset in step.given[: step.kernel.pointers]}
+    pointers = set[int]().union(*map(pointers_of, steps)) - strays
     packed = pack_launches(blank, table.slots, sorted(pointers))
     memory = ctypes.create_string_buffer(packed, len(packed))
     run = CudaRun(ctypes.addressof(memory))
-    run.table, run.driver, run.steps, run.memory = table, driver, steps, memory
+    run.table, run.driver, run.launcher, run.steps, run.memory = table, driver, launcher, steps, memory
+    run.strays, run.variants = strays, {}
     run.needs = memory, launcher
     run.device = int(table.device.partition(":")[2] or 0)
     if any(offset % ALIGNED for step in steps for _slot, offset in step.given[: step.kernel.pointers]):
+        run.launcher = None
         return run  # nothing in a table says which steps are never aligned
     return bound(launcher.address, run) if launcher else run
 

@@ -28,7 +28,11 @@ def with_layouts(program: Program) -> Program:
     for operation in program.operations:
         if isinstance(operation, LOOPS):
             accesses = buffer_table.accesses(operation)
-            beside = [access for access in accesses if access.storage not in free]
+            if all(access.storage not in free for access in accesses):
+                continue
+            beside = [
+                (axes_in(access.place), set(fast_axes(access))) for access in accesses if access.storage not in free
+            ]
             for access in accesses:
                 if access.storage in free:
                     votes[access.storage] |= set(wanted(access, beside))
@@ -66,13 +70,14 @@ def fast_axes(access: MemoryAccess) -> Iterator[Axis]:
             yield atom
 
 
-def wanted(access: MemoryAccess, beside: Sequence[MemoryAccess]) -> Iterator[int]:
-    """The dimensions along which others that have as many elements go in memory; -1 where that is not clear."""
+def wanted(access: MemoryAccess, beside: Sequence[tuple[frozenset[Axis], set[Axis]]]) -> Iterator[int]:
+    """The dimensions along which others that have as many elements go in memory; -1 where that is not clear.
+    `beside`: the axes of each of the others, and those along which it goes."""
     if any(index.atoms and not isinstance(index, Axis) for index in access.coordinates):
         yield -1
         return
     mine = axes_in(access.place)
-    fast = {axis for other in beside if mine <= axes_in(other.place) for axis in fast_axes(other)}
+    fast = {axis for theirs, along in beside if mine <= theirs for axis in along}
     yield from (dimension for dimension, index in enumerate(access.coordinates) if index in fast)
 
 

@@ -67,9 +67,12 @@ class CpuPreparation(Preparation):
 
     def split(self, operation: Reduce) -> Iterator[Reduce]:
         results = points(operation.axes)
-        cut = self.piece(operation) if operation.kind in SPLIT_KINDS else None
         many = results * points(operation.reduced)
-        if many < MIN_SPLIT_ELEMENTS or cut is None or not (results < self.max_split_results or self.across(operation)):
+        if operation.kind not in SPLIT_KINDS or many < MIN_SPLIT_ELEMENTS:
+            yield operation
+            return
+        cut = self.piece(operation)
+        if cut is None or not (results < self.max_split_results or self.across(operation)):
             yield operation
             return
         longest, pieces = cut

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ferrite.ir import Const, Data, Expr, IndexValue, Masked, Op, const, indices_of, rewrite_nodes, with_parts
+from ferrite.ir import Data, Expr, Masked, Op, const, indices_of, rewrite_nodes, with_parts
 from ferrite.ir.index import (
     ONE,
     ZERO,
@@ -32,7 +32,6 @@ from ferrite.ir.index import (
     axis,
     maximum,
     minimum,
-    number,
     rebuild,
     substitute,
 )
@@ -40,12 +39,10 @@ from ferrite.ir.kernel import Accumulate, Let, Loop, Statement, Store, When, nod
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.vectors import vector_loop
 from ferrite.schedule.loops.axes import Body, replaced
+from ferrite.schedule.loops.conditions import SHIFTS, difference_of, known_value
 
 MAX_PIECES = 6  # of one loop: each has code of its own
 MAX_STATEMENTS = 64  # of a body that is written out once for every piece
-
-# A comparison of d with 0, as `d + shift < 0` or its opposite: it changes where that does.
-SHIFTS = {"lt": (0,), "ge": (0,), "le": (-1,), "gt": (-1,), "eq": (0, -1), "ne": (0, -1)}
 
 
 def parted(body: Body, machine: Machine) -> Body:
@@ -134,19 +131,6 @@ def change_of_comparison(comparison: Op, loop_axis: Axis) -> Iterator[Cut]:
             yield from crossing(difference + shift, loop_axis)
 
 
-def difference_of(comparison: Op) -> Index | None:
-    left, right = map(as_index, comparison.operands)
-    return None if left is None or right is None else left - right
-
-
-def as_index(value: Expr) -> Index | None:
-    if value.dtype is not torch.int64:
-        return None
-    if isinstance(value, IndexValue):
-        return value.index
-    return number(value.value) if isinstance(value, Const) and isinstance(value.value, int) else None
-
-
 def changes_in(index: Index, loop_axis: Axis) -> Iterator[Cut]:
     """Where the greater, or smaller, of several indices becomes another; inner ones first."""
     if loop_axis not in index.atoms:
@@ -232,56 +216,3 @@ def decided(statement: Statement) -> Statement:
     """The statement with every condition that bounds of indices decide as what it comes to."""
     assert isinstance(statement, Let | Store)
     return replace(statement, value=rewrite_nodes(statement.value, known_value))
-
-
-def known_value(expr: Expr) -> Expr:
-    if isinstance(expr, Masked):
-        return chosen(expr.mask, expr.value, expr.other) or expr
-    if not isinstance(expr, Op):
-        return expr
-    match expr.name:
-        case "where":
-            return chosen(*expr.operands) or expr
-        case "logical_not" if isinstance(expr.operands[0], Const):
-            return const(not expr.operands[0].value, torch.bool)
-        case "logical_and" | "logical_or":
-            return folded_logic(expr)
-        case name if name in SHIFTS:
-            answer = answer_of(expr)
-            return expr if answer is None else const(answer, torch.bool)
-    return expr
-
-
-def chosen(condition: Expr, yes: Expr, no: Expr) -> Expr | None:
-    if not isinstance(condition, Const):
-        return None
-    return yes if condition.value else no
-
-
-def folded_logic(operation: Op) -> Expr:
-    """`and` and `or` of truth values, where one is known."""
-    absorbing = operation.name == "logical_or"
-    for one, other in (operation.operands, operation.operands[::-1]):
-        if isinstance(one, Const) and one.dtype is torch.bool:
-            if bool(one.value) is absorbing:
-                return const(absorbing, torch.bool)
-            if other.dtype is torch.bool:
-                return other
-    return operation
-
-
-def answer_of(comparison: Op) -> bool | None:
-    difference = difference_of(comparison)
-    if difference is None or difference.low is None or difference.high is None:
-        return None
-    low, high = difference.low, difference.high
-    match comparison.name:
-        case "lt" | "ge":
-            answer = True if high < 0 else False if low >= 0 else None
-        case "le" | "gt":
-            answer = True if high <= 0 else False if low > 0 else None
-        case _:
-            answer = False if low > 0 or high < 0 else True if low == high else None
-    if answer is None:
-        return None
-    return answer if comparison.name in ("lt", "le", "eq") else not answer

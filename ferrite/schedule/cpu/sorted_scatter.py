@@ -28,7 +28,7 @@ from ferrite.ir.program import Compute, Operation, stores_of
 from ferrite.ir.program import nodes as program
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.vectors import lanes_for, shared
-from ferrite.schedule.fusion.accesses import axes_in, loads_of, step_of
+from ferrite.schedule.fusion.accesses import axes_in, step_of
 from ferrite.schedule.fusion.stages import Stage
 from ferrite.schedule.loops.axes import Body, nested, replaced, with_values, work_of
 
@@ -107,7 +107,7 @@ def filling(fill: Operation, store: program.Store, column: Axis) -> Axis | None:
     (first,), (row,) = fill.stores, (item for item in fill.axes if item is not column)
     wanted = tuple(row if isinstance(index, Data) else index for index in store.coordinates)
     fits = (first.buffer, first.mode, first.coordinates) == (store.buffer, "set", wanted)
-    return row if fits and all(load.buffer != store.buffer for load in loads_of(first.value)) else None
+    return row if fits and store.buffer not in first.value.loads else None
 
 
 def reading(stage: Stage, before: Sequence[Stage], store: program.Store, column: Axis) -> Axis | None:

@@ -7,24 +7,32 @@ operations depend on each other where they touch one storage and one of them wri
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
 from ferrite.errors import NotScheduled
-from ferrite.ir import Data, Expr, Load, nodes_of, symbols_in
-from ferrite.ir.index import ZERO, Atom, Axis, Index, Number, Sum, Symbol, evaluate, substitute
-from ferrite.ir.program import Buffer, Loop, Program, roots_of, stores_of, targets_of
+from ferrite.ir import Data, symbols_in
+from ferrite.ir.index import ONE, ZERO, Atom, Axis, Index, Number, Sum, Symbol, add, evaluate, number, substitute
+from ferrite.ir.program import Buffer, Loop, Program, loads, stores_of, targets_of
 
 
 @dataclass(frozen=True)
 class MemoryAccess:
+    """`layout`: the buffer itself, which says where its elements lie."""
+
     buffer: str
     storage: str
     coordinates: tuple[Index, ...]
-    place: Index
     writes: bool
-    mode: str = "set"
+    mode: str
+    layout: Buffer = field(compare=False, repr=False)
+
+    @cached_property
+    def place(self) -> Index:
+        """The element, counted from where the storage begins. Most accesses are never asked for it."""
+        return place_in(self.layout, self.coordinates)
 
 
 class BufferTable:
@@ -35,20 +43,16 @@ class BufferTable:
         self._layout_symbols: dict[str, frozenset[Symbol]] = {}
 
     def place(self, name: str, coordinates: Iterable[Index]) -> Index:
-        buffer = self.buffers[name]
-        place = buffer.offset if buffer.kind == "view" else ZERO
-        for coordinate, stride in zip(coordinates, buffer.strides, strict=True):
-            place = place + coordinate * stride
-        return place
+        return place_in(self.buffers[name], coordinates)
 
     def access(self, name: str, coordinates: tuple[Index, ...], writes: bool, mode: str = "set") -> MemoryAccess:
-        storage = self.buffers[name].storage
-        return MemoryAccess(name, storage, coordinates, self.place(name, coordinates), writes, mode)
+        buffer = self.buffers[name]
+        return MemoryAccess(name, buffer.storage, coordinates, writes, mode, buffer)
 
     def accesses(self, operation: Loop) -> tuple[MemoryAccess, ...]:
         """Loads, then stores, each place once."""
         found: dict[MemoryAccess, None] = {}
-        for load in loads_of(*roots_of(operation)):
+        for load in loads(operation):
             found[self.access(load.buffer, load.coordinates, False)] = None
         stored = stores_of(operation)
         for store in stored:
@@ -70,8 +74,11 @@ class BufferTable:
         return self.buffers[storage].dtype
 
 
-def loads_of(*roots: Expr) -> list[Load]:
-    return [item for item in nodes_of(*roots) if isinstance(item, Load)]
+def place_in(buffer: Buffer, coordinates: Iterable[Index]) -> Index:
+    parts: list[tuple[Index, int]] = [(buffer.offset, 1)] if buffer.kind == "view" else []
+    for coordinate, stride in zip(coordinates, buffer.strides, strict=True):
+        parts.append((coordinate, stride.value) if isinstance(stride, Number) else (coordinate * stride, 1))
+    return add(parts)
 
 
 # --- one place --------------------------------------------------------------------------------------------------------
@@ -79,15 +86,21 @@ def loads_of(*roots: Expr) -> list[Load]:
 
 def step_of(index: Index, axis: Axis) -> Index | None:
     """By how much a place moves when an axis takes one step; None where that depends on where it stands."""
-    if axis not in index.atoms:
-        return None if reads_axis(index, axis) else ZERO
+    if index is axis:
+        return ONE
     if isinstance(index, Sum):
-        plain = [(item, factor) for item, factor in index.terms if item is axis]
-        others = [item for item, _ in index.terms if item is not axis]
-        if plain and all(axis not in item.atoms and not reads_axis(item, axis) for item in others):
-            return ZERO + plain[0][1]
+        known = 0
+        for item, factor in index.terms:
+            if item is axis:
+                known = factor
+            elif not isinstance(item, Axis | Symbol) and (axis in item.atoms or reads_axis(item, axis)):
+                break
+        else:
+            return number(known)
     if reads_axis(index, axis):
         return None
+    if axis not in index.atoms:
+        return ZERO
     step = substitute(index, {axis: axis + 1}) - index
     return None if axis in step.atoms else step
 
@@ -145,10 +158,46 @@ def separated(first: MemoryAccess, second: MemoryAccess, rows: Iterable[Axis]) -
         return True
     if first.buffer == second.buffer:
         pairs = zip(first.coordinates, second.coordinates, strict=True)
-        fixed = {row for left, right in pairs if left is right and (row := only_row(left, wanted)) is not None}
+        fixed: set[Axis] = set()
+        for left, right in pairs:
+            fixed |= decided_rows(left, right, wanted)
         if wanted <= fixed:
             return True
     return first.place is second.place and mixed_radix(first.place, wanted)
+
+
+def decided_rows(left: Index, right: Index, rows: set[Axis]) -> set[Axis]:
+    """The rows that must be the same where two coordinates are: the only ones of both, or those whose steps are longer
+    than all that is beside them, as in `64*i + j` and `64*i + k` with j and k below 64."""
+    if left is right and (row := only_row(left, rows)) is not None:
+        return {row}
+    if not isinstance(left, Sum) or not isinstance(right, Sum):
+        return set()
+    sides = [row_steps(left, rows), row_steps(right, rows)]
+    if sides[0] is None or sides[1] is None or sides[0][0] != sides[1][0] or not sides[0][0]:
+        return set()
+    (steps, low, high), (_, other_low, other_high) = sides[0], sides[1]
+    spread = max(high, other_high) - min(low, other_low)
+    for row in sorted(steps, key=lambda row: abs(steps[row])):
+        if abs(steps[row]) <= spread or row.high is None:
+            return set()
+        spread += abs(steps[row]) * row.high
+    return set(steps)
+
+
+def row_steps(coordinate: Sum, rows: set[Axis]) -> tuple[dict[Axis, int], int, int] | None:
+    """The factors of rows in a coordinate, and between which numbers all the rest of it is."""
+    steps: dict[Axis, int] = {}
+    low = high = coordinate.constant
+    for item, factor in coordinate.terms:
+        if isinstance(item, Axis) and item in rows:
+            steps[item] = factor
+        elif item.low is None or item.high is None or not axes_in(item).isdisjoint(rows):
+            return None
+        else:
+            ends = (factor * item.low, factor * item.high)
+            low, high = low + min(ends), high + max(ends)
+    return steps, low, high
 
 
 def only_row(coordinate: Index, rows: set[Axis]) -> Axis | None:

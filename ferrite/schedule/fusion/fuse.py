@@ -29,7 +29,7 @@ from ferrite.ir.program import (
 from ferrite.pipeline import Fuel
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.groups import Fit, Group, begin, bind, fit, shared_bytes
-from ferrite.schedule.fusion.stages import Names, Stage, stage_of, with_fresh_axes
+from ferrite.schedule.fusion.stages import Names, Stage, stage_of
 from ferrite.schedule.steps import FusionRefusal, device_type
 from ferrite.schedule.target import Schedulings
 
@@ -115,7 +115,7 @@ class Order:
             return self.leave(operation, Refusal(f"no kernels are made on {device}"))
         if (refusal := scheduling.refuses(operation)) is not None:
             return self.leave(operation, refusal)
-        stage = stage_of(with_fresh_axes(operation, self.names), self.buffer_table)
+        stage = stage_of(operation, self.buffer_table)
         if (refusal := hazard(stage, self.buffer_table)) is not None:
             return self.leave(operation, refusal)
         if self.fuel.left:
@@ -123,7 +123,7 @@ class Order:
             for place in self.candidates(stage, max(needed, default=-1), device):
                 group = self.ordered.items[place]
                 assert isinstance(group, Group)
-                found = fit(group, stage, self.buffer_table, scheduling.slower)
+                found = fit(group, stage, self.buffer_table, scheduling.slower, names=self.names)
                 if isinstance(found, Fit):
                     self.fuel.spend()
                     group.rows = found.rows
@@ -131,7 +131,7 @@ class Order:
                     self.after[place] = max(self.after[place], *(needed - {place}), -1)
                     return place
                 self.refused(operation, group, found)
-        place = self.append(begin(stage, device))
+        place = self.append(begin(stage.renamed(self.names.all_fresh(stage.axes), self.buffer_table), device))
         self.after[place] = max(needed, default=-1)
         return place
 
@@ -202,8 +202,9 @@ class Order:
         }
         groups = [(place, item) for place in places if isinstance(item := self.ordered.items[place], Group)]
         groups = [(place, group) for place, group in groups if group.device == device]
-        ranked = sorted(groups, key=lambda pair: (-shared_bytes(pair[1], stage, self.buffer_table), -pair[0]))
-        return [place for place, _ in ranked[:MAX_GROUPS_TRIED]]
+        if len(groups) > 1:
+            groups.sort(key=lambda pair: (-shared_bytes(pair[1], stage, self.buffer_table), -pair[0]))
+        return [place for place, _ in groups[:MAX_GROUPS_TRIED]]
 
     def refused(self, operation: Loop, group: Group, refusal: Refusal) -> None:
         there = tuple(node for each in group.operations for node in each.origin.nodes)

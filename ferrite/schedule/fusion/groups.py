@@ -22,7 +22,7 @@ from ferrite.errors import Refusal
 from ferrite.ir.index import Axis, Index, Number
 from ferrite.ir.program import Loop, Origin
 from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, counterparts, likely, separated
-from ferrite.schedule.fusion.stages import Stage
+from ferrite.schedule.fusion.stages import Names, Stage
 
 MAX_STAGES = 48  # of one group: a limit on the time to compile it
 MAX_POINTERS = 48  # that a kernel is given: the same
@@ -78,17 +78,25 @@ class Fit:
 
 
 def fit(
-    group: Group, stage: Stage, buffer_table: BufferTable, slower: Slower, bound: Mapping[Axis, Axis] | None = None
+    group: Group,
+    stage: Stage,
+    buffer_table: BufferTable,
+    slower: Slower,
+    bound: Mapping[Axis, Axis] | None = None,
+    names: Names | None = None,
 ) -> Fit | Refusal:
     """`slower`: why they would be together, on their device; `bound`: the stage's axis for each row, where that is
-    known."""
+    known; `names`: for the axes that are no rows, where the stage has those of the program."""
     if len(group.stages) >= MAX_STAGES:
         return Refusal(f"the kernel has {MAX_STAGES} operations already")
     if len(group.accesses.keys() | {access.storage for access in stage.accesses}) > MAX_POINTERS:
         return Refusal(f"together they touch more than {MAX_POINTERS} storages")
     bound = bind(group, stage) if bound is None else bound
     rows = tuple(row for row in group.rows if row in bound or is_one(row))
-    fused = stage.renamed({mine: row for row, mine in bound.items()}, buffer_table)
+    new = {mine: row for row, mine in bound.items()}
+    if names is not None:
+        new |= names.all_fresh(item for item in stage.axes if item not in new)
+    fused = stage.renamed(new, buffer_table)
     for access in fused.accesses:
         for other in group.accesses.get(access.storage, ()):
             if buffer_table.buffers[access.buffer].dtype != buffer_table.buffers[other.buffer].dtype:

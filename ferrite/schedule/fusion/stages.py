@@ -87,14 +87,13 @@ class Names:
     def fresh(self, extent: Index) -> Axis:
         return axis(f"x{next(self.count)}", extent)
 
+    def all_fresh(self, axes: Iterable[Axis]) -> dict[Axis, Axis]:
+        return {item: self.fresh(item.extent) for item in axes}
+
 
 def stage_of(operation: Loop, buffer_table: BufferTable) -> Stage:
     accesses = buffer_table.accesses(operation)
     return Stage(operation, axes_of(operation), accesses, free_axes(operation, accesses, buffer_table))
-
-
-def with_fresh_axes(operation: Loop, names: Names) -> Loop:
-    return with_axes(operation, {item: names.fresh(item.extent) for item in axes_of(operation)})
 
 
 def with_axes(operation: Loop, new: Mapping[Axis, Axis]) -> Loop:
@@ -133,6 +132,8 @@ def in_indices(old: Index, new: Mapping[Axis, Axis]) -> Index:
     """A coordinate over other axes, inside what it reads from memory too."""
     from ferrite.ir import IndexValue
 
+    if isinstance(old, Axis):
+        return new.get(old, old)
     if not old.atoms:
         return old
     found = rewrite_indices(IndexValue.intern(old, torch.int64), new)

@@ -66,12 +66,17 @@ def inner_of(statement: Statement) -> Body:
     return getattr(statement, "body", ())
 
 
-def warps_for(body: Body, machine: GpuMachine) -> int:
-    """Few elements a thread where there are few; more where rows are reduced, and where a long one is kept."""
+def warps_for(body: Body, machine: GpuMachine, thread_elements: int | None = None) -> int:
+    """Few elements a thread where there are few; more where rows are reduced, and where a long one is kept. Or so many
+    as it is told."""
     elements = elements_of(body)
+    if thread_elements is not None:
+        return min(max(power_below(elements // (WARP_THREADS * thread_elements)), 1), MAX_WARPS)
     reduces = any(loop.kind in ("reduction", "scan") for loop in loops_in(body))
     each = machine.row_elements if reduces else machine.thread_elements
-    each *= 1 if elements <= (4096 if reduces else 2048) else 2
+    looped = any(loop.kind == "reduction" and whole_lanes(loop.axis.extent) != loop.lanes for loop in loops_in(body))
+    if not looped:
+        each *= 1 if elements <= (4096 if reduces else 2048) else 2
     return min(max(power_below(elements // (WARP_THREADS * each)), 1), MAX_WARPS)
 
 

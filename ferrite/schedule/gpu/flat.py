@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from ferrite.ir import OPERATORS, Load, Op, data_of, indices_of
 from ferrite.ir.index import Axis, Index, Number, axis
 from ferrite.ir.kernel import Loop, Store, nodes_in, walk
-from ferrite.schedule.fusion.accesses import likely
+from ferrite.schedule.fusion.accesses import likely, step_of
 from ferrite.schedule.gpu.blocks import likely_lanes, power_above, smaller_until
 from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.loops.axes import Body, collapse, indices_at, nested, replaced
@@ -23,6 +23,7 @@ from ferrite.schedule.loops.memory_order import crossing, ordered_axes
 
 HEAVY_POINT_ADDITIONS = 150  # from which on a thread has half as many points: its registers hold more of each
 MIN_BLOCK_ELEMENTS = 128
+MAX_STEP = 4  # elements from one lane to the next; farther apart, lanes share no lines of memory
 MAX_LANES_PER_ELEMENT = 1.25  # of a block: more is waste
 
 
@@ -36,8 +37,7 @@ def flat(rows: Sequence[Axis], body: Body, machine: GpuMachine) -> Body:
     if not axes:
         return body
     room = elements(axes, body, machine)
-    if len(axes) > 1 and wasted(axes[-1].extent, room) and all(isinstance(item.extent, Number) for item in axes[-2:]):
-        axes, body = one_axis(axes, body)
+    axes, body = without_waste(axes, body, room)
     *outer, last = axes
     lanes = likely_lanes(last.extent, room)
     inner: Body = (Loop(last, "vector", body, lanes),)
@@ -51,13 +51,23 @@ def elements(axes: Sequence[Axis], body: Body, machine: GpuMachine) -> int:
     """Of one block: fewer where work is heavy, or where there would be too few programs."""
     points = math.prod(likely(item.extent) for item in axes)
     room = machine.flat_block
-    if work_at_point(body) > HEAVY_POINT_ADDITIONS:
+    if is_strided(body, axes[-1]):
+        room = machine.window_block
+    elif work_at_point(body) > HEAVY_POINT_ADDITIONS:
         room //= 2
     elif gathers(body):  # loads wait for loads: more of them at once
         room *= 2
     while room > MIN_BLOCK_ELEMENTS and points < room * machine.multiprocessors * 2:
         room //= 2
     return room
+
+
+def is_strided(body: Body, last: Axis) -> bool:
+    """Whether neighbours are loaded from places that are near, but not side by side: windows, every second element.
+    With one element for each thread, what a warp loads is whole lines nevertheless."""
+    loads = [item for statement in walk(body) for item in nodes_in(statement) if isinstance(item, Load)]
+    steps = [step_of(item.coordinates[0], last) for item in loads]
+    return any(isinstance(step, Number) and 1 < abs(step.value) <= MAX_STEP for step in steps)
 
 
 def gathers(body: Body) -> bool:
@@ -70,11 +80,34 @@ def work_at_point(body: Body) -> int:
     return sum(OPERATORS[item.name].cost if isinstance(item, Op) else 1 for item in nodes)
 
 
-def wasted(extent: Index, room: int) -> bool:
-    """Whether blocks of an axis would have too many lanes outside."""
-    count = likely(extent)
-    lanes = min(power_above(count), room)
-    return count > 0 and -(-count // lanes) * lanes > MAX_LANES_PER_ELEMENT * count
+def without_waste(axes: list[Axis], body: Body, room: int) -> tuple[list[Axis], Body]:
+    """Axes of which blocks have few lanes outside: where the last two have too many, the one before the last is joined
+    with what is around it, which costs a division for each row of a block; or else the last two are one."""
+    while len(axes) > 1 and waste(axes[-2:], room) > MAX_LANES_PER_ELEMENT:
+        if len(axes) > 2 and waste(axes[-1:], room) <= MAX_LANES_PER_ELEMENT and are_numbers(axes[-3:-1]):
+            last = axes[-1]
+            axes, body = one_axis(axes[:-1], body)
+            axes = [*axes, last]
+        elif are_numbers(axes[-2:]):
+            axes, body = one_axis(axes, body)
+        else:
+            break
+    return axes, body
+
+
+def are_numbers(axes: Sequence[Axis]) -> bool:
+    return all(isinstance(item.extent, Number) for item in axes)
+
+
+def waste(axes: Sequence[Axis], room: int) -> float:
+    """Lanes of the blocks of these axes, for each element; the last axis is innermost."""
+    ratio = 1.0
+    for item in reversed(axes):
+        count = max(likely(item.extent), 1)
+        lanes = min(power_above(count), room)
+        room = max(room // lanes, 1)
+        ratio *= -(-count // lanes) * lanes / count
+    return ratio
 
 
 def one_axis(axes: Sequence[Axis], body: Body) -> tuple[list[Axis], Body]:

@@ -33,16 +33,35 @@ class GpuMachine:
         Measured: sums of 32768 x 1024 in bf16, 27 us with 8 for each multiprocessor, 28 with 4; columns 29 and 30."""
         return 8 * self.multiprocessors
 
+    # Programs that go through rows and keep what columns come to, and rows whose loads are under way in one.
+    # Of fewer elements than `shared_elements`, the cache has the rows still when the columns are reduced.
+    # Measured: layer norm backward of 32768 x 1024 in bf16, 73 us with 1024 programs and 3 rows, 81 with 2 rows, 90
+    # with one; 77 with 512 programs; 120 where rows and columns are two kernels (the memory's time is 48).
+    streams: int = 1024
+    shared_elements: int = 1 << 20
+    stream_rows: int = 3
+    stream_elements: int = 32  # of a row that one thread has
     # Elements that one program may have though most of the machine is idle: some microseconds, as one launch takes.
     one_program: int = 1 << 15
     # Elements of a block that one thread has: 16 bytes of a 16-bit type are one load.
     # Measured: add of 32768 x 1024 in bf16, 52 us with 8 and with 16 (the memory's time is 48).
     thread_elements: int = 8
+    # The same where random numbers are made.
+    # Measured: dropout of 32768 x 1024 in bf16, 47 us with 16, 51 with 8 (the memory's time is 32).
+    random_elements: int = 16
     # The same where a row is reduced: fewer threads have less to tell each other.
     # Measured: softmax of 32768 x 1024 in bf16, 37 us with 16, 42 with 8, 54 with 4 (the memory's time is 32).
     row_elements: int = 16
+    # The same where rows are gone through several times, and only reduced.
+    # Measured: argmax over rows of 32768 x 1024 in bf16, 22 us with 32, 24 with 16 (the memory's time is 16).
+    reduced_elements: int = 32
     # Elements of a flat block, which four warps share.
     flat_block: int = 1024
+    # Elements of a block of windows, and of these one thread's.
+    # Measured: pad and max pool of 64 x 256 x 56 x 56 in bf16, 62 us with 256 and 4, 82 with 1 or 2, 73 with 128 and 4,
+    # 100 with 512, 162 with 1024; 88 as one flat axis.
+    window_block: int = 256
+    window_elements: int = 4
     # Elements of a block of short rows: a program has several.
     # Measured: softmax of rows of 64 in bf16, 37 us with 2048, 40 with 1024.
     rows_block: int = 2048
@@ -52,9 +71,12 @@ class GpuMachine:
     # The sides of a block of a transposition.
     # Measured: 32768 x 1024 in f32, 70 us with 64, 80 with 32; in bf16 39 and 50 (the memory's time is 64 and 32).
     side: int = 64
-    # Elements that one step of a loop takes, where a row is too long to be kept.
+    # Elements that one step of a loop takes: of columns, and of a row that is too long to be kept.
+    # Measured: softmax of 512 rows of 65536 in bf16, 60 us with 8192 shared by 16 warps, 64 with 4096, 77 with 2048.
     step: int = 4096
-    # Bytes side by side that make a load of a warp whole.
+    row_step: int = 8192
+    # Bytes side by side that make a load of a warp whole, and those that memory gives at once.
     line: int = 128
+    sector: int = 32
     # Bytes that two runs must save over one: torch's allocator rounds large blocks up to 2 MB.
     min_split_bytes: int = 2 << 20

@@ -17,6 +17,7 @@ import torch
 
 from ferrite.ir import (
     STATES,
+    Cast,
     Const,
     Expr,
     Load,
@@ -33,14 +34,17 @@ from ferrite.ir import (
     rewrite_indices,
 )
 from ferrite.ir.index import ZERO, Axis, Index, Number, axis
-from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Store, Target
+from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Store, Target, axes_of
 from ferrite.schedule.fusion.accesses import likely, step_of
 from ferrite.schedule.gpu.blocks import power_below, whole_elements
 from ferrite.schedule.gpu.machine import GpuMachine
+from ferrite.schedule.gpu.row_pieces import Cut, cut_of, in_pieces, is_reduced, related
+from ferrite.schedule.gpu.streams import MODES
 from ferrite.schedule.loops.reductions import EXTREME_OF, SPLIT_KINDS, Preparation, is_empty, points
 from ferrite.schedule.loops.row_major import flat_place, flat_strides
 
 HALVES = (torch.float16, torch.bfloat16)
+EXTREMES = {**EXTREME_OF, "argmax_of_window": "amax"}
 MIN_PIECE_ELEMENTS = 4096  # of one program: with fewer, starting it takes longer than its work
 
 
@@ -52,12 +56,45 @@ class GpuPreparation(Preparation):
     def __init__(self, program: Program, machine: GpuMachine, device: str) -> None:
         super().__init__(program, device, machine.kept_elements // 4, machine.enough_programs // 2)
         self.machine = machine
+        self.whole: list[Operation] = []  # what is made of pieces already, or adds them up
 
     def rewritten(self, operation: Operation) -> Iterator[Operation]:
         if isinstance(operation, Compute) and (store := self.narrow_sum(operation)) is not None:
             yield from self.widened(operation, store)
+            return
+        if not isinstance(operation, Reduce) or not self.is_here(operation):
+            yield operation
+            return
+        operation = self.plainer(operation)
+        if operation.kind == "welford" and (cut := self.near_piece(operation)) is not None:
+            for each in self.welford_in_pieces(operation, *cut):
+                self.whole.append(each)
+                yield each
+            return
+        yield from self.simpler(operation)
+
+    def program(self, program: Program) -> Program:
+        operations = [new for operation in program.operations for new in self.rewritten(operation)]
+        operations = [new for operation in self.with_row_pieces(operations) for new in self.cut(operation)]
+        return replace(program, buffers=tuple(self.buffers.values()), operations=tuple(operations))
+
+    def cut(self, operation: Operation) -> Iterator[Operation]:
+        is_cut = any(operation is each for each in self.whole)
+        if isinstance(operation, Reduce) and self.is_here(operation) and not is_cut:
+            yield from self.split(operation)
         else:
-            yield from super().rewritten(operation)
+            yield operation
+
+    def plainer(self, operation: Reduce) -> Reduce:
+        """A greatest value of which nobody wants the place is just that. Statistics of numbers of 32 bits, which a
+        processor makes in 64, are made in 32, as eager's are on a GPU."""
+        if operation.kind in EXTREMES and operation.targets[1] is None:
+            return replace(operation, kind=EXTREMES[operation.kind], targets=operation.targets[:1])
+        (value, *_) = operation.values
+        is_wide = operation.kind == "welford" and isinstance(value, Cast) and value.dtype is torch.float64
+        if is_wide and isinstance(value, Cast) and value.arg.dtype is torch.float32:
+            return replace(operation, values=(value.arg,))
+        return operation
 
     def narrow_sum(self, operation: Compute) -> Store | None:
         """The store of an operation, if it adds numbers of 16 bits up where memory says."""
@@ -103,7 +140,7 @@ class GpuPreparation(Preparation):
         extreme = result if result is not None and exact else self.made(operation, value.dtype)
         steps: list[Compute | Reduce] = [replace(plain, targets=(extreme,))]
         if result is not None and not exact:
-            steps.append(self.compute(operation, result, self.loaded(extreme)))
+            steps.append(self.compute(operation, {result: self.loaded(extreme)}))
         if place is not None:
             where = flat_place(operation.reduced, [item.extent for item in operation.reduced])
             dtype = torch.int32 if where.high is not None and where.high < 1 << 31 else torch.int64
@@ -146,6 +183,75 @@ class GpuPreparation(Preparation):
         into = Target(partial.buffer, (outer, *operation.axes))
         yield replace(operation, axes=axes, reduced=reduced, values=values, targets=(into,))
         yield replace(operation, reduced=(outer,), values=(self.loaded(partial),), targets=(target,))
+
+    # --- rows and columns of one tensor -------------------------------------------------------------------------------
+
+    def with_row_pieces(self, operations: list[Operation]) -> list[Operation]:
+        """Column reductions in pieces, and what goes along the same rows in the same pieces: see `row_pieces`."""
+        new: dict[int, list[Operation]] = {}
+        for place, operation in enumerate(operations):
+            if place in new or not isinstance(operation, Reduce) or not self.is_column_reduction(operation):
+                continue
+            found = self.shared_rows(operation, operations)
+            if found is None or not new.keys().isdisjoint(found[1]):
+                continue
+            cut, together = found
+            for other, along in together.items():
+                each = operations[other]
+                if isinstance(each, Reduce) and along in each.reduced:
+                    new[other] = list(self.in_parts(each, along, cut.pieces))
+                else:
+                    new[other] = [in_pieces(each, along, cut.pieces)]
+        return [each for place, operation in enumerate(operations) for each in new.get(place, [operation])]
+
+    def is_column_reduction(self, operation: Reduce) -> bool:
+        if operation.kind not in MODES or not operation.reduced or not self.is_here(operation):
+            return False
+        many = points(operation.axes) * points(operation.reduced)
+        return many >= self.machine.shared_elements and len(operation.axes) == 1 and self.across(operation)
+
+    def shared_rows(self, seed: Reduce, operations: list[Operation]) -> tuple[Cut, dict[int, Axis]] | None:
+        """How to cut, and which operations along which of their axes; None where nothing but columns is reduced."""
+        reduced = self.slowest_first(seed)
+        together = related(seed, reduced[-1], operations, self.buffer_table)
+        sizes = sorted(likely(item.extent) for item in reduced)
+        for place, along in list(together.items()):
+            each = operations[place]
+            if isinstance(each, Reduce) and along in each.reduced:
+                alike = sorted(likely(item.extent) for item in each.reduced) == sizes
+                if not alike or not self.is_column_reduction(each):
+                    del together[place]
+        by_row = [operations[place] for place, along in together.items() if not is_reduced(operations[place], along)]
+        large = [each for each in by_row if points(axes_of(each)) >= self.machine.shared_elements]
+        if not large:
+            return None
+        if points(seed.axes) > self.machine.kept_elements // 4:
+            return None
+        cut = cut_of(reduced, self.machine.streams)
+        return None if cut is None else (cut, together)
+
+    def in_parts(self, operation: Reduce, along: Axis, pieces: int) -> Iterator[Reduce]:
+        """A column reduction over the rows of each piece, then over the pieces."""
+        (target,) = operation.targets
+        assert target is not None
+        cut = in_pieces(operation, along, pieces)
+        assert isinstance(cut, Reduce)
+        rest = along if pieces == 1 else [item for item in cut.reduced if item not in operation.reduced][-1]
+        outer = tuple(item for item in cut.reduced if item is not rest)
+        partial = self.made(operation, self.state_type(operation), outer)
+        yield replace(cut, axes=(*outer, *operation.axes), reduced=(rest,), targets=(partial,))
+        final = replace(operation, reduced=outer, values=(self.loaded(partial),), targets=(target,))
+        self.whole.append(final)
+        yield final
+
+    def slowest_first(self, operation: Reduce) -> list[Axis]:
+        places = [access.place for access in self.buffer_table.accesses(operation) if not access.writes]
+
+        def reach(item: Axis) -> int:
+            steps = [step_of(place, item) for place in places]
+            return max((abs(likely(step, 1 << 30)) for step in steps if step is not None), default=0)
+
+        return sorted(operation.reduced, key=reach, reverse=True)
 
     def piece(self, operation: Reduce) -> tuple[Axis, int] | None:
         """The axis to cut, the slowest that is long enough, and into how many pieces."""

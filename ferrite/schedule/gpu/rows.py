@@ -39,7 +39,7 @@ def by_rows(
         lanes = max(machine.rows_block // elements, 1)
         room = None
     else:
-        lanes, room = 1, machine.step
+        lanes, room = 1, machine.row_step
     lanes = smaller_until(lanes, count, machine.enough_programs)
     body = tiles
     for nest, part in zip(nests, parts, strict=True):
@@ -60,7 +60,9 @@ def by_columns(
     wide = likely_lanes(column.extent, max(machine.step // high, wide))
     others = [row for row in rows if row is not column]
     count = math.prod(likely(row.extent) for row in others) * likely(column.extent)
-    least = min(wide, machine.line // smallest_type(points))
+    bytes_read = count * max(likely_points(nest.axes) for nest in nests) * smallest_type(points)
+    near = bytes_read < machine.cache // 4  # what another kernel has just written: parts of lines will do
+    least = min(wide, (machine.sector if near else machine.line) // smallest_type(points))
     wide = max(smaller_until(wide, count, machine.enough_programs), least)
     room = max(power_below(machine.step // wide), 1)
     body: Body = ()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -91,19 +91,19 @@ class Preparation(ABC):
         if squares is None or sums_exactly(value):
             is_exact = mean is not None and self.buffers[mean.buffer].dtype == value.dtype
             middle = mean if mean is not None and is_exact else self.made(operation, value.dtype)
-            found.append(self.compute(operation, middle, average))
+            found.append(self.compute(operation, {middle: average}))
             if mean is not None and not is_exact:
-                found.append(self.compute(operation, mean, self.loaded(middle)))
+                found.append(self.compute(operation, {mean: self.loaded(middle)}))
             if squares is not None:
                 away = op("sub", value, self.loaded(middle))
                 found.append(replace(operation, kind="sum", values=(op("mul", away, away),), targets=(squares,)))
         else:
             rounded = self.made(operation, value.dtype)
-            found.append(self.compute(operation, rounded, average))
+            found.append(self.compute(operation, {rounded: average}))
             away = op("sub", value, self.loaded(rounded))
             found += self.corrected(operation, rounded, away, op("mul", away, away), how_many)
         if count is not None:
-            found.append(self.compute(operation, count, how_many))
+            found.append(self.compute(operation, {count: how_many}))
         return found
 
     def corrected(
@@ -118,17 +118,18 @@ class Preparation(ABC):
         yield replace(operation, kind="sum", values=(away,), targets=(rest,))
         yield replace(operation, kind="sum", values=(square,), targets=(raw,))
         off = op("div", self.loaded(rest), how_many)
-        if mean is not None:
-            # where numbers are infinite, so is the mean, and deviations from it are none
-            is_number = op("eq", off, off, dtype=torch.bool)
-            off_by = op("where", is_number, off, const(0.0, value.dtype), dtype=value.dtype)
-            yield self.compute(operation, mean, op("add", self.loaded(rounded), off_by))
         too_much = op("mul", self.loaded(rest), off)
         too_much = too_much if each is None else op("mul", too_much, each)
         # no more than the largest number: of an infinite sum of squares, nothing that is left is none
         too_much = op("minimum", too_much, const(torch.finfo(value.dtype).max, value.dtype))
         least = const(0.0, value.dtype)
-        yield self.compute(operation, squares, op("maximum", op("sub", self.loaded(raw), too_much), least))
+        results = {squares: op("maximum", op("sub", self.loaded(raw), too_much), least)}
+        if mean is not None:
+            # where numbers are infinite, so is the mean, and deviations from it are none
+            is_number = op("eq", off, off, dtype=torch.bool)
+            off_by = op("where", is_number, off, const(0.0, value.dtype), dtype=value.dtype)
+            results = {mean: op("add", self.loaded(rounded), off_by), **results}
+        yield self.compute(operation, results)
 
     def welford_in_pieces(self, operation: Reduce, longest: Axis, size: int) -> Iterator[Compute | Reduce]:
         """The statistics of equal pieces, then of all: memory is read once, as a piece is in the cache when it is gone
@@ -143,18 +144,18 @@ class Preparation(ABC):
         across_pieces = replace(operation, reduced=(outer,))
         yield replace(across_pieces, kind="sum", values=(self.loaded(means),), targets=(total,))
         pieces = count_value(outer.extent, value.dtype)
-        yield self.compute(operation, rounded, op("div", self.loaded(total), pieces))
+        yield self.compute(operation, {rounded: op("div", self.loaded(total), pieces)})
         away = op("sub", self.loaded(means), self.loaded(rounded))
         if squares is None:
             assert mean is not None
-            yield self.compute(operation, mean, self.loaded(rounded))
+            yield self.compute(operation, {mean: self.loaded(rounded)})
         else:
             each = count_value(flat_extent(item.extent for item in reduced), value.dtype)
             both = op("add", self.loaded(inside), op("mul", op("mul", away, away), each))
             yield from self.corrected(across_pieces, rounded, away, both, pieces, each)
         if count is not None:
             many = flat_extent(item.extent for item in operation.reduced)
-            yield self.compute(operation, count, count_value(many, value.dtype))
+            yield self.compute(operation, {count: count_value(many, value.dtype)})
 
     def made(self, operation: Reduce, dtype: torch.dtype, extra: tuple[Axis, ...] = ()) -> Target:
         """Memory for one result at every point that is not reduced."""
@@ -170,9 +171,12 @@ class Preparation(ABC):
     def loaded(self, target: Target) -> Expr:
         return Load.intern(target.buffer, target.coordinates, self.buffers[target.buffer].dtype)
 
-    def compute(self, operation: Reduce, target: Target, value: Expr) -> Compute:
-        stored = cast(value, self.buffers[target.buffer].dtype)
-        return Compute(operation.axes, (Store(target.buffer, target.coordinates, stored),), operation.origin)
+    def compute(self, operation: Reduce, results: Mapping[Target, Expr]) -> Compute:
+        stores = [
+            Store(target.buffer, target.coordinates, cast(value, self.buffers[target.buffer].dtype))
+            for target, value in results.items()
+        ]
+        return Compute(operation.axes, tuple(stores), operation.origin)
 
     def across(self, operation: Reduce) -> bool:
         """Whether results lie side by side, and not what is reduced: then threads share what is reduced, so that each

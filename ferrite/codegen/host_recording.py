@@ -1,0 +1,290 @@
+"""Parts of a host program that a GPU can record as a whole, and replay: work of one GPU that waits for nothing.
+
+    def inference(args):                       def inference_part_0(args):
+        (x, w,) = args                             (x, w,) = args
+        args.clear()                               args.clear()
+        given = [x, w]                =>           y = op_aten_mm(x, w)
+        del x, w                                   run_0(stream_of(0), y.data_ptr())
+        [y] = recorded_0(inference_part_0, given)  return [y]
+        return from_pool([y], (0,))
+
+What stands between two parts (copies from and to other devices, numbers that the host reads, control flow) stays in the
+program itself, with a reason in the record. `ferrite.runtime.cuda.recording` has what `recorded_0` does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from ferrite.capture import torch_api
+from ferrite.codegen.host_parts import tensors_of
+from ferrite.errors import ModelLine, Refusal
+from ferrite.ir.index import Symbol
+from ferrite.ir.program import Assert, Bind, Buffer, Call, Collective, Item, Operation, call_of, writes
+from ferrite.ir.program import arguments as host
+from ferrite.schedule import Plan, Run
+from ferrite.schedule.fusion import BufferTable
+
+INDENT = "    "
+MIN_LAUNCHES = 3  # fewer are as quick without: inputs of a part are copied
+STRING = r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\""
+# Names that stand for something: no attributes, no keywords of calls, nothing inside strings.
+NAME = re.compile(rf"(?:{STRING})|(?<![\w.])([A-Za-z_]\w*)(?!\w|=[^=])")
+TARGETS = re.compile(r"([\w\s,()\[\]*]+?) = (?!=)")
+
+# Operators of torch that wait for the GPU, ask its driver for memory, or keep something on the host from call to call.
+WAITING = re.compile(
+    r"nonzero|masked_select|unique|bincount|hist|repeat_interleave|_local_scalar|item|equal\b|is_nonzero|allclose|linalg|"
+    r"cholesky|lu_|qr|svd|eig|lstsq|ormqr|triangular|fft|sparse|nested|segment_reduce|ctc_loss|rnn|lstm|gru|embedding_bag|"
+    r"multinomial|poisson|binomial|grouped_mm|_assert_scalar|pin_memory|record_stream|set_data|resize|_foreach"
+)
+RANDOM = "random"  # the effect of drawing from torch's own generator, which recordings know of
+MASKS = (torch.bool, torch.uint8)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What is asked of a host program: types of devices that can record, and results that only the backward program
+    sees. Those may stay where a recording has them."""
+
+    devices: frozenset[str]
+    kept: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class RecordedPart:
+    """A function of a host program. `written`: inputs that it writes. `sizes_vary`: calls may differ in sizes."""
+
+    device: str
+    inputs: int
+    written: tuple[int, ...]
+    sizes_vary: bool
+
+
+class Row(NamedTuple):
+    """A line of a host program, and the part that it belongs to."""
+
+    text: str
+    part: int | None = None
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Steps of a plan that can be recorded: places from `first` to `last`."""
+
+    first: int
+    last: int
+    device: str
+
+
+# --- which steps ------------------------------------------------------------------------------------------------------
+
+
+def segments(plan: Plan, recording: Recording) -> tuple[list[Segment], tuple[Refusal, ...]]:
+    """Steps that follow each other and can be recorded; and why others cannot, or need not, be."""
+    table, decided = BufferTable(plan.program), decided_by_data(plan)
+    found: list[Segment] = []
+    refusals: list[Refusal] = []
+    first: int | None = None
+    device, work = "", 0
+
+    def finish(last: int) -> None:
+        if first is None or not work:
+            return
+        if work >= MIN_LAUNCHES:
+            found.append(Segment(first, last, device))
+        else:
+            refusals.append(Refusal(f"too few launches to record: {work}", line_of(plan.steps[first])))
+
+    for place, step in enumerate(plan.steps):
+        where, refusal = place_of(step, plan, place, table, recording.devices, decided)
+        if refusal is not None or (device and where and where != device):
+            finish(place - 1)
+            first, device, work = None, "", 0
+        if refusal is not None:
+            refusals.append(refusal)
+            continue
+        if first is None:
+            first = place
+        device = device or where
+        work += len(step.launches) if isinstance(step, Run) else bool(where)
+    finish(len(plan.steps) - 1)
+    return found, tuple(refusals)
+
+
+def place_of(
+    step: Run | Operation, plan: Plan, place: int, table: BufferTable, devices: Collection[str], decided: set[str]
+) -> tuple[str, Refusal | None]:
+    """The device of a step, nothing where it needs none; and why it cannot be recorded."""
+    line = line_of(step)
+    if isinstance(step, Run):
+        names = [name for launch in step.launches for name in launch.arguments]
+        if {size.name for launch in step.launches for size in launch.sizes} & decided:
+            return "", Refusal("a size that data decides", line)
+    elif isinstance(step, Assert) or (isinstance(step, Bind) and step.query != "offset"):
+        return "", None
+    elif place in plan.bodies:
+        return "", Refusal("which steps there are is known when it runs", line)
+    elif isinstance(step, Item):
+        return "", Refusal("the host reads a number", line)
+    else:
+        call = call_of(step)
+        if call is None:
+            return "", Refusal(f"{type(step).__name__} is a step of the host", line)
+        masked = any(table.buffers[name].dtype in MASKS for name in tensors_of(step))
+        if (reason := reason_against(call, step, masked)) is not None:
+            return "", Refusal(reason, line)
+        names = [*tensors_of(step), *(item for item in call.results if isinstance(item, str))]
+    buffers = [table.buffers[name] for name in names if name in table.buffers]
+    if any(symbols_of(buffer) & decided for buffer in buffers):
+        return "", Refusal("a size that data decides", line)
+    found = {str(buffer.device) for buffer in buffers}
+    if len(found) != 1:
+        return "", Refusal("it has tensors on several devices, or on none", line)
+    (device,) = found
+    if torch.device(device).type not in devices:
+        return "", Refusal(f"it runs on {device}", line)
+    return device, None
+
+
+def reason_against(call: Call, step: Operation, masked: bool) -> str | None:
+    """Why a call cannot be recorded; None where it can. `masked`: some operand may be a mask."""
+    if isinstance(step, Collective) or call.effect not in (None, RANDOM):
+        return "it has an effect beside its results"
+    if any(isinstance(item, Symbol) for item in call.results):
+        return "data decide what it gives"
+    if isinstance(call.operator, host.Constant):
+        return "nothing is known of what it does"
+    if not call.operator.startswith(("aten.", "prims.")):
+        return "it is no operator of torch's own"
+    if WAITING.search(call.operator) is not None or (masked and call.operator.startswith("aten.index")):
+        return f"{call.operator} may wait for the GPU"
+    if torch_api.is_unsafe_to_record(call.operator):
+        return f"torch says that {call.operator} cannot be recorded"
+    given = [value for name, value in call.kwargs if name == "generator"]
+    if call.operator.endswith(".generator") or any(value != host.Literal("None") for value in given):
+        return "it has a generator of its own"
+    return None
+
+
+def decided_by_data(plan: Plan) -> set[str]:
+    """Names of numbers that are read from memory, given by calls, or sizes of what calls give."""
+    found: set[str] = set()
+    for step in plan.steps:
+        if isinstance(step, Item) or (isinstance(step, Bind) and step.buffer not in plan.program.inputs):
+            found.add(step.symbol.name)
+        elif not isinstance(step, Run) and (call := call_of(step)) is not None:
+            found |= {item.name for item in call.results if isinstance(item, Symbol)}
+    return found
+
+
+def symbols_of(buffer: Buffer) -> set[str]:
+    indices = (*buffer.sizes, *buffer.strides, buffer.offset)
+    return {atom.name for index in indices for atom in index.atoms if isinstance(atom, Symbol)}
+
+
+def line_of(step: Run | Operation) -> ModelLine | None:
+    if isinstance(step, Run):
+        lines = (each.origin.line for launch in step.launches for each in launch.operations)
+        return next((line for line in lines if line is not None), None)
+    return step.origin.line
+
+
+# --- the text ---------------------------------------------------------------------------------------------------------
+
+
+def with_parts(
+    name: str, rows: Sequence[Row], inputs: Sequence[str], found: Sequence[Segment], plan: Plan
+) -> tuple[list[str], list[str], list[RecordedPart]]:
+    """Functions for the parts, the lines of the program with calls of them, and what is known of each part. `rows`: the
+    program's lines behind the one that takes its arguments; `inputs`: names that this one binds."""
+    last_read = {word: place for place, row in enumerate(rows) for word in words_of(row.text)}
+    table = BufferTable(plan.program)
+    sizes_vary = any(map(symbols_of, plan.program.buffers)) or any(isinstance(x, Symbol) for x in plan.program.inputs)
+    functions: list[str] = []
+    lines: list[str] = []
+    parts: list[RecordedPart] = []
+    bound = set(inputs)
+    for number, first, stop in stretches(rows):
+        texts = [row.text for row in rows[first:stop]]
+        made, freed = set[str]().union(*map(bound_by, texts)), freed_by(texts)
+        if number is None:
+            lines += texts
+            bound = (bound | made) - freed
+            continue
+        given = [each for each in dict.fromkeys(word for text in texts for word in words_of(text)) if each in bound]
+        results = sorted(each for each in made - freed if last_read.get(each, -1) >= stop)
+        function = f"{name}_part_{number}"
+        taken = [f"{INDENT}({', '.join(given)},) = args"] if given else []
+        functions += [f"def {function}(args):", *taken, f"{INDENT}args.clear()", *texts]
+        functions += [f"{INDENT}return [{', '.join(results)}]", ""]
+        gone = [each for each in given if each in freed]
+        received = f"[{', '.join(results)}] = " if results else ""
+        lines.append(f"{INDENT}given = [{', '.join(given)}]")
+        lines += [f"{INDENT}del {', '.join(gone)}"] if gone else []
+        lines += [f"{INDENT}{received}recorded_{number}({function}, given)", f"{INDENT}del given"]
+        bound = (bound - set(gone)) | set(results)
+        segment = found[number]
+        steps = plan.steps[segment.first : segment.last + 1]
+        written = {table.buffers[each].storage for step in steps for each in written_by(step) if each in table.buffers}
+        places = (at for at, each in enumerate(given) if each in table.buffers and storage(table, each) in written)
+        parts.append(RecordedPart(segment.device, len(given), tuple(places), sizes_vary))
+    return functions, lines, parts
+
+
+def storage(table: BufferTable, name: str) -> str:
+    return table.buffers[name].storage
+
+
+def stretches(rows: Sequence[Row]) -> Iterator[tuple[int | None, int, int]]:
+    """Rows that follow each other and belong to one part, or to none: its number, and where they begin and stop."""
+    first = 0
+    for place in range(1, len(rows) + 1):
+        if place == len(rows) or rows[place].part != rows[first].part:
+            yield rows[first].part, first, place
+            first = place
+
+
+def written_by(step: Run | Operation) -> Iterator[str]:
+    if not isinstance(step, Run):
+        yield from (access.buffer for access in writes(step))
+        call = call_of(step)
+        yield from call.writes if call is not None else ()
+        return
+    for launch in step.launches:
+        yield from (access.buffer for operation in launch.operations for access in writes(operation))
+    yield from (tensor for tensor, _offset in step.borrowed_space.values())
+
+
+def words_of(line: str) -> list[str]:
+    text = line.strip()
+    return [] if text.startswith("#") else [word for word in NAME.findall(text) if word]
+
+
+def bound_by(line: str) -> set[str]:
+    text = line.strip()
+    if text.startswith(("#", "del ")):
+        return set()
+    if text.startswith("if ") and (place := text.find(": ")) > 0:
+        text = text[place + 2 :]
+    found: set[str] = set()
+    for statement in text.split("; "):
+        if not statement.startswith("del ") and (target := TARGETS.match(statement)) is not None:
+            found |= {word for word in NAME.findall(target[1]) if word}
+    return found - {"_"}
+
+
+def freed_by(lines: Sequence[str]) -> set[str]:
+    """Names that are free at the end of some lines."""
+    free: set[str] = set()
+    for line in lines:
+        free -= bound_by(line)
+        for statement in line.strip().split("; "):
+            if statement.startswith("del "):
+                free |= set(statement[4:].split(", "))
+    return free

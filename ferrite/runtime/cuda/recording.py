@@ -1,0 +1,424 @@
+"""Parts of host programs, recorded once and replayed: all launches of a part, torch's own too, in one call.
+
+A recording has fixed addresses. An input is taken by its address where that does not change from call to call (a
+parameter, what another recording left in its memory), else copied into memory of the recording's own. Results stay in
+that memory as long as nobody outside sees them: `from_pool` copies what the program returns to its user, and a
+recording is not replayed while anybody holds a result of its last time. So there is nothing to announce, and no number
+that changes under its owner's hands; whoever keeps results gets a second recording, or the part as it is.
+
+    1st call of some sizes    the part as it is: libraries get ready, addresses are noted
+    2nd                       recorded, then replayed
+    from then on              replayed, where addresses are as recorded and results are free
+
+All recordings of a GPU share one pool of memory. They run one after the other, whatever streams they are called on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from ferrite.capture import torch_api
+from ferrite.codegen import RecordedPart
+from ferrite.collector import garbage_waits
+
+MAX_RECORDINGS = 16  # of one part: each has a graph of its own, and memory for results
+MAX_SIZES = 64  # that are remembered
+MAX_HELD = 3  # of one part at the same sizes, while results of the others are held
+Part = Callable[[list[Any]], Sequence[Any]]
+Replay = Callable[[], None]
+
+
+def others_may_draw() -> bool:
+    """Whether another thread may draw random numbers: torch's generators refuse to while anything is recorded. Threads
+    of autograd, which Python did not start, work while the one that called them waits."""
+    current = threading.current_thread()
+    calling = {current} if current.ident is not None and not isinstance(current, threading._DummyThread) else set()
+    waiting = calling or {current, threading.main_thread()}
+    return any(each not in waiting and not each.daemon for each in threading.enumerate())
+
+
+class Recordable(Protocol):
+    """A GPU that records; or what a test has for one."""
+
+    def is_recording(self) -> bool:
+        """Whether the user records what is going on: a recording inside another is none."""
+
+    def in_order(self) -> None:
+        """What is done from here on comes after all recordings that were replayed before, on any stream."""
+
+    def record(self, part: Part, given: list[Any]) -> tuple[Sequence[Any], Replay]:
+        """Results of a part, which are not computed yet, and what computes them. Raises where that is impossible."""
+
+
+class Pool:
+    """Memory of recordings, by the handles of its storages."""
+
+    def __init__(self) -> None:
+        self.storages: set[int] = set()
+        self.lock = threading.RLock()
+
+
+POOL = Pool()
+
+
+class Graphs:
+    """CUDA graphs of one GPU."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.memory = torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream(index)
+        self.last: Any = None
+
+    def is_recording(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
+    def in_order(self) -> None:
+        current = torch.cuda.current_stream(self.index)
+        if self.last is not None and self.last != current:
+            current.wait_event(self.last.record_event())
+        self.last = current
+
+    def record(self, part: Part, given: list[Any]) -> tuple[Sequence[Any], Replay]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(self.index), torch.cuda.stream(self.stream), garbage_waits():
+            # other threads go on: what they ask of the GPU is not recorded, and does no harm
+            graph.capture_begin(pool=self.memory, capture_error_mode="thread_local")
+            try:
+                results = part(given)
+            except BaseException:
+                self.give_up(graph)
+                raise
+            graph.capture_end()
+        return results, graph.replay
+
+    def give_up(self, graph: Any) -> None:
+        """End a recording that failed. The generator of random numbers takes itself for recorded until another one has
+        ended well; the first try after a failure may still be told of that failure."""
+        with contextlib.suppress(RuntimeError):
+            graph.capture_end()
+        for _try in range(3):
+            empty = torch.cuda.CUDAGraph()
+            with contextlib.suppress(RuntimeError):
+                empty.capture_begin(capture_error_mode="thread_local")
+                torch.empty(1, device=f"cuda:{self.index}").fill_(0)
+                empty.capture_end()
+                return
+
+
+@functools.cache
+def graphs_of(index: int) -> Graphs:
+    return Graphs(index)
+
+
+# --- one recording ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Own:
+    """A result in the recording's memory."""
+
+    tensor: torch.Tensor
+    sizes: Sequence[int]
+    strides: Sequence[int]
+
+
+@dataclass(frozen=True)
+class OfInput:
+    """A result in the memory of an input: the input itself, or a window from so many elements on."""
+
+    place: int
+    window: tuple[Sequence[int], Sequence[int], int] | None
+
+
+class Recorded:
+    """`fixed`: addresses of inputs that are taken as they are, by their places. `copied`: memory for the others."""
+
+    def __init__(self, fixed: dict[int, int], copied: dict[int, torch.Tensor], written: Sequence[int]) -> None:
+        self.fixed = fixed
+        self.copied = copied
+        self.sources = [(place, dense_part(tensor)) for place, tensor in copied.items()]
+        self.back = [place for place in written if place in copied]
+        self.results: list[Own | OfInput | Any] = []
+        self.users: dict[int, int] = {}  # of each storage of the results, while nobody else has it
+        self.replay: Replay = lambda: None
+
+    def is_free(self) -> bool:
+        """Whether nobody holds a result."""
+        count = torch_api.users_of_storage
+        return all(count(handle) == before for handle, before in self.users.items())
+
+    def stray(self, given: Sequence[Any]) -> list[int]:
+        """Inputs that are elsewhere than they were."""
+        return [place for place, address in self.fixed.items() if given[place].data_ptr() != address]
+
+    def run(self, given: list[Any]) -> list[Any]:
+        if self.sources:
+            torch_api.copy_all(
+                [target for _place, target in self.sources],
+                [dense_part(given[place], like) for place, like in self.sources],
+            )
+        self.replay()
+        for place in self.back:
+            given[place].copy_(self.copied[place])
+        made: dict[int, torch.Tensor] = {}
+        return [self.result(each, given, made) for each in self.results]
+
+    def result(self, kept: Any, given: list[Any], made: dict[int, torch.Tensor]) -> Any:
+        if isinstance(kept, Own):
+            key = id(kept.tensor)
+            if key not in made:
+                made[key] = torch_api.window_on(kept.tensor, kept.sizes, kept.strides)
+            return made[key]
+        if isinstance(kept, OfInput):
+            tensor = given[kept.place]
+            return tensor if kept.window is None else torch_api.window_on(tensor, *kept.window)
+        return kept
+
+    def keep(self, results: Sequence[Any], inputs: Sequence[Any], device: torch.device) -> None:
+        """Note where the results of a recording are."""
+        places = {torch_api.storage_handle(x): place for place, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
+        for result in results:
+            if not isinstance(result, torch.Tensor):
+                self.results.append(result)
+                continue
+            if result.numel():
+                check_plain(result, device)
+            if (place := places.get(torch_api.storage_handle(result))) is not None:
+                self.results.append(OfInput(place, window_in(result, inputs[place])))
+            else:
+                self.results.append(Own(result, tuple(result.shape), result.stride()))
+
+    def own(self, pool: Pool) -> None:
+        """From now on the memory of the results is the pool's. Nobody else may have it."""
+        tensors = [kept.tensor for kept in self.results if isinstance(kept, Own)]
+        handles = {torch_api.storage_handle(tensor) for tensor in tensors}
+        self.users = {handle: torch_api.users_of_storage(handle) for handle in handles}
+        pool.storages |= handles
+        weakref.finalize(self, pool.storages.difference_update, handles).atexit = False
+
+
+def window_in(tensor: torch.Tensor, other: torch.Tensor) -> tuple[Sequence[int], Sequence[int], int] | None:
+    offset = int(tensor.storage_offset() - other.storage_offset())
+    if not offset and tensor.shape == other.shape and tensor.stride() == other.stride():
+        return None
+    return tuple(tensor.shape), tensor.stride(), offset
+
+
+def dense_part(tensor: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:
+    """A tensor without the elements that an axis of stride 0 repeats: what is there to copy. `like`: a part of the same
+    sizes, which says whether there is anything to leave out."""
+    if like is not None and like.shape == tensor.shape:
+        return tensor
+    if 0 not in tensor.stride():
+        return tensor
+    sizes = [1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    return tensor.as_strided(sizes, tensor.stride())
+
+
+def may_overlap(tensor: torch.Tensor) -> bool:
+    """Whether elements may share memory, beside those of axes of stride 0."""
+    pairs = sorted(
+        (stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride and size > 1
+    )
+    reach = 0
+    for stride, size in pairs:
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
+
+
+# --- all recordings of a part -----------------------------------------------------------------------------------------
+
+
+@dataclass
+class AtSizes:
+    """What is known of a part when it is called with some sizes."""
+
+    addresses: list[int | None]
+    threads: set[int]  # that have run it as it is: libraries get ready in each by itself
+    recordings: list[Recorded] = field(default_factory=list)
+
+
+class NotRecorded(Exception):
+    """Why a part cannot be recorded."""
+
+
+def check_plain(tensor: torch.Tensor, device: torch.device) -> None:
+    if tensor.device != device or tensor.is_conj() or tensor.is_neg() or tensor.layout is not torch.strided:
+        raise NotRecorded(f"a tensor on {tensor.device}, or that is not as it is in memory")
+
+
+@dataclass
+class Recordings:
+    """How it went with a part: how often it was recorded and replayed, and why some call was not, each reason once."""
+
+    recordings: int = 0
+    replayed: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, reason: str) -> None:
+        if reason not in self.notes:
+            self.notes.append(reason)
+
+
+class Recorder:
+    """What a host program calls for a part."""
+
+    def __init__(self, part: RecordedPart, graphs: Callable[[], Recordable]) -> None:
+        self.part, self.graphs = part, graphs
+        self.device = torch.device(part.device)
+        self.known: dict[Hashable, AtSizes] = {}
+        self.moving: set[int] = set()  # inputs whose address changes from call to call
+        self.counts = Recordings()
+        self.is_off = False
+
+    def __call__(self, part: Part, given: list[Any]) -> Sequence[Any]:
+        graphs = None if self.is_off else self.graphs()
+        if graphs is None or graphs.is_recording():
+            return part(given)
+        with POOL.lock, torch.no_grad():
+            recorded = self.ready(graphs, part, given)
+            if recorded is not None:
+                graphs.in_order()
+                self.counts.replayed += 1
+                results = recorded.run(given)
+                given.clear()
+                return results
+        return part(given)
+
+    def ready(self, graphs: Recordable, part: Part, given: list[Any]) -> Recorded | None:
+        """A recording that fits what is given; None where the part is to run as it is."""
+        key = self.key(given)
+        at = self.known.get(key)
+        if at is None:
+            if len(self.known) >= MAX_SIZES:
+                self.counts.note(f"there have been {MAX_SIZES} other sizes")
+                return None
+            addresses = [x.data_ptr() if isinstance(x, torch.Tensor) else None for x in given]
+            self.known[key] = AtSizes(addresses, {threading.get_ident()})
+            return None
+        held = 0
+        for recorded in at.recordings:
+            stray = recorded.stray(given)
+            if not stray:
+                if recorded.is_free():
+                    return recorded
+                held += 1
+            elif not any(self.in_pool(given[place]) for place in stray):
+                self.moving.update(stray)
+        if held >= MAX_HELD:
+            self.counts.note("results of all recordings are held")
+            return None
+        if self.counts.recordings >= MAX_RECORDINGS:
+            self.counts.note(f"there are {MAX_RECORDINGS} recordings, for other sizes or addresses")
+            return None
+        if threading.get_ident() not in at.threads:
+            at.threads.add(threading.get_ident())
+            return None
+        if others_may_draw():
+            self.counts.note("another thread may draw random numbers, which torch cannot while it records")
+            return None
+        return self.record(graphs, part, given, at)
+
+    def key(self, given: list[Any]) -> Hashable:
+        """What a recording is for, beside addresses. Guards see to types and, where they are fixed, to sizes."""
+        inference = torch.is_inference_mode_enabled()
+        if not self.part.sizes_vary:
+            return inference
+        looks = ((tuple(x.shape), x.stride()) if isinstance(x, torch.Tensor) else x for x in given)
+        return (inference, *looks)
+
+    def in_pool(self, tensor: torch.Tensor) -> bool:
+        return torch_api.storage_handle(tensor) in POOL.storages
+
+    def record(self, graphs: Recordable, part: Part, given: list[Any], at: AtSizes) -> Recorded | None:
+        try:
+            recorded, inputs = self.prepared(given, at)
+            results, recorded.replay = graphs.record(part, list(inputs))
+            recorded.keep(results, inputs, self.device)
+        except Exception as problem:
+            self.is_off = True
+            self.counts.note(
+                str(problem) if isinstance(problem, NotRecorded) else f"{type(problem).__name__}: {problem}"
+            )
+            return None
+        del results, inputs
+        recorded.own(POOL)
+        at.recordings.append(recorded)
+        self.counts.recordings += 1
+        return recorded
+
+    def prepared(self, given: list[Any], at: AtSizes) -> tuple[Recorded, list[Any]]:
+        """A recording to be, and what its part is given: inputs where they are, or memory that they are copied to."""
+        fixed: dict[int, int] = {}
+        copied: dict[int, torch.Tensor] = {}
+        inputs = list(given)
+        tensors = {place: value for place, value in enumerate(given) if isinstance(value, torch.Tensor)}
+        for place, value in tensors.items():
+            check_plain(value, self.device)
+            is_steady = place not in self.moving and at.addresses[place] == value.data_ptr()
+            if is_steady or self.in_pool(value):
+                fixed[place] = value.data_ptr()
+                inputs[place] = torch_api.window_on(value, value.shape, value.stride())
+            else:
+                if may_overlap(value):
+                    raise NotRecorded(f"elements of input {place} share memory")
+                sizes, strides = tuple(value.shape), value.stride()
+                copied[place] = torch.empty_strided(sizes, strides, dtype=value.dtype, device=self.device)
+                inputs[place] = torch_api.window_on(copied[place], sizes, strides)
+        written = {torch_api.storage_handle(given[place]) for place in self.part.written}
+        for place in copied:
+            handle = torch_api.storage_handle(given[place])
+            if handle in written and sum(torch_api.storage_handle(value) == handle for value in tensors.values()) > 1:
+                raise NotRecorded(f"input {place} shares memory that is written with another one")
+        return Recorded(fixed, copied, self.part.written), inputs
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+def from_pool(results: list[Any], seen: Sequence[int]) -> list[Any]:
+    """Results of a program, of which those at some places go to its user: they leave the memory of recordings, and with
+    each of them all that shares its memory."""
+    handles = {place: torch_api.storage_handle(x) for place, x in enumerate(results) if isinstance(x, torch.Tensor)}
+    leaving = {handles[place] for place in seen if place in handles} & POOL.storages
+    if not leaving:
+        return results
+    groups: dict[int, list[int]] = {}
+    for place, handle in handles.items():
+        if handle in leaving:
+            groups.setdefault(handle, []).append(place)
+    targets, sources = [], []
+    with torch.no_grad():
+        for places in groups.values():
+            first = results[places[0]]
+            if all(results[place] is first for place in places) and is_dense(first):
+                made = torch.empty_strided(first.shape, first.stride(), dtype=first.dtype, device=first.device)
+                targets.append(made)
+                sources.append(first)
+                for place in places:
+                    results[place] = made
+            else:
+                memory = first.untyped_storage().clone()
+                for place in places:
+                    old = results[place]
+                    new = torch.empty(0, dtype=old.dtype, device=old.device)
+                    results[place] = new.set_(memory, old.storage_offset(), old.shape, old.stride())
+        torch_api.copy_all(targets, sources)
+    return results
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements fill the memory from the first to the last."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.numel() == 0 or (reach + 1 == tensor.numel() and not may_overlap(tensor) and 0 not in tensor.stride())

@@ -1,0 +1,224 @@
+"""Rows and columns of one tensor in one kernel: a program goes through rows, and keeps what columns have come to.
+
+    for piece in parallel(512):
+        columns = 0
+        for row in serial(64):
+            what is computed of a row, in registers
+            columns[j] += what is summed up in columns, for every j
+        partial[piece, j] = columns[j]
+
+The stages of such a group have no rows in common but the pieces: `stream_axes` says which axis of each stage is the row
+in a piece.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from ferrite.ir import STATES, Load
+from ferrite.ir.index import Axis, Index, substitute
+from ferrite.ir.kernel import Loop, Scratch, Statement, Store
+from ferrite.ir.program import Compute, Mode, Reduce
+from ferrite.ir.program import Store as ProgramStore
+from ferrite.schedule.fusion.accesses import BufferTable, counterparts, likely
+from ferrite.schedule.fusion.groups import Group
+from ferrite.schedule.fusion.nests import Nest
+from ferrite.schedule.fusion.stages import Stage, stage_of
+from ferrite.schedule.gpu.blocks import whole_elements, whole_lanes
+from ferrite.schedule.gpu.machine import GpuMachine
+from ferrite.schedule.gpu.rows import nest_loops
+from ferrite.schedule.gpu.simplify import simplified
+from ferrite.schedule.loops.axes import Body, collapse, nested
+from ferrite.schedule.loops.placement import Placement, Tile
+from ferrite.schedule.loops.statements import Parts, Statements
+
+MODES: dict[str, Mode] = {"sum": "add", "prod": "mul", "amax": "amax", "amin": "amin"}
+
+
+def is_column_piece(stage: Stage, rows: Sequence[Axis]) -> bool:
+    """Whether a stage reduces columns over the rows of a piece, and has a result for every column."""
+    operation = stage.operation
+    if not isinstance(operation, Reduce) or operation.kind not in MODES or len(operation.reduced) != 1:
+        return False
+    columns = [item for item in operation.axes if item not in rows]
+    return len(columns) == 1 and stage.favourite is columns[0]
+
+
+def stream_axes(stages: Sequence[Stage], rows: Sequence[Axis]) -> list[Axis] | None:
+    """For every stage, the axis that is the row in a piece; None where they are no such group. They are those that
+    stand where the reduced axis of a column reduction stands."""
+    columns = [place for place, stage in enumerate(stages) if is_column_piece(stage, rows)]
+    if not columns or len(columns) == len(stages):
+        return None
+    found: dict[int, Axis] = {}
+    known: dict[tuple[str, int], tuple[Index, Axis]] = {}
+
+    def take(place: int, item: Axis) -> None:
+        found[place] = item
+        for access in stages[place].accesses:
+            for dim, at in enumerate(access.coordinates):
+                if item in at.atoms:
+                    known.setdefault((access.buffer, dim), (at, item))
+
+    take(columns[0], stages[columns[0]].reduced[0])
+    before = 0
+    while before < len(found):
+        before = len(found)
+        for place, stage in enumerate(stages):
+            if place not in found and (item := counterpart(stage, known)) is not None:
+                take(place, item)
+    if len(found) < len(stages):
+        return None
+    for place, stage in enumerate(stages):
+        item = found[place]
+        if item not in (stage.reduced if place in columns else stage.free) or item in rows:
+            return None
+        if place not in columns and (item in stage.reduced or not set(stage.axes) <= stage.free | set(stage.reduced)):
+            return None
+    return [found[place] for place in range(len(stages))]
+
+
+def counterpart(stage: Stage, known: Mapping[tuple[str, int], tuple[Index, Axis]]) -> Axis | None:
+    for access in stage.accesses:
+        for dim, at in enumerate(access.coordinates):
+            if (access.buffer, dim) in known:
+                other, row = known[access.buffer, dim]
+                mine = next((mine for theirs, mine in counterparts(other, at) if theirs is row), None)
+                if mine is not None and mine.extent is row.extent:
+                    return mine
+    return None
+
+
+def is_stream(stages: Sequence[Stage], rows: Sequence[Axis], machine: GpuMachine) -> bool:
+    """Whether the stages can be one kernel that goes through rows and keeps columns, and enough programs do."""
+    room = machine.kept_elements
+    if math.prod(likely(row.extent) for row in rows) < machine.multiprocessors:
+        return False
+    found = stream_axes(stages, rows)
+    if found is None:
+        return False
+    columns = [is_column_piece(stage, rows) for stage in stages]
+    sizes = [
+        whole_elements([item for item in stage.axes if item not in rows and item is not row])
+        for stage, row in zip(stages, found, strict=True)
+    ]
+    if not all(size is not None and size * (sum(columns) + 1) <= room for size in sizes):
+        return False
+    return all(
+        meets_at_row(stages, found, first, second, rows, columns[first])
+        for first, stage in enumerate(stages)
+        if any(True for _ in stage.written)
+        for second in range(len(stages))
+        if first != second
+    )
+
+
+def meets_at_row(
+    stages: Sequence[Stage], found: Sequence[Axis], first: int, second: int, rows: Sequence[Axis], is_column: bool
+) -> bool:
+    """Whether what one stage writes is needed by another in the same row only; what a column comes to, by none."""
+    for write in stages[first].written:
+        for access in stages[second].accesses:
+            if access.storage != write.storage:
+                continue
+            if is_column:
+                return False
+            left, right = ({found[place]: found[first]} for place in (first, second))
+            one, other = (
+                [substitute(at, new) for at in each.coordinates] for each, new in ((write, left), (access, right))
+            )
+            if write.buffer != access.buffer:
+                return False
+            same = {at for at, there in zip(one, other, strict=True) if at is there}
+            if not any(found[first] in at.atoms for at in same):
+                return False
+    return True
+
+
+# --- the kernel -------------------------------------------------------------------------------------------------------
+
+
+class Stream:
+    """A group of rows and columns as one of rows: the columns are stores into tiles that outlive a row."""
+
+    def __init__(self, group: Group, found: Sequence[Axis], buffer_table: BufferTable) -> None:
+        self.pieces = group.rows
+        self.row = next(item for item, stage in zip(found, group.stages, strict=True) if item not in stage.reduced)
+        self.columns = [stage for stage in group.stages if is_column_piece(stage, group.rows)]
+        self.buffer_table = buffer_table
+        stages = []
+        for stage, item in zip(group.stages, found, strict=True):
+            stage = stage.renamed({item: self.row} if item is not self.row else {}, buffer_table)
+            if is_column_piece(stage, group.rows):
+                stage = stage_of(joined(stage.operation), buffer_table)
+            stages.append(stage)
+        self.rows = (*self.pieces, self.row)
+        self.group = Group(self.rows, device=group.device)
+        for stage in stages:
+            self.group.add(stage)
+
+    def keep(self, placement: Placement) -> None:
+        """The columns' results are tiles, until all rows are done."""
+        for stage in self.columns:
+            placement.tiles[self.storage(stage)] = self.tile(stage)
+
+    def write(self, made: Statements) -> None:
+        """The columns' results are written in the end."""
+        for stage in self.columns:
+            made.written.add(self.storage(stage))
+            made.types[self.storage(stage)] = self.tile(stage).scratch.dtype
+
+    def storage(self, stage: Stage) -> str:
+        return self.buffer_table.buffers[self.target(stage)].storage
+
+    def target(self, stage: Stage) -> str:
+        (access,) = stage.written
+        return access.buffer
+
+    def tile(self, stage: Stage) -> Tile:
+        buffer = self.buffer_table.buffers[self.target(stage)]
+        (access,) = stage.written
+        kept = tuple(place for place, at in enumerate(access.coordinates) if at not in self.pieces)
+        sizes = tuple(buffer.sizes[place] for place in kept)
+        name = f"{buffer.name}_so_far"
+        total = sizes[0]
+        for size in sizes[1:]:
+            total = total * size
+        return Tile(name, kept, sizes, Scratch(name, buffer.dtype, (total,)))
+
+    def arranged(
+        self, placement: Placement, nests: Sequence[Nest], parts: Sequence[Parts], machine: GpuMachine
+    ) -> Body:
+        """The statements of a row, in a loop over those of a piece, between what begins and what ends the columns."""
+        kept = {self.tile(stage).name for stage in self.columns}
+        row: Body = tuple(tile.scratch for tile in placement.tiles.values() if tile.name not in kept)
+        for nest, part in zip(nests, parts, strict=True):
+            row += nest_loops(nest, part, None)
+        tiles: list[Statement] = []
+        first: list[Statement] = []
+        last: list[Statement] = []
+        for stage in self.columns:
+            tile, operation = self.tile(stage), stage.operation
+            assert isinstance(operation, Reduce)
+            (access,) = stage.written
+            (column,) = (item for item in operation.axes if item not in self.pieces)
+            lanes = whole_lanes(column.extent) or 1
+            begin = STATES[operation.kind].begin((tile.scratch.dtype,))[0]
+            tiles.append(tile.scratch)
+            at = tile.coordinates(access.coordinates)
+            first.append(Loop(column, "vector", (Store(tile.name, at, begin),), lanes))
+            result = Load.intern(tile.name, at, tile.scratch.dtype)
+            last.append(Loop(column, "vector", (Store(access.storage, (access.place,), result),), lanes))
+        rows = Loop(self.row, "serial", row, copies=machine.stream_rows)
+        axes, body = collapse(list(self.pieces), (*tiles, *first, rows, *last))
+        return simplified(nested(axes, body, "parallel"))
+
+
+def joined(operation: object) -> Compute:
+    """A column reduction as stores that combine with what is there."""
+    assert isinstance(operation, Reduce)
+    (value,), (target,) = operation.values, operation.targets
+    assert target is not None
+    store = ProgramStore(target.buffer, target.coordinates, value, MODES[operation.kind])
+    return Compute((*operation.axes, *operation.reduced), (store,), operation.origin)

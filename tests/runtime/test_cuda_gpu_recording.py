@@ -1,0 +1,253 @@
+"""On a GPU: `mode="reduce-overhead"`. Recordings of CUDA are held against eager: values, memory that is written, random
+numbers, training, what is kept from call to call, and what cannot be recorded."""
+
+from __future__ import annotations
+
+import gc
+import re
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import ferrite
+from tests.triton_kernels import ON_A_GPU
+
+pytestmark = ON_A_GPU
+DEVICE = "cuda"
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.compiler.reset()
+    torch.manual_seed(0)
+
+
+def compiled(function, **more):
+    return torch.compile(function, backend="ferrite", options={"strict": True, "cuda_graphs": True}, **more)
+
+
+def random(*sizes):
+    return torch.randn(*sizes, device=DEVICE)
+
+
+def assert_close(found, wanted):
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def layers(x, w):
+    for _ in range(4):
+        x = F.gelu(x @ w).softmax(-1) + x
+    return x, x.sum(0)
+
+
+def replayed():
+    return [recorder.replayed for recorder in ferrite.last_compile().recordings]
+
+
+def test_replays_compute_what_eager_does():
+    f, w, kept = compiled(layers, fullgraph=True), random(64, 64) / 8, []
+    for _ in range(6):
+        x = random(32, 64)
+        kept.append((f(x, w), layers(x, w)))
+    for found, wanted in kept:
+        assert_close(found, wanted)
+    assert replayed() == [5], ferrite.last_compile().not_recorded
+    assert not ferrite.last_compile().not_recorded
+
+
+def test_the_mode():
+    f, w = torch.compile(layers, backend="ferrite", mode="reduce-overhead"), random(64, 64) / 8
+    for _ in range(4):
+        x = random(32, 64)
+        assert_close(f(x, w), layers(x, w))
+    assert replayed() == [3]
+
+
+class Net(torch.nn.Module):
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.first, self.norm, self.last = torch.nn.Linear(32, 64), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 32)
+        self.dropout = dropout
+
+    def forward(self, x):
+        x = F.dropout(F.gelu(self.norm(self.first(x))), self.dropout, self.training)
+        return self.last(x)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_training_with_an_optimizer(dropout):
+    runs = []
+    for is_compiled in (True, False):
+        torch.manual_seed(5)
+        model = Net(dropout).to(DEVICE)
+        run = compiled(model) if is_compiled else model
+        optimizer, losses = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), []
+        torch.cuda.manual_seed(9)
+        for _ in range(8):
+            optimizer.zero_grad(set_to_none=True)
+            loss = run(random(48, 32)).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        state = [*losses, *(each.detach().clone() for each in model.state_dict().values()), torch.cuda.get_rng_state()]
+        runs.append(state)
+        if is_compiled:
+            assert replayed() == [7, 7], ferrite.last_compile().not_recorded
+    assert_close(*runs)
+
+
+def test_gradients_pile_up():
+    model = Net().to(DEVICE).eval()
+    f, x = compiled(model), random(48, 32)
+    for _ in range(5):
+        f(x).square().mean().backward()
+    found = [each.grad.clone() for each in model.parameters()]
+    model.zero_grad()
+    model(x).square().mean().backward()
+    assert_close(found, [5 * each.grad for each in model.parameters()])
+
+
+def test_forwards_before_their_backwards():
+    model = Net().to(DEVICE).eval()
+    f = compiled(model)
+    for count in (1, 1, 2, 5, 2):
+        given = [random(48, 32).requires_grad_() for _ in range(count)]
+        for loss in [f(x).square().mean() for x in given]:
+            loss.backward()
+        for x in given:
+            y = x.detach().clone().requires_grad_()
+            model(y).square().mean().backward()
+            assert_close(x.grad, y.grad)
+
+
+def test_state_that_is_written():
+    def step(x, cache, place):
+        cache.index_copy_(0, place, (x @ x.t()).relu())
+        return F.softmax(cache @ x, -1).sum(0) + 1
+
+    f, found = compiled(step), random(16, 16)
+    wanted = found.clone()
+    for place in range(6):
+        x, at = random(16, 16), torch.arange(16, device=DEVICE).roll(place)
+        assert_close(f(x, found, at), step(x, wanted, at))
+        assert_close(found, wanted)
+
+
+def test_random_numbers_are_those_of_plain_runs():
+    def function(x):
+        for _ in range(3):
+            x = F.dropout((x @ x).relu(), 0.5) + torch.rand_like(x)
+        return x / x.max()
+
+    f, runs = compiled(function), []
+    for run in (f, function):
+        torch.cuda.manual_seed(3)
+        runs.append([*(run(torch.ones(16, 16, device=DEVICE)) for _ in range(5)), torch.cuda.get_rng_state()])
+    assert_close(*runs)
+    assert replayed() == [4]
+
+
+def test_sizes():
+    f, w = compiled(layers, dynamic=True), random(64, 64) / 8
+    for _ in range(3):
+        for rows in (8, 32, 50):
+            x = random(rows, 64)
+            assert_close(f(x, w), layers(x, w))
+    assert sum(replayed()) == 6
+
+
+def test_what_the_host_waits_for():
+    def function(x):
+        y = F.gelu(x @ x).softmax(-1) @ x
+        n = int((y > 0).sum().item())
+        z = F.gelu(y[: n % 2 + 1].sum(0) @ x).softmax(-1)
+        return (z @ x).relu() @ x, y.cpu()
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        f = compiled(function)
+        for _ in range(4):
+            x = random(32, 32)
+            assert_close(f(x), function(x))
+    assert any("the host reads a number" in reason for reason in ferrite.last_compile().not_recorded)
+
+
+def test_numbers_on_the_cpu_are_not_recorded():
+    def function(x, number):
+        return ((x @ x).relu() * number).softmax(-1) @ x
+
+    f = compiled(function)
+    for place in range(5):
+        x, number = random(32, 32), torch.tensor(0.1 * place)
+        assert_close(f(x, number), function(x, number))
+
+
+def test_a_capture_that_fails(monkeypatch):
+    """It runs as it is, from then on, and random numbers go on."""
+    monkeypatch.setattr("ferrite.codegen.host_recording.WAITING", re.compile("never"))
+    monkeypatch.setattr("ferrite.capture.torch_api.is_unsafe_to_record", lambda name: False)
+
+    def function(x):
+        y = (x @ x.t()).relu()
+        total = torch.bincount(y[0].long(), minlength=4)[:4].sum()  # the host asks how many there are
+        return (F.dropout(y, 0.5) @ x).relu() @ x + total
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        f = compiled(function)
+        for seed in range(4):
+            x = random(16, 16)
+            torch.cuda.manual_seed(seed)
+            found = f(x), torch.rand(3, device=DEVICE)
+            torch.cuda.manual_seed(seed)
+            assert_close(found, (function(x), torch.rand(3, device=DEVICE)))
+
+
+def test_streams_and_threads():
+    f, w, wrong = compiled(layers), random(64, 64) / 8, []
+    for _ in range(3):
+        f(random(32, 64), w)
+    torch.cuda.synchronize()
+
+    def work():
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(30):
+                x = random(32, 64)
+                if not torch.allclose(f(x, w)[0], layers(x, w)[0], atol=1e-4):
+                    wrong.append(x)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_inside_a_recording_of_the_users():
+    f, x, w = compiled(layers), random(32, 64), random(64, 64) / 8
+    for _ in range(3):
+        f(x, w)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = f(x, w)
+    for _ in range(3):
+        x.copy_(random(32, 64))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert_close(found, layers(x, w))
+
+
+def test_what_is_held_outlives_the_function():
+    f, w = compiled(layers), random(64, 64) / 8
+    x = random(32, 64)
+    for _ in range(3):
+        found = f(x, w)
+    wanted = layers(x, w)
+    del f
+    torch.compiler.reset()
+    gc.collect()
+    for _ in range(20):
+        random(32, 64)
+    assert_close(found, wanted)

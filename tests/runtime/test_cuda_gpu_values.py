@@ -1,0 +1,288 @@
+"""On a GPU: what compiled functions compute, forward and backward, at several sizes and types, held against a float64
+run; and what else eager promises: inputs that are written, random numbers, errors, copies between devices."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import ferrite
+from tests.triton_kernels import ON_A_GPU
+
+pytestmark = ON_A_GPU
+DEVICE = "cuda"
+FLOATS = [torch.float32, torch.bfloat16, torch.float16]
+# of numbers about 1: exponentials of numbers in the hundreds, which a softmax takes, are as far off as their argument
+EPSILON = {torch.float32: 1e-5, torch.bfloat16: 1.6e-2, torch.float16: 2e-3, torch.float64: 1e-13}
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.compiler.reset()
+    torch.manual_seed(0)
+
+
+def compiled(function, **more):
+    return torch.compile(function, backend="ferrite", options={"strict": True}, **more)
+
+
+def random(*sizes, dtype=torch.float32):
+    return torch.randn(*sizes, device=DEVICE, dtype=dtype)
+
+
+def leaves(tree):
+    return [tree] if isinstance(tree, torch.Tensor) else [leaf for item in tree for leaf in leaves(item)]
+
+
+def error(found, exact):
+    """The largest difference, relative to the largest number, or to 1: sums of both signs may be of any size."""
+    scale = exact.abs().max().clamp(min=1) if exact.numel() else 1
+    return float((found.double() - exact).abs().max() / scale) if exact.numel() else 0.0
+
+
+def assert_as_accurate(found, eager, exact):
+    """No farther from a float64 run than twice eager's distance, or a few units."""
+    for ours, theirs, right in zip(leaves(found), leaves(eager), leaves(exact), strict=True):
+        assert (ours.dtype, ours.shape, ours.stride()) == (theirs.dtype, theirs.shape, theirs.stride())
+        assert ours.device == theirs.device
+        if not ours.is_floating_point():
+            assert torch.equal(ours, theirs)
+        else:
+            limit = 2 * error(theirs, right) + EPSILON[ours.dtype]
+            assert error(ours, right) <= limit, (error(ours, right), error(theirs, right))
+
+
+def rms(x, w):
+    return x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-5).to(x.dtype) * w
+
+
+FUNCTIONS = {
+    "chain": lambda x, w: F.silu(x) * w + x.tanh(),
+    "gelu": lambda x, w: F.gelu(x) * F.gelu(w, approximate="tanh"),
+    "softmax": lambda x, w: (x * w).softmax(-1),
+    "log softmax over rows": lambda x, w: (x * w).log_softmax(0),
+    "layer norm": lambda x, w: F.layer_norm(x, x.shape[-1:], w, w),
+    "rms norm": rms,
+    "sums": lambda x, w: (x.sum(0), x.sum(1), (x * w).sum(), x.mean(), x.var(0)),
+    "extremes": lambda x, w: (x.amax(1), x.argmax(0), (x * w).min(), x.topk(3)[0]),
+    "transposed": lambda x, w: (x.t() * 2).contiguous() + w[:, None],
+    "cat": lambda x, w: torch.cat([x + 1, x * w, x[:1]], 0),
+    "cumsum": lambda x, w: (x * w).cumsum(-1),
+    "products": lambda x, w: F.gelu(x @ (x * w).t()).softmax(-1),
+    "gather": lambda x, w: (x[torch.arange(0, x.shape[0], 2, device=x.device)] * w).sum(1),
+    "masked": lambda x, w: torch.where(x > 0, x, w).masked_fill(x > 1, 0.5),
+    "clamped power": lambda x, w: x.abs().clamp(0.1, 2).pow(1.5) / (w.abs() + 1),
+}
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_values_and_gradients(name, dtype):
+    function = FUNCTIONS[name]
+    f = compiled(function, fullgraph=True, dynamic=False)
+    for sizes in ((5, 7), (33, 200), (64, 1000)):
+        x, w = random(*sizes, dtype=dtype), random(sizes[1], dtype=dtype)
+        runs = []
+        for run, cast in ((f, lambda t: t), (function, lambda t: t), (function, torch.Tensor.double)):
+            given = [cast(t.clone()).requires_grad_() for t in (x, w)]
+            results = leaves(run(*given))
+            loss = sum(each.double().square().sum() for each in results if each.is_floating_point())
+            loss.backward()
+            runs.append([*(each.detach() for each in results), *(t.grad for t in given if t.grad is not None)])
+        exact = [each.double() if each.is_floating_point() else each for each in runs[2]]
+        if dtype is not torch.float32:  # ties and roundings decide which
+            exact = [right if right.is_floating_point() else eager for right, eager in zip(exact, runs[1], strict=True)]
+        assert_as_accurate(runs[0], runs[1], exact)
+    assert ferrite.last_compile().kernels
+
+
+@pytest.mark.parametrize("name", ["chain", "softmax", "layer norm", "sums", "transposed", "products", "cumsum"])
+def test_sizes_that_vary(name):
+    function = FUNCTIONS[name]
+    f = compiled(function, fullgraph=True, dynamic=True)
+    for rows, columns in ((5, 7), (33, 200), (1, 64), (129, 1), (70, 3000), (2000, 17)):
+        x, w = random(rows, columns), random(columns)
+        if rows == 1 and name == "sums":
+            continue
+        assert_as_accurate(f(x, w), function(x, w), function(x.double(), w.double()))
+    assert ferrite.last_compile().kernels
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool, torch.float64])
+def test_other_types(dtype):
+    def function(x, y):
+        both = (x == y), x.sum(0), (x.long() + y.long()) * 2
+        return both if dtype is torch.bool else (*both, torch.maximum(x, y), x * y)
+
+    x, y = (torch.randint(0, 5, (40, 30), device=DEVICE).to(dtype) for _ in range(2))
+    for found, wanted in zip(compiled(function)(x, y), function(x, y), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn])
+def test_types_without_kernels_are_eagers(dtype):
+    def function(x, y):
+        if dtype.is_complex:
+            return (x * y + 1).abs(), (x.conj() * y).sum(0)
+        return (x.float() * 2).to(dtype), y.float() + 1
+
+    x, y = (random(40, 30, dtype=torch.complex64 if dtype.is_complex else torch.float32).to(dtype) for _ in range(2))
+    found, wanted = compiled(function)(x, y), function(x, y)
+    for one, other in zip(found, wanted, strict=True):
+        assert one.dtype == other.dtype
+        torch.testing.assert_close(one.float(), other.float(), rtol=1e-5, atol=1e-5)
+
+
+def test_inputs_are_written_as_in_eager():
+    def function(x, state):
+        state.mul_(0.9).add_(x, alpha=0.1)
+        x[1:3] = 0
+        return state.softmax(-1), x.view(-1)[5:]
+
+    f, runs = compiled(function, fullgraph=True), []
+    for run in (f, function):
+        torch.manual_seed(1)
+        x, state = random(8, 16), random(8, 16)
+        kept = [run(x, state) for _ in range(3)]
+        runs.append((leaves(kept), x, state))
+        assert kept[-1][1].data_ptr() == x.data_ptr() + 20
+    torch.testing.assert_close(*runs, rtol=1e-5, atol=1e-6)
+
+
+def test_random_numbers_and_the_state_of_the_generator():
+    def function(x):
+        return F.dropout(x, 0.3) + torch.rand_like(x), torch.randint(0, 9, (5,), device=x.device)
+
+    f, x = compiled(function, fullgraph=True), random(70, 30)
+    runs = []
+    for run in (f, function):
+        torch.cuda.manual_seed(3)
+        runs.append([*(leaves([run(x) for _ in range(3)])), torch.cuda.get_rng_state()])
+    torch.testing.assert_close(*runs)
+
+
+def test_copies_between_devices():
+    def function(x, host, number):
+        y = (x * number).relu()
+        back = y.sum(1).cpu() + host
+        return y + back.to(DEVICE)[:, None] * 2, back.cos(), x.to("cpu", torch.float64).mean()
+
+    f = compiled(function)
+    for _ in range(3):
+        given = random(16, 8), torch.randn(16), torch.tensor(0.3)
+        found, wanted = f(*given), function(*given)
+        for one, other in zip(found, wanted, strict=True):
+            assert one.device == other.device
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_a_side_stream_and_results_used_elsewhere():
+    f, side = compiled(FUNCTIONS["softmax"]), torch.cuda.Stream()
+    for _ in range(20):
+        x, w = random(512, 512), random(512)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            found = f(x, w)
+            x.record_stream(side)
+        torch.cuda.current_stream().wait_stream(side)
+        found.record_stream(torch.cuda.current_stream())
+        torch.testing.assert_close(found + 1, FUNCTIONS["softmax"](x, w) + 1)
+
+
+def test_too_little_memory_is_torchs_error():
+    """And the process goes on."""
+    f = compiled(lambda x: (x.unsqueeze(1) * x.unsqueeze(0)).tanh())
+    small = random(300)
+    f(small)
+    free, _total = torch.cuda.mem_get_info()
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        f(random(int((free / 4) ** 0.5 * 1.6)))
+    torch.testing.assert_close(f(small), (small.unsqueeze(1) * small.unsqueeze(0)).tanh())
+
+
+def child(source, **environment):
+    made = subprocess.run(
+        [sys.executable, "-c", source],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+        env={**os.environ, **environment},
+    )
+    return made.stdout.strip(), made.stderr[-2000:]
+
+
+OUTSIDE = """
+import torch
+def function(w, i):
+    return w[i] * 2
+run = torch.compile(function, backend="ferrite", options={"strict": True}) if COMPILED else function
+w = torch.randn(10, 4, device="cuda")
+run(w, torch.tensor([1, 2], device="cuda"))
+got = run(w, torch.tensor([1, 12], device="cuda"))
+print("returned")
+try:
+    torch.cuda.synchronize()
+except RuntimeError as error:
+    print(type(error).__name__, str(error).splitlines()[0])
+try:
+    print(torch.ones(2, device="cuda").sum().item())
+except RuntimeError as error:
+    print(type(error).__name__)
+print(torch.ones(2).sum().item())
+"""
+
+
+def test_an_index_that_points_outside():
+    """Eager's error, where eager waits; what goes on afterwards, goes on."""
+    eager, _ = child(OUTSIDE.replace("COMPILED", "False"))
+    ours, problems = child(OUTSIDE.replace("COMPILED", "True"))
+    assert ours == eager, problems
+
+
+TWICE = """
+import torch, ferrite
+from ferrite.runtime.cuda import kernels
+asked = []
+kept = kernels.answers
+kernels.answers = lambda requests: (asked.extend(requests), kept(requests))[1]
+def function(x, w):
+    return (x * w).softmax(-1).sum(0), (x @ w.diag()).relu() + 1
+x, w = torch.randn(64, 32, device="cuda", requires_grad=True), torch.randn(32, device="cuda")
+a, b = torch.compile(function, backend="ferrite", options={"strict": True})(x, w)
+(a.sum() + b.sum()).backward()
+torch.testing.assert_close(a, function(x, w)[0], rtol=1e-5, atol=1e-5)
+print(len(asked) > 0, [outcome.result for outcome in ferrite.last_compile().cache])
+"""
+
+
+def test_a_second_process_compiles_nothing(tmp_path):
+    settings = {"FERRITE_CACHE": "1", "FERRITE_CACHE_DIR": str(tmp_path)}
+    first, problems = child(TWICE, **settings)
+    assert first == "True ['miss', 'miss']", problems
+    second, problems = child(TWICE, **settings)
+    assert second == "False ['hit', 'hit']", problems
+
+
+WITHOUT = """
+import sys, warnings
+sys.modules["triton"] = None
+import torch, ferrite
+x = torch.randn(50, device="cuda")
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for function in (lambda x: x.sin() + 1, lambda x: x.cos() + 1):
+        assert torch.equal(torch.compile(function, backend="ferrite")(x), function(x))
+print(sum("nothing is compiled to kernels for the GPU" in str(each.message) for each in caught))
+print(len(ferrite.last_compile().kernels))
+"""
+
+
+def test_without_triton_it_is_eager_and_says_so_once():
+    found, problems = child(WITHOUT)
+    assert found.split() == ["1", "0"], problems

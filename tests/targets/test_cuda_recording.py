@@ -1,0 +1,335 @@
+"""CUDA graphs on a GPU that is simulated: which parts of a program are recorded, when they are replayed, and that no
+number changes under anybody's hands. The simulated GPU replays by running a part again on the memory it was recorded
+with, so what should be copied, and is not, shows."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from importlib.util import find_spec
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import ferrite
+from ferrite.runtime.cuda import recording
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, fresh_compiler: None):
+    from tests.targets.simulated_cuda import SimulatedTarget
+
+    target = SimulatedTarget()
+    monkeypatch.setattr("ferrite.backend.targets_for", lambda options, devices: {"cpu": target})
+    monkeypatch.setattr("ferrite.codegen.host_recording.MIN_LAUNCHES", 1)
+    return target
+
+
+def compiled(function, fullgraph=True, **more):
+    options = {"strict": True, "cuda_graphs": True}
+    return torch.compile(function, backend="ferrite", options=options, fullgraph=fullgraph, **more)
+
+
+def assert_same(found, wanted):
+    torch.testing.assert_close(found, wanted, rtol=2e-5, atol=2e-5)
+
+
+def layers(x, w):
+    y = torch.softmax(x @ w, -1)
+    return (y @ w.t()).relu() + 1, y.sum(0)
+
+
+def test_a_part_is_run_then_recorded_then_replayed(gpu):
+    f, w = compiled(layers), torch.randn(5, 5)
+    kept = []
+    for place in range(5):
+        x = torch.randn(4, 5)
+        kept.append((f(x, w), layers(x, w), x))  # so that no input is where another was
+        assert (gpu.graphs.recorded, gpu.graphs.replayed) == (int(place > 0), place)
+    for found, wanted, _x in kept:  # what was given out does not change
+        assert_same(found, wanted)
+    record = ferrite.last_compile()
+    assert record.not_recorded == ()
+    assert [recorder.replayed for recorder in record.recordings] == [4]
+    assert "recorded_0(inference_part_0" in record.graphs[0].source
+
+
+def test_without_the_option_there_are_no_parts(gpu):
+    torch.compile(layers, backend="ferrite", options={"strict": True})(torch.randn(4, 5), torch.randn(5, 5))
+    assert "recorded" not in ferrite.last_compile().graphs[0].source
+
+
+def test_the_modes_ask_for_it(gpu):
+    for mode in ("reduce-overhead", "max-autotune"):
+        f = torch.compile(layers, backend="ferrite", mode=mode)
+        for _ in range(3):
+            x, w = torch.randn(4, 5), torch.randn(5, 5)
+            assert_same(f(x, w), layers(x, w))
+        assert ferrite.last_compile().recordings[0].replayed == 2
+        torch.compiler.reset()
+
+
+def test_training(gpu):
+    """What forward keeps for backward stays in the recording's memory, and is taken from there."""
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.GELU(), torch.nn.LayerNorm(8), torch.nn.Linear(8, 3))
+    f = compiled(model)
+    seen = []
+    for _ in range(5):
+        x = torch.randn(7, 6)
+        grads = []
+        for run in (f, model):
+            model.zero_grad(set_to_none=True)
+            result = run(x)
+            result.square().sum().backward()
+            grads.append([result.detach(), *(parameter.grad for parameter in model.parameters())])
+        assert_same(*grads)
+        seen.append(grads)
+    for found, wanted in seen:
+        assert_same(found, wanted)
+    forward, backward = ferrite.last_compile().recordings
+    assert forward.replayed == backward.replayed == 4
+    assert max(forward.recordings, backward.recordings) <= 2  # an input may have been at one place twice by chance
+    assert ferrite.last_compile().not_recorded == ()
+
+
+def test_gradients_that_pile_up(gpu):
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    f, wanted = compiled(model), None
+    x = torch.randn(7, 6)
+    for times in range(1, 6):
+        f(x).square().sum().backward()
+        grads = [parameter.grad.clone() for parameter in model.parameters()]
+        kept = [parameter.grad for parameter in model.parameters()]
+        for parameter in model.parameters():
+            parameter.grad = None
+        model(x).square().sum().backward()
+        wanted = [parameter.grad * times for parameter in model.parameters()]
+        for parameter, grad in zip(model.parameters(), kept, strict=True):
+            parameter.grad = grad
+        assert_same(grads, wanted)
+
+
+def test_forwards_before_their_backwards(gpu):
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3), torch.nn.Sigmoid())
+    f = compiled(model)
+    for count in (1, 1, 2, 6, 2, 6):
+        given = [torch.randn(7, 6, requires_grad=True) for _ in range(count)]
+        losses = [f(x).square().sum() for x in given]
+        for loss in losses:
+            loss.backward()
+        for x in given:
+            (wanted,) = torch.autograd.grad(model(y := x.detach().requires_grad_()).square().sum(), y)
+            assert_same(x.grad, wanted)
+    notes = ferrite.last_compile().not_recorded
+    assert "results of all recordings are held" in notes
+
+
+@pytest.mark.parametrize("steady", [True, False])
+def test_inputs_that_are_written(gpu, steady):
+    def function(x, state):
+        state.mul_(0.5).add_(x)
+        return (state @ x.t()).relu()
+
+    f = compiled(function)
+    found, wanted = torch.ones(4, 4), torch.ones(4, 4)
+    for _ in range(5):
+        x = torch.randn(4, 4)
+        assert_same(f(x, found), function(x, wanted))
+        assert_same(found, wanted)
+        if not steady:
+            found = found.clone()
+    assert gpu.graphs.replayed == 4
+
+
+def test_results_that_are_inputs_or_share_memory(gpu):
+    def function(x, w):
+        y = (x @ w).relu() + 1
+        return y, y[1:], x, x.view(-1)[3:], (w @ w).tanh().t()
+
+    f, w = compiled(function), torch.randn(4, 4)
+    for _ in range(4):
+        x = torch.randn(4, 4)
+        found, wanted = f(x, w), function(x, w)
+        assert_same(found, wanted)
+        assert [each.stride() for each in found] == [each.stride() for each in wanted]
+        assert found[2] is x
+        assert found[3]._base is x or found[3].data_ptr() == x.data_ptr() + 12
+        found[0].add_(1)
+        assert_same(found[1], wanted[1] + 1)
+
+
+def test_inputs_whose_addresses_change(gpu):
+    """A parameter that is another one from now on; and what is always elsewhere is copied."""
+    f = compiled(layers)
+    w = torch.randn(5, 5)
+    kept = [w]
+    for place in range(8):
+        if place == 4:
+            w = torch.randn(5, 5)
+        x = torch.randn(4, 5)
+        kept.append(x)
+        assert_same(f(x, w), layers(x, w))
+    (recorder,) = ferrite.last_compile().recordings
+    assert recorder.recordings == 2
+    assert recorder.replayed == 7
+
+
+def test_expanded_and_overlapping_inputs(gpu):
+    def function(x):
+        return (x @ x.t()).relu(), x + 1
+
+    row = [torch.randn(1, 5) for _ in range(4)]
+    f = compiled(function)
+    for each in row:
+        assert_same(f(each.expand(4, 5)), function(each.expand(4, 5)))
+    assert gpu.graphs.replayed == 3
+    torch.compiler.reset()
+    f = compiled(function)
+    for each in [torch.randn(20) for _ in range(4)]:
+        x = each.unfold(0, 4, 2)
+        assert_same(f(x), function(x))
+    assert any("share memory" in note for note in ferrite.last_compile().not_recorded)
+
+
+def test_a_recording_for_each_set_of_sizes(gpu, monkeypatch):
+    monkeypatch.setattr(recording, "MAX_RECORDINGS", 3)
+    f, w = compiled(layers, dynamic=True), torch.randn(5, 5)
+    for _turn in range(3):
+        for rows in (3, 4, 6, 7):
+            x = torch.randn(rows, 5)
+            assert_same(f(x, w), layers(x, w))
+    (recorder,) = ferrite.last_compile().recordings
+    assert recorder.recordings == 3
+    assert recorder.replayed == 6
+    assert any("3 recordings" in note for note in ferrite.last_compile().not_recorded)
+
+
+def test_random_numbers_are_eagers(gpu):
+    def function(x):
+        return F.dropout((x @ x.t()).relu(), 0.5) + torch.rand(4, 4)
+
+    f = compiled(function)
+    for seed in range(5):
+        x = torch.randn(4, 4)
+        torch.manual_seed(seed)
+        found = f(x), f(x), torch.rand(3)
+        torch.manual_seed(seed)
+        assert_same(found, (function(x), function(x), torch.rand(3)))
+    assert gpu.graphs.replayed == 9
+
+
+def test_what_waits_for_the_gpu_stands_between_parts(gpu):
+    def function(x):
+        y = (x @ x.t()).relu() + 1
+        n = int((y > 2).sum().item())
+        z = y[: n % 2 + 1].sum(0)
+        return torch.mv(y, z).softmax(-1) * 2, (z @ z).tanh() + 1
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        f = compiled(function)
+        for _ in range(4):
+            x = torch.randn(4, 4)
+            assert_same(f(x), function(x))
+    record = ferrite.last_compile()
+    assert [recorder.replayed for recorder in record.recordings] == [3, 3]
+    assert any("the host reads a number" in reason for reason in record.not_recorded)
+
+
+def test_sizes_that_data_decide(gpu):
+    def function(x):
+        y = (x @ x.t()).relu() + 1
+        return y[y > 2] * 2, y.softmax(-1)
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        f = compiled(function)
+        for _ in range(4):
+            x = torch.randn(4, 4)
+            assert_same(f(x), function(x))
+    reasons = " ".join(ferrite.last_compile().not_recorded)
+    assert "size that data decides" in reasons
+    assert gpu.graphs.replayed
+
+
+def test_where_it_cannot_be_recorded_it_runs_as_it_is(gpu):
+    f, w = compiled(layers), torch.randn(5, 5)
+    gpu.graphs.fails = "no recording today"
+    for _ in range(3):
+        x = torch.randn(4, 5)
+        assert_same(f(x, w), layers(x, w))
+    assert ferrite.last_compile().not_recorded == ("RuntimeError: no recording today",)
+
+
+def test_nothing_is_recorded_beside_threads_that_may_draw_random_numbers(gpu):
+    """Torch's generators refuse to draw while anything is recorded. What is recorded already is replayed."""
+    f, w = compiled(layers), torch.randn(5, 5)
+    end = threading.Event()
+    other = threading.Thread(target=end.wait)
+    other.start()
+    try:
+        for _ in range(3):
+            x = torch.randn(4, 5)
+            assert_same(f(x, w), layers(x, w))
+        assert gpu.graphs.recorded == 0
+        assert "random numbers" in ferrite.last_compile().not_recorded[0]
+    finally:
+        end.set()
+        other.join()
+    f(x, w)
+    assert gpu.graphs.recorded == 1
+
+
+def test_a_thread_runs_a_part_before_it_records_it(gpu):
+    f, w, x = compiled(layers), torch.randn(5, 5), torch.randn(4, 5)
+    f(x, w)
+    counts = []
+    thread = threading.Thread(target=lambda: counts.extend((f(x, w), gpu.graphs.recorded)[1] for _ in range(2)))
+    thread.daemon = True
+    thread.start()
+    thread.join()
+    assert counts == [0, 0]  # then the main thread may be drawing
+    f(x, w)
+    assert gpu.graphs.recorded == 1
+
+
+def test_a_recording_of_the_users_own_has_no_other_inside(gpu):
+    f, w = compiled(layers), torch.randn(5, 5)
+    gpu.graphs.capturing = True
+    for _ in range(3):
+        x = torch.randn(4, 5)
+        assert_same(f(x, w), layers(x, w))
+    assert gpu.graphs.recorded == 0
+
+
+def test_small_parts_are_not_worth_it(gpu, monkeypatch):
+    monkeypatch.setattr("ferrite.codegen.host_recording.MIN_LAUNCHES", 3)
+    f, x = compiled(lambda x: x * 2 + 1), torch.randn(4)
+    assert_same(f(x), x * 2 + 1)
+    assert ferrite.last_compile().not_recorded[0].startswith("too few launches to record: 1")
+
+
+def test_parts_come_from_the_cache(gpu, artifact_cache):
+    for expected in ("miss", "hit"):
+        f, w = compiled(layers), torch.randn(5, 5)
+        for _ in range(3):
+            x = torch.randn(4, 5)
+            assert_same(f(x, w), layers(x, w))
+        record = ferrite.last_compile()
+        assert [outcome.result for outcome in record.cache] == [expected]
+        assert record.recordings[0].replayed == 2
+        torch.compiler.reset()
+
+
+def test_memory_of_a_recording_is_the_pools_until_it_is_gone(gpu):
+    gc.collect()
+    before = len(recording.POOL.storages)
+    f, w = compiled(layers), torch.randn(5, 5)
+    for _ in range(3):
+        f(torch.randn(4, 5), w)
+    assert len(recording.POOL.storages) > before
+    del f  # the record knows numbers, and holds no memory
+    torch.compiler.reset()
+    gc.collect()
+    assert len(recording.POOL.storages) == before
