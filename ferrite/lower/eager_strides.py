@@ -162,18 +162,6 @@ def viewed(operands: Sequence[Placed], sizes: tuple[Index, ...]) -> Steps:
     return tuple(steps.get(place, Step()) for place in range(len(sizes)))
 
 
-def rolled(operands: Sequence[Placed], sizes: tuple[Index, ...], flat: bool) -> Steps:
-    """`roll`: a concatenation, or a clone of nothing. `flat`: of all elements in a row, which is a view of these."""
-    (operand,) = operands
-    if has_no_elements(operand):
-        return contiguous_steps(len(sizes)) if flat and len(sizes) > 1 else same_as(operand)
-    if flat:
-        return contiguous_steps(len(sizes))
-    if len(sizes) in (4, 5) and not is_contiguous(operand):
-        raise Undecided("whether the parts of a concatenation have their channels last")
-    return contiguous_steps(len(sizes))
-
-
 def narrowed(operands: Sequence[Placed], sizes: tuple[Index, ...]) -> Steps:
     """`constant_pad_nd` by widths that are not positive: a copy of a part."""
     return like_operand([Placed(sizes, operands[0].strides)], sizes)

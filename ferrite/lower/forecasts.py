@@ -14,7 +14,8 @@ import torch
 from ferrite.errors import Refusal
 from ferrite.graph import MetadataUpdater, fake_value, no_guards, same_number, same_sizes
 from ferrite.ir.index import ONE, ZERO, Index
-from ferrite.lower.eager_strides import Undecided, is_equal, is_less
+from ferrite.lower.concat_strides import suggested_order
+from ferrite.lower.eager_strides import Placed, Undecided
 from ferrite.lower.sizes import Sizes, UnknownSize
 from ferrite.lower.strides import contiguous, same_strides
 
@@ -82,7 +83,7 @@ class OperandLayout:
     @property
     def is_corrected(self) -> bool:
         """Whether `correct_misforecasts` has said of a normalised batch how it lies."""
-        return self.device.type == "cpu" and suggested_order(self.sizes, self.strides) is not None
+        return self.device.type == "cpu" and known_order(self.sizes, self.strides) is not None
 
 
 def has_strides_of_more(operand: OperandLayout) -> bool:
@@ -90,22 +91,13 @@ def has_strides_of_more(operand: OperandLayout) -> bool:
     return any(size is ZERO for size in operand.sizes) and operand.strides != contiguous(operand.sizes)
 
 
-def suggested_order(sizes: tuple[Index, ...], strides: tuple[Index, ...]) -> tuple[int, ...] | None:
-    """The dimensions, the innermost first, of memory that eager makes for a batch like this one: with the channels last
-    if strides grow in that order. None where what is known of sizes does not tell."""
-    rank = len(sizes)
-    plain, by_channels = tuple(reversed(range(rank))), (1, *range(rank - 1, 1, -1), 0)
-    if rank not in (4, 5) or strides[1] is ZERO:
-        return plain
-    least: Index = ZERO
+def known_order(sizes: tuple[Index, ...], strides: tuple[Index, ...]) -> tuple[int, ...] | None:
+    """The dimensions, the innermost first, of memory that eager makes for a batch like this one; None where what is
+    known of sizes does not tell."""
     try:
-        for dim in by_channels:
-            if sizes[dim] is ZERO or is_less(strides[dim], least) or (dim == 0 and is_equal(least, strides[1])):
-                return plain
-            least = strides[dim] * sizes[dim]
+        return suggested_order(Placed(sizes, strides))
     except Undecided:
         return None
-    return by_channels
 
 
 def misforecast(target: Any, operands: Iterable[OperandLayout]) -> Refusal | None:
@@ -190,7 +182,7 @@ def order_of_batch(node: torch.fx.Node, sizes: Sizes) -> tuple[int, ...] | None:
     if value.device.type != "cpu":
         return None
     try:
-        order = suggested_order(sizes.indices(operand.shape), sizes.indices(operand.stride()))
+        order = known_order(sizes.indices(operand.shape), sizes.indices(operand.stride()))
     except UnknownSize:
         return None
     if order is None:

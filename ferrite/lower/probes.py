@@ -39,6 +39,7 @@ from ferrite.graph import (
     storages_in,
 )
 from ferrite.lower.calls import flat
+from ferrite.lower.concat_strides import concatenated, rolled, stacked
 from ferrite.lower.eager_strides import (
     Placed,
     Rule,
@@ -51,7 +52,6 @@ from ferrite.lower.eager_strides import (
     is_dense,
     like_operand,
     narrowed,
-    rolled,
     turned,
     viewed,
 )
@@ -96,8 +96,16 @@ RULES: dict[Any, Rule] = {
     aten._unsafe_view: viewed,
 }
 # Those whose rule depends on arguments: see `rule_by_arguments`.
-BY_ARGUMENTS = frozenset({aten.roll, aten.rot90, aten.constant_pad_nd, aten.isinf})
-ITERATED = frozenset({aten.hardswish, aten.softshrink})  # elementwise, but not tagged as such
+BY_ARGUMENTS = frozenset({aten.cat, aten.stack, aten.roll, aten.rot90, aten.constant_pad_nd, aten.isinf})
+# Elementwise, but not tagged as such.
+ITERATED = frozenset(
+    {
+        *(aten.hardswish, aten.softshrink, aten.elu_backward, aten.hardsigmoid_backward, aten.hardswish_backward),
+        *(aten.hardtanh_backward, aten.leaky_relu_backward, aten.mish_backward, aten.softplus_backward),
+    }
+)
+# Gradients that are iterated over the input first.
+INPUT_FIRST = frozenset({aten.threshold_backward, aten.leaky_relu_backward})
 # Tagged as elementwise, but made in other ways, or of several calls.
 NOT_ITERATED = frozenset(
     {
@@ -332,7 +340,7 @@ def rule_of(node: torch.fx.Node) -> tuple[Rule | None, Sequence[torch.Tensor]]:
         preserves = node.kwargs.get("memory_format") in (None, torch.preserve_format)
         return (RULES[packet], operands[:1]) if preserves and operands else (None, ())
     if packet in BY_ARGUMENTS:
-        return rule_by_arguments(node), operands[:1]
+        return rule_by_arguments(node), operands if packet in (aten.cat, aten.stack) else operands[:1]
     placed = [each for each in operands if each.ndim]
     if (
         node.target is aten.pow.Scalar
@@ -342,7 +350,7 @@ def rule_of(node: torch.fx.Node) -> tuple[Rule | None, Sequence[torch.Tensor]]:
         or any(map(is_node, flat(node.kwargs)))
     ):
         return None, ()
-    if packet is aten.threshold_backward:
+    if packet in INPUT_FIRST:
         placed.reverse()
     numbers = len(placed) < len(operands) or takes_numbers_as_tensors(node)
     return functools.partial(elementwise, numbers=numbers), placed
@@ -355,9 +363,15 @@ def rule_by_arguments(node: torch.fx.Node) -> Rule | None:
         return compared_with_number if value.dtype.is_floating_point else like_operand
     if any(map(is_node, flat(args[1:]))):
         return None
+    if packet is aten.cat:
+        return concatenated
+    if packet is aten.stack:
+        dim: Any = args[1] if len(args) > 1 else 0
+        return functools.partial(stacked, dim=dim % fake_value(node).ndim)
     if packet is aten.roll:
+        shifts: Any = args[1]
         along: Any = args[2] if len(args) > 2 else ()
-        return functools.partial(rolled, flat=not along)
+        return functools.partial(rolled, shifts=shifts, dims=along)
     if packet is aten.rot90:
         turns: Any = args[1] if len(args) > 1 else 1
         dims: Any = args[2] if len(args) > 2 else (0, 1)

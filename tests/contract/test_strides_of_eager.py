@@ -313,3 +313,51 @@ def test_one_element_spread_over_sizes_of_one_and_of_any() -> None:
         return spread, spread.unsqueeze(1), x.expand(1, 1), x.expand(y.shape[0], 2, 1), y.expand(1, *y.shape)
 
     assert_same_as_eager(fn, lambda: [torch.randn(()), torch.randn(3, 1, 1)], dynamic=True)
+
+
+def concatenated(x):
+    """With the channels last, if the parts lie so, also along dimensions of one; the last two are near misses."""
+    return (
+        torch.stack([x, x], 2),
+        torch.stack([x, x * 2], 0),
+        torch.stack([x, x], -1),
+        torch.cat([x, x + 1], 1),
+        (x * 2).roll(1, 0),
+        (x * 2).roll((1, 1), (2, 0)),
+        torch.stack([x, x.contiguous()], 2),
+        (x * 2).roll(x.shape[0], 0),
+    )
+
+
+WITH_CHANNELS = {
+    "a batch of one": lambda: torch.randn(1, 5, 6, 7).permute(0, 3, 1, 2),
+    "one channel": lambda: torch.randn(8, 5, 6, 1).permute(0, 3, 1, 2),
+    "one channel, contiguous": lambda: torch.randn(8, 1, 5, 6),
+    "a row of one channel": lambda: torch.randn(1, 1, 6, 1).permute(0, 3, 1, 2),
+    "channels last": LAID_OUT["channels last"],
+    "volumes": lambda: torch.randn(1, 2, 5, 6, 3).permute(0, 4, 1, 2, 3),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("layout", WITH_CHANNELS)
+def test_concatenations(layout: str, dynamic: bool) -> None:
+    assert_same_as_eager(concatenated, lambda: [WITH_CHANNELS[layout]()], dynamic=dynamic)
+
+
+ACTIVATIONS = [torch.nn.functional.elu, torch.nn.functional.leaky_relu, torch.nn.functional.softplus, torch.sigmoid]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_gradients_of_activations(activation, dynamic: bool) -> None:
+    """All but the last are elementwise, but torch does not tag them as such."""
+
+    def fn(x, y):
+        return (activation(torch.where(y > 0, x, y).swapaxes(1, -1)).prod(),)
+
+    def make(*shape):
+        return [torch.rand(shape).requires_grad_(), torch.randn(shape).requires_grad_()]
+
+    for shape in ((3, 4, 1, 1), (3, 4, 2, 2)):
+        assert_same_as_eager(fn, lambda shape=shape: make(*shape), backward=True, dynamic=dynamic)

@@ -16,6 +16,15 @@ from ferrite.lower.probes import Asked
 aten = torch.ops.aten
 UNARY = [aten.abs.default, aten.exp.default, aten.neg.default, aten.clone.default, aten.zeros_like.default]
 WITH_NUMBERS = [(aten.add.Tensor, 1), (aten.mul.Scalar, 2.5), (aten.gt.Scalar, 0), (aten.clamp_min.default, 0)]
+BACKWARD = [
+    (aten.elu_backward.default, (1.0, 1, 1, False)),
+    (aten.hardsigmoid_backward.default, ()),
+    (aten.hardswish_backward.default, ()),
+    (aten.hardtanh_backward.default, (-1, 1)),
+    (aten.leaky_relu_backward.default, (0.1, False)),
+    (aten.mish_backward.default, ()),
+    (aten.softplus_backward.default, (1, 20)),
+]
 BINARY = [aten.add.Tensor, aten.div.Tensor, aten.ge.Tensor, aten.maximum.default, aten.threshold_backward.default]
 
 
@@ -39,11 +48,16 @@ def strides_by_rule(target, arguments, result):
         with mode:
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
-    operands = []
-    for place, each in enumerate(arguments):
-        operands.append(graph.placeholder(f"x{place}") if isinstance(each, torch.Tensor) else each)
-        if isinstance(each, torch.Tensor):
-            operands[-1].meta["val"] = picture(each)
+    def operand(each):
+        if isinstance(each, list):
+            return [operand(part) for part in each]
+        if not isinstance(each, torch.Tensor):
+            return each
+        node = graph.placeholder("x")
+        node.meta["val"] = picture(each)
+        return node
+
+    operands = [operand(each) for each in arguments]
     node = graph.call_function(target, tuple(operands))
     node.meta["val"] = picture(result)
     return Asked().by_rule(node, [node.meta["val"]])
@@ -87,6 +101,38 @@ def test_views_and_reductions_lie_as_in_eager(seed: int) -> None:
                 continue
             found = strides_by_rule(target, arguments, result)
             assert found == (result.stride(),), (target, x.shape, x.stride(), arguments[1:])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_concatenations_lie_as_in_eager(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(80):
+        sizes = [rng.choice([0, 1, 1, 2, 3]) for _ in range(rng.choice([2, 3, 4, 4, 4, 5]))]
+        x, y = (laid_out(rng, sizes, torch.float32) for _ in range(2))
+        if rng.random() < 0.6 and len(sizes) > 3:  # with the channels last, but along dimensions of one
+            x, y = (torch.ones(sizes[:1] + sizes[2:] + sizes[1:2]).movedim(-1, 1) for _ in range(2))
+        dims = [rng.randrange(len(sizes)) for _ in range(2)]
+        shifts = [rng.choice([-1, 1, 2, 3]) for _ in range(2)]
+        calls = [(target, ([x, y], dim)) for target in (aten.cat.default, aten.stack.default) for dim in (0, *dims)]
+        calls += [(aten.stack.default, ([x, y, x], -1)), (aten.stack.default, ([x],))]
+        calls += [(aten.roll.default, (x, shifts, dims)), (aten.roll.default, (x, shifts[:1], dims[:1]))]
+        calls += [(aten.roll.default, (x, shifts[:1]))]
+        for target, arguments in calls:
+            result = target(*arguments)
+            found = strides_by_rule(target, arguments, result)
+            assert found == (result.stride(),), (target, sizes, x.stride(), y.stride(), arguments[1:])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_gradients_of_activations_lie_as_in_eager(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(20):
+        sizes = [rng.choice([0, 1, 1, 2, 3]) for _ in range(rng.randint(1, 4))]
+        x, y = (laid_out(rng, sizes, torch.float32) for _ in range(2))
+        for target, rest in BACKWARD:
+            arguments = (x, *rest, y) if target is aten.elu_backward.default else (x, y, *rest)
+            found = strides_by_rule(target, arguments, result := target(*arguments))
+            assert found == (result.stride(),), (target, sizes, x.stride(), y.stride())
 
 
 def test_what_holds_for_every_size_is_said_and_nothing_else() -> None:
