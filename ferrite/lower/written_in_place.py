@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ferrite.graph import fake_value, same_sizes, storages_in
+from ferrite.graph import fake_value, same_number, same_sizes, storages_in
 
 aten = torch.ops.aten
 ASSIGNED = frozenset({aten.index_put, aten.fill, aten.copy})  # what `x[places] = values` is
@@ -62,7 +62,10 @@ def is_seen_after_write(node: torch.fx.Node) -> bool:
 
 
 def lies_as_before(node: torch.fx.Node) -> bool:
-    """Whether a view that was made for a write is one of something that is known to lie as it did before the write."""
+    """Whether a view that was made for a write is one of something that is known to lie as it did before the write.
+    Without elements it is not: other sizes on the way there and back lose the strides."""
+    if any(same_number(size, 0) for size in fake_value(node).shape):
+        return False
     while getattr(node.target, "is_view", False) and isinstance(node.args[0], torch.fx.Node):
         node = node.args[0]
     operand = written_operand(node)
