@@ -12,7 +12,11 @@ MAX_OPERAND_ELEMENTS = 1 << 18  # elements of an operand, with those it skips: a
 
 def is_plain(value: torch.Tensor) -> bool:
     """Whether strides tell where its elements lie, and eager is asked on a processor."""
-    return value.layout is torch.strided and value.device.type == "cpu" and not value.is_conj() and not value.is_neg()
+    return value.device.type == "cpu" and is_as_in_memory(value)
+
+
+def is_as_in_memory(value: torch.Tensor) -> bool:
+    return value.layout is torch.strided and not value.is_conj() and not value.is_neg()
 
 
 def is_static(value: torch.Tensor) -> bool:

@@ -56,7 +56,7 @@ from ferrite.lower.eager_strides import (
     viewed,
 )
 from ferrite.lower.forecasts import correct_misforecasts
-from ferrite.lower.pictures import dense, extent, is_plain, is_small, is_static
+from ferrite.lower.pictures import dense, extent, is_as_in_memory, is_plain, is_small, is_static
 from ferrite.lower.sizes import Sizes, UnknownSize
 from ferrite.lower.strides import contiguous
 from ferrite.lower.written_in_place import is_seen_after_write, lies_as_before, written_operand
@@ -80,6 +80,7 @@ COPIES = frozenset(
         *(aten.fill, aten.index_fill, aten.index_put),
     }
 )
+LIKE_ANYWHERE = LIKE | {aten.clone, aten._to_copy, aten.fill}  # on any device
 REDUCTIONS = frozenset(
     {
         *(aten.sum, aten.mean, aten.prod, aten.amax, aten.amin, aten.any, aten.all),
@@ -252,9 +253,12 @@ class Asked:
                 return None
         except UnknownSize:  # a size that goes through fractions, say
             return None
-        if not results or not all(map(is_plain, (*results, *tensors))):  # last, since it takes longest
+        if not results or not all(map(is_as_in_memory, (*results, *tensors))):  # last, since it takes longest
             return None
-        if static and all(map(is_small, (*results, *tensors))):
+        on_cpu = all(each.device.type == "cpu" for each in (*results, *tensors))
+        if not on_cpu and not is_elementwise(node.target) and packet_of(node) not in LIKE_ANYWHERE:
+            return None  # how results of a GPU's other operators lie is their own business
+        if on_cpu and static and all(map(is_small, (*results, *tensors))):
             found = strides_in_eager(node)
             if found is not None or packet_of(node) not in RULES:
                 return found
@@ -299,7 +303,8 @@ class Asked:
         rule, operands = rule_of(node)
         if rule is None or not results:
             return None
-        dtype = computed_in(node, results[0].dtype, operands)
+        # a GPU converts operands on the way; a processor makes tensors of the other type first
+        dtype = computed_in(node, results[0].dtype, operands) if results[0].device.type == "cpu" else None
         strides = [self.as_computed_with(each, dtype) for each in operands]
         if packet_of(node) is aten.where and node.all_input_nodes[0].meta.get("val") is operands[0]:
             strides[0] = operands[0].stride()  # a condition is not converted

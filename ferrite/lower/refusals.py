@@ -83,13 +83,25 @@ class NotAsked(Exception):
 
 
 def refused_by_eager(gm: torch.fx.GraphModule) -> Refusal | None:
-    """Why eager raises an error in this graph, or in one that it runs, if a call shows that it does."""
+    """Why eager raises an error in this graph, or in one that it runs, if a call shows that it does.
+
+    What is computed of gradients is not asked about: nobody wrote these calls, and eager makes others. Of a layer norm
+    under autocast, torch's picture of the backward mixes types that its kernel does not take.
+    """
     for module in gm.modules():
         if isinstance(module, torch.fx.GraphModule):
+            of_gradients: set[torch.fx.Node] = set()
             for node in module.graph.nodes:
-                if node.op == "call_function" and is_unusual(node) and (why := refusal(node)) is not None:
+                if is_gradient(node) or not of_gradients.isdisjoint(node.all_input_nodes):
+                    of_gradients.add(node)
+                elif node.op == "call_function" and is_unusual(node) and (why := refusal(node)) is not None:
                     return Refusal(f"eager refuses {node.target}: {why}", model_line(node))
     return None
+
+
+def is_gradient(node: torch.fx.Node) -> bool:
+    """Whether a node is what autograd hands to a backward graph, by the name that AOTAutograd gives it."""
+    return node.op == "placeholder" and node.name.startswith("tangents")
 
 
 def is_unusual(node: torch.fx.Node) -> bool:
@@ -124,10 +136,16 @@ def may_be_asked(target: Any) -> bool:
 
 @functools.lru_cache(256)
 def seeded(target: Any) -> Any | None:
-    """The overload of a random operator that takes a generator."""
-    if any(each.name == "generator" for each in schema(target).arguments):
+    """The overload of a random operator that takes a generator, and else what this one takes."""
+    names = [each.name for each in schema(target).arguments]
+    if "generator" in names:
         return target
-    return target.overloadpacket.generator if "generator" in target.overloadpacket.overloads() else None
+    packet = target.overloadpacket
+    for overload in (getattr(packet, name) for name in packet.overloads()):
+        others = [each.name for each in schema(overload).arguments]
+        if "generator" in others and [name for name in others if name != "generator"] == names:
+            return overload
+    return None
 
 
 def refusal(node: torch.fx.Node) -> str | None:

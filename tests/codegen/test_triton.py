@@ -44,7 +44,7 @@ def small_blocks(monkeypatch):
     """Blocks so small that a few elements need several of them."""
     monkeypatch.setattr(grid, "LOOPED", 8)
     monkeypatch.setattr(grid, "SHARED", 4)
-    monkeypatch.setattr(statements, "MOST_ELEMENTS", 16)
+    monkeypatch.setattr(statements, "MAX_BLOCK_ELEMENTS", 16)
 
 
 # --- kernels written by hand ------------------------------------------------------------------------------------------

@@ -74,9 +74,9 @@ def loaded(executor: str, monkeypatch: pytest.MonkeyPatch) -> list[list[torch.Te
     """The constants of each program, in the order of compiling."""
     found: list[list[torch.Tensor]] = []
 
-    def load(source, kernels, objects):
+    def load(source, kernels, objects, recorders):
         found.append([value for value in objects.values() if isinstance(value, torch.Tensor)])
-        return load_host(source, kernels, objects)
+        return load_host(source, kernels, objects, recorders)
 
     monkeypatch.setattr("ferrite.backend.load_host", load)
     return found

@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ferrite.codegen import named_objects, verify_host
 from ferrite.ir.program import verify_program
+from ferrite.lower import correct_forecasts
 from ferrite.lower.graph import lower_module
 from ferrite.runtime import load_host
 from ferrite.schedule import make_plan
@@ -100,3 +101,16 @@ def test_kernels_on_both_kinds_of_device(gpus):
 
     source = assert_computes(function, ["cuda:0", "cpu"], [torch.randn(5, 9), torch.randn(7)], gpus)
     assert {table.device for table in source.runs} == {"cuda:0", "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("function", "strides"), [(lambda x: x.t() + 1, (1, 1)), (lambda x: x.t() * x.t().to(torch.float16), (8, 1))]
+)
+def test_strides_along_dimensions_of_one_are_eagers(function, strides):
+    """torch forecasts (8, 1); eager has it where all operands are contiguous tensors of one shape."""
+    assert function(torch.empty(8, 1)).stride() == strides
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        graph = make_fx(function, tracing_mode="fake")(torch.empty(8, 1, device="cuda:0"))
+    correct_forecasts(graph)
+    result = graph.graph.output_node().args[0]
+    assert result.meta["val"].stride() == strides

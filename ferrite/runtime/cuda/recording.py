@@ -77,6 +77,7 @@ class Graphs:
         self.memory = torch.cuda.graph_pool_handle()
         self.stream = torch.cuda.Stream(index)
         self.last: Any = None
+        self.anchor: Any = None
 
     def is_recording(self) -> bool:
         return torch.cuda.is_current_stream_capturing()
@@ -88,17 +89,26 @@ class Graphs:
         self.last = current
 
     def record(self, part: Part, given: list[Any]) -> tuple[Sequence[Any], Replay]:
-        graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self.index), torch.cuda.stream(self.stream), garbage_waits():
+            if self.anchor is None:  # torch forgets a pool, and fails to begin in it, once no graph has memory there
+                self.anchor, _ = self.captured(self.fill_one_element, [])
+            graph, results = self.captured(part, given)
+        return results, graph.replay
+
+    def captured(self, part: Part, given: list[Any]) -> tuple[Any, Sequence[Any]]:
+        graph = torch.cuda.CUDAGraph()
+        try:
             # other threads go on: what they ask of the GPU is not recorded, and does no harm
             graph.capture_begin(pool=self.memory, capture_error_mode="thread_local")
-            try:
-                results = part(given)
-            except BaseException:
-                self.give_up(graph)
-                raise
-            graph.capture_end()
-        return results, graph.replay
+            results = part(given)
+        except BaseException:
+            self.give_up(graph)
+            raise
+        graph.capture_end()
+        return graph, results
+
+    def fill_one_element(self, _given: list[Any]) -> Sequence[Any]:
+        return [torch.empty(1, device=f"cuda:{self.index}").fill_(0)]
 
     def give_up(self, graph: Any) -> None:
         """End a recording that failed. The generator of random numbers takes itself for recorded until another one has
@@ -109,7 +119,7 @@ class Graphs:
             empty = torch.cuda.CUDAGraph()
             with contextlib.suppress(RuntimeError):
                 empty.capture_begin(capture_error_mode="thread_local")
-                torch.empty(1, device=f"cuda:{self.index}").fill_(0)
+                self.fill_one_element([])
                 empty.capture_end()
                 return
 
