@@ -40,7 +40,7 @@ from ferrite.codegen.small_programs import small_program
 from ferrite.errors import NotScheduled, Refusal
 from ferrite.graph import ModelLine
 from ferrite.ir import Expr
-from ferrite.ir.index import Index, Symbol, substitute
+from ferrite.ir.index import Index, Number, Symbol, substitute
 from ferrite.ir.kernel import Kernel
 from ferrite.ir.program import (
     CALLS,
@@ -345,9 +345,16 @@ class _Printer:
 
     def bounds(self, run: Run, launch: Launch, slots: dict[object, int]) -> Iterator[tuple[int, int]]:
         """For every pointer of a checked kernel the slots and offsets of its ends: those of the storage behind a
-        tensor, or of the bytes that something has inside of an arena or a tensor."""
+        tensor, or of the bytes that something has inside of an arena or a tensor, or that the program made for it: to
+        ask a result for its storage shows, since autograd adds to no gradient in place whose storage was asked for."""
         for name in launch.arguments:
             if not run.is_inside(name):
+                buffer = self.buffer_table.buffers[name]
+                is_known = all(isinstance(each, Number) for each in (*buffer.sizes, *buffer.strides))
+                if buffer.kind == "owned" and is_known:
+                    yield slots[name], 0
+                    yield slots[name], bytes_at(buffer, {})
+                    continue
                 for end in ("begin_of", "end_of"):
                     yield slots.setdefault((end, name), len(slots) + 1), 0
                 continue

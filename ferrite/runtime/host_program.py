@@ -129,9 +129,12 @@ def view_of(
 
 
 def taken_over(old: torch.Tensor, sizes: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
-    """A tensor in the memory of another one that is no longer needed. It is no view: autograd tells those apart."""
+    """A tensor in the memory of another one that is no longer needed. It is no view: autograd tells those apart. Nor is
+    the storage asked for, which would count as a user from then on: autograd adds no other gradient in place then."""
     new = torch.empty(0, dtype=old.dtype, device=old.device)
-    return new.set_(old.untyped_storage(), old.storage_offset(), sizes, strides)
+    memory = old if old.is_contiguous() else old.as_strided((0,), (1,))
+    new.set_(memory, 0, sizes, strides)  # type: ignore[call-overload]
+    return new
 
 
 def laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:

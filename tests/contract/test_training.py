@@ -277,3 +277,23 @@ def test_gradient_set_to_none_between_steps() -> None:
         exact(x.double()).square().sum().backward()
         grads = ([p.grad for p in m.parameters()] for m in (ours, model, exact))
         assert_same_tree(*grads, what="gradient")
+
+
+@pytest.mark.parametrize(("rows", "check_bounds"), [(9 << 20, False), (6, True), (6, False)])
+def test_gradients_are_added_in_place_as_in_eager(rows: int, check_bounds: bool) -> None:
+    """Whoever asks a gradient for its storage keeps autograd from adding the next one to it; strides show that, and so
+    does the memory of large ones."""
+
+    def fn(x, y):
+        return torch.where(x > 0, x, 2), y.sin()
+
+    torch.compiler.reset()
+    compiled = compile_strict(fn, options={"check_bounds": check_bounds})
+    found = []
+    for function in (fn, compiled):
+        leaf = torch.ones(rows, 1, requires_grad=True)
+        row = leaf.permute(1, 0)
+        sum(each.sum() for each in function(row, row.t())).backward()
+        found.append(leaf.grad)
+    assert found[0].stride() == found[1].stride() == (1, 1)
+    torch.testing.assert_close(found[1], found[0])

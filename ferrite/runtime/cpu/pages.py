@@ -23,7 +23,9 @@ def large_on_cpu(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.
     """As `empty_on_cpu`, with large pages. A system that has none says so, and nothing is lost."""
     tensor = torch_api.empty_on_cpu(sizes, strides, dtype)
     start = -(-tensor.data_ptr() // PAGE) * PAGE
-    end = (tensor.data_ptr() + tensor.untyped_storage().nbytes()) // PAGE * PAGE
+    # `untyped_storage()` would count as a user of the memory from then on: autograd would add nothing to it in place
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)) if all(sizes) else 0
+    end = (tensor.data_ptr() + reach * dtype.itemsize) // PAGE * PAGE
     if end > start:
         _advise(start, end - start, HUGE_PAGES)
     return tensor
