@@ -63,13 +63,14 @@ def is_seen_after_write(node: torch.fx.Node) -> bool:
 
 def lies_as_before(node: torch.fx.Node) -> bool:
     """Whether a view that was made for a write is one of something that is known to lie as it did before the write.
-    Without elements it is not: other sizes on the way there and back lose the strides."""
-    if any(same_number(size, 0) for size in fake_value(node).shape):
-        return False
+    Without elements, what a view was written through is not: the way back through other sizes loses the strides."""
+    is_empty = any(same_number(size, 0) for size in fake_value(node).shape)
     while getattr(node.target, "is_view", False) and isinstance(node.args[0], torch.fx.Node):
         node = node.args[0]
     operand = written_operand(node)
-    return operand is not None and same_sizes(fake_value(operand).stride(), fake_value(node).stride())
+    if operand is None or (is_empty and getattr(operand.target, "is_view", False)):
+        return False
+    return same_sizes(fake_value(operand).stride(), fake_value(node).stride())
 
 
 def is_write(function: Any) -> bool:
