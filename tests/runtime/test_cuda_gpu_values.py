@@ -46,15 +46,13 @@ def error(found, exact):
 
 
 def assert_as_accurate(found, eager, exact):
-    """No farther from a float64 run than twice eager's distance, or a few units; where eager overflows, nothing is
-    asked."""
+    """No farther from a float64 run than twice eager's distance, or a few units."""
     for ours, theirs, right in zip(leaves(found), leaves(eager), leaves(exact), strict=True):
         assert (ours.dtype, ours.shape, ours.stride()) == (theirs.dtype, theirs.shape, theirs.stride())
         assert ours.device == theirs.device
         if not ours.is_floating_point():
             assert torch.equal(ours, theirs)
         else:
-            ours, theirs, right = (each[theirs.isfinite()] for each in (ours, theirs, right))
             limit = 2 * error(theirs, right) + EPSILON[ours.dtype]
             assert error(ours, right) <= limit, (error(ours, right), error(theirs, right))
 
@@ -94,7 +92,7 @@ def test_values_and_gradients(name, dtype):
             given = [cast(t.clone()).requires_grad_() for t in (x, w)]
             results = leaves(run(*given))
             loss = sum(each.double().square().sum() for each in results if each.is_floating_point())
-            loss.backward()
+            (loss / 64).backward()  # so that sums of a thousand gradients fit into float16
             runs.append([*(each.detach() for each in results), *(t.grad for t in given if t.grad is not None)])
         exact = [each.double() if each.is_floating_point() else each for each in runs[2]]
         if dtype is not torch.float32:  # ties and roundings decide which
