@@ -87,7 +87,12 @@ REDUCTIONS = frozenset(
         *(aten.var, aten.std, aten.var_mean, aten.std_mean, aten.linalg_vector_norm),
     }
 )
-CONTIGUOUS = frozenset({aten.masked_fill, aten.native_layer_norm, aten.renorm, aten.log_sigmoid_forward})
+CONTIGUOUS = frozenset(
+    {
+        *(aten.masked_fill, aten.native_layer_norm, aten.renorm, aten.log_sigmoid_forward),
+        *(aten.index_add, aten.index_copy, aten.index_reduce, aten.scatter, aten.scatter_add, aten.scatter_reduce),
+    }
+)
 RULES: dict[Any, Rule] = {
     **dict.fromkeys((*LIKE, *COPIES, aten.hardtanh, aten.frexp, aten._prelu_kernel), like_operand),
     **dict.fromkeys((*REDUCTIONS, *CONTIGUOUS), contiguous_result),

@@ -361,3 +361,18 @@ def test_gradients_of_activations(activation, dynamic: bool) -> None:
 
     for shape in ((3, 4, 1, 1), (3, 4, 2, 2)):
         assert_same_as_eager(fn, lambda shape=shape: make(*shape), backward=True, dynamic=dynamic)
+
+
+def test_what_is_added_up_by_index_is_contiguous() -> None:
+    def fn(places, x):
+        zeros = torch.zeros_like(x)
+        added = zeros.index_add(0, places, x[places], alpha=2)
+        return added, added.relu(), zeros.index_copy(0, places, x[places])
+
+    for sizes in ((2, 1, 1, 3), (4, 5, 1, 3), (2, 1, 6, 1)):
+        assert_same_as_eager(
+            fn,
+            lambda sizes=sizes: [torch.tensor([0, 1, 1]), torch.randn(sizes)],
+            prepare=lambda places, x: [places, x.permute(0, 2, 3, 1)],
+            dynamic=True,
+        )
