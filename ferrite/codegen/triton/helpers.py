@@ -210,13 +210,9 @@ _helper(f"""
         return first, second, third, fourth
 """)
 _helper("""
-    def random_word(seed, operator, place):
-        # word `place` of 32 bits of an operator's own: blocks of four come from one counter
-        seed = seed + place * 0
-        operator = operator + place * 0
-        group = place >> 2
-        within = place & 3
-        first, second, third, fourth = philox(
+    def random_words(seed, operator, group):
+        # the four words of 32 bits that come from one counter
+        return philox(
             tl.cast(group, tl.uint32),
             tl.cast(group >> 32, tl.uint32),
             tl.cast(operator, tl.uint32),
@@ -224,6 +220,15 @@ _helper("""
             tl.cast(seed, tl.uint32),
             tl.cast(seed >> 32, tl.uint32),
         )
+""")
+_helper("""
+    def random_word(seed, operator, place):
+        # word `place` of 32 bits of an operator's own: blocks of four come from one counter
+        seed = seed + place * 0
+        operator = operator + place * 0
+        group = place >> 2
+        within = place & 3
+        first, second, third, fourth = random_words(seed, operator, group)
         even = tl.where(within == 0, first, third)
         odd = tl.where(within == 1, second, fourth)
         return tl.where((within & 1) == 0, even, odd)
@@ -247,14 +252,7 @@ _helper("""
         group = random_place(counter) >> 2
         operator = random_operator(counter)
         seed = seed + group * 0
-        first, second, third, fourth = philox(
-            tl.cast(group, tl.uint32),
-            tl.cast(group >> 32, tl.uint32),
-            tl.cast(operator, tl.uint32),
-            tl.cast(operator >> 32, tl.uint32),
-            tl.cast(seed, tl.uint32),
-            tl.cast(seed >> 32, tl.uint32),
-        )
+        first, second, third, fourth = random_words(seed, operator, group)
         word = tl.join(tl.join(first, third), tl.join(second, fourth))
         word = tl.reshape(word, [first.shape[0] * 4])
         return tl.cast(word >> (32 - digits), tl.float32) * (2.0 ** -digits)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -97,16 +97,24 @@ def stage_of(operation: Loop, buffer_table: BufferTable) -> Stage:
 
 
 def with_axes(operation: Loop, new: Mapping[Axis, Axis]) -> Loop:
-    """The same operation over other axes."""
+    """The same operation over other axes, one for each."""
+
+    def renamed(axes: Iterable[Axis]) -> tuple[Axis, ...]:
+        return tuple(new.get(item, item) for item in axes)
+
+    return with_indices(operation, new, renamed)
+
+
+def with_indices(
+    operation: Loop, new: Mapping[Axis, Index], renamed: Callable[[Iterable[Axis]], tuple[Axis, ...]]
+) -> Loop:
+    """The same operation with indices in the place of axes, over the axes that `renamed` says for its own."""
 
     def index(old: Index) -> Index:
         return in_indices(old, new)
 
     def target(old: Target | None) -> Target | None:
         return None if old is None else Target(old.buffer, tuple(map(index, old.coordinates)))
-
-    def renamed(axes: Iterable[Axis]) -> tuple[Axis, ...]:
-        return tuple(new.get(item, item) for item in axes)
 
     match operation:
         case Compute():
@@ -123,12 +131,12 @@ def with_axes(operation: Loop, new: Mapping[Axis, Axis]) -> Loop:
         case Scan():
             values = tuple(rewrite_indices(item, new) for item in operation.values)
             targets = tuple(map(target, operation.targets))
-            along = new.get(operation.along, operation.along)
+            (along,) = renamed((operation.along,))  # what is gone through in order stays one axis
             return replace(operation, axes=renamed(operation.axes), along=along, values=values, targets=targets)
     raise TypeError(f"{type(operation).__name__} is no loop that is scheduled")
 
 
-def in_indices(old: Index, new: Mapping[Axis, Axis]) -> Index:
+def in_indices(old: Index, new: Mapping[Axis, Index]) -> Index:
     """A coordinate over other axes, inside what it reads from memory too."""
     from ferrite.ir import IndexValue
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from ferrite.ir import rewrite_indices
 from ferrite.ir.index import Axis, Index, Number, axis
-from ferrite.ir.program import Compute, Operation, Reduce, Target, axes_of
+from ferrite.ir.program import Compute, Operation, Reduce, axes_of
 from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, likely
-from ferrite.schedule.fusion.stages import in_indices
+from ferrite.schedule.fusion.stages import with_indices
 
 MIN_ROWS = 4  # that one program goes through: with fewer, its columns cost more than they save
 Dimension = tuple[str, int]  # of a buffer
@@ -114,29 +113,7 @@ def in_pieces(operation: Operation, item: Axis, pieces: int) -> Operation:
     outer, inner = axis(names[0], pieces), axis(names[1], item.extent.value // pieces)
     new: Mapping[Axis, Index] = {item: outer * inner.extent + inner}
 
-    def over(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    def over(axes: Iterable[Axis]) -> tuple[Axis, ...]:
         return tuple(part for each in axes for part in ((outer, inner) if each is item else (each,)))
 
-    def index(old: Index) -> Index:
-        return in_indices(old, new)  # type: ignore[arg-type]
-
-    def target(old: Target | None) -> Target | None:
-        return None if old is None else Target(old.buffer, tuple(map(index, old.coordinates)))
-
-    match operation:
-        case Compute():
-            stores = [
-                replace(
-                    store,
-                    coordinates=tuple(map(index, store.coordinates)),
-                    value=rewrite_indices(store.value, new),
-                )
-                for store in operation.stores
-            ]
-            return replace(operation, axes=over(operation.axes), stores=tuple(stores))
-        case Reduce():
-            values = tuple(rewrite_indices(value, new) for value in operation.values)
-            targets = tuple(map(target, operation.targets))
-            axes, reduced = over(operation.axes), over(operation.reduced)
-            return replace(operation, axes=axes, reduced=reduced, values=values, targets=targets)
-    return operation
+    return with_indices(operation, new, over) if isinstance(operation, (Compute, Reduce)) else operation
