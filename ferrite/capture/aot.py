@@ -177,7 +177,8 @@ def complete(node: torch.fx.Node, value: Any) -> None:
     if isinstance(value, (tuple, list)):
         for user in node.users:
             if fake_value(user) is None:
-                complete(user, value[user.args[1]])
+                place: Any = user.args[1]
+                complete(user, value[place])
 
 
 def describe(kind: GraphKind, gm: torch.fx.GraphModule, eager_layouts: Sequence[Layout | None]) -> CapturedGraph:
