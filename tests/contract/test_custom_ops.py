@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.decorators import leaf_function
+import torch._dynamo.decorators
 
 from tests.compare import assert_same_as_eager
 from tests.custom_operators import increment, swap
@@ -231,6 +231,7 @@ def test_mutating_operator_whose_result_has_a_size_that_data_decides(fn) -> None
 # --- functions that the compiler does not look into -------------------------------------------------------------------
 
 CALLED: list[str] = []
+leaf_function: Any = torch._dynamo.decorators.leaf_function
 
 
 @leaf_function
