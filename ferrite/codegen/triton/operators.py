@@ -203,7 +203,7 @@ def _logical(form: str) -> Row:
 
 def _sign_bit(needs: Needs, dtype: torch.dtype, args: list[str]) -> str | None:
     if dtype is torch.bool:
-        return None
+        return f"{args[0]} != {args[0]}"
     if not dtype.is_floating_point:
         return f"{args[0]} < 0"
     integer = "tl.int64" if dtype is torch.float64 else "tl.int32"
@@ -241,6 +241,19 @@ def _normal_distribution(needs: Needs, dtype: torch.dtype, args: list[str]) -> s
     return f"libdevice.erfc({args[0]} * {factor}) * 0.5"
 
 
+def _turned(needs: Needs, dtype: torch.dtype, args: list[str]) -> str | None:
+    """Of a real number: 0 or pi; NaN stays."""
+    if not dtype.is_floating_point:
+        return None
+    zero, half = (filled(bits_of(value, dtype), dtype, "[]") for value in (0.0, math.pi))
+    return f"tl.where({args[0]} != {args[0]}, {args[0]}, tl.where({args[0]} < 0, {half}, {zero}))"
+
+
+def _no_part(needs: Needs, dtype: torch.dtype, args: list[str]) -> str | None:
+    """The imaginary part of a real number, NaN or not."""
+    return f"tl.cast({args[0]} != {args[0]}, {type_name(dtype)}) * 0.0" if dtype.is_floating_point else None
+
+
 def _sign(needs: Needs, dtype: torch.dtype, args: list[str]) -> str | None:
     if dtype is torch.bool:
         return args[0]
@@ -256,7 +269,7 @@ def _inverted(needs: Needs, dtype: torch.dtype, args: list[str]) -> str | None:
 
 
 LIBRARY = """exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh
-    erf erfc erfinv lgamma pow atan2 hypot copysign nextafter"""
+    erf erfc erfinv lgamma atan2 hypot copysign nextafter"""
 # Functions of the library that have another name there.
 RENAMED = {
     "round": "rint",
@@ -298,6 +311,20 @@ ROWS: dict[str, Row] = {
     "sigmoid": _one_over("(libdevice.exp({0} * (-1.0)) + 1.0)"),
     "special_ndtr": _normal_distribution,
     "special_log_ndtr": _by_type("log_normal_distribution({0})", None),
+    "pow": _by_type("libdevice.pow({0}, {1})", "integer_power({0}, {1})"),
+    "gcd": _by_type(None, "common_divisor(tl.abs({0}), tl.abs({1}))", "common_divisor({0}, {1})"),
+    "lcm": _by_type(
+        None,
+        "common_multiple({0}, {1}, common_divisor(tl.abs({0}), tl.abs({1})))",
+        "common_multiple({0}, {1}, common_divisor({0}, {1}))",
+    ),
+    "digamma": _by_type("digamma({0})", None),
+    "special_i0e": _by_type("scaled_bessel_i0({0})", None),
+    "special_i1e": _by_type("scaled_bessel_i1({0})", None),
+    "frexp_mantissa": _by_type("float_mantissa({0})", None),
+    "frexp_exponent": _by_type("float_exponent({0})", None),
+    "imag": _no_part,
+    "angle": _turned,
     "real": _by_type("{0}", None),
     "conj": _by_type("{0}", None),
     "abs_complex": _by_type("tl.abs({0})", None),
