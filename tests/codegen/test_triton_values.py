@@ -10,6 +10,7 @@ import torch
 
 from ferrite.codegen.triton import kernel_source, unsupported
 from ferrite.codegen.triton.emit import written
+from ferrite.codegen.triton.float8 import FORMATS
 from ferrite.codegen.triton.launch import OPTIONS
 from ferrite.codegen.triton.operators import LIBRARY, QUICK, RENAMED
 from ferrite.ir.expr import Random, cast, const, load, masked, op
@@ -154,6 +155,32 @@ def test_every_number_of_sixteen_bits_is_widened_and_rounded(device):
     made = run_triton(elementwise({"a": torch.float32}, halves), memory, [len(wide)], device)
     assert_same_bits(made[1], wide.bfloat16())
     assert_same_bits(made[2], wide.half())
+
+
+@needs_triton
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", FORMATS, ids=short)
+def test_every_number_of_eight_bits_is_widened_and_rounded(dtype, device):
+    codes = torch.arange(256, dtype=torch.uint8).view(dtype)
+    wide = codes.float()
+    kernel = elementwise(
+        {"a": dtype}, [cast(load("a", [PLACE], dtype), new) for new in (torch.float32, torch.bfloat16)]
+    )
+    made = run_triton(kernel, [codes, torch.zeros(256), torch.zeros(256, dtype=torch.bfloat16)], [256], device)
+    assert_same_bits(made[1], wide)
+    assert_same_bits(made[2], codes.bfloat16())
+    halves = torch.arange(-(1 << 15), 1 << 15, 3, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()
+    ordered = wide[~wide.isnan()].sort().values
+    middle = (ordered[1:] + ordered[:-1]) / 2
+    near = [torch.nextafter(middle, torch.full_like(middle, side)) for side in (INF, -INF)]
+    given = torch.cat([halves, ordered, middle, *near, torch.randn(500) * 100, torch.tensor([NAN, -NAN, INF, -INF])])
+    for old in (torch.float32, torch.float16, torch.float64):
+        values = given.to(old)
+        kernel = elementwise({"a": old}, [cast(load("a", [PLACE], old), dtype)])
+        made = run_triton(kernel, [values, torch.zeros(len(values), dtype=dtype)], [len(values)], device)
+        found, expected = made[1].view(torch.uint8), values.to(dtype).view(torch.uint8)
+        nan = made[1].float().isnan() & values.to(dtype).float().isnan()
+        assert torch.equal(found[~nan], expected[~nan])
 
 
 @needs_triton

@@ -153,6 +153,25 @@ def test_logarithms_of_sums(machine):
     assert_as_eager(lambda x: x.logcumsumexp(0), ROWS.bfloat16(), machine=machine, rtol=1e-2, atol=1e-2)
 
 
+F8 = torch.float8_e4m3fn
+
+
+@needs_triton
+@pytest.mark.parametrize("machine", [MACHINE, TINY], ids=["large", "tiny"])
+def test_floats_of_8_bits(machine):
+    def quantized(x):
+        scale = 448 / x.abs().amax(1, keepdim=True).clamp(min=1e-9)
+        return (x * scale).clamp(-448, 448).to(F8).view(torch.uint8), scale
+
+    assert_as_eager(quantized, ROWS, machine=machine)
+    assert_as_eager(quantized, ROWS.bfloat16(), machine=machine)
+    codes = torch.randint(0, 127, (5, 37), dtype=torch.uint8)
+    assert_as_eager(lambda x: (x.view(F8).float() * 2, x.view(F8).bfloat16().sum(1)), codes, machine=machine)
+    tiny = ROWS.to(F8)
+    assert_as_eager(lambda x: (x.t().contiguous().float(), torch.cat([x, x]).float()), tiny, machine=machine)
+    assert_as_eager(lambda x: x.to(torch.float8_e5m2).float().relu(), ROWS * 1000, machine=machine)
+
+
 # --- rows and columns of one tensor ---------------------------------------------------------------------------------
 
 STREAMS = GpuMachine(multiprocessors=2, streams=4, shared_elements=64, kept_elements=256, one_program=64)

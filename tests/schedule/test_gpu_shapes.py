@@ -15,7 +15,7 @@ from ferrite.codegen.triton import kernel_source, launch_of
 from ferrite.codegen.triton.emit import written
 from ferrite.codegen.triton.launch import OPTIONS
 from ferrite.codegen.triton.run import loaded
-from ferrite.ir.types import short
+from ferrite.runtime.cuda.kernels import type_name
 from tests.gpu_plans import MACHINE, kernels_of, loops, plan_of
 
 BF16 = torch.bfloat16
@@ -230,6 +230,12 @@ COMPILED = {
 }
 
 
+def quantized(x):
+    scale = 448 / x.float().abs().amax(1, keepdim=True).clamp(min=1e-9)
+    return (x.float() * scale).clamp(-448, 448).to(torch.float8_e4m3fn), scale
+
+
+COMPILED["float8"] = quantized, [made(4096, 4096, dtype=BF16)]
 MORE = [name for name in COMPILED if name not in ("layer_norm", "scatter", "column_sums_too")]
 
 
@@ -242,8 +248,7 @@ def registers_and_spills(kernel, capability, folder, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
     source = written(kernel, "kernel")
     function = loaded(source.source, "kernel", False)
-    names = {torch.bool: "i1", torch.float16: "fp16", torch.bfloat16: "bf16"}
-    types = [f"*{names.get(one.dtype, short(one.dtype).replace('f', 'fp'))}" for one in source.launch.pointers]
+    types = [f"*{type_name(one.dtype)}" for one in source.launch.pointers]
     aligned = {(place,): [["tt.divisibility", 16]] for place in range(len(types))}
     types += ["*i64"] * bool(source.launch.checks)
     given = ASTSource(function, dict(zip(function.arg_names, types, strict=True)), {}, aligned)

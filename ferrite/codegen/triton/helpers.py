@@ -9,6 +9,7 @@ import inspect
 import re
 from collections.abc import Iterable
 
+from ferrite.codegen.triton.float8 import CONVERSIONS
 from ferrite.codegen.triton.special_functions import SPECIAL_FUNCTIONS
 from ferrite.ir import KEY_STEPS, MULTIPLIERS, PLACE_BITS, ROUNDS
 
@@ -153,7 +154,7 @@ _helper("""
         return tl.where(value < -1.0, low, high)
 """)
 
-for _text in SPECIAL_FUNCTIONS:
+for _text in (*CONVERSIONS, *SPECIAL_FUNCTIONS):
     _helper(_text)
 
 # --- lanes ------------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import torch
 
+from ferrite.codegen.triton.float8 import FORMATS
 from ferrite.codegen.triton.helpers import HELPERS
 from ferrite.codegen.triton.launch import TYPES
 from ferrite.errors import NotGenerated
@@ -39,6 +40,8 @@ def constant(expr: Const, shape: str = "[]") -> str:
 
 
 def filled(bits: int, dtype: torch.dtype, shape: str) -> str:
+    if dtype in FORMATS:
+        return f"tl.full({shape}, {bits}, tl.uint8)"
     value, name = value_of(bits, dtype), type_name(dtype)
     by_bits = dtype is torch.bfloat16 or (
         dtype.is_floating_point and (math.isnan(value) or (value == 0 and math.copysign(1, value) < 0))
@@ -69,15 +72,15 @@ def plain_number(expr: Const) -> str | None:
 
 
 def converted(needs: Needs, text: str, old: torch.dtype, new: torch.dtype) -> str:
-    """As eager converts: to and from 16-bit floats by way of 32 bits, to bool by comparing with zero."""
+    """As eager converts: to and from floats of 16 and 8 bits by way of 32 bits, to bool by comparing with zero."""
     name = type_name(new)
     if old is new:
         return text
     if new is torch.bool:
         return f"({_widened(needs, text, old)} != 0)"
-    if old is torch.bfloat16:
+    if old is torch.bfloat16 or old in FORMATS:
         return converted(needs, _widened(needs, text, old), torch.float32, new)
-    if new in HALVES:
+    if new in HALVES or new in FORMATS:
         wide = converted(needs, text, old, torch.float32)
         return _rounded(needs, wide, new)
     if old.is_floating_point and new in NARROW_INTEGERS:  # what does not fit wraps, as if converted to 64 bits first
@@ -89,6 +92,9 @@ def _widened(needs: Needs, text: str, dtype: torch.dtype) -> str:
     if dtype is torch.bfloat16:
         needs("from_bfloat16")
         return f"from_bfloat16({text})"
+    if dtype in FORMATS:
+        needs(f"from_{FORMATS[dtype].name}")
+        return f"from_{FORMATS[dtype].name}({text})"
     return f"tl.cast({text}, tl.float32)" if dtype is torch.float16 else text
 
 
@@ -96,6 +102,9 @@ def _rounded(needs: Needs, text: str, dtype: torch.dtype) -> str:
     if dtype is torch.bfloat16:
         needs("to_bfloat16")
         return f"to_bfloat16({text})"
+    if dtype in FORMATS:
+        needs(f"to_{FORMATS[dtype].name}")
+        return f"to_{FORMATS[dtype].name}({text})"
     return f"tl.cast({text}, tl.float16)"
 
 
@@ -111,6 +120,8 @@ def operation(needs: Needs, expr: Op, args: list[str], quick: bool = False) -> s
         row = QUICK.get(expr.name, row)
     if any(operand.dtype != dtype for operand in expr.operands) and expr.name != "where":
         row = None  # a number beside a float: few operators have one
+    if dtype in FORMATS and expr.name != "where":
+        row = None
     if expr.name == "bitcast":
         row = _bitcast_to(expr.dtype)
     text = row(needs, dtype, args) if row else None
