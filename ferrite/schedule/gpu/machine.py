@@ -58,6 +58,10 @@ class GpuMachine:
     # The same where rows are gone through several times, and only reduced.
     # Measured: argmax over rows of 32768 x 1024 in bf16, 22 us with 32, 24 with 16 (the memory's time is 16).
     reduced_elements: int = 32
+    # The same where columns are reduced, a block of rows at a time: with 16, a GPU before Hopper has too few registers.
+    column_elements: int = 8
+    # Elements that one program may scan though most of the machine is idle: three launches take as long.
+    long_scan: int = 1 << 15
     # Elements of a flat block, which four warps share.
     flat_block: int = 1024
     # Elements of a block of windows, and of these one thread's.
