@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from ferrite.capture import torch_api
 from ferrite.capture.unused_random import stand_in
-from ferrite.graph import fake_value, leaving_no_symbols, same_sizes
+from ferrite.graph import fake_value, leaving_no_symbols, same_number, same_sizes
 
 # They give a view or a copy, as strides have it.
 BY_STRIDES = frozenset({"reshape", "reshape_as", "flatten", "ravel", "contiguous"})
@@ -57,7 +57,10 @@ def is_write(node: torch.fx.Node) -> bool:
 
 
 def is_not_contiguous(value: Any) -> bool:
+    """Whether elements do not lie in a row. Where they share memory, nothing can be copied into them."""
     if not torch_api.is_fake(value) or value.layout is not torch.strided:
+        return False
+    if any(same_number(stride, 0) for stride in value.stride()):
         return False
     with leaving_no_symbols(value.fake_mode):
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from typing import Any
 
 import pytest
@@ -487,6 +488,20 @@ def test_a_reshape_of_what_was_written_where_data_decides_how_it_lies() -> None:
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         for x in (torch.eye(3), torch.eye(3)[:1]):
             assert_same_as_eager(fn, lambda x=x: [x.clone(), torch.arange(12.0).reshape(2, 6)], dynamic=True)
+
+
+def test_a_write_into_elements_that_share_memory_beside_a_reshape() -> None:
+    """Eager allows some writes there, but no copy."""
+
+    def fn(x):
+        row = x.t().flatten()
+        spread = row.expand(2, -1)
+        spread.masked_fill_(spread > 0, 1.0)
+        return row, (x + 1).reshape(-1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert_same_as_eager(fn, lambda: [-torch.rand(3, 4)])
 
 
 def test_a_reshape_of_what_was_written_and_lies_in_a_row_is_a_view() -> None:
