@@ -373,6 +373,14 @@ def empty_on_cuda(sizes: Any, strides: Any, dtype: torch.dtype, index: int) -> t
     return torch.empty_strided(sizes, strides, dtype=dtype, device=f"cuda:{index}")
 
 
+def empty_as(tensor: torch.Tensor) -> torch.Tensor:
+    """Memory of its own for a tensor that lies as another does."""
+    sizes, strides = tuple(tensor.shape), tensor.stride()
+    if tensor.device.type == "cuda":
+        return empty_on_cuda(sizes, strides, tensor.dtype, tensor.device.index)
+    return empty_on_cpu(sizes, strides, tensor.dtype)
+
+
 def empty_on_first_cuda() -> Callable[..., torch.Tensor]:
     """The same for the first GPU, of sizes, strides and a dtype. Where there is no other, that is the current one: a
     program that makes a hundred tensors need not ask a hundred times."""
