@@ -270,3 +270,23 @@ def test_assertion_on_data_fails_while_running() -> None:
     with pytest.raises(RuntimeError, match="must be positive"):
         compiled(-torch.ones(3))
     assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))
+
+
+@pytest.mark.parametrize("side", [True, False])
+def test_scan_inside_of_cond_in_training(side: bool) -> None:
+    """The gradient that the loop begins with is one number for all elements, and has strides of its own."""
+
+    def fn(x: torch.Tensor, w: torch.Tensor) -> Any:
+        def scanned() -> Any:
+            carry, ys = scan(lambda carry, row: ((carry + row @ w).tanh(), carry * row), w[0] * 2, x)
+            return carry.sum(), ys.sin()
+
+        return torch.cond(x.sum() > 0, scanned, lambda: (w.sum(), x.cos()), ())
+
+    sign = 1 if side else -1
+    assert_same_as_eager(
+        fn,
+        lambda: [torch.rand(4, 3).mul_(sign).requires_grad_(), torch.rand(3, 3, requires_grad=True)],
+        backward=True,
+        graphs=1,
+    )

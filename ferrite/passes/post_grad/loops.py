@@ -102,6 +102,7 @@ class Loop:
         if torch_api.known_equal(length, 0):  # the body cannot be traced on an element that is not there
             kept = [self.writer.call(aten.clone.default, operand) for operand in self.init]
             return dict(enumerate([*kept, *buffers]))
+        self.init = [self.lying_as(fake, each) for fake, each in zip(self.results[:carries], self.init, strict=True)]
         written = [buffer for buffer in buffers if buffer is not None]
         given = [*written, *self.xs, *self.extra, self.sizes.node(length)]
         cond, body = self.condition(given), self.body(given, written)
@@ -109,6 +110,16 @@ class Loop:
         loop = self.writer.call(torch_api.higher_order("while_loop"), *names, (0, *self.init), tuple(given))
         kept = [self.writer.call(operator.getitem, loop, 1 + position) for position in range(carries)]
         return dict(enumerate([*kept, *buffers]))
+
+    def lying_as(self, result: Any, operand: Any) -> Any:
+        """What is carried into the first step, with the strides that every step gives it: a gradient may be one number
+        for all elements at first."""
+        value = fake_value(operand) if isinstance(operand, torch.fx.Node) else None
+        if not isinstance(value, torch.Tensor) or not isinstance(result, torch.Tensor):
+            return operand
+        if all(map(torch_api.known_equal, value.stride(), result.stride())):
+            return operand
+        return self.writer.call(aten.copy.default, self.buffer(result), operand)
 
     def buffer(self, value: Any) -> torch.fx.Node | None:
         """Memory for one result of all iterations, laid out as it was."""
