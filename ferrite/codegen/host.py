@@ -29,6 +29,8 @@ from ferrite.codegen.host_parts import (
     comparison,
     complaints_of,
     first_line,
+    gives_contiguous,
+    gives_tensors,
     numbers,
     read_by_strides,
     slot_text,
@@ -36,6 +38,7 @@ from ferrite.codegen.host_parts import (
 )
 from ferrite.codegen.host_recording import RecordedPart, Recording, Row, Segment, segments, with_parts
 from ferrite.codegen.host_spelling import EagerSpelling, HostSpelling
+from ferrite.codegen.host_views import Windows, windows_of
 from ferrite.codegen.small_programs import small_program
 from ferrite.errors import NotScheduled, Refusal
 from ferrite.graph import ModelLine
@@ -180,6 +183,7 @@ class _Printer:
         self.laid_out = set(read_by_strides(plan))
         self.bound = {item.name for item in self.program.inputs if isinstance(item, Symbol)}  # symbols with values
         self.to_lay_out: list[str] = []  # results whose strides have symbols without one
+        self.windows = Windows()
 
     def function(self) -> Iterator[str]:
         for place, plans in self.plan.bodies.items():
@@ -211,11 +215,12 @@ class _Printer:
         elif self.program.name == "backward":  # what the forward program keeps for it may be results of calls
             yield from (Row(INDENT + line) for line in (*self.as_forecast(given), *self.received(given)))
         numbers = {place: number for number, each in enumerate(found) for place in range(each.first, each.last + 1)}
+        self.windows = windows_of(self.plan, self.buffer_table, numbers)
         for place, step in enumerate(self.plan.steps):
             part = numbers.get(place)
             for line in self.step(place, step):
                 yield Row(INDENT + line, part)
-            dead = [name for name in self.plan.last_uses[place] if name in self.there]
+            dead = sorted(self.dead(place))
             if dead:
                 self.there -= set(dead)
                 yield Row(f"{INDENT}del {', '.join(dead)}", part)
@@ -228,6 +233,15 @@ class _Printer:
             results = f"from_pool({results}, {seen})"
         yield Row(f"{INDENT}return {results}")
 
+    def dead(self, place: int) -> Iterator[str]:
+        """Tensors that nothing needs after a step."""
+        for name in self.plan.last_uses[place]:
+            if name in self.windows.stands_for:
+                if self.windows.is_over(name):
+                    yield self.windows.stands_for[name]
+            elif name in self.there:
+                yield name
+
     def body_name(self, place: int, number: int) -> str:
         return f"{self.name}_body_{place}_{number}"
 
@@ -239,9 +253,13 @@ class _Printer:
     def made(self, name: str) -> Iterator[str]:
         """Lines that make a buffer's tensor, where it is not there yet."""
         buffer = self.buffer_table.buffers[name]
-        if name in self.there or buffer.kind == "constant":
+        if self.windows.stands_for.get(name, name) in self.there or buffer.kind == "constant":
             return
-        if buffer.kind == "view":
+        if name in self.windows.stands_for:
+            yield from self.made(buffer.storage)
+            at = f"{numbers(buffer.sizes)}, {numbers(buffer.strides)}, {buffer.offset.text}"
+            yield f"{name} = window_on({buffer.storage}, {at})"
+        elif buffer.kind == "view":
             yield from self.made(buffer.storage)
             yield f"{name} = {self.in_place(buffer) if name in self.plan.in_place else self.view(buffer)}"
         else:
@@ -376,7 +394,8 @@ class _Printer:
         yield self.remarked(self.assigned(call, value), step.origin.line)
         if not isinstance(step, Template):  # products have the types of their operands
             yield from self.as_forecast(call.results)
-        yield from self.received(call.results)
+        if not gives_contiguous(call, self.buffer_table.buffers):
+            yield from self.received(call.results)
 
     def as_forecast(self, results: Iterable[str | Symbol | None]) -> Iterator[str]:
         """Kernels read elements of the type that torch forecast, which an operator may not have given."""
@@ -422,6 +441,8 @@ class _Printer:
         if all(name == "_" for name in names):
             return value
         if call.packed:  # what is not needed is not held
+            if gives_tensors(call) == len(names):
+                return f"{', '.join(names)}{',' * (len(names) == 1)} = {value}" + ("; del _" if "_" in names else "")
             return f"{', '.join(names)}, *_ = leaves({value}); del _"
         return f"{names[0]} = {value}"
 
@@ -469,7 +490,7 @@ class _Printer:
     def argument(self, argument: CallArgument) -> str:
         match argument:
             case host.Ref(name) | host.Constant(name):
-                return name
+                return self.windows.stands_for.get(name, name)
             case host.Literal(text):
                 return text
             case Size(index):

@@ -32,6 +32,7 @@ HELPERS |= {
     "stream_of",
     "threads",
     "torch",
+    "window_on",
 }
 WORDS = frozenset(["and", "else", "if", "in", "is", "not", "or", "raise", "return"])
 STRING = r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\""

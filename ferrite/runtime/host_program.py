@@ -45,6 +45,7 @@ def load_host(
         "large_on_cpu": large_on_cpu,
         "threads": torch.get_num_threads,
         "view_of": view_of,
+        "window_on": torch_api.short_window,
         "taken_over": taken_over,
         "laid_out": laid_out,
         "begin_of": begin_of,
@@ -77,7 +78,7 @@ def load_host(
     function: Boxed = namespace[source.function]
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     weakref.finalize(function, linecache.cache.pop, filename, None)
-    return boxed(function)
+    return boxed(torch_api.without_overrides(function))
 
 
 def bytecode_of(source: HostSource, objects: Iterable[str]) -> bytes:
