@@ -57,6 +57,9 @@ class Spelling(CudaSpelling):
     def allocation(self, sizes: str, strides: str, dtype: torch.dtype, device: torch.device, count: int) -> str:
         return f"empty_on_cpu({sizes}, {strides}, {dtype})"
 
+    def arena(self, size: int, device: torch.device) -> str:
+        return self.allocation(f"({size},)", "(1,)", torch.uint8, device, size)
+
 
 class IdleDriver:
     """Launches nothing."""
@@ -81,6 +84,9 @@ class IdleDriver:
 
     def on(self, device: int) -> Any:
         return contextlib.nullcontext()
+
+    def memory(self, size: int, device: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8)
 
     def failure(self, device: int) -> int:
         return ctypes.addressof(self.report)

@@ -90,15 +90,27 @@ class KernelCall:
 
 
 @dataclass(frozen=True)
+class ArenaPart:
+    """What lies in an arena from an offset on, so many bytes, from one call of its run to another."""
+
+    offset: int
+    size: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
 class RunTable:
     """A native call. Slot 0 is the arena, of so many bytes; then storages, then sizes. `together`: calls that share a
-    parallel region. `device`: where it runs, as "cuda:1"."""
+    parallel region. `device`: where it runs, as "cuda:1". `arena_parts`: what the arena consists of, for devices that
+    can do without one."""
 
     arena: int
     slots: int
     calls: tuple[KernelCall, ...]
     parallel_regions: tuple[ParallelRegion, ...] = ()
     device: str = "cpu"
+    arena_parts: tuple[ArenaPart, ...] = ()
 
 
 @dataclass
@@ -349,17 +361,28 @@ class _Printer:
         number = len(self.source.runs)
         parallel_regions = () if self.source.checked else run.parallel_regions  # what may fail shares no region
         device = run.launches[0].device
-        self.source.runs.append(RunTable(run.arena, len(slots) + 1, tuple(calls), parallel_regions, device))
+        parts = tuple(self.arena_parts(run)) if spelling.can_do_without_arena else ()
+        self.source.runs.append(RunTable(run.arena, len(slots) + 1, tuple(calls), parallel_regions, device, parts))
         for each in parallel_regions:
             yield f"# kernels {each.first} to {each.first + each.count - 1} of run_{number}: together, one thread each"
         words = [slot_text(slot, spelling, self.buffer_table.buffers) for slot in slots]
         if run.arena:
-            yield f"arena = {spelling.allocation(f'({run.arena},)', '(1,)', torch.uint8, where, run.arena)}"
+            yield f"arena = {spelling.arena(run.arena, where)}"
             words.insert(0, spelling.address("arena"))
         call = f"run_{number}({', '.join([*spelling.run_arguments(where), *words])})"
         yield self.remarked(call, first_line(run))
         if run.arena:
             yield "del arena"
+
+    def arena_parts(self, run: Run) -> Iterator[ArenaPart]:
+        for name, offset in run.offsets.items():
+            places = [place for place, launch in enumerate(run.launches) if name in launch.arguments]
+            try:
+                size = bytes_at(self.buffer_table.buffers[name], {})
+            except NotScheduled:
+                size = run.arena - offset
+            if places:
+                yield ArenaPart(offset, size, places[0], places[-1])
 
     def bounds(self, run: Run, launch: Launch, slots: dict[object, int]) -> Iterator[tuple[int, int]]:
         """For every pointer of a checked kernel the slots and offsets of its ends: those of the storage behind a
@@ -524,4 +547,4 @@ class _Printer:
         return self.argument(item)  # type: ignore[arg-type]
 
 
-__all__ = ["CALLS", "Executable", "HostSource", "KernelCall", "RunTable", "print_host", "writes"]
+__all__ = ["CALLS", "ArenaPart", "Executable", "HostSource", "KernelCall", "RunTable", "print_host", "writes"]
