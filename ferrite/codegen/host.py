@@ -210,8 +210,9 @@ class _Printer:
             found, self.source.not_recorded = segments(self.plan, self.recording)
         rows, parts = self.rows(found), list[str]()
         lines: Iterable[str] = (row.text for row in rows)
-        if found:
-            parts, lines, self.source.parts = with_parts(self.name, list(rows), names, found, self.plan)
+        if found and self.recording is not None:
+            gives = self.recording.gives_gradients
+            parts, lines, self.source.parts = with_parts(self.name, list(rows), names, found, self.plan, gives)
         yield from parts
         yield f"def {self.name}(args):"
         if names:

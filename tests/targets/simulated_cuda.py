@@ -237,12 +237,16 @@ class SimulatedGraphs:
         self.recorded = 0
         self.replayed = 0
         self.fails = ""
+        self.most = 1 << 40
 
     def is_recording(self) -> bool:
         return self.capturing
 
     def in_order(self) -> None:
         self.ordered += 1
+
+    def most_kept(self) -> int:
+        return self.most
 
     def record(self, part: Any, given: list[Any]) -> tuple[Sequence[Any], Any]:
         if self.fails:
