@@ -52,6 +52,7 @@ from ferrite.lower.eager_strides import (
     is_dense,
     like_operand,
     narrowed,
+    transformed,
     turned,
     viewed,
 )
@@ -59,7 +60,7 @@ from ferrite.lower.forecasts import correct_misforecasts
 from ferrite.lower.pictures import dense, extent, is_as_in_memory, is_plain, is_small, is_static
 from ferrite.lower.sizes import Sizes, UnknownSize
 from ferrite.lower.strides import contiguous
-from ferrite.lower.written_in_place import is_seen_after_write, lies_as_before, written_operand
+from ferrite.lower.written_in_place import is_seen_after_write, lies_as_before, owner_before_write, written_operand
 
 aten = torch.ops.aten
 # In a node's meta: that its strides are eager's, why nobody can tell, and why it is called in eager.
@@ -71,7 +72,6 @@ LIKE = frozenset({aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_li
 ASKED = frozenset(
     {
         *(aten._softmax, aten._log_softmax, aten.native_group_norm, aten.tril, aten.triu, aten.index),
-        aten._fft_r2c,
     }
 )
 COPIES = frozenset(
@@ -101,7 +101,7 @@ RULES: dict[Any, Rule] = {
     aten._unsafe_view: viewed,
 }
 # Those whose rule depends on arguments: see `rule_by_arguments`.
-BY_ARGUMENTS = frozenset({aten.cat, aten.stack, aten.roll, aten.rot90, aten.constant_pad_nd, aten.isinf})
+BY_ARGUMENTS = frozenset({aten.cat, aten.stack, aten.roll, aten.rot90, aten.constant_pad_nd, aten.isinf, aten._fft_r2c})
 # Elementwise, but not tagged as such.
 ITERATED = frozenset(
     {
@@ -223,8 +223,10 @@ def strides_of_output(result: Any, forecast: Any) -> Any:
                 node.meta[IN_EAGER] = f"where its result lies depends on sizes: {node.meta[UNDECIDED]}"
                 deciding += node.all_input_nodes
         return None
-    is_measured = KNOWN in result.meta and (not is_seen_after_write(result) or lies_as_before(result))
-    return tuple(fake_value(result).stride()) if is_measured else forecast
+    if is_seen_after_write(result) and not lies_as_before(result):
+        owner = owner_before_write(result)
+        return forecast if owner is None or KNOWN not in owner.meta else tuple(fake_value(owner).stride())
+    return tuple(fake_value(result).stride()) if KNOWN in result.meta else forecast
 
 
 def correct(node: torch.fx.Node, value: Any, updater: MetadataUpdater) -> None:
@@ -253,8 +255,10 @@ class Asked:
         static = all(map(is_static, (*results, *tensors)))
         if static and (len(tensors) < len(operands) or not is_doubtful(node, results, tensors)):
             return None
+        by_library = packet_of(node) is aten._fft_r2c
         try:
-            if not static and not self.may_surprise((*results, *tensors), cuts=packet_of(node) is aten.constant_pad_nd):
+            cuts = packet_of(node) is aten.constant_pad_nd
+            if not static and not by_library and not self.may_surprise((*results, *tensors), cuts=cuts):
                 return None
         except UnknownSize:  # a size that goes through fractions, say
             return None
@@ -265,7 +269,7 @@ class Asked:
             return None  # how results of a GPU's other operators lie is their own business
         if on_cpu and static and all(map(is_small, (*results, *tensors))):
             found = strides_in_eager(node)
-            if found is not None or packet_of(node) not in RULES:
+            if found is not None or not (by_library or packet_of(node) in RULES):
                 return found
         try:
             return self.by_rule(node, results)
@@ -381,6 +385,9 @@ def rule_by_arguments(node: torch.fx.Node) -> Rule | None:
         turns: Any = args[1] if len(args) > 1 else 1
         dims: Any = args[2] if len(args) > 2 else (0, 1)
         return functools.partial(turned, turns=turns, dims=tuple(dims))
+    if packet is aten._fft_r2c:  # other libraries do as is forecast
+        transforms: Any = args[1]
+        return functools.partial(transformed, dims=transforms) if torch.backends.mkl.is_available() else None
     widths: Any = args[1]
     return narrowed if all(each <= 0 for each in widths) else None
 
