@@ -7,6 +7,7 @@
   more over the pieces. How it is cut depends on the sizes alone, so results are the same every time.
 - So is a long scan: see `long_scans`.
 - Numbers of 16 bits that are added up where memory says are added up in 32.
+- Small tables are computed again by their readers: see `small_tables`.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from ferrite.schedule.gpu import long_scans
 from ferrite.schedule.gpu.blocks import power_below, whole_elements
 from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.gpu.row_pieces import Cut, cut_of, in_pieces, is_reduced, related
+from ferrite.schedule.gpu.small_tables import with_small_tables_recomputed
 from ferrite.schedule.gpu.streams import MODES
 from ferrite.schedule.loops.reductions import EXTREME_OF, SPLIT_KINDS, Preparation, is_empty, points
 from ferrite.schedule.loops.row_major import flat_place, flat_strides
@@ -52,6 +54,7 @@ MIN_PIECE_ELEMENTS = 4096  # of one program: with fewer, starting it takes longe
 
 
 def prepare(program: Program, machine: GpuMachine, device: str) -> Program:
+    program = with_small_tables_recomputed(program, device)
     return GpuPreparation(program, machine, device).program(program)
 
 
