@@ -36,6 +36,7 @@ TINY = GpuMachine(
     row_elements=1,
     window_elements=1,
     column_elements=1,
+    sort_elements=1,
     reduced_elements=1,
     random_elements=1,
     stream_elements=1,

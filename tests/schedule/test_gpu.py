@@ -10,9 +10,10 @@ import torch.nn.functional as F
 
 from ferrite.ir.index.algebra import evaluate
 from ferrite.ir.program.interpret import interpret
+from ferrite.ir.program.nodes import Sort
 from ferrite.schedule.gpu import GpuMachine, profit
 from ferrite.schedule.plan import make_plan
-from tests.gpu_plans import MACHINE, TINY, assert_as_eager, loops, run_plan, scheduling
+from tests.gpu_plans import MACHINE, TINY, assert_as_eager, loops, lowered, run_plan, scheduling
 from tests.loop_programs import PROGRAMS, s0
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
@@ -151,6 +152,42 @@ def test_logarithms_of_sums(machine):
     odd = torch.tensor([[float("-inf"), float("-inf"), 2.0, float("inf"), 1.0], [float("nan"), 1.0, 2.0, 3.0, 4.0]])
     assert_as_eager(lambda x, y: (x.logcumsumexp(1), y.logcumsumexp(1)), ROWS, odd, machine=machine)
     assert_as_eager(lambda x: x.logcumsumexp(0), ROWS.bfloat16(), machine=machine, rtol=1e-2, atol=1e-2)
+
+
+ZEROS = torch.tensor([[0.0, -0.0, float("nan"), 1.0, -1.0, 0.0, -0.0, float("inf"), float("-inf"), float("nan")]])
+EQUALS = torch.randint(0, 4, (6, 37))
+SORTED = {
+    "rows": (lambda x: x.sort(-1), [ROWS]),
+    "columns": (lambda x: x.sort(0, descending=True), [ROWS]),
+    "stable": (lambda x: torch.sort(x, stable=True), [EQUALS.float()]),
+    "stable and descending": (lambda x: torch.sort(x, stable=True, descending=True), [EQUALS.half()]),
+    "integers": (lambda x: torch.sort(x, stable=True, descending=True), [EQUALS.int() - 2]),
+    "bytes": (lambda x: torch.sort(x, stable=True), [EQUALS.to(torch.uint8)]),
+    "truth values": (lambda x: torch.sort(x, stable=True), [EQUALS > 1]),
+    "zeros and NaN": (lambda x: (torch.sort(x, stable=True), torch.sort(x, stable=True, descending=True)), [ZEROS]),
+    "a consumer": (lambda x: x.softmax(-1).sort(-1, descending=True)[0].cumsum(-1), [ROWS]),
+    "the greatest few": (lambda x: (x.softmax(-1).topk(4), (x * 2).topk(2, dim=0, largest=False)), [ROWS]),
+    "median": (lambda x: (x.median(1), x.nanmedian(0)[0], x.median()), [ROWS]),
+    "k-th": (lambda x: x.kthvalue(3, 1)[0], [ROWS]),
+    "three axes": (lambda x: x.sort(1), [LONG]),
+}
+
+
+@needs_triton
+@pytest.mark.parametrize("machine", [MACHINE, TINY], ids=["large", "tiny"])
+@pytest.mark.parametrize("name", SORTED, ids=lambda name: name.replace(" ", "-"))
+def test_short_rows_are_sorted_by_kernels(name, machine):
+    function, inputs = SORTED[name]
+    plan = assert_as_eager(function, *inputs, machine=machine)
+    assert not any(isinstance(operation, Sort) for operation in plan.program.operations)
+    assert_as_eager(function, *inputs, machine=machine, triton=False)
+
+
+def test_long_rows_are_torchs_to_sort():
+    long, wide = torch.empty(4, 257), torch.empty(4, 8, dtype=torch.int64)
+    for given in (long, wide):
+        plan = make_plan(lowered(lambda x: x.sort(-1), given).program, {"cpu": scheduling()}, verify=True)
+        assert any(isinstance(operation, Sort) for operation in plan.program.operations)
 
 
 F8 = torch.float8_e4m3fn

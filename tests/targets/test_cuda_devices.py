@@ -114,3 +114,15 @@ def test_strides_along_dimensions_of_one_are_eagers(function, strides):
     correct_forecasts(graph)
     result = graph.graph.output_node().args[0]
     assert result.meta["val"].stride() == strides
+
+
+def test_the_greatest_of_a_short_row_are_a_kernel_and_of_a_long_one_torchs(gpus):
+    def function(x):
+        values, places = x.softmax(-1).topk(3)
+        return values / values.sum(-1, keepdim=True), places
+
+    for count, call in ((64, False), (1000, True)):
+        x = torch.randn(4, count)
+        source, run = compiled(function, ["cuda:0"], [x], gpus)
+        assert ("topk" in source.text) is call
+        torch.testing.assert_close(list(run(x)), list(function(x)))
