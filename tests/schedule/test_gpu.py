@@ -190,6 +190,55 @@ def test_long_rows_are_torchs_to_sort():
         assert any(isinstance(operation, Sort) for operation in plan.program.operations)
 
 
+def rotated(q, angles):
+    """As the first llama has it."""
+    turns = torch.polar(torch.ones_like(angles), angles)
+    pairs = torch.view_as_complex(q.float().reshape(*q.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * turns).flatten(-2).to(q.dtype)
+
+
+C64 = torch.complex64
+Z, W = torch.randn(5, 37, dtype=C64), torch.randn(5, 37, dtype=C64)
+COMPLEX = {
+    "arithmetic": (lambda x, y: (x * y + 1j * x - y, -x, x / y, x.conj() * 2.5), [Z, W]),
+    "parts": (lambda x: (x.real + x.imag, x.abs(), x.angle(), torch.complex(x.imag, x.real)), [Z]),
+    "sums": (lambda x: (x.sum(0), x.sum(), x.mean(1), x.cumsum(1)), [Z]),
+    "comparisons": (lambda x, y: (x == y, torch.where(x != x.conj(), x, y), torch.isfinite(x / 0)), [Z, W]),
+    "rotations": (rotated, [torch.randn(2, 3, 5, 8), torch.randn(5, 4)]),
+    "rotations of bfloat16": (rotated, [torch.randn(2, 3, 5, 8).bfloat16(), torch.randn(5, 4)]),
+    "real beside complex": (lambda x, y: x * y.real + y, [Z, W]),
+    "columns": (lambda x: (x.t() * 2).contiguous(), [Z]),
+    "a part of it": (lambda x: x[1:, ::2] * 2j, [Z]),
+    "double": (lambda x, y: (x * y).abs(), [Z.to(torch.complex128), W.to(torch.complex128)]),
+    "half": (lambda x, y: (x.to(torch.complex64) * y).to(torch.complex32).real, [Z.to(torch.complex32), W]),
+    "places": (lambda x, i: (x[i] * 2, x.index_add(0, i, x[:4])), [torch.randn(6, 8, dtype=C64), PLACES]),
+    "truth": (lambda x: (x - x.real).bool(), [Z]),
+}
+
+
+@needs_triton
+@pytest.mark.parametrize("machine", [MACHINE, TINY], ids=["large", "tiny"])
+@pytest.mark.parametrize("name", COMPLEX, ids=lambda name: name.replace(" ", "-"))
+def test_complex_numbers_are_pairs(name, machine):
+    function, inputs = COMPLEX[name]
+    assert_as_eager(function, *inputs, machine=machine)
+
+
+@needs_triton
+def test_complex_quotients_of_the_odd_kind():
+    values = [0.0, -0.0, 1.0, 1e30, 1e-30, float("inf"), float("nan"), -3.0]
+    x = torch.complex(*torch.meshgrid(torch.tensor(values), torch.tensor(values), indexing="ij")).reshape(-1, 1)
+    finite = x[x.abs().isfinite().squeeze(1)]
+    assert_as_eager(lambda x, y: x / y.t(), finite, finite[finite.abs().squeeze(1) > 0], rtol=1e-5, atol=0)
+    small = x[(x.abs() < 1e9).squeeze(1)]
+    assert_as_eager(lambda x, y: x * y.t(), small, small)
+
+
+def test_complex_functions_that_are_torchs():
+    plan = make_plan(lowered(lambda x: x.exp() * 2, Z).program, {"cpu": scheduling()}, verify=True)
+    assert plan.not_compiled
+
+
 F8 = torch.float8_e4m3fn
 
 

@@ -6,6 +6,7 @@
 - A reduction with so few results that most of the machine would be idle is done in pieces, each a program, then once
   more over the pieces. How it is cut depends on the sizes alone, so results are the same every time.
 - So is a long scan: see `long_scans`. Short rows are sorted by a program: see `sorts`.
+- Complex numbers are pairs of floats: see `complex_parts`.
 - Numbers of 16 bits that are added up where memory says are added up in 32.
 """
 
@@ -40,6 +41,7 @@ from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Scan
 from ferrite.schedule.fusion.accesses import likely, step_of
 from ferrite.schedule.gpu import long_scans, sorts
 from ferrite.schedule.gpu.blocks import power_below, whole_elements
+from ferrite.schedule.gpu.complex_parts import in_parts
 from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.gpu.row_pieces import Cut, cut_of, in_pieces, is_reduced, related
 from ferrite.schedule.gpu.streams import MODES
@@ -52,6 +54,7 @@ MIN_PIECE_ELEMENTS = 4096  # of one program: with fewer, starting it takes longe
 
 
 def prepare(program: Program, machine: GpuMachine, device: str) -> Program:
+    program = in_parts(program, device)
     return GpuPreparation(program, machine, device).program(program)
 
 
