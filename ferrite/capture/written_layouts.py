@@ -17,10 +17,11 @@ import operator
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from ferrite.capture import torch_api
 from ferrite.capture.unused_random import stand_in
-from ferrite.graph import fake_value, leaving_no_symbols, same_sizes
+from ferrite.graph import fake_value, leaving_no_symbols, same_number, same_sizes
 
 # They give a view or a copy, as strides have it.
 BY_STRIDES = frozenset({"reshape", "reshape_as", "flatten", "ravel", "contiguous"})
@@ -56,10 +57,16 @@ def is_write(node: torch.fx.Node) -> bool:
 
 
 def is_not_contiguous(value: Any) -> bool:
+    """Whether elements do not lie in a row. Where they share memory, nothing can be copied into them."""
     if not torch_api.is_fake(value) or value.layout is not torch.strided:
         return False
+    if any(same_number(stride, 0) for stride in value.stride()):
+        return False
     with leaving_no_symbols(value.fake_mode):
-        return not value.is_contiguous()
+        try:
+            return not value.is_contiguous()
+        except GuardOnDataDependentSymNode:  # data decides: nonzero(x) is, where it found one element
+            return True
 
 
 def misplaced(node: torch.fx.Node) -> torch.Tensor | None:

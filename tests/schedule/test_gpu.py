@@ -261,12 +261,23 @@ def test_floats_of_8_bits(machine):
 # --- rows and columns of one tensor ---------------------------------------------------------------------------------
 
 STREAMS = GpuMachine(multiprocessors=2, streams=4, shared_elements=64, kept_elements=256, one_program=64)
-TALL, DEEP = torch.randn(2, 16, 24), torch.randn(2, 2, 8, 24)
+TALL, DEEP, IMAGES = torch.randn(2, 16, 24), torch.randn(2, 2, 8, 24), torch.randn(2, 8, 6, 24)
 
 
 def with_column_sums(x, g):
     dx = torch.ops.aten.gelu_backward(g, x)
     return dx, dx.sum(0)
+
+
+def with_sums_over_images(x, g):
+    """The gradient of positions that are added to every image: no pieces, a program has all of a column."""
+    dx = x.softmax(-1) * g
+    return dx, dx.sum(0)
+
+
+def with_greatest_of_images(x, g):
+    dx = x.softmax(-1) * g
+    return dx, dx.amax(0)
 
 
 STREAMED = {
@@ -278,6 +289,9 @@ STREAMED = {
     ),
     "element by element": (with_column_sums, [TALL[0], TALL[1]], 1),
     "of 16 bits": (with_column_sums, [TALL[0].bfloat16(), TALL[1].bfloat16()], 1),
+    "whole columns": (with_sums_over_images, [IMAGES[0], IMAGES[1]], 1),
+    "whole columns, of 16 bits": (with_sums_over_images, [IMAGES[0].bfloat16(), IMAGES[1].bfloat16()], 1),
+    "whole columns, greatest of 16 bits": (with_greatest_of_images, [IMAGES[0].bfloat16(), IMAGES[1].bfloat16()], 1),
     "columns first": (lambda x, g: ((x * g).sum(0), x.softmax(-1) * g), [TALL[0], TALL[1]], 1),
     "rows that need the columns": (lambda x: (x - x.mean(0)).softmax(-1), [TALL[0]], 0),
     "rows of an odd number": (layer_norm_backward, [torch.randn(13, 24), torch.randn(24), torch.randn(13, 24)], 0),
