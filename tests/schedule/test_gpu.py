@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from ferrite.ir.index.algebra import evaluate
 from ferrite.ir.program.interpret import interpret
+from ferrite.ir.program.nodes import Sort
 from ferrite.schedule.gpu import GpuMachine, profit
 from ferrite.schedule.gpu.small_tables import with_small_tables_recomputed
 from ferrite.schedule.plan import make_plan
@@ -152,6 +153,91 @@ def test_logarithms_of_sums(machine):
     odd = torch.tensor([[float("-inf"), float("-inf"), 2.0, float("inf"), 1.0], [float("nan"), 1.0, 2.0, 3.0, 4.0]])
     assert_as_eager(lambda x, y: (x.logcumsumexp(1), y.logcumsumexp(1)), ROWS, odd, machine=machine)
     assert_as_eager(lambda x: x.logcumsumexp(0), ROWS.bfloat16(), machine=machine, rtol=1e-2, atol=1e-2)
+
+
+ZEROS = torch.tensor([[0.0, -0.0, float("nan"), 1.0, -1.0, 0.0, -0.0, float("inf"), float("-inf"), float("nan")]])
+EQUALS = torch.randint(0, 4, (6, 37))
+SORTED = {
+    "rows": (lambda x: x.sort(-1), [ROWS]),
+    "columns": (lambda x: x.sort(0, descending=True), [ROWS]),
+    "stable": (lambda x: torch.sort(x, stable=True), [EQUALS.float()]),
+    "stable and descending": (lambda x: torch.sort(x, stable=True, descending=True), [EQUALS.half()]),
+    "integers": (lambda x: torch.sort(x, stable=True, descending=True), [EQUALS.int() - 2]),
+    "bytes": (lambda x: torch.sort(x, stable=True), [EQUALS.to(torch.uint8)]),
+    "truth values": (lambda x: torch.sort(x, stable=True), [EQUALS > 1]),
+    "zeros and NaN": (lambda x: (torch.sort(x, stable=True), torch.sort(x, stable=True, descending=True)), [ZEROS]),
+    "a consumer": (lambda x: x.softmax(-1).sort(-1, descending=True)[0].cumsum(-1), [ROWS]),
+    "the greatest few": (lambda x: (x.softmax(-1).topk(4), (x * 2).topk(2, dim=0, largest=False)), [ROWS]),
+    "median": (lambda x: (x.median(1), x.nanmedian(0)[0], x.median()), [ROWS]),
+    "k-th": (lambda x: x.kthvalue(3, 1)[0], [ROWS]),
+    "three axes": (lambda x: x.sort(1), [LONG]),
+}
+
+
+@needs_triton
+@pytest.mark.parametrize("machine", [MACHINE, TINY], ids=["large", "tiny"])
+@pytest.mark.parametrize("name", SORTED, ids=lambda name: name.replace(" ", "-"))
+def test_short_rows_are_sorted_by_kernels(name, machine):
+    function, inputs = SORTED[name]
+    plan = assert_as_eager(function, *inputs, machine=machine)
+    assert not any(isinstance(operation, Sort) for operation in plan.program.operations)
+    assert_as_eager(function, *inputs, machine=machine, triton=False)
+
+
+def test_long_rows_are_torchs_to_sort():
+    long, wide = torch.empty(4, 257), torch.empty(4, 8, dtype=torch.int64)
+    for given in (long, wide):
+        plan = make_plan(lowered(lambda x: x.sort(-1), given).program, {"cpu": scheduling()}, verify=True)
+        assert any(isinstance(operation, Sort) for operation in plan.program.operations)
+
+
+def rotated(q, angles):
+    """As the first llama has it."""
+    turns = torch.polar(torch.ones_like(angles), angles)
+    pairs = torch.view_as_complex(q.float().reshape(*q.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * turns).flatten(-2).to(q.dtype)
+
+
+C64 = torch.complex64
+Z, W = torch.randn(5, 37, dtype=C64), torch.randn(5, 37, dtype=C64)
+COMPLEX = {
+    "arithmetic": (lambda x, y: (x * y + 1j * x - y, -x, x / y, x.conj() * 2.5), [Z, W]),
+    "parts": (lambda x: (x.real + x.imag, x.abs(), x.angle(), torch.complex(x.imag, x.real)), [Z]),
+    "sums": (lambda x: (x.sum(0), x.sum(), x.mean(1), x.cumsum(1)), [Z]),
+    "comparisons": (lambda x, y: (x == y, torch.where(x != x.conj(), x, y), torch.isfinite(x / 0)), [Z, W]),
+    "rotations": (rotated, [torch.randn(2, 3, 5, 8), torch.randn(5, 4)]),
+    "rotations of bfloat16": (rotated, [torch.randn(2, 3, 5, 8).bfloat16(), torch.randn(5, 4)]),
+    "real beside complex": (lambda x, y: x * y.real + y, [Z, W]),
+    "columns": (lambda x: (x.t() * 2).contiguous(), [Z]),
+    "a part of it": (lambda x: x[1:, ::2] * 2j, [Z]),
+    "double": (lambda x, y: (x * y).abs(), [Z.to(torch.complex128), W.to(torch.complex128)]),
+    "half": (lambda x, y: (x.to(torch.complex64) * y).to(torch.complex32).real, [Z.to(torch.complex32), W]),
+    "places": (lambda x, i: (x[i] * 2, x.index_add(0, i, x[:4])), [torch.randn(6, 8, dtype=C64), PLACES]),
+    "truth": (lambda x: (x - x.real).bool(), [Z]),
+}
+
+
+@needs_triton
+@pytest.mark.parametrize("machine", [MACHINE, TINY], ids=["large", "tiny"])
+@pytest.mark.parametrize("name", COMPLEX, ids=lambda name: name.replace(" ", "-"))
+def test_complex_numbers_are_pairs(name, machine):
+    function, inputs = COMPLEX[name]
+    assert_as_eager(function, *inputs, machine=machine)
+
+
+@needs_triton
+def test_complex_quotients_of_the_odd_kind():
+    values = [0.0, -0.0, 1.0, 1e30, 1e-30, float("inf"), float("nan"), -3.0]
+    x = torch.complex(*torch.meshgrid(torch.tensor(values), torch.tensor(values), indexing="ij")).reshape(-1, 1)
+    finite = x[x.abs().isfinite().squeeze(1)]
+    assert_as_eager(lambda x, y: x / y.t(), finite, finite[finite.abs().squeeze(1) > 0], rtol=1e-5, atol=0)
+    small = x[(x.abs() < 1e9).squeeze(1)]
+    assert_as_eager(lambda x, y: x * y.t(), small, small)
+
+
+def test_complex_functions_that_are_torchs():
+    plan = make_plan(lowered(lambda x: x.exp() * 2, Z).program, {"cpu": scheduling()}, verify=True)
+    assert plan.not_compiled
 
 
 F8 = torch.float8_e4m3fn

@@ -62,6 +62,10 @@ class GpuMachine:
     column_elements: int = 8
     # Elements that one program may scan though most of the machine is idle: three launches take as long.
     long_scan: int = 1 << 15
+    # Elements of a row that a program sorts, and one thread's: of longer ones the source takes seconds to compile, the
+    # more the more a thread has, and torch's own sorts have enough to do.
+    sorted_elements: int = 256
+    sort_elements: int = 4
     # Elements of a flat block, which four warps share.
     flat_block: int = 1024
     # Elements of a block of windows, and of these one thread's.

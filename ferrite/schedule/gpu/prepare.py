@@ -5,7 +5,8 @@
 - The place of the greatest is that of the first that is as great: two plain reductions of a row in registers.
 - A reduction with so few results that most of the machine would be idle is done in pieces, each a program, then once
   more over the pieces. How it is cut depends on the sizes alone, so results are the same every time.
-- So is a long scan: see `long_scans`.
+- So is a long scan: see `long_scans`. Short rows are sorted by a program: see `sorts`.
+- Complex numbers are pairs of floats: see `complex_parts`.
 - Numbers of 16 bits that are added up where memory says are added up in 32.
 - Small tables are computed again by their readers: see `small_tables`.
 """
@@ -37,10 +38,11 @@ from ferrite.ir import (
     rewrite_indices,
 )
 from ferrite.ir.index import ZERO, Axis, Index, Number, axis
-from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Scan, Store, Target, axes_of
+from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Scan, Sort, Store, Target, axes_of
 from ferrite.schedule.fusion.accesses import likely, step_of
-from ferrite.schedule.gpu import long_scans
+from ferrite.schedule.gpu import long_scans, sorts
 from ferrite.schedule.gpu.blocks import power_below, whole_elements
+from ferrite.schedule.gpu.complex_parts import in_parts
 from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.gpu.row_pieces import Cut, cut_of, in_pieces, is_reduced, related
 from ferrite.schedule.gpu.small_tables import with_small_tables_recomputed
@@ -55,6 +57,7 @@ MIN_PIECE_ELEMENTS = 4096  # of one program: with fewer, starting it takes longe
 
 def prepare(program: Program, machine: GpuMachine, device: str) -> Program:
     program = with_small_tables_recomputed(program, device)
+    program = in_parts(program, device)
     return GpuPreparation(program, machine, device).program(program)
 
 
@@ -67,6 +70,9 @@ class GpuPreparation(Preparation):
     def rewritten(self, operation: Operation) -> Iterator[Operation]:
         if isinstance(operation, Compute) and (store := self.narrow_sum(operation)) is not None:
             yield from self.widened(operation, store)
+            return
+        if isinstance(operation, Sort) and self.is_here(operation) and sorts.is_short(operation, self.machine):
+            yield from sorts.in_registers(operation, self.buffers, functools.partial(self.part, operation))
             return
         if isinstance(operation, Scan) and self.is_here(operation):
             operation = long_scans.simpler(operation)

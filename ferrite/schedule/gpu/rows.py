@@ -91,11 +91,19 @@ def nest_loops(nest: Nest, part: Parts, room: int | None) -> Body:
     return blocked(outer, whole, "vector", room)[0]
 
 
+def sorts(nest: Nest) -> bool:
+    return any(isinstance(stage.operation, Scan) and stage.operation.combine.name == "sorted" for stage in nest.stages)
+
+
 def scan_loops(nest: Nest, part: Parts, room: int | None) -> Body:
-    """Prefixes along one axis, a block at a time; what a block comes to goes on to the next."""
+    """Prefixes along one axis, a block at a time; what a block comes to goes on to the next. What is sorted is one
+    block."""
     (along,) = {stage.operation.along for stage in nest.stages if isinstance(stage.operation, Scan)}
     others = [item for item in nest.axes if item is not along]
-    body, room = blocked([along], tuple(part.point), "scan", room)
+    if sorts(nest):
+        body, room = blocked([along], tuple(part.point), "sort", None)[0], 1
+    else:
+        body, room = blocked([along], tuple(part.point), "scan", room)
     whole: Body = (Accumulate(tuple(part.states), body), *part.after)
     outer, whole = collapse(others, whole)
     return blocked(outer, whole, "vector", room)[0]
