@@ -277,17 +277,30 @@ def one_step(model: torch.nn.Module, run: Function, inputs: dict[str, torch.Tens
     return results
 
 
-def host_launches(step: Callable[[], Any]) -> int | str:
-    """How often the host starts something on the GPU in a step: kernels, copies, whole graphs."""
+def profiled(step: Callable[[], Any]) -> dict[str, Any]:
+    """What a step is to the GPU: how often the host starts something (kernels, copies, whole graphs), how many kernels
+    run and for how long, and which take longest."""
     kinds = ("LaunchKernel", "GraphLaunch", "Memcpy", "Memset")
     try:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             step()
             torch.cuda.synchronize()
-        names = (event.name for event in profile.events())
-        return sum(name.startswith("cu") and any(kind in name for kind in kinds) for name in names)
     except RuntimeError as problem:
-        return str(problem)[:80]
+        return {"problem": str(problem)[:80]}
+    times: dict[str, list[float]] = {}
+    launches = 0
+    for event in profile.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            times.setdefault(event.name, []).append(event.device_time)
+        elif event.name.startswith("cu") and any(kind in event.name for kind in kinds):
+            launches += 1
+    longest = sorted(times.items(), key=lambda item: -sum(item[1]))[:12]
+    return {
+        "launches": launches,
+        "kernels": sum(map(len, times.values())),
+        "busy ms": round(sum(map(sum, times.values())) / 1000, 3),
+        "longest": [f"{round(sum(each))} us in {len(each)}: {name[:90]}" for name, each in longest],
+    }
 
 
 def measured(name: str, training: bool, chosen: argparse.Namespace) -> dict[str, Any]:
@@ -297,7 +310,7 @@ def measured(name: str, training: bool, chosen: argparse.Namespace) -> dict[str,
     model = make().to(DEVICE, dtype).train(training)
     inputs = {key: x.to(dtype) if x.is_floating_point() else x for key, x in make_inputs().items()}
     torch._dynamo.reset()
-    row: dict[str, Any] = {"model": name, "training": training, "notes": {}}
+    row: dict[str, Any] = {"model": name, "training": training, "notes": {}, "profiles": {}}
     steps: dict[str, Callable[[], Any]] = {}
     for way in chosen.ways:
         backend, mode = WAYS[way]
@@ -315,8 +328,8 @@ def measured(name: str, training: bool, chosen: argparse.Namespace) -> dict[str,
                 at = torch.cuda.memory_allocated()
                 one_step(model, run, inputs, training)
                 peak = torch.cuda.max_memory_allocated() - at + kept
-                count = host_launches(lambda: one_step(model, run, inputs, training))  # noqa: B023
-                row["notes"][way] += [f"{peak >> 20} MiB", f"{count} launches"]
+                seen = profiled(lambda: one_step(model, run, inputs, training))  # noqa: B023
+                row["profiles"][way] = {"peak MiB": peak >> 20, **seen}
             if backend == "ferrite" and mode:
                 import ferrite
 
@@ -348,7 +361,10 @@ def models(chosen: argparse.Namespace) -> dict[str, Any]:
         for training in (False, True):
             if chosen.only and not any(pattern in name for pattern in chosen.only):
                 continue
-            if time.perf_counter() - began > chosen.seconds or training in chosen.without:
+            if (
+                time.perf_counter() - began > chosen.seconds
+                or ("training" if training else "inference") in chosen.without
+            ):
                 continue
             row = measured(name, training, chosen)
             result["rows"].append(row)
@@ -364,7 +380,7 @@ def models(chosen: argparse.Namespace) -> dict[str, Any]:
 def page(name: str, result: dict[str, Any]) -> str:
     """The rows as a table; what compiling took, or why it failed, behind them."""
     rows = result["rows"]
-    columns = list(dict.fromkeys(key for row in rows for key in row if key != "notes"))
+    columns = list(dict.fromkeys(key for row in rows for key in row if key not in ("notes", "profiles")))
     lines = [f"# {name.capitalize()} on a GPU", "", f"Command: `python -m bench.gpu {name}`  ", f"Machine: {machine()}"]
     facts = [f"{key}: {value}" for key, value in result.items() if key != "rows"]
     lines += ["", ", ".join(facts), ""] if facts else [""]
@@ -372,8 +388,11 @@ def page(name: str, result: dict[str, Any]) -> str:
     lines += ["| " + " | ".join(text(row.get(column, "")) for column in columns) + " |" for row in rows]
     noted = [(row, way, note) for row in rows for way, note in (row.get("notes") or {}).items() if name == "models"]
     if noted:
-        lines += ["", "Seconds to compile, memory beyond the model, launches of the host:", ""]
-        lines += [f"- {row['model']}{', training' * row['training']}, {way}: {text(note)}" for row, way, note in noted]
+        lines += ["", "Seconds to compile, and what a step is to the GPU:", ""]
+        for row, way, note in noted:
+            seen = {key: value for key, value in row["profiles"].get(way, {}).items() if key != "longest"}
+            facts = "".join(f", {key} {value}" for key, value in seen.items())
+            lines += [f"- {row['model']}{', training' * row['training']}, {way}: {text(note)}{facts}"]
     return "\n".join(lines) + "\n"
 
 

@@ -35,6 +35,7 @@ TINY = GpuMachine(
     thread_elements=1,
     row_elements=1,
     window_elements=1,
+    column_elements=1,
     reduced_elements=1,
     random_elements=1,
     stream_elements=1,

@@ -42,8 +42,8 @@ TORCHS_OWN = ("aot_eager", "aot_eager, sizes known", "as Dynamo traced it")
 class Verdict:
     """What came out of comparing a program with eager.
 
-    `fault` is "" (none), "wrong", "error" (raised, or raised otherwise), "torch" (one of torch's own
-    backends does the same), "crashed" or "refused" (eager itself cannot make the inputs).
+    `fault` is "" (none), "wrong", "error" (raised, or raised otherwise), "torch" (everything that differs differs in
+    the same way with one of torch's own backends), "crashed" or "refused" (eager itself cannot make the inputs).
     """
 
     fault: str
@@ -67,18 +67,23 @@ def judge(program: Program) -> Verdict:
         return Verdict("refused", str(problem))
     wide = observe(program, "float64")
     ours = observe(program, "ferrite")
-    problem = difference(program, ours, eager, wide)
-    if problem is not None and any(isinstance(run, Exception) for run in eager):
+    problems = differences(program, ours, eager, wide)
+    if problems and any(isinstance(run, Exception) for run in eager):
         # eager's own error, met while compiling, is wrapped in ours by `strict` alone
-        problem = difference(program, observe(program, "ferrite as users have it"), eager, wide)
-    if problem is None:
+        problems = differences(program, observe(program, "ferrite as users have it"), eager, wide)
+    if not problems:
         return Verdict("")
-    for theirs in (observe(program, how) for how in TORCHS_OWN):
+    left = dict(problems)
+    for how in TORCHS_OWN:
+        theirs = observe(program, how)
         # what torch refuses under any backend, `strict` reports under a name of our own
-        refused = [both_raised(mine, other) for mine, other in zip(ours, theirs, strict=True)]
-        if any(refused) or difference(program, ours, theirs, wide) is None:
-            return Verdict("torch", problem)
-    return Verdict("error" if any(isinstance(run, Exception) for run in ours) else "wrong", problem)
+        if any(both_raised(mine, other) for mine, other in zip(ours, theirs, strict=True)):
+            return Verdict("torch", first(problems))
+        ours_alone = differences(program, ours, theirs, wide)
+        left = {seen: problem for seen, problem in left.items() if seen in ours_alone}
+        if not left:
+            return Verdict("torch", first(problems))
+    return Verdict("error" if any(isinstance(run, Exception) for run in ours) else "wrong", first(left))
 
 
 def observe(program: Program, how: str) -> list[Outcome]:
@@ -165,18 +170,32 @@ def largest_finite(tensor: torch.Tensor) -> float:
 # --- comparing --------------------------------------------------------------------------------------------------------
 
 
+Seen = tuple[int, str, str]  # the number of a call, what was looked at, and which fact about it
+
+
+def first(problems: Mapping[Seen, str]) -> str:
+    return next(iter(problems.values()))
+
+
 def difference(program: Program, ours: list[Outcome], theirs: list[Outcome], wide: list[Outcome]) -> str | None:
     """The first thing that differs, or None."""
+    problems = differences(program, ours, theirs, wide)
+    return first(problems) if problems else None
+
+
+def differences(program: Program, ours: list[Outcome], theirs: list[Outcome], wide: list[Outcome]) -> dict[Seen, str]:
+    """Everything that differs."""
+    found: dict[Seen, str] = {}
     for number, (mine, other, exact) in enumerate(zip(ours, theirs, wide, strict=True)):
         where = f"call {number}: " if len(ours) > 1 else ""
         if isinstance(mine, Exception) or isinstance(other, Exception):
             if type(mine) is not type(other):
-                return f"{where}{described(mine)} instead of {described(other)}"
+                found[number, "call", "error"] = f"{where}{described(mine)} instead of {described(other)}"
             continue
-        problem = difference_of_runs(program, number, mine, other, exact if isinstance(exact, Run) else None)
-        if problem is not None:
-            return where + problem
-    return None
+        known = exact if isinstance(exact, Run) else None
+        for (name, fact), problem in differences_of_runs(program, number, mine, other, known).items():
+            found[number, name, fact] = where + problem
+    return found
 
 
 def both_raised(mine: Outcome, other: Outcome) -> bool:
@@ -190,25 +209,27 @@ def described(outcome: Outcome) -> str:
     return f"{type(outcome).__name__}: {' '.join(lines[:3])[:300]}"
 
 
-def difference_of_runs(program: Program, call: int, ours: Run, eager: Run, wide: Run | None) -> str | None:
+def differences_of_runs(
+    program: Program, call: int, ours: Run, eager: Run, wide: Run | None
+) -> dict[tuple[str, str], str]:
     mine, theirs = seen(ours), seen(eager)
     exact = seen(wide) if wide is not None else {}
     if mine.keys() != theirs.keys():
-        return f"results {sorted(mine)} instead of {sorted(theirs)}"
+        return {("results", "names"): f"results {sorted(mine)} instead of {sorted(theirs)}"}
+    found: dict[tuple[str, str], str] = {}
     for name, tensor in list(mine.items()):
-        problem = difference_of_looks(tensor, theirs[name])
-        if problem is None:
+        looks = dict(differences_of_looks(tensor, theirs[name]))
+        if looks and rounding_decides(program, tensor, theirs[name], exact.get(name)):
+            del mine[name]
             continue
-        if not rounding_decides(program, tensor, theirs[name], exact.get(name)):
-            return f"{name}: {problem}"
-        del mine[name]
+        found |= {(name, fact): f"{name}: {problem}" for fact, problem in looks.items()}
+        if looks.keys() & {"type", "dtype", "shape"}:
+            del mine[name]  # no values to compare
     if sharing(ours) != sharing(eager):
-        return f"sharing among inputs and results {sharing(ours)} instead of {sharing(eager)}"
+        found["results", "sharing"] = f"sharing among inputs and results {sharing(ours)} instead of {sharing(eager)}"
     suspects = dict(values_that_differ(mine, theirs, exact))
-    if not suspects:
-        return None
-    excused = explained_by_rounding(program, call, mine, theirs, exact, suspects)
-    return next((problem for name, problem in suspects.items() if name not in excused), None)
+    excused = explained_by_rounding(program, call, mine, theirs, exact, suspects) if suspects else set()
+    return found | {(name, "values"): problem for name, problem in suspects.items() if name not in excused}
 
 
 def rounding_decides(program: Program, mine: Any, theirs: Any, exact: Any) -> bool:
@@ -230,17 +251,18 @@ def seen(run: Run) -> dict[str, Any]:
 LOOKS = ("dtype", "shape", "requires_grad", "is_leaf")
 
 
-def difference_of_looks(mine: Any, theirs: Any) -> str | None:
+def differences_of_looks(mine: Any, theirs: Any) -> Iterable[tuple[str, str]]:
     if type(mine) is not type(theirs):
-        return f"{type(mine).__name__} instead of {type(theirs).__name__}"
-    if not isinstance(mine, torch.Tensor):
-        return None if mine == theirs else f"{mine} instead of {theirs}"
-    for fact in LOOKS:
-        if getattr(mine, fact) != getattr(theirs, fact):
-            return f"{fact} {getattr(mine, fact)} instead of {getattr(theirs, fact)}"
-    if mine.stride() != theirs.stride():
-        return f"strides {mine.stride()} instead of {theirs.stride()}"
-    return None
+        yield "type", f"{type(mine).__name__} instead of {type(theirs).__name__}"
+    elif not isinstance(mine, torch.Tensor):
+        if mine != theirs:
+            yield "number", f"{mine} instead of {theirs}"
+    else:
+        for fact in LOOKS:
+            if getattr(mine, fact) != getattr(theirs, fact):
+                yield fact, f"{fact} {getattr(mine, fact)} instead of {getattr(theirs, fact)}"
+        if mine.stride() != theirs.stride():
+            yield "strides", f"strides {mine.stride()} instead of {theirs.stride()}"
 
 
 def values_that_differ(
@@ -250,8 +272,9 @@ def values_that_differ(
         if isinstance(tensor, torch.Tensor):
             true = exact.get(name)
             true = true if isinstance(true, torch.Tensor) and true.shape == tensor.shape else theirs[name]
+            bare = [each.detach().contiguous() for each in (tensor, theirs[name], true)]  # looks are compared before
             try:
-                assert_same_tensor(tensor, theirs[name], true, name)
+                assert_same_tensor(*bare, name)
             except AssertionError as problem:
                 yield name, str(problem).splitlines()[0]
 

@@ -22,7 +22,7 @@ from bench.yardstick.runs import NoTests, Plan, results_of
 
 def main(argv: Sequence[str] | None = None) -> list[Comparison]:
     chosen = parser().parse_args(argv)
-    folder: Path = chosen.work or chosen.out.with_suffix(".runs")
+    folder: Path = (chosen.work or chosen.out.with_suffix(".runs")).resolve()  # children run beside the test file
     found = []
     for file in chosen.files:
         try:

@@ -23,7 +23,7 @@ from ferrite.capture.torch_api import BoxedCallable
 from ferrite.capture.unused_random import keep_unused_random
 from ferrite.capture.written_inputs import view_written_inputs
 from ferrite.capture.written_layouts import keep_written_layouts
-from ferrite.graph import WRITTEN_AFTER, Storage, fake_value, mode_of, storages_of
+from ferrite.graph import WRITTEN_AFTER, Storage, fake_value, innermost_first, mode_of, storages_of
 from ferrite.options import Options
 
 Strides = tuple[int | torch.SymInt, ...]
@@ -151,16 +151,33 @@ def unwrapping_subclasses(function: Callable[..., Any], positions: Sequence[int]
 
 def complete_drawn_again(gm: torch.fx.GraphModule) -> None:
     """Values of the calls that the partitioner puts around random operators of a checkpoint, which it leaves out."""
-    for node in gm.graph.find_nodes(op="call_function", target=torch.ops.higher_order.run_and_save_rng_state):
-        if fake_value(node) is None:
-            parts = {user.args[1]: fake_value(user) for user in node.users}
-            node.meta["val"] = tuple(parts[place] for place in sorted(parts))
-    mode: Any = mode_of(gm.graph)
-    for node in gm.graph.find_nodes(op="call_function", target=torch.ops.higher_order.run_with_rng_state):
-        if fake_value(node) is None:
-            _, operator, *args = torch.fx.node.map_arg(node.args, fake_value)
-            with mode:
-                node.meta["val"] = operator(*args, **torch.fx.node.map_arg(node.kwargs, fake_value))
+    saving, drawing = torch.ops.higher_order.run_and_save_rng_state, torch.ops.higher_order.run_with_rng_state
+    for graph in (each.graph for each in innermost_first(gm)):
+        for node in graph.find_nodes(op="call_function", target=saving):
+            if fake_value(node) is None:
+                operator, *args = node.args
+                states = (fake_value(user) for user in node.users if user.args[1] == 0)
+                complete(node, (next(states, None), result_of(node, operator, args)))
+        for node in graph.find_nodes(op="call_function", target=drawing):
+            if fake_value(node) is None:
+                _, operator, *args = node.args
+                complete(node, result_of(node, operator, args))
+
+
+def result_of(node: torch.fx.Node, operator: Any, args: Sequence[Any]) -> Any:
+    """What an operator makes of arguments of a node that calls it."""
+    mode: Any = mode_of(node.graph)
+    with mode:
+        return operator(*torch.fx.node.map_arg(args, fake_value), **torch.fx.node.map_arg(node.kwargs, fake_value))
+
+
+def complete(node: torch.fx.Node, value: Any) -> None:
+    """Give a node its value, and its parts theirs, where they have none."""
+    node.meta["val"] = value
+    if isinstance(value, (tuple, list)):
+        for user in node.users:
+            if fake_value(user) is None:
+                complete(user, value[user.args[1]])
 
 
 def describe(kind: GraphKind, gm: torch.fx.GraphModule, eager_layouts: Sequence[Layout | None]) -> CapturedGraph:

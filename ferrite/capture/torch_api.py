@@ -183,15 +183,17 @@ CONTROL_FLOW: tuple[type[BaseException], ...] = (
 
 
 def through_dynamo(error: FerriteError) -> FerriteError:
-    """The same error in a type that Dynamo hands to the user unchanged, instead of as a BackendCompilerFailed.
+    """The same error in a type that Dynamo hands to the user unchanged. It is torch's error of a backend that failed,
+    too, for those who catch that one, with the fields it has.
 
     Its traceback starts at the caller of this function: what lies above is Dynamo's.
     """
     kind = type(error)
-    twin: type = types.new_class(kind.__name__, (kind, dynamo_exc.ShortenTraceback))
+    twin: type = types.new_class(kind.__name__, (kind, dynamo_exc.BackendCompilerFailed))
     twin.__module__ = kind.__module__
     raised: FerriteError = Exception.__new__(twin)
     raised.__dict__.update(error.__dict__, first_useful_frame=sys._getframe(1))
+    raised.__dict__.update(backend_name="ferrite", inner_exception=getattr(error, "cause", error))
     raised.args = error.args
     raised.__cause__ = error.__cause__
     return raised
@@ -369,6 +371,14 @@ def empty_on_cuda(sizes: Any, strides: Any, dtype: torch.dtype, index: int) -> t
         made: torch.Tensor = _guards._empty_strided_cuda(sizes, strides, dtype)  # type: ignore[attr-defined]
         return made
     return torch.empty_strided(sizes, strides, dtype=dtype, device=f"cuda:{index}")
+
+
+def empty_as(tensor: torch.Tensor) -> torch.Tensor:
+    """Memory of its own for a tensor that lies as another does."""
+    sizes, strides = tuple(tensor.shape), tensor.stride()
+    if tensor.device.type == "cuda":
+        return empty_on_cuda(sizes, strides, tensor.dtype, tensor.device.index)
+    return empty_on_cpu(sizes, strides, tensor.dtype)
 
 
 def empty_on_first_cuda() -> Callable[..., torch.Tensor]:

@@ -71,8 +71,20 @@ def shared_by_inputs(graph: torch.fx.Graph) -> frozenset[Storage]:
 
 
 def is_lost(result: torch.fx.Node, shared: frozenset[Storage]) -> bool:
-    """Whether AOTAutograd would not call the view again, or not of the input that it is a view of."""
-    return has_symbols(fake_value(result)) or not shared.isdisjoint(storages_of(result))
+    """Whether AOTAutograd would not call the view again, or not of the input that it is a view of. A view of which all
+    is known may be taken of one with symbolic sizes: x[:n // 2][0:1]."""
+    own = storages_of(result)
+    if not shared.isdisjoint(own):
+        return True
+    node = itself(result)
+    while node.op != "placeholder" and not own.isdisjoint(storages_of(node)):
+        if has_symbols(fake_value(node)) or any(not storages_of(operand) for operand in node.all_input_nodes):
+            return True
+        tensors = tensors_of(node)
+        if not tensors:
+            break
+        node = tensors[0]
+    return has_symbols(fake_value(node))
 
 
 def has_symbols(value: Any) -> bool:

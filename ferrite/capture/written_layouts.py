@@ -17,6 +17,7 @@ import operator
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from ferrite.capture import torch_api
 from ferrite.capture.unused_random import stand_in
@@ -59,7 +60,10 @@ def is_not_contiguous(value: Any) -> bool:
     if not torch_api.is_fake(value) or value.layout is not torch.strided:
         return False
     with leaving_no_symbols(value.fake_mode):
-        return not value.is_contiguous()
+        try:
+            return not value.is_contiguous()
+        except GuardOnDataDependentSymNode:  # data decides: nonzero(x) is, where it found one element
+            return True
 
 
 def misplaced(node: torch.fx.Node) -> torch.Tensor | None:

@@ -59,7 +59,7 @@ from ferrite.lower.forecasts import correct_misforecasts
 from ferrite.lower.pictures import dense, extent, is_as_in_memory, is_plain, is_small, is_static
 from ferrite.lower.sizes import Sizes, UnknownSize
 from ferrite.lower.strides import contiguous
-from ferrite.lower.written_in_place import is_seen_after_write, lies_as_before, written_operand
+from ferrite.lower.written_in_place import is_seen_after_write, lies_as_before, owner_before_write, written_operand
 
 aten = torch.ops.aten
 # In a node's meta: that its strides are eager's, why nobody can tell, and why it is called in eager.
@@ -223,8 +223,10 @@ def strides_of_output(result: Any, forecast: Any) -> Any:
                 node.meta[IN_EAGER] = f"where its result lies depends on sizes: {node.meta[UNDECIDED]}"
                 deciding += node.all_input_nodes
         return None
-    is_measured = KNOWN in result.meta and (not is_seen_after_write(result) or lies_as_before(result))
-    return tuple(fake_value(result).stride()) if is_measured else forecast
+    if is_seen_after_write(result) and not lies_as_before(result):
+        owner = owner_before_write(result)
+        return forecast if owner is None or KNOWN not in owner.meta else tuple(fake_value(owner).stride())
+    return tuple(fake_value(result).stride()) if KNOWN in result.meta else forecast
 
 
 def correct(node: torch.fx.Node, value: Any, updater: MetadataUpdater) -> None:

@@ -73,6 +73,26 @@ def lies_as_before(node: torch.fx.Node) -> bool:
     return same_sizes(fake_value(operand).stride(), fake_value(node).stride())
 
 
+def owner_before_write(node: torch.fx.Node) -> torch.fx.Node | None:
+    """What a view that was made for a write shows, as it was before: the views that led to what was written are gone
+    back through.
+
+    squeeze(fill(unsqueeze(v)))     v, after v[None] = 0.5
+    """
+    after: list[torch.fx.Node] = []
+    while getattr(node.target, "is_view", False) and isinstance(node.args[0], torch.fx.Node):
+        after.append(node)
+        node = node.args[0]
+    operand = written_operand(node)
+    for view in reversed(after):
+        if operand is None or not getattr(operand.target, "is_view", False):
+            return None
+        operand = operand.args[0] if isinstance(operand.args[0], torch.fx.Node) else None
+        if operand is None or not same_sizes(fake_value(operand).shape, fake_value(view).shape):
+            return None
+    return operand
+
+
 def is_write(function: Any) -> bool:
     """Whether a call in the program, by its name or function, writes to its first operand."""
     name = name_of(function)

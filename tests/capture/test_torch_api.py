@@ -136,10 +136,18 @@ def test_direct_calls_give_the_operators_result():
 def test_our_errors_pass_dynamo_unchanged(error):
     twin = torch_api.through_dynamo(error)
     assert isinstance(twin, type(error))
-    assert isinstance(twin, torch._dynamo.exc.ShortenTraceback)
     assert type(twin).__name__ == type(error).__name__
     assert str(twin) == str(error)
-    assert {k: v for k, v in vars(twin).items() if k != "first_useful_frame"} == vars(error)
+    of_torch = {"first_useful_frame", "backend_name", "inner_exception"}
+    assert {k: v for k, v in vars(twin).items() if k not in of_torch} == vars(error)
+
+
+@pytest.mark.quick
+def test_a_stage_that_fails_is_torchs_error_of_a_backend_too():
+    cause = ValueError("x")
+    twin = torch_api.through_dynamo(ferrite.CompilerBug("what", {}, stage="lower", cause=cause))
+    assert isinstance(twin, torch._dynamo.exc.BackendCompilerFailed)  # and Dynamo raises it as it is
+    assert (twin.backend_name, twin.inner_exception) == ("ferrite", cause)
 
 
 @pytest.mark.quick

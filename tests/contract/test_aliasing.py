@@ -368,6 +368,30 @@ def test_views_of_written_inputs_begin_where_they_do_in_eager_in_training(fn) ->
     )
 
 
+def known_part_of_an_unknown_part(x):
+    y = x[: x.shape[0] // 2]
+    y.neg_()
+    return y[0:1:1], y[1], x.sum()
+
+
+def known_part_of_an_unknown_input(x):
+    x.neg_()
+    return x[1:3], x[0]
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("fn", [known_part_of_an_unknown_part, known_part_of_an_unknown_input])
+def test_known_parts_of_written_inputs_begin_where_they_do_in_eager(fn, training: bool) -> None:
+    """Their sizes, strides and offsets are numbers; what they are views of has symbolic ones."""
+    assert_same_as_eager(
+        fn,
+        lambda: [torch.randn(7, requires_grad=training)],
+        prepare=lambda leaf: [(leaf * 1)[1:]],
+        backward=training,
+        dynamic=True,
+    )
+
+
 def test_views_of_written_inputs_up_to_a_number_that_data_decides() -> None:
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
         assert_same_as_eager(

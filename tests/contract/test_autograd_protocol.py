@@ -91,6 +91,23 @@ def test_random_numbers_drawn_again_are_those_of_the_forward_part(dynamic: bool)
     )
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_random_numbers_are_drawn_again_inside_of_a_region(dynamic: bool) -> None:
+    """Also by an operator with several results, one of which the forward part has no use for."""
+
+    @torch.compiler.nested_compile_region
+    def region(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(lambda x: torch.nn.functional.dropout(x * 2) * torch.rand_like(x), x, use_reentrant=False)
+
+    assert_same_as_eager(
+        lambda x: region(region(x)) + torch.rand(8),
+        lambda: [torch.rand(4, 8, requires_grad=True)],
+        backward=True,
+        exact=False,
+        dynamic=dynamic,
+    )
+
+
 def test_results_that_need_no_gradient_have_no_backward_graph() -> None:
     x = torch.rand(4, requires_grad=True)
     found = compile_strict(lambda x: (x > 0.5, x.detach() * 2, x.argmax()))(x)

@@ -474,6 +474,21 @@ def test_whether_a_reshape_copies_is_decided_by_what_was_written(write: str, tra
     assert_same_as_eager(fn, make, backward=has_gradient, dynamic=training)
 
 
+def test_a_reshape_of_what_was_written_where_data_decides_how_it_lies() -> None:
+    """The places that nonzero() gives lie in a row only where there is one."""
+
+    def fn(x, y):
+        places = x.nonzero()
+        places.copy_(places)
+        places.mul_(2)
+        flat = y.flatten(0, -1)
+        return places, flat.reshape(3, -1, 2), places + 1
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        for x in (torch.eye(3), torch.eye(3)[:1]):
+            assert_same_as_eager(fn, lambda x=x: [x.clone(), torch.arange(12.0).reshape(2, 6)], dynamic=True)
+
+
 def test_a_reshape_of_what_was_written_and_lies_in_a_row_is_a_view() -> None:
     def fn(x):
         v = x * 2

@@ -307,6 +307,32 @@ def test_views_that_were_written_lie_as_before(dynamic: bool) -> None:
         assert_same_as_eager(of_nothing, lambda size=size: [torch.randn(size)], dynamic=dynamic)
 
 
+@pytest.mark.parametrize("shape", [(1, 0), (0, 3), (1, 1), (3, 1)])
+def test_what_was_written_through_a_view_lies_as_before(shape: tuple[int, ...]) -> None:
+    """Torch forecasts other strides for what is reduced, and goes the way back through the view with those."""
+
+    def fn(x):
+        reduced, added, turned = x.amax(0, keepdim=True), x.cumsum(0), x.amin(1, keepdim=True)
+        reduced[None] = 0.5
+        added.sub_(x)
+        added.unsqueeze(1).fill_(2.0)
+        turned.t().neg_()
+        return reduced, added, turned, turned.t()
+
+    usable = [size or 1 for size in shape]  # amin of nothing is an error
+    assert_same_as_eager(fn, lambda: [torch.randn(usable)])
+
+    def of_nothing(x, y):
+        sums = x.sum(0, keepdim=True)
+        sums.sub_(y)
+        sums[None] = 0.5
+        turned = x.sum(0, keepdim=True)
+        turned.t().unsqueeze(0).fill_(1.0)
+        return sums, turned
+
+    assert_same_as_eager(of_nothing, lambda: [torch.randn(shape), torch.randn(1, shape[1])])
+
+
 def test_one_element_spread_over_sizes_of_one_and_of_any() -> None:
     def fn(x, y):
         spread = x.expand_as(y)

@@ -12,7 +12,7 @@ import torch
 
 from bench import random_programs
 from bench.programs.generate import PROGRAMS, generate
-from bench.programs.judge import NUDGES, difference, judge, near, nudged, observe, own_error
+from bench.programs.judge import NUDGES, TORCHS_OWN, difference, judge, near, nudged, observe, own_error
 from bench.programs.program import Input, Program, Step
 from bench.programs.shrink import smaller
 from tests.compare import assert_same_as_eager
@@ -89,6 +89,40 @@ def test_what_differs_is_seen(change: dict, problem: str) -> None:
     assert found is not None
     assert problem in found
     assert difference(SMALL, observe(SMALL, "eager"), eager, wide) is None
+
+
+@pytest.mark.parametrize(
+    ("theirs", "fault"),
+    [
+        ({"aot_eager": "strides"}, "torch"),
+        ({"aot_eager": "values"}, "wrong"),
+        ({"aot_eager": "strides, values"}, "torch"),  # elsewhere it is wrong where we are right
+        ({"aot_eager": "", "as Dynamo traced it": ""}, "wrong"),
+    ],
+)
+def test_what_is_torchs_own_is_found_fact_by_fact(monkeypatch, theirs: dict[str, str], fault: str) -> None:
+    """Strides of one result are wrong with us, and maybe with torch's own backends, which may be wrong elsewhere."""
+    layout = Step("v2", "{v[0]} + {n[0]}", ("x0",), (1,))
+    program = dataclasses.replace(SMALL, steps=(*SMALL.steps, layout), results=("v0", "v2"))
+    changes = {
+        "strides": {"v2": "({v[0]} + {n[0]}).t().contiguous().t()"},
+        "values": {"v0": "{v[0]} * {n[0]} * 1.5"},
+    }
+
+    def with_faults(names: str) -> Program:
+        templates = {k: v for name in names.split(", ") if name for k, v in changes[name].items()}
+        steps = (
+            dataclasses.replace(each, template=templates.get(each.target, each.template)) for each in program.steps
+        )
+        return dataclasses.replace(program, steps=tuple(steps))
+
+    def observed(asked: Program, how: str):
+        if how == "ferrite":
+            return observe(with_faults("strides"), "eager")
+        return observe(with_faults(theirs.get(how, "")), "eager") if how in TORCHS_OWN else observe(asked, how)
+
+    monkeypatch.setattr("bench.programs.judge.observe", observed)
+    assert judge(program).fault == fault
 
 
 def test_rounding_on_the_way_is_no_difference() -> None:

@@ -101,6 +101,24 @@ def test_values_and_gradients(name, dtype):
     assert ferrite.last_compile().kernels
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_gradients_of_positions_that_are_added_to_every_image(dtype):
+    """Rows and columns of one tensor in one kernel, whose columns are reduced to the end there."""
+
+    def function(x, positions, w):
+        return F.layer_norm(x + positions, x.shape[-1:], w, w)
+
+    f, sizes = compiled(function, fullgraph=True, dynamic=False), ((32, 197, 768), (1, 197, 768), (768,))
+    inputs = [random(*each, dtype=dtype) for each in sizes]
+    runs = []
+    for run, cast in ((f, lambda t: t), (function, lambda t: t), (function, torch.Tensor.double)):
+        given = [cast(t.clone()).requires_grad_() for t in inputs]
+        result = run(*given)
+        (result.double().square().sum() / 4096).backward()
+        runs.append([result.detach(), *(t.grad for t in given)])
+    assert_as_accurate(runs[0], runs[1], runs[2])
+
+
 @pytest.mark.parametrize("name", ["chain", "softmax", "layer norm", "sums", "transposed", "products", "cumsum"])
 def test_sizes_that_vary(name):
     function = FUNCTIONS[name]

@@ -120,15 +120,78 @@ def test_sizes_that_are_not_known(name):
     assert_as_eager(function, *inputs, machine=TINY, dynamic=True)
 
 
+PIECES = GpuMachine(multiprocessors=64, long_scan=16, one_program=8)
+RUNS = {
+    "sum": lambda x: x.cumsum(-1),
+    "product": lambda x: x.cumprod(-1),
+    "greatest": lambda x: x.cummax(-1),
+    "least of integers": lambda x: (x * 3).long().cummin(-1),
+    "logarithm of sums": lambda x: x.logcumsumexp(-1),
+    "of columns": lambda x: x.t().contiguous().cumsum(0),
+    "a consumer": lambda x: x.cumsum(-1).exp().sum(0),
+}
+
+
+@needs_triton
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", RUNS, ids=lambda name: name.replace(" ", "-"))
+def test_long_scans_in_pieces(name, dynamic, monkeypatch):
+    monkeypatch.setattr(profit, "MAX_POINTS_OF_ONE_PROGRAM", 0)
+    for count in (77, 64) if not dynamic else (77,):
+        x = torch.randn(3, count) / 4
+        plan = assert_as_eager(RUNS[name], x, machine=PIECES, dynamic=dynamic)
+        assert len(plan.launches) >= 3
+    odd = torch.tensor([[1.0, float("-inf"), float("nan"), 2.0, float("inf")] * 20, [float("-inf")] * 99 + [0.0]])
+    assert_as_eager(RUNS[name], odd, machine=PIECES)
+
+
+@needs_triton
+@pytest.mark.parametrize("machine", [MACHINE, TINY], ids=["large", "tiny"])
+def test_logarithms_of_sums(machine):
+    odd = torch.tensor([[float("-inf"), float("-inf"), 2.0, float("inf"), 1.0], [float("nan"), 1.0, 2.0, 3.0, 4.0]])
+    assert_as_eager(lambda x, y: (x.logcumsumexp(1), y.logcumsumexp(1)), ROWS, odd, machine=machine)
+    assert_as_eager(lambda x: x.logcumsumexp(0), ROWS.bfloat16(), machine=machine, rtol=1e-2, atol=1e-2)
+
+
+F8 = torch.float8_e4m3fn
+
+
+@needs_triton
+@pytest.mark.parametrize("machine", [MACHINE, TINY], ids=["large", "tiny"])
+def test_floats_of_8_bits(machine):
+    def quantized(x):
+        scale = 448 / x.abs().amax(1, keepdim=True).clamp(min=1e-9)
+        return (x * scale).clamp(-448, 448).to(F8).view(torch.uint8), scale
+
+    assert_as_eager(quantized, ROWS, machine=machine)
+    assert_as_eager(quantized, ROWS.bfloat16(), machine=machine)
+    codes = torch.randint(0, 127, (5, 37), dtype=torch.uint8)
+    assert_as_eager(lambda x: (x.view(F8).float() * 2, x.view(F8).bfloat16().sum(1)), codes, machine=machine)
+    tiny = ROWS.to(F8)
+    assert_as_eager(lambda x: (x.t().contiguous().float(), torch.cat([x, x]).float()), tiny, machine=machine)
+    assert_as_eager(lambda x: x.to(torch.float8_e5m2).float().relu(), ROWS * 1000, machine=machine)
+
+
 # --- rows and columns of one tensor ---------------------------------------------------------------------------------
 
 STREAMS = GpuMachine(multiprocessors=2, streams=4, shared_elements=64, kept_elements=256, one_program=64)
-TALL, DEEP = torch.randn(2, 16, 24), torch.randn(2, 2, 8, 24)
+TALL, DEEP, IMAGES = torch.randn(2, 16, 24), torch.randn(2, 2, 8, 24), torch.randn(2, 8, 6, 24)
 
 
 def with_column_sums(x, g):
     dx = torch.ops.aten.gelu_backward(g, x)
     return dx, dx.sum(0)
+
+
+def with_sums_over_images(x, g):
+    """The gradient of positions that are added to every image: no pieces, a program has all of a column."""
+    dx = x.softmax(-1) * g
+    return dx, dx.sum(0)
+
+
+def with_greatest_of_images(x, g):
+    dx = x.softmax(-1) * g
+    return dx, dx.amax(0)
 
 
 STREAMED = {
@@ -140,6 +203,9 @@ STREAMED = {
     ),
     "element by element": (with_column_sums, [TALL[0], TALL[1]], 1),
     "of 16 bits": (with_column_sums, [TALL[0].bfloat16(), TALL[1].bfloat16()], 1),
+    "whole columns": (with_sums_over_images, [IMAGES[0], IMAGES[1]], 1),
+    "whole columns, of 16 bits": (with_sums_over_images, [IMAGES[0].bfloat16(), IMAGES[1].bfloat16()], 1),
+    "whole columns, greatest of 16 bits": (with_greatest_of_images, [IMAGES[0].bfloat16(), IMAGES[1].bfloat16()], 1),
     "columns first": (lambda x, g: ((x * g).sum(0), x.softmax(-1) * g), [TALL[0], TALL[1]], 1),
     "rows that need the columns": (lambda x: (x - x.mean(0)).softmax(-1), [TALL[0]], 0),
     "rows of an odd number": (layer_norm_backward, [torch.randn(13, 24), torch.randn(24), torch.randn(13, 24)], 0),

@@ -15,7 +15,7 @@ from ferrite.codegen.triton import kernel_source, launch_of
 from ferrite.codegen.triton.emit import written
 from ferrite.codegen.triton.launch import OPTIONS
 from ferrite.codegen.triton.run import loaded
-from ferrite.ir.types import short
+from ferrite.runtime.cuda.kernels import type_name
 from tests.gpu_plans import MACHINE, kernels_of, loops, plan_of
 
 BF16 = torch.bfloat16
@@ -180,11 +180,13 @@ def test_what_is_not_deterministic_is_a_call_where_torch_is_to_be():
     assert any("deterministic" in refusal.reason for refusal in plan.not_compiled.values())
 
 
-def test_a_few_long_scans_are_calls():
-    plan = plan_of(lambda x: x.cumsum(-1), made(2, 1 << 20))
-    assert [each.reason for each in plan.not_compiled.values()] == ["a few long scans would each be one program's"]
-    assert not plan_of(lambda x: x.cumsum(-1), made(512, 1 << 17)).not_compiled
-    assert not plan_of(lambda x: x.cumsum(-1), made(2, 1 << 10)).not_compiled
+def test_a_few_long_scans_are_done_in_pieces():
+    first, second, third = kernels_of(lambda x: x.cumsum(-1), made(2, 1 << 20))
+    assert launch_of(first, "first").instances([]) == 512
+    assert launch_of(second, "second").instances([]) == 2
+    assert launch_of(third, "third").instances([]) >= 512
+    assert len(kernels_of(lambda x: x.cumsum(-1), made(512, 1 << 17))) == 1, "many rows"
+    assert len(kernels_of(lambda x: x.cumsum(-1), made(2, 1 << 10))) == 1, "short ones"
 
 
 # --- whole kernels ----------------------------------------------------------------------------------------------------
@@ -215,6 +217,9 @@ COMPILED = {
     "long_softmax": (lambda x: x.softmax(-1), [made(512, 65536, dtype=BF16)]),
     "argmax": (lambda x: x.argmax(-1), [made(4096, 1024)]),
     "cumsum": (lambda x: x.cumsum(-1), [made(512, 10000)]),
+    "long_cumsum": (lambda x: x.cumsum(-1), [made(2, 1 << 20)]),
+    "cummax": (lambda x: x.cummax(-1), [made(512, 10000, dtype=BF16)]),
+    "logcumsumexp": (lambda x: x.logcumsumexp(-1), [made(512, 10000)]),
     "scatter": (
         lambda x, i, s: x.index_add(0, i, s),
         [made(64, 256, dtype=BF16), torch.zeros(512, dtype=torch.int64), made(512, 256, dtype=BF16)],
@@ -225,6 +230,12 @@ COMPILED = {
 }
 
 
+def quantized(x):
+    scale = 448 / x.float().abs().amax(1, keepdim=True).clamp(min=1e-9)
+    return (x.float() * scale).clamp(-448, 448).to(torch.float8_e4m3fn), scale
+
+
+COMPILED["float8"] = quantized, [made(4096, 4096, dtype=BF16)]
 MORE = [name for name in COMPILED if name not in ("layer_norm", "scatter", "column_sums_too")]
 
 
@@ -237,8 +248,7 @@ def registers_and_spills(kernel, capability, folder, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
     source = written(kernel, "kernel")
     function = loaded(source.source, "kernel", False)
-    names = {torch.bool: "i1", torch.float16: "fp16", torch.bfloat16: "bf16"}
-    types = [f"*{names.get(one.dtype, short(one.dtype).replace('f', 'fp'))}" for one in source.launch.pointers]
+    types = [f"*{type_name(one.dtype)}" for one in source.launch.pointers]
     aligned = {(place,): [["tt.divisibility", 16]] for place in range(len(types))}
     types += ["*i64"] * bool(source.launch.checks)
     given = ASTSource(function, dict(zip(function.arg_names, types, strict=True)), {}, aligned)

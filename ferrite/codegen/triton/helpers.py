@@ -9,6 +9,8 @@ import inspect
 import re
 from collections.abc import Iterable
 
+from ferrite.codegen.triton.float8 import CONVERSIONS
+from ferrite.codegen.triton.special_functions import SPECIAL_FUNCTIONS
 from ferrite.ir import KEY_STEPS, MULTIPLIERS, PLACE_BITS, ROUNDS
 
 HELPERS: dict[str, str] = {}
@@ -151,6 +153,9 @@ _helper("""
         high = libdevice.log1p(libdevice.erfc(scaled) * (-0.5))
         return tl.where(value < -1.0, low, high)
 """)
+
+for _text in (*CONVERSIONS, *SPECIAL_FUNCTIONS):
+    _helper(_text)
 
 # --- lanes ------------------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ferrite.codegen.triton.float8 import FORMATS
 from ferrite.ir import Data
 from ferrite.ir.index import Atom, Index, Symbol, evaluate, symbol
 from ferrite.ir.kernel import Pointer
@@ -19,8 +20,9 @@ MAX_WARPS = 8
 # of torch itself; the smallest numbers are not zero.
 OPTIONS = {"enable_fp_fusion": True, "enable_reflect_ftz": False}
 
-# Element types that a kernel may have, by their names in Triton.
+# Element types that a kernel may have, by their names in Triton. Floats of 8 bits are their bits.
 TYPES = {
+    **dict.fromkeys(FORMATS, "tl.uint8"),
     torch.bool: "tl.int1",
     torch.int8: "tl.int8",
     torch.int16: "tl.int16",

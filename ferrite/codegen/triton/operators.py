@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import torch
 
+from ferrite.codegen.triton.float8 import FORMATS
 from ferrite.codegen.triton.helpers import HELPERS
 from ferrite.codegen.triton.launch import TYPES
 from ferrite.errors import NotGenerated
@@ -39,6 +40,8 @@ def constant(expr: Const, shape: str = "[]") -> str:
 
 
 def filled(bits: int, dtype: torch.dtype, shape: str) -> str:
+    if dtype in FORMATS:
+        return f"tl.full({shape}, {bits}, tl.uint8)"
     value, name = value_of(bits, dtype), type_name(dtype)
     by_bits = dtype is torch.bfloat16 or (
         dtype.is_floating_point and (math.isnan(value) or (value == 0 and math.copysign(1, value) < 0))
@@ -69,15 +72,15 @@ def plain_number(expr: Const) -> str | None:
 
 
 def converted(needs: Needs, text: str, old: torch.dtype, new: torch.dtype) -> str:
-    """As eager converts: to and from 16-bit floats by way of 32 bits, to bool by comparing with zero."""
+    """As eager converts: to and from floats of 16 and 8 bits by way of 32 bits, to bool by comparing with zero."""
     name = type_name(new)
     if old is new:
         return text
     if new is torch.bool:
         return f"({_widened(needs, text, old)} != 0)"
-    if old is torch.bfloat16:
+    if old is torch.bfloat16 or old in FORMATS:
         return converted(needs, _widened(needs, text, old), torch.float32, new)
-    if new in HALVES:
+    if new in HALVES or new in FORMATS:
         wide = converted(needs, text, old, torch.float32)
         return _rounded(needs, wide, new)
     if old.is_floating_point and new in NARROW_INTEGERS:  # what does not fit wraps, as if converted to 64 bits first
@@ -89,6 +92,9 @@ def _widened(needs: Needs, text: str, dtype: torch.dtype) -> str:
     if dtype is torch.bfloat16:
         needs("from_bfloat16")
         return f"from_bfloat16({text})"
+    if dtype in FORMATS:
+        needs(f"from_{FORMATS[dtype].name}")
+        return f"from_{FORMATS[dtype].name}({text})"
     return f"tl.cast({text}, tl.float32)" if dtype is torch.float16 else text
 
 
@@ -96,6 +102,9 @@ def _rounded(needs: Needs, text: str, dtype: torch.dtype) -> str:
     if dtype is torch.bfloat16:
         needs("to_bfloat16")
         return f"to_bfloat16({text})"
+    if dtype in FORMATS:
+        needs(f"to_{FORMATS[dtype].name}")
+        return f"to_{FORMATS[dtype].name}({text})"
     return f"tl.cast({text}, tl.float16)"
 
 
@@ -111,6 +120,8 @@ def operation(needs: Needs, expr: Op, args: list[str], quick: bool = False) -> s
         row = QUICK.get(expr.name, row)
     if any(operand.dtype != dtype for operand in expr.operands) and expr.name != "where":
         row = None  # a number beside a float: few operators have one
+    if dtype in FORMATS and expr.name != "where":
+        row = None
     if expr.name == "bitcast":
         row = _bitcast_to(expr.dtype)
     text = row(needs, dtype, args) if row else None
@@ -203,7 +214,7 @@ def _logical(form: str) -> Row:
 
 def _sign_bit(needs: Needs, dtype: torch.dtype, args: list[str]) -> str | None:
     if dtype is torch.bool:
-        return None
+        return f"{args[0]} != {args[0]}"
     if not dtype.is_floating_point:
         return f"{args[0]} < 0"
     integer = "tl.int64" if dtype is torch.float64 else "tl.int32"
@@ -241,6 +252,19 @@ def _normal_distribution(needs: Needs, dtype: torch.dtype, args: list[str]) -> s
     return f"libdevice.erfc({args[0]} * {factor}) * 0.5"
 
 
+def _turned(needs: Needs, dtype: torch.dtype, args: list[str]) -> str | None:
+    """Of a real number: 0 or pi; NaN stays."""
+    if not dtype.is_floating_point:
+        return None
+    zero, half = (filled(bits_of(value, dtype), dtype, "[]") for value in (0.0, math.pi))
+    return f"tl.where({args[0]} != {args[0]}, {args[0]}, tl.where({args[0]} < 0, {half}, {zero}))"
+
+
+def _no_part(needs: Needs, dtype: torch.dtype, args: list[str]) -> str | None:
+    """The imaginary part of a real number, NaN or not."""
+    return f"tl.cast({args[0]} != {args[0]}, {type_name(dtype)}) * 0.0" if dtype.is_floating_point else None
+
+
 def _sign(needs: Needs, dtype: torch.dtype, args: list[str]) -> str | None:
     if dtype is torch.bool:
         return args[0]
@@ -256,7 +280,7 @@ def _inverted(needs: Needs, dtype: torch.dtype, args: list[str]) -> str | None:
 
 
 LIBRARY = """exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh
-    erf erfc erfinv lgamma pow atan2 hypot copysign nextafter"""
+    erf erfc erfinv lgamma atan2 hypot copysign nextafter"""
 # Functions of the library that have another name there.
 RENAMED = {
     "round": "rint",
@@ -298,6 +322,20 @@ ROWS: dict[str, Row] = {
     "sigmoid": _one_over("(libdevice.exp({0} * (-1.0)) + 1.0)"),
     "special_ndtr": _normal_distribution,
     "special_log_ndtr": _by_type("log_normal_distribution({0})", None),
+    "pow": _by_type("libdevice.pow({0}, {1})", "integer_power({0}, {1})"),
+    "gcd": _by_type(None, "common_divisor(tl.abs({0}), tl.abs({1}))", "common_divisor({0}, {1})"),
+    "lcm": _by_type(
+        None,
+        "common_multiple({0}, {1}, common_divisor(tl.abs({0}), tl.abs({1})))",
+        "common_multiple({0}, {1}, common_divisor({0}, {1}))",
+    ),
+    "digamma": _by_type("digamma({0})", None),
+    "special_i0e": _by_type("scaled_bessel_i0({0})", None),
+    "special_i1e": _by_type("scaled_bessel_i1({0})", None),
+    "frexp_mantissa": _by_type("float_mantissa({0})", None),
+    "frexp_exponent": _by_type("float_exponent({0})", None),
+    "imag": _no_part,
+    "angle": _turned,
     "real": _by_type("{0}", None),
     "conj": _by_type("{0}", None),
     "abs_complex": _by_type("tl.abs({0})", None),

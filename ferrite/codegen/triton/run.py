@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ferrite.codegen.triton.emit import written
+from ferrite.codegen.triton.float8 import FORMATS
 from ferrite.codegen.triton.interpreted import REPLACED
 from ferrite.codegen.triton.launch import FAILURE_WORDS, OPTIONS, Launch
 from ferrite.ir import out_of_bounds
@@ -35,7 +36,8 @@ def start(source: str, launch: Launch, memory: Sequence[torch.Tensor], sizes: Se
     interpreted = device.type == "cpu"
     function = loaded(source, launch.name, interpreted)
     failure = torch.zeros(FAILURE_WORDS, dtype=torch.int64, device=device)
-    arguments = [*memory, *sizes, *([failure] if launch.checks else [])]
+    given = [each.view(torch.uint8) if each.dtype in FORMATS else each for each in memory]
+    arguments = [*given, *sizes, *([failure] if launch.checks else [])]
     with _mode(interpreted), nullcontext() if interpreted else torch.cuda.device(device):
         function[(count,)](*arguments, **launch.constants(sizes), num_warps=launch.warps(sizes), **OPTIONS)
     number, value, extent, _ = failure.tolist() if launch.checks else (0, 0, 0, 0)

@@ -133,6 +133,8 @@ def name_of(request: dict[str, Any]) -> str:
 
 
 def type_name(dtype: torch.dtype) -> str:
+    if dtype.is_floating_point and dtype.itemsize == 1:
+        return "u8"  # their bits
     return TYPES.get(dtype) or short(dtype)
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
@@ -234,11 +235,9 @@ def dense_part(tensor: torch.Tensor, like: torch.Tensor | None = None) -> torch.
     return tensor.as_strided(sizes, tensor.stride())
 
 
-def may_overlap(tensor: torch.Tensor) -> bool:
+def may_overlap(sizes: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether elements may share memory, beside those of axes of stride 0."""
-    pairs = sorted(
-        (stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride and size > 1
-    )
+    pairs = sorted((stride, size) for size, stride in zip(sizes, strides, strict=True) if stride and size > 1)
     reach = 0
     for stride, size in pairs:
         if stride <= reach:
@@ -381,9 +380,9 @@ class Recorder:
                 fixed[place] = value.data_ptr()
                 inputs[place] = torch_api.window_on(value, value.shape, value.stride())
             else:
-                if may_overlap(value):
-                    raise NotRecorded(f"elements of input {place} share memory")
                 sizes, strides = tuple(value.shape), value.stride()
+                if may_overlap(sizes, strides):
+                    raise NotRecorded(f"elements of input {place} share memory")
                 copied[place] = torch.empty_strided(sizes, strides, dtype=value.dtype, device=self.device)
                 inputs[place] = torch_api.window_on(copied[place], sizes, strides)
         written = {torch_api.storage_handle(given[place]) for place in self.part.written}
@@ -412,8 +411,8 @@ def from_pool(results: list[Any], seen: Sequence[int]) -> list[Any]:
     with torch.no_grad():
         for places in groups.values():
             first = results[places[0]]
-            if all(results[place] is first for place in places) and is_dense(first):
-                made = torch.empty_strided(first.shape, first.stride(), dtype=first.dtype, device=first.device)
+            if all(results[place] is first for place in places) and is_dense(tuple(first.shape), first.stride()):
+                made = torch_api.empty_as(first)
                 targets.append(made)
                 sources.append(first)
                 for place in places:
@@ -428,7 +427,9 @@ def from_pool(results: list[Any], seen: Sequence[int]) -> list[Any]:
     return results
 
 
-def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements fill the memory from the first to the last."""
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.numel() == 0 or (reach + 1 == tensor.numel() and not may_overlap(tensor) and 0 not in tensor.stride())
+@functools.lru_cache(1024)  # a model's gradients have a few dozen sizes, and are asked about in every step
+def is_dense(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether elements that lie so fill the memory from the first to the last."""
+    count = math.prod(sizes)
+    reach = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+    return count == 0 or (reach + 1 == count and not may_overlap(sizes, strides) and 0 not in strides)

@@ -125,11 +125,19 @@ def warps_of(body: Body, machine: GpuMachine) -> int:
             return warps_for(body, machine, machine.window_elements)
         if any(isinstance(item, Random) for statement in walk(body) for item in nodes_in(statement)):
             return warps_for(body, machine, machine.random_elements)
+    if any(loop.kind == "vector" and loop.lanes > 1 and goes_through_blocks(loop.body) for loop in loops):
+        return warps_for(body, machine, machine.column_elements)
     blocks = [loop for loop in loops if loop.kind in ("vector", "reduction", "scan")]
     reduced = [loop for loop in blocks if loop.kind == "reduction" and whole_lanes(loop.axis.extent) == loop.lanes]
     if len(reduced) > 1 and len(blocks) == len(reduced) + 1 and elements_of(body) <= MAX_KEPT_ELEMENTS:
         return warps_for(body, machine, machine.reduced_elements)
     return warps_for(body, machine)
+
+
+def goes_through_blocks(body: Body) -> bool:
+    """Whether something is reduced a block at a time."""
+    loops = [loop for loop in walk(body) if isinstance(loop, Loop) and loop.kind == "reduction"]
+    return any(whole_lanes(loop.axis.extent) != loop.lanes for loop in loops)
 
 
 def is_kept(nests: Sequence[Nest], machine: GpuMachine) -> bool:

@@ -5,11 +5,13 @@
 - The place of the greatest is that of the first that is as great: two plain reductions of a row in registers.
 - A reduction with so few results that most of the machine would be idle is done in pieces, each a program, then once
   more over the pieces. How it is cut depends on the sizes alone, so results are the same every time.
+- So is a long scan: see `long_scans`.
 - Numbers of 16 bits that are added up where memory says are added up in 32.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -34,8 +36,9 @@ from ferrite.ir import (
     rewrite_indices,
 )
 from ferrite.ir.index import ZERO, Axis, Index, Number, axis
-from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Store, Target, axes_of
+from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Scan, Store, Target, axes_of
 from ferrite.schedule.fusion.accesses import likely, step_of
+from ferrite.schedule.gpu import long_scans
 from ferrite.schedule.gpu.blocks import power_below, whole_elements
 from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.gpu.row_pieces import Cut, cut_of, in_pieces, is_reduced, related
@@ -62,6 +65,12 @@ class GpuPreparation(Preparation):
         if isinstance(operation, Compute) and (store := self.narrow_sum(operation)) is not None:
             yield from self.widened(operation, store)
             return
+        if isinstance(operation, Scan) and self.is_here(operation):
+            operation = long_scans.simpler(operation)
+            if long_scans.is_long(operation, self.machine):
+                part = functools.partial(self.part, operation)
+                yield from long_scans.in_pieces(operation, self.machine, self.buffers, part)
+                return
         if not isinstance(operation, Reduce) or not self.is_here(operation):
             yield operation
             return

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ferrite.errors import Refusal
 from ferrite.ir.index import Axis
 from ferrite.ir.program import Operation, Program, Scan
-from ferrite.schedule.fusion.accesses import BufferTable, likely
+from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.stages import Stage
 from ferrite.schedule.gpu.kernels import build
@@ -16,12 +16,9 @@ from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.gpu.prepare import prepare
 from ferrite.schedule.gpu.profit import slower
 from ferrite.schedule.gpu.scatter import refused
-from ferrite.schedule.loops.reductions import points
 from ferrite.schedule.loops.scans import has_state
 from ferrite.schedule.steps import Run
 from ferrite.schedule.target import Built, RunMemory
-
-LONG_SCAN_ELEMENTS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -40,15 +37,7 @@ class GpuScheduling:
     def refuses(self, operation: Operation) -> Refusal | None:
         if isinstance(operation, Scan) and not has_state(operation):
             return Refusal(f"no state for the scan {operation.combine.name}")
-        if isinstance(operation, Scan) and self.is_serial(operation):
-            return Refusal("a few long scans would each be one program's")
         return self.unsupported(operation) or refused(operation)
-
-    def is_serial(self, operation: Scan) -> bool:
-        """Whether most of the machine would wait for a few programs. What torch has no operator for is a kernel."""
-        rows = points(item for item in operation.axes if item is not operation.along)
-        few = 4 * rows < self.machine.multiprocessors
-        return few and likely(operation.along.extent) > LONG_SCAN_ELEMENTS and not operation.combine.results
 
     def prepared(self, program: Program) -> Program:
         return prepare(program, self.machine, self.device)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from ferrite.ir import STATES, Load
+from ferrite.ir import STATES, Load, cast
 from ferrite.ir.index import Axis, Index, substitute
 from ferrite.ir.kernel import Loop, Scratch, Statement, Store
 from ferrite.ir.program import Compute, Mode, Reduce
@@ -167,7 +167,7 @@ class Stream:
         """The columns' results are written in the end."""
         for stage in self.columns:
             made.written.add(self.storage(stage))
-            made.types[self.storage(stage)] = self.tile(stage).scratch.dtype
+            made.types[self.storage(stage)] = self.buffer_table.buffers[self.target(stage)].dtype
 
     def storage(self, stage: Stage) -> str:
         return self.buffer_table.buffers[self.target(stage)].storage
@@ -177,6 +177,9 @@ class Stream:
         return access.buffer
 
     def tile(self, stage: Stage) -> Tile:
+        """In the type that is reduced in: results may be narrower, where no pieces are left to reduce."""
+        assert isinstance(stage.operation, Reduce)
+        dtype = stage.operation.values[0].dtype
         buffer = self.buffer_table.buffers[self.target(stage)]
         (access,) = stage.written
         kept = tuple(place for place, at in enumerate(access.coordinates) if at not in self.pieces)
@@ -185,7 +188,7 @@ class Stream:
         total = sizes[0]
         for size in sizes[1:]:
             total = total * size
-        return Tile(name, kept, sizes, Scratch(name, buffer.dtype, (total,)))
+        return Tile(name, kept, sizes, Scratch(name, dtype, (total,)))
 
     def arranged(
         self, placement: Placement, nests: Sequence[Nest], parts: Sequence[Parts], machine: GpuMachine
@@ -208,7 +211,8 @@ class Stream:
             tiles.append(tile.scratch)
             at = tile.coordinates(access.coordinates)
             first.append(Loop(column, "vector", (Store(tile.name, at, begin),), lanes))
-            result = Load.intern(tile.name, at, tile.scratch.dtype)
+            so_far = Load.intern(tile.name, at, tile.scratch.dtype)
+            result = cast(so_far, self.buffer_table.buffers[access.buffer].dtype)
             last.append(Loop(column, "vector", (Store(access.storage, (access.place,), result),), lanes))
         rows = Loop(self.row, "serial", row, copies=machine.stream_rows)
         axes, body = collapse(list(self.pieces), (*tiles, *first, rows, *last))

@@ -17,7 +17,7 @@ import torch
 
 from ferrite.ir import Cast, Expr, Load, cast, const, index_value, op, rewrite_indices
 from ferrite.ir.index import ZERO, Axis, Index, Number, axis, number
-from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Store, Target
+from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Scan, Store, Target
 from ferrite.schedule.fusion.accesses import BufferTable, likely, upper_estimate
 from ferrite.schedule.fusion.stages import stage_of
 from ferrite.schedule.loops.row_major import flat_extent, flat_strides
@@ -66,7 +66,7 @@ class Preparation(ABC):
     def split(self, operation: Reduce) -> Iterator[Reduce]:
         """A reduction in pieces, where too few would share it."""
 
-    def is_here(self, operation: Reduce) -> bool:
+    def is_here(self, operation: Reduce | Scan) -> bool:
         names = [target.buffer for target in operation.targets if target is not None]
         return any(self.buffers[name].device.type == self.device for name in names)
 
@@ -159,7 +159,10 @@ class Preparation(ABC):
 
     def made(self, operation: Reduce, dtype: torch.dtype, extra: tuple[Axis, ...] = ()) -> Target:
         """Memory for one result at every point that is not reduced."""
-        axes = (*extra, *operation.axes)
+        return self.part(operation, dtype, (*extra, *operation.axes))
+
+    def part(self, operation: Reduce | Scan, dtype: torch.dtype, axes: tuple[Axis, ...]) -> Target:
+        """Memory for one value at every point of these axes, where the results of an operation are."""
         sizes = tuple(item.extent for item in axes)
         device = next(self.buffers[target.buffer].device for target in operation.targets if target is not None)
         name = f"part{len(self.buffers)}"

@@ -1,0 +1,127 @@
+"""Scans in the forms that programs and blocks like best.
+
+- A logarithm of sums is joined by a formula: the greater one, and what the other adds to it. So is the greatest value
+  with its place, which has 32 bits where these are enough.
+- A few long scans would each be one program's. They are done in pieces: what each piece comes to along itself, then
+  what the pieces before it have come to, which all of its elements join. How it is cut depends on the sizes alone, so
+  results are the same every time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from ferrite.ir import (
+    STATES,
+    Expr,
+    Load,
+    Param,
+    cast,
+    choose,
+    compare,
+    const,
+    either,
+    index_value,
+    masked,
+    op,
+    rewrite_indices,
+    rewrite_nodes,
+)
+from ferrite.ir.index import Axis, Index, axis, number
+from ferrite.ir.program import Buffer, Combine, Compute, Operation, Scan, Store, Target
+from ferrite.schedule.fusion.accesses import likely
+from ferrite.schedule.gpu.blocks import power_above
+from ferrite.schedule.gpu.machine import GpuMachine
+from ferrite.schedule.loops.reductions import points
+from ferrite.schedule.loops.scans import has_state, latest_extreme
+
+MIN_PIECE_ELEMENTS = 4096  # of one program: with fewer, starting it takes longer than its work
+Part = Callable[[torch.dtype, tuple[Axis, ...]], Target]  # memory for one value at every point
+
+
+def simpler(operation: Scan) -> Scan:
+    """A scan whose state every code generator knows."""
+    kind, values, high = operation.combine.name, operation.values, operation.along.extent.high
+    if operation.combine.results:
+        return operation
+    if kind == "logsumexp":
+        return replace(operation, combine=Combine("own", (log_of_sum(values[0].dtype),)))
+    if kind in ("cummax", "cummin"):
+        dtype = torch.int32 if high is not None and high < 1 << 31 else torch.int64
+        combine = Combine("own", latest_extreme(kind, (values[0].dtype, dtype)))
+        return replace(operation, combine=combine, values=(values[0], index_value(operation.along, dtype)))
+    return operation
+
+
+def log_of_sum(dtype: torch.dtype) -> Expr:
+    """Of two logarithms. Where both are infinite, and the same, the difference would be none."""
+    left, right = (Param.intern(place, dtype) for place in range(2))
+    low, high = op("minimum", left, right), op("maximum", left, right)
+    more = op("log1p", op("exp", op("sub", low, high)))
+    differ = either(compare("ne", low, high), op("isfinite", low, dtype=torch.bool))
+    return choose(differ, op("add", more, high), low)
+
+
+def is_long(operation: Scan, machine: GpuMachine) -> bool:
+    """Whether most of the machine would wait for a few programs."""
+    rows = points(item for item in operation.axes if item is not operation.along)
+    return 4 * rows < machine.multiprocessors and likely(operation.along.extent) > machine.long_scan
+
+
+def in_pieces(operation: Scan, machine: GpuMachine, buffers: Mapping[str, Buffer], part: Part) -> Iterator[Operation]:
+    """The same in pieces of a size that is a power of two, and of so many that the machine has enough to do. What is
+    beyond the end of the last one may be anything: nothing joins it."""
+    if not has_state(operation):
+        yield operation
+        return
+    along, others = operation.along, tuple(item for item in operation.axes if item is not operation.along)
+    wanted = max(machine.pieces // max(points(others), 1), 1)
+    size = max(power_above(-(-likely(along.extent) // wanted)), min(MIN_PIECE_ELEMENTS, machine.long_scan))
+    piece, rest = axis(f"{along.name}_piece", (along.extent + (size - 1)) // size), axis(f"{along.name}_rest", size)
+    combine, values = own_state(operation)
+    place: Index = piece * size + rest
+    inside = compare("lt", index_value(place), index_value(along.extent))
+    cut = [masked(inside, rewrite_indices(value, {along: place}), const(0, value.dtype)) for value in values]
+    inner = [part(value.dtype, (*others, piece, rest)) for value in values]
+    origin = operation.origin
+    yield Scan((*others, piece, rest), rest, combine, tuple(cut), tuple(inner), origin)
+    before = [part(value.dtype, (*others, piece)) for value in values]
+    totals = tuple(loaded(each, value.dtype, (*others, piece, number(size - 1))) for each, value in zip_(inner, values))
+    yield Scan((*others, piece), piece, combine, totals, tuple(before), origin)
+    is_first = compare("lt", index_value(along), index_value(number(size)))
+    not_first = op("logical_not", is_first)
+    here = [loaded(each, value.dtype, (*others, along // size, along % size)) for each, value in zip_(inner, values)]
+    there = [
+        masked(not_first, loaded(each, value.dtype, (*others, along // size - 1)), const(0, value.dtype))
+        for each, value in zip_(before, values)
+    ]
+    joined = [with_parameters(result, [*there, *here]) for result in combine.results]
+    stores = [
+        Store(target.buffer, target.coordinates, cast(choose(is_first, one, both), buffers[target.buffer].dtype))
+        for target, one, both in zip(operation.targets, here, joined, strict=True)
+        if target is not None
+    ]
+    yield Compute(operation.axes, tuple(stores), origin)
+
+
+def zip_(targets: Sequence[Target], values: Sequence[Expr]) -> Iterator[tuple[Target, Expr]]:
+    return zip(targets, values, strict=True)
+
+
+def loaded(target: Target, dtype: torch.dtype, coordinates: tuple[Index, ...]) -> Expr:
+    return Load.intern(target.buffer, coordinates, dtype)
+
+
+def own_state(operation: Scan) -> tuple[Combine, tuple[Expr, ...]]:
+    """How any scan joins, as expressions, and what joins."""
+    values = operation.values
+    if operation.combine.results:
+        return operation.combine, values
+    return Combine("own", STATES[operation.combine.name].join((values[0].dtype,))), values
+
+
+def with_parameters(result: Expr, given: Sequence[Expr]) -> Expr:
+    return rewrite_nodes(result, lambda item: given[item.position] if isinstance(item, Param) else item)
