@@ -52,7 +52,6 @@ from ferrite.schedule.loops.row_major import flat_place, flat_strides
 
 HALVES = (torch.float16, torch.bfloat16)
 EXTREMES = {**EXTREME_OF, "argmax_of_window": "amax"}
-MIN_PIECE_ELEMENTS = 4096  # of one program: with fewer, starting it takes longer than its work
 
 
 def prepare(program: Program, machine: GpuMachine, device: str) -> Program:
@@ -63,7 +62,9 @@ def prepare(program: Program, machine: GpuMachine, device: str) -> Program:
 
 class GpuPreparation(Preparation):
     def __init__(self, program: Program, machine: GpuMachine, device: str) -> None:
-        super().__init__(program, device, machine.kept_elements // 4, machine.enough_programs // 2)
+        super().__init__(
+            program, device, machine.kept_elements // 4, machine.enough_programs // 2, machine.min_split_elements
+        )
         self.machine = machine
         self.whole: list[Operation] = []  # what is made of pieces already, or adds them up
 
@@ -275,7 +276,7 @@ class GpuPreparation(Preparation):
         """The axis to cut, the slowest that is long enough, and into how many pieces."""
         programs = max(self.programs(operation), 1)
         work = points(operation.reduced) * points(operation.axes) // programs
-        wanted = power_below(min(self.machine.pieces // programs, work // MIN_PIECE_ELEMENTS))
+        wanted = power_below(min(self.machine.pieces // programs, work // self.machine.min_piece_elements))
         longest = max(operation.reduced, key=lambda item: likely(item.extent))
         wanted = min(wanted, likely(longest.extent) // 2)
         if wanted < 2:
