@@ -26,6 +26,7 @@ from ferrite.capture import (
     CapturedGraph,
     GraphKind,
     Partition,
+    as_python_hands_them_over,
     capture,
     mark_inputs_written_after,
     torch_api,
@@ -78,12 +79,13 @@ def ferrite(
         as_captured = gm.forward  # before any stage edits the graph
 
         def stages() -> Callable[..., Any]:
+            examples = as_python_hands_them_over(gm, example_inputs)
             if settings.pre_grad:
                 with compilation.stage("pre_grad"), garbage_waits():
-                    rewrite_calls(gm, example_inputs, compilation)
+                    rewrite_calls(gm, examples, compilation)
             return capture(
                 gm,
-                example_inputs,
+                examples,
                 functools.partial(compile_graph, compilation=compilation),
                 settings,
                 functools.partial(split_joint, compilation),
@@ -245,7 +247,8 @@ def compile_passed(
         known, index = (KnownSizes(graph.gm), places.index()) if lookup.keeps else (None, None)
         kernels = KernelCaches(store)
     here = buildable(targets)
-    recording = recording_for(here, kept_for_backward(graph)) if options.cuda_graphs else None
+    gives_gradients = graph.kind is GraphKind.BACKWARD
+    recording = recording_for(here, kept_for_backward(graph), gives_gradients) if options.cuda_graphs else None
     passes = rewrite((*joint, POST_GRAD) if options.post_grad else joint, graph, compilation, dump)
     while True:
         with compilation.stage("lower"):

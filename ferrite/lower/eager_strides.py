@@ -179,6 +179,23 @@ def turned(operands: Sequence[Placed], sizes: tuple[Index, ...], turns: int, dim
     return tuple(replace(steps[dim], inside=tuple(places[each] for each in steps[dim].inside)) for dim in places)
 
 
+def transformed(operands: Sequence[Placed], sizes: tuple[Index, ...], dims: Sequence[int]) -> Steps:
+    """`_fft_r2c` where MKL computes it: the dimension that is transformed inside, around it the others in the order of
+    their strides."""
+    (operand,) = operands
+    if len(dims) != 1:
+        raise Undecided("in which order dimensions are transformed")
+    inner = dims[0] % len(sizes)
+    order = [inner]  # the innermost first
+    for dim in reversed(range(len(sizes))):
+        if dim != inner:
+            place = len(order)
+            while place > 1 and is_less(operand.strides[dim], operand.strides[order[place - 1]]):
+                place -= 1
+            order.insert(place, dim)
+    return in_order_steps(order)
+
+
 def same_as(operand: Placed) -> Steps:
     return tuple(Step(operand=(0, dim)) for dim in range(len(operand.sizes)))
 

@@ -52,6 +52,7 @@ from ferrite.lower.eager_strides import (
     is_dense,
     like_operand,
     narrowed,
+    transformed,
     turned,
     viewed,
 )
@@ -71,7 +72,6 @@ LIKE = frozenset({aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_li
 ASKED = frozenset(
     {
         *(aten._softmax, aten._log_softmax, aten.native_group_norm, aten.tril, aten.triu, aten.index),
-        aten._fft_r2c,
     }
 )
 COPIES = frozenset(
@@ -101,7 +101,7 @@ RULES: dict[Any, Rule] = {
     aten._unsafe_view: viewed,
 }
 # Those whose rule depends on arguments: see `rule_by_arguments`.
-BY_ARGUMENTS = frozenset({aten.cat, aten.stack, aten.roll, aten.rot90, aten.constant_pad_nd, aten.isinf})
+BY_ARGUMENTS = frozenset({aten.cat, aten.stack, aten.roll, aten.rot90, aten.constant_pad_nd, aten.isinf, aten._fft_r2c})
 # Elementwise, but not tagged as such.
 ITERATED = frozenset(
     {
@@ -255,8 +255,10 @@ class Asked:
         static = all(map(is_static, (*results, *tensors)))
         if static and (len(tensors) < len(operands) or not is_doubtful(node, results, tensors)):
             return None
+        by_library = packet_of(node) is aten._fft_r2c
         try:
-            if not static and not self.may_surprise((*results, *tensors), cuts=packet_of(node) is aten.constant_pad_nd):
+            cuts = packet_of(node) is aten.constant_pad_nd
+            if not static and not by_library and not self.may_surprise((*results, *tensors), cuts=cuts):
                 return None
         except UnknownSize:  # a size that goes through fractions, say
             return None
@@ -267,7 +269,7 @@ class Asked:
             return None  # how results of a GPU's other operators lie is their own business
         if on_cpu and static and all(map(is_small, (*results, *tensors))):
             found = strides_in_eager(node)
-            if found is not None or packet_of(node) not in RULES:
+            if found is not None or not (by_library or packet_of(node) in RULES):
                 return found
         try:
             return self.by_rule(node, results)
@@ -383,6 +385,9 @@ def rule_by_arguments(node: torch.fx.Node) -> Rule | None:
         turns: Any = args[1] if len(args) > 1 else 1
         dims: Any = args[2] if len(args) > 2 else (0, 1)
         return functools.partial(turned, turns=turns, dims=tuple(dims))
+    if packet is aten._fft_r2c:  # other libraries do as is forecast
+        transforms: Any = args[1]
+        return functools.partial(transformed, dims=transforms) if torch.backends.mkl.is_available() else None
     widths: Any = args[1]
     return narrowed if all(each <= 0 for each in widths) else None
 

@@ -21,6 +21,7 @@ from ferrite.ir.program import Program, frees, interpret, leaves, operator_at, s
 from ferrite.runtime.boxed import Boxed, boxed
 from ferrite.runtime.cpu.pages import large_on_cpu
 from ferrite.runtime.cuda.recording import from_pool
+from ferrite.runtime.cuda.runs import arena_from
 
 _numbers = itertools.count()
 
@@ -34,17 +35,21 @@ def load_host(
     """The function that the text defines. `runs`: what runs each of its tables of kernels; `objects`: what it names
     beside its inputs; `recorders`: what records and replays each of its parts."""
     filename = f"<ferrite {source.function} {next(_numbers)}>"
+    empty_on_first_cuda = torch_api.empty_on_first_cuda() if "_first_cuda(" in source.text else torch_api.empty_on_cuda
     namespace: dict[str, Any] = {
         **objects,
         "torch": torch,
         "empty_strided": torch.empty_strided,
         "empty_on_cpu": torch_api.empty_on_cpu,
         "empty_on_cuda": torch_api.empty_on_cuda,
-        "empty_on_first_cuda": torch_api.empty_on_first_cuda() if "_first_cuda(" in source.text else None,
+        "empty_on_first_cuda": empty_on_first_cuda,
+        "arena_on_first_cuda": arena_from(empty_on_first_cuda),
+        "arena_on_cuda": arena_from(torch_api.empty_on_cuda),
         "stream_of": torch_api.current_stream_of,
         "large_on_cpu": large_on_cpu,
         "threads": torch.get_num_threads,
         "view_of": view_of,
+        "window_on": torch_api.short_window,
         "taken_over": taken_over,
         "laid_out": laid_out,
         "begin_of": begin_of,
@@ -77,7 +82,7 @@ def load_host(
     function: Boxed = namespace[source.function]
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     weakref.finalize(function, linecache.cache.pop, filename, None)
-    return boxed(function)
+    return boxed(torch_api.without_overrides(function))
 
 
 def bytecode_of(source: HostSource, objects: Iterable[str]) -> bytes:

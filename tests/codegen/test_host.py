@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import linecache
 import traceback
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import ferrite
 from ferrite.ir.index.algebra import ZERO
@@ -131,6 +133,37 @@ def test_text_with_the_interpreter(golden):
     assert ferrite.last_compile().graphs[0].source == golden
 
 
+def linears(x, w, v, b):
+    return F.linear(x, w, b), F.linear(x, v, b), x.flatten(0, 1) @ w
+
+
+def test_equal_views_that_only_calls_read_are_made_once():
+    given = torch.randn(2, 3, 4), torch.randn(4, 4), torch.randn(4, 4), torch.randn(4)
+    found = compile_strict(linears)(*given)
+    torch.testing.assert_close(found, linears(*given))
+    text = ferrite.last_compile().graphs[0].source
+    assert text.count("= window_on(") == 3  # rows of x, and two weights the other way round
+    assert text.count("leaves(") == 0
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: (x.flatten(0, 1) @ w, x.flatten(0, 1)),
+        lambda x, w: (x[0] @ w.t(), w.t()),
+        lambda x, w: (w.t().mul_(2), x[0] @ w.t()),
+        lambda x, w: (x[1].view(torch.int32).bitwise_and(3), x[1] @ w),
+    ],
+)
+def test_views_that_users_see_stay_views(function):
+    given, others = ([torch.arange(24.0).view(2, 3, 4), torch.arange(16.0).view(4, 4).clone()] for _ in range(2))
+    found, wanted = compile_strict(function)(*given), function(*others)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(given, others)
+    assert [each._is_view() for each in found] == [each._is_view() for each in wanted]
+    assert [each.stride() for each in found] == [each.stride() for each in wanted]
+
+
 def test_tracebacks_show_the_generated_line():
     @torch.library.custom_op("ferrite_test::boom", mutates_args=())
     def boom(x: torch.Tensor) -> torch.Tensor:
@@ -146,7 +179,7 @@ def test_tracebacks_show_the_generated_line():
 
 def test_the_text_of_a_dead_function_is_forgotten():
     function = loaded(Program("f", (), (), (), ()))
-    name = function.__code__.co_filename
+    name = inspect.unwrap(function).__code__.co_filename
     assert name in linecache.cache
     del function
     gc.collect()

@@ -234,6 +234,12 @@ def test_pictures_without_pixels_stay_as_they_are(function, width):
     assert_same_as_eager(lambda x: (function(x), x + 1), lambda: [torch.randn(2, 4, 6, 6)[..., :width]])
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("function", [torch.fft.ifft, torch.fft.ihfft, torch.fft.rfft])
-def test_spectra_of_real_numbers_lie_where_the_library_puts_them(function):
-    assert_same_as_eager(lambda x: (function(x, dim=1), function(x, dim=1) * 2), lambda: [torch.randn(2, 6, 7)])
+def test_spectra_of_real_numbers_lie_where_the_library_puts_them(function, dynamic: bool):
+    def fn(x):
+        return function(x, dim=1), function(x, dim=1) * 2, function(x, dim=0)
+
+    assert_same_as_eager(fn, lambda: [torch.randn(2, 6, 7)], dynamic=dynamic)
+    assert_same_as_eager(fn, lambda: [torch.randn(7, 6, 2).permute(2, 1, 0)], dynamic=dynamic)
+    assert_same_as_eager(fn, lambda: [torch.randint(9, (1, 10, 14), dtype=torch.uint8)[:, :, ::2]], dynamic=dynamic)

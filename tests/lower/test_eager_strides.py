@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
@@ -9,8 +10,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ferrite.ir.index.algebra import number, symbol
-from ferrite.lower.eager_strides import Placed, Undecided, decided, elementwise, like_operand
+from ferrite.ir.index.algebra import as_index, number, symbol
+from ferrite.lower.eager_strides import Placed, Undecided, decided, elementwise, like_operand, transformed
 from ferrite.lower.probes import Asked
 
 aten = torch.ops.aten
@@ -147,3 +148,21 @@ def test_what_holds_for_every_size_is_said_and_nothing_else() -> None:
     unknown = Placed((some, one), (one, symbol("s1", 0)))
     with pytest.raises(Undecided):
         decided(lambda operands, sizes: elementwise(operands, sizes, numbers=True), [unknown], unknown.sizes)
+
+
+@pytest.mark.parametrize("dims", list(itertools.permutations(range(3))))
+@pytest.mark.parametrize("inner", [0, 1, -1])
+def test_spectra_by_mkl_lie_with_the_transformed_dimension_inside(dims: tuple[int, ...], inner: int) -> None:
+    """What MKL does, on numbers: the others go around in the order of the operand's strides."""
+    operand = torch.empty(5, 6, 7).permute(dims)
+    others = sorted({0, 1, 2} - {inner % 3}, key=lambda dim: operand.stride(dim))
+    order = [inner % 3, *others]
+    reference = torch.empty([operand.shape[dim] for dim in reversed(order)]).permute(
+        [list(reversed(order)).index(dim) for dim in range(3)]
+    )
+    sizes = tuple(as_index(size) for size in operand.shape)
+    placed = Placed(sizes, tuple(as_index(step) for step in operand.stride()))
+    steps = transformed([placed], sizes, [inner])
+    assert tuple(step.of(operand.shape, [operand.stride()], lambda size: size) for step in steps) == reference.stride()
+    with pytest.raises(Undecided):
+        transformed([placed], sizes, [0, 1])

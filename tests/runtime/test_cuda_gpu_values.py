@@ -119,6 +119,41 @@ def test_gradients_of_positions_that_are_added_to_every_image(dtype):
     assert_as_accurate(runs[0], runs[1], runs[2])
 
 
+class Block(torch.nn.Module):
+    """Convolutions with and without bias, statistics that are learnt, a residual, pooling."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Conv2d(3, 32, 7, 2, 3)
+        self.norm = torch.nn.BatchNorm2d(32)
+        self.second = torch.nn.Conv2d(32, 32, 3, padding=1, bias=False)
+        self.alone = torch.nn.Conv2d(32, 32, 3, padding=1, groups=32)
+
+    def forward(self, x):
+        x = F.max_pool2d(self.norm(self.first(x)).relu(), 3, 2, 1)
+        x = x + self.norm(self.second(x)).relu()
+        return self.alone(x).mean((2, 3)), x
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_convolutions_lie_as_the_library_likes_them_and_results_as_in_eager(dtype, training):
+    model = Block().to(DEVICE).eval()
+    x, runs = random(4, 3, 64, 64, dtype=dtype), []
+    for kind in (dtype, dtype, torch.float64):
+        each = Block().to(DEVICE).eval()
+        each.load_state_dict(model.state_dict())
+        run = compiled(each.to(kind), fullgraph=True, dynamic=False) if not runs else each.to(kind)
+        with torch.set_grad_enabled(training):
+            results = run(x.to(kind))
+        found = [result.detach() for result in results]
+        if training:
+            (sum(result.double().square().sum() for result in results) / 4096).backward()
+            found += [parameter.grad for parameter in each.parameters()]
+        runs.append(found)
+    assert_as_accurate(*runs)
+
+
 @pytest.mark.parametrize("name", ["chain", "softmax", "layer norm", "sums", "transposed", "products", "cumsum"])
 def test_sizes_that_vary(name):
     function = FUNCTIONS[name]

@@ -12,6 +12,7 @@ from ferrite.ir.index.algebra import evaluate
 from ferrite.ir.program.interpret import interpret
 from ferrite.ir.program.nodes import Sort
 from ferrite.schedule.gpu import GpuMachine, profit
+from ferrite.schedule.gpu.small_tables import with_small_tables_recomputed
 from ferrite.schedule.plan import make_plan
 from tests.gpu_plans import MACHINE, TINY, assert_as_eager, loops, lowered, run_plan, scheduling
 from tests.loop_programs import PROGRAMS, s0
@@ -310,6 +311,45 @@ def test_rows_and_columns_of_one_tensor(name, monkeypatch):
     found = [launch.kernel for launch in plan.launches if loops(launch.kernel, "serial")]
     assert len(found) == streams, "a program goes through rows, and keeps what columns come to"
     assert all(loop.copies == STREAMS.stream_rows for kernel in found for loop in loops(kernel, "serial"))
+
+
+# --- small tables -----------------------------------------------------------------------------------------------------
+
+NORM = [torch.randn(2, 6, 5, 7), torch.randn(6), torch.rand(6) + 0.5, torch.randn(6), torch.randn(6)]
+
+
+def as_learnt(x, mean, variance, weight, bias):
+    factor = (variance + 1e-5).sqrt().reciprocal() * weight
+    return ((x - mean[:, None, None]) * factor[:, None, None] + bias[:, None, None] * factor[:, None, None]).relu()
+
+
+def of_a_kernel(x, mean, variance, weight, bias):
+    """What a reduction comes to is scaled in its own kernel."""
+    factor = torch.rsqrt(x.sum((0, 2, 3)) ** 2 + variance) * weight
+    return x * factor[:, None, None]
+
+
+def given_out(x, mean, variance, weight, bias):
+    factor = (variance + 1e-5).sqrt().reciprocal() * weight
+    return factor, x * factor[:, None, None] + factor[:, None, None]
+
+
+def written_afterwards(x, mean, variance, weight, bias):
+    factor = (variance + 1e-5).sqrt().reciprocal() * weight
+    variance.mul_(2)
+    return x * factor[:, None, None] + factor[:, None, None] * 2
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("function", "tables"), [(as_learnt, 1), (of_a_kernel, 0), (given_out, 0), (written_afterwards, 0)]
+)
+def test_small_tables_are_computed_again_by_their_readers(function, tables):
+    """A launch for a few numbers takes longer than computing them for every element."""
+    program = lowered(function, *NORM).program
+    after = with_small_tables_recomputed(program, "cpu")
+    assert len(program.operations) - len(after.operations) == tables
+    assert_as_eager(function, *NORM, machine=TINY)
 
 
 # --- programs ---------------------------------------------------------------------------------------------------------

@@ -11,11 +11,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ferrite.codegen import named_objects, verify_host
+from ferrite.errors import Refusal
 from ferrite.ir.program import verify_program
 from ferrite.lower import correct_forecasts
 from ferrite.lower.graph import lower_module
 from ferrite.runtime import load_host
 from ferrite.schedule import make_plan
+from ferrite.schedule.gpu import GpuMachine, GpuScheduling
 from ferrite.targets import executable_of, runs_of
 from ferrite.targets.cpu import CPU
 from tests.targets.simulated_cuda import SimulatedTarget
@@ -27,7 +29,6 @@ pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is n
 def gpus(monkeypatch):
     """Two of them: tensors are on the CPU, whatever they say."""
     from ferrite.codegen import CudaSpelling
-    from ferrite.schedule.gpu import GpuMachine, GpuScheduling
 
     class Target(SimulatedTarget):
         spelling = CudaSpelling()
@@ -101,6 +102,56 @@ def test_kernels_on_both_kinds_of_device(gpus):
 
     source = assert_computes(function, ["cuda:0", "cpu"], [torch.randn(5, 9), torch.randn(7)], gpus)
     assert {table.device for table in source.runs} == {"cuda:0", "cpu"}
+
+
+class Apart(GpuScheduling):
+    """Every operation is a kernel."""
+
+    def slower(self, *given):
+        return Refusal("apart")
+
+
+def chain(x, w):
+    """Several kernels that only hand each other something."""
+    for _ in range(5):
+        x = (x.repeat(2, 1) * w).cumsum(0).tanh()
+    return [x.sum(0)]
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "cuda:1"])
+def test_without_memory_for_an_arena_each_part_has_its_own(gpus, monkeypatch, device):
+    """A GPU may have enough memory, but not in one piece."""
+    from ferrite.capture import torch_api
+
+    full, kept = [True], torch_api.empty_on_cuda
+    monkeypatch.setattr(gpus, "scheduling", Apart(GpuMachine()))
+
+    def empty(sizes, strides, dtype, index):
+        if full[0] and dtype is torch.uint8:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return kept(sizes, strides, dtype, index)
+
+    monkeypatch.setattr("ferrite.capture.torch_api.empty_on_cuda", empty)
+    given = [torch.randn(3, 9), torch.randn(9)]
+    source, run = compiled(chain, [device] * 2, given, gpus)
+    (table,) = source.runs
+    assert table.arena
+    assert len(table.arena_parts) >= 3
+    assert len({part.last for part in table.arena_parts}) >= 3  # and not as long as the run
+    for full[0] in (True, True, False, False, True, False):
+        del gpus.simulated.separate[:]
+        torch.testing.assert_close(run(*given), chain(*given), rtol=1e-5, atol=1e-5)
+        assert len(gpus.simulated.separate) == (len(table.arena_parts) if full[0] else 0)
+
+    def memory(size, device):
+        raise torch.OutOfMemoryError("CUDA out of memory, really.")
+
+    full[0] = True
+    monkeypatch.setattr(gpus.simulated, "memory", memory)
+    with pytest.raises(torch.OutOfMemoryError, match="really"):
+        run(*given)
+    full[0] = False
+    torch.testing.assert_close(run(*given), chain(*given), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,6 @@ from ferrite.schedule.target import Built
 # more would not fit into registers.
 MAX_ELEMENTS_ALONG_MEMORY = 8
 MAX_ELEMENTS_ACROSS_MEMORY = 32
-MAX_KEPT_ELEMENTS = 4096  # of rows that are only reduced: of more, more threads have some
 
 
 def build(group: Group, inside: tuple[str, ...], buffer_table: BufferTable, machine: GpuMachine) -> Built:
@@ -131,7 +130,7 @@ def warps_of(body: Body, machine: GpuMachine) -> int:
         return warps_for(body, machine, machine.column_elements)
     blocks = [loop for loop in loops if loop.kind in ("vector", "reduction", "scan", "sort")]
     reduced = [loop for loop in blocks if loop.kind == "reduction" and whole_lanes(loop.axis.extent) == loop.lanes]
-    if len(reduced) > 1 and len(blocks) == len(reduced) + 1 and elements_of(body) <= MAX_KEPT_ELEMENTS:
+    if len(reduced) > 1 and len(blocks) == len(reduced) + 1 and elements_of(body) <= machine.max_reduced_block_elements:
         return warps_for(body, machine, machine.reduced_elements)
     return warps_for(body, machine)
 

@@ -25,8 +25,6 @@ from ferrite.schedule.loops.memory_order import ordered_axes
 from ferrite.schedule.loops.plain_loops import plain_loops
 from ferrite.schedule.loops.statements import Parts
 
-MAX_BLOCK_ROWS = 64  # of what is reduced, in a block of columns
-
 
 def by_rows(
     rows: Sequence[Axis], tiles: Body, nests: Sequence[Nest], parts: Sequence[Parts], machine: GpuMachine, kept: bool
@@ -56,7 +54,7 @@ def by_columns(
 ) -> Body:
     points = tuple(statement for part in parts for statement in part.point)
     wide = likely_lanes(column.extent, machine.line // smallest_type(points))
-    high = min(MAX_BLOCK_ROWS, max(power_above(likely_points(nest.axes)) for nest in nests))
+    high = min(machine.max_block_rows, max(power_above(likely_points(nest.axes)) for nest in nests))
     wide = likely_lanes(column.extent, max(machine.step // high, wide))
     others = [row for row in rows if row is not column]
     count = math.prod(likely(row.extent) for row in others) * likely(column.extent)
