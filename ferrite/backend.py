@@ -26,6 +26,7 @@ from ferrite.capture import (
     CapturedGraph,
     GraphKind,
     Partition,
+    as_python_hands_them_over,
     capture,
     mark_inputs_written_after,
     torch_api,
@@ -78,12 +79,13 @@ def ferrite(
         as_captured = gm.forward  # before any stage edits the graph
 
         def stages() -> Callable[..., Any]:
+            examples = as_python_hands_them_over(gm, example_inputs)
             if settings.pre_grad:
                 with compilation.stage("pre_grad"), garbage_waits():
-                    rewrite_calls(gm, example_inputs, compilation)
+                    rewrite_calls(gm, examples, compilation)
             return capture(
                 gm,
-                example_inputs,
+                examples,
                 functools.partial(compile_graph, compilation=compilation),
                 settings,
                 functools.partial(split_joint, compilation),

@@ -10,6 +10,7 @@ from ferrite.capture.as_data import Described
 from ferrite.capture.edits import Before, make
 from ferrite.capture.parameters import Parameter
 from ferrite.capture.products import has_arm_compute_library, works_with_all_of_few_cores
+from ferrite.capture.python_numbers import as_python_hands_them_over
 from ferrite.capture.torch_api import check_torch_version, span
 from ferrite.capture.torch_operators import (
     decomposition,
@@ -33,6 +34,7 @@ __all__ = [
     "GraphKind",
     "Parameter",
     "Partition",
+    "as_python_hands_them_over",
     "capture",
     "check_torch_version",
     "decomposition",

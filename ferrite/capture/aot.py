@@ -177,7 +177,8 @@ def complete(node: torch.fx.Node, value: Any) -> None:
     if isinstance(value, (tuple, list)):
         for user in node.users:
             if fake_value(user) is None:
-                complete(user, value[user.args[1]])
+                place: Any = user.args[1]
+                complete(user, value[place])
 
 
 def describe(kind: GraphKind, gm: torch.fx.GraphModule, eager_layouts: Sequence[Layout | None]) -> CapturedGraph:
@@ -198,7 +199,7 @@ def describe(kind: GraphKind, gm: torch.fx.GraphModule, eager_layouts: Sequence[
 
 def strides_at(output: torch.fx.Node, eager_layouts: Sequence[Layout | None], position: int) -> Strides | None:
     """Eager's strides of one output. Numbers that data decides have other names in the graph than in Dynamo's: what an
-    output's size is called there tells which."""
+    output's size is called there tells which, and where a number is no size (the step of a slice), its stride."""
     index = torch_api.user_output_index(output, position)
     layout = eager_layouts[index] if index is not None and index < len(eager_layouts) else None
     if layout is None:
@@ -210,7 +211,17 @@ def strides_at(output: torch.fx.Node, eager_layouts: Sequence[Layout | None], po
     sizes, strides = layout
     if not isinstance(value, torch.Tensor) or len(value.shape) != len(sizes):
         return strides
-    return size_facts.renamed(strides, zip(sizes, value.shape, strict=True))
+    theirs: Sequence[Any] = value.stride()
+    by_data = [isinstance(each, torch.SymInt) and not torch_api.has_hint(each) for each in theirs]
+    if any(by_data) and is_view_of_input(result):
+        return value.stride()  # Dynamo may have guarded what they are; to a view they are what data says all the same
+    steps = [pair for pair, unknown in zip(zip(strides, theirs, strict=True), by_data, strict=True) if unknown]
+    return size_facts.renamed(strides, [*steps, *zip(sizes, value.shape, strict=True)])
+
+
+def is_view_of_input(result: Any) -> bool:
+    inputs = result.graph.find_nodes(op="placeholder")
+    return not frozenset[Storage]().union(*map(storages_of, inputs)).isdisjoint(storages_of(result))
 
 
 def user_output_layouts(gm: torch.fx.GraphModule) -> tuple[Layout | None, ...]:

@@ -12,9 +12,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch._dynamo.source import RandomValueSource
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 PATH = re.compile(r"\._(modules|parameters|buffers)\[(['\"])(.*?)\2\]")
 
@@ -96,4 +98,12 @@ def inputs_written_after(joint: torch.fx.Graph) -> list[torch.fx.Node]:
 def called_with_fakes(gm: torch.fx.GraphModule) -> bool:
     """Whether the user's own tensors are fake ones, which have no memory. Dynamo compiles anew for real ones."""
     arguments = (node.meta.get("grapharg") for node in gm.graph.nodes if node.op == "placeholder")
-    return any(isinstance(getattr(argument, "example", None), FakeTensor) for argument in arguments)
+    examples = [getattr(argument, "example", None) for argument in arguments]  # some are lists: compiled autograd's
+    return any(isinstance(each, FakeTensor) for each in tree_leaves(examples))
+
+
+def drawn_by_python(gm: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    """Inputs of a graph that are numbers of Python's generator, drawn before each call."""
+    inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    sources = [getattr(node.meta.get("grapharg"), "source", None) for node in inputs]
+    return [node for node, source in zip(inputs, sources, strict=True) if isinstance(source, RandomValueSource)]

@@ -91,8 +91,9 @@ def produces_value(node: torch.fx.Node) -> bool:
     """Whether a node computes something others can read: not the output, an assertion, or the body of a loop."""
     if node.op == "output" or body_of(node) is not None:
         return False
-    if node.op == "get_attr" and type(attribute_of(node)).__name__ == "TreeSpec":
-        return False  # the structure of arguments, kept beside a higher-order operator
+    if node.op == "get_attr" and fake_value(node) is None:
+        # else an object that is kept beside a higher-order operator: the structure of its arguments, a function
+        return isinstance(attribute_of(node), (torch.Tensor, type(None)))
     schema = schema_of(node.target)
     if schema is None:  # a function of torch that only checks something
         return not str(getattr(node.target, "__name__", "")).startswith("_assert_")

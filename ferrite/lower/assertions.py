@@ -92,6 +92,23 @@ def bind_factor(ctx: Builder, came: Symbol, dim: torch.SymInt) -> None:
     bind_number(ctx, ctx.sizes.symbol(part, dim), came // number(factor), dim)
 
 
+def bind_offset(ctx: Builder, name: str, fake: torch.Tensor) -> None:
+    """After a call that returned a view: where it begins, where data decides that and no symbol has it yet."""
+    offset, view = fake.storage_offset(), ctx.buffers[name]
+    unknown = [] if view.base is None else [each for each in symbols_in(view.offset) if each not in ctx.bound]
+    if not unknown or not isinstance(offset, torch.SymInt) or view.base is None:
+        return
+    rest = substitute(view.offset, {unknown[0]: ZERO})
+    if view.offset != unknown[0] + rest:
+        raise UnknownSize(f"a view that begins at {torch_api.expression(offset)}, with several unknown numbers in it")
+    places = []  # in the storage that torch has for both
+    for each in (name, view.base):
+        places.append(fresh_symbol(ctx, "offset", low=0))
+        ctx.add(Bind(places[-1], each, "offset", 0, ctx.origin))
+    sizes = ctx.buffers[view.base].dtype.itemsize, view.dtype.itemsize
+    bind_number(ctx, unknown[0], places[0] - places[1] * sizes[0] // sizes[1] - rest, offset)
+
+
 def bind_number(ctx: Builder, found: Symbol, value: Index, known: torch.SymInt) -> None:
     """Give a symbol a value that follows from others. `known`: a number that it is part of."""
     made = ctx.lazy((), index_value(value), torch.device("cpu"))

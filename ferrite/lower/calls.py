@@ -14,7 +14,7 @@ from ferrite.ir import SHORT
 from ferrite.ir.index import ZERO, Index, Symbol
 from ferrite.ir.program import Buffer, Call, Constant, Template
 from ferrite.lower.arguments import argument, named_object, strided_picture
-from ferrite.lower.assertions import bind_sizes
+from ferrite.lower.assertions import bind_offset, bind_sizes
 from ferrite.lower.builder import Builder
 from ferrite.lower.effects import effect_of, writes_in_graphs
 from ferrite.lower.memory import buffer_of, strides_in_storage
@@ -62,6 +62,7 @@ def eager_call(
         if isinstance(result, str) and isinstance(fake, torch.Tensor):
             trusted = torch_operators.sizes_follow(target) and not ctx.assumes_sizes
             bind_sizes(ctx, result, fake, name or str(target), trusted)
+            bind_offset(ctx, result, fake)
     return values
 
 

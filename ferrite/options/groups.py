@@ -67,7 +67,7 @@ class Whole:
     max_autotune: bool = option(
         False,
         env="FERRITE_MAX_AUTOTUNE",
-        doc="Measure alternative kernels while compiling and keep the fastest. No effect on CPU yet.",
+        doc="What the mode `max-autotune` asks for. Nothing is measured while compiling; `cpu_grouped_gemm` needs it.",
     )
     cuda_graphs: bool = option(
         False,
@@ -89,7 +89,7 @@ class Whole:
         "auto",
         env="FERRITE_KERNEL_REWRITES",
         doc="Rewrites to forms that pay only as kernels: never, on the devices whose kernels they were made for, or "
-        "wherever they are right, also where such a kernel is still to come and torch computes the form.",
+        "wherever they are right, also where torch computes the form and its parts are faster.",
     )
     eager_random_order: bool = option(
         True,

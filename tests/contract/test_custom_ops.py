@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.decorators
 
 from tests.compare import assert_same_as_eager
 from tests.custom_operators import increment, swap
@@ -225,3 +226,49 @@ def places_twice(x, counts):
 @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True)
 def test_mutating_operator_whose_result_has_a_size_that_data_decides(fn) -> None:
     assert_same_as_eager(fn, lambda: [torch.tensor([1.0, 0.0, -1.0]), torch.zeros(3)], fullgraph=True)
+
+
+# --- functions that the compiler does not look into -------------------------------------------------------------------
+
+CALLED: list[str] = []
+leaf_function: Any = torch._dynamo.decorators.leaf_function
+
+
+@leaf_function
+def looks(x):
+    CALLED.append("looks")
+
+
+@looks.register_fake
+def _(x):
+    pass
+
+
+def multiplying(factor: int) -> Any:
+    @leaf_function
+    def multiply(x, y):
+        CALLED.append(f"times {factor}")
+        return x.sin() * factor, y + factor
+
+    @multiply.register_fake
+    def _(x, y):
+        return x.sin(), y + 1
+
+    return multiply
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_leaf_functions_are_called_as_in_eager(training: bool) -> None:
+    """They are objects beside the graph, of which no text tells one from another: each graph has its own."""
+    for factor in (2, 3):
+        multiply = multiplying(factor)
+
+        def fn(x: torch.Tensor) -> torch.Tensor:
+            looks(x)
+            first, second = multiply(x * 2, x)  # noqa: B023
+            return first + second
+
+        CALLED.clear()
+        assert_same_as_eager(fn, lambda: [torch.rand(3, requires_grad=training)], backward=training, graphs=1)
+        assert CALLED.count("looks") == CALLED.count(f"times {factor}")
+        assert len(set(CALLED)) == 2

@@ -207,6 +207,9 @@ def test_tensors_without_memory_stay_without() -> None:
         assert (found.shape, found.stride()) == ((3, 5), (1, 3))
         found.sum().backward()
         assert isinstance(x.grad, FakeTensor)
+        lists = torch.fx.symbolic_trace(lambda inputs: (inputs[0] + inputs[1],))
+        torch._dynamo.utils.set_locals_to_steal(lists, ["inputs"])  # the whole list is one input of the graph
+        assert isinstance(compile_strict(lists)([torch.ones(2), torch.ones(1)])[0], FakeTensor)
     assert layer(torch.ones(4, 3)).shape == (4, 2)
     y = torch.rand(5, 3)
     torch.testing.assert_close(compile_strict(lambda x: (x.sin() + 1).t())(y), (y.sin() + 1).t())

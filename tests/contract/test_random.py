@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
 import pytest
 import torch
 from torch.nn import functional
@@ -137,3 +140,30 @@ def test_explicit_generator() -> None:
         assert torch.equal(compiled(x, ours), draw(x, theirs))
     assert torch.equal(ours.get_state(), theirs.get_state())
     assert torch.equal(torch.get_rng_state(), before)
+
+
+OF_PYTHON = {
+    "float": lambda x: x * random.uniform(1, 2),
+    "int": lambda x: x * random.randint(1, 9),
+    "two": lambda x: (x * random.uniform(1, 2)).abs() - random.uniform(1, 2),
+    "compared": lambda x: x > random.uniform(0, 1),
+    "returned": lambda x: (x + 1, random.uniform(0, 1)),
+    "one_of_several": lambda x: torch.where(x > 0, x, random.uniform(-1, 1)),
+    "made_a_tensor": lambda x: x + torch.full((3,), random.uniform(0, 1)),
+    "keyword": lambda x: torch.clamp(x, min=random.uniform(0, 0.5)),
+}
+
+
+@pytest.mark.parametrize("name", OF_PYTHON)
+def test_numbers_of_pythons_own_generator(name: str) -> None:
+    """Drawn anew for each call, and in eager's type: Dynamo hands over doubles, whatever it says of them."""
+    fn: Any = OF_PYTHON[name]
+    compiled = compile_strict(fn, fullgraph=True)
+
+    def three(function: Any, x: torch.Tensor) -> list[Any]:
+        random.seed(3)
+        return [function(x) for _ in range(3)]
+
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64):
+        x = torch.tensor([-0.5, 0.5, 1.5]).to(dtype)
+        torch.testing.assert_close(three(compiled, x), three(fn, x), rtol=0, atol=0)

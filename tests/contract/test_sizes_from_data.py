@@ -609,3 +609,33 @@ def test_strides_that_are_computed_from_numbers(padding: tuple[int, ...]) -> Non
         return F.pad(x[:rows, :columns], padding)
 
     assert_same_as_eager(fn, lambda: [torch.randn(6, 4), torch.tensor(2), torch.tensor(3)], fullgraph=True)
+
+
+# --- views that begin where data says ---------------------------------------------------------------------------------
+
+CUT_BY_TENSORS = {
+    "step": lambda x, a, b, s: (x[a:b:s], x[a:b:s] * 2),
+    "step_of_rows": lambda x, a, b, s: x.reshape(4, 5).t()[a:b:s],
+    "part_of_a_step": lambda x, a, b, s: x[a:b:s][1:],
+    "nothing": lambda x, a, b, s: (x.narrow(0, a, 0), x.narrow(0, a, 0).sum() + x),
+    "three": lambda x, a, b, s: (x.narrow(0, a, 3), x.narrow(0, a, 3)[1:] + 1),
+    "three_of_a_result": lambda x, a, b, s: (x + 1)[1:].narrow(0, a, 3)[1:] * 2,
+    "written": lambda x, a, b, s: (x.narrow(0, a, 3).mul_(2), x + 0),
+}
+
+
+@pytest.mark.parametrize("name", CUT_BY_TENSORS)
+def test_slices_between_numbers_of_tensors(name, dynamic):
+    """Data decides where they begin and how far apart their elements lie; `x` itself begins anywhere in its memory."""
+    fn = CUT_BY_TENSORS[name]
+    compiled = compile_strict(fn, fullgraph=True, dynamic=dynamic)
+    for offset, numbers in ((0, (1, 5, 2)), (3, (2, 4, 1))):
+        ours, eager = (torch.arange(24.0)[offset : offset + 20] for _ in range(2))
+        cuts = list(map(torch.tensor, numbers))
+        found, expected = compiled(ours, *cuts), fn(eager, *cuts)
+        torch.testing.assert_close(found, expected, check_stride=True)
+        assert torch.equal(ours, eager)
+        first, other = (each if isinstance(each, torch.Tensor) else each[0] for each in (found, expected))
+        if other.untyped_storage().data_ptr() == eager.untyped_storage().data_ptr():
+            assert first.untyped_storage().data_ptr() == ours.untyped_storage().data_ptr()
+            assert first.storage_offset() == other.storage_offset()

@@ -165,3 +165,38 @@ def test_strides_along_dimensions_of_one_are_eagers(function, strides):
     correct_forecasts(graph)
     result = graph.graph.output_node().args[0]
     assert result.meta["val"].stride() == strides
+
+
+def test_the_greatest_of_a_short_row_are_a_kernel_and_of_a_long_one_torchs(gpus):
+    def function(x):
+        values, places = x.softmax(-1).topk(3)
+        return values / values.sum(-1, keepdim=True), places
+
+    for count, call in ((9, False), (1000, True)):
+        x = torch.randn(4, count)
+        source, run = compiled(function, ["cuda:0"], [x], gpus)
+        assert ("topk" in source.text) is call
+        torch.testing.assert_close(list(run(x)), list(function(x)))
+
+
+FORMS = {
+    "complex numbers": (lambda x, y: ((x * y).abs(), (x / y).sum(0)), [torch.randn(4, 6, dtype=torch.complex64)] * 2),
+    "views of complex numbers": (
+        lambda x, y: (torch.view_as_real(torch.view_as_complex(x) * y),),
+        [torch.randn(4, 6, 2), torch.randn(6, dtype=torch.complex64)],
+    ),
+    "floats of 8 bits": (
+        lambda x, y: ((x * 2).to(torch.float8_e4m3fn).float(), y.float()),
+        [torch.randn(4, 6), torch.randn(6).to(torch.float8_e5m2)],
+    ),
+    "sorted rows": (lambda x, y: (*(x * y).sort(-1), *x.median(0)), [torch.randn(4, 6), torch.randn(6)]),
+    "running logarithms": (lambda x, y: ((x * y).logcumsumexp(-1),), [torch.randn(4, 6), torch.randn(6)]),
+}
+
+
+@pytest.mark.parametrize("name", FORMS, ids=lambda name: name.replace(" ", "-"))
+def test_rarer_types_and_forms_are_kernels(name, gpus):
+    function, given = FORMS[name]
+    source, run = compiled(function, ["cuda:0", "cuda:0"], given, gpus)
+    assert not source.programs, "nothing is left to torch"
+    torch.testing.assert_close(list(run(*given)), list(function(*given)), rtol=1e-5, atol=1e-5)
