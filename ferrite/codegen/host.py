@@ -211,7 +211,7 @@ class _Printer:
         rows, parts = self.rows(found), list[str]()
         lines: Iterable[str] = (row.text for row in rows)
         if found and self.recording is not None:
-            gives = self.recording.gives_gradients
+            gives = self.recording.lends_gradients
             parts, lines, self.source.parts = with_parts(self.name, list(rows), names, found, self.plan, gives)
         yield from parts
         yield f"def {self.name}(args):"

@@ -74,6 +74,13 @@ class Whole:
         env="FERRITE_CUDA_GRAPHS",
         doc="Record GPU work once and replay it as CUDA graphs, to save launch overhead. No effect on CPU.",
     )
+    recorded_gradients: Literal["copied", "lent"] = option(
+        "copied",
+        env="FERRITE_RECORDED_GRADIENTS",
+        doc="With `cuda_graphs`: `copied` gives gradients memory of their own. `lent` leaves them in the memory of the "
+        "recording, which saves a copy of the model's size and the time for it; another stream that reads a gradient "
+        "has to be waited for before the next backward (`record_stream` alone does not do it).",
+    )
     numerics: Literal["relaxed", "strict"] = option(
         "relaxed",
         env="FERRITE_NUMERICS",

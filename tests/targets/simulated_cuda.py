@@ -265,16 +265,17 @@ class SimulatedGraphs:
         del given, before
         mine = [place for place, x in enumerate(results) if id(x) in owners]
         mine = [place for place in mine if results[place].untyped_storage()._cdata not in taken]
-        for place in mine:
-            results[place].fill_(7)  # nothing is computed yet
+        own = {place: results[place] for place in mine}  # a graph knows addresses, and holds no tensor of others
+        for result in own.values():
+            result.fill_(7)  # nothing is computed yet
 
         def replay() -> None:
             self.replayed += 1
             made = part([x.tensor() if isinstance(x, Memory) else x for x in memory])
-            for place in mine:
-                dense_part(results[place]).copy_(dense_part(made[place], dense_part(results[place])))
+            for place, result in own.items():
+                dense_part(result).copy_(dense_part(made[place], dense_part(result)))
 
-        return list(results), replay
+        return results, replay
 
 
 class SimulatedTarget(CudaTarget):

@@ -6,9 +6,11 @@ that memory as long as nobody outside sees them: `from_pool` copies what the pro
 recording is not replayed while anybody holds a result of its last time. So there is nothing to announce, and no number
 that changes under its owner's hands; whoever keeps results gets a second recording, or the part as it is.
 
-Gradients are not copied: they are as large as the model, and mostly gone before the next ones are computed. They are
-handed out in the memory that the recording has for them anyway. (Results of a forward program, which the next call
-often finds still held, would cost a second recording with all that is saved for backward.)
+Where `recorded_gradients="lent"` asks for it, gradients are not copied: they are as large as the model, and mostly gone
+before the next ones are computed. They are handed out in the memory that the recording has for them anyway. (Results of
+a forward program, which the next call often finds still held, would cost a second recording with all that is saved for
+backward.) It has to be asked for, since another stream may still read what nobody holds any more: `record_stream` tells
+torch's allocator of that, which does not get this memory back.
 
     1st call of some sizes    the part as it is: libraries get ready, addresses are noted
     2nd                       recorded, then replayed
@@ -398,7 +400,7 @@ class Recorder:
             )
             return None
         del results, inputs
-        recorded.own(POOL, self.part.gives_gradients)
+        recorded.own(POOL, self.part.lends_gradients)
         at.recordings.append(recorded)
         self.counts.recordings += 1
         return recorded
