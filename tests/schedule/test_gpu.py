@@ -390,3 +390,10 @@ def test_a_program_computes_what_its_interpreter_does(name, machine):
     plan = make_plan(program, {"cpu": scheduling(machine)}, verify=True)
     made, expected = run_plan(plan, copies(), objects), interpret(program, copies(), objects)
     torch.testing.assert_close(made, expected, rtol=2e-5, atol=2e-5)
+
+
+def test_nothing_in_three_axes():
+    plan = make_plan(
+        lowered(lambda x: x.cumsum(0) * 2, torch.empty(3, 3, 0)).program, {"cpu": scheduling()}, verify=True
+    )
+    assert not plan.not_compiled

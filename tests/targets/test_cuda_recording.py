@@ -124,6 +124,24 @@ def test_gradients_of_the_step_before_are_held_while_forward_runs(gpu):
     assert not (handles & recording.POOL.storages.keys()) - recording.POOL.gradients
 
 
+def test_a_gradient_whose_storage_was_resized(gpu):
+    """Its memory is gone: what was recorded for it is not replayed."""
+    f, x, w = compiled(lambda x, w: ((x @ w).tanh() @ w).tanh()), torch.randn(4, 4), torch.randn(4, 4)
+    w.requires_grad_()
+    for step in range(6):
+        w.grad = None
+        f(x, w).sum().backward()
+        v = w.detach().clone().requires_grad_()
+        ((x @ v).tanh() @ v).tanh().sum().backward()
+        assert_same(w.grad, v.grad)
+        if step == 3:
+            storage = w.grad.untyped_storage()
+            assert torch_api.storage_handle(w.grad) in recording.POOL.gradients
+            storage.resize_(0)
+            storage.resize_(1 << 16)
+    assert ferrite.last_compile().recordings[1].recordings == 2
+
+
 def test_only_so_much_is_kept_for_further_sizes(gpu):
     gpu.graphs.most = 1
     f, w = compiled(layers, dynamic=True), torch.randn(5, 5)

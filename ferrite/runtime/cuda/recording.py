@@ -187,12 +187,17 @@ class Recorded:
         self.back = [place for place in written if place in copied]
         self.results: list[Own | OfInput | Any] = []
         self.users: dict[int, int] = {}  # of each storage of the results, while nobody else has it
+        self.handed_out: list[tuple[torch.Tensor, int]] = []  # gradients, with their addresses
         self.replay: Replay = lambda: None
 
     def is_free(self) -> bool:
         """Whether nobody holds a result."""
         count = torch_api.users_of_storage
         return all(count(handle) == before for handle, before in self.users.items())
+
+    def is_whole(self) -> bool:
+        """Whether the memory of results is still there: who has a gradient may resize its storage."""
+        return all(tensor.data_ptr() == address for tensor, address in self.handed_out)
 
     def stray(self, given: Sequence[Any]) -> list[int]:
         """Inputs that are elsewhere than they were."""
@@ -240,6 +245,7 @@ class Recorded:
         tensors = [kept.tensor for kept in self.results if isinstance(kept, Own)]
         sizes = {torch_api.storage_handle(each): each.untyped_storage().nbytes() for each in tensors}
         self.users = {handle: torch_api.users_of_storage(handle) for handle in sizes}
+        self.handed_out = [(each, each.data_ptr()) for each in tensors] if are_gradients else []
         pool.add(self, sizes, are_gradients)
 
 
@@ -343,6 +349,7 @@ class Recorder:
             self.known[key] = AtSizes(addresses, {threading.get_ident()})
             return None
         held = 0
+        at.recordings = [each for each in at.recordings if each.is_whole()]
         for recorded in at.recordings:
             stray = recorded.stray(given)
             if not stray:

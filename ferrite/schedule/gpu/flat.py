@@ -94,7 +94,8 @@ def without_waste(axes: list[Axis], body: Body, room: int) -> tuple[list[Axis], 
 
 
 def are_numbers(axes: Sequence[Axis]) -> bool:
-    return all(isinstance(item.extent, Number) for item in axes)
+    """Greater than zero: quotients are of them."""
+    return all(isinstance(item.extent, Number) and item.extent.value > 0 for item in axes)
 
 
 def waste(axes: Sequence[Axis], room: int) -> float:
