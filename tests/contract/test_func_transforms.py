@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._higher_order_ops import scan
 from torch.func import functional_call, grad, grad_and_value, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 from tests.compare import assert_same_as_eager, assert_same_tree, compile_strict, compiled_graphs
@@ -135,3 +136,16 @@ def test_per_sample_gradients() -> None:
         lambda: [{"0.weight": torch.randn(3, 4), "0.bias": torch.randn(3)}, torch.randn(5, 4)],
         dynamic=False,
     )
+
+
+def test_a_transform_in_the_body_of_a_loop() -> None:
+    """Its values have no storage, inside of a graph in a graph, too."""
+
+    def fn(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> Any:
+        def step(carry: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            found = grad(lambda w: torch.addmm(b, rows, w.t()).abs().sum())(w)
+            return carry + found, found * 2
+
+        return scan(step, torch.zeros_like(w), x)
+
+    assert_same_as_eager(fn, lambda: [torch.rand(4, 2, 3), torch.rand(5, 3), torch.rand(5)], graphs=1)

@@ -10,7 +10,7 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.errors import Refusal
-from ferrite.graph import fake_value, model_line
+from ferrite.graph import fake_value, innermost_first, model_line
 from ferrite.options import resolve
 from ferrite.passes.pre_grad.canonical import CANONICAL, normalization_pass, spelling_pass
 from ferrite.passes.pre_grad.metadata import add_values, values_to_examples
@@ -51,7 +51,7 @@ def run_stage(
 
 def reason_to_leave(gm: torch.fx.GraphModule) -> Refusal | None:
     """Why a graph cannot go through the stage; None if it can."""
-    for node in gm.graph.nodes:
+    for node in (each for graph in innermost_first(gm) for each in graph.graph.nodes):
         if "functorch" in str(getattr(node.target, "__module__", None) or ""):
             why = f"{node.name} belongs to a transform of functions (vmap, grad), whose values have no storage"
             return Refusal(why, model_line(node))
