@@ -92,7 +92,10 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="for rewrites and padding")
     parser.add_argument("--compiled", action="store_true", help="for rewrites: as ferrite compiles them, not in eager")
     parser.add_argument("--only", default="", help="for rewrites: passes whose name holds this")
+    parser.add_argument("--busy", action="store_true", help="for rewrites: one thread, by its own CPU time")
     chosen = parser.parse_args()
+    if chosen.busy:
+        torch.set_num_threads(1)
     rounds = chosen.rounds or ROUNDS[chosen.what]
     match chosen.what:
         case "cost":
@@ -104,7 +107,7 @@ def main() -> None:
             lines = [
                 f"{how}{rounds} rounds.",
                 "",
-                *shown(rewrites.rows(rounds, chosen.device, chosen.only, chosen.compiled)),
+                *shown(rewrites.rows(rounds, chosen.device, chosen.only, chosen.compiled, chosen.busy)),
             ]
             if not chosen.only:
                 write(name, "Passes before autograd, one by one", lines)

@@ -1,4 +1,5 @@
-"""Pieces of models, one or more for each pass of the pre-grad stage: for `bench.rewrites`."""
+"""Pieces of models, one or more for each pass of the pre-grad stage, and for those after it that the option
+`kernel_rewrites` is about: for `bench.rewrites`."""
 
 from __future__ import annotations
 
@@ -185,6 +186,37 @@ def split_and_joined(x: Any) -> Any:
     return torch.cat([a, b], 1).relu(), torch.cat([c, d], 1).tanh()
 
 
+def products_added(a: Any, b: Any, c: Any, d: Any) -> Any:
+    return a @ b + c @ d
+
+
+def products_added_in_front_of_a_kernel(a: Any, b: Any, c: Any, d: Any) -> Any:
+    return (a @ b + c @ d).relu()
+
+
+def feed_forward(x: Any, w: Any, b: Any) -> Any:
+    return F.gelu(F.linear(x, w, b))
+
+
+def residual(x: Any, w: Any, b: Any, o: Any) -> Any:
+    return F.linear(x, w, b) + o
+
+
+def convolution_block(x: Any, w: Any, b: Any, o: Any) -> Any:
+    return (F.conv2d(x, w, b, padding=1) + o).relu()
+
+
+def packed_layer(x: Any, w: Any) -> Any:
+    """A layer on integers as quantised models have it, its activation, and rounding to integers again."""
+    bits, weight = (x * 40 + 128).to(torch.uint8), (w * 40).to(torch.int8)
+    packed = torch.ops.ferrite.pack_int8.default(weight, x.shape[0])
+    scales, zero_points = w.sum(1).abs() + 1, torch.zeros(w.shape[0], dtype=torch.int64)
+    y = torch.ops.onednn.qlinear_pointwise.default(
+        bits, 0.1, 128, packed, scales, zero_points, None, 1.0, 0, torch.float32, "none", [], ""
+    )
+    return torch.ops.quantized_decomposed.quantize_per_tensor.default(y.relu(), 30.0, 3, -128, 127, torch.int8)
+
+
 ALWAYS = {"horizontal": "always"}
 FOLD = {"transpose_folding": "always"}
 FUSED = {"kernel_rewrites": "always"}
@@ -290,4 +322,28 @@ PIECES = (
             (DOT, "dot-compress", "interactions of 16 features, to 8", interactions, ((128, 16, 32), (16, 8))),
         )
     ),
+)
+FROZEN: dict[str, Any] = {"by_itself": {"freeze": True}, "frozen": True}
+AFTER_AUTOGRAD = (
+    *(
+        Piece("kernel_patterns", f"two products added, {what}", products_added, (*((m, k), (k, n)) * 2,), FUSED)
+        for what, m, k, n in (("small", 16, 64, 64), ("of few terms", 512, 16, 512), ("large", 1024, 64, 1024))
+    ),
+    Piece(
+        "kernel_patterns",
+        "two products added, large, and relu",
+        products_added_in_front_of_a_kernel,
+        (*((1024, 64), (64, 1024)) * 2,),
+        FUSED,
+    ),
+    Piece("mkldnn_fusion", "layer and gelu", feed_forward, ((256, 256), (1024, 256), (1024,)), FUSED),
+    Piece("mkldnn_fusion", "layer and residual", residual, ((256, 256), (256, 256), (256,), (256, 256)), FUSED),
+    Piece(
+        "mkldnn_fusion",
+        "convolution, residual, relu",
+        convolution_block,
+        ((4, 32, 28, 28), (32, 32, 3, 3), (32,), (4, 32, 28, 28)),
+        FUSED,
+    ),
+    Piece("quantized_fusion", "packed layer, relu, rounded", packed_layer, ((128, 256), (256, 256)), FUSED, **FROZEN),
 )

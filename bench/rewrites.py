@@ -2,7 +2,8 @@
 
 Each case is a graph as Dynamo captures it, spelled as the stage spells it. It runs as it is, and after the one pass,
 both in eager, turn by turn in one process. Below 1 the rewritten graph is faster. With `--compiled` it runs as ferrite
-compiles it, without the one pass and with it: what other stages do as well, or kernels, is then no gain any more.
+compiles it, without the one pass and with it: what other stages do as well, or kernels, is then no gain any more. Then
+there are pieces, too, for those passes after autograd whose forms are mostly left to the option `kernel_rewrites`.
 
 "Fires" is whether the pass did anything by itself: under the default options, or with `compress="auto"` for
 compressions. Where it did not, the figures are with the option that asks for it, and should not be below 1. So each
@@ -14,16 +15,17 @@ from __future__ import annotations
 
 import copy
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 import ferrite
-from bench.measure import ratio, undisturbed
-from bench.pieces import PIECES, Piece
+from bench.measure import interleaved, others_share, ratio, undisturbed
+from bench.pieces import AFTER_AUTOGRAD, PIECES, Piece
 from ferrite.options import Options
-from ferrite.passes import PRE_GRAD, pre_grad, pre_grad_passes
+from ferrite.passes import PIPELINES, PRE_GRAD, pre_grad_passes
 
 Call = Callable[[], object]
 
@@ -104,8 +106,12 @@ def calls_in_eager(piece: Piece, inputs: list[torch.Tensor], training: bool) -> 
     return {name: one_call(graph.forward, inputs, training) for name, graph in graphs.items()}, how
 
 
+def rules_of(step: str) -> set[str]:
+    return {rule.name for pipeline in PIPELINES for each in pipeline.passes if each.name == step for rule in each.rules}
+
+
 def calls_compiled(piece: Piece, inputs: list[torch.Tensor], training: bool) -> tuple[dict[str, Call], str]:
-    rules = {rule.name for rule in getattr(pre_grad, piece.step).rules}
+    rules = rules_of(piece.step)
 
     def compiled(**options: Any) -> tuple[Call, bool]:
         torch.compiler.reset()
@@ -126,15 +132,20 @@ def results_of(found: Any) -> Any:
     return found if isinstance(found, (list, tuple)) else (found,)
 
 
-def rows(rounds: int, device: str, only: str = "", compiled: bool = False) -> Iterator[str]:
+def measured(calls: dict[str, Call], rounds: int) -> tuple[dict[str, list[float]], float]:
+    return others_share(lambda: interleaved(calls, rounds, clock=time.thread_time))
+
+
+def rows(rounds: int, device: str, only: str = "", compiled: bool = False, busy: bool = False) -> Iterator[str]:
+    """`busy`: others use the machine. Then it is the CPU time of the one thread that torch has."""
     yield "| pass | piece of a model | fires | kind | without, µs | with to without | others |"
     yield "|---|---|---|---|---|---|---|"
-    for piece in PIECES:
+    for piece in (*PIECES, *(AFTER_AUTOGRAD if compiled else ())):
         for training in piece.kinds() if only in piece.step else ():
             with torch.set_grad_enabled(training):
                 make = calls_compiled if compiled else calls_in_eager
                 calls, how = make(piece, piece.inputs(training, device), training)
-                seconds, others = undisturbed(calls, rounds)
+                seconds, others = measured(calls, rounds) if busy else undisturbed(calls, rounds)
             middle, low, high = ratio(seconds["after"], seconds["before"])
             kind = "training" if training else "inference"
             micros = statistics.median(seconds["before"]) * 1e6

@@ -247,7 +247,8 @@ def compile_passed(
         known, index = (KnownSizes(graph.gm), places.index()) if lookup.keeps else (None, None)
         kernels = KernelCaches(store)
     here = buildable(targets)
-    recording = recording_for(here, kept_for_backward(graph)) if options.cuda_graphs else None
+    lends = graph.kind is GraphKind.BACKWARD and options.recorded_gradients == "lent"
+    recording = recording_for(here, kept_for_backward(graph), lends) if options.cuda_graphs else None
     passes = rewrite((*joint, POST_GRAD) if options.post_grad else joint, graph, compilation, dump)
     while True:
         with compilation.stage("lower"):

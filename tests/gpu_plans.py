@@ -36,6 +36,7 @@ TINY = GpuMachine(
     row_elements=1,
     window_elements=1,
     column_elements=1,
+    sort_elements=1,
     reduced_elements=1,
     random_elements=1,
     stream_elements=1,
@@ -78,7 +79,8 @@ def run_plan(plan: Plan, inputs: Sequence[Any], objects: Any, triton: bool = Tru
             program.step(step)
             continue
         for launch in step.launches:
-            memory = [flat(program.tensor(name)) for name in launch.arguments]
+            pairs = zip(launch.arguments, launch.kernel.pointers, strict=True)
+            memory = [flat(program.tensor(name)).view(pointer.dtype) for name, pointer in pairs]
             sizes = [program.number(size) for size in launch.sizes]
             if triton:
                 with numpy.errstate(all="ignore"):  # lanes that do not count divide by zero

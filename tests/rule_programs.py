@@ -89,7 +89,6 @@ ASKED: dict[str, dict[str, Any]] = {
     "mul_softmax_pattern": KERNELS,
     "div_softmax_pattern": KERNELS,
     "prepare_softmax_online": KERNELS,
-    "mm_plus_mm": {**KERNELS, "max_autotune": True},
     "fused_int_mm_mul": KERNELS,
     "binary_relu_post_op": KERNELS,
     "unary_post_op": KERNELS,

@@ -276,6 +276,25 @@ LINEAR_SCANS = text("""
                 out[j] = b
 """)
 
+SORTED_ROWS = text("""
+    def kernel(x, out, least, rows, n):
+        rows = symbol(0, None)
+        n = symbol(0, 16)
+        x = pointer(i64, 'read')
+        out = pointer(i64, 'write')
+        least = pointer(i64, 'write')
+        warps = 1
+        for i in vector(rows, lanes=2):
+            with amin(i64) as key:
+                for j in sort(n, lanes=16):
+                    v0: i64 = x[i*n + j]
+                    key.join(v0)
+                    v1: i64 = index(j)
+                    v2: i64 = add(key, v1)
+                    out[i*n + j] = v2
+            least[i] = key
+""")
+
 BLOCKS = text("""
     def kernel(x, out, rows):
         rows = symbol(0, None)

@@ -1,6 +1,6 @@
 """Frozen dataclasses as plain data, and back: all that entries of the cache say goes through here.
 
-    RunTable(0, 2, (KernelCall(0, ((1, 0),)),))     [0, 2, [[0, [[1, 0]], []]], [], "cpu"]
+    RunTable(0, 2, (KernelCall(0, ((1, 0),)),))     [0, 2, [[0, [[1, 0]], []]], [], "cpu", []]
 
 A dataclass is a list of its fields in their order; the annotations of the fields say how. Numbers, words, tuples,
 mappings by name or number, and what may be None can stand in it, and `LEAVES`: lines of the model, programs. A field

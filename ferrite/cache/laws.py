@@ -72,6 +72,12 @@ def check_runs(runs: Sequence[RunTable], counts: Sequence[int | None]) -> None:
     for run in runs:
         within((slot for call in run.calls for slot, _offset in call.arguments), "slots", IMMEDIATE, run.slots)
         check_regions(run)
+        if run.arena_parts:
+            within((part.offset for part in run.arena_parts), "offsets", 0, run.arena + 1)
+            within((part.size for part in run.arena_parts), "sizes", 0, run.arena + 1)
+            within(
+                (place for part in run.arena_parts for place in (part.first, part.last)), "places", 0, len(run.calls)
+            )
 
 
 def check_regions(run: RunTable) -> None:

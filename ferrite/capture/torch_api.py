@@ -354,11 +354,50 @@ def quantized_decomposed() -> Any | None:
     return torch.ops.quantized_decomposed
 
 
+# Operators that Python's own binding finds at once: it reads arguments by a parser of torch's, where calls by schema go
+# through a stack of boxed values, which takes as long as a small product. Same names, same order, nothing to choose.
+BOUND_TO_PYTHON = frozenset(
+    f"aten.{name}.default"
+    for name in (
+        "_int_mm",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "addmm",
+        "baddbmm",
+        "bmm",
+        "convolution",
+        "embedding",
+        "mm",
+        "native_dropout",
+        "native_group_norm",
+        "native_layer_norm",
+    )
+)
+
+
 def direct_call(operator: Any) -> Any:
-    """What calling an operator calls after one Python frame; saves that frame on every call."""
-    if type(operator) is torch._ops.OpOverload:
-        return operator._op
-    return operator
+    """What does the same as an operator in the least time."""
+    if type(operator) is not torch._ops.OpOverload:
+        return operator
+    if str(operator) in BOUND_TO_PYTHON:
+        return getattr(torch._C._VariableFunctions, operator._schema.name.removeprefix("aten::"), operator._op)
+    return operator._op  # what calling it calls, after one frame of Python
+
+
+def without_overrides(function: BoxedCallable) -> BoxedCallable:
+    """The same, as if no mode that watches torch's functions were active: what such a mode does is in the graph, since
+    it was traced; calls of the compiled program would go through it a second time."""
+
+    @functools.wraps(function)
+    def run(args: list[Any]) -> Sequence[Any]:
+        if not torch._C._len_torch_function_stack():
+            return function(args)
+        with torch._C.DisableTorchFunction():
+            return function(args)
+
+    return run
 
 
 # `torch.empty_strided` for the CPU, of sizes, strides and a dtype: past the dispatcher, which takes longer than memory.
@@ -396,6 +435,16 @@ def current_stream_of(index: int) -> int:
     return handle
 
 
+def looks_of(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """A function that says, of as many tensors, whether all look as these do: types, sizes, strides, devices. It keeps
+    none of them. One call for hundreds of tensors takes a third of the time that asking each takes."""
+    sizes: Any = [list(each.shape) for each in tensors]
+    strides: Any = [list(each.stride()) for each in tensors]
+    guards = _guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+    check: Callable[..., bool] = guards.check
+    return check
+
+
 # --- recordings of a GPU's work ---------------------------------------------------------------------------------------
 
 
@@ -424,6 +473,10 @@ def window_on(tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int]
     of it; changes to one do not count as changes to the other."""
     made: torch.Tensor = _guards._reinterpret_tensor(tensor, sizes, strides, offset)  # type: ignore[attr-defined]
     return made
+
+
+# The same with all four arguments, in no frame of Python.
+short_window: Callable[..., torch.Tensor] = _guards._reinterpret_tensor  # type: ignore[attr-defined]
 
 
 def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:

@@ -76,6 +76,11 @@ def schema(operator: Any) -> Any:
     return operator._schema
 
 
+def result_types(operator: Any) -> tuple[str, ...]:
+    """What an operator gives: 'Tensor', 'Tensor[]', 'int'."""
+    return tuple(str(item.type) for item in operator._schema.returns)
+
+
 def written_arguments(operator: Any) -> tuple[str, ...]:
     """The names of the arguments an operator changes."""
     if not is_operator(operator):

@@ -29,6 +29,8 @@ from ferrite.codegen.host_parts import (
     comparison,
     complaints_of,
     first_line,
+    gives_contiguous,
+    gives_tensors,
     numbers,
     read_by_strides,
     slot_text,
@@ -36,6 +38,7 @@ from ferrite.codegen.host_parts import (
 )
 from ferrite.codegen.host_recording import RecordedPart, Recording, Row, Segment, segments, with_parts
 from ferrite.codegen.host_spelling import EagerSpelling, HostSpelling
+from ferrite.codegen.host_views import Windows, windows_of
 from ferrite.codegen.small_programs import small_program
 from ferrite.errors import NotScheduled, Refusal
 from ferrite.graph import ModelLine
@@ -87,15 +90,27 @@ class KernelCall:
 
 
 @dataclass(frozen=True)
+class ArenaPart:
+    """What lies in an arena from an offset on, so many bytes, from one call of its run to another."""
+
+    offset: int
+    size: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
 class RunTable:
     """A native call. Slot 0 is the arena, of so many bytes; then storages, then sizes. `together`: calls that share a
-    parallel region. `device`: where it runs, as "cuda:1"."""
+    parallel region. `device`: where it runs, as "cuda:1". `arena_parts`: what the arena consists of, for devices that
+    can do without one."""
 
     arena: int
     slots: int
     calls: tuple[KernelCall, ...]
     parallel_regions: tuple[ParallelRegion, ...] = ()
     device: str = "cpu"
+    arena_parts: tuple[ArenaPart, ...] = ()
 
 
 @dataclass
@@ -180,6 +195,7 @@ class _Printer:
         self.laid_out = set(read_by_strides(plan))
         self.bound = {item.name for item in self.program.inputs if isinstance(item, Symbol)}  # symbols with values
         self.to_lay_out: list[str] = []  # results whose strides have symbols without one
+        self.windows = Windows()
 
     def function(self) -> Iterator[str]:
         for place, plans in self.plan.bodies.items():
@@ -194,8 +210,9 @@ class _Printer:
             found, self.source.not_recorded = segments(self.plan, self.recording)
         rows, parts = self.rows(found), list[str]()
         lines: Iterable[str] = (row.text for row in rows)
-        if found:
-            parts, lines, self.source.parts = with_parts(self.name, list(rows), names, found, self.plan)
+        if found and self.recording is not None:
+            gives = self.recording.lends_gradients
+            parts, lines, self.source.parts = with_parts(self.name, list(rows), names, found, self.plan, gives)
         yield from parts
         yield f"def {self.name}(args):"
         if names:
@@ -209,13 +226,14 @@ class _Printer:
         if self.is_body:  # it may have been traced for operands that lie otherwise, as parts of a `map` do
             yield from (Row(INDENT + line) for line in self.received(given))
         elif self.program.name == "backward":  # what the forward program keeps for it may be results of calls
-            yield from (Row(INDENT + line) for line in (*self.as_forecast(given), *self.received(given)))
+            yield from (Row(INDENT + line) for line in self.saved(given))
         numbers = {place: number for number, each in enumerate(found) for place in range(each.first, each.last + 1)}
+        self.windows = windows_of(self.plan, self.buffer_table, numbers)
         for place, step in enumerate(self.plan.steps):
             part = numbers.get(place)
             for line in self.step(place, step):
                 yield Row(INDENT + line, part)
-            dead = [name for name in self.plan.last_uses[place] if name in self.there]
+            dead = sorted(self.dead(place))
             if dead:
                 self.there -= set(dead)
                 yield Row(f"{INDENT}del {', '.join(dead)}", part)
@@ -228,6 +246,15 @@ class _Printer:
             results = f"from_pool({results}, {seen})"
         yield Row(f"{INDENT}return {results}")
 
+    def dead(self, place: int) -> Iterator[str]:
+        """Tensors that nothing needs after a step."""
+        for name in self.plan.last_uses[place]:
+            if name in self.windows.stands_for:
+                if self.windows.is_over(name):
+                    yield self.windows.stands_for[name]
+            elif name in self.there:
+                yield name
+
     def body_name(self, place: int, number: int) -> str:
         return f"{self.name}_body_{place}_{number}"
 
@@ -239,9 +266,13 @@ class _Printer:
     def made(self, name: str) -> Iterator[str]:
         """Lines that make a buffer's tensor, where it is not there yet."""
         buffer = self.buffer_table.buffers[name]
-        if name in self.there or buffer.kind == "constant":
+        if self.windows.stands_for.get(name, name) in self.there or buffer.kind == "constant":
             return
-        if buffer.kind == "view":
+        if name in self.windows.stands_for:
+            yield from self.made(buffer.storage)
+            at = f"{numbers(buffer.sizes)}, {numbers(buffer.strides)}, {buffer.offset.text}"
+            yield f"{name} = window_on({buffer.storage}, {at})"
+        elif buffer.kind == "view":
             yield from self.made(buffer.storage)
             yield f"{name} = {self.in_place(buffer) if name in self.plan.in_place else self.view(buffer)}"
         else:
@@ -331,17 +362,28 @@ class _Printer:
         number = len(self.source.runs)
         parallel_regions = () if self.source.checked else run.parallel_regions  # what may fail shares no region
         device = run.launches[0].device
-        self.source.runs.append(RunTable(run.arena, len(slots) + 1, tuple(calls), parallel_regions, device))
+        parts = tuple(self.arena_parts(run)) if spelling.can_do_without_arena else ()
+        self.source.runs.append(RunTable(run.arena, len(slots) + 1, tuple(calls), parallel_regions, device, parts))
         for each in parallel_regions:
             yield f"# kernels {each.first} to {each.first + each.count - 1} of run_{number}: together, one thread each"
         words = [slot_text(slot, spelling, self.buffer_table.buffers) for slot in slots]
         if run.arena:
-            yield f"arena = {spelling.allocation(f'({run.arena},)', '(1,)', torch.uint8, where, run.arena)}"
+            yield f"arena = {spelling.arena(run.arena, where)}"
             words.insert(0, spelling.address("arena"))
         call = f"run_{number}({', '.join([*spelling.run_arguments(where), *words])})"
         yield self.remarked(call, first_line(run))
         if run.arena:
             yield "del arena"
+
+    def arena_parts(self, run: Run) -> Iterator[ArenaPart]:
+        for name, offset in run.offsets.items():
+            places = [place for place, launch in enumerate(run.launches) if name in launch.arguments]
+            try:
+                size = bytes_at(self.buffer_table.buffers[name], {})
+            except NotScheduled:
+                size = run.arena - offset
+            if places:
+                yield ArenaPart(offset, size, places[0], places[-1])
 
     def bounds(self, run: Run, launch: Launch, slots: dict[object, int]) -> Iterator[tuple[int, int]]:
         """For every pointer of a checked kernel the slots and offsets of its ends: those of the storage behind a
@@ -376,7 +418,8 @@ class _Printer:
         yield self.remarked(self.assigned(call, value), step.origin.line)
         if not isinstance(step, Template):  # products have the types of their operands
             yield from self.as_forecast(call.results)
-        yield from self.received(call.results)
+        if not gives_contiguous(call, self.buffer_table.buffers):
+            yield from self.received(call.results)
 
     def as_forecast(self, results: Iterable[str | Symbol | None]) -> Iterator[str]:
         """Kernels read elements of the type that torch forecast, which an operator may not have given."""
@@ -385,6 +428,24 @@ class _Printer:
                 buffer = self.buffer_table.buffers[item]
                 if buffer.kind not in ("view", "foreign"):
                     yield f"if {item}.dtype != {buffer.dtype}: {item} = {item}.to({buffer.dtype})"
+
+    def saved(self, names: Sequence[str]) -> Iterator[str]:
+        """The same for all that a backward program is given, at once: there may be hundreds, and they are as they were
+        at the call before."""
+        buffers = [self.buffer_table.buffers[name] for name in names if name in self.laid_out]
+        buffers = [each for each in buffers if each.kind not in ("view", "foreign")]
+        known = [each for each in buffers if self.symbols(each.strides) <= self.bound]
+        if known:
+            found = "".join(f"{each.name}, " for each in known).rstrip()
+            dtypes = "".join(f"{each.dtype}, " for each in known).rstrip()
+            strides = "".join(f"{numbers(each.strides)}, " for each in known).rstrip()
+            yield f"if saved.differ({found}): ({found}) = saved.mended(({found}), ({dtypes}), ({strides}))"
+        others = [each.name for each in buffers if each not in known]
+        yield from self.as_forecast(others)
+        yield from self.received(others)
+
+    def symbols(self, indices: Iterable[Index]) -> set[str]:
+        return {atom.name for index in indices for atom in index.atoms if isinstance(atom, Symbol)}
 
     def received(self, results: Iterable[str | Symbol | None]) -> Iterator[str]:
         """What is left to do with what a call gave. Strides may be in terms of sizes that are asked for after it."""
@@ -405,7 +466,7 @@ class _Printer:
         waiting, self.to_lay_out = self.to_lay_out, []
         for name in waiting:
             strides = self.buffer_table.buffers[name].strides
-            if not {atom.name for index in strides for atom in index.atoms if isinstance(atom, Symbol)} <= self.bound:
+            if not self.symbols(strides) <= self.bound:
                 self.to_lay_out.append(name)
                 continue
             yield f"if {name}.stride() != {numbers(strides)}: {name} = laid_out({name}, {numbers(strides)})"
@@ -422,6 +483,8 @@ class _Printer:
         if all(name == "_" for name in names):
             return value
         if call.packed:  # what is not needed is not held
+            if gives_tensors(call) == len(names):
+                return f"{', '.join(names)}{',' * (len(names) == 1)} = {value}" + ("; del _" if "_" in names else "")
             return f"{', '.join(names)}, *_ = leaves({value}); del _"
         return f"{names[0]} = {value}"
 
@@ -469,7 +532,7 @@ class _Printer:
     def argument(self, argument: CallArgument) -> str:
         match argument:
             case host.Ref(name) | host.Constant(name):
-                return name
+                return self.windows.stands_for.get(name, name)
             case host.Literal(text):
                 return text
             case Size(index):
@@ -503,4 +566,4 @@ class _Printer:
         return self.argument(item)  # type: ignore[arg-type]
 
 
-__all__ = ["CALLS", "Executable", "HostSource", "KernelCall", "RunTable", "print_host", "writes"]
+__all__ = ["CALLS", "ArenaPart", "Executable", "HostSource", "KernelCall", "RunTable", "print_host", "writes"]

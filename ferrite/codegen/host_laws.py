@@ -21,6 +21,8 @@ from ferrite.ir import InvalidProgram
 # What the runtime puts beside a host program (`ferrite.runtime.host_program`).
 HELPERS = {"empty_on_cpu", "empty_on_cuda", "empty_strided", "laid_out", "large_on_cpu", "taken_over", "view_of"}
 HELPERS |= {
+    "arena_on_cuda",
+    "arena_on_first_cuda",
     "begin_of",
     "empty_on_first_cuda",
     "end_of",
@@ -29,9 +31,11 @@ HELPERS |= {
     "leaves",
     "nan",
     "repeat",
+    "saved",
     "stream_of",
     "threads",
     "torch",
+    "window_on",
 }
 WORDS = frozenset(["and", "else", "if", "in", "is", "not", "or", "raise", "return"])
 STRING = r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
+from ferrite.capture import torch_api, torch_operators
 from ferrite.codegen.host_spelling import HostSpelling
 from ferrite.graph import ModelLine
 from ferrite.ir import Const, Expr, IndexValue, Op
-from ferrite.ir.index import Index, Symbol
-from ferrite.ir.program import Buffer, If, Invoke, Operation, While, argument_names, arguments_of, call_of, reads
+from ferrite.ir.index import ONE, Index, Symbol
+from ferrite.ir.program import Buffer, Call, If, Invoke, Operation, While, argument_names, arguments_of, call_of, reads
 from ferrite.schedule import Launch, Plan, Run
 
 
@@ -37,6 +39,33 @@ def read_by_strides(plan: Plan) -> Iterator[str]:
         elif isinstance(step, If | Invoke | While):
             yield from argument_names(*arguments_of(step))
     yield from (buffer.storage for buffer in plan.program.buffers if buffer.kind == "view")
+
+
+PRODUCTS = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default")
+
+
+def gives_contiguous(call: Call, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether a result is contiguous on every device, as a program expects: nobody needs to look."""
+    if call.operator not in PRODUCTS:
+        return False
+    buffer = buffers[str(call.results[0])]
+    wanted = list(buffer.sizes)
+    for place in reversed(range(len(wanted))):
+        wanted[place] = wanted[place + 1] * buffer.sizes[place + 1] if place + 1 < len(wanted) else ONE
+    return tuple(wanted) == tuple(buffer.strides)
+
+
+@functools.cache
+def _tensors_given(operator: str) -> int | None:
+    """How many results an operator has, where all of them are tensors."""
+    found = torch_api.find_operator(operator)
+    kinds = torch_operators.result_types(found) if torch_operators.is_operator(found) else ()
+    return len(kinds) if kinds and set(kinds) == {"Tensor"} else None
+
+
+def gives_tensors(call: Call) -> int | None:
+    """How many tensors a call gives, in one flat tuple; None where that is not known."""
+    return _tensors_given(call.operator) if isinstance(call.operator, str) else None
 
 
 COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}

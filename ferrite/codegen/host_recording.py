@@ -50,20 +50,23 @@ MASKS = (torch.bool, torch.uint8)
 @dataclass(frozen=True)
 class Recording:
     """What is asked of a host program: types of devices that can record, and results that only the backward program
-    sees. Those may stay where a recording has them."""
+    sees. Those may stay where a recording has them. `lends_gradients`: so may its results."""
 
     devices: frozenset[str]
     kept: frozenset[int] = frozenset()
+    lends_gradients: bool = False
 
 
 @dataclass(frozen=True)
 class RecordedPart:
-    """A function of a host program. `written`: inputs that it writes. `sizes_vary`: calls may differ in sizes."""
+    """A function of a host program. `written`: inputs that it writes. `sizes_vary`: calls may differ in sizes.
+    `lends_gradients`: its results are handed out in the memory of its recordings."""
 
     device: str
     inputs: int
     written: tuple[int, ...]
     sizes_vary: bool
+    lends_gradients: bool = False
 
 
 class Row(NamedTuple):
@@ -199,7 +202,12 @@ def line_of(step: Run | Operation) -> ModelLine | None:
 
 
 def with_parts(
-    name: str, rows: Sequence[Row], inputs: Sequence[str], found: Sequence[Segment], plan: Plan
+    name: str,
+    rows: Sequence[Row],
+    inputs: Sequence[str],
+    found: Sequence[Segment],
+    plan: Plan,
+    lends_gradients: bool = False,
 ) -> tuple[list[str], list[str], list[RecordedPart]]:
     """Functions for the parts, the lines of the program with calls of them, and what is known of each part. `rows`: the
     program's lines behind the one that takes its arguments; `inputs`: names that this one binds."""
@@ -233,7 +241,7 @@ def with_parts(
         steps = plan.steps[segment.first : segment.last + 1]
         written = {table.buffers[each].storage for step in steps for each in written_by(step) if each in table.buffers}
         places = (at for at, each in enumerate(given) if each in table.buffers and storage(table, each) in written)
-        parts.append(RecordedPart(segment.device, len(given), tuple(places), sizes_vary))
+        parts.append(RecordedPart(segment.device, len(given), tuple(places), sizes_vary, lends_gradients))
     return functions, lines, parts
 
 

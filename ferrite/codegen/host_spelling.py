@@ -13,6 +13,8 @@ from ferrite.ir.kernel import Kernel
 
 
 class HostSpelling(Protocol):
+    can_do_without_arena: bool  # where there is no block as large: what would lie in it can have memory of its own
+
     def run_arguments(self, device: torch.device) -> tuple[str, ...]:
         """Of every run on this device, before addresses and sizes."""
 
@@ -22,11 +24,15 @@ class HostSpelling(Protocol):
     def allocation(self, sizes: str, strides: str, dtype: torch.dtype, device: torch.device, count: int) -> str:
         """An expression that makes a tensor; `count`: how many bytes that takes, about."""
 
+    def arena(self, size: int, device: torch.device) -> str:
+        """An expression that makes the arena of a run."""
+
     def address(self, tensor: str) -> str:
         """What a run is given for a tensor."""
 
 
 class CpuSpelling:
+    can_do_without_arena = False
     LARGE_BYTES = 32 << 20  # from here on memory comes fresh from the system: see `ferrite.runtime.cpu.pages`
 
     def run_arguments(self, device: torch.device) -> tuple[str, ...]:
@@ -39,6 +45,9 @@ class CpuSpelling:
         maker = "large_on_cpu" if count >= self.LARGE_BYTES else "empty_on_cpu"
         return f"{maker}({sizes}, {strides}, {dtype})"
 
+    def arena(self, size: int, device: torch.device) -> str:
+        return self.allocation(f"({size},)", "(1,)", torch.uint8, device, size)
+
     def address(self, tensor: str) -> str:
         return f"{tensor}.data_ptr()"
 
@@ -46,6 +55,8 @@ class CpuSpelling:
 class CudaSpelling:
     """Memory comes from torch's allocator, for the stream that is current: as in eager, a tensor that is freed may be
     given to what is launched later on that stream, and to nothing else."""
+
+    can_do_without_arena = True
 
     def run_arguments(self, device: torch.device) -> tuple[str, ...]:
         return (f"stream_of({device.index or 0})",)
@@ -63,12 +74,17 @@ class CudaSpelling:
             return f"empty_on_first_cuda({sizes}, {strides}, {dtype})"
         return f"empty_on_cuda({sizes}, {strides}, {dtype}, {device.index})"
 
+    def arena(self, size: int, device: torch.device) -> str:
+        return f"arena_on_cuda({size}, {device.index})" if device.index else f"arena_on_first_cuda({size})"
+
     def address(self, tensor: str) -> str:
         return f"{tensor}.data_ptr()"
 
 
 class EagerSpelling:
     """A device that torch knows and that no kernels are made for."""
+
+    can_do_without_arena = False
 
     def run_arguments(self, device: torch.device) -> tuple[str, ...]:
         return ()
@@ -78,6 +94,9 @@ class EagerSpelling:
 
     def allocation(self, sizes: str, strides: str, dtype: torch.dtype, device: torch.device, count: int) -> str:
         return f"empty_strided({sizes}, {strides}, dtype={dtype}, device={str(device)!r})"
+
+    def arena(self, size: int, device: torch.device) -> str:
+        return self.allocation(f"({size},)", "(1,)", torch.uint8, device, size)
 
     def address(self, tensor: str) -> str:
         return f"{tensor}.data_ptr()"

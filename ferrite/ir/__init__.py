@@ -44,7 +44,7 @@ from ferrite.ir.invalid import InvalidProgram
 from ferrite.ir.philox import DIGITS, KEY_STEPS, MULTIPLIERS, ROUNDS, WORD, philox
 from ferrite.ir.random import MAX_RANDOM_OPERATORS, PLACE_BITS
 from ferrite.ir.scalar import OPERATORS, STOPPING
-from ferrite.ir.states import STATES, choose, compare, either, params
+from ferrite.ir.states import STATES, both, choose, compare, either, params
 from ferrite.ir.types import NARROW, SHORT, arithmetic_type, bits_of, foldable, is_integer, short, value_of
 
 __all__ = [
@@ -78,6 +78,7 @@ __all__ = [
     "Random",
     "arithmetic_type",
     "bits_of",
+    "both",
     "cast",
     "choose",
     "compare",

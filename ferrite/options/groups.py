@@ -67,12 +67,19 @@ class Whole:
     max_autotune: bool = option(
         False,
         env="FERRITE_MAX_AUTOTUNE",
-        doc="Measure alternative kernels while compiling and keep the fastest. No effect on CPU yet.",
+        doc="What the mode `max-autotune` asks for. Nothing is measured while compiling; `cpu_grouped_gemm` needs it.",
     )
     cuda_graphs: bool = option(
         False,
         env="FERRITE_CUDA_GRAPHS",
         doc="Record GPU work once and replay it as CUDA graphs, to save launch overhead. No effect on CPU.",
+    )
+    recorded_gradients: Literal["copied", "lent"] = option(
+        "copied",
+        env="FERRITE_RECORDED_GRADIENTS",
+        doc="With `cuda_graphs`: `copied` gives gradients memory of their own. `lent` leaves them in the memory of the "
+        "recording, which saves a copy of the model's size and the time for it; another stream that reads a gradient "
+        "has to be waited for before the next backward (`record_stream` alone does not do it).",
     )
     numerics: Literal["relaxed", "strict"] = option(
         "relaxed",
@@ -89,7 +96,7 @@ class Whole:
         "auto",
         env="FERRITE_KERNEL_REWRITES",
         doc="Rewrites to forms that pay only as kernels: never, on the devices whose kernels they were made for, or "
-        "wherever they are right, also where such a kernel is still to come and torch computes the form.",
+        "wherever they are right, also where torch computes the form and its parts are faster.",
     )
     eager_random_order: bool = option(
         True,

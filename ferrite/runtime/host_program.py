@@ -21,6 +21,7 @@ from ferrite.ir.program import Program, frees, interpret, leaves, operator_at, s
 from ferrite.runtime.boxed import Boxed, boxed
 from ferrite.runtime.cpu.pages import large_on_cpu
 from ferrite.runtime.cuda.recording import from_pool
+from ferrite.runtime.cuda.runs import arena_from
 
 _numbers = itertools.count()
 
@@ -34,19 +35,24 @@ def load_host(
     """The function that the text defines. `runs`: what runs each of its tables of kernels; `objects`: what it names
     beside its inputs; `recorders`: what records and replays each of its parts."""
     filename = f"<ferrite {source.function} {next(_numbers)}>"
+    empty_on_first_cuda = torch_api.empty_on_first_cuda() if "_first_cuda(" in source.text else torch_api.empty_on_cuda
     namespace: dict[str, Any] = {
         **objects,
         "torch": torch,
         "empty_strided": torch.empty_strided,
         "empty_on_cpu": torch_api.empty_on_cpu,
         "empty_on_cuda": torch_api.empty_on_cuda,
-        "empty_on_first_cuda": torch_api.empty_on_first_cuda() if "_first_cuda(" in source.text else None,
+        "empty_on_first_cuda": empty_on_first_cuda,
+        "arena_on_first_cuda": arena_from(empty_on_first_cuda),
+        "arena_on_cuda": arena_from(torch_api.empty_on_cuda),
         "stream_of": torch_api.current_stream_of,
         "large_on_cpu": large_on_cpu,
         "threads": torch.get_num_threads,
         "view_of": view_of,
+        "window_on": torch_api.short_window,
         "taken_over": taken_over,
         "laid_out": laid_out,
+        "saved": Saved(),
         "begin_of": begin_of,
         "end_of": end_of,
         "from_pool": from_pool,
@@ -77,7 +83,7 @@ def load_host(
     function: Boxed = namespace[source.function]
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     weakref.finalize(function, linecache.cache.pop, filename, None)
-    return boxed(function)
+    return boxed(torch_api.without_overrides(function))
 
 
 def bytecode_of(source: HostSource, objects: Iterable[str]) -> bytes:
@@ -143,6 +149,29 @@ def laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     if tensor.numel() == 0 or all(size == 1 or mine == wanted for size, mine, wanted in where):
         return tensor
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+class Saved:
+    """What a backward program is given, which has the types and strides that kernels expect, or is mended. As long as
+    it looks as it did when there was nothing to mend, one question is enough."""
+
+    MAX_LOOKS = 8  # as sizes change
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.as_before: Callable[..., bool] = lambda *tensors: False
+
+    def differ(self, *tensors: torch.Tensor) -> bool:
+        return not self.as_before(*tensors)
+
+    def mended(
+        self, tensors: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype], strides: Sequence[Sequence[int]]
+    ) -> Sequence[torch.Tensor]:
+        made = [laid_out(each.to(dtype), wanted) for each, dtype, wanted in zip(tensors, dtypes, strides, strict=True)]
+        if self.looks < self.MAX_LOOKS and all(new is old for new, old in zip(made, tensors, strict=True)):
+            self.looks += 1
+            self.as_before = torch_api.looks_of(tensors)
+        return made
 
 
 def begin_of(tensor: torch.Tensor) -> int:

@@ -133,11 +133,11 @@ def steps_for_eager(plan: Plan, targets: Targets) -> dict[str, str]:
     return found
 
 
-def recording_for(targets: Targets, kept: Collection[int] = ()) -> Recording | None:
+def recording_for(targets: Targets, kept: Collection[int] = (), lends_gradients: bool = False) -> Recording | None:
     """What can be recorded on the devices of a graph; None where nothing can. `kept`: places of results that only the
-    backward program sees."""
+    backward program sees. `lends_gradients`: the graph is a backward one, whose results may stay in its recordings."""
     devices = frozenset(device for device, target in targets.items() if isinstance(target, CudaTarget))
-    return Recording(devices, frozenset(kept)) if devices else None
+    return Recording(devices, frozenset(kept), lends_gradients) if devices else None
 
 
 def recorders_of(executable: Executable, targets: Targets) -> list[Recorder]:

@@ -125,6 +125,54 @@ def test_direct_calls_give_the_operators_result():
     assert torch_api.direct_call(torch.ops.higher_order.cond) is torch.ops.higher_order.cond
 
 
+def matrices(*sizes, dtype=torch.float32):
+    return torch.randn(*sizes).mul(9).to(dtype)
+
+
+BOUND = {
+    "mm": ((matrices(3, 4), matrices(4, 5)), {}),
+    "addmm": ((matrices(5), matrices(3, 4), matrices(4, 5)), {"beta": 2, "alpha": 0.5}),
+    "bmm": ((matrices(2, 3, 4), matrices(2, 4, 5)), {}),
+    "baddbmm": ((matrices(3, 1), matrices(2, 3, 4), matrices(2, 4, 5)), {"beta": 0, "alpha": 3}),
+    "_int_mm": ((matrices(32, 16, dtype=torch.int8), matrices(16, 8, dtype=torch.int8)), {}),
+    "convolution": (
+        (matrices(2, 3, 6, 6), matrices(4, 3, 3, 3), None, [1, 2], [1, 0], [1, 1], False, [0, 0], 1),
+        {},
+    ),
+    "embedding": ((matrices(4, 3), torch.tensor([1, 3]), -1, False, False), {}),
+    "native_layer_norm": ((matrices(4, 3), [3], None, matrices(3), 1e-5), {}),
+    "native_group_norm": ((matrices(2, 4, 3), matrices(4), None, 2, 4, 3, 2, 1e-5), {}),
+    "native_dropout": ((matrices(40), 0.5, True), {}),
+    "_scaled_dot_product_flash_attention_for_cpu": (
+        (matrices(1, 2, 3, 4), matrices(1, 2, 3, 4), matrices(1, 2, 3, 4), 0.0, True),
+        {"attn_mask": None, "scale": 0.3},
+    ),
+}
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", BOUND)
+def test_operators_that_are_bound_to_python_are_the_same(name):
+    operator, (args, kwargs) = getattr(torch.ops.aten, name).default, BOUND[name]
+    assert str(operator) in torch_api.BOUND_TO_PYTHON
+    call = torch_api.direct_call(operator)
+    assert call is not operator._op
+    found = []
+    for each in (call, operator):
+        torch.manual_seed(0)
+        found.append(each(*args, **kwargs))
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+@pytest.mark.quick
+def test_every_operator_that_is_bound_to_python_is_there():
+    """The arguments of those for GPUs are those of their schemas too: a wrong call names the function that refused."""
+    for name in torch_api.BOUND_TO_PYTHON:
+        call = torch_api.direct_call(torch_api.find_operator(name))
+        with pytest.raises(TypeError, match=name.split(".")[1]):
+            call()
+
+
 @pytest.mark.quick
 @pytest.mark.parametrize(
     "error",

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import linecache
 import traceback
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import ferrite
 from ferrite.ir.index.algebra import ZERO
 from ferrite.ir.program.arguments import Constant, Literal, Mapping, Ref, Sequence, Slice
 from ferrite.ir.program.nodes import Buffer, Call, Origin, Program
 from ferrite.runtime import Boxed, load_host
+from ferrite.runtime.host_program import Saved
 from ferrite.schedule.plan import make_plan
 from ferrite.targets import executable_of, runs_of
 from tests.compare import assert_same_as_eager, compile_strict
@@ -131,6 +134,57 @@ def test_text_with_the_interpreter(golden):
     assert ferrite.last_compile().graphs[0].source == golden
 
 
+def linears(x, w, v, b):
+    return F.linear(x, w, b), F.linear(x, v, b), x.flatten(0, 1) @ w
+
+
+def test_equal_views_that_only_calls_read_are_made_once():
+    given = torch.randn(2, 3, 4), torch.randn(4, 4), torch.randn(4, 4), torch.randn(4)
+    found = compile_strict(linears)(*given)
+    torch.testing.assert_close(found, linears(*given))
+    text = ferrite.last_compile().graphs[0].source
+    assert text.count("= window_on(") == 3  # rows of x, and two weights the other way round
+    assert text.count("leaves(") == 0
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: (x.flatten(0, 1) @ w, x.flatten(0, 1)),
+        lambda x, w: (x[0] @ w.t(), w.t()),
+        lambda x, w: (w.t().mul_(2), x[0] @ w.t()),
+        lambda x, w: (x[1].view(torch.int32).bitwise_and(3), x[1] @ w),
+    ],
+)
+def test_views_that_users_see_stay_views(function):
+    given, others = ([torch.arange(24.0).view(2, 3, 4), torch.arange(16.0).view(4, 4).clone()] for _ in range(2))
+    found, wanted = compile_strict(function)(*given), function(*others)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(given, others)
+    assert [each._is_view() for each in found] == [each._is_view() for each in wanted]
+    assert [each.stride() for each in found] == [each.stride() for each in wanted]
+
+
+def test_what_backward_is_given_is_mended_where_it_is_not_as_forecast():
+    saved, dtypes = Saved(), (torch.float32, torch.bfloat16)
+    right = torch.randn(3, 4), torch.randn(5, 1).bfloat16()
+    assert saved.differ(*right)
+    assert all(new is old for new, old in zip(saved.mended(right, dtypes, ((4, 1), (1, 1))), right, strict=True))
+    assert not saved.differ(torch.randn(3, 4), torch.randn(5, 1).bfloat16())
+    for x, y in (
+        (torch.randn(4, 3).t(), right[1]),
+        (right[0].double(), right[1]),
+        (right[0], torch.randn(5, 3).bfloat16()[:, :1]),
+        (torch.randn(2, 4), right[1]),
+    ):
+        assert saved.differ(x, y)
+        a, b = saved.mended((x, y), dtypes, ((4, 1), (1, 1)))
+        assert (a.dtype, a.stride(), b.dtype, b.stride()) == (torch.float32, (4, 1), torch.bfloat16, (1, 1))
+        torch.testing.assert_close((a, b), (x.float(), y))
+    assert not saved.differ(torch.randn(2, 4), right[1])  # as at the last call without anything to mend
+    assert saved.differ(*right)
+
+
 def test_tracebacks_show_the_generated_line():
     @torch.library.custom_op("ferrite_test::boom", mutates_args=())
     def boom(x: torch.Tensor) -> torch.Tensor:
@@ -146,7 +200,7 @@ def test_tracebacks_show_the_generated_line():
 
 def test_the_text_of_a_dead_function_is_forgotten():
     function = loaded(Program("f", (), (), (), ()))
-    name = function.__code__.co_filename
+    name = inspect.unwrap(function).__code__.co_filename
     assert name in linecache.cache
     del function
     gc.collect()

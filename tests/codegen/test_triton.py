@@ -22,6 +22,7 @@ from tests.triton_kernels import (
     OWN_MAXIMUM,
     PLANES,
     ROW_SCANS,
+    SORTED_ROWS,
     TILE_SUMS,
     TRIANGLE,
     TWO_CHECKS,
@@ -33,6 +34,9 @@ from tests.triton_kernels import (
 
 NAN, INF = float("nan"), float("inf")
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+
+
+THREE = torch.zeros(3, dtype=torch.int64)
 
 
 def nan(*shape):
@@ -101,6 +105,12 @@ def test_a_kernel_computes_the_same_in_small_blocks(case, device, small_blocks):
 
 STATED = {
     "row scans": (ROW_SCANS, [torch.randn(3, 19), nan(3, 19), nan(3)], [3, 19]),
+    "sorted rows": (
+        SORTED_ROWS,
+        [torch.randint(-9, 9, (3, 11)), torch.zeros(3, 11, dtype=torch.int64), THREE],
+        [3, 11],
+    ),
+    "sorted rows of nothing": (SORTED_ROWS, [THREE[:0], THREE[:0], THREE], [3, 0]),
     "no row": (ROW_SCANS, [nan(0), nan(0), nan(0)], [0, 5]),
     "rows of nothing": (ROW_SCANS, [nan(0), nan(0), nan(3)], [3, 0]),
     "linear scan": (LINEAR_SCANS, [torch.randn(19), torch.randn(19), nan(19)], [19]),

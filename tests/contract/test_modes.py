@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
 from tests.compare import assert_same_as_eager, assert_same_tree, compile_strict, since
 
@@ -212,3 +213,31 @@ def test_tensors_without_memory_stay_without() -> None:
     assert layer(torch.ones(4, 3)).shape == (4, 2)
     y = torch.rand(5, 3)
     torch.testing.assert_close(compile_strict(lambda x: (x.sin() + 1).t())(y), (y.sin() + 1).t())
+
+
+class Doubles(TorchFunctionMode):
+    """What every function of torch gives that makes numbers, twice."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        is_number = isinstance(found, torch.Tensor) and found.is_floating_point()
+        return found + found if is_number and getattr(function, "__name__", "") in NUMBERS else found
+
+
+NUMBERS = ("mm", "matmul", "__matmul__", "sin", "copy_", "mm.default", "addmm", "to", "as_strided")
+
+
+@pytest.mark.parametrize("executor", ["native", "calls"])
+@pytest.mark.parametrize(
+    "function", [lambda x, w: (x @ w).sin(), lambda x, w: w.copy_(x.mm(w)).t(), lambda x, w: x @ w]
+)
+def test_what_a_mode_makes_of_functions_happens_once(function: Any, executor: str) -> None:
+    """The graph has it, since the mode was traced: calls of the compiled program do not go through it again."""
+    compiled = compile_strict(function, options={"executor": executor})
+    for _ in range(2):
+        x, w = torch.randn(3, 3), torch.randn(3, 3)
+        v = w.clone()
+        with Doubles():
+            torch.testing.assert_close(compiled(x, w), function(x, v))
+        torch.testing.assert_close(w, v)
+    torch.testing.assert_close(compiled(x, w), function(x, v))

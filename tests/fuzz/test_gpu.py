@@ -24,6 +24,7 @@ pytestmark = [
 @example(ONE_ROW)
 @example(NO_COLUMN)
 @example(Case((0, 0), ("contiguous",), (("decay", 0),), 1, False))
+@example(Case((3, 3, 0), ("contiguous",), (("decay", 0),), 1, False))
 @example(Case((1,), ("contiguous",), (("running sum", 0, 0), ("decay", 1)), 1, False))
 def test_a_random_graph_computes_what_eager_does(case: Case) -> None:
     check_case(case, TINY)

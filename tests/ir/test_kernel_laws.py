@@ -16,6 +16,7 @@ from ferrite.ir.kernel.laws import verify_kernel
 from ferrite.ir.kernel.nodes import Kernel, Let, Loop, Pointer, State, Store
 from ferrite.ir.kernel.parse import parse_kernel
 from tests.loop_kernels import LINEAR_SCAN, changed, text
+from tests.triton_kernels import SORTED_ROWS
 
 pytestmark = pytest.mark.quick
 
@@ -106,6 +107,9 @@ BROKEN = {
             small(BODY, "for k in reduction(2):\n                    s.join(a)"), "reduction(n, lanes=4)", "scan(n)"
         ),
     ),
+    "a sort of a sum": ("K7", small("reduction(n, lanes=4)", "sort(n, lanes=64)")),
+    "a sort of floats": ("K7", small("reduction(n, lanes=4)", "sort(n, lanes=64)").replace("sum(f32)", "amin(f32)")),
+    "a sort that no block holds": ("K7", SORTED_ROWS.replace("lanes=16", "lanes=8")),
     "a scan stores at one place for all": ("K9", scan("serial(n)", "scan(n)").replace("out[j] = b", "out[0] = b")),
     "no copies at all": ("K8", small("lanes=4", "copies=0")),
     "an unrolled loop of any length": ("K8", small("reduction(n, lanes=4)", "unrolled(n)")),

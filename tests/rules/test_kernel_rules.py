@@ -103,3 +103,41 @@ def test_both_statistics_of_a_softmax_are_one_kernel(dtype, dynamic):
     assert record.rewrites["prepare_softmax_online"] == 1
     assert not record.eager_calls
     assert len(record.kernels) == 1
+
+
+def products_added(a, b, c, d):
+    return a @ b + c @ d
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("function", "dtype", "options", "count"),
+    [
+        (products_added, torch.float32, {}, 1),
+        (products_added, torch.float64, {}, 1),
+        (lambda *matrices: products_added(*matrices).t(), torch.float32, {}, 1),
+        (lambda *matrices: products_added(*matrices).relu(), torch.float32, {}, 0),
+        (lambda *matrices: products_added(*matrices).relu(), torch.float32, {"kernel_rewrites": "always"}, 1),
+        (products_added, torch.bfloat16, {}, 0),
+        (products_added, torch.float32, {"kernel_rewrites": "off"}, 0),
+        (products_added, torch.float32, {"numerics": "strict"}, 0),
+    ],
+)
+def test_a_sum_of_products_that_no_kernel_reads_is_added_up_in_one_place(function, dtype, options, count, dynamic):
+    def matrices():
+        return [torch.rand(shape).to(dtype) for shape in ((5, 8), (8, 6), (5, 3), (3, 6))]
+
+    assert_same_as_eager(function, matrices, options=options, dynamic=dynamic)
+    assert ferrite.last_compile().rewrites.get("mm_plus_mm", 0) == count
+
+
+def test_gradients_of_two_layers_on_one_input_are_added_up_in_one_place():
+    """What a backward part adds up: the same rule, after autograd."""
+
+    def both(x, v, w):
+        return (x @ v).sin() + (x @ w).cos()
+
+    def matrices():
+        return [torch.rand(shape, requires_grad=True) for shape in ((5, 8), (8, 6), (8, 6))]
+
+    assert_same_as_eager(both, matrices, backward=True, options={"product_layouts": "off"})

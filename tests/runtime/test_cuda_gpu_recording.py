@@ -24,8 +24,9 @@ def fresh():
     torch.manual_seed(0)
 
 
-def compiled(function, **more):
-    return torch.compile(function, backend="ferrite", options={"strict": True, "cuda_graphs": True}, **more)
+def compiled(function, gradients="copied", **more):
+    options = {"strict": True, "cuda_graphs": True, "recorded_gradients": gradients}
+    return torch.compile(function, backend="ferrite", options=options, **more)
 
 
 def random(*sizes):
@@ -96,6 +97,23 @@ def test_training_with_an_optimizer(dropout):
         if is_compiled:
             assert replayed() == [7, 7], ferrite.last_compile().not_recorded
     assert_close(*runs)
+
+
+def test_lent_gradients_are_not_kept_twice():
+    """Peak memory of a step, with what recordings keep: the model's gradients once, and what forward saves."""
+    several = [each for _ in range(4) for each in (torch.nn.Linear(2048, 2048), torch.nn.GELU())]
+    model, x = torch.nn.Sequential(*several).to(DEVICE), random(64, 2048)
+    size, peaks = sum(each.numel() * 4 for each in model.parameters()), []
+    for run in (model, compiled(model, gradients="lent")):
+        for _ in range(4):
+            run(x).square().sum().backward()
+            model.zero_grad(set_to_none=True)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        run(x).square().sum().backward()
+        peaks.append(torch.cuda.max_memory_allocated())
+        model.zero_grad(set_to_none=True)
+    assert peaks[1] < peaks[0] + size // 2
 
 
 def test_gradients_pile_up():

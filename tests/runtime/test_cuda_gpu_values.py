@@ -119,6 +119,41 @@ def test_gradients_of_positions_that_are_added_to_every_image(dtype):
     assert_as_accurate(runs[0], runs[1], runs[2])
 
 
+class Block(torch.nn.Module):
+    """Convolutions with and without bias, statistics that are learnt, a residual, pooling."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Conv2d(3, 32, 7, 2, 3)
+        self.norm = torch.nn.BatchNorm2d(32)
+        self.second = torch.nn.Conv2d(32, 32, 3, padding=1, bias=False)
+        self.alone = torch.nn.Conv2d(32, 32, 3, padding=1, groups=32)
+
+    def forward(self, x):
+        x = F.max_pool2d(self.norm(self.first(x)).relu(), 3, 2, 1)
+        x = x + self.norm(self.second(x)).relu()
+        return self.alone(x).mean((2, 3)), x
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_convolutions_lie_as_the_library_likes_them_and_results_as_in_eager(dtype, training):
+    model = Block().to(DEVICE).eval()
+    x, runs = random(4, 3, 64, 64, dtype=dtype), []
+    for kind in (dtype, dtype, torch.float64):
+        each = Block().to(DEVICE).eval()
+        each.load_state_dict(model.state_dict())
+        run = compiled(each.to(kind), fullgraph=True, dynamic=False) if not runs else each.to(kind)
+        with torch.set_grad_enabled(training):
+            results = run(x.to(kind))
+        found = [result.detach() for result in results]
+        if training:
+            (sum(result.double().square().sum() for result in results) / 4096).backward()
+            found += [parameter.grad for parameter in each.parameters()]
+        runs.append(found)
+    assert_as_accurate(*runs)
+
+
 @pytest.mark.parametrize("name", ["chain", "softmax", "layer norm", "sums", "transposed", "products", "cumsum"])
 def test_sizes_that_vary(name):
     function = FUNCTIONS[name]
@@ -142,18 +177,162 @@ def test_other_types(dtype):
         torch.testing.assert_close(found, wanted)
 
 
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn])
-def test_types_without_kernels_are_eagers(dtype):
+def test_functions_without_kernels_are_eagers():
     def function(x, y):
-        if dtype.is_complex:
-            return (x * y + 1).abs(), (x.conj() * y).sum(0)
-        return (x.float() * 2).to(dtype), y.float() + 1
+        return (x * y).exp(), torch.special.zeta(y.real.abs() + 1.5, x.imag.abs() + 1)
 
-    x, y = (random(40, 30, dtype=torch.complex64 if dtype.is_complex else torch.float32).to(dtype) for _ in range(2))
-    found, wanted = compiled(function)(x, y), function(x, y)
-    for one, other in zip(found, wanted, strict=True):
-        assert one.dtype == other.dtype
-        torch.testing.assert_close(one.float(), other.float(), rtol=1e-5, atol=1e-5)
+    x, y = (random(40, 30, dtype=torch.complex64) for _ in range(2))
+    for found, wanted in zip(compiled(function)(x, y), function(x, y), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+# --- rarer operators and types ----------------------------------------------------------------------------------------
+
+RARE = {
+    "digamma": lambda x: torch.digamma(x * 3),
+    "Bessel functions": lambda x: (torch.special.i0e(x * 9), torch.special.i1e(x * 9)),
+    "parts of floats": lambda x: torch.frexp(x * 1e-30).mantissa + torch.frexp(x).exponent,
+    "angles": lambda x: x.angle() + x.signbit(),
+    "running products": lambda x: (x / 4 + 1).cumprod(-1),
+    "running extremes": lambda x: (*x.cummax(-1), *x.cummin(0)),
+    "running logarithms": lambda x: (x.logcumsumexp(-1), x.logcumsumexp(0)),
+    "sorted": lambda x: (*x.sort(dim=-1, stable=True), *x.sort(dim=0, descending=True, stable=True)),
+    "the greatest": lambda x: (x.softmax(-1).topk(3), x.topk(2, dim=0, largest=False), x.median(1)),
+}
+
+
+@pytest.mark.parametrize("name", RARE)
+def test_rarer_operators(name):
+    function = RARE[name]
+    f = compiled(function, fullgraph=True, dynamic=False)
+    for sizes in ((5, 7), (33, 200), (64, 1000)):
+        x = random(*sizes)
+        assert_as_accurate(f(x), function(x), [each.double() for each in leaves(function(x.double()))])
+    assert ferrite.last_compile().kernels
+
+
+def test_integers():
+    def function(x, y):
+        return torch.gcd(x, y), torch.lcm(x, y), x**y, x.abs() ** 3, x.sort(dim=1, stable=True)
+
+    for dtype in (torch.int64, torch.int32, torch.int16):
+        x, y = (torch.randint(-9, 9, (40, 30), device=DEVICE, dtype=dtype) for _ in range(2))
+        for found, wanted in zip(leaves(compiled(function)(x, y)), leaves(function(x, y)), strict=True):
+            assert torch.equal(found, wanted)
+
+
+LONG = {
+    "sums": lambda x: x.cumsum(-1),
+    "extremes": lambda x: x.cummax(-1),
+    "logarithms": lambda x: x.logcumsumexp(-1),
+    "down": lambda x: x.t().contiguous().cumsum(0),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", LONG)
+def test_long_scans(name, dynamic):
+    function = LONG[name]
+    f = compiled(function, fullgraph=True, dynamic=dynamic)
+    for sizes in ((2, 200_000), (1, 1 << 20), (3, 99_999)):
+        x = random(*sizes)
+        assert_as_accurate(f(x), function(x), [each.double() for each in leaves(function(x.double()))])
+        assert torch.equal(leaves(f(x))[0], leaves(f(x))[0]), "the same every time"
+    assert ferrite.last_compile().kernels
+
+
+def test_experts_are_chosen_by_kernels():
+    def function(x, w):
+        weights, experts = (x @ w).softmax(-1, dtype=torch.float32).topk(4)
+        return (weights / weights.sum(-1, keepdim=True)).to(x.dtype), experts
+
+    x, w = random(512, 64), random(64, 32)
+    found, wanted = compiled(function, fullgraph=True)(x, w), function(x, w)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+TINY = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
+
+
+@pytest.mark.parametrize("dtype", TINY)
+def test_floats_of_8_bits_are_eagers_bit_for_bit(dtype):
+    def function(x, codes):
+        return (x * 1).to(dtype), codes.view(dtype).float() + 0
+
+    every = torch.arange(-(1 << 15), 1 << 15, device=DEVICE, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    codes = torch.arange(256, device=DEVICE, dtype=torch.uint8)
+    f = compiled(function, fullgraph=True)
+    for x in (every, every.float() * 1.01, random(4000).half() * 300, random(4000).double() * 400):
+        found, wanted = f(x, codes), function(x, codes)
+        for one, other in zip(found, wanted, strict=True):
+            assert one.dtype == other.dtype
+            none = one.float().isnan() & other.float().isnan()
+            bits = [each.view(torch.uint8).view(*one.shape, -1)[~none] for each in (one, other)]
+            assert torch.equal(*bits)
+    assert ferrite.last_compile().kernels
+
+
+def test_scaled_floats_of_8_bits():
+    def function(x):
+        scale = 448 / x.abs().amax(-1, keepdim=True).float().clamp(min=1e-12)
+        return (x.float() * scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() / scale
+
+    x = random(64, 1000, dtype=torch.bfloat16)
+    torch.testing.assert_close(compiled(function, fullgraph=True)(x), function(x), rtol=0.07, atol=1e-3)
+    assert ferrite.last_compile().kernels
+
+
+def rotated(q, angles):
+    turns = torch.polar(torch.ones_like(angles), angles)
+    pairs = torch.view_as_complex(q.float().reshape(*q.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * turns).flatten(-2).to(q.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rotations_by_complex_numbers(dtype):
+    q, angles = random(2, 8, 50, 64, dtype=dtype), random(50, 32)
+    found, wanted = compiled(rotated, fullgraph=True)(q, angles), rotated(q, angles)
+    torch.testing.assert_close(found, wanted, rtol=EPSILON[dtype], atol=EPSILON[dtype])
+    assert ferrite.last_compile().kernels
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_numbers(dtype):
+    def function(x, y):
+        return (x * y + 1).abs(), (x.conj() * y).sum(0), x / y, (x + 2j).angle(), (x.real * y).cumsum(1), x == y
+
+    x, y = random(40, 30, dtype=dtype), random(40, 30, dtype=dtype)
+    for found, wanted in zip(compiled(function, fullgraph=True)(x, y), function(x, y), strict=True):
+        assert found.dtype == wanted.dtype
+        torch.testing.assert_close(found, wanted, rtol=2e-5, atol=2e-5)
+    assert ferrite.last_compile().kernels
+
+
+def test_gradients_of_complex_numbers():
+    grads = []
+    for run in (compiled(rotated), rotated):
+        torch.manual_seed(0)
+        q, angles = random(2, 3, 5, 8).requires_grad_(), random(5, 4).requires_grad_()
+        run(q, angles).square().sum().backward()
+        grads.append((q.grad, angles.grad))
+    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
+
+
+def test_scatters_are_deterministic_where_torch_is_to_be():
+    def function(x, i, s):
+        return x.index_add(0, i, s), x.index_put((i,), s, accumulate=True), x.scatter_add(0, i[:, None].expand_as(s), s)
+
+    x, s = random(16, 64), random(20000, 64)
+    i = torch.randint(0, 16, (20000,), device=DEVICE)
+    torch.use_deterministic_algorithms(True)
+    try:
+        f = compiled(function, fullgraph=True)
+        first, second, wanted = f(x, i, s), f(x, i, s), function(x, i, s)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for one, other, eager in zip(first, second, wanted, strict=True):
+        assert torch.equal(one, other)
+        torch.testing.assert_close(one, eager, rtol=1e-4, atol=1e-3)
 
 
 def test_inputs_are_written_as_in_eager():

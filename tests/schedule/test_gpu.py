@@ -10,9 +10,11 @@ import torch.nn.functional as F
 
 from ferrite.ir.index.algebra import evaluate
 from ferrite.ir.program.interpret import interpret
+from ferrite.ir.program.nodes import Sort
 from ferrite.schedule.gpu import GpuMachine, profit
+from ferrite.schedule.gpu.small_tables import with_small_tables_recomputed
 from ferrite.schedule.plan import make_plan
-from tests.gpu_plans import MACHINE, TINY, assert_as_eager, loops, run_plan, scheduling
+from tests.gpu_plans import MACHINE, TINY, assert_as_eager, loops, lowered, run_plan, scheduling
 from tests.loop_programs import PROGRAMS, s0
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
@@ -153,6 +155,91 @@ def test_logarithms_of_sums(machine):
     assert_as_eager(lambda x: x.logcumsumexp(0), ROWS.bfloat16(), machine=machine, rtol=1e-2, atol=1e-2)
 
 
+ZEROS = torch.tensor([[0.0, -0.0, float("nan"), 1.0, -1.0, 0.0, -0.0, float("inf"), float("-inf"), float("nan")]])
+EQUALS = torch.randint(0, 4, (6, 37))
+SORTED = {
+    "rows": (lambda x: x.sort(-1), [ROWS]),
+    "columns": (lambda x: x.sort(0, descending=True), [ROWS]),
+    "stable": (lambda x: torch.sort(x, stable=True), [EQUALS.float()]),
+    "stable and descending": (lambda x: torch.sort(x, stable=True, descending=True), [EQUALS.half()]),
+    "integers": (lambda x: torch.sort(x, stable=True, descending=True), [EQUALS.int() - 2]),
+    "bytes": (lambda x: torch.sort(x, stable=True), [EQUALS.to(torch.uint8)]),
+    "truth values": (lambda x: torch.sort(x, stable=True), [EQUALS > 1]),
+    "zeros and NaN": (lambda x: (torch.sort(x, stable=True), torch.sort(x, stable=True, descending=True)), [ZEROS]),
+    "a consumer": (lambda x: x.softmax(-1).sort(-1, descending=True)[0].cumsum(-1), [ROWS]),
+    "the greatest few": (lambda x: (x.softmax(-1).topk(4), (x * 2).topk(2, dim=0, largest=False)), [ROWS]),
+    "median": (lambda x: (x.median(1), x.nanmedian(0)[0], x.median()), [ROWS]),
+    "k-th": (lambda x: x.kthvalue(3, 1)[0], [ROWS]),
+    "three axes": (lambda x: x.sort(1), [LONG]),
+}
+
+
+@needs_triton
+@pytest.mark.parametrize("machine", [MACHINE, TINY], ids=["large", "tiny"])
+@pytest.mark.parametrize("name", SORTED, ids=lambda name: name.replace(" ", "-"))
+def test_short_rows_are_sorted_by_kernels(name, machine):
+    function, inputs = SORTED[name]
+    plan = assert_as_eager(function, *inputs, machine=machine)
+    assert not any(isinstance(operation, Sort) for operation in plan.program.operations)
+    assert_as_eager(function, *inputs, machine=machine, triton=False)
+
+
+def test_long_rows_are_torchs_to_sort():
+    long, wide = torch.empty(4, 257), torch.empty(4, 8, dtype=torch.int64)
+    for given in (long, wide):
+        plan = make_plan(lowered(lambda x: x.sort(-1), given).program, {"cpu": scheduling()}, verify=True)
+        assert any(isinstance(operation, Sort) for operation in plan.program.operations)
+
+
+def rotated(q, angles):
+    """As the first llama has it."""
+    turns = torch.polar(torch.ones_like(angles), angles)
+    pairs = torch.view_as_complex(q.float().reshape(*q.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * turns).flatten(-2).to(q.dtype)
+
+
+C64 = torch.complex64
+Z, W = torch.randn(5, 37, dtype=C64), torch.randn(5, 37, dtype=C64)
+COMPLEX = {
+    "arithmetic": (lambda x, y: (x * y + 1j * x - y, -x, x / y, x.conj() * 2.5), [Z, W]),
+    "parts": (lambda x: (x.real + x.imag, x.abs(), x.angle(), torch.complex(x.imag, x.real)), [Z]),
+    "sums": (lambda x: (x.sum(0), x.sum(), x.mean(1), x.cumsum(1)), [Z]),
+    "comparisons": (lambda x, y: (x == y, torch.where(x != x.conj(), x, y), torch.isfinite(x / 0)), [Z, W]),
+    "rotations": (rotated, [torch.randn(2, 3, 5, 8), torch.randn(5, 4)]),
+    "rotations of bfloat16": (rotated, [torch.randn(2, 3, 5, 8).bfloat16(), torch.randn(5, 4)]),
+    "real beside complex": (lambda x, y: x * y.real + y, [Z, W]),
+    "columns": (lambda x: (x.t() * 2).contiguous(), [Z]),
+    "a part of it": (lambda x: x[1:, ::2] * 2j, [Z]),
+    "double": (lambda x, y: (x * y).abs(), [Z.to(torch.complex128), W.to(torch.complex128)]),
+    "half": (lambda x, y: (x.to(torch.complex64) * y).to(torch.complex32).real, [Z.to(torch.complex32), W]),
+    "places": (lambda x, i: (x[i] * 2, x.index_add(0, i, x[:4])), [torch.randn(6, 8, dtype=C64), PLACES]),
+    "truth": (lambda x: (x - x.real).bool(), [Z]),
+}
+
+
+@needs_triton
+@pytest.mark.parametrize("machine", [MACHINE, TINY], ids=["large", "tiny"])
+@pytest.mark.parametrize("name", COMPLEX, ids=lambda name: name.replace(" ", "-"))
+def test_complex_numbers_are_pairs(name, machine):
+    function, inputs = COMPLEX[name]
+    assert_as_eager(function, *inputs, machine=machine)
+
+
+@needs_triton
+def test_complex_quotients_of_the_odd_kind():
+    values = [0.0, -0.0, 1.0, 1e30, 1e-30, float("inf"), float("nan"), -3.0]
+    x = torch.complex(*torch.meshgrid(torch.tensor(values), torch.tensor(values), indexing="ij")).reshape(-1, 1)
+    finite = x[x.abs().isfinite().squeeze(1)]
+    assert_as_eager(lambda x, y: x / y.t(), finite, finite[finite.abs().squeeze(1) > 0], rtol=1e-5, atol=0)
+    small = x[(x.abs() < 1e9).squeeze(1)]
+    assert_as_eager(lambda x, y: x * y.t(), small, small)
+
+
+def test_complex_functions_that_are_torchs():
+    plan = make_plan(lowered(lambda x: x.exp() * 2, Z).program, {"cpu": scheduling()}, verify=True)
+    assert plan.not_compiled
+
+
 F8 = torch.float8_e4m3fn
 
 
@@ -226,6 +313,45 @@ def test_rows_and_columns_of_one_tensor(name, monkeypatch):
     assert all(loop.copies == STREAMS.stream_rows for kernel in found for loop in loops(kernel, "serial"))
 
 
+# --- small tables -----------------------------------------------------------------------------------------------------
+
+NORM = [torch.randn(2, 6, 5, 7), torch.randn(6), torch.rand(6) + 0.5, torch.randn(6), torch.randn(6)]
+
+
+def as_learnt(x, mean, variance, weight, bias):
+    factor = (variance + 1e-5).sqrt().reciprocal() * weight
+    return ((x - mean[:, None, None]) * factor[:, None, None] + bias[:, None, None] * factor[:, None, None]).relu()
+
+
+def of_a_kernel(x, mean, variance, weight, bias):
+    """What a reduction comes to is scaled in its own kernel."""
+    factor = torch.rsqrt(x.sum((0, 2, 3)) ** 2 + variance) * weight
+    return x * factor[:, None, None]
+
+
+def given_out(x, mean, variance, weight, bias):
+    factor = (variance + 1e-5).sqrt().reciprocal() * weight
+    return factor, x * factor[:, None, None] + factor[:, None, None]
+
+
+def written_afterwards(x, mean, variance, weight, bias):
+    factor = (variance + 1e-5).sqrt().reciprocal() * weight
+    variance.mul_(2)
+    return x * factor[:, None, None] + factor[:, None, None] * 2
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("function", "tables"), [(as_learnt, 1), (of_a_kernel, 0), (given_out, 0), (written_afterwards, 0)]
+)
+def test_small_tables_are_computed_again_by_their_readers(function, tables):
+    """A launch for a few numbers takes longer than computing them for every element."""
+    program = lowered(function, *NORM).program
+    after = with_small_tables_recomputed(program, "cpu")
+    assert len(program.operations) - len(after.operations) == tables
+    assert_as_eager(function, *NORM, machine=TINY)
+
+
 # --- programs ---------------------------------------------------------------------------------------------------------
 
 LOOPS = [
@@ -264,3 +390,10 @@ def test_a_program_computes_what_its_interpreter_does(name, machine):
     plan = make_plan(program, {"cpu": scheduling(machine)}, verify=True)
     made, expected = run_plan(plan, copies(), objects), interpret(program, copies(), objects)
     torch.testing.assert_close(made, expected, rtol=2e-5, atol=2e-5)
+
+
+def test_nothing_in_three_axes():
+    plan = make_plan(
+        lowered(lambda x: x.cumsum(0) * 2, torch.empty(3, 3, 0)).program, {"cpu": scheduling()}, verify=True
+    )
+    assert not plan.not_compiled

@@ -218,6 +218,7 @@ COMPILED = {
     "argmax": (lambda x: x.argmax(-1), [made(4096, 1024)]),
     "cumsum": (lambda x: x.cumsum(-1), [made(512, 10000)]),
     "long_cumsum": (lambda x: x.cumsum(-1), [made(2, 1 << 20)]),
+    "topk": (lambda x: x.softmax(-1).topk(8), [made(8192, 64)]),
     "cummax": (lambda x: x.cummax(-1), [made(512, 10000, dtype=BF16)]),
     "logcumsumexp": (lambda x: x.logcumsumexp(-1), [made(512, 10000)]),
     "scatter": (

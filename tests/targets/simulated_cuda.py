@@ -43,6 +43,9 @@ class Spelling(CudaSpelling):
     def allocation(self, sizes: str, strides: str, dtype: torch.dtype, device: torch.device, count: int) -> str:
         return f"empty_strided({sizes}, {strides}, dtype={dtype})"
 
+    def arena(self, size: int, device: torch.device) -> str:
+        return self.allocation(f"({size},)", "(1,)", torch.uint8, device, size)
+
 
 class Address:
     """What the interpreter takes for a tensor: it looks at memory by address."""
@@ -79,6 +82,7 @@ class SimulatedDriver:
         self.current = self.CONTEXT
         self.capturing = 0
         self.renewed: list[int] = []
+        self.separate: list[int] = []  # sizes of what was to lie in an arena
         self.refuses_to_renew = False
         self.callbacks = self.driver_functions()
 
@@ -95,6 +99,10 @@ class SimulatedDriver:
 
     def context(self, device: int) -> int:
         return self.CONTEXT
+
+    def memory(self, size: int, device: int) -> torch.Tensor:
+        self.separate.append(size)
+        return torch.empty(size, dtype=torch.uint8)
 
     def failure(self, device: int) -> int:
         return ctypes.addressof(self.report)
@@ -229,12 +237,16 @@ class SimulatedGraphs:
         self.recorded = 0
         self.replayed = 0
         self.fails = ""
+        self.most = 1 << 40
 
     def is_recording(self) -> bool:
         return self.capturing
 
     def in_order(self) -> None:
         self.ordered += 1
+
+    def most_kept(self) -> int:
+        return self.most
 
     def record(self, part: Any, given: list[Any]) -> tuple[Sequence[Any], Any]:
         if self.fails:
@@ -253,16 +265,17 @@ class SimulatedGraphs:
         del given, before
         mine = [place for place, x in enumerate(results) if id(x) in owners]
         mine = [place for place in mine if results[place].untyped_storage()._cdata not in taken]
-        for place in mine:
-            results[place].fill_(7)  # nothing is computed yet
+        own = {place: results[place] for place in mine}  # a graph knows addresses, and holds no tensor of others
+        for result in own.values():
+            result.fill_(7)  # nothing is computed yet
 
         def replay() -> None:
             self.replayed += 1
             made = part([x.tensor() if isinstance(x, Memory) else x for x in memory])
-            for place in mine:
-                dense_part(results[place]).copy_(dense_part(made[place], dense_part(results[place])))
+            for place, result in own.items():
+                dense_part(result).copy_(dense_part(made[place], dense_part(result)))
 
-        return list(results), replay
+        return results, replay
 
 
 class SimulatedTarget(CudaTarget):

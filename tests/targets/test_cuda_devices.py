@@ -11,11 +11,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ferrite.codegen import named_objects, verify_host
+from ferrite.errors import Refusal
 from ferrite.ir.program import verify_program
 from ferrite.lower import correct_forecasts
 from ferrite.lower.graph import lower_module
 from ferrite.runtime import load_host
 from ferrite.schedule import make_plan
+from ferrite.schedule.gpu import GpuMachine, GpuScheduling
 from ferrite.targets import executable_of, runs_of
 from ferrite.targets.cpu import CPU
 from tests.targets.simulated_cuda import SimulatedTarget
@@ -27,7 +29,6 @@ pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is n
 def gpus(monkeypatch):
     """Two of them: tensors are on the CPU, whatever they say."""
     from ferrite.codegen import CudaSpelling
-    from ferrite.schedule.gpu import GpuMachine, GpuScheduling
 
     class Target(SimulatedTarget):
         spelling = CudaSpelling()
@@ -103,6 +104,56 @@ def test_kernels_on_both_kinds_of_device(gpus):
     assert {table.device for table in source.runs} == {"cuda:0", "cpu"}
 
 
+class Apart(GpuScheduling):
+    """Every operation is a kernel."""
+
+    def slower(self, *given):
+        return Refusal("apart")
+
+
+def chain(x, w):
+    """Several kernels that only hand each other something."""
+    for _ in range(5):
+        x = (x.repeat(2, 1) * w).cumsum(0).tanh()
+    return [x.sum(0)]
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "cuda:1"])
+def test_without_memory_for_an_arena_each_part_has_its_own(gpus, monkeypatch, device):
+    """A GPU may have enough memory, but not in one piece."""
+    from ferrite.capture import torch_api
+
+    full, kept = [True], torch_api.empty_on_cuda
+    monkeypatch.setattr(gpus, "scheduling", Apart(GpuMachine()))
+
+    def empty(sizes, strides, dtype, index):
+        if full[0] and dtype is torch.uint8:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return kept(sizes, strides, dtype, index)
+
+    monkeypatch.setattr("ferrite.capture.torch_api.empty_on_cuda", empty)
+    given = [torch.randn(3, 9), torch.randn(9)]
+    source, run = compiled(chain, [device] * 2, given, gpus)
+    (table,) = source.runs
+    assert table.arena
+    assert len(table.arena_parts) >= 3
+    assert len({part.last for part in table.arena_parts}) >= 3  # and not as long as the run
+    for full[0] in (True, True, False, False, True, False):
+        del gpus.simulated.separate[:]
+        torch.testing.assert_close(run(*given), chain(*given), rtol=1e-5, atol=1e-5)
+        assert len(gpus.simulated.separate) == (len(table.arena_parts) if full[0] else 0)
+
+    def memory(size, device):
+        raise torch.OutOfMemoryError("CUDA out of memory, really.")
+
+    full[0] = True
+    monkeypatch.setattr(gpus.simulated, "memory", memory)
+    with pytest.raises(torch.OutOfMemoryError, match="really"):
+        run(*given)
+    full[0] = False
+    torch.testing.assert_close(run(*given), chain(*given), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("function", "strides"), [(lambda x: x.t() + 1, (1, 1)), (lambda x: x.t() * x.t().to(torch.float16), (8, 1))]
 )
@@ -114,3 +165,38 @@ def test_strides_along_dimensions_of_one_are_eagers(function, strides):
     correct_forecasts(graph)
     result = graph.graph.output_node().args[0]
     assert result.meta["val"].stride() == strides
+
+
+def test_the_greatest_of_a_short_row_are_a_kernel_and_of_a_long_one_torchs(gpus):
+    def function(x):
+        values, places = x.softmax(-1).topk(3)
+        return values / values.sum(-1, keepdim=True), places
+
+    for count, call in ((9, False), (1000, True)):
+        x = torch.randn(4, count)
+        source, run = compiled(function, ["cuda:0"], [x], gpus)
+        assert ("topk" in source.text) is call
+        torch.testing.assert_close(list(run(x)), list(function(x)))
+
+
+FORMS = {
+    "complex numbers": (lambda x, y: ((x * y).abs(), (x / y).sum(0)), [torch.randn(4, 6, dtype=torch.complex64)] * 2),
+    "views of complex numbers": (
+        lambda x, y: (torch.view_as_real(torch.view_as_complex(x) * y),),
+        [torch.randn(4, 6, 2), torch.randn(6, dtype=torch.complex64)],
+    ),
+    "floats of 8 bits": (
+        lambda x, y: ((x * 2).to(torch.float8_e4m3fn).float(), y.float()),
+        [torch.randn(4, 6), torch.randn(6).to(torch.float8_e5m2)],
+    ),
+    "sorted rows": (lambda x, y: (*(x * y).sort(-1), *x.median(0)), [torch.randn(4, 6), torch.randn(6)]),
+    "running logarithms": (lambda x, y: ((x * y).logcumsumexp(-1),), [torch.randn(4, 6), torch.randn(6)]),
+}
+
+
+@pytest.mark.parametrize("name", FORMS, ids=lambda name: name.replace(" ", "-"))
+def test_rarer_types_and_forms_are_kernels(name, gpus):
+    function, given = FORMS[name]
+    source, run = compiled(function, ["cuda:0", "cuda:0"], given, gpus)
+    assert not source.programs, "nothing is left to torch"
+    torch.testing.assert_close(list(run(*given)), list(function(*given)), rtol=1e-5, atol=1e-5)

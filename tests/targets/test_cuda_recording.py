@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import ferrite
+from ferrite.capture import torch_api
 from ferrite.runtime.cuda import recording
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
@@ -28,8 +29,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch, fresh_compiler: None):
     return target
 
 
-def compiled(function, fullgraph=True, **more):
-    options = {"strict": True, "cuda_graphs": True}
+def compiled(function, fullgraph=True, gradients="copied", **more):
+    options = {"strict": True, "cuda_graphs": True, "recorded_gradients": gradients}
     return torch.compile(function, backend="ferrite", options=options, fullgraph=fullgraph, **more)
 
 
@@ -72,10 +73,13 @@ def test_the_modes_ask_for_it(gpu):
         torch.compiler.reset()
 
 
-def test_training(gpu):
-    """What forward keeps for backward stays in the recording's memory, and is taken from there."""
+@pytest.mark.parametrize("gradients", ["copied", "lent"])
+@pytest.mark.parametrize("holds", [False, True])
+def test_training(gpu, holds, gradients):
+    """What forward keeps for backward stays in the memory of its recording, and is taken from there. Gradients are
+    handed out in that of theirs where that is asked for: whoever holds them gets others."""
     model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.GELU(), torch.nn.LayerNorm(8), torch.nn.Linear(8, 3))
-    f = compiled(model)
+    f = compiled(model, gradients=gradients)
     seen = []
     for _ in range(5):
         x = torch.randn(7, 6)
@@ -86,13 +90,74 @@ def test_training(gpu):
             result.square().sum().backward()
             grads.append([result.detach(), *(parameter.grad for parameter in model.parameters())])
         assert_same(*grads)
-        seen.append(grads)
+        seen.append(grads if holds else [[each.clone() for each in row] for row in grads])
     for found, wanted in seen:
         assert_same(found, wanted)
     forward, backward = ferrite.last_compile().recordings
-    assert forward.replayed == backward.replayed == 4
-    assert max(forward.recordings, backward.recordings) <= 2  # an input may have been at one place twice by chance
-    assert ferrite.last_compile().not_recorded == ()
+    assert forward.replayed == 4
+    assert forward.recordings <= 2  # an input may have been at one place twice by chance
+    if holds and gradients == "lent":
+        assert backward.recordings == recording.MAX_HELD
+        assert ferrite.last_compile().not_recorded == ("results of all recordings are held",)
+    else:
+        assert backward.replayed == 4
+        assert backward.recordings <= 2
+        assert ferrite.last_compile().not_recorded == ()
+
+
+def test_gradients_of_the_step_before_are_held_while_forward_runs(gpu):
+    """Some take over the memory of what forward saved: those are copied, or forward would need another recording."""
+    f = compiled(lambda x, w: ((x @ w).tanh().exp() @ w).tanh(), gradients="lent")
+    x, w = torch.randn(4, 4), torch.randn(4, 4)
+    x.requires_grad_()
+    w.requires_grad_()
+    for _ in range(6):
+        result = f(x, w)
+        x.grad = w.grad = None
+        result.sum().backward()
+        y, v = (each.detach().clone().requires_grad_() for each in (x, w))
+        ((y @ v).tanh().exp() @ v).tanh().sum().backward()
+        assert_same([x.grad, w.grad], [y.grad, v.grad])
+    forward, backward = ferrite.last_compile().recordings
+    assert forward.replayed == backward.replayed == 5
+    assert forward.recordings <= 2
+    handles = {torch_api.storage_handle(each.grad) for each in (x, w)}
+    assert handles & recording.POOL.gradients
+    assert not (handles & recording.POOL.storages.keys()) - recording.POOL.gradients
+
+
+def test_a_lent_gradient_whose_storage_was_resized(gpu):
+    """Its memory is gone: what was recorded for it is not replayed."""
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.GELU(), torch.nn.Linear(8, 3))
+    f, x = compiled(model, gradients="lent"), torch.randn(7, 6)
+    for step in range(6):
+        grads = []
+        for run in (f, model):
+            model.zero_grad(set_to_none=True)
+            run(x).square().sum().backward()
+            grads.append([parameter.grad.clone() for parameter in model.parameters()])
+            if run is f and step == 3:
+                lent = [each.grad for each in model.parameters()]
+                lent = [each for each in lent if torch_api.storage_handle(each) in recording.POOL.gradients]
+                assert lent
+                for each in lent:
+                    each.untyped_storage().resize_(0)
+                    each.untyped_storage().resize_(1 << 16)
+                del lent, each
+        assert_same(*grads)
+    backward = ferrite.last_compile().recordings[1]
+    assert backward.recordings == 2
+
+
+def test_only_so_much_is_kept_for_further_sizes(gpu):
+    gpu.graphs.most = 1
+    f, w = compiled(layers, dynamic=True), torch.randn(5, 5)
+    for rows in (3, 4, 3, 4, 3, 4):
+        x = torch.randn(rows, 5)
+        assert_same(f(x, w), layers(x, w))
+    (recorder,) = ferrite.last_compile().recordings
+    assert recorder.recordings == 1
+    assert any("MiB already" in note for note in recorder.notes)
 
 
 def test_gradients_that_pile_up(gpu):

@@ -23,6 +23,8 @@ from ferrite.targets.target import LoadedRun
 class ToySpelling:
     """Runs are given tensors, not addresses: there is nothing native about them."""
 
+    can_do_without_arena = False
+
     def run_arguments(self, device: torch.device) -> tuple[str, ...]:
         return ()
 
@@ -31,6 +33,9 @@ class ToySpelling:
 
     def allocation(self, sizes: str, strides: str, dtype: torch.dtype, device: torch.device, count: int) -> str:
         return f"empty_strided({sizes}, {strides}, dtype={dtype})"
+
+    def arena(self, size: int, device: torch.device) -> str:
+        return self.allocation(f"({size},)", "(1,)", torch.uint8, device, size)
 
     def address(self, tensor: str) -> str:
         return tensor

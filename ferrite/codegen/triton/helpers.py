@@ -165,6 +165,12 @@ _helper("""
         return left | right
 """)
 
+_helper("""
+    def sort_lanes(values, dim: tl.constexpr):
+        # a function of its own, since Triton's interpreter has no sort
+        return tl.sort(values, dim)
+""")
+
 # --- shifts -----------------------------------------------------------------------------------------------------------
 
 _helper("""

@@ -34,7 +34,8 @@ def block_of(result: torch.Tensor, *like: Any) -> Any:
     if result.dtype is torch.bfloat16:
         dtype, data = tl.bfloat16, result.view(torch.int16).numpy().view(numpy.uint16)
     else:
-        dtype, data = {torch.float32: tl.float32, torch.float64: tl.float64}[result.dtype], result.numpy()
+        names = {torch.float32: tl.float32, torch.float64: tl.float64, torch.int64: tl.int64}
+        dtype, data = names[result.dtype], result.numpy()
     whole = any(block.type.is_block() for block in like)
     return tl.tensor(TensorHandle(data, dtype), tl.block_type(dtype, list(data.shape)) if whole else dtype)
 
@@ -63,9 +64,14 @@ def add_one_by_one(pointer: Any, value: Any, mask: Any) -> None:
             there += number
 
 
+def sort_lanes(values: Any, dim: Any) -> Any:
+    return block_of(tensor_of(values).sort(dim=int(getattr(dim, "value", dim))).values, values)
+
+
 # By the names that they have in the source.
 REPLACED: dict[str, Any] = {
     "libdevice": Library(),
+    "sort_lanes": sort_lanes,
     "atomic_add_half": add_one_by_one,
     "to_bfloat16": with_torch(lambda value: value.to(torch.bfloat16)),
     "from_bfloat16": with_torch(lambda value: value.to(torch.float32)),

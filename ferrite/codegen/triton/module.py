@@ -61,11 +61,12 @@ class BlockAxis:
 @dataclass(frozen=True)
 class Scope:
     """Where a statement stands: the dimensions of the block around it, and the lanes that count. `scan`: the dimension
-    along which lanes come in order."""
+    along which lanes come in order. `sorts`: what joins there is sorted."""
 
     axes: tuple[BlockAxis, ...] = ()
     masks: tuple[Mask, ...] = ()
     scan: int | None = None
+    sorts: bool = False
 
     @property
     def dims(self) -> Dims:

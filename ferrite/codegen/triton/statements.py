@@ -188,12 +188,14 @@ class Printer:
         else:
             whole = axis.extent.high is not None and power_of_two(axis.extent.high) <= room
             most = power_of_two(axis.extent.high or 1) if whole else min(room, block_limit(loop))
-        if loop.kind == "scan" and not self.stated:
-            raise NotGenerated("a scan without blocks")
-        scan = len(scope.axes) if loop.kind == "scan" else None
+        in_order = loop.kind in ("scan", "sort")
+        if in_order and not self.stated:
+            raise NotGenerated(f"a {loop.kind} without blocks")
+        scan = len(scope.axes) if in_order else None
         if whole:
             block = self.block_of(axis.extent, most)
-            self.block(loop.body, replace(self.lanes(axis, block, "", scope, whole=True), scan=scan))
+            within = replace(self.lanes(axis, block, "", scope, whole=True), scan=scan, sorts=loop.kind == "sort")
+            self.block(loop.body, within)
             return
         stop, ragged = self.stop(axis, scope)
         if most == 1:

@@ -163,6 +163,12 @@ class Accumulators:
         given = texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
         so_far = [self.module.fresh(name) for name in _names(found.state)]
         self.module.known.clear()
+        if scope.sorts:
+            self.module.needs("sort_lanes")
+            self.module.line(f"{so_far[0]} = sort_lanes({given}, {dim})")
+            found.texts = tuple(self.reduced(found, so_far, len(scope.axes)))
+            self.module.name_value(found.state.names[0], Value(so_far[0], scope.dims))
+            return
         self.module.line(f"{', '.join(so_far)} = tl.associative_scan({given}, {dim}, {found.function})")
         around = frozenset(range(found.depth))
         if self.module.level > found.level:

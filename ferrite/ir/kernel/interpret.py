@@ -176,6 +176,9 @@ class _Run(_Scalars):
 
     def loop(self, loop: Loop) -> None:
         places = list(range(self.index(loop.axis.extent)))
+        if loop.kind == "sort":
+            self.sort(loop, places)
+            return
         free = loop.kind in INDEPENDENT
         if free and self.order is not None:
             self.order.shuffle(places)
@@ -184,6 +187,22 @@ class _Run(_Scalars):
             self.atoms[loop.axis] = place
             self.block(loop.body)
         self.depth -= free or loop.kind == "unrolled"
+
+    def sort(self, loop: Loop, places: Sequence[int]) -> None:
+        """All join; then every place reads what comes there in order."""
+        joined: dict[str, list[torch.Tensor]] = {}
+        for place in places:
+            self.atoms[loop.axis] = place
+            for statement in loop.body:
+                if isinstance(statement, Let | Join):
+                    self.run(statement)
+                if isinstance(statement, Join):
+                    joined.setdefault(statement.state, []).extend(map(self.value, statement.values))
+        in_order = {name: torch.stack(values).sort().values for name, values in joined.items()}
+        for place in places:
+            self.atoms[loop.axis] = place
+            self.names.update({name: values[place] for name, values in in_order.items()})
+            self.block([statement for statement in loop.body if not isinstance(statement, Join)])
 
     def accumulate(self, statement: Accumulate) -> None:
         for state in statement.states:

@@ -8,8 +8,8 @@ K4   indices use the kernel's sizes and the axes of the loops around; sizes, pla
 K5   loads and stored values have the type of the memory; operands fit their operators; a condition is a bool
 K6   a local value is defined before it is used, in a block around, with the type it is used with
 K7   a state is known, has as many parts as its kind, and is joined inside its block by what its kind takes, or by a
-     whole state; inside the block it is read only where every loop between is serial or a scan; no loop stands between
-     a scan and what joins in it
+     whole state; inside the block it is read only where every loop between is serial, a scan or a sort; no loop stands
+     between a scan or a sort and what joins in it; what is sorted are integers, in one block, and their state the least
 K8   only vector, reduction and scan loops have lanes, on a GPU a power of two; an unrolled one has a number of
      iterations; no parallel loop stands in any but a serial or parallel one
 K9   iterations of independent loops do not store to the same element, unless atomically: coordinates depend on every
@@ -52,7 +52,8 @@ from ferrite.ir.kernel.nodes import (
 from ferrite.ir.states import STATES
 from ferrite.ir.types import is_integer, short
 
-WITH_LANES = ("vector", "reduction", "scan")
+IN_ORDER = ("scan", "sort")
+WITH_LANES = ("vector", "reduction", *IN_ORDER)
 
 
 def verify_kernel(kernel: Kernel) -> Kernel:
@@ -213,7 +214,7 @@ class _Check:
         found = self.scope.names.get(item.name)
         if found is None or found.dtype != item.dtype:
             raise InvalidProgram("K6", f"{item.name} is {'of another type' if found else 'not defined'} here")
-        if found.open is not None and any(loop.kind not in ("serial", "scan") for loop in self.loops[found.depth :]):
+        if found.open is not None and any(loop.kind not in ("serial", *IN_ORDER) for loop in self.loops[found.depth :]):
             raise InvalidProgram("K7", f"{item.name} is read before its block ends, in a loop whose order is free")
 
     # --- statements ---------------------------------------------------------------------------------------------------
@@ -275,12 +276,21 @@ class _Check:
             raise InvalidProgram("K7", f"{statement.state} is no state whose block is around")
         state = named.open
         inside = [loop.kind for loop in self.loops[named.depth :]]
-        if "scan" in inside[:-1]:
+        if not set(IN_ORDER).isdisjoint(inside[:-1]):
             raise InvalidProgram("K7", f"{statement.state} is joined in a {inside[-1]} loop inside of a scan")
+        if "sort" in inside[-1:]:
+            self.sorted_state(state, self.loops[-1])
         takes = STATES[state.kind].takes if state.kind in STATES else len(state.names)
         types = tuple(value.dtype for value in statement.values)
         if types not in (state.dtypes[:takes], state.dtypes):
             raise InvalidProgram("K7", f"{', '.join(map(short, types)) or 'nothing'} joins {state.kind}")
+
+    def sorted_state(self, state: State, loop: Loop) -> None:
+        high = loop.axis.extent.high
+        if state.kind != "amin" or not is_integer(state.dtypes[0]):
+            raise InvalidProgram("K7", f"{state.kind} of {short(state.dtypes[0])} is sorted: not the least of integers")
+        if high is None or loop.lanes < high:
+            raise InvalidProgram("K7", f"{loop.axis.extent} places are sorted by {loop.lanes} lanes")
 
     def store(self, store: Store) -> None:
         memory = self.accessed(store.buffer, store.coordinates)
@@ -292,7 +302,7 @@ class _Check:
         if store.atomic or self.is_empty():
             return
         around = self.loops[memory.depth :]
-        kinds = (*INDEPENDENT, "scan")
+        kinds = (*INDEPENDENT, *IN_ORDER)
         free = [loop for loop in around if loop.kind in kinds and loop.axis.high != 0]  # runs more than once
         used = self.axes_of(store)
         for loop in free:

@@ -19,6 +19,8 @@
               unrolled    in order, each written out; the extent is a number
               reduction   independent but for the states they join; lanes and copies as for vector
               scan        as reduction, but states join in order, and can be read when they have: what joined up to here
+              sort        as reduction, but a least integer, which is the state, can be read when all have joined: the
+                          one that comes at this place when all are in order
 
 Meaning
 - Statements run in order. A loop is over, for every iteration, when the next statement begins.
@@ -33,8 +35,8 @@ Meaning
   may also be data: rows of different lengths. It is read when the loop begins.
 - A state begins as nothing. Inside reduction, vector, unrolled and parallel loops every lane, copy and thread may have
   a state of its own; they are joined when the block ends, in any order. That is how a sum gets several accumulators.
-  Where only serial loops and scans stand between, the names of the state can be read inside the block: what has been
-  joined so far. After the block they are local values. In a scan, a state is joined by the loop itself.
+  Where only serial loops, scans and sorts stand between, the names of the state can be read inside the block: what has
+  been joined so far. After the block they are local values. In a scan, a state is joined by the loop itself.
 - A pair or triple is one state: argmax (value, place: the smallest place among equals, NaN before numbers), welford
   (mean, squared deviations, count), softmax (greatest, sum of exponentials relative to it). One joins what its kind
   takes, or a whole state of the kind: partial results join the same way.
@@ -42,7 +44,7 @@ Meaning
   of its checks failed, in the order of `checks`. Under a mask only lanes that count are checked.
 - A prefetch does nothing but, on some machines, save time. Its place may be outside of the memory.
 - A store that is `atomic` may meet others at the same element at the same time.
-- Sorts, calls and collectives are not kernels.
+- A sort is one block: its lanes hold all that is sorted. Longer sorts, calls and collectives are not kernels.
 
 On a GPU (`warps` is not 0) the meaning is the same, and the loops say how programs and their blocks are made:
 - Parallel and vector loops at the top, one directly inside the other, are the grid: a program has one iteration of a
@@ -69,7 +71,7 @@ from ferrite.ir.program.nodes import NOWHERE, Mode, Origin
 from ferrite.ir.scalar import STOPPING
 from ferrite.ir.types import is_integer
 
-LoopKind = OneOf["serial", "parallel", "vector", "unrolled", "reduction", "scan"]
+LoopKind = OneOf["serial", "parallel", "vector", "unrolled", "reduction", "scan", "sort"]
 Access = OneOf["read", "write", "both"]
 INDEPENDENT = ("parallel", "vector", "reduction")
 OWN = "own"

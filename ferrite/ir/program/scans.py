@@ -23,6 +23,8 @@ SCANS: dict[str, tuple[int, int, Callable[..., Results]]] = {
     "logsumexp": (1, 1, lambda value, along: (value.logcumsumexp(along),)),
     "cummax": (1, 2, _extreme(torch.cummax)),  # value, place of the last that is as large
     "cummin": (1, 2, _extreme(torch.cummin)),
+    # no prefixes, but as much depends on as much: the least first
+    "sorted": (1, 1, lambda value, along: (value.sort(along).values,)),
 }
 
 

@@ -8,7 +8,7 @@ A call is computed if all it reads is known, and it always gives the same: nothi
 operator of which we know nothing. (So weights that are decoded by the operators of quantised graphs stay encoded.) Of
 what is known, only what somebody needs at run time is stored; it is not where
 
-- it would take more memory than what it was computed from, times `GROWTH`: an expanded mask, a decoded weight;
+- it would take more memory than what it was computed from, times `MAX_GROWTH`: an expanded mask, a decoded weight;
 - no constant went into it: `full` and `arange` are made quicker than loaded;
 - an output shares its memory: the caller may write into it, and gets a new one from every call.
 
@@ -41,7 +41,9 @@ from ferrite.passes.shared.constants import constant_of
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import Sharing, difference
 
-GROWTH = 1.5
+# Times the bytes of what a constant was computed from: not measured. Padding and joining stay below, a decoded weight
+# and an expanded mask do not.
+MAX_GROWTH = 1.5
 
 Node = torch.fx.Node
 
@@ -117,7 +119,7 @@ class Plan:
         if not isinstance(value, torch.Tensor) or not sources:
             return False
         shared = any(not storages_of(source).isdisjoint(storages_of(node)) for source in sources)
-        return shared or bytes_of((node,)) <= GROWTH * bytes_of(sources)
+        return shared or bytes_of((node,)) <= MAX_GROWTH * bytes_of(sources)
 
     def compute(self) -> dict[Node, torch.Tensor]:
         """The needed values. Each value in between is let go after its last use."""

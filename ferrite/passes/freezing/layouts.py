@@ -34,7 +34,7 @@ from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import Case, NodeRule, Site, apply_rules
 
 aten = torch.ops.aten
-FEW_ROWS = 2
+MIN_PRODUCT_ROWS = 2  # products of one row take longer with weights by rows: the table above
 # Multiplications from which a convolution is large: in general, and of one by one.
 LARGE_MULTIPLICATIONS, LARGE_DENSE_MULTIPLICATIONS = 2**21, 2**25
 NOTED = "memory of the model"  # in the module's `meta`
@@ -77,7 +77,7 @@ def by_rows(site: Site) -> Any:
         return refused
     if site.options.weight_layouts == "auto":
         return Refusal("a product gains too little: the option weight_layouts is 'auto'")
-    if torch_api.size_hint(fake_value(site.node).shape[0]) < FEW_ROWS:
+    if torch_api.size_hint(fake_value(site.node).shape[0]) < MIN_PRODUCT_ROWS:
         return Refusal("for a single row it does not pay")
     assert site.constant is not None
     with on_real_tensors():

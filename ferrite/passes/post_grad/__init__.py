@@ -15,6 +15,7 @@ from ferrite.passes.post_grad.cleanup import (
     remove_profiler_ops,
 )
 from ferrite.passes.post_grad.cpu_fusions import mkldnn_fusion
+from ferrite.passes.post_grad.gpu_convolutions import convolutions_on_gpu
 from ferrite.passes.post_grad.grouped_linear import concat_linear_woq_int4, grouped_gemm_pass
 from ferrite.passes.post_grad.groups import (
     b2b_gemm_pass,
@@ -88,6 +89,7 @@ POST_GRAD = Pipeline(
         concat_linear_woq_int4,
         remove_profiler_ops,
         group_batch_fusion_passes,
+        convolutions_on_gpu,
         remove_noop_ops,
         remove_assert_ops,
         kernel_patterns,

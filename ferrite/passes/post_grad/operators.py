@@ -31,8 +31,8 @@ def prepare_softmax_online(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, tor
 
 @define("mm_plus_mm(Tensor a, Tensor b, Tensor c, Tensor d) -> Tensor")
 def mm_plus_mm(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
-    """a @ b + c @ d. A kernel keeps one accumulator for both; here the first product is added unrounded."""
-    return torch.addmm(torch.mm(c, d), a, b)
+    """a @ b + c @ d. The second product is where the first is added up, unrounded: one result is written, once."""
+    return torch.mm(c, d).addmm_(a, b)
 
 
 @define("int_mm_mul(Tensor a, Tensor b, Tensor scale) -> Tensor")

@@ -10,7 +10,7 @@ that puts it inside asks the same question, so that the two never undo each othe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,11 +19,35 @@ from ferrite.capture import torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.passes.post_grad import operators as operators  # defines torch.ops.ferrite
+from ferrite.passes.post_grad.product_layouts import is_by_columns
 from ferrite.passes.shared.cases import on_meta, uniform
 from ferrite.rewrite import AnyRule, Case, Match, Rule, is_elementwise
 
 aten = torch.ops.aten
 HALVES = (torch.float16, torch.bfloat16)
+
+
+# --- who reads a product ----------------------------------------------------------------------------------------------
+
+# These are no views by schema, but all they do is to say how memory is read.
+LIKE_VIEWS = frozenset({aten.reshape.default, aten._unsafe_view.default})
+
+
+def is_view(node: torch.fx.Node) -> bool:
+    return bool(getattr(node.target, "is_view", False)) or node.target in LIKE_VIEWS
+
+
+def readers_of(root: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    """Those that read a value or a view of it; views themselves, and items, are none."""
+    waiting, seen = list(root.users), set(root.users)
+    while waiting:
+        user = waiting.pop()
+        if user.op == "call_function" and (is_view(user) or getattr(user.target, "__name__", "") == "getitem"):
+            new = set(user.users) - seen
+            seen |= new
+            waiting += new
+        else:
+            yield user
 
 
 # --- two products, added ----------------------------------------------------------------------------------------------
@@ -40,10 +64,34 @@ def products_of_one_look(match: Match) -> Refusal | None:
     return None
 
 
+PRODUCTS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default})
+
+
+def sum_is_written_anyway(match: Match) -> Refusal | None:
+    """Where it is done by itself: on a CPU, in single or double precision, where no kernel reads the sum.
+
+    Else the sum is addmm(mm(c, d), a, b), which copies the first product. Time without that copy, with one thread of a
+    Neoverse N1, to the time with it (`python -m bench.passes rewrites --compiled --only kernel_patterns`): 0.76 to
+    0.99 where the sum is a result, 0.91 to 1.10 where a kernel reads it. In 16 bits there is no difference: the
+    products themselves take all the time.
+    """
+    if match.options.kernel_rewrites == "always":
+        return None
+    value = fake_value(match.roots[0])
+    if value.device.type != "cpu" or value.dtype not in (torch.float32, torch.float64):
+        return Refusal("it was measured for single and double precision on a cpu only")
+    if any(is_by_columns(match.value(name)) for name in "bd"):
+        return Refusal("a product like a linear layer's may be laid out anew")
+    if not all(user.op == "output" or user.target in PRODUCTS for user in readers_of(match.roots[0])):
+        return Refusal("a kernel reads the sum")
+    return None
+
+
 def added(a: Any, b: Any, c: Any, d: Any) -> Any:
     return aten.add.Tensor(aten.mm.default(a, b), aten.mm.default(c, d))
 
 
+ALWAYS = {"kernel_rewrites": "always"}
 SQUARE = ((3, 4), (4, 5), (3, 4), (4, 5))
 
 MM_PLUS_MM = Rule(
@@ -51,13 +99,21 @@ MM_PLUS_MM = Rule(
     purpose="the sum of two products has one accumulator",
     before=added,
     after=lambda a, b, c, d: torch.ops.ferrite.mm_plus_mm.default(a, b, c, d),
-    when=(products_of_one_look,),
+    when=(products_of_one_look, sum_is_written_anyway),
     numerics="rounded",
     examples=(
         Case("plain", added, uniform(*SQUARE)),
         Case("inner sizes differ", added, uniform((3, 4), (4, 5), (3, 6), (6, 5))),
         Case("no rows", added, uniform((0, 4), (4, 5), (0, 4), (4, 5))),
         Case("one operand in common", lambda a, b, c: added(a, b, a, c), uniform((3, 4), (4, 5), (4, 5))),
+        Case("a view of it is returned", lambda a, b, c, d: added(a, b, c, d).view(5, 3), uniform(*SQUARE)),
+        Case(
+            "a product reads it",
+            lambda a, b, c, d: aten.mm.default(y := added(a, b, c, d), aten.t.default(y)),
+            uniform(*SQUARE),
+        ),
+        Case("a kernel reads it", lambda a, b, c, d: aten.relu.default(added(a, b, c, d)), uniform(*SQUARE), ALWAYS),
+        Case("half precision", added, uniform(*SQUARE, dtype=torch.bfloat16), ALWAYS),
     ),
     near_misses=(
         Case(
@@ -74,18 +130,18 @@ MM_PLUS_MM = Rule(
         ),
         Case("one is wider", lambda a, b, c, d: added(a, b, c.double(), d.double()), uniform(*SQUARE)),
         Case("integers", added, uniform(*SQUARE, dtype=torch.int64)),
+        Case("a kernel reads it", lambda a, b, c, d: aten.relu.default(added(a, b, c, d)), uniform(*SQUARE)),
+        Case("half precision", added, uniform(*SQUARE, dtype=torch.bfloat16)),
+        Case(
+            "like a linear layer",
+            lambda a, b, c, d: added(a, aten.t.default(b), c, d),
+            uniform((3, 4), (5, 4), (3, 4), (4, 5)),
+        ),
     ),
 )
 
 
 # --- a bias behind the product ----------------------------------------------------------------------------------------
-
-# These are no views by schema, but all they do is to say how memory is read.
-LIKE_VIEWS = frozenset({aten.reshape.default, aten._unsafe_view.default})
-
-
-def is_view(node: torch.fx.Node) -> bool:
-    return bool(getattr(node.target, "is_view", False)) or node.target in LIKE_VIEWS
 
 
 def should_prefer_unfused_addmm(root: torch.fx.Node, bias: torch.fx.Node) -> bool:
@@ -93,18 +149,7 @@ def should_prefer_unfused_addmm(root: torch.fx.Node, bias: torch.fx.Node) -> boo
 
     `root` is the sum, fused or not. Views and items of it are looked through; an output is a reader that is not.
     """
-    if fake_value(bias).device.type == "cpu":
-        return False
-    waiting, seen = list(root.users), set(root.users)
-    while waiting:
-        user = waiting.pop()
-        if user.op == "call_function" and (is_view(user) or getattr(user.target, "__name__", "") == "getitem"):
-            new = set(user.users) - seen
-            seen |= new
-            waiting += new
-        elif not is_elementwise(user):
-            return False
-    return True
+    return fake_value(bias).device.type != "cpu" and all(map(is_elementwise, readers_of(root)))
 
 
 def bias_stays_behind(match: Match) -> Refusal | None:

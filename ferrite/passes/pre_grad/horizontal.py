@@ -42,6 +42,10 @@ from ferrite.options import Options, at_least, choice_of, way
 from ferrite.passes.shared.batching import UNLIMITED, Fusion, Settings
 from ferrite.pipeline import PassContext
 
+# The model of "auto". Graphs before autograd are of no target yet, so that these are no fields of a machine: they are
+# below what was measured, so that a batch is taken where it pays on slower ones, too: an H200 copies 4.2e12 bytes a
+# second (`ferrite/schedule/gpu/machine.py`), and four small kernels take 55 microseconds there; two cores of a Neoverse
+# N1 copy 6e10. The cost of a call on a CPU was not measured by itself: what comes of it is the table above.
 LAUNCH_SECONDS = 4e-6  # of a GPU
 BYTES_PER_SECOND = 1e12  # read and written, of a GPU
 CPU_CALL_SECONDS = 4e-6

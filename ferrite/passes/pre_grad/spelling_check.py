@@ -24,7 +24,7 @@ from ferrite.pipeline import PassContext
 from ferrite.rewrite import difference
 
 PassFunction = Callable[[torch.fx.GraphModule, PassContext], int]
-LARGEST = 1 << 14  # elements of all operands together
+MAX_CHECKED_ELEMENTS = 1 << 14  # elements of all operands together
 CALLS = ("call_function", "call_method")
 _compared: set[int] = set()  # what was found the same, in this process
 
@@ -131,7 +131,7 @@ def problem_of(was: Call, now: Call, operands: Mapping[torch.fx.Node, int]) -> s
 def made(values: dict[torch.fx.Node, Any]) -> dict[torch.fx.Node, Any]:
     """Random tensors for fake ones, and the numbers that were seen for symbols."""
     sizes = [leaf.shape for leaf in leaves(values) if isinstance(leaf, torch.Tensor)]
-    if sum(int(torch.Size(map(known_size, shape)).numel()) for shape in sizes) > LARGEST:
+    if sum(int(torch.Size(map(known_size, shape)).numel()) for shape in sizes) > MAX_CHECKED_ELEMENTS:
         raise NotApplied("the operands are large")
     return {node: torch.fx.node.map_aggregate(value, real) for node, value in values.items()}
 
@@ -147,7 +147,7 @@ def real(value: Any) -> Any:
         raise NotApplied("it is no plain tensor")
     sizes, strides = ([known_size(number) for number in numbers] for numbers in (value.shape, value.stride()))
     last = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)) if 0 not in sizes else 0
-    if last > LARGEST or value.is_conj() or value.is_neg():
+    if last > MAX_CHECKED_ELEMENTS or value.is_conj() or value.is_neg():
         raise NotApplied("it does not lie like a plain tensor")
     return numbers(last + 1, value.dtype).as_strided(sizes, strides)
 

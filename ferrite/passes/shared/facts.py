@@ -10,9 +10,10 @@ from ferrite.rewrite import arguments_of
 
 aten = torch.ops.aten
 CASTS = (aten._to_copy.default, torch.ops.prims.convert_element_type.default)
-# Up to so many multiplications, or so few rows, torch takes its quick way on the CPU.
-TINY_PRODUCT = 8192
-FEW_ROWS = 8
+# Up to so many multiplications, or so few rows, torch takes its quick way on the CPU. Products that grow out of it take
+# 1.2 to 3.8 of the time (`bench/results/horizontal-aarch64.md`).
+TINY_PRODUCT_MULTIPLICATIONS = 8192
+MAX_QUICK_ROWS = 8
 
 
 def on_cpu(value: torch.Tensor) -> bool:
@@ -50,4 +51,4 @@ def has_elements_along(tensor: torch.Tensor, dim: int) -> bool:
 
 def leaves_quick_way(rows: int, apart: int, together: int) -> bool:
     """Whether products of so many multiplications for each row are tiny, and the one product is not."""
-    return rows > FEW_ROWS and rows * apart <= TINY_PRODUCT < rows * together
+    return rows > MAX_QUICK_ROWS and rows * apart <= TINY_PRODUCT_MULTIPLICATIONS < rows * together

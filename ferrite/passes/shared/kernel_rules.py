@@ -2,7 +2,8 @@
 
 As calls of torch such a form is right, but no faster than what it replaces. Some forms pay in kernels of any device;
 some were made for the kernels of GPUs, where memory is the limit and atomics are dear, and are left alone on a CPU,
-node by node. For others there is no kernel yet on any device: those run only where `always` asks for them.
+node by node. Others are slower as torch computes them than what ferrite makes of the parts, or were not measured
+(`bench/results/kernel_rewrites-aarch64.md`): those run only where `always` asks for them.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ def becomes_a_kernel(options: Options) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class KernelRules:
-    """`everywhere`: rules for kernels of any device; `accelerators`: of GPUs; `later`: of none yet."""
+    """`everywhere`: rules for kernels of any device; `accelerators`: of GPUs; `asked`: where `always` asks for them."""
 
     everywhere: Sequence[AnyRule] = ()
     accelerators: Sequence[NodeRule | Rule] = ()
-    later: Sequence[AnyRule] = ()
+    asked: Sequence[AnyRule] = ()
 
     @functools.cached_property
     def by_device(self) -> tuple[AnyRule, ...]:
@@ -42,7 +43,7 @@ class KernelRules:
 
     @property
     def all(self) -> tuple[AnyRule, ...]:
-        return (*self.everywhere, *self.accelerators, *self.later)
+        return (*self.everywhere, *self.accelerators, *self.asked)
 
     def wanted(self, options: Options) -> tuple[AnyRule, ...]:
         if options.kernel_rewrites == "always":

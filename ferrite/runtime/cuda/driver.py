@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ferrite.capture import torch_api
 from ferrite.codegen.llvm import LaunchStep, launches
 from ferrite.codegen.triton import FAILURE_WORDS
 from ferrite.runtime.cuda.kernels import CudaKernel
@@ -47,6 +48,9 @@ class Driver(Protocol):
 
     def on(self, device: int) -> Any:
         """A context in which a GPU is the current one."""
+
+    def memory(self, size: int, device: int) -> Any:
+        """So many bytes of torch's, as a tensor."""
 
     def failure(self, device: int) -> int:
         """Where kernels of a GPU report an index that points outside."""
@@ -121,6 +125,9 @@ class LibCuda:
             yield
         finally:
             self.call("cuCtxPopCurrent_v2", ctypes.byref(current))
+
+    def memory(self, size: int, device: int) -> Any:
+        return torch_api.empty_on_cuda((size,), (1,), torch.uint8, device)
 
     # --- kernels ------------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,12 @@ that memory as long as nobody outside sees them: `from_pool` copies what the pro
 recording is not replayed while anybody holds a result of its last time. So there is nothing to announce, and no number
 that changes under its owner's hands; whoever keeps results gets a second recording, or the part as it is.
 
+Where `recorded_gradients="lent"` asks for it, gradients are not copied: they are as large as the model, and mostly gone
+before the next ones are computed. They are handed out in the memory that the recording has for them anyway. (Results of
+a forward program, which the next call often finds still held, would cost a second recording with all that is saved for
+backward.) It has to be asked for, since another stream may still read what nobody holds any more: `record_stream` tells
+torch's allocator of that, which does not get this memory back.
+
     1st call of some sizes    the part as it is: libraries get ready, addresses are noted
     2nd                       recorded, then replayed
     from then on              replayed, where addresses are as recorded and results are free
@@ -32,6 +38,7 @@ from ferrite.collector import garbage_waits
 
 MAX_RECORDINGS = 16  # of one part: each has a graph of its own, and memory for results
 MAX_SIZES = 64  # that are remembered
+MAX_KEPT_SHARE = 4  # a quarter of a GPU's memory: beyond that a part is not recorded for further sizes or addresses
 MAX_HELD = 3  # of one part at the same sizes, while results of the others are held
 Part = Callable[[list[Any]], Sequence[Any]]
 Replay = Callable[[], None]
@@ -55,16 +62,35 @@ class Recordable(Protocol):
     def in_order(self) -> None:
         """What is done from here on comes after all recordings that were replayed before, on any stream."""
 
+    def most_kept(self) -> int:
+        """Bytes that recordings may keep, beyond one for each part."""
+
     def record(self, part: Part, given: list[Any]) -> tuple[Sequence[Any], Replay]:
         """Results of a part, which are not computed yet, and what computes them. Raises where that is impossible."""
 
 
 class Pool:
-    """Memory of recordings, by the handles of its storages."""
+    """Memory of recordings: how many bytes, by the handles of its storages. `gradients`: those that are handed out."""
 
     def __init__(self) -> None:
-        self.storages: set[int] = set()
+        self.storages: dict[int, int] = {}
+        self.gradients: set[int] = set()
         self.lock = threading.RLock()
+
+    def add(self, owner: Any, sizes: dict[int, int], are_gradients: bool) -> None:
+        self.storages |= sizes
+        if are_gradients:
+            self.gradients |= sizes.keys()
+        weakref.finalize(owner, self.forget, tuple(sizes)).atexit = False
+
+    def forget(self, handles: Sequence[int]) -> None:
+        for handle in handles:
+            self.storages.pop(handle, None)
+        self.gradients.difference_update(handles)
+
+    @property
+    def kept(self) -> int:
+        return sum(self.storages.values())
 
 
 POOL = Pool()
@@ -88,6 +114,9 @@ class Graphs:
         if self.last is not None and self.last != current:
             current.wait_event(self.last.record_event())
         self.last = current
+
+    def most_kept(self) -> int:
+        return int(torch.cuda.get_device_properties(self.index).total_memory) // MAX_KEPT_SHARE
 
     def record(self, part: Part, given: list[Any]) -> tuple[Sequence[Any], Replay]:
         with torch.cuda.device(self.index), torch.cuda.stream(self.stream), garbage_waits():
@@ -160,12 +189,17 @@ class Recorded:
         self.back = [place for place in written if place in copied]
         self.results: list[Own | OfInput | Any] = []
         self.users: dict[int, int] = {}  # of each storage of the results, while nobody else has it
+        self.handed_out: list[tuple[torch.Tensor, int]] = []  # gradients, with their addresses
         self.replay: Replay = lambda: None
 
     def is_free(self) -> bool:
         """Whether nobody holds a result."""
         count = torch_api.users_of_storage
         return all(count(handle) == before for handle, before in self.users.items())
+
+    def is_whole(self) -> bool:
+        """Whether the memory of results is still there: who has a gradient may resize its storage."""
+        return all(tensor.data_ptr() == address for tensor, address in self.handed_out)
 
     def stray(self, given: Sequence[Any]) -> list[int]:
         """Inputs that are elsewhere than they were."""
@@ -208,13 +242,13 @@ class Recorded:
             else:
                 self.results.append(Own(result, tuple(result.shape), result.stride()))
 
-    def own(self, pool: Pool) -> None:
+    def own(self, pool: Pool, are_gradients: bool) -> None:
         """From now on the memory of the results is the pool's. Nobody else may have it."""
         tensors = [kept.tensor for kept in self.results if isinstance(kept, Own)]
-        handles = {torch_api.storage_handle(tensor) for tensor in tensors}
-        self.users = {handle: torch_api.users_of_storage(handle) for handle in handles}
-        pool.storages |= handles
-        weakref.finalize(self, pool.storages.difference_update, handles).atexit = False
+        sizes = {torch_api.storage_handle(each): each.untyped_storage().nbytes() for each in tensors}
+        self.users = {handle: torch_api.users_of_storage(handle) for handle in sizes}
+        self.handed_out = [(each, each.data_ptr()) for each in tensors] if are_gradients else []
+        pool.add(self, sizes, are_gradients)
 
 
 def window_in(tensor: torch.Tensor, other: torch.Tensor) -> tuple[Sequence[int], Sequence[int], int] | None:
@@ -317,6 +351,7 @@ class Recorder:
             self.known[key] = AtSizes(addresses, {threading.get_ident()})
             return None
         held = 0
+        at.recordings = [each for each in at.recordings if each.is_whole()]
         for recorded in at.recordings:
             stray = recorded.stray(given)
             if not stray:
@@ -330,6 +365,9 @@ class Recorder:
             return None
         if self.counts.recordings >= MAX_RECORDINGS:
             self.counts.note(f"there are {MAX_RECORDINGS} recordings, for other sizes or addresses")
+            return None
+        if self.counts.recordings and POOL.kept >= graphs.most_kept():
+            self.counts.note(f"recordings keep {POOL.kept >> 20} MiB already: none for further sizes or addresses")
             return None
         if threading.get_ident() not in at.threads:
             at.threads.add(threading.get_ident())
@@ -362,7 +400,7 @@ class Recorder:
             )
             return None
         del results, inputs
-        recorded.own(POOL)
+        recorded.own(POOL, self.part.lends_gradients)
         at.recordings.append(recorded)
         self.counts.recordings += 1
         return recorded
@@ -398,9 +436,9 @@ class Recorder:
 
 def from_pool(results: list[Any], seen: Sequence[int]) -> list[Any]:
     """Results of a program, of which those at some places go to its user: they leave the memory of recordings, and with
-    each of them all that shares its memory."""
+    each of them all that shares its memory. Gradients go with the memory that they have."""
     handles = {place: torch_api.storage_handle(x) for place, x in enumerate(results) if isinstance(x, torch.Tensor)}
-    leaving = {handles[place] for place in seen if place in handles} & POOL.storages
+    leaving = {handles[place] for place in seen if place in handles} & POOL.storages.keys() - POOL.gradients
     if not leaving:
         return results
     groups: dict[int, list[int]] = {}

@@ -3,6 +3,10 @@
 The first call loads the code and launches kernels one by one. Then the run is a table for one native function
 (`ferrite.codegen.llvm.launches`), which launches them, or, where there are many, a CUDA graph with their arguments
 renewed: the speed of a graph, with no addresses fixed and nothing copied. Without LLVM every call is as the first.
+
+What only one run needs lies in an arena, one block of memory. Where a GPU has no block as large, each part of it has
+memory of its own, from the first kernel that needs it to the last, as in eager; if that is too much, it is torch's
+error that says so.
 """
 
 from __future__ import annotations
@@ -10,8 +14,11 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from ferrite.codegen import KernelCall, RunTable
+import torch
+
+from ferrite.codegen import ArenaPart, KernelCall, RunTable
 from ferrite.codegen.llvm import IMMEDIATE, LaunchStep, Loaded, Table, bound, launches, pack_launches
 from ferrite.runtime.cuda.compile import ALIGNED
 from ferrite.runtime.cuda.driver import Driver, Function, Graph
@@ -20,6 +27,7 @@ from ferrite.runtime.cuda.kernels import CudaKernel
 # Fewer are launched one by one. H200: 4 small kernels take 55 us one by one and 24 as a graph, 16 take 100 and 52.
 MIN_GRAPH_LAUNCHES = 3
 MAX_PROGRAMS = launches.MAX_PROGRAMS
+NO_ARENA = 1  # as its address: no multiple of 16, so that the native function leaves the call to Python
 MAX_VARIANTS = 4  # of a run, by which pointers are not aligned; then one for all others
 
 
@@ -61,6 +69,9 @@ class CudaRun(Table):
 
     def __call__(self, stream: int, *words: int) -> int:  # type: ignore[override]
         slots = words if self.table.arena else (0, *words)
+        if slots[0] == NO_ARENA:
+            self.run_without_arena(stream, slots)
+            return 0
         strays = frozenset(slot for slot in self.pointers() if slots[slot] % ALIGNED)
         if strays and self.launcher is not None and not self.strays:
             return self.variant(strays)(stream, *words)
@@ -69,6 +80,19 @@ class CudaRun(Table):
                 self.launch(step, stream, slots)
         self.fill()
         return 0
+
+    def run_without_arena(self, stream: int, slots: Sequence[int]) -> None:
+        here: dict[ArenaPart, Any] = {}
+        with self.driver.on(self.device):
+            for place, step in enumerate(self.steps):
+                for part in self.table.arena_parts:
+                    if part.first == place:
+                        here[part] = self.driver.memory(part.size, self.device)
+                addresses = {part.offset: memory.data_ptr() for part, memory in here.items()}
+                arguments = [(IMMEDIATE, addresses[at]) if not slot else (slot, at) for slot, at in step.call.arguments]
+                call = KernelCall(step.call.kernel, tuple(arguments))
+                self.launch(Step(step.kernel, call, step.function, step.unaligned), stream, slots)
+                here = {part: memory for part, memory in here.items() if part.last > place}
 
     def launch(self, step: Step, stream: int, slots: Sequence[int]) -> None:
         programs = word(step.programs, slots)
@@ -188,3 +212,23 @@ def run_of(
 
 def arguments(step: Step) -> int:
     return len(step.given) + step.kernel.checks + step.kernel.scratch
+
+
+class NoArena:
+    """Stands for an arena that there is no memory for."""
+
+    def data_ptr(self) -> int:
+        return NO_ARENA
+
+
+def arena_from(empty: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """A function that makes the arena of a run, of a size; where there is no memory for it, what stands for it.
+    `empty`: makes a tensor of sizes, strides, a dtype, and whatever else the arena is asked for with."""
+
+    def arena(size: int, *where: int) -> Any:
+        try:
+            return empty((size,), (1,), torch.uint8, *where)
+        except torch.OutOfMemoryError:
+            return NoArena()
+
+    return arena

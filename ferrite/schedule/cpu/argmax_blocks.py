@@ -18,15 +18,13 @@ import torch
 from ferrite.ir import Expr, data, index_value, op, rewrite_indices
 from ferrite.ir.index import Index, axis, minimum
 from ferrite.ir.program import Compute, Reduce, Store, Target
+from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.fusion.accesses import likely
 from ferrite.schedule.loops.reductions import EXTREME_OF
 from ferrite.schedule.loops.row_major import flat_extent
 
-MIN_VALUES = 512  # of fewer, the place moves along with the greatest
-MIN_BLOCKS = 8  # one of which is read again
 
-
-def block_size(operation: Reduce, side_by_side: bool) -> int | None:
+def block_size(operation: Reduce, side_by_side: bool, machine: Machine) -> int | None:
     """How far a block reaches along the first reduced axis; None where blocks do not pay, or nothing may be there.
 
     `side_by_side`: results are neighbours in memory. Then a block is read again in strides, which costs more.
@@ -35,12 +33,12 @@ def block_size(operation: Reduce, side_by_side: bool) -> int | None:
     if operation.targets[1] is None or not all(item.extent.low for item in operation.reduced):
         return None
     many = math.prod(extents)
-    if many < MIN_VALUES:
+    if many < machine.min_argmax_values:
         return None
     first, *others = extents
     wanted = 2 ** round(math.log2(many) / 2 + (1 if side_by_side else 2))
     size = max(1, wanted // math.prod(others))
-    return size if first >= MIN_BLOCKS * size else None
+    return size if first >= machine.min_argmax_blocks * size else None
 
 
 def by_blocks(

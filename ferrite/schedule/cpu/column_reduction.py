@@ -20,12 +20,10 @@ from ferrite.schedule.loops.memory_order import ordered_axes
 from ferrite.schedule.loops.plain_loops import MAX_SUMMED_ROWS, sums_floats, with_states
 from ferrite.schedule.loops.statements import Parts
 
-MAX_COLUMN_PARTS = 8  # where threads can share nothing but the columns
-MAX_ROWS_WITHOUT_TILE = 64  # to reduce: for so few, a tile does not pay
 MODES: dict[str, Mode] = {"sum": "add", "prod": "mul", "amax": "amax", "amin": "amin"}
 
 
-def is_column_reduction(column: Axis, nests: Sequence[Nest], parts: Sequence[Parts]) -> bool:
+def is_column_reduction(column: Axis, nests: Sequence[Nest], parts: Sequence[Parts], machine: Machine) -> bool:
     """Whether every nest only reduces, by what a store can do, and what is done once a row comes after that."""
     looping = [bool(nest.axes) for nest in nests]
     if looping != sorted(looping, reverse=True):
@@ -34,7 +32,7 @@ def is_column_reduction(column: Axis, nests: Sequence[Nest], parts: Sequence[Par
     if uses_results([part for _, part in reducing]):
         return False
     many = max(math.prod(likely(item.extent) for item in nest.axes) for nest, _ in reducing)
-    return many > MAX_ROWS_WITHOUT_TILE and all(
+    return many > machine.max_rows_without_tile and all(
         not nest.ordered
         and not nest.outer
         and part.states
@@ -65,7 +63,7 @@ def column_reduction(
     extent = column.extent.value if isinstance(column.extent, Number) else max(likely(column.extent), least)
     width = min(extent, machine.tile_columns)
     if not others:  # threads can share nothing but the columns
-        width = min(width, max(width // MAX_COLUMN_PARTS // least * least, least))
+        width = min(width, max(width // machine.max_column_parts // least * least, least))
     block, inside, _ = cut(column, width, ())
     states = [state for part in parts for state in part.states]
     body: Body = (cleared(states, column, machine),)

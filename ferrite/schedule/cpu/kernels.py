@@ -26,7 +26,7 @@ def build(group: Group, inside: Iterable[str], buffer_table: BufferTable, machin
     """The kernel of a group; `inside`: storages that nothing else accesses."""
     nests = nests_of(group, buffer_table)
     stages = [stage for nest in nests for stage in nest.stages]
-    scatter = sorted_scatter_of(stages, group.rows) if len(stages) == len(nests) else None
+    scatter = sorted_scatter_of(stages, group.rows, machine) if len(stages) == len(nests) else None
     if scatter is not None:  # a row of the table is complete before the next is begun: nothing needs a tile
         scatter, inside = replace(scatter, kept=scatter.table not in inside), ()
     placement = Placement(nests, group.rows, inside, buffer_table, machine.l2_bytes // 2)

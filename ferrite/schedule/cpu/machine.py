@@ -1,7 +1,10 @@
 """What the scheduler knows of a processor: plain numbers, so that a schedule can be made for another one.
 
-Every number that tells about a processor is a field here, with its unit and its reason. What holds on any of them
-(limits on code and on the time to compile it, the least size for which a form pays) is a constant beside its use.
+Every number that tells about a processor is a field here, with its unit and its reason. "Tried" says what
+`python -m bench.machine` gave on a Neoverse N1 (`bench/results/machine-aarch64.md`): the time with another value to the
+time with this one. Where nothing is said, it follows from the sizes of caches and registers, or a wrong value costs
+little time and no result. What holds on any of them (limits on code, on rounding and on the time to compile) is a
+constant beside its use.
 """
 
 from __future__ import annotations
@@ -23,9 +26,8 @@ class Machine:
     line_bytes: int = 64  # that come from memory together
 
     # --- threads, in additions of one element
-    grain: int = (
-        1 << 17
-    )  # that a thread should have to be woken for, which takes some microseconds: about as long as these
+    # That a thread should have to be woken for, which takes some microseconds: about as long as these.
+    grain: int = 1 << 17
     serial_points: int = 1 << 14  # an eighth of a grain: so little work that threads do not matter to what is fused
     min_shared_rows: int = 8  # that a group must have where there is work for threads: rows are what they share
     min_region_grains: int = 16  # in all, for a region of many small kernels: with less, moving their operands, which
@@ -36,10 +38,35 @@ class Machine:
 
     # --- loops
     block_elements: int = 4096  # of a flat loop that one step of a thread takes: 16 KiB of f32, half of the L1 cache
+    light_point_additions: int = 16  # at a point, up to which four vectors are side by side in a loop, ...
+    middling_point_additions: int = 60  # ... and up to which two are: with more, registers would not do
+    # (tried: chains that wait for themselves would rather have 32 and 120, 0.76 and 0.90; many values alive were not)
     tile_columns: int = 4096  # whose states wait in a tile while rows are reduced: as many bytes
     tile_side: int = 128  # elements of a tile that is turned: 64 KiB of f32, and rows of eight lines
-    scan_rows_at_once: int = 2  # a step waits for the one before it, but for none of another row
+    # A step of a scan waits for the one before it, but for none of another row. Tried: one 1.00, four 1.24.
+    scan_rows_at_once: int = 2
     store_and_load_additions: int = 8  # what keeping a value in a tile costs, in additions
+    min_window_step_elements: int = 5  # from one window to the next: so far apart, vectors are better made of the
+    # elements of one window than of neighbouring windows
+    min_scan_rows: int = 64  # for which rows are scanned several at once; tried: from 16 to 512 rows no difference
+    strip_vectors: int = 4  # side by side: what a column alone decides stays in registers; tried: 2 and 8 alike
+    min_strip_additions: int = 8  # saved at every point, for a strip to pay; tried: never 5.6, with one 0.9 to 1.0
+    min_strip_rows: int = 8  # for which that pays; tried: 8 and 16 rows without 1.2 and 1.6, 4 rows with 1.1
+
+    # --- reductions
+    min_split_elements: int = 1 << 15  # in all: of fewer, one thread has the sum before another is awake
+    max_split_results: int = 64  # with more, threads share the results, and need not share what is reduced
+    max_column_parts: int = 8  # that columns are cut into, where threads can share nothing else
+    max_rows_without_tile: int = 64  # to reduce by columns: for so few, none pays; tried: 32 rows with one 1.1
+    min_argmax_values: int = 512  # of fewer, the place moves along with the greatest; tried: 512 without 1.5, 1024 1.9
+    min_argmax_blocks: int = 8  # one of which is read again
+
+    # --- additions to tables, row by row
+    min_sorted_row_elements: int = 64  # sorting must be little beside adding a row; tried: 128 without 1.7, 64 1.1
+    max_table_rows_per_source: int = 4  # where rows without a source need not be gone through otherwise
+    row_vectors_at_once: int = 8  # kept in registers while the sources of a row are added; tried: 4 and 16 alike
+    max_shares: int = 32  # of a table, one for a thread: each goes through all ids
+    min_share_elements: int = 64  # of a row, for each share: going through the ids must be little beside it
 
     # --- prefetching of rows, where the hardware does not
     min_prefetch_bytes: int = 1024  # of a row: a shorter one is there soon enough

@@ -29,7 +29,6 @@ from ferrite.schedule.cpu.out_products import with_out_products
 from ferrite.schedule.fusion.accesses import likely, step_of, upper_estimate
 from ferrite.schedule.loops.reductions import (
     EXTREME_OF,
-    MIN_SPLIT_ELEMENTS,
     SPLIT_KINDS,
     Preparation,
     is_empty,
@@ -37,22 +36,27 @@ from ferrite.schedule.loops.reductions import (
     points,
 )
 
-MAX_SPLIT_RESULTS = 64  # with more, threads share the results, and need not share what is reduced
-MAX_PIECES = 32  # however many threads there are: values must not depend on that
+# How a sum is cut decides its rounding. So these are no numbers about a machine: values must not depend on that.
+MAX_PIECES = 32  # however many threads there are
 MIN_EQUAL_PIECES = 8  # with fewer, the last threads wait for the first: then there is a rest instead
 
 
 def prepare(program: Program, machine: Machine) -> Program:
     """The program with the rewrites above, in this order; what it computes stays the same up to rounding."""
-    program = CpuPreparation(program, "cpu", machine.l1_bytes // 4, MAX_SPLIT_RESULTS).program(program)
+    program = CpuPreparation(program, machine).program(program)
     return with_out_products(with_layouts(split_readers(program)))
 
 
 class CpuPreparation(Preparation):
+    def __init__(self, program: Program, machine: Machine) -> None:
+        self.machine = machine
+        near_elements = machine.l1_bytes // 4
+        super().__init__(program, "cpu", near_elements, machine.max_split_results, machine.min_split_elements)
+
     def rewritten(self, operation: Operation) -> Iterator[Operation]:
         if isinstance(operation, Reduce) and operation.kind in EXTREME_OF and self.is_here(operation):
             across = self.across(operation)
-            if (size := block_size(operation, across)) is not None:
+            if (size := block_size(operation, across, self.machine)) is not None:
                 yield from by_blocks(operation, size, across, self.made, self.loaded)
                 return
         yield from super().rewritten(operation)
@@ -68,7 +72,7 @@ class CpuPreparation(Preparation):
     def split(self, operation: Reduce) -> Iterator[Reduce]:
         results = points(operation.axes)
         many = results * points(operation.reduced)
-        if operation.kind not in SPLIT_KINDS or many < MIN_SPLIT_ELEMENTS:
+        if operation.kind not in SPLIT_KINDS or many < self.min_split_elements:
             yield operation
             return
         cut = self.piece(operation)

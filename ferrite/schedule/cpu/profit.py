@@ -26,4 +26,4 @@ def slower(group: Group, stage: Stage, rows: tuple[Axis, ...], machine: Machine)
         if count < machine.min_shared_rows:
             return Refusal(f"only {count} rows in common" if rows else "no rows in common")
     refusal = against_the_grain(stages, rows)
-    return None if refusal is None or sorted_scatter_of(stages, rows) is not None else refusal
+    return None if refusal is None or sorted_scatter_of(stages, rows, machine) is not None else refusal

@@ -34,10 +34,6 @@ from ferrite.schedule.loops.plain_loops import plain_loops
 from ferrite.schedule.loops.statements import Parts
 from ferrite.schedule.loops.windows import is_window, used, written_out
 
-MIN_WINDOW_STEP = 5  # elements from one window to the next: from there on, vectors are
-# better made of the elements of one window than of neighbouring windows
-MIN_SCAN_ROWS = 64  # for which rows are scanned several at once
-
 
 def arranged(
     rows: Sequence[Axis],
@@ -52,10 +48,10 @@ def arranged(
         return flat(rows, tuple(statement for part in parts for statement in part.point), machine)
     if scatter is not None and (body := sorted_scatter(scatter, [tuple(part.point) for part in parts], machine)):
         return body
-    column = column_axis(rows, nests, parts)
+    column = column_axis(rows, nests, parts, machine)
     if column is None:
         return by_rows(rows, tiles, nests, parts, machine)
-    if not tiles and is_column_reduction(column, nests, parts):
+    if not tiles and is_column_reduction(column, nests, parts, machine):
         return column_reduction(rows, column, nests, parts, machine)
     return owned(rows, column, nests, parts, machine) or columns(rows, column, tiles, nests, parts, machine)
 
@@ -90,7 +86,7 @@ def by_rows(rows: Sequence[Axis], tiles: Body, nests: Sequence[Nest], parts: Seq
         body += nest_loops(nest, part, machine)
         work += work_of(tuple(part.point)) * math.prod(likely(item.extent) for item in nest.axes)
     axes, body = collapse(list(rows), body)
-    if axes and not tiles and all(nest.scans for nest in nests) and likely(axes[-1].extent) >= MIN_SCAN_ROWS:
+    if axes and not tiles and all(nest.scans for nest in nests) and likely(axes[-1].extent) >= machine.min_scan_rows:
         block, row, body = cut(axes[-1], machine.scan_rows_at_once, body)
         axes, body = [*axes[:-1], block], (Loop(row, "vector", body, copies=machine.scan_rows_at_once),)
         work *= machine.scan_rows_at_once
@@ -112,7 +108,7 @@ def columns(
         body += written_out(nest, part) if is_window(nest, part) else plain_loops(nest, part)
         work += work_of(tuple(part.point)) * math.prod(likely(item.extent) for item in nest.axes)
     lanes = lanes_for(body, machine)
-    copies = 4 * unrolling(body, work_of(body))
+    copies = 4 * unrolling(work_of(body), machine)
     others = [row for row in rows if row is not column]
     outer, body = collapse(others, body)
     if any(combines(statement) for statement in walk(body)):
@@ -133,24 +129,23 @@ def combines(statement: Statement) -> bool:
     return isinstance(statement, Store) and statement.mode != "set" and any(map(data_of, statement.coordinates))
 
 
-def column_axis(rows: Sequence[Axis], nests: Sequence[Nest], parts: Sequence[Parts]) -> Axis | None:
+def column_axis(rows: Sequence[Axis], nests: Sequence[Nest], parts: Sequence[Parts], machine: Machine) -> Axis | None:
     """The row axis that vectors are best made of, where that is not an axis of a nest; of several the first nest's."""
     column: Axis | None = None
     for nest, part, best in vector_axes(rows, nests, parts):
         if best not in rows and is_window(nest, part):
-            best = side_by_side(rows, part, inner_indices(nest, part))
+            best = side_by_side(rows, part, inner_indices(nest, part), machine.min_window_step_elements)
         if best is None or best not in rows:
             return None
         column = column or best
     return column
 
 
-def side_by_side(rows: Sequence[Axis], part: Parts, loads: Sequence[Index]) -> Axis | None:
-    """The row axis along which results of windows lie side by side, if the windows are near each other too."""
+def side_by_side(rows: Sequence[Axis], part: Parts, loads: Sequence[Index], far: int) -> Axis | None:
+    """The row axis along which results of windows lie side by side, if windows are nearer to each other than `far`."""
     best = vector_axis(rows, [index for item in part.after if isinstance(item, Store) for index in item.coordinates])
     if best is None or any(
-        (step := step_of(index, best)) is None or upper_estimate(step, MIN_WINDOW_STEP) >= MIN_WINDOW_STEP
-        for index in loads
+        (step := step_of(index, best)) is None or upper_estimate(step, far) >= far for index in loads
     ):
         return None
     return best

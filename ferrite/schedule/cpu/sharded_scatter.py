@@ -23,9 +23,6 @@ from ferrite.schedule.fusion.nests import Nest
 from ferrite.schedule.loops.axes import Body, nested, work_of
 from ferrite.schedule.loops.statements import Parts
 
-MAX_SHARES = 32  # each goes through all ids
-MIN_SHARE_ELEMENTS = 64  # of a row: going through the ids must be little beside it
-
 
 def owned(rows: Sequence[Axis], column: Axis, nests: Sequence[Nest], parts: Sequence[Parts], machine: Machine) -> Body:
     """The loops, where there is one table and rows of a known length; nothing otherwise."""
@@ -33,7 +30,7 @@ def owned(rows: Sequence[Axis], column: Axis, nests: Sequence[Nest], parts: Sequ
         return ()
     (nest,), (part,) = nests, parts
     *before, last = part.point
-    shares = min(column.extent.value // MIN_SHARE_ELEMENTS, MAX_SHARES)
+    shares = min(column.extent.value // machine.min_share_elements, machine.max_shares)
     if not isinstance(last, Store) or last.mode == "set" or not all(isinstance(item, Let) for item in before):
         return ()
     where = deciding(last.coordinates[0], column)

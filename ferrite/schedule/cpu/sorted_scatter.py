@@ -33,10 +33,7 @@ from ferrite.schedule.fusion.stages import Stage
 from ferrite.schedule.loops.axes import Body, nested, replaced, with_values, work_of
 
 KINDS = {"add": "sum", "mul": "prod", "amax": "amax", "amin": "amin"}
-MIN_ROW_ELEMENTS = 64  # sorting must be little beside adding a row
 MAX_SORTED_ROWS = 1 << 20  # and sources: their numbers are kept in memory, four bytes each
-MAX_ROWS_PER_SOURCE = 4  # where rows without a source need not be gone through otherwise
-ROW_VECTORS_AT_ONCE = 8  # kept in registers while the sources of a row are added
 I32, I64 = torch.int32, torch.int64
 
 
@@ -55,14 +52,14 @@ class SortedScatter:
     kept: bool = True
 
 
-def sorted_scatter_of(stages: Sequence[Stage], rows: Sequence[Axis]) -> SortedScatter | None:
+def sorted_scatter_of(stages: Sequence[Stage], rows: Sequence[Axis], machine: Machine) -> SortedScatter | None:
     """What is added to one table, perhaps after an operation that fills it, and before one that reads all of it; None
     for anything else."""
     at = next((place for place, stage in enumerate(stages) if combines(stage.operation)), None)
     if at is None or len(rows) != 1:
         return None
     before, addition, after = stages[:at], stages[at], stages[at + 1 :]
-    found = added(addition.operation, rows[0])
+    found = added(addition.operation, rows[0], machine)
     if found is None or len(before) > 1 or len(after) > 1:
         return None
     (store,) = stores_of(addition.operation)
@@ -70,7 +67,7 @@ def sorted_scatter_of(stages: Sequence[Stage], rows: Sequence[Axis]) -> SortedSc
     read = [reading(stage, stages[: at + 1], store, rows[0]) for stage in after]
     if any(row is None or row.extent is not number(found.rows) for row in filled + read):
         return None
-    if not filled and not read and found.rows > MAX_ROWS_PER_SOURCE * found.count:
+    if not filled and not read and found.rows > machine.max_table_rows_per_source * found.count:
         return None
     return replace(found, row=next(iter(filled), None), last=next(iter(read), None))
 
@@ -79,7 +76,7 @@ def combines(operation: Operation) -> bool:
     return any(store.mode in KINDS for store in stores_of(operation))
 
 
-def added(operation: Operation, column: Axis) -> SortedScatter | None:
+def added(operation: Operation, column: Axis, machine: Machine) -> SortedScatter | None:
     """What is added row by row, where the rows are long and few enough to be sorted."""
     if not isinstance(operation, Compute) or len(operation.stores) != 1:
         return None
@@ -96,7 +93,8 @@ def added(operation: Operation, column: Axis) -> SortedScatter | None:
         return None
     rows, width, *counts = numbers
     count = math.prod(counts)
-    fits = width >= MIN_ROW_ELEMENTS and 0 < count <= MAX_SORTED_ROWS and 0 < rows <= MAX_SORTED_ROWS
+    few = 0 < count <= MAX_SORTED_ROWS and 0 < rows <= MAX_SORTED_ROWS
+    fits = few and width >= machine.min_sorted_row_elements
     return SortedScatter(store.buffer, column, sources, rows, count) if fits else None
 
 
@@ -170,18 +168,18 @@ def sorted_scatter(scatter: SortedScatter, points: Sequence[Body], machine: Mach
         Let("many", op("sub", cast(limits[1], I64), Local.intern("begin", I64))),
         When(
             op("gt", many, none, dtype=torch.bool),
-            (Loop(scatter.column, "vector", summed, lanes, ROW_VECTORS_AT_ONCE),),
+            (Loop(scatter.column, "vector", summed, lanes, machine.row_vectors_at_once),),
         ),
     )
     if alone := complete(begun):
-        body = (Loop(scatter.column, "vector", (*made, *alone), lanes, ROW_VECTORS_AT_ONCE),)
+        body = (Loop(scatter.column, "vector", (*made, *alone), lanes, machine.row_vectors_at_once),)
         inner += (When(op("eq", many, none, dtype=torch.bool), body),)
     assert isinstance(scatter.column.extent, Number)
     work = work_of((*before, store)) * scatter.column.extent.value * (1 + count // scatter.rows)
-    return (*listed(scatter, where), *shared([row], inner, work, machine))
+    return (*listed(scatter, where, machine), *shared([row], inner, work, machine))
 
 
-def listed(scatter: SortedScatter, where: Data) -> Body:
+def listed(scatter: SortedScatter, where: Data, machine: Machine) -> Body:
     """The numbers of the sources, those of one row of the table side by side in `order`, from `begins[row]` on."""
     count, rows = number(scatter.count), number(scatter.rows)
     zero, step = axis("cleared", scatter.rows + 2), axis("summed", scatter.rows + 1)
@@ -201,7 +199,7 @@ def listed(scatter: SortedScatter, where: Data) -> Body:
     return (
         Scratch("begins", I32, (rows + 2,)),
         Scratch("order", I32, (count,)),
-        Loop(zero, "vector", (Store("begins", (zero,), const(0, I32)),), 4, ROW_VECTORS_AT_ONCE),
+        Loop(zero, "vector", (Store("begins", (zero,), const(0, I32)),), 4, machine.row_vectors_at_once),
         *nested(scatter.sources, (named, Store("begins", (row + 2,), one, "add")), "serial"),
         Loop(step, "serial", (Store("begins", (step + 1,), Load.intern("begins", (step,), I32), "add"),)),
         *nested(scatter.sources, into_list, "serial"),

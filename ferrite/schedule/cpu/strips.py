@@ -17,29 +17,27 @@ from ferrite.schedule.cpu.vectors import lanes_for
 from ferrite.schedule.fusion.accesses import likely, upper_estimate
 from ferrite.schedule.loops.axes import Body, cut, work_of
 
-MIN_SAVED_ADDITIONS = 8  # at every point, for a strip to pay
-MIN_ROWS = 8  # for which that pays
-STRIP_VECTORS = 4  # side by side
-
 
 def in_strips(axes: Sequence[Axis], body: Body, machine: Machine) -> tuple[list[Axis], Body, int] | None:
     """The axes around, what stands inside them and the work of that; None where strips do not pay."""
     if len(axes) < 2:
         return None
     *outer, row, column = axes
-    if likely(row.extent) < MIN_ROWS:
+    if likely(row.extent) < machine.min_strip_rows:
         return None
-    if work_of_column(row, column, body) < MIN_SAVED_ADDITIONS:
+    if work_of_column(row, column, body) < machine.min_strip_additions:
         return None
     lanes = lanes_for(body, machine)
     width = likely(column.extent)
-    if width < lanes * STRIP_VECTORS:
+    if width < lanes * machine.strip_vectors:
         return None
-    rows = max(machine.l2_bytes // (16 * width), MIN_ROWS)  # four bytes an element, a quarter of the cache
+    rows = max(
+        machine.l2_bytes // (16 * width), machine.min_strip_rows
+    )  # four bytes an element, a quarter of the cache
     if upper_estimate(row.extent, rows + 1) > rows:
         block, row, body = cut(row, rows, body)
         outer.append(block)
-    strip = Loop(column, "vector", (Loop(row, "serial", body),), lanes, STRIP_VECTORS)
+    strip = Loop(column, "vector", (Loop(row, "serial", body),), lanes, machine.strip_vectors)
     return outer, (strip,), work_of(body) * min(likely(row.extent), rows) * width
 
 

@@ -26,11 +26,11 @@ def types_of(body: Body) -> set[torch.dtype]:
     return found
 
 
-def unrolling(body: Body, work: int) -> int:
+def unrolling(work: int, machine: Machine) -> int:
     """How many vectors side by side: enough to keep the units busy, few enough for the registers."""
-    if work <= 16:
+    if work <= machine.light_point_additions:
         return 4
-    return 2 if work <= 60 else 1
+    return 2 if work <= machine.middling_point_additions else 1
 
 
 def lanes_for(body: Body, machine: Machine) -> int:
@@ -44,7 +44,7 @@ def lanes_for(body: Body, machine: Machine) -> int:
 
 def vector_loop(axis: Axis, body: Body, machine: Machine, kind: LoopKind = "vector") -> Loop:
     lanes = lanes_for(body, machine)
-    copies = unrolling(body, work_of(body))
+    copies = unrolling(work_of(body), machine)
     if kind == "reduction":
         copies = max(copies, 2)  # one addition waits for the other: more than one must be under way
     count = axis.extent

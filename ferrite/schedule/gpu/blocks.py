@@ -72,7 +72,7 @@ def warps_for(body: Body, machine: GpuMachine, thread_elements: int | None = Non
     elements = elements_of(body)
     if thread_elements is not None:
         return min(max(power_below(elements // (WARP_THREADS * thread_elements)), 1), MAX_WARPS)
-    reduces = any(loop.kind in ("reduction", "scan") for loop in loops_in(body))
+    reduces = any(loop.kind in ("reduction", "scan", "sort") for loop in loops_in(body))
     each = machine.row_elements if reduces else machine.thread_elements
     looped = any(loop.kind == "reduction" and whole_lanes(loop.axis.extent) != loop.lanes for loop in loops_in(body))
     if not looped:

@@ -21,8 +21,6 @@ from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.loops.axes import Body, collapse, indices_at, nested, replaced
 from ferrite.schedule.loops.memory_order import crossing, ordered_axes
 
-HEAVY_POINT_ADDITIONS = 150  # from which on a thread has half as many points: its registers hold more of each
-MIN_BLOCK_ELEMENTS = 128
 MAX_STEP = 4  # elements from one lane to the next; farther apart, lanes share no lines of memory
 MAX_LANES_PER_ELEMENT = 1.25  # of a block: more is waste
 
@@ -53,11 +51,11 @@ def elements(axes: Sequence[Axis], body: Body, machine: GpuMachine) -> int:
     room = machine.flat_block
     if is_strided(body, axes[-1]):
         room = machine.window_block
-    elif work_at_point(body) > HEAVY_POINT_ADDITIONS:
+    elif work_at_point(body) > machine.heavy_point_additions:
         room //= 2
     elif gathers(body):  # loads wait for loads: more of them at once
         room *= 2
-    while room > MIN_BLOCK_ELEMENTS and points < room * machine.multiprocessors * 2:
+    while room > machine.min_block_elements and points < room * machine.multiprocessors * 2:
         room //= 2
     return room
 
@@ -96,7 +94,8 @@ def without_waste(axes: list[Axis], body: Body, room: int) -> tuple[list[Axis], 
 
 
 def are_numbers(axes: Sequence[Axis]) -> bool:
-    return all(isinstance(item.extent, Number) for item in axes)
+    """Greater than zero: quotients are of them."""
+    return all(isinstance(item.extent, Number) and item.extent.value > 0 for item in axes)
 
 
 def waste(axes: Sequence[Axis], room: int) -> float:

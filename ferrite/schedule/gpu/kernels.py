@@ -16,7 +16,7 @@ from ferrite.schedule.gpu.blocks import elements_of, warps_for, whole_elements, 
 from ferrite.schedule.gpu.flat import MAX_STEP, flat, is_strided
 from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.gpu.profit import keeps_columns, kept_column, without
-from ferrite.schedule.gpu.rows import by_columns, by_rows
+from ferrite.schedule.gpu.rows import by_columns, by_rows, sorts
 from ferrite.schedule.gpu.scatter import atomic, is_scatter
 from ferrite.schedule.gpu.simplify import simplified
 from ferrite.schedule.gpu.streams import Stream, is_stream, stream_axes
@@ -32,7 +32,6 @@ from ferrite.schedule.target import Built
 # more would not fit into registers.
 MAX_ELEMENTS_ALONG_MEMORY = 8
 MAX_ELEMENTS_ACROSS_MEMORY = 32
-MAX_KEPT_ELEMENTS = 4096  # of rows that are only reduced: of more, more threads have some
 
 
 def build(group: Group, inside: tuple[str, ...], buffer_table: BufferTable, machine: GpuMachine) -> Built:
@@ -118,6 +117,8 @@ def stream_of(group: Group, buffer_table: BufferTable, machine: GpuMachine) -> S
 
 def warps_of(body: Body, machine: GpuMachine) -> int:
     loops = [loop for loop in walk(body) if isinstance(loop, Loop)]
+    if any(loop.kind == "sort" for loop in loops):
+        return warps_for(body, machine, machine.sort_elements)
     if any(loop.kind == "serial" and loop.copies > 1 for loop in loops):
         return warps_for(body, machine, machine.stream_elements)
     if loops and all(loop.kind in ("parallel", "vector") for loop in loops):
@@ -127,9 +128,9 @@ def warps_of(body: Body, machine: GpuMachine) -> int:
             return warps_for(body, machine, machine.random_elements)
     if any(loop.kind == "vector" and loop.lanes > 1 and goes_through_blocks(loop.body) for loop in loops):
         return warps_for(body, machine, machine.column_elements)
-    blocks = [loop for loop in loops if loop.kind in ("vector", "reduction", "scan")]
+    blocks = [loop for loop in loops if loop.kind in ("vector", "reduction", "scan", "sort")]
     reduced = [loop for loop in blocks if loop.kind == "reduction" and whole_lanes(loop.axis.extent) == loop.lanes]
-    if len(reduced) > 1 and len(blocks) == len(reduced) + 1 and elements_of(body) <= MAX_KEPT_ELEMENTS:
+    if len(reduced) > 1 and len(blocks) == len(reduced) + 1 and elements_of(body) <= machine.max_reduced_block_elements:
         return warps_for(body, machine, machine.reduced_elements)
     return warps_for(body, machine)
 
@@ -174,7 +175,7 @@ def arranged(
         for nest, part, is_plain in zip(nests, parts, plain, strict=True):
             body += tuple(part.point) if is_plain else written_out(nest, part)
         return flat(rows, simplified(used(body)), machine)
-    if column is not None and not tiles:
+    if column is not None and not tiles and not any(map(sorts, nests)):
         return simplified(by_columns(rows, column, nests, parts, machine))
     return simplified(by_rows(rows, tiles, nests, parts, machine, kept))
 

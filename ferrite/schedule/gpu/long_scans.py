@@ -38,7 +38,6 @@ from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.loops.reductions import points
 from ferrite.schedule.loops.scans import has_state, latest_extreme
 
-MIN_PIECE_ELEMENTS = 4096  # of one program: with fewer, starting it takes longer than its work
 Part = Callable[[torch.dtype, tuple[Axis, ...]], Target]  # memory for one value at every point
 
 
@@ -79,7 +78,7 @@ def in_pieces(operation: Scan, machine: GpuMachine, buffers: Mapping[str, Buffer
         return
     along, others = operation.along, tuple(item for item in operation.axes if item is not operation.along)
     wanted = max(machine.pieces // max(points(others), 1), 1)
-    size = max(power_above(-(-likely(along.extent) // wanted)), min(MIN_PIECE_ELEMENTS, machine.long_scan))
+    size = max(power_above(-(-likely(along.extent) // wanted)), min(machine.min_piece_elements, machine.long_scan))
     piece, rest = axis(f"{along.name}_piece", (along.extent + (size - 1)) // size), axis(f"{along.name}_rest", size)
     combine, values = own_state(operation)
     place: Index = piece * size + rest

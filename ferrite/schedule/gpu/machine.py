@@ -62,8 +62,16 @@ class GpuMachine:
     column_elements: int = 8
     # Elements that one program may scan though most of the machine is idle: three launches take as long.
     long_scan: int = 1 << 15
-    # Elements of a flat block, which four warps share.
+    # Elements of a row that a program sorts, and one thread's: of longer ones the source takes seconds to compile, the
+    # more the more a thread has, and torch's own sorts have enough to do.
+    sorted_elements: int = 256
+    sort_elements: int = 4
+    # Elements of a flat block, which four warps share; half as many where a point takes so many additions or more, as
+    # its values need registers; fewer where multiprocessors would be idle, but no fewer than one warp's of four each.
+    # Of these three the first was measured together with `thread_elements`; the others decide time only.
     flat_block: int = 1024
+    heavy_point_additions: int = 150
+    min_block_elements: int = 128
     # Elements of a block of windows, and of these one thread's.
     # Measured: pad and max pool of 64 x 256 x 56 x 56 in bf16, 62 us with 256 and 4, 82 with 1 or 2, 73 with 128 and 4,
     # 100 with 512, 162 with 1024; 88 as one flat axis.
@@ -82,6 +90,15 @@ class GpuMachine:
     # Measured: softmax of 512 rows of 65536 in bf16, 60 us with 8192 shared by 16 warps, 64 with 4096, 77 with 2048.
     step: int = 4096
     row_step: int = 8192
+    # Rows of a block of columns, whose `step` elements are so at least 64 columns: 128 bytes in 16 bits, one line.
+    max_block_rows: int = 64
+    # Elements of rows that are only reduced, up to which `reduced_elements` holds: of more, more threads have some.
+    # Measured with rows of 1024 alone (see there); of more than this a thread would have more than 128.
+    max_reduced_block_elements: int = 4096
+    # Elements in all, from which on a reduction with few results is shared, and those that one program has then at
+    # least: starting it takes a microsecond, in which a multiprocessor reads about so many. Not measured one by one.
+    min_split_elements: int = 1 << 15
+    min_piece_elements: int = 4096
     # Bytes side by side that make a load of a warp whole, and those that memory gives at once.
     line: int = 128
     sector: int = 32

@@ -5,8 +5,10 @@
 - The place of the greatest is that of the first that is as great: two plain reductions of a row in registers.
 - A reduction with so few results that most of the machine would be idle is done in pieces, each a program, then once
   more over the pieces. How it is cut depends on the sizes alone, so results are the same every time.
-- So is a long scan: see `long_scans`.
+- So is a long scan: see `long_scans`. Short rows are sorted by a program: see `sorts`.
+- Complex numbers are pairs of floats: see `complex_parts`.
 - Numbers of 16 bits that are added up where memory says are added up in 32.
+- Small tables are computed again by their readers: see `small_tables`.
 """
 
 from __future__ import annotations
@@ -36,34 +38,42 @@ from ferrite.ir import (
     rewrite_indices,
 )
 from ferrite.ir.index import ZERO, Axis, Index, Number, axis
-from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Scan, Store, Target, axes_of
+from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Scan, Sort, Store, Target, axes_of
 from ferrite.schedule.fusion.accesses import likely, step_of
-from ferrite.schedule.gpu import long_scans
+from ferrite.schedule.gpu import long_scans, sorts
 from ferrite.schedule.gpu.blocks import power_below, whole_elements
+from ferrite.schedule.gpu.complex_parts import in_parts
 from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.gpu.row_pieces import Cut, cut_of, in_pieces, is_reduced, related
+from ferrite.schedule.gpu.small_tables import with_small_tables_recomputed
 from ferrite.schedule.gpu.streams import MODES
 from ferrite.schedule.loops.reductions import EXTREME_OF, SPLIT_KINDS, Preparation, is_empty, points
 from ferrite.schedule.loops.row_major import flat_place, flat_strides
 
 HALVES = (torch.float16, torch.bfloat16)
 EXTREMES = {**EXTREME_OF, "argmax_of_window": "amax"}
-MIN_PIECE_ELEMENTS = 4096  # of one program: with fewer, starting it takes longer than its work
 
 
 def prepare(program: Program, machine: GpuMachine, device: str) -> Program:
+    program = with_small_tables_recomputed(program, device)
+    program = in_parts(program, device)
     return GpuPreparation(program, machine, device).program(program)
 
 
 class GpuPreparation(Preparation):
     def __init__(self, program: Program, machine: GpuMachine, device: str) -> None:
-        super().__init__(program, device, machine.kept_elements // 4, machine.enough_programs // 2)
+        super().__init__(
+            program, device, machine.kept_elements // 4, machine.enough_programs // 2, machine.min_split_elements
+        )
         self.machine = machine
         self.whole: list[Operation] = []  # what is made of pieces already, or adds them up
 
     def rewritten(self, operation: Operation) -> Iterator[Operation]:
         if isinstance(operation, Compute) and (store := self.narrow_sum(operation)) is not None:
             yield from self.widened(operation, store)
+            return
+        if isinstance(operation, Sort) and self.is_here(operation) and sorts.is_short(operation, self.machine):
+            yield from sorts.in_registers(operation, self.buffers, functools.partial(self.part, operation))
             return
         if isinstance(operation, Scan) and self.is_here(operation):
             operation = long_scans.simpler(operation)
@@ -266,7 +276,7 @@ class GpuPreparation(Preparation):
         """The axis to cut, the slowest that is long enough, and into how many pieces."""
         programs = max(self.programs(operation), 1)
         work = points(operation.reduced) * points(operation.axes) // programs
-        wanted = power_below(min(self.machine.pieces // programs, work // MIN_PIECE_ELEMENTS))
+        wanted = power_below(min(self.machine.pieces // programs, work // self.machine.min_piece_elements))
         longest = max(operation.reduced, key=lambda item: likely(item.extent))
         wanted = min(wanted, likely(longest.extent) // 2)
         if wanted < 2:

@@ -25,8 +25,6 @@ from ferrite.schedule.loops.memory_order import ordered_axes
 from ferrite.schedule.loops.plain_loops import plain_loops
 from ferrite.schedule.loops.statements import Parts
 
-MAX_BLOCK_ROWS = 64  # of what is reduced, in a block of columns
-
 
 def by_rows(
     rows: Sequence[Axis], tiles: Body, nests: Sequence[Nest], parts: Sequence[Parts], machine: GpuMachine, kept: bool
@@ -56,7 +54,7 @@ def by_columns(
 ) -> Body:
     points = tuple(statement for part in parts for statement in part.point)
     wide = likely_lanes(column.extent, machine.line // smallest_type(points))
-    high = min(MAX_BLOCK_ROWS, max(power_above(likely_points(nest.axes)) for nest in nests))
+    high = min(machine.max_block_rows, max(power_above(likely_points(nest.axes)) for nest in nests))
     wide = likely_lanes(column.extent, max(machine.step // high, wide))
     others = [row for row in rows if row is not column]
     count = math.prod(likely(row.extent) for row in others) * likely(column.extent)
@@ -91,11 +89,19 @@ def nest_loops(nest: Nest, part: Parts, room: int | None) -> Body:
     return blocked(outer, whole, "vector", room)[0]
 
 
+def sorts(nest: Nest) -> bool:
+    return any(isinstance(stage.operation, Scan) and stage.operation.combine.name == "sorted" for stage in nest.stages)
+
+
 def scan_loops(nest: Nest, part: Parts, room: int | None) -> Body:
-    """Prefixes along one axis, a block at a time; what a block comes to goes on to the next."""
+    """Prefixes along one axis, a block at a time; what a block comes to goes on to the next. What is sorted is one
+    block."""
     (along,) = {stage.operation.along for stage in nest.stages if isinstance(stage.operation, Scan)}
     others = [item for item in nest.axes if item is not along]
-    body, room = blocked([along], tuple(part.point), "scan", room)
+    if sorts(nest):
+        body, room = blocked([along], tuple(part.point), "sort", None)[0], 1
+    else:
+        body, room = blocked([along], tuple(part.point), "scan", room)
     whole: Body = (Accumulate(tuple(part.states), body), *part.after)
     outer, whole = collapse(others, whole)
     return blocked(outer, whole, "vector", room)[0]

@@ -17,12 +17,11 @@ import torch
 
 from ferrite.ir import Cast, Expr, Load, cast, const, index_value, op, rewrite_indices
 from ferrite.ir.index import ZERO, Axis, Index, Number, axis, number
-from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Scan, Store, Target
+from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Scan, Sort, Store, Target
 from ferrite.schedule.fusion.accesses import BufferTable, likely, upper_estimate
 from ferrite.schedule.fusion.stages import stage_of
 from ferrite.schedule.loops.row_major import flat_extent, flat_strides
 
-MIN_SPLIT_ELEMENTS = 1 << 15  # in all: of fewer, nobody needs to share
 DIGITS_OF_A_COUNT = 16  # binary ones: of 65,536 equal numbers a sum in a type with so many more is exact
 SPLIT_KINDS = ("sum", "prod", "amax", "amin", "any", "all", "xor")
 EXTREME_OF = {"argmax": "amax", "argmin": "amin"}
@@ -32,11 +31,15 @@ class Preparation(ABC):
     """Rewrites the reductions of a program on devices of one type; `rewritten` gives the operations instead of one.
 
     `near_elements`: of a piece that is read twice, in f32. `max_split_results`: with more, those who share the work
-    share the results, and need not share what is reduced.
+    share the results, and need not share what is reduced. `min_split_elements`: in all; of fewer, nobody
+    needs to share.
     """
 
-    def __init__(self, program: Program, device: str, near_elements: int, max_split_results: int) -> None:
-        self.device, self.near_elements, self.max_split_results = device, near_elements, max_split_results
+    def __init__(
+        self, program: Program, device: str, near_elements: int, max_split_results: int, min_split_elements: int
+    ) -> None:
+        self.device, self.near_elements = device, near_elements
+        self.max_split_results, self.min_split_elements = max_split_results, min_split_elements
         self.buffer_table = BufferTable(program)
         self.buffers = dict(self.buffer_table.buffers)
         self.buffer_table.buffers = self.buffers
@@ -66,7 +69,7 @@ class Preparation(ABC):
     def split(self, operation: Reduce) -> Iterator[Reduce]:
         """A reduction in pieces, where too few would share it."""
 
-    def is_here(self, operation: Reduce | Scan) -> bool:
+    def is_here(self, operation: Reduce | Scan | Sort) -> bool:
         names = [target.buffer for target in operation.targets if target is not None]
         return any(self.buffers[name].device.type == self.device for name in names)
 
@@ -161,7 +164,7 @@ class Preparation(ABC):
         """Memory for one result at every point that is not reduced."""
         return self.part(operation, dtype, (*extra, *operation.axes))
 
-    def part(self, operation: Reduce | Scan, dtype: torch.dtype, axes: tuple[Axis, ...]) -> Target:
+    def part(self, operation: Reduce | Scan | Sort, dtype: torch.dtype, axes: tuple[Axis, ...]) -> Target:
         """Memory for one value at every point of these axes, where the results of an operation are."""
         sizes = tuple(item.extent for item in axes)
         device = next(self.buffers[target.buffer].device for target in operation.targets if target is not None)
@@ -193,7 +196,7 @@ class Preparation(ABC):
         """The axis to cut, and how much of it a piece has that the nearest cache holds; None where threads need not
         share one result, or where results lie side by side."""
         many = points(operation.reduced)
-        if many < MIN_SPLIT_ELEMENTS or points(operation.axes) >= self.max_split_results or self.across(operation):
+        if many < self.min_split_elements or points(operation.axes) >= self.max_split_results or self.across(operation):
             return None
         if not all(isinstance(item.extent, Number) for item in operation.reduced):
             return None

@@ -27,6 +27,8 @@ def scan_state(
         wide = wider.get(values[0].dtype, values[0].dtype)
         state = State(kind, (names[0],), (wide,))
         return state, (cast(values[0], wide),), [Local.intern(names[0], wide)]
+    if kind == "sorted":
+        return State("amin", (names[0],), (values[0].dtype,)), contribution, [Local.intern(names[0], values[0].dtype)]
     if kind in ("cummax", "cummin"):
         contribution = (values[0], index_value(operation.along))
         dtypes = tuple(value.dtype for value in contribution)
@@ -52,4 +54,4 @@ def latest_extreme(kind: str, dtypes: tuple[torch.dtype, ...]) -> tuple[Expr, ..
 
 
 def has_state(operation: Scan) -> bool:
-    return bool(operation.combine.results) or operation.combine.name in ("sum", "prod", "cummax", "cummin")
+    return bool(operation.combine.results) or operation.combine.name in ("sum", "prod", "cummax", "cummin", "sorted")

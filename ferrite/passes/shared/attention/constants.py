@@ -35,7 +35,7 @@ CASTS = {
 }
 WHERES = {aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar}
 FILLS = {aten.masked_fill.Scalar, aten.masked_fill.Tensor}
-MAX_STEPS = 8
+MAX_STEPS = 8  # from a value back to the numbers it is made of: a limit on the time to compile
 Values = frozenset[float] | None
 
 
