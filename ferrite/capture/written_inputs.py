@@ -51,7 +51,7 @@ def view_written_inputs(
     if not found:
         return None
     written = written_inputs(gm.graph)
-    found = [result for result in found if not written.isdisjoint(storages_of(result))]
+    found = [result for result in found if not written.isdisjoint(storages(result))]
     if not found or any(name_of(node) in RESHAPING for node in gm.graph.nodes):
         return None
     views = Views(gm.graph, example_inputs)
@@ -59,12 +59,20 @@ def view_written_inputs(
     return called_later(gm, taken) if taken else None
 
 
+def storages(node: torch.fx.Node) -> frozenset[Storage]:
+    """The storages of a value; values inside of a transform of functions (vmap) have none of their own."""
+    try:
+        return storages_of(node)
+    except NotImplementedError:
+        return NONE
+
+
 def shared_by_inputs(graph: torch.fx.Graph) -> frozenset[Storage]:
     """The storages that several inputs are views of."""
     once: set[Storage] = set()
     several: set[Storage] = set()
     for node in graph.find_nodes(op="placeholder"):
-        own = storages_of(node)
+        own = storages(node)
         several |= once & own
         once |= own
     return frozenset(several)
@@ -73,12 +81,12 @@ def shared_by_inputs(graph: torch.fx.Graph) -> frozenset[Storage]:
 def is_lost(result: torch.fx.Node, shared: frozenset[Storage]) -> bool:
     """Whether AOTAutograd would not call the view again, or not of the input that it is a view of. A view of which all
     is known may be taken of one with symbolic sizes: x[:n // 2][0:1]."""
-    own = storages_of(result)
+    own = storages(result)
     if not shared.isdisjoint(own):
         return True
     node = itself(result)
-    while node.op != "placeholder" and not own.isdisjoint(storages_of(node)):
-        if has_symbols(fake_value(node)) or any(not storages_of(operand) for operand in node.all_input_nodes):
+    while node.op != "placeholder" and not own.isdisjoint(storages(node)):
+        if has_symbols(fake_value(node)) or any(not storages(operand) for operand in node.all_input_nodes):
             return True
         tensors = tensors_of(node)
         if not tensors:
@@ -95,9 +103,9 @@ def has_symbols(value: Any) -> bool:
 
 def written_inputs(graph: torch.fx.Graph) -> frozenset[Storage]:
     """The storages of inputs that something in a graph may write into."""
-    given = NONE.union(*map(storages_of, graph.find_nodes(op="placeholder")))
+    given = NONE.union(*map(storages, graph.find_nodes(op="placeholder")))
     writers = (node for node in graph.nodes if node.op.startswith("call_") and mutates(node))
-    touched = NONE.union(*(storages_of(operand) for node in writers for operand in node.all_input_nodes))
+    touched = NONE.union(*(storages(operand) for node in writers for operand in node.all_input_nodes))
     return given & touched
 
 
@@ -105,7 +113,7 @@ def itself(node: torch.fx.Node) -> torch.fx.Node:
     """The node that made the tensor that a node's value is: y.add_(1) is y."""
     while node.op.startswith("call_") and mutates(node) and "out" not in node.kwargs:
         first = node.args[0] if node.args else None
-        if not isinstance(first, torch.fx.Node) or storages_of(first) != storages_of(node):
+        if not isinstance(first, torch.fx.Node) or storages(first) != storages(node):
             break
         node = first
     return node
@@ -116,7 +124,7 @@ def name_of(node: torch.fx.Node) -> str:
 
 
 def tensors_of(node: torch.fx.Node) -> list[torch.fx.Node]:
-    return [itself(operand) for operand in node.all_input_nodes if storages_of(operand)]
+    return [itself(operand) for operand in node.all_input_nodes if storages(operand)]
 
 
 def is_plain(value: object) -> bool:
@@ -146,9 +154,9 @@ class Views:
         tensors = tensors_of(node)
         if node.op not in ("call_function", "call_method") or mutates(node) or not tensors:
             return False
-        numbers = [operand for operand in node.all_input_nodes if not storages_of(operand)]
+        numbers = [operand for operand in node.all_input_nodes if not storages(operand)]
         return (
-            storages_of(node) <= storages_of(tensors[0])
+            storages(node) <= storages(tensors[0])
             and all(isinstance(fake_value(operand), (int, torch.SymInt)) for operand in numbers)
             and all(self.known.get(operand, False) for operand in tensors)
         )
@@ -167,7 +175,7 @@ def called_later(gm: torch.fx.GraphModule, taken: set[torch.fx.Node]) -> Callabl
             waiting.extend(tensors_of(node))
     calls = [node for node in gm.graph.nodes if node in path or name_of(node) in MODES]
     inputs = gm.graph.find_nodes(op="placeholder")
-    needed = dict.fromkeys(operand for node in calls for operand in node.all_input_nodes if not storages_of(operand))
+    needed = dict.fromkeys(operand for node in calls for operand in node.all_input_nodes if not storages(operand))
     others = (each for each in results if isinstance(each, torch.fx.Node) and each not in taken)
     numbers = (node for node in needed if node.op != "placeholder")  # which may be results themselves
     kept = list(dict.fromkeys([*others, *numbers]))

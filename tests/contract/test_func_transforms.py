@@ -149,3 +149,15 @@ def test_a_transform_in_the_body_of_a_loop() -> None:
         return scan(step, torch.zeros_like(w), x)
 
     assert_same_as_eager(fn, lambda: [torch.rand(4, 2, 3), torch.rand(5, 3), torch.rand(5)], graphs=1)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_written_input_whose_part_is_taken_under_vmap(dynamic: bool) -> None:
+    """What is inside of the transform has no storage that could be asked for."""
+
+    def fn(x):
+        x.mul_(2)
+        parts = torch.vmap(lambda row: row[1:])(x)
+        return parts, torch.vmap(lambda row: row * 2)(x), x[x.shape[0] // 2 :]
+
+    assert_same_as_eager(fn, lambda: [torch.randn(4, 5)], prepare=lambda x: [x[:, 1:]], dynamic=dynamic)
