@@ -187,7 +187,10 @@ class Recorded:
         self.copied = copied
         self.sources = [(place, dense_part(tensor)) for place, tensor in copied.items()]
         self.back = [place for place in written if place in copied]
-        self.results: list[Own | OfInput | Any] = []
+        # Results: the place of each among those of the recording's own, or -1 and what it is
+        self.own_results: list[Own] = []
+        self.places: list[int] = []
+        self.others: dict[int, OfInput | Any] = {}
         self.users: dict[int, int] = {}  # of each storage of the results, while nobody else has it
         self.handed_out: list[tuple[torch.Tensor, int]] = []  # gradients, with their addresses
         self.replay: Replay = lambda: None
@@ -214,37 +217,39 @@ class Recorded:
         self.replay()
         for place in self.back:
             given[place].copy_(self.copied[place])
-        made: dict[int, torch.Tensor] = {}
-        return [self.result(each, given, made) for each in self.results]
-
-    def result(self, kept: Any, given: list[Any], made: dict[int, torch.Tensor]) -> Any:
-        if isinstance(kept, Own):
-            key = id(kept.tensor)
-            if key not in made:
-                made[key] = torch_api.window_on(kept.tensor, kept.sizes, kept.strides)
-            return made[key]
-        if isinstance(kept, OfInput):
-            tensor = given[kept.place]
-            return tensor if kept.window is None else torch_api.window_on(tensor, *kept.window)
-        return kept
+        window_on = torch_api.short_window
+        windows = [window_on(kept.tensor, kept.sizes, kept.strides, 0) for kept in self.own_results]
+        results = [windows[place] if place >= 0 else None for place in self.places]
+        for place, kept in self.others.items():
+            if isinstance(kept, OfInput):
+                tensor = given[kept.place]
+                results[place] = tensor if kept.window is None else window_on(tensor, *kept.window)
+            else:
+                results[place] = kept
+        return results
 
     def keep(self, results: Sequence[Any], inputs: Sequence[Any], device: torch.device) -> None:
         """Note where the results of a recording are."""
-        places = {torch_api.storage_handle(x): place for place, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
-        for result in results:
+        given = {torch_api.storage_handle(x): place for place, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
+        known: dict[int, int] = {}  # one tensor may be several results
+        for number, result in enumerate(results):
+            self.places.append(-1)
             if not isinstance(result, torch.Tensor):
-                self.results.append(result)
+                self.others[number] = result
                 continue
             if result.numel():
                 check_plain(result, device)
-            if (place := places.get(torch_api.storage_handle(result))) is not None:
-                self.results.append(OfInput(place, window_in(result, inputs[place])))
-            else:
-                self.results.append(Own(result, tuple(result.shape), result.stride()))
+            if (place := given.get(torch_api.storage_handle(result))) is not None:
+                self.others[number] = OfInput(place, window_in(result, inputs[place]))
+                continue
+            if id(result) not in known:
+                known[id(result)] = len(self.own_results)
+                self.own_results.append(Own(result, tuple(result.shape), result.stride()))
+            self.places[number] = known[id(result)]
 
     def own(self, pool: Pool, are_gradients: bool) -> None:
         """From now on the memory of the results is the pool's. Nobody else may have it."""
-        tensors = [kept.tensor for kept in self.results if isinstance(kept, Own)]
+        tensors = [kept.tensor for kept in self.own_results]
         sizes = {torch_api.storage_handle(each): each.untyped_storage().nbytes() for each in tensors}
         self.users = {handle: torch_api.users_of_storage(handle) for handle in sizes}
         self.handed_out = [(each, each.data_ptr()) for each in tensors] if are_gradients else []
@@ -437,14 +442,17 @@ class Recorder:
 def from_pool(results: list[Any], seen: Sequence[int]) -> list[Any]:
     """Results of a program, of which those at some places go to its user: they leave the memory of recordings, and with
     each of them all that shares its memory. Gradients go with the memory that they have."""
-    handles = {place: torch_api.storage_handle(x) for place, x in enumerate(results) if isinstance(x, torch.Tensor)}
-    leaving = {handles[place] for place in seen if place in handles} & POOL.storages.keys() - POOL.gradients
-    if not leaving:
+    groups: dict[int, list[int]] = {}  # by storages that leave: those at places that are seen first
+    rest = set(range(len(results))).difference(seen) if len(seen) < len(results) else ()
+    for place in (*seen, *rest):
+        if isinstance(result := results[place], torch.Tensor):
+            handle = torch_api.storage_handle(result)
+            if handle in groups:
+                groups[handle].append(place)
+            elif place not in rest and handle in POOL.storages and handle not in POOL.gradients:
+                groups[handle] = [place]
+    if not groups:
         return results
-    groups: dict[int, list[int]] = {}
-    for place, handle in handles.items():
-        if handle in leaving:
-            groups.setdefault(handle, []).append(place)
     targets, sources = [], []
     with torch.no_grad():
         for places in groups.values():
