@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 
 import pytest
@@ -66,13 +67,14 @@ def test_each_value_is_freed_right_after_its_last_use():
 def test_inputs_are_taken_over_and_freed_while_running():
     function, value = function_of(captured(lambda x: (x + 1 + 2,), torch.ones(2))), torch.ones(2)
     seen, reference = [], weakref.ref(value)
-    add = function.__globals__["op_aten_add_Tensor"]
+    scope = inspect.unwrap(function).__globals__  # of the host program
+    add = scope["op_aten_add_Tensor"]
 
     def spy(*args):
         seen.append(reference() is None)
         return add(*args)
 
-    function.__globals__["op_aten_add_Tensor"] = spy
+    scope["op_aten_add_Tensor"] = spy
     args = [value]
     del value
     (result,) = function(args)
