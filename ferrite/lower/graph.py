@@ -35,16 +35,23 @@ def lower_graph(graph: CapturedGraph, kernels_on: Container[str] = CPU) -> Lower
 
 
 def call_instead(graph: torch.fx.Graph, reasons: Mapping[str, str]) -> bool:
-    """From now on some nodes, by their names, are called in eager, and why. Views stay what they are. Whether that is
-    news of any of them."""
+    """From now on some nodes, by their names, are called in eager, and why. Views stay what they are: it is what they
+    are views of that has to be computed. Whether that is news of any of them."""
     found = False
-    for node in graph.nodes if reasons else ():
-        if node.name not in reasons or IN_EAGER in node.meta or not torch_operators.is_operator(node.target):
+    for each in graph.nodes if reasons else ():
+        if each.name not in reasons:
             continue
-        if not torch_operators.is_view(node.target):
-            node.meta[IN_EAGER] = reasons[node.name]
+        node = each
+        while is_view(node) and isinstance(node.args[0], torch.fx.Node):
+            node = node.args[0]
+        if IN_EAGER not in node.meta and torch_operators.is_operator(node.target) and not is_view(node):
+            node.meta[IN_EAGER] = reasons[each.name]
             found = True
     return found
+
+
+def is_view(node: torch.fx.Node) -> bool:
+    return torch_operators.is_operator(node.target) and torch_operators.is_view(node.target)
 
 
 def lower_module(

@@ -37,6 +37,8 @@ PART = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.co
 ADDED_UP = ("sum",)  # part by part
 Pair = tuple[Expr, Expr]
 
+YES = const(True, torch.bool)
+
 
 def in_parts(program: Program, device: str) -> Program:
     """The program with complex numbers on devices of this type as pairs, where they can be."""
@@ -195,7 +197,7 @@ def multiplied(left: Pair, right: Pair) -> Pair:
 def divided(left: Pair, right: Pair) -> Pair:
     """By the greater part of the divisor first, so that nothing overflows on the way."""
     (a, b), (c, d) = left, right
-    sizes = op("abs", c), op("abs", d)
+    sizes = size_of(c), size_of(d)
     first = compare("ge", *sizes)
     great, small = choose(first, c, d), choose(first, d, c)
     ratio = op("div", small, great)
@@ -204,8 +206,14 @@ def divided(left: Pair, right: Pair) -> Pair:
     real = op("mul", choose(first, op("add", a, across), op("add", along, b)), scale)
     imaginary = op("mul", choose(first, op("sub", b, along), op("sub", across, a)), scale)
     zero = const(0.0, c.dtype)
-    none = both(compare("eq", sizes[0], zero), compare("eq", sizes[1], zero))
+    if any(isinstance(each, Const) and each.value for each in sizes):
+        return real, imaginary
+    none = both(*(compare("eq", each, zero) for each in sizes if each is not zero)) if sizes != (zero, zero) else YES
     return choose(none, op("div", a, sizes[0]), real), choose(none, op("div", b, sizes[1]), imaginary)
+
+
+def size_of(part: Expr) -> Expr:
+    return const(abs(part.value), part.dtype) if isinstance(part, Const) else op("abs", part)
 
 
 def of_either(name: str) -> Callable[[Pair], Expr]:
