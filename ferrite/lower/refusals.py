@@ -28,7 +28,7 @@ from ferrite.errors import Refusal
 from ferrite.graph import fake_value, leaves, model_line
 from ferrite.lower.pictures import is_plain
 from ferrite.lower.probes import as_in_eager, is_elementwise
-from ferrite.lower.table import template_kind
+from ferrite.lower.table import how_lowered, template_kind
 
 aten = torch.ops.aten
 
@@ -128,11 +128,16 @@ def is_unusual(node: torch.fx.Node) -> bool:
 
 @functools.lru_cache(4096)
 def may_be_asked(target: Any) -> bool:
-    """Whether a call of this only computes. Random numbers are drawn from a generator of our own."""
+    """Whether a call of this only computes, and does not stay a call. Random numbers are drawn from a generator of our
+    own. What stays a call raises eager's error itself; made on zeros, one of a library may go where no memory is:
+    pivots, say, count from 1.
+    """
     if not is_operator(target) or target.namespace != "aten" or is_view(target) or not schema(target).returns:
         return False
     if is_random(target):
         return seeded(target) is not None
+    if how_lowered(target)[0] == "eager":
+        return False
     return any("Tensor" in str(each.type) for each in schema(target).arguments)
 
 

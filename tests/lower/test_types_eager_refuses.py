@@ -172,3 +172,25 @@ def test_tensors_without_dimensions_or_elements(name, dynamic):
         function(*given)
     with pytest.raises(eager.type):
         compile_strict(function, dynamic=dynamic)(*given)
+
+
+def symmetric():
+    values = torch.randn(5, 5, dtype=torch.float64)
+    return values + values.T
+
+
+FACTORED = {
+    "ldl_solve": lambda a, b: torch.linalg.ldl_solve(*torch.linalg.ldl_factor(a), b),
+    "lu_solve": lambda a, b: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b),
+    "lu_unpack": lambda a, b: torch.lu_unpack(*torch.linalg.lu_factor(a))[1] @ b,
+}
+
+
+@pytest.mark.parametrize("name", FACTORED)
+def test_calls_of_a_library_are_not_made_on_zeros(name):
+    """Pivots are int32, which is unusual, and count from 1: one that is 0 makes LAPACK write where no memory is."""
+    torch.manual_seed(0)
+    assert_same_as_eager(lambda a, b: FACTORED[name](a, b) + 1, lambda: [symmetric(), torch.randn(5, 3).double()])
+    (graph,) = ferrite.last_compile().graphs
+    assert graph.kernels
+    assert not any("eager refuses" in str(call.refusal) for call in graph.eager_calls)
