@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
@@ -14,6 +15,15 @@ from ferrite.ir import Const, Expr, IndexValue, Op
 from ferrite.ir.index import ONE, Index, Symbol
 from ferrite.ir.program import Buffer, Call, If, Invoke, Operation, While, argument_names, arguments_of, call_of, reads
 from ferrite.schedule import Launch, Plan, Run
+
+STRING = r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\""
+# A name that stands for something: no attribute, no keyword of a call, nothing inside a string.
+NAME = re.compile(rf"(?:{STRING})|(?<![\w.])([A-Za-z_]\w*)(?!\w|=[^=])")
+
+
+def names_in(line: str) -> list[str]:
+    """Names that a line of a host program reads, binds or frees."""
+    return [] if line.lstrip().startswith("#") else [name for name in NAME.findall(line) if name]
 
 
 def tensors_of(step: Operation) -> list[str]:
