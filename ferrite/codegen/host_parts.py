@@ -12,7 +12,7 @@ from ferrite.capture import torch_api, torch_operators
 from ferrite.codegen.host_spelling import HostSpelling
 from ferrite.graph import ModelLine
 from ferrite.ir import Const, Expr, IndexValue, Op
-from ferrite.ir.index import ONE, Index, Symbol
+from ferrite.ir.index import Index, Symbol, contiguous_strides
 from ferrite.ir.program import Buffer, Call, If, Invoke, Operation, While, argument_names, arguments_of, call_of, reads
 from ferrite.schedule import Launch, Plan, Run
 
@@ -59,10 +59,7 @@ def gives_contiguous(call: Call, buffers: Mapping[str, Buffer]) -> bool:
     if call.operator not in PRODUCTS:
         return False
     buffer = buffers[str(call.results[0])]
-    wanted = list(buffer.sizes)
-    for place in reversed(range(len(wanted))):
-        wanted[place] = wanted[place + 1] * buffer.sizes[place + 1] if place + 1 < len(wanted) else ONE
-    return tuple(wanted) == tuple(buffer.strides)
+    return contiguous_strides(buffer.sizes) == tuple(buffer.strides)
 
 
 @functools.cache
