@@ -36,7 +36,7 @@ from ferrite.codegen.host_parts import (
     slot_text,
     tensors_of,
 )
-from ferrite.codegen.host_recording import RecordedPart, Recording, Row, Segment, segments, with_parts
+from ferrite.codegen.host_recording import RecordedPart, Recording, Row, Segment, bound_by, segments, with_parts
 from ferrite.codegen.host_spelling import EagerSpelling, HostSpelling
 from ferrite.codegen.host_views import Windows, windows_of
 from ferrite.codegen.small_programs import small_program
@@ -208,11 +208,13 @@ class _Printer:
         found: list[Segment] = []
         if self.recording is not None:
             found, self.source.not_recorded = segments(self.plan, self.recording)
-        rows, parts = self.rows(found), list[str]()
-        lines: Iterable[str] = (row.text for row in rows)
+        rows, parts = list(self.rows(found)), list[str]()
+        outputs = list(map(self.output, self.program.outputs))
+        lines = [*(row.text for row in rows), f"{INDENT}return [{', '.join(outputs)}]"]
         if found and self.recording is not None:
-            gives = self.recording.lends_gradients
-            parts, lines, self.source.parts = with_parts(self.name, list(rows), names, found, self.plan, gives)
+            parts, lines, self.source.parts = with_parts(
+                self.name, rows, names, outputs, found, self.plan, self.recording
+            )
         yield from parts
         yield f"def {self.name}(args):"
         if names:
@@ -229,22 +231,30 @@ class _Printer:
             yield from (Row(INDENT + line) for line in self.saved(given))
         numbers = {place: number for number, each in enumerate(found) for place in range(each.first, each.last + 1)}
         self.windows = windows_of(self.plan, self.buffer_table, numbers)
+        last = numbers.get(len(self.plan.steps) - 1)  # the part that the program ends with
+        here: set[str] = set()  # what that makes: views of it among the results are made once, with it
         for place, step in enumerate(self.plan.steps):
             part = numbers.get(place)
             for line in self.step(place, step):
                 yield Row(INDENT + line, part)
+                if part is not None and part == last:
+                    here |= bound_by(line)
             dead = sorted(self.dead(place))
             if dead:
                 self.there -= set(dead)
                 yield Row(f"{INDENT}del {', '.join(dead)}", part)
-        for item in self.program.outputs:
-            if isinstance(item, str):
-                yield from (Row(INDENT + line) for line in self.made(item))
-        results = f"[{', '.join(map(self.output, self.program.outputs))}]"
-        if found and self.recording is not None:
-            seen = [place for place in range(len(self.program.outputs)) if place not in self.recording.kept]
-            results = f"from_pool({results}, {seen})"
-        yield Row(f"{INDENT}return {results}")
+        outputs = [item for item in self.program.outputs if isinstance(item, str)]
+        belong = {item for item in outputs if self.memory_of(item) in here}
+        for item in sorted(outputs, key=belong.__contains__, reverse=True):
+            part = last if item in belong else None
+            yield from (Row(INDENT + line, part) for line in self.made(item))
+
+    def memory_of(self, name: str) -> str:
+        """The tensor whose memory a view looks at, whatever it is a view of."""
+        buffer = self.buffer_table.buffers[name]
+        while buffer.storage != buffer.name:
+            buffer = self.buffer_table.buffers[buffer.storage]
+        return buffer.name
 
     def dead(self, place: int) -> Iterator[str]:
         """Tensors that nothing needs after a step."""

@@ -18,7 +18,7 @@ from ferrite.codegen.triton import unsupported_operation
 from ferrite.codegen.triton.run import _mode, loaded
 from ferrite.runtime.cuda import CudaKernel, Function, Processor, Recorder
 from ferrite.runtime.cuda.driver import Graph, NodeParameters
-from ferrite.runtime.cuda.recording import dense_part
+from ferrite.runtime.cuda.recorded import dense_part
 from ferrite.schedule.gpu import GpuMachine, GpuScheduling
 from ferrite.targets.cuda import CudaTarget
 
