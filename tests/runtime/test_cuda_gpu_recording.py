@@ -244,10 +244,11 @@ def test_hooks_see_gradients_and_what_is_saved(gradients):
     assert_close(seen[0::2], seen[1::2])
 
 
-def test_a_gradient_that_another_stream_reads():
+@WAYS
+def test_a_gradient_that_another_stream_reads(gradients):
     """`record_stream` keeps its memory from being written before that stream is done."""
     model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(4))).to(DEVICE)
-    f, x, side = compiled(model), random(64, 1024), torch.cuda.Stream()
+    f, x, side = compiled(model, gradients=gradients), random(64, 1024), torch.cuda.Stream()
     for _ in range(3):
         gradients_of(model, f, x)
         model.zero_grad(set_to_none=True)

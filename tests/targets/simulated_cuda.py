@@ -238,12 +238,20 @@ class SimulatedGraphs:
         self.replayed = 0
         self.fails = ""
         self.most = 1 << 40
+        self.can_wait, self.waited = True, 0
 
     def is_recording(self) -> bool:
         return self.capturing
 
     def in_order(self) -> None:
         self.ordered += 1
+
+    def can_wait_for_all(self) -> bool:
+        return self.can_wait
+
+    def after_all(self) -> bool:
+        self.waited += self.can_wait
+        return self.can_wait
 
     def most_kept(self) -> int:
         return self.most

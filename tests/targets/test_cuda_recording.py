@@ -253,6 +253,13 @@ def test_gradients_of_the_step_before_are_held_while_forward_runs(gpu):
     assert forward.replayed == backward.replayed == 5
     assert forward.recordings <= 2
     assert any(map(is_lent, (x.grad, w.grad)))
+    assert gpu.graphs.waited == backward.replayed  # another stream may still read gradients that nobody holds
+    gpu.graphs.can_wait = False
+    x.grad = w.grad = None
+    f(x, w).sum().backward()
+    assert not any(map(is_lent, (x.grad, w.grad)))
+    assert backward.replayed == 5
+    assert "some stream is being captured" in ferrite.last_compile().not_recorded[-1]
     assert not any(recorded.POOL.keeps(torch_api.storage_handle(each.grad)) for each in (x, w))
 
 

@@ -9,7 +9,9 @@ from typing import Any, Protocol
 
 import torch
 
+from ferrite.capture import torch_api
 from ferrite.collector import garbage_waits
+from ferrite.runtime.cuda.driver import CudaError, libcuda
 
 MAX_KEPT_SHARE = 4  # a quarter of a GPU's memory: beyond that a part is not recorded for further sizes or addresses
 Part = Callable[[list[Any]], Sequence[Any]]
@@ -24,6 +26,12 @@ class Recordable(Protocol):
 
     def in_order(self) -> None:
         """What is done from here on comes after all recordings that were replayed before, on any stream."""
+
+    def can_wait_for_all(self) -> bool:
+        """Whether it can be had that something comes after all that any stream was given."""
+
+    def after_all(self) -> bool:
+        """What is done from here on comes after that; False where it does not, this time."""
 
     def most_kept(self) -> int:
         """Bytes that recordings may keep, beyond one for each part."""
@@ -50,6 +58,16 @@ class Graphs:
         if self.last is not None and self.last != current:
             current.wait_event(self.last.record_event())
         self.last = current
+
+    def can_wait_for_all(self) -> bool:
+        return libcuda().can_wait_for_all()
+
+    def after_all(self) -> bool:
+        try:
+            libcuda().wait_for_all(self.index, torch_api.current_stream_of(self.index))
+        except CudaError:
+            return False
+        return True
 
     def most_kept(self) -> int:
         return int(torch.cuda.get_device_properties(self.index).total_memory) // MAX_KEPT_SHARE

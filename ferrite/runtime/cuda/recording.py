@@ -10,9 +10,10 @@ recording, or the part as it is.
 Where `recorded_gradients="lent"` asks for it, gradients are not copied: they are as large as the model, and mostly gone
 before the next ones are computed. They are handed out in the memory that the recording has for them anyway; whoever
 keeps some gets a second recording, and a third that copies. (Results of a forward program, which the next call often
-finds still held, would cost a second recording with all that is saved for backward.) It has to be asked for, since
-another stream may still read what nobody holds any more: `record_stream` tells torch's allocator of that, which does
-not get this memory back.
+finds still held, would cost a second recording with all that is saved for backward.) Another stream may still read
+what nobody holds any more: `record_stream` tells torch's allocator of that, which does not get this memory back. So a
+backward that lends comes after all that any stream was given before; where a driver cannot do that, gradients are
+copied.
 
     1st call of some sizes    the part as it is: libraries get ready, addresses are noted
     2nd                       recorded, then replayed
@@ -88,6 +89,9 @@ class Recorder:
             return self.as_it_is(part, given)
         with POOL.lock, torch.no_grad():
             recorded = self.ready(graphs, part, given)
+            if recorded is not None and recorded.lent and not graphs.after_all():
+                self.counts.note("some stream is being captured, and other streams may still read gradients")
+                recorded = None
             if recorded is not None:
                 graphs.in_order()
                 self.counts.replayed += 1
@@ -139,7 +143,7 @@ class Recorder:
             self.counts.note("another thread may draw random numbers, which torch cannot while it records")
             return None
         # The last one that there may be gives out copies, so that it is not held, whoever keeps gradients.
-        lends = self.part.lends_gradients and held < MAX_HELD - 1
+        lends = self.part.lends_gradients and held < MAX_HELD - 1 and graphs.can_wait_for_all()
         return self.record(graphs, part, given, at, lends)
 
     def key(self, given: list[Any]) -> Hashable:
