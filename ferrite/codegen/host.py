@@ -17,6 +17,7 @@ The softmax takes over the memory of the product (`ferrite.schedule.memory.in_pl
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,7 +37,7 @@ from ferrite.codegen.host_parts import (
     slot_text,
     tensors_of,
 )
-from ferrite.codegen.host_recording import RecordedPart, Recording, Row, Segment, bound_by, segments, with_parts
+from ferrite.codegen.host_recording import RecordedPart, Recording, Segment, Stretch, segments, with_parts
 from ferrite.codegen.host_spelling import EagerSpelling, HostSpelling
 from ferrite.codegen.host_views import Windows, windows_of
 from ferrite.codegen.small_programs import small_program
@@ -194,6 +195,7 @@ class _Printer:
         self.there = {item for item in self.program.inputs if isinstance(item, str)}  # tensors under their names
         self.laid_out = set(read_by_strides(plan))
         self.bound = {item.name for item in self.program.inputs if isinstance(item, Symbol)}  # symbols with values
+        self.given_objects = {item.name for item in self.program.inputs if isinstance(item, host.Constant)}
         self.to_lay_out: list[str] = []  # results whose strides have symbols without one
         self.windows = Windows()
 
@@ -208,13 +210,12 @@ class _Printer:
         found: list[Segment] = []
         if self.recording is not None:
             found, self.source.not_recorded = segments(self.plan, self.recording)
-        rows, parts = list(self.rows(found)), list[str]()
+        stretches, parts = list(self.stretches(found)), list[str]()
         outputs = list(map(self.output, self.program.outputs))
-        lines = [*(row.text for row in rows), f"{INDENT}return [{', '.join(outputs)}]"]
+        lines = [*(line for stretch in stretches for line in stretch.lines), f"{INDENT}return [{', '.join(outputs)}]"]
         if found and self.recording is not None:
-            parts, lines, self.source.parts = with_parts(
-                self.name, rows, names, outputs, found, self.plan, self.recording
-            )
+            given = self.name, stretches, names, outputs, found, self.plan, self.recording
+            parts, lines, self.source.parts = with_parts(*given)
         yield from parts
         yield f"def {self.name}(args):"
         if names:
@@ -222,36 +223,50 @@ class _Printer:
         yield f"{INDENT}args.clear()"
         yield from lines
 
-    def rows(self, found: Sequence[Segment]) -> Iterator[Row]:
-        """The lines behind that, with the parts that they belong to."""
+    def stretches(self, found: Sequence[Segment]) -> Iterator[Stretch]:
+        """The lines behind that, by the parts that they belong to."""
+        yield self.stretch(self.beginning())
+        parts = {place: number for number, each in enumerate(found) for place in range(each.first, each.last + 1)}
+        self.windows = windows_of(self.plan, self.buffer_table, parts)
+        last = parts.get(len(self.plan.steps) - 1)
+        for part, places in itertools.groupby(range(len(self.plan.steps)), parts.get):
+            before = set(self.there) if part is not None else set()
+            lines = [line for place in places for line in self.step_and_frees(place)]
+            if part is not None and part == last:  # views of what it makes are made once, with it
+                made = self.there - before
+                lines += self.results(item for item in self.program.outputs if self.memory_of(item) in made)
+            yield self.stretch(lines, part)
+        yield self.stretch(self.results(self.program.outputs))
+
+    def stretch(self, lines: Iterable[str], part: int | None = None) -> Stretch:
+        indented = [INDENT + line for line in lines]
+        return Stretch(part, indented, frozenset(self.there | self.bound | self.given_objects))
+
+    def beginning(self) -> Iterator[str]:
+        """What was given may not lie as the program says."""
         given = sorted(self.there - self.written())
         if self.is_body:  # it may have been traced for operands that lie otherwise, as parts of a `map` do
-            yield from (Row(INDENT + line) for line in self.received(given))
+            yield from self.received(given)
         elif self.program.name == "backward":  # what the forward program keeps for it may be results of calls
-            yield from (Row(INDENT + line) for line in self.saved(given))
-        numbers = {place: number for number, each in enumerate(found) for place in range(each.first, each.last + 1)}
-        self.windows = windows_of(self.plan, self.buffer_table, numbers)
-        last = numbers.get(len(self.plan.steps) - 1)  # the part that the program ends with
-        here: set[str] = set()  # what that makes: views of it among the results are made once, with it
-        for place, step in enumerate(self.plan.steps):
-            part = numbers.get(place)
-            for line in self.step(place, step):
-                yield Row(INDENT + line, part)
-                if part is not None and part == last:
-                    here |= bound_by(line)
-            dead = sorted(self.dead(place))
-            if dead:
-                self.there -= set(dead)
-                yield Row(f"{INDENT}del {', '.join(dead)}", part)
-        outputs = [item for item in self.program.outputs if isinstance(item, str)]
-        belong = {item for item in outputs if self.memory_of(item) in here}
-        for item in sorted(outputs, key=belong.__contains__, reverse=True):
-            part = last if item in belong else None
-            yield from (Row(INDENT + line, part) for line in self.made(item))
+            yield from self.saved(given)
 
-    def memory_of(self, name: str) -> str:
-        """The tensor whose memory a view looks at, whatever it is a view of."""
-        buffer = self.buffer_table.buffers[name]
+    def step_and_frees(self, place: int) -> Iterator[str]:
+        yield from self.step(place, self.plan.steps[place])
+        dead = sorted(self.dead(place))
+        if dead:
+            self.there -= set(dead)
+            yield f"del {', '.join(dead)}"
+
+    def results(self, outputs: Iterable[object]) -> Iterator[str]:
+        for item in outputs:
+            if isinstance(item, str):
+                yield from self.made(item)
+
+    def memory_of(self, output: object) -> str | None:
+        """The tensor whose memory a result looks at, whatever it is a view of."""
+        if not isinstance(output, str):
+            return None
+        buffer = self.buffer_table.buffers[output]
         while buffer.storage != buffer.name:
             buffer = self.buffer_table.buffers[buffer.storage]
         return buffer.name

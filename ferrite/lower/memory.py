@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from ferrite.ir import Data, Expr
-from ferrite.ir.index import ONE, ZERO, Index
+from ferrite.ir.index import ONE, ZERO, Index, contiguous_strides
 from ferrite.lower.builder import Builder
-from ferrite.lower.strides import Strided, by_coordinates, by_torch, contiguous, same_strides
+from ferrite.lower.strides import Strided, by_coordinates, by_torch, same_strides
 from ferrite.lower.value import Value, broadcast_place, own_axes
 
 
@@ -50,7 +50,7 @@ def strides_in_storage(ctx: Builder, value: Value) -> Strided | None:
 
 def filled(sizes: Sequence[Index], strides: Sequence[Index]) -> tuple[Index, ...]:
     """Strides with those of dimensions of size one as a dense tensor would have them."""
-    dense = contiguous(sizes)
+    dense = contiguous_strides(sizes)
     return tuple(dense[k] if size is ONE else strides[k] for k, size in enumerate(sizes))
 
 

@@ -12,7 +12,7 @@ from ferrite.graph import fake_value
 from ferrite.ir import Expr
 from ferrite.ir.index import ZERO, Index
 from ferrite.ir.program import Constant, Literal, Output
-from ferrite.lower.arguments import argument
+from ferrite.lower.arguments import argument, literal_text, named_object
 from ferrite.lower.builder import Builder
 from ferrite.lower.conj_and_neg import resolved_later
 from ferrite.lower.memory import buffer_of, buffer_of_copy
@@ -79,7 +79,8 @@ def plain_output(ctx: Builder, value: Any) -> Output:
         return value
     if isinstance(value, Expr):
         return argument(ctx, value)  # type: ignore[return-value]
-    return Literal(repr(value))
+    text = literal_text(value)
+    return Literal(text) if text is not None else named_object(ctx, value, type(value).__name__)
 
 
 def output_with(ctx: Builder, value: Value, fake: torch.Tensor, strides: tuple[Index, ...]) -> str:
