@@ -69,6 +69,14 @@ def test_numbers_that_decide_about_many_elements_are_made_in_groups_of_their_own
     assert len(plan.launches) <= 3
 
 
+def test_reductions_that_are_equal_are_one():
+    given = [torch.randn(4, 9) for _ in range(4)]
+    plan = assert_as_eager(lambda *given: [x.sin().sum(-1) for x in given], *given)
+    assert problems(plan) == [4]
+    assert plan.launches[0].kernel.problems == ((),) * 4
+    assert set(problems(plan_of(lambda *given: [x.sum(-1) for x in given], *given[:3], torch.randn(4, 10)))) == {0}
+
+
 def test_lengths_that_are_no_multiples_of_a_vector_stay_apart_where_there_are_enough_others():
     few, many = (plan_of(momentum, *pairs(15, 17, *even)) for even in ((64, 32), (64, 32, 96, 16)))
     assert problems(few) == [4]

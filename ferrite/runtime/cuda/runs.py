@@ -37,12 +37,14 @@ MAX_VARIANTS = 4  # of a run, by which pointers are not aligned; then one for al
 @dataclass
 class Step:
     """One launch: its kernel, the slots and offsets of its pointers and sizes, and what was loaded for it. `place`: of
-    the call of the run that it is, or is part of. `in_table`: addresses that the kernel finds in memory."""
+    the call of the run that it is, or is part of. `in_table`: addresses that the kernel finds in memory. `is_table`: it
+    writes such a table."""
 
     kernel: CudaKernel
     call: KernelCall
     place: int
     in_table: Sequence[tuple[int, int]] = ()
+    is_table: bool = False
     function: Function | None = None
     unaligned: tuple[CudaKernel, Function] | None = None
 
@@ -95,7 +97,8 @@ class CudaRun(Table):
     def run_without_arena(self, stream: int, slots: Sequence[int]) -> None:
         here: dict[ArenaPart, Any] = {}
         with self.driver.on(self.device):
-            for place, steps in itertools.groupby(self.steps, lambda step: step.place):
+            in_order = sorted(self.steps, key=lambda step: step.place)  # each table before its kernel
+            for place, steps in itertools.groupby(in_order, lambda step: step.place):
                 for part in self.table.arena_parts:
                     if part.first == place:
                         here[part] = self.driver.memory(part.size, self.device)
@@ -177,6 +180,7 @@ class CudaRun(Table):
                 step.kernel.shared,
                 [*step.given, *self.fixed(step.kernel)],
                 nodes[place] if nodes else 0,
+                step.is_table,
             )
             for place, step in enumerate(self.steps)
         ]
@@ -221,8 +225,9 @@ def cuda_run(
             steps += grouped_steps(kernel, call, place, writers or {})
         else:
             steps.append(Step(kernel, call, place))
-    busy = [step for step in steps if step.kernel.programs != 0]  # a graph has no nodes that do nothing
-    return run_of(busy or steps, table, driver, launcher)
+    busy = [step for step in steps if step.kernel.programs != 0] or steps  # a graph has no nodes that do nothing
+    # Tables come first, at once: nothing else lies where they do.
+    return run_of(sorted(busy, key=lambda step: not step.is_table), table, driver, launcher)
 
 
 def grouped_steps(
@@ -235,7 +240,8 @@ def grouped_steps(
     for count in written_at_once(len(words)):
         some = words[start : start + count]
         some += [(IMMEDIATE, 0)] * (count - len(some))
-        yield Step(writers[count], KernelCall(call.kernel, ((slot, offset + WORD * start), *some)), place)
+        call_of_writer = KernelCall(call.kernel, ((slot, offset + WORD * start), *some))
+        yield Step(writers[count], call_of_writer, place, is_table=True)
         start += count
     yield Step(kernel, KernelCall(call.kernel, ((slot, offset),)), place, addresses)
 

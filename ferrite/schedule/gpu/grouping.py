@@ -2,9 +2,10 @@
 
     launch add_3(p, g); launch add_4(q, h); ...   ->   launch of a grouped kernel (p, g, q, h, ...)
 
-Kernels are alike where they differ in how long their loops are, and in how many lanes they have, alone: the lengths
-become sizes, and each launch becomes a problem of the grouped kernel. All of them are at one level: nothing that one
-needs is made, on whatever way, by another. Other launches keep their order as far as what they need allows.
+Kernels are alike where they are equal; pointwise ones also where they differ in how long their loops are, and in how
+many lanes they have, alone: lengths that differ become sizes. Each launch becomes a problem of the grouped kernel. All
+of them are at one level: nothing that one needs is made, on whatever way, by another. Other launches keep their order
+as far as what they need allows.
 
 What comes of a launch and goes into another within the run has to be there for all problems at once: so much memory
 must not be more than a little.
@@ -31,7 +32,7 @@ VECTOR = 16  # elements: where all lengths are multiples of it, no vector is mas
 @dataclass(frozen=True)
 class Form:
     """A kernel as a problem of a grouped one: what it shares with those that are alike, the lengths of its loops,
-    outermost first, and the lanes of its block."""
+    outermost first, if it is pointwise, and the lanes of its block."""
 
     shared: object
     lengths: tuple[int, ...]
@@ -108,22 +109,23 @@ class Grouping:
     # --- kernels that are alike ---------------------------------------------------------------------------------------
 
     def form(self, kernel: Kernel) -> Form | None:
-        """None where a kernel is not pointwise, or its sizes are not known."""
+        """None where sizes are not known, or indices are checked."""
         if id(kernel.body) not in self.forms:
             self.forms[id(kernel.body)] = self.new_form(kernel)
         return self.forms[id(kernel.body)]
 
     def new_form(self, kernel: Kernel) -> Form | None:
-        loops = loops_of(kernel)
-        if loops is None or kernel.sizes or kernel.problems or not kernel.warps or checks(kernel):
+        if kernel.sizes or checks(kernel):
             return None
+        loops = loops_of(kernel)
+        if loops is None:
+            return Form(self.shared.setdefault(kernel, kernel), (), 1)
         lengths = tuple(cast(Number, loop.axis.extent).value for loop in loops)
         wide = [loop.lanes for loop in loops if loop.lanes > 1]
         lanes = wide[0] if len(wide) == 1 else 1
         # Blocks of several dimensions, and large ones, are the same in all problems.
         fixed = tuple(wide) if len(wide) > 1 else max(lanes, self.machine.max_grouped_block)
-        bounds = [(0, None)] * len(lengths)
-        general = with_lengths(kernel, bounds, lanes=1 if len(wide) == 1 else None)
+        general = with_lengths(kernel, [(0, None)] * len(lengths), lanes=1 if len(wide) == 1 else None)
         general = replace(general, warps=1) if len(wide) == 1 else general
         shared: object = (general, fixed)
         return Form(self.shared.setdefault(shared, shared), lengths, lanes)
@@ -134,10 +136,12 @@ class Grouping:
         forms = [cast(Form, self.form(launch.kernel)) for launch in launches]
         widest = max(range(len(forms)), key=lambda place: forms[place].lanes)
         bounds = [(min(lengths), max(lengths)) for lengths in zip(*(form.lengths for form in forms), strict=True)]
+        differ = [place for place, (low, high) in enumerate(bounds) if low < high]
+        kernel = launches[widest].kernel
         made = replace(
-            with_lengths(launches[widest].kernel, bounds),
+            with_lengths(kernel, [bounds[place] if place in differ else None for place in range(len(bounds))]),
             origins=launches[0].kernel.origins,
-            problems=tuple(form.lengths for form in forms),
+            problems=tuple(tuple(form.lengths[place] for place in differ) for form in forms),
         )
         return Launch(
             verify_kernel(made),
@@ -162,10 +166,12 @@ def loops_of(kernel: Kernel) -> list[Loop] | None:
     return found
 
 
-def with_lengths(kernel: Kernel, bounds: Sequence[tuple[int, int | None]], lanes: int | None = None) -> Kernel:
-    """The kernel with sizes for the lengths of its loops; `lanes`: of its block."""
-    sizes = [symbol(f"s{place}", low, high) for place, (low, high) in enumerate(bounds)]
-    left = iter(sizes)
+def with_lengths(kernel: Kernel, bounds: Sequence[tuple[int, int | None] | None], lanes: int | None = None) -> Kernel:
+    """The kernel with sizes for the lengths of its loops, where these have bounds; `lanes`: of its block."""
+    if not bounds:
+        return kernel
+    found = [None if each is None else symbol(f"s{place}", *each) for place, each in enumerate(bounds)]
+    left = iter(found)
 
     def body(statements: Body) -> Body:
         return tuple(map(statement, statements))
@@ -175,12 +181,12 @@ def with_lengths(kernel: Kernel, bounds: Sequence[tuple[int, int | None]], lanes
             return When(item.condition, body(item.body))
         if not isinstance(item, Loop):
             return item
-        longer = axis(item.axis.name, next(left))
+        longer = axis(item.axis.name, next(left) or item.axis.extent)
         places: dict[Axis, Index] = {item.axis: longer}
         inside = replaced(body(item.body), places)
         return replace(item, axis=longer, body=inside, lanes=lanes if lanes and item.lanes > 1 else item.lanes)
 
-    return replace(kernel, sizes=tuple(sizes), body=body(kernel.body))
+    return replace(kernel, sizes=tuple(size for size in found if size is not None), body=body(kernel.body))
 
 
 # --- order ------------------------------------------------------------------------------------------------------------
