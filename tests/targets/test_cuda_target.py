@@ -194,6 +194,23 @@ def test_the_step_of_an_optimizer_is_one_launch_and_one_that_writes_its_table(gp
     assert len(gpu.driver.launched) == 4
 
 
+def two_lists(*tensors):
+    return [*(x.sin() for x in tensors[:4]), *(x * x for x in tensors[4:])]
+
+
+def test_tables_are_written_before_all_else_and_come_from_the_cache(gpu, artifact_cache):
+    given = [torch.randn(size) for size in (3, 5, 7, 9, 4, 6, 8, 10)]
+    for expected in ("miss", "hit"):
+        f = compiled(two_lists)
+        for _ in range(2):
+            assert_same(f(*given), two_lists(*given))
+        assert [outcome.result for outcome in ferrite.last_compile().cache] == [expected]
+        assert [each.way for each in gpu.driver.launched[-4:]] == ["graph"] * 4
+        assert gpu.driver.free == [True, True, False, False]
+        assert [each.entry.startswith("write") for each in gpu.driver.launched[-4:]] == gpu.driver.free
+        torch.compiler.reset()
+
+
 def test_tensors_of_a_list_that_overlap_are_written_one_after_the_other(gpu):
     def function(*tensors):
         for x in tensors:
