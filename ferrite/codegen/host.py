@@ -363,9 +363,11 @@ class _Printer:
     def run(self, run: Run) -> Iterator[str]:
         slots: dict[object, int] = {}
         calls = []
+        tables: list[ArenaPart] = []  # what single launches need in the arena, behind all else
+        arena = run.arena
         where = self.buffer_table.buffers[run.launches[0].arguments[0]].device
         spelling = self.spelling(where)
-        for launch in run.launches:
+        for place, launch in enumerate(run.launches):
             arguments = []
             for name in launch.arguments:
                 if name in run.offsets:
@@ -379,6 +381,10 @@ class _Printer:
             for word in spelling.launch_words(launch.kernel):
                 index = substitute(word, dict(zip(launch.kernel.sizes, launch.sizes, strict=True)))
                 arguments.append((slots.setdefault(index, len(slots) + 1), 0))
+            if size := spelling.launch_memory(launch.kernel):
+                arguments.append((0, arena))
+                tables.append(ArenaPart(arena, size, place, place))
+                arena += size
             complaints: tuple[str, ...] = ()
             if self.source.checked:
                 arguments += self.bounds(run, launch, slots)
@@ -387,17 +393,17 @@ class _Printer:
         number = len(self.source.runs)
         parallel_regions = () if self.source.checked else run.parallel_regions  # what may fail shares no region
         device = run.launches[0].device
-        parts = tuple(self.arena_parts(run)) if spelling.can_do_without_arena else ()
-        self.source.runs.append(RunTable(run.arena, len(slots) + 1, tuple(calls), parallel_regions, device, parts))
+        parts = (*self.arena_parts(run), *tables) if spelling.can_do_without_arena else ()
+        self.source.runs.append(RunTable(arena, len(slots) + 1, tuple(calls), parallel_regions, device, parts))
         for each in parallel_regions:
             yield f"# kernels {each.first} to {each.first + each.count - 1} of run_{number}: together, one thread each"
         words = [slot_text(slot, spelling, self.buffer_table.buffers) for slot in slots]
-        if run.arena:
-            yield f"arena = {spelling.arena(run.arena, where)}"
+        if arena:
+            yield f"arena = {spelling.arena(arena, where)}"
             words.insert(0, spelling.address("arena"))
         call = f"run_{number}({', '.join([*spelling.run_arguments(where), *words])})"
         yield self.remarked(call, first_line(run))
-        if run.arena:
+        if arena:
             yield "del arena"
 
     def arena_parts(self, run: Run) -> Iterator[ArenaPart]:

@@ -7,7 +7,7 @@ for its threads, and what becomes of kernels that follow each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from ferrite.errors import Refusal
 from ferrite.ir.index import Axis
 from ferrite.ir.kernel import Kernel
 from ferrite.ir.program import Operation, Program
+from ferrite.pipeline import Fuel
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.stages import Stage
@@ -56,6 +57,10 @@ class Scheduling(Protocol):
     def arranged(self, group: Group, inside: Iterable[str], buffer_table: BufferTable) -> Built:
         """A group as a kernel: loops for threads and vectors, or grids and blocks. `inside`: storages that nothing else
         accesses."""
+
+    def grouped(self, run: Run, buffer_table: BufferTable, leaving: Collection[str], fuel: Fuel) -> Run:
+        """Launches that follow each other, with those as one that are alike and independent, before anything is known
+        of where their memory is. `leaving`: storages that leave the program. A group spends one unit of fuel."""
 
     def finished(self, run: Run, buffer_table: BufferTable) -> Run:
         """Launches that follow each other, with what can be done about all of them at once."""

@@ -84,6 +84,7 @@ class SimulatedDriver:
         self.renewed: list[int] = []
         self.separate: list[int] = []  # sizes of what was to lie in an arena
         self.refuses_to_renew = False
+        self.free: list[bool] = []  # launches of the last graph that wait for nothing
         self.callbacks = self.driver_functions()
 
     # --- as Python asks -----------------------------------------------------------------------------------------------
@@ -117,6 +118,7 @@ class SimulatedDriver:
 
     def graph(self, steps: Sequence[LaunchStep], device: int) -> Graph:
         first = 100_000 * (1 + len(self.graphs))
+        self.free = [step.is_free for step in steps]
         self.nodes = dict.fromkeys(range(first, first + len(steps)))
         self.graphs[9000 + len(self.graphs)] = self.nodes
         return Graph(9000 + len(self.graphs) - 1, list(self.nodes))

@@ -63,7 +63,7 @@ class Driver(Protocol):
         """Addresses of what a native run calls; none where Python has to."""
 
     def graph(self, steps: Sequence[LaunchStep], device: int) -> Graph:
-        """A CUDA graph of launches, one after the other."""
+        """A CUDA graph of launches, one after the other, but for those that are free: what follows waits for all."""
 
 
 class CudaError(RuntimeError):
@@ -204,6 +204,7 @@ class LibCuda:
         """Each node is given its arguments before a launch: what they are now does not matter."""
         graph, ready = ctypes.c_void_p(), ctypes.c_void_p()
         nodes: list[ctypes.c_void_p] = []
+        last: list[ctypes.c_void_p] = []  # that nothing waits for so far
         with self.on(device):
             self.call("cuGraphCreate", ctypes.byref(graph), 0)
             for step in steps:
@@ -212,10 +213,12 @@ class LibCuda:
                 places = (ctypes.c_void_p * count)(*(ctypes.addressof(values) + 8 * place for place in range(count)))
                 first = ctypes.cast(places, ctypes.c_void_p)
                 given = NodeParameters(step.function, 1, 1, 1, step.threads, 1, 1, step.shared, first, None)
-                node, before = ctypes.c_void_p(), (ctypes.c_void_p * 1)(*nodes[-1:])
-                many = ctypes.c_size_t(len(nodes[-1:]))
+                awaited = [] if step.is_free else last
+                node, before = ctypes.c_void_p(), (ctypes.c_void_p * max(len(awaited), 1))(*awaited)
+                many = ctypes.c_size_t(len(awaited))
                 self.call("cuGraphAddKernelNode", ctypes.byref(node), graph, before, many, ctypes.byref(given))
                 nodes.append(node)
+                last = [*last, node] if step.is_free else [node]
             self.call("cuGraphInstantiateWithFlags", ctypes.byref(ready), graph, ctypes.c_ulonglong(0))
         made = Graph(ready.value or 0, [node.value or 0 for node in nodes])
         for name, handle in (("cuGraphExecDestroy", ready), ("cuGraphDestroy", graph)):

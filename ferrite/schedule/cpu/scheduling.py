@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from ferrite.errors import Refusal
 from ferrite.ir.index import Axis
 from ferrite.ir.program import Operation, Program
+from ferrite.pipeline import Fuel
 from ferrite.schedule.cpu.kernels import build
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.parallel_regions import ParallelRegions
@@ -42,6 +43,9 @@ class CpuScheduling:
 
     def arranged(self, group: Group, inside: Iterable[str], buffer_table: BufferTable) -> Built:
         return build(group, inside, buffer_table, self.machine)
+
+    def grouped(self, run: Run, buffer_table: BufferTable, leaving: Collection[str], fuel: Fuel) -> Run:
+        return run  # one after the other they cost nothing; see `finished` for those that share a parallel region
 
     def finished(self, run: Run, buffer_table: BufferTable) -> Run:
         return ParallelRegions(buffer_table, self.machine).shared(run)

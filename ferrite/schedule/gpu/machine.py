@@ -102,5 +102,11 @@ class GpuMachine:
     # Bytes side by side that make a load of a warp whole, and those that memory gives at once.
     line: int = 128
     sector: int = 32
+    # Launches that are alike from which on they are one, which takes another launch, of a kernel that writes addresses
+    # into memory; lanes up to which a block may be larger than a problem needs; and bytes of what such launches hand to
+    # others within a run, which are there for all of them at once. Not measured.
+    min_grouped_launches: int = 4
+    max_grouped_block: int = 4096
+    max_bytes_between: int = 1 << 20
     # Bytes that two runs must save over one: torch's allocator rounds large blocks up to 2 MB.
     min_split_bytes: int = 2 << 20

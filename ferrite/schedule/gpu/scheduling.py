@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from ferrite.errors import Refusal
 from ferrite.ir.index import Axis
 from ferrite.ir.program import Operation, Program, Scan
+from ferrite.pipeline import Fuel
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.stages import Stage
+from ferrite.schedule.gpu.grouping import Grouping
 from ferrite.schedule.gpu.kernels import build
 from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.gpu.prepare import prepare
@@ -47,6 +49,9 @@ class GpuScheduling:
 
     def arranged(self, group: Group, inside: Iterable[str], buffer_table: BufferTable) -> Built:
         return build(group, tuple(inside), buffer_table, self.machine)
+
+    def grouped(self, run: Run, buffer_table: BufferTable, leaving: Collection[str], fuel: Fuel) -> Run:
+        return Grouping(buffer_table, self.machine, leaving, fuel).grouped(run)
 
     def finished(self, run: Run, buffer_table: BufferTable) -> Run:
         return run
