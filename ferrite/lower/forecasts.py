@@ -109,6 +109,8 @@ def misforecast(target: Any, operands: Iterable[OperandLayout]) -> Refusal | Non
         wrong = target is not aten.div.Tensor and len({each.strides for each in operands if each.sizes}) > 1
     elif packet in BY_ONE_OPERAND:
         wrong = not all(each.is_contiguous for each in operands) or any(map(has_strides_of_more, operands))
+    elif packet is aten.angle:  # complex numbers are taken apart first, which leaves no order of dimensions
+        wrong = operands[0].dtype.is_complex and not operands[0].is_contiguous
     elif packet in BY_CHANNELS:
         first = operands[0]
         wrong = not (first.is_contiguous or first.has_channels_last or first.is_corrected)

@@ -102,6 +102,8 @@ RULES: dict[Any, Rule] = {
 }
 # Those whose rule depends on arguments: see `rule_by_arguments`.
 BY_ARGUMENTS = frozenset({aten.cat, aten.stack, aten.roll, aten.rot90, aten.constant_pad_nd, aten.isinf, aten._fft_r2c})
+# Elementwise for all but complex numbers, of which a tensor is made first.
+OF_COMPLEX: dict[Any, Rule] = {aten.abs: like_operand, aten.angle: contiguous_result}
 # The library that computes it decides how results lie, whatever their sizes, and differs from machine to machine.
 BY_LIBRARY = frozenset({aten._fft_r2c})
 # Elementwise, but not tagged as such.
@@ -352,6 +354,8 @@ def rule_of(node: torch.fx.Node) -> tuple[Rule | None, Sequence[torch.Tensor]]:
         return (RULES[packet], operands[:1]) if preserves and operands else (None, ())
     if packet in BY_ARGUMENTS:
         return rule_by_arguments(node), operands if packet in (aten.cat, aten.stack) else operands[:1]
+    if is_of_complex(packet, operands):
+        return OF_COMPLEX[packet], operands[:1]
     placed = [each for each in operands if each.ndim]
     if (
         node.target is aten.pow.Scalar
@@ -365,6 +369,10 @@ def rule_of(node: torch.fx.Node) -> tuple[Rule | None, Sequence[torch.Tensor]]:
         placed.reverse()
     numbers = len(placed) < len(operands) or takes_numbers_as_tensors(node)
     return functools.partial(elementwise, numbers=numbers), placed
+
+
+def is_of_complex(packet: Any, operands: Sequence[torch.Tensor]) -> bool:
+    return packet in OF_COMPLEX and any(each.is_complex() for each in operands)
 
 
 def rule_by_arguments(node: torch.fx.Node) -> Rule | None:
@@ -397,7 +405,7 @@ def rule_by_arguments(node: torch.fx.Node) -> Rule | None:
 def computed_in(node: torch.fx.Node, result: torch.dtype, operands: Sequence[torch.Tensor]) -> torch.dtype | None:
     """The type that operands of another type are converted to first; None where they are taken as they are."""
     packet = packet_of(node)
-    if packet in RULES or packet in BY_ARGUMENTS:
+    if packet in RULES or packet in BY_ARGUMENTS or is_of_complex(packet, operands):
         return None
     if result is not torch.bool:
         return result

@@ -285,6 +285,10 @@ class Min(_Choice):
         lows, highs = [item.low for item in self.items], [item.high for item in self.items]
         low = None if None in lows else min(low for low in lows if low is not None)
         high = min((high for high in highs if high is not None), default=None)
+        if high is None or low is None or low < high:
+            total = _total_of_opposites(self.items)
+            if total is not None:  # the lesser of two is at most their mean
+                high = total // 2 if high is None else min(high, total // 2)
         self.set(low, high, all(item.fixed for item in self.items))
 
 
@@ -296,7 +300,25 @@ class Max(_Choice):
         lows, highs = [item.low for item in self.items], [item.high for item in self.items]
         low = max((low for low in lows if low is not None), default=None)
         high = None if None in highs else max(high for high in highs if high is not None)
+        if high is None or low is None or low < high:
+            total = _total_of_opposites(self.items)
+            if total is not None:  # the greater of two is at least their mean
+                low = -(-total // 2) if low is None else max(low, -(-total // 2))
         self.set(low, high, all(item.fixed for item in self.items))
+
+
+def _total_of_opposites(items: tuple[Index, ...]) -> int | None:
+    """The sum of two items, where it is a number: that of `x - 1` and `1 - x`, of which the greater is `abs(x - 1)`."""
+    if len(items) != 2:
+        return None
+    (one, ones), (other, others) = map(_constant_and_terms, items)
+    if len(ones) != len(others) or dict(ones) != {part: -factor for part, factor in others}:
+        return None
+    return one + other
+
+
+def _constant_and_terms(item: Index) -> tuple[int, tuple[tuple[Index, int], ...]]:
+    return (item.constant, item.terms) if isinstance(item, Sum) else (0, ((item, 1),))
 
 
 def number(value: int) -> Number:
