@@ -16,7 +16,7 @@ from ferrite.schedule.gpu.blocks import elements_of, warps_for, whole_elements, 
 from ferrite.schedule.gpu.flat import MAX_STEP, flat, is_strided
 from ferrite.schedule.gpu.kept_columns import KeptColumns, can_keep_columns, row_axes
 from ferrite.schedule.gpu.machine import GpuMachine
-from ferrite.schedule.gpu.profit import needs_kept_columns, kept_column, without
+from ferrite.schedule.gpu.profit import kept_column, needs_kept_columns, without
 from ferrite.schedule.gpu.rows import by_columns, by_rows, sorts
 from ferrite.schedule.gpu.scatter import atomic, is_scatter
 from ferrite.schedule.gpu.simplify import simplified

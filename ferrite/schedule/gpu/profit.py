@@ -42,7 +42,7 @@ def slower(group: Group, stage: Stage, rows: tuple[Axis, ...], machine: GpuMachi
 
 
 def needs_kept_columns(stages: list[Stage], rows: tuple[Axis, ...]) -> bool:
-    """Whether some reduce columns that others go across, and a program cannot hold all rows of a piece."""
+    """Whether some reduce columns that others go across, and a program cannot hold all of it."""
     columns = [is_column_piece(stage, rows) for stage in stages]
     if not any(columns) or all(columns):
         return False
