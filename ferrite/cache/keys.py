@@ -156,7 +156,7 @@ def ambient() -> dict[str, str]:
     filling: Any = torch.utils.deterministic
     precision = {
         "float32": torch.get_float32_matmul_precision,
-        "cuda tf32": lambda: cuda.allow_tf32,
+        "cuda": lambda: cuda.fp32_precision,
         "cuda fp16": lambda: cuda.allow_fp16_reduced_precision_reduction,
         "cuda bf16": lambda: cuda.allow_bf16_reduced_precision_reduction,
         "cudnn tf32": lambda: cudnn.allow_tf32,

@@ -23,8 +23,19 @@ def has_arm_compute_library() -> bool:
 
 def uses_arm_compute_library() -> bool:
     """Whether products of float32 go there, as far as torch's settings tell."""
-    settings = bool(torch.backends.mkldnn.enabled) and torch.get_float32_matmul_precision() == "highest"
+    settings = bool(torch.backends.mkldnn.enabled) and not may_round_operands("cpu")
     return settings and has_arm_compute_library()
+
+
+def may_round_operands(device_type: str) -> bool:
+    """Whether the user lets products of float32 round what they multiply to fewer bits, on such a device.
+
+    The setting of one backend answers whichever way it was set. `torch.get_float32_matmul_precision` and `allow_tf32`
+    raise an error where backends differ: after `torch.backends.cuda.matmul.fp32_precision = "tf32"`.
+    """
+    backends: Any = torch.backends
+    backend = backends.cuda if device_type == "cuda" else backends.mkldnn
+    return backend.matmul.fp32_precision in ("tf32", "bf16")
 
 
 def works_with_all_of_few_cores() -> bool:

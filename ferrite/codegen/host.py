@@ -17,6 +17,7 @@ The softmax takes over the memory of the product (`ferrite.schedule.memory.in_pl
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,7 +37,7 @@ from ferrite.codegen.host_parts import (
     slot_text,
     tensors_of,
 )
-from ferrite.codegen.host_recording import RecordedPart, Recording, Row, Segment, segments, with_parts
+from ferrite.codegen.host_recording import RecordedPart, Recording, Segment, Stretch, segments, with_parts
 from ferrite.codegen.host_spelling import EagerSpelling, HostSpelling
 from ferrite.codegen.host_views import Windows, windows_of
 from ferrite.codegen.small_programs import small_program
@@ -194,6 +195,7 @@ class _Printer:
         self.there = {item for item in self.program.inputs if isinstance(item, str)}  # tensors under their names
         self.laid_out = set(read_by_strides(plan))
         self.bound = {item.name for item in self.program.inputs if isinstance(item, Symbol)}  # symbols with values
+        self.given_objects = {item.name for item in self.program.inputs if isinstance(item, host.Constant)}
         self.to_lay_out: list[str] = []  # results whose strides have symbols without one
         self.windows = Windows()
 
@@ -208,11 +210,11 @@ class _Printer:
         found: list[Segment] = []
         if self.recording is not None:
             found, self.source.not_recorded = segments(self.plan, self.recording)
-        rows, parts = self.rows(found), list[str]()
-        lines: Iterable[str] = (row.text for row in rows)
+        stretches, parts = self.stretches(found), list[str]()
+        lines: Iterable[str] = (line for stretch in stretches for line in stretch.lines)
         if found and self.recording is not None:
             gives = self.recording.lends_gradients
-            parts, lines, self.source.parts = with_parts(self.name, list(rows), names, found, self.plan, gives)
+            parts, lines, self.source.parts = with_parts(self.name, list(stretches), names, found, self.plan, gives)
         yield from parts
         yield f"def {self.name}(args):"
         if names:
@@ -220,31 +222,43 @@ class _Printer:
         yield f"{INDENT}args.clear()"
         yield from lines
 
-    def rows(self, found: Sequence[Segment]) -> Iterator[Row]:
-        """The lines behind that, with the parts that they belong to."""
+    def stretches(self, found: Sequence[Segment]) -> Iterator[Stretch]:
+        """The lines behind that, by the parts that they belong to."""
+        yield self.stretch(self.beginning())
+        parts = {place: number for number, each in enumerate(found) for place in range(each.first, each.last + 1)}
+        self.windows = windows_of(self.plan, self.buffer_table, parts)
+        for part, places in itertools.groupby(range(len(self.plan.steps)), parts.get):
+            yield self.stretch((line for place in places for line in self.step_and_frees(place)), part)
+        yield self.stretch(self.end(bool(found)))
+
+    def stretch(self, lines: Iterable[str], part: int | None = None) -> Stretch:
+        indented = [INDENT + line for line in lines]
+        return Stretch(part, indented, frozenset(self.there | self.bound | self.given_objects))
+
+    def beginning(self) -> Iterator[str]:
+        """What was given may not lie as the program says."""
         given = sorted(self.there - self.written())
         if self.is_body:  # it may have been traced for operands that lie otherwise, as parts of a `map` do
-            yield from (Row(INDENT + line) for line in self.received(given))
+            yield from self.received(given)
         elif self.program.name == "backward":  # what the forward program keeps for it may be results of calls
-            yield from (Row(INDENT + line) for line in self.saved(given))
-        numbers = {place: number for number, each in enumerate(found) for place in range(each.first, each.last + 1)}
-        self.windows = windows_of(self.plan, self.buffer_table, numbers)
-        for place, step in enumerate(self.plan.steps):
-            part = numbers.get(place)
-            for line in self.step(place, step):
-                yield Row(INDENT + line, part)
-            dead = sorted(self.dead(place))
-            if dead:
-                self.there -= set(dead)
-                yield Row(f"{INDENT}del {', '.join(dead)}", part)
+            yield from self.saved(given)
+
+    def step_and_frees(self, place: int) -> Iterator[str]:
+        yield from self.step(place, self.plan.steps[place])
+        dead = sorted(self.dead(place))
+        if dead:
+            self.there -= set(dead)
+            yield f"del {', '.join(dead)}"
+
+    def end(self, is_recorded: bool) -> Iterator[str]:
         for item in self.program.outputs:
             if isinstance(item, str):
-                yield from (Row(INDENT + line) for line in self.made(item))
+                yield from self.made(item)
         results = f"[{', '.join(map(self.output, self.program.outputs))}]"
-        if found and self.recording is not None:
+        if is_recorded and self.recording is not None:
             seen = [place for place in range(len(self.program.outputs)) if place not in self.recording.kept]
             results = f"from_pool({results}, {seen})"
-        yield Row(f"{INDENT}return {results}")
+        yield f"return {results}"
 
     def dead(self, place: int) -> Iterator[str]:
         """Tensors that nothing needs after a step."""

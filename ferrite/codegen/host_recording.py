@@ -17,12 +17,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.codegen.host_parts import tensors_of
+from ferrite.codegen.host_parts import names_in, tensors_of
 from ferrite.errors import ModelLine, Refusal
 from ferrite.ir.index import Symbol
 from ferrite.ir.program import Assert, Bind, Buffer, Call, Collective, Item, Operation, call_of, writes
@@ -32,10 +31,6 @@ from ferrite.schedule.fusion import BufferTable
 
 INDENT = "    "
 MIN_LAUNCHES = 3  # fewer are as quick without: inputs of a part are copied
-STRING = r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\""
-# Names that stand for something: no attributes, no keywords of calls, nothing inside strings.
-NAME = re.compile(rf"(?:{STRING})|(?<![\w.])([A-Za-z_]\w*)(?!\w|=[^=])")
-TARGETS = re.compile(r"([\w\s,()\[\]*]+?) = (?!=)")
 
 # Operators of torch that wait for the GPU, ask its driver for memory, or keep something on the host from call to call.
 WAITING = re.compile(
@@ -69,11 +64,14 @@ class RecordedPart:
     lends_gradients: bool = False
 
 
-class Row(NamedTuple):
-    """A line of a host program, and the part that it belongs to."""
+@dataclass(frozen=True)
+class Stretch:
+    """Lines of a host program that follow each other and belong to one part, or to none. `bound`: names that stand for
+    something after them."""
 
-    text: str
-    part: int | None = None
+    part: int | None
+    lines: list[str]
+    bound: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -203,41 +201,39 @@ def line_of(step: Run | Operation) -> ModelLine | None:
 
 def with_parts(
     name: str,
-    rows: Sequence[Row],
+    stretches: Sequence[Stretch],
     inputs: Sequence[str],
     found: Sequence[Segment],
     plan: Plan,
     lends_gradients: bool = False,
 ) -> tuple[list[str], list[str], list[RecordedPart]]:
-    """Functions for the parts, the lines of the program with calls of them, and what is known of each part. `rows`: the
-    program's lines behind the one that takes its arguments; `inputs`: names that this one binds."""
-    last_read = {word: place for place, row in enumerate(rows) for word in words_of(row.text)}
+    """Functions for the parts, the lines of the program with calls of them, and what is known of each part.
+    `stretches`: the program's lines behind the one that takes its arguments; `inputs`: names that this one binds."""
+    used = [list(dict.fromkeys(word for line in each.lines for word in names_in(line))) for each in stretches]
+    last_used = {word: place for place, words in enumerate(used) for word in words}
     table = BufferTable(plan.program)
     sizes_vary = any(map(symbols_of, plan.program.buffers)) or any(isinstance(x, Symbol) for x in plan.program.inputs)
     functions: list[str] = []
     lines: list[str] = []
     parts: list[RecordedPart] = []
-    bound = set(inputs)
-    for number, first, stop in stretches(rows):
-        texts = [row.text for row in rows[first:stop]]
-        made, freed = set[str]().union(*map(bound_by, texts)), freed_by(texts)
-        if number is None:
-            lines += texts
-            bound = (bound | made) - freed
+    bound = frozenset(inputs)
+    for place, stretch in enumerate(stretches):
+        before, bound = bound, stretch.bound
+        if stretch.part is None:
+            lines += stretch.lines
             continue
-        given = [each for each in dict.fromkeys(word for text in texts for word in words_of(text)) if each in bound]
-        results = sorted(each for each in made - freed if last_read.get(each, -1) >= stop)
-        function = f"{name}_part_{number}"
+        given = [each for each in used[place] if each in before]
+        gone = [each for each in given if each not in bound]
+        results = sorted(each for each in bound - before if last_used.get(each, -1) > place)
+        function = f"{name}_part_{stretch.part}"
         taken = [f"{INDENT}({', '.join(given)},) = args"] if given else []
-        functions += [f"def {function}(args):", *taken, f"{INDENT}args.clear()", *texts]
+        functions += [f"def {function}(args):", *taken, f"{INDENT}args.clear()", *stretch.lines]
         functions += [f"{INDENT}return [{', '.join(results)}]", ""]
-        gone = [each for each in given if each in freed]
         received = f"[{', '.join(results)}] = " if results else ""
         lines.append(f"{INDENT}given = [{', '.join(given)}]")
         lines += [f"{INDENT}del {', '.join(gone)}"] if gone else []
-        lines += [f"{INDENT}{received}recorded_{number}({function}, given)", f"{INDENT}del given"]
-        bound = (bound - set(gone)) | set(results)
-        segment = found[number]
+        lines += [f"{INDENT}{received}recorded_{stretch.part}({function}, given)", f"{INDENT}del given"]
+        segment = found[stretch.part]
         steps = plan.steps[segment.first : segment.last + 1]
         written = {table.buffers[each].storage for step in steps for each in written_by(step) if each in table.buffers}
         places = (at for at, each in enumerate(given) if each in table.buffers and storage(table, each) in written)
@@ -249,15 +245,6 @@ def storage(table: BufferTable, name: str) -> str:
     return table.buffers[name].storage
 
 
-def stretches(rows: Sequence[Row]) -> Iterator[tuple[int | None, int, int]]:
-    """Rows that follow each other and belong to one part, or to none: its number, and where they begin and stop."""
-    first = 0
-    for place in range(1, len(rows) + 1):
-        if place == len(rows) or rows[place].part != rows[first].part:
-            yield rows[first].part, first, place
-            first = place
-
-
 def written_by(step: Run | Operation) -> Iterator[str]:
     if not isinstance(step, Run):
         yield from (access.buffer for access in writes(step))
@@ -267,32 +254,3 @@ def written_by(step: Run | Operation) -> Iterator[str]:
     for launch in step.launches:
         yield from (access.buffer for operation in launch.operations for access in writes(operation))
     yield from (tensor for tensor, _offset in step.borrowed_space.values())
-
-
-def words_of(line: str) -> list[str]:
-    text = line.strip()
-    return [] if text.startswith("#") else [word for word in NAME.findall(text) if word]
-
-
-def bound_by(line: str) -> set[str]:
-    text = line.strip()
-    if text.startswith(("#", "del ")):
-        return set()
-    if text.startswith("if ") and (place := text.find(": ")) > 0:
-        text = text[place + 2 :]
-    found: set[str] = set()
-    for statement in text.split("; "):
-        if not statement.startswith("del ") and (target := TARGETS.match(statement)) is not None:
-            found |= {word for word in NAME.findall(target[1]) if word}
-    return found - {"_"}
-
-
-def freed_by(lines: Sequence[str]) -> set[str]:
-    """Names that are free at the end of some lines."""
-    free: set[str] = set()
-    for line in lines:
-        free -= bound_by(line)
-        for statement in line.strip().split("; "):
-            if statement.startswith("del "):
-                free |= set(statement[4:].split(", "))
-    return free

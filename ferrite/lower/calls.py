@@ -13,7 +13,7 @@ from ferrite.errors import Refusal
 from ferrite.ir import SHORT
 from ferrite.ir.index import ZERO, Index, Symbol
 from ferrite.ir.program import Buffer, Call, Constant, Template
-from ferrite.lower.arguments import argument, named_object, strided_picture
+from ferrite.lower.arguments import argument, literal_text, named_object, strided_picture
 from ferrite.lower.assertions import bind_offset, bind_sizes
 from ferrite.lower.builder import Builder
 from ferrite.lower.effects import effect_of, writes_in_graphs
@@ -96,10 +96,28 @@ def new_results(
             ctx.bound.add(index)
             names.append(index)
             return index
+        if is_object(fake):  # torch's picture of one is not what the call will give
+            value = new_object(ctx)
+            names.append(value.box.buffer)
+            return value
         names.append(None)
         return fake
 
     return made(out, 0)
+
+
+def is_object(value: Any) -> bool:
+    """Whether this is neither a tensor nor a number nor anything else that can be written down."""
+    numbers = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
+    return not isinstance(value, numbers) and literal_text(value) is None
+
+
+def new_object(ctx: Builder) -> Value:
+    """What a call gives that is no tensor, nor known before: only calls understand it."""
+    name = f"buf{len(ctx.buffers)}"
+    device = torch.device("cpu")
+    ctx.buffers[name] = Buffer(name, torch.uint8, (), (), ZERO, device, "foreign")
+    return Value(Box((), torch.uint8, device, buffer=name), (), ())
 
 
 def new_result(ctx: Builder, fake: torch.Tensor, owner: Value | None) -> Value:

@@ -145,6 +145,8 @@ def taken_over(old: torch.Tensor, sizes: Sequence[int], strides: Sequence[int]) 
 
 def laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     """What a call gave, with the strides that kernels expect of it."""
+    if tensor.dim() != len(strides):
+        raise RuntimeError(f"a call gave a tensor of {tensor.dim()} dimensions where {len(strides)} were forecast")
     where = zip(tensor.shape, tensor.stride(), strides, strict=True)
     if tensor.numel() == 0 or all(size == 1 or mine == wanted for size, mine, wanted in where):
         return tensor

@@ -26,17 +26,16 @@ from ferrite.ir.index.algebra import (
     Symbol,
     as_index,
     axis,
-    evaluate,
     exact,
     maximum,
     minimum,
     never_negative,
     number,
     smallest,
-    substitute,
     symbol,
 )
 from ferrite.ir.index.nested_bounds import never_negative_in_loops
+from ferrite.ir.index.substitution import evaluate, substitute
 
 pytestmark = pytest.mark.quick
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import unittest
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from _pytest.outcomes import Failed
 
+from bench.yardstick import agreeable
 from bench.yardstick.__main__ import main
 from bench.yardstick.reasons import reason_of
 from bench.yardstick.report import Comparison, page
@@ -144,3 +146,24 @@ def test_a_reason_is_told_from_the_error_and_the_statement(test: Callable[..., N
     with pytest.raises((Exception, Failed)) as caught:
         test(counters)
     assert reason_of(caught.value, Path(__file__)).kind == kind
+
+
+def test_insides_that_agree_with_every_test() -> None:
+    """And with nothing else: dynamo's counters, and texts of the test's own, are compared as ever."""
+    table = agreeable.Counters({"inductor": {"fused": 0}, "stats": {"graphs": 2}})
+    fused = table["inductor"]["fused"]
+    assert fused == 3
+    assert fused > 5
+    assert table["stats"]["graphs"] == 2
+    assert list(table.items()) == [("inductor", {"fused": 0}), ("stats", {"graphs": 2})]
+    result, (code,) = agreeable.run_and_get_code(max, 1, 2)
+    assert result == 2
+    case = unittest.TestCase()
+    same, contains = (agreeable.unless_generated(check) for check in (type(case).assertEqual, type(case).assertIn))
+    same(case, fused, "another")
+    same(case, str(fused), "7")
+    contains(case, "a kernel", "\n".join([code]))
+    with pytest.raises(AssertionError):
+        same(case, 2, 3)
+    with pytest.raises(AssertionError):
+        contains(case, "a kernel", "a text")

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import ferrite
@@ -122,6 +123,20 @@ def test_single_precision_is_padded_where_it_runs_on_matrix_units(precision):
         assert pad_mm.function(gm, PassContext(Options())) == (precision == "high")
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32"])
+def test_the_precision_may_be_that_of_gpus_alone(precision):
+    """Set in that way, torch does not tell the precision of all backends at once."""
+    with FakeTensorMode():
+        inputs = [torch.empty(4095, 4095, device="cuda") for _ in range(2)]
+        gm = make_fx(aten.mm.default, tracing_mode="fake")(*inputs)
+    before = torch.backends.cuda.matmul.fp32_precision
+    try:
+        torch.backends.cuda.matmul.fp32_precision = precision
+        assert pad_mm.function(gm, PassContext(Options(strict=True))) == (precision == "tf32")
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
 
 
 @pytest.mark.gpu

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -188,12 +188,41 @@ def test_a_release_that_does_not_say_is_taken_for_one_without(arm_build: pytest.
     assert not products.has_arm_compute_library()
 
 
-def test_a_user_s_wish_for_less_precision_counts(arm_build: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def settings() -> Iterator[Any]:
+    """torch's backends, whose precision of products is as it was afterwards."""
+    backends: Any = torch.backends
+    before = [each.matmul.fp32_precision for each in (backends.mkldnn, backends.cuda)]
+    yield backends
+    torch.set_float32_matmul_precision("highest")
+    for backend, precision in zip((backends.mkldnn, backends.cuda), before, strict=True):
+        backend.matmul.fp32_precision = precision
+
+
+def test_a_user_s_wish_for_less_precision_counts(arm_build: pytest.MonkeyPatch, settings: Any) -> None:
     """Only the Arm Compute Library can fulfil it."""
-    with torch.backends.mkldnn.flags(enabled=True):
+    with settings.mkldnn.flags(enabled=True):
         assert products.uses_arm_compute_library()
-        arm_build.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
+        settings.mkldnn.matmul.fp32_precision = "bf16"
         assert not products.uses_arm_compute_library()
+        torch.set_float32_matmul_precision("highest")
+        assert products.uses_arm_compute_library()
+        torch.set_float32_matmul_precision("medium")
+        assert not products.uses_arm_compute_library()
+
+
+def test_one_backend_s_precision_may_be_its_own(arm_build: pytest.MonkeyPatch, settings: Any) -> None:
+    """Where backends differ torch raises an error when it is asked for the precision of all of them."""
+    settings.cuda.matmul.fp32_precision = "tf32"
+    with pytest.raises(RuntimeError, match="precision"):
+        torch.get_float32_matmul_precision()
+    assert products.uses_arm_compute_library() == bool(settings.mkldnn.enabled)
+    assert [products.may_round_operands(device) for device in ("cpu", "cuda")] == [False, True]
+    fn, make = CASES["attention"]
+    reset()
+    assert_same_as_eager(fn, make, backward=True, terms=64.0)
+    settings.mkldnn.matmul.fp32_precision, settings.cuda.matmul.fp32_precision = "bf16", "ieee"
+    assert [products.may_round_operands(device) for device in ("cpu", "cuda")] == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ferrite.ir.index.algebra import evaluate
+from ferrite.ir.index.substitution import evaluate
 from ferrite.ir.program.interpret import interpret
 from ferrite.ir.program.nodes import Sort
 from ferrite.schedule.gpu import GpuMachine, profit

@@ -15,7 +15,8 @@ import torch
 
 from ferrite.ir.evaluate import out_of_bounds
 from ferrite.ir.expr import Cast, Const, Data, Expr, IndexValue, Load, Local, Masked, Op, Param, Random
-from ferrite.ir.index.algebra import Atom, Index, evaluate
+from ferrite.ir.index.algebra import Atom, Index
+from ferrite.ir.index.substitution import evaluate
 from ferrite.ir.kernel.nodes import (
     INDEPENDENT,
     OWN,

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import torch_api
+from ferrite.capture import products, torch_api
 from ferrite.errors import Refusal
 from ferrite.passes.shared.cases import normal, on_accelerator
 from ferrite.pipeline import PassContext, graph_pass
@@ -97,7 +97,7 @@ def turned(matrix: torch.Tensor) -> bool:
 def gains_nothing(value: torch.Tensor) -> Refusal | None:
     if value.device.type == "cpu":
         return Refusal("on a cpu alignment gains nothing")
-    if value.dtype is torch.float32 and torch.get_float32_matmul_precision() == "highest":
+    if value.dtype is torch.float32 and not products.may_round_operands(value.device.type):
         return Refusal("single precision runs without matrix units")
     return None
 

@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from ferrite.ir import STATES, Load, cast
-from ferrite.ir.index import Axis, Index, substitute
+from ferrite.ir.index import Axis, Index, flat_extent, substitute
 from ferrite.ir.kernel import Loop, Scratch, Statement, Store
 from ferrite.ir.program import Compute, Mode, Reduce
 from ferrite.ir.program import Store as ProgramStore
@@ -185,10 +185,7 @@ class Stream:
         kept = tuple(place for place, at in enumerate(access.coordinates) if at not in self.pieces)
         sizes = tuple(buffer.sizes[place] for place in kept)
         name = f"{buffer.name}_so_far"
-        total = sizes[0]
-        for size in sizes[1:]:
-            total = total * size
-        return Tile(name, kept, sizes, Scratch(name, dtype, (total,)))
+        return Tile(name, kept, sizes, Scratch(name, dtype, (flat_extent(sizes),)))
 
     def arranged(
         self, placement: Placement, nests: Sequence[Nest], parts: Sequence[Parts], machine: GpuMachine
