@@ -99,6 +99,8 @@ class GpuMachine:
     # least: starting it takes a microsecond, in which a multiprocessor reads about so many. Not measured one by one.
     min_split_elements: int = 1 << 15
     min_piece_elements: int = 4096
+    # Bytes that a kernel touches, up to which starting it counts: the memory has them in six microseconds.
+    small_bytes: int = 24 << 20
     # Bytes side by side that make a load of a warp whole, and those that memory gives at once.
     line: int = 128
     sector: int = 32
