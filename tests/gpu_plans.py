@@ -39,7 +39,7 @@ TINY = GpuMachine(
     sort_elements=1,
     reduced_elements=1,
     random_elements=1,
-    stream_elements=1,
+    kept_column_elements=1,
     side=4,
 )
 

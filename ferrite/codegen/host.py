@@ -210,11 +210,12 @@ class _Printer:
         found: list[Segment] = []
         if self.recording is not None:
             found, self.source.not_recorded = segments(self.plan, self.recording)
-        stretches, parts = self.stretches(found), list[str]()
-        lines: Iterable[str] = (line for stretch in stretches for line in stretch.lines)
+        stretches, parts = list(self.stretches(found)), list[str]()
+        outputs = list(map(self.output, self.program.outputs))
+        lines = [*(line for stretch in stretches for line in stretch.lines), f"{INDENT}return [{', '.join(outputs)}]"]
         if found and self.recording is not None:
-            gives = self.recording.lends_gradients
-            parts, lines, self.source.parts = with_parts(self.name, list(stretches), names, found, self.plan, gives)
+            given = self.name, stretches, names, outputs, found, self.plan, self.recording
+            parts, lines, self.source.parts = with_parts(*given)
         yield from parts
         yield f"def {self.name}(args):"
         if names:
@@ -227,9 +228,15 @@ class _Printer:
         yield self.stretch(self.beginning())
         parts = {place: number for number, each in enumerate(found) for place in range(each.first, each.last + 1)}
         self.windows = windows_of(self.plan, self.buffer_table, parts)
+        last = parts.get(len(self.plan.steps) - 1)
         for part, places in itertools.groupby(range(len(self.plan.steps)), parts.get):
-            yield self.stretch((line for place in places for line in self.step_and_frees(place)), part)
-        yield self.stretch(self.end(bool(found)))
+            before = set(self.there) if part is not None else set()
+            lines = [line for place in places for line in self.step_and_frees(place)]
+            if part is not None and part == last:  # views of what it makes are made once, with it
+                made = self.there - before
+                lines += self.results(item for item in self.program.outputs if self.memory_of(item) in made)
+            yield self.stretch(lines, part)
+        yield self.stretch(self.results(self.program.outputs))
 
     def stretch(self, lines: Iterable[str], part: int | None = None) -> Stretch:
         indented = [INDENT + line for line in lines]
@@ -250,15 +257,19 @@ class _Printer:
             self.there -= set(dead)
             yield f"del {', '.join(dead)}"
 
-    def end(self, is_recorded: bool) -> Iterator[str]:
-        for item in self.program.outputs:
+    def results(self, outputs: Iterable[object]) -> Iterator[str]:
+        for item in outputs:
             if isinstance(item, str):
                 yield from self.made(item)
-        results = f"[{', '.join(map(self.output, self.program.outputs))}]"
-        if is_recorded and self.recording is not None:
-            seen = [place for place in range(len(self.program.outputs)) if place not in self.recording.kept]
-            results = f"from_pool({results}, {seen})"
-        yield f"return {results}"
+
+    def memory_of(self, output: object) -> str | None:
+        """The tensor whose memory a result looks at, whatever it is a view of."""
+        if not isinstance(output, str):
+            return None
+        buffer = self.buffer_table.buffers[output]
+        while buffer.storage != buffer.name:
+            buffer = self.buffer_table.buffers[buffer.storage]
+        return buffer.name
 
     def dead(self, place: int) -> Iterator[str]:
         """Tensors that nothing needs after a step."""

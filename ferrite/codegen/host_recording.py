@@ -6,10 +6,11 @@
         given = [x, w]                =>           y = op_aten_mm(x, w)
         del x, w                                   run_0(stream_of(0), y.data_ptr())
         [y] = recorded_0(inference_part_0, given)  return [y]
-        return from_pool([y], (0,))
+        return [y]
 
 What stands between two parts (copies from and to other devices, numbers that the host reads, control flow) stays in the
-program itself, with a reason in the record. `ferrite.runtime.cuda.recording` has what `recorded_0` does.
+program itself, with a reason in the record. `ferrite.runtime.cuda.recording` has what `recorded_0` does. It knows which
+results leave the program, and gives them memory of their own; others that leave go through `from_pool`.
 """
 
 from __future__ import annotations
@@ -55,12 +56,16 @@ class Recording:
 @dataclass(frozen=True)
 class RecordedPart:
     """A function of a host program. `written`: inputs that it writes. `sizes_vary`: calls may differ in sizes.
-    `lends_gradients`: its results are handed out in the memory of its recordings."""
+    `leaving`: results that the program returns to its user, and `saved`: those that it returns for the backward program
+    alone, by their places; the program itself looks at neither. `lends_gradients`: what leaves does so in the memory of
+    its recordings."""
 
     device: str
     inputs: int
     written: tuple[int, ...]
     sizes_vary: bool
+    leaving: tuple[int, ...] = ()
+    saved: tuple[int, ...] = ()
     lends_gradients: bool = False
 
 
@@ -203,19 +208,24 @@ def with_parts(
     name: str,
     stretches: Sequence[Stretch],
     inputs: Sequence[str],
+    outputs: Sequence[str],
     found: Sequence[Segment],
     plan: Plan,
-    lends_gradients: bool = False,
+    recording: Recording,
 ) -> tuple[list[str], list[str], list[RecordedPart]]:
     """Functions for the parts, the lines of the program with calls of them, and what is known of each part.
-    `stretches`: the program's lines behind the one that takes its arguments; `inputs`: names that this one binds."""
+    `stretches`: the program's lines between the one that takes its arguments and the one that returns; `inputs` and
+    `outputs`: names that the one binds, and what the other reads."""
     used = [list(dict.fromkeys(word for line in each.lines for word in names_in(line))) for each in stretches]
     last_used = {word: place for place, words in enumerate(used) for word in words}
+    returned = {each for text in outputs for each in names_in(text)}
+    seen = {text for place, text in enumerate(outputs) if place not in recording.kept}
     table = BufferTable(plan.program)
     sizes_vary = any(map(symbols_of, plan.program.buffers)) or any(isinstance(x, Symbol) for x in plan.program.inputs)
     functions: list[str] = []
     lines: list[str] = []
     parts: list[RecordedPart] = []
+    settled: set[str] = set()  # what leaves in memory of its own, or in memory that is lent
     bound = frozenset(inputs)
     for place, stretch in enumerate(stretches):
         before, bound = bound, stretch.bound
@@ -224,7 +234,8 @@ def with_parts(
             continue
         given = [each for each in used[place] if each in before]
         gone = [each for each in given if each not in bound]
-        results = sorted(each for each in bound - before if last_used.get(each, -1) > place)
+        read = {each for each in bound - before if last_used.get(each, -1) > place}
+        results = sorted(read | ((bound - before) & returned))
         function = f"{name}_part_{stretch.part}"
         taken = [f"{INDENT}({', '.join(given)},) = args"] if given else []
         functions += [f"def {function}(args):", *taken, f"{INDENT}args.clear()", *stretch.lines]
@@ -237,7 +248,16 @@ def with_parts(
         steps = plan.steps[segment.first : segment.last + 1]
         written = {table.buffers[each].storage for step in steps for each in written_by(step) if each in table.buffers}
         places = (at for at, each in enumerate(given) if each in table.buffers and storage(table, each) in written)
-        parts.append(RecordedPart(segment.device, len(given), tuple(places), sizes_vary, lends_gradients))
+        only_returned = [(at, each) for at, each in enumerate(results) if each not in read]
+        leaving = tuple(at for at, each in only_returned if each in seen)
+        saved = tuple(at for at, each in only_returned if each not in seen)
+        about = segment.device, len(given), tuple(places), sizes_vary, leaving, saved, recording.lends_gradients
+        parts.append(RecordedPart(*about))
+        settled.update(results[at] for at in leaving)
+    left = [at for at, text in enumerate(outputs) if at not in recording.kept and text not in settled]
+    left = [at for at in left if not bound.isdisjoint(names_in(outputs[at]))]
+    text = f"[{', '.join(outputs)}]"
+    lines.append(f"{INDENT}return from_pool({text}, {left})" if left else f"{INDENT}return {text}")
     return functions, lines, parts
 
 

@@ -2,7 +2,7 @@
 
     prepare         reductions in the forms that the devices like; memory that nobody sees laid out as what is beside it
     bodies          sub-programs have plans of their own
-    fuse            operations become groups
+    fuse            operations become groups, and groups that need nothing of each other one where that is quicker
     arrange         groups become kernels, equal ones once
     reuse_in_place  a kernel writes where something lies that it reads for the last time
     form_runs       launches that follow each other are one native call
@@ -26,6 +26,7 @@ from ferrite.ir.program import Allocate, If, Invoke, Program, While, bodies_of, 
 from ferrite.pipeline import Fuel
 from ferrite.schedule.fusion.fuse import Order
 from ferrite.schedule.fusion.groups import Group
+from ferrite.schedule.fusion.neighbours import Neighbours
 from ferrite.schedule.fusion.repeats import Repeat, Repeats
 from ferrite.schedule.laws import verify_schedule
 from ferrite.schedule.memory.arena import Arenas
@@ -83,6 +84,7 @@ def bodies(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
 
 def fuse(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
     ordered = Order(schedule.program, schedule.schedulings, fuel).run()
+    Neighbours(ordered.items, schedule.buffer_table, schedule.schedulings, fuel).run()
     plans = {id(item.work): item.bodies for item in schedule.items if item.bodies}
     items = [
         Item(work, ordered.not_compiled.get(place), plans.get(id(work), ()))

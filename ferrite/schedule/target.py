@@ -7,7 +7,7 @@ for its threads, and what becomes of kernels that follow each other.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -53,6 +53,10 @@ class Scheduling(Protocol):
 
     def slower(self, group: Group, stage: Stage, rows: tuple[Axis, ...]) -> Refusal | None:
         """Why a stage in a group, row by row, would run slower than after it, though it may be there."""
+
+    def alike(self, group: Group, buffer_table: BufferTable) -> Hashable:
+        """What two groups must have in common to be one kernel though they need nothing of each other; None for a group
+        that is better alone."""
 
     def arranged(self, group: Group, inside: Iterable[str], buffer_table: BufferTable) -> Built:
         """A group as a kernel: loops for threads and vectors, or grids and blocks. `inside`: storages that nothing else

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -50,6 +50,9 @@ class Refusing:
                 if reasons := self.failed.get(written_by(operation)):
                     return reasons[0]
         return self.scheduling.slower(group, stage, rows)
+
+    def alike(self, group: Group, buffer_table: BufferTable) -> Hashable:
+        return self.scheduling.alike(group, buffer_table)
 
     def arranged(self, group: Group, inside: Iterable[str], buffer_table: BufferTable) -> Built:
         return self.scheduling.arranged(group, inside, buffer_table)

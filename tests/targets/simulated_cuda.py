@@ -18,7 +18,7 @@ from ferrite.codegen.triton import unsupported_operation
 from ferrite.codegen.triton.run import _mode, loaded
 from ferrite.runtime.cuda import CudaKernel, Function, Processor, Recorder
 from ferrite.runtime.cuda.driver import Graph, NodeParameters
-from ferrite.runtime.cuda.recording import dense_part
+from ferrite.runtime.cuda.recorded import dense_part
 from ferrite.schedule.gpu import GpuMachine, GpuScheduling
 from ferrite.targets.cuda import CudaTarget
 
@@ -240,12 +240,20 @@ class SimulatedGraphs:
         self.replayed = 0
         self.fails = ""
         self.most = 1 << 40
+        self.can_wait, self.waited = True, 0
 
     def is_recording(self) -> bool:
         return self.capturing
 
     def in_order(self) -> None:
         self.ordered += 1
+
+    def can_wait_for_all(self) -> bool:
+        return self.can_wait
+
+    def after_all(self) -> bool:
+        self.waited += self.can_wait
+        return self.can_wait
 
     def most_kept(self) -> int:
         return self.most

@@ -17,6 +17,7 @@ from ferrite.codegen.llvm import LaunchStep, launches
 from ferrite.codegen.triton import FAILURE_WORDS
 from ferrite.runtime.cuda.kernels import CudaKernel
 
+DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 ALWAYS_THERE = 48 << 10  # bytes of shared memory that need not be asked for
 
@@ -84,6 +85,7 @@ class LibCuda:
         )
         self.contexts: dict[int, int] = {}
         self.failures: dict[int, int] = {}
+        self.events: dict[int, ctypes.c_void_p] = {}
         self.functions: weakref.WeakValueDictionary[tuple[bytes, int], Function] = weakref.WeakValueDictionary()
         self.unused: list[tuple[str, ctypes.c_void_p, int]] = []
 
@@ -125,6 +127,20 @@ class LibCuda:
             yield
         finally:
             self.call("cuCtxPopCurrent_v2", ctypes.byref(current))
+
+    def can_wait_for_all(self) -> bool:
+        return hasattr(self.library, "cuCtxRecordEvent")  # since CUDA 12.5
+
+    def wait_for_all(self, device: int, stream: int) -> None:
+        """Let a stream wait for whatever a GPU was given so far, on any stream. The driver refuses while some stream is
+        being captured."""
+        with self.on(device):
+            if device not in self.events:
+                event = ctypes.c_void_p()
+                self.call("cuEventCreate", ctypes.byref(event), DISABLE_TIMING)
+                self.events[device] = event
+            self.call("cuCtxRecordEvent", ctypes.c_void_p(self.context(device)), self.events[device])
+            self.call("cuStreamWaitEvent", ctypes.c_void_p(stream), self.events[device], 0)
 
     def memory(self, size: int, device: int) -> Any:
         return torch_api.empty_on_cuda((size,), (1,), torch.uint8, device)

@@ -43,10 +43,10 @@ from ferrite.schedule.fusion.accesses import likely, step_of
 from ferrite.schedule.gpu import long_scans, sorts
 from ferrite.schedule.gpu.blocks import power_below, whole_elements
 from ferrite.schedule.gpu.complex_parts import in_parts
+from ferrite.schedule.gpu.kept_columns import MODES
 from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.gpu.row_pieces import Cut, cut_of, in_pieces, is_reduced, related
 from ferrite.schedule.gpu.small_tables import with_small_tables_recomputed
-from ferrite.schedule.gpu.streams import MODES
 from ferrite.schedule.loops.reductions import EXTREME_OF, SPLIT_KINDS, Preparation, is_empty, points
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -247,7 +247,7 @@ class GpuPreparation(Preparation):
             return None
         if points(seed.axes) > self.machine.kept_elements // 4:
             return None
-        cut = cut_of(reduced, self.machine.streams)
+        cut = cut_of(reduced, self.machine.row_programs)
         return None if cut is None else (cut, together)
 
     def in_parts(self, operation: Reduce, along: Axis, pieces: int) -> Iterator[Reduce]:

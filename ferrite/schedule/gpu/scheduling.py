@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 
 from ferrite.errors import Refusal
@@ -15,6 +15,7 @@ from ferrite.schedule.fusion.stages import Stage
 from ferrite.schedule.gpu.grouping import Grouping
 from ferrite.schedule.gpu.kernels import build
 from ferrite.schedule.gpu.machine import GpuMachine
+from ferrite.schedule.gpu.neighbours import alike
 from ferrite.schedule.gpu.prepare import prepare
 from ferrite.schedule.gpu.profit import slower
 from ferrite.schedule.gpu.scatter import refused
@@ -46,6 +47,9 @@ class GpuScheduling:
 
     def slower(self, group: Group, stage: Stage, rows: tuple[Axis, ...]) -> Refusal | None:
         return slower(group, stage, rows, self.machine)
+
+    def alike(self, group: Group, buffer_table: BufferTable) -> Hashable:
+        return alike(group, buffer_table, self.machine)
 
     def arranged(self, group: Group, inside: Iterable[str], buffer_table: BufferTable) -> Built:
         return build(group, tuple(inside), buffer_table, self.machine)
