@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from importlib.util import find_spec
 
 import pytest
 import torch
 
+from ferrite.schedule.fusion.neighbours import Neighbours
 from ferrite.schedule.gpu import GpuMachine, profit
 from ferrite.schedule.steps import Run
 from tests.gpu_plans import MACHINE, assert_as_eager, lowered, plan_of, run_plan
@@ -115,3 +117,50 @@ def test_steps_between_see_what_they_need():
     made = lowered(written_between, *inputs)
     results = run_plan(plan_of(written_between, *inputs), [each.clone() for each in inputs], made.objects, triton=False)
     torch.testing.assert_close(results[-3:], list(written_between(*inputs)), check_stride=False)
+
+
+def random_program(choose):
+    """Elementwise calls, sums of columns, products and writes of inputs, in any order."""
+    steps = [(choose.choice(STEPS), choose.randrange(99), choose.randrange(99)) for _ in range(14)]
+
+    def function(*inputs):
+        values = list(inputs)
+        for step, one, other in steps:
+            made = step(values[one % len(values)], values[other % len(values)], inputs[other % len(inputs)])
+            values += [] if made is None else [made]
+        return tuple(values[len(inputs) :]) or (inputs[0] + 1,)
+
+    return function
+
+
+STEPS = (
+    lambda x, y, _: x.sin() * 2,
+    lambda x, y, _: x * 3 - 1,
+    lambda x, y, _: x + y,
+    lambda x, y, _: x @ y / 8,
+    lambda x, y, _: x.t() @ y / 8,
+    lambda x, y, _: x.sum(0) + torch.zeros(8, 8),
+    lambda x, y, _: (x * y).sum(0).expand(8, 8) / 8,
+    lambda x, y, written: write(written, x.cos()),
+    lambda x, y, written: write(written, (x @ y) / 8),
+)
+
+
+def write(written, value):
+    written.copy_(value)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_random_programs_compute_what_they_do_apart(seed, monkeypatch):
+    """To the bit: the same kernels' loops, in another order."""
+    function = random_program(random.Random(seed))
+    torch.manual_seed(seed)
+    inputs = [torch.randn(8, 8) for _ in range(3)]
+    objects = lowered(function, *inputs).objects
+    found = []
+    for united in (True, False):
+        if not united:
+            monkeypatch.setattr(Neighbours, "run", lambda self: None)
+        plan = plan_of(function, *inputs, machine=PIECES)
+        found.append(run_plan(plan, [each.clone() for each in inputs], objects, triton=False))
+    torch.testing.assert_close(*found, rtol=0, atol=0, equal_nan=True)

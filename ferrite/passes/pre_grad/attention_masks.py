@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ferrite.capture import torch_api
+from ferrite.capture import products, torch_api
 from ferrite.errors import Refusal
 from ferrite.passes.pre_grad.predicates import is_plain
 from ferrite.passes.pre_grad.stage import pre_grad_pass
@@ -42,7 +42,7 @@ def without_mask(site: Site) -> Any:
     if not all(torch_api.known_true(size >= 1) for tensor in tensors for size in tensor.shape):
         return Refusal("it may be empty")
     in_float32_on_cuda = tensors[0].device.type == "cuda" and tensors[0].dtype is torch.float32
-    if in_float32_on_cuda and not torch.backends.cuda.matmul.allow_tf32:
+    if in_float32_on_cuda and not products.may_round_operands("cuda"):
         return Refusal("attention may round to TF32 there, which products may not")
     hides_nothing = TRUE if site.value(mask).dtype is torch.bool else FALSE
     if ValueBounds(site.written).of(mask) != hides_nothing:
