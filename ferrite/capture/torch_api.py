@@ -96,8 +96,26 @@ def aot_autograd(
         decompositions=dict(decompositions),
         keep_inference_input_mutations=True,
     )
-    compiled: Callable[..., Any] = backend(gm, example_inputs)
+    with _drawing_in_checkpoints(gm):
+        compiled: Callable[..., Any] = backend(gm, example_inputs)
     return compiled
+
+
+def _drawing_in_checkpoints(gm: torch.fx.GraphModule) -> contextlib.AbstractContextManager[Any]:
+    """In inference a checkpoint is only what is inside of it. torch looks for gradients that are computed in the same
+    graph, to compute what they read a second time, and raises an error for a random operator before it has found any;
+    attention counts as one, without dropout too."""
+    setting = "remat_using_tags_for_fwd_loss_bwd_graph"
+    if not getattr(torch._functorch.config, setting, False):
+        return contextlib.nullcontext()
+    graphs = [each.graph for each in gm.modules() if isinstance(each, torch.fx.GraphModule)]
+    checkpoint = torch.ops.higher_order.tag_activation_checkpoint
+    if not any(graph.find_nodes(op="call_function", target=checkpoint) for graph in graphs):
+        return contextlib.nullcontext()
+    for node in (node for graph in graphs for node in graph.nodes):
+        if node.target is torch.autograd.grad or "phase" in node.meta.get("custom", {}):
+            return contextlib.nullcontext()
+    return torch._functorch.config.patch({setting: False})
 
 
 def min_cut_partition(joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any) -> Parts:

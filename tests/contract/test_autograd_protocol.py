@@ -156,3 +156,22 @@ def test_a_region_compiled_once_is_rewritten_once() -> None:
 
     assert_same_as_eager(fn, lambda: [torch.rand(4, 4, requires_grad=True)], backward=True)
     assert ferrite.last_compile().rewrites["mutate_cat_pass"] == 1
+
+
+def by_hand(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(query @ key.transpose(-2, -1) / 4.0, -1) @ key
+
+
+@pytest.mark.parametrize("kind", ["by hand", "call", "dropout"])
+def test_attention_and_random_numbers_in_a_checkpoint_without_gradients(kind: str) -> None:
+    """torch counts attention among what draws random numbers, and means gradients when it refuses those."""
+    blocks: dict[str, Any] = {
+        "by hand": by_hand,
+        "call": lambda query, key: torch.nn.functional.scaled_dot_product_attention(query, key, key),
+        "dropout": lambda query, key: torch.nn.functional.dropout(query) * 2,
+    }
+
+    def fn(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return checkpoint(blocks[kind], query, key, use_reentrant=False) + 1
+
+    assert_same_as_eager(fn, lambda: [torch.randn(1, 2, 8, 16) for _ in range(2)], fullgraph=True)
