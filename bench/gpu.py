@@ -1,13 +1,14 @@
 """Kernels, launches and models on a GPU: eager, Inductor and ferrite, turn by turn in one process.
 
-    python -m bench.gpu [kernels] [launches] [models] [--dtype bfloat16] [--only PATTERN ..] [--seconds 60]
+    python -m bench.gpu [kernels] [launches] [optimizer] [models] [--dtype bfloat16] [--only PATTERN ..] [--seconds 60]
 
 Kernels: microseconds on the GPU between two events, with the cache of the GPU emptied before each, medians; what a copy
 of the same number of bytes takes, measured in the same run, is the limit. Launches: what a run of many small kernels
-costs, on the host and until it is done. Models: milliseconds of a forward pass, or of forward and backward, until done;
-with what compiling took, the most memory beyond the model, and what the host launches. Compiling Inductor takes
-minutes: `models --compile-only` in several processes at once fills the caches first. Writes gpu-NAME.json and
-gpu-NAME.md.
+costs, on the host and until it is done. Optimizer: the step of one over the parameters of BERT, as microseconds on the
+host and until it is done, with the launches that take part in it. Models: milliseconds of a forward pass, or of forward
+and backward, until done; with what compiling took, the most memory beyond the model, and what the host launches.
+Compiling Inductor takes minutes: `models --compile-only` in several processes at once fills the caches first. Writes
+gpu-NAME.json and gpu-NAME.md.
 """
 
 from __future__ import annotations
@@ -185,7 +186,7 @@ def launches(chosen: argparse.Namespace) -> dict[str, Any]:
         given = [torch.randn(1024 + 64 * place, device=DEVICE) for place in range(count)]
 
         def function(*tensors: torch.Tensor) -> list[torch.Tensor]:
-            return [tensor.cos() for tensor in tensors]
+            return [tensor.cos() + place for place, tensor in enumerate(tensors)]  # kernels that are alike are one
 
         row: dict[str, Any] = {"launches": count}
         for mode, least in (("ferrite, one by one", 1 << 30), ("ferrite, a graph", 1)):
@@ -211,6 +212,78 @@ def with_graphs_from(least: int, function: Function, given: Sequence[Any]) -> An
         return [round(number, 1) for number in host_and_total(lambda: found["ferrite"](*given))]
     finally:
         runs.MIN_GRAPH_LAUNCHES = kept
+
+
+# --- optimizers -------------------------------------------------------------------------------------------------------
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "Adam": functools.partial(torch.optim.Adam, lr=1e-3),
+    "AdamW": functools.partial(torch.optim.AdamW, lr=1e-3),
+    "SGD, momentum": functools.partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
+}
+STEPS: dict[str, tuple[str, dict[str, bool]]] = {
+    "eager, one by one": ("eager", {"foreach": False}),
+    "eager, foreach": ("eager", {"foreach": True}),
+    "eager, fused": ("eager", {"fused": True}),
+    "inductor": ("inductor", {}),
+    "ferrite": ("ferrite", {}),
+}
+
+
+def bert_parameters(hidden: int = 768, layers: int = 12) -> list[tuple[int, ...]]:
+    sizes: list[tuple[int, ...]] = [(VOCABULARY, hidden), (512, hidden), (2, hidden), (hidden,), (hidden,)]
+    for _ in range(layers):
+        sizes += [(hidden, hidden), (hidden,)] * 4 + [(hidden,), (hidden,)]
+        sizes += [(4 * hidden, hidden), (4 * hidden,), (hidden, 4 * hidden), (hidden,), (hidden,), (hidden,)]
+    return [*sizes, (hidden, hidden), (hidden,)]
+
+
+def optimizer(chosen: argparse.Namespace) -> dict[str, Any]:
+    rows: list[dict[str, Any]] = []
+    clock = Clock()
+    bandwidth = clock.copy_bandwidth()
+    for name, make in OPTIMIZERS.items():
+        for model, sizes in {"BERT": bert_parameters(), "a small BERT": bert_parameters(128, 12)}.items():
+            row: dict[str, Any] = {"optimizer": name, "parameters of": model, "notes": {}}
+            moved = 0
+            for way, (backend, more) in STEPS.items():
+                if backend not in chosen.backends or (chosen.only and not any(each in way for each in chosen.only)):
+                    continue
+                torch._dynamo.reset()
+                parameters = [torch.nn.Parameter(torch.randn(size, device=DEVICE)) for size in sizes]
+                for parameter in parameters:
+                    parameter.grad = torch.randn_like(parameter)
+                state = make(parameters, **more)
+                start = time.perf_counter()
+                try:
+                    step = compiled(lambda state=state: state.step(), backend)
+                    for _ in range(3):  # the first call makes the state, and another graph may be made for what is then
+                        step()
+                    torch.cuda.synchronize()
+                except Exception as problem:
+                    row["notes"][way] = f"{type(problem).__name__}: {str(problem)[:200]}"
+                    continue
+                row["notes"][way] = round(time.perf_counter() - start, 2)
+                numbers = [round(each, 1) for each in host_and_total(step, 50)]
+                on_gpu = median([clock.microseconds(step, ()) for _ in range(ROUNDS)])
+                row[way] = [*numbers, round(on_gpu, 1), launches_of(step)]
+                moved = 4 * sum(map(torch.Tensor.numel, parameters)) * (5 if "SGD" in name else 7)
+                del state, step, parameters
+            row["limit"] = round(moved / bandwidth * 1e6, 1)
+            rows.append(row)
+            print(row, flush=True)
+    return {
+        "each": "microseconds of the host / until done, 50 in a row / on the GPU / kernels on the GPU",
+        "rows": rows,
+    }
+
+
+def launches_of(step: Callable[[], Any]) -> int:
+    """Kernels that the GPU runs in one step."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        step()
+        torch.cuda.synchronize()
+    return sum(event.count for event in seen.key_averages() if event.self_device_time_total > 0)
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
@@ -428,7 +501,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     chosen.without = {name == "training" for name in chosen.without}
     torch.manual_seed(0)
     for name in chosen.what:
-        result = {"kernels": kernels, "launches": launches, "models": models}[name](chosen)
+        result = {"kernels": kernels, "launches": launches, "optimizer": optimizer, "models": models}[name](chosen)
         if not chosen.compile_only:
             write(name, result, chosen.write)
 

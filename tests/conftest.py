@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._dynamo.guards
 
 from tests.compare import set_seed
+
+# After each compilation Dynamo empties the processor's cache to time its guards, for a log that nobody reads here. That
+# takes a fifth of all the time that tests of small functions need.
+torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0  # type: ignore[attr-defined]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -39,7 +39,7 @@ TINY = GpuMachine(
     sort_elements=1,
     reduced_elements=1,
     random_elements=1,
-    stream_elements=1,
+    kept_column_elements=1,
     side=4,
 )
 
@@ -79,7 +79,7 @@ def run_plan(plan: Plan, inputs: Sequence[Any], objects: Any, triton: bool = Tru
             program.step(step)
             continue
         for launch in step.launches:
-            pairs = zip(launch.arguments, launch.kernel.pointers, strict=True)
+            pairs = zip(launch.arguments, launch.kernel.arguments, strict=True)
             memory = [flat(program.tensor(name)).view(pointer.dtype) for name, pointer in pairs]
             sizes = [program.number(size) for size in launch.sizes]
             if triton:

@@ -23,7 +23,7 @@ from ferrite.capture.torch_api import BoxedCallable
 from ferrite.capture.unused_random import keep_unused_random
 from ferrite.capture.written_inputs import view_written_inputs
 from ferrite.capture.written_layouts import keep_written_layouts
-from ferrite.graph import WRITTEN_AFTER, Storage, fake_value, innermost_first, mode_of, storages_of
+from ferrite.graph import WRITTEN_AFTER, Storage, fake_value, innermost_first, input_storages, mode_of, storages_of
 from ferrite.options import Options
 
 Strides = tuple[int | torch.SymInt, ...]
@@ -206,22 +206,17 @@ def strides_at(output: torch.fx.Node, eager_layouts: Sequence[Layout | None], po
         return None
     results = output.args[0]
     assert isinstance(results, (tuple, list))
-    result = results[position]
+    result: Any = results[position]
     value = fake_value(result) if isinstance(result, torch.fx.Node) else None
     sizes, strides = layout
     if not isinstance(value, torch.Tensor) or len(value.shape) != len(sizes):
         return strides
     theirs: Sequence[Any] = value.stride()
     by_data = [isinstance(each, torch.SymInt) and not torch_api.has_hint(each) for each in theirs]
-    if any(by_data) and is_view_of_input(result):
+    if any(by_data) and not input_storages(output.graph).isdisjoint(storages_of(result)):
         return value.stride()  # Dynamo may have guarded what they are; to a view they are what data says all the same
     steps = [pair for pair, unknown in zip(zip(strides, theirs, strict=True), by_data, strict=True) if unknown]
     return size_facts.renamed(strides, [*steps, *zip(sizes, value.shape, strict=True)])
-
-
-def is_view_of_input(result: Any) -> bool:
-    inputs = result.graph.find_nodes(op="placeholder")
-    return not frozenset[Storage]().union(*map(storages_of, inputs)).isdisjoint(storages_of(result))
 
 
 def user_output_layouts(gm: torch.fx.GraphModule) -> tuple[Layout | None, ...]:

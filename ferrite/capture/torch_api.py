@@ -14,7 +14,7 @@ import importlib
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -447,6 +447,15 @@ def empty_on_first_cuda() -> Callable[..., torch.Tensor]:
     return functools.partial(empty_on_cuda, index=0)
 
 
+@functools.cache
+def empty_on(device: str) -> Callable[..., torch.Tensor]:
+    """What makes memory on a device, of sizes, strides and a dtype, in the least time."""
+    where = torch.device(device)
+    if where.type != "cuda":
+        return empty_on_cpu
+    return functools.partial(empty_on_cuda, index=where.index) if where.index else empty_on_first_cuda()
+
+
 def current_stream_of(index: int) -> int:
     """The driver's handle of the current stream of a GPU."""
     handle: int = torch._C._cuda_getCurrentRawStream(index)
@@ -480,10 +489,19 @@ def storage_handle(tensor: torch.Tensor) -> int:
     return handle
 
 
-def users_of_storage(handle: int) -> int:
-    """How many hold a memory: tensors, views, autograd."""
-    count: int = torch._C._storage_Use_Count(handle)
-    return count
+def users_of_storages(handles: Sequence[int]) -> list[int]:
+    """How many have each memory: tensors, views among them."""
+    return list(map(torch._C._storage_Use_Count, handles))
+
+
+def holders_of(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """How many hold each tensor: first those in Python, then torch itself, as autograd does what it saves."""
+    return [*map(sys.getrefcount, tensors), *map(torch.Tensor._use_count, tensors)]  # type: ignore[attr-defined]
+
+
+def addresses_of(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Where the first elements are. Hundreds are asked for in every step of a model: no frame of Python for each."""
+    return list(map(torch.Tensor.data_ptr, tensors))
 
 
 def window_on(tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int], offset: int = 0) -> torch.Tensor:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.graph import Storage, fake_value, mutates, storages_of
+from ferrite.graph import Storage, fake_value, input_storages, mutates, storages_of
 
 Function = Callable[..., Any]
 NONE: frozenset[Storage] = frozenset()
@@ -103,10 +103,9 @@ def has_symbols(value: Any) -> bool:
 
 def written_inputs(graph: torch.fx.Graph) -> frozenset[Storage]:
     """The storages of inputs that something in a graph may write into."""
-    given = NONE.union(*map(storages, graph.find_nodes(op="placeholder")))
     writers = (node for node in graph.nodes if node.op.startswith("call_") and mutates(node))
     touched = NONE.union(*(storages(operand) for node in writers for operand in node.all_input_nodes))
-    return given & touched
+    return input_storages(graph) & touched
 
 
 def itself(node: torch.fx.Node) -> torch.fx.Node:

@@ -17,6 +17,7 @@ The softmax takes over the memory of the product (`ferrite.schedule.memory.in_pl
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,7 +37,7 @@ from ferrite.codegen.host_parts import (
     slot_text,
     tensors_of,
 )
-from ferrite.codegen.host_recording import RecordedPart, Recording, Row, Segment, segments, with_parts
+from ferrite.codegen.host_recording import RecordedPart, Recording, Segment, Stretch, segments, with_parts
 from ferrite.codegen.host_spelling import EagerSpelling, HostSpelling
 from ferrite.codegen.host_views import Windows, windows_of
 from ferrite.codegen.small_programs import small_program
@@ -194,6 +195,7 @@ class _Printer:
         self.there = {item for item in self.program.inputs if isinstance(item, str)}  # tensors under their names
         self.laid_out = set(read_by_strides(plan))
         self.bound = {item.name for item in self.program.inputs if isinstance(item, Symbol)}  # symbols with values
+        self.given_objects = {item.name for item in self.program.inputs if isinstance(item, host.Constant)}
         self.to_lay_out: list[str] = []  # results whose strides have symbols without one
         self.windows = Windows()
 
@@ -208,11 +210,12 @@ class _Printer:
         found: list[Segment] = []
         if self.recording is not None:
             found, self.source.not_recorded = segments(self.plan, self.recording)
-        rows, parts = self.rows(found), list[str]()
-        lines: Iterable[str] = (row.text for row in rows)
+        stretches, parts = list(self.stretches(found)), list[str]()
+        outputs = list(map(self.output, self.program.outputs))
+        lines = [*(line for stretch in stretches for line in stretch.lines), f"{INDENT}return [{', '.join(outputs)}]"]
         if found and self.recording is not None:
-            gives = self.recording.lends_gradients
-            parts, lines, self.source.parts = with_parts(self.name, list(rows), names, found, self.plan, gives)
+            given = self.name, stretches, names, outputs, found, self.plan, self.recording
+            parts, lines, self.source.parts = with_parts(*given)
         yield from parts
         yield f"def {self.name}(args):"
         if names:
@@ -220,31 +223,53 @@ class _Printer:
         yield f"{INDENT}args.clear()"
         yield from lines
 
-    def rows(self, found: Sequence[Segment]) -> Iterator[Row]:
-        """The lines behind that, with the parts that they belong to."""
+    def stretches(self, found: Sequence[Segment]) -> Iterator[Stretch]:
+        """The lines behind that, by the parts that they belong to."""
+        yield self.stretch(self.beginning())
+        parts = {place: number for number, each in enumerate(found) for place in range(each.first, each.last + 1)}
+        self.windows = windows_of(self.plan, self.buffer_table, parts)
+        last = parts.get(len(self.plan.steps) - 1)
+        for part, places in itertools.groupby(range(len(self.plan.steps)), parts.get):
+            before = set(self.there) if part is not None else set()
+            lines = [line for place in places for line in self.step_and_frees(place)]
+            if part is not None and part == last:  # views of what it makes are made once, with it
+                made = self.there - before
+                lines += self.results(item for item in self.program.outputs if self.memory_of(item) in made)
+            yield self.stretch(lines, part)
+        yield self.stretch(self.results(self.program.outputs))
+
+    def stretch(self, lines: Iterable[str], part: int | None = None) -> Stretch:
+        indented = [INDENT + line for line in lines]
+        return Stretch(part, indented, frozenset(self.there | self.bound | self.given_objects))
+
+    def beginning(self) -> Iterator[str]:
+        """What was given may not lie as the program says."""
         given = sorted(self.there - self.written())
         if self.is_body:  # it may have been traced for operands that lie otherwise, as parts of a `map` do
-            yield from (Row(INDENT + line) for line in self.received(given))
+            yield from self.received(given)
         elif self.program.name == "backward":  # what the forward program keeps for it may be results of calls
-            yield from (Row(INDENT + line) for line in self.saved(given))
-        numbers = {place: number for number, each in enumerate(found) for place in range(each.first, each.last + 1)}
-        self.windows = windows_of(self.plan, self.buffer_table, numbers)
-        for place, step in enumerate(self.plan.steps):
-            part = numbers.get(place)
-            for line in self.step(place, step):
-                yield Row(INDENT + line, part)
-            dead = sorted(self.dead(place))
-            if dead:
-                self.there -= set(dead)
-                yield Row(f"{INDENT}del {', '.join(dead)}", part)
-        for item in self.program.outputs:
+            yield from self.saved(given)
+
+    def step_and_frees(self, place: int) -> Iterator[str]:
+        yield from self.step(place, self.plan.steps[place])
+        dead = sorted(self.dead(place))
+        if dead:
+            self.there -= set(dead)
+            yield f"del {', '.join(dead)}"
+
+    def results(self, outputs: Iterable[object]) -> Iterator[str]:
+        for item in outputs:
             if isinstance(item, str):
-                yield from (Row(INDENT + line) for line in self.made(item))
-        results = f"[{', '.join(map(self.output, self.program.outputs))}]"
-        if found and self.recording is not None:
-            seen = [place for place in range(len(self.program.outputs)) if place not in self.recording.kept]
-            results = f"from_pool({results}, {seen})"
-        yield Row(f"{INDENT}return {results}")
+                yield from self.made(item)
+
+    def memory_of(self, output: object) -> str | None:
+        """The tensor whose memory a result looks at, whatever it is a view of."""
+        if not isinstance(output, str):
+            return None
+        buffer = self.buffer_table.buffers[output]
+        while buffer.storage != buffer.name:
+            buffer = self.buffer_table.buffers[buffer.storage]
+        return buffer.name
 
     def dead(self, place: int) -> Iterator[str]:
         """Tensors that nothing needs after a step."""
@@ -338,9 +363,11 @@ class _Printer:
     def run(self, run: Run) -> Iterator[str]:
         slots: dict[object, int] = {}
         calls = []
+        tables: list[ArenaPart] = []  # what single launches need in the arena, behind all else
+        arena = run.arena
         where = self.buffer_table.buffers[run.launches[0].arguments[0]].device
         spelling = self.spelling(where)
-        for launch in run.launches:
+        for place, launch in enumerate(run.launches):
             arguments = []
             for name in launch.arguments:
                 if name in run.offsets:
@@ -354,6 +381,10 @@ class _Printer:
             for word in spelling.launch_words(launch.kernel):
                 index = substitute(word, dict(zip(launch.kernel.sizes, launch.sizes, strict=True)))
                 arguments.append((slots.setdefault(index, len(slots) + 1), 0))
+            if size := spelling.launch_memory(launch.kernel):
+                arguments.append((0, arena))
+                tables.append(ArenaPart(arena, size, place, place))
+                arena += size
             complaints: tuple[str, ...] = ()
             if self.source.checked:
                 arguments += self.bounds(run, launch, slots)
@@ -362,17 +393,17 @@ class _Printer:
         number = len(self.source.runs)
         parallel_regions = () if self.source.checked else run.parallel_regions  # what may fail shares no region
         device = run.launches[0].device
-        parts = tuple(self.arena_parts(run)) if spelling.can_do_without_arena else ()
-        self.source.runs.append(RunTable(run.arena, len(slots) + 1, tuple(calls), parallel_regions, device, parts))
+        parts = (*self.arena_parts(run), *tables) if spelling.can_do_without_arena else ()
+        self.source.runs.append(RunTable(arena, len(slots) + 1, tuple(calls), parallel_regions, device, parts))
         for each in parallel_regions:
             yield f"# kernels {each.first} to {each.first + each.count - 1} of run_{number}: together, one thread each"
         words = [slot_text(slot, spelling, self.buffer_table.buffers) for slot in slots]
-        if run.arena:
-            yield f"arena = {spelling.arena(run.arena, where)}"
+        if arena:
+            yield f"arena = {spelling.arena(arena, where)}"
             words.insert(0, spelling.address("arena"))
         call = f"run_{number}({', '.join([*spelling.run_arguments(where), *words])})"
         yield self.remarked(call, first_line(run))
-        if run.arena:
+        if arena:
             yield "del arena"
 
     def arena_parts(self, run: Run) -> Iterator[ArenaPart]:

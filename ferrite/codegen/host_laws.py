@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from ferrite.codegen.host import HostSource
+from ferrite.codegen.host_parts import NAME
 from ferrite.ir import InvalidProgram
 
 # What the runtime puts beside a host program (`ferrite.runtime.host_program`).
@@ -38,9 +39,6 @@ HELPERS |= {
     "window_on",
 }
 WORDS = frozenset(["and", "else", "if", "in", "is", "not", "or", "raise", "return"])
-STRING = r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\""
-# A name that stands for something: no attribute, no keyword of a call, nothing inside a string.
-NAME = re.compile(rf"(?:{STRING})|(?<![\w.])([A-Za-z_]\w*)(?!\w|=[^=])")
 TARGETS = re.compile(r"([\w\s,()\[\]*]+?) = (?!=)")
 
 

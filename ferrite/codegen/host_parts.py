@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
@@ -11,9 +12,18 @@ from ferrite.capture import torch_api, torch_operators
 from ferrite.codegen.host_spelling import HostSpelling
 from ferrite.graph import ModelLine
 from ferrite.ir import Const, Expr, IndexValue, Op
-from ferrite.ir.index import ONE, Index, Symbol
+from ferrite.ir.index import Index, Symbol, contiguous_strides
 from ferrite.ir.program import Buffer, Call, If, Invoke, Operation, While, argument_names, arguments_of, call_of, reads
 from ferrite.schedule import Launch, Plan, Run
+
+STRING = r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\""
+# A name that stands for something: no attribute, no keyword of a call, nothing inside a string.
+NAME = re.compile(rf"(?:{STRING})|(?<![\w.])([A-Za-z_]\w*)(?!\w|=[^=])")
+
+
+def names_in(line: str) -> list[str]:
+    """Names that a line of a host program reads, binds or frees."""
+    return [] if line.lstrip().startswith("#") else [name for name in NAME.findall(line) if name]
 
 
 def tensors_of(step: Operation) -> list[str]:
@@ -49,10 +59,7 @@ def gives_contiguous(call: Call, buffers: Mapping[str, Buffer]) -> bool:
     if call.operator not in PRODUCTS:
         return False
     buffer = buffers[str(call.results[0])]
-    wanted = list(buffer.sizes)
-    for place in reversed(range(len(wanted))):
-        wanted[place] = wanted[place + 1] * buffer.sizes[place + 1] if place + 1 < len(wanted) else ONE
-    return tuple(wanted) == tuple(buffer.strides)
+    return contiguous_strides(buffer.sizes) == tuple(buffer.strides)
 
 
 @functools.cache

@@ -6,10 +6,11 @@
         given = [x, w]                =>           y = op_aten_mm(x, w)
         del x, w                                   run_0(stream_of(0), y.data_ptr())
         [y] = recorded_0(inference_part_0, given)  return [y]
-        return from_pool([y], (0,))
+        return [y]
 
 What stands between two parts (copies from and to other devices, numbers that the host reads, control flow) stays in the
-program itself, with a reason in the record. `ferrite.runtime.cuda.recording` has what `recorded_0` does.
+program itself, with a reason in the record. `ferrite.runtime.cuda.recording` has what `recorded_0` does. It knows which
+results leave the program, and gives them memory of their own; others that leave go through `from_pool`.
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.codegen.host_parts import tensors_of
+from ferrite.codegen.host_parts import names_in, tensors_of
 from ferrite.errors import ModelLine, Refusal
 from ferrite.ir.index import Symbol
 from ferrite.ir.program import Assert, Bind, Buffer, Call, Collective, Item, Operation, call_of, writes
@@ -32,10 +32,6 @@ from ferrite.schedule.fusion import BufferTable
 
 INDENT = "    "
 MIN_LAUNCHES = 3  # fewer are as quick without: inputs of a part are copied
-STRING = r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\""
-# Names that stand for something: no attributes, no keywords of calls, nothing inside strings.
-NAME = re.compile(rf"(?:{STRING})|(?<![\w.])([A-Za-z_]\w*)(?!\w|=[^=])")
-TARGETS = re.compile(r"([\w\s,()\[\]*]+?) = (?!=)")
 
 # Operators of torch that wait for the GPU, ask its driver for memory, or keep something on the host from call to call.
 WAITING = re.compile(
@@ -60,20 +56,27 @@ class Recording:
 @dataclass(frozen=True)
 class RecordedPart:
     """A function of a host program. `written`: inputs that it writes. `sizes_vary`: calls may differ in sizes.
-    `lends_gradients`: its results are handed out in the memory of its recordings."""
+    `leaving`: results that the program returns to its user, and `saved`: those that it returns for the backward program
+    alone, by their places; the program itself looks at neither. `lends_gradients`: what leaves does so in the memory of
+    its recordings."""
 
     device: str
     inputs: int
     written: tuple[int, ...]
     sizes_vary: bool
+    leaving: tuple[int, ...] = ()
+    saved: tuple[int, ...] = ()
     lends_gradients: bool = False
 
 
-class Row(NamedTuple):
-    """A line of a host program, and the part that it belongs to."""
+@dataclass(frozen=True)
+class Stretch:
+    """Lines of a host program that follow each other and belong to one part, or to none. `bound`: names that stand for
+    something after them."""
 
-    text: str
-    part: int | None = None
+    part: int | None
+    lines: list[str]
+    bound: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -203,59 +206,63 @@ def line_of(step: Run | Operation) -> ModelLine | None:
 
 def with_parts(
     name: str,
-    rows: Sequence[Row],
+    stretches: Sequence[Stretch],
     inputs: Sequence[str],
+    outputs: Sequence[str],
     found: Sequence[Segment],
     plan: Plan,
-    lends_gradients: bool = False,
+    recording: Recording,
 ) -> tuple[list[str], list[str], list[RecordedPart]]:
-    """Functions for the parts, the lines of the program with calls of them, and what is known of each part. `rows`: the
-    program's lines behind the one that takes its arguments; `inputs`: names that this one binds."""
-    last_read = {word: place for place, row in enumerate(rows) for word in words_of(row.text)}
+    """Functions for the parts, the lines of the program with calls of them, and what is known of each part.
+    `stretches`: the program's lines between the one that takes its arguments and the one that returns; `inputs` and
+    `outputs`: names that the one binds, and what the other reads."""
+    used = [list(dict.fromkeys(word for line in each.lines for word in names_in(line))) for each in stretches]
+    last_used = {word: place for place, words in enumerate(used) for word in words}
+    returned = {each for text in outputs for each in names_in(text)}
+    seen = {text for place, text in enumerate(outputs) if place not in recording.kept}
     table = BufferTable(plan.program)
     sizes_vary = any(map(symbols_of, plan.program.buffers)) or any(isinstance(x, Symbol) for x in plan.program.inputs)
     functions: list[str] = []
     lines: list[str] = []
     parts: list[RecordedPart] = []
-    bound = set(inputs)
-    for number, first, stop in stretches(rows):
-        texts = [row.text for row in rows[first:stop]]
-        made, freed = set[str]().union(*map(bound_by, texts)), freed_by(texts)
-        if number is None:
-            lines += texts
-            bound = (bound | made) - freed
+    settled: set[str] = set()  # what leaves in memory of its own, or in memory that is lent
+    bound = frozenset(inputs)
+    for place, stretch in enumerate(stretches):
+        before, bound = bound, stretch.bound
+        if stretch.part is None:
+            lines += stretch.lines
             continue
-        given = [each for each in dict.fromkeys(word for text in texts for word in words_of(text)) if each in bound]
-        results = sorted(each for each in made - freed if last_read.get(each, -1) >= stop)
-        function = f"{name}_part_{number}"
+        given = [each for each in used[place] if each in before]
+        gone = [each for each in given if each not in bound]
+        read = {each for each in bound - before if last_used.get(each, -1) > place}
+        results = sorted(read | ((bound - before) & returned))
+        function = f"{name}_part_{stretch.part}"
         taken = [f"{INDENT}({', '.join(given)},) = args"] if given else []
-        functions += [f"def {function}(args):", *taken, f"{INDENT}args.clear()", *texts]
+        functions += [f"def {function}(args):", *taken, f"{INDENT}args.clear()", *stretch.lines]
         functions += [f"{INDENT}return [{', '.join(results)}]", ""]
-        gone = [each for each in given if each in freed]
         received = f"[{', '.join(results)}] = " if results else ""
         lines.append(f"{INDENT}given = [{', '.join(given)}]")
         lines += [f"{INDENT}del {', '.join(gone)}"] if gone else []
-        lines += [f"{INDENT}{received}recorded_{number}({function}, given)", f"{INDENT}del given"]
-        bound = (bound - set(gone)) | set(results)
-        segment = found[number]
+        lines += [f"{INDENT}{received}recorded_{stretch.part}({function}, given)", f"{INDENT}del given"]
+        segment = found[stretch.part]
         steps = plan.steps[segment.first : segment.last + 1]
         written = {table.buffers[each].storage for step in steps for each in written_by(step) if each in table.buffers}
         places = (at for at, each in enumerate(given) if each in table.buffers and storage(table, each) in written)
-        parts.append(RecordedPart(segment.device, len(given), tuple(places), sizes_vary, lends_gradients))
+        only_returned = [(at, each) for at, each in enumerate(results) if each not in read]
+        leaving = tuple(at for at, each in only_returned if each in seen)
+        saved = tuple(at for at, each in only_returned if each not in seen)
+        about = segment.device, len(given), tuple(places), sizes_vary, leaving, saved, recording.lends_gradients
+        parts.append(RecordedPart(*about))
+        settled.update(results[at] for at in leaving)
+    left = [at for at, text in enumerate(outputs) if at not in recording.kept and text not in settled]
+    left = [at for at in left if not bound.isdisjoint(names_in(outputs[at]))]
+    text = f"[{', '.join(outputs)}]"
+    lines.append(f"{INDENT}return from_pool({text}, {left})" if left else f"{INDENT}return {text}")
     return functions, lines, parts
 
 
 def storage(table: BufferTable, name: str) -> str:
     return table.buffers[name].storage
-
-
-def stretches(rows: Sequence[Row]) -> Iterator[tuple[int | None, int, int]]:
-    """Rows that follow each other and belong to one part, or to none: its number, and where they begin and stop."""
-    first = 0
-    for place in range(1, len(rows) + 1):
-        if place == len(rows) or rows[place].part != rows[first].part:
-            yield rows[first].part, first, place
-            first = place
 
 
 def written_by(step: Run | Operation) -> Iterator[str]:
@@ -267,32 +274,3 @@ def written_by(step: Run | Operation) -> Iterator[str]:
     for launch in step.launches:
         yield from (access.buffer for operation in launch.operations for access in writes(operation))
     yield from (tensor for tensor, _offset in step.borrowed_space.values())
-
-
-def words_of(line: str) -> list[str]:
-    text = line.strip()
-    return [] if text.startswith("#") else [word for word in NAME.findall(text) if word]
-
-
-def bound_by(line: str) -> set[str]:
-    text = line.strip()
-    if text.startswith(("#", "del ")):
-        return set()
-    if text.startswith("if ") and (place := text.find(": ")) > 0:
-        text = text[place + 2 :]
-    found: set[str] = set()
-    for statement in text.split("; "):
-        if not statement.startswith("del ") and (target := TARGETS.match(statement)) is not None:
-            found |= {word for word in NAME.findall(target[1]) if word}
-    return found - {"_"}
-
-
-def freed_by(lines: Sequence[str]) -> set[str]:
-    """Names that are free at the end of some lines."""
-    free: set[str] = set()
-    for line in lines:
-        free -= bound_by(line)
-        for statement in line.strip().split("; "):
-            if statement.startswith("del "):
-                free |= set(statement[4:].split(", "))
-    return free

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from ferrite.codegen.triton import fixed_launch
+from ferrite.codegen.triton import fixed_launch, table_lengths
 from ferrite.errors import NotGenerated
 from ferrite.ir.index import Index
 from ferrite.ir.kernel import Kernel
@@ -20,6 +20,10 @@ class HostSpelling(Protocol):
 
     def launch_words(self, kernel: Kernel) -> tuple[Index, ...]:
         """What a launch is given behind pointers and sizes, over the kernel's own sizes."""
+
+    def launch_memory(self, kernel: Kernel) -> int:
+        """Bytes of the arena that only a launch needs, as aligned as all that is in it. Where they are is given to the
+        launch behind all else."""
 
     def allocation(self, sizes: str, strides: str, dtype: torch.dtype, device: torch.device, count: int) -> str:
         """An expression that makes a tensor; `count`: how many bytes that takes, about."""
@@ -40,6 +44,9 @@ class CpuSpelling:
 
     def launch_words(self, kernel: Kernel) -> tuple[Index, ...]:
         return ()
+
+    def launch_memory(self, kernel: Kernel) -> int:
+        return 0
 
     def allocation(self, sizes: str, strides: str, dtype: torch.dtype, device: torch.device, count: int) -> str:
         maker = "large_on_cpu" if count >= self.LARGE_BYTES else "empty_on_cpu"
@@ -69,6 +76,10 @@ class CudaSpelling:
             return ()
         return (programs,) if programs.atoms else ()
 
+    def launch_memory(self, kernel: Kernel) -> int:
+        """For the table of a grouped kernel."""
+        return 8 * sum(table_lengths(kernel))
+
     def allocation(self, sizes: str, strides: str, dtype: torch.dtype, device: torch.device, count: int) -> str:
         if not device.index:
             return f"empty_on_first_cuda({sizes}, {strides}, {dtype})"
@@ -91,6 +102,9 @@ class EagerSpelling:
 
     def launch_words(self, kernel: Kernel) -> tuple[Index, ...]:
         return ()
+
+    def launch_memory(self, kernel: Kernel) -> int:
+        return 0
 
     def allocation(self, sizes: str, strides: str, dtype: torch.dtype, device: torch.device, count: int) -> str:
         return f"empty_strided({sizes}, {strides}, dtype={dtype}, device={str(device)!r})"

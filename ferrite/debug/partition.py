@@ -10,7 +10,7 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.debug.graph_record import target_text
 from ferrite.debug.record import Saved, Value
-from ferrite.graph import Storage, describe_value, fake_value, model_line, storage_bytes, storages_of
+from ferrite.graph import Storage, describe_value, fake_value, input_storages, model_line, storage_bytes, storages_of
 
 
 def partition_record(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule) -> Saved:
@@ -23,7 +23,7 @@ def partition_record(forward: torch.fx.GraphModule, backward: torch.fx.GraphModu
         if torch_api.is_saved_for_backward(output, position) and isinstance(result, torch.fx.Node)
     ]
     seen: set[Storage] = set()
-    given = frozenset().union(*(storages_of(node) for node in forward.graph.find_nodes(op="placeholder")))
+    given = input_storages(forward.graph)
     made = []
     for node in (node for node in saved if node.op != "placeholder" and given.isdisjoint(storages_of(node))):
         made.append(value_of(node, counted=not seen.isdisjoint(storages_of(node))))

@@ -5,7 +5,15 @@ looks like, and the graph as Python that runs by itself. Nothing here changes a 
 """
 
 from ferrite.errors import ModelLine
-from ferrite.graph.aliases import Aliases, Storage, apart_in_memory, storages_in, storages_of, tensor_storages
+from ferrite.graph.aliases import (
+    Aliases,
+    Storage,
+    apart_in_memory,
+    input_storages,
+    storages_in,
+    storages_of,
+    tensor_storages,
+)
 from ferrite.graph.as_python import module_source
 from ferrite.graph.attributes import attribute, is_stored
 from ferrite.graph.autocast import note_autocast
@@ -96,6 +104,7 @@ __all__ = [
     "guards_in",
     "has_effect",
     "innermost_first",
+    "input_storages",
     "is_barrier",
     "is_known_operator",
     "is_random",

@@ -64,6 +64,11 @@ def storages_of(node: torch.fx.Node) -> frozenset[Storage]:
     return storages_in(fake_value(node))
 
 
+def input_storages(graph: torch.fx.Graph) -> frozenset[Storage]:
+    """The storages that the inputs of a graph live in."""
+    return frozenset[Storage]().union(*map(storages_of, graph.find_nodes(op="placeholder")))
+
+
 def storage_of(node: torch.fx.Node) -> Hashable | None:
     """A hashable identity of the memory of a node: a storage, a set of them where it has several, None if none."""
     found = storages_of(node)

@@ -24,6 +24,7 @@ from ferrite.ir.expr import (
     cast,
     const,
     data,
+    data_atoms,
     data_of,
     index_value,
     indices_of,
@@ -37,7 +38,7 @@ from ferrite.ir.expr import (
     symbols_in,
     with_parts,
 )
-from ferrite.ir.index.algebra import Index  # before its parts, `sums` and `division`, which build on it
+from ferrite.ir.index.algebra import Index
 from ferrite.ir.intern import Interned
 from ferrite.ir.intervals import interval
 from ferrite.ir.invalid import InvalidProgram
@@ -84,6 +85,7 @@ __all__ = [
     "compare",
     "const",
     "data",
+    "data_atoms",
     "data_of",
     "either",
     "foldable",

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ferrite.ir.expr import Cast, Const, Data, Expr, IndexValue, Load, Masked, Op, Param, Random
-from ferrite.ir.index import algebra as indices
 from ferrite.ir.index.algebra import Atom, Axis, Index, Number
+from ferrite.ir.index.substitution import evaluate
 from ferrite.ir.random import random_numbers
 from ferrite.ir.scalar import OPERATORS
 from ferrite.ir.types import tensor_of
@@ -44,7 +44,7 @@ class Points:
         params: Sequence[torch.Tensor] = (),
     ) -> None:
         self.axes, self.tensor, self.device, self.params = tuple(axes), tensor, device, params
-        self.shape = tuple(int(indices.evaluate(axis.extent, sizes)) for axis in axes)
+        self.shape = tuple(int(evaluate(axis.extent, sizes)) for axis in axes)
         self.sizes = sizes
         self.places = {axis: place for place, axis in enumerate(self.axes)}
         self.mask: torch.Tensor | None = None
@@ -77,7 +77,7 @@ class Points:
         return self.coordinates[atom]
 
     def index(self, index: Index) -> Any:
-        return indices.evaluate(index, self.atom)
+        return evaluate(index, self.atom)
 
     def checked(self, value: torch.Tensor, size: Any, complaint: str) -> torch.Tensor:
         wrong = (value < 0) | (value >= size)

@@ -24,7 +24,8 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.index.algebra import TEXT, Atom, Axis, Index, Number, Symbol, keep, substitute
+from ferrite.ir.index.algebra import TEXT, Atom, Axis, Index, Number, Symbol, keep
+from ferrite.ir.index.substitution import substitute
 from ferrite.ir.intern import Interned
 from ferrite.ir.types import bits_of, foldable, is_integer, short, value_of
 
@@ -193,13 +194,15 @@ class Data(Atom):
         return f"data({self.value}, {text(self.extent)}{complaint_text(self.complaint)})"
 
 
+def data_atoms(index: Index) -> list[Data]:
+    """What an index reads from memory, in the order of its text: sets have another one in every process."""
+    found = [atom for atom in index.atoms if isinstance(atom, Data)]
+    return sorted(found, key=TEXT) if len(found) > 1 else found
+
+
 def data_of(index: Index) -> list[Expr]:
     """The values that an index reads from memory, in a stable order, those in the extents of others too."""
-    atoms = [atom for atom in index.atoms if isinstance(atom, Data)]
-    if not atoms:
-        return []
-    atoms.sort(key=TEXT)
-    return [value for atom in atoms for value in (atom.value, *data_of(atom.extent))]
+    return [value for atom in data_atoms(index) for value in (atom.value, *data_of(atom.extent))]
 
 
 def complaint_text(complaint: str) -> str:

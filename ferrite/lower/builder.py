@@ -18,11 +18,10 @@ from typing import Any
 import torch
 
 from ferrite.ir import Expr, cast, const, index_value
-from ferrite.ir.index import ZERO, Axis, Index, Symbol, as_index
+from ferrite.ir.index import ZERO, Axis, Index, Symbol, as_index, contiguous_strides
 from ferrite.ir.program import NOWHERE, Buffer, Compute, Operation, Origin, Store
 from ferrite.lower.materialise import SinceCall
 from ferrite.lower.sizes import Sizes
-from ferrite.lower.strides import contiguous
 from ferrite.lower.value import Box, Value, broadcast_place, own_axes, whole
 
 CPU = frozenset({"cpu"})
@@ -132,7 +131,7 @@ class Builder:
 
     def new_buffer(self, box: Box, strides: Sequence[Index] | None = None, kind: Any = "owned", name: str = "") -> str:
         name = name or f"buf{len(self.buffers)}"
-        strides = tuple(strides) if strides is not None else contiguous(box.sizes)
+        strides = tuple(strides) if strides is not None else contiguous_strides(box.sizes)
         self.buffers[name] = Buffer(name, box.dtype, box.sizes, strides, ZERO, box.device, kind)
         return name
 

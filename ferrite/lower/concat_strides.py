@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ferrite.ir.index import ONE, ZERO, Index, Number, number
+from ferrite.ir.index import ONE, ZERO, Index, Number, contiguous_strides, number
 from ferrite.lower.eager_strides import (
     Placed,
     Step,
@@ -23,7 +23,6 @@ from ferrite.lower.eager_strides import (
     same_as,
     viewed,
 )
-from ferrite.lower.strides import contiguous
 
 
 def suggested_order(operand: Placed) -> tuple[int, ...]:
@@ -32,7 +31,7 @@ def suggested_order(operand: Placed) -> tuple[int, ...]:
     sizes, strides = operand.sizes, operand.strides
     rank = len(sizes)
     plain, by_channels = tuple(reversed(range(rank))), (1, *range(rank - 1, 1, -1), 0)
-    if rank not in (4, 5) or strides[1] is ZERO or strides == contiguous(sizes):
+    if rank not in (4, 5) or strides[1] is ZERO or strides == contiguous_strides(sizes):
         return plain
     least: Index = ZERO
     for dim in by_channels:

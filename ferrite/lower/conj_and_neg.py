@@ -12,6 +12,7 @@ from ferrite.capture import torch_operators
 from ferrite.ir import arithmetic_type, cast, op
 from ferrite.lower.builder import Builder
 from ferrite.lower.calls import eager_call
+from ferrite.lower.memory import copied
 from ferrite.lower.value import Value
 
 aten = torch.ops.aten
@@ -25,8 +26,8 @@ def resolved_later(ctx: Builder, value: Value, fake: torch.Tensor) -> Value:
         return value  # memory that came in has the bits it came with
     name, view = ("conj", aten._conj.default) if fake.is_conj() else ("neg", aten._neg_view.default)
     element = op(name, cast(ctx.elements(value, value.sizes), arithmetic_type(value.dtype)))
-    plain = ctx.lazy(value.sizes, cast(element, value.dtype), value.device)
-    plain.box.strides = ctx.sizes.indices(fake.stride())
+    numbers = ctx.lazy(value.sizes, cast(element, value.dtype), value.device)
+    plain = copied(ctx, numbers, ctx.sizes.indices(fake.stride()))
     seen: Value = eager_call(ctx, view, (plain,), {}, fake, REASON)
     return seen
 

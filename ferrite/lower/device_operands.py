@@ -16,7 +16,7 @@ from dataclasses import replace
 import torch
 
 from ferrite.ir import Expr, IndexValue, Load, rewrite_loads
-from ferrite.ir.index import ONE, ZERO, Index
+from ferrite.ir.index import ZERO, Index, contiguous_strides
 from ferrite.ir.program import (
     Buffer,
     Compute,
@@ -72,12 +72,8 @@ class _Operands:
         while name in self.buffers:
             count += 1
             name = f"{wish}_{count}"
-        strides: list[Index] = []
-        step: Index = ONE
-        for size in reversed(buffer.sizes):
-            strides.insert(0, step)
-            step = step * size
-        self.buffers[name] = Buffer(name, buffer.dtype, buffer.sizes, tuple(strides), ZERO, device)
+        strides = contiguous_strides(buffer.sizes)
+        self.buffers[name] = Buffer(name, buffer.dtype, buffer.sizes, strides, ZERO, device)
         return name
 
 

@@ -13,11 +13,11 @@ import torch
 
 from ferrite.errors import Refusal
 from ferrite.graph import MetadataUpdater, fake_value, no_guards, same_number, same_sizes
-from ferrite.ir.index import ONE, ZERO, Index
+from ferrite.ir.index import ONE, ZERO, Index, contiguous_strides
 from ferrite.lower.concat_strides import suggested_order
 from ferrite.lower.eager_strides import Placed, Undecided
 from ferrite.lower.sizes import Sizes, UnknownSize
-from ferrite.lower.strides import contiguous, same_strides
+from ferrite.lower.strides import same_strides
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -70,14 +70,14 @@ class OperandLayout:
 
     @property
     def is_contiguous(self) -> bool:
-        return same_strides(self.sizes, self.strides, contiguous(self.sizes))
+        return same_strides(self.sizes, self.strides, contiguous_strides(self.sizes))
 
     @property
     def has_channels_last(self) -> bool:
         if len(self.sizes) not in (4, 5):
             return False
         batch, channels, *space = self.sizes
-        batch_step, *space_steps, step = contiguous((batch, *space, channels))
+        batch_step, *space_steps, step = contiguous_strides((batch, *space, channels))
         return same_strides(self.sizes, self.strides, (batch_step, step, *space_steps))
 
     @property
@@ -88,7 +88,7 @@ class OperandLayout:
 
 def has_strides_of_more(operand: OperandLayout) -> bool:
     """Whether it has no elements, and the strides of a tensor that has: eager may keep these."""
-    return any(size is ZERO for size in operand.sizes) and operand.strides != contiguous(operand.sizes)
+    return any(size is ZERO for size in operand.sizes) and operand.strides != contiguous_strides(operand.sizes)
 
 
 def known_order(sizes: tuple[Index, ...], strides: tuple[Index, ...]) -> tuple[int, ...] | None:
@@ -109,6 +109,8 @@ def misforecast(target: Any, operands: Iterable[OperandLayout]) -> Refusal | Non
         wrong = target is not aten.div.Tensor and len({each.strides for each in operands if each.sizes}) > 1
     elif packet in BY_ONE_OPERAND:
         wrong = not all(each.is_contiguous for each in operands) or any(map(has_strides_of_more, operands))
+    elif packet is aten.angle:  # complex numbers are taken apart first, which leaves no order of dimensions
+        wrong = operands[0].dtype.is_complex and not operands[0].is_contiguous
     elif packet in BY_CHANNELS:
         first = operands[0]
         wrong = not (first.is_contiguous or first.has_channels_last or first.is_corrected)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from ferrite.ir import Data, Expr
-from ferrite.ir.index import ONE, ZERO, Index
+from ferrite.ir.index import ONE, ZERO, Index, contiguous_strides
 from ferrite.lower.builder import Builder
-from ferrite.lower.strides import Strided, by_coordinates, by_torch, contiguous, same_strides
-from ferrite.lower.value import Value
+from ferrite.lower.strides import Strided, by_coordinates, by_torch, same_strides
+from ferrite.lower.value import Value, broadcast_place, own_axes
 
 
 def buffer_of(ctx: Builder, value: Value, fake: torch.Tensor | None = None) -> str:
@@ -40,7 +40,7 @@ def buffer_of(ctx: Builder, value: Value, fake: torch.Tensor | None = None) -> s
     if found is not None and fits(found):
         strides = wanted if wanted is not None else filled(value.sizes, found[0])
         return ctx.window(buffer, value.dtype, value.sizes, strides, found[1])
-    return ctx.realise(copied(ctx, value, wanted).box)
+    return buffer_of_copy(ctx, value, wanted)
 
 
 def strides_in_storage(ctx: Builder, value: Value) -> Strided | None:
@@ -50,16 +50,31 @@ def strides_in_storage(ctx: Builder, value: Value) -> Strided | None:
 
 def filled(sizes: Sequence[Index], strides: Sequence[Index]) -> tuple[Index, ...]:
     """Strides with those of dimensions of size one as a dense tensor would have them."""
-    dense = contiguous(sizes)
+    dense = contiguous_strides(sizes)
     return tuple(dense[k] if size is ONE else strides[k] for k, size in enumerate(sizes))
 
 
 def copied(ctx: Builder, value: Value, strides: Sequence[Index] | None = None) -> Value:
-    """The same elements in memory of their own."""
+    """The same elements in memory of their own. Eager may have one element at many places, by a stride of 0: so have
+    we, and it is written once."""
+    steps = tuple(strides) if strides is not None else None
+    if steps is not None and all(size.low is not None and size.low > 0 for size in value.sizes):
+        once = tuple(ONE if step is ZERO else size for size, step in zip(value.sizes, steps, strict=True))
+        if once != value.sizes:
+            element = copied(ctx, value.view(once, own_axes(once)), steps)
+            return element.view(value.sizes, broadcast_place(once, value.sizes))
     new = ctx.lazy(value.sizes, ctx.elements(value, value.sizes), value.device)
-    new.box.strides = tuple(strides) if strides is not None else None
+    new.box.strides = steps
     ctx.realise(new.box)
     return new
+
+
+def buffer_of_copy(ctx: Builder, value: Value, strides: Sequence[Index] | None) -> str:
+    copy = copied(ctx, value, strides)
+    name = ctx.realise(copy.box)
+    if copy.is_whole or strides is None:
+        return name
+    return ctx.window(ctx.buffers[name], value.dtype, value.sizes, strides, ctx.buffers[name].offset)
 
 
 def in_memory(ctx: Builder, value: Value) -> Value:

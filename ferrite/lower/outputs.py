@@ -10,13 +10,13 @@ import torch
 
 from ferrite.graph import fake_value
 from ferrite.ir import Expr
-from ferrite.ir.index import ONE, ZERO, Index
+from ferrite.ir.index import ZERO, Index
 from ferrite.ir.program import Constant, Literal, Output
 from ferrite.lower.arguments import argument, literal_text, named_object
 from ferrite.lower.builder import Builder
 from ferrite.lower.conj_and_neg import resolved_later
-from ferrite.lower.memory import buffer_of, copied
-from ferrite.lower.value import Value, own_axes
+from ferrite.lower.memory import buffer_of, buffer_of_copy
+from ferrite.lower.value import Value
 
 Values = Mapping[torch.fx.Node, Any]
 
@@ -53,7 +53,7 @@ def body_outputs(ctx: Builder, values: Values, results: Sequence[Any], strides: 
         dense = ctx.sizes.indices(wanted if wanted is not None else fake.stride())
         storage = ctx.buffers[ctx.realise(value.box)].storage
         is_own = ctx.buffers[storage].kind == "owned" and storage not in returned
-        name = output_with(ctx, value, fake, dense) if is_own else ctx.realise(copied(ctx, value, dense).box)
+        name = output_with(ctx, value, fake, dense) if is_own else buffer_of_copy(ctx, value, dense)
         returned.add(ctx.buffers[name].storage)
         outputs.append(name)
     return tuple(tensors_apart(ctx, results, outputs))
@@ -93,14 +93,7 @@ def output_with(ctx: Builder, value: Value, fake: torch.Tensor, strides: tuple[I
     if ZERO in value.sizes:  # without elements any strides will do, and what shares memory goes on sharing it
         base = ctx.buffers[ctx.realise(value.box)]
         return ctx.window(base, value.dtype, value.sizes, strides, base.offset)
-    repeated = [stride is ZERO and size is not ONE for size, stride in zip(value.sizes, strides, strict=True)]
-    if not any(repeated) or not all(size.low is not None and size.low > 0 for size in value.sizes):
-        return ctx.realise(copied(ctx, value, strides).box)
-    # eager has one element at many places, and so have we: it is written once
-    sizes = [ONE if again else size for size, again in zip(value.sizes, repeated, strict=True)]
-    once = copied(ctx, value.view(sizes, own_axes(sizes)), strides)
-    base = ctx.buffers[ctx.realise(once.box)]
-    return ctx.window(base, value.dtype, value.sizes, strides, base.offset)
+    return buffer_of_copy(ctx, value, strides)
 
 
 def tensors_apart(ctx: Builder, results: Sequence[Any], outputs: Sequence[Output]) -> Iterator[Output]:

@@ -38,6 +38,7 @@ from ferrite.graph import (
     schema_of,
     storages_in,
 )
+from ferrite.ir.index import contiguous_strides
 from ferrite.lower.calls import flat
 from ferrite.lower.concat_strides import concatenated, rolled, stacked
 from ferrite.lower.eager_strides import (
@@ -59,7 +60,6 @@ from ferrite.lower.eager_strides import (
 from ferrite.lower.forecasts import correct_misforecasts
 from ferrite.lower.pictures import dense, extent, is_as_in_memory, is_plain, is_small, is_static
 from ferrite.lower.sizes import Sizes, UnknownSize
-from ferrite.lower.strides import contiguous
 from ferrite.lower.written_in_place import is_seen_after_write, lies_as_before, owner_before_write, written_operand
 
 aten = torch.ops.aten
@@ -102,6 +102,10 @@ RULES: dict[Any, Rule] = {
 }
 # Those whose rule depends on arguments: see `rule_by_arguments`.
 BY_ARGUMENTS = frozenset({aten.cat, aten.stack, aten.roll, aten.rot90, aten.constant_pad_nd, aten.isinf, aten._fft_r2c})
+# Elementwise for all but complex numbers, of which a tensor is made first.
+OF_COMPLEX: dict[Any, Rule] = {aten.abs: like_operand, aten.angle: contiguous_result}
+# The library that computes it decides how results lie, whatever their sizes, and differs from machine to machine.
+BY_LIBRARY = frozenset({aten._fft_r2c})
 # Elementwise, but not tagged as such.
 ITERATED = frozenset(
     {
@@ -255,7 +259,7 @@ class Asked:
         static = all(map(is_static, (*results, *tensors)))
         if static and (len(tensors) < len(operands) or not is_doubtful(node, results, tensors)):
             return None
-        by_library = packet_of(node) is aten._fft_r2c
+        by_library = packet_of(node) in BY_LIBRARY
         try:
             cuts = packet_of(node) is aten.constant_pad_nd
             if not static and not by_library and not self.may_surprise((*results, *tensors), cuts=cuts):
@@ -302,7 +306,7 @@ class Asked:
             if any(size.low is None or size.low < 1 for size in sizes):
                 return True
             small = any(size.low is None or size.low < 2 for size in sizes)
-            if small and (cuts or self.sizes.indices(each.stride()) != contiguous(sizes)):
+            if small and (cuts or self.sizes.indices(each.stride()) != contiguous_strides(sizes)):
                 return True
         return False
 
@@ -350,6 +354,8 @@ def rule_of(node: torch.fx.Node) -> tuple[Rule | None, Sequence[torch.Tensor]]:
         return (RULES[packet], operands[:1]) if preserves and operands else (None, ())
     if packet in BY_ARGUMENTS:
         return rule_by_arguments(node), operands if packet in (aten.cat, aten.stack) else operands[:1]
+    if is_of_complex(packet, operands):
+        return OF_COMPLEX[packet], operands[:1]
     placed = [each for each in operands if each.ndim]
     if (
         node.target is aten.pow.Scalar
@@ -363,6 +369,10 @@ def rule_of(node: torch.fx.Node) -> tuple[Rule | None, Sequence[torch.Tensor]]:
         placed.reverse()
     numbers = len(placed) < len(operands) or takes_numbers_as_tensors(node)
     return functools.partial(elementwise, numbers=numbers), placed
+
+
+def is_of_complex(packet: Any, operands: Sequence[torch.Tensor]) -> bool:
+    return packet in OF_COMPLEX and any(each.is_complex() for each in operands)
 
 
 def rule_by_arguments(node: torch.fx.Node) -> Rule | None:
@@ -395,7 +405,7 @@ def rule_by_arguments(node: torch.fx.Node) -> Rule | None:
 def computed_in(node: torch.fx.Node, result: torch.dtype, operands: Sequence[torch.Tensor]) -> torch.dtype | None:
     """The type that operands of another type are converted to first; None where they are taken as they are."""
     packet = packet_of(node)
-    if packet in RULES or packet in BY_ARGUMENTS:
+    if packet in RULES or packet in BY_ARGUMENTS or is_of_complex(packet, operands):
         return None
     if result is not torch.bool:
         return result
@@ -437,7 +447,7 @@ def is_doubtful(node: torch.fx.Node, results: Sequence[torch.Tensor], operands: 
     if any(0 in each.shape for each in (*results, *operands)):
         return True
     out = results[0]
-    if packet_of(node) is aten._fft_r2c:  # the library that computes it decides, and differs from machine to machine
+    if packet_of(node) in BY_LIBRARY:
         return out.ndim > 1
     if packet_of(node) is aten.expand and any(out.ndim > each.ndim for each in operands) and 1 in out.shape:
         return True

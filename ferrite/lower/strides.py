@@ -1,4 +1,4 @@
-"""Strides: of dense tensors, and of views in the memory of their base, where elements lie so regularly."""
+"""Strides of views in the memory of their base, where elements lie so regularly."""
 
 from __future__ import annotations
 
@@ -76,16 +76,6 @@ def coefficient(flat: Index, loop_axis: Axis) -> Index | None:
         else:
             return None
     return add(parts)
-
-
-def contiguous(sizes: Sequence[Index]) -> tuple[Index, ...]:
-    """Strides of a dense tensor, last dimension innermost; an empty dimension counts as one, as in torch."""
-    strides: list[Index] = []
-    step: Index = ONE
-    for size in reversed(sizes):
-        strides.append(step)
-        step = step * (ONE if size is ZERO else size)
-    return tuple(reversed(strides))
 
 
 def same_strides(sizes: Sequence[Index], left: Sequence[Index], right: Sequence[Index]) -> bool:

@@ -78,8 +78,8 @@ class Whole:
         "copied",
         env="FERRITE_RECORDED_GRADIENTS",
         doc="With `cuda_graphs`: `copied` gives gradients memory of their own. `lent` leaves them in the memory of the "
-        "recording, which saves a copy of the model's size and the time for it; another stream that reads a gradient "
-        "has to be waited for before the next backward (`record_stream` alone does not do it).",
+        "recording, which saves a copy of the model's size and the time for it; the next backward waits for all that "
+        "any stream was given before, since it may read them.",
     )
     numerics: Literal["relaxed", "strict"] = option(
         "relaxed",

@@ -20,7 +20,7 @@ from ferrite.ir.index import Symbol
 from ferrite.ir.program import Program, frees, interpret, leaves, operator_at, stacked
 from ferrite.runtime.boxed import Boxed, boxed
 from ferrite.runtime.cpu.pages import large_on_cpu
-from ferrite.runtime.cuda.recording import from_pool
+from ferrite.runtime.cuda.recorded import from_pool
 from ferrite.runtime.cuda.runs import arena_from
 
 _numbers = itertools.count()

@@ -5,6 +5,7 @@ S2  a launch has an argument for each pointer of its kernel, and each is a stora
 S3  what lies in the memory of a run lies inside of it
 S4  two storages that a run needs at once do not lie at the same bytes
 S5  launches side by side are launches of their run, each in one region at most
+S6  what one problem of a grouped kernel writes, no other reads or writes
 """
 
 from __future__ import annotations
@@ -59,12 +60,23 @@ def launches_in(work: object) -> tuple[Launch, ...]:
 
 
 def check_launch(launch: Launch, schedule: Schedule) -> None:
-    if len(launch.arguments) != len(launch.kernel.pointers):
+    if len(launch.arguments) != len(launch.kernel.arguments):
         raise InvalidProgram("S2", f"{launch.name} has {len(launch.arguments)} arguments for other pointers")
     for name in launch.arguments:
         buffer = schedule.buffer_table.buffers.get(name)
         if buffer is None or buffer.storage != name:
             raise InvalidProgram("S2", f"{launch.name} is given {name}, which is no storage")
+    check_problems(launch)
+
+
+def check_problems(launch: Launch) -> None:
+    width = len(launch.kernel.pointers)
+    users: dict[str, set[int]] = {}
+    for place, name in enumerate(launch.arguments):
+        users.setdefault(name, set()).add(place // width)
+    for place, name in enumerate(launch.arguments):
+        if launch.kernel.pointers[place % width].access != "read" and len(users[name]) > 1:
+            raise InvalidProgram("S6", f"{launch.name} writes {name} in one problem, and needs it in another")
 
 
 def check_run(run: Run, schedule: Schedule) -> None:

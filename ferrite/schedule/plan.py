@@ -2,16 +2,17 @@
 
     prepare         reductions in the forms that the devices like; memory that nobody sees laid out as what is beside it
     bodies          sub-programs have plans of their own
-    fuse            operations become groups
+    fuse            operations become groups, and groups that need nothing of each other one where that is quicker
     arrange         groups become kernels, equal ones once
     reuse_in_place  a kernel writes where something lies that it reads for the last time
     form_runs       launches that follow each other are one native call
+    group_launches  launches of a run that are alike and independent are one, where a device likes that
     split_runs      but not where that holds much more memory than two would
     plan_memory     what only a run needs lies in memory of the run
     finish          what a device does with a whole run
 
-Each step can be seen (`observe`, and the option `dump_dir`) and bisected: one fusion, one reuse, one split spends one
-unit of fuel.
+Each step can be seen (`observe`, and the option `dump_dir`) and bisected: one fusion, one reuse, one group, one split
+spends one unit of fuel.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from ferrite.ir.program import Allocate, If, Invoke, Program, While, bodies_of, 
 from ferrite.pipeline import Fuel
 from ferrite.schedule.fusion.fuse import Order
 from ferrite.schedule.fusion.groups import Group
+from ferrite.schedule.fusion.neighbours import Neighbours
 from ferrite.schedule.fusion.repeats import Repeat, Repeats
 from ferrite.schedule.laws import verify_schedule
 from ferrite.schedule.memory.arena import Arenas
@@ -82,6 +84,7 @@ def bodies(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
 
 def fuse(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
     ordered = Order(schedule.program, schedule.schedulings, fuel).run()
+    Neighbours(ordered.items, schedule.buffer_table, schedule.schedulings, fuel).run()
     plans = {id(item.work): item.bodies for item in schedule.items if item.bodies}
     items = [
         Item(work, ordered.not_compiled.get(place), plans.get(id(work), ()))
@@ -161,6 +164,20 @@ def launches(items: Iterator[Item]) -> Iterator[Launch]:
     return (item.work for item in items if isinstance(item.work, Launch))
 
 
+def group_launches(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
+    """Before memory is planned, which follows the order of launches."""
+    buffers = schedule.buffer_table.buffers
+    leaving = {buffers[name].storage for name in schedule.program.outputs if isinstance(name, str)}
+
+    def grouped(item: Item) -> Item:
+        if not isinstance(item.work, Run):
+            return item
+        scheduling = schedule.schedulings[device_type(item.work.launches[0].device)]
+        return replace(item, work=scheduling.grouped(item.work, schedule.buffer_table, leaving, fuel))
+
+    return replace(schedule, items=tuple(map(grouped, schedule.items)))
+
+
 def split_runs(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
     arenas = Arenas(schedule.program, schedule.buffer_table, schedule.schedulings, schedule.seen_elsewhere)
     parts = with_split_runs(schedule.program, steps_of(schedule), arenas, fuel)
@@ -186,7 +203,7 @@ def finish(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
     return replace(schedule, items=tuple(map(finished, schedule.items)))
 
 
-STEPS = (prepare, bodies, fuse, arrange, reuse_in_place, form_runs, split_runs, plan_memory, finish)
+STEPS = (prepare, bodies, fuse, arrange, reuse_in_place, form_runs, group_launches, split_runs, plan_memory, finish)
 
 
 def with_work(item: Item, work: Step) -> Item:

@@ -7,7 +7,7 @@ for its threads, and what becomes of kernels that follow each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from ferrite.errors import Refusal
 from ferrite.ir.index import Axis
 from ferrite.ir.kernel import Kernel
 from ferrite.ir.program import Operation, Program
+from ferrite.pipeline import Fuel
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.stages import Stage
@@ -53,9 +54,17 @@ class Scheduling(Protocol):
     def slower(self, group: Group, stage: Stage, rows: tuple[Axis, ...]) -> Refusal | None:
         """Why a stage in a group, row by row, would run slower than after it, though it may be there."""
 
+    def alike(self, group: Group, buffer_table: BufferTable) -> Hashable:
+        """What two groups must have in common to be one kernel though they need nothing of each other; None for a group
+        that is better alone."""
+
     def arranged(self, group: Group, inside: Iterable[str], buffer_table: BufferTable) -> Built:
         """A group as a kernel: loops for threads and vectors, or grids and blocks. `inside`: storages that nothing else
         accesses."""
+
+    def grouped(self, run: Run, buffer_table: BufferTable, leaving: Collection[str], fuel: Fuel) -> Run:
+        """Launches that follow each other, with those as one that are alike and independent, before anything is known
+        of where their memory is. `leaving`: storages that leave the program. A group spends one unit of fuel."""
 
     def finished(self, run: Run, buffer_table: BufferTable) -> Run:
         """Launches that follow each other, with what can be done about all of them at once."""

@@ -25,6 +25,7 @@ from ferrite.runtime.cuda import (
     kernel_from,
     launcher_of,
     libcuda,
+    writers_in,
 )
 from ferrite.schedule.gpu import GpuMachine, GpuScheduling
 from ferrite.targets.target import LoadedRun
@@ -65,7 +66,8 @@ class CudaTarget:
     ) -> list[LoadedRun]:
         known = {place: kernel_from(code[name]) for place, (name, _complaints) in enumerate(kernels) if name in code}
         launcher = launcher_of(code)
-        return [cuda_run(table, known, self.driver, launcher) for table in tables]
+        writers = writers_in(code)
+        return [cuda_run(table, known, self.driver, launcher, writers) for table in tables]
 
     def recorder(self, part: RecordedPart) -> Recorder:
         """What records a part of a host program, and replays it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +11,7 @@ from ferrite.errors import Refusal
 from ferrite.ir.index import Axis
 from ferrite.ir.kernel import checks
 from ferrite.ir.program import Operation, Program, call_of, writes
+from ferrite.pipeline import Fuel
 from ferrite.runtime.cpu import KernelStore
 from ferrite.runtime.cuda import Recorder
 from ferrite.schedule import Built, Plan, Run, RunMemory, Scheduling, device_type
@@ -50,8 +51,14 @@ class Refusing:
                     return reasons[0]
         return self.scheduling.slower(group, stage, rows)
 
+    def alike(self, group: Group, buffer_table: BufferTable) -> Hashable:
+        return self.scheduling.alike(group, buffer_table)
+
     def arranged(self, group: Group, inside: Iterable[str], buffer_table: BufferTable) -> Built:
         return self.scheduling.arranged(group, inside, buffer_table)
+
+    def grouped(self, run: Run, buffer_table: BufferTable, leaving: Collection[str], fuel: Fuel) -> Run:
+        return run if self.failed else self.scheduling.grouped(run, buffer_table, leaving, fuel)
 
     def finished(self, run: Run, buffer_table: BufferTable) -> Run:
         return self.scheduling.finished(run, buffer_table)

@@ -407,6 +407,20 @@ def test_nothing_outside_is_read(place, lanes, copies):
                 assert native(source)([fenced(x, at_end), empty(torch.float32, extent)], [extent, inside])[0] == 0
 
 
+def test_indices_of_one_place_are_checked_in_the_order_of_their_text():
+    """Not in that of a set, which differs from process to process: the same kernel is the same code, and says the same
+    where several are wrong."""
+    places = range(8)
+    head = [f"def kernel(x, out, {', '.join(f'w{place}' for place in places)}):"]
+    head += ["    x = pointer(f32, 'read')", "    out = pointer(f32, 'write')"]
+    head += [f"    w{place} = pointer(i64, 'read')" for place in places]
+    body = ["    for i in serial(9):", *(f"        v{place}: i64 = w{place}[i]" for place in places)]
+    body += [f"        v8: f32 = x[{' + '.join(f'data(v{place}, 5)' for place in places)}]", "        out[i] = v8", ""]
+    source = "\n".join(head + body)
+    memory = [torch.zeros(99), torch.zeros(9), *(torch.full((9,), 5 + place) for place in places)]
+    assert native(source)(memory) == (1, (5, 5))  # the first of them, which is 5 where 4 is the last place
+
+
 def test_conditions_guard_stores_of_lanes():
     source = text("""
         def kernel(x, out, where, n):

@@ -15,7 +15,8 @@ from ferrite.codegen.triton.launch import OPTIONS
 from ferrite.codegen.triton.operators import LIBRARY, QUICK, RENAMED
 from ferrite.ir.expr import Random, cast, const, load, masked, op
 from ferrite.ir.expr_laws import wrong_type
-from ferrite.ir.index.algebra import axis, evaluate, number
+from ferrite.ir.index.algebra import axis, number
+from ferrite.ir.index.substitution import evaluate
 from ferrite.ir.kernel.nodes import Kernel, Loop, Pointer, Store
 from ferrite.ir.random import PLACE_BITS, random_numbers
 from ferrite.ir.scalar import OPERATORS

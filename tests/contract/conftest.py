@@ -16,9 +16,9 @@ def clean_compiler() -> Iterator[None]:
     reset()
 
 
-@pytest.fixture(params=[False, True], ids=["static", "dynamic"])
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.lengthy)], ids=["static", "dynamic"])
 def dynamic(request: pytest.FixtureRequest) -> bool:
-    """Whether sizes are symbols."""
+    """Whether sizes are symbols. `make check` has those of `test_dynamic_shapes.py`, `make test` all."""
     return bool(request.param)
 
 

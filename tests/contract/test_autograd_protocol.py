@@ -12,9 +12,10 @@ from torch.utils.checkpoint import checkpoint
 import ferrite
 from ferrite.capture import CapturedGraph, torch_api
 from ferrite.lower import LoweredProgram, lower_graph
-from tests.compare import assert_same_as_eager, compile_strict
+from tests.compare import assert_same_as_eager, compile_strict, since
 
 
+@since(2, 13)  # before, symbols do not last through the passes of pre_grad
 def test_every_value_of_a_graph_belongs_to_one_fake_mode() -> None:
     """A second one would know nothing of the symbols of the first. Dynamo's own ends where autograd begins."""
     modes: dict[str, set[int]] = {}

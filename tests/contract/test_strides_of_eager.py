@@ -47,6 +47,15 @@ def test_results_of_every_rule_with_sizes_that_are_numbers(layout: str) -> None:
     assert_same_as_eager(made_from, lambda: [LAID_OUT[layout]()])
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("layout", ["one dimension of several", "a part of one", "nothing", "channels last"])
+def test_absolutes_and_angles_of_complex_numbers(layout: str, dynamic: bool) -> None:
+    def fn(x):
+        return x.abs(), x.angle(), x.real.abs(), x.real.angle()
+
+    assert_same_as_eager(fn, lambda: [torch.complex(x := LAID_OUT[layout](), x)], dynamic=dynamic)
+
+
 @pytest.mark.parametrize("layout", ["one dimension of several", "a column", "channels last"])
 def test_results_and_gradients_in_training(layout: str) -> None:
     def fn(x):

@@ -127,6 +127,9 @@ BROKEN = {
     ),
     "a place beyond a tile": ("K10", last("tile[i + 1] = s")),
     "a place before a tile": ("K10", last("tile[i - 1] = s")),
+    "problems of a kernel for no GPU": ("K11", small("for i in", "problems = [[8]]\n    for i in")),
+    "a problem with too many sizes": ("K11", small("for i in", "warps = 1\n    problems = [[8, 8]]\n    for i in")),
+    "a problem beyond the bounds": ("K11", small("for i in", "warps = 1\n    problems = [[8], [65]]\n    for i in")),
     "a tile of any size": ("K10", SMALL.replace("symbol(1, 64)", "symbol(1, None)")),
 }
 

@@ -10,7 +10,7 @@ import torch
 from ferrite.ir.program.interpret import interpret
 from ferrite.ir.program.nodes import Template
 from ferrite.lower.graph import lower_module
-from tests.compare import compile_strict
+from tests.compare import compile_strict, since
 from tests.lower.lowered import INTERPRETER, calls, operations, programs, run, traced
 
 aten = torch.ops.aten
@@ -88,7 +88,7 @@ def test_a_shape_from_data_without_a_bound() -> None:
 @pytest.mark.parametrize(
     ("scatter", "sizes", "part", "given"),
     [
-        (torch.diagonal_scatter, (), (), ()),
+        pytest.param(torch.diagonal_scatter, (), (), (), marks=since(2, 13)),
         (torch.diagonal_scatter, (3, 3), (4,), ()),
         (torch.diagonal_scatter, (3, 3), (3,), (0, 1, 1)),
         (torch.select_scatter, (3, 3), (3,), (0, 5)),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ferrite.lower.graph import lower_module
-from tests.compare import compile_strict
+from tests.compare import assert_same_as_eager, compile_strict
 from tests.lower.lowered import assert_lowered, calls, run, traced
 
 pytestmark = pytest.mark.quick
@@ -88,3 +88,24 @@ def test_a_conjugate_that_is_returned_has_its_bit(fn, dtype):
         assert (ours.is_conj(), ours.is_neg(), ours.stride()) == (eager.is_conj(), eager.is_neg(), eager.stride())
         assert ours.dtype == eager.dtype
         assert torch.equal(ours.to(torch.complex64), eager.to(torch.complex64))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda a: (a * 2).expand(5, 4).conj().t(),
+        lambda a: (a * 2).unsqueeze(1).expand(5, 3, 1).conj(),
+        lambda a: torch._neg_view((a.real * 2).expand(5, 4)),
+    ],
+)
+def test_one_number_at_many_places_is_conjugated_once(fn, dynamic):
+    """Eager's result is a view, a stride of 0 included; memory of our own has the number once too."""
+    assert_same_as_eager(fn, lambda: [numbers()[:5, None]], dynamic=dynamic)
+
+
+def test_gradients_of_a_product_with_an_operand_of_stride_0():
+    def make():
+        return [numbers()[:5, None].expand(5, 5).detach().requires_grad_(), torch.randn(5, 5, dtype=torch.complex64)]
+
+    assert_same_as_eager(lambda a, b: a @ b, make, backward=True)

@@ -105,3 +105,13 @@ def test_pads_that_repeat_the_inside(mode):
 @pytest.mark.parametrize("mode", ["reflect", "replicate"])
 def test_pads_of_symbolic_sizes(mode):
     same_as_eager(lambda a: F.pad(a, (2, 1), mode=mode), lambda: [torch.randn(2, 3, 6)], dynamic=True)
+
+
+@pytest.mark.parametrize(("sizes", "widths"), [((1, 3), (1, 2)), ((1, 1, 2, 2), (1, 1, 1, 1))])
+def test_gradients_of_pads_as_wide_as_the_tensor_is(sizes, widths):
+    """Each element is added to several times, in a row of single precision that is proven to hold all its places."""
+    same_as_eager(
+        lambda a: F.pad(a, widths, mode="reflect"),
+        lambda: [torch.randn(sizes).half().requires_grad_()],
+        backward=True,
+    )

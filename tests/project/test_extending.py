@@ -7,6 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -36,14 +38,26 @@ def apply_block(kind: str, path: Path, text: str) -> None:
         path.write_text((path.read_text() + "\n\n" if path.exists() else "") + text)
 
 
+def assert_linted(paths: Iterable[Path]) -> None:
+    """What a contributor copies from the page passes `make check`."""
+    if find_spec("ruff") is None:
+        return
+    for command in (["check"], ["format", "--check"]):
+        asked = [sys.executable, "-m", "ruff", *command, "--quiet", "--config", str(ROOT / "pyproject.toml")]
+        done = subprocess.run([*asked, *map(str, paths)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_the_changes_work_as_the_page_says(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "ferrite", tmp_path / "ferrite", ignore=shutil.ignore_patterns("__pycache__"))
-    program = ""
+    program, changed = "", dict[Path, None]()
     for kind, file, text in BLOCK.findall(PAGE):
         if file:
             apply_block(kind, tmp_path / file, text)
+            changed[tmp_path / file] = None
         else:
             program += text
+    assert_linted(changed)
     program += f"assert ferrite.__file__.startswith({str(tmp_path)!r})\nprint('all of it ran')\n"
     (tmp_path / "program.py").write_text(program)
     done = subprocess.run(

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from ferrite.collector import garbage_waits
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ferrite"
 
@@ -53,7 +55,7 @@ def layer_of(path: Path) -> str:
 
 @functools.cache
 def names_in(path: Path) -> list[ast.Import | ast.ImportFrom | ast.Attribute]:
-    """What tests look at, of every file: reading them all takes seconds. Names in functions come last."""
+    """What tests look at, of every file: imports, and attributes that are private. Names in functions come last."""
     return [*names_outside_of_functions(path), *names_by_place(path)[1]]
 
 
@@ -66,13 +68,15 @@ def names_by_place(path: Path) -> tuple[list[Any], list[Any]]:
     """Names outside of functions, and those inside of them."""
     outside: list[Any] = []
     inside: list[Any] = []
-    left: list[tuple[ast.AST, bool]] = [(ast.parse(path.read_text()), False)]
-    while left:
-        node, is_inside = left.pop()
-        if isinstance(node, (ast.Import, ast.ImportFrom, ast.Attribute)):
-            (inside if is_inside else outside).append(node)
-        is_inside = is_inside or isinstance(node, ast.FunctionDef)
-        left += [(child, is_inside) for child in ast.iter_child_nodes(node)]
+    with garbage_waits():  # half a million nodes, and the collector would look through all of them again and again
+        left: list[tuple[ast.AST, bool]] = [(ast.parse(path.read_text()), False)]
+        while left:
+            node, is_inside = left.pop()
+            is_import = isinstance(node, (ast.Import, ast.ImportFrom))
+            if is_import or (isinstance(node, ast.Attribute) and node.attr.startswith("_")):
+                (inside if is_inside else outside).append(node)
+            is_inside = is_inside or isinstance(node, ast.FunctionDef)
+            left += [(child, is_inside) for child in ast.iter_child_nodes(node)]
     return outside, inside
 
 

@@ -127,6 +127,147 @@ def test_gradients_pile_up():
     assert_close(found, [5 * each.grad for each in model.parameters()])
 
 
+def gradients_of(model, run, x):
+    """Of one step, and they stay where autograd puts them."""
+    run(x).square().mean().backward()
+    return [each.grad for each in model.parameters()]
+
+
+WAYS = pytest.mark.parametrize("gradients", ["copied", "lent"])
+
+
+@WAYS
+def test_gradients_that_are_kept(gradients):
+    """Each step's, to the end; what they are read for on other streams is theirs, too."""
+    model = Net().to(DEVICE).eval()
+    f, kept = compiled(model, gradients=gradients), []
+    for _ in range(6):
+        x, rows = random(48, 32), []
+        for run in (f, model):
+            model.zero_grad(set_to_none=True)
+            rows.append(gradients_of(model, run, x))
+        kept.append(rows)
+    torch.cuda.synchronize()
+    for found, wanted in kept:
+        assert_close(found, wanted)
+    assert replayed() == [5, 5], ferrite.last_compile().not_recorded
+
+
+@WAYS
+@pytest.mark.parametrize("to_none", [True, False])
+def test_gradients_that_pile_up_between_steps_of_an_optimizer(gradients, to_none):
+    runs = []
+    for is_compiled in (True, False):
+        torch.manual_seed(5)
+        model = Net().to(DEVICE).eval()
+        run = compiled(model, gradients=gradients) if is_compiled else model
+        optimizer, seen = torch.optim.AdamW(model.parameters(), 0.01), []
+        for place in range(9):
+            grads = gradients_of(model, run, random(48, 32))
+            if place % 3 == 2:
+                seen.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1))
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=to_none)
+            del grads
+        runs.append([*seen, *(each.detach().clone() for each in model.parameters())])
+        if is_compiled:
+            assert replayed() == [8, 8], ferrite.last_compile().not_recorded
+    assert_close(*runs)
+
+
+@WAYS
+def test_two_models_in_turns_with_one_parameter_shared(gradients):
+    model, other = Net().to(DEVICE).eval(), Net().to(DEVICE).eval()
+    other.last = model.last
+    runs = [compiled(each, gradients=gradients) for each in (model, other)]
+    parameters = list(dict.fromkeys([*model.parameters(), *other.parameters()]))
+    for _ in range(6):
+        x, rows = random(48, 32), []
+        for first, second in (runs, (model, other)):
+            y = first(x)
+            z = second(x)  # before the backward of the first
+            rows.append(torch.autograd.grad(y.square().mean() + z.sin().mean(), parameters))
+            (first(x).square().mean() + second(y.detach()).sin().mean()).backward()
+            rows[-1] += tuple(each.grad for each in parameters)
+            for each in parameters:
+                each.grad = None
+        assert_close(*rows)
+
+
+@WAYS
+def test_a_graph_that_is_kept_for_a_second_backward(gradients):
+    model = Net().to(DEVICE).eval()
+    f = compiled(model, gradients=gradients)
+    for _ in range(5):
+        x, rows = random(48, 32), []
+        for run in (f, model):
+            loss = run(x).square().mean()
+            first = torch.autograd.grad(loss, model.parameters(), retain_graph=True)
+            between = run(random(48, 32)).sum()  # forward again, while the first is still needed
+            loss.backward()
+            rows.append([*first, *(each.grad for each in model.parameters())])
+            model.zero_grad(set_to_none=True)
+            del between
+        assert_close(*rows)
+
+
+@WAYS
+def test_hooks_see_gradients_and_what_is_saved(gradients):
+    """Hooks keep, change and replace gradients; others hold what forward saved beyond the step."""
+
+    def triple(parameter):
+        parameter.grad.mul_(3)
+
+    model = Net().to(DEVICE).eval()
+    f, wrong, held = compiled(model, gradients=gradients), [], []
+    seen: list[torch.Tensor] = []
+    model.first.weight.register_hook(lambda grad: seen.append(grad))
+    model.last.weight.register_hook(lambda grad: grad * 2)
+    model.last.bias.register_post_accumulate_grad_hook(triple)
+
+    def keep(saved):
+        held.append((saved, saved.clone()))
+        return saved
+
+    for _ in range(5):
+        x, rows = random(48, 32), []
+        for run in (f, model):
+            with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
+                result = run(x)
+            result.square().mean().backward()
+            rows.append([each.grad for each in model.parameters()])
+            model.zero_grad(set_to_none=True)
+        assert_close(*rows)
+        wrong += [saved for saved, copy in held if not torch.equal(saved, copy)]
+        held = held[-3:]
+    assert not wrong
+    assert_close(seen[0::2], seen[1::2])
+
+
+@WAYS
+def test_a_gradient_that_another_stream_reads(gradients):
+    """`record_stream` keeps its memory from being written before that stream is done."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(4))).to(DEVICE)
+    f, x, side = compiled(model, gradients=gradients), random(64, 1024), torch.cuda.Stream()
+    for _ in range(3):
+        gradients_of(model, f, x)
+        model.zero_grad(set_to_none=True)
+    wanted = [each.clone() for each in gradients_of(model, f, x)]
+    side.wait_stream(torch.cuda.current_stream())
+    found = []
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(200_000_000)  # a tenth of a second
+        for each in model.parameters():
+            found.append(each.grad.clone())
+            each.grad.record_stream(side)
+    model.zero_grad(set_to_none=True)
+    for _ in range(3):
+        gradients_of(model, f, random(64, 1024))
+        model.zero_grad(set_to_none=True)
+    torch.cuda.synchronize()
+    assert_close(found, wanted)
+
+
 def test_forwards_before_their_backwards():
     model = Net().to(DEVICE).eval()
     f = compiled(model)

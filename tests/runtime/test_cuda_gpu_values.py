@@ -442,6 +442,38 @@ def test_an_index_that_points_outside():
     assert ours == eager, problems
 
 
+OPTIMIZERS = {
+    "adam": lambda parameters: torch.optim.Adam(parameters, 0.01),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, torch.tensor(0.01, device=DEVICE), capturable=True),
+    "sgd": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_steps_of_optimizers(name):
+    """Of many parameters, few launches; of a parameter that is not aligned, too."""
+    sizes = [(768, 300), (300,), (7,), (0,), (33, 5), (), (1,), (4096, 64), (12,), (2, 8), (5000,), (64, 64)] * 3
+    memory = random(100_000)
+
+    def trained(compiled_step, dtype):
+        torch.manual_seed(0)
+        parameters = [torch.nn.Parameter(random(*size).to(dtype)) for size in sizes]
+        optimizer = OPTIMIZERS[name](parameters)
+        step = compiled(lambda: optimizer.step()) if compiled_step else optimizer.step
+        for place in range(4):
+            for parameter in parameters:
+                parameter.grad = random(*parameter.shape).to(dtype)
+            if place == 2:
+                parameters[1].grad = memory[1:301].to(dtype) if dtype == torch.float64 else memory[1:301]
+            step()
+        torch.cuda.synchronize()
+        return [parameter.detach() for parameter in parameters]
+
+    eager, exact = trained(False, torch.float32), trained(False, torch.float64)
+    assert_as_accurate(trained(True, torch.float32), eager, exact)
+    assert len(ferrite.last_compile().kernels) <= 16
+
+
 TWICE = """
 import torch, ferrite
 from ferrite.runtime.cuda import kernels

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ferrite.ir.index.algebra import evaluate
+from ferrite.ir.index.substitution import evaluate
 from ferrite.ir.program.interpret import interpret
 from ferrite.ir.program.nodes import Sort
 from ferrite.schedule.gpu import GpuMachine, profit
@@ -261,7 +261,7 @@ def test_floats_of_8_bits(machine):
 
 # --- rows and columns of one tensor ---------------------------------------------------------------------------------
 
-STREAMS = GpuMachine(multiprocessors=2, streams=4, shared_elements=64, kept_elements=256, one_program=64)
+FEW_PROGRAMS = GpuMachine(multiprocessors=2, row_programs=4, shared_elements=64, kept_elements=256, one_program=64)
 TALL, DEEP, IMAGES = torch.randn(2, 16, 24), torch.randn(2, 2, 8, 24), torch.randn(2, 8, 6, 24)
 
 
@@ -281,7 +281,7 @@ def with_greatest_of_images(x, g):
     return dx, dx.amax(0)
 
 
-STREAMED = {
+WITH_KEPT_COLUMNS = {
     "layer norm backward": (layer_norm_backward, [TALL[0], torch.randn(24), TALL[1]], 1),
     "three axes": (
         lambda x, g: ((g * x.softmax(-1)), (g * x.softmax(-1)).sum((0, 1)), g.amax((0, 1))),
@@ -301,16 +301,16 @@ STREAMED = {
 
 
 @needs_triton
-@pytest.mark.parametrize("name", STREAMED, ids=lambda name: name.replace(" ", "-"))
+@pytest.mark.parametrize("name", WITH_KEPT_COLUMNS, ids=lambda name: name.replace(" ", "-"))
 def test_rows_and_columns_of_one_tensor(name, monkeypatch):
     monkeypatch.setattr(profit, "MAX_POINTS_OF_ONE_PROGRAM", 64)  # Triton's interpreter is slow
     monkeypatch.setattr(profit, "MAX_HELD_ELEMENTS", 64)
-    function, inputs, streams = STREAMED[name]
+    function, inputs, kernels_with_columns = WITH_KEPT_COLUMNS[name]
     tolerance = {"rtol": 2e-2, "atol": 1e-1} if inputs[0].dtype is torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
-    plan = assert_as_eager(function, *inputs, machine=STREAMS, **tolerance)
+    plan = assert_as_eager(function, *inputs, machine=FEW_PROGRAMS, **tolerance)
     found = [launch.kernel for launch in plan.launches if loops(launch.kernel, "serial")]
-    assert len(found) == streams, "a program goes through rows, and keeps what columns come to"
-    assert all(loop.copies == STREAMS.stream_rows for kernel in found for loop in loops(kernel, "serial"))
+    assert len(found) == kernels_with_columns, "a program goes through rows, and keeps what columns come to"
+    assert all(loop.copies == FEW_PROGRAMS.rows_under_way for kernel in found for loop in loops(kernel, "serial"))
 
 
 # --- small tables -----------------------------------------------------------------------------------------------------

@@ -227,6 +227,11 @@ COMPILED = {
     ),
     "statistics": (lambda x: torch.var_mean(x, -1), [made(512, 100000)]),
     "max_pool": (lambda x: F.max_pool2d(F.pad(x, (1, 1, 1, 1)), 3, 2), [made(64, 64, 56, 56, dtype=BF16)]),
+    "column_sums_beside": (lambda x, y, z: [each.sum(0) for each in (x, y, z)], [made(2048, 768, dtype=BF16)] * 3),
+    "turned_beside": (
+        lambda x, y, c: [each * c + torch.cat([-each[..., 32:], each[..., :32]], -1) for each in (x, y)],
+        [made(8, 256, 12, 64, dtype=BF16).transpose(1, 2)] * 2 + [made(256, 64, dtype=BF16)],
+    ),
     "column_sums_too": (lambda x, g: (g * x.softmax(-1), (g * x).sum(0)), [made(8192, 1024, dtype=BF16)] * 2),
 }
 

@@ -34,6 +34,8 @@ def expanded(x: torch.Tensor) -> torch.Tensor:
 
 def backwards(x: torch.Tensor) -> torch.Tensor:
     """In the other order, as a flip leaves it."""
+    if x.dtype is torch.complex32:  # which torch 2.11 cannot flip
+        return backwards(x.to(torch.complex64)).to(x.dtype)
     return x.flip(0) if x.dim() else x
 
 

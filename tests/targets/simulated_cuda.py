@@ -18,7 +18,7 @@ from ferrite.codegen.triton import unsupported_operation
 from ferrite.codegen.triton.run import _mode, loaded
 from ferrite.runtime.cuda import CudaKernel, Function, Processor, Recorder
 from ferrite.runtime.cuda.driver import Graph, NodeParameters
-from ferrite.runtime.cuda.recording import dense_part
+from ferrite.runtime.cuda.recorded import dense_part
 from ferrite.schedule.gpu import GpuMachine, GpuScheduling
 from ferrite.targets.cuda import CudaTarget
 
@@ -84,6 +84,7 @@ class SimulatedDriver:
         self.renewed: list[int] = []
         self.separate: list[int] = []  # sizes of what was to lie in an arena
         self.refuses_to_renew = False
+        self.free: list[bool] = []  # launches of the last graph that wait for nothing
         self.callbacks = self.driver_functions()
 
     # --- as Python asks -----------------------------------------------------------------------------------------------
@@ -117,6 +118,7 @@ class SimulatedDriver:
 
     def graph(self, steps: Sequence[LaunchStep], device: int) -> Graph:
         first = 100_000 * (1 + len(self.graphs))
+        self.free = [step.is_free for step in steps]
         self.nodes = dict.fromkeys(range(first, first + len(steps)))
         self.graphs[9000 + len(self.graphs)] = self.nodes
         return Graph(9000 + len(self.graphs) - 1, list(self.nodes))
@@ -238,12 +240,20 @@ class SimulatedGraphs:
         self.replayed = 0
         self.fails = ""
         self.most = 1 << 40
+        self.can_wait, self.waited = True, 0
 
     def is_recording(self) -> bool:
         return self.capturing
 
     def in_order(self) -> None:
         self.ordered += 1
+
+    def can_wait_for_all(self) -> bool:
+        return self.can_wait
+
+    def after_all(self) -> bool:
+        self.waited += self.can_wait
+        return self.can_wait
 
     def most_kept(self) -> int:
         return self.most

@@ -154,6 +154,26 @@ def test_without_memory_for_an_arena_each_part_has_its_own(gpus, monkeypatch, de
     torch.testing.assert_close(run(*given), chain(*given), rtol=1e-5, atol=1e-5)
 
 
+def test_a_table_without_memory_for_an_arena(gpus, monkeypatch):
+    from ferrite.capture import torch_api
+
+    full, kept = [True], torch_api.empty_on_cuda
+
+    def empty(sizes, strides, dtype, index):
+        if full[0] and dtype is torch.uint8:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return kept(sizes, strides, dtype, index)
+
+    monkeypatch.setattr("ferrite.capture.torch_api.empty_on_cuda", empty)
+    given = [torch.randn(size) for size in (5, 9, 17, 3, 40)]
+    source, run = compiled(lambda *given: [x.sin() + 1 for x in given], ["cuda:0"] * 5, given, gpus)
+    (table,) = source.runs
+    assert [(part.offset, part.first, part.last) for part in table.arena_parts] == [(0, 0, 0)]
+    for full[0] in (True, False, True):
+        torch.testing.assert_close(run(*given), [x.sin() + 1 for x in given], rtol=1e-5, atol=1e-5)
+    assert len(gpus.simulated.separate) == 2
+
+
 @pytest.mark.parametrize(
     ("function", "strides"), [(lambda x: x.t() + 1, (1, 1)), (lambda x: x.t() * x.t().to(torch.float16), (8, 1))]
 )

@@ -154,6 +154,76 @@ def test_only_arguments_that_changed_are_renewed(gpu):
     assert renewed() == 0
 
 
+def momentum(parameters, gradients, buffers):
+    torch._foreach_mul_(buffers, 0.9)
+    torch._foreach_add_(buffers, gradients)
+    torch._foreach_add_(parameters, buffers, alpha=-0.1)
+
+
+def test_a_step_over_lists_is_one_launch_and_one_that_writes_its_table(gpu):
+    f, memory = compiled(momentum), torch.randn(100)
+    lists = [[torch.randn(size) for size in (15, 7, 0, 40, 18)] for _ in range(3)]
+    for place in range(5):
+        lists[1] = [torch.randn(len(each)) for each in lists[1]]  # at other addresses each time
+        if place == 3:
+            lists[1][0] = memory[1:16]  # at one that is not aligned
+        wanted = [[each.clone() for each in some] for some in lists]
+        before = len(gpu.driver.launched)
+        f(*lists)
+        momentum(*wanted)
+        for found, right in zip(lists, wanted, strict=True):
+            assert_same(found, right)
+        table, group = gpu.driver.launched[before:]
+        assert table.entry == "write_64_words"
+        assert group.words[0] == table.words[0]
+        assert (table.aligned, group.aligned) == (True, place != 3)
+        assert group.way == ("python" if place in (0, 3) else "native")
+
+
+def test_the_step_of_an_optimizer_is_one_launch_and_one_that_writes_its_table(gpu):
+    ours, eagers = ([torch.nn.Parameter(torch.arange(size) / 9) for size in (7, 16, 3, 5)] for _ in range(2))
+    optimizers = [torch.optim.Adam(parameters, 0.01, foreach=False) for parameters in (ours, eagers)]
+    step = torch.compile(lambda: optimizers[0].step(), backend="ferrite", options={"strict": True})
+    for _ in range(2):
+        for one, other in zip(ours, eagers, strict=True):
+            one.grad = torch.randn(one.shape)
+            other.grad = one.grad.clone()
+        step()
+        optimizers[1].step()
+        assert_same(ours, eagers)
+    assert len(gpu.driver.launched) == 4
+
+
+def two_lists(*tensors):
+    return [*(x.sin() for x in tensors[:4]), *(x * x for x in tensors[4:])]
+
+
+def test_tables_are_written_before_all_else_and_come_from_the_cache(gpu, artifact_cache):
+    given = [torch.randn(size) for size in (3, 5, 7, 9, 4, 6, 8, 10)]
+    for expected in ("miss", "hit"):
+        f = compiled(two_lists)
+        for _ in range(2):
+            assert_same(f(*given), two_lists(*given))
+        assert [outcome.result for outcome in ferrite.last_compile().cache] == [expected]
+        assert [each.way for each in gpu.driver.launched[-4:]] == ["graph"] * 4
+        assert gpu.driver.free == [True, True, False, False]
+        assert [each.entry.startswith("write") for each in gpu.driver.launched[-4:]] == gpu.driver.free
+        torch.compiler.reset()
+
+
+def test_tensors_of_a_list_that_overlap_are_written_one_after_the_other(gpu):
+    def function(*tensors):
+        for x in tensors:
+            x.mul_(2).add_(1)
+
+    base = [torch.randn(80), torch.randn(80)]
+    given = [[each[start : start + 32] for start in (0, 16, 32, 40)] for each in base]
+    base[1].copy_(base[0])
+    compiled(function)(*given[0])
+    function(*given[1])
+    assert_same(base[:1], base[1:])
+
+
 def test_another_context_is_seen_to(gpu):
     f, x = compiled(lambda x: x * 2 + 1), torch.randn(8)
     f(x)

@@ -31,6 +31,9 @@ class ToySpelling:
     def launch_words(self, kernel: Kernel) -> tuple[Index, ...]:
         return ()
 
+    def launch_memory(self, kernel: Kernel) -> int:
+        return 0
+
     def allocation(self, sizes: str, strides: str, dtype: torch.dtype, device: torch.device, count: int) -> str:
         return f"empty_strided({sizes}, {strides}, dtype={dtype})"
 

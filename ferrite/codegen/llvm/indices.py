@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ferrite.codegen.llvm.emission import AxisValue, Emission, Value
 from ferrite.codegen.llvm.types import is_literal, vector
-from ferrite.ir import Data
+from ferrite.ir import Data, data_atoms
 from ferrite.ir.index import ONE, ZERO, Atom, Axis, FloorDiv, Index, Max, Min, Mod, Number, Product, Sum, Symbol, number
 
 LIMIT = 1 << 31
@@ -45,14 +45,11 @@ class Indices:
 
     def copies(self, index: Index) -> int:
         """How many different copies there may be: one, or all of them."""
-        return 1 if all(map(self._once, index.atoms)) else self.e.replicas
+        axes = all(len(self.e.axes[atom].shifts) == 1 for atom in index.atoms if isinstance(atom, Axis))
+        return 1 if axes and all(map(self._once, data_atoms(index))) else self.e.replicas
 
-    def _once(self, atom: Atom) -> bool:
-        if isinstance(atom, Axis):
-            return len(self.e.axes[atom].shifts) == 1
-        return isinstance(atom, Symbol) or (
-            isinstance(atom, Data) and len(self.data(atom).parts) == 1 and self.copies(atom.extent) == 1
-        )
+    def _once(self, atom: Data) -> bool:
+        return len(self.data(atom).parts) == 1 and self.copies(atom.extent) == 1
 
     def at(self, index: Index, replica: int, element: str, lane_zero: bool = False) -> Found:
         """The index in one copy; `lane_zero`: in its first lane."""

@@ -241,7 +241,8 @@ otherwise:
 
 @dataclass(frozen=True)
 class LaunchStep:
-    """One launch, as the table has it. `programs` and `arguments`: slots and offsets."""
+    """One launch, as the table has it. `programs` and `arguments`: slots and offsets. `is_free`: in a graph, it waits
+    for nothing."""
 
     function: int
     programs: tuple[int, int]
@@ -249,6 +250,7 @@ class LaunchStep:
     shared: int
     arguments: Sequence[tuple[int, int]]
     node: int = 0
+    is_free: bool = False
 
 
 def pack_launches(

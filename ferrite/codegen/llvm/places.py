@@ -9,7 +9,7 @@ from typing import Literal as OneOf
 
 from ferrite.codegen.llvm.emission import Emission, Memory
 from ferrite.codegen.llvm.indices import Found, Indices, factor_of
-from ferrite.ir import Data
+from ferrite.ir import data_atoms
 from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, Sum, number
 
 SHORT_STEPS = (2, 3)  # elements that are near enough to be picked out of whole vectors
@@ -58,14 +58,14 @@ class Places:
         return factor_of(flat, axis, value.aligned, value.lanes)
 
     def moves_by_data(self, flat: Index) -> bool:
-        return any(isinstance(atom, Data) and self.indices.data(atom).lanes > 1 for atom in flat.atoms)
+        return any(self.indices.data(atom).lanes > 1 for atom in data_atoms(flat))
 
     def constant_shifts(self, flat: Index) -> list[int] | None:
         """How far the copies are from the first one, where that is known now."""
         total = [0] * self.e.replicas
+        if any(len(self.indices.data(atom).parts) > 1 for atom in data_atoms(flat)):
+            return None
         for atom in flat.atoms:
-            if isinstance(atom, Data) and len(self.indices.data(atom).parts) > 1:
-                return None
             if not isinstance(atom, Axis) or len(self.e.axes[atom].shifts) == 1:
                 continue
             factor = factor_of(flat, atom)

@@ -5,17 +5,23 @@ there is none. Nothing here imports Triton but `run`, when it runs.
 """
 
 from ferrite.codegen.triton.emit import fixed_launch, kernel_source, launch_of, unsupported, written
-from ferrite.codegen.triton.launch import FAILURE_WORDS, OPTIONS, Launch
+from ferrite.codegen.triton.grouped import table_lengths, table_words, writer_source, written_at_once
+from ferrite.codegen.triton.launch import ALIGNMENT, FAILURE_WORDS, OPTIONS, Launch
 from ferrite.codegen.triton.support import unsupported_operation
 
 __all__ = [
+    "ALIGNMENT",
     "FAILURE_WORDS",
     "OPTIONS",
     "Launch",
     "fixed_launch",
     "kernel_source",
     "launch_of",
+    "table_lengths",
+    "table_words",
     "unsupported",
     "unsupported_operation",
+    "writer_source",
     "written",
+    "written_at_once",
 ]

@@ -10,8 +10,9 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 
+from ferrite.codegen.triton.grouped import programs_of, rows_of
 from ferrite.codegen.triton.helpers import functions
-from ferrite.codegen.triton.launch import Launch
+from ferrite.codegen.triton.launch import ALIGNMENT, Launch
 from ferrite.codegen.triton.statements import Printer
 from ferrite.errors import NotGenerated, Refusal
 from ferrite.ir.index import number, substitute
@@ -56,13 +57,17 @@ def written(kernel: Kernel, name: str) -> Written:
     programs = printer.kernel(kernel)
     module = printer.module
     blocks = tuple(module.blocks.values())
-    launch = Launch(name, kernel.pointers, kernel.sizes, blocks, programs, module.checks, kernel.warps)
+    launch = Launch(name, kernel.arguments, kernel.sizes, blocks, programs, module.checks, kernel.warps)
     arguments = [
         *(module.pointers[pointer.name] for pointer in kernel.pointers),
         *(module.atoms[size][0].text for size in kernel.sizes),
         *(["failure"] if module.checks else []),
         *(f"{block.name}: tl.constexpr" for block in blocks),
     ]
+    if kernel.problems:
+        rows, total = rows_of(kernel, programs), number(programs_of(kernel, programs))
+        launch = replace(launch, sizes=(), programs=total, rows=rows)
+        arguments = [module.table, f"{ALIGNMENT}: tl.constexpr"]
     own = [f"@triton.jit\n{text}" for text in module.functions.values()]
     main = f"@triton.jit\ndef {name}({', '.join(arguments)}):\n{module.text()}"
     parts = [*functions(module.helpers), *own, main]

@@ -14,6 +14,7 @@ from ferrite.ir.kernel import Pointer
 
 MAX_PROGRAMS = (1 << 31) - 1  # of one dimension of a grid
 FAILURE_WORDS = 4  # number of the check that failed, or 0; the value; the extent; how many failed
+ALIGNMENT = "ALIGNMENT"  # a constant of a grouped kernel: what the addresses of its table are multiples of, in bytes
 ELEMENTS_OF_A_WARP = 256
 MAX_WARPS = 8
 # How the source is compiled for CUDA: a product and a sum may be one instruction with one rounding, as in the kernels
@@ -64,7 +65,9 @@ class Block:
 
 @dataclass(frozen=True)
 class Launch:
-    """Arguments are the pointers, the sizes, memory for a failure if there are `checks`, and the blocks by name.
+    """Arguments are the pointers, the sizes, memory for a failure if there are `checks`, and the blocks by name. Of a
+    grouped kernel, which has `rows`, they are a table of the pointers and rows (`ferrite.codegen.triton.grouped`), and
+    the alignment of these pointers.
 
     `programs`: how many instances run, over the sizes and blocks. A check that fails writes its number, from 1 on, the
     value and the extent to the first words of the failure; what the kernel wrote is of no use then.
@@ -77,6 +80,7 @@ class Launch:
     programs: Index
     checks: tuple[Data, ...]
     fixed_warps: int = 0  # what the kernel says; 0: by the size of its blocks
+    rows: tuple[tuple[int, ...], ...] = ()
 
     def values(self, sizes: Sequence[int] | None) -> dict[Atom, int]:
         """Sizes and blocks, once the sizes are known; without them, blocks that do for all sizes."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ferrite.codegen.triton.helpers import HELPERS
-from ferrite.codegen.triton.launch import Block
+from ferrite.codegen.triton.launch import ALIGNMENT, Block
 from ferrite.ir import Const, Data, Expr
 from ferrite.ir.index import Atom, Axis, Index, Number, Symbol
 
@@ -20,7 +20,7 @@ INDENT = "    "
 Dims = frozenset[int]
 Lines = list["str | Lines"]
 NO_DIMS: Dims = frozenset()
-RESERVED = {"triton", "tl", "libdevice", "failure", "pid", *HELPERS, *dir(builtins), *keyword.kwlist}
+RESERVED = {"triton", "tl", "libdevice", "failure", "pid", ALIGNMENT, *HELPERS, *dir(builtins), *keyword.kwlist}
 
 
 @dataclass(frozen=True)
@@ -149,6 +149,7 @@ class Module:
     values: dict[str, Value] = field(default_factory=dict)
     tiles: dict[str, Tile] = field(default_factory=dict)
     pointers: dict[str, str] = field(default_factory=dict)
+    table: str = ""  # of a grouped kernel: where a program finds its pointers
     known: Known = field(default_factory=Known)
     exact: frozenset[Expr] | None = None  # of a kernel that rounds some results to 16 bits: where digits matter
     bases: dict[Axis, str] = field(default_factory=dict)  # where the lanes of an axis begin

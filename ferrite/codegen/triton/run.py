@@ -15,8 +15,9 @@ import torch
 
 from ferrite.codegen.triton.emit import written
 from ferrite.codegen.triton.float8 import FORMATS
+from ferrite.codegen.triton.grouped import table_words
 from ferrite.codegen.triton.interpreted import REPLACED
-from ferrite.codegen.triton.launch import FAILURE_WORDS, OPTIONS, Launch
+from ferrite.codegen.triton.launch import ALIGNMENT, FAILURE_WORDS, OPTIONS, Launch
 from ferrite.ir import out_of_bounds
 from ferrite.ir.kernel import Kernel
 
@@ -38,8 +39,12 @@ def start(source: str, launch: Launch, memory: Sequence[torch.Tensor], sizes: Se
     failure = torch.zeros(FAILURE_WORDS, dtype=torch.int64, device=device)
     given = [each.view(torch.uint8) if each.dtype in FORMATS else each for each in memory]
     arguments = [*given, *sizes, *([failure] if launch.checks else [])]
+    constants = launch.constants(sizes)
+    if launch.rows:
+        words = table_words([each.data_ptr() for each in memory], launch.rows)
+        arguments, constants = [torch.tensor(words, device=device)], {ALIGNMENT: 1}
     with _mode(interpreted), nullcontext() if interpreted else torch.cuda.device(device):
-        function[(count,)](*arguments, **launch.constants(sizes), num_warps=launch.warps(sizes), **OPTIONS)
+        function[(count,)](*arguments, **constants, num_warps=launch.warps(sizes), **OPTIONS)
     number, value, extent, _ = failure.tolist() if launch.checks else (0, 0, 0, 0)
     if number:
         raise out_of_bounds(launch.checks[number - 1].complaint, value, extent)

@@ -14,6 +14,7 @@ import torch
 
 from ferrite.codegen.triton.barriers import Barriers
 from ferrite.codegen.triton.grid import MAX_BLOCK_ELEMENTS, Spread, block_limit, spread_loops
+from ferrite.codegen.triton.grouped import print_choice
 from ferrite.codegen.triton.indices import is_narrow, widened
 from ferrite.codegen.triton.launch import Block, power_of_two
 from ferrite.codegen.triton.module import BlockAxis, Mask, Module, Scope, Tile, Value
@@ -65,12 +66,12 @@ class Printer:
     # --- the grid -----------------------------------------------------------------------------------------------------
 
     def kernel(self, kernel: Kernel) -> Index:
-        """Prints the body; the number of programs."""
+        """Prints the body; the number of programs, of one problem where there are several."""
         module = self.module
         for pointer in kernel.pointers:
             type_name(pointer.dtype)
             module.pointers[pointer.name] = module.fresh(pointer.name)
-        for size in kernel.sizes:
+        for size in () if kernel.problems else kernel.sizes:
             name, wide = module.fresh(size.name), not is_narrow(size)
             module.atoms[size] = Value(name), wide
             if wide:
@@ -79,10 +80,12 @@ class Printer:
         blocks = [self.block_of(item.loop.axis.extent, item.most) if item.most > 1 else None for item in loops]
         counts = [_count(item.loop.axis.extent, block) for item, block in zip(loops, blocks, strict=True)]
         module.atoms |= {block.symbol: (Value(block.name), False) for block in module.blocks.values()}
+        if kernel.problems:
+            module.atoms[PROGRAM] = Value(print_choice(kernel, module)), False
         if ZERO in counts:
             module.line("pass")
             return ZERO
-        if loops:
+        if loops and not kernel.problems:
             module.line("pid = tl.program_id(0)")
             module.atoms[PROGRAM] = Value("pid"), False
         scope = Scope()

@@ -17,7 +17,6 @@ from ferrite.ir.index.algebra import (
     add,
     as_index,
     axis,
-    evaluate,
     exact,
     maximum,
     minimum,
@@ -25,10 +24,10 @@ from ferrite.ir.index.algebra import (
     never_negative,
     number,
     product,
-    rebuild,
-    substitute,
     symbol,
 )
+from ferrite.ir.index.row_major import contiguous_strides, flat_extent, flat_place
+from ferrite.ir.index.substitution import evaluate, rebuild, substitute
 
 __all__ = [
     "ONE",
@@ -47,8 +46,11 @@ __all__ = [
     "add",
     "as_index",
     "axis",
+    "contiguous_strides",
     "evaluate",
     "exact",
+    "flat_extent",
+    "flat_place",
     "maximum",
     "minimum",
     "multiply",

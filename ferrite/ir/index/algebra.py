@@ -25,8 +25,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
 
 from ferrite.ir.intern import Interned
 
@@ -286,6 +285,10 @@ class Min(_Choice):
         lows, highs = [item.low for item in self.items], [item.high for item in self.items]
         low = None if None in lows else min(low for low in lows if low is not None)
         high = min((high for high in highs if high is not None), default=None)
+        if high is None or low is None or low < high:
+            total = _total_of_opposites(self.items)
+            if total is not None:  # the lesser of two is at most their mean
+                high = total // 2 if high is None else min(high, total // 2)
         self.set(low, high, all(item.fixed for item in self.items))
 
 
@@ -297,7 +300,25 @@ class Max(_Choice):
         lows, highs = [item.low for item in self.items], [item.high for item in self.items]
         low = max((low for low in lows if low is not None), default=None)
         high = None if None in highs else max(high for high in highs if high is not None)
+        if high is None or low is None or low < high:
+            total = _total_of_opposites(self.items)
+            if total is not None:  # the greater of two is at least their mean
+                low = -(-total // 2) if low is None else max(low, -(-total // 2))
         self.set(low, high, all(item.fixed for item in self.items))
+
+
+def _total_of_opposites(items: tuple[Index, ...]) -> int | None:
+    """The sum of two items, where it is a number: that of `x - 1` and `1 - x`, of which the greater is `abs(x - 1)`."""
+    if len(items) != 2:
+        return None
+    (one, ones), (other, others) = map(_constant_and_terms, items)
+    if len(ones) != len(others) or dict(ones) != {part: -factor for part, factor in others}:
+        return None
+    return one + other
+
+
+def _constant_and_terms(item: Index) -> tuple[int, tuple[tuple[Index, int], ...]]:
+    return (item.constant, item.terms) if isinstance(item, Sum) else (0, ((item, 1),))
 
 
 def number(value: int) -> Number:
@@ -321,33 +342,7 @@ _SMALL.update({value: Number.intern(value) for value in range(-1, 257)})
 ZERO, ONE = number(0), number(1)
 
 
-# --- choices ----------------------------------------------------------------------------------------------------------
-
-
-def minimum(*items: Index | int) -> Index:
-    return _choose(Min, items, _at_most)
-
-
-def maximum(*items: Index | int) -> Index:
-    return _choose(Max, items, lambda large, other: _at_most(other, large))
-
-
-def _at_most(small: Index, large: Index) -> bool:
-    return never_negative(large - small)
-
-
-def _choose(kind: type[Min] | type[Max], items: Iterable[Index | int], wins: Callable[[Index, Index], bool]) -> Index:
-    flat: dict[Index, None] = {}
-    for item in map(as_index, items):
-        flat.update(dict.fromkeys(item.items if isinstance(item, kind) else (item,)))
-    kept = sorted(flat, key=TEXT)
-    for item in sorted(kept, key=lambda item: (-len(item.text), item.text)):  # of two that are equal the simpler stays
-        if any(other is not item and wins(other, item) for other in kept):
-            kept.remove(item)
-    return kept[0] if len(kept) == 1 else kind.intern(tuple(kept))
-
-
-# --- text and bounds --------------------------------------------------------------------------------------------------
+# --- text and bounds of nodes -----------------------------------------------------------------------------------------
 
 
 def _wrapped(index: Index, text: Callable[[Index], str]) -> str:
@@ -365,7 +360,7 @@ def _product_bounds(low: Bound, high: Bound, least: Bound, most: Bound) -> tuple
 
 # --- sums and products ------------------------------------------------------------------------------------------------
 #
-# Sums and products of index expressions, in their normal form: terms with coefficients, in the order of their text.
+# In normal form: terms with coefficients, in the order of their text.
 
 
 MAX_REMEMBERED_RESULTS = 1 << 14  # results that are kept, per operation
@@ -484,8 +479,6 @@ def product(factors: Iterable[Index]) -> Index:
 
 
 # --- division and remainders ------------------------------------------------------------------------------------------
-#
-# Floor division and remainder of index expressions, and what can be proved about their size.
 #
 # All rules come from one fact, for b > 0 and any integers q, r: (b*q + r) // b = q + r // b and (b*q + r) % b = r % b.
 # A divisor common to the bottom and to part of the top is taken out when what is left over is smaller than it:
@@ -715,6 +708,9 @@ def constant_quotient(top: Index, bottom: Index) -> int | None:
     return None
 
 
+# --- what can be proved of bounds -------------------------------------------------------------------------------------
+
+
 def positive(index: Index) -> bool:
     return index.low is not None and index.low > 0
 
@@ -798,96 +794,30 @@ def _largest_sum(top: Sum) -> Index:
     return -smallest(-top)
 
 
-# --- values and substitution ------------------------------------------------------------------------------------------
-#
-# Other expressions in place of atoms, and values in place of them.
+# --- choices ----------------------------------------------------------------------------------------------------------
 
 
-def substitute(index: Index, new: Mapping[Any, Index] | Callable[[Atom], Index]) -> Index:
-    """The expression with atoms replaced, all at once, and simplified again."""
-    if callable(new):
-        return rebuild(index, new)
-    return index if index.atoms.isdisjoint(new) else rebuild(index, lambda atom: new.get(atom, atom))
+def minimum(*items: Index | int) -> Index:
+    return _choose(Min, items, _at_most)
 
 
-def rebuild(
-    index: Index,
-    look: Callable[[Atom], Index],
-    least: Callable[..., Index] = minimum,
-    most: Callable[..., Index] = maximum,
-) -> Index:
-    """The expression made anew, simplified: atoms as `look` says, the choices between several as `least` and `most`."""
-    rewritten: dict[Index, Index] = {}
-
-    def rebuilt(item: Index) -> Index:
-        if item not in rewritten:
-            rewritten[item] = build(item)
-        return rewritten[item]
-
-    def build(item: Index) -> Index:
-        match item:
-            case Number():
-                return item
-            case Atom():
-                return look(item)
-            case Sum():
-                return add([(number(item.constant), 1), *((rebuilt(part), factor) for part, factor in item.terms)])
-            case Product():
-                result: Index = ONE
-                for factor in item.factors:
-                    result = multiply(result, rebuilt(factor))
-                return result
-            case FloorDiv():
-                return rebuilt(item.top) // rebuilt(item.bottom)
-            case Mod():
-                return rebuilt(item.top) % rebuilt(item.bottom)
-            case Min():
-                return least(*map(rebuilt, item.items))
-            case Max():
-                return most(*map(rebuilt, item.items))
-        raise TypeError(f"no index: {item!r}")
-
-    return rebuilt(index)
+def maximum(*items: Index | int) -> Index:
+    return _choose(Max, items, lambda large, other: _at_most(other, large))
 
 
-def evaluate(index: Index, values: Mapping[Any, Any] | Callable[[Atom], Any]) -> Any:
-    """The value where atoms have these values: plain integers, or arrays of them with Python's operators."""
-    return _value(index, values if callable(values) else values.__getitem__)
+def _at_most(small: Index, large: Index) -> bool:
+    return never_negative(large - small)
 
 
-def _value(item: Index, look: Callable[[Atom], Any]) -> Any:
-    """No closure: the cycle it makes would keep arrays alive."""
-    match item:
-        case Number():
-            return item.value
-        case Atom():
-            return look(item)
-        case Sum():
-            total: Any = item.constant
-            for part, factor in item.terms:
-                total = total + _value(part, look) * factor
-            return total
-        case Product():
-            return math.prod(_value(factor, look) for factor in item.factors)
-        case FloorDiv():
-            return _value(item.top, look) // _value(item.bottom, look)
-        case Mod():
-            return _value(item.top, look) % _value(item.bottom, look)
-        case Min():
-            return _least([_value(part, look) for part in item.items])
-        case Max():
-            return -_least([-_value(part, look) for part in item.items])
-    raise TypeError(f"no index: {item!r}")
-
-
-def _least(values: list[Any]) -> Any:
-    least = values[0]
-    for other in values[1:]:
-        if isinstance(least, int) and isinstance(other, int):
-            least = min(least, other)
-        else:  # arrays: no branch on their values
-            least = least + (other - least) * (other < least)
-    return least
+def _choose(kind: type[Min] | type[Max], items: Iterable[Index | int], wins: Callable[[Index, Index], bool]) -> Index:
+    flat: dict[Index, None] = {}
+    for item in map(as_index, items):
+        flat.update(dict.fromkeys(item.items if isinstance(item, kind) else (item,)))
+    kept = sorted(flat, key=TEXT)
+    for item in sorted(kept, key=lambda item: (-len(item.text), item.text)):  # of two that are equal the simpler stays
+        if any(other is not item and wins(other, item) for other in kept):
+            kept.remove(item)
+    return kept[0] if len(kept) == 1 else kind.intern(tuple(kept))
 
 
 def forget() -> None:

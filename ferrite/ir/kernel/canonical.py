@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ferrite.ir.expr import Data, Expr, Load, Local, data_of, nodes_of, with_parts
-from ferrite.ir.index.algebra import Atom, Index, axis, substitute, symbol
+from ferrite.ir.index.algebra import Atom, Index, axis, symbol
+from ferrite.ir.index.substitution import substitute
 from ferrite.ir.kernel.nodes import (
     Accumulate,
     Join,

@@ -15,7 +15,8 @@ import torch
 
 from ferrite.ir.evaluate import out_of_bounds
 from ferrite.ir.expr import Cast, Const, Data, Expr, IndexValue, Load, Local, Masked, Op, Param, Random
-from ferrite.ir.index.algebra import Atom, Index, evaluate
+from ferrite.ir.index.algebra import Atom, Index
+from ferrite.ir.index.substitution import evaluate
 from ferrite.ir.kernel.nodes import (
     INDEPENDENT,
     OWN,
@@ -49,10 +50,16 @@ PARTS = 3  # how many states of its own a spread accumulation has
 def run_kernel(
     kernel: Kernel, memory: Sequence[torch.Tensor], sizes: Sequence[int] = (), order: random.Random | None = None
 ) -> None:
-    """Run on this memory, in place: one flat tensor per pointer."""
-    pairs = zip(kernel.pointers, memory, strict=True)
-    values: dict[Atom, int] = dict(zip(kernel.sizes, sizes, strict=True))
-    _Run({pointer.name: tensor for pointer, tensor in pairs}, values, order).block(kernel.body)
+    """Run on this memory, in place: one flat tensor per argument."""
+    problems, width = list(enumerate(kernel.problems or [tuple(sizes)])), len(kernel.pointers)
+    if order is not None:
+        order.shuffle(problems)
+    if len(memory) != len(kernel.arguments) or (kernel.problems and sizes):
+        raise ValueError(f"{len(memory)} tensors and {len(sizes)} sizes are not what the kernel takes")
+    for place, numbers in problems:
+        pairs = zip(kernel.pointers, memory[place * width : (place + 1) * width], strict=True)
+        values: dict[Atom, int] = dict(zip(kernel.sizes, numbers, strict=True))
+        _Run({pointer.name: tensor for pointer, tensor in pairs}, values, order).block(kernel.body)
 
 
 @dataclass

@@ -16,6 +16,7 @@ K9   iterations of independent loops do not store to the same element, unless at
      such axis; what combines at a place that memory decides is atomic, unless the axes keep the places apart: 64*d + j
      with j below 64
 K10  a tile has a largest size, known now; what is read or written is inside of it, but for reads that a mask guards
+K11  a grouped kernel is for a GPU; every problem has a number for each size, within its bounds; no index is checked
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from ferrite.ir.kernel.nodes import (
     Statement,
     Store,
     When,
+    checks,
     indices_in,
     nodes_in,
 )
@@ -60,6 +62,8 @@ def verify_kernel(kernel: Kernel) -> Kernel:
     """The kernel itself, if it keeps every law. One walk, linear in its size for a fixed depth of loops."""
     check = _Check(kernel)
     check.block(kernel.body)
+    for problem in kernel.problems:
+        check.problem(kernel, problem)
     return kernel
 
 
@@ -103,6 +107,16 @@ class _Check:
         for pointer in kernel.pointers:
             reads, writes = pointer.access != "write", pointer.access != "read"
             self.scope.memory[pointer.name] = _Memory(pointer.dtype, 1, (), reads, writes)
+
+    def problem(self, kernel: Kernel, problem: tuple[int, ...]) -> None:
+        if not kernel.warps or checks(kernel):
+            raise InvalidProgram("K11", "a grouped kernel is for no GPU, or checks indices")
+        bounds = [(size.lowest, size.highest) for size in kernel.sizes]
+        if len(problem) != len(bounds):
+            raise InvalidProgram("K11", f"a problem with {len(problem)} sizes of {len(bounds)}")
+        for count, (low, high) in zip(problem, bounds, strict=True):
+            if (low is not None and count < low) or (high is not None and count > high):
+                raise InvalidProgram("K11", f"a problem of size {count}, which is to be from {low} to {high}")
 
     def name(self, name: str) -> None:
         if not name.isidentifier() or keyword.iskeyword(name):

@@ -1,6 +1,6 @@
 """The kernel: how a piece of a program is computed. A tree of loops that code generators print, and change no more.
 
-    kernel    = Kernel(pointers, sizes, body, warps)
+    kernel    = Kernel(pointers, sizes, body, warps, problems)
     pointer   = Pointer(name, dtype, access)                     memory of the caller; access: read, write, both
     statement = Loop(axis, kind, body, lanes, copies)            for every value of an axis; kinds below
               | Scratch(name, dtype, sizes)                      memory of its own for every iteration around it
@@ -52,6 +52,10 @@ On a GPU (`warps` is not 0) the meaning is the same, and the loops say how progr
 - A vector or reduction loop inside a program is a dimension of its block: one block where `lanes` hold the extent, a
   loop over blocks of `lanes` elsewhere; with one lane it is a loop in order.
 - `copies` of a serial loop are iterations whose loads are under way at once.
+
+A grouped kernel has `problems`: its body is done for each of them, in any order or at once. A problem has pointers of
+its own, and says what the sizes are: `arguments` are the pointers of the first problem, those of the second, and so on,
+and no sizes. What one problem writes, no other reads or writes.
 
 Kernels are values. `ferrite.ir.kernel.canonical` renames what is local by position, so that kernels that do the same
 are equal and are compiled once.
@@ -163,13 +167,19 @@ Statement = Loop | Scratch | Let | Accumulate | Join | Store | When | Prefetch
 @dataclass(frozen=True)
 class Kernel:
     """`origins` say where it comes from; they take no part in equality. `warps`: of one program on a GPU, 32 threads
-    each; lanes are blocks then. 0: for no GPU."""
+    each; lanes are blocks then. 0: for no GPU. `problems`: of a grouped kernel, the sizes of each."""
 
     pointers: tuple[Pointer, ...]
     sizes: tuple[Symbol, ...]
     body: tuple[Statement, ...]
     origins: tuple[Origin, ...] = field(default=(NOWHERE,), compare=False)
     warps: int = 0
+    problems: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def arguments(self) -> tuple[Pointer, ...]:
+        """The pointers that a launch is given."""
+        return self.pointers * max(len(self.problems), 1)
 
     def __str__(self) -> str:
         from ferrite.ir.kernel.text import kernel_text

@@ -43,7 +43,7 @@ class KernelReader(Reader):
     def kernel(self, function: ast.FunctionDef) -> Kernel:
         body, pointers = list(function.body), dict[str, Pointer]()
         names = [item.arg for item in function.args.args]
-        warps = 0
+        warps, problems = 0, list[tuple[int, ...]]()
         while body:
             match body[0]:
                 case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=ast.Name(id="symbol")) as call):
@@ -57,12 +57,15 @@ class KernelReader(Reader):
                     pointers[name] = Pointer(name, self.dtype(parts["dtype"]), access, once)
                 case ast.Assign(targets=[ast.Name(id="warps")], value=ast.Constant() as count):
                     warps = self.literal(count, int, "a number")
+                case ast.Assign(targets=[ast.Name(id="problems")], value=ast.List(elts=rows)):
+                    problems = [tuple(self.literal(n, int, "a number") for n in self.items(row)) for row in rows]
                 case _:
                     break
             del body[0]
         if names != [*pointers, *self.symbols]:
             raise self.wrong(function, f"arguments {', '.join(names)}", ", ".join([*pointers, *self.symbols]))
-        return Kernel(tuple(pointers.values()), tuple(self.symbols.values()), self.block(body), warps=warps)
+        memory, sizes = tuple(pointers.values()), tuple(self.symbols.values())
+        return Kernel(memory, sizes, self.block(body), warps=warps, problems=tuple(problems))
 
     def block(self, body: list[ast.stmt]) -> Body:
         """The statements of a block; what they name ends with it."""

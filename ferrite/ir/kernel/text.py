@@ -14,6 +14,8 @@
                 v2: f32 = sub(v1, a0)
                 p1[i0*s0 + i1] = v2
 
+A grouped kernel says behind `warps` what the sizes of its problems are: `problems = [[768], [3072]]`.
+
 The values before a statement are those it evaluates: the next statement has its own. `let` keeps one.
 """
 
@@ -52,6 +54,7 @@ def kernel_text(kernel: Kernel) -> str:
         *(size.declared for size in kernel.sizes),
         *(f"{item.name} = {pointer_text(item)}" for item in kernel.pointers),
         *([f"warps = {kernel.warps}"] if kernel.warps else []),
+        *([f"problems = {list(map(list, kernel.problems))}"] if kernel.problems else []),
         *_Statements(kernel, names).block(kernel.body),
     ]
     return "\n".join([*head, *(INDENT + line for line in body or ["pass"])]) + "\n"

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from ferrite.ir.evaluate import Points
-from ferrite.ir.index.algebra import Atom, Axis, Index, Symbol, evaluate
+from ferrite.ir.index.algebra import Atom, Axis, Index, Symbol
+from ferrite.ir.index.substitution import evaluate
 from ferrite.ir.program import arguments as host
 from ferrite.ir.program.lifetimes import Frees, frees
 from ferrite.ir.program.nodes import (

@@ -28,7 +28,7 @@ import torch
 
 from ferrite.errors import NotLowered
 from ferrite.ir import Expr, arithmetic_type, cast, const, index_value, op
-from ferrite.ir.index import ONE, ZERO, Index
+from ferrite.ir.index import ONE, ZERO, Index, contiguous_strides
 from ferrite.lower.builder import Builder
 from ferrite.lower.forecasts import OperandLayout
 from ferrite.lower.loops import add_reduce
@@ -39,7 +39,6 @@ from ferrite.lower.ops.index import I64
 from ferrite.lower.ops.pool import spread
 from ferrite.lower.ops.views import total
 from ferrite.lower.sizes import constant_value
-from ferrite.lower.strides import contiguous
 from ferrite.lower.table import lowers
 from ferrite.lower.value import Value, own_axes
 
@@ -102,8 +101,8 @@ class Depthwise:
     def strides(self, sizes: Sequence[Index]) -> tuple[Index, ...]:
         """Dense ones, with the channels where they are."""
         if not self.channels_last:
-            return contiguous(sizes)
-        first, *others, channel = contiguous([sizes[0], *sizes[2:], sizes[1]])
+            return contiguous_strides(sizes)
+        first, *others, channel = contiguous_strides([sizes[0], *sizes[2:], sizes[1]])
         return first, channel, *others
 
     def at(self, place: Sequence[Index], tap: Sequence[Index]) -> list[Index]:
@@ -165,7 +164,7 @@ class Depthwise:
         if not self.channels_last:
             return in_memory(ctx, weight)
         channels, _, *taps = weight.sizes
-        return copied(ctx, weight, (ONE, ONE, *(step * channels for step in contiguous(taps))))
+        return copied(ctx, weight, (ONE, ONE, *(step * channels for step in contiguous_strides(taps))))
 
 
 def is_channels_last(ctx: Builder, fake: torch.Tensor | None) -> bool:

@@ -11,14 +11,13 @@ import torch
 
 from ferrite.errors import NotLowered
 from ferrite.ir import MAX_RANDOM_OPERATORS, PLACE_BITS, Random, arithmetic_type, const, op
-from ferrite.ir.index import ZERO, Index, number
+from ferrite.ir.index import ZERO, Index, contiguous_strides, number
 from ferrite.ir.program import Seeds
 from ferrite.lower.builder import Builder
 from ferrite.lower.calls import eager_call
 from ferrite.lower.formula import Term, larger, log1p, pointwise, result, sqrt
 from ferrite.lower.memory import dense_strides
 from ferrite.lower.ops.create import filled
-from ferrite.lower.strides import contiguous
 from ferrite.lower.table import DRAWN, lowers
 from ferrite.lower.value import Box, Value, own_axes, whole
 from ferrite.passes.joint import randoms as randoms  # defines the operators
@@ -66,7 +65,7 @@ class Stream:
         self.seed = op("bitwise_or", words[0], op("bitwise_left_shift", words[1], const(32, torch.int64)))
         self.base = number(operator << PLACE_BITS)
         place: Index = ZERO
-        for axis, stride in zip(own_axes(sizes), contiguous(sizes), strict=True):
+        for axis, stride in zip(own_axes(sizes), contiguous_strides(sizes), strict=True):
             place = place + axis * stride
         self.place = place
 

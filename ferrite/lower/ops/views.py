@@ -10,12 +10,11 @@ import torch
 from ferrite.capture import size_facts, torch_api
 from ferrite.errors import NotLowered
 from ferrite.graph import INDEX_INSIDE, argument, fake_value
-from ferrite.ir.index import ONE, ZERO, Index, Number, Symbol, exact, maximum, multiply
+from ferrite.ir.index import ONE, ZERO, Index, Number, Symbol, contiguous_strides, exact, maximum, multiply
 from ferrite.lower.assertions import add_assert, compared
 from ferrite.lower.builder import Builder
 from ferrite.lower.ops.conditions import NO, YES, clamped, from_the_end, inside
 from ferrite.lower.sizes import UnknownSize
-from ferrite.lower.strides import contiguous
 from ferrite.lower.table import lowers
 from ferrite.lower.value import Value, check_broadcast, is_one, own_axes
 
@@ -174,10 +173,10 @@ def smaller(left: Index, right: Index) -> bool:
 
 def split_run(olds: Sequence[Index], news: Sequence[Index], axes: Sequence[Index]) -> list[Index]:
     flat: Index = ZERO
-    for item, stride in zip(axes, contiguous(news), strict=True):
+    for item, stride in zip(axes, contiguous_strides(news), strict=True):
         flat = flat + item * stride
     place: list[Index] = []
-    for size, stride in zip(olds, contiguous(olds), strict=True):
+    for size, stride in zip(olds, contiguous_strides(olds), strict=True):
         place.append(ZERO if size is ONE else (flat // stride) % size)
     return place
 

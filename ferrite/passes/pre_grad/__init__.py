@@ -14,6 +14,7 @@ import torch
 
 from ferrite.options import Options
 from ferrite.passes.pre_grad.attention import fuse_attention
+from ferrite.passes.pre_grad.attention_masks import drop_attention_masks
 from ferrite.passes.pre_grad.batch_fusion import group_batch_fusion_passes
 from ferrite.passes.pre_grad.canonical import normalization_pass, normalize_node_kwargs_pass, numpy_compat_normalization
 from ferrite.passes.pre_grad.closing import remove_dead_calls, remove_noop_again_pass
@@ -47,6 +48,7 @@ __all__ = [
     "add_values",
     "apply_gumbel_max_trick",
     "cancel_split_cat_pass",
+    "drop_attention_masks",
     "efficient_conv_bn_eval",
     "einsum_to_pointwise_pass",
     "fuse_attention",
@@ -99,6 +101,7 @@ PRE_GRAD = Pipeline(
         sink_cat_after_pointwise,
         # before its products are joined with others, or take in transposes
         fuse_attention,
+        drop_attention_masks,
         linear_permute_fusion,
         permute_linear_fusion,
         permute_matmul_fusion,

@@ -1,8 +1,9 @@
 """What only GPUs of NVIDIA need: code from Triton, loaded and launched through CUDA's driver."""
 
 from ferrite.runtime.cuda.driver import CudaError, Driver, Function, LibCuda, libcuda
-from ferrite.runtime.cuda.kernels import CudaKernel, Processor, build, kernel_from, launcher_of
-from ferrite.runtime.cuda.recording import Recordable, Recorder, Recordings, graphs_of
+from ferrite.runtime.cuda.graphs import Recordable, graphs_of
+from ferrite.runtime.cuda.kernels import CudaKernel, Processor, build, kernel_from, launcher_of, writers_in
+from ferrite.runtime.cuda.recording import Recorder, Recordings
 from ferrite.runtime.cuda.runs import cuda_run
 
 __all__ = [
@@ -21,4 +22,5 @@ __all__ = [
     "kernel_from",
     "launcher_of",
     "libcuda",
+    "writers_in",
 ]

@@ -17,6 +17,7 @@ from ferrite.codegen.llvm import LaunchStep, launches
 from ferrite.codegen.triton import FAILURE_WORDS
 from ferrite.runtime.cuda.kernels import CudaKernel
 
+DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 ALWAYS_THERE = 48 << 10  # bytes of shared memory that need not be asked for
 
@@ -62,7 +63,7 @@ class Driver(Protocol):
         """Addresses of what a native run calls; none where Python has to."""
 
     def graph(self, steps: Sequence[LaunchStep], device: int) -> Graph:
-        """A CUDA graph of launches, one after the other."""
+        """A CUDA graph of launches, one after the other, but for those that are free: what follows waits for all."""
 
 
 class CudaError(RuntimeError):
@@ -84,6 +85,7 @@ class LibCuda:
         )
         self.contexts: dict[int, int] = {}
         self.failures: dict[int, int] = {}
+        self.events: dict[int, ctypes.c_void_p] = {}
         self.functions: weakref.WeakValueDictionary[tuple[bytes, int], Function] = weakref.WeakValueDictionary()
         self.unused: list[tuple[str, ctypes.c_void_p, int]] = []
 
@@ -125,6 +127,20 @@ class LibCuda:
             yield
         finally:
             self.call("cuCtxPopCurrent_v2", ctypes.byref(current))
+
+    def can_wait_for_all(self) -> bool:
+        return hasattr(self.library, "cuCtxRecordEvent")  # since CUDA 12.5
+
+    def wait_for_all(self, device: int, stream: int) -> None:
+        """Let a stream wait for whatever a GPU was given so far, on any stream. The driver refuses while some stream is
+        being captured."""
+        with self.on(device):
+            if device not in self.events:
+                event = ctypes.c_void_p()
+                self.call("cuEventCreate", ctypes.byref(event), DISABLE_TIMING)
+                self.events[device] = event
+            self.call("cuCtxRecordEvent", ctypes.c_void_p(self.context(device)), self.events[device])
+            self.call("cuStreamWaitEvent", ctypes.c_void_p(stream), self.events[device], 0)
 
     def memory(self, size: int, device: int) -> Any:
         return torch_api.empty_on_cuda((size,), (1,), torch.uint8, device)
@@ -188,6 +204,7 @@ class LibCuda:
         """Each node is given its arguments before a launch: what they are now does not matter."""
         graph, ready = ctypes.c_void_p(), ctypes.c_void_p()
         nodes: list[ctypes.c_void_p] = []
+        last: list[ctypes.c_void_p] = []  # that nothing waits for so far
         with self.on(device):
             self.call("cuGraphCreate", ctypes.byref(graph), 0)
             for step in steps:
@@ -196,10 +213,12 @@ class LibCuda:
                 places = (ctypes.c_void_p * count)(*(ctypes.addressof(values) + 8 * place for place in range(count)))
                 first = ctypes.cast(places, ctypes.c_void_p)
                 given = NodeParameters(step.function, 1, 1, 1, step.threads, 1, 1, step.shared, first, None)
-                node, before = ctypes.c_void_p(), (ctypes.c_void_p * 1)(*nodes[-1:])
-                many = ctypes.c_size_t(len(nodes[-1:]))
+                awaited = [] if step.is_free else last
+                node, before = ctypes.c_void_p(), (ctypes.c_void_p * max(len(awaited), 1))(*awaited)
+                many = ctypes.c_size_t(len(awaited))
                 self.call("cuGraphAddKernelNode", ctypes.byref(node), graph, before, many, ctypes.byref(given))
                 nodes.append(node)
+                last = [*last, node] if step.is_free else [node]
             self.call("cuGraphInstantiateWithFlags", ctypes.byref(ready), graph, ctypes.c_ulonglong(0))
         made = Graph(ready.value or 0, [node.value or 0 for node in nodes])
         for name, handle in (("cuGraphExecDestroy", ready), ("cuGraphDestroy", graph)):

@@ -25,7 +25,7 @@ import torch
 
 from ferrite.codegen import RefusedKernels
 from ferrite.codegen.llvm import Loaded, launches
-from ferrite.codegen.triton import OPTIONS, Launch, fixed_launch, written
+from ferrite.codegen.triton import ALIGNMENT, OPTIONS, Launch, fixed_launch, table_lengths, writer_source, written
 from ferrite.errors import NotGenerated, Refusal
 from ferrite.ir import short
 from ferrite.ir.index import Number
@@ -62,7 +62,9 @@ class CudaUnit:
 class CudaKernel:
     """Code for one kind of GPU. Its arguments are so many `pointers`, so many `sizes`, the memory for failures where it
     `checks`, and `scratch` pointers that Triton adds, and that nothing uses. `programs`: how many instances run; None
-    where the host program says that. `request`: how to compile the same for other pointers."""
+    where the host program says that. `rows`: of a grouped kernel, whose one pointer is a table, what stands there
+    behind the addresses of each problem. `addresses`: how many there are in it. `request`: how to compile the same for
+    other pointers."""
 
     entry: str
     threads: int
@@ -72,12 +74,16 @@ class CudaKernel:
     checks: bool
     scratch: int
     programs: int | None
+    rows: Sequence[Sequence[int]]
+    addresses: int
     request: dict[str, Any] = field(repr=False, hash=False)
     code: bytes = field(repr=False)
 
     def for_any_pointers(self) -> CudaKernel:
         """The same without promises about addresses."""
         request = {**self.request, "aligned": []}
+        if self.rows:
+            request["constants"] = {ALIGNMENT: 1}
         made = code_of([CudaUnit(name_of(request), request, facts_of(self))])
         return kernel_from(made[name_of(request)])
 
@@ -100,6 +106,9 @@ def unit_of(kernel: Kernel, processor: Processor) -> CudaUnit:
     types += ["i32" if size.high is not None and size.high < NARROW else "i64" for size in launch.sizes]
     types += ["*i64"] if launch.checks else []
     types += ["constexpr"] * len(launch.blocks)
+    constants = launch.constants(None)
+    if launch.rows:
+        types, constants = ["*i64", "constexpr"], {ALIGNMENT: triton_compiler.ALIGNED}
     options = {**OPTIONS, "num_warps": launch.warps(None)}
     if launch.checks:  # Triton's assertions are kept, those about overflow are not
         options |= {"debug": True, "sanitize_overflow": False}
@@ -107,7 +116,7 @@ def unit_of(kernel: Kernel, processor: Processor) -> CudaUnit:
         "source": made.source,
         "name": launch.name,
         "types": types,
-        "constants": launch.constants(None),
+        "constants": constants,
         "aligned": [place for place, each in enumerate(types) if each.startswith("*")],
         "options": options,
         **asdict(processor),
@@ -117,15 +126,17 @@ def unit_of(kernel: Kernel, processor: Processor) -> CudaUnit:
 
 def launch_facts(launch: Launch) -> dict[str, Any]:
     return {
-        "pointers": len(launch.pointers),
+        "pointers": 1 if launch.rows else len(launch.pointers),
         "sizes": len(launch.sizes),
         "checks": bool(launch.checks),
         "programs": launch.programs.value if isinstance(launch.programs, Number) else None,
+        "rows": launch.rows,
+        "addresses": len(launch.pointers) if launch.rows else 0,
     }
 
 
 def facts_of(kernel: CudaKernel) -> dict[str, Any]:
-    return {name: getattr(kernel, name) for name in ("pointers", "sizes", "checks", "programs")}
+    return {name: getattr(kernel, name) for name in ("pointers", "sizes", "checks", "programs", "rows", "addresses")}
 
 
 def name_of(request: dict[str, Any]) -> str:
@@ -153,7 +164,11 @@ def build(
             refused[place] = error.refusal
     if refused:
         raise RefusedKernels(refused)
-    return [unit.name for unit in units], {**code_of(units, store), **launcher_code(store)}
+    lengths = sorted({length for kernel in kernels for length in table_lengths(kernel)})
+    writers = {writer_name(length): writer_of(length, processor) for length in lengths}
+    code = code_of([*units, *writers.values()], store)
+    tables = {name: code.pop(unit.name) for name, unit in writers.items()}
+    return [unit.name for unit in units], {**code, **tables, **launcher_code(store)}
 
 
 def launcher_code(store: KernelStore | None) -> dict[str, bytes]:
@@ -237,3 +252,31 @@ def reason_to_refuse(name: str, code: bytes) -> Refusal | None:
     except (ValueError, TypeError) as problem:
         return Refusal(f"{type(problem).__name__}: {problem}")
     return None if kernel.code.startswith(b"\x7fELF") else Refusal("it holds no machine code")
+
+
+# --- tables of grouped kernels ----------------------------------------------------------------------------------------
+
+
+def writer_name(words: int) -> str:
+    """What the code of a kernel goes by that writes so many words of a table."""
+    return f"write_{words}_words"
+
+
+def writer_of(words: int, processor: Processor) -> CudaUnit:
+    request = {
+        "source": writer_source(writer_name(words), words),
+        "name": writer_name(words),
+        "types": ["*i64", *["i64"] * words],
+        "constants": {},
+        "aligned": [0],
+        "options": {**OPTIONS, "num_warps": 1},
+        **asdict(processor),
+    }
+    facts = {"pointers": 1, "sizes": words, "checks": False, "programs": 1, "rows": (), "addresses": 0}
+    return CudaUnit(name_of(request), request, facts)
+
+
+def writers_in(code: Mapping[str, bytes]) -> dict[int, CudaKernel]:
+    """The kernels that write tables, by how many words."""
+    found = [kernel_from(code[name]) for name in code if name.startswith("write_")]
+    return {kernel.sizes: kernel for kernel in found}

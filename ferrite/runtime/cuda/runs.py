@@ -12,14 +12,16 @@ error that says so.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from ferrite.codegen import ArenaPart, KernelCall, RunTable
 from ferrite.codegen.llvm import IMMEDIATE, LaunchStep, Loaded, Table, bound, launches, pack_launches
+from ferrite.codegen.triton import table_words, written_at_once
 from ferrite.runtime.cuda.compile import ALIGNED
 from ferrite.runtime.cuda.driver import Driver, Function, Graph
 from ferrite.runtime.cuda.kernels import CudaKernel
@@ -28,15 +30,21 @@ from ferrite.runtime.cuda.kernels import CudaKernel
 MIN_GRAPH_LAUNCHES = 3
 MAX_PROGRAMS = launches.MAX_PROGRAMS
 NO_ARENA = 1  # as its address: no multiple of 16, so that the native function leaves the call to Python
+WORD = 8  # bytes
 MAX_VARIANTS = 4  # of a run, by which pointers are not aligned; then one for all others
 
 
 @dataclass
 class Step:
-    """One launch: its kernel, the slots and offsets of its pointers and sizes, and what was loaded for it."""
+    """One launch: its kernel, the slots and offsets of its pointers and sizes, and what was loaded for it. `place`: of
+    the call of the run that it is, or is part of. `in_table`: addresses that the kernel finds in memory. `is_table`: it
+    writes such a table."""
 
     kernel: CudaKernel
     call: KernelCall
+    place: int
+    in_table: Sequence[tuple[int, int]] = ()
+    is_table: bool = False
     function: Function | None = None
     unaligned: tuple[CudaKernel, Function] | None = None
 
@@ -50,6 +58,11 @@ class Step:
     @property
     def given(self) -> Sequence[tuple[int, int]]:
         return self.call.arguments[: self.kernel.pointers + self.kernel.sizes]
+
+    @property
+    def addresses(self) -> Sequence[tuple[int, int]]:
+        """What the kernel takes for multiples of 16, if it was compiled so."""
+        return [*self.given[: self.kernel.pointers], *self.in_table]
 
 
 class CudaRun(Table):
@@ -84,14 +97,16 @@ class CudaRun(Table):
     def run_without_arena(self, stream: int, slots: Sequence[int]) -> None:
         here: dict[ArenaPart, Any] = {}
         with self.driver.on(self.device):
-            for place, step in enumerate(self.steps):
+            in_order = sorted(self.steps, key=lambda step: step.place)  # each table before its kernel
+            for place, steps in itertools.groupby(in_order, lambda step: step.place):
                 for part in self.table.arena_parts:
                     if part.first == place:
                         here[part] = self.driver.memory(part.size, self.device)
-                addresses = {part.offset: memory.data_ptr() for part, memory in here.items()}
-                arguments = [(IMMEDIATE, addresses[at]) if not slot else (slot, at) for slot, at in step.call.arguments]
-                call = KernelCall(step.call.kernel, tuple(arguments))
-                self.launch(Step(step.kernel, call, step.function, step.unaligned), stream, slots)
+                for step in steps:
+                    arguments = [elsewhere(argument, here) for argument in step.call.arguments]
+                    in_table = [elsewhere(argument, here) for argument in step.in_table]
+                    call = KernelCall(step.call.kernel, tuple(arguments))
+                    self.launch(replace(step, call=call, in_table=in_table), stream, slots)
                 here = {part: memory for part, memory in here.items() if part.last > place}
 
     def launch(self, step: Step, stream: int, slots: Sequence[int]) -> None:
@@ -101,7 +116,7 @@ class CudaRun(Table):
         if programs > MAX_PROGRAMS:
             raise RuntimeError(f"a kernel would need {programs} programs; a GPU starts {MAX_PROGRAMS} at most")
         kernel, arguments = step.kernel, [word(argument, slots) for argument in step.given]
-        if kernel.request["aligned"] and any(pointer % ALIGNED for pointer in arguments[: kernel.pointers]):
+        if kernel.request["aligned"] and any(word(address, slots) % ALIGNED for address in step.addresses):
             kernel, function = self.for_any_pointers(step)
         else:
             function = self.loaded(step)
@@ -130,7 +145,9 @@ class CudaRun(Table):
             if len(self.variants) >= MAX_VARIANTS:
                 strays = frozenset(self.pointers())
             steps = [
-                Step(self.for_any_pointers(step)[0], step.call) if strays & pointers_of(step) else step
+                Step(self.for_any_pointers(step)[0], step.call, step.place, step.in_table)
+                if strays & pointers_of(step)
+                else step
                 for step in self.steps
             ]
             self.variants[strays] = run_of(steps, self.table, self.driver, self.launcher, strays)
@@ -163,6 +180,7 @@ class CudaRun(Table):
                 step.kernel.shared,
                 [*step.given, *self.fixed(step.kernel)],
                 nodes[place] if nodes else 0,
+                step.is_table,
             )
             for place, step in enumerate(self.steps)
         ]
@@ -178,14 +196,54 @@ def word(argument: tuple[int, int], slots: Sequence[int]) -> int:
 
 
 def pointers_of(step: Step) -> set[int]:
-    return {slot for slot, _offset in step.given[: step.kernel.pointers]}
+    return {slot for slot, _offset in step.addresses}
+
+
+def elsewhere(argument: tuple[int, int], parts: Mapping[ArenaPart, Any]) -> tuple[int, int]:
+    """An argument, where each part of the arena has memory of its own."""
+    slot, at = argument
+    if slot != 0:
+        return argument
+    found = (each for each in parts if each.offset <= at < each.offset + each.size)
+    part = next(found)
+    return IMMEDIATE, parts[part].data_ptr() + at - part.offset
 
 
 def cuda_run(
-    table: RunTable, kernels: Mapping[int, CudaKernel], driver: Driver, launcher: Loaded | None
+    table: RunTable,
+    kernels: Mapping[int, CudaKernel],
+    driver: Driver,
+    launcher: Loaded | None,
+    writers: Mapping[int, CudaKernel] | None = None,
 ) -> Callable[..., int]:
-    """A function of a stream, addresses and sizes. `launcher`: the native function, where there is one."""
-    return run_of([Step(kernels[call.kernel], call) for call in table.calls], table, driver, launcher)
+    """A function of a stream, addresses and sizes. `launcher`: the native function, where there is one. `writers`: the
+    kernels that write tables of grouped ones, by how many words."""
+    steps: list[Step] = []
+    for place, call in enumerate(table.calls):
+        kernel = kernels[call.kernel]
+        if kernel.rows:
+            steps += grouped_steps(kernel, call, place, writers or {})
+        else:
+            steps.append(Step(kernel, call, place))
+    busy = [step for step in steps if step.kernel.programs != 0] or steps  # a graph has no nodes that do nothing
+    # Tables come first, at once: nothing else lies where they do.
+    return run_of(sorted(busy, key=lambda step: not step.is_table), table, driver, launcher)
+
+
+def grouped_steps(
+    kernel: CudaKernel, call: KernelCall, place: int, writers: Mapping[int, CudaKernel]
+) -> Iterator[Step]:
+    """The table of a grouped kernel is written, then it runs. Behind its pointers stands the memory for the table."""
+    addresses, (slot, offset) = call.arguments[: kernel.addresses], call.arguments[kernel.addresses]
+    words = table_words(addresses, [[(IMMEDIATE, number) for number in row] for row in kernel.rows])
+    start = 0
+    for count in written_at_once(len(words)):
+        some = words[start : start + count]
+        some += [(IMMEDIATE, 0)] * (count - len(some))
+        call_of_writer = KernelCall(call.kernel, ((slot, offset + WORD * start), *some))
+        yield Step(writers[count], call_of_writer, place, is_table=True)
+        start += count
+    yield Step(kernel, KernelCall(call.kernel, ((slot, offset),)), place, addresses)
 
 
 def run_of(
@@ -204,7 +262,7 @@ def run_of(
     run.strays, run.variants = strays, {}
     run.needs = memory, launcher
     run.device = int(table.device.partition(":")[2] or 0)
-    if any(offset % ALIGNED for step in steps for _slot, offset in step.given[: step.kernel.pointers]):
+    if any(offset % ALIGNED for step in steps for _slot, offset in step.addresses):
         run.launcher = None
         return run  # nothing in a table says which steps are never aligned
     return bound(launcher.address, run) if launcher else run

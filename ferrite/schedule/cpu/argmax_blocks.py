@@ -16,12 +16,11 @@ from dataclasses import replace
 import torch
 
 from ferrite.ir import Expr, data, index_value, op, rewrite_indices
-from ferrite.ir.index import Index, axis, minimum
+from ferrite.ir.index import Index, axis, flat_extent, minimum
 from ferrite.ir.program import Compute, Reduce, Store, Target
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.fusion.accesses import likely
 from ferrite.schedule.loops.reductions import EXTREME_OF
-from ferrite.schedule.loops.row_major import flat_extent
 
 
 def block_size(operation: Reduce, side_by_side: bool, machine: Machine) -> int | None:

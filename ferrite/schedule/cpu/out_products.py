@@ -16,12 +16,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ferrite.ir import Load, rewrite_indices
-from ferrite.ir.index import ONE, ZERO, Axis, FloorDiv, Index, Mod, Symbol, axis, never_negative, substitute
+from ferrite.ir.index import (
+    ONE,
+    ZERO,
+    Axis,
+    FloorDiv,
+    Index,
+    Mod,
+    Symbol,
+    axis,
+    flat_extent,
+    never_negative,
+    substitute,
+)
 from ferrite.ir.program import Allocate, Buffer, Compute, Operation, Program, Ref, Store, Template, reads, writes
 from ferrite.schedule.fusion.accesses import BufferTable, step_of
 from ferrite.schedule.fusion.groups import apart
 from ferrite.schedule.loops.axes import index_over
-from ferrite.schedule.loops.row_major import flat_extent
 
 # Operators that compute the same, bit by bit, into memory that is given to them.
 INTO = {f"aten.{name}.default": f"aten.{name}.out" for name in ("mm", "addmm", "bmm", "baddbmm")}

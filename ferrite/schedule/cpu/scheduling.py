@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 
 from ferrite.errors import Refusal
 from ferrite.ir.index import Axis
 from ferrite.ir.program import Operation, Program
+from ferrite.pipeline import Fuel
 from ferrite.schedule.cpu.kernels import build
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.parallel_regions import ParallelRegions
@@ -40,8 +41,14 @@ class CpuScheduling:
     def slower(self, group: Group, stage: Stage, rows: tuple[Axis, ...]) -> Refusal | None:
         return slower(group, stage, rows, self.machine)
 
+    def alike(self, group: Group, buffer_table: BufferTable) -> Hashable:
+        return None  # a kernel is a call in the same native function: starting it costs next to nothing
+
     def arranged(self, group: Group, inside: Iterable[str], buffer_table: BufferTable) -> Built:
         return build(group, inside, buffer_table, self.machine)
+
+    def grouped(self, run: Run, buffer_table: BufferTable, leaving: Collection[str], fuel: Fuel) -> Run:
+        return run  # one after the other they cost nothing; see `finished` for those that share a parallel region
 
     def finished(self, run: Run, buffer_table: BufferTable) -> Run:
         return ParallelRegions(buffer_table, self.machine).shared(run)

@@ -9,12 +9,11 @@ import math
 from collections.abc import Sequence
 
 from ferrite.ir import OPERATORS, Expr, Load, Local, Masked, Op, nodes_of
-from ferrite.ir.index import Axis
+from ferrite.ir.index import Axis, flat_extent, flat_place
 from ferrite.ir.kernel import Let, Scratch, Statement, Store, values_of
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.fusion.nests import Nest
 from ferrite.schedule.loops.axes import with_values
-from ferrite.schedule.loops.row_major import flat_extent, flat_place
 from ferrite.schedule.loops.statements import Parts
 
 

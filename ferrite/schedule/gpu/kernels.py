@@ -14,12 +14,12 @@ from ferrite.schedule.fusion.groups import Group, bytes_about
 from ferrite.schedule.fusion.nests import Nest, nests_of
 from ferrite.schedule.gpu.blocks import elements_of, warps_for, whole_elements, whole_lanes
 from ferrite.schedule.gpu.flat import MAX_STEP, flat, is_strided
+from ferrite.schedule.gpu.kept_columns import KeptColumns, can_keep_columns, row_axes
 from ferrite.schedule.gpu.machine import GpuMachine
-from ferrite.schedule.gpu.profit import keeps_columns, kept_column, without
+from ferrite.schedule.gpu.profit import kept_column, needs_kept_columns, without
 from ferrite.schedule.gpu.rows import by_columns, by_rows, sorts
 from ferrite.schedule.gpu.scatter import atomic, is_scatter
 from ferrite.schedule.gpu.simplify import simplified
-from ferrite.schedule.gpu.streams import Stream, is_stream, stream_axes
 from ferrite.schedule.loops.axes import Body
 from ferrite.schedule.loops.frame import pointers_of, sizes_of
 from ferrite.schedule.loops.memory_order import inner_indices, vector_axes, vector_axis
@@ -37,9 +37,9 @@ MAX_ELEMENTS_ACROSS_MEMORY = 32
 def build(group: Group, inside: tuple[str, ...], buffer_table: BufferTable, machine: GpuMachine) -> Built:
     """The kernel of a group; `inside`: storages that nothing else touches."""
     scatter = is_scatter(group)
-    stream = stream_of(group, buffer_table, machine)
-    if stream is not None:
-        group = stream.group
+    columns = kept_columns_of(group, buffer_table, machine)
+    if columns is not None:
+        group = columns.group
     rows: tuple[Axis, ...] = group.rows
     if scatter:  # every point is on its own: those that meet in memory do so atomically
         rows, inside = group.stages[0].axes, ()
@@ -49,23 +49,23 @@ def build(group: Group, inside: tuple[str, ...], buffer_table: BufferTable, mach
     while True:
         tiles_of = [name for name in inside if name not in banned]
         placement = Placement(nests, rows, tiles_of, buffer_table, machine.kept_elements * 4 if kept else 0)
-        if stream is not None:
-            stream.keep(placement)
+        if columns is not None:
+            columns.keep(placement)
         made = Statements(placement, buffer_table, rows, wider={}, short_places=True)
         parts = [made.nest(nest) for nest in nests]
         tiles: Body = tuple(tile.scratch for tile in placement.tiles.values())
-        if stream is None:
+        if columns is None:
             body = arranged(rows, tiles, nests, parts, machine, kept)
         else:
-            stream.write(made)
-            body = stream.arranged(placement, nests, parts, machine)
+            columns.write(made)
+            body = columns.arranged(placement, nests, parts, machine)
         wrong = misplaced(body)
         if not wrong:
             break
         banned |= {name for name, tile in placement.tiles.items() if tile.name in wrong}
     if scatter:
         body = atomic(body)
-    held = kept or stream is not None
+    held = kept or columns is not None
     pointers = tuple(with_hint(item, body, held, buffer_table, machine) for item in pointers_of(made, body))
     kernel = Kernel(pointers, sizes_of(body), body, group.origins, warps_of(body, machine))
     return Built(kernel, tuple(item.name for item in pointers))
@@ -101,18 +101,18 @@ def loads_of(name: str, body: Body, around: tuple[Loop, ...] = ()) -> list[tuple
     return found
 
 
-def stream_of(group: Group, buffer_table: BufferTable, machine: GpuMachine) -> Stream | None:
+def kept_columns_of(group: Group, buffer_table: BufferTable, machine: GpuMachine) -> KeptColumns | None:
     """The group as rows that are gone through while columns are kept, where it is one."""
     rows = group.rows
     if (column := kept_column(group.stages, rows)) is not None:
         rows = without(rows, column)
-    elif not keeps_columns(group.stages, rows):
+    elif not needs_kept_columns(group.stages, rows):
         return None
-    if not is_stream(group.stages, rows, machine):
+    if not can_keep_columns(group.stages, rows, machine):
         return None
-    found = stream_axes(group.stages, rows)
+    found = row_axes(group.stages, rows)
     assert found is not None
-    return Stream(Group(rows, group.stages, group.accesses, group.device), found, buffer_table)
+    return KeptColumns(Group(rows, group.stages, group.accesses, group.device), found, buffer_table)
 
 
 def warps_of(body: Body, machine: GpuMachine) -> int:
@@ -120,7 +120,7 @@ def warps_of(body: Body, machine: GpuMachine) -> int:
     if any(loop.kind == "sort" for loop in loops):
         return warps_for(body, machine, machine.sort_elements)
     if any(loop.kind == "serial" and loop.copies > 1 for loop in loops):
-        return warps_for(body, machine, machine.stream_elements)
+        return warps_for(body, machine, machine.kept_column_elements)
     if loops and all(loop.kind in ("parallel", "vector") for loop in loops):
         if is_strided(loops[-1].body, loops[-1].axis):
             return warps_for(body, machine, machine.window_elements)

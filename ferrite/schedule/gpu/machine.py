@@ -40,10 +40,10 @@ class GpuMachine:
     # with one; 77 with 512 programs; 120 where rows and columns are two kernels (the memory's time is 48). In BERT's
     # training, 512 programs of 4 rows each: 47 us for 2048 x 768, 45 for the gradient of gelu and its columns in 2048 x
     # 3072; Inductor's two kernels take 13 and 22.
-    streams: int = 1024
+    row_programs: int = 1024
     shared_elements: int = 1 << 23
-    stream_rows: int = 3
-    stream_elements: int = 32  # of a row that one thread has
+    rows_under_way: int = 3
+    kept_column_elements: int = 32  # of a row that one thread has
     # Elements that one program may have though most of the machine is idle: some microseconds, as one launch takes.
     one_program: int = 1 << 15
     # Elements of a block that one thread has: 16 bytes of a 16-bit type are one load.
@@ -99,8 +99,16 @@ class GpuMachine:
     # least: starting it takes a microsecond, in which a multiprocessor reads about so many. Not measured one by one.
     min_split_elements: int = 1 << 15
     min_piece_elements: int = 4096
+    # Bytes that a kernel touches, up to which starting it counts: the memory has them in six microseconds.
+    small_bytes: int = 24 << 20
     # Bytes side by side that make a load of a warp whole, and those that memory gives at once.
     line: int = 128
     sector: int = 32
+    # Launches that are alike from which on they are one, which takes another launch, of a kernel that writes addresses
+    # into memory; lanes up to which a block may be larger than a problem needs; and bytes of what such launches hand to
+    # others within a run, which are there for all of them at once. Not measured.
+    min_grouped_launches: int = 4
+    max_grouped_block: int = 4096
+    max_bytes_between: int = 1 << 20
     # Bytes that two runs must save over one: torch's allocator rounds large blocks up to 2 MB.
     min_split_bytes: int = 2 << 20

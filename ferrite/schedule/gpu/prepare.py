@@ -37,18 +37,17 @@ from ferrite.ir import (
     op,
     rewrite_indices,
 )
-from ferrite.ir.index import ZERO, Axis, Index, Number, axis
+from ferrite.ir.index import ZERO, Axis, Index, Number, axis, contiguous_strides, flat_place
 from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Scan, Sort, Store, Target, axes_of
 from ferrite.schedule.fusion.accesses import likely, step_of
 from ferrite.schedule.gpu import long_scans, sorts
 from ferrite.schedule.gpu.blocks import power_below, whole_elements
 from ferrite.schedule.gpu.complex_parts import in_parts
+from ferrite.schedule.gpu.kept_columns import MODES
 from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.gpu.row_pieces import Cut, cut_of, in_pieces, is_reduced, related
 from ferrite.schedule.gpu.small_tables import with_small_tables_recomputed
-from ferrite.schedule.gpu.streams import MODES
 from ferrite.schedule.loops.reductions import EXTREME_OF, SPLIT_KINDS, Preparation, is_empty, points
-from ferrite.schedule.loops.row_major import flat_place, flat_strides
 
 HALVES = (torch.float16, torch.bfloat16)
 EXTREMES = {**EXTREME_OF, "argmax_of_window": "amax"}
@@ -131,7 +130,9 @@ class GpuPreparation(Preparation):
         name = f"wide{len(self.buffers)}"
         while name in self.buffers:
             name += "_"
-        self.buffers[name] = Buffer(name, torch.float32, target.sizes, flat_strides(target.sizes), ZERO, target.device)
+        self.buffers[name] = Buffer(
+            name, torch.float32, target.sizes, contiguous_strides(target.sizes), ZERO, target.device
+        )
         before = cast(Load.intern(store.buffer, axes, target.dtype), torch.float32)
         yield Compute(axes, (Store(name, axes, before),), operation.origin)
         addend = cast(store.value, torch.float32)
@@ -246,7 +247,7 @@ class GpuPreparation(Preparation):
             return None
         if points(seed.axes) > self.machine.kept_elements // 4:
             return None
-        cut = cut_of(reduced, self.machine.streams)
+        cut = cut_of(reduced, self.machine.row_programs)
         return None if cut is None else (cut, together)
 
     def in_parts(self, operation: Reduce, along: Axis, pieces: int) -> Iterator[Reduce]:

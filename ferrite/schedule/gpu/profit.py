@@ -11,8 +11,8 @@ from ferrite.schedule.fusion.accesses import likely
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.stages import Stage, against_the_grain, in_pieces
 from ferrite.schedule.gpu.blocks import whole_elements
+from ferrite.schedule.gpu.kept_columns import can_keep_columns, is_column_piece
 from ferrite.schedule.gpu.machine import GpuMachine
-from ferrite.schedule.gpu.streams import is_column_piece, is_stream
 
 MAX_HELD_ELEMENTS = 1 << 12  # by one program at once, rows and columns
 MAX_POINTS_OF_ONE_PROGRAM = 1 << 14  # so little work that one program does it as fast as many
@@ -24,8 +24,8 @@ def slower(group: Group, stage: Stage, rows: tuple[Axis, ...], machine: GpuMachi
     if any(is_ordered(each) for each in stages):
         return Refusal("points that may meet in memory are a kernel of their own")
     if max(each.points for each in stages) > MAX_POINTS_OF_ONE_PROGRAM:
-        if keeps_columns(stages, rows):
-            if is_stream(stages, rows, machine):
+        if needs_kept_columns(stages, rows):
+            if can_keep_columns(stages, rows, machine):
                 return None
             return Refusal("columns are reduced in pieces, which programs share")
         if rows != group.rows and any(each.inner(group.rows) and each.favourite in rows for each in group.stages):
@@ -36,12 +36,12 @@ def slower(group: Group, stage: Stage, rows: tuple[Axis, ...], machine: GpuMachi
         longest = max(each.points for each in stages) // max(count, 1)
         if count < machine.multiprocessors and longest > machine.one_program:
             return Refusal(f"only {count} rows in common" if rows else "no rows in common")
-    if (column := kept_column(stages, rows)) is not None and is_stream(stages, without(rows, column), machine):
+    if (column := kept_column(stages, rows)) is not None and can_keep_columns(stages, without(rows, column), machine):
         return None
     return against_the_grain(stages, rows)
 
 
-def keeps_columns(stages: list[Stage], rows: tuple[Axis, ...]) -> bool:
+def needs_kept_columns(stages: list[Stage], rows: tuple[Axis, ...]) -> bool:
     """Whether some reduce columns that others go across, and a program cannot hold all of it."""
     columns = [is_column_piece(stage, rows) for stage in stages]
     if not any(columns) or all(columns):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 
 from ferrite.errors import Refusal
 from ferrite.ir.index import Axis
 from ferrite.ir.program import Operation, Program, Scan
+from ferrite.pipeline import Fuel
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.stages import Stage
+from ferrite.schedule.gpu.grouping import Grouping
 from ferrite.schedule.gpu.kernels import build
 from ferrite.schedule.gpu.machine import GpuMachine
+from ferrite.schedule.gpu.neighbours import alike
 from ferrite.schedule.gpu.prepare import prepare
 from ferrite.schedule.gpu.profit import slower
 from ferrite.schedule.gpu.scatter import refused
@@ -45,8 +48,14 @@ class GpuScheduling:
     def slower(self, group: Group, stage: Stage, rows: tuple[Axis, ...]) -> Refusal | None:
         return slower(group, stage, rows, self.machine)
 
+    def alike(self, group: Group, buffer_table: BufferTable) -> Hashable:
+        return alike(group, buffer_table, self.machine)
+
     def arranged(self, group: Group, inside: Iterable[str], buffer_table: BufferTable) -> Built:
         return build(group, tuple(inside), buffer_table, self.machine)
+
+    def grouped(self, run: Run, buffer_table: BufferTable, leaving: Collection[str], fuel: Fuel) -> Run:
+        return Grouping(buffer_table, self.machine, leaving, fuel).grouped(run)
 
     def finished(self, run: Run, buffer_table: BufferTable) -> Run:
         return run

@@ -6,13 +6,12 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ferrite.ir.index import Axis, Index
+from ferrite.ir.index import Axis, Index, flat_extent, flat_place
 from ferrite.ir.kernel import Scratch
 from ferrite.ir.program import Reduce, Scan
 from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, axes_in
 from ferrite.schedule.fusion.nests import Nest, trivial
 from ferrite.schedule.fusion.stages import Stage
-from ferrite.schedule.loops.row_major import flat_extent, flat_place
 
 
 @dataclass(frozen=True)

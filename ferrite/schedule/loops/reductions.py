@@ -16,11 +16,10 @@ from dataclasses import replace
 import torch
 
 from ferrite.ir import Cast, Expr, Load, cast, const, index_value, op, rewrite_indices
-from ferrite.ir.index import ZERO, Axis, Index, Number, axis, number
+from ferrite.ir.index import ZERO, Axis, Index, Number, axis, contiguous_strides, flat_extent, number
 from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Scan, Sort, Store, Target
 from ferrite.schedule.fusion.accesses import BufferTable, likely, upper_estimate
 from ferrite.schedule.fusion.stages import stage_of
-from ferrite.schedule.loops.row_major import flat_extent, flat_strides
 
 DIGITS_OF_A_COUNT = 16  # binary ones: of 65,536 equal numbers a sum in a type with so many more is exact
 SPLIT_KINDS = ("sum", "prod", "amax", "amin", "any", "all", "xor")
@@ -171,7 +170,7 @@ class Preparation(ABC):
         name = f"part{len(self.buffers)}"
         while name in self.buffers:
             name += "_"
-        self.buffers[name] = Buffer(name, dtype, sizes, flat_strides(sizes), ZERO, device)
+        self.buffers[name] = Buffer(name, dtype, sizes, contiguous_strides(sizes), ZERO, device)
         return Target(name, tuple(axes))
 
     def loaded(self, target: Target) -> Expr:

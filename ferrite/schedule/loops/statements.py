@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 import torch
 
 from ferrite.ir import STATES, Expr, Load, Local, cast, const, index_value, op, rewrite_loads
-from ferrite.ir.index import Axis, Index
+from ferrite.ir.index import Axis, Index, flat_place
 from ferrite.ir.kernel import Join, Let, State, Statement, Store
 from ferrite.ir.program import Compute, Mode, Reduce, Scan
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.nests import Nest
 from ferrite.schedule.loops.placement import Placement
-from ferrite.schedule.loops.row_major import flat_place
 from ferrite.schedule.loops.scans import WIDER, scan_state
 
 Key = tuple[str, Index]

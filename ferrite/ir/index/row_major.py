@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ferrite.ir.index import ONE, ZERO, Index
+from ferrite.ir.index.algebra import ONE, ZERO, Index
 
 
 def flat_place(coordinates: Sequence[Index], sizes: Sequence[Index]) -> Index:
@@ -23,6 +23,11 @@ def flat_extent(sizes: Iterable[Index]) -> Index:
     return total
 
 
-def flat_strides(sizes: Sequence[Index]) -> tuple[Index, ...]:
-    """(4, 8) has (8, 1)."""
-    return tuple(flat_extent(sizes[place + 1 :]) for place in range(len(sizes)))
+def contiguous_strides(sizes: Sequence[Index]) -> tuple[Index, ...]:
+    """(4, 8) has (8, 1); an empty dimension counts as one, as in torch."""
+    strides: list[Index] = []
+    step: Index = ONE
+    for size in reversed(sizes):
+        strides.append(step)
+        step = step * (ONE if size is ZERO else size)
+    return tuple(reversed(strides))

@@ -7,7 +7,7 @@
             columns[j] += what is summed up in columns, for every j
         partial[piece, j] = columns[j]
 
-The stages of such a group have no rows in common but the pieces: `stream_axes` says which axis of each stage is the row
+The stages of such a group have no rows in common but the pieces: `row_axes` says which axis of each stage is the row
 in a piece.
 """
 
@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from ferrite.ir import STATES, Load, cast
-from ferrite.ir.index import Axis, Index, substitute
+from ferrite.ir.index import Axis, Index, flat_extent, substitute
 from ferrite.ir.kernel import Loop, Scratch, Statement, Store
 from ferrite.ir.program import Compute, Mode, Reduce
 from ferrite.ir.program import Store as ProgramStore
@@ -45,7 +45,7 @@ def is_column_piece(stage: Stage, rows: Sequence[Axis]) -> bool:
     return len(columns) == 1 and stage.favourite is columns[0]
 
 
-def stream_axes(stages: Sequence[Stage], rows: Sequence[Axis]) -> list[Axis] | None:
+def row_axes(stages: Sequence[Stage], rows: Sequence[Axis]) -> list[Axis] | None:
     """For every stage, the axis that is the row in a piece; None where they are no such group. They are those that
     stand where the reduced axis of a column reduction stands."""
     columns = [place for place, stage in enumerate(stages) if is_column_piece(stage, rows)]
@@ -90,12 +90,12 @@ def counterpart(stage: Stage, known: Mapping[tuple[str, int], tuple[Index, Axis]
     return None
 
 
-def is_stream(stages: Sequence[Stage], rows: Sequence[Axis], machine: GpuMachine) -> bool:
+def can_keep_columns(stages: Sequence[Stage], rows: Sequence[Axis], machine: GpuMachine) -> bool:
     """Whether the stages can be one kernel that goes through rows and keeps columns, and enough programs do."""
     room = machine.kept_elements
     if math.prod(likely(row.extent) for row in rows) < machine.multiprocessors:
         return False
-    found = stream_axes(stages, rows)
+    found = row_axes(stages, rows)
     if found is None:
         return False
     columns = [is_column_piece(stage, rows) for stage in stages]
@@ -139,7 +139,7 @@ def meets_at_row(
 # --- the kernel -------------------------------------------------------------------------------------------------------
 
 
-class Stream:
+class KeptColumns:
     """A group of rows and columns as one of rows: the columns are stores into tiles that outlive a row."""
 
     def __init__(self, group: Group, found: Sequence[Axis], buffer_table: BufferTable) -> None:
@@ -185,10 +185,7 @@ class Stream:
         kept = tuple(place for place, at in enumerate(access.coordinates) if at not in self.pieces)
         sizes = tuple(buffer.sizes[place] for place in kept)
         name = f"{buffer.name}_so_far"
-        total = sizes[0]
-        for size in sizes[1:]:
-            total = total * size
-        return Tile(name, kept, sizes, Scratch(name, dtype, (total,)))
+        return Tile(name, kept, sizes, Scratch(name, dtype, (flat_extent(sizes),)))
 
     def arranged(
         self, placement: Placement, nests: Sequence[Nest], parts: Sequence[Parts], machine: GpuMachine
@@ -214,7 +211,7 @@ class Stream:
             so_far = Load.intern(tile.name, at, tile.scratch.dtype)
             result = cast(so_far, self.buffer_table.buffers[access.buffer].dtype)
             last.append(Loop(column, "vector", (Store(access.storage, (access.place,), result),), lanes))
-        rows = Loop(self.row, "serial", row, copies=machine.stream_rows)
+        rows = Loop(self.row, "serial", row, copies=machine.rows_under_way)
         axes, body = collapse(list(self.pieces), (*tiles, *first, rows, *last))
         return simplified(nested(axes, body, "parallel"))
 

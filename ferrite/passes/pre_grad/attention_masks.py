@@ -1,0 +1,141 @@
+"""Attention masks that hide nothing.
+
+    mask = (arange(n) >= 0).expand(b, 1, n, n)
+    scaled_dot_product_attention(q, k, v, attn_mask=mask)      =>      scaled_dot_product_attention(q, k, v)
+
+Libraries drop such a mask by looking at it, which they cannot while a graph is captured. With any mask most kernels of
+GPUs are out of the question, and attention becomes products and a softmax in float32: twice the time of a whole vision
+transformer. Only masks made of constants are looked at, by the bounds of their elements (see `value_bounds`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ferrite.capture import torch_api
+from ferrite.errors import Refusal
+from ferrite.passes.pre_grad.predicates import is_plain
+from ferrite.passes.pre_grad.stage import pre_grad_pass
+from ferrite.passes.pre_grad.value_bounds import FALSE, TRUE, ValueBounds
+from ferrite.pipeline import PassContext
+from ferrite.rewrite import Case, NodeRule, Site, apply_rules
+
+aten = torch.ops.aten
+
+
+def without_mask(site: Site) -> Any:
+    given = site.arguments
+    mask = given["attn_mask"]
+    if not isinstance(mask, torch.fx.Node):
+        return Refusal("it has no mask")
+    tensors = [site.value(given[name]) for name in ("query", "key", "value")]
+    if not all(map(is_plain, (*tensors, site.value(mask)))):
+        return Refusal("it is not given ordinary tensors")
+    if given["is_causal"] is not False:
+        return Refusal("eager takes no mask where attention is causal")
+    if not isinstance(given["dropout_p"], (int, float)) or given["dropout_p"] != 0:
+        return Refusal("another kernel would drop other weights")
+    if not all(torch_api.known_true(size >= 1) for tensor in tensors for size in tensor.shape):
+        return Refusal("it may be empty")
+    in_float32_on_cuda = tensors[0].device.type == "cuda" and tensors[0].dtype is torch.float32
+    if in_float32_on_cuda and not torch.backends.cuda.matmul.allow_tf32:
+        return Refusal("attention may round to TF32 there, which products may not")
+    hides_nothing = TRUE if site.value(mask).dtype is torch.bool else FALSE
+    if ValueBounds(site.written).of(mask) != hides_nothing:
+        return Refusal(f"{mask.name} is not known to hide nothing")
+    kept = {name: given[name] for name in ("scale", "enable_gqa") if given[name]}
+    return site.call(site.node.target, given["query"], given["key"], given["value"], **kept)
+
+
+# --- what it fires on -------------------------------------------------------------------------------------------------
+
+
+def attention(label: str, make_mask: Callable[..., Any], *sizes: tuple[int, ...], **named: Any) -> Case:
+    """Attention of queries with themselves, and a mask that is made from them."""
+
+    def function(q: Any, *inputs: Any) -> Any:
+        return F.scaled_dot_product_attention(q, q, q, make_mask(q, *inputs), **named) + 1
+
+    return Case(label, function, lambda: [torch.randn(size) for size in sizes or ((2, 3, 5, 4),)])
+
+
+def by_name(q: Any) -> Any:
+    mask = torch.ones((q.shape[-2], q.shape[-2]), dtype=torch.bool)
+    return F.scaled_dot_product_attention(q, q, q, attn_mask=mask, scale=0.5) + 1
+
+
+def rows_from_zero(q: Any) -> Any:
+    rows = torch.arange(q.shape[-2], device=q.device)[None, None, :, None]
+    return (rows >= 0).expand(q.shape[0], -1, -1, q.shape[-2])
+
+
+def within_length(q: Any) -> Any:
+    places = torch.arange(1, q.shape[-2] + 1)
+    return (places[:, None] <= q.shape[-2]) & ((places > 0) | (places[:, None] > places))
+
+
+def hidden_nowhere(q: Any) -> Any:
+    mask = torch.zeros((q.shape[-2], q.shape[-2]), dtype=torch.bool)
+    return q.new_zeros(mask.shape).masked_fill(mask, float("-inf"))
+
+
+def as_a_bias(q: Any) -> Any:
+    return (1.0 - torch.ones((q.shape[0], 1, 1, q.shape[-2]))) * torch.finfo(torch.float32).min
+
+
+def chosen(q: Any) -> Any:
+    seen = torch.full((q.shape[-2], 1), True)
+    return torch.where(seen, 0.0, float("-inf")).expand(-1, q.shape[-2])
+
+
+def written_mask(q: Any) -> Any:
+    mask = torch.ones((q.shape[-2], q.shape[-2]), dtype=torch.bool)
+    mask[0, 1] = False
+    return mask
+
+
+def one_hidden(q: Any) -> Any:
+    return torch.arange(q.shape[-2]).expand(q.shape[-2], -1) >= 1
+
+
+def below_zero(q: Any) -> Any:
+    return torch.arange(q.shape[-2], dtype=torch.uint8).expand(q.shape[-2], -1) >= -1
+
+
+ATTENTION_MASKS = (
+    NodeRule(
+        name="mask_of_nothing",
+        purpose="an attention mask that hides nothing is none",
+        targets=(aten.scaled_dot_product_attention.default,),
+        rewrite=without_mask,
+        layout="free",
+        numerics="rounded",
+        examples=(
+            attention("rows from 0 on", rows_from_zero),
+            attention("within the length", within_length),
+            Case("ones, by name", by_name, lambda: [torch.randn(2, 3, 5, 4)]),
+            attention("minus infinity nowhere", hidden_nowhere),
+            attention("a bias of zeros", as_a_bias),
+            attention("chosen", chosen),
+        ),
+        near_misses=(
+            attention("one is hidden", one_hidden),
+            attention("written", written_mask),
+            attention("below the diagonal", lambda q: torch.ones(5, 5, dtype=torch.bool).tril()),
+            attention("an input", lambda q, mask: mask > -1e9, (2, 3, 5, 4), (5, 5)),
+            attention("wraps around", below_zero),
+            attention("a bias of ones", lambda q: torch.ones(5, 5)),
+            attention("no keys", lambda q: q.new_ones((0, 0), dtype=torch.bool), (2, 3, 0, 4)),
+        ),
+    ),
+)
+
+
+@pre_grad_pass(rules=ATTENTION_MASKS)
+def drop_attention_masks(gm: torch.fx.GraphModule, context: PassContext) -> int:
+    """Attention masks that are True everywhere, or zeros, made of constants, are left out of the call."""
+    return apply_rules(gm, ATTENTION_MASKS, context)

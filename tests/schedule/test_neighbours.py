@@ -1,0 +1,117 @@
+"""Kernels of a GPU that need nothing of each other are one, where starting them takes the time; order stays right."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from ferrite.schedule.gpu import GpuMachine, profit
+from ferrite.schedule.steps import Run
+from tests.gpu_plans import MACHINE, assert_as_eager, lowered, plan_of, run_plan
+
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+torch.manual_seed(0)
+# So small that sums of a few rows are done in pieces.
+PIECES = GpuMachine(multiprocessors=64, min_split_elements=64, one_program=32, min_piece_elements=8, line=16)
+
+
+def kernels(plan):
+    """How many kernels each run has."""
+    return [len(step.launches) for step in plan.steps if isinstance(step, Run)]
+
+
+def turned(x, cos, sin):
+    low, high = x.chunk(2, -1)
+    return x * cos + torch.cat([-high, low], -1) * sin
+
+
+def rotary(x, wq, wk, cos, sin):
+    """Queries and keys turned by their places, each behind its product."""
+    q = turned((x @ wq).view(4, 3, 8), cos, sin)
+    k = turned((x @ wk).view(4, 3, 8), cos, sin)
+    return torch.bmm(q, k.mT)
+
+
+ROTARY = [torch.randn(12, 8), torch.randn(8, 8), torch.randn(8, 8), torch.randn(3, 8), torch.randn(3, 8)]
+
+
+def gradients(dq, dk, w):
+    """Those of two layers: products, and the biases' sums."""
+    return dq @ w, dq.sum(0), dk @ w, dk.sum(0)
+
+
+GRADIENTS = [torch.randn(32, 16), torch.randn(32, 16), torch.randn(16, 16)]
+
+
+@needs_triton
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_queries_and_keys_are_turned_by_one_kernel(dynamic):
+    plan = assert_as_eager(rotary, *ROTARY, calls=True, dynamic=dynamic)
+    assert kernels(plan) == [1]
+
+
+@needs_triton
+def test_sums_of_columns_and_of_their_pieces_are_one_kernel_each(monkeypatch):
+    monkeypatch.setattr(profit, "MAX_POINTS_OF_ONE_PROGRAM", 0)
+    plan = assert_as_eager(gradients, *GRADIENTS, machine=PIECES, calls=True)
+    assert kernels(plan) == [2]
+
+
+def other_rows(x, y, w):
+    return x * 2, y @ w, y * 2
+
+
+def too_much(x, y, w):
+    return x.sin(), x @ w, y.sin()
+
+
+def needed_between(x, y, w):
+    z = x.sin()
+    return z @ w, y.sin()
+
+
+def written_between(x, y, w):
+    z = x * 2
+    x.copy_(y @ w)
+    return z, x * 3, y * 2
+
+
+def reads_what_the_other_makes(x, y, w):
+    z = x.sin()
+    u = torch.mm(z, w)
+    return u, (y * u).cos()
+
+
+def leaves_its_run(x, y, w):
+    """Sums in pieces have memory of the run: the last step stays there."""
+    return x.sum(0), (x @ w) @ w, (y @ w).sum(0)
+
+
+SQUARE = [torch.randn(16, 16) for _ in range(3)]
+APART = {
+    "other rows": (other_rows, [torch.randn(8, 16), *SQUARE[:2]], MACHINE, [1, 1]),
+    "too much memory": (too_much, SQUARE, GpuMachine(small_bytes=2048), [1, 1]),
+    "needed between, so the other one goes up": (needed_between, SQUARE, MACHINE, [1]),
+    "written between": (written_between, SQUARE, MACHINE, None),
+    "one needs the other": (reads_what_the_other_makes, SQUARE, MACHINE, [1, 1]),
+    "memory of a run": (leaves_its_run, [torch.randn(32, 16), torch.randn(32, 16), SQUARE[0]], PIECES, [2, 2]),
+}
+
+
+@needs_triton
+@pytest.mark.parametrize("name", APART)
+def test_order_stays_right(name, monkeypatch):
+    monkeypatch.setattr(profit, "MAX_POINTS_OF_ONE_PROGRAM", 0)
+    function, inputs, machine, expected = APART[name]
+    plan = assert_as_eager(function, *inputs, machine=machine, calls=True)
+    assert expected is None or kernels(plan) == expected
+
+
+def test_steps_between_see_what_they_need():
+    """The same without Triton: memory that is written later is read before, whatever kernels are united."""
+    inputs = [each.clone() for each in SQUARE]
+    made = lowered(written_between, *inputs)
+    results = run_plan(plan_of(written_between, *inputs), [each.clone() for each in inputs], made.objects, triton=False)
+    torch.testing.assert_close(results[-3:], list(written_between(*inputs)), check_stride=False)
