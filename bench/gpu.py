@@ -240,14 +240,18 @@ def bert_parameters(hidden: int = 768, layers: int = 12) -> list[tuple[int, ...]
 
 def optimizer(chosen: argparse.Namespace) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
-    clock = Clock()
+    clock, began = Clock(), time.perf_counter()
     bandwidth = clock.copy_bandwidth()
     for name, make in OPTIMIZERS.items():
         for model, sizes in {"BERT": bert_parameters(), "a small BERT": bert_parameters(128, 12)}.items():
+            if chosen.only and not any(pattern in f"{name} over {model}" for pattern in chosen.only):
+                continue
+            if time.perf_counter() - began > chosen.seconds:
+                break
             row: dict[str, Any] = {"optimizer": name, "parameters of": model, "notes": {}}
             moved = 0
             for way, (backend, more) in STEPS.items():
-                if backend not in chosen.backends or (chosen.only and not any(each in way for each in chosen.only)):
+                if backend not in chosen.backends:
                     continue
                 torch._dynamo.reset()
                 parameters = [torch.nn.Parameter(torch.randn(size, device=DEVICE)) for size in sizes]
@@ -256,7 +260,7 @@ def optimizer(chosen: argparse.Namespace) -> dict[str, Any]:
                 state = make(parameters, **more)
                 start = time.perf_counter()
                 try:
-                    step = compiled(lambda state=state: state.step(), backend)
+                    step = compiled(step_of(state), backend)
                     for _ in range(3):  # the first call makes the state, and another graph may be made for what is then
                         step()
                     torch.cuda.synchronize()
@@ -276,6 +280,10 @@ def optimizer(chosen: argparse.Namespace) -> dict[str, Any]:
         "each": "microseconds of the host / until done, 50 in a row / on the GPU / kernels on the GPU",
         "rows": rows,
     }
+
+
+def step_of(state: torch.optim.Optimizer) -> Callable[[], Any]:
+    return lambda: state.step()
 
 
 def launches_of(step: Callable[[], Any]) -> int:

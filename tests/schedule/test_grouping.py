@@ -87,9 +87,10 @@ def test_types_and_forms_are_groups_of_their_own():
     def both(*tensors):
         return [*momentum(*tensors[:10]), *(x.sin() for x in tensors[10:])]
 
-    plan = plan_of(both, *pairs(*SIZES[:5]), *pairs(*SIZES[:3], dtype=torch.float64))
+    others = [torch.randn(size, dtype=torch.float64) for size in range(20, 26)]  # no rows as those of the first
+    plan = plan_of(both, *pairs(*SIZES[:5]), *others)
     assert sorted(problems(plan)) == [5, 6]
-    halves = plan_of(momentum, *pairs(*SIZES[:4]), *pairs(*SIZES[:4], dtype=torch.bfloat16))
+    halves = plan_of(momentum, *pairs(*SIZES[:4]), *pairs(20, 21, 22, 23, dtype=torch.bfloat16))
     assert problems(halves) == [4, 4]
 
 

@@ -8,9 +8,9 @@ from ferrite.ir.program import Compute, Reduce
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.groups import Group, bytes_about
 from ferrite.schedule.fusion.stages import Stage
+from ferrite.schedule.gpu.kept_columns import MODES
 from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.gpu.profit import is_ordered
-from ferrite.schedule.gpu.streams import MODES
 
 MAX_STAGES_BESIDE = 12  # in one kernel: they run one after the other in each program
 
