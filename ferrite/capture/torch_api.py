@@ -115,8 +115,8 @@ def _drawing_in_checkpoints(gm: torch.fx.GraphModule) -> contextlib.AbstractCont
     for node in (node for graph in graphs for node in graph.nodes):
         if node.target is torch.autograd.grad or "phase" in node.meta.get("custom", {}):
             return contextlib.nullcontext()
-    patch: contextlib.AbstractContextManager[Any] = torch._functorch.config.patch({setting: False})
-    return patch
+    patched: contextlib.AbstractContextManager[Any] = torch._functorch.config.patch({setting: False})
+    return patched
 
 
 def min_cut_partition(joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any) -> Parts:
