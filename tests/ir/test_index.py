@@ -228,7 +228,7 @@ def assignment(draw):
 
 
 @given(expressions(), st.lists(assignment(), min_size=1, max_size=8))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_simplifying_keeps_the_value(pair, many):
     made, meaning = pair
     for values in many:
@@ -236,7 +236,7 @@ def test_simplifying_keeps_the_value(pair, many):
 
 
 @given(expressions(), st.lists(assignment(), min_size=1, max_size=8))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_bounds_hold(pair, many):
     made, _ = pair
     for values in many:
@@ -249,14 +249,14 @@ def test_bounds_hold(pair, many):
 
 
 @given(expressions())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_simplifying_again_changes_nothing(pair):
     made, _ = pair
     assert substitute(made, lambda atom: atom) is made
 
 
 @given(expressions(), expressions())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_the_order_of_making_does_not_matter(one, other):
     left, right = one[0], other[0]
     assert left + right is right + left
@@ -266,7 +266,7 @@ def test_the_order_of_making_does_not_matter(one, other):
 
 
 @given(expressions(3), expressions(3), assignment())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_putting_in_is_evaluating(outer, inner, values):
     """An expression in place of an atom means its value there."""
     made, replaced = outer[0], inner[0]
@@ -275,7 +275,7 @@ def test_putting_in_is_evaluating(outer, inner, values):
 
 
 @given(expressions(3), st.sampled_from(DIVISORS), assignment())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_what_divides_exactly_does(pair, divisor, values):
     made, _ = pair
     quotient = exact(made * divisor, divisor)

@@ -37,7 +37,7 @@ def expressions(draw: st.DrawFn) -> Expr:
 
 
 @quick
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(expressions())
 def test_every_value_lies_in_the_interval(expr: Expr) -> None:
     found = interval(expr)

@@ -457,12 +457,12 @@ def test_steps_of_optimizers(name):
 
     def trained(compiled_step, dtype):
         torch.manual_seed(0)
-        parameters = [torch.nn.Parameter(random(*size).to(dtype)) for size in sizes]
+        parameters = [torch.nn.Parameter(random(size).to(dtype)) for size in sizes]
         optimizer = OPTIMIZERS[name](parameters)
         step = compiled(lambda: optimizer.step()) if compiled_step else optimizer.step
         for place in range(4):
             for parameter in parameters:
-                parameter.grad = random(*parameter.shape).to(dtype)
+                parameter.grad = random(parameter.shape).to(dtype)
             if place == 2:
                 parameters[1].grad = memory[1:301].to(dtype) if dtype == torch.float64 else memory[1:301]
             step()
