@@ -13,6 +13,7 @@ import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -260,13 +261,15 @@ def test_the_state_of_torch_counts():
 
 
 def test_the_precision_of_products_counts():
-    plain, before = key_of(scaled, X), torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
+    backends: Any = (torch.backends.mkldnn.matmul, torch.backends.cuda.matmul)  # type: ignore[attr-defined]
+    plain, before = key_of(scaled, X), [each.fp32_precision for each in backends]
     try:
         torch.set_float32_matmul_precision("high")
         assert changed(plain, key_of(scaled, X)) == ["precision"]
     finally:
         torch.set_float32_matmul_precision("highest")
-        torch.backends.mkldnn.matmul.fp32_precision = before  # type: ignore[attr-defined]
+        for each, precision in zip(backends, before, strict=True):
+            each.fp32_precision = precision
     assert key_of(scaled, X) == plain
 
 

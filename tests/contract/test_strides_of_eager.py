@@ -244,7 +244,7 @@ MOVED = {
 
 
 @pytest.mark.filterwarnings("ignore:var:UserWarning", "ignore:std:UserWarning")
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True])  # rules are for the latter
 @pytest.mark.parametrize("layout", MOVED)
 def test_copies_reductions_and_activations(layout: str, dynamic: bool) -> None:
     for function in (moved_and_cut, reduced_and_activated, turned):
@@ -383,7 +383,7 @@ def test_concatenations(layout: str, dynamic: bool) -> None:
 ACTIVATIONS = [torch.nn.functional.elu, torch.nn.functional.leaky_relu, torch.nn.functional.softplus, torch.sigmoid]
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_gradients_of_activations(activation, dynamic: bool) -> None:
     """All but the last are elementwise, but torch does not tag them as such."""

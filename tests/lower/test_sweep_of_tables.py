@@ -60,6 +60,7 @@ def odd_calls(monkeypatch):
     monkeypatch.setattr(children, "warm_up", int)
 
 
+@pytest.mark.slow  # it waits for what hangs
 def test_what_crashes_or_hangs_is_one_call_and_the_rest_goes_on(odd_calls, tmp_path, capfd):
     page, log = tmp_path / "page.md", tmp_path / "page.jsonl"
     asked = ["op:sin", "op:cos", "op:tan", "op:exp2", "--dtypes", "float32"]

@@ -19,7 +19,7 @@ def model(x, w, b):
     return (torch.mm(x, w).add(b).clone() + 1).sum()
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_every_step_is_written_and_runs(tmp_path, dynamic):
     x, w, b = torch.ones(2, 3), torch.ones(3, 4, requires_grad=True), torch.ones(4)
     options = {"dump_dir": str(tmp_path), "pre_grad": False, "joint": False}

@@ -244,6 +244,7 @@ def test_cost_per_layer_is_that_of_added_layers() -> None:
     assert slopes == {"3 to 6": pytest.approx(0.5 / 3), "6 to 12": pytest.approx(0.75)}
 
 
+@pytest.mark.slow
 def test_overhead_tells_the_own_part(tmp_path: Path) -> None:
     overhead.main([*SHORT, "--quick", "--only", "^one operator$", "--write", str(tmp_path)])
     (row,) = written(tmp_path, "overhead")["rows"]

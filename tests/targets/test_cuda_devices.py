@@ -118,7 +118,7 @@ def chain(x, w):
     return [x.sum(0)]
 
 
-@pytest.mark.parametrize("device", ["cuda:0", "cuda:1"])
+@pytest.mark.parametrize("device", ["cuda:1", pytest.param("cuda:0", marks=pytest.mark.slow)])
 def test_without_memory_for_an_arena_each_part_has_its_own(gpus, monkeypatch, device):
     """A GPU may have enough memory, but not in one piece."""
     from ferrite.capture import torch_api

@@ -47,7 +47,7 @@ def without_mask(site: Site) -> Any:
     hides_nothing = TRUE if site.value(mask).dtype is torch.bool else FALSE
     if ValueBounds(site.written).of(mask) != hides_nothing:
         return Refusal(f"{mask.name} is not known to hide nothing")
-    kept = {name: given[name] for name in ("scale", "enable_gqa") if given[name]}
+    kept = {"scale": given["scale"], "enable_gqa": given["enable_gqa"]}
     return site.call(site.node.target, given["query"], given["key"], given["value"], **kept)
 
 
@@ -121,6 +121,7 @@ ATTENTION_MASKS = (
             attention("minus infinity nowhere", hidden_nowhere),
             attention("a bias of zeros", as_a_bias),
             attention("chosen", chosen),
+            attention("a scale of 0", rows_from_zero, scale=0.0),
         ),
         near_misses=(
             attention("one is hidden", one_hidden),
