@@ -12,8 +12,8 @@ import torch._dynamo.guards
 
 from tests.compare import set_seed
 
-# After each compilation Dynamo empties the processor's cache to time its guards, for a log that nobody reads here. Under
-# a profiler that was 35 of the 130 ms of a small function; without it the whole suite spends half the time in the system.
+# After each compilation Dynamo empties the processor's cache to time its guards, for a log that nobody reads here. That
+# was 35 of the 130 ms of a small function under a profiler; without it the suite spends half the time in the system.
 torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0  # type: ignore[attr-defined]
 
 
