@@ -43,18 +43,18 @@ KNOW_NO_FLOATS = frozenset({aten.bitwise_not.default})  # and torch's picture of
 
 
 @dataclass(frozen=True)
-class Operand:
+class ProbedOperand:
     """A tensor of a call, with the sizes that are seen while compiling."""
 
     dtype: torch.dtype
     sizes: tuple[int, ...]
 
-    def at_most(self, limit: int) -> Operand:
-        return Operand(self.dtype, tuple(min(size, limit) for size in self.sizes))
+    def at_most(self, limit: int) -> ProbedOperand:
+        return ProbedOperand(self.dtype, tuple(min(size, limit) for size in self.sizes))
 
 
 @dataclass(frozen=True)
-class Constant:
+class ProbedConstant:
     """Any other argument. Its type is part of it: 1, 1.0 and True are equal."""
 
     type: type
@@ -62,20 +62,20 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Call:
+class ProbedCall:
     target: Any
     args: Any
     kwargs: Any
 
-    def mapped(self, function: Callable[[Any], Any]) -> Call:
+    def mapped(self, function: Callable[[Any], Any]) -> ProbedCall:
         arguments: Any = torch.fx.node.map_aggregate((self.args, self.kwargs), function)
-        return Call(self.target, *arguments)
+        return ProbedCall(self.target, *arguments)
 
-    def at_most(self, limit: int) -> Call:
-        return self.mapped(lambda each: each.at_most(limit) if isinstance(each, Operand) else each)
+    def at_most(self, limit: int) -> ProbedCall:
+        return self.mapped(lambda each: each.at_most(limit) if isinstance(each, ProbedOperand) else each)
 
-    def operands(self) -> list[Operand]:
-        return [each for each in leaves((self.args, self.kwargs)) if isinstance(each, Operand)]
+    def operands(self) -> list[ProbedOperand]:
+        return [each for each in leaves((self.args, self.kwargs)) if isinstance(each, ProbedOperand)]
 
 
 class NotAsked(Exception):
@@ -158,7 +158,7 @@ def seeded(target: Any) -> Any | None:
 def refusal(node: torch.fx.Node) -> str | None:
     """What eager says to a call; None where it does not refuse it, or was not asked."""
     try:
-        call = Call(node.target, node.args, node.kwargs).mapped(described)
+        call = ProbedCall(node.target, node.args, node.kwargs).mapped(described)
         results = [described_tensor(each) for each in leaves(fake_value(node)) if isinstance(each, torch.Tensor)]
         given, made = (sum(math.prod(each.sizes) for each in group) for group in (call.operands(), results))
         is_small = given + made <= MAX_ELEMENTS
@@ -168,21 +168,21 @@ def refusal(node: torch.fx.Node) -> str | None:
         return None
 
 
-def described(argument: Any) -> Operand | Constant:
+def described(argument: Any) -> ProbedOperand | ProbedConstant:
     value = fake_value(argument) if isinstance(argument, torch.fx.Node) else argument
     if isinstance(value, torch.Tensor):
         return described_tensor(value)
     if isinstance(value, torch.SymInt):
-        return Constant(int, seen(value))
+        return ProbedConstant(int, seen(value))
     if isinstance(argument, torch.fx.Node) or isinstance(value, (torch.SymFloat, torch.SymBool)):
         raise NotAsked
-    return Constant(type(value), value)
+    return ProbedConstant(type(value), value)
 
 
-def described_tensor(value: torch.Tensor) -> Operand:
+def described_tensor(value: torch.Tensor) -> ProbedOperand:
     if not is_plain(value) or value.is_quantized:
         raise NotAsked
-    return Operand(value.dtype, tuple(map(seen, value.shape)))
+    return ProbedOperand(value.dtype, tuple(map(seen, value.shape)))
 
 
 def seen(number: int | torch.SymInt) -> int:
@@ -191,7 +191,7 @@ def seen(number: int | torch.SymInt) -> int:
     return torch_api.size_hint(number)
 
 
-def refusal_of_types(call: Call) -> tuple[bool, str | None]:
+def refusal_of_types(call: ProbedCall) -> tuple[bool, str | None]:
     """Whether a call passes on small tensors; and what eager says to it, if it says so to these types alone."""
     found: tuple[bool, str | None] = (False, None)
     for limit in () if has_sizes(call.target) else SMALL:
@@ -201,7 +201,7 @@ def refusal_of_types(call: Call) -> tuple[bool, str | None]:
 
 
 @functools.lru_cache(4096)
-def passes_but_for_types(call: Call) -> tuple[bool, str | None]:
+def passes_but_for_types(call: ProbedCall) -> tuple[bool, str | None]:
     error = raised(call)
     if error is None:
         return True, None
@@ -209,7 +209,7 @@ def passes_but_for_types(call: Call) -> tuple[bool, str | None]:
 
 
 @functools.lru_cache(4096)
-def refusal_of_sizes(call: Call) -> str | None:
+def refusal_of_sizes(call: ProbedCall) -> str | None:
     """What eager says to a call with the sizes that it has, where torch's picture of it passes."""
     error = raised(call)
     return None if error is None else said(error)
@@ -221,16 +221,16 @@ def has_sizes(target: Any) -> bool:
     return "SymInt" in str(schema(target))
 
 
-def of_other_types(call: Call) -> Iterator[Call]:
+def of_other_types(call: ProbedCall) -> Iterator[ProbedCall]:
     """The same call with types that the operator may know: of all tensors, of the first, of those that are no
     indices."""
     first = next(iter(call.operands()), None)
 
-    def retyped(dtype: torch.dtype, changes: Callable[[Operand], bool]) -> Call:
+    def retyped(dtype: torch.dtype, changes: Callable[[ProbedOperand], bool]) -> ProbedCall:
         def other(each: Any) -> Any:
-            if isinstance(each, Operand):
-                return Operand(dtype, each.sizes) if changes(each) else each
-            return Constant(torch.dtype, dtype) if isinstance(each.value, torch.dtype) else each
+            if isinstance(each, ProbedOperand):
+                return ProbedOperand(dtype, each.sizes) if changes(each) else each
+            return ProbedConstant(torch.dtype, dtype) if isinstance(each.value, torch.dtype) else each
 
         return call.mapped(other)
 
@@ -240,7 +240,7 @@ def of_other_types(call: Call) -> Iterator[Call]:
     yield retyped(torch.int64, lambda each: True)
 
 
-def raised(call: Call) -> Exception | None:
+def raised(call: ProbedCall) -> Exception | None:
     """The error that eager raises for a call of zeros, and for one of ones where that may be of another kind."""
     error = None
     elementwise = is_elementwise(call.target) or call.target in ALSO_ELEMENTWISE
@@ -261,8 +261,8 @@ def raised(call: Call) -> Exception | None:
     return error
 
 
-def filled(argument: Operand | Constant, number: int) -> Any:
-    if isinstance(argument, Constant):
+def filled(argument: ProbedOperand | ProbedConstant, number: int) -> Any:
+    if isinstance(argument, ProbedConstant):
         return argument.value
     return torch.full(argument.sizes, number, dtype=argument.dtype)
 

@@ -104,7 +104,7 @@ def angle(ctx: Builder, x: Value) -> Value:
 
 
 def reinterpreted(ctx: Builder, x: Value, sizes: Any, scale: tuple[int, int], last: bool) -> Value | None:
-    """A window of other elements on memory that is there: strides and offset counted anew."""
+    """A view of memory that is there, of other elements: strides and offset counted anew."""
     if x.box.expr is not None:
         return None
     found = strides_in_storage(ctx, x)
@@ -116,7 +116,7 @@ def reinterpreted(ctx: Builder, x: Value, sizes: Any, scale: tuple[int, int], la
         strides = strides[:-1]
     new = [stride * up // number(down) for stride in strides] + ([] if last else [ONE])
     assert x.box.buffer is not None
-    name = ctx.window(ctx.buffers[x.box.buffer], ctx.out_dtype, sizes, new, offset * up // number(down))
+    name = ctx.new_view(ctx.buffers[x.box.buffer], ctx.out_dtype, sizes, new, offset * up // number(down))
     box = Box(tuple(sizes), ctx.out_dtype, x.device, buffer=name)
     return whole(box)
 

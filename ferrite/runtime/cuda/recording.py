@@ -182,13 +182,13 @@ class Recorder:
             is_steady = place not in self.moving and at.addresses[place] == value.data_ptr()
             if is_steady or POOL.has(value):
                 fixed[place] = value.data_ptr()
-                inputs[place] = torch_api.window_on(value, value.shape, value.stride())
+                inputs[place] = torch_api.untracked_view(value, value.shape, value.stride())
             else:
                 sizes, strides = tuple(value.shape), value.stride()
                 if may_overlap(sizes, strides):
                     raise NotRecorded(f"elements of input {place} share memory")
                 copied[place] = torch.empty_strided(sizes, strides, dtype=value.dtype, device=self.device)
-                inputs[place] = torch_api.window_on(copied[place], sizes, strides)
+                inputs[place] = torch_api.untracked_view(copied[place], sizes, strides)
         written = {torch_api.storage_handle(given[place]) for place in self.part.written}
         for place in copied:
             handle = torch_api.storage_handle(given[place])

@@ -1,6 +1,6 @@
 """The shapes of a kernel: how the loops around the statements of a group are arranged.
 
-flat      no stage has axes beside the rows: one loop nest over all of them, cut into blocks for threads
+flat      no member has axes beside the rows: one loop nest over all of them, cut into blocks for threads
 strips    as flat, where much is computed from the column alone: see `ferrite.schedule.cpu.strips`
 rows      threads share the rows; inside a row one nest after the other, with vectors along the nest's axes; scans go
           through a few rows side by side

@@ -38,7 +38,7 @@ from ferrite.ir import (
     rewrite_indices,
 )
 from ferrite.ir.index import ZERO, Axis, Index, Number, axis, contiguous_strides, flat_place
-from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Scan, Sort, Store, Target, axes_of
+from ferrite.ir.program import Buffer, Compute, Destination, Operation, Program, Reduce, Scan, Sort, Store, axes_of
 from ferrite.schedule.fusion.accesses import likely, step_of
 from ferrite.schedule.gpu import long_scans, sorts
 from ferrite.schedule.gpu.blocks import power_below, whole_elements
@@ -106,8 +106,8 @@ class GpuPreparation(Preparation):
     def plainer(self, operation: Reduce) -> Reduce:
         """A greatest value of which nobody wants the place is just that. Statistics of numbers of 32 bits, which a
         processor makes in 64, are made in 32, as eager's are on a GPU."""
-        if operation.kind in EXTREMES and operation.targets[1] is None:
-            return replace(operation, kind=EXTREMES[operation.kind], targets=operation.targets[:1])
+        if operation.kind in EXTREMES and operation.destinations[1] is None:
+            return replace(operation, kind=EXTREMES[operation.kind], destinations=operation.destinations[:1])
         (value, *_) = operation.values
         is_wide = operation.kind == "welford" and isinstance(value, Cast) and value.dtype is torch.float64
         if is_wide and isinstance(value, Cast) and value.arg.dtype is torch.float32:
@@ -154,11 +154,11 @@ class GpuPreparation(Preparation):
 
     def first_extreme(self, operation: Reduce) -> list[Compute | Reduce]:
         """The greatest or least value, then the first place that has it, or is NaN: one that is NaN is both."""
-        (value,), (result, place) = operation.values, operation.targets
+        (value,), (result, place) = operation.values, operation.destinations
         plain = replace(operation, kind=EXTREME_OF[operation.kind])
         exact = result is not None and self.buffers[result.buffer].dtype == value.dtype
         extreme = result if result is not None and exact else self.made(operation, value.dtype)
-        steps: list[Compute | Reduce] = [replace(plain, targets=(extreme,))]
+        steps: list[Compute | Reduce] = [replace(plain, destinations=(extreme,))]
         if result is not None and not exact:
             steps.append(self.compute(operation, {result: self.loaded(extreme)}))
         if place is not None:
@@ -168,7 +168,7 @@ class GpuPreparation(Preparation):
             if value.dtype.is_floating_point:
                 is_there = either(is_there, op("isnan", value, dtype=torch.bool))
             first = choose(is_there, index_value(where, dtype), const(torch.iinfo(dtype).max, dtype))
-            steps.append(replace(operation, kind="amin", values=(first,), targets=(place,)))
+            steps.append(replace(operation, kind="amin", values=(first,), destinations=(place,)))
         return steps
 
     # --- pieces -------------------------------------------------------------------------------------------------------
@@ -194,15 +194,15 @@ class GpuPreparation(Preparation):
             yield operation
             return
         longest, pieces = cut
-        (target,) = operation.targets
-        assert target is not None
+        (destination,) = operation.destinations
+        assert destination is not None
         outer, inner, values = self.cut_axis(operation, longest, pieces)
         partial = self.made(operation, self.state_type(operation), (outer,))
         axes = (outer, *operation.axes) if self.across(operation) else (*operation.axes, outer)  # as memory lies
         reduced = tuple(inner if item is longest else item for item in operation.reduced)
-        into = Target(partial.buffer, (outer, *operation.axes))
-        yield replace(operation, axes=axes, reduced=reduced, values=values, targets=(into,))
-        yield replace(operation, reduced=(outer,), values=(self.loaded(partial),), targets=(target,))
+        into = Destination(partial.buffer, (outer, *operation.axes))
+        yield replace(operation, axes=axes, reduced=reduced, values=values, destinations=(into,))
+        yield replace(operation, reduced=(outer,), values=(self.loaded(partial),), destinations=(destination,))
 
     # --- rows and columns of one tensor -------------------------------------------------------------------------------
 
@@ -252,15 +252,15 @@ class GpuPreparation(Preparation):
 
     def in_parts(self, operation: Reduce, along: Axis, pieces: int) -> Iterator[Reduce]:
         """A column reduction over the rows of each piece, then over the pieces."""
-        (target,) = operation.targets
-        assert target is not None
+        (destination,) = operation.destinations
+        assert destination is not None
         cut = in_pieces(operation, along, pieces)
         assert isinstance(cut, Reduce)
         rest = along if pieces == 1 else [item for item in cut.reduced if item not in operation.reduced][-1]
         outer = tuple(item for item in cut.reduced if item is not rest)
         partial = self.made(operation, self.state_type(operation), outer)
-        yield replace(cut, axes=(*outer, *operation.axes), reduced=(rest,), targets=(partial,))
-        final = replace(operation, reduced=outer, values=(self.loaded(partial),), targets=(target,))
+        yield replace(cut, axes=(*outer, *operation.axes), reduced=(rest,), destinations=(partial,))
+        final = replace(operation, reduced=outer, values=(self.loaded(partial),), destinations=(destination,))
         self.whole.append(final)
         yield final
 
