@@ -149,6 +149,11 @@ def donated_input_indices() -> tuple[int, ...]:
     return tuple(metadata.bw_donated_idxs or ()) if metadata is not None else ()
 
 
+def has_saved_tensor_hooks() -> bool:
+    """Whether what autograd saves now goes through hooks of the user's."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
 def user_output_index(node: torch.fx.Node, position: int) -> int | None:
     """Which output of the user's function the graph output at `position` is; None for saved values and the like."""
     descriptors = node.meta.get("desc") or ()

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,8 +34,7 @@ aten = torch.ops.aten
 
 USUAL = frozenset({torch.float32, torch.float64})
 SMALL = (2, 8)  # no size is larger than the first, then, for windows that need more room, the second
-MAX_ELEMENTS = 1 << 16  # of all operands and results of a call that is made with the sizes of the graph
-MOST_MADE = 64  # times as many elements as there are in operands: of more it may be a number that says how many
+MAX_ELEMENTS = 1 << 16  # of all operands and results of a call that is made
 # Elementwise calls that may fail on zeros are made on ones too. Other calls may take what they are given for indices,
 # of which zero alone is a place that every tensor has.
 ALSO_ELEMENTWISE = frozenset({aten.floor_divide.default})
@@ -160,9 +159,9 @@ def refusal(node: torch.fx.Node) -> str | None:
     try:
         call = ProbedCall(node.target, node.args, node.kwargs).mapped(described)
         results = [described_tensor(each) for each in leaves(fake_value(node)) if isinstance(each, torch.Tensor)]
-        given, made = (sum(math.prod(each.sizes) for each in group) for group in (call.operands(), results))
+        given, made = elements_in(call.operands()), elements_in(results)
         is_small = given + made <= MAX_ELEMENTS
-        passes, why = refusal_of_types(call) if is_small or made <= MOST_MADE * given else (False, None)
+        passes, why = refusal_of_types(call, grows=made > max(given, MAX_ELEMENTS))
         return refusal_of_sizes(call) if is_small and not passes and why is None else why
     except (NotAsked, TypeError):  # the latter: an argument that cannot be hashed
         return None
@@ -191,13 +190,37 @@ def seen(number: int | torch.SymInt) -> int:
     return torch_api.size_hint(number)
 
 
-def refusal_of_types(call: ProbedCall) -> tuple[bool, str | None]:
-    """Whether a call passes on small tensors; and what eager says to it, if it says so to these types alone."""
+def refusal_of_types(call: ProbedCall, grows: bool) -> tuple[bool, str | None]:
+    """Whether a call passes on small tensors; and what eager says to it, if it says so to these types alone. `grows`:
+    it makes many elements, and more than it is given. A number may say how many, and do so of small tensors, too."""
     found: tuple[bool, str | None] = (False, None)
-    for limit in () if has_sizes(call.target) else SMALL:
-        if found == (False, None):
-            found = passes_but_for_types(call.at_most(limit))
+    for small in map(call.at_most, () if has_sizes(call.target) else SMALL):
+        if found == (False, None) and elements_in(small.operands()) <= MAX_ELEMENTS:
+            found = passes_but_for_types(small) if not grows or makes_few_elements(small) else found
     return found
+
+
+@functools.lru_cache(4096)
+def makes_few_elements(call: ProbedCall) -> bool:
+    """Whether the results of a call are small, by torch's picture of them. What that is an error for, is one for eager
+    before anything is computed; where there is no picture, nobody knows."""
+    try:
+        with as_in_eager():
+            made = call.mapped(lambda each: each.value if isinstance(each, ProbedConstant) else pictured(each))
+            result = call.target(*made.args, **made.kwargs)
+    except NotImplementedError:
+        return False
+    except Exception:
+        return True
+    return sum(each.numel() for each in leaves(result) if isinstance(each, torch.Tensor)) <= MAX_ELEMENTS
+
+
+def elements_in(operands: Sequence[ProbedOperand]) -> int:
+    return sum(math.prod(each.sizes) for each in operands)
+
+
+def pictured(operand: ProbedOperand) -> torch.Tensor:
+    return torch.empty(operand.sizes, dtype=operand.dtype, device="meta")
 
 
 @functools.lru_cache(4096)
