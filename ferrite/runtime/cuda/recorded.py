@@ -24,6 +24,7 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.codegen import RecordedPart
+from ferrite.ir.index import may_overlap
 from ferrite.runtime.cuda.graphs import Replay
 
 
@@ -300,20 +301,9 @@ def dense_part(tensor: torch.Tensor, like: torch.Tensor | None = None) -> torch.
     return tensor.as_strided(sizes, tensor.stride())
 
 
-def may_overlap(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether elements may share memory, beside those of axes of stride 0."""
-    pairs = sorted((stride, size) for size, stride in zip(sizes, strides, strict=True) if stride and size > 1)
-    reach = 0
-    for stride, size in pairs:
-        if stride <= reach:
-            return True
-        reach += stride * (size - 1)
-    return False
-
-
 def is_dense(tensor: torch.Tensor) -> bool:
     """Whether the elements fill the memory from the first to the last."""
     sizes, strides = tuple(tensor.shape), tensor.stride()
     count = math.prod(sizes)
     reach = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
-    return count == 0 or (reach + 1 == count and not may_overlap(sizes, strides) and 0 not in strides)
+    return count == 0 or (reach + 1 == count and not may_overlap(zip(sizes, strides, strict=True)) and 0 not in strides)

@@ -33,8 +33,9 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.codegen import RecordedPart
+from ferrite.ir.index import may_overlap
 from ferrite.runtime.cuda.graphs import Part, Recordable
-from ferrite.runtime.cuda.recorded import POOL, NotRecorded, Recorded, check_plain, from_pool, may_overlap
+from ferrite.runtime.cuda.recorded import POOL, NotRecorded, Recorded, check_plain, from_pool
 
 MAX_RECORDINGS = 16  # of one part: each has a graph of its own, and memory for results
 MAX_SIZES = 64  # that are remembered
@@ -185,7 +186,7 @@ class Recorder:
                 inputs[place] = torch_api.untracked_view(value, value.shape, value.stride())
             else:
                 sizes, strides = tuple(value.shape), value.stride()
-                if may_overlap(sizes, strides):
+                if may_overlap(zip(sizes, strides, strict=True)):
                     raise NotRecorded(f"elements of input {place} share memory")
                 copied[place] = torch.empty_strided(sizes, strides, dtype=value.dtype, device=self.device)
                 inputs[place] = torch_api.untracked_view(copied[place], sizes, strides)
