@@ -141,29 +141,37 @@ class Preparation(ABC):
 
     def welford_in_pieces(self, operation: Reduce, longest: Axis, size: int) -> Iterator[Compute | Reduce]:
         """The statistics of equal pieces, then of all: memory is read once, as a piece is in the cache when it is gone
-        through again. The squares are those inside the pieces and those of the pieces' means."""
-        (value,), (mean, squares, count) = operation.values, operation.destinations
+        through again."""
         outer, inner, values = pieces_of(operation, longest, number(upper_estimate(longest.extent, 0) // size))
         reduced = tuple(inner if item is longest else item for item in operation.reduced)
         part = replace(operation, axes=(outer, *operation.axes), reduced=reduced, values=values)
-        means, inside = (self.made(operation, value.dtype, (outer,)) for _ in range(2))
+        means, inside = (self.made(operation, values[0].dtype, (outer,)) for _ in range(2))
         yield from self.welford(replace(part, destinations=(means, inside, None)))
+        yield from self.welford_of_pieces(operation, (outer,), means, inside)
+
+    def welford_of_pieces(
+        self, operation: Reduce, parts: tuple[Axis, ...], means: Destination, inside: Destination
+    ) -> Iterator[Compute | Reduce]:
+        """Statistics from those of pieces, one at every point of `parts`: the squares are those inside the pieces and
+        those of the pieces' means."""
+        (value,), (mean, squares, count) = operation.values, operation.destinations
         total, rounded = self.made(operation, value.dtype), self.made(operation, value.dtype)
-        across_pieces = replace(operation, reduced=(outer,))
+        across_pieces = replace(operation, reduced=parts)
         yield replace(across_pieces, kind="sum", values=(self.loaded(means),), destinations=(total,))
-        pieces = count_value(outer.extent, value.dtype)
-        yield self.compute(operation, {rounded: op("div", self.loaded(total), pieces)})
+        pieces = flat_extent(item.extent for item in parts)
+        how_many = count_value(pieces, value.dtype)
+        yield self.compute(operation, {rounded: op("div", self.loaded(total), how_many)})
         away = op("sub", self.loaded(means), self.loaded(rounded))
+        all_of_it = flat_extent(item.extent for item in operation.reduced)
         if squares is None:
             assert mean is not None
             yield self.compute(operation, {mean: self.loaded(rounded)})
         else:
-            each = count_value(flat_extent(item.extent for item in reduced), value.dtype)
+            each = count_value(all_of_it // pieces, value.dtype)
             both = op("add", self.loaded(inside), op("mul", op("mul", away, away), each))
-            yield from self.corrected(across_pieces, rounded, away, both, pieces, each)
+            yield from self.corrected(across_pieces, rounded, away, both, how_many, each)
         if count is not None:
-            many = flat_extent(item.extent for item in operation.reduced)
-            yield self.compute(operation, {count: count_value(many, value.dtype)})
+            yield self.compute(operation, {count: count_value(all_of_it, value.dtype)})
 
     def made(self, operation: Reduce, dtype: torch.dtype, extra: tuple[Axis, ...] = ()) -> Destination:
         """Memory for one result at every point that is not reduced."""
