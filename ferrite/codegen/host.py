@@ -40,8 +40,7 @@ from ferrite.codegen.host_spelling import EagerSpelling, HostSpelling
 from ferrite.codegen.host_views import UntrackedViews, untracked_views_of
 from ferrite.codegen.small_programs import small_program
 from ferrite.graph import ModelLine
-from ferrite.ir import Expr
-from ferrite.ir.index import Index, Symbol
+from ferrite.ir import Expr, Index, Symbol
 from ferrite.ir.program import (
     Assert,
     Bind,

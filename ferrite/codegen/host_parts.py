@@ -10,8 +10,7 @@ import torch
 
 from ferrite.capture import torch_api, torch_operators
 from ferrite.graph import ModelLine
-from ferrite.ir import Const, Expr, IndexValue, Op
-from ferrite.ir.index import Index, contiguous_strides
+from ferrite.ir import Const, Expr, Index, IndexValue, Op, contiguous_strides
 from ferrite.ir.program import Buffer, Call, If, Invoke, Operation, While, argument_names, arguments_of, call_of, reads
 from ferrite.schedule import Plan, Run
 

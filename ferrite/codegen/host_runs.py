@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ferrite.codegen.host_spelling import HostSpelling
 from ferrite.errors import NotScheduled
-from ferrite.ir.index import Index, Number, Symbol, substitute
+from ferrite.ir import Index, Number, Symbol, substitute
 from ferrite.ir.kernel import Kernel
 from ferrite.ir.program import Buffer
 from ferrite.schedule import Launch, ParallelRegion, Run

@@ -10,8 +10,7 @@ from ferrite.codegen.host_recording import RecordedPart
 from ferrite.codegen.host_runs import RunTable
 from ferrite.errors import Refusal
 from ferrite.graph import ModelLine
-from ferrite.ir import Expr
-from ferrite.ir.index import Symbol
+from ferrite.ir import Expr, Symbol
 from ferrite.ir.program import Program
 
 COMMENT_COLUMN = 72

@@ -15,8 +15,7 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.codegen import HostSource
-from ferrite.ir import Expr, Points
-from ferrite.ir.index import Symbol
+from ferrite.ir import Expr, Points, Symbol
 from ferrite.ir.program import Program, frees, interpret, leaves, operator_at, stacked
 from ferrite.runtime.boxed import Boxed, boxed
 from ferrite.runtime.cpu.pages import large_on_cpu

@@ -19,7 +19,7 @@ from ferrite.codegen.triton.launch import ALIGNMENT, MAX_PROGRAMS
 from ferrite.codegen.triton.module import Module, Value
 from ferrite.codegen.triton.operators import type_name
 from ferrite.errors import NotGenerated
-from ferrite.ir.index import Atom, Index, evaluate
+from ferrite.ir import Atom, Index, evaluate
 from ferrite.ir.kernel import MASK_MULTIPLE, Kernel
 
 Word = TypeVar("Word")

@@ -33,7 +33,7 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.codegen import RecordedPart
-from ferrite.ir.index import may_overlap
+from ferrite.ir import may_overlap
 from ferrite.runtime.cuda.graphs import Part, Recordable
 from ferrite.runtime.cuda.recorded import POOL, NotRecorded, Recorded, check_plain, from_pool
 

@@ -11,8 +11,7 @@ from functools import cached_property
 import torch
 
 from ferrite.errors import Refusal
-from ferrite.ir import rewrite_indices
-from ferrite.ir.index import Axis, Index, Number, axis, may_overlap, substitute
+from ferrite.ir import Axis, Index, Number, axis, may_overlap, rewrite_indices, substitute
 from ferrite.ir.kernel import keeps_apart
 from ferrite.ir.program import Buffer, Compute, Destination, LoopOperation, Reduce, Scan, Store, axes_of, cost
 from ferrite.schedule.fusion.accesses import (

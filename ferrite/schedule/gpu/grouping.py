@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from ferrite.ir.index import Axis, Index, Number, axis, symbol
+from ferrite.ir import Axis, Index, Number, axis, symbol
 from ferrite.ir.kernel import MASK_MULTIPLE, Kernel, Let, Loop, Statement, Store, When, checks, verify_kernel, walk
 from ferrite.pipeline import Fuel
 from ferrite.schedule.fusion.accesses import BufferTable
