@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from ferrite.errors import NotLowered
-from ferrite.ir import arithmetic_type, index_value, is_integer, op
-from ferrite.ir.index import ONE, ZERO, number
+from ferrite.ir import ONE, ZERO, arithmetic_type, index_value, is_integer, number, op
 from ferrite.lower.builder import Builder
 from ferrite.lower.conj_and_neg import read_as
 from ferrite.lower.formula import Term, choose, first_device, is_nan, pointwise, result, term
