@@ -84,7 +84,7 @@ COPIES = frozenset(
 LIKE_ANYWHERE = LIKE | {aten.clone, aten._to_copy, aten.fill}  # on any device
 REDUCTIONS = frozenset(
     {
-        *(aten.sum, aten.mean, aten.prod, aten.amax, aten.amin, aten.any, aten.all),
+        *(aten.sum, aten.mean, aten.prod, aten.amax, aten.amin, aten.aminmax, aten.any, aten.all),
         *(aten.var, aten.std, aten.var_mean, aten.std_mean, aten.linalg_vector_norm),
     }
 )
@@ -111,7 +111,8 @@ BY_LIBRARY = frozenset({aten._fft_r2c})
 ITERATED = frozenset(
     {
         *(aten.hardswish, aten.softshrink, aten.elu_backward, aten.hardsigmoid_backward, aten.hardswish_backward),
-        *(aten.hardtanh_backward, aten.leaky_relu_backward, aten.mish_backward, aten.softplus_backward),
+        *(aten.hardtanh_backward, aten.leaky_relu_backward, aten.logit_backward, aten.mish_backward),
+        aten.softplus_backward,
     }
 )
 # Gradients that are iterated over the input first.
@@ -272,7 +273,8 @@ class Asked:
         by_library = packet_of(node) in BY_LIBRARY
         try:
             cuts = packet_of(node) is aten.constant_pad_nd
-            if not static and not by_library and not self.may_surprise((*results, *tensors), cuts=cuts):
+            is_asked_anyway = static or by_library or is_by_formula(node, tensors)
+            if not is_asked_anyway and not self.may_surprise((*results, *tensors), cuts=cuts):
                 return None
         except UnknownSize:  # a size that goes through fractions, say
             return None
@@ -457,6 +459,8 @@ def is_doubtful(node: torch.fx.Node, results: Sequence[torch.Tensor], operands: 
     if any(0 in each.shape for each in (*results, *operands)):
         return True
     out = results[0]
+    if is_by_formula(node, operands):
+        return True
     if packet_of(node) in BY_LIBRARY:
         return out.ndim > 1
     if packet_of(node) is aten.expand and any(out.ndim > each.ndim for each in operands) and 1 in out.shape:
@@ -464,6 +468,12 @@ def is_doubtful(node: torch.fx.Node, results: Sequence[torch.Tensor], operands: 
     if packet_of(node) is aten.constant_pad_nd and 1 in out.shape:  # of a part that was larger
         return True
     return any(1 in each.shape and tuple(each.stride()) != dense(each.shape) for each in operands)
+
+
+def is_by_formula(node: torch.fx.Node, operands: Sequence[torch.Tensor]) -> bool:
+    """Whether a call is forecast as several, the first of which may not take the first of operands that lie
+    differently: `where(x >= 1, 0, gradient)`."""
+    return packet_of(node) in ITERATED and not all(same_sizes(each.stride(), operands[0].stride()) for each in operands)
 
 
 def is_asked(node: torch.fx.Node) -> bool:

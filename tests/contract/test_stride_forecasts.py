@@ -246,3 +246,22 @@ def test_spectra_of_real_numbers_lie_where_the_library_puts_them(function, dynam
     assert_same_as_eager(fn, lambda: [torch.randn(2, 6, 7)], dynamic=dynamic)
     assert_same_as_eager(fn, lambda: [torch.randn(7, 6, 2).permute(2, 1, 0)], dynamic=dynamic)
     assert_same_as_eager(fn, lambda: [torch.randint(9, (1, 10, 14), dtype=torch.uint8)[:, :, ::2]], dynamic=dynamic)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", ["hardtanh", "elu", "logit", "threshold"])  # the last is iterated over its input first
+def test_a_gradient_that_lies_otherwise_than_the_input(name, dynamic):
+    numbers = {"hardtanh": (-1.0, 1.0), "threshold": (0.1,), "logit": ()}
+    backward = getattr(torch.ops.aten, f"{name}_backward")
+
+    def fn(gradient, x):
+        if name == "elu":
+            return backward(gradient, 1.0, 1.0, 1.0, False, x)
+        return backward(gradient, x, *numbers[name])
+
+    assert_same_as_eager(fn, lambda: [torch.rand(4, 5), torch.rand(5, 4).t()], dynamic=dynamic)
+    assert_same_as_eager(fn, lambda: [torch.rand(5, 4).t(), torch.rand(4, 5)], dynamic=dynamic)
+
+
+def test_least_and_greatest_of_rows_without_columns():
+    assert_same_as_eager(lambda x: torch.aminmax(x, dim=1, keepdim=True), lambda: [torch.empty(4, 3, 0)])
