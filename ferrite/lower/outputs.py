@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from ferrite.graph import fake_value, same_sizes
-from ferrite.ir import Expr
-from ferrite.ir.index import ZERO, Index
+from ferrite.ir import ZERO, Expr, Index
 from ferrite.ir.program import Constant, Literal, Output
 from ferrite.lower.arguments import argument, literal_text, named_object
 from ferrite.lower.builder import Builder
@@ -96,10 +95,10 @@ def output_with(ctx: Builder, value: Value, fake: torch.Tensor, strides: tuple[I
         found = ctx.buffers[name := buffer_of(ctx, value, fake)]
         if ZERO not in value.sizes or found.kind == "foreign" or found.strides == strides:
             return name
-        return ctx.window(found, value.dtype, value.sizes, strides, found.offset)
+        return ctx.new_view(found, value.dtype, value.sizes, strides, found.offset)
     if ZERO in value.sizes:  # without elements any strides will do, and what shares memory goes on sharing it
         base = ctx.buffers[ctx.realise(value.box)]
-        return ctx.window(base, value.dtype, value.sizes, strides, base.offset)
+        return ctx.new_view(base, value.dtype, value.sizes, strides, base.offset)
     return buffer_of_copy(ctx, value, strides)
 
 
@@ -108,13 +107,13 @@ def tensors_apart(ctx: Builder, results: Sequence[Any], outputs: Sequence[Output
     computed first owns it: the others are views of it, and autograd tells a view from its base."""
     named = [pair for pair in zip(results, outputs, strict=True) if isinstance(pair[1], str)]
     owner = {output: result for result, output in sorted(named, key=operator.itemgetter(0), reverse=True)}
-    windows: dict[Any, str] = {}  # one tensor may be returned twice, as a view of another too
+    views: dict[Any, str] = {}  # one tensor may be returned twice, as a view of another too
     for result, output in zip(results, outputs, strict=True):
         same = isinstance(output, str) and owner[output] is not result
         if same and (buffer := ctx.buffers[str(output)]).kind != "foreign":
-            if (result, output) not in windows:
-                window = ctx.window(buffer, buffer.dtype, buffer.sizes, buffer.strides, buffer.offset)
-                windows[result, output] = window
-            yield windows[result, output]
+            if (result, output) not in views:
+                view = ctx.new_view(buffer, buffer.dtype, buffer.sizes, buffer.strides, buffer.offset)
+                views[result, output] = view
+            yield views[result, output]
         else:
             yield output

@@ -39,7 +39,7 @@ from ferrite.graph import (
     schema_of,
     storages_in,
 )
-from ferrite.ir.index import contiguous_strides
+from ferrite.ir import contiguous_strides
 from ferrite.lower.calls import flat
 from ferrite.lower.concat_strides import concatenated, rolled, stacked
 from ferrite.lower.eager_strides import (

@@ -612,12 +612,12 @@ def test_views_of_results_are_views(fn, dynamic: bool) -> None:
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_a_window_on_the_memory_behind_nothing(dynamic):
+def test_a_view_of_the_memory_behind_nothing(dynamic):
     """A tensor without elements has no address in torch; the memory that it is a part of has one."""
 
     def fn(x):
-        window = x.as_strided((2,), (1,))
-        return window.floor() + 1, window[1:].exp()
+        view = x.as_strided((2,), (1,))
+        return view.floor() + 1, view[1:].exp()
 
     assert_same_as_eager(fn, lambda: [torch.randn(5, 2, 2)], prepare=lambda leaf: [leaf[:, 2:]], dynamic=dynamic)
 

@@ -190,7 +190,7 @@ def running_sums(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
     return x @ weights[0]
 
 
-def forecast(kind: str) -> ferrite.debug.record.Memory:
+def forecast(kind: str) -> ferrite.debug.record.PeakMemory:
     (found,) = [graph.memory for graph in ferrite.last_compile().graphs if graph.kind == kind]
     return found
 

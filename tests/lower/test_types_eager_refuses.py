@@ -153,8 +153,8 @@ def test_calls_that_are_alike_are_asked_about_once(monkeypatch):
 
 
 def call_of(target, sizes, *numbers):
-    return refusals.Call(
-        target, (refusals.Operand(BF16, sizes), *(refusals.Constant(int, each) for each in numbers)), {}
+    return refusals.ProbedCall(
+        target, (refusals.ProbedOperand(BF16, sizes), *(refusals.ProbedConstant(int, each) for each in numbers)), {}
     )
 
 

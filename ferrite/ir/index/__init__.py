@@ -27,7 +27,7 @@ from ferrite.ir.index.algebra import (
     symbol,
 )
 from ferrite.ir.index.nested_bounds import inside_in_loops
-from ferrite.ir.index.row_major import contiguous_strides, flat_extent, flat_place
+from ferrite.ir.index.strides import contiguous_strides, flat_extent, flat_place, may_overlap
 from ferrite.ir.index.substitution import evaluate, rebuild, substitute
 
 __all__ = [
@@ -54,6 +54,7 @@ __all__ = [
     "flat_place",
     "inside_in_loops",
     "maximum",
+    "may_overlap",
     "minimum",
     "multiply",
     "never_negative",

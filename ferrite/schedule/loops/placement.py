@@ -6,13 +6,12 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ferrite.ir import Load, Masked, nodes_of
-from ferrite.ir.index import Axis, Index, flat_extent, flat_place, inside_in_loops
+from ferrite.ir import Axis, Index, Load, Masked, flat_extent, flat_place, inside_in_loops, nodes_of
 from ferrite.ir.kernel import Scratch
 from ferrite.ir.program import Reduce, Scan, roots_of
 from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, axes_in
+from ferrite.schedule.fusion.members import Member
 from ferrite.schedule.fusion.nests import Nest, trivial
-from ferrite.schedule.fusion.stages import Stage
 
 
 @dataclass(frozen=True)
@@ -32,19 +31,19 @@ class Tile:
 @dataclass(frozen=True)
 class _Use:
     nest: int
-    stage: Stage
+    member: Member
     access: MemoryAccess
 
     @property
     def is_guarded(self) -> bool:
         """Whether it is a read that is made only where a mask says so."""
-        masked = [item.value for item in nodes_of(*roots_of(self.stage.operation)) if isinstance(item, Masked)]
+        masked = [item.value for item in nodes_of(*roots_of(self.member.operation)) if isinstance(item, Masked)]
         mine = self.access.buffer, self.access.coordinates
         return any(isinstance(item, Load) and (item.buffer, item.coordinates) == mine for item in nodes_of(*masked))
 
     @property
     def is_result(self) -> bool:
-        return self.access.writes and isinstance(self.stage.operation, Reduce | Scan)
+        return self.access.writes and isinstance(self.member.operation, Reduce | Scan)
 
 
 class Placement:
@@ -61,9 +60,9 @@ class Placement:
         self.nests, self.rows, self.buffer_table = nests, rows, buffer_table
         self.uses: dict[str, list[_Use]] = {}
         for place, nest in enumerate(nests):
-            for stage in nest.stages:
-                for access in stage.accesses:
-                    self.uses.setdefault(access.storage, []).append(_Use(place, stage, access))
+            for member in nest.members:
+                for access in member.accesses:
+                    self.uses.setdefault(access.storage, []).append(_Use(place, member, access))
         self.values: set[str] = set()
         self.tiles: dict[str, Tile] = {}
         self.room = room  # bytes that tiles may take together
@@ -95,7 +94,7 @@ class Placement:
         nest = self.nests[write.nest]
         if nest.ordered or not axes_in(write.access.place) <= set(self.rows):
             return False
-        return nest.once_a_row or (isinstance(write.stage.operation, Reduce) and not nest.outer)
+        return nest.once_a_row or (isinstance(write.member.operation, Reduce) and not nest.outer)
 
     def tile(self, storage: str) -> Tile | None:
         buffer = self.buffer_table.buffers[storage]
