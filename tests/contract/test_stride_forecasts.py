@@ -22,7 +22,7 @@ def _(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-@pytest.mark.usefixtures("native_kernels")
+@pytest.mark.usefixtures("llvm_kernels")
 def test_what_kernels_read_is_where_they_expect_it():
     x = torch.randn(5, 7)
     for function in (lambda x: by_columns(x) * 2, lambda x: by_columns(x)[1:, ::2] + 1):
@@ -46,13 +46,13 @@ def scaled(x, w):
     return by_columns(x) * w * 3
 
 
-@pytest.mark.usefixtures("native_kernels")
+@pytest.mark.usefixtures("llvm_kernels")
 def test_what_is_kept_for_the_backward_graph_is_where_it_expects_it():
     assert torch.equal(gradient(compile_strict(scaled)), gradient(scaled))
     assert [bool(graph.kernels) for graph in ferrite.last_compile().graphs] == [True, True]
 
 
-@pytest.mark.usefixtures("native_kernels")
+@pytest.mark.usefixtures("llvm_kernels")
 def test_so_it_is_where_the_forward_graph_runs_in_eager(monkeypatch, tmp_path):
     def only_backward(graph, kernels_on):
         if graph.kind.value == "forward":
