@@ -23,6 +23,8 @@ def slower(group: Group, stage: Stage, rows: tuple[Axis, ...], machine: GpuMachi
     stages = [*group.stages, stage]
     if any(is_ordered(each) for each in stages):
         return Refusal("points that may meet in memory are a kernel of their own")
+    if len(rows) < len(group.rows) and only_reads_a_line(group, stage, machine):
+        return Refusal("a few numbers are all that both read, and they have other rows")
     if max(each.points for each in stages) > MAX_POINTS_OF_ONE_PROGRAM:
         if needs_kept_columns(stages, rows):
             if can_keep_columns(stages, rows, machine):
@@ -39,6 +41,16 @@ def slower(group: Group, stage: Stage, rows: tuple[Axis, ...], machine: GpuMachi
     if (column := kept_column(stages, rows)) is not None and can_keep_columns(stages, without(rows, column), machine):
         return None
     return against_the_grain(stages, rows)
+
+
+def only_reads_a_line(group: Group, stage: Stage, machine: GpuMachine) -> bool:
+    """Whether all that a stage has to do with a group is to read some tensors that are hardly there, as a learning rate
+    is: one program would do both, one after the other."""
+    pairs = [(access, other) for access in stage.accesses for other in group.accesses.get(access.storage, ())]
+    if any(access.writes or other.writes for access, other in pairs):
+        return False
+    layouts = {access.storage: access.layout for access, _ in pairs}.values()
+    return sum(math.prod(map(likely, each.sizes)) * each.dtype.itemsize for each in layouts) < machine.line
 
 
 def needs_kept_columns(stages: list[Stage], rows: tuple[Axis, ...]) -> bool:
