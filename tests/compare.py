@@ -262,6 +262,7 @@ def assert_same_tensor(
     assert ours.stride() == eager.stride(), f"{where}: strides {ours.stride()} instead of {eager.stride()}"
     assert ours.is_conj() == eager.is_conj(), f"{where}: conjugate bit"
     assert ours.is_neg() == eager.is_neg(), f"{where}: negative bit"
+    assert ours.is_neg() == eager.is_neg(), f"{where}: negative bit"
     if eager.is_meta:
         return
     if exact is not None and eager.dtype in UPCAST:

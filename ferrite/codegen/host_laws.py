@@ -15,8 +15,8 @@ import builtins
 import re
 from collections.abc import Iterable, Sequence
 
-from ferrite.codegen.host import HostSource
 from ferrite.codegen.host_parts import NAME
+from ferrite.codegen.host_source import HostSource
 from ferrite.ir import InvalidProgram
 
 # What the runtime puts beside a host program (`ferrite.runtime.host_program`).
@@ -36,7 +36,7 @@ HELPERS |= {
     "stream_of",
     "threads",
     "torch",
-    "window_on",
+    "untracked_view",
 }
 WORDS = frozenset(["and", "else", "if", "in", "is", "not", "or", "raise", "return"])
 TARGETS = re.compile(r"([\w\s,()\[\]*]+?) = (?!=)")

@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from ferrite.ir import Expr, cast, const, index_value
-from ferrite.ir.index import ZERO, Axis, Index, Symbol, as_index, contiguous_strides
+from ferrite.ir import ZERO, Axis, Expr, Index, Symbol, as_index, cast, const, contiguous_strides, index_value
 from ferrite.ir.program import NOWHERE, Buffer, Compute, Operation, Origin, Store
 from ferrite.lower.materialise import SinceCall
 from ferrite.lower.sizes import Sizes
@@ -135,7 +134,7 @@ class Builder:
         self.buffers[name] = Buffer(name, box.dtype, box.sizes, strides, ZERO, box.device, kind)
         return name
 
-    def window(
+    def new_view(
         self, base: Buffer, dtype: torch.dtype, sizes: Sequence[Index], strides: Sequence[Index], offset: Index
     ) -> str:
         """A view of a buffer's storage."""

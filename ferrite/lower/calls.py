@@ -10,8 +10,7 @@ import torch
 
 from ferrite.capture import torch_api, torch_operators
 from ferrite.errors import Refusal
-from ferrite.ir import SHORT
-from ferrite.ir.index import ZERO, Index, Symbol
+from ferrite.ir import SHORT, ZERO, Index, Symbol
 from ferrite.ir.program import Buffer, Call, Constant, Template
 from ferrite.lower.arguments import argument, literal_text, named_object, strided_picture
 from ferrite.lower.assertions import bind_offset, bind_sizes
@@ -121,7 +120,7 @@ def new_object(ctx: Builder) -> Value:
 
 
 def new_result(ctx: Builder, fake: torch.Tensor, owner: Value | None) -> Value:
-    """A value for what a call returns: memory of its own, or a window on that of its owner."""
+    """A value for what a call returns: memory of its own, or a view of that of its owner."""
     if fake.layout is not torch.strided:
         return new_foreign(ctx, fake)
     sizes, strides = ctx.shape(fake), ctx.sizes.indices(fake.stride())

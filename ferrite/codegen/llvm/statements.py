@@ -11,11 +11,10 @@ import math
 from collections.abc import Callable, Sequence
 
 from ferrite.codegen.llvm.accumulators import Accumulators
-from ferrite.codegen.llvm.emission import AxisValue, Bounds, Emission, Memory, Value
+from ferrite.codegen.llvm.emission import AddressBounds, AxisValue, Emission, Memory, Value
 from ferrite.codegen.llvm.expressions import Expressions
 from ferrite.codegen.llvm.types import BYTES, MEMORY, vector
-from ferrite.ir import Local, data_of, nodes_of
-from ferrite.ir.index import ZERO, Axis, Index, Number, number
+from ferrite.ir import ZERO, Axis, Index, Local, Number, data_of, nodes_of, number
 from ferrite.ir.kernel import Accumulate, Join, Let, Loop, Prefetch, Scratch, Statement, Store, When, walk
 
 MAX_STACK_BYTES = 64 * 1024  # bytes of scratch that a function may have on its stack
@@ -79,7 +78,7 @@ class Statements:
             if self.e.module.tile_code:
                 low = self.e.op(f"ptrtoint ptr {tile.pointer} to i64", tile.pointer)
                 high = self.e.op(f"add i64 {low}, {math.prod(sizes) * BYTES[element]}", low)
-                tile.bounds = Bounds(low, high, self.e.module.tile_code)
+                tile.bounds = AddressBounds(low, high, self.e.module.tile_code)
         self.e.memory[statement.name] = tiles[statement]
         tiles[statement].version += 1
 

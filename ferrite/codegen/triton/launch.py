@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ferrite.codegen.triton.float8 import FORMATS
-from ferrite.ir import Data
-from ferrite.ir.index import Atom, Index, Symbol, evaluate, symbol
+from ferrite.ir import Atom, Data, Index, Symbol, evaluate, symbol
 from ferrite.ir.kernel import Pointer
 
 MAX_PROGRAMS = (1 << 31) - 1  # of one dimension of a grid
@@ -64,7 +63,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchConfig:
     """Arguments are the pointers, the sizes, memory for a failure if there are `checks`, and the blocks by name. Of a
     grouped kernel, which has `rows`, they are a table of the pointers and rows (`ferrite.codegen.triton.grouped`), and
     the alignment of these pointers.

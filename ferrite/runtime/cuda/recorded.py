@@ -22,12 +22,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ferrite.capture import torch_api
+from ferrite.capture import torch_runtime
 from ferrite.codegen import RecordedPart
+from ferrite.ir import may_overlap
 from ferrite.runtime.cuda.graphs import Replay
 
 
-class Memory(NamedTuple):
+class ResultMemory(NamedTuple):
     """Memory of a recording's results. `lent`: the user may have it."""
 
     bytes: int
@@ -38,10 +39,10 @@ class Pool:
     """Memory of recordings, by the handles of its storages."""
 
     def __init__(self) -> None:
-        self.storages: dict[int, Memory] = {}
+        self.storages: dict[int, ResultMemory] = {}
         self.lock = threading.RLock()
 
-    def add(self, owner: Any, storages: dict[int, Memory]) -> None:
+    def add(self, owner: Any, storages: dict[int, ResultMemory]) -> None:
         self.storages |= storages
         weakref.finalize(owner, self.forget, tuple(storages)).atexit = False
 
@@ -50,7 +51,7 @@ class Pool:
             self.storages.pop(handle, None)
 
     def has(self, tensor: torch.Tensor) -> bool:
-        return torch_api.storage_handle(tensor) in self.storages
+        return torch_runtime.storage_handle(tensor) in self.storages
 
     def keeps(self, handle: int) -> bool:
         """Whether that is memory that no user may have."""
@@ -79,10 +80,10 @@ class Own:
 
 @dataclass(frozen=True)
 class OfInput:
-    """A result in the memory of an input: the input itself, or a window from so many elements on."""
+    """A result in the memory of an input: the input itself, or a view of it from so many elements on."""
 
     place: int
-    window: tuple[Sequence[int], Sequence[int], int] | None
+    view: tuple[Sequence[int], Sequence[int], int] | None
 
 
 class Recorded:
@@ -99,9 +100,9 @@ class Recorded:
         self.targets = [dense_part(tensor) for tensor in copied.values()]
         self.back = [place for place in part.written if place in copied]
         self.replay: Replay = lambda: None
-        # Results, at their places, those that are the same every time; the others are made, first windows, then copies
+        # Results, at their places, those that are the same every time; the others are made, first views, then copies
         self.results: list[Any] = []
-        self.windows: list[tuple[torch.Tensor, Sequence[int], Sequence[int]]] = []
+        self.views: list[tuple[torch.Tensor, Sequence[int], Sequence[int]]] = []
         self.looks: list[tuple[Sequence[int], Sequence[int], torch.dtype]] = []
         self.sources: list[torch.Tensor] = []
         self.groups: list[list[torch.Tensor]] = []  # that share memory, and leave together
@@ -118,16 +119,16 @@ class Recorded:
 
     def is_free(self) -> bool:
         """Whether nobody holds a result."""
-        users = torch_api.users_of_storages(self.handles)
-        return users == self.users and torch_api.holders_of(self.saved) == self.holders
+        users = torch_runtime.users_of_storages(self.handles)
+        return users == self.users and torch_runtime.holders_of(self.saved) == self.holders
 
     def is_whole(self) -> bool:
         """Whether the memory of results is still there: who has a gradient may resize its storage."""
-        return torch_api.addresses_of(self.lent) == self.lent_addresses
+        return torch_runtime.addresses_of(self.lent) == self.lent_addresses
 
     def fits(self, given: Sequence[Any]) -> bool:
         """Whether inputs are where they were."""
-        return torch_api.addresses_of(map(given.__getitem__, self.fixed)) == self.addresses
+        return torch_runtime.addresses_of(map(given.__getitem__, self.fixed)) == self.addresses
 
     def stray(self, given: Sequence[Any]) -> list[int]:
         """Inputs that are elsewhere than they were."""
@@ -137,17 +138,17 @@ class Recorded:
     def run(self, given: list[Any]) -> list[Any]:
         if self.copied:
             sources = [dense_part(given[place], like) for place, like in zip(self.copied, self.targets, strict=True)]
-            torch_api.copy_all(self.targets, sources)
+            torch_runtime.copy_all(self.targets, sources)
         self.replay()
         for place in self.back:
             given[place].copy_(self.copied[place])
-        window_on = torch_api.short_window
+        untracked_view = torch_runtime.quick_untracked_view
         results = self.results.copy()
-        made = [window_on(tensor, sizes, strides, 0) for tensor, sizes, strides in self.windows]
+        made = [untracked_view(tensor, sizes, strides, 0) for tensor, sizes, strides in self.views]
         if self.sources:
-            empty = torch_api.empty_on(self.part.device)
+            empty = torch_runtime.empty_on(self.part.device)
             copies = [empty(sizes, strides, dtype) for sizes, strides, dtype in self.looks]
-            torch_api.copy_all(copies, self.sources)
+            torch_runtime.copy_all(copies, self.sources)
             made += copies
         for group in self.groups:
             made += moved_together(group)
@@ -155,12 +156,14 @@ class Recorded:
             results[place] = made[number]
         for place, kept in self.of_inputs.items():
             tensor = given[kept.place]
-            results[place] = tensor if kept.window is None else window_on(tensor, *kept.window)
+            results[place] = tensor if kept.view is None else untracked_view(tensor, *kept.view)
         return from_pool(results, self.leaving_with_inputs) if self.leaving_with_inputs else results
 
     def keep(self, results: Sequence[Any], inputs: Sequence[Any]) -> None:
         """Note what the results of a recording are, and in which of the ways they are handed out."""
-        given = {torch_api.storage_handle(x): place for place, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
+        given = {
+            torch_runtime.storage_handle(x): place for place, x in enumerate(inputs) if isinstance(x, torch.Tensor)
+        }
         device = torch.device(self.part.device)
         known: dict[int, Own] = {}  # one tensor may be several results
         by_memory: dict[int, list[Own]] = {}
@@ -171,9 +174,9 @@ class Recorded:
             self.results.append(None)
             if result.numel():
                 check_plain(result, device)
-            handle = torch_api.storage_handle(result)
+            handle = torch_runtime.storage_handle(result)
             if (place := given.get(handle)) is not None:
-                self.of_inputs[number] = OfInput(place, window_in(result, inputs[place]))
+                self.of_inputs[number] = OfInput(place, view_in(result, inputs[place]))
             elif id(result) in known:
                 known[id(result)].places.append(number)
             else:
@@ -184,7 +187,7 @@ class Recorded:
 
     def keep_own(self, by_memory: dict[int, list[Own]]) -> None:
         leaving, saved = set(self.part.leaving), set(self.part.saved)
-        windows, single, together = list[Own](), list[Own](), list[list[Own]]()
+        views, single, together = list[Own](), list[Own](), list[list[Own]]()
         for handle, group in by_memory.items():
             places = {place for own in group for place in own.places}
             if leaving.isdisjoint(places) or (self.lends and places <= leaving):
@@ -193,37 +196,37 @@ class Recorded:
                     if saved.issuperset(own.places):
                         self.save(own)
                     else:
-                        windows.append(own)
+                        views.append(own)
                     if not leaving.isdisjoint(places):
                         self.lent.append(own.tensor)
             elif len(group) == 1 and is_dense(group[0].tensor):
                 single.append(group[0])
             else:
                 together.append(sorted(group, key=lambda own: leaving.isdisjoint(own.places)))
-        self.windows = [(own.tensor, tuple(own.tensor.shape), own.tensor.stride()) for own in windows]
+        self.views = [(own.tensor, tuple(own.tensor.shape), own.tensor.stride()) for own in views]
         self.sources = [own.tensor for own in single]
         self.looks = [(tuple(each.shape), each.stride(), each.dtype) for each in self.sources]
         self.groups = [[own.tensor for own in group] for group in together]
-        made = (*windows, *single, *(own for group in together for own in group))
+        made = (*views, *single, *(own for group in together for own in group))
         self.made = [(place, number) for number, own in enumerate(made) for place in own.places]
 
     def save(self, own: Own) -> None:
-        tensor = torch_api.window_on(own.tensor, own.tensor.shape, own.tensor.stride())
+        tensor = torch_runtime.untracked_view(own.tensor, own.tensor.shape, own.tensor.stride())
         self.saved.append(tensor)
         for place in own.places:
             self.results[place] = tensor
 
     def own(self, pool: Pool) -> None:
         """From now on the memory of the results is the pool's. Nobody else may have it."""
-        lent = {torch_api.storage_handle(each) for each in self.lent}
-        tensors = [*self.saved, *(tensor for tensor, _sizes, _strides in self.windows), *self.sources]
+        lent = {torch_runtime.storage_handle(each) for each in self.lent}
+        tensors = [*self.saved, *(tensor for tensor, _sizes, _strides in self.views), *self.sources]
         tensors += [tensor for group in self.groups for tensor in group]
-        sizes = {torch_api.storage_handle(each): each.untyped_storage().nbytes() for each in tensors}
-        pool.add(self, {handle: Memory(size, handle in lent) for handle, size in sizes.items()})
+        sizes = {torch_runtime.storage_handle(each): each.untyped_storage().nbytes() for each in tensors}
+        pool.add(self, {handle: ResultMemory(size, handle in lent) for handle, size in sizes.items()})
         del tensors
-        self.users = torch_api.users_of_storages(self.handles)
-        self.holders = torch_api.holders_of(self.saved)
-        self.lent_addresses = torch_api.addresses_of(self.lent)
+        self.users = torch_runtime.users_of_storages(self.handles)
+        self.holders = torch_runtime.holders_of(self.saved)
+        self.lent_addresses = torch_runtime.addresses_of(self.lent)
 
 
 # --- results that leave -----------------------------------------------------------------------------------------------
@@ -233,19 +236,19 @@ def from_pool(results: list[Any], seen: Sequence[int]) -> list[Any]:
     """Results of a program, of which those at some places go to its user: they leave memory that recordings keep for
     themselves, and with each of them all that shares its memory."""
     tensors = {place: value for place in seen if isinstance(value := results[place], torch.Tensor)}
-    leaving = {handle for each in tensors.values() if POOL.keeps(handle := torch_api.storage_handle(each))}
+    leaving = {handle for each in tensors.values() if POOL.keeps(handle := torch_runtime.storage_handle(each))}
     if not leaving:
         return results
     groups: dict[int, dict[int, torch.Tensor]] = {handle: {} for handle in leaving}
     for result in results:
-        if isinstance(result, torch.Tensor) and (handle := torch_api.storage_handle(result)) in groups:
+        if isinstance(result, torch.Tensor) and (handle := torch_runtime.storage_handle(result)) in groups:
             groups[handle][id(result)] = result
     new: dict[int, torch.Tensor] = {}
     with torch.no_grad():
         for group in groups.values():
             old = list(group.values())
             if len(old) == 1 and is_dense(old[0]):
-                new[id(old[0])] = torch_api.empty_as(old[0]).copy_(old[0])
+                new[id(old[0])] = torch_runtime.empty_as(old[0]).copy_(old[0])
             else:
                 new.update(zip(group, moved_together(old), strict=True))
     return [new.get(id(result), result) for result in results]
@@ -282,7 +285,7 @@ def check_plain(tensor: torch.Tensor, device: torch.device) -> None:
         raise NotRecorded(f"a tensor on {tensor.device}, or that is not as it is in memory")
 
 
-def window_in(tensor: torch.Tensor, other: torch.Tensor) -> tuple[Sequence[int], Sequence[int], int] | None:
+def view_in(tensor: torch.Tensor, other: torch.Tensor) -> tuple[Sequence[int], Sequence[int], int] | None:
     offset = int(tensor.storage_offset() - other.storage_offset())
     if not offset and tensor.shape == other.shape and tensor.stride() == other.stride():
         return None
@@ -300,20 +303,9 @@ def dense_part(tensor: torch.Tensor, like: torch.Tensor | None = None) -> torch.
     return tensor.as_strided(sizes, tensor.stride())
 
 
-def may_overlap(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether elements may share memory, beside those of axes of stride 0."""
-    pairs = sorted((stride, size) for size, stride in zip(sizes, strides, strict=True) if stride and size > 1)
-    reach = 0
-    for stride, size in pairs:
-        if stride <= reach:
-            return True
-        reach += stride * (size - 1)
-    return False
-
-
 def is_dense(tensor: torch.Tensor) -> bool:
     """Whether the elements fill the memory from the first to the last."""
     sizes, strides = tuple(tensor.shape), tensor.stride()
     count = math.prod(sizes)
     reach = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
-    return count == 0 or (reach + 1 == count and not may_overlap(sizes, strides) and 0 not in strides)
+    return count == 0 or (reach + 1 == count and not may_overlap(zip(sizes, strides, strict=True)) and 0 not in strides)

@@ -1,6 +1,6 @@
 """The shapes of a kernel: how the loops around the statements of a group are arranged.
 
-flat      no stage has axes beside the rows: one loop nest over all of them, cut into blocks for threads
+flat      no member has axes beside the rows: one loop nest over all of them, cut into blocks for threads
 strips    as flat, where much is computed from the column alone: see `ferrite.schedule.cpu.strips`
 rows      threads share the rows; inside a row one nest after the other, with vectors along the nest's axes; scans go
           through a few rows side by side
@@ -15,8 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ferrite.ir import data_of
-from ferrite.ir.index import ZERO, Axis, Index, Number, number
+from ferrite.ir import ZERO, Axis, Index, Number, data_of, number
 from ferrite.ir.kernel import Loop, Statement, Store, walk
 from ferrite.schedule.cpu.column_reduction import column_reduction, is_column_reduction
 from ferrite.schedule.cpu.machine import Machine

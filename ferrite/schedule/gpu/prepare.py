@@ -21,23 +21,30 @@ import torch
 
 from ferrite.ir import (
     STATES,
+    ZERO,
+    Axis,
     Cast,
     Const,
     Expr,
+    Index,
     Load,
+    Number,
+    axis,
     cast,
     choose,
     compare,
     const,
+    contiguous_strides,
     data_of,
     either,
+    flat_extent,
+    flat_place,
     index_value,
     masked,
     nodes_of,
     op,
     rewrite_indices,
 )
-from ferrite.ir.index import ZERO, Axis, Index, Number, axis, contiguous_strides, flat_extent, flat_place
 from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Scan, Sort, Store, axes_of
 from ferrite.schedule.fusion.accesses import likely, step_of
 from ferrite.schedule.gpu import long_scans, sorts
@@ -114,8 +121,8 @@ class GpuPreparation(Preparation):
     def plainer(self, operation: Reduce) -> Reduce:
         """A greatest value of which nobody wants the place is just that. Statistics of numbers of 32 bits, which a
         processor makes in 64, are made in 32, as eager's are on a GPU."""
-        if operation.kind in EXTREMES and operation.targets[1] is None:
-            return replace(operation, kind=EXTREMES[operation.kind], targets=operation.targets[:1])
+        if operation.kind in EXTREMES and operation.destinations[1] is None:
+            return replace(operation, kind=EXTREMES[operation.kind], destinations=operation.destinations[:1])
         (value, *_) = operation.values
         is_wide = operation.kind == "welford" and isinstance(value, Cast) and value.dtype is torch.float64
         if is_wide and isinstance(value, Cast) and value.arg.dtype is torch.float32:
@@ -125,27 +132,27 @@ class GpuPreparation(Preparation):
     def narrow_sum(self, operation: Compute) -> Store | None:
         """The store of an operation, if it adds numbers of 16 bits up where memory says."""
         (store, *more) = operation.stores
-        target = self.buffers[store.buffer]
-        if more or store.mode != "add" or target.dtype not in HALVES or target.device.type != self.device:
+        destination = self.buffers[store.buffer]
+        if more or store.mode != "add" or destination.dtype not in HALVES or destination.device.type != self.device:
             return None
         return store if any(map(data_of, store.coordinates)) and store.buffer not in store.value.loads else None
 
     def widened(self, operation: Compute, store: Store) -> Iterator[Operation]:
         """Adds them up in 32 bits, as eager does for most such operators: rounded to 8 digits after each addition, the
         256th one of ones would be lost."""
-        target = self.buffers[store.buffer]
-        axes = tuple(axis(f"w{place}", size) for place, size in enumerate(target.sizes))
+        destination = self.buffers[store.buffer]
+        axes = tuple(axis(f"w{place}", size) for place, size in enumerate(destination.sizes))
         name = f"wide{len(self.buffers)}"
         while name in self.buffers:
             name += "_"
         self.buffers[name] = Buffer(
-            name, torch.float32, target.sizes, contiguous_strides(target.sizes), ZERO, target.device
+            name, torch.float32, destination.sizes, contiguous_strides(destination.sizes), ZERO, destination.device
         )
-        before = cast(Load.intern(store.buffer, axes, target.dtype), torch.float32)
+        before = cast(Load.intern(store.buffer, axes, destination.dtype), torch.float32)
         yield Compute(axes, (Store(name, axes, before),), operation.origin)
         addend = cast(store.value, torch.float32)
         yield replace(operation, stores=(replace(store, buffer=name, value=addend),))
-        after = cast(Load.intern(name, axes, torch.float32), target.dtype)
+        after = cast(Load.intern(name, axes, torch.float32), destination.dtype)
         yield Compute(axes, (Store(store.buffer, axes, after),), operation.origin)
 
     def statistics_in_pieces(self, operation: Reduce) -> list[Compute | Reduce] | None:
@@ -153,7 +160,7 @@ class GpuPreparation(Preparation):
         be as exact."""
         if (near := self.near_piece(operation)) is not None:
             return list(self.welford_in_pieces(operation, *near))
-        (value,), (_mean, squares, _count) = operation.values, operation.targets
+        (value,), (_mean, squares, _count) = operation.values, operation.destinations
         if squares is None or not sums_exactly(value) or not self.across(operation) or not self.is_few(operation):
             return None
         cut = self.piece(operation)
@@ -175,8 +182,8 @@ class GpuPreparation(Preparation):
         first = choose(compare("lt", op("abs", first), most), first, zero)
         away = op("sub", value, first)
         means, inside, total, raw = (self.made(operation, value.dtype, parts) for _ in range(4))
-        yield replace(part, kind="sum", values=(away,), targets=(total,))
-        yield replace(part, kind="sum", values=(op("mul", away, away),), targets=(raw,))
+        yield replace(part, kind="sum", values=(away,), destinations=(total,))
+        yield replace(part, kind="sum", values=(op("mul", away, away),), destinations=(raw,))
         off = op("div", self.loaded(total), count_value(flat_extent(item.extent for item in reduced), value.dtype))
         too_much = op("mul", self.loaded(total), off)
         # no more than the largest number: of an infinite sum of squares, nothing that is left is none
@@ -199,11 +206,11 @@ class GpuPreparation(Preparation):
 
     def first_extreme(self, operation: Reduce) -> list[Compute | Reduce]:
         """The greatest or least value, then the first place that has it, or is NaN: one that is NaN is both."""
-        (value,), (result, place) = operation.values, operation.targets
+        (value,), (result, place) = operation.values, operation.destinations
         plain = replace(operation, kind=EXTREME_OF[operation.kind])
         exact = result is not None and self.buffers[result.buffer].dtype == value.dtype
         extreme = result if result is not None and exact else self.made(operation, value.dtype)
-        steps: list[Compute | Reduce] = [replace(plain, targets=(extreme,))]
+        steps: list[Compute | Reduce] = [replace(plain, destinations=(extreme,))]
         if result is not None and not exact:
             steps.append(self.compute(operation, {result: self.loaded(extreme)}))
         if place is not None:
@@ -213,7 +220,7 @@ class GpuPreparation(Preparation):
             if value.dtype.is_floating_point:
                 is_there = either(is_there, op("isnan", value, dtype=torch.bool))
             first = choose(is_there, index_value(where, dtype), const(torch.iinfo(dtype).max, dtype))
-            steps.append(replace(operation, kind="amin", values=(first,), targets=(place,)))
+            steps.append(replace(operation, kind="amin", values=(first,), destinations=(place,)))
         return steps
 
     # --- pieces -------------------------------------------------------------------------------------------------------
@@ -238,15 +245,15 @@ class GpuPreparation(Preparation):
         if cut is None:
             yield operation
             return
-        (target,) = operation.targets
-        assert target is not None
+        (destination,) = operation.destinations
+        assert destination is not None
         outer, inner, values = self.cut_axis(operation, cut)
         parts = (*cut.whole, *outer)
         partial = self.made(operation, self.state_type(operation), parts)
         axes = (*parts, *operation.axes) if self.across(operation) else (*operation.axes, *parts)  # as memory lies
         reduced = tuple(inner if item is cut.along else item for item in operation.reduced if item not in cut.whole)
-        yield replace(operation, axes=axes, reduced=reduced, values=values, targets=(partial,))
-        yield replace(operation, reduced=parts, values=(self.loaded(partial),), targets=(target,))
+        yield replace(operation, axes=axes, reduced=reduced, values=values, destinations=(partial,))
+        yield replace(operation, reduced=parts, values=(self.loaded(partial),), destinations=(destination,))
 
     # --- rows and columns of one tensor -------------------------------------------------------------------------------
 
@@ -296,15 +303,15 @@ class GpuPreparation(Preparation):
 
     def in_parts(self, operation: Reduce, along: Axis, pieces: int) -> Iterator[Reduce]:
         """A column reduction over the rows of each piece, then over the pieces."""
-        (target,) = operation.targets
-        assert target is not None
+        (destination,) = operation.destinations
+        assert destination is not None
         cut = in_pieces(operation, along, pieces)
         assert isinstance(cut, Reduce)
         rest = along if pieces == 1 else [item for item in cut.reduced if item not in operation.reduced][-1]
         outer = tuple(item for item in cut.reduced if item is not rest)
         partial = self.made(operation, self.state_type(operation), outer)
-        yield replace(cut, axes=(*outer, *operation.axes), reduced=(rest,), targets=(partial,))
-        final = replace(operation, reduced=outer, values=(self.loaded(partial),), targets=(target,))
+        yield replace(cut, axes=(*outer, *operation.axes), reduced=(rest,), destinations=(partial,))
+        final = replace(operation, reduced=outer, values=(self.loaded(partial),), destinations=(destination,))
         self.whole.append(final)
         yield final
 
