@@ -23,6 +23,8 @@ def slower(group: Group, member: Member, rows: tuple[Axis, ...], machine: GpuMac
     members = [*group.members, member]
     if any(is_ordered(each) for each in members):
         return Refusal("points that may meet in memory are a kernel of their own")
+    if len(rows) < len(group.rows) and only_reads_a_line(group, member, machine):
+        return Refusal("a few numbers are all that both read, and they have other rows")
     if max(each.points for each in members) > MAX_POINTS_OF_ONE_PROGRAM:
         if needs_kept_columns(members, rows):
             if can_keep_columns(members, rows, machine):
@@ -39,6 +41,16 @@ def slower(group: Group, member: Member, rows: tuple[Axis, ...], machine: GpuMac
     if (column := kept_column(members, rows)) is not None and can_keep_columns(members, without(rows, column), machine):
         return None
     return against_the_grain(members, rows)
+
+
+def only_reads_a_line(group: Group, member: Member, machine: GpuMachine) -> bool:
+    """Whether all that a member has to do with a group is to read some tensors that are hardly there, as a learning
+    rate is: one program would do both, one after the other."""
+    pairs = [(access, other) for access in member.accesses for other in group.accesses.get(access.storage, ())]
+    if any(access.writes or other.writes for access, other in pairs):
+        return False
+    layouts = {access.storage: access.layout for access, _ in pairs}.values()
+    return sum(math.prod(map(likely, each.sizes)) * each.dtype.itemsize for each in layouts) < machine.line
 
 
 def needs_kept_columns(members: list[Member], rows: tuple[Axis, ...]) -> bool:
