@@ -7,6 +7,7 @@ import math
 from ferrite.errors import Refusal
 from ferrite.ir.index import Axis
 from ferrite.schedule.cpu.machine import Machine
+from ferrite.schedule.cpu.products import reason_apart
 from ferrite.schedule.cpu.sorted_scatter import sorted_scatter_of
 from ferrite.schedule.fusion.accesses import likely
 from ferrite.schedule.fusion.groups import Group
@@ -15,6 +16,8 @@ from ferrite.schedule.fusion.stages import Stage, against_the_grain, in_pieces
 
 def slower(group: Group, stage: Stage, rows: tuple[Axis, ...], machine: Machine) -> Refusal | None:
     """Why the two together would run slower than one after the other."""
+    if (refusal := reason_apart(group, stage, rows)) is not None:
+        return refusal
     stages = [*group.stages, stage]
     work = max(each.points for each in stages)
     if work > machine.serial_points:
