@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -179,25 +181,51 @@ def host_and_total(function: Callable[[], Any], count: int = 100) -> tuple[float
     return (host - start) / count * 1e6, (time.perf_counter() - start) / count * 1e6
 
 
+def apart(count: int) -> tuple[Function, list[torch.Tensor]]:
+    """Independent kernels, of different sizes so that none becomes part of another: each has a tensor of its own, which
+    the host asks for its address, and a result, which the host makes."""
+    given = [torch.randn(1024 + 64 * place, device=DEVICE) for place in range(count)]
+    return lambda *tensors: [tensor.cos() + place for place, tensor in enumerate(tensors)], given
+
+
+def chain(count: int) -> tuple[Function, list[torch.Tensor]]:
+    """Each kernel needs all of what the last one made: sums along rows, then along columns. One tensor comes in, one
+    goes out, so that launching is all there is to do."""
+
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        for place in range(count):
+            x = x.cumsum(place % 2) * 0.125
+        return [x]
+
+    return function, [torch.randn(128, 128, device=DEVICE)]
+
+
+def at_new_addresses(function: Function, given: Sequence[torch.Tensor]) -> Callable[[], None]:
+    """A call with other inputs than the last one, while its results are still held."""
+    inputs = itertools.cycle([given, [each.clone() for each in given]])
+    held: deque[Any] = deque(maxlen=2)
+    return lambda: held.append(function(*next(inputs)))
+
+
+def measured_launches(function: Function, given: Sequence[torch.Tensor]) -> list[float]:
+    return [round(each, 1) for each in host_and_total(at_new_addresses(function, given))]
+
+
 def launches(chosen: argparse.Namespace) -> dict[str, Any]:
-    """Independent small kernels, of different sizes so that none becomes part of another."""
     rows = []
-    for count in (1, 2, 3, 4, 8, 16, 32, 100):
-        given = [torch.randn(1024 + 64 * place, device=DEVICE) for place in range(count)]
-
-        def function(*tensors: torch.Tensor) -> list[torch.Tensor]:
-            return [tensor.cos() + place for place, tensor in enumerate(tensors)]  # kernels that are alike are one
-
-        row: dict[str, Any] = {"launches": count}
-        for mode, least in (("ferrite, one by one", 1 << 30), ("ferrite, a graph", 1)):
-            row[mode] = with_graphs_from(least, function, given)
-        for backend in chosen.backends:
-            if backend != "ferrite" and (backend == "eager" or count <= 32):
-                found, notes = backends_for(function, given, (backend,))
-                row[backend] = found and [round(n, 1) for n in host_and_total(lambda: found[backend](*given))]  # noqa: B023
-                row["notes"] = notes
-        rows.append(row)
-        print(row, flush=True)
+    for name, make, counts in (("apart", apart, (1, 2, 3, 4, 8, 16, 32, 100)), ("a chain", chain, (8, 32, 100))):
+        for count in counts:
+            function, given = make(count)
+            row: dict[str, Any] = {"kernels": f"{count}, {name}"}
+            for mode, least in (("ferrite, one by one", 1 << 30), ("ferrite, a graph", 1)):
+                row[mode] = with_graphs_from(least, function, given)
+            for backend in chosen.backends:
+                if backend != "ferrite" and (backend == "eager" or count <= 32):
+                    found, notes = backends_for(function, given, (backend,))
+                    row[backend] = found and measured_launches(found[backend], given)
+                    row["notes"] = notes
+            rows.append(row)
+            print(row, flush=True)
     return {"rows": rows}
 
 
@@ -209,7 +237,7 @@ def with_graphs_from(least: int, function: Function, given: Sequence[Any]) -> An
         found, notes = backends_for(function, given, ("ferrite",))
         if not found:
             return notes
-        return [round(number, 1) for number in host_and_total(lambda: found["ferrite"](*given))]
+        return measured_launches(found["ferrite"], given)
     finally:
         runs.MIN_GRAPH_LAUNCHES = kept
 

@@ -32,7 +32,7 @@ from bench.kernels import inputs_of, observed, seeds_of
 from bench.report import selected, watched
 from bench.steps import observed as observed_model
 from bench.zoo import MODELS, Model
-from ferrite.codegen.llvm import host_target, kernel_text
+from ferrite.codegen.llvm import host_processor, kernel_text
 from ferrite.targets import cpu
 from tests.models.architectures import ARCHITECTURES, Architecture
 
@@ -50,7 +50,7 @@ def generated() -> Iterator[Texts]:
     def watched_build(kernels: Sequence[Any], store: Any = None, checked: bool = False) -> Any:
         names, code = build(kernels, store, checked)
         for name, kernel in zip(names, kernels, strict=True):
-            texts[name] = kernel_text(kernel, host_target(), name, checked)
+            texts[name] = kernel_text(kernel, host_processor(), name, checked)
         return names, code
 
     with mock.patch.object(cpu, "build", watched_build):

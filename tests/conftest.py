@@ -9,12 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 import torch._dynamo.guards
-
-from tests.compare import set_seed
+import torch._dynamo.utils
 
 # After each compilation Dynamo empties the processor's cache to time its guards, for a log that nobody reads here. That
 # was 35 of the 130 ms of a small function under a profiler; without it the suite spends half the time in the system.
 torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0  # type: ignore[attr-defined]
+# For another such log it copies the settings of four of torch's packages and writes them as JSON: 3 to 4 ms each time.
+torch._dynamo.utils.record_compilation_metrics = lambda *_: None
+# `torch.manual_seed` formats a traceback for each kind of device that is not there, and keeps it: 3 to 5 ms.
+for kind in (torch.cuda, torch.xpu, torch.mtia):
+    if not kind.is_available():
+        kind.manual_seed_all = lambda _seed: None  # type: ignore[attr-defined]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -45,7 +50,7 @@ def survivors_are_frozen() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def fresh_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
     """No compiled code, options, files or random state are shared between tests."""
-    set_seed(0)
+    torch.manual_seed(0)
     monkeypatch.setenv("FERRITE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("FERRITE_CACHE", "0")  # a fixture below switches it on
     monkeypatch.setenv("FERRITE_EXECUTOR", str(request.config.getoption("--executor")))

@@ -13,7 +13,7 @@ from ferrite.codegen.triton import unsupported_operation
 from ferrite.codegen.triton.run import run
 from ferrite.ir.kernel.interpret import run_kernel
 from ferrite.ir.kernel.nodes import Kernel, Loop, walk
-from ferrite.ir.program.interpret import Run as ProgramRun
+from ferrite.ir.program.interpret import Interpreter
 from ferrite.lower.graph import LoweredProgram, lower_module
 from ferrite.schedule.gpu import GpuMachine, GpuScheduling
 from ferrite.schedule.plan import make_plan
@@ -72,7 +72,7 @@ def loops(kernel: Kernel, kind: str) -> list[Loop]:
 
 def run_plan(plan: Plan, inputs: Sequence[Any], objects: Any, triton: bool = True) -> list[Any]:
     """What a plan gives: launches in Triton's interpreter, or as kernels; what stands between in the program's."""
-    program = ProgramRun(plan.program, objects)
+    program = Interpreter(plan.program, objects)
     program.take(list(inputs))
     for step in plan.steps:
         if not isinstance(step, Run):

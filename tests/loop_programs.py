@@ -18,6 +18,7 @@ from ferrite.ir.program.nodes import (
     Collective,
     Combine,
     Compute,
+    Destination,
     DeviceCopy,
     If,
     Invoke,
@@ -31,7 +32,6 @@ from ferrite.ir.program.nodes import (
     Size,
     Sort,
     Store,
-    Target,
     Template,
     UserKernel,
     Wait,
@@ -123,8 +123,8 @@ def row_sum() -> Program:
     total, place = buffer("total", 8), buffer("place", 8, dtype=I64)
     square = op("mul", at("x", i0, r0), at("x", i0, r0))
     operations = (
-        Reduce((i0,), (r0,), "sum", (square,), (Target("total", (i0,)),), ORIGIN),
-        Reduce((i0,), (r0,), "argmax", (at("x", i0, r0),), (None, Target("place", (i0,)))),
+        Reduce((i0,), (r0,), "sum", (square,), (Destination("total", (i0,)),), ORIGIN),
+        Reduce((i0,), (r0,), "argmax", (at("x", i0, r0),), (None, Destination("place", (i0,)))),
     )
     return program(*operations, buffers=(x, total, place), outputs=("total", "place"), inputs=IN)
 
@@ -133,24 +133,24 @@ def full_sum() -> Program:
     """Nothing but reduced axes; the result has no dimension."""
     a, b = axis("a", 8), axis("b", s0)
     total = buffer("total")
-    reduce = Reduce((), (a, b), "sum", (at("x", a, b),), (Target("total", ()),))
+    reduce = Reduce((), (a, b), "sum", (at("x", a, b),), (Destination("total", ()),))
     return program(reduce, buffers=(x, total), outputs=("total",), inputs=IN)
 
 
 def prefix_sums() -> Program:
     first, second = buffer("first", 8, s0), buffer("second", 8, s0)
-    named = Scan((i0, i1), i1, Combine("sum"), (at("x", i0, i1),), (Target("first", (i0, i1)),))
+    named = Scan((i0, i1), i1, Combine("sum"), (at("x", i0, i1),), (Destination("first", (i0, i1)),))
     a, b, c, d = (Param.intern(place, F32) for place in range(4))
     custom = Combine("linear", (op("mul", a, c), op("add", op("mul", b, c), d)))
     values = (const(0.5, F32), at("x", i0, i1))
-    own = Scan((i0, i1), i1, custom, values, (None, Target("second", (i0, i1))))
+    own = Scan((i0, i1), i1, custom, values, (None, Destination("second", (i0, i1))))
     return program(named, own, buffers=(x, first, second), outputs=("first", "second"), inputs=IN)
 
 
 def sorted_rows() -> Program:
     keys, places = buffer("keys", 8, s0), buffer("places", 8, s0, dtype=I64)
-    targets = (Target("keys", (i0, i1)), Target("places", (i0, i1)))
-    sort = Sort((i0, i1), i1, (at("x", i0, i1),), targets, descending=True, stable=True)
+    destinations = (Destination("keys", (i0, i1)), Destination("places", (i0, i1)))
+    sort = Sort((i0, i1), i1, (at("x", i0, i1),), destinations, descending=True, stable=True)
     return program(sort, buffers=(x, keys, places), outputs=("keys", "places"), inputs=IN)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from ferrite.codegen.llvm.build import load, object_code
 from ferrite.codegen.llvm.emit import kernel_text
-from ferrite.codegen.llvm.target import host_target
+from ferrite.codegen.llvm.processor import host_processor
 from ferrite.ir.kernel.interpret import run_kernel
 from ferrite.ir.kernel.laws import verify_kernel
 from ferrite.ir.kernel.parse import parse_kernel
@@ -22,7 +22,7 @@ SIGNATURE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ct
 def native(source):
     """A kernel's text as a function of tensors and sizes: what it gives, and what it says about a failure."""
     kernel = verify_kernel(parse_kernel(source))
-    code = object_code(kernel_text(kernel, host_target(), "kernel"), host_target(), 2)
+    code = object_code(kernel_text(kernel, host_processor(), "kernel"), host_processor(), 2)
     function = SIGNATURE(load({"kernel": code})["kernel"])
 
     def run(memory, sizes=(), threads=1):

@@ -126,7 +126,8 @@ def run(graph: Captured, make_inputs: MakeInputs, *, upcast: bool = False) -> Ou
     torch.manual_seed(0)
     inputs = make_inputs()
     inputs = upcast_tree(inputs) if upcast else inputs
-    gm = copy.deepcopy(graph.gm)
+    keeps_state = any(node.op in ("get_attr", "call_module") for node in graph.gm.graph.nodes)
+    gm = copy.deepcopy(graph.gm) if keeps_state else graph.gm
     gm = gm.double() if upcast else gm
     gm.recompile()
     outputs = pytree.tree_leaves(gm(*graph.arrange(inputs)))

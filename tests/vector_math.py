@@ -13,7 +13,7 @@ from mpmath import mpf
 
 from ferrite.codegen.llvm.build import load, object_code
 from ferrite.codegen.llvm.math.table import FUNCTIONS, declarations, function_name, function_text
-from ferrite.codegen.llvm.target import host_target
+from ferrite.codegen.llvm.processor import host_processor
 from ferrite.ir.scalar import OPERATORS
 
 ELEMENTS = {torch.float32: "float", torch.float64: "double"}
@@ -25,7 +25,7 @@ DIGITS = 40
 def runner(name: str, dtype: torch.dtype, lanes: int) -> Callable[..., torch.Tensor]:
     """The function applied to vectors of numbers, `lanes` at a time."""
     arity = OPERATORS[name].arity
-    address = load({"loop": object_code(_loop(name, dtype, lanes, arity), host_target())})["loop"]
+    address = load({"loop": object_code(_loop(name, dtype, lanes, arity), host_processor())})["loop"]
     call = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * (arity + 1), ctypes.c_int64)(address)
 
     def run(*inputs: torch.Tensor) -> torch.Tensor:

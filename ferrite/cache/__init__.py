@@ -13,9 +13,9 @@ from ferrite.cache.key import Key
 from ferrite.cache.keys import captured_key, graph_key, joint_key, kernel_key, source_digest
 from ferrite.cache.laws import check_passes
 from ferrite.cache.lookup import (
-    Built,
     Difference,
     Lookup,
+    NewEntry,
     Outcome,
     differences,
     explain,
@@ -31,13 +31,13 @@ __all__ = [
     "About",
     "Artifact",
     "BeforePasses",
-    "Built",
     "Difference",
     "Entry",
     "KernelCaches",
     "Key",
     "KnownSizes",
     "Lookup",
+    "NewEntry",
     "Outcome",
     "Store",
     "Strange",

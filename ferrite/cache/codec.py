@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from ferrite.cache.entry import Damaged
 from ferrite.errors import ModelLine
-from ferrite.graph import Index, Places
+from ferrite.graph import PlaceIndex, Places
 from ferrite.ir import Expr
 from ferrite.ir.index import Symbol
 from ferrite.ir.program import Program, Scalar, parse
@@ -33,7 +33,7 @@ from ferrite.ir.program import Program, Scalar, parse
 Kind = TypeVar("Kind")
 Data = Any
 Column = list[Any]
-Write = Callable[[Any, Index], Data] | None  # None: it is written as it is
+Write = Callable[[Any, PlaceIndex], Data] | None  # None: it is written as it is
 Read = Callable[[Column, Places | None], Column]
 MAX_NUMBER = 1 << 62  # of any number
 SCALARS = (bool, int, float, str)
@@ -41,14 +41,14 @@ NOT_WRITTEN = "read as"  # metadata of a field
 NumberOverSymbols = tuple[Expr, tuple[Symbol, ...]]
 
 
-NOWHERE = Index({}, {})
+NOWHERE = PlaceIndex({}, {})
 
 
 class Strange(Damaged):
     """What an entry says that cannot be."""
 
 
-def encode(kind: Any, value: Any, index: Index = NOWHERE) -> Data:
+def encode(kind: Any, value: Any, index: PlaceIndex = NOWHERE) -> Data:
     """`kind`: the type of the value. `index`: of the graph as it was captured, by which lines are named."""
     write = writer(kind)
     return value if write is None else write(value, index)
@@ -86,13 +86,13 @@ def number_of(text: Data, places: Places | None) -> NumberOverSymbols:
     return output.value, tuple(item for item in program.inputs if isinstance(item, Symbol))
 
 
-def text_of_number(value: NumberOverSymbols, _index: Index) -> str:
+def text_of_number(value: NumberOverSymbols, _index: PlaceIndex) -> str:
     """A number over symbols as a program that returns it: programs have a text."""
     expr, symbols = value
     return str(Program("scalar", symbols, (), (), (Scalar(expr),)))
 
 
-LEAVES: Mapping[Any, tuple[Callable[[Any, Index], Data], Callable[[Data, Places | None], Any]]] = {
+LEAVES: Mapping[Any, tuple[Callable[[Any, PlaceIndex], Data], Callable[[Data, Places | None], Any]]] = {
     ModelLine: (lambda line, index: index.place_of_line(line), line_at),
     Program: (lambda program, _index: str(program), program_of),
     NumberOverSymbols: (text_of_number, number_of),
@@ -125,7 +125,7 @@ def writer(kind: Any) -> Write:
     return lambda values, index: [written(write, value, index) for write, value in zip(writes, values, strict=True)]
 
 
-def written(write: Write, value: Any, index: Index) -> Data:
+def written(write: Write, value: Any, index: PlaceIndex) -> Data:
     return value if write is None else write(value, index)
 
 
@@ -143,7 +143,7 @@ def row_writer(fields: Sequence[tuple[str, Write]]) -> Write:
     if len(fields) == 1:
         return lambda value, index: [written(fields[0][1], get(value), index)]
 
-    def write_row(value: Any, index: Index) -> Data:
+    def write_row(value: Any, index: PlaceIndex) -> Data:
         row = list(get(value))
         for place, write in changed:
             row[place] = write(row[place], index)
@@ -156,7 +156,7 @@ def mapping_writer(write: Write, by_name: bool) -> Write:
     if write is None:
         return lambda values, _index: dict(values) if by_name else list(values.items())
 
-    def write_mapping(values: Mapping[Any, Any], index: Index) -> Data:
+    def write_mapping(values: Mapping[Any, Any], index: PlaceIndex) -> Data:
         pairs = [(name, write(value, index)) for name, value in values.items()]
         return dict(pairs) if by_name else pairs
 

@@ -21,10 +21,10 @@ from ferrite.cache.codec import NumberOverSymbols, decode, encode
 from ferrite.cache.constant_storage import KeptObject, found_objects, kept_objects
 from ferrite.cache.entry import Artifact
 from ferrite.cache.laws import check_graph
-from ferrite.cache.lookup import Built
+from ferrite.cache.lookup import NewEntry
 from ferrite.codegen import Executable, HostSource, RecordedPart, RunTable
 from ferrite.errors import ModelLine, NotCached, Refusal
-from ferrite.graph import Index, Places
+from ferrite.graph import PlaceIndex, Places
 from ferrite.ir.program import Program
 
 BYTECODE = "bytecode"  # a section; kernels have other names
@@ -53,17 +53,17 @@ def as_entry(
     executable: Executable,
     objects: Mapping[str, Any],
     record: Any,
-    index: Index,
+    index: PlaceIndex,
     refusal: Refusal | None = None,
     note: str = "",
-) -> Built:
+) -> NewEntry:
     """`objects`: what the code names beside its inputs. `record`: what is to be known of it, as plain data. `index`: of
     the graph as it was captured. `refusal`: why it is not to be kept, if it is not."""
     source = executable.source
     try:
         kept, constants = kept_objects(objects, index)
     except NotCached as refused:
-        return Built(executable.code, {}, refused.refusal)
+        return NewEntry(executable.code, {}, refused.refusal)
     entry = GraphEntry(
         source.function,
         source.text,
@@ -79,7 +79,7 @@ def as_entry(
         source.not_recorded,
     )
     sections = {**executable.code, BYTECODE: source.bytecode, **constants}
-    return Built(sections, {"graph": encode(GraphEntry, entry, index), "record": record}, refusal, note)
+    return NewEntry(sections, {"graph": encode(GraphEntry, entry, index), "record": record}, refusal, note)
 
 
 def arguments_of_kernels(executable: Executable) -> tuple[int | None, ...]:

@@ -15,7 +15,7 @@ import torch
 
 from ferrite.capture import torch_api, torch_state
 from ferrite.errors import NotCached
-from ferrite.graph import Index, Place, Places
+from ferrite.graph import Place, PlaceIndex, Places
 
 MAX_TENSOR_BYTES = 1 << 20  # bytes of a tensor that is kept by value
 
@@ -30,7 +30,7 @@ class KeptObject:
     strides: tuple[int, ...] = ()
 
 
-def kept_objects(objects: Mapping[str, Any], index: Index) -> tuple[dict[str, KeptObject], dict[str, bytes]]:
+def kept_objects(objects: Mapping[str, Any], index: PlaceIndex) -> tuple[dict[str, KeptObject], dict[str, bytes]]:
     """How to find each object again, and the bytes of those kept by value; NotCached where that cannot be."""
     kept: dict[str, KeptObject] = {}
     sections: dict[str, bytes] = {}

@@ -3,7 +3,7 @@
     lookup = look_up(store, make_key, "forward graph", read)
     if lookup.found is None:
         built = ...
-        outcome = lookup.publish(lambda: Built(sections, metadata))
+        outcome = lookup.publish(lambda: NewEntry(sections, metadata))
 
 A graph that cannot be cached is built all the same, and the outcome says why. What differs from the nearest entry is
 found out when somebody asks: a miss costs nothing more than the build.
@@ -47,7 +47,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Built:
+class NewEntry:
     """What is published: sections of bytes and plain data; `refusal` says why it is not to be kept, if it is not;
     `note` what else is to be known of it."""
 
@@ -94,7 +94,7 @@ class Lookup(Generic[Found]):
         """Whether there is a place for what will be built."""
         return self.outcome.result == "miss"
 
-    def publish(self, describe: Callable[[], Built]) -> Outcome:
+    def publish(self, describe: Callable[[], NewEntry]) -> Outcome:
         """Keep what was built, if that can be. `describe` is called only where there is a place for it."""
         if not self.keeps:
             return self.outcome

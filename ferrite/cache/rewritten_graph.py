@@ -14,7 +14,7 @@ import torch
 from ferrite.cache.codec import decode, encode
 from ferrite.cache.entry import Artifact
 from ferrite.cache.laws import check_passes, check_rows
-from ferrite.cache.lookup import Built
+from ferrite.cache.lookup import NewEntry
 from ferrite.capture import Before, make, size_facts, torch_api
 from ferrite.errors import NotCached, Refusal
 from ferrite.graph import SYMBOLIC, fake_value, leaves
@@ -42,13 +42,13 @@ class BeforePasses:
     def __init__(self, gm: torch.fx.GraphModule) -> None:
         self.gm, self.before, self.sizes_before = gm, Before(gm), KnownSizes(gm)
 
-    def entry(self, passes: Passes) -> Built:
+    def entry(self, passes: Passes) -> NewEntry:
         """What became of the graph. `passes`: what they say they did."""
         refusal = self.sizes_before.reason_to_forget(passes)
         try:
-            return Built({}, {"nodes": self.before.edits(self.gm), "passes": passes_data(passes)}, refusal)
+            return NewEntry({}, {"nodes": self.before.edits(self.gm), "passes": passes_data(passes)}, refusal)
         except NotCached as refused:
-            return Built({}, {}, refusal or refused.refusal)
+            return NewEntry({}, {}, refusal or refused.refusal)
 
 
 def edit_as(gm: torch.fx.GraphModule, artifact: Artifact) -> Passes:

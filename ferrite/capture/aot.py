@@ -19,6 +19,7 @@ from ferrite.capture import size_facts, torch_api, torch_state
 from ferrite.capture.assumed_numbers import check_assumed_numbers
 from ferrite.capture.decompositions import decompositions
 from ferrite.capture.parameters import Parameter, Parameters
+from ferrite.capture.saved_tensors import SavedTensors
 from ferrite.capture.torch_api import BoxedCallable
 from ferrite.capture.unused_random import keep_unused_random
 from ferrite.capture.written_inputs import view_written_inputs
@@ -76,6 +77,7 @@ def capture(
     subclasses = [index for index, value in enumerate(example_inputs) if torch_api.is_plain_subclass(value)]
     # Without gradients, and only there: otherwise a parameter may be differentiated.
     parameters = Parameters(gm, example_inputs) if options.freeze and not torch.is_grad_enabled() else None
+    saved = SavedTensors()
 
     def compiler(kind: GraphKind) -> Callable[..., BoxedCallable]:
         def compile_one(graph: torch.fx.GraphModule, _inputs: Sequence[Any]) -> BoxedCallable:
@@ -83,7 +85,10 @@ def capture(
             if parameters is not None and kind is GraphKind.INFERENCE:
                 described = replace(described, parameters=parameters.behind(graph))
             detached = detached_outputs(graph) if kind is GraphKind.FORWARD else ()
-            return detaching(compile_graph(described), detached)
+            compiled = detaching(compile_graph(described), detached)
+            return (
+                saved.saving(compiled) if kind is GraphKind.FORWARD else saved.using(compiled, described.donated_inputs)
+            )
 
         return compile_one
 

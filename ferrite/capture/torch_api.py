@@ -149,6 +149,11 @@ def donated_input_indices() -> tuple[int, ...]:
     return tuple(metadata.bw_donated_idxs or ()) if metadata is not None else ()
 
 
+def has_saved_tensor_hooks() -> bool:
+    """Whether what autograd saves now goes through hooks of the user's."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
 def user_output_index(node: torch.fx.Node, position: int) -> int | None:
     """Which output of the user's function the graph output at `position` is; None for saved values and the like."""
     descriptors = node.meta.get("desc") or ()
@@ -505,7 +510,7 @@ def addresses_of(tensors: Iterable[torch.Tensor]) -> list[int]:
     return list(map(torch.Tensor.data_ptr, tensors))
 
 
-def window_on(tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int], offset: int = 0) -> torch.Tensor:
+def untracked_view(tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int], offset: int = 0) -> torch.Tensor:
     """A tensor in the memory of another, from so many elements behind where that begins. Autograd takes it for no view
     of it; changes to one do not count as changes to the other."""
     made: torch.Tensor = _guards._reinterpret_tensor(tensor, sizes, strides, offset)  # type: ignore[attr-defined]
@@ -513,7 +518,7 @@ def window_on(tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int]
 
 
 # The same with all four arguments, in no frame of Python.
-short_window: Callable[..., torch.Tensor] = _guards._reinterpret_tensor  # type: ignore[attr-defined]
+quick_untracked_view: Callable[..., torch.Tensor] = _guards._reinterpret_tensor  # type: ignore[attr-defined]
 
 
 def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:

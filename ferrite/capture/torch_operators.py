@@ -155,13 +155,15 @@ def decomposition(operator: Any) -> Callable[..., Any] | None:
         if operator in table:
             found: Callable[..., Any] = table[operator]
             return found
-    if (
-        is_operator(operator)
-        and _exists(operator)
-        and operator.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
-    ):
+    if is_operator(operator) and is_composite(operator):
         return operator.decompose  # type: ignore[no-any-return]
     return None
+
+
+def is_composite(operator: torch._ops.OpOverload) -> bool:
+    """Whether torch computes it by calls of other operators, on every device and with gradients."""
+    implicit = torch._C.DispatchKey.CompositeImplicitAutograd
+    return _exists(operator) and operator.has_kernel_for_dispatch_key(implicit)
 
 
 def bound_arguments(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

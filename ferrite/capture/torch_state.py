@@ -67,6 +67,11 @@ def state_path(source: Any) -> tuple[str, ...] | None:
     return tuple(part[3] for part in found)
 
 
+def is_from_dynamo(gm: torch.nn.Module) -> bool:
+    """Whether Dynamo made a module. What such a module keeps is the user's, and AOTAutograd asks where it came from."""
+    return hasattr(gm, "_param_name_to_source")
+
+
 def input_origin(placeholder: torch.fx.Node) -> int | str | None:
     """What an input of an AOTAutograd graph was: the position of an argument, or the name of an attribute of the
     module that was traced. None for what AOTAutograd made: parts of subclasses, common bases of views, tokens."""

@@ -10,12 +10,14 @@ made outputs of the captured graph, which keeps them, and the wrapper drops the 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.capture.torch_operators import is_composite
 from ferrite.graph import fake_value, is_barrier, leaving_no_symbols
 
 Function = Callable[..., Any]
@@ -66,6 +68,9 @@ def draws_random_numbers(node: torch.fx.Node) -> bool:
     fake_mode = torch_api.fake_mode_of(node.graph)
     if fake_mode is None or node.op == "call_module":
         return False
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if (node.op == "call_method" or node.target is getattr(torch, name, None)) and never_draws(name):
+        return False
     if fake_value(node) is None and is_barrier(node):
         return False  # it switches a mode, or may: trying it out would leave autocast on for all that follows
     watcher = Watcher()
@@ -80,6 +85,18 @@ def draws_random_numbers(node: torch.fx.Node) -> bool:
     except Exception:
         return False  # cannot be run alone; then it is left to the tracer as it is
     return watcher.seen
+
+
+@functools.cache
+def never_draws(name: str) -> bool:
+    """Whether this is the name of ATen's operators alone that run as they are and do not use a generator.
+
+    Saves the try, milliseconds for each parameter of an optimizer: a step is a graph of writes, which lead nowhere.
+    """
+    operator = getattr(torch.ops.aten, name, None)
+    overloads = [getattr(operator, each) for each in operator.overloads()] if operator is not None else []
+    seeded = torch.Tag.nondeterministic_seeded
+    return bool(overloads) and not any(seeded in each.tags or is_composite(each) for each in overloads)
 
 
 def stand_in(node: torch.fx.Node) -> Any:

@@ -37,9 +37,9 @@ from ferrite.codegen.host_parts import (
     slot_text,
     tensors_of,
 )
-from ferrite.codegen.host_recording import RecordedPart, Recording, Segment, Stretch, segments, with_parts
+from ferrite.codegen.host_recording import PartLines, RecordedPart, Recording, Segment, segments, with_parts
 from ferrite.codegen.host_spelling import EagerSpelling, HostSpelling
-from ferrite.codegen.host_views import Windows, windows_of
+from ferrite.codegen.host_views import UntrackedViews, untracked_views_of
 from ferrite.codegen.small_programs import small_program
 from ferrite.errors import NotScheduled, Refusal
 from ferrite.graph import ModelLine
@@ -197,7 +197,7 @@ class _Printer:
         self.bound = {item.name for item in self.program.inputs if isinstance(item, Symbol)}  # symbols with values
         self.given_objects = {item.name for item in self.program.inputs if isinstance(item, host.Constant)}
         self.to_lay_out: list[str] = []  # results whose strides have symbols without one
-        self.windows = Windows()
+        self.untracked = UntrackedViews()
 
     def function(self) -> Iterator[str]:
         for place, plans in self.plan.bodies.items():
@@ -223,11 +223,11 @@ class _Printer:
         yield f"{INDENT}args.clear()"
         yield from lines
 
-    def stretches(self, found: Sequence[Segment]) -> Iterator[Stretch]:
+    def stretches(self, found: Sequence[Segment]) -> Iterator[PartLines]:
         """The lines behind that, by the parts that they belong to."""
         yield self.stretch(self.beginning())
         parts = {place: number for number, each in enumerate(found) for place in range(each.first, each.last + 1)}
-        self.windows = windows_of(self.plan, self.buffer_table, parts)
+        self.untracked = untracked_views_of(self.plan, self.buffer_table, parts)
         last = parts.get(len(self.plan.steps) - 1)
         for part, places in itertools.groupby(range(len(self.plan.steps)), parts.get):
             before = set(self.there) if part is not None else set()
@@ -238,9 +238,9 @@ class _Printer:
             yield self.stretch(lines, part)
         yield self.stretch(self.results(self.program.outputs))
 
-    def stretch(self, lines: Iterable[str], part: int | None = None) -> Stretch:
+    def stretch(self, lines: Iterable[str], part: int | None = None) -> PartLines:
         indented = [INDENT + line for line in lines]
-        return Stretch(part, indented, frozenset(self.there | self.bound | self.given_objects))
+        return PartLines(part, indented, frozenset(self.there | self.bound | self.given_objects))
 
     def beginning(self) -> Iterator[str]:
         """What was given may not lie as the program says."""
@@ -274,9 +274,9 @@ class _Printer:
     def dead(self, place: int) -> Iterator[str]:
         """Tensors that nothing needs after a step."""
         for name in self.plan.last_uses[place]:
-            if name in self.windows.stands_for:
-                if self.windows.is_over(name):
-                    yield self.windows.stands_for[name]
+            if name in self.untracked.stands_for:
+                if self.untracked.is_over(name):
+                    yield self.untracked.stands_for[name]
             elif name in self.there:
                 yield name
 
@@ -291,12 +291,12 @@ class _Printer:
     def made(self, name: str) -> Iterator[str]:
         """Lines that make a buffer's tensor, where it is not there yet."""
         buffer = self.buffer_table.buffers[name]
-        if self.windows.stands_for.get(name, name) in self.there or buffer.kind == "constant":
+        if self.untracked.stands_for.get(name, name) in self.there or buffer.kind == "constant":
             return
-        if name in self.windows.stands_for:
+        if name in self.untracked.stands_for:
             yield from self.made(buffer.storage)
             at = f"{numbers(buffer.sizes)}, {numbers(buffer.strides)}, {buffer.offset.text}"
-            yield f"{name} = window_on({buffer.storage}, {at})"
+            yield f"{name} = untracked_view({buffer.storage}, {at})"
         elif buffer.kind == "view":
             yield from self.made(buffer.storage)
             yield f"{name} = {self.in_place(buffer) if name in self.plan.in_place else self.view(buffer)}"
@@ -563,7 +563,7 @@ class _Printer:
     def argument(self, argument: CallArgument) -> str:
         match argument:
             case host.Ref(name) | host.Constant(name):
-                return self.windows.stands_for.get(name, name)
+                return self.untracked.stands_for.get(name, name)
             case host.Literal(text):
                 return text
             case Size(index):

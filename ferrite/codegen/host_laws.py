@@ -36,7 +36,7 @@ HELPERS |= {
     "stream_of",
     "threads",
     "torch",
-    "window_on",
+    "untracked_view",
 }
 WORDS = frozenset(["and", "else", "if", "in", "is", "not", "or", "raise", "return"])
 TARGETS = re.compile(r"([\w\s,()\[\]*]+?) = (?!=)")

@@ -113,7 +113,7 @@ def slot_text(slot: object, spelling: HostSpelling, buffers: Mapping[str, Buffer
 
 
 def may_be_empty(buffer: Buffer) -> bool:
-    """Whether a tensor that came from outside may have no elements, while others are windows on its memory."""
+    """Whether a tensor that came from outside may have no elements, while others are views of its memory."""
     if buffer.kind not in ("input", "donated", "constant"):
         return False
     return any(size.low is None or size.low < 1 for size in buffer.sizes)

@@ -70,7 +70,7 @@ class RecordedPart:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class PartLines:
     """Lines of a host program that follow each other and belong to one part, or to none. `bound`: names that stand for
     something after them."""
 
@@ -206,7 +206,7 @@ def line_of(step: Run | Operation) -> ModelLine | None:
 
 def with_parts(
     name: str,
-    stretches: Sequence[Stretch],
+    stretches: Sequence[PartLines],
     inputs: Sequence[str],
     outputs: Sequence[str],
     found: Sequence[Segment],

@@ -2,7 +2,8 @@
 
 Most products of a model read a view of their operands: rows of a batch as one matrix, a weight the other way round. As
 a view of torch's own each costs as much as half of the product itself, on the host. Where nobody can tell the
-difference it is a window: a tensor in the same memory that autograd knows nothing of. Equal windows are made once.
+difference it is an untracked view: a tensor in the same memory that autograd knows nothing of. Equal ones are made
+once.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ from ferrite.schedule.memory import accessed
 
 
 @dataclass
-class Windows:
-    """`stands_for`: for each window the first one that is equal to it. `left`: how many of these are still needed."""
+class UntrackedViews:
+    """`stands_for`: for each of them the first one that is equal to it. `left`: how many of these are still needed."""
 
     stands_for: dict[str, str] = field(default_factory=dict)
     left: dict[str, int] = field(default_factory=dict)
 
     def is_over(self, name: str) -> bool:
-        """Whether a window is free, with all that are equal to it, now that this one is not needed any more."""
+        """Whether a view is free, with all that are equal to it, now that this one is not needed any more."""
         first = self.stands_for[name]
         self.left[first] -= 1
         return not self.left[first]
 
 
-def windows_of(plan: Plan, table: BufferTable, parts: Mapping[int, int]) -> Windows:
-    """`parts`: the part of each step, by its place, where parts are recorded: windows do not go from one to another."""
+def untracked_views_of(plan: Plan, table: BufferTable, parts: Mapping[int, int]) -> UntrackedViews:
+    """`parts`: the part of each step, by its place, where parts are recorded: views do not go from one to another."""
     read: dict[str, int] = {}  # views, and the steps that they are made for
     seen = {item for item in plan.program.outputs if isinstance(item, str)}
     for place, step in enumerate(plan.steps):
@@ -43,7 +44,7 @@ def windows_of(plan: Plan, table: BufferTable, parts: Mapping[int, int]) -> Wind
             seen |= accessed(step, table)
         else:
             seen |= accessed(step, table) | set(tensors_of(step))
-    found, equal = Windows(), dict[Hashable, str]()
+    found, equal = UntrackedViews(), dict[Hashable, str]()
     for name, place in read.items():
         buffer = table.buffers.get(name)
         if buffer is None or buffer.kind != "view" or name in seen or name in plan.in_place:

@@ -10,9 +10,9 @@ import torch
 from ferrite.cache import Strange, check_passes, decode, encode
 from ferrite.capture import CapturedGraph, torch_api
 from ferrite.debug.memory import memory_record
-from ferrite.debug.record import EagerCall, GraphRecord, Kernel
+from ferrite.debug.record import EagerCall, GraphRecord, KernelRecord
 from ferrite.errors import Refusal
-from ferrite.graph import Index, ModelLine, Places, first_model_line, model_line
+from ferrite.graph import ModelLine, PlaceIndex, Places, first_model_line, model_line
 from ferrite.ir.program import Constant, call_of
 from ferrite.pipeline import PassRecord
 from ferrite.schedule import INTERPRETED, Launch, Plan, Run
@@ -36,7 +36,7 @@ def plan_record(
         assert not isinstance(step, Run)
         eager.append(EagerCall(", ".join(step.origin.nodes) or type(step).__name__.lower(), refusal))
     kernels = tuple(
-        Kernel(launch.name, nodes_of_launch(launch), lines_of_launch(launch), region)
+        KernelRecord(launch.name, nodes_of_launch(launch), lines_of_launch(launch), region)
         for launch, region in zip(plan.launches, plan.regions, strict=True)
     )
     return GraphRecord(
@@ -98,7 +98,7 @@ def operator_text(operator: str | Constant) -> str:
 # --- as plain data, and back ------------------------------------------------------------------------------------------
 
 
-def as_data(record: GraphRecord, index: Index) -> Any:
+def as_data(record: GraphRecord, index: PlaceIndex) -> Any:
     return encode(GraphRecord, record, index)
 
 

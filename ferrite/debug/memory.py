@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.debug.record import Memory
+from ferrite.debug.record import PeakMemory
 from ferrite.graph import Storage, fake_value, leaves, storages_of, tensor_storages
 from ferrite.schedule import Plan
 from ferrite.schedule.memory import peak_of
@@ -15,8 +15,8 @@ from ferrite.schedule.memory import peak_of
 GIVEN = ("placeholder", "get_attr")
 
 
-def memory_record(gm: torch.fx.GraphModule, plan: Plan) -> Memory:
-    return Memory(peak_of(plan, hints_of(gm)), eager_peak(gm))
+def memory_record(gm: torch.fx.GraphModule, plan: Plan) -> PeakMemory:
+    return PeakMemory(peak_of(plan, hints_of(gm)), eager_peak(gm))
 
 
 def hints_of(gm: torch.fx.GraphModule) -> dict[str, int]:

@@ -9,11 +9,11 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.debug.graph_record import target_text
-from ferrite.debug.record import Saved, Value
+from ferrite.debug.record import SavedForBackward, SavedValue
 from ferrite.graph import Storage, describe_value, fake_value, input_storages, model_line, storage_bytes, storages_of
 
 
-def partition_record(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule) -> Saved:
+def partition_record(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule) -> SavedForBackward:
     """Both graphs are cut from one and keep the names of its nodes: a call that is in both is computed twice."""
     output = forward.graph.output_node()
     results: Any = output.args[0]
@@ -31,14 +31,14 @@ def partition_record(forward: torch.fx.GraphModule, backward: torch.fx.GraphModu
     calls = {node.name for node in forward.graph.nodes if node.op == "call_function"}
     twice = [node for node in backward.graph.nodes if node.op == "call_function" and node.name in calls]
     again = [value_of(node) for node in twice if has_own_memory(node)]
-    return Saved(kept=tuple(made), recomputed=tuple(again), inputs=len(saved) - len(made))
+    return SavedForBackward(kept=tuple(made), recomputed=tuple(again), inputs=len(saved) - len(made))
 
 
-def value_of(node: torch.fx.Node, *, counted: bool = False) -> Value:
+def value_of(node: torch.fx.Node, *, counted: bool = False) -> SavedValue:
     """`counted`: its memory was counted with another value."""
     value = fake_value(node)
     size = 0 if counted else torch_api.size_hint(storage_bytes(value))
-    return Value(target_text(node.target), describe_value(value), size, model_line(node))
+    return SavedValue(target_text(node.target), describe_value(value), size, model_line(node))
 
 
 def has_own_memory(node: torch.fx.Node) -> bool:

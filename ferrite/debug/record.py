@@ -41,7 +41,7 @@ class EagerCall:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class KernelRecord:
     """A compiled kernel: the operators it covers and the lines of the model they came from. Kernels of a graph with the
     same `region` run side by side, each on one thread."""
 
@@ -52,7 +52,7 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Memory:
+class PeakMemory:
     """The most bytes held at once beyond the inputs, at the sizes seen: by the plan, and by eager, which frees what an
     operator gives after its last use. None where sizes are known only when it runs."""
 
@@ -71,17 +71,17 @@ class GraphRecord:
     operators: int
     inputs: tuple[str, ...]
     source: str = field(metadata={"read as": ""})
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[KernelRecord, ...]
     eager_calls: tuple[EagerCall, ...]
     passes: tuple[PassRecord, ...] = ()
     failure: str | None = None
     not_fused: tuple[FusionRefusal, ...] = ()
-    memory: Memory | None = None
+    memory: PeakMemory | None = None
     not_recorded: tuple[Refusal, ...] = ()
 
 
 @dataclass(frozen=True)
-class Value:
+class SavedValue:
     """A value that the backward graph needs: what computes it, what it looks like, and its bytes at the sizes seen."""
 
     operator: str
@@ -91,15 +91,15 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedForBackward:
     """What the partitioner chose: what the forward graph keeps for the backward graph, and what that computes again.
 
     `recomputed` leaves out views, which cost nothing. `inputs`: how many of the kept values are inputs, or views of
     them: these are there anyway.
     """
 
-    kept: tuple[Value, ...]
-    recomputed: tuple[Value, ...]
+    kept: tuple[SavedValue, ...]
+    recomputed: tuple[SavedValue, ...]
     inputs: int
 
     @property
@@ -124,7 +124,7 @@ class CompileRecord:
     options: Options
     line: ModelLine | None = None
     graphs: list[GraphRecord] = field(default_factory=list)
-    saved: Saved | None = None
+    saved: SavedForBackward | None = None
     passes: dict[str, tuple[PassRecord, ...]] = field(default_factory=dict)  # of stages before the graphs part
     captured: Outcome | None = None  # whether the cache had what passes make of the graph of torch calls
     joint: Outcome | None = None  # and of that of forward and backward
@@ -155,7 +155,7 @@ class CompileRecord:
         return dict(total)
 
     @property
-    def kernels(self) -> tuple[Kernel, ...]:
+    def kernels(self) -> tuple[KernelRecord, ...]:
         return tuple(kernel for graph in self.graphs for kernel in graph.kernels)
 
     @property

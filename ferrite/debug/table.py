@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from ferrite.debug.record import CompileRecord, EagerCall, Value
+from ferrite.debug.record import CompileRecord, EagerCall, SavedValue
 
 LINES_SHOWN = 3
 NUMBERS = ["operators", "inputs", "kernels", "eager calls", "ms", "calls", "times", "values", "bytes", "in eager"]
@@ -81,7 +81,7 @@ def partition_table(record: CompileRecord) -> Table:
     table = new_table("for backward", "how", "operator", "values", "bytes", "from")
     saved = record.saved
     for how, values in (("saved", saved.kept), ("recomputed", saved.recomputed)) if saved is not None else ():
-        groups: dict[str, list[Value]] = collections.defaultdict(list)
+        groups: dict[str, list[SavedValue]] = collections.defaultdict(list)
         for value in values:
             groups[value.operator].append(value)
         for operator, members in sorted(groups.items(), key=lambda item: -sum(value.bytes for value in item[1])):
@@ -101,7 +101,7 @@ def eager_table(record: CompileRecord) -> Table:
     return table
 
 
-def places(members: Sequence[EagerCall] | Sequence[Value]) -> str:
+def places(members: Sequence[EagerCall] | Sequence[SavedValue]) -> str:
     """The first lines of the model that some calls or values came from."""
     found = list(dict.fromkeys(member.line.place for member in members if member.line is not None))
     more = f" and {len(found) - LINES_SHOWN} more" if len(found) > LINES_SHOWN else ""

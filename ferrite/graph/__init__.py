@@ -37,7 +37,7 @@ from ferrite.graph.facts import (
 )
 from ferrite.graph.gradients import Gradients, says_so
 from ferrite.graph.order import PLACE, stable_topological_sort, users_in_order
-from ferrite.graph.places import Index, Place, Places
+from ferrite.graph.places import Place, PlaceIndex, Places
 from ferrite.graph.regions import WRITTEN_AFTER, Regions, has_effect, is_random, mutates
 from ferrite.graph.scatters import VIEW_SCATTERS, eager_refuses
 from ferrite.graph.source import TORCH_FOLDER, first_model_line, model_line
@@ -76,11 +76,11 @@ __all__ = [
     "Aliases",
     "CannotRun",
     "Gradients",
-    "Index",
     "MetadataUpdater",
     "MissingValue",
     "ModelLine",
     "Place",
+    "PlaceIndex",
     "Places",
     "Regions",
     "Snapshot",

@@ -34,7 +34,7 @@ class Places:
         number, leaf = place
         return things_of(self.nodes[number])[leaf]
 
-    def index(self) -> Index:
+    def index(self) -> PlaceIndex:
         """Where everything is now, for one who will edit the graph."""
         lines: dict[ModelLine, int] = {}
         things: dict[int, tuple[Any, Place]] = {}
@@ -45,11 +45,11 @@ class Places:
             for leaf, thing in enumerate(things_of(node)):
                 if not isinstance(thing, torch.fx.Node):
                     things.setdefault(id(thing), (thing, (number, leaf)))
-        return Index(lines, things)
+        return PlaceIndex(lines, things)
 
 
 @dataclass(frozen=True)
-class Index:
+class PlaceIndex:
     """The places of lines and of objects. It keeps the objects alive: they are told by their identities."""
 
     lines: dict[ModelLine, int]

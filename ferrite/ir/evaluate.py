@@ -121,9 +121,9 @@ class Points:
     # --- memory -------------------------------------------------------------------------------------------------------
 
     def loaded(self, tensor: torch.Tensor, coordinates: Sequence[Index]) -> torch.Tensor:
-        window = self.window(tensor, coordinates)
-        if window is not None:
-            return window
+        view = self.view(tensor, coordinates)
+        if view is not None:
+            return view
         if tensor.numel() == 0:  # nothing to read: only points that do not count ask for it
             self.check(tensor, coordinates)
             return torch.zeros((), dtype=tensor.dtype, device=self.device)
@@ -142,7 +142,7 @@ class Points:
             places.append(value.clamp(0, max(size - 1, 0)))
         return tuple(places)
 
-    def window(self, tensor: torch.Tensor, coordinates: Sequence[Index]) -> torch.Tensor | None:
+    def view(self, tensor: torch.Tensor, coordinates: Sequence[Index]) -> torch.Tensor | None:
         """The part of a tensor that plain axes and numbers name, laid out over the axes, looking at no element."""
         order: list[Axis] = []
         at: list[int | slice] = []

@@ -34,7 +34,7 @@ TAKES: dict[str, Callable[[torch.dtype], bool]] = {
 
 
 @dataclass(frozen=True)
-class Scalar:
+class ScalarOperator:
     name: str
     arity: int
     meaning: Callable[..., torch.Tensor]
@@ -43,13 +43,13 @@ class Scalar:
     cost: int = CHEAP
 
 
-OPERATORS: dict[str, Scalar] = {}
+OPERATORS: dict[str, ScalarOperator] = {}
 
 
 def _row(
     name: str, arity: int, meaning: Callable[..., Any], takes: str = "any", gives: str = "same", cost: int = CHEAP
 ) -> None:
-    OPERATORS[name] = Scalar(name, arity, meaning, takes, gives, cost)
+    OPERATORS[name] = ScalarOperator(name, arity, meaning, takes, gives, cost)
 
 
 def _rows(arity: int, names: str, module: Any = torch, prefix: str = "", **rest: Any) -> None:

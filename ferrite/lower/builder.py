@@ -135,7 +135,7 @@ class Builder:
         self.buffers[name] = Buffer(name, box.dtype, box.sizes, strides, ZERO, box.device, kind)
         return name
 
-    def window(
+    def new_view(
         self, base: Buffer, dtype: torch.dtype, sizes: Sequence[Index], strides: Sequence[Index], offset: Index
     ) -> str:
         """A view of a buffer's storage."""

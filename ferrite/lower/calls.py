@@ -121,7 +121,7 @@ def new_object(ctx: Builder) -> Value:
 
 
 def new_result(ctx: Builder, fake: torch.Tensor, owner: Value | None) -> Value:
-    """A value for what a call returns: memory of its own, or a window on that of its owner."""
+    """A value for what a call returns: memory of its own, or a view of that of its owner."""
     if fake.layout is not torch.strided:
         return new_foreign(ctx, fake)
     sizes, strides = ctx.shape(fake), ctx.sizes.indices(fake.stride())

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from ferrite.ir.index import ONE, ZERO, Index, Number, contiguous_strides, number
 from ferrite.lower.eager_strides import (
     Placed,
-    Step,
     Steps,
+    StrideTerm,
     Undecided,
     contiguous_steps,
     has_no_elements,
@@ -61,7 +61,7 @@ def stacked(operands: Sequence[Placed], sizes: tuple[Index, ...], dim: int) -> S
     found = []
     for step in viewed([whole], sizes):
         outside = () if step.operand is None else steps[step.operand[1]].inside
-        found.append(Step(inside=(*(place for each in outside for place in cut[each]), *step.inside)))
+        found.append(StrideTerm(inside=(*(place for each in outside for place in cut[each]), *step.inside)))
     return tuple(found)
 
 

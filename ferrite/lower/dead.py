@@ -27,8 +27,11 @@ def without_unused_targets(operation: Operation, used: Callable[[str], bool]) ->
     """Of several results (a greatest element and its place), those that somebody reads."""
     if not isinstance(operation, Reduce | Scan | Sort):
         return operation
-    targets = tuple(target if target is not None and used(target.buffer) else None for target in operation.targets)
-    return operation if targets == operation.targets else replace(operation, targets=targets)
+    destinations = tuple(
+        destination if destination is not None and used(destination.buffer) else None
+        for destination in operation.destinations
+    )
+    return operation if destinations == operation.destinations else replace(operation, destinations=destinations)
 
 
 def live_operations(program: Program) -> Program:

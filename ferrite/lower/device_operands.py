@@ -20,13 +20,13 @@ from ferrite.ir.index import ZERO, Index, contiguous_strides
 from ferrite.ir.program import (
     Buffer,
     Compute,
+    Destination,
     DeviceCopy,
     Operation,
     Program,
     Reduce,
     Scan,
     Sort,
-    Target,
     reads,
     writes,
 )
@@ -90,7 +90,7 @@ def reading(operation: Compute | Reduce | Scan | Sort, new: dict[str, str]) -> O
         found = value(IndexValue.intern(old, torch.int64))
         return found.index if isinstance(found, IndexValue) else old
 
-    def target(old: Target | None) -> Target | None:
+    def destination(old: Destination | None) -> Destination | None:
         return None if old is None else replace(old, coordinates=tuple(map(index, old.coordinates)))
 
     match operation:
@@ -102,5 +102,5 @@ def reading(operation: Compute | Reduce | Scan | Sort, new: dict[str, str]) -> O
             return replace(operation, stores=tuple(stores))
         case Sort():
             return replace(operation, keys=tuple(map(value, operation.keys)))
-    values, targets = tuple(map(value, operation.values)), tuple(map(target, operation.targets))
-    return replace(operation, values=values, targets=targets)
+    values, destinations = tuple(map(value, operation.values)), tuple(map(destination, operation.destinations))
+    return replace(operation, values=values, destinations=destinations)

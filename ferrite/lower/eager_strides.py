@@ -1,9 +1,9 @@
 """Where eager puts the results of elementwise operators, and of those that make a tensor like another.
 
 These are eager's rules, for sizes and strides that are index expressions. A rule says each stride of a result as a
-`Step`: a stride of an operand, or a product of sizes. It asks whether sizes are 0 or 1 and which of two strides is
-larger; where what is known of the symbols does not tell, it raises `Undecided`. Sizes that may be 0 or 1 at run time
-are tried out as such: what is told holds for them, too.
+`StrideTerm`: a stride of an operand, or a product of sizes. It asks whether sizes are 0 or 1 and which of two strides
+is larger; where what is known of the symbols does not tell, it raises `Undecided`. Sizes that may be 0 or 1 at run
+time are tried out as such: what is told holds for them, too.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class Step:
+class StrideTerm:
     """A stride of a result: that of a dimension of an operand, if any, times the sizes of `inside` of the result.
     `at_least_one`: where a size of 0 counts as 1. `nowhere`: it is 0."""
 
@@ -70,8 +70,8 @@ class Step:
         return strides[place][dim] * inner if self.inside else strides[place][dim]
 
 
-NOWHERE = Step(nowhere=True)  # all places along the dimension are the same
-Steps = tuple[Step, ...]
+NOWHERE = StrideTerm(nowhere=True)  # all places along the dimension are the same
+Steps = tuple[StrideTerm, ...]
 Rule = Callable[[Sequence[Placed], tuple[Index, ...]], Steps]
 
 
@@ -84,7 +84,7 @@ def like_operand(operands: Sequence[Placed], sizes: tuple[Index, ...]) -> Steps:
     if is_dense(operand):
         return same_as(operand)
     order = in_order(sizes, [operand.strides])
-    return tuple(Step(inside=tuple(order[: order.index(dim)])) for dim in range(len(sizes)))
+    return tuple(StrideTerm(inside=tuple(order[: order.index(dim)])) for dim in range(len(sizes)))
 
 
 def elementwise(operands: Sequence[Placed], sizes: tuple[Index, ...], numbers: bool = False) -> Steps:
@@ -122,13 +122,13 @@ def expanded(operands: Sequence[Placed], sizes: tuple[Index, ...]) -> Steps:
     if not operand.sizes:  # one element, whatever the sizes
         return (NOWHERE,) * len(sizes)
     missing = len(sizes) - len(operand.sizes)
-    steps: list[Step] = []  # the innermost first
+    steps: list[StrideTerm] = []  # the innermost first
     for dim in reversed(range(len(sizes))):
         size = operand.sizes[dim - missing] if dim >= missing else ONE
         if not is_equal(size, sizes[dim]):
             steps.append(NOWHERE)
         elif dim >= missing:
-            steps.append(Step(operand=(0, dim - missing)))
+            steps.append(StrideTerm(operand=(0, dim - missing)))
         elif steps[-1] is NOWHERE:
             steps.append(NOWHERE)
         else:
@@ -142,7 +142,7 @@ def viewed(operands: Sequence[Placed], sizes: tuple[Index, ...]) -> Steps:
     if has_no_elements(operand):
         same = len(sizes) == len(operand.sizes) and all(map(is_equal, sizes, operand.sizes))
         return same_as(operand) if same else contiguous_steps(len(sizes))
-    steps: dict[int, Step] = {}
+    steps: dict[int, StrideTerm] = {}
     dim, start, left = len(sizes) - 1, len(operand.sizes) - 1, list(range(len(operand.sizes)))
     while left:
         run_size = operand.sizes[left.pop()]
@@ -154,12 +154,12 @@ def viewed(operands: Sequence[Placed], sizes: tuple[Index, ...]) -> Steps:
         view_size: Index = ONE
         inside: tuple[int, ...] = ()
         while dim >= 0 and (is_less(view_size, run_size) or is_equal(sizes[dim], ONE)):
-            steps[dim] = Step(operand=(0, start), inside=inside, at_least_one=False)
+            steps[dim] = StrideTerm(operand=(0, start), inside=inside, at_least_one=False)
             view_size, inside, dim = view_size * sizes[dim], (dim, *inside), dim - 1
         if not is_equal(view_size, run_size):
             raise Undecided("how the dimensions of a view are cut")
         start = len(left) - 1
-    return tuple(steps.get(place, Step()) for place in range(len(sizes)))
+    return tuple(steps.get(place, StrideTerm()) for place in range(len(sizes)))
 
 
 def narrowed(operands: Sequence[Placed], sizes: tuple[Index, ...]) -> Steps:
@@ -197,17 +197,17 @@ def transformed(operands: Sequence[Placed], sizes: tuple[Index, ...], dims: Sequ
 
 
 def same_as(operand: Placed) -> Steps:
-    return tuple(Step(operand=(0, dim)) for dim in range(len(operand.sizes)))
+    return tuple(StrideTerm(operand=(0, dim)) for dim in range(len(operand.sizes)))
 
 
 def contiguous_steps(count: int) -> Steps:
-    return tuple(Step(inside=tuple(range(dim + 1, count))) for dim in range(count))
+    return tuple(StrideTerm(inside=tuple(range(dim + 1, count))) for dim in range(count))
 
 
 def in_order_steps(order: Sequence[int]) -> Steps:
     """Dimensions in an order, the innermost first. A size of 0 makes all strides outside of it 0."""
     inside = {dim: tuple(order[:place]) for place, dim in enumerate(order)}
-    return tuple(Step(inside=inside[dim], at_least_one=False) for dim in range(len(order)))
+    return tuple(StrideTerm(inside=inside[dim], at_least_one=False) for dim in range(len(order)))
 
 
 # --- questions --------------------------------------------------------------------------------------------------------
@@ -333,7 +333,7 @@ def decided(rule: Rule, operands: Sequence[Placed], sizes: tuple[Index, ...]) ->
     )
     if len(every) > MAX_SIZE_CASES:
         raise Undecided("too many sizes may be 0 or 1")
-    candidates: list[tuple[Step, ...]] = []
+    candidates: list[tuple[StrideTerm, ...]] = []
     for case in every:  # the first is that of large sizes, for which it does not matter what counts as one
         there = [Placed(put(each.sizes, case), put(each.strides, case)) for each in operands]
         small = put(sizes, case)
@@ -352,7 +352,7 @@ def put(numbers: tuple[Index, ...], case: Mapping[Any, Index]) -> tuple[Index, .
     return tuple(substitute(each, case) for each in numbers) if case else numbers
 
 
-def number_of(step: Step, operands: Sequence[Placed], sizes: tuple[Index, ...]) -> Index:
+def number_of(step: StrideTerm, operands: Sequence[Placed], sizes: tuple[Index, ...]) -> Index:
     return as_index(step.of(sizes, [each.strides for each in operands], lambda size: maximum(size, ONE)))
 
 

@@ -15,7 +15,7 @@ from ferrite.ir.program import Bind, Buffer, Constant, Input
 from ferrite.lower.assertions import bind_sums
 from ferrite.lower.builder import Builder
 from ferrite.lower.calls import new_foreign
-from ferrite.lower.conj_and_neg import resolved_now
+from ferrite.lower.conj_and_neg import bits_of, resolved_now
 from ferrite.lower.scalars import number_input
 from ferrite.lower.value import Box, Value, whole
 
@@ -28,7 +28,7 @@ def new_input(ctx: Builder, node: torch.fx.Node, is_donated: bool) -> tuple[Inpu
     if isinstance(fake, torch.Tensor):
         value = tensor_input(ctx, node.name, fake, "donated" if is_donated else "input")
         bind_symbols(ctx, node.name, fake)
-        return node.name, resolved_now(ctx, value, node) if fake.is_conj() or fake.is_neg() else value
+        return node.name, resolved_now(ctx, value, node) if bits_of(fake) else value
     if isinstance(fake, (int, torch.SymInt)) and not isinstance(fake, bool):
         index = ctx.sizes.index(fake)
         received = index if isinstance(index, Symbol) and index not in ctx.bound else symbol(node.name)

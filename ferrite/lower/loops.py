@@ -8,7 +8,7 @@ import torch
 
 from ferrite.ir import Expr
 from ferrite.ir.index import Axis, Index, axis
-from ferrite.ir.program import Combine, Reduce, Scan, Sort, Target
+from ferrite.ir.program import Combine, Destination, Reduce, Scan, Sort
 from ferrite.lower.builder import Builder
 from ferrite.lower.memory import wanted_strides
 from ferrite.lower.value import Box, Value, own_axes, whole
@@ -29,10 +29,10 @@ def add_reduce(
     """
     outer, inner = own_axes(sizes), own_axes(over, "r")
     made = [value(outer, inner) if callable(value) else value for value in values]
-    targets, results = new_targets(ctx, sizes, dtypes, device)
+    destinations, results = new_destinations(ctx, sizes, dtypes, device)
     axes = tuple(item for item in outer if isinstance(item, Axis))
     reduced = tuple(item for item in inner if isinstance(item, Axis))
-    ctx.add(Reduce(axes, reduced, kind, tuple(made), targets, ctx.origin))
+    ctx.add(Reduce(axes, reduced, kind, tuple(made), destinations, ctx.origin))
     return results
 
 
@@ -47,8 +47,8 @@ def add_scan(
 ) -> tuple[Value | None, ...]:
     """Inclusive prefixes along a dimension; values are expressions over the axes of `sizes`."""
     axes, line = full_axes(ctx, sizes, along)
-    targets, results = new_targets(ctx, sizes, dtypes, device, line)
-    ctx.add(Scan(axes, line, combine, tuple(values), targets, ctx.origin))
+    destinations, results = new_destinations(ctx, sizes, dtypes, device, line)
+    ctx.add(Scan(axes, line, combine, tuple(values), destinations, ctx.origin))
     return results
 
 
@@ -64,8 +64,8 @@ def add_sort(
 ) -> tuple[Value | None, ...]:
     """Keys sorted along a dimension, and last the places they came from."""
     axes, line = full_axes(ctx, sizes, along)
-    targets, results = new_targets(ctx, sizes, dtypes, device, line)
-    ctx.add(Sort(axes, line, tuple(keys), targets, descending, stable, ctx.origin))
+    destinations, results = new_destinations(ctx, sizes, dtypes, device, line)
+    ctx.add(Sort(axes, line, tuple(keys), destinations, descending, stable, ctx.origin))
     return results
 
 
@@ -79,24 +79,24 @@ def full_axes(ctx: Builder, sizes: Sequence[Index], along: int) -> tuple[tuple[A
     return tuple(item for item in outer if isinstance(item, Axis)), line
 
 
-def new_targets(
+def new_destinations(
     ctx: Builder,
     sizes: Sequence[Index],
     dtypes: Sequence[torch.dtype | None],
     device: torch.device,
     line: Axis | None = None,
-) -> tuple[tuple[Target | None, ...], tuple[Value | None, ...]]:
+) -> tuple[tuple[Destination | None, ...], tuple[Value | None, ...]]:
     """Memory for results, and the values that see it."""
-    targets: list[Target | None] = []
+    destinations: list[Destination | None] = []
     results: list[Value | None] = []
     for place, dtype in enumerate(dtypes):
         if dtype is None:
-            targets.append(None)
+            destinations.append(None)
             results.append(None)
             continue
         box = Box(tuple(sizes), dtype, device, origins=(ctx.origin,))
         box.buffer = ctx.new_buffer(box, wanted_strides(ctx, place, sizes))
         axes = [line if line is not None and line.name == f"i{k}" else item for k, item in enumerate(own_axes(sizes))]
-        targets.append(Target(box.buffer, tuple(axes)))
+        destinations.append(Destination(box.buffer, tuple(axes)))
         results.append(whole(box))
-    return tuple(targets), tuple(results)
+    return tuple(destinations), tuple(results)

@@ -14,9 +14,9 @@ from ferrite.lower.value import Value, broadcast_place, own_axes
 
 
 def buffer_of(ctx: Builder, value: Value, fake: torch.Tensor | None = None) -> str:
-    """A buffer that is this value, for a call or an output: a strided window where it can be, else a copy.
+    """A buffer that is this value, for a call or an output: a strided view where it can be, else a copy.
 
-    With `fake`, the strides are eager's: a window that has others is copied, dimensions of size one take theirs.
+    With `fake`, the strides are eager's: a view that has others is copied, dimensions of size one take theirs.
     """
     name = ctx.realise(value.box)
     buffer = ctx.buffers[name]
@@ -39,7 +39,7 @@ def buffer_of(ctx: Builder, value: Value, fake: torch.Tensor | None = None) -> s
         found = by_torch(ctx, buffer, value, fake) or found
     if found is not None and fits(found):
         strides = wanted if wanted is not None else filled(value.sizes, found[0])
-        return ctx.window(buffer, value.dtype, value.sizes, strides, found[1])
+        return ctx.new_view(buffer, value.dtype, value.sizes, strides, found[1])
     return buffer_of_copy(ctx, value, wanted)
 
 
@@ -74,7 +74,7 @@ def buffer_of_copy(ctx: Builder, value: Value, strides: Sequence[Index] | None) 
     name = ctx.realise(copy.box)
     if copy.is_whole or strides is None:
         return name
-    return ctx.window(ctx.buffers[name], value.dtype, value.sizes, strides, ctx.buffers[name].offset)
+    return ctx.new_view(ctx.buffers[name], value.dtype, value.sizes, strides, ctx.buffers[name].offset)
 
 
 def in_memory(ctx: Builder, value: Value) -> Value:

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from ferrite.graph import fake_value
+from ferrite.graph import fake_value, same_sizes
 from ferrite.ir import Expr
 from ferrite.ir.index import ZERO, Index
 from ferrite.ir.program import Constant, Literal, Output
 from ferrite.lower.arguments import argument, literal_text, named_object
 from ferrite.lower.builder import Builder
-from ferrite.lower.conj_and_neg import resolved_later
+from ferrite.lower.conj_and_neg import bits_of, laid_out, resolved_later
 from ferrite.lower.memory import buffer_of, buffer_of_copy
 from ferrite.lower.value import Value
 
@@ -28,7 +28,7 @@ def program_outputs(ctx: Builder, values: Values, results: Sequence[Any], stride
     for result, wanted in zip(results, strides, strict=True):
         key = (id(result), None if wanted is None else ctx.sizes.indices(wanted))
         if key not in returned or not isinstance(result, torch.fx.Node):
-            value, fake = value_and_picture(ctx, values, result)
+            value, fake = value_and_picture(ctx, values, result, wanted, shared=True)
             if not isinstance(value, Value):
                 returned[key] = plain_output(ctx, value)
             elif wanted is not None and fake is not None:
@@ -45,7 +45,7 @@ def body_outputs(ctx: Builder, values: Values, results: Sequence[Any], strides: 
     outputs: list[Output] = []
     returned: set[str] = set()  # storages
     for result, wanted in zip(results, strides, strict=True):
-        value, fake = value_and_picture(ctx, values, result)
+        value, fake = value_and_picture(ctx, values, result, wanted, shared=False)
         if not isinstance(value, Value):
             outputs.append(plain_output(ctx, value))
             continue
@@ -59,8 +59,11 @@ def body_outputs(ctx: Builder, values: Values, results: Sequence[Any], strides: 
     return tuple(tensors_apart(ctx, results, outputs))
 
 
-def value_and_picture(ctx: Builder, values: Values, result: Any) -> tuple[Any, torch.Tensor | None]:
-    """A result and, where it is a tensor, torch's picture of it. Numbers to be conjugated or negated lie so already."""
+def value_and_picture(
+    ctx: Builder, values: Values, result: Any, wanted: Any, shared: bool
+) -> tuple[Any, torch.Tensor | None]:
+    """A result and, where it is a tensor, torch's picture of it. Numbers to be conjugated or negated lie so already, as
+    eager's `wanted` strides have it: a kernel that copied them would not see their bits."""
     is_node = isinstance(result, torch.fx.Node)
     value = values[result] if is_node else result
     if not isinstance(value, Value):
@@ -68,7 +71,11 @@ def value_and_picture(ctx: Builder, values: Values, result: Any) -> tuple[Any, t
     fake = fake_value(result) if is_node else value.fake
     if not isinstance(fake, torch.Tensor):
         return value, None
-    return (resolved_later(ctx, value, fake) if fake.is_conj() or fake.is_neg() else value), fake
+    if not bits_of(fake):
+        return value, fake
+    if wanted is not None and not same_sizes(wanted, fake.stride()):
+        fake = laid_out(fake, wanted)
+    return resolved_later(ctx, value, fake, shared), fake
 
 
 def plain_output(ctx: Builder, value: Any) -> Output:
@@ -89,10 +96,10 @@ def output_with(ctx: Builder, value: Value, fake: torch.Tensor, strides: tuple[I
         found = ctx.buffers[name := buffer_of(ctx, value, fake)]
         if ZERO not in value.sizes or found.kind == "foreign" or found.strides == strides:
             return name
-        return ctx.window(found, value.dtype, value.sizes, strides, found.offset)
+        return ctx.new_view(found, value.dtype, value.sizes, strides, found.offset)
     if ZERO in value.sizes:  # without elements any strides will do, and what shares memory goes on sharing it
         base = ctx.buffers[ctx.realise(value.box)]
-        return ctx.window(base, value.dtype, value.sizes, strides, base.offset)
+        return ctx.new_view(base, value.dtype, value.sizes, strides, base.offset)
     return buffer_of_copy(ctx, value, strides)
 
 
@@ -101,13 +108,13 @@ def tensors_apart(ctx: Builder, results: Sequence[Any], outputs: Sequence[Output
     computed first owns it: the others are views of it, and autograd tells a view from its base."""
     named = [pair for pair in zip(results, outputs, strict=True) if isinstance(pair[1], str)]
     owner = {output: result for result, output in sorted(named, key=operator.itemgetter(0), reverse=True)}
-    windows: dict[Any, str] = {}  # one tensor may be returned twice, as a view of another too
+    views: dict[Any, str] = {}  # one tensor may be returned twice, as a view of another too
     for result, output in zip(results, outputs, strict=True):
         same = isinstance(output, str) and owner[output] is not result
         if same and (buffer := ctx.buffers[str(output)]).kind != "foreign":
-            if (result, output) not in windows:
-                window = ctx.window(buffer, buffer.dtype, buffer.sizes, buffer.strides, buffer.offset)
-                windows[result, output] = window
-            yield windows[result, output]
+            if (result, output) not in views:
+                view = ctx.new_view(buffer, buffer.dtype, buffer.sizes, buffer.strides, buffer.offset)
+                views[result, output] = view
+            yield views[result, output]
         else:
             yield output

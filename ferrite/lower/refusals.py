@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,8 +34,7 @@ aten = torch.ops.aten
 
 USUAL = frozenset({torch.float32, torch.float64})
 SMALL = (2, 8)  # no size is larger than the first, then, for windows that need more room, the second
-MAX_ELEMENTS = 1 << 16  # of all operands and results of a call that is made with the sizes of the graph
-MOST_MADE = 64  # times as many elements as there are in operands: of more it may be a number that says how many
+MAX_ELEMENTS = 1 << 16  # of all operands and results of a call that is made
 # Elementwise calls that may fail on zeros are made on ones too. Other calls may take what they are given for indices,
 # of which zero alone is a place that every tensor has.
 ALSO_ELEMENTWISE = frozenset({aten.floor_divide.default})
@@ -43,18 +42,18 @@ KNOW_NO_FLOATS = frozenset({aten.bitwise_not.default})  # and torch's picture of
 
 
 @dataclass(frozen=True)
-class Operand:
+class ProbedOperand:
     """A tensor of a call, with the sizes that are seen while compiling."""
 
     dtype: torch.dtype
     sizes: tuple[int, ...]
 
-    def at_most(self, limit: int) -> Operand:
-        return Operand(self.dtype, tuple(min(size, limit) for size in self.sizes))
+    def at_most(self, limit: int) -> ProbedOperand:
+        return ProbedOperand(self.dtype, tuple(min(size, limit) for size in self.sizes))
 
 
 @dataclass(frozen=True)
-class Constant:
+class ProbedConstant:
     """Any other argument. Its type is part of it: 1, 1.0 and True are equal."""
 
     type: type
@@ -62,20 +61,20 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Call:
+class ProbedCall:
     target: Any
     args: Any
     kwargs: Any
 
-    def mapped(self, function: Callable[[Any], Any]) -> Call:
+    def mapped(self, function: Callable[[Any], Any]) -> ProbedCall:
         arguments: Any = torch.fx.node.map_aggregate((self.args, self.kwargs), function)
-        return Call(self.target, *arguments)
+        return ProbedCall(self.target, *arguments)
 
-    def at_most(self, limit: int) -> Call:
-        return self.mapped(lambda each: each.at_most(limit) if isinstance(each, Operand) else each)
+    def at_most(self, limit: int) -> ProbedCall:
+        return self.mapped(lambda each: each.at_most(limit) if isinstance(each, ProbedOperand) else each)
 
-    def operands(self) -> list[Operand]:
-        return [each for each in leaves((self.args, self.kwargs)) if isinstance(each, Operand)]
+    def operands(self) -> list[ProbedOperand]:
+        return [each for each in leaves((self.args, self.kwargs)) if isinstance(each, ProbedOperand)]
 
 
 class NotAsked(Exception):
@@ -158,31 +157,31 @@ def seeded(target: Any) -> Any | None:
 def refusal(node: torch.fx.Node) -> str | None:
     """What eager says to a call; None where it does not refuse it, or was not asked."""
     try:
-        call = Call(node.target, node.args, node.kwargs).mapped(described)
+        call = ProbedCall(node.target, node.args, node.kwargs).mapped(described)
         results = [described_tensor(each) for each in leaves(fake_value(node)) if isinstance(each, torch.Tensor)]
-        given, made = (sum(math.prod(each.sizes) for each in group) for group in (call.operands(), results))
+        given, made = elements_in(call.operands()), elements_in(results)
         is_small = given + made <= MAX_ELEMENTS
-        passes, why = refusal_of_types(call) if is_small or made <= MOST_MADE * given else (False, None)
+        passes, why = refusal_of_types(call, grows=made > max(given, MAX_ELEMENTS))
         return refusal_of_sizes(call) if is_small and not passes and why is None else why
     except (NotAsked, TypeError):  # the latter: an argument that cannot be hashed
         return None
 
 
-def described(argument: Any) -> Operand | Constant:
+def described(argument: Any) -> ProbedOperand | ProbedConstant:
     value = fake_value(argument) if isinstance(argument, torch.fx.Node) else argument
     if isinstance(value, torch.Tensor):
         return described_tensor(value)
     if isinstance(value, torch.SymInt):
-        return Constant(int, seen(value))
+        return ProbedConstant(int, seen(value))
     if isinstance(argument, torch.fx.Node) or isinstance(value, (torch.SymFloat, torch.SymBool)):
         raise NotAsked
-    return Constant(type(value), value)
+    return ProbedConstant(type(value), value)
 
 
-def described_tensor(value: torch.Tensor) -> Operand:
+def described_tensor(value: torch.Tensor) -> ProbedOperand:
     if not is_plain(value) or value.is_quantized:
         raise NotAsked
-    return Operand(value.dtype, tuple(map(seen, value.shape)))
+    return ProbedOperand(value.dtype, tuple(map(seen, value.shape)))
 
 
 def seen(number: int | torch.SymInt) -> int:
@@ -191,17 +190,41 @@ def seen(number: int | torch.SymInt) -> int:
     return torch_api.size_hint(number)
 
 
-def refusal_of_types(call: Call) -> tuple[bool, str | None]:
-    """Whether a call passes on small tensors; and what eager says to it, if it says so to these types alone."""
+def refusal_of_types(call: ProbedCall, grows: bool) -> tuple[bool, str | None]:
+    """Whether a call passes on small tensors; and what eager says to it, if it says so to these types alone. `grows`:
+    it makes many elements, and more than it is given. A number may say how many, and do so of small tensors, too."""
     found: tuple[bool, str | None] = (False, None)
-    for limit in () if has_sizes(call.target) else SMALL:
-        if found == (False, None):
-            found = passes_but_for_types(call.at_most(limit))
+    for small in map(call.at_most, () if has_sizes(call.target) else SMALL):
+        if found == (False, None) and elements_in(small.operands()) <= MAX_ELEMENTS:
+            found = passes_but_for_types(small) if not grows or makes_few_elements(small) else found
     return found
 
 
 @functools.lru_cache(4096)
-def passes_but_for_types(call: Call) -> tuple[bool, str | None]:
+def makes_few_elements(call: ProbedCall) -> bool:
+    """Whether the results of a call are small, by torch's picture of them. What that is an error for, is one for eager
+    before anything is computed; where there is no picture, nobody knows."""
+    try:
+        with as_in_eager():
+            made = call.mapped(lambda each: each.value if isinstance(each, ProbedConstant) else pictured(each))
+            result = call.target(*made.args, **made.kwargs)
+    except NotImplementedError:
+        return False
+    except Exception:
+        return True
+    return sum(each.numel() for each in leaves(result) if isinstance(each, torch.Tensor)) <= MAX_ELEMENTS
+
+
+def elements_in(operands: Sequence[ProbedOperand]) -> int:
+    return sum(math.prod(each.sizes) for each in operands)
+
+
+def pictured(operand: ProbedOperand) -> torch.Tensor:
+    return torch.empty(operand.sizes, dtype=operand.dtype, device="meta")
+
+
+@functools.lru_cache(4096)
+def passes_but_for_types(call: ProbedCall) -> tuple[bool, str | None]:
     error = raised(call)
     if error is None:
         return True, None
@@ -209,7 +232,7 @@ def passes_but_for_types(call: Call) -> tuple[bool, str | None]:
 
 
 @functools.lru_cache(4096)
-def refusal_of_sizes(call: Call) -> str | None:
+def refusal_of_sizes(call: ProbedCall) -> str | None:
     """What eager says to a call with the sizes that it has, where torch's picture of it passes."""
     error = raised(call)
     return None if error is None else said(error)
@@ -221,16 +244,16 @@ def has_sizes(target: Any) -> bool:
     return "SymInt" in str(schema(target))
 
 
-def of_other_types(call: Call) -> Iterator[Call]:
+def of_other_types(call: ProbedCall) -> Iterator[ProbedCall]:
     """The same call with types that the operator may know: of all tensors, of the first, of those that are no
     indices."""
     first = next(iter(call.operands()), None)
 
-    def retyped(dtype: torch.dtype, changes: Callable[[Operand], bool]) -> Call:
+    def retyped(dtype: torch.dtype, changes: Callable[[ProbedOperand], bool]) -> ProbedCall:
         def other(each: Any) -> Any:
-            if isinstance(each, Operand):
-                return Operand(dtype, each.sizes) if changes(each) else each
-            return Constant(torch.dtype, dtype) if isinstance(each.value, torch.dtype) else each
+            if isinstance(each, ProbedOperand):
+                return ProbedOperand(dtype, each.sizes) if changes(each) else each
+            return ProbedConstant(torch.dtype, dtype) if isinstance(each.value, torch.dtype) else each
 
         return call.mapped(other)
 
@@ -240,7 +263,7 @@ def of_other_types(call: Call) -> Iterator[Call]:
     yield retyped(torch.int64, lambda each: True)
 
 
-def raised(call: Call) -> Exception | None:
+def raised(call: ProbedCall) -> Exception | None:
     """The error that eager raises for a call of zeros, and for one of ones where that may be of another kind."""
     error = None
     elementwise = is_elementwise(call.target) or call.target in ALSO_ELEMENTWISE
@@ -261,8 +284,8 @@ def raised(call: Call) -> Exception | None:
     return error
 
 
-def filled(argument: Operand | Constant, number: int) -> Any:
-    if isinstance(argument, Constant):
+def filled(argument: ProbedOperand | ProbedConstant, number: int) -> Any:
+    if isinstance(argument, ProbedConstant):
         return argument.value
     return torch.full(argument.sizes, number, dtype=argument.dtype)
 

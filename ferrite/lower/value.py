@@ -32,7 +32,8 @@ def mapping(axes: Sequence[Index], new: Sequence[Index]) -> dict[Atom, Index]:
 @dataclass(eq=False)
 class Box:
     """`expr` while pending, `buffer` once in memory. `strides`: where eager would put it, if that is known. `fake`:
-    torch's picture of the whole, from which those of its views are told.
+    torch's picture of the whole, from which those of its views are told. `bits_on`: where eager has a view of another
+    tensor instead, with bits set (`conj_and_neg`).
     """
 
     sizes: Coordinates
@@ -43,6 +44,7 @@ class Box:
     strides: Coordinates | None = None
     origins: tuple[Any, ...] = ()
     fake: torch.Tensor | None = field(default=None, repr=False)
+    bits_on: BitsOn | None = None
 
     def at(self, coordinates: Sequence[Index]) -> Expr:
         if self.expr is None:
@@ -89,6 +91,14 @@ class Value:
     def is_whole(self) -> bool:
         """Whether this is the box itself, seen straight."""
         return self.sizes == self.box.sizes and self.coordinates == own_axes(self.sizes)
+
+
+@dataclass(frozen=True, eq=False)
+class BitsOn:
+    """A value, and the bits (`conj`, `neg`) of a view of it by which its numbers are read as others."""
+
+    value: Value
+    bits: frozenset[str]
 
 
 def whole(box: Box) -> Value:

@@ -105,9 +105,11 @@ class Walk:
         return self.settle(node, apply(self.builder, node.target, args, kwargs, out))
 
     def settle(self, node: torch.fx.Node, value: Any) -> Any:
-        """Decide whether a node's value goes to memory now. What is returned does, so that what it reads can go."""
+        """Decide whether a node's value goes to memory now. What is returned does, so that what it reads can go, unless
+        it is returned as a view of that."""
         if isinstance(value, Value) and value.box.expr is not None:
-            leaves = bool(value.box.expr.loads) and any(user.op == "output" for user in node.users)
+            is_new = bool(value.box.expr.loads) and value.box.bits_on is None
+            leaves = is_new and any(user.op == "output" for user in node.users)
             if leaves or worth_keeping(value.box, self.uses[node]):
                 self.builder.realise(value.box)
             self.builder.since_call.settled(node, value.box)

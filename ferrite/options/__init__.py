@@ -65,8 +65,9 @@ class Options(Files, PostGrad, Freezing, Joint, PreGrad, Passes, Whole):  # sett
     """
 
     def __post_init__(self) -> None:
-        for name in FIELDS:
-            object.__setattr__(self, name, checked_setting(name, getattr(self, name)))
+        for name, field in FIELDS.items():
+            if (value := getattr(self, name)) is not field.default:  # those are right as they are
+                object.__setattr__(self, name, checked_setting(name, value))
 
     def cache_folder(self) -> Path:
         if self.cache_dir is not None:

@@ -20,7 +20,7 @@ from ferrite.passes.post_grad import POST_GRAD, check_fusions, post_grad_passes
 from ferrite.passes.pre_grad import PRE_GRAD, pre_grad_passes, sum_of_linears
 from ferrite.passes.pre_grad.horizontal import Horizontal, Limits
 from ferrite.passes.pre_grad.numeric_check import check_settings
-from ferrite.passes.pre_grad.split_cat import PARTS, Neighbours
+from ferrite.passes.pre_grad.split_cat import PARTS, PartSettings
 from ferrite.pipeline import Pipeline
 from ferrite.rewrite import AnyRule, NearMiss
 from ferrite.rewrite import why as ask
@@ -54,7 +54,7 @@ def checked_options(options: Options) -> Options:
     if not isinstance(options.horizontal, str):
         check_choices("horizontal", options.horizontal, horizontal_rules(), "rule")
     if not isinstance(options.split_cat, str):
-        check_choices("split_cat", options.split_cat, dict.fromkeys(PARTS, Neighbours), "pass")
+        check_choices("split_cat", options.split_cat, dict.fromkeys(PARTS, PartSettings), "pass")
     if options.freeze_discard_parameters and not torch_api.GUARDS_CAN_GO:
         raise UserError(
             "option 'freeze_discard_parameters' needs torch 2.13 or newer",

@@ -10,7 +10,7 @@ from ferrite.rewrite.layout import follow, is_elementwise, only_ones_differ, rea
 from ferrite.rewrite.match import Match, Matcher
 from ferrite.rewrite.pattern import Items, Pattern, Variable, count_uses, trace_pattern
 from ferrite.rewrite.rule import AnyRule, Case, GraphRule, Layout, NodeRule, Numerics, Rule, Site, too_loose
-from ferrite.rewrite.visible import Sharing, difference
+from ferrite.rewrite.visible import VisibleMemory, difference
 from ferrite.rewrite.why import NearMiss, why
 from ferrite.rewrite.writer import INHERITED, Writer, inherit
 
@@ -29,9 +29,9 @@ __all__ = [
     "Numerics",
     "Pattern",
     "Rule",
-    "Sharing",
     "Site",
     "Variable",
+    "VisibleMemory",
     "Writer",
     "apply_rules",
     "arguments_of",

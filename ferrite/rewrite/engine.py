@@ -42,7 +42,7 @@ from ferrite.rewrite.layout import follow
 from ferrite.rewrite.match import Match
 from ferrite.rewrite.remembered import Remembered, remembered
 from ferrite.rewrite.rule import AnyRule, Counting, GraphRule, LocalRule, NodeRule, Rule, Site, too_loose
-from ferrite.rewrite.visible import Sharing, difference
+from ferrite.rewrite.visible import VisibleMemory, difference
 from ferrite.rewrite.writer import Writer, inherit
 
 Pair = tuple[torch.fx.Node, torch.fx.Node]  # a node, and the one that takes its place
@@ -79,7 +79,7 @@ class Engine:
         return remembered(self.gm, self.context)
 
     @property
-    def sharing(self) -> Sharing:
+    def sharing(self) -> VisibleMemory:
         return self.whole.sharing
 
     @property

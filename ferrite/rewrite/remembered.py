@@ -15,7 +15,7 @@ import torch
 
 from ferrite.graph import WRITTEN_AFTER, Regions, fake_value
 from ferrite.pipeline import PassContext
-from ferrite.rewrite.visible import Sharing
+from ferrite.rewrite.visible import VisibleMemory
 
 
 class Remembered:
@@ -23,8 +23,8 @@ class Remembered:
         self.graph, self.parts = graph, parts
 
     @functools.cached_property
-    def sharing(self) -> Sharing:
-        return Sharing(self.graph)
+    def sharing(self) -> VisibleMemory:
+        return VisibleMemory(self.graph)
 
     @functools.cached_property
     def regions(self) -> Regions:

@@ -76,7 +76,7 @@ def later_selves(node: torch.fx.Node) -> set[torch.fx.Node]:
     return found
 
 
-class Sharing:
+class VisibleMemory:
     """Which memory the graph's inputs and outputs live in, and which is written."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:

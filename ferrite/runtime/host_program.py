@@ -49,7 +49,7 @@ def load_host(
         "large_on_cpu": large_on_cpu,
         "threads": torch.get_num_threads,
         "view_of": view_of,
-        "window_on": torch_api.short_window,
+        "untracked_view": torch_api.quick_untracked_view,
         "taken_over": taken_over,
         "laid_out": laid_out,
         "saved": Saved(),
@@ -126,7 +126,7 @@ def in_file(code: types.CodeType, filename: str) -> types.CodeType:
 def view_of(
     base: torch.Tensor, dtype: torch.dtype, sizes: Sequence[int], strides: Sequence[int], offset: int
 ) -> torch.Tensor:
-    """Another window on a tensor's memory; the offset counts from where the tensor begins."""
+    """Another view of a tensor's memory, which autograd knows; the offset counts from where the tensor begins."""
     if dtype == base.dtype:
         return base.as_strided(sizes, strides, base.storage_offset() + offset)
     start = base.storage_offset() * base.dtype.itemsize // dtype.itemsize

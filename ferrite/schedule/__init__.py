@@ -2,11 +2,11 @@
 
 from ferrite.schedule.plan import make_plan
 from ferrite.schedule.steps import INTERPRETED, FusionRefusal, Launch, ParallelRegion, Plan, Run, device_type
-from ferrite.schedule.target import Built, RunMemory, Scheduling
+from ferrite.schedule.target import BuiltKernel, RunMemory, Scheduling
 
 __all__ = [
     "INTERPRETED",
-    "Built",
+    "BuiltKernel",
     "FusionRefusal",
     "Launch",
     "ParallelRegion",

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ferrite.ir import InvalidProgram
-from ferrite.ir.program import Compute, Loop, Reduce, Scan
+from ferrite.ir.program import Compute, LoopOperation, Reduce, Scan
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.repeats import Repeat
 from ferrite.schedule.memory.arena import bytes_of, meet, spans_of
@@ -42,7 +42,7 @@ def check_loops(schedule: Schedule) -> None:
         raise InvalidProgram("S1", f"{lost} is in {found[lost]} items and {wanted[lost]} times in the program")
 
 
-def loops_in(work: object) -> Iterator[Loop]:
+def loops_in(work: object) -> Iterator[LoopOperation]:
     match work:
         case Group():
             yield from work.operations

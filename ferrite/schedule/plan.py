@@ -33,7 +33,7 @@ from ferrite.schedule.memory.arena import Arenas
 from ferrite.schedule.memory.in_place import InPlaceReuse, later, with_views
 from ferrite.schedule.memory.liveness import last_uses_of, private
 from ferrite.schedule.memory.split_runs import with_split_runs
-from ferrite.schedule.schedule import Item, Schedule
+from ferrite.schedule.schedule import Schedule, ScheduleItem
 from ferrite.schedule.steps import Launch, Plan, Run, Step, device_type
 from ferrite.schedule.target import Schedulings
 
@@ -50,7 +50,7 @@ def make_plan(
 ) -> Plan:
     """`verify`: check the laws after every step. `observe` sees what each step made."""
     fuel = fuel or Fuel(None)
-    schedule = Schedule(program, schedulings, tuple(map(Item, program.operations)))
+    schedule = Schedule(program, schedulings, tuple(map(ScheduleItem, program.operations)))
     for step in STEPS:
         schedule = step(schedule, fuel, verify)
         if verify:
@@ -69,11 +69,11 @@ def prepare(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
         program = scheduling.prepared(program)
     if verify:
         verify_program(program)
-    return replace(schedule, program=program, items=tuple(map(Item, program.operations)))
+    return replace(schedule, program=program, items=tuple(map(ScheduleItem, program.operations)))
 
 
 def bodies(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
-    def planned(item: Item) -> Item:
+    def planned(item: ScheduleItem) -> ScheduleItem:
         if not isinstance(item.work, If | While | Invoke):
             return item
         found = [make_plan(body, schedule.schedulings, verify=verify, fuel=fuel) for body in bodies_of(item.work)]
@@ -87,9 +87,9 @@ def fuse(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
     Neighbours(ordered.items, schedule.buffer_table, schedule.schedulings, fuel).run()
     plans = {id(item.work): item.bodies for item in schedule.items if item.bodies}
     items = [
-        Item(work, ordered.not_compiled.get(place), plans.get(id(work), ()))
+        ScheduleItem(work, ordered.not_compiled.get(place), plans.get(id(work), ()))
         for place, work in enumerate(ordered.items)
-        if not isinstance(work, Group) or work.stages  # a group without any has become part of an earlier one
+        if not isinstance(work, Group) or work.members  # a group without any has become part of an earlier one
     ]
     return replace(schedule, items=tuple(items), not_fused=tuple(ordered.not_fused))
 
@@ -99,7 +99,7 @@ def arrange(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
     inside = private(schedule.program, works, schedule.buffer_table)  # type: ignore[arg-type]
     repeats = Repeats(schedule.buffer_table, schedule.schedulings)
 
-    def arranged(place: int, item: Item) -> Item:
+    def arranged(place: int, item: ScheduleItem) -> ScheduleItem:
         if not isinstance(item.work, Group):
             return item
         found = repeats.of(item.work, inside.get(place, ()))
@@ -122,7 +122,7 @@ def reuse_in_place(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
     works = [item.work.group if isinstance(item.work, Repeat) else item.work for item in schedule.items]
     reuse = InPlaceReuse(schedule.program, works, schedule.buffer_table)  # type: ignore[arg-type]
 
-    def launched(place: int, item: Item) -> Item:
+    def launched(place: int, item: ScheduleItem) -> ScheduleItem:
         if not isinstance(item.work, Repeat):
             return item
         repeat = item.work
@@ -148,19 +148,19 @@ def form_runs(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
     """Memory is made when it is first needed: nothing runs where it is only allocated."""
     items = [item for item in schedule.items if not isinstance(item.work, Allocate)]
 
-    def device_of(item: Item) -> str | None:
+    def device_of(item: ScheduleItem) -> str | None:
         return item.work.device if isinstance(item.work, Launch) else None
 
-    found: list[Item] = []
+    found: list[ScheduleItem] = []
     for device, some in itertools.groupby(items, device_of):
         if device is None:
             found += some
         else:
-            found.append(Item(Run(tuple(launches(some)))))
+            found.append(ScheduleItem(Run(tuple(launches(some)))))
     return replace(schedule, items=tuple(found))
 
 
-def launches(items: Iterator[Item]) -> Iterator[Launch]:
+def launches(items: Iterator[ScheduleItem]) -> Iterator[Launch]:
     return (item.work for item in items if isinstance(item.work, Launch))
 
 
@@ -169,7 +169,7 @@ def group_launches(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
     buffers = schedule.buffer_table.buffers
     leaving = {buffers[name].storage for name in schedule.program.outputs if isinstance(name, str)}
 
-    def grouped(item: Item) -> Item:
+    def grouped(item: ScheduleItem) -> ScheduleItem:
         if not isinstance(item.work, Run):
             return item
         scheduling = schedule.schedulings[device_type(item.work.launches[0].device)]
@@ -194,7 +194,7 @@ def plan_memory(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
 
 
 def finish(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
-    def finished(item: Item) -> Item:
+    def finished(item: ScheduleItem) -> ScheduleItem:
         if not isinstance(item.work, Run):
             return item
         scheduling = schedule.schedulings[device_type(item.work.launches[0].device)]
@@ -206,7 +206,7 @@ def finish(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
 STEPS = (prepare, bodies, fuse, arrange, reuse_in_place, form_runs, group_launches, split_runs, plan_memory, finish)
 
 
-def with_work(item: Item, work: Step) -> Item:
+def with_work(item: ScheduleItem, work: Step) -> ScheduleItem:
     return replace(item, work=work)
 
 

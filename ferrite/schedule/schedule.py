@@ -23,7 +23,7 @@ MAX_NODES_SHOWN = 8  # named in the text of an item
 
 
 @dataclass(frozen=True)
-class Item:
+class ScheduleItem:
     """`refusal`: why a loop is not compiled. `bodies`: the plans of the sub-programs that an operation runs."""
 
     work: Operation | Group | Repeat | Launch | Run
@@ -43,7 +43,7 @@ class Schedule:
 
     program: Program
     schedulings: Schedulings
-    items: tuple[Item, ...] = ()
+    items: tuple[ScheduleItem, ...] = ()
     not_fused: tuple[FusionRefusal, ...] = ()
     in_place: Mapping[str, str] = field(default_factory=dict)
     seen_elsewhere: frozenset[str] = frozenset()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ferrite.errors import Refusal
 from ferrite.ir.index import Symbol
 from ferrite.ir.kernel import Kernel
-from ferrite.ir.program import Loop, Operation, Program
+from ferrite.ir.program import LoopOperation, Operation, Program
 
 MAX_NAMES_SHOWN = 6
 INTERPRETED = Refusal("the interpreter was asked for")  # why an operation is no kernel, where nothing else is wrong
@@ -36,7 +36,7 @@ class Launch:
     kernel: Kernel
     arguments: tuple[str, ...]
     sizes: tuple[Symbol, ...]
-    operations: tuple[Loop, ...] = field(compare=False)
+    operations: tuple[LoopOperation, ...] = field(compare=False)
     device: str = "cpu"
 
     @property

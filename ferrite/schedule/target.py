@@ -18,12 +18,12 @@ from ferrite.ir.program import Operation, Program
 from ferrite.pipeline import Fuel
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.groups import Group
-from ferrite.schedule.fusion.stages import Stage
+from ferrite.schedule.fusion.members import Member
 from ferrite.schedule.steps import Run
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltKernel:
     """The kernel of a group. `arguments`: the storages behind its pointers."""
 
     kernel: Kernel
@@ -51,14 +51,14 @@ class Scheduling(Protocol):
     def prepared(self, program: Program) -> Program:
         """The program, with reductions and other operations in the forms that this device likes."""
 
-    def slower(self, group: Group, stage: Stage, rows: tuple[Axis, ...]) -> Refusal | None:
-        """Why a stage in a group, row by row, would run slower than after it, though it may be there."""
+    def slower(self, group: Group, member: Member, rows: tuple[Axis, ...]) -> Refusal | None:
+        """Why a member in a group, row by row, would run slower than after it, though it may be there."""
 
     def alike(self, group: Group, buffer_table: BufferTable) -> Hashable:
         """What two groups must have in common to be one kernel though they need nothing of each other; None for a group
         that is better alone."""
 
-    def arranged(self, group: Group, inside: Iterable[str], buffer_table: BufferTable) -> Built:
+    def arranged(self, group: Group, inside: Iterable[str], buffer_table: BufferTable) -> BuiltKernel:
         """A group as a kernel: loops for threads and vectors, or grids and blocks. `inside`: storages that nothing else
         accesses."""
 

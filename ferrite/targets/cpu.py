@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping, Sequence
 
 from ferrite.codegen import CpuSpelling, RunTable
-from ferrite.codegen.llvm import entry, host_target, is_narrow, machine_text, unsupported
+from ferrite.codegen.llvm import entry, host_processor, is_narrow, machine_text, unsupported
 from ferrite.errors import Refusal
 from ferrite.ir import STATES
 from ferrite.ir.kernel import Kernel
@@ -23,7 +23,7 @@ class CpuTarget:
 
     @functools.cached_property
     def scheduling(self) -> CpuScheduling:
-        return CpuScheduling(Machine(vector_bytes=4 * host_target().lanes), refusal_of_operation)
+        return CpuScheduling(Machine(vector_bytes=4 * host_processor().lanes), refusal_of_operation)
 
     def identity(self) -> str:
         return machine_text()

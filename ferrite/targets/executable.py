@@ -14,8 +14,8 @@ from ferrite.ir.program import Operation, Program, call_of, writes
 from ferrite.pipeline import Fuel
 from ferrite.runtime.cpu import KernelStore
 from ferrite.runtime.cuda import Recorder
-from ferrite.schedule import Built, Plan, Run, RunMemory, Scheduling, device_type
-from ferrite.schedule.fusion import BufferTable, Group, Stage
+from ferrite.schedule import BuiltKernel, Plan, Run, RunMemory, Scheduling, device_type
+from ferrite.schedule.fusion import BufferTable, Group, Member
 from ferrite.targets.choose import Targets
 from ferrite.targets.cuda import CudaTarget
 from ferrite.targets.target import LoadedRun
@@ -44,17 +44,17 @@ class Refusing:
     def prepared(self, program: Program) -> Program:
         return self.scheduling.prepared(program)
 
-    def slower(self, group: Group, stage: Stage, rows: tuple[Axis, ...]) -> Refusal | None:
+    def slower(self, group: Group, member: Member, rows: tuple[Axis, ...]) -> Refusal | None:
         if self.failed:
-            for operation in (stage.operation, *group.operations):
+            for operation in (member.operation, *group.operations):
                 if reasons := self.failed.get(written_by(operation)):
                     return reasons[0]
-        return self.scheduling.slower(group, stage, rows)
+        return self.scheduling.slower(group, member, rows)
 
     def alike(self, group: Group, buffer_table: BufferTable) -> Hashable:
         return self.scheduling.alike(group, buffer_table)
 
-    def arranged(self, group: Group, inside: Iterable[str], buffer_table: BufferTable) -> Built:
+    def arranged(self, group: Group, inside: Iterable[str], buffer_table: BufferTable) -> BuiltKernel:
         return self.scheduling.arranged(group, inside, buffer_table)
 
     def grouped(self, run: Run, buffer_table: BufferTable, leaving: Collection[str], fuel: Fuel) -> Run:

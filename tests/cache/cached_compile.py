@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ferrite.cache import Built, explain, graph_key, look_up, open_store
+from ferrite.cache import NewEntry, explain, graph_key, look_up, open_store
 from ferrite.capture import CapturedGraph, capture
 from ferrite.options import resolve
 from ferrite.runtime import run_in_eager
@@ -37,7 +37,7 @@ def compile_and_ask(size: int) -> list[list[Any]]:
             lambda artifact: artifact.metadata["nodes"],
         )
         nodes = lookup.found or len(graph.gm.graph.nodes)
-        outcome = lookup.publish(lambda: Built({"code": b"x"}, {"nodes": nodes}))
+        outcome = lookup.publish(lambda: NewEntry({"code": b"x"}, {"nodes": nodes}))
         differing = [each.name for each in (explain(outcome) or (None, []))[1]]
         outcomes.append([outcome.what, outcome.result, differing, outcome.key.digest, nodes])
         return run_in_eager(graph.gm)

@@ -14,9 +14,9 @@ import pytest
 import ferrite
 from ferrite.cache import (
     Artifact,
-    Built,
     Key,
     Lookup,
+    NewEntry,
     Outcome,
     Store,
     differences,
@@ -50,14 +50,14 @@ def look(store: Store | None, key: Key, read=whole) -> Lookup:
 
 def ask(store: Store | None, key: Key, **built) -> Outcome:
     """Look for an entry, and make it where there is none."""
-    return look(store, key).publish(lambda: Built({"code": b"1"}, {}, **built))
+    return look(store, key).publish(lambda: NewEntry({"code": b"1"}, {}, **built))
 
 
 @pytest.mark.quick
 def test_what_was_published_is_found(store):
     first = look(store, graph())
     assert (first.found, first.keeps, first.outcome.result) == (None, True, "miss")
-    published = first.publish(lambda: Built({"code": b"machine code"}, {"steps": (1, 2)}))
+    published = first.publish(lambda: NewEntry({"code": b"machine code"}, {"steps": (1, 2)}))
     assert (published.result, published.reason) == ("miss", "")
     second = look(store, graph())
     assert (second.keeps, second.outcome.result, second.outcome.key) == (False, "hit", graph())
@@ -65,7 +65,7 @@ def test_what_was_published_is_found(store):
     assert second.found.metadata == {"steps": [1, 2]}
 
 
-def never() -> Built:
+def never() -> NewEntry:
     raise AssertionError("it is described, and nobody keeps it")
 
 
@@ -91,7 +91,7 @@ def test_what_was_built_may_say_that_it_is_not_to_be_kept(store):
 
 @pytest.mark.quick
 def test_what_cannot_be_written_down_is_not_kept(store):
-    outcome = look(store, graph()).publish(lambda: Built({}, {"n": object()}))
+    outcome = look(store, graph()).publish(lambda: NewEntry({}, {"n": object()}))
     assert outcome.result == "not kept"
     assert outcome.reason.startswith("it cannot be written down: TypeError")
     assert list(store.entries()) == []
@@ -120,7 +120,7 @@ def test_the_cache_can_be_switched_off(tmp_path):
 
 @pytest.mark.quick
 def test_a_failing_description_leaves_nothing(store):
-    def fail() -> Built:
+    def fail() -> NewEntry:
         raise RuntimeError("no code")
 
     with pytest.raises(RuntimeError, match="no code"):
@@ -138,7 +138,7 @@ def test_a_reader_can_reject_an_entry(store):
     assert (refused.found, refused.keeps) == (None, True)
     assert refused.outcome.reason == "its entry could not be used: ValueError: not in this process"
     assert list(store.entries()) == []
-    told = refused.publish(lambda: Built({"code": b"2"}, {}, note="a kernel was made anew")).reason
+    told = refused.publish(lambda: NewEntry({"code": b"2"}, {}, note="a kernel was made anew")).reason
     assert told == "its entry could not be used: ValueError: not in this process; a kernel was made anew"
     assert look(store, graph()).found.sections == {"code": b"2"}
 

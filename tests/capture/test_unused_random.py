@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional as F
 
 import ferrite
+from ferrite.capture.unused_random import never_draws
 from tests.compare import assert_same_as_eager
 
 pytestmark = pytest.mark.quick
@@ -101,3 +102,9 @@ def test_a_graph_without_unused_random_numbers_is_left_alone(executor):
     torch.compile(lambda x: (x + torch.rand(2), x.sin()), backend="ferrite", options=options)(torch.ones(2))
     (graph,) = ferrite.last_compile().graphs
     assert re.search(r"return \[\w+, \w+\]", graph.source)
+
+
+def test_operators_that_cannot_draw_are_not_tried_out():
+    """They are known by name; dropout is made of others, and `bernoulli_` draws itself."""
+    assert all(never_draws(name) for name in ("add_", "_foreach_mul_", "copy_"))
+    assert not any(never_draws(name) for name in ("dropout", "bernoulli_", "rand", "view_as_nothing"))

@@ -11,7 +11,7 @@ import torch
 from ferrite.codegen.llvm.bounds import codes_of_bounds
 from ferrite.codegen.llvm.build import load, object_code
 from ferrite.codegen.llvm.emit import kernel_text
-from ferrite.codegen.llvm.target import host_target
+from ferrite.codegen.llvm.processor import host_processor
 from ferrite.ir.expr import rewrite_indices
 from ferrite.ir.index.algebra import Axis, number
 from ferrite.ir.kernel.nodes import checks
@@ -27,7 +27,7 @@ quick = pytest.mark.quick
 def run(source, memory, sizes=(), room=None, threads=1):
     """What a checked kernel gives, and the failing index and extent. `room`: elements that each tensor may have."""
     kernel = parse_kernel(source)
-    code = object_code(kernel_text(kernel, host_target(), "kernel", checked=True), host_target(), 2)
+    code = object_code(kernel_text(kernel, host_processor(), "kernel", checked=True), host_processor(), 2)
     function = SIGNATURE(load({"kernel": code})["kernel"])
     words = [tensor.data_ptr() for tensor in memory] + list(sizes)
     for tensor, count in zip(memory, room or [tensor.numel() for tensor in memory], strict=True):

@@ -143,7 +143,7 @@ def test_equal_views_that_only_calls_read_are_made_once():
     found = compile_strict(linears)(*given)
     torch.testing.assert_close(found, linears(*given))
     text = ferrite.last_compile().graphs[0].source
-    assert text.count("= window_on(") == 3  # rows of x, and two weights the other way round
+    assert text.count("= untracked_view(") == 3  # rows of x, and two weights the other way round
     assert text.count("leaves(") == 0
 
 

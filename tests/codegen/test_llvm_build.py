@@ -13,8 +13,8 @@ import torch
 from ferrite.codegen.llvm.build import assembly, load, object_code
 from ferrite.codegen.llvm.driver import FAILURE_WORDS, driver_address, pack_steps, with_rest
 from ferrite.codegen.llvm.emit import kernel_text
+from ferrite.codegen.llvm.processor import AVX2, AVX512, PROCESSORS, host_processor, portable_processor
 from ferrite.codegen.llvm.runtime_symbols import PARALLEL, openmp_library, runtime_symbols
-from ferrite.codegen.llvm.target import AVX2, AVX512, TARGETS, host_target, portable_target
 from ferrite.codegen.llvm.words import IMMEDIATE
 from ferrite.ir.kernel.parse import parse_kernel
 from ferrite.ir.types import short
@@ -39,8 +39,8 @@ RUN = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_char_p, ctypes.c_void_p, ctypes.
 
 @functools.cache
 def address(source):
-    target = host_target()
-    return load({"kernel": object_code(kernel_text(parse_kernel(source), target, "kernel"), target)})["kernel"]
+    processor = host_processor()
+    return load({"kernel": object_code(kernel_text(parse_kernel(source), processor, "kernel"), processor)})["kernel"]
 
 
 def run(steps, slots, threads=1, together=()):
@@ -76,10 +76,10 @@ def test_the_driver_stops_at_a_failure_and_says_where():
 
 
 def test_object_code_can_be_kept_and_loaded_again():
-    target = host_target()
-    made = kernel_text(parse_kernel(SCALE), target, "scale")
-    code = object_code(made, target)
-    assert code == object_code(made, target)  # nothing of it depends on the process
+    processor = host_processor()
+    made = kernel_text(parse_kernel(SCALE), processor, "scale")
+    code = object_code(made, processor)
+    assert code == object_code(made, processor)  # nothing of it depends on the process
     both = load({"scale": code}), load({"scale": code})
     assert both[0]["scale"] != both[1]["scale"]
     x, out = torch.randn(7), torch.zeros(7)
@@ -89,13 +89,13 @@ def test_object_code_can_be_kept_and_loaded_again():
 
 
 def test_many_threads_compile_and_run_at_once():
-    target = host_target()
+    processor = host_processor()
     gate = threading.Barrier(4)
 
     def job(number):
         gate.wait()
-        made = kernel_text(parse_kernel(SOFTMAX), target, f"kernel{number}")
-        function = SIGNATURE(load({f"kernel{number}": object_code(made, target)})[f"kernel{number}"])
+        made = kernel_text(parse_kernel(SOFTMAX), processor, f"kernel{number}")
+        function = SIGNATURE(load({f"kernel{number}": object_code(made, processor)})[f"kernel{number}"])
         x, out = torch.randn(5, 33), torch.zeros(5, 33)
         assert function((ctypes.c_int64 * 4)(x.data_ptr(), out.data_ptr(), 5, 33), 2, (ctypes.c_int64 * 3)()) == 0
         return float((out - x.softmax(1)).abs().max())
@@ -106,7 +106,7 @@ def test_many_threads_compile_and_run_at_once():
 
 def test_text_that_is_wrong_is_an_error():
     with pytest.raises(RuntimeError, match="expected"):
-        object_code("define i64 @f( {", host_target())
+        object_code("define i64 @f( {", host_processor())
 
 
 def test_the_openmp_runtime_is_the_one_that_torch_uses():
@@ -118,25 +118,25 @@ def test_other_machines_use_their_vectors():
     source = SCALE.replace("lanes=4", "lanes=16")
     assert "ymm" in assembly(kernel_text(parse_kernel(source), AVX2, "kernel"), AVX2)
     assert "zmm" in assembly(kernel_text(parse_kernel(source), AVX512, "kernel"), AVX512)
-    assert {target.lanes for target in TARGETS.values()} == {4, 8, 16}
-    assert portable_target().lanes == 4
-    assert host_target() is host_target()
+    assert {target.lanes for target in PROCESSORS.values()} == {4, 8, 16}
+    assert portable_processor().lanes == 4
+    assert host_processor() is host_processor()
 
 
 def test_coefficients_are_where_the_machine_wants_them():
     """An Arm core copies what it adds to; loading it anew is free. Others add from memory as they are."""
     kernel = parse_kernel(SOFTMAX)
-    assert "load volatile <4 x float>" in kernel_text(kernel, TARGETS["portable-arm"], "kernel")
+    assert "load volatile <4 x float>" in kernel_text(kernel, PROCESSORS["portable-arm"], "kernel")
     assert "volatile" not in kernel_text(kernel, AVX2, "kernel")
 
 
 def test_what_is_computed_by_portable_code_is_the_same(monkeypatch):
     """Conversions that a machine lacks are done by hand; this machine can run them too."""
-    from ferrite.codegen.llvm import target
+    from ferrite.codegen.llvm import processor
     from tests import native_kernels
 
-    by_hand = target.Target(**{**vars_of(host_target()), "half": False})
-    monkeypatch.setattr(native_kernels, "host_target", lambda: by_hand)
+    by_hand = processor.Processor(**{**vars_of(host_processor()), "half": False})
+    monkeypatch.setattr(native_kernels, "host_processor", lambda: by_hand)
     generator = torch.Generator().manual_seed(1)
     patterns = torch.randint(-(1 << 31), 1 << 31, [500], generator=generator).to(torch.int32).view(torch.float32)
     edges = torch.tensor([0.0, 1.0, 65504.0, 65519.9, 65520.0, 1e9, 6e-8, 3e-8, 2.98e-8, 6.1e-5, 1.0004883])
@@ -164,7 +164,7 @@ def vars_of(target):
 def test_text_is_the_same_every_time():
     for source in KERNELS.values():
         kernel = parse_kernel(source)
-        assert kernel_text(kernel, host_target(), "k") == kernel_text(kernel, host_target(), "k")
+        assert kernel_text(kernel, host_processor(), "k") == kernel_text(kernel, host_processor(), "k")
 
 
 def test_steps_that_are_together_run_once_each_with_any_number_of_threads():

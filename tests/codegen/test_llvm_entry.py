@@ -15,7 +15,7 @@ from ferrite.codegen.host import KernelCall, RunTable
 from ferrite.codegen.llvm.build import load, object_code
 from ferrite.codegen.llvm.driver import pack_steps
 from ferrite.codegen.llvm.entry import ENTRY, NAME, Table, bound
-from ferrite.codegen.llvm.target import host_target
+from ferrite.codegen.llvm.processor import host_processor
 from ferrite.codegen.llvm.words import IMMEDIATE
 from ferrite.runtime.cpu import Kernels, native_run
 
@@ -54,7 +54,7 @@ define i64 @fails(ptr %words, i64 %threads, ptr %failure) nounwind {
 
 
 def kernels_of(name, source, complaints=()):
-    addresses = load({name: object_code(source, host_target()), NAME: object_code(ENTRY, host_target())})
+    addresses = load({name: object_code(source, host_processor()), NAME: object_code(ENTRY, host_processor())})
     return Kernels([addresses[name]], [complaints], addresses[NAME])
 
 
@@ -96,7 +96,7 @@ def test_pythons_lock_is_free_while_kernels_run():
 
 
 def test_a_function_keeps_its_table_and_leaves_nothing_behind():
-    address = load({NAME: object_code(ENTRY, host_target())})[NAME]
+    address = load({NAME: object_code(ENTRY, host_processor())})[NAME]
     steps = pack_steps([], 0)
     kept = ctypes.create_string_buffer(steps, len(steps))
     table = Table(ctypes.addressof(kept))

@@ -12,7 +12,7 @@ from ferrite.codegen.llvm.build import load, object_code
 from ferrite.codegen.llvm.emit import kernel_text
 from ferrite.codegen.llvm.image import ARM, X86, Image, image_of, is_image
 from ferrite.codegen.llvm.memory import can_load, load_image
-from ferrite.codegen.llvm.target import AVX2, AVX512, PORTABLE_ARM, PORTABLE_X86, host_target
+from ferrite.codegen.llvm.processor import AVX2, AVX512, PORTABLE_ARM, PORTABLE_X86, host_processor
 from ferrite.errors import NotLoaded
 from ferrite.ir.kernel.parse import parse_kernel
 from tests.loop_kernels import KERNELS
@@ -49,7 +49,7 @@ define double @everything(double %x) {
 
 @needs_linux
 def test_an_image_does_what_the_linker_makes_of_the_object():
-    code = object_code(EVERYTHING, host_target())
+    code = object_code(EVERYTHING, host_processor())
     linked = UNARY(load({"everything": code})["everything"])
     held = Image.read(bytes(image_of(code)))
     kept = load_image("everything", held)
@@ -65,7 +65,7 @@ def test_many_images_lie_side_by_side():
         f"f{number}": f"define double @f{number}(double %x) {{\n  %y = fmul double %x, {number}.1\n  ret double %y\n}}"
         for number in range(2, 5)
     }
-    found = [load_image(name, image_of(object_code(text, host_target()))) for name, text in texts.items()]
+    found = [load_image(name, image_of(object_code(text, host_processor()))) for name, text in texts.items()]
     assert [UNARY(each.address)(3.0) for each in found] == [3.0 * 2.1, 3.0 * 3.1, 3.0 * 4.1]
 
 

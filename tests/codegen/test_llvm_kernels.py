@@ -7,7 +7,7 @@ import torch
 
 from ferrite.codegen.llvm.build import object_code
 from ferrite.codegen.llvm.emit import kernel_text
-from ferrite.codegen.llvm.target import TARGETS
+from ferrite.codegen.llvm.processor import PROCESSORS
 from ferrite.ir.kernel.parse import parse_kernel
 from tests.loop_kernels import GATHER, KERNELS, SCATTER_ADD, changed
 from tests.native_kernels import assert_close, native
@@ -70,17 +70,17 @@ def test_an_index_outside_is_reported(threads):
     assert native(SCATTER_ADD)([where, torch.randn(50, 3), torch.zeros(6, 3)], [50], threads) == (1, (-1, 6))
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", PROCESSORS)
 def test_other_machines_have_code_too(target):
     for source in KERNELS.values():
-        text = kernel_text(parse_kernel(source), TARGETS[target], "kernel")
-        assert object_code(text, TARGETS[target])[:4] == b"\x7fELF"
+        text = kernel_text(parse_kernel(source), PROCESSORS[target], "kernel")
+        assert object_code(text, PROCESSORS[target])[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize(("copies", "asked"), [(2, 1), (4, 1), (8, 2)])
 def test_a_line_of_memory_is_asked_for_once(copies, asked):
     """Four floats are a quarter of a line: of so many copies every fourth asks."""
     source = changed(KERNELS["centred rows"], "vector(n, lanes=4, copies=2)", f"vector(n, lanes=4, copies={copies})")
-    text = kernel_text(parse_kernel(source), TARGETS["portable-arm"], "kernel")
+    text = kernel_text(parse_kernel(source), PROCESSORS["portable-arm"], "kernel")
     blocks = [block.count("call void @llvm.prefetch.p0(") for block in text.split("\nloop")]
     assert max(blocks) == asked

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ferrite.codegen.llvm.emit import kernel_text
-from ferrite.codegen.llvm.target import host_target
+from ferrite.codegen.llvm.processor import host_processor
 from ferrite.ir.kernel.parse import parse_kernel
 from ferrite.ir.states import STATES
 from ferrite.ir.types import short
@@ -17,7 +17,7 @@ EXTENTS = (0, 1, 2, 3, 4, 7, 8, 13, 35)
 
 
 def llvm(source):
-    return kernel_text(parse_kernel(source), host_target(), "kernel")
+    return kernel_text(parse_kernel(source), host_processor(), "kernel")
 
 
 def filled(dtype, count, seed=0):

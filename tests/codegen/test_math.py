@@ -13,7 +13,7 @@ import torch
 
 from ferrite.codegen.llvm.build import assembly
 from ferrite.codegen.llvm.math.table import FUNCTIONS, MATH, TYPES, declarations, function_name, function_text
-from ferrite.codegen.llvm.target import TARGETS, Target
+from ferrite.codegen.llvm.processor import PROCESSORS, Processor
 from ferrite.ir.scalar import OPERATORS
 from tests.vector_math import BITS, EXACT, doubles, errors, every_exponent, exact_values, points, runner, singles
 
@@ -273,8 +273,8 @@ def test_the_common_functions_are_short():
     assert {name: count for name, count in counts.items() if count > limits[name]} == {}
 
 
-@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
-def test_other_machines_can_be_compiled_for(target: Target):
+@pytest.mark.parametrize("target", PROCESSORS.values(), ids=PROCESSORS)
+def test_other_machines_can_be_compiled_for(target: Processor):
     uses = [(name, dtype, 8) for name in ("exp", "tanh", "erfc", "sin", "fmod") for dtype in TYPES]
     parts = [*sorted(declarations(uses)), *(function_text(*use) for use in uses)]
     for name, dtype, lanes in uses:

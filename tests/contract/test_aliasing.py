@@ -195,6 +195,38 @@ def test_views_of_complex_inputs(fn, rarely_dynamic: bool) -> None:
     assert_same_as_eager(fn, lambda: [torch.randn(3, 4, dtype=torch.complex64)], dynamic=rarely_dynamic)
 
 
+def conjugates(x):
+    y = x.exp()
+    return y, y.conj(), y[1:].conj().t(), y.conj()[:, :1], y.conj() * y, y.conj_physical()
+
+
+def conjugates_alone(x):
+    y = x.exp()
+    return y.mH, y.conj().imag, y.imag
+
+
+def turned_twice(x):
+    y = x.exp()
+    return torch._neg_view(y.conj()), torch._neg_view(y).conj().conj(), y.conj().conj()
+
+
+def conjugate_before_the_write(x):
+    y = x.exp()
+    z = y.conj()
+    y.mul_(2j)
+    return y, z, y.conj() + 1j
+
+
+@pytest.mark.parametrize("fn", [conjugates, conjugates_alone, turned_twice, conjugate_before_the_write])
+def test_conjugates_and_negatives_of_an_intermediate_share_its_memory(fn, rarely_dynamic: bool) -> None:
+    assert_same_as_eager(fn, lambda: [torch.randn(3, 4, dtype=torch.complex64)], dynamic=rarely_dynamic)
+
+
+def test_conjugates_of_an_intermediate_in_training() -> None:
+    make = lambda: [torch.randn(3, 4, dtype=torch.complex64, requires_grad=True)]  # noqa: E731
+    assert_same_as_eager(conjugates, make, backward=True)
+
+
 def test_view_as_another_dtype() -> None:
     assert_same_as_eager(lambda x: (x.view(torch.int32), x + 1), lambda: [torch.randn(4, 6)], dynamic=False)
     assert_same_as_eager(lambda x: (x.view(torch.uint8), x + 1), lambda: [torch.randn(4, 6)], dynamic=False)
@@ -580,12 +612,12 @@ def test_views_of_results_are_views(fn, dynamic: bool) -> None:
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_a_window_on_the_memory_behind_nothing(dynamic):
+def test_a_view_of_the_memory_behind_nothing(dynamic):
     """A tensor without elements has no address in torch; the memory that it is a part of has one."""
 
     def fn(x):
-        window = x.as_strided((2,), (1,))
-        return window.floor() + 1, window[1:].exp()
+        view = x.as_strided((2,), (1,))
+        return view.floor() + 1, view[1:].exp()
 
     assert_same_as_eager(fn, lambda: [torch.randn(5, 2, 2)], prepare=lambda leaf: [leaf[:, 2:]], dynamic=dynamic)
 

@@ -290,6 +290,18 @@ def test_a_change_is_noticed(net, change):
     assert compilations() == 2, "once for the change"
 
 
+def test_parameters_that_dynamo_keeps_in_its_module_are_watched(net):
+    """As with Inductor's setting `freezing`: no inputs of the graph, but attributes of its module."""
+    x = torch.randn(2, 2, 5, 5)
+    with torch._dynamo.config.patch(prepare_freezing=True), torch.no_grad():
+        frozen = compile_strict(net, options={"freeze": True})
+        for parameter in (net.conv.weight, net.norm.running_mean):
+            assert torch.allclose(frozen(x), net(x), atol=1e-5)
+            parameter.mul_(1.5)
+        assert torch.allclose(frozen(x), net(x), atol=1e-5)
+    assert len(ferrite.last_compile().graphs) == 3
+
+
 def test_too_many_changes_end_the_freezing(net):
     function, x = frozen(net), image()
     with warnings.catch_warnings(record=True) as caught:

@@ -131,3 +131,34 @@ def test_saved_tensor_hooks_around_the_call() -> None:
         loss.backward()
         grads.append(x.grad)
     assert_same_tree(*grads, what="gradient")
+
+
+@pytest.mark.parametrize("is_same", [True, False], ids=["tensors", "other objects"])
+def test_what_saved_tensor_hooks_keep_is_not_written(is_same: bool) -> None:
+    """What the forward saves for nobody else the backward may overwrite, unless hooks have seen it."""
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        h = (x @ x).tanh()
+        return (h * h.sigmoid()).sin() * h.exp()
+
+    kept: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> Any:
+        kept.append(tensor)
+        return tensor if is_same else len(kept) - 1
+
+    x = torch.randn(16, 16, requires_grad=True)
+    compiled = compile_strict(forward)
+    compiled(x).sum().backward()  # the backward is compiled before there are hooks
+    for _ in range(2):
+        kept.clear()
+        x.grad = None
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed if is_same else kept[packed]):
+            result = compiled(x)
+        before = [tensor.clone() for tensor in kept]
+        result.sum().backward()
+        assert len(kept) > 1
+        assert all(map(torch.equal, kept, before))
+        wide = x.detach().double().requires_grad_()
+        grads = [torch.autograd.grad(forward(each).sum(), each)[0] for each in (x, wide)]
+        assert_same_tree(x.grad, *grads, what="gradient")

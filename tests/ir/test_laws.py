@@ -19,6 +19,7 @@ from ferrite.ir.program.nodes import (
     Collective,
     Combine,
     Compute,
+    Destination,
     DeviceCopy,
     If,
     Invoke,
@@ -31,7 +32,6 @@ from ferrite.ir.program.nodes import (
     Size,
     Sort,
     Store,
-    Target,
     Template,
     Wait,
     While,
@@ -48,7 +48,7 @@ def test_a_valid_program_is_returned_unchanged(name):
 
 
 X, OUT = buffer("x", 8, kind="input"), buffer("out", 8)
-ELEMENT, TOTAL, EACH = (at("x", i0),), (Target("out", ()),), (Target("out", (i0,)),)
+ELEMENT, TOTAL, EACH = (at("x", i0),), (Destination("out", ()),), (Destination("out", (i0,)),)
 OPERANDS = (host.Ref("x"),)
 
 
@@ -71,12 +71,12 @@ def stored(value, dtype=F32):
     return program(compute(value), buffers=(X, buffer("out", 8, dtype=dtype)))
 
 
-def reduction(kind="sum", values=ELEMENT, targets=TOTAL, reduced=(i0,), out=()):
-    return program(Reduce((), reduced, kind, values, targets), buffers=(X, buffer("out", *out)))
+def reduction(kind="sum", values=ELEMENT, destinations=TOTAL, reduced=(i0,), out=()):
+    return program(Reduce((), reduced, kind, values, destinations), buffers=(X, buffer("out", *out)))
 
 
-def scan(combine, targets=EACH, along=i0):
-    return program(Scan((i0,), along, combine, ELEMENT, targets))
+def scan(combine, destinations=EACH, along=i0):
+    return program(Scan((i0,), along, combine, ELEMENT, destinations))
 
 
 def narrow(operation, out):
@@ -143,7 +143,7 @@ BROKEN = {
     "an output names no buffer": ("P3", program(compute(), outputs=("w",))),
     "a load has too many coordinates": ("P3", program(compute(at("x", i0, 0)))),
     "a store has too few coordinates": ("P3", program(compute(where=("out", ())))),
-    "a target has too many coordinates": ("P3", reduction(targets=(Target("out", (as_index(0),)),))),
+    "a target has too many coordinates": ("P3", reduction(destinations=(Destination("out", (as_index(0),)),))),
     # order
     "a buffer is read before it is written": ("P4", program(compute(at("out", i0)))),
     "a store that adds reads what nobody wrote": ("P4", program(compute(mode="add"))),
@@ -183,12 +183,12 @@ BROKEN = {
     "a load uses a foreign axis": ("P6", program(compute(at("x", i2)))),
     "a store uses a foreign axis": ("P6", program(compute(where=("out", (i2,))))),
     "an index value uses a foreign axis": ("P6", program(compute(index_value(i2, F32)))),
-    "a result uses a reduced axis": ("P6", reduction(targets=(Target("out", (i0,)),), out=(8,))),
+    "a result uses a reduced axis": ("P6", reduction(destinations=(Destination("out", (i0,)),), out=(8,))),
     "an extent uses an axis": ("P6", program(compute(axes=(i0, axis("j", i0 + 1))))),
     "a scan runs along a foreign axis": ("P6", scan(Combine("sum"), along=i2)),
     "a sort runs along a foreign axis": (
         "P6",
-        program(Sort((i0,), i2, (at("x", i0),), (Target("out", (i0,)), None))),
+        program(Sort((i0,), i2, (at("x", i0),), (Destination("out", (i0,)), None))),
     ),
     "a condition has an axis": ("P6", program(Assert(op("lt", index_value(i0), const(3, I64), dtype=BOOL), "no"))),
     # types of memory
@@ -289,17 +289,17 @@ BROKEN = {
     "a reduction nobody knows": ("P13", reduction("frobnicate")),
     "a reduction takes too many values": ("P13", reduction(values=(at("x", i0), at("x", i0)))),
     "a reduction gives too few results": ("P13", reduction("argmax")),
-    "a reduction whose results nobody wants": ("P13", reduction("argmax", targets=(None, None))),
+    "a reduction whose results nobody wants": ("P13", reduction("argmax", destinations=(None, None))),
     "the largest of nothing": ("P13", reduction("amax", (const(1.0, F32),), reduced=(axis("r", 0),))),
     "a scan nobody knows": ("P13", scan(Combine("frobnicate"))),
-    "a scan gives too many results": ("P13", scan(Combine("sum"), targets=(Target("out", (i0,)), None))),
+    "a scan gives too many results": ("P13", scan(Combine("sum"), destinations=(Destination("out", (i0,)), None))),
     "a combine function reads memory": ("P13", scan(Combine("own", (at("x", i0),)))),
     "a combine function has too many parameters": ("P13", scan(Combine("own", (params[2],)))),
     "a combine function takes another type": ("P13", scan(Combine("own", (cast(Param.intern(0, I64), F32),)))),
     "a combine function gives another type": ("P13", scan(Combine("own", (cast(params[0], I64),)))),
     "a combine function gives too many results": ("P13", scan(Combine("own", (params[0], params[1])))),
-    "a sort without places": ("P13", program(Sort((i0,), i0, (at("x", i0),), (Target("out", (i0,)),)))),
-    "a sort without keys": ("P13", program(Sort((i0,), i0, (), (Target("out", (i0,)),)))),
+    "a sort without places": ("P13", program(Sort((i0,), i0, (at("x", i0),), (Destination("out", (i0,)),)))),
+    "a sort without keys": ("P13", program(Sort((i0,), i0, (), (Destination("out", (i0,)),)))),
     # sub-programs
     "an operand too few": ("P14", invoke(body(), ())),
     "a number for a buffer": ("P14", invoke(body(), (Size(as_index(3)),))),

@@ -45,8 +45,8 @@ def test_statistics_of_a_batch_are_kept_in_double_precision():
     same_as_eager(NORMS["plain"], weighted_batch(4, 3, 5), backward=True)
     forward, backward = programs()
     for program in (forward, backward):
-        targets = [target.buffer for loop in operations(program, Reduce) for target in loop.targets if target]
-        assert {buffer.dtype for buffer in program.buffers if buffer.name in targets} == {torch.float64}
+        written = [each.buffer for loop in operations(program, Reduce) for each in loop.destinations if each]
+        assert {buffer.dtype for buffer in program.buffers if buffer.name in written} == {torch.float64}
 
 
 def test_two_numbers_far_from_zero_are_normalised():

@@ -93,7 +93,7 @@ CASES = {
         lambda a: (a + 1)[2:5] * 2, matrix, lambda p: [str(x.extent) for x in p.operations[0].axes] == ["3", "4"]
     ),
     "parts": Case(lambda a: [x.sin() for x in (a + 1).split(2)], matrix, loops(4)),
-    "a_window": Case(lambda a: torch.as_strided(a + 1, (2, 2), (1, 2), 1), matrix, loops(1)),
+    "as_strided": Case(lambda a: torch.as_strided(a + 1, (2, 2), (1, 2), 1), matrix, loops(1)),
     "reshapes": Case(reshaped, matrix, loops(1)),
     "reinterpreted": Case(lambda a: (a + 1).view(torch.int32) + 1, matrix, loops(1, 2), exact=False),
     "complex_view": Case(
@@ -141,7 +141,7 @@ def test_a_capability(name: str) -> None:
     assert case.fact(program), str(program)
 
 
-def test_a_window_on_an_input_that_begins_inside_its_memory() -> None:
+def test_a_view_of_an_input_that_begins_inside_its_memory() -> None:
     """The offset counts from the beginning of the memory, which the input does not say until it comes."""
     program = run(
         lambda a: torch.as_strided(a, (2, 2), (1, 2), 3) + 1,

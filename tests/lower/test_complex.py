@@ -45,7 +45,7 @@ def test_parts_of_real_numbers():
     assert not calls(assert_lowered(lambda x: x.angle(), torch.tensor([3, -3, 0])))
 
 
-def test_a_view_of_memory_is_a_window_on_it():
+def test_a_view_of_memory_is_a_view_buffer():
     program = lower_module(traced(lambda a: torch.view_as_real(a), numbers())).program
     assert program.operations == ()
     assert [buffer.kind for buffer in program.buffers] == ["input", "view"]

@@ -178,8 +178,8 @@ def test_many_rows_are_left_to_a_matrix_product():
 
 def test_the_places_of_greatest_elements_are_kept_only_where_somebody_reads_them():
     (loop,) = operations(program_of(lambda a: F.max_pool2d(a, 2), torch.randn(1, 2, 4, 6)), Reduce)
-    assert loop.targets[0] is not None
-    assert loop.targets[1] is None
+    assert loop.destinations[0] is not None
+    assert loop.destinations[1] is None
 
 
 def test_pixels_and_channels_change_places_inside_a_loop():

@@ -64,7 +64,7 @@ def test_both_results_of_a_maximum_come_from_one_pass():
     program = program_of(lambda a: a.max(1), torch.randn(4, 6))
     (loop,) = operations(program, Reduce)
     assert loop.kind == "argmax"
-    assert None not in loop.targets
+    assert None not in loop.destinations
 
 
 def test_variance_takes_one_pass_and_keeps_small_spreads():
@@ -117,7 +117,7 @@ def test_prefixes_are_scans():
 def test_sorting_gives_keys_and_places():
     program = program_of(lambda a: a.sort(-1), torch.randn(4, 9))
     assert kinds(program) == ["sort"]
-    assert len(operations(program, Sort)[0].targets) == 2
+    assert len(operations(program, Sort)[0].destinations) == 2
     x = torch.tensor([[3.0, float("nan"), 1.0, 3.0, -0.0]])
     same_as_eager(
         lambda a: (a.sort(dim=1, stable=True), a.sort(dim=1, descending=True, stable=True)),

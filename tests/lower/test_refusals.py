@@ -56,8 +56,8 @@ REFUSED = {
     ),
     "gather of a number": (lambda x, i: x.gather(0, i), torch.tensor(1.0), ONE),
     "index_fill of a number": (lambda x, i: x.index_fill(0, i, 2.0), torch.tensor(1.0), ONE),
-    "a window too wide": (lambda x: torch.as_strided(x, (2, 2), (1, 2)) + 1, torch.ones(3)),
-    "a copy of a window on nothing": (lambda x: torch.as_strided_copy(x, (2, 2), (1, 2)), torch.ones(0)),
+    "a view too wide": (lambda x: torch.as_strided(x, (2, 2), (1, 2)) + 1, torch.ones(3)),
+    "a copy of a view of nothing": (lambda x: torch.as_strided_copy(x, (2, 2), (1, 2)), torch.ones(0)),
     "parts of two types": (lambda x: torch.complex(x, x.double()), torch.ones(3)),
 }
 
@@ -81,7 +81,7 @@ NEAR_MISSES = {
     "one bag": (lambda x, i: F.embedding_bag(i, x), torch.ones(2, 4), torch.tensor([[1, 0]])),
     "unpool to nothing": (lambda x, i: F.max_unpool1d(x, i, 2, 2, 1), torch.ones(1, 1, 1), torch.zeros(1, 1, 1).long()),
     "nothing filled in a number": (lambda x, i: x.index_fill(0, i, 2.0), torch.tensor(1.0), ONE[:0]),
-    "a window": (lambda x: torch.as_strided(x, (2, 2), (1, 2)) + 1, torch.arange(4.0)),
+    "a view": (lambda x: torch.as_strided(x, (2, 2), (1, 2)) + 1, torch.arange(4.0)),
     "arc tangent beside a NaN": (
         torch.atan2,
         torch.tensor([0.0, -0.0, 0.0, 1.0]),

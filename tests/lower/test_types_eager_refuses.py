@@ -152,6 +152,26 @@ def test_calls_that_are_alike_are_asked_about_once(monkeypatch):
     assert calls.count(torch.ops.aten.sum.default) == 1
 
 
+def call_of(target, sizes, *numbers):
+    return refusals.ProbedCall(
+        target, (refusals.ProbedOperand(BF16, sizes), *(refusals.ProbedConstant(int, each) for each in numbers)), {}
+    )
+
+
+def test_calls_are_made_on_few_elements(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        refusals, "passes_but_for_types", lambda call: (asked.append(call.operands()), (False, None))[1]
+    )
+    for rank in (5, 7):
+        refusals.refusal_of_types(call_of(torch.ops.aten.cumsum.default, (9,) * rank, 0), grows=False)
+    assert [operand.sizes for (operand,) in asked] == [(2,) * 5, (8,) * 5, (2,) * 7]
+    asked.clear()
+    for offset in (10, 10_000):  # a number that says how many
+        refusals.refusal_of_types(call_of(torch.ops.aten.diag_embed.default, (900,), offset), grows=True)
+    assert len(asked) == 2
+
+
 NUMBERS = {
     "boundaries": (lambda x, y: torch.bucketize(x, y), ones(2), torch.tensor(1)),
     "a part of a number": (lambda x, y: torch.select_scatter(x, y, 0, 0), torch.tensor(1), torch.tensor(2)),

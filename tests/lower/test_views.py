@@ -1,4 +1,4 @@
-"""Views as loop programs: index maps that cost nothing, and windows on memory."""
+"""Views as loop programs: index maps that cost nothing, and strided views of memory."""
 
 from __future__ import annotations
 
@@ -99,13 +99,13 @@ def test_an_element_whose_number_is_data_counts_from_the_end_where_negative(inde
     run()
 
 
-def test_a_window_by_strides_is_a_view_of_the_buffer():
+def test_as_strided_is_a_view_of_the_buffer():
     program = program_of(lambda a: torch.as_strided(a + 1, (2, 2), (1, 2), 1), torch.randn(3, 4))
     assert kinds(program) == ["compute"]
     assert [buffer.kind for buffer in program.buffers] == ["input", "owned", "view"]
 
 
-def test_a_window_counts_from_the_beginning_of_the_storage():
+def test_as_strided_counts_from_the_beginning_of_the_storage():
     def make():
         return [torch.arange(20.0)[5:]]
 
@@ -120,7 +120,7 @@ def test_bits_are_reinterpreted_inside_the_loop():
 
 
 @pytest.mark.parametrize("dtype", [torch.int16, torch.float64, torch.uint8, torch.complex64])
-def test_elements_of_another_width_are_a_window(dtype):
+def test_elements_of_another_width_are_a_view(dtype):
     same_as_eager(lambda a: ((a + 1).view(dtype), a.view(dtype).clone()), lambda: [torch.randn(3, 8)], exact=False)
 
 

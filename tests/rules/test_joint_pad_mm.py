@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import ferrite
 from ferrite.graph.verify import verify_graph
 from ferrite.options import Options
-from ferrite.passes.joint.pad_mm import PAD_RULES, Machine, Sides, contiguous_sides, pad_mm, padding
+from ferrite.passes.joint.pad_mm import PAD_RULES, MatrixSpeeds, Sides, contiguous_sides, pad_mm, padding
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import apply_rules
 from tests.compare import assert_no_farther, assert_same_as_eager
@@ -24,7 +24,7 @@ aten = torch.ops.aten
 
 def worth(m, k, n, itemsize=2, alignment=8, sides=(False, True, True)):
     more = tuple(padding(side, alignment) if pad else 0 for side, pad in zip((m, k, n), sides, strict=True))
-    return Sides(1, m, k, n, more).worth(itemsize, Machine())
+    return Sides(1, m, k, n, more).worth(itemsize, MatrixSpeeds())
 
 
 @quick

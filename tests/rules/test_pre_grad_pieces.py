@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from ferrite.graph import fake_value
-from ferrite.passes.pre_grad.pieces import Moves, Run, operands_of, piece_of, stretches_of
+from ferrite.passes.pre_grad.pieces import Moves, PieceRun, operands_of, piece_of, stretches_of
 from ferrite.passes.pre_grad.predicates import concat_view
 from tests.torch_level import captured
 
 pytestmark = pytest.mark.quick
 
 
-def joined(base: torch.Tensor, run: Run, dim: int) -> torch.Tensor:
+def joined(base: torch.Tensor, run: PieceRun, dim: int) -> torch.Tensor:
     """What the algebra says, computed."""
     return Moves(lambda target, *args: target(*args), lambda tensor: tensor).run(base, run, dim)
 
@@ -51,7 +51,7 @@ def test_slices_joined_along_their_axis(rank):
             parts = base.split([1, 0, 3, 2], axis)
             for first, last in itertools.combinations(range(5), 2):
                 lo, hi = sum([1, 0, 3, 2][:first]), sum([1, 0, 3, 2][:last])
-                run = Run(axis, lo, hi, "slice", last - first, whole=(lo, hi) == (0, 6))
+                run = PieceRun(axis, lo, hi, "slice", last - first, whole=(lo, hi) == (0, 6))
                 result = joined(base, run, axis)
                 assert run.form(axis) == "stretch"
                 assert torch.equal(result, torch.cat(parts[first:last], axis))
@@ -63,7 +63,7 @@ def test_slices_joined_along_another_dimension(rank):
     for axis, dim in itertools.permutations(range(rank), 2):
         for width, base in itertools.product((1, 2, 3), bases(rank, axis, 6)):
             for lo, hi in stretches(6, width):
-                run = Run(axis, lo, hi, "slice", (hi - lo) // width, whole=(lo, hi) == (0, 6))
+                run = PieceRun(axis, lo, hi, "slice", (hi - lo) // width, whole=(lo, hi) == (0, 6))
                 assert run.form(dim) == "slices concatenated"
                 assert torch.equal(joined(base, run, dim), torch.cat(slices(base, axis, lo, hi, width), dim))
 
@@ -73,7 +73,7 @@ def test_slices_stacked(rank):
     for axis, dim in itertools.product(range(rank), range(rank + 1)):
         for width, base in itertools.product((1, 2, 3), bases(rank, axis, 6)):
             for lo, hi in stretches(6, width):
-                run = Run(axis, lo, hi, "slice", (hi - lo) // width, lifted=True, whole=(lo, hi) == (0, 6))
+                run = PieceRun(axis, lo, hi, "slice", (hi - lo) // width, lifted=True, whole=(lo, hi) == (0, 6))
                 assert run.form(dim) == "slices stacked"
                 assert torch.equal(joined(base, run, dim), torch.stack(slices(base, axis, lo, hi, width), dim))
 
@@ -86,11 +86,11 @@ def test_selects_stacked_and_joined(rank):
                 parts = base.unbind(axis)[lo:hi]
                 whole = (lo, hi) == (0, 4)
                 for dim in range(rank):
-                    run = Run(axis, lo, hi, "select", hi - lo, lifted=True, whole=whole)
+                    run = PieceRun(axis, lo, hi, "select", hi - lo, lifted=True, whole=whole)
                     assert run.form(dim) == "selects stacked"
                     assert torch.equal(joined(base, run, dim), torch.stack(parts, dim))
                 for dim in range(rank - 1):
-                    run = Run(axis, lo, hi, "select", hi - lo, whole=whole)
+                    run = PieceRun(axis, lo, hi, "select", hi - lo, whole=whole)
                     assert run.form(dim) == "selects concatenated"
                     assert torch.equal(joined(base, run, dim), torch.cat(parts, dim))
 
@@ -101,12 +101,12 @@ def test_pieces_reshaped_alike(rank):
         for base in bases(rank, axis, count * width):
             parts = slices(base, axis, 0, count * width, width)
             for shape in shapes(parts[0].numel()):
-                run = Run(axis, 0, count * width, "slice", count, shape=shape, whole=True)
+                run = PieceRun(axis, 0, count * width, "slice", count, shape=shape, whole=True)
                 for dim in range(len(shape)):
                     assert run.form(dim) == "reshaped"
                     expected = torch.cat([part.reshape(shape) for part in parts], dim)
                     assert torch.equal(joined(base, run, dim), expected)
-                lifted = Run(axis, 0, count * width, "slice", count, True, shape, whole=True)
+                lifted = PieceRun(axis, 0, count * width, "slice", count, True, shape, whole=True)
                 for dim in range(len(shape) + 1):
                     expected = torch.stack([part.reshape(shape) for part in parts], dim)
                     assert torch.equal(joined(base, lifted, dim), expected)
@@ -122,8 +122,8 @@ def shapes(elements: int) -> Iterator[tuple[int, ...]]:
 
 def test_nothing_in_every_piece():
     base = torch.empty(0, 3)
-    assert joined(base, Run(0, 0, 0, "slice", 4, whole=True), 1).shape == torch.cat([base] * 4, 1).shape
-    assert joined(base, Run(0, 0, 0, "slice", 4, True, whole=True), 1).shape == torch.stack([base] * 4, 1).shape
+    assert joined(base, PieceRun(0, 0, 0, "slice", 4, whole=True), 1).shape == torch.cat([base] * 4, 1).shape
+    assert joined(base, PieceRun(0, 0, 0, "slice", 4, True, whole=True), 1).shape == torch.stack([base] * 4, 1).shape
 
 
 # --- read off a graph -------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
@@ -397,3 +398,44 @@ def test_nothing_in_three_axes():
         lowered(lambda x: x.cumsum(0) * 2, torch.empty(3, 3, 0)).program, {"cpu": scheduling()}, verify=True
     )
     assert not plan.not_compiled
+
+
+# --- statistics of columns ------------------------------------------------------------------------------------------
+
+SEVERAL_PROGRAMS = replace(TINY, multiprocessors=8, min_piece_elements=16)
+
+
+def side_by_side(*sizes):
+    return torch.randn(*sizes).to(memory_format=torch.channels_last)
+
+
+def statistics(x):
+    return torch.var_mean(x.float(), (0, 2, 3), correction=0)
+
+
+@needs_triton
+@pytest.mark.parametrize("sizes", [(4, 16, 8, 8), (4, 16, 6, 8), (3, 16, 7, 5)], ids=["cut", "whole", "odd"])
+def test_statistics_of_channels_of_16_bits_are_those_of_pieces(sizes):
+    x = (side_by_side(*sizes) + 300).bfloat16()
+    plan = assert_as_eager(statistics, x, machine=SEVERAL_PROGRAMS, rtol=1e-5, atol=1e-6)
+    readers = [launch for launch in plan.launches if plan.program.inputs[0] in launch.arguments]
+    assert len(readers) == 1, "memory is read once"
+
+
+@needs_triton
+def test_channels_with_a_number_that_is_unlike_others():
+    """Deviations are those from the first number of a piece, whatever that is."""
+    x = side_by_side(4, 16, 8, 8).bfloat16()
+    numbers = [1e4, -float("inf"), float("nan"), 3e38] * 2
+    for channel, number in enumerate(numbers):
+        x[(1, channel, 0, 0) if channel < 4 else (1, channel, 1, 5)] = number
+    x[:, 8] = 0.1  # all equal: exactly their mean, and no deviations
+    made = lowered(statistics, x)
+    plan = make_plan(made.program, {"cpu": scheduling(SEVERAL_PROGRAMS)}, verify=True)
+    variance, mean = run_plan(plan, [x], made.objects)
+    exact, _ = torch.var_mean(x.double(), (0, 2, 3), correction=0)
+    torch.testing.assert_close(mean, x.double().mean((0, 2, 3)).float(), rtol=1e-5, atol=1e-6, equal_nan=True)
+    are_finite = torch.tensor([0, 4, *range(8, 16)])
+    torch.testing.assert_close(variance[are_finite], exact.float()[are_finite], rtol=2e-5, atol=1e-6)
+    assert variance.isfinite().sum() == len(are_finite)
+    assert variance[8] == 0

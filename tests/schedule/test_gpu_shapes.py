@@ -129,6 +129,20 @@ def test_few_results_are_made_of_pieces():
     assert launch_of(small, "small").instances([]) == 1
 
 
+def test_channels_that_lie_side_by_side_are_shared_by_pieces_of_images():
+    """Images are too few to keep a GPU busy, and so are their rows."""
+    images = made(32, 64, 56, 56, dtype=BF16).to(memory_format=torch.channels_last)
+    first, second = kernels_of(lambda x: x.float().sum((0, 2, 3)), images)
+    assert launch_of(first, "first").instances([]) == 32 * 28
+    assert launch_of(second, "second").instances([]) <= 8
+    parts, whole, apply = kernels_of(lambda x: F.batch_norm(x, None, None, training=True), images)
+    assert launch_of(parts, "parts").instances([]) == 32 * 28
+    assert launch_of(whole, "whole").instances([]) <= 8
+    assert not loops(apply, "reduction")
+    exact = kernels_of(lambda x: F.batch_norm(x, None, None, training=True), images.float())
+    assert len(exact) == 5, "of numbers of 32 bits, deviations from one of them are not exact"
+
+
 def test_windows_are_written_out_and_lanes_are_results():
     kernel = one_kernel(lambda x: F.max_pool2d(F.pad(x, (1, 1, 1, 1)), 3, 2), made(8, 64, 112, 112, dtype=BF16))
     assert not loops(kernel, "reduction")

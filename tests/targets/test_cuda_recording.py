@@ -4,6 +4,7 @@ with, so what should be copied, and is not, shows."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 from importlib.util import find_spec
@@ -41,6 +42,18 @@ def assert_same(found, wanted):
 def is_lent(tensor):
     memory = recorded.POOL.storages.get(torch_api.storage_handle(tensor))
     return memory is not None and memory.lent
+
+
+@contextlib.contextmanager
+def another_thread():
+    end = threading.Event()
+    other = threading.Thread(target=end.wait)
+    other.start()
+    try:
+        yield
+    finally:
+        end.set()
+        other.join()
 
 
 def layers(x, w):
@@ -136,8 +149,8 @@ def test_a_step_makes_no_tensors_but_those_that_leave(gpu, monkeypatch):
     f, x = compiled(model), torch.randn(5, 6)
     for _ in range(3):
         step(model, f, x)
-    window = torch_api.short_window
-    monkeypatch.setattr(torch_api, "short_window", lambda *args: made.append(args) or window(*args))
+    window = torch_api.quick_untracked_view
+    monkeypatch.setattr(torch_api, "quick_untracked_view", lambda *args: made.append(args) or window(*args))
     with torch.autograd.profiler.profile() as profile:
         found = step(model, f, x)
     assert_same(found, step(model, model, x))
@@ -254,13 +267,19 @@ def test_gradients_of_the_step_before_are_held_while_forward_runs(gpu):
     assert forward.recordings <= 2
     assert any(map(is_lent, (x.grad, w.grad)))
     assert gpu.graphs.waited == backward.replayed  # another stream may still read gradients that nobody holds
+
+    def is_not_lent():
+        x.grad = w.grad = None
+        f(x, w).sum().backward()
+        assert not any(map(is_lent, (x.grad, w.grad)))
+        assert backward.replayed == gpu.graphs.waited == 5
+        assert "some stream may be captured" in ferrite.last_compile().not_recorded[-1]
+        assert not any(recorded.POOL.keeps(torch_api.storage_handle(each.grad)) for each in (x, w))
+
+    with another_thread():  # it may be capturing
+        is_not_lent()
     gpu.graphs.can_wait = False
-    x.grad = w.grad = None
-    f(x, w).sum().backward()
-    assert not any(map(is_lent, (x.grad, w.grad)))
-    assert backward.replayed == 5
-    assert "some stream is being captured" in ferrite.last_compile().not_recorded[-1]
-    assert not any(recorded.POOL.keeps(torch_api.storage_handle(each.grad)) for each in (x, w))
+    is_not_lent()
 
 
 def test_a_lent_gradient_whose_storage_was_resized(gpu):
@@ -467,18 +486,12 @@ def test_where_it_cannot_be_recorded_it_runs_as_it_is(gpu):
 def test_nothing_is_recorded_beside_threads_that_may_draw_random_numbers(gpu):
     """Torch's generators refuse to draw while anything is recorded. What is recorded already is replayed."""
     f, w = compiled(layers), torch.randn(5, 5)
-    end = threading.Event()
-    other = threading.Thread(target=end.wait)
-    other.start()
-    try:
+    with another_thread():
         for _ in range(3):
             x = torch.randn(4, 5)
             assert_same(f(x, w), layers(x, w))
         assert gpu.graphs.recorded == 0
         assert "random numbers" in ferrite.last_compile().not_recorded[0]
-    finally:
-        end.set()
-        other.join()
     f(x, w)
     assert gpu.graphs.recorded == 1
 

@@ -11,8 +11,8 @@ from ferrite.codegen.llvm.entry import Table, bound
 from ferrite.codegen.llvm.image import Image, image_of, is_image
 from ferrite.codegen.llvm.launches import LaunchStep, pack_launches
 from ferrite.codegen.llvm.memory import Loaded
+from ferrite.codegen.llvm.processor import Processor, host_processor, machine_text
 from ferrite.codegen.llvm.runtime_symbols import openmp_library
-from ferrite.codegen.llvm.target import Target, host_target, machine_text
 from ferrite.codegen.llvm.types import is_narrow
 from ferrite.codegen.llvm.words import IMMEDIATE
 
@@ -21,10 +21,10 @@ __all__ = [
     "Image",
     "LaunchStep",
     "Loaded",
+    "Processor",
     "Table",
-    "Target",
     "bound",
-    "host_target",
+    "host_processor",
     "image_of",
     "is_image",
     "is_narrow",

@@ -23,7 +23,7 @@ from ferrite.ir.kernel import OWN, Join, State
 
 
 @dataclass(frozen=True)
-class Rule:
+class StateRule:
     """How a state of some types begins, takes a value, and joins another."""
 
     dtypes: tuple[torch.dtype, ...]
@@ -32,10 +32,10 @@ class Rule:
     combine: tuple[Expr, ...]
 
 
-def rule_of(state: State) -> Rule:
+def rule_of(state: State) -> StateRule:
     if state.kind != OWN:
         row, types = STATES[state.kind], state.dtypes
-        return Rule(types, row.begin(types), row.lift(types), row.join(types))
+        return StateRule(types, row.begin(types), row.lift(types), row.join(types))
     types = (*state.dtypes, torch.bool)
     count = len(types)
     left, right = params(types), params(types, count)
@@ -48,7 +48,7 @@ def rule_of(state: State) -> Rule:
         op("where", both, combined[place], op("where", left[-1], left[place], right[place], dtype=dtype), dtype=dtype)
         for place, dtype in enumerate(state.dtypes)
     ]
-    return Rule(
+    return StateRule(
         types,
         tuple(const(0, dtype) for dtype in types),
         (*params(state.dtypes), const(True, torch.bool)),
@@ -68,7 +68,7 @@ class Open:
     """`variables[lanes][copy][outer copy]` holds the names of one accumulator's parts."""
 
     state: State
-    rule: Rule
+    rule: StateRule
     lanes: int
     replicas: int
     begin: Code

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ferrite.codegen.llvm.memory import Loaded
+from ferrite.codegen.llvm.processor import Processor, host_processor
 from ferrite.codegen.llvm.runtime_symbols import PARALLEL, runtime_symbols
-from ferrite.codegen.llvm.target import Target, host_target
 
 ASSEMBLY, OBJECT = 0, 1
 _lock = threading.Lock()
@@ -39,14 +39,14 @@ define i32 @omp_get_thread_num() nounwind {
 """
 
 
-def object_code(text: str, target: Target, level: int = 2) -> bytes:
+def object_code(text: str, processor: Processor, level: int = 2) -> bytes:
     """An object file. `level`: 0 to 3, how hard the code generator tries."""
-    return _compile(text, target, level, OBJECT)
+    return _compile(text, processor, level, OBJECT)
 
 
-def assembly(text: str, target: Target, level: int = 2) -> str:
+def assembly(text: str, processor: Processor, level: int = 2) -> str:
     """The same as a person reads it."""
-    return _compile(text, target, level, ASSEMBLY).decode()
+    return _compile(text, processor, level, ASSEMBLY).decode()
 
 
 def load(objects: Mapping[str, bytes]) -> dict[str, int]:
@@ -78,7 +78,7 @@ def _linker() -> Any:
     library = llvm.JITLibraryBuilder()
     symbols = runtime_symbols()
     if PARALLEL[0] not in symbols:
-        library.add_object_img(object_code(SERIAL_TEAM, host_target()))
+        library.add_object_img(object_code(SERIAL_TEAM, host_processor()))
     for name, address in symbols.items():
         library.import_symbol(name, address)
     _alive.append(library.link(linker, "process"))
@@ -88,13 +88,13 @@ def _linker() -> Any:
 # --- compiling --------------------------------------------------------------------------------------------------------
 
 
-def _compile(text: str, target: Target, level: int, form: int) -> bytes:
+def _compile(text: str, processor: Processor, level: int, form: int) -> bytes:
     import llvmlite.binding as llvm
 
     _initialize()
     raw = _calls()
     context = llvm.create_context()
-    machine = _machine(target, level)
+    machine = _machine(processor, level)
     options = llvm.create_pipeline_tuning_options(min(level, 2))
     passes = llvm.create_pass_builder(machine, options)
     source = ctypes.c_char_p(text.encode())
@@ -133,12 +133,12 @@ def _pipeline() -> Any:
     return passes
 
 
-def _machine(target: Target, level: int) -> Any:
+def _machine(processor: Processor, level: int) -> Any:
     import llvmlite.binding as llvm
 
-    found = llvm.Target.from_triple(target.triple)
+    found = llvm.Target.from_triple(processor.triple)
     return found.create_target_machine(
-        cpu=target.cpu, features=target.features, opt=level, reloc="pic", codemodel="small", jit=False
+        cpu=processor.cpu, features=processor.features, opt=level, reloc="pic", codemodel="small", jit=False
     )
 
 

@@ -42,12 +42,12 @@ def converted(e: Emission, item: str, lanes: int, source: torch.dtype, target: t
 def float_to_integer(w: Words, item: str, target: torch.dtype) -> str:
     """Toward zero. What does not fit is as the machine has it: small integers are cut out of larger ones."""
     element = REGISTER[target]
-    if target in (torch.uint32, torch.uint64) and w.e.target.saturates:
+    if target in (torch.uint32, torch.uint64) and w.e.processor.saturates:
         return saturated(w, item, element, "u")
     if target is torch.uint64:
         return by_upper_half(w, item)
     wide = "i64" if target in (torch.uint8, torch.uint32, torch.int64, torch.uint64) else "i32"
-    found = saturated(w, item, wide, "s") if w.e.target.saturates else least_outside(w, item, wide)
+    found = saturated(w, item, wide, "s") if w.e.processor.saturates else least_outside(w, item, wide)
     return found if wide == element else w.as_type(wide).convert("trunc", found, element)
 
 
@@ -85,7 +85,7 @@ def widen(e: Emission, item: str, lanes: int, source: torch.dtype) -> str:
     half, word = Words(e, "i16", lanes), Words(e, "i32", lanes)
     if source is torch.bfloat16:
         return word.convert("bitcast", word.op("shl", half.convert("zext", item, "i32"), word.const(16)), "float")
-    if e.target.half:
+    if e.processor.half:
         return e.op(
             f"fpext {_half(lanes)} {(h := half.convert('bitcast', item, 'half'))} to {Words(e, 'float', lanes).type}", h
         )
@@ -96,7 +96,7 @@ def narrow(e: Emission, item: str, lanes: int, target: torch.dtype) -> str:
     """From 32 bits, to nearest, ties to even; a NaN stays one."""
     wide, word = Words(e, "float", lanes), Words(e, "i32", lanes)
     if target is torch.float16:
-        if not e.target.half:
+        if not e.processor.half:
             return _narrowed_by_hand(e, item, lanes)
         half = e.op(f"fptrunc {wide.type} {item} to {_half(lanes)}", item)
         return e.op(f"bitcast {_half(lanes)} {half} to {Words(e, 'i16', lanes).type}", half)

@@ -18,7 +18,7 @@ import functools
 from collections.abc import Iterator, Sequence
 
 from ferrite.codegen.llvm.build import load, object_code
-from ferrite.codegen.llvm.target import host_target
+from ferrite.codegen.llvm.processor import host_processor
 from ferrite.codegen.llvm.words import ARGUMENT, argument_words, packed
 
 NAME = "ferrite_run"
@@ -171,7 +171,7 @@ DRIVER = ARGUMENT + STEP + SHARE + RUN
 def driver_address() -> int:
     """`ferrite_run(table, slots, threads)`: 0, or what the first kernel that failed gave; then the words behind the
     slots are what it left, and the number of its step."""
-    return load({NAME: object_code(DRIVER, host_target())})[NAME]
+    return load({NAME: object_code(DRIVER, host_processor())})[NAME]
 
 
 def pack_steps(steps: Sequence[Step], slots: int, together: Sequence[tuple[int, int, int]] = ()) -> bytes:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from ferrite.codegen.llvm.function import Function
 from ferrite.codegen.llvm.number_table import Numbers, table_texts
-from ferrite.codegen.llvm.target import Target
+from ferrite.codegen.llvm.processor import Processor
 from ferrite.codegen.llvm.types import is_literal, suffix, vector
 from ferrite.ir.index import Axis
 
@@ -63,11 +63,11 @@ class Memory:
     element: str
     strides: tuple[int, ...] = (1,)
     version: int = 0
-    bounds: Bounds | None = None
+    bounds: AddressBounds | None = None
 
 
 @dataclass(frozen=True)
-class Bounds:
+class AddressBounds:
     """The addresses between which memory may be touched, as values of 64 bits, and what a kernel gives where it would
     be read outside; where it would be written, one more."""
 
@@ -78,7 +78,7 @@ class Bounds:
 
 @dataclass
 class Module:
-    target: Target
+    processor: Processor
     name: str
     declares: dict[str, str] = field(default_factory=dict)
     helpers: dict[str, str] = field(default_factory=dict)  # functions of ours, by name
@@ -88,7 +88,7 @@ class Module:
     counter: Iterator[int] = field(default_factory=itertools.count)
 
     def text(self) -> str:
-        head = [f'target triple = "{self.target.triple}"', *table_texts(self.numbers)]
+        head = [f'target triple = "{self.processor.triple}"', *table_texts(self.numbers)]
         tail = ['!0 = !{!"branch_weights", i32 1, i32 1000000}']
         return "\n".join([*head, *self.declares.values(), *self.helpers.values(), *self.functions, *tail]) + "\n"
 
@@ -110,8 +110,8 @@ class Emission:
     memory: dict[str, Memory] = field(default_factory=dict)
 
     @property
-    def target(self) -> Target:
-        return self.module.target
+    def processor(self) -> Processor:
+        return self.module.processor
 
     # --- values -------------------------------------------------------------------------------------------------------
 

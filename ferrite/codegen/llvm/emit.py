@@ -15,22 +15,22 @@ from __future__ import annotations
 import weakref
 
 from ferrite.codegen.llvm.bounds import NOWHERE_BYTES, codes_of_bounds
-from ferrite.codegen.llvm.emission import Bounds, Emission, Memory, Module
+from ferrite.codegen.llvm.emission import AddressBounds, Emission, Memory, Module
 from ferrite.codegen.llvm.expressions import Expressions
 from ferrite.codegen.llvm.function import Function
 from ferrite.codegen.llvm.operators import TAKES
 from ferrite.codegen.llvm.parallel import Parallel
+from ferrite.codegen.llvm.processor import Processor
 from ferrite.codegen.llvm.statements import Statements
-from ferrite.codegen.llvm.target import Target
 from ferrite.codegen.llvm.types import MEMORY, REGISTER
 from ferrite.errors import Refusal
 from ferrite.ir import Expr, Op, data_of, indices_of, nodes_of, short
 from ferrite.ir.kernel import Kernel, checks
 
 
-def kernel_text(kernel: Kernel, target: Target, name: str, checked: bool = False) -> str:
+def kernel_text(kernel: Kernel, processor: Processor, name: str, checked: bool = False) -> str:
     *codes, tile_code = codes_of_bounds(kernel, len(checks(kernel)))
-    module = Module(target, name, tile_code=tile_code if checked else 0)
+    module = Module(processor, name, tile_code=tile_code if checked else 0)
     module.declares["malloc"] = "declare noalias ptr @malloc(i64)"
     module.declares["free"] = "declare void @free(ptr)"
     emission = Emission(module, Function(module.counter))
@@ -41,7 +41,7 @@ def kernel_text(kernel: Kernel, target: Target, name: str, checked: bool = False
     for word in (*pointers, *sizes, *ends, *(each.split()[1] for each in shared)):
         emission.function.parameter(word)
     for place, (pointer, word) in enumerate(zip(kernel.pointers, pointers, strict=True)):
-        bounds = Bounds(ends[2 * place], ends[2 * place + 1], codes[place]) if checked else None
+        bounds = AddressBounds(ends[2 * place], ends[2 * place + 1], codes[place]) if checked else None
         emission.memory[pointer.name] = Memory(word, MEMORY[pointer.dtype], bounds=bounds)
     statements = Statements(emission, Expressions(emission, checks(kernel)))
     statements.parallel = Parallel(emission, statements).loop

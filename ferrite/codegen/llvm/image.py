@@ -84,7 +84,7 @@ class Section(NamedTuple):
     entry: int
 
 
-class Symbol(NamedTuple):
+class ObjectSymbol(NamedTuple):
     name: str
     section: int
     value: int
@@ -112,7 +112,7 @@ class _Linking:
         self.words: dict[str, int] = {}
         self.image_bytes = bytearray()
 
-    def _symbols(self) -> Iterator[Symbol]:
+    def _symbols(self) -> Iterator[ObjectSymbol]:
         for table in self.sections:
             if table.kind == SYMBOL_TABLE:
                 names = self.sections[table.link]
@@ -120,7 +120,7 @@ class _Linking:
                     name, info, _other, section, value, _size = SYMBOL.unpack_from(self.data, at)
                     start = names.offset + name
                     text = self.data[start : self.data.index(b"\0", start)].decode()
-                    yield Symbol(text, section, value, info >> 4 != 0)
+                    yield ObjectSymbol(text, section, value, info >> 4 != 0)
 
     def image(self) -> Image:
         placed = [number for number, section in enumerate(self.sections) if self.is_placed(section)]
@@ -188,7 +188,7 @@ class _Linking:
             target = self.place_of(self.symbols[info >> 32], rule in CALLS)
             rule(self.image_bytes, start + offset, target + addend)
 
-    def place_of(self, symbol: Symbol, is_call: bool) -> int:
+    def place_of(self, symbol: ObjectSymbol, is_call: bool) -> int:
         if symbol.section in self.places:
             return self.places[symbol.section] + symbol.value
         if symbol.name not in self.words or not is_call:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from ferrite.codegen.llvm.accumulators import Accumulators
-from ferrite.codegen.llvm.emission import AxisValue, Bounds, Emission, Memory, Value
+from ferrite.codegen.llvm.emission import AddressBounds, AxisValue, Emission, Memory, Value
 from ferrite.codegen.llvm.expressions import Expressions
 from ferrite.codegen.llvm.types import BYTES, MEMORY, vector
 from ferrite.ir import Local, data_of, nodes_of
@@ -79,7 +79,7 @@ class Statements:
             if self.e.module.tile_code:
                 low = self.e.op(f"ptrtoint ptr {tile.pointer} to i64", tile.pointer)
                 high = self.e.op(f"add i64 {low}, {math.prod(sizes) * BYTES[element]}", low)
-                tile.bounds = Bounds(low, high, self.e.module.tile_code)
+                tile.bounds = AddressBounds(low, high, self.e.module.tile_code)
         self.e.memory[statement.name] = tiles[statement]
         tiles[statement].version += 1
 

@@ -6,14 +6,14 @@ there is none. Nothing here imports Triton but `run`, when it runs.
 
 from ferrite.codegen.triton.emit import fixed_launch, kernel_source, launch_of, unsupported, written
 from ferrite.codegen.triton.grouped import table_lengths, table_words, writer_source, written_at_once
-from ferrite.codegen.triton.launch import ALIGNMENT, FAILURE_WORDS, OPTIONS, Launch
+from ferrite.codegen.triton.launch import ALIGNMENT, FAILURE_WORDS, OPTIONS, LaunchConfig
 from ferrite.codegen.triton.support import unsupported_operation
 
 __all__ = [
     "ALIGNMENT",
     "FAILURE_WORDS",
     "OPTIONS",
-    "Launch",
+    "LaunchConfig",
     "fixed_launch",
     "kernel_source",
     "launch_of",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ferrite.codegen.triton.grouped import programs_of, rows_of
 from ferrite.codegen.triton.helpers import functions
-from ferrite.codegen.triton.launch import ALIGNMENT, Launch
+from ferrite.codegen.triton.launch import ALIGNMENT, LaunchConfig
 from ferrite.codegen.triton.statements import Printer
 from ferrite.errors import NotGenerated, Refusal
 from ferrite.ir.index import number, substitute
@@ -24,12 +24,12 @@ def kernel_source(kernel: Kernel, name: str) -> str:
     return written(kernel, name).source
 
 
-def launch_of(kernel: Kernel, name: str) -> Launch:
+def launch_of(kernel: Kernel, name: str) -> LaunchConfig:
     return written(kernel, name).launch
 
 
 @functools.lru_cache(maxsize=512)
-def fixed_launch(kernel: Kernel) -> Launch:
+def fixed_launch(kernel: Kernel) -> LaunchConfig:
     """How a kernel is started whose blocks are the same for all sizes: programs are counted over the sizes alone."""
     launch = launch_of(kernel, "kernel")
     blocks = {block: number(value) for block, value in launch.values(None).items()}
@@ -48,7 +48,7 @@ def unsupported(kernel: Kernel) -> Refusal | None:
 @dataclass(frozen=True)
 class Written:
     source: str
-    launch: Launch
+    launch: LaunchConfig
 
 
 def written(kernel: Kernel, name: str) -> Written:
@@ -57,7 +57,7 @@ def written(kernel: Kernel, name: str) -> Written:
     programs = printer.kernel(kernel)
     module = printer.module
     blocks = tuple(module.blocks.values())
-    launch = Launch(name, kernel.arguments, kernel.sizes, blocks, programs, module.checks, kernel.warps)
+    launch = LaunchConfig(name, kernel.arguments, kernel.sizes, blocks, programs, module.checks, kernel.warps)
     arguments = [
         *(module.pointers[pointer.name] for pointer in kernel.pointers),
         *(module.atoms[size][0].text for size in kernel.sizes),

@@ -64,7 +64,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchConfig:
     """Arguments are the pointers, the sizes, memory for a failure if there are `checks`, and the blocks by name. Of a
     grouped kernel, which has `rows`, they are a table of the pointers and rows (`ferrite.codegen.triton.grouped`), and
     the alignment of these pointers.

@@ -17,7 +17,7 @@ from ferrite.codegen.triton.emit import written
 from ferrite.codegen.triton.float8 import FORMATS
 from ferrite.codegen.triton.grouped import table_words
 from ferrite.codegen.triton.interpreted import REPLACED
-from ferrite.codegen.triton.launch import ALIGNMENT, FAILURE_WORDS, OPTIONS, Launch
+from ferrite.codegen.triton.launch import ALIGNMENT, FAILURE_WORDS, OPTIONS, LaunchConfig
 from ferrite.ir import out_of_bounds
 from ferrite.ir.kernel import Kernel
 
@@ -28,7 +28,7 @@ def run(kernel: Kernel, memory: Sequence[torch.Tensor], sizes: Sequence[int] = (
     start(made.source, made.launch, memory, sizes)
 
 
-def start(source: str, launch: Launch, memory: Sequence[torch.Tensor], sizes: Sequence[int] = ()) -> None:
+def start(source: str, launch: LaunchConfig, memory: Sequence[torch.Tensor], sizes: Sequence[int] = ()) -> None:
     """Run source with its launch. An index that points outside is the error that eager raises."""
     count = launch.instances(sizes)
     if count == 0:

@@ -22,6 +22,7 @@ from ferrite.ir.program.nodes import (
     CallArgument,
     Collective,
     Compute,
+    Destination,
     DeviceCopy,
     If,
     Invoke,
@@ -34,7 +35,6 @@ from ferrite.ir.program.nodes import (
     Seeds,
     Size,
     Sort,
-    Target,
     Template,
     UserKernel,
     Wait,
@@ -52,10 +52,10 @@ def interpret(program: Program, inputs: list[Any], objects: Objects, last_uses: 
     The list of inputs is emptied, and every tensor is let go after its last use. `dying`: `frees(program)`, for who
     runs a program often.
     """
-    return Run(program, objects).run(inputs, frees(program) if last_uses is None else last_uses)
+    return Interpreter(program, objects).run(inputs, frees(program) if last_uses is None else last_uses)
 
 
-class Run:
+class Interpreter:
     """One run: the tensors behind buffers, and the values of symbols."""
 
     def __init__(self, program: Program, objects: Objects) -> None:
@@ -187,8 +187,8 @@ class Run:
     def points(self, axes: Sequence[Axis], device: torch.device | str = "cpu") -> Points:
         return Points(axes, self.symbols, self.tensor, device)
 
-    def device(self, targets: Sequence[Any]) -> torch.device:
-        return self.buffers[next(target.buffer for target in targets if target is not None)].device
+    def device(self, destinations: Sequence[Any]) -> torch.device:
+        return self.buffers[next(destination.buffer for destination in destinations if destination is not None)].device
 
     def compute(self, operation: Compute) -> None:
         """Every value first, then every store: an operation that reads what it writes reads the old elements."""
@@ -198,34 +198,36 @@ class Run:
             points.store(self.tensor(store.buffer), store.coordinates, value, store.mode)
 
     def reduce(self, operation: Reduce) -> None:
-        points = self.points((*operation.axes, *operation.reduced), self.device(operation.targets))
+        points = self.points((*operation.axes, *operation.reduced), self.device(operation.destinations))
         outer = points.shape[: len(operation.axes)]
         count = 1
         for extent in points.shape[len(operation.axes) :]:
             count *= extent
         values = [points.full(points(value)).reshape(*outer, count) for value in operation.values]
-        self.write(operation.axes, operation.targets, REDUCTIONS[operation.kind].meaning(*values))
+        self.write(operation.axes, operation.destinations, REDUCTIONS[operation.kind].meaning(*values))
 
     def scan(self, operation: Scan) -> None:
-        points = self.points(operation.axes, self.device(operation.targets))
+        points = self.points(operation.axes, self.device(operation.destinations))
         values = [points.full(points(value)) for value in operation.values]
         along = operation.axes.index(operation.along)
-        self.write(operation.axes, operation.targets, scan_values(operation.combine, values, along))
+        self.write(operation.axes, operation.destinations, scan_values(operation.combine, values, along))
 
     def sort(self, operation: Sort) -> None:
-        points = self.points(operation.axes, self.device(operation.targets))
+        points = self.points(operation.axes, self.device(operation.destinations))
         first, *others = [points.full(points(key)) for key in operation.keys]
         along = operation.axes.index(operation.along)
         keys, order = torch.sort(first, dim=along, descending=operation.descending, stable=operation.stable)
         moved = [other.gather(along, order) for other in others]
-        self.write(operation.axes, operation.targets, (keys, *moved, order))
+        self.write(operation.axes, operation.destinations, (keys, *moved, order))
 
-    def write(self, axes: Sequence[Axis], targets: Sequence[Target | None], results: Sequence[torch.Tensor]) -> None:
-        points = self.points(axes, self.device(targets))
-        for target, result in zip(targets, results, strict=True):
-            if target is not None:
-                tensor = self.tensor(target.buffer)
-                points.store(tensor, target.coordinates, result.to(tensor.dtype), "set")
+    def write(
+        self, axes: Sequence[Axis], destinations: Sequence[Destination | None], results: Sequence[torch.Tensor]
+    ) -> None:
+        points = self.points(axes, self.device(destinations))
+        for destination, result in zip(destinations, results, strict=True):
+            if destination is not None:
+                tensor = self.tensor(destination.buffer)
+                points.store(tensor, destination.coordinates, result.to(tensor.dtype), "set")
 
     def call(self, call: Call) -> None:
         target = (

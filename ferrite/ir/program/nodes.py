@@ -3,9 +3,9 @@
     program   = Program(name, inputs, buffers, operations, outputs)
     buffer    = Buffer(name, dtype, sizes, strides, offset, device, kind, base)
     operation = Compute(axes, stores)                          every store, at every point of the axes
-              | Reduce(axes, reduced, kind, values, targets)   combine over `reduced` at every point of the axes
-              | Scan(axes, along, combine, values, targets)    inclusive prefixes along one of the axes
-              | Sort(axes, along, keys, targets, descending, stable)
+              | Reduce(axes, reduced, kind, values, destinations)    combine over `reduced`, at every point of the axes
+              | Scan(axes, along, combine, values, destinations)     inclusive prefixes along one of the axes
+              | Sort(axes, along, keys, destinations, descending, stable)
               | Call(operator, args, kwargs, results, ...)     one operator of torch, and why it is not compiled
               | Template(kind, call, prologues, epilogues)     matrix products, convolutions, attention
               | Collective(call) | Wait(call)                  a collective operation begins; its result may be used
@@ -20,7 +20,7 @@
     store     = Store(buffer, coordinates, value, mode)        mode: set, or how to combine with what is there
 
 Meaning: operations run in order; that order is the meaning, and nothing but the dependences that `reads` and `writes`
-answer may be used to change it. A buffer is a strided window on a storage: its own (`owned`), one that the caller holds
+answer may be used to change it. A buffer is a strided view of a storage: its own (`owned`), one that the caller holds
 (`input`), one that came in and is ours now (`donated`), a `constant`, or, with `base`, that of another buffer (`view`;
 the base is never a view). What only calls understand (a sparse tensor, an object) is `foreign`. Sizes are index
 expressions; a number is the special case.
@@ -99,7 +99,7 @@ class Store:
 
 
 @dataclass(frozen=True)
-class Target:
+class Destination:
     """Where one result of a reduction, scan or sort goes."""
 
     buffer: str
@@ -123,13 +123,13 @@ class Compute:
 
 @dataclass(frozen=True)
 class Reduce:
-    """`kind` is a row of `REDUCTIONS`; a target that is None is not wanted."""
+    """`kind` is a row of `REDUCTIONS`; a destination that is None is not wanted."""
 
     axes: tuple[Axis, ...]
     reduced: tuple[Axis, ...]
     kind: str
     values: tuple[Expr, ...]
-    targets: tuple[Target | None, ...]
+    destinations: tuple[Destination | None, ...]
     origin: Origin = field(default=NOWHERE, compare=False)
 
 
@@ -139,18 +139,18 @@ class Scan:
     along: Axis
     combine: Combine
     values: tuple[Expr, ...]
-    targets: tuple[Target | None, ...]
+    destinations: tuple[Destination | None, ...]
     origin: Origin = field(default=NOWHERE, compare=False)
 
 
 @dataclass(frozen=True)
 class Sort:
-    """The first key decides; targets take the sorted keys, and last the positions they came from."""
+    """The first key decides; destinations take the sorted keys, and last the positions they came from."""
 
     axes: tuple[Axis, ...]
     along: Axis
     keys: tuple[Expr, ...]
-    targets: tuple[Target | None, ...]
+    destinations: tuple[Destination | None, ...]
     descending: bool = False
     stable: bool = False
     origin: Origin = field(default=NOWHERE, compare=False)
@@ -308,9 +308,9 @@ class Assert:
 
 
 ASSERTED: tuple[type[Exception], ...] = (RuntimeError, IndexError)
-Loop = Compute | Reduce | Scan | Sort
+LoopOperation = Compute | Reduce | Scan | Sort
 Operation = (
-    Loop | Call | Template | Collective | Wait | UserKernel | If | While | Invoke
+    LoopOperation | Call | Template | Collective | Wait | UserKernel | If | While | Invoke
     | Allocate | DeviceCopy | Seeds | Item | Bind | Assert
 )  # fmt: skip
 CALLS = (Template, Collective, Wait, UserKernel)  # operations around one call

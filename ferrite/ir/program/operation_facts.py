@@ -18,6 +18,7 @@ from ferrite.ir.program.nodes import (
     CallArgument,
     Collective,
     Compute,
+    Destination,
     DeviceCopy,
     If,
     Invoke,
@@ -31,7 +32,6 @@ from ferrite.ir.program.nodes import (
     Size,
     Sort,
     Store,
-    Target,
     Template,
     UserKernel,
     Wait,
@@ -92,8 +92,8 @@ def expressions(operation: Operation) -> tuple[Expr, ...]:
 def roots_of(operation: Operation) -> list[Expr]:
     """All expressions that an operation evaluates: its values, and what its coordinates and arguments read."""
     roots = list(expressions(operation))
-    for target in targets_of(operation):
-        for index in target.coordinates:
+    for destination in destinations_of(operation):
+        for index in destination.coordinates:
             roots += data_of(index)
     roots += argument_scalars(*arguments_of(operation))
     return roots
@@ -120,17 +120,17 @@ def axes_of(operation: Operation) -> tuple[Axis, ...]:
         case Reduce():
             return (*operation.axes, *operation.reduced)
         case Template():
-            indices = [index for target in targets_of(operation) for index in target.coordinates]
+            indices = [index for destination in destinations_of(operation) for index in destination.coordinates]
             indices += [index for item in nodes_of(*roots_of(operation)) for index in indices_of(item)]
             used = {atom for index in indices for atom in index.atoms if isinstance(atom, Axis)}
             return tuple(sorted(used, key=TEXT))
     return ()
 
 
-def targets_of(operation: Operation) -> tuple[Target, ...]:
+def destinations_of(operation: Operation) -> tuple[Destination, ...]:
     if isinstance(operation, Reduce | Scan | Sort):
-        return tuple(target for target in operation.targets if target is not None)
-    return tuple(Target(store.buffer, store.coordinates) for store in stores_of(operation))
+        return tuple(destination for destination in operation.destinations if destination is not None)
+    return tuple(Destination(store.buffer, store.coordinates) for store in stores_of(operation))
 
 
 def stores_of(operation: Operation) -> tuple[Store, ...]:
@@ -204,7 +204,9 @@ def writes(operation: Operation) -> tuple[Access, ...]:
     """What an operation writes, results and buffers it changes."""
     found = {Access(store.buffer, store.coordinates, store.mode): None for store in stores_of(operation)}
     if isinstance(operation, Reduce | Scan | Sort):
-        found.update({Access(target.buffer, target.coordinates): None for target in targets_of(operation)})
+        found.update(
+            {Access(destination.buffer, destination.coordinates): None for destination in destinations_of(operation)}
+        )
     call = call_of(operation)
     if call is not None:
         found.update({Access(name, None): None for name in (*call.results, *call.writes) if isinstance(name, str)})
@@ -254,8 +256,8 @@ def defines(operation: Operation) -> tuple[Symbol, ...]:
 def symbols(operation: Operation) -> frozenset[Symbol]:
     """The symbols that an operation needs to know, those of its extents and coordinates and arguments."""
     indices = [axis.extent for axis in axes_of(operation)]
-    for target in targets_of(operation):
-        indices += target.coordinates
+    for destination in destinations_of(operation):
+        indices += destination.coordinates
     for item in nodes_of(*roots_of(operation)):
         indices += indices_of(item)
     indices += argument_indices(*arguments_of(operation))

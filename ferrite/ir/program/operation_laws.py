@@ -24,7 +24,7 @@ from ferrite.ir.program.nodes import (
     Seeds,
     Sort,
 )
-from ferrite.ir.program.operation_facts import axes_of, expressions, roots_of, stores_of, targets_of
+from ferrite.ir.program.operation_facts import axes_of, destinations_of, expressions, roots_of, stores_of
 from ferrite.ir.program.scans import SCANS
 from ferrite.ir.reductions import REDUCTIONS
 from ferrite.ir.types import short
@@ -55,8 +55,8 @@ def _axes(operation: Operation, nodes: list[Expr]) -> None:
     if isinstance(operation, Scan | Sort) and operation.along not in axes:
         raise InvalidProgram("P6", f"{operation.along} is no axis of the {_word(operation)}")
     outer = frozenset(operation.axes if isinstance(operation, Reduce) else axes)
-    for target in targets_of(operation):
-        for index in target.coordinates:
+    for destination in destinations_of(operation):
+        for index in destination.coordinates:
             _uses(index, outer, operation)
     for item in nodes:
         for index in indices_of(item):
@@ -76,8 +76,8 @@ def _values(operation: Operation, nodes: list[Expr], buffers: Buffers) -> None:
             raise InvalidProgram("P8", f"{problem}, in {_word(operation)}")
         if isinstance(item, Load) and item.dtype != buffers[item.buffer].dtype:
             raise InvalidProgram("P7", f"{item} is loaded as {short(item.dtype)}, but {typed(buffers[item.buffer])}")
-    for target in targets_of(operation):
-        problem = next(filter(None, map(wrong_data, target.coordinates)), None)
+    for destination in destinations_of(operation):
+        problem = next(filter(None, map(wrong_data, destination.coordinates)), None)
         if problem:
             raise InvalidProgram("P8", f"{problem}, in {_word(operation)}")
     for store in stores_of(operation):
@@ -86,12 +86,12 @@ def _values(operation: Operation, nodes: list[Expr], buffers: Buffers) -> None:
 
 
 def _arity(operation: Reduce | Scan | Sort) -> None:
-    values, targets = expressions(operation), operation.targets
+    values, destinations = expressions(operation), operation.destinations
     kind, takes, gives = _shape(operation)
-    if (len(values), len(targets)) != (takes, gives):
-        counts = f"{len(values)} values and {len(targets)} targets"
+    if (len(values), len(destinations)) != (takes, gives):
+        counts = f"{len(values)} values and {len(destinations)} destinations"
         raise InvalidProgram("P13", f"{kind} takes {takes} values and gives {gives}, not {counts}")
-    if all(target is None for target in targets):
+    if all(destination is None for destination in destinations):
         raise InvalidProgram("P13", f"nobody wants a result of {kind}")
     if kind in ADDING and any(is_narrow(value.dtype) for value in values):
         raise InvalidProgram("P8", f"{kind} of {short(values[0].dtype)}: narrow floats are added in a wider type")

@@ -22,6 +22,7 @@ from ferrite.ir.program.nodes import (
     Collective,
     Combine,
     Compute,
+    Destination,
     DeviceCopy,
     If,
     Input,
@@ -37,7 +38,6 @@ from ferrite.ir.program.nodes import (
     Seeds,
     Sort,
     Store,
-    Target,
     Template,
     UserKernel,
     Wait,
@@ -193,20 +193,20 @@ class ProgramReader(CallReader):
                 return Compute(axes, tuple(self.stores(body)))
             case "reduce", [kind, outer, over]:
                 axes, reduced = self.loops(outer, "axes"), self.loops(over, "over")
-                values, targets = self.results(body, "reduced")
-                return Reduce(axes, reduced, self.literal(kind, str, "a kind in quotes"), values, targets)
+                values, destinations = self.results(body, "reduced")
+                return Reduce(axes, reduced, self.literal(kind, str, "a kind in quotes"), values, destinations)
             case "scan", [name, outer, along]:
                 combine = self.combine(name, body)
                 axes, (one,) = self.loops(outer, "axes"), self.loops(along, "along", 1)
-                values, targets = self.results(body, "scanned")
-                return Scan(axes, one, combine, values, targets)
+                values, destinations = self.results(body, "scanned")
+                return Scan(axes, one, combine, values, destinations)
             case "sort", [outer, along]:
                 axes, (one,) = self.loops(outer, "axes"), self.loops(along, "along", 1)
                 flags = {name: self.literal(value, bool, "True or False") for name, value in keywords.items()}
                 if not flags.keys() <= {"descending", "stable"}:
                     raise self.wrong(call, f"unknown argument among {', '.join(flags)}", "descending=, stable=")
-                values, targets = self.results(body, "sorted")
-                return Sort(axes, one, values, targets, **flags)
+                values, destinations = self.results(body, "sorted")
+                return Sort(axes, one, values, destinations, **flags)
             case "template", [kind, inner]:
                 made = self.operator_call(inner)
                 self.open(keywords)
@@ -255,18 +255,18 @@ class ProgramReader(CallReader):
                 raise self.unexpected(statement, "a value, as v0: f32 = x[i0]")
             self.declare(statement)
 
-    def results(self, body: list[ast.stmt], word: str) -> tuple[tuple[Expr, ...], tuple[Target | None, ...]]:
-        """Values, then `target, _ = word(value)`."""
+    def results(self, body: list[ast.stmt], word: str) -> tuple[tuple[Expr, ...], tuple[Destination | None, ...]]:
+        """Values, then `destination, _ = word(value)`."""
         *values, last = body
         match last:
             case ast.Assign(targets=[left], value=ast.Call(func=ast.Name(id=name)) as call) if name == word:
                 self.declarations(values)
                 places = left.elts if isinstance(left, ast.Tuple) else [left]
-                return tuple(map(self.value, call.args)), tuple(map(self.target, places))
+                return tuple(map(self.value, call.args)), tuple(map(self.destination, places))
         return tuple(map(self.value, self.last_call(body, word).args)), ()
 
-    def target(self, node: ast.expr) -> Target | None:
-        return None if isinstance(node, ast.Name) and node.id == "_" else Target(*self.element(node))
+    def destination(self, node: ast.expr) -> Destination | None:
+        return None if isinstance(node, ast.Name) and node.id == "_" else Destination(*self.element(node))
 
     def stores(self, body: list[ast.stmt]) -> list[Store]:
         found: list[Store] = []

@@ -32,6 +32,7 @@ from ferrite.ir.program.nodes import (
     Call,
     Collective,
     Compute,
+    Destination,
     DeviceCopy,
     If,
     Invoke,
@@ -45,7 +46,6 @@ from ferrite.ir.program.nodes import (
     Seeds,
     Sort,
     Store,
-    Target,
     Template,
     UserKernel,
     Wait,
@@ -117,15 +117,17 @@ class _ProgramText:
             case Reduce():
                 over = f"over({axes_text(operation.reduced)})"
                 head = f"reduce({operation.kind!r}, axes({axes_text(operation.axes)}), {over})"
-                return self.loop(head, "reduced", operation.values, operation.targets, note)
+                return self.loop(head, "reduced", operation.values, operation.destinations, note)
             case Scan():
                 along = f"along({axes_text([operation.along])})"
                 head = f"scan({operation.combine.name!r}, axes({axes_text(operation.axes)}), {along})"
-                return self.loop(head, "scanned", operation.values, operation.targets, note, self.combine(operation))
+                return self.loop(
+                    head, "scanned", operation.values, operation.destinations, note, self.combine(operation)
+                )
             case Sort():
                 flags = flags_text(descending=operation.descending, stable=operation.stable)
                 head = f"sort(axes({axes_text(operation.axes)}), along({axes_text([operation.along])}){flags})"
-                return self.loop(head, "sorted", operation.keys, operation.targets, note)
+                return self.loop(head, "sorted", operation.keys, operation.destinations, note)
             case Template():
                 return self.template(operation, note)
         before, statement = self.statement(operation)
@@ -136,17 +138,17 @@ class _ProgramText:
         head: str,
         word: str,
         values: Sequence[Expr],
-        targets: Sequence[Target | None],
+        destinations: Sequence[Destination | None],
         note: str,
         before: Sequence[str] = (),
     ) -> list[str]:
-        """A reduction, scan or sort: values, then `target, _ = word(value)`."""
+        """A reduction, scan or sort: values, then `destination, _ = word(value)`."""
         self.values.declare(*values)
         right = f"{word}({', '.join(map(self.values.value, values))})"
         left = ", ".join(
-            "_" if item is None else self.values.element(item.buffer, item.coordinates) for item in targets
+            "_" if item is None else self.values.element(item.buffer, item.coordinates) for item in destinations
         )
-        statement = f"{left} = {right}" if targets else right
+        statement = f"{left} = {right}" if destinations else right
         return block(head, [*before, *self.values.take(), statement], note)
 
     def combine(self, operation: Scan) -> list[str]:

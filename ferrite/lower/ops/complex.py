@@ -11,6 +11,7 @@ from ferrite.errors import NotLowered
 from ferrite.ir import arithmetic_type, index_value, is_integer, op
 from ferrite.ir.index import ONE, ZERO, number
 from ferrite.lower.builder import Builder
+from ferrite.lower.conj_and_neg import read_as
 from ferrite.lower.formula import Term, choose, first_device, is_nan, pointwise, result, term
 from ferrite.lower.memory import strides_in_storage
 from ferrite.lower.ops.pointwise import real_type, same
@@ -29,26 +30,29 @@ def part(ctx: Builder, x: Value, name: str) -> Term:
 # --- conjugates -------------------------------------------------------------------------------------------------------
 
 
+@lowers(aten._conj.default)
+def conjugate_view(ctx: Builder, x: Value) -> Value:
+    return read_as(ctx, x, "conj") if x.dtype.is_complex else x.view(x.sizes, own_axes(x.sizes))
+
+
+@lowers(aten._neg_view.default)
+def negative_view(ctx: Builder, x: Value) -> Value:
+    return read_as(ctx, x, "neg")
+
+
 @lowers(
-    aten._conj.default,
     aten.conj_physical.default,
     aten._conj_physical.default,
     prims.conj.default,
     prims.conj_physical.default,
 )
 def conjugate(ctx: Builder, x: Value | None = None, a: Value | None = None) -> Value:
-    """The numbers themselves: a tensor of ours has no bit that says they are to be conjugated later."""
     value: Any = x if x is not None else a
     if not isinstance(value, Value):  # torch 2.11 hands over numbers here
         return ctx.fill(ctx.out_sizes, complex(value).conjugate(), ctx.out_dtype, ctx.out.device)
     if not value.dtype.is_complex:
         return same(ctx, value)
     return pointwise(ctx, lambda z: z.call("conj"), value)
-
-
-@lowers(aten._neg_view.default)
-def negative(ctx: Builder, x: Value) -> Value:
-    return pointwise(ctx, lambda value: -value, x)
 
 
 @lowers(aten.resolve_conj.default, aten.resolve_neg.default)
@@ -104,7 +108,7 @@ def angle(ctx: Builder, x: Value) -> Value:
 
 
 def reinterpreted(ctx: Builder, x: Value, sizes: Any, scale: tuple[int, int], last: bool) -> Value | None:
-    """A window of other elements on memory that is there: strides and offset counted anew."""
+    """A view of memory that is there, of other elements: strides and offset counted anew."""
     if x.box.expr is not None:
         return None
     found = strides_in_storage(ctx, x)
@@ -116,7 +120,7 @@ def reinterpreted(ctx: Builder, x: Value, sizes: Any, scale: tuple[int, int], la
         strides = strides[:-1]
     new = [stride * up // number(down) for stride in strides] + ([] if last else [ONE])
     assert x.box.buffer is not None
-    name = ctx.window(ctx.buffers[x.box.buffer], ctx.out_dtype, sizes, new, offset * up // number(down))
+    name = ctx.new_view(ctx.buffers[x.box.buffer], ctx.out_dtype, sizes, new, offset * up // number(down))
     box = Box(tuple(sizes), ctx.out_dtype, x.device, buffer=name)
     return whole(box)
 

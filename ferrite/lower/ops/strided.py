@@ -1,4 +1,4 @@
-"""Windows on memory by strides, reinterpreted bits, and tensors with a part of them replaced."""
+"""Views of memory by strides, reinterpreted bits, and tensors with a part of them replaced."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ aten, prims = torch.ops.aten, torch.ops.prims
 Number = Index | int
 
 
-# --- windows ----------------------------------------------------------------------------------------------------------
+# --- views ------------------------------------------------------------------------------------------------------------
 
 
 @lowers(aten.as_strided.default, aten.as_strided_.default)
 def as_strided(
     ctx: Builder, x: Value, size: Sequence[Number], stride: Sequence[Number], storage_offset: Number | None
 ) -> Value:
-    return strided_window(ctx, x, size, stride, storage_offset)
+    return strided_view(ctx, x, size, stride, storage_offset)
 
 
 @lowers(aten.as_strided_copy.default)
@@ -42,7 +42,7 @@ def as_strided_copy(
     ctx: Builder, x: Value, size: Sequence[Number], stride: Sequence[Number], storage_offset: Number | None
 ) -> Value:
     return ctx.lazy(
-        ctx.out_sizes, strided_window(ctx, x, size, stride, storage_offset).at(own_axes(ctx.out_sizes)), x.device
+        ctx.out_sizes, strided_view(ctx, x, size, stride, storage_offset).at(own_axes(ctx.out_sizes)), x.device
     )
 
 
@@ -50,35 +50,35 @@ def as_strided_copy(
 def prims_as_strided(
     ctx: Builder, a: Value, size: Sequence[Number], stride: Sequence[Number], storage_offset: Number
 ) -> Value:
-    return strided_window(ctx, a, size, stride, storage_offset)
+    return strided_view(ctx, a, size, stride, storage_offset)
 
 
-def strided_window(
+def strided_view(
     ctx: Builder, x: Value, size: Sequence[Number], stride: Sequence[Number], offset: Number | None
 ) -> Value:
     """Elements of the storage that `x` lies in, wherever in it; the offset counts from the storage's beginning."""
     if is_beyond(ctx, x, size, stride, offset):
-        raise NotLowered("a window on more than the storage has: eager refuses it")
+        raise NotLowered("a view of more than the storage has: eager refuses it")
     sizes, strides = [ctx.index(item) for item in size], [ctx.index(item) for item in stride]
     own = as_eager(ctx, x)
     if own is None:
         copy = dense_copy(ctx, x)
-        return window(
+        return view_of_storage(
             ctx, copy, x.dtype, sizes, strides, ZERO if offset is None else ctx.index(offset) - own_offset(ctx, x)
         )
     start = own if offset is None else ctx.index(offset) - beginning(ctx, x)
-    return window(ctx, x, x.dtype, sizes, strides, start)
+    return view_of_storage(ctx, x, x.dtype, sizes, strides, start)
 
 
 def is_beyond(ctx: Builder, x: Value, size: Sequence[Number], stride: Sequence[Number], offset: Number | None) -> bool:
-    """Whether a window reaches behind the end of the memory that `x` is known to lie in. (The storages of torch's
-    pictures grow with every window on them, and do not tell.)"""
+    """Whether a view reaches behind the end of the memory that `x` is known to lie in. (The storages of torch's
+    pictures grow with every view of them, and do not tell.)"""
     if x.fake is None:
         return False
     begins = ctx.sizes.index(x.fake.storage_offset())
     start = begins if offset is None else ctx.index(offset)
     ends = [begins + extent(x.sizes, ctx.sizes.indices(x.fake.stride()))]
-    if (found := strides_in_storage(ctx, x)) is not None:  # a window on the tensor that it is itself a part of
+    if (found := strides_in_storage(ctx, x)) is not None:  # a view of the tensor that it is itself a part of
         whole_one = ctx.buffers[ctx.buffers[ctx.realise(x.box)].storage]
         ends.append(begins - found[1] + extent(whole_one.sizes, whole_one.strides))
     sizes = [ctx.index(item) for item in size]
@@ -109,7 +109,7 @@ def dense_copy(ctx: Builder, x: Value) -> Value:
         raise NotLowered("a tensor whose strides are not known")
     strides = ctx.sizes.indices(x.fake.stride())
     if not is_dense(x.sizes, strides):
-        raise NotLowered("a window on memory that is not laid out as in eager")
+        raise NotLowered("a view of memory that is not laid out as in eager")
     return copied(ctx, x, strides)
 
 
@@ -143,12 +143,12 @@ def beginning(ctx: Builder, x: Value) -> Index:
     return begins
 
 
-def window(
+def view_of_storage(
     ctx: Builder, x: Value, dtype: torch.dtype, sizes: Sequence[Index], strides: Sequence[Index], offset: Index
 ) -> Value:
     buffer = ctx.buffers[ctx.realise(x.box)]
     box = Box(tuple(sizes), dtype, x.device, origins=(ctx.origin,))
-    box.buffer = ctx.window(buffer, dtype, sizes, strides, offset)
+    box.buffer = ctx.new_view(buffer, dtype, sizes, strides, offset)
     return whole(box)
 
 
@@ -159,7 +159,7 @@ def as_strided_scatter(
     sizes, strides = [ctx.index(item) for item in size], [ctx.index(item) for item in stride]
     copy = dense_copy(ctx, x)
     start = ZERO if storage_offset is None else ctx.index(storage_offset) - own_offset(ctx, x)
-    write_into(ctx, window(ctx, copy, x.dtype, sizes, strides, start), src)
+    write_into(ctx, view_of_storage(ctx, copy, x.dtype, sizes, strides, start), src)
     return copy
 
 
@@ -177,7 +177,7 @@ def view_of_dtype(ctx: Builder, a: Value, dtype: torch.dtype) -> Value:
 
 
 def reinterpreted(ctx: Builder, x: Value, dtype: torch.dtype) -> Value:
-    """The same bits as another type: of what is not in memory yet, element by element; else a window."""
+    """The same bits as another type: of what is not in memory yet, element by element; else a view."""
     if dtype == x.dtype:
         return x.view(x.sizes, own_axes(x.sizes))
     if x.box.expr is not None and dtype.itemsize == x.dtype.itemsize:
@@ -186,7 +186,7 @@ def reinterpreted(ctx: Builder, x: Value, dtype: torch.dtype) -> Value:
     if start is None:
         x, start = dense_copy(ctx, x), ZERO
     offset = start * x.dtype.itemsize // dtype.itemsize
-    return window(ctx, x, dtype, ctx.out_sizes, ctx.sizes.indices(ctx.out.stride()), offset)
+    return view_of_storage(ctx, x, dtype, ctx.out_sizes, ctx.sizes.indices(ctx.out.stride()), offset)
 
 
 # --- a part replaced --------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ from ferrite.graph import (
 )
 from ferrite.passes.shared.constants import constant_of
 from ferrite.pipeline import PassContext, graph_pass
-from ferrite.rewrite import Sharing, difference
+from ferrite.rewrite import VisibleMemory, difference
 
 # Times the bytes of what a constant was computed from: not measured. Padding and joining stay below, a decoded weight
 # and an expanded mask do not.
@@ -58,7 +58,7 @@ def fold_constants(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """Fold once, all that can be; how many constants were made."""
     refused: set[Node] = set()
     while True:
-        plan = Plan(gm.graph, refused)
+        plan = FoldPlan(gm.graph, refused)
         try:
             values = plan.compute()
         except CannotFold as problem:
@@ -73,12 +73,12 @@ class CannotFold(NotApplied):
         self.node = node
 
 
-class Plan:
+class FoldPlan:
     """Which calls can be computed, and of which the result is needed."""
 
     def __init__(self, graph: torch.fx.Graph, refused: set[Node]) -> None:
         self.graph, self.refused = graph, refused
-        self.visible = Sharing(graph)
+        self.visible = VisibleMemory(graph)
         self.sources: dict[Node, frozenset[Node]] = {}  # the constants that went into what is known
         for node in graph.nodes:
             if constant_of(node) is not None and node.op == "get_attr":

@@ -17,7 +17,7 @@ import torch
 from ferrite.capture import CapturedGraph, Parameter, on_real_tensors
 from ferrite.graph import attribute_of, fake_value, innermost_first, storage_bytes, storages_of
 from ferrite.pipeline import PassRecord
-from ferrite.rewrite import Sharing, difference
+from ferrite.rewrite import VisibleMemory, difference
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def inline_parameters(graph: CapturedGraph) -> Inlined:
     """A copy of the graph that reads its parameters by itself; the graph given stays as it is."""
     gm = copied(graph.gm)
     placeholders = gm.graph.find_nodes(op="placeholder")
-    visible = Sharing(gm.graph)
+    visible = VisibleMemory(gm.graph)
     frozen = {
         position: parameter
         for position, parameter in graph.parameters.items()
@@ -72,7 +72,7 @@ def inlined_with_record(graph: CapturedGraph) -> tuple[Inlined, PassRecord]:
     return inlined, PassRecord(name, seconds, {name: count}, before, after, facts=facts)
 
 
-def can_be_constant(node: torch.fx.Node, parameter: Parameter, visible: Sharing) -> bool:
+def can_be_constant(node: torch.fx.Node, parameter: Parameter, visible: VisibleMemory) -> bool:
     value, places = fake_value(node), storages_of(node)
     if not isinstance(value, torch.Tensor) or difference(value, parameter.tensor) is not None:
         return False

@@ -28,7 +28,7 @@ ALIGNMENT: Mapping[torch.dtype, int] = {torch.float16: 8, torch.bfloat16: 8, tor
 
 
 @dataclass(frozen=True)
-class Machine:
+class MatrixSpeeds:
     """Speeds as measured on an H200; between accelerators with matrix units their quotients differ less than they do.
 
     Rows that begin at a multiple of 4 bytes, but not of 16, lose less of the speed than others.
@@ -50,7 +50,7 @@ class Machine:
         return self.call + 2 * elements * itemsize / self.bytes
 
 
-MACHINE = Machine()
+H200_SPEEDS = MatrixSpeeds()
 
 
 @dataclass(frozen=True)
@@ -63,20 +63,20 @@ class Sides:
     n: Any
     more: tuple[int, int, int]
 
-    def worth(self, itemsize: int, machine: Machine = MACHINE) -> bool:
+    def worth(self, itemsize: int, speeds: MatrixSpeeds = H200_SPEEDS) -> bool:
         batch, m, k, n = (torch_api.size_hint(side) for side in (self.batch, self.m, self.k, self.n))
         more_m, more_k, more_n = self.more
         wide = (batch, m + more_m, k + more_k, n + more_n)
-        cost = machine.product(wide, itemsize)
+        cost = speeds.product(wide, itemsize)
         if more_m or more_k:
-            cost += machine.copy(batch * wide[1] * wide[2], itemsize)
+            cost += speeds.copy(batch * wide[1] * wide[2], itemsize)
         if more_k or more_n:
-            cost += machine.copy(batch * wide[2] * wide[3], itemsize)
+            cost += speeds.copy(batch * wide[2] * wide[3], itemsize)
         if more_m or more_n:
-            cost += machine.copy(batch * m * n, itemsize)
+            cost += speeds.copy(batch * m * n, itemsize)
         on_words = all(more * itemsize % 4 == 0 for more in self.more)
-        left = machine.on_words if on_words else machine.unaligned
-        return cost * machine.margin < machine.product((batch, m, k, n), itemsize, left)
+        left = speeds.on_words if on_words else speeds.unaligned
+        return cost * speeds.margin < speeds.product((batch, m, k, n), itemsize, left)
 
 
 def padding(side: Any, alignment: int) -> int:

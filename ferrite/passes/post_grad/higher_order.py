@@ -34,7 +34,7 @@ from ferrite.graph import (
 )
 from ferrite.passes.post_grad.functional_calls import NEEDS_NO_COPY, Called, called
 from ferrite.passes.post_grad.memory import storage_of
-from ferrite.passes.post_grad.sizes import Sizes
+from ferrite.passes.post_grad.sizes import SizeWriter
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import INHERITED, Writer
 
@@ -133,7 +133,7 @@ class Copies:
     def __init__(self, node: torch.fx.Node, mode: Any) -> None:
         self.node = node
         self.writer = Writer(node.graph, mode)
-        self.sizes = Sizes(self.writer, node)
+        self.sizes = SizeWriter(self.writer, node)
         self.kept = node.meta.get(NEEDS_NO_COPY, frozenset())
 
     def of(self, key: Any, operand: Any) -> Any:

@@ -36,7 +36,7 @@ from ferrite.graph import (
     storages_in,
 )
 from ferrite.passes.post_grad.higher_order import drop_unused_attributes, inherit, replace_items
-from ferrite.passes.post_grad.sizes import Sizes
+from ferrite.passes.post_grad.sizes import SizeWriter
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import Writer
 
@@ -61,7 +61,7 @@ def decompose(gm: torch.fx.GraphModule, target: Any, context: PassContext) -> in
     found = gm.graph.find_nodes(op="call_function", target=target)
     for node in found:
         writer = Writer(gm.graph, mode)
-        loop = Loop(gm, node, writer)
+        loop = StepLoop(gm, node, writer)
         with gm.graph.inserting_before(node):
             results = loop.write()
         inherit(writer.made, node, loop.name)
@@ -75,7 +75,7 @@ def decompose(gm: torch.fx.GraphModule, target: Any, context: PassContext) -> in
     return len(found)
 
 
-class Loop:
+class StepLoop:
     """One loop on its way from a step graph to a while_loop."""
 
     def __init__(self, gm: torch.fx.GraphModule, node: torch.fx.Node, writer: Writer) -> None:
@@ -91,7 +91,7 @@ class Loop:
             raise ValueError(f"{node.name} runs over nothing")
         self.name = f"decompose_{'scan' if len(operands) == 3 else 'map'}_to_while_loop"
         self.results = list(fake_value(node))
-        self.sizes = Sizes(writer, node)
+        self.sizes = SizeWriter(writer, node)
         self.mode = writer.fake_mode
 
     def write(self) -> dict[int, Any]:

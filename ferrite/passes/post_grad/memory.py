@@ -56,7 +56,7 @@ ALREADY_THERE = Refusal("it is the operand already")
 Operands = dict[Storage, list[tuple[torch.fx.Node, int]]]  # by the memory they lie in, with bytes further on
 
 
-class Memory:
+class MemoryUses:
     """Who reads and writes each piece of memory of a graph, and where. Linear to build."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:

@@ -55,7 +55,7 @@ POOL_DEFAULTS: dict[str, Any] = {"kernel_size": None, "stride": [], "padding": 0
 
 
 @dataclass(frozen=True)
-class Parameters:
+class QuantizationParameters:
     scale: float
     zero_point: int
     low: int
@@ -69,14 +69,14 @@ class Parameters:
         return 2.0**-100 <= self.scale <= 2.0**100 and abs(self.zero_point) <= 2**15
 
 
-def parameters(node: torch.fx.Node) -> Parameters | None:
+def parameters(node: torch.fx.Node) -> QuantizationParameters | None:
     """How a node quantises or dequantises, if that is known now: numbers, or constants of the module."""
     given = arguments_of(node)
     numbers = [known_number(given[name]) for name in ("scale", "zero_point", "quant_min", "quant_max")]
     scale, zero_point, low, high = numbers
     if scale is None or zero_point is None or low is None or high is None:
         return None
-    return Parameters(float(scale), int(zero_point), int(low), int(high), given["dtype"])
+    return QuantizationParameters(float(scale), int(zero_point), int(low), int(high), given["dtype"])
 
 
 def known_number(item: Any) -> float | int | None:
@@ -86,7 +86,7 @@ def known_number(item: Any) -> float | int | None:
     return item if isinstance(item, (int, float)) else None
 
 
-def source_of(node: Any, wanted: Parameters) -> torch.fx.Node | Refusal:
+def source_of(node: Any, wanted: QuantizationParameters) -> torch.fx.Node | Refusal:
     """The integers that a node dequantises, if quantising again with some parameters gives them back."""
     if not isinstance(node, torch.fx.Node) or node.target not in DEQUANTIZE:
         return Refusal("an operand is not dequantised")
@@ -105,7 +105,7 @@ def source_of(node: Any, wanted: Parameters) -> torch.fx.Node | Refusal:
     return source if wanted.low <= low and high <= wanted.high else Refusal("quantising clamps")
 
 
-def quantised(site: Site) -> tuple[torch.fx.Node, Parameters] | Refusal:
+def quantised(site: Site) -> tuple[torch.fx.Node, QuantizationParameters] | Refusal:
     """What a node quantises, read by it alone, and how."""
     operand, found = in_order(site.node)[0], parameters(site.node)
     if found is None or found.dtype not in cpu_ops.INTEGERS:

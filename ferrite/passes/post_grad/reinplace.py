@@ -40,7 +40,7 @@ from ferrite.graph import (
 )
 from ferrite.passes.post_grad.functional_calls import NEEDS_NO_COPY, Called, called
 from ferrite.passes.post_grad.higher_order import behind_token, drop_self_copies, inherit, replace_items
-from ferrite.passes.post_grad.memory import ALREADY_THERE, Memory, storage_of
+from ferrite.passes.post_grad.memory import ALREADY_THERE, MemoryUses, storage_of
 from ferrite.passes.post_grad.view_scatters import PASS, Materialised, Write, expand, find_writes
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import Writer
@@ -108,7 +108,7 @@ class Reinplacing:
         updater = MetadataUpdater(self.graph)
         self.writes, merged = find_writes(self.graph, updater.mode)
         self.done(merged)
-        self.memory = Memory(self.graph)
+        self.memory = MemoryUses(self.graph)
         self.materialised = Materialised(self.graph, self.memory)
         inner = {node for write in self.writes.values() for node in write.absorbed}
         edits: dict[torch.fx.Node, None] = {}

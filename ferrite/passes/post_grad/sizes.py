@@ -25,7 +25,7 @@ class UnknownSymbol(ValueError):
     """A size has a symbol that no earlier value of the graph carries."""
 
 
-class Sizes:
+class SizeWriter:
     """Writes sizes into a graph before a node; what was written once is used again."""
 
     def __init__(self, writer: Writer, before: torch.fx.Node) -> None:

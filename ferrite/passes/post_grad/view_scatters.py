@@ -19,7 +19,7 @@ import torch
 
 from ferrite.graph import VIEW_SCATTERS, Regions, argument, eager_refuses, fake_value, same_metadata, schema_of
 from ferrite.passes.post_grad.higher_order import inherit
-from ferrite.passes.post_grad.memory import Memory, counts_from_the_start, each_element_once, same_but_place
+from ferrite.passes.post_grad.memory import MemoryUses, counts_from_the_start, each_element_once, same_but_place
 from ferrite.rewrite import Writer
 
 aten = torch.ops.aten
@@ -158,7 +158,7 @@ class Materialised:
     """Which values are put into memory whatever happens to a write: those that are not computed element by element
     inside what is around them. Linear to build."""
 
-    def __init__(self, graph: torch.fx.Graph, memory: Memory) -> None:
+    def __init__(self, graph: torch.fx.Graph, memory: MemoryUses) -> None:
         self.memory = memory
         self.read_whole: set[torch.fx.Node] = set()  # what reaches a node that needs it in memory
         self.written: set[torch.fx.Node] = set()  # scatters that became writes

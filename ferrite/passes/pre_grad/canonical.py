@@ -11,7 +11,7 @@ from ferrite.capture import torch_api
 from ferrite.graph import aten_name, body_of, fake_value, is_torch_function, mutates, says_so, signature, storages_of
 from ferrite.passes.pre_grad.modules import inline_module
 from ferrite.passes.pre_grad.names import NAMES, NUMPY_NAMES, Arguments
-from ferrite.passes.pre_grad.spelling import Call, asking_nothing, is_tensor, operator_call
+from ferrite.passes.pre_grad.spelling import SpelledCall, asking_nothing, is_tensor, operator_call
 from ferrite.passes.pre_grad.spelling_check import PassFunction, compared
 from ferrite.pipeline import GraphPass, PassContext, graph_pass
 from ferrite.rewrite import MISSING, arguments_of, parameters_of, same_literal
@@ -126,7 +126,7 @@ def shorten(node: torch.fx.Node) -> bool:
     return True
 
 
-def read_call(node: torch.fx.Node | Call) -> tuple[Any, Arguments] | None:
+def read_call(node: torch.fx.Node | SpelledCall) -> tuple[Any, Arguments] | None:
     """The overload that a call stands for, and its arguments by name; None for one that stays as it is."""
     return indexing_call(node) if node.target is operator.getitem else operator_call(node)
 
@@ -157,7 +157,7 @@ def with_numbers(args: tuple[Any, ...], kwargs: Arguments) -> Given:
     return args[:1] + rest[0], rest[1]
 
 
-def indexing_call(node: torch.fx.Node | Call) -> tuple[Any, Arguments] | None:
+def indexing_call(node: torch.fx.Node | SpelledCall) -> tuple[Any, Arguments] | None:
     """`x[2]`, `x[:, 1:3]`, `x[..., None]`: one number, one stretch or one new dimension; `x[:]`: all of it."""
     source, index = node.args
     if not isinstance(source, torch.fx.Node) or not is_tensor(source):

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import torch_api
+from ferrite.capture import torch_api, torch_state
 from ferrite.errors import Refusal
 from ferrite.graph import attribute, fake_value, is_stored, storages_of
 from ferrite.passes.pre_grad.conv_bn_cases import conv_inputs, conv_norm, examples, near_misses
@@ -238,8 +238,11 @@ def run(target: Any, *args: Any) -> Any:
 
 
 def stored_tensors(found: Folding) -> tuple[Any, ...] | None:
-    """The parameters themselves, if all are kept by the module."""
+    """The parameters themselves, if all are kept by the module, and are its own. A module of Dynamo's may keep those of
+    the user's, which may change: freezing watches them once they are inputs."""
     module = found.layer.graph.owning_module
+    if module is not None and torch_state.is_from_dynamo(module):
+        return None
     tensors: list[Any] = []
     for node in found.parameters:
         if node is None:

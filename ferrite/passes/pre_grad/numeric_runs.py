@@ -114,14 +114,16 @@ class Outcome:
 def run_graph(gm: torch.fx.GraphModule, maker: Maker, seed: int, *, grad: bool, gradients: bool) -> Outcome:
     """One run of a copy on copies; random generators are left as they were."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+    # torch.manual_seed formats a traceback for each kind of device that is not there
+    set_seed = torch.manual_seed if devices else torch.default_generator.manual_seed
     with torch.random.fork_rng(devices=devices), torch.set_grad_enabled(grad):
-        torch.manual_seed(seed)
+        set_seed(seed)
         own = copy.deepcopy(gm)
         own = own.double() if maker.wide else own
         own.recompile()
         arguments, leaves = maker.arguments()
         leaves += [parameter for parameter in own.parameters() if parameter.requires_grad]
-        torch.manual_seed(seed)
+        set_seed(seed)
         outputs = torch_api.tree_leaves(own(*arguments))
         losses = [loss_of(item) for item in outputs if isinstance(item, torch.Tensor) and item.requires_grad]
         found: list[torch.Tensor | None] = []

@@ -161,7 +161,7 @@ READERS: dict[Any, Callable[[torch.fx.Node], Piece | None]] = {
 
 
 @dataclass(frozen=True)
-class Operand:
+class ConcatOperand:
     """What is joined. `piece` is None for a foreign value; `shape` is what the piece is reshaped to, if it is.
 
     `between`: the nodes from the operand down to the piece, which is not among them.
@@ -174,14 +174,14 @@ class Operand:
     between: tuple[torch.fx.Node, ...] = ()
 
 
-def operands_of(concat: Concat, rank: int) -> list[Operand]:
+def operands_of(concat: Concat, rank: int) -> list[ConcatOperand]:
     return [operand_of(node, concat, rank) for node in concat.operands]
 
 
-def operand_of(node: torch.fx.Node, concat: Concat, rank: int) -> Operand:
+def operand_of(node: torch.fx.Node, concat: Concat, rank: int) -> ConcatOperand:
     """An operand as a piece, maybe reshaped, maybe lifted. (Old empty operands have another rank: they are foreign.)"""
     lifted, inner, between = concat.kind == "stack", node, list[torch.fx.Node]()
-    foreign = Operand(node, lifted=lifted)
+    foreign = ConcatOperand(node, lifted=lifted)
     if not lifted and fake_value(node).dim() != rank:
         return foreign
     if not lifted and gets_axis(node, concat.dim):
@@ -189,7 +189,7 @@ def operand_of(node: torch.fx.Node, concat: Concat, rank: int) -> Operand:
         between.append(node)
     piece = piece_of(inner)
     if piece is not None:
-        return Operand(node, piece, lifted, None, tuple(between))
+        return ConcatOperand(node, piece, lifted, None, tuple(between))
     shape = tuple(fake_value(inner).shape)
     while piece is None:
         if not keeps_order(inner) or sole_user(inner) is None or not is_tensor(inner.args[0]):
@@ -199,7 +199,7 @@ def operand_of(node: torch.fx.Node, concat: Concat, rank: int) -> Operand:
         piece = piece_of(inner)
     if not all(type(size) is int for size in shape):
         return foreign
-    return Operand(node, piece, lifted, shape, tuple(between))
+    return ConcatOperand(node, piece, lifted, shape, tuple(between))
 
 
 def gets_axis(node: torch.fx.Node, dim: int) -> bool:
@@ -217,7 +217,7 @@ def is_tensor(node: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Run:
+class PieceRun:
     """Neighbours in a concat that are neighbours in a base, in numbers. `whole`: they are all of it along the axis."""
 
     axis: int
@@ -244,8 +244,8 @@ class Run:
 class Stretch:
     """Neighbouring operands of a concat: one run of a base, or one foreign operand (`run` is None)."""
 
-    operands: tuple[Operand, ...]
-    run: Run | None = None
+    operands: tuple[ConcatOperand, ...]
+    run: PieceRun | None = None
 
     @property
     def base(self) -> torch.fx.Node:
@@ -260,9 +260,9 @@ class Stretch:
         return [node for operand in self.operands for node in operand.between] + made_by
 
 
-def stretches_of(operands: Sequence[Operand], dim: int) -> list[Stretch]:
+def stretches_of(operands: Sequence[ConcatOperand], dim: int) -> list[Stretch]:
     """All operands in their order, each in the longest run it can be in."""
-    groups: list[list[Operand]] = []
+    groups: list[list[ConcatOperand]] = []
     for operand in operands:
         if groups and continues(groups[-1], operand, dim):
             groups[-1].append(operand)
@@ -271,7 +271,7 @@ def stretches_of(operands: Sequence[Operand], dim: int) -> list[Stretch]:
     return [Stretch(tuple(group), run_of(group)) for group in groups]
 
 
-def continues(group: Sequence[Operand], operand: Operand, dim: int) -> bool:
+def continues(group: Sequence[ConcatOperand], operand: ConcatOperand, dim: int) -> bool:
     last, piece = group[-1].piece, operand.piece
     if last is None or piece is None or (group[-1].lifted, group[-1].shape) != (operand.lifted, operand.shape):
         return False
@@ -281,13 +281,13 @@ def continues(group: Sequence[Operand], operand: Operand, dim: int) -> bool:
     return as_one or last.width == piece.width
 
 
-def run_of(group: Sequence[Operand]) -> Run | None:
+def run_of(group: Sequence[ConcatOperand]) -> PieceRun | None:
     first, last = group[0].piece, group[-1].piece
     if first is None or last is None:
         return None
     size = fake_value(first.base).shape[first.axis]
     whole = first.lo == 0 and torch_api.known_equal(last.hi, size)
-    return Run(first.axis, first.lo, last.hi, first.mode, len(group), group[0].lifted, group[0].shape, whole)
+    return PieceRun(first.axis, first.lo, last.hi, first.mode, len(group), group[0].lifted, group[0].shape, whole)
 
 
 # --- what replaces a run ----------------------------------------------------------------------------------------------
@@ -304,7 +304,7 @@ class Moves:
         self.made.append(self.call(target, *args, **kwargs))
         return self.made[-1]
 
-    def run(self, base: Any, run: Run, dim: int) -> Any:
+    def run(self, base: Any, run: PieceRun, dim: int) -> Any:
         """What the pieces of a run, joined along a dimension, are."""
         taken = base if run.whole else self.write(aten.slice.Tensor, base, run.axis, run.lo, run.hi)
         if run.form(dim) == "stretch":
@@ -316,7 +316,7 @@ class Moves:
             placed = self.moved(self.reshaped(self.moved(parts, run.axis, 0), [run.count, *run.shape]), 0, dim)
         return placed if run.lifted else self.merged(placed, dim)
 
-    def parted(self, tensor: Any, run: Run) -> Any:
+    def parted(self, tensor: Any, run: PieceRun) -> Any:
         """Its axis as an axis of pieces and one within each. Always a view."""
         sizes, both = list(self.value(tensor).shape), [run.count, (run.hi - run.lo) // run.count]
         if all(type(size) is int for size in sizes):

@@ -19,7 +19,15 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.errors import NotApplied, Refusal
 from ferrite.graph import fake_value, no_guards, storages_in, storages_of
-from ferrite.passes.pre_grad.pieces import Form, Moves, Operand, Stretch, has_plain_value, operands_of, stretches_of
+from ferrite.passes.pre_grad.pieces import (
+    ConcatOperand,
+    Form,
+    Moves,
+    Stretch,
+    has_plain_value,
+    operands_of,
+    stretches_of,
+)
 from ferrite.passes.pre_grad.predicates import concat_view, requires_grad
 from ferrite.rewrite import Site
 
@@ -100,12 +108,12 @@ def copies(stretch: Stretch, dim: int) -> bool:
         return True
 
 
-def without_old_empties(operands: list[Operand], value: torch.Tensor) -> list[Operand]:
+def without_old_empties(operands: list[ConcatOperand], value: torch.Tensor) -> list[ConcatOperand]:
     """Operands of shape [0] may stand in any concat. They say nothing, unless by their dtype or to autograd."""
     if any(fake_value(operand.node).dtype != value.dtype for operand in operands):
         return operands
 
-    def says_nothing(operand: Operand) -> bool:
+    def says_nothing(operand: ConcatOperand) -> bool:
         own = fake_value(operand.node)
         return not operand.lifted and own.dim() == 1 < value.dim() and requires_grad(operand.node) is False
 

@@ -41,7 +41,7 @@ ONE_OPERAND = frozenset({operator.neg, operator.abs, operator.invert})
 KINDS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 
 
-class Call(NamedTuple):
+class SpelledCall(NamedTuple):
     """What a node says, apart from the node: ("call_method", "relu", (x,), {})."""
 
     op: str
@@ -50,7 +50,7 @@ class Call(NamedTuple):
     kwargs: Arguments
 
 
-def operator_call(node: torch.fx.Node | Call) -> tuple[Any, Arguments] | None:
+def operator_call(node: torch.fx.Node | SpelledCall) -> tuple[Any, Arguments] | None:
     """The overload that a call stands for, and its arguments by name; None for one that is not in the tables."""
     try:
         name, args, kwargs = named_call(node)
@@ -72,7 +72,7 @@ def with_devices(args: tuple[Any, ...], kwargs: Arguments) -> tuple[tuple[Any, .
     return tuple(map(device, args)), {name: device(value) for name, value in kwargs.items()}
 
 
-def named_call(node: torch.fx.Node | Call) -> tuple[str, tuple[Any, ...], Arguments]:
+def named_call(node: torch.fx.Node | SpelledCall) -> tuple[str, tuple[Any, ...], Arguments]:
     """An ATen name with the arguments it is given, whatever form the call has."""
     args, kwargs = node.args, dict(node.kwargs)
     if kwargs.get("out") is not None:

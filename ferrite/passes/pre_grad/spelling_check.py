@@ -19,7 +19,7 @@ from ferrite.capture import torch_api, torch_state
 from ferrite.errors import NotApplied
 from ferrite.graph import fake_value, has_effect, is_random, leaves, mutates
 from ferrite.passes.pre_grad.numeric_runs import known_size
-from ferrite.passes.pre_grad.spelling import Call
+from ferrite.passes.pre_grad.spelling import SpelledCall
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import difference
 
@@ -32,8 +32,8 @@ _compared: set[int] = set()  # what was found the same, in this process
 class SpeltWrong(Exception):
     """Another spelling of a call computes something else."""
 
-    def __init__(self, node: torch.fx.Node, was: Call, problem: str) -> None:
-        now = Call(node.op, node.target, node.args, node.kwargs)
+    def __init__(self, node: torch.fx.Node, was: SpelledCall, problem: str) -> None:
+        now = SpelledCall(node.op, node.target, node.args, node.kwargs)
         super().__init__(f"{node.name} was {said(was)} and became {said(now)}: {problem}")
         self.node = node
 
@@ -55,11 +55,11 @@ def compared(function: PassFunction) -> PassFunction:
     return run
 
 
-def call_of(node: torch.fx.Node) -> Call:
-    return Call(node.op, node.target, node.args, node.kwargs)
+def call_of(node: torch.fx.Node) -> SpelledCall:
+    return SpelledCall(node.op, node.target, node.args, node.kwargs)
 
 
-def compare(node: torch.fx.Node, was: Call) -> None:
+def compare(node: torch.fx.Node, was: SpelledCall) -> None:
     """Raise SpeltWrong if a node does not compute what it did when it was written another way."""
     if hasattr(was.target, "overloads") or not is_torchs(node) or mutates(node) or is_random(node) or has_effect(node):
         return
@@ -86,7 +86,7 @@ def is_torchs(node: torch.fx.Node) -> bool:
     return name.startswith("aten::") and "empty" not in name  # what is in new memory is nobody's concern
 
 
-def operands_of(*calls: Call) -> dict[torch.fx.Node, int]:
+def operands_of(*calls: SpelledCall) -> dict[torch.fx.Node, int]:
     """The nodes that calls are given, numbered in order."""
     found: dict[torch.fx.Node, int] = {}
     for call in calls:
@@ -105,16 +105,16 @@ def look(value: Any) -> Hashable:
     return (value.dtype, str(value.shape), strides, str(value.device))
 
 
-def text(call: Call, operands: Mapping[torch.fx.Node, int]) -> str:
+def text(call: SpelledCall, operands: Mapping[torch.fx.Node, int]) -> str:
     return repr(torch.fx.node.map_arg((call.args, call.kwargs), lambda node: f"%{operands[node]}"))
 
 
-def said(call: Call) -> str:
+def said(call: SpelledCall) -> str:
     given = [*map(repr, call.args), *(f"{name}={value!r}" for name, value in call.kwargs.items())]
     return f"{getattr(call.target, '__name__', call.target)}({', '.join(given)})"
 
 
-def problem_of(was: Call, now: Call, operands: Mapping[torch.fx.Node, int]) -> str | None:
+def problem_of(was: SpelledCall, now: SpelledCall, operands: Mapping[torch.fx.Node, int]) -> str | None:
     """How the results of two calls differ; None if they do not, or if nobody can tell."""
     try:
         given = made({node: fake_value(node) for node in operands})
@@ -161,7 +161,7 @@ def numbers(count: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.randint(0, 2, (count,), device="cpu", generator=generator).to(dtype)
 
 
-def result_of(call: Call, given: Mapping[torch.fx.Node, Any]) -> Any:
+def result_of(call: SpelledCall, given: Mapping[torch.fx.Node, Any]) -> Any:
     args, kwargs = torch.fx.node.map_arg((call.args, call.kwargs), lambda node: given[node])
     if call.op == "call_method":
         return getattr(args[0], call.target)(*args[1:], **kwargs)

@@ -59,7 +59,7 @@ COVERED_BY = {
 
 
 @dataclass(frozen=True)
-class Neighbours:
+class PartSettings:
     """What a part may be told beside its name; without, the option split_cat_min_run holds."""
 
     min_run: int = at_least(2, 2)

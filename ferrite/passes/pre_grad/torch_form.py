@@ -18,7 +18,7 @@ from ferrite.capture import torch_api
 from ferrite.graph import OPERATORS, fake_value, signature
 from ferrite.passes.pre_grad.canonical import read_call, same_arguments, shortest
 from ferrite.passes.pre_grad.names import BY_NAME, PACKED, Arguments, PythonFunction
-from ferrite.passes.pre_grad.spelling import Call
+from ferrite.passes.pre_grad.spelling import SpelledCall
 from ferrite.rewrite import MISSING, arguments_of, parameters_of, same_literal
 
 aten = torch.ops.aten
@@ -47,7 +47,7 @@ def as_torch(gm: torch.fx.GraphModule) -> int:
     return rewritten
 
 
-def reads_as(form: Call, node: torch.fx.Node) -> bool:
+def reads_as(form: SpelledCall, node: torch.fx.Node) -> bool:
     """Whether a spelling stands for the very call that a node is: the overload, and every argument by name."""
     found = read_call(form)
     if found is None:
@@ -61,7 +61,7 @@ def reads_as(form: Call, node: torch.fx.Node) -> bool:
     return same_arguments(shortest(value, overload, given), shortest(value, overload, arguments_of(node)))
 
 
-def torch_form(node: torch.fx.Node) -> Call | None:
+def torch_form(node: torch.fx.Node) -> SpelledCall | None:
     """How torch may say what a node does; None where it has no function for it. To be read back: see `reads_as`."""
     given = arguments_of(node)
     if any(value is MISSING for value in given.values()):
@@ -74,33 +74,33 @@ def torch_form(node: torch.fx.Node) -> Call | None:
         item = slice(given["start"], given["end"])
         return getitem(given["self"], given["dim"], item)
     if node.target is aten.split_with_sizes.default:
-        return Call(
+        return SpelledCall(
             "call_function", torch.functional.split, (given["self"], given["split_sizes"]), rest(given, "dim", 0)
         )
     if node.target is aten.einsum.default and given["path"] is None:
-        return Call("call_function", torch.functional.einsum, (given["equation"], *given["tensors"]), {})
+        return SpelledCall("call_function", torch.functional.einsum, (given["equation"], *given["tensors"]), {})
     if name in BY_NAME:
         return python_form(BY_NAME[name], given)
     defaults = {p.name: p.default for p in parameters if p.has_default}
     extra = {p.name for p in parameters if p.kwarg_only and not same_literal(given[p.name], defaults.get(p.name))}
     if name in PYTHON_OPERATORS and not extra:
         args = tuple(given[p.name] for p in parameters if not p.kwarg_only)
-        return Call("call_function", PYTHON_OPERATORS[name], args, {})
+        return SpelledCall("call_function", PYTHON_OPERATORS[name], args, {})
     if name in METHODS:
         return method_form(node, name)
     return builtin_form(node, name, given, defaults)
 
 
-def method_form(node: torch.fx.Node, name: str) -> Call:
+def method_form(node: torch.fx.Node, name: str) -> SpelledCall:
     """A method of the tensor: as the operator, but that a memory format is given by name alone."""
     parameters = [parameter.name for parameter in parameters_of(node.target)]
     given = dict(zip(parameters, node.args, strict=False))
     form = given.pop("memory_format", None)
     kwargs = {**node.kwargs, **({} if form is None else {"memory_format": form})}
-    return Call("call_method", name, tuple(given.values()), kwargs)
+    return SpelledCall("call_method", name, tuple(given.values()), kwargs)
 
 
-def builtin_form(node: torch.fx.Node, name: str, given: Arguments, defaults: Arguments) -> Call | None:
+def builtin_form(node: torch.fx.Node, name: str, given: Arguments, defaults: Arguments) -> SpelledCall | None:
     function = torch_api.built_in(name)
     if function is None:
         return None
@@ -119,10 +119,10 @@ def builtin_form(node: torch.fx.Node, name: str, given: Arguments, defaults: Arg
     chosen = torch_api.overload_for(f"aten::{name}", values, keywords)
     if chosen != node.target._overloadname:  # type: ignore[union-attr]
         return None
-    return Call("call_function", function, tuple(args), kwargs)
+    return SpelledCall("call_function", function, tuple(args), kwargs)
 
 
-def python_form(entry: PythonFunction, given: Arguments) -> Call | None:
+def python_form(entry: PythonFunction, given: Arguments) -> SpelledCall | None:
     """A function written in Python, if what it sets by itself is what the call has."""
     fixed = entry.fixed()
     if any(given[name] != value for name, value in fixed.items()) or not entry.accepts(given):
@@ -143,7 +143,7 @@ def python_form(entry: PythonFunction, given: Arguments) -> Call | None:
         for name, parameter in python.parameters.items()
         if name in found and not same_literal(found[name], parameter.default)
     }
-    return Call("call_function", entry.function, tuple(args), kwargs)
+    return SpelledCall("call_function", entry.function, tuple(args), kwargs)
 
 
 def is_index_of(given: Arguments) -> bool:
@@ -154,9 +154,9 @@ def is_index_of(given: Arguments) -> bool:
     return isinstance(index, int) and (not isinstance(size, int) or -size <= index < size)
 
 
-def getitem(source: Any, dim: int, item: Any) -> Call:
+def getitem(source: Any, dim: int, item: Any) -> SpelledCall:
     index = item if dim == 0 else (*(slice(None),) * dim, item)
-    return Call("call_function", operator.getitem, (source, index), {})
+    return SpelledCall("call_function", operator.getitem, (source, index), {})
 
 
 def rest(given: Arguments, name: str, default: Any) -> Arguments:

@@ -21,14 +21,14 @@ from ferrite.graph import (
     stream_of,
 )
 from ferrite.pipeline import PassContext
-from ferrite.rewrite import Sharing
+from ferrite.rewrite import VisibleMemory
 
 EQUAL_CALLS = "merge_equal_calls"
 
 
 def one_of_equal_calls(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """Calls that are given the same compute the same: one of them is enough."""
-    regions, visible = Regions(gm.graph), Sharing(gm.graph)
+    regions, visible = Regions(gm.graph), VisibleMemory(gm.graph)
     first_calls: dict[Hashable, torch.fx.Node] = {}
     count = 0
     for node in list(gm.graph.nodes):

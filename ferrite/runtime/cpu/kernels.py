@@ -18,9 +18,9 @@ from typing import Protocol
 from ferrite.codegen.llvm import (
     Image,
     Loaded,
-    Target,
+    Processor,
     entry,
-    host_target,
+    host_processor,
     image_of,
     is_image,
     kernel_text,
@@ -55,16 +55,16 @@ class Unit:
 
     name: str
     text: str
-    llvm: Callable[[Target], str]
+    llvm: Callable[[Processor], str]
 
 
 def unit_of(kernel: Kernel, checked: bool = False) -> Unit:
     text = ("# checked\n" if checked else "") + str(replace(kernel, origins=()))  # where it comes from does not matter
     name = "kernel_" + hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
-    return Unit(name, text, lambda target: kernel_text(kernel, target, name, checked))
+    return Unit(name, text, lambda processor: kernel_text(kernel, processor, name, checked))
 
 
-DRIVER = Unit(entry.NAME, entry.ENTRY, lambda target: entry.ENTRY)
+DRIVER = Unit(entry.NAME, entry.ENTRY, lambda processor: entry.ENTRY)
 
 
 def build(
@@ -86,7 +86,7 @@ def object_codes(units: Sequence[Unit], store: KernelStore | None) -> dict[str, 
         if code is not None:
             found[unit.name] = code
     new = [unit for unit in missing if unit.name not in found]
-    for unit, code in zip(new, compiled(new, host_target()), strict=True) if new else ():
+    for unit, code in zip(new, compiled(new, host_processor()), strict=True) if new else ():
         found[unit.name] = code
         if store is not None:
             store.publish(unit.text, code)
@@ -105,9 +105,9 @@ def remember(new: Mapping[str, bytes]) -> None:
         size -= len(_code.pop(next(iter(_code))))
 
 
-def compiled(units: Sequence[Unit], target: Target) -> list[bytes]:
+def compiled(units: Sequence[Unit], processor: Processor) -> list[bytes]:
     def one(unit: Unit) -> bytes:
-        return loadable(object_code(unit.llvm(target), target))
+        return loadable(object_code(unit.llvm(processor), processor))
 
     if len(units) == 1:
         return [one(units[0])]

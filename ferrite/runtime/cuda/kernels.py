@@ -25,7 +25,7 @@ import torch
 
 from ferrite.codegen import RefusedKernels
 from ferrite.codegen.llvm import Loaded, launches
-from ferrite.codegen.triton import ALIGNMENT, OPTIONS, Launch, fixed_launch, table_lengths, writer_source, written
+from ferrite.codegen.triton import ALIGNMENT, OPTIONS, LaunchConfig, fixed_launch, table_lengths, writer_source, written
 from ferrite.errors import NotGenerated, Refusal
 from ferrite.ir import short
 from ferrite.ir.index import Number
@@ -124,7 +124,7 @@ def unit_of(kernel: Kernel, processor: Processor) -> CudaUnit:
     return CudaUnit(name_of(request), request, launch_facts(fixed_launch(kernel)))
 
 
-def launch_facts(launch: Launch) -> dict[str, Any]:
+def launch_facts(launch: LaunchConfig) -> dict[str, Any]:
     return {
         "pointers": 1 if launch.rows else len(launch.pointers),
         "sizes": len(launch.sizes),

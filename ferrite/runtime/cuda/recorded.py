@@ -27,7 +27,7 @@ from ferrite.codegen import RecordedPart
 from ferrite.runtime.cuda.graphs import Replay
 
 
-class Memory(NamedTuple):
+class ResultMemory(NamedTuple):
     """Memory of a recording's results. `lent`: the user may have it."""
 
     bytes: int
@@ -38,10 +38,10 @@ class Pool:
     """Memory of recordings, by the handles of its storages."""
 
     def __init__(self) -> None:
-        self.storages: dict[int, Memory] = {}
+        self.storages: dict[int, ResultMemory] = {}
         self.lock = threading.RLock()
 
-    def add(self, owner: Any, storages: dict[int, Memory]) -> None:
+    def add(self, owner: Any, storages: dict[int, ResultMemory]) -> None:
         self.storages |= storages
         weakref.finalize(owner, self.forget, tuple(storages)).atexit = False
 
@@ -79,10 +79,10 @@ class Own:
 
 @dataclass(frozen=True)
 class OfInput:
-    """A result in the memory of an input: the input itself, or a window from so many elements on."""
+    """A result in the memory of an input: the input itself, or a view of it from so many elements on."""
 
     place: int
-    window: tuple[Sequence[int], Sequence[int], int] | None
+    view: tuple[Sequence[int], Sequence[int], int] | None
 
 
 class Recorded:
@@ -99,9 +99,9 @@ class Recorded:
         self.targets = [dense_part(tensor) for tensor in copied.values()]
         self.back = [place for place in part.written if place in copied]
         self.replay: Replay = lambda: None
-        # Results, at their places, those that are the same every time; the others are made, first windows, then copies
+        # Results, at their places, those that are the same every time; the others are made, first views, then copies
         self.results: list[Any] = []
-        self.windows: list[tuple[torch.Tensor, Sequence[int], Sequence[int]]] = []
+        self.views: list[tuple[torch.Tensor, Sequence[int], Sequence[int]]] = []
         self.looks: list[tuple[Sequence[int], Sequence[int], torch.dtype]] = []
         self.sources: list[torch.Tensor] = []
         self.groups: list[list[torch.Tensor]] = []  # that share memory, and leave together
@@ -141,9 +141,9 @@ class Recorded:
         self.replay()
         for place in self.back:
             given[place].copy_(self.copied[place])
-        window_on = torch_api.short_window
+        untracked_view = torch_api.quick_untracked_view
         results = self.results.copy()
-        made = [window_on(tensor, sizes, strides, 0) for tensor, sizes, strides in self.windows]
+        made = [untracked_view(tensor, sizes, strides, 0) for tensor, sizes, strides in self.views]
         if self.sources:
             empty = torch_api.empty_on(self.part.device)
             copies = [empty(sizes, strides, dtype) for sizes, strides, dtype in self.looks]
@@ -155,7 +155,7 @@ class Recorded:
             results[place] = made[number]
         for place, kept in self.of_inputs.items():
             tensor = given[kept.place]
-            results[place] = tensor if kept.window is None else window_on(tensor, *kept.window)
+            results[place] = tensor if kept.view is None else untracked_view(tensor, *kept.view)
         return from_pool(results, self.leaving_with_inputs) if self.leaving_with_inputs else results
 
     def keep(self, results: Sequence[Any], inputs: Sequence[Any]) -> None:
@@ -173,7 +173,7 @@ class Recorded:
                 check_plain(result, device)
             handle = torch_api.storage_handle(result)
             if (place := given.get(handle)) is not None:
-                self.of_inputs[number] = OfInput(place, window_in(result, inputs[place]))
+                self.of_inputs[number] = OfInput(place, view_in(result, inputs[place]))
             elif id(result) in known:
                 known[id(result)].places.append(number)
             else:
@@ -184,7 +184,7 @@ class Recorded:
 
     def keep_own(self, by_memory: dict[int, list[Own]]) -> None:
         leaving, saved = set(self.part.leaving), set(self.part.saved)
-        windows, single, together = list[Own](), list[Own](), list[list[Own]]()
+        views, single, together = list[Own](), list[Own](), list[list[Own]]()
         for handle, group in by_memory.items():
             places = {place for own in group for place in own.places}
             if leaving.isdisjoint(places) or (self.lends and places <= leaving):
@@ -193,22 +193,22 @@ class Recorded:
                     if saved.issuperset(own.places):
                         self.save(own)
                     else:
-                        windows.append(own)
+                        views.append(own)
                     if not leaving.isdisjoint(places):
                         self.lent.append(own.tensor)
             elif len(group) == 1 and is_dense(group[0].tensor):
                 single.append(group[0])
             else:
                 together.append(sorted(group, key=lambda own: leaving.isdisjoint(own.places)))
-        self.windows = [(own.tensor, tuple(own.tensor.shape), own.tensor.stride()) for own in windows]
+        self.views = [(own.tensor, tuple(own.tensor.shape), own.tensor.stride()) for own in views]
         self.sources = [own.tensor for own in single]
         self.looks = [(tuple(each.shape), each.stride(), each.dtype) for each in self.sources]
         self.groups = [[own.tensor for own in group] for group in together]
-        made = (*windows, *single, *(own for group in together for own in group))
+        made = (*views, *single, *(own for group in together for own in group))
         self.made = [(place, number) for number, own in enumerate(made) for place in own.places]
 
     def save(self, own: Own) -> None:
-        tensor = torch_api.window_on(own.tensor, own.tensor.shape, own.tensor.stride())
+        tensor = torch_api.untracked_view(own.tensor, own.tensor.shape, own.tensor.stride())
         self.saved.append(tensor)
         for place in own.places:
             self.results[place] = tensor
@@ -216,10 +216,10 @@ class Recorded:
     def own(self, pool: Pool) -> None:
         """From now on the memory of the results is the pool's. Nobody else may have it."""
         lent = {torch_api.storage_handle(each) for each in self.lent}
-        tensors = [*self.saved, *(tensor for tensor, _sizes, _strides in self.windows), *self.sources]
+        tensors = [*self.saved, *(tensor for tensor, _sizes, _strides in self.views), *self.sources]
         tensors += [tensor for group in self.groups for tensor in group]
         sizes = {torch_api.storage_handle(each): each.untyped_storage().nbytes() for each in tensors}
-        pool.add(self, {handle: Memory(size, handle in lent) for handle, size in sizes.items()})
+        pool.add(self, {handle: ResultMemory(size, handle in lent) for handle, size in sizes.items()})
         del tensors
         self.users = torch_api.users_of_storages(self.handles)
         self.holders = torch_api.holders_of(self.saved)
@@ -282,7 +282,7 @@ def check_plain(tensor: torch.Tensor, device: torch.device) -> None:
         raise NotRecorded(f"a tensor on {tensor.device}, or that is not as it is in memory")
 
 
-def window_in(tensor: torch.Tensor, other: torch.Tensor) -> tuple[Sequence[int], Sequence[int], int] | None:
+def view_in(tensor: torch.Tensor, other: torch.Tensor) -> tuple[Sequence[int], Sequence[int], int] | None:
     offset = int(tensor.storage_offset() - other.storage_offset())
     if not offset and tensor.shape == other.shape and tensor.stride() == other.stride():
         return None

@@ -13,7 +13,7 @@ keeps some gets a second recording, and a third that copies. (Results of a forwa
 finds still held, would cost a second recording with all that is saved for backward.) Another stream may still read
 what nobody holds any more: `record_stream` tells torch's allocator of that, which does not get this memory back. So a
 backward that lends comes after all that any stream was given before; where a driver cannot do that, gradients are
-copied.
+copied. A capture in another thread would be lost by it: where there are other threads, the backward runs as it is.
 
     1st call of some sizes    the part as it is: libraries get ready, addresses are noted
     2nd                       recorded, then replayed
@@ -41,9 +41,10 @@ MAX_SIZES = 64  # that are remembered
 MAX_HELD = 3  # of one part at the same sizes, while results of the others are held
 
 
-def others_may_draw() -> bool:
-    """Whether another thread may draw random numbers: torch's generators refuse to while anything is recorded. Threads
-    of autograd, which Python did not start, work while the one that called them waits."""
+def others_may_act() -> bool:
+    """Whether another thread may use a GPU meanwhile. One that draws random numbers while anything is recorded gets an
+    error of torch's generators; one that captures loses what it captured when a stream is told to wait for all others.
+    Threads of autograd, which Python did not start, work while the one that called them waits."""
     current = threading.current_thread()
     calling = {current} if current.ident is not None and not isinstance(current, threading._DummyThread) else set()
     waiting = calling or {current, threading.main_thread()}
@@ -89,8 +90,8 @@ class Recorder:
             return self.as_it_is(part, given)
         with POOL.lock, torch.no_grad():
             recorded = self.ready(graphs, part, given)
-            if recorded is not None and recorded.lent and not graphs.after_all():
-                self.counts.note("some stream is being captured, and other streams may still read gradients")
+            if recorded is not None and recorded.lent and (others_may_act() or not graphs.after_all()):
+                self.counts.note("some stream may be captured, and other streams may still read gradients")
                 recorded = None
             if recorded is not None:
                 graphs.in_order()
@@ -139,7 +140,7 @@ class Recorder:
         if threading.get_ident() not in at.threads:
             at.threads.add(threading.get_ident())
             return None
-        if others_may_draw():
+        if others_may_act():
             self.counts.note("another thread may draw random numbers, which torch cannot while it records")
             return None
         # The last one that there may be gives out copies, so that it is not held, whoever keeps gradients.
@@ -182,13 +183,13 @@ class Recorder:
             is_steady = place not in self.moving and at.addresses[place] == value.data_ptr()
             if is_steady or POOL.has(value):
                 fixed[place] = value.data_ptr()
-                inputs[place] = torch_api.window_on(value, value.shape, value.stride())
+                inputs[place] = torch_api.untracked_view(value, value.shape, value.stride())
             else:
                 sizes, strides = tuple(value.shape), value.stride()
                 if may_overlap(sizes, strides):
                     raise NotRecorded(f"elements of input {place} share memory")
                 copied[place] = torch.empty_strided(sizes, strides, dtype=value.dtype, device=self.device)
-                inputs[place] = torch_api.window_on(copied[place], sizes, strides)
+                inputs[place] = torch_api.untracked_view(copied[place], sizes, strides)
         written = {torch_api.storage_handle(given[place]) for place in self.part.written}
         for place in copied:
             handle = torch_api.storage_handle(given[place])

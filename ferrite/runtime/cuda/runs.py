@@ -35,7 +35,7 @@ MAX_VARIANTS = 4  # of a run, by which pointers are not aligned; then one for al
 
 
 @dataclass
-class Step:
+class PreparedLaunch:
     """One launch: its kernel, the slots and offsets of its pointers and sizes, and what was loaded for it. `place`: of
     the call of the run that it is, or is part of. `in_table`: addresses that the kernel finds in memory. `is_table`: it
     writes such a table."""
@@ -73,7 +73,7 @@ class CudaRun(Table):
     driver: Driver
     launcher: Loaded | None
     device: int
-    steps: list[Step]
+    steps: list[PreparedLaunch]
     memory: ctypes.Array[ctypes.c_char]
     strays: frozenset[int]
     variants: dict[frozenset[int], Callable[..., int]]
@@ -109,7 +109,7 @@ class CudaRun(Table):
                     self.launch(replace(step, call=call, in_table=in_table), stream, slots)
                 here = {part: memory for part, memory in here.items() if part.last > place}
 
-    def launch(self, step: Step, stream: int, slots: Sequence[int]) -> None:
+    def launch(self, step: PreparedLaunch, stream: int, slots: Sequence[int]) -> None:
         programs = word(step.programs, slots)
         if programs <= 0:
             return
@@ -128,12 +128,12 @@ class CudaRun(Table):
         failure = [(IMMEDIATE, self.driver.failure(self.device))] if kernel.checks else []
         return failure + [(IMMEDIATE, 0)] * kernel.scratch
 
-    def loaded(self, step: Step) -> Function:
+    def loaded(self, step: PreparedLaunch) -> Function:
         if step.function is None:
             step.function = self.driver.load(step.kernel, self.device)
         return step.function
 
-    def for_any_pointers(self, step: Step) -> tuple[CudaKernel, Function]:
+    def for_any_pointers(self, step: PreparedLaunch) -> tuple[CudaKernel, Function]:
         if step.unaligned is None:
             kernel = step.kernel.for_any_pointers()
             step.unaligned = kernel, self.driver.load(kernel, self.device)
@@ -145,7 +145,7 @@ class CudaRun(Table):
             if len(self.variants) >= MAX_VARIANTS:
                 strays = frozenset(self.pointers())
             steps = [
-                Step(self.for_any_pointers(step)[0], step.call, step.place, step.in_table)
+                PreparedLaunch(self.for_any_pointers(step)[0], step.call, step.place, step.in_table)
                 if strays & pointers_of(step)
                 else step
                 for step in self.steps
@@ -195,7 +195,7 @@ def word(argument: tuple[int, int], slots: Sequence[int]) -> int:
     return offset if slot == IMMEDIATE else slots[slot] + offset
 
 
-def pointers_of(step: Step) -> set[int]:
+def pointers_of(step: PreparedLaunch) -> set[int]:
     return {slot for slot, _offset in step.addresses}
 
 
@@ -218,13 +218,13 @@ def cuda_run(
 ) -> Callable[..., int]:
     """A function of a stream, addresses and sizes. `launcher`: the native function, where there is one. `writers`: the
     kernels that write tables of grouped ones, by how many words."""
-    steps: list[Step] = []
+    steps: list[PreparedLaunch] = []
     for place, call in enumerate(table.calls):
         kernel = kernels[call.kernel]
         if kernel.rows:
             steps += grouped_steps(kernel, call, place, writers or {})
         else:
-            steps.append(Step(kernel, call, place))
+            steps.append(PreparedLaunch(kernel, call, place))
     busy = [step for step in steps if step.kernel.programs != 0] or steps  # a graph has no nodes that do nothing
     # Tables come first, at once: nothing else lies where they do.
     return run_of(sorted(busy, key=lambda step: not step.is_table), table, driver, launcher)
@@ -232,7 +232,7 @@ def cuda_run(
 
 def grouped_steps(
     kernel: CudaKernel, call: KernelCall, place: int, writers: Mapping[int, CudaKernel]
-) -> Iterator[Step]:
+) -> Iterator[PreparedLaunch]:
     """The table of a grouped kernel is written, then it runs. Behind its pointers stands the memory for the table."""
     addresses, (slot, offset) = call.arguments[: kernel.addresses], call.arguments[kernel.addresses]
     words = table_words(addresses, [[(IMMEDIATE, number) for number in row] for row in kernel.rows])
@@ -241,13 +241,13 @@ def grouped_steps(
         some = words[start : start + count]
         some += [(IMMEDIATE, 0)] * (count - len(some))
         call_of_writer = KernelCall(call.kernel, ((slot, offset + WORD * start), *some))
-        yield Step(writers[count], call_of_writer, place, is_table=True)
+        yield PreparedLaunch(writers[count], call_of_writer, place, is_table=True)
         start += count
-    yield Step(kernel, KernelCall(call.kernel, ((slot, offset),)), place, addresses)
+    yield PreparedLaunch(kernel, KernelCall(call.kernel, ((slot, offset),)), place, addresses)
 
 
 def run_of(
-    steps: list[Step],
+    steps: list[PreparedLaunch],
     table: RunTable,
     driver: Driver,
     launcher: Loaded | None,
@@ -268,7 +268,7 @@ def run_of(
     return bound(launcher.address, run) if launcher else run
 
 
-def arguments(step: Step) -> int:
+def arguments(step: PreparedLaunch) -> int:
     return len(step.given) + step.kernel.checks + step.kernel.scratch
 
 

@@ -17,7 +17,7 @@ import torch
 
 from ferrite.ir import Expr, data, index_value, op, rewrite_indices
 from ferrite.ir.index import Index, axis, flat_extent, minimum
-from ferrite.ir.program import Compute, Reduce, Store, Target
+from ferrite.ir.program import Compute, Destination, Reduce, Store
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.fusion.accesses import likely
 from ferrite.schedule.loops.reductions import EXTREME_OF
@@ -29,7 +29,7 @@ def block_size(operation: Reduce, side_by_side: bool, machine: Machine) -> int |
     `side_by_side`: results are neighbours in memory. Then a block is read again in strides, which costs more.
     """
     extents = [likely(item.extent) for item in operation.reduced]
-    if operation.targets[1] is None or not all(item.extent.low for item in operation.reduced):
+    if operation.destinations[1] is None or not all(item.extent.low for item in operation.reduced):
         return None
     many = math.prod(extents)
     if many < machine.min_argmax_values:
@@ -44,11 +44,11 @@ def by_blocks(
     operation: Reduce,
     size: int,
     side_by_side: bool,
-    made: Callable[[Reduce, torch.dtype], Target],
-    loaded: Callable[[Target], Expr],
+    made: Callable[[Reduce, torch.dtype], Destination],
+    loaded: Callable[[Destination], Expr],
 ) -> Iterator[Reduce | Compute]:
     """The operations instead of one; `made` is memory for the results of one, `loaded` reads it."""
-    (value,), (best, place) = operation.values, operation.targets
+    (value,), (best, place) = operation.values, operation.destinations
     first, *others = operation.reduced
     assert place is not None
     block = axis(f"{first.name}_block", (first.extent + (size - 1)) // size)
@@ -64,12 +64,12 @@ def by_blocks(
     axes = (block, *operation.axes) if side_by_side else (*operation.axes, block)
     blocks = replace(inside(block), kind=EXTREME_OF[operation.kind], axes=axes)
     greatest = made(blocks, value.dtype)
-    yield replace(blocks, targets=(greatest,))
+    yield replace(blocks, destinations=(greatest,))
     chosen = made(operation, torch.int64)
-    yield replace(operation, reduced=(block,), values=(loaded(greatest),), targets=(None, chosen))
+    yield replace(operation, reduced=(block,), values=(loaded(greatest),), destinations=(None, chosen))
     found = data(loaded(chosen), block.extent)
     rest = made(operation, torch.int64)
-    yield replace(inside(found), targets=(best, rest))
+    yield replace(inside(found), destinations=(best, rest))
     before = begin(found) * flat_extent(item.extent for item in others)
     total = op("add", index_value(before), loaded(rest))
     yield Compute(operation.axes, (Store(place.buffer, place.coordinates, total),), operation.origin)

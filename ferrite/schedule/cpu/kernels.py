@@ -19,14 +19,14 @@ from ferrite.schedule.loops.axes import Body
 from ferrite.schedule.loops.frame import pointers_of, sizes_of
 from ferrite.schedule.loops.placement import Placement
 from ferrite.schedule.loops.statements import Statements
-from ferrite.schedule.target import Built
+from ferrite.schedule.target import BuiltKernel
 
 
-def build(group: Group, inside: Iterable[str], buffer_table: BufferTable, machine: Machine) -> Built:
+def build(group: Group, inside: Iterable[str], buffer_table: BufferTable, machine: Machine) -> BuiltKernel:
     """The kernel of a group; `inside`: storages that nothing else accesses."""
     nests = nests_of(group, buffer_table)
-    stages = [stage for nest in nests for stage in nest.stages]
-    scatter = sorted_scatter_of(stages, group.rows, machine) if len(stages) == len(nests) else None
+    members = [member for nest in nests for member in nest.members]
+    scatter = sorted_scatter_of(members, group.rows, machine) if len(members) == len(nests) else None
     if scatter is not None:  # a row of the table is complete before the next is begun: nothing needs a tile
         scatter, inside = replace(scatter, kept=scatter.table not in inside), ()
     placement = Placement(nests, group.rows, inside, buffer_table, machine.l2_bytes // 2)
@@ -38,4 +38,4 @@ def build(group: Group, inside: Iterable[str], buffer_table: BufferTable, machin
     body = parted(arranged(group.rows, tiles, nests, parts, machine, scatter), machine)
     pointers = pointers_of(made, body)
     body = with_prefetches(body, {item.name: item for item in pointers}, machine)
-    return Built(Kernel(pointers, sizes_of(body), body, group.origins), tuple(item.name for item in pointers))
+    return BuiltKernel(Kernel(pointers, sizes_of(body), body, group.origins), tuple(item.name for item in pointers))

@@ -21,7 +21,7 @@ from dataclasses import replace
 
 from ferrite.ir import rewrite_indices
 from ferrite.ir.index import ZERO, Axis, Index, Number, axis, number
-from ferrite.ir.program import Compute, Operation, Program, Reduce, Target
+from ferrite.ir.program import Compute, Destination, Operation, Program, Reduce
 from ferrite.schedule.cpu.argmax_blocks import block_size, by_blocks
 from ferrite.schedule.cpu.buffer_layouts import with_layouts
 from ferrite.schedule.cpu.concats import split_readers
@@ -84,8 +84,8 @@ class CpuPreparation(Preparation):
             return
         longest, pieces = cut
         outer, inner, values = pieces_of(operation, longest, number(pieces))
-        (target,) = operation.targets
-        assert target is not None
+        (destination,) = operation.destinations
+        assert destination is not None
         rest = longest.extent % pieces
         every = axis(outer.name, pieces + (0 if rest is ZERO else 1))
         partial = self.made(operation, self.state_type(operation), (every,))
@@ -93,16 +93,16 @@ class CpuPreparation(Preparation):
         def over(part: Axis) -> tuple[Axis, ...]:
             return tuple(part if item is longest else item for item in operation.reduced)
 
-        def into(piece: Index) -> tuple[Target]:
-            return (Target(partial.buffer, (piece, *operation.axes)),)
+        def into(piece: Index) -> tuple[Destination]:
+            return (Destination(partial.buffer, (piece, *operation.axes)),)
 
         axes = (outer, *operation.axes) if self.across(operation) else (*operation.axes, outer)  # as memory lies
-        yield replace(operation, axes=axes, reduced=over(inner), values=values, targets=into(outer))
+        yield replace(operation, axes=axes, reduced=over(inner), values=values, destinations=into(outer))
         if rest is not ZERO:
             last = axis(f"{longest.name}_last", rest)
             values = tuple(rewrite_indices(item, {longest: inner.extent * pieces + last}) for item in operation.values)
-            yield replace(operation, reduced=over(last), values=values, targets=into(number(pieces)))
-        yield replace(operation, reduced=(every,), values=(self.loaded(partial),), targets=(target,))
+            yield replace(operation, reduced=over(last), values=values, destinations=into(number(pieces)))
+        yield replace(operation, reduced=(every,), values=(self.loaded(partial),), destinations=(destination,))
 
     def piece(self, operation: Reduce) -> tuple[Axis, int] | None:
         """The axis to cut, and into how many pieces: equal ones, with a rest where no good number divides the size."""

@@ -17,7 +17,7 @@ from ferrite.ir.index import Axis, Index, Sum, as_index, axis
 from ferrite.ir.program import Compute, Operation, Program
 from ferrite.schedule.cpu.products import product_of
 from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess
-from ferrite.schedule.fusion.stages import with_indices
+from ferrite.schedule.fusion.members import with_indices
 from ferrite.schedule.loops.axes import joinable
 
 

@@ -26,7 +26,7 @@ from ferrite.ir.program import Compute, Operation, Reduce
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.fusion.accesses import axes_in, step_of
 from ferrite.schedule.fusion.groups import Group
-from ferrite.schedule.fusion.stages import Stage
+from ferrite.schedule.fusion.members import Member
 
 MIN_SIDE = 2  # rows, and columns: of one there is nothing to share
 MIN_SUMMED = 16  # products of a sum: with fewer, a tile has more to do at its end than before
@@ -77,15 +77,15 @@ def extent_of(item: Axis) -> int:
     return item.extent.value
 
 
-def reason_apart(group: Group, stage: Stage, rows: Sequence[Axis]) -> Refusal | None:
-    """Why a stage is in another kernel than a group, where one of them has a matrix product."""
-    if product_of(stage.operation) is not None:
+def reason_apart(group: Group, member: Member, rows: Sequence[Axis]) -> Refusal | None:
+    """Why a member is in another kernel than a group, where one of them has a matrix product."""
+    if product_of(member.operation) is not None:
         return Refusal("a matrix product begins a kernel of its own")
-    if product_of(group.stages[0].operation) is None:
+    if product_of(group.members[0].operation) is None:
         return None
-    if tuple(rows) != group.rows or stage.inner(rows) or not isinstance(stage.operation, Compute):
+    if tuple(rows) != group.rows or member.inner(rows) or not isinstance(member.operation, Compute):
         return Refusal("it is not at the points of the matrix product before it")
-    if any(store.mode != "set" for store in stage.operation.stores):
+    if any(store.mode != "set" for store in member.operation.stores):
         return Refusal("it adds to memory behind a matrix product")
     return None
 

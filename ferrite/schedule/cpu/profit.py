@@ -11,22 +11,22 @@ from ferrite.schedule.cpu.products import reason_apart
 from ferrite.schedule.cpu.sorted_scatter import sorted_scatter_of
 from ferrite.schedule.fusion.accesses import likely
 from ferrite.schedule.fusion.groups import Group
-from ferrite.schedule.fusion.stages import Stage, against_the_grain, in_pieces
+from ferrite.schedule.fusion.members import Member, against_the_grain, in_pieces
 
 
-def slower(group: Group, stage: Stage, rows: tuple[Axis, ...], machine: Machine) -> Refusal | None:
+def slower(group: Group, member: Member, rows: tuple[Axis, ...], machine: Machine) -> Refusal | None:
     """Why the two together would run slower than one after the other."""
-    if (refusal := reason_apart(group, stage, rows)) is not None:
+    if (refusal := reason_apart(group, member, rows)) is not None:
         return refusal
-    stages = [*group.stages, stage]
-    work = max(each.points for each in stages)
+    members = [*group.members, member]
+    work = max(each.points for each in members)
     if work > machine.serial_points:
-        if rows != group.rows and any(each.inner(group.rows) and each.favourite in rows for each in group.stages):
+        if rows != group.rows and any(each.inner(group.rows) and each.favourite in rows for each in group.members):
             return Refusal("columns are reduced in pieces, which threads share")
-        if in_pieces(stage, rows):
+        if in_pieces(member, rows):
             return Refusal("columns are reduced in pieces, which threads share")
         count = math.prod(likely(row.extent) for row in rows)
         if count < machine.min_shared_rows:
             return Refusal(f"only {count} rows in common" if rows else "no rows in common")
-    refusal = against_the_grain(stages, rows)
-    return None if refusal is None or sorted_scatter_of(stages, rows, machine) is not None else refusal
+    refusal = against_the_grain(members, rows)
+    return None if refusal is None or sorted_scatter_of(members, rows, machine) is not None else refusal

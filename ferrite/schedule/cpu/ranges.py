@@ -92,7 +92,7 @@ def piece(loop_axis: Axis, body: Body, start: Index, extent: Index, negative: di
 
 
 @dataclass(frozen=True)
-class Cut:
+class SignChange:
     """The first place at which the sign of a difference is another than before."""
 
     place: Index
@@ -100,7 +100,7 @@ class Cut:
     negative_before: bool
 
 
-def changes(loop_axis: Axis, body: Body) -> Iterator[Cut]:
+def changes(loop_axis: Axis, body: Body) -> Iterator[SignChange]:
     """Places inside the range at which something changes that loads, or what is loaded, depend on."""
     for statement in body:
         for node in nodes_in(statement):
@@ -124,14 +124,14 @@ def conditions(mask: Expr) -> Iterator[Op]:
             yield mask
 
 
-def change_of_comparison(comparison: Op, loop_axis: Axis) -> Iterator[Cut]:
+def change_of_comparison(comparison: Op, loop_axis: Axis) -> Iterator[SignChange]:
     difference = difference_of(comparison)
     if difference is not None:
         for shift in SHIFTS[comparison.name]:
             yield from crossing(difference + shift, loop_axis)
 
 
-def changes_in(index: Index, loop_axis: Axis) -> Iterator[Cut]:
+def changes_in(index: Index, loop_axis: Axis) -> Iterator[SignChange]:
     """Where the greater, or smaller, of several indices becomes another; inner ones first."""
     if loop_axis not in index.atoms:
         return
@@ -150,7 +150,7 @@ def changes_in(index: Index, loop_axis: Axis) -> Iterator[Cut]:
                 yield from crossing(first - other, loop_axis)
 
 
-def crossing(difference: Index, loop_axis: Axis) -> Iterator[Cut]:
+def crossing(difference: Index, loop_axis: Axis) -> Iterator[SignChange]:
     """Where `factor * item + rest` becomes negative, or no longer is, if that is inside the range.
 
     The rest may be a size that is known at run time. Then so is the place, and a part may turn out to be empty.
@@ -166,11 +166,11 @@ def crossing(difference: Index, loop_axis: Axis) -> Iterator[Cut]:
     place = -(rest // factor) if rises else rest // -factor + 1
     if isinstance(place, Number) and isinstance(loop_axis.extent, Number):
         if 0 < place.value < loop_axis.extent.value:
-            yield Cut(place, difference, rises)
+            yield SignChange(place, difference, rises)
     elif depends_on_sizes(*rest.atoms, *loop_axis.extent.atoms):
         inside = minimum(maximum(place, 0), loop_axis.extent)
         if inside is not ZERO and inside is not loop_axis.extent:
-            yield Cut(inside, difference, rises)
+            yield SignChange(inside, difference, rises)
 
 
 def depends_on_sizes(*atoms: Atom) -> bool:

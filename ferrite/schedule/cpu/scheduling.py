@@ -16,9 +16,9 @@ from ferrite.schedule.cpu.prepare import prepare
 from ferrite.schedule.cpu.profit import slower
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.groups import Group
-from ferrite.schedule.fusion.stages import Stage
+from ferrite.schedule.fusion.members import Member
 from ferrite.schedule.steps import Run
-from ferrite.schedule.target import Built, RunMemory
+from ferrite.schedule.target import BuiltKernel, RunMemory
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class CpuScheduling:
     def prepared(self, program: Program) -> Program:
         return prepare(program, self.machine)
 
-    def slower(self, group: Group, stage: Stage, rows: tuple[Axis, ...]) -> Refusal | None:
-        return slower(group, stage, rows, self.machine)
+    def slower(self, group: Group, member: Member, rows: tuple[Axis, ...]) -> Refusal | None:
+        return slower(group, member, rows, self.machine)
 
     def alike(self, group: Group, buffer_table: BufferTable) -> Hashable:
         return None  # a kernel is a call in the same native function: starting it costs next to nothing
 
-    def arranged(self, group: Group, inside: Iterable[str], buffer_table: BufferTable) -> Built:
+    def arranged(self, group: Group, inside: Iterable[str], buffer_table: BufferTable) -> BuiltKernel:
         return build(group, inside, buffer_table, self.machine)
 
     def grouped(self, run: Run, buffer_table: BufferTable, leaving: Collection[str], fuel: Fuel) -> Run:

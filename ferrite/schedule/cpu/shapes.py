@@ -1,6 +1,6 @@
 """The shapes of a kernel: how the loops around the statements of a group are arranged.
 
-flat      no stage has axes beside the rows: one loop nest over all of them, cut into blocks for threads
+flat      no member has axes beside the rows: one loop nest over all of them, cut into blocks for threads
 strips    as flat, where much is computed from the column alone: see `ferrite.schedule.cpu.strips`
 rows      threads share the rows; inside a row one nest after the other, with vectors along the nest's axes; scans go
           through a few rows side by side
@@ -51,7 +51,7 @@ def arranged(
         return flat(rows, tuple(statement for part in parts for statement in part.point), machine)
     if scatter is not None and (body := sorted_scatter(scatter, [tuple(part.point) for part in parts], machine)):
         return body
-    product = product_of(nests[0].stages[0].operation)
+    product = product_of(nests[0].members[0].operation)
     if product is not None and not tiles:
         return product_loops(product, parts, machine)
     column = column_axis(rows, nests, parts, machine)

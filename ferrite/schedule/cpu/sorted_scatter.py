@@ -29,7 +29,7 @@ from ferrite.ir.program import nodes as program
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.vectors import lanes_for, shared
 from ferrite.schedule.fusion.accesses import axes_in, step_of
-from ferrite.schedule.fusion.stages import Stage
+from ferrite.schedule.fusion.members import Member
 from ferrite.schedule.loops.axes import Body, nested, replaced, with_values, work_of
 
 KINDS = {"add": "sum", "mul": "prod", "amax": "amax", "amin": "amin"}
@@ -52,19 +52,19 @@ class SortedScatter:
     kept: bool = True
 
 
-def sorted_scatter_of(stages: Sequence[Stage], rows: Sequence[Axis], machine: Machine) -> SortedScatter | None:
+def sorted_scatter_of(members: Sequence[Member], rows: Sequence[Axis], machine: Machine) -> SortedScatter | None:
     """What is added to one table, perhaps after an operation that fills it, and before one that reads all of it; None
     for anything else."""
-    at = next((place for place, stage in enumerate(stages) if combines(stage.operation)), None)
+    at = next((place for place, member in enumerate(members) if combines(member.operation)), None)
     if at is None or len(rows) != 1:
         return None
-    before, addition, after = stages[:at], stages[at], stages[at + 1 :]
+    before, addition, after = members[:at], members[at], members[at + 1 :]
     found = added(addition.operation, rows[0], machine)
     if found is None or len(before) > 1 or len(after) > 1:
         return None
     (store,) = stores_of(addition.operation)
-    filled = [filling(stage.operation, store, rows[0]) for stage in before]
-    read = [reading(stage, stages[: at + 1], store, rows[0]) for stage in after]
+    filled = [filling(member.operation, store, rows[0]) for member in before]
+    read = [reading(member, members[: at + 1], store, rows[0]) for member in after]
     if any(row is None or row.extent is not number(found.rows) for row in filled + read):
         return None
     if not filled and not read and found.rows > machine.max_table_rows_per_source * found.count:
@@ -108,20 +108,20 @@ def filling(fill: Operation, store: program.Store, column: Axis) -> Axis | None:
     return row if fits and store.buffer not in first.value.loads else None
 
 
-def reading(stage: Stage, before: Sequence[Stage], store: program.Store, column: Axis) -> Axis | None:
+def reading(member: Member, before: Sequence[Member], store: program.Store, column: Axis) -> Axis | None:
     """The axis with which an operation goes through the rows of a table, where it needs of each element that alone,
     goes through memory as the table does, and writes what nothing before it accesses: rows are finished one by one."""
-    final = stage.operation
+    final = member.operation
     if not isinstance(final, Compute) or len(final.stores) != 1 or len(final.axes) != 2 or column not in final.axes:
         return None
     (last,), (row,) = final.stores, (item for item in final.axes if item is not column)
     wanted = tuple(row if isinstance(index, Data) else index for index in store.coordinates)
     accessed = {access.storage for each in before for access in each.accesses}
     tables = {access.storage for each in before for access in each.written}
-    reads = [access for access in stage.accesses if not access.writes and access.storage in tables]
-    apart = last.mode == "set" and all(access.storage not in accessed for access in stage.written)
+    reads = [access for access in member.accesses if not access.writes and access.storage in tables]
+    apart = last.mode == "set" and all(access.storage not in accessed for access in member.written)
     fits = reads and all((access.buffer, access.coordinates) == (store.buffer, wanted) for access in reads)
-    along = all(step_of(access.place, column) in (ZERO, ONE) for access in stage.accesses)
+    along = all(step_of(access.place, column) in (ZERO, ONE) for access in member.accesses)
     return row if fits and apart and along else None
 
 

@@ -2,6 +2,6 @@
 
 from ferrite.schedule.fusion.accesses import BufferTable, likely
 from ferrite.schedule.fusion.groups import Group
-from ferrite.schedule.fusion.stages import Stage
+from ferrite.schedule.fusion.members import Member
 
-__all__ = ["BufferTable", "Group", "Stage", "likely"]
+__all__ = ["BufferTable", "Group", "Member", "likely"]

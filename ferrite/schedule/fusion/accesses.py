@@ -15,7 +15,7 @@ import torch
 from ferrite.errors import NotScheduled
 from ferrite.ir import Data, symbols_in
 from ferrite.ir.index import ONE, ZERO, Atom, Axis, Index, Number, Sum, Symbol, add, evaluate, number, substitute
-from ferrite.ir.program import Buffer, Loop, Program, loads, stores_of, targets_of
+from ferrite.ir.program import Buffer, LoopOperation, Program, destinations_of, loads, stores_of
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class BufferTable:
         buffer = self.buffers[name]
         return MemoryAccess(name, buffer.storage, coordinates, writes, mode, buffer)
 
-    def accesses(self, operation: Loop) -> tuple[MemoryAccess, ...]:
+    def accesses(self, operation: LoopOperation) -> tuple[MemoryAccess, ...]:
         """Loads, then stores, each place once."""
         found: dict[MemoryAccess, None] = {}
         for load in loads(operation):
@@ -58,7 +58,7 @@ class BufferTable:
         for store in stored:
             found[self.access(store.buffer, store.coordinates, True, store.mode)] = None
         if not stored:
-            for target in targets_of(operation):
+            for target in destinations_of(operation):
                 found[self.access(target.buffer, target.coordinates, True)] = None
         return tuple(found)
 

@@ -15,7 +15,7 @@ from ferrite.ir.index import Symbol
 from ferrite.ir.program import (
     Assert,
     Compute,
-    Loop,
+    LoopOperation,
     Operation,
     Program,
     Reduce,
@@ -29,7 +29,7 @@ from ferrite.ir.program import (
 from ferrite.pipeline import Fuel
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.groups import Fit, Group, begin, bind, fit, shared_bytes
-from ferrite.schedule.fusion.stages import Names, Stage, stage_of
+from ferrite.schedule.fusion.members import FreshAxes, Member, member_of
 from ferrite.schedule.steps import FusionRefusal, device_type
 from ferrite.schedule.target import Schedulings
 
@@ -49,7 +49,7 @@ class Order:
     def __init__(self, program: Program, schedulings: Schedulings, fuel: Fuel) -> None:
         self.program, self.schedulings, self.fuel = program, schedulings, fuel
         self.buffer_table = BufferTable(program)
-        self.names = Names()
+        self.names = FreshAxes()
         self.ordered = Ordered()
         self.writer: dict[str, int] = {}
         self.reader: dict[str, int] = {}
@@ -115,23 +115,23 @@ class Order:
             return self.leave(operation, Refusal(f"no kernels are made on {device}"))
         if (refusal := scheduling.refuses(operation)) is not None:
             return self.leave(operation, refusal)
-        stage = stage_of(operation, self.buffer_table)
-        if (refusal := hazard(stage, self.buffer_table)) is not None:
+        member = member_of(operation, self.buffer_table)
+        if (refusal := hazard(member, self.buffer_table)) is not None:
             return self.leave(operation, refusal)
         if self.fuel.left:
-            needed = self.merged(stage, needed, device)
-            for place in self.candidates(stage, max(needed, default=-1), device):
+            needed = self.merged(member, needed, device)
+            for place in self.candidates(member, max(needed, default=-1), device):
                 group = self.ordered.items[place]
                 assert isinstance(group, Group)
-                found = fit(group, stage, self.buffer_table, scheduling.slower, names=self.names)
+                found = fit(group, member, self.buffer_table, scheduling.slower, names=self.names)
                 if isinstance(found, Fit):
                     self.fuel.spend()
                     group.rows = found.rows
-                    group.add(found.stage)
+                    group.add(found.member)
                     self.after[place] = max(self.after[place], *(needed - {place}), -1)
                     return place
                 self.refused(operation, group, found)
-        place = self.append(begin(stage.renamed(self.names.all_fresh(stage.axes), self.buffer_table), device))
+        place = self.append(begin(member.renamed(self.names.all_fresh(member.axes), self.buffer_table), device))
         self.after[place] = max(needed, default=-1)
         return place
 
@@ -141,13 +141,13 @@ class Order:
         self.ordered.not_compiled[place] = refusal.at(operation.origin.line)
         return place
 
-    def device_of(self, operation: Loop) -> str:
+    def device_of(self, operation: LoopOperation) -> str:
         """The device that a loop runs on: that of what it writes."""
         return next((str(self.buffer_table.buffers[access.buffer].device) for access in writes(operation)), "cpu")
 
-    def merged(self, stage: Stage, needed: set[int], device: str) -> set[int]:
-        """Where the last thing that a stage needs is a group, and it shares memory with an earlier group too, the two
-        groups become one if nothing stands between them: the stage can then be fused into both."""
+    def merged(self, member: Member, needed: set[int], device: str) -> set[int]:
+        """Where the last thing that a member needs is a group, and it shares memory with an earlier group too, the two
+        groups become one if nothing stands between them: the member can then be fused into both."""
         last = max(needed, default=-1)
         others = needed - {last}
         group = self.ordered.items[last] if last >= 0 else None
@@ -155,15 +155,15 @@ class Order:
             return needed
         if group.device != device:
             return needed
-        for place in self.candidates(stage, max(self.after[last], *others, -1), device):
+        for place in self.candidates(member, max(self.after[last], *others, -1), device):
             if place < last and (place, last) not in self.apart:
-                if self.became_one(place, last, stage):
+                if self.became_one(place, last, member):
                     return others | {place}
                 self.apart.add((place, last))
         return needed
 
-    def became_one(self, earlier: int, later: int, link: Stage) -> bool:
-        """The later group's stages at the end of the earlier one, where each fits and no rows are lost. Rows that go
+    def became_one(self, earlier: int, later: int, link: Member) -> bool:
+        """The later group's members at the end of the earlier one, where each fits and no rows are lost. Rows that go
         with the same axis of the link go together."""
         first, second = self.ordered.items[earlier], self.ordered.items[later]
         assert isinstance(first, Group)
@@ -174,11 +174,11 @@ class Order:
             return False
         merged_group = first.copy()
         slower = self.schedulings[device_type(first.device)].slower
-        for stage in second.stages:
-            found = fit(merged_group, stage, self.buffer_table, slower, rows)
+        for member in second.members:
+            found = fit(merged_group, member, self.buffer_table, slower, rows)
             if not isinstance(found, Fit) or found.rows != first.rows:
                 return False
-            merged_group.add(found.stage)
+            merged_group.add(found.member)
         self.fuel.spend()
         self.ordered.items[earlier], self.ordered.items[later] = merged_group, Group(())
         self.after[earlier] = max(self.after[earlier], self.after[later])
@@ -192,34 +192,34 @@ class Order:
         self.ordered.items.append(work)
         return len(self.ordered.items) - 1
 
-    def candidates(self, stage: Stage, earliest: int, device: str) -> list[int]:
-        """Groups not before what the stage depends on, those that share most bytes first, of equals the latest."""
+    def candidates(self, member: Member, earliest: int, device: str) -> list[int]:
+        """Groups not before what the member depends on, those that share most bytes first, of equals the latest."""
         places = {
             place
-            for access in stage.accesses
+            for access in member.accesses
             for table in (self.writer, self.reader)
             if (place := table.get(access.storage, -1)) >= max(earliest, 0)
         }
         groups = [(place, item) for place in places if isinstance(item := self.ordered.items[place], Group)]
         groups = [(place, group) for place, group in groups if group.device == device]
         if len(groups) > 1:
-            groups.sort(key=lambda pair: (-shared_bytes(pair[1], stage, self.buffer_table), -pair[0]))
+            groups.sort(key=lambda pair: (-shared_bytes(pair[1], member, self.buffer_table), -pair[0]))
         return [place for place, _ in groups[:MAX_GROUPS_TRIED]]
 
-    def refused(self, operation: Loop, group: Group, refusal: Refusal) -> None:
+    def refused(self, operation: LoopOperation, group: Group, refusal: Refusal) -> None:
         there = tuple(node for each in group.operations for node in each.origin.nodes)
         self.ordered.not_fused.append(FusionRefusal(operation.origin.nodes, there, refusal.at(operation.origin.line)))
 
 
-def hazard(stage: Stage, buffer_table: BufferTable) -> Refusal | None:
+def hazard(member: Member, buffer_table: BufferTable) -> Refusal | None:
     """Why a loop cannot stand for an operation, which reads all it needs before it writes."""
     types: dict[str, torch.dtype] = {}
-    for access in stage.accesses:
+    for access in member.accesses:
         dtype = buffer_table.buffers[access.buffer].dtype
         if types.setdefault(access.storage, dtype) != dtype:
             return Refusal(f"{access.storage} is seen as two types")
-    for write in stage.written:
-        for access in stage.accesses:
+    for write in member.written:
+        for access in member.accesses:
             if access.storage == write.storage and access.place is not write.place and not access.writes:
                 return Refusal(f"it reads other elements of {write.buffer} than it writes")
     return None

@@ -66,7 +66,7 @@ class Neighbours:
 
     def key(self, group: Group) -> Hashable:
         """What a group must have in common with others to be one kernel with them; None for one that stays alone."""
-        found = self.schedulings[device_type(group.device)].alike(group, self.buffer_table) if group.stages else None
+        found = self.schedulings[device_type(group.device)].alike(group, self.buffer_table) if group.members else None
         return None if found is None else (group.device, found)
 
     def settle(self, place: int) -> None:
@@ -123,11 +123,11 @@ class Neighbours:
         merged = first.copy()
         slower = self.schedulings[device_type(first.device)].slower
         rows = dict(zip(first.rows, second.rows, strict=True))
-        for stage in second.stages:
-            found = fit(merged, stage, self.buffer_table, slower, rows)
+        for member in second.members:
+            found = fit(merged, member, self.buffer_table, slower, rows)
             if not isinstance(found, Fit) or found.rows != first.rows:
                 return None
-            merged.add(found.stage)
+            merged.add(found.member)
         return merged if self.key(merged) is not None else None
 
 

@@ -1,7 +1,7 @@
-"""Inside a row: stages that run in one loop, and the order of these loops.
+"""Inside a row: members that run in one loop, and the order of these loops.
 
-A nest is one loop nest of a row: it has axes, and stages that are computed at every point of them. A stage is fused
-into a nest where what it needs of the stages there is at the same point; it comes after a nest of which it needs a
+A nest is one loop nest of a row: it has axes, and members that are computed at every point of them. A member is fused
+into a nest where what it needs of the members there is at the same point; it comes after a nest of which it needs a
 result, or other points. Stages of one nest pass values on without memory between them.
 """
 
@@ -15,7 +15,7 @@ from ferrite.ir.index import Axis, Number
 from ferrite.ir.program import Compute, Reduce, Scan
 from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, counterparts
 from ferrite.schedule.fusion.groups import Group
-from ferrite.schedule.fusion.stages import Stage
+from ferrite.schedule.fusion.members import Member
 
 
 @dataclass
@@ -23,23 +23,23 @@ class Nest:
     """`axes` without those that are rows. `reduced`: axes over which states are combined, if any."""
 
     axes: tuple[Axis, ...]
-    stages: list[Stage] = field(default_factory=list)
+    members: list[Member] = field(default_factory=list)
     ordered: bool = False  # one after the other, in one thread: a scan, or stores that may meet
 
     @property
     def reduced(self) -> tuple[Axis, ...]:
-        found = [stage.reduced for stage in self.stages if stage.reduced]
+        found = [member.reduced for member in self.members if member.reduced]
         return found[0] if found else ()
 
     @property
     def has_states(self) -> bool:
         """Whether it has reductions. One over axes of one element has no axis left, but a state like any other."""
-        return any(isinstance(stage.operation, Reduce) for stage in self.stages)
+        return any(isinstance(member.operation, Reduce) for member in self.members)
 
     @property
     def scans(self) -> bool:
         """Whether all it does are scans."""
-        return all(isinstance(stage.operation, Scan) for stage in self.stages)
+        return all(isinstance(member.operation, Scan) for member in self.members)
 
     @property
     def outer(self) -> tuple[Axis, ...]:
@@ -55,20 +55,20 @@ class Nest:
 
 def nests_of(group: Group, buffer_table: BufferTable) -> list[Nest]:
     nests: list[Nest] = []
-    for stage in group.stages:
-        place(nests, stage, group.rows, buffer_table)
+    for member in group.members:
+        place(nests, member, group.rows, buffer_table)
     return nests
 
 
-def place(nests: list[Nest], stage: Stage, rows: Sequence[Axis], buffer_table: BufferTable) -> None:
-    inner = stage.inner(rows)
-    ordered = isinstance(stage.operation, Scan) or any(
-        item not in stage.free and item not in stage.reduced for item in inner
+def place(nests: list[Nest], member: Member, rows: Sequence[Axis], buffer_table: BufferTable) -> None:
+    inner = member.inner(rows)
+    ordered = isinstance(member.operation, Scan) or any(
+        item not in member.free and item not in member.reduced for item in inner
     )
-    chosen: tuple[Nest, Stage] | None = None
+    chosen: tuple[Nest, Member] | None = None
     for nest in reversed(nests):
-        fused = None if ordered or nest.ordered else aligned(nest, stage, inner, buffer_table)
-        met = meeting(nest, fused or stage)
+        fused = None if ordered or nest.ordered else aligned(nest, member, inner, buffer_table)
+        met = meeting(nest, fused or member)
         if fused is not None and met != "elsewhere" and chosen is None:
             chosen = nest, fused
         if met != "nowhere":
@@ -76,11 +76,11 @@ def place(nests: list[Nest], stage: Stage, rows: Sequence[Axis], buffer_table: B
     if chosen is None:
         same = next((nest for nest in nests if extents(nest.axes) == extents(inner) and not ordered), None)
         if same is not None:  # the same axes, so that equal expressions are seen to be equal
-            stage = stage.renamed(by_order(inner, same.axes), buffer_table)
-            inner = stage.inner(rows)
-        nests.append(Nest(inner, [stage], ordered))
+            member = member.renamed(by_order(inner, same.axes), buffer_table)
+            inner = member.inner(rows)
+        nests.append(Nest(inner, [member], ordered))
     else:
-        chosen[0].stages.append(chosen[1])
+        chosen[0].members.append(chosen[1])
 
 
 def extents(axes: Sequence[Axis]) -> tuple[object, ...]:
@@ -91,28 +91,28 @@ def by_order(old: Sequence[Axis], new: Sequence[Axis]) -> dict[Axis, Axis]:
     return {left: right for left, right in zip(old, new, strict=True) if left is not right}
 
 
-def aligned(nest: Nest, stage: Stage, inner: tuple[Axis, ...], buffer_table: BufferTable) -> Stage | None:
-    """The stage over the axes of a nest, where it has as many and the same; None otherwise."""
+def aligned(nest: Nest, member: Member, inner: tuple[Axis, ...], buffer_table: BufferTable) -> Member | None:
+    """The member over the axes of a nest, where it has as many and the same; None otherwise."""
     if len(inner) != len(nest.axes) or sorted(map(id, extents(inner))) != sorted(map(id, extents(nest.axes))):
         return None
-    new = matched(nest, stage, inner)
+    new = matched(nest, member, inner)
     if new is None:
         return None
-    fused = stage.renamed({old: axis for old, axis in new.items() if old is not axis}, buffer_table)
+    fused = member.renamed({old: axis for old, axis in new.items() if old is not axis}, buffer_table)
     if not isinstance(fused.operation, Reduce):
         return fused
     if nest.has_states:
         return fused if set(fused.reduced) == set(nest.reduced) else None
-    return fused if isinstance(nest.stages[0].operation, Compute) else None
+    return fused if isinstance(nest.members[0].operation, Compute) else None
 
 
-def matched(nest: Nest, stage: Stage, inner: tuple[Axis, ...]) -> dict[Axis, Axis] | None:
-    """Which axis of the nest each axis of the stage is: by the coordinates where both stand, then by their order."""
+def matched(nest: Nest, member: Member, inner: tuple[Axis, ...]) -> dict[Axis, Axis] | None:
+    """Which axis of the nest each axis of the member is: by the coordinates where both stand, then by their order."""
     new: dict[Axis, Axis] = {item: item for item in inner if item in nest.axes}
     taken = set(new.values())
-    for each in nest.stages:
+    for each in nest.members:
         for access in each.accesses:
-            for other in stage.accesses:
+            for other in member.accesses:
                 if access.buffer != other.buffer:
                     continue
                 pairs = zip(access.coordinates, other.coordinates, strict=True)
@@ -133,26 +133,26 @@ def matched(nest: Nest, stage: Stage, inner: tuple[Axis, ...]) -> dict[Axis, Axi
     return new
 
 
-def meeting(nest: Nest, stage: Stage) -> str:
-    """Where a stage needs what a nest accesses: "nowhere", at the "same point", or "elsewhere"."""
+def meeting(nest: Nest, member: Member) -> str:
+    """Where a member needs what a nest accesses: "nowhere", at the "same point", or "elsewhere"."""
     found = "nowhere"
-    for each in nest.stages:
+    for each in nest.members:
         for access in each.accesses:
-            for other in stage.accesses:
+            for other in member.accesses:
                 if access.storage != other.storage or not (access.writes or other.writes):
                     continue
-                if not same_point(each, access, stage, other):
+                if not same_point(each, access, member, other):
                     return "elsewhere"
                 found = "same point"
     return found
 
 
-def same_point(first: Stage, access: MemoryAccess, second: Stage, other: MemoryAccess) -> bool:
+def same_point(first: Member, access: MemoryAccess, second: Member, other: MemoryAccess) -> bool:
     """Whether two accesses meet at one point of the nest only, and the value is there by then."""
     if access.place is not other.place:
         return False
     results = (first, access), (second, other)
-    return not any(accessed.writes and isinstance(stage.operation, Reduce | Scan) for stage, accessed in results)
+    return not any(accessed.writes and isinstance(member.operation, Reduce | Scan) for member, accessed in results)
 
 
 def trivial(axis: Axis) -> bool:

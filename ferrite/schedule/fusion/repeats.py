@@ -14,7 +14,7 @@ from typing import Any, cast
 from ferrite.ir import Expr, Interned, Load, nodes_of
 from ferrite.ir.index import Axis, Index, Number, Product, Sum, Symbol
 from ferrite.ir.kernel import Kernel, canonical, verify_kernel
-from ferrite.ir.program import Compute, Reduce, Scan, Store, Target, roots_of
+from ferrite.ir.program import Compute, Destination, Reduce, Scan, Store, roots_of
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.steps import device_type
@@ -25,7 +25,7 @@ NAMELESS = (Number, Symbol)
 
 
 @dataclass
-class Pattern:
+class RepeatedKernel:
     """The kernel of the first group of its kind; `arguments`: numbers of the storages behind its pointers."""
 
     kernel: Kernel
@@ -47,7 +47,7 @@ class Pattern:
 class Repeat:
     """One group as a case of its pattern."""
 
-    pattern: Pattern
+    pattern: RepeatedKernel
     names: tuple[str, ...]
     group: Group
 
@@ -69,7 +69,7 @@ class Repeat:
 class Repeats:
     def __init__(self, buffer_table: BufferTable, schedulings: Schedulings) -> None:
         self.buffer_table, self.schedulings = buffer_table, schedulings
-        self.patterns: dict[Hashable, Pattern] = {}
+        self.patterns: dict[Hashable, RepeatedKernel] = {}
 
     def of(self, group: Group, inside: tuple[str, ...]) -> Repeat:
         """`inside`: storages that nothing else accesses."""
@@ -80,7 +80,7 @@ class Repeats:
         if pattern is None:
             built = self.schedulings[device_type(group.device)].arranged(group, inside, self.buffer_table)
             arguments = tuple(signature.storages[name] for name in built.arguments)
-            pattern = self.patterns[key] = Pattern(built.kernel, names, arguments)
+            pattern = self.patterns[key] = RepeatedKernel(built.kernel, names, arguments)
         return Repeat(pattern, names, group)
 
 
@@ -98,8 +98,8 @@ class Signature:
 
     def of_group(self, group: Group) -> Hashable:
         rows = tuple(map(self.index, group.rows))
-        stages = [(tuple(map(self.index, stage.axes)), self.operation(stage.operation)) for stage in group.stages]
-        return (group.device, rows, *stages, *self.rows)
+        members = [(tuple(map(self.index, member.axes)), self.operation(member.operation)) for member in group.members]
+        return (group.device, rows, *members, *self.rows)
 
     def operation(self, operation: Compute | Reduce | Scan | Any) -> Hashable:
         for item in nodes_of(*roots_of(operation), leaving_out=self.places):
@@ -117,13 +117,15 @@ class Signature:
 
     def results(self, operation: Reduce | Scan) -> Hashable:
         values = tuple(self.places[value] for value in operation.values)
-        return values, tuple(None if target is None else self.target(target) for target in operation.targets)
+        return values, tuple(
+            None if destination is None else self.destination(destination) for destination in operation.destinations
+        )
 
     def store(self, store: Store) -> Hashable:
-        return self.target(Target(store.buffer, store.coordinates)), self.places[store.value], store.mode
+        return self.destination(Destination(store.buffer, store.coordinates)), self.places[store.value], store.mode
 
-    def target(self, target: Target) -> Hashable:
-        return self.buffer(target.buffer), tuple(map(self.index, target.coordinates))
+    def destination(self, destination: Destination) -> Hashable:
+        return self.buffer(destination.buffer), tuple(map(self.index, destination.coordinates))
 
     def node(self, node: Interned) -> Hashable:
         if isinstance(node, Load):

@@ -31,7 +31,7 @@ from ferrite.ir import (
     with_parts,
 )
 from ferrite.ir.index import ONE, ZERO, Index, number
-from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Scan, Store, Target, roots_of
+from ferrite.ir.program import Buffer, Compute, Destination, Operation, Program, Reduce, Scan, Store, roots_of
 
 PART = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
 ADDED_UP = ("sum",)  # part by part
@@ -51,7 +51,7 @@ def in_parts(program: Program, device: str) -> Program:
 class Parts:
     def __init__(self, buffers: dict[str, Buffer]) -> None:
         self.buffers = buffers
-        self.windows: dict[str, str] = {}
+        self.float_views: dict[str, str] = {}
 
     # --- operations ---------------------------------------------------------------------------------------------------
 
@@ -67,7 +67,7 @@ class Parts:
             return (operation,)
 
     def is_complex(self, operation: Compute | Reduce | Scan, device: str) -> bool:
-        written = operation.stores if isinstance(operation, Compute) else operation.targets
+        written = operation.stores if isinstance(operation, Compute) else operation.destinations
         names = [each.buffer for each in written if each is not None]
         if all(self.buffers[name].device.type != device for name in names):
             return False
@@ -79,9 +79,9 @@ class Parts:
             return (replace(store, value=value),)
         if store.mode not in ("set", "add"):
             raise NotGenerated(f"{store.mode} of complex numbers")
-        window = self.window(store.buffer)
+        float_view = self.float_view(store.buffer)
         return tuple(
-            replace(store, buffer=window, coordinates=(*store.coordinates, number(place)), value=part)
+            replace(store, buffer=float_view, coordinates=(*store.coordinates, number(place)), value=part)
             for place, part in enumerate(value)
         )
 
@@ -90,18 +90,22 @@ class Parts:
         values = [self.value(value) for value in operation.values]
         if all(isinstance(value, Expr) for value in values):
             return (replace(operation, values=tuple(value for value in values if isinstance(value, Expr))),)
-        (value,), (target,) = values, operation.targets
-        if kind not in ADDED_UP or target is None or isinstance(value, Expr):
+        (value,), (destination,) = values, operation.destinations
+        if kind not in ADDED_UP or destination is None or isinstance(value, Expr):
             raise NotGenerated(f"{kind} of complex numbers")
-        window = self.window(target.buffer)
+        float_view = self.float_view(destination.buffer)
         return tuple(
-            replace(operation, values=(part,), targets=(Target(window, (*target.coordinates, number(place))),))
+            replace(
+                operation,
+                values=(part,),
+                destinations=(Destination(float_view, (*destination.coordinates, number(place))),),
+            )
             for place, part in enumerate(value)
         )
 
-    def window(self, name: str) -> str:
+    def float_view(self, name: str) -> str:
         """A buffer of complex numbers, seen as floats."""
-        if name not in self.windows:
+        if name not in self.float_views:
             buffer = self.buffers[name]
             new = f"{name}_parts"
             while new in self.buffers:
@@ -109,8 +113,8 @@ class Parts:
             sizes, strides = (*buffer.sizes, number(2)), (*(stride * 2 for stride in buffer.strides), ONE)
             dtype, offset = PART[buffer.dtype], buffer.offset * 2
             self.buffers[new] = Buffer(new, dtype, sizes, strides, offset, buffer.device, "view", buffer.storage)
-            self.windows[name] = new
-        return self.windows[name]
+            self.float_views[name] = new
+        return self.float_views[name]
 
     # --- expressions --------------------------------------------------------------------------------------------------
 
@@ -151,8 +155,8 @@ class Parts:
             case Const():
                 return const(item.value.real, part), const(item.value.imag, part)
             case Load():
-                window = self.window(item.buffer)
-                first, second = (Load.intern(window, (*item.coordinates, which), part) for which in (ZERO, ONE))
+                float_view = self.float_view(item.buffer)
+                first, second = (Load.intern(float_view, (*item.coordinates, which), part) for which in (ZERO, ONE))
                 return first, second
             case Cast():
                 left, right = pair(item.arg)

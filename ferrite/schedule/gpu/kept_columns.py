@@ -7,7 +7,7 @@
             columns[j] += what is summed up in columns, for every j
         partial[piece, j] = columns[j]
 
-The stages of such a group have no rows in common but the pieces: `row_axes` says which axis of each stage is the row
+The members of such a group have no rows in common but the pieces: `row_axes` says which axis of each member is the row
 in a piece.
 """
 
@@ -23,8 +23,8 @@ from ferrite.ir.program import Compute, Mode, Reduce
 from ferrite.ir.program import Store as ProgramStore
 from ferrite.schedule.fusion.accesses import BufferTable, counterparts, likely
 from ferrite.schedule.fusion.groups import Group
+from ferrite.schedule.fusion.members import Member, member_of
 from ferrite.schedule.fusion.nests import Nest
-from ferrite.schedule.fusion.stages import Stage, stage_of
 from ferrite.schedule.gpu.blocks import whole_elements, whole_lanes
 from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.gpu.rows import nest_loops
@@ -36,51 +36,53 @@ from ferrite.schedule.loops.statements import Parts, Statements
 MODES: dict[str, Mode] = {"sum": "add", "prod": "mul", "amax": "amax", "amin": "amin"}
 
 
-def is_column_piece(stage: Stage, rows: Sequence[Axis]) -> bool:
-    """Whether a stage reduces columns over the rows of a piece, and has a result for every column."""
-    operation = stage.operation
+def is_column_piece(member: Member, rows: Sequence[Axis]) -> bool:
+    """Whether a member reduces columns over the rows of a piece, and has a result for every column."""
+    operation = member.operation
     if not isinstance(operation, Reduce) or operation.kind not in MODES or len(operation.reduced) != 1:
         return False
     columns = [item for item in operation.axes if item not in rows]
-    return len(columns) == 1 and stage.favourite is columns[0]
+    return len(columns) == 1 and member.favourite is columns[0]
 
 
-def row_axes(stages: Sequence[Stage], rows: Sequence[Axis]) -> list[Axis] | None:
-    """For every stage, the axis that is the row in a piece; None where they are no such group. They are those that
+def row_axes(members: Sequence[Member], rows: Sequence[Axis]) -> list[Axis] | None:
+    """For every member, the axis that is the row in a piece; None where they are no such group. They are those that
     stand where the reduced axis of a column reduction stands."""
-    columns = [place for place, stage in enumerate(stages) if is_column_piece(stage, rows)]
-    if not columns or len(columns) == len(stages):
+    columns = [place for place, member in enumerate(members) if is_column_piece(member, rows)]
+    if not columns or len(columns) == len(members):
         return None
     found: dict[int, Axis] = {}
     known: dict[tuple[str, int], tuple[Index, Axis]] = {}
 
     def take(place: int, item: Axis) -> None:
         found[place] = item
-        for access in stages[place].accesses:
+        for access in members[place].accesses:
             for dim, at in enumerate(access.coordinates):
                 if item in at.atoms:
                     known.setdefault((access.buffer, dim), (at, item))
 
-    take(columns[0], stages[columns[0]].reduced[0])
+    take(columns[0], members[columns[0]].reduced[0])
     before = 0
     while before < len(found):
         before = len(found)
-        for place, stage in enumerate(stages):
-            if place not in found and (item := counterpart(stage, known)) is not None:
+        for place, member in enumerate(members):
+            if place not in found and (item := counterpart(member, known)) is not None:
                 take(place, item)
-    if len(found) < len(stages):
+    if len(found) < len(members):
         return None
-    for place, stage in enumerate(stages):
+    for place, member in enumerate(members):
         item = found[place]
-        if item not in (stage.reduced if place in columns else stage.free) or item in rows:
+        if item not in (member.reduced if place in columns else member.free) or item in rows:
             return None
-        if place not in columns and (item in stage.reduced or not set(stage.axes) <= stage.free | set(stage.reduced)):
+        if place not in columns and (
+            item in member.reduced or not set(member.axes) <= member.free | set(member.reduced)
+        ):
             return None
-    return [found[place] for place in range(len(stages))]
+    return [found[place] for place in range(len(members))]
 
 
-def counterpart(stage: Stage, known: Mapping[tuple[str, int], tuple[Index, Axis]]) -> Axis | None:
-    for access in stage.accesses:
+def counterpart(member: Member, known: Mapping[tuple[str, int], tuple[Index, Axis]]) -> Axis | None:
+    for access in member.accesses:
         for dim, at in enumerate(access.coordinates):
             if (access.buffer, dim) in known:
                 other, row = known[access.buffer, dim]
@@ -90,36 +92,36 @@ def counterpart(stage: Stage, known: Mapping[tuple[str, int], tuple[Index, Axis]
     return None
 
 
-def can_keep_columns(stages: Sequence[Stage], rows: Sequence[Axis], machine: GpuMachine) -> bool:
-    """Whether the stages can be one kernel that goes through rows and keeps columns, and enough programs do."""
+def can_keep_columns(members: Sequence[Member], rows: Sequence[Axis], machine: GpuMachine) -> bool:
+    """Whether the members can be one kernel that goes through rows and keeps columns, and enough programs do."""
     room = machine.kept_elements
     if math.prod(likely(row.extent) for row in rows) < machine.multiprocessors:
         return False
-    found = row_axes(stages, rows)
+    found = row_axes(members, rows)
     if found is None:
         return False
-    columns = [is_column_piece(stage, rows) for stage in stages]
+    columns = [is_column_piece(member, rows) for member in members]
     sizes = [
-        whole_elements([item for item in stage.axes if item not in rows and item is not row])
-        for stage, row in zip(stages, found, strict=True)
+        whole_elements([item for item in member.axes if item not in rows and item is not row])
+        for member, row in zip(members, found, strict=True)
     ]
     if not all(size is not None and size * (sum(columns) + 1) <= room for size in sizes):
         return False
     return all(
-        meets_at_row(stages, found, first, second, rows, columns[first])
-        for first, stage in enumerate(stages)
-        if any(True for _ in stage.written)
-        for second in range(len(stages))
+        meets_at_row(members, found, first, second, rows, columns[first])
+        for first, member in enumerate(members)
+        if any(True for _ in member.written)
+        for second in range(len(members))
         if first != second
     )
 
 
 def meets_at_row(
-    stages: Sequence[Stage], found: Sequence[Axis], first: int, second: int, rows: Sequence[Axis], is_column: bool
+    members: Sequence[Member], found: Sequence[Axis], first: int, second: int, rows: Sequence[Axis], is_column: bool
 ) -> bool:
-    """Whether what one stage writes is needed by another in the same row only; what a column comes to, by none."""
-    for write in stages[first].written:
-        for access in stages[second].accesses:
+    """Whether what one member writes is needed by another in the same row only; what a column comes to, by none."""
+    for write in members[first].written:
+        for access in members[second].accesses:
             if access.storage != write.storage:
                 continue
             if is_column:
@@ -144,44 +146,44 @@ class KeptColumns:
 
     def __init__(self, group: Group, found: Sequence[Axis], buffer_table: BufferTable) -> None:
         self.pieces = group.rows
-        self.row = next(item for item, stage in zip(found, group.stages, strict=True) if item not in stage.reduced)
-        self.columns = [stage for stage in group.stages if is_column_piece(stage, group.rows)]
+        self.row = next(item for item, member in zip(found, group.members, strict=True) if item not in member.reduced)
+        self.columns = [member for member in group.members if is_column_piece(member, group.rows)]
         self.buffer_table = buffer_table
-        stages = []
-        for stage, item in zip(group.stages, found, strict=True):
-            stage = stage.renamed({item: self.row} if item is not self.row else {}, buffer_table)
-            if is_column_piece(stage, group.rows):
-                stage = stage_of(joined(stage.operation), buffer_table)
-            stages.append(stage)
+        members = []
+        for member, item in zip(group.members, found, strict=True):
+            member = member.renamed({item: self.row} if item is not self.row else {}, buffer_table)
+            if is_column_piece(member, group.rows):
+                member = member_of(joined(member.operation), buffer_table)
+            members.append(member)
         self.rows = (*self.pieces, self.row)
         self.group = Group(self.rows, device=group.device)
-        for stage in stages:
-            self.group.add(stage)
+        for member in members:
+            self.group.add(member)
 
     def keep(self, placement: Placement) -> None:
         """The columns' results are tiles, until all rows are done."""
-        for stage in self.columns:
-            placement.tiles[self.storage(stage)] = self.tile(stage)
+        for member in self.columns:
+            placement.tiles[self.storage(member)] = self.tile(member)
 
     def write(self, made: Statements) -> None:
         """The columns' results are written in the end."""
-        for stage in self.columns:
-            made.written.add(self.storage(stage))
-            made.types[self.storage(stage)] = self.buffer_table.buffers[self.target(stage)].dtype
+        for member in self.columns:
+            made.written.add(self.storage(member))
+            made.types[self.storage(member)] = self.buffer_table.buffers[self.target(member)].dtype
 
-    def storage(self, stage: Stage) -> str:
-        return self.buffer_table.buffers[self.target(stage)].storage
+    def storage(self, member: Member) -> str:
+        return self.buffer_table.buffers[self.target(member)].storage
 
-    def target(self, stage: Stage) -> str:
-        (access,) = stage.written
+    def target(self, member: Member) -> str:
+        (access,) = member.written
         return access.buffer
 
-    def tile(self, stage: Stage) -> Tile:
+    def tile(self, member: Member) -> Tile:
         """In the type that is reduced in: results may be narrower, where no pieces are left to reduce."""
-        assert isinstance(stage.operation, Reduce)
-        dtype = stage.operation.values[0].dtype
-        buffer = self.buffer_table.buffers[self.target(stage)]
-        (access,) = stage.written
+        assert isinstance(member.operation, Reduce)
+        dtype = member.operation.values[0].dtype
+        buffer = self.buffer_table.buffers[self.target(member)]
+        (access,) = member.written
         kept = tuple(place for place, at in enumerate(access.coordinates) if at not in self.pieces)
         sizes = tuple(buffer.sizes[place] for place in kept)
         name = f"{buffer.name}_so_far"
@@ -191,17 +193,17 @@ class KeptColumns:
         self, placement: Placement, nests: Sequence[Nest], parts: Sequence[Parts], machine: GpuMachine
     ) -> Body:
         """The statements of a row, in a loop over those of a piece, between what begins and what ends the columns."""
-        kept = {self.tile(stage).name for stage in self.columns}
+        kept = {self.tile(member).name for member in self.columns}
         row: Body = tuple(tile.scratch for tile in placement.tiles.values() if tile.name not in kept)
         for nest, part in zip(nests, parts, strict=True):
             row += nest_loops(nest, part, None)
         tiles: list[Statement] = []
         first: list[Statement] = []
         last: list[Statement] = []
-        for stage in self.columns:
-            tile, operation = self.tile(stage), stage.operation
+        for member in self.columns:
+            tile, operation = self.tile(member), member.operation
             assert isinstance(operation, Reduce)
-            (access,) = stage.written
+            (access,) = member.written
             (column,) = (item for item in operation.axes if item not in self.pieces)
             lanes = whole_lanes(column.extent) or 1
             begin = STATES[operation.kind].begin((tile.scratch.dtype,))[0]
@@ -219,7 +221,7 @@ class KeptColumns:
 def joined(operation: object) -> Compute:
     """A column reduction as stores that combine with what is there."""
     assert isinstance(operation, Reduce)
-    (value,), (target,) = operation.values, operation.targets
-    assert target is not None
-    store = ProgramStore(target.buffer, target.coordinates, value, MODES[operation.kind])
+    (value,), (destination,) = operation.values, operation.destinations
+    assert destination is not None
+    store = ProgramStore(destination.buffer, destination.coordinates, value, MODES[operation.kind])
     return Compute((*operation.axes, *operation.reduced), (store,), operation.origin)

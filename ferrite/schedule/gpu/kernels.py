@@ -26,7 +26,7 @@ from ferrite.schedule.loops.memory_order import inner_indices, vector_axes, vect
 from ferrite.schedule.loops.placement import Placement
 from ferrite.schedule.loops.statements import Parts, Statements
 from ferrite.schedule.loops.windows import is_window, used, written_out
-from ferrite.schedule.target import Built
+from ferrite.schedule.target import BuiltKernel
 
 # Elements of a reduction that are written out: along memory; and across it, where every one is a load of its own, and
 # more would not fit into registers.
@@ -34,7 +34,7 @@ MAX_ELEMENTS_ALONG_MEMORY = 8
 MAX_ELEMENTS_ACROSS_MEMORY = 32
 
 
-def build(group: Group, inside: tuple[str, ...], buffer_table: BufferTable, machine: GpuMachine) -> Built:
+def build(group: Group, inside: tuple[str, ...], buffer_table: BufferTable, machine: GpuMachine) -> BuiltKernel:
     """The kernel of a group; `inside`: storages that nothing else touches."""
     scatter = is_scatter(group)
     columns = kept_columns_of(group, buffer_table, machine)
@@ -42,8 +42,8 @@ def build(group: Group, inside: tuple[str, ...], buffer_table: BufferTable, mach
         group = columns.group
     rows: tuple[Axis, ...] = group.rows
     if scatter:  # every point is on its own: those that meet in memory do so atomically
-        rows, inside = group.stages[0].axes, ()
-    nests = nests_of(Group(rows, group.stages, group.accesses, group.device), buffer_table)
+        rows, inside = group.members[0].axes, ()
+    nests = nests_of(Group(rows, group.members, group.accesses, group.device), buffer_table)
     kept = is_kept(nests, machine)
     banned: set[str] = set()
     while True:
@@ -68,7 +68,7 @@ def build(group: Group, inside: tuple[str, ...], buffer_table: BufferTable, mach
     held = kept or columns is not None
     pointers = tuple(with_hint(item, body, held, buffer_table, machine) for item in pointers_of(made, body))
     kernel = Kernel(pointers, sizes_of(body), body, group.origins, warps_of(body, machine))
-    return Built(kernel, tuple(item.name for item in pointers))
+    return BuiltKernel(kernel, tuple(item.name for item in pointers))
 
 
 def with_hint(pointer: Pointer, body: Body, kept: bool, buffer_table: BufferTable, machine: GpuMachine) -> Pointer:
@@ -104,15 +104,15 @@ def loads_of(name: str, body: Body, around: tuple[Loop, ...] = ()) -> list[tuple
 def kept_columns_of(group: Group, buffer_table: BufferTable, machine: GpuMachine) -> KeptColumns | None:
     """The group as rows that are gone through while columns are kept, where it is one."""
     rows = group.rows
-    if (column := kept_column(group.stages, rows)) is not None:
+    if (column := kept_column(group.members, rows)) is not None:
         rows = without(rows, column)
-    elif not needs_kept_columns(group.stages, rows):
+    elif not needs_kept_columns(group.members, rows):
         return None
-    if not can_keep_columns(group.stages, rows, machine):
+    if not can_keep_columns(group.members, rows, machine):
         return None
-    found = row_axes(group.stages, rows)
+    found = row_axes(group.members, rows)
     assert found is not None
-    return KeptColumns(Group(rows, group.stages, group.accesses, group.device), found, buffer_table)
+    return KeptColumns(Group(rows, group.members, group.accesses, group.device), found, buffer_table)
 
 
 def warps_of(body: Body, machine: GpuMachine) -> int:
@@ -147,8 +147,8 @@ def is_kept(nests: Sequence[Nest], machine: GpuMachine) -> bool:
     touched = [
         {
             access.storage
-            for stage in nest.stages
-            for access in stage.accesses
+            for member in nest.members
+            for access in member.accesses
             if not axes_in(access.place).isdisjoint(nest.axes)
         }
         for nest in loops

@@ -31,14 +31,14 @@ from ferrite.ir import (
     rewrite_nodes,
 )
 from ferrite.ir.index import Axis, Index, axis, number
-from ferrite.ir.program import Buffer, Combine, Compute, Operation, Scan, Store, Target
+from ferrite.ir.program import Buffer, Combine, Compute, Destination, Operation, Scan, Store
 from ferrite.schedule.fusion.accesses import likely
 from ferrite.schedule.gpu.blocks import power_above
 from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.loops.reductions import points
 from ferrite.schedule.loops.scans import has_state, latest_extreme
 
-Part = Callable[[torch.dtype, tuple[Axis, ...]], Target]  # memory for one value at every point
+Part = Callable[[torch.dtype, tuple[Axis, ...]], Destination]  # memory for one value at every point
 
 
 def simpler(operation: Scan) -> Scan:
@@ -99,19 +99,23 @@ def in_pieces(operation: Scan, machine: GpuMachine, buffers: Mapping[str, Buffer
     ]
     joined = [with_parameters(result, [*there, *here]) for result in combine.results]
     stores = [
-        Store(target.buffer, target.coordinates, cast(choose(is_first, one, both), buffers[target.buffer].dtype))
-        for target, one, both in zip(operation.targets, here, joined, strict=True)
-        if target is not None
+        Store(
+            destination.buffer,
+            destination.coordinates,
+            cast(choose(is_first, one, both), buffers[destination.buffer].dtype),
+        )
+        for destination, one, both in zip(operation.destinations, here, joined, strict=True)
+        if destination is not None
     ]
     yield Compute(operation.axes, tuple(stores), origin)
 
 
-def zip_(targets: Sequence[Target], values: Sequence[Expr]) -> Iterator[tuple[Target, Expr]]:
-    return zip(targets, values, strict=True)
+def zip_(destinations: Sequence[Destination], values: Sequence[Expr]) -> Iterator[tuple[Destination, Expr]]:
+    return zip(destinations, values, strict=True)
 
 
-def loaded(target: Target, dtype: torch.dtype, coordinates: tuple[Index, ...]) -> Expr:
-    return Load.intern(target.buffer, coordinates, dtype)
+def loaded(destination: Destination, dtype: torch.dtype, coordinates: tuple[Index, ...]) -> Expr:
+    return Load.intern(destination.buffer, coordinates, dtype)
 
 
 def own_state(operation: Scan) -> tuple[Combine, tuple[Expr, ...]]:

@@ -7,12 +7,12 @@ from collections.abc import Hashable
 from ferrite.ir.program import Compute, Reduce
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.groups import Group, bytes_about
-from ferrite.schedule.fusion.stages import Stage
+from ferrite.schedule.fusion.members import Member
 from ferrite.schedule.gpu.kept_columns import MODES
 from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.gpu.profit import is_ordered
 
-MAX_STAGES_BESIDE = 12  # in one kernel: they run one after the other in each program
+MAX_MEMBERS_BESIDE = 12  # in one kernel: they run one after the other in each program
 
 
 def alike(group: Group, buffer_table: BufferTable, machine: GpuMachine) -> Hashable:
@@ -20,26 +20,28 @@ def alike(group: Group, buffer_table: BufferTable, machine: GpuMachine) -> Hasha
     that is better alone. They have equal rows, go along memory in the same direction, and touch so little of it that
     starting them counts. Either all of it is elementwise, or all of it reduces columns: a row that is reduced is kept
     in registers, and two of them would not fit."""
-    stages = group.stages
-    if len(stages) > MAX_STAGES_BESIDE or any(is_ordered(stage) for stage in stages) or not group.rows:
+    members = group.members
+    if len(members) > MAX_MEMBERS_BESIDE or any(is_ordered(member) for member in members) or not group.rows:
         return None
-    if all(isinstance(stage.operation, Compute) for stage in stages):
+    if all(isinstance(member.operation, Compute) for member in members):
         kind = "elementwise"
-    elif all(isinstance(stage.operation, Reduce) and is_across(stage, group) for stage in stages):
+    elif all(isinstance(member.operation, Reduce) and is_across(member, group) for member in members):
         kind = "columns"
     else:
         return None
     if sum(bytes_about(storage, buffer_table) for storage in group.accesses) > machine.small_bytes:
         return None
-    inner = {tuple(item.extent for item in stage.inner(group.rows) if item not in stage.reduced) for stage in stages}
-    directions = {group.rows.index(stage.favourite) if stage.favourite in group.rows else -1 for stage in stages}
+    inner = {
+        tuple(item.extent for item in member.inner(group.rows) if item not in member.reduced) for member in members
+    }
+    directions = {group.rows.index(member.favourite) if member.favourite in group.rows else -1 for member in members}
     if len(directions) != 1:
         return None
     return kind, tuple(row.extent for row in group.rows), frozenset(inner), directions.pop()
 
 
-def is_across(stage: Stage, group: Group) -> bool:
-    operation = stage.operation
+def is_across(member: Member, group: Group) -> bool:
+    operation = member.operation
     assert isinstance(operation, Reduce)
-    columns_alone = set(stage.inner(group.rows)) == set(operation.reduced)
-    return operation.kind in MODES and columns_alone and stage.favourite in group.rows
+    columns_alone = set(member.inner(group.rows)) == set(operation.reduced)
+    return operation.kind in MODES and columns_alone and member.favourite in group.rows

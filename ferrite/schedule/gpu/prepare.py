@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -37,8 +37,8 @@ from ferrite.ir import (
     op,
     rewrite_indices,
 )
-from ferrite.ir.index import ZERO, Axis, Index, Number, axis, contiguous_strides, flat_place
-from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Scan, Sort, Store, Target, axes_of
+from ferrite.ir.index import ZERO, Axis, Index, Number, axis, contiguous_strides, flat_extent, flat_place
+from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Scan, Sort, Store, axes_of
 from ferrite.schedule.fusion.accesses import likely, step_of
 from ferrite.schedule.gpu import long_scans, sorts
 from ferrite.schedule.gpu.blocks import power_below, whole_elements
@@ -47,10 +47,19 @@ from ferrite.schedule.gpu.kept_columns import MODES
 from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.gpu.row_pieces import Cut, cut_of, in_pieces, is_reduced, related
 from ferrite.schedule.gpu.small_tables import with_small_tables_recomputed
-from ferrite.schedule.loops.reductions import EXTREME_OF, SPLIT_KINDS, Preparation, is_empty, points
+from ferrite.schedule.loops.reductions import (
+    EXTREME_OF,
+    SPLIT_KINDS,
+    Preparation,
+    count_value,
+    is_empty,
+    points,
+    sums_exactly,
+)
 
 HALVES = (torch.float16, torch.bfloat16)
 EXTREMES = {**EXTREME_OF, "argmax_of_window": "amax"}
+MAX_MEASURE = 1e18  # of what deviations are counted from: sums of larger ones would be infinite, and the mean with them
 
 
 def prepare(program: Program, machine: GpuMachine, device: str) -> Program:
@@ -84,10 +93,9 @@ class GpuPreparation(Preparation):
             yield operation
             return
         operation = self.plainer(operation)
-        if operation.kind == "welford" and (cut := self.near_piece(operation)) is not None:
-            for each in self.welford_in_pieces(operation, *cut):
-                self.whole.append(each)
-                yield each
+        if operation.kind == "welford" and (parts := self.statistics_in_pieces(operation)) is not None:
+            self.whole += parts
+            yield from parts
             return
         yield from self.simpler(operation)
 
@@ -106,8 +114,8 @@ class GpuPreparation(Preparation):
     def plainer(self, operation: Reduce) -> Reduce:
         """A greatest value of which nobody wants the place is just that. Statistics of numbers of 32 bits, which a
         processor makes in 64, are made in 32, as eager's are on a GPU."""
-        if operation.kind in EXTREMES and operation.targets[1] is None:
-            return replace(operation, kind=EXTREMES[operation.kind], targets=operation.targets[:1])
+        if operation.kind in EXTREMES and operation.destinations[1] is None:
+            return replace(operation, kind=EXTREMES[operation.kind], destinations=operation.destinations[:1])
         (value, *_) = operation.values
         is_wide = operation.kind == "welford" and isinstance(value, Cast) and value.dtype is torch.float64
         if is_wide and isinstance(value, Cast) and value.arg.dtype is torch.float32:
@@ -117,28 +125,65 @@ class GpuPreparation(Preparation):
     def narrow_sum(self, operation: Compute) -> Store | None:
         """The store of an operation, if it adds numbers of 16 bits up where memory says."""
         (store, *more) = operation.stores
-        target = self.buffers[store.buffer]
-        if more or store.mode != "add" or target.dtype not in HALVES or target.device.type != self.device:
+        destination = self.buffers[store.buffer]
+        if more or store.mode != "add" or destination.dtype not in HALVES or destination.device.type != self.device:
             return None
         return store if any(map(data_of, store.coordinates)) and store.buffer not in store.value.loads else None
 
     def widened(self, operation: Compute, store: Store) -> Iterator[Operation]:
         """Adds them up in 32 bits, as eager does for most such operators: rounded to 8 digits after each addition, the
         256th one of ones would be lost."""
-        target = self.buffers[store.buffer]
-        axes = tuple(axis(f"w{place}", size) for place, size in enumerate(target.sizes))
+        destination = self.buffers[store.buffer]
+        axes = tuple(axis(f"w{place}", size) for place, size in enumerate(destination.sizes))
         name = f"wide{len(self.buffers)}"
         while name in self.buffers:
             name += "_"
         self.buffers[name] = Buffer(
-            name, torch.float32, target.sizes, contiguous_strides(target.sizes), ZERO, target.device
+            name, torch.float32, destination.sizes, contiguous_strides(destination.sizes), ZERO, destination.device
         )
-        before = cast(Load.intern(store.buffer, axes, target.dtype), torch.float32)
+        before = cast(Load.intern(store.buffer, axes, destination.dtype), torch.float32)
         yield Compute(axes, (Store(name, axes, before),), operation.origin)
         addend = cast(store.value, torch.float32)
         yield replace(operation, stores=(replace(store, buffer=name, value=addend),))
-        after = cast(Load.intern(name, axes, torch.float32), target.dtype)
+        after = cast(Load.intern(name, axes, torch.float32), destination.dtype)
         yield Compute(axes, (Store(store.buffer, axes, after),), operation.origin)
+
+    def statistics_in_pieces(self, operation: Reduce) -> list[Compute | Reduce] | None:
+        """Mean and squares from those of pieces, which read memory once; None where that is not worth it, or would not
+        be as exact."""
+        if (near := self.near_piece(operation)) is not None:
+            return list(self.welford_in_pieces(operation, *near))
+        (value,), (_mean, squares, _count) = operation.values, operation.destinations
+        if squares is None or not sums_exactly(value) or not self.across(operation) or not self.is_few(operation):
+            return None
+        cut = self.piece(operation)
+        if cut is None or not isinstance(cut.along.extent, Number) or cut.along.extent.value % cut.pieces:
+            return None
+        return list(self.welford_of_columns(operation, cut))
+
+    def welford_of_columns(self, operation: Reduce, cut: Cut) -> Iterator[Compute | Reduce]:
+        """Of numbers of 16 bits, those of a piece as sums of deviations from its first number, and of their squares.
+        That number is one of those whose squares are asked for, so that what is rounded is at most as many units of
+        the result as a piece has numbers; of equal numbers, nothing is."""
+        outer, inner, values = self.cut_axis(operation, cut)
+        parts = (*cut.whole, *outer)
+        reduced = tuple(inner if item is cut.along else item for item in operation.reduced if item not in cut.whole)
+        part = replace(operation, axes=(*parts, *operation.axes), reduced=reduced, values=values)
+        (value,) = values
+        first = rewrite_indices(value, dict.fromkeys(reduced, ZERO))
+        zero, most = const(0.0, value.dtype), const(MAX_MEASURE, value.dtype)
+        first = choose(compare("lt", op("abs", first), most), first, zero)
+        away = op("sub", value, first)
+        means, inside, total, raw = (self.made(operation, value.dtype, parts) for _ in range(4))
+        yield replace(part, kind="sum", values=(away,), destinations=(total,))
+        yield replace(part, kind="sum", values=(op("mul", away, away),), destinations=(raw,))
+        off = op("div", self.loaded(total), count_value(flat_extent(item.extent for item in reduced), value.dtype))
+        too_much = op("mul", self.loaded(total), off)
+        # no more than the largest number: of an infinite sum of squares, nothing that is left is none
+        too_much = op("minimum", too_much, const(torch.finfo(value.dtype).max, value.dtype))
+        squares = op("maximum", op("sub", self.loaded(raw), too_much), zero)
+        yield self.compute(part, {means: op("add", first, off), inside: squares})
+        yield from self.welford_of_pieces(operation, parts, means, inside)
 
     def simpler(self, operation: Reduce) -> list[Compute | Reduce]:
         """Two passes where a row is kept, or where pieces are made anyway; else one."""
@@ -154,11 +199,11 @@ class GpuPreparation(Preparation):
 
     def first_extreme(self, operation: Reduce) -> list[Compute | Reduce]:
         """The greatest or least value, then the first place that has it, or is NaN: one that is NaN is both."""
-        (value,), (result, place) = operation.values, operation.targets
+        (value,), (result, place) = operation.values, operation.destinations
         plain = replace(operation, kind=EXTREME_OF[operation.kind])
         exact = result is not None and self.buffers[result.buffer].dtype == value.dtype
         extreme = result if result is not None and exact else self.made(operation, value.dtype)
-        steps: list[Compute | Reduce] = [replace(plain, targets=(extreme,))]
+        steps: list[Compute | Reduce] = [replace(plain, destinations=(extreme,))]
         if result is not None and not exact:
             steps.append(self.compute(operation, {result: self.loaded(extreme)}))
         if place is not None:
@@ -168,7 +213,7 @@ class GpuPreparation(Preparation):
             if value.dtype.is_floating_point:
                 is_there = either(is_there, op("isnan", value, dtype=torch.bool))
             first = choose(is_there, index_value(where, dtype), const(torch.iinfo(dtype).max, dtype))
-            steps.append(replace(operation, kind="amin", values=(first,), targets=(place,)))
+            steps.append(replace(operation, kind="amin", values=(first,), destinations=(place,)))
         return steps
 
     # --- pieces -------------------------------------------------------------------------------------------------------
@@ -193,16 +238,15 @@ class GpuPreparation(Preparation):
         if cut is None:
             yield operation
             return
-        longest, pieces = cut
-        (target,) = operation.targets
-        assert target is not None
-        outer, inner, values = self.cut_axis(operation, longest, pieces)
-        partial = self.made(operation, self.state_type(operation), (outer,))
-        axes = (outer, *operation.axes) if self.across(operation) else (*operation.axes, outer)  # as memory lies
-        reduced = tuple(inner if item is longest else item for item in operation.reduced)
-        into = Target(partial.buffer, (outer, *operation.axes))
-        yield replace(operation, axes=axes, reduced=reduced, values=values, targets=(into,))
-        yield replace(operation, reduced=(outer,), values=(self.loaded(partial),), targets=(target,))
+        (destination,) = operation.destinations
+        assert destination is not None
+        outer, inner, values = self.cut_axis(operation, cut)
+        parts = (*cut.whole, *outer)
+        partial = self.made(operation, self.state_type(operation), parts)
+        axes = (*parts, *operation.axes) if self.across(operation) else (*operation.axes, *parts)  # as memory lies
+        reduced = tuple(inner if item is cut.along else item for item in operation.reduced if item not in cut.whole)
+        yield replace(operation, axes=axes, reduced=reduced, values=values, destinations=(partial,))
+        yield replace(operation, reduced=parts, values=(self.loaded(partial),), destinations=(destination,))
 
     # --- rows and columns of one tensor -------------------------------------------------------------------------------
 
@@ -252,15 +296,15 @@ class GpuPreparation(Preparation):
 
     def in_parts(self, operation: Reduce, along: Axis, pieces: int) -> Iterator[Reduce]:
         """A column reduction over the rows of each piece, then over the pieces."""
-        (target,) = operation.targets
-        assert target is not None
+        (destination,) = operation.destinations
+        assert destination is not None
         cut = in_pieces(operation, along, pieces)
         assert isinstance(cut, Reduce)
         rest = along if pieces == 1 else [item for item in cut.reduced if item not in operation.reduced][-1]
         outer = tuple(item for item in cut.reduced if item is not rest)
         partial = self.made(operation, self.state_type(operation), outer)
-        yield replace(cut, axes=(*outer, *operation.axes), reduced=(rest,), targets=(partial,))
-        final = replace(operation, reduced=outer, values=(self.loaded(partial),), targets=(target,))
+        yield replace(cut, axes=(*outer, *operation.axes), reduced=(rest,), destinations=(partial,))
+        final = replace(operation, reduced=outer, values=(self.loaded(partial),), destinations=(destination,))
         self.whole.append(final)
         yield final
 
@@ -273,29 +317,29 @@ class GpuPreparation(Preparation):
 
         return sorted(operation.reduced, key=reach, reverse=True)
 
-    def piece(self, operation: Reduce) -> tuple[Axis, int] | None:
-        """The axis to cut, the slowest that is long enough, and into how many pieces."""
+    def piece(self, operation: Reduce) -> Cut | None:
+        """How to share what is reduced: by the slowest axis that is long enough, else by several."""
         programs = max(self.programs(operation), 1)
         work = points(operation.reduced) * points(operation.axes) // programs
         wanted = power_below(min(self.machine.pieces // programs, work // self.machine.min_piece_elements))
-        longest = max(operation.reduced, key=lambda item: likely(item.extent))
+        slowest_first = self.slowest_first(operation)
+        enough = [item for item in slowest_first if likely(item.extent) >= 2 * wanted]
+        if not enough and (cut := by_several(slowest_first, wanted)) is not None:
+            return cut
+        longest = max(slowest_first, key=lambda item: likely(item.extent))
         wanted = min(wanted, likely(longest.extent) // 2)
         if wanted < 2:
             return None
-        places = [access.place for access in self.buffer_table.accesses(operation) if not access.writes]
-        enough = [item for item in operation.reduced if likely(item.extent) >= 2 * wanted] or [longest]
-
-        def reach(item: Axis) -> int:
-            steps = [step_of(place, item) for place in places]
-            return max((abs(likely(step, 1 << 30)) for step in steps if step is not None), default=0)
-
-        chosen = max(enough, key=reach)
+        chosen = enough[0] if enough else longest
         if isinstance(chosen.extent, Number):
             wanted = equal_pieces(chosen.extent.value, wanted)
-        return chosen, wanted
+        return Cut((), chosen, wanted)
 
-    def cut_axis(self, operation: Reduce, longest: Axis, pieces: int) -> tuple[Axis, Axis, tuple[Expr, ...]]:
+    def cut_axis(self, operation: Reduce, cut: Cut) -> tuple[tuple[Axis, ...], Axis, tuple[Expr, ...]]:
         """An axis as pieces, the places in one, and the values over both: beyond the end they are nothing."""
+        longest, pieces = cut.along, cut.pieces
+        if pieces == 1:
+            return (), longest, operation.values
         size = (longest.extent + (pieces - 1)) // pieces
         outer, inner = axis(f"{longest.name}_piece", pieces), axis(f"{longest.name}_rest", size)
         place: Index = outer * size + inner
@@ -303,7 +347,22 @@ class GpuPreparation(Preparation):
         if longest.extent is not size * pieces:
             inside = compare("lt", index_value(place), index_value(longest.extent))
             values = tuple(masked(inside, value, nothing(operation.kind, value.dtype)) for value in values)
-        return outer, inner, values
+        return (outer,), inner, values
+
+
+def by_several(slowest_first: Sequence[Axis], wanted: int) -> Cut | None:
+    """About so many pieces: all values of the slowest axes, and parts of the next. None where sizes are not known, or
+    where that is not half as many."""
+    if not all(isinstance(item.extent, Number) for item in slowest_first):
+        return None
+    count = 1
+    for place, item in enumerate(slowest_first):
+        length = likely(item.extent)
+        pieces = max(min(wanted // count, length // 2), 1)
+        if place and count * pieces >= max(wanted // 2, 2):
+            return Cut(tuple(slowest_first[:place]), item, equal_pieces(length, pieces))
+        count *= length
+    return None
 
 
 def equal_pieces(extent: int, wanted: int) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ferrite.ir.index import Axis, Index, Number, axis
 from ferrite.ir.program import Compute, Operation, Reduce, axes_of
 from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, likely
-from ferrite.schedule.fusion.stages import with_indices
+from ferrite.schedule.fusion.members import with_indices
 
 MIN_ROWS = 4  # that one program goes through: with fewer, its columns cost more than they save
 Dimension = tuple[str, int]  # of a buffer

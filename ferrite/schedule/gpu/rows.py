@@ -90,13 +90,15 @@ def nest_loops(nest: Nest, part: Parts, room: int | None) -> Body:
 
 
 def sorts(nest: Nest) -> bool:
-    return any(isinstance(stage.operation, Scan) and stage.operation.combine.name == "sorted" for stage in nest.stages)
+    return any(
+        isinstance(member.operation, Scan) and member.operation.combine.name == "sorted" for member in nest.members
+    )
 
 
 def scan_loops(nest: Nest, part: Parts, room: int | None) -> Body:
     """Prefixes along one axis, a block at a time; what a block comes to goes on to the next. What is sorted is one
     block."""
-    (along,) = {stage.operation.along for stage in nest.stages if isinstance(stage.operation, Scan)}
+    (along,) = {member.operation.along for member in nest.members if isinstance(member.operation, Scan)}
     others = [item for item in nest.axes if item is not along]
     if sorts(nest):
         body, room = blocked([along], tuple(part.point), "sort", None)[0], 1

@@ -24,11 +24,11 @@ ATOMIC = {
 
 def is_scatter(group: Group) -> bool:
     """Whether a group is one operation whose points may meet in memory, in any order."""
-    if len(group.stages) != 1:
+    if len(group.members) != 1:
         return False
-    (stage,) = group.stages
-    operation = stage.operation
-    if not isinstance(operation, Compute) or all(item in stage.free for item in stage.axes):
+    (member,) = group.members
+    operation = member.operation
+    if not isinstance(operation, Compute) or all(item in member.free for item in member.axes):
         return False
     return all(any_order(store) for store in operation.stores)
 

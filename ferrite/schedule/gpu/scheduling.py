@@ -11,7 +11,7 @@ from ferrite.ir.program import Operation, Program, Scan
 from ferrite.pipeline import Fuel
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.groups import Group
-from ferrite.schedule.fusion.stages import Stage
+from ferrite.schedule.fusion.members import Member
 from ferrite.schedule.gpu.grouping import Grouping
 from ferrite.schedule.gpu.kernels import build
 from ferrite.schedule.gpu.machine import GpuMachine
@@ -21,7 +21,7 @@ from ferrite.schedule.gpu.profit import slower
 from ferrite.schedule.gpu.scatter import refused
 from ferrite.schedule.loops.scans import has_state
 from ferrite.schedule.steps import Run
-from ferrite.schedule.target import Built, RunMemory
+from ferrite.schedule.target import BuiltKernel, RunMemory
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class GpuScheduling:
     def prepared(self, program: Program) -> Program:
         return prepare(program, self.machine, self.device)
 
-    def slower(self, group: Group, stage: Stage, rows: tuple[Axis, ...]) -> Refusal | None:
-        return slower(group, stage, rows, self.machine)
+    def slower(self, group: Group, member: Member, rows: tuple[Axis, ...]) -> Refusal | None:
+        return slower(group, member, rows, self.machine)
 
     def alike(self, group: Group, buffer_table: BufferTable) -> Hashable:
         return alike(group, buffer_table, self.machine)
 
-    def arranged(self, group: Group, inside: Iterable[str], buffer_table: BufferTable) -> Built:
+    def arranged(self, group: Group, inside: Iterable[str], buffer_table: BufferTable) -> BuiltKernel:
         return build(group, tuple(inside), buffer_table, self.machine)
 
     def grouped(self, run: Run, buffer_table: BufferTable, leaving: Collection[str], fuel: Fuel) -> Run:

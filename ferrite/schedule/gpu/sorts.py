@@ -12,7 +12,7 @@ import torch
 
 from ferrite.ir import Expr, Load, cast, choose, compare, const, index_value, op
 from ferrite.ir.index import Axis
-from ferrite.ir.program import Buffer, Combine, Compute, Operation, Scan, Sort, Store, Target
+from ferrite.ir.program import Buffer, Combine, Compute, Destination, Operation, Scan, Sort, Store
 from ferrite.schedule.gpu.machine import GpuMachine
 
 I32, I64 = torch.int32, torch.int64
@@ -31,9 +31,9 @@ def is_short(operation: Sort, machine: GpuMachine) -> bool:
 
 
 def in_registers(
-    operation: Sort, buffers: Mapping[str, Buffer], part: Callable[[torch.dtype, tuple[Axis, ...]], Target]
+    operation: Sort, buffers: Mapping[str, Buffer], part: Callable[[torch.dtype, tuple[Axis, ...]], Destination]
 ) -> Iterator[Operation]:
-    (key,), (values, places) = operation.keys, operation.targets
+    (key,), (values, places) = operation.keys, operation.destinations
     if values is None and places is None:
         yield operation
         return

@@ -10,8 +10,8 @@ from ferrite.ir.index import Axis, Index, flat_extent, flat_place
 from ferrite.ir.kernel import Scratch
 from ferrite.ir.program import Reduce, Scan
 from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, axes_in
+from ferrite.schedule.fusion.members import Member
 from ferrite.schedule.fusion.nests import Nest, trivial
-from ferrite.schedule.fusion.stages import Stage
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Tile:
 @dataclass(frozen=True)
 class _Use:
     nest: int
-    stage: Stage
+    member: Member
     access: MemoryAccess
 
     @property
     def is_result(self) -> bool:
-        return self.access.writes and isinstance(self.stage.operation, Reduce | Scan)
+        return self.access.writes and isinstance(self.member.operation, Reduce | Scan)
 
 
 class Placement:
@@ -53,9 +53,9 @@ class Placement:
         self.nests, self.rows, self.buffer_table = nests, rows, buffer_table
         self.uses: dict[str, list[_Use]] = {}
         for place, nest in enumerate(nests):
-            for stage in nest.stages:
-                for access in stage.accesses:
-                    self.uses.setdefault(access.storage, []).append(_Use(place, stage, access))
+            for member in nest.members:
+                for access in member.accesses:
+                    self.uses.setdefault(access.storage, []).append(_Use(place, member, access))
         self.values: set[str] = set()
         self.tiles: dict[str, Tile] = {}
         self.room = room  # bytes that tiles may take together
@@ -87,7 +87,7 @@ class Placement:
         nest = self.nests[write.nest]
         if nest.ordered or not axes_in(write.access.place) <= set(self.rows):
             return False
-        return nest.once_a_row or (isinstance(write.stage.operation, Reduce) and not nest.outer)
+        return nest.once_a_row or (isinstance(write.member.operation, Reduce) and not nest.outer)
 
     def tile(self, storage: str) -> Tile | None:
         buffer = self.buffer_table.buffers[storage]

@@ -27,7 +27,7 @@ def plain_loops(nest: Nest, part: Parts) -> Body:
         return nested(nest.axes, body, "serial") + tuple(part.after)
     if nest.ordered:  # a scan: only along its own axis does a state go on
         along = [
-            item for stage in nest.stages if isinstance(stage.operation, Scan) for item in (stage.operation.along,)
+            item for member in nest.members if isinstance(member.operation, Scan) for item in (member.operation.along,)
         ]
         others = [item for item in nest.axes if item not in along]
         scan = Accumulate(tuple(part.states), nested(along, body, "serial"))

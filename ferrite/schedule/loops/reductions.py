@@ -17,9 +17,9 @@ import torch
 
 from ferrite.ir import Cast, Expr, Load, cast, const, index_value, op, rewrite_indices
 from ferrite.ir.index import ZERO, Axis, Index, Number, axis, contiguous_strides, flat_extent, number
-from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Scan, Sort, Store, Target
+from ferrite.ir.program import Buffer, Compute, Destination, Operation, Program, Reduce, Scan, Sort, Store
 from ferrite.schedule.fusion.accesses import BufferTable, likely, upper_estimate
-from ferrite.schedule.fusion.stages import stage_of
+from ferrite.schedule.fusion.members import member_of
 
 DIGITS_OF_A_COUNT = 16  # binary ones: of 65,536 equal numbers a sum in a type with so many more is exact
 SPLIT_KINDS = ("sum", "prod", "amax", "amin", "any", "all", "xor")
@@ -69,26 +69,26 @@ class Preparation(ABC):
         """A reduction in pieces, where too few would share it."""
 
     def is_here(self, operation: Reduce | Scan | Sort) -> bool:
-        names = [target.buffer for target in operation.targets if target is not None]
+        names = [destination.buffer for destination in operation.destinations if destination is not None]
         return any(self.buffers[name].device.type == self.device for name in names)
 
     # --- kinds --------------------------------------------------------------------------------------------------------
 
     def softmax(self, operation: Reduce) -> list[Compute | Reduce]:
-        (value,), (most, total) = operation.values, operation.targets
+        (value,), (most, total) = operation.values, operation.destinations
         if most is None:
             most = self.made(operation, value.dtype)
-        found: list[Compute | Reduce] = [replace(operation, kind="amax", targets=(most,))]
+        found: list[Compute | Reduce] = [replace(operation, kind="amax", destinations=(most,))]
         if total is not None:
             away = op("sub", value, cast(self.loaded(most), value.dtype))
-            found.append(replace(operation, kind="sum", values=(op("exp", away),), targets=(total,)))
+            found.append(replace(operation, kind="sum", values=(op("exp", away),), destinations=(total,)))
         return found
 
     def welford(self, operation: Reduce) -> list[Compute | Reduce]:
-        (value,), (mean, squares, count) = operation.values, operation.targets
+        (value,), (mean, squares, count) = operation.values, operation.destinations
         how_many = count_value(flat_extent(item.extent for item in operation.reduced), value.dtype)
         total = self.made(operation, value.dtype)
-        found: list[Compute | Reduce] = [replace(operation, kind="sum", targets=(total,))]
+        found: list[Compute | Reduce] = [replace(operation, kind="sum", destinations=(total,))]
         average = op("div", self.loaded(total), how_many)
         if squares is None or sums_exactly(value):
             is_exact = mean is not None and self.buffers[mean.buffer].dtype == value.dtype
@@ -98,7 +98,7 @@ class Preparation(ABC):
                 found.append(self.compute(operation, {mean: self.loaded(middle)}))
             if squares is not None:
                 away = op("sub", value, self.loaded(middle))
-                found.append(replace(operation, kind="sum", values=(op("mul", away, away),), targets=(squares,)))
+                found.append(replace(operation, kind="sum", values=(op("mul", away, away),), destinations=(squares,)))
         else:
             rounded = self.made(operation, value.dtype)
             found.append(self.compute(operation, {rounded: average}))
@@ -109,16 +109,22 @@ class Preparation(ABC):
         return found
 
     def corrected(
-        self, operation: Reduce, rounded: Target, away: Expr, square: Expr, how_many: Expr, each: Expr | None = None
+        self,
+        operation: Reduce,
+        rounded: Destination,
+        away: Expr,
+        square: Expr,
+        how_many: Expr,
+        each: Expr | None = None,
     ) -> Iterator[Compute | Reduce]:
         """Mean and squares by deviations from a mean that was rounded: what their sum says it is off by is put right.
         So the numbers of a row that are all equal are their mean, and their deviations exactly zero, as in eager.
         `each`: how many numbers stand behind one deviation."""
-        (value, *_), (mean, squares, _count) = operation.values, operation.targets
+        (value, *_), (mean, squares, _count) = operation.values, operation.destinations
         assert squares is not None
         rest, raw = self.made(operation, value.dtype), self.made(operation, value.dtype)
-        yield replace(operation, kind="sum", values=(away,), targets=(rest,))
-        yield replace(operation, kind="sum", values=(square,), targets=(raw,))
+        yield replace(operation, kind="sum", values=(away,), destinations=(rest,))
+        yield replace(operation, kind="sum", values=(square,), destinations=(raw,))
         off = op("div", self.loaded(rest), how_many)
         too_much = op("mul", self.loaded(rest), off)
         too_much = too_much if each is None else op("mul", too_much, each)
@@ -135,58 +141,68 @@ class Preparation(ABC):
 
     def welford_in_pieces(self, operation: Reduce, longest: Axis, size: int) -> Iterator[Compute | Reduce]:
         """The statistics of equal pieces, then of all: memory is read once, as a piece is in the cache when it is gone
-        through again. The squares are those inside the pieces and those of the pieces' means."""
-        (value,), (mean, squares, count) = operation.values, operation.targets
+        through again."""
         outer, inner, values = pieces_of(operation, longest, number(upper_estimate(longest.extent, 0) // size))
         reduced = tuple(inner if item is longest else item for item in operation.reduced)
         part = replace(operation, axes=(outer, *operation.axes), reduced=reduced, values=values)
-        means, inside = (self.made(operation, value.dtype, (outer,)) for _ in range(2))
-        yield from self.welford(replace(part, targets=(means, inside, None)))
+        means, inside = (self.made(operation, values[0].dtype, (outer,)) for _ in range(2))
+        yield from self.welford(replace(part, destinations=(means, inside, None)))
+        yield from self.welford_of_pieces(operation, (outer,), means, inside)
+
+    def welford_of_pieces(
+        self, operation: Reduce, parts: tuple[Axis, ...], means: Destination, inside: Destination
+    ) -> Iterator[Compute | Reduce]:
+        """Statistics from those of pieces, one at every point of `parts`: the squares are those inside the pieces and
+        those of the pieces' means."""
+        (value,), (mean, squares, count) = operation.values, operation.destinations
         total, rounded = self.made(operation, value.dtype), self.made(operation, value.dtype)
-        across_pieces = replace(operation, reduced=(outer,))
-        yield replace(across_pieces, kind="sum", values=(self.loaded(means),), targets=(total,))
-        pieces = count_value(outer.extent, value.dtype)
-        yield self.compute(operation, {rounded: op("div", self.loaded(total), pieces)})
+        across_pieces = replace(operation, reduced=parts)
+        yield replace(across_pieces, kind="sum", values=(self.loaded(means),), destinations=(total,))
+        pieces = flat_extent(item.extent for item in parts)
+        how_many = count_value(pieces, value.dtype)
+        yield self.compute(operation, {rounded: op("div", self.loaded(total), how_many)})
         away = op("sub", self.loaded(means), self.loaded(rounded))
+        all_of_it = flat_extent(item.extent for item in operation.reduced)
         if squares is None:
             assert mean is not None
             yield self.compute(operation, {mean: self.loaded(rounded)})
         else:
-            each = count_value(flat_extent(item.extent for item in reduced), value.dtype)
+            each = count_value(all_of_it // pieces, value.dtype)
             both = op("add", self.loaded(inside), op("mul", op("mul", away, away), each))
-            yield from self.corrected(across_pieces, rounded, away, both, pieces, each)
+            yield from self.corrected(across_pieces, rounded, away, both, how_many, each)
         if count is not None:
-            many = flat_extent(item.extent for item in operation.reduced)
-            yield self.compute(operation, {count: count_value(many, value.dtype)})
+            yield self.compute(operation, {count: count_value(all_of_it, value.dtype)})
 
-    def made(self, operation: Reduce, dtype: torch.dtype, extra: tuple[Axis, ...] = ()) -> Target:
+    def made(self, operation: Reduce, dtype: torch.dtype, extra: tuple[Axis, ...] = ()) -> Destination:
         """Memory for one result at every point that is not reduced."""
         return self.part(operation, dtype, (*extra, *operation.axes))
 
-    def part(self, operation: Reduce | Scan | Sort, dtype: torch.dtype, axes: tuple[Axis, ...]) -> Target:
+    def part(self, operation: Reduce | Scan | Sort, dtype: torch.dtype, axes: tuple[Axis, ...]) -> Destination:
         """Memory for one value at every point of these axes, where the results of an operation are."""
         sizes = tuple(item.extent for item in axes)
-        device = next(self.buffers[target.buffer].device for target in operation.targets if target is not None)
+        device = next(
+            self.buffers[destination.buffer].device for destination in operation.destinations if destination is not None
+        )
         name = f"part{len(self.buffers)}"
         while name in self.buffers:
             name += "_"
         self.buffers[name] = Buffer(name, dtype, sizes, contiguous_strides(sizes), ZERO, device)
-        return Target(name, tuple(axes))
+        return Destination(name, tuple(axes))
 
-    def loaded(self, target: Target) -> Expr:
-        return Load.intern(target.buffer, target.coordinates, self.buffers[target.buffer].dtype)
+    def loaded(self, destination: Destination) -> Expr:
+        return Load.intern(destination.buffer, destination.coordinates, self.buffers[destination.buffer].dtype)
 
-    def compute(self, operation: Reduce, results: Mapping[Target, Expr]) -> Compute:
+    def compute(self, operation: Reduce, results: Mapping[Destination, Expr]) -> Compute:
         stores = [
-            Store(target.buffer, target.coordinates, cast(value, self.buffers[target.buffer].dtype))
-            for target, value in results.items()
+            Store(destination.buffer, destination.coordinates, cast(value, self.buffers[destination.buffer].dtype))
+            for destination, value in results.items()
         ]
         return Compute(operation.axes, tuple(stores), operation.origin)
 
     def across(self, operation: Reduce) -> bool:
         """Whether results lie side by side, and not what is reduced: then threads share what is reduced, so that each
         goes through memory in its order."""
-        return stage_of(operation, self.buffer_table).favourite in operation.axes
+        return member_of(operation, self.buffer_table).favourite in operation.axes
 
     def state_type(self, operation: Reduce) -> torch.dtype:
         return torch.bool if operation.kind in ("any", "all") else operation.values[0].dtype

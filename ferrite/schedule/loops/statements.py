@@ -54,14 +54,14 @@ class Statements:
     def nest(self, nest: Nest) -> Parts:
         self.point_values = {}
         parts = Parts()
-        for stage in nest.stages:
-            match stage.operation:
+        for member in nest.members:
+            match member.operation:
                 case Compute():
-                    parts.point += self.compute(stage.operation, row_level=nest.once_a_row)
+                    parts.point += self.compute(member.operation, row_level=nest.once_a_row)
                 case Reduce():
-                    self.reduce(stage.operation, parts, row_level=not nest.outer)
+                    self.reduce(member.operation, parts, row_level=not nest.outer)
                 case Scan():
-                    self.scan(stage.operation, parts)
+                    self.scan(member.operation, parts)
         return parts
 
     # --- expressions --------------------------------------------------------------------------------------------------
@@ -159,14 +159,14 @@ class Statements:
         state = State(operation.kind, tuple(next(self.names) for _ in dtypes), dtypes)
         parts.states.append(state)
         parts.point.append(Join(state.names[0], tuple(values)))
-        for target, name, dtype in zip(operation.targets, state.names, dtypes, strict=True):
-            if target is None:
+        for destination, name, dtype in zip(operation.destinations, state.names, dtypes, strict=True):
+            if destination is None:
                 continue
-            result: Expr = cast(Local.intern(name, dtype), self.buffer_table.buffers[target.buffer].dtype)
+            result: Expr = cast(Local.intern(name, dtype), self.buffer_table.buffers[destination.buffer].dtype)
             if row_level:
-                let, result = self.named(result, self.key(target.buffer, target.coordinates), True)
+                let, result = self.named(result, self.key(destination.buffer, destination.coordinates), True)
                 parts.after += let
-            parts.after += self.stored(target.buffer, target.coordinates, result)
+            parts.after += self.stored(destination.buffer, destination.coordinates, result)
 
     def scan(self, operation: Scan, parts: Parts) -> None:
         values = [self.value(item) for item in operation.values]
@@ -174,10 +174,10 @@ class Statements:
         state, contribution, results = scan_state(operation, values, names, self.wider)
         parts.states.append(state)
         parts.point.append(Join(state.names[0], contribution))
-        for target, result in zip(operation.targets, results, strict=True):
-            if target is not None:
-                value = cast(result, self.buffer_table.buffers[target.buffer].dtype)
-                parts.point += self.stored(target.buffer, target.coordinates, value)
+        for destination, result in zip(operation.destinations, results, strict=True):
+            if destination is not None:
+                value = cast(result, self.buffer_table.buffers[destination.buffer].dtype)
+                parts.point += self.stored(destination.buffer, destination.coordinates, value)
 
 
 def truth(value: Expr) -> Expr:

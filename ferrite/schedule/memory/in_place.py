@@ -32,8 +32,8 @@ from ferrite.ir.program import (
 )
 from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, mixed_radix, separated
 from ferrite.schedule.fusion.groups import Group
+from ferrite.schedule.fusion.members import Member
 from ferrite.schedule.fusion.nests import Nest, nests_of, trivial
-from ferrite.schedule.fusion.stages import Stage
 
 # What keeps nothing of what it is given, and returns none of it.
 PASSING_NOTHING_ON = (Group, Compute, Reduce, Scan, Sort, Template, Allocate, Bind, Item)
@@ -120,20 +120,20 @@ def later(name: str, taken_over: Mapping[str, str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Use:
-    """A touch by a stage: the `order`-th of the `nest`-th nest."""
+    """A touch by a member: the `order`-th of the `nest`-th nest."""
 
     nest: int
     order: int
-    stage: Stage
+    member: Member
     access: MemoryAccess
 
 
 def uses_in(nests: Sequence[Nest]) -> dict[str, list[_Use]]:
     found: dict[str, list[_Use]] = {}
     for place, nest in enumerate(nests):
-        for order, stage in enumerate(nest.stages):
-            for access in stage.accesses:
-                found.setdefault(access.storage, []).append(_Use(place, order, stage, access))
+        for order, member in enumerate(nest.members):
+            for access in member.accesses:
+                found.setdefault(access.storage, []).append(_Use(place, order, member, access))
     return found
 
 
@@ -152,11 +152,11 @@ def only_sets(group: Group) -> bool:
 
 def at_one_point(write: _Use) -> bool:
     """Whether different points write different elements."""
-    stage = write.stage
-    if isinstance(stage.operation, Compute):
-        return set(stage.axes) <= stage.free
-    wanted = {item for item in stage.axes if not trivial(item)}
-    return isinstance(stage.operation, Scan) and mixed_radix(write.access.place, wanted)
+    member = write.member
+    if isinstance(member.operation, Compute):
+        return set(member.axes) <= member.free
+    wanted = {item for item in member.axes if not trivial(item)}
+    return isinstance(member.operation, Scan) and mixed_radix(write.access.place, wanted)
 
 
 def same_size(first: Buffer, second: Buffer) -> bool:

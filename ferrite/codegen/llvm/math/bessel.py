@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ferrite.codegen.llvm.math.exp import exp_in_parts, exp_of_negative
-from ferrite.codegen.llvm.math.function import Body, Function
+from ferrite.codegen.llvm.math.function import Body, MathFunction
 from ferrite.codegen.llvm.math.special_fits import I0_LARGE, I0_SMALL, I1_LARGE, I1_SMALL
 from ferrite.codegen.llvm.math.text import Value, copysign, fabs, minimum, polynomial, select, sqrt
 
@@ -55,8 +55,10 @@ def i1e(x: Value) -> Value:
     return copysign(select(a < LIMIT, small_i1(a) * exp_of_negative(-a), scaled_large(a, I1_LARGE)), x)
 
 
-def _function(name: str, body: Body) -> Function:
-    return Function(name, body, 0.51, 5.0, wide=True, inline=False, method="series up to 8, beyond by exp; f32 in f64")
+def _function(name: str, body: Body) -> MathFunction:
+    return MathFunction(
+        name, body, 0.51, 5.0, wide=True, inline=False, method="series up to 8, beyond by exp; f32 in f64"
+    )
 
 
 FUNCTIONS = (

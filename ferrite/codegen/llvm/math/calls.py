@@ -29,7 +29,7 @@ def function(e: Emission, name: str, dtype: torch.dtype, lanes: int, *operands: 
         if symbol not in e.module.helpers:
             text = vector_math.function_text(name, dtype, lanes)
             e.module.helpers[symbol] = (
-                with_numbers_in_memory(e.module.numbers, text) if e.target.destroys_addend else text
+                with_numbers_in_memory(e.module.numbers, text) if e.processor.destroys_addend else text
             )
             for line in sorted(vector_math.declarations([(name, dtype, lanes)])):
                 e.declare(line)

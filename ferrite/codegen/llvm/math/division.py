@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ferrite.codegen.llvm.math.function import Function
+from ferrite.codegen.llvm.math.function import MathFunction
 from ferrite.codegen.llvm.math.rare import rare_by_libm
 from ferrite.codegen.llvm.math.text import (
     FRACTION_BITS,
@@ -70,7 +70,7 @@ def scaled_hypot(large: Value, small: Value) -> Value:
 
 
 FUNCTIONS = (
-    Function("fmod", fmod, f32=0.0, f64=0.0, arity=2, method="exact by fma; libm for quotients of many digits"),
-    Function("remainder", remainder, f32=0.5, f64=0.5, arity=2, method="fmod, moved to the sign of the divisor"),
-    Function("hypot", hypot, f32=0.51, f64=1.0, arity=2, method="root of a scaled sum of squares; f32 in f64"),
+    MathFunction("fmod", fmod, f32=0.0, f64=0.0, arity=2, method="exact by fma; libm for quotients of many digits"),
+    MathFunction("remainder", remainder, f32=0.5, f64=0.5, arity=2, method="fmod, moved to the sign of the divisor"),
+    MathFunction("hypot", hypot, f32=0.51, f64=1.0, arity=2, method="root of a scaled sum of squares; f32 in f64"),
 )

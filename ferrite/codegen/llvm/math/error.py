@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ferrite.codegen.llvm.math.exp import exp_in_parts
 from ferrite.codegen.llvm.math.fits import ERF_LARGE, ERF_NEAR_ZERO, ERF_SMALL, ERFCX, ERFCX_WIDE
-from ferrite.codegen.llvm.math.function import Function
+from ferrite.codegen.llvm.math.function import MathFunction
 from ferrite.codegen.llvm.math.text import Value, copysign, fabs, fma, minimum, polynomial, polynomial_in_halves, select
 
 ERF_IS_ONE = {"float": 4.0, "double": 6.0}
@@ -44,6 +44,6 @@ def erf(x: Value) -> Value:
 
 
 FUNCTIONS = (
-    Function("erf", erf, f32=1.5, f64=1.5, method="two polynomials; f64: a polynomial, beyond 1 by erfc"),
-    Function("erfc", erfc, f32=4.0, f64=4.0, method="exp(-x^2) times a polynomial; near zero by that of erf"),
+    MathFunction("erf", erf, f32=1.5, f64=1.5, method="two polynomials; f64: a polynomial, beyond 1 by erfc"),
+    MathFunction("erfc", erfc, f32=4.0, f64=4.0, method="exp(-x^2) times a polynomial; near zero by that of erf"),
 )

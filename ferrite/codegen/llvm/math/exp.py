@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from ferrite.codegen.llvm.math.constants import LN2, LOG2_OF_E
 from ferrite.codegen.llvm.math.fits import EXP, EXP2, EXPM1
-from ferrite.codegen.llvm.math.function import Function
+from ferrite.codegen.llvm.math.function import MathFunction
 from ferrite.codegen.llvm.math.text import (
     EXPONENT_BIAS,
     FRACTION_BITS,
@@ -140,8 +140,8 @@ def sigmoid(x: Value) -> Value:
 
 
 FUNCTIONS = (
-    Function("exp", exp, f32=1.0, f64=1.0, method="2^n times a polynomial"),
-    Function("exp2", exp2, f32=1.0, f64=1.0, method="2^n times a polynomial"),
-    Function("expm1", expm1, f32=1.5, f64=1.5, method="2^n times a polynomial, plus 2^n - 1"),
-    Function("sigmoid", sigmoid, f32=2.5, f64=2.5, method="exp of minus its size, one division"),
+    MathFunction("exp", exp, f32=1.0, f64=1.0, method="2^n times a polynomial"),
+    MathFunction("exp2", exp2, f32=1.0, f64=1.0, method="2^n times a polynomial"),
+    MathFunction("expm1", expm1, f32=1.5, f64=1.5, method="2^n times a polynomial, plus 2^n - 1"),
+    MathFunction("sigmoid", sigmoid, f32=2.5, f64=2.5, method="exp of minus its size, one division"),
 )

@@ -13,7 +13,7 @@ ELEMENTS = {short: element for element, short in FLOATS.items()}
 
 
 @dataclass(frozen=True)
-class Function:
+class MathFunction:
     """`f32` and `f64`: the greatest error, in units of the last place of the exact result.
 
     With a `floor`, results in f64 that are smaller than it are measured by its last place: close to a root of the
@@ -45,7 +45,7 @@ def symbol(name: str, short: str, lanes: int) -> str:
 
 
 @cache
-def write(function: Function, short: str, lanes: int) -> FunctionText:
+def write(function: MathFunction, short: str, lanes: int) -> FunctionText:
     written = Written(symbol(function.name, short, lanes), lanes)
     element = ELEMENTS[short]
     parameters = [written.parameter(name, element) for name in "xyz"[: function.arity]]

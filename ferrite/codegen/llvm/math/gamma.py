@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from ferrite.codegen.llvm.math.constants import PI, in_parts
-from ferrite.codegen.llvm.math.function import Function
+from ferrite.codegen.llvm.math.function import MathFunction
 from ferrite.codegen.llvm.math.log import log
 from ferrite.codegen.llvm.math.power import log_in_parts
 from ferrite.codegen.llvm.math.special_fits import DIGAMMA_LARGE, DIGAMMA_ROOT, LGAMMA_1, LGAMMA_2, LGAMMA_LARGE
@@ -89,6 +89,6 @@ def digamma(x: Value) -> Value:
 
 METHOD = "Stirling's formula; quotients of polynomials; reflection; f32 in f64"
 FUNCTIONS = (
-    Function("lgamma", lgamma, 0.51, 6.0, wide=True, inline=False, floor=1.0, method=METHOD),
-    Function("digamma", digamma, 0.51, 8.0, wide=True, inline=False, floor=1.0, method=METHOD),
+    MathFunction("lgamma", lgamma, 0.51, 6.0, wide=True, inline=False, floor=1.0, method=METHOD),
+    MathFunction("digamma", digamma, 0.51, 8.0, wide=True, inline=False, floor=1.0, method=METHOD),
 )

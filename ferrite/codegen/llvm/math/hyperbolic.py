@@ -5,7 +5,7 @@ from __future__ import annotations
 from ferrite.codegen.llvm.math.constants import LN2
 from ferrite.codegen.llvm.math.exp import OVERFLOW, exp_in_parts, exp_of_moderate
 from ferrite.codegen.llvm.math.fits import SINH, TANH
-from ferrite.codegen.llvm.math.function import Function
+from ferrite.codegen.llvm.math.function import MathFunction
 from ferrite.codegen.llvm.math.log import log1p
 from ferrite.codegen.llvm.math.text import NAN, Value, copysign, fabs, fma, minimum, polynomial, select, sqrt
 
@@ -63,10 +63,10 @@ def atanh(x: Value) -> Value:
 
 
 FUNCTIONS = (
-    Function("sinh", sinh, f32=2.0, f64=2.0, method="a polynomial; beyond 1 by exp and one division"),
-    Function("cosh", cosh, f32=2.0, f64=2.0, method="exp and one division"),
-    Function("tanh", tanh, f32=1.5, f64=1.5, method="a polynomial; beyond 0.625 by exp and one division"),
-    Function("asinh", asinh, f32=0.51, f64=3.0, wide=True, method="log1p; f32 in f64"),
-    Function("acosh", acosh, f32=0.51, f64=3.0, wide=True, method="log1p; f32 in f64"),
-    Function("atanh", atanh, f32=0.51, f64=3.0, wide=True, method="log1p; f32 in f64"),
+    MathFunction("sinh", sinh, f32=2.0, f64=2.0, method="a polynomial; beyond 1 by exp and one division"),
+    MathFunction("cosh", cosh, f32=2.0, f64=2.0, method="exp and one division"),
+    MathFunction("tanh", tanh, f32=1.5, f64=1.5, method="a polynomial; beyond 0.625 by exp and one division"),
+    MathFunction("asinh", asinh, f32=0.51, f64=3.0, wide=True, method="log1p; f32 in f64"),
+    MathFunction("acosh", acosh, f32=0.51, f64=3.0, wide=True, method="log1p; f32 in f64"),
+    MathFunction("atanh", atanh, f32=0.51, f64=3.0, wide=True, method="log1p; f32 in f64"),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ferrite.codegen.llvm.math.constants import HALF_PI, PI, Parts
 from ferrite.codegen.llvm.math.fits import ASIN, ATAN
-from ferrite.codegen.llvm.math.function import Function
+from ferrite.codegen.llvm.math.function import MathFunction
 from ferrite.codegen.llvm.math.text import (
     Value,
     bits,
@@ -77,8 +77,8 @@ def atan2(y: Value, x: Value) -> Value:
 
 
 FUNCTIONS = (
-    Function("asin", asin, f32=1.5, f64=1.5, method="polynomial; above one half by the root of (1 - x) / 2"),
-    Function("acos", acos, f32=1.5, f64=1.5, method="as asin"),
-    Function("atan", atan, f32=2.0, f64=2.0, method="polynomial of x or 1 / x"),
-    Function("atan2", atan2, f32=2.0, f64=2.0, arity=2, method="polynomial of the smaller over the larger"),
+    MathFunction("asin", asin, f32=1.5, f64=1.5, method="polynomial; above one half by the root of (1 - x) / 2"),
+    MathFunction("acos", acos, f32=1.5, f64=1.5, method="as asin"),
+    MathFunction("atan", atan, f32=2.0, f64=2.0, method="polynomial of x or 1 / x"),
+    MathFunction("atan2", atan2, f32=2.0, f64=2.0, arity=2, method="polynomial of the smaller over the larger"),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ferrite.codegen.llvm.math.constants import LN2, LOG2_OF_E, LOG10_OF_2, LOG10_OF_E
 from ferrite.codegen.llvm.math.fits import LOG, LOG_BY_QUOTIENT
-from ferrite.codegen.llvm.math.function import Function
+from ferrite.codegen.llvm.math.function import MathFunction
 from ferrite.codegen.llvm.math.text import (
     EXPONENT_BIAS,
     FRACTION_BITS,
@@ -106,8 +106,8 @@ def log1p(x: Value) -> Value:
 
 
 FUNCTIONS = (
-    Function("log", log, f32=1.0, f64=1.0, method="exponent times ln 2 plus a polynomial of the fraction"),
-    Function("log2", log2, f32=1.5, f64=1.5, method="as log, in units of ln 2"),
-    Function("log10", log10, f32=1.5, f64=1.5, method="as log, in units of ln 10"),
-    Function("log1p", log1p, f32=1.0, f64=1.0, method="as log, with the fraction taken from x itself"),
+    MathFunction("log", log, f32=1.0, f64=1.0, method="exponent times ln 2 plus a polynomial of the fraction"),
+    MathFunction("log2", log2, f32=1.5, f64=1.5, method="as log, in units of ln 2"),
+    MathFunction("log10", log10, f32=1.5, f64=1.5, method="as log, in units of ln 10"),
+    MathFunction("log1p", log1p, f32=1.0, f64=1.0, method="as log, with the fraction taken from x itself"),
 )

@@ -10,7 +10,7 @@ import math
 from ferrite.codegen.llvm.math.constants import LOG2_OF_E, in_parts
 from ferrite.codegen.llvm.math.error import ERFC_IS_ZERO, scaled_erfc
 from ferrite.codegen.llvm.math.exp import exp_in_parts, power_of_two, shifter
-from ferrite.codegen.llvm.math.function import Body, Function
+from ferrite.codegen.llvm.math.function import Body, MathFunction
 from ferrite.codegen.llvm.math.log import log, log1p
 from ferrite.codegen.llvm.math.special_fits import (
     ERFCINV_1,
@@ -143,13 +143,13 @@ def log_ndtr(x: Value) -> Value:
     return select(x < -1.0, low, high)
 
 
-def _function(name: str, body: Body, f64: float, method: str) -> Function:
-    return Function(name, body, 0.51, f64, wide=True, inline=False, method=method + "; f32 in f64")
+def _function(name: str, body: Body, f64: float, method: str) -> MathFunction:
+    return MathFunction(name, body, 0.51, f64, wide=True, inline=False, method=method + "; f32 in f64")
 
 
 FUNCTIONS = (
     _function("erfinv", erfinv, 6.0, "quotients of polynomials of x or of the root of the logarithm of 1 - x"),
-    Function("special_ndtr", ndtr, f32=8.0, f64=4.0, method="exp(-x^2 / 2) times a quotient of polynomials"),
+    MathFunction("special_ndtr", ndtr, f32=8.0, f64=4.0, method="exp(-x^2 / 2) times a quotient of polynomials"),
     _function("special_ndtri", ndtri, 6.0, "as erfinv"),
     _function("special_erfcx", erfcx, 5.0, "the polynomial of erfc; far out its asymptotic series"),
     _function("special_log_ndtr", log_ndtr, 6.0, "erfcx and log, or log1p"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ferrite.codegen.llvm.math.constants import LN2, in_parts
 from ferrite.codegen.llvm.math.exp import OVERFLOW, UNDERFLOW, exp_in_parts, exp_of_moderate
 from ferrite.codegen.llvm.math.fits import LOG_FOR_POWER, LOG_REST
-from ferrite.codegen.llvm.math.function import Function
+from ferrite.codegen.llvm.math.function import MathFunction
 from ferrite.codegen.llvm.math.log import split
 from ferrite.codegen.llvm.math.text import (
     INFINITY,
@@ -102,5 +102,5 @@ def with_special_cases(x: Value, y: Value, result: Value) -> Value:
 
 
 FUNCTIONS = (
-    Function("pow", pow, f32=1.0, f64=1.0, arity=2, method="exp(y log x): f32 in f64, f64 with sums of two floats"),
+    MathFunction("pow", pow, f32=1.0, f64=1.0, arity=2, method="exp(y log x): f32 in f64, f64 with sums of two floats"),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ferrite.codegen.llvm.math.function import Function
+from ferrite.codegen.llvm.math.function import MathFunction
 from ferrite.codegen.llvm.math.text import Value, sqrt
 
 
@@ -11,6 +11,6 @@ def rsqrt(x: Value) -> Value:
 
 
 FUNCTIONS = (
-    Function("sqrt", sqrt, f32=0.5, f64=0.5, method="the instruction"),
-    Function("rsqrt", rsqrt, f32=1.5, f64=1.5, method="one over the root, two roundings as in eager"),
+    MathFunction("sqrt", sqrt, f32=0.5, f64=0.5, method="the instruction"),
+    MathFunction("rsqrt", rsqrt, f32=1.5, f64=1.5, method="one over the root, two roundings as in eager"),
 )

@@ -35,7 +35,7 @@ from ferrite.codegen.llvm.math import normal as math_normal
 from ferrite.codegen.llvm.math import power as math_power
 from ferrite.codegen.llvm.math import root as math_root
 from ferrite.codegen.llvm.math import trig as math_trig
-from ferrite.codegen.llvm.math.function import Function, symbol, write
+from ferrite.codegen.llvm.math.function import MathFunction, symbol, write
 from ferrite.ir import short
 
 TYPES = (torch.float32, torch.float64)
@@ -53,7 +53,7 @@ _FAMILIES = (
     math_gamma,
     math_bessel,
 )
-FUNCTIONS: dict[str, Function] = {function.name: function for family in _FAMILIES for function in family.FUNCTIONS}
+FUNCTIONS: dict[str, MathFunction] = {function.name: function for family in _FAMILIES for function in family.FUNCTIONS}
 
 
 @dataclass(frozen=True)

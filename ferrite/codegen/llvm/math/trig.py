@@ -9,7 +9,7 @@ from __future__ import annotations
 from ferrite.codegen.llvm.math.constants import HALF_PI, PI
 from ferrite.codegen.llvm.math.exp import shifter
 from ferrite.codegen.llvm.math.fits import COS, SIN, TAN
-from ferrite.codegen.llvm.math.function import Function
+from ferrite.codegen.llvm.math.function import MathFunction
 from ferrite.codegen.llvm.math.rare import rare_by_libm
 from ferrite.codegen.llvm.math.text import Value, bits, fabs, fma, from_bits, polynomial, select
 
@@ -74,9 +74,9 @@ def tan(x: Value) -> Value:
 
 
 FUNCTIONS = (
-    Function(
+    MathFunction(
         "sin", sin, f32=1.5, f64=1.5, method="polynomials after reduction by pi / 2; libm beyond 2^16 (f64: 2^30)"
     ),
-    Function("cos", cos, f32=1.5, f64=1.5, method="as sin, a quarter turn on"),
-    Function("tan", tan, f32=3.0, f64=3.0, method="quotient of polynomials; libm beyond 2^16 (f64: 2^30)"),
+    MathFunction("cos", cos, f32=1.5, f64=1.5, method="as sin, a quarter turn on"),
+    MathFunction("tan", tan, f32=3.0, f64=3.0, method="quotient of polynomials; libm beyond 2^16 (f64: 2^30)"),
 )

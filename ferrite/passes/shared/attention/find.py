@@ -7,7 +7,16 @@ from typing import TypeVar
 
 from ferrite.errors import NotApplied
 from ferrite.graph import has_effect
-from ferrite.passes.shared.attention.found import Attention, Change, Dropout, Node, Product, Step, same_count, source_of
+from ferrite.passes.shared.attention.found import (
+    Attention,
+    Change,
+    Dropout,
+    FoundStep,
+    Node,
+    Product,
+    same_count,
+    source_of,
+)
 from ferrite.passes.shared.attention.spellings import SCORES, SHAPES, WEIGHTS, Table, product_at, softmax_at
 
 MAX_SPELLINGS_BETWEEN = 24  # spellings between a product and the softmax; no real model comes near
@@ -45,7 +54,7 @@ def last_product(root: Node) -> Product:
     return found
 
 
-def dropout_of(weights: list[Step]) -> float:
+def dropout_of(weights: list[FoundStep]) -> float:
     dropouts = [step.meaning for step in weights if isinstance(step.meaning, Dropout)]
     chances = [each.probability for each in dropouts if each.train is not False and each.probability != 0]
     if len(chances) > 1:
@@ -57,12 +66,12 @@ def dropout_of(weights: list[Step]) -> float:
     return float(sum(chances))
 
 
-def walk(start: Node, table: Table, end_at: Callable[[Node], End | None], goal: str) -> tuple[list[Step], End]:
+def walk(start: Node, table: Table, end_at: Callable[[Node], End | None], goal: str) -> tuple[list[FoundStep], End]:
     """The first way back from a node to an end, from the outside in. No step may make more of the numbers."""
     hopeless: set[Node] = set()
     stuck = start
 
-    def search(node: Node, left: int) -> tuple[list[Step], End] | None:
+    def search(node: Node, left: int) -> tuple[list[FoundStep], End] | None:
         nonlocal stuck
         if (end := end_at(node)) is not None:
             return [], end

@@ -81,7 +81,7 @@ Meaning = Change | Softmax | Times
 
 
 @dataclass(frozen=True)
-class Step:
+class FoundStep:
     """A spelling that was found: what it goes on from, what it does, and its calls, the last one first."""
 
     inner: Node
@@ -117,7 +117,7 @@ class Attention:
     root: Node
     scores_product: Product
     scores: list[tuple[Node, Change]]
-    softmax: Step
+    softmax: FoundStep
     weights_product: Product
     dropout: float = 0.0
     inside: list[Node] = field(default_factory=list)  # nodes that the rewrite makes unnecessary

@@ -29,13 +29,13 @@ from ferrite.passes.shared.attention.found import (
     Add,
     Dropout,
     Fill,
+    FoundStep,
     Meaning,
     Node,
     Nothing,
     Product,
     Scale,
     Softmax,
-    Step,
     Times,
     is_tensor,
     source_of,
@@ -54,12 +54,12 @@ class Spelling:
     def pattern(self) -> Pattern:
         return trace_pattern(self.before)
 
-    def read(self, node: Node) -> Iterator[Step]:
+    def read(self, node: Node) -> Iterator[FoundStep]:
         """The ways to read a node so: two for a product of two tensors."""
         for match in Matcher(self.pattern).call(self.pattern.anchor, node, Match(self.pattern)):
             others = [match[name] for name in self.pattern.variables if name != "x"]
             if is_tensor(match["x"]):
-                yield Step(match["x"], self.after(*others), tuple(sorted(match.nodes.values(), reverse=True)))
+                yield FoundStep(match["x"], self.after(*others), tuple(sorted(match.nodes.values(), reverse=True)))
 
 
 class Table:
@@ -75,10 +75,10 @@ class Table:
             found.setdefault(spelling.pattern.anchor.target, []).append(spelling)
         return found
 
-    def steps(self, node: Node) -> Iterator[Step]:
+    def steps(self, node: Node) -> Iterator[FoundStep]:
         inner = source_of(node) if self.casts is not None and node.target in KEPT else None
         if inner is not None and self.is_nothing(node, fake_value(inner), fake_value(node)):
-            yield Step(inner, Nothing(), (node,))
+            yield FoundStep(inner, Nothing(), (node,))
         for spelling in self.by_target.get(node.target, ()):
             yield from spelling.read(node)
 
@@ -170,7 +170,7 @@ PRODUCTS = Table(
 )
 
 
-def softmax_at(node: Node) -> Step | None:
+def softmax_at(node: Node) -> FoundStep | None:
     """A softmax along the rows; half precision may be cast up in it."""
     for step in SOFTMAXES.steps(node):
         old, new = fake_value(step.inner), fake_value(node)

@@ -25,7 +25,7 @@ MAX_KEYS_TRAINING = 128
 
 
 @dataclass(frozen=True)
-class Call:
+class AttentionCall:
     """A call of scaled_dot_product_attention that could be written."""
 
     query: Node

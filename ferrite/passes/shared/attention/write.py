@@ -16,7 +16,7 @@ from ferrite.passes.shared.attention.bias import Bias
 from ferrite.passes.shared.attention.found import Attention, Node
 from ferrite.passes.shared.attention.operands import Operands, same_shape
 from ferrite.passes.shared.attention.operators import MASKED_ATTENTION
-from ferrite.passes.shared.attention.worth import Call
+from ferrite.passes.shared.attention.worth import AttentionCall
 from ferrite.rewrite import Site
 
 aten = torch.ops.aten
@@ -42,7 +42,7 @@ class AttentionWriter:
             raise NotApplied("the scale has another type")
         grouped = self.operands.grouped(key, value)
         key, value = grouped or (key, value)
-        call = Call(
+        call = AttentionCall(
             *(query, key, value, bias.node, self.found.dropout, bias.factor * self.factor),
             filled=bias.filled,
             grouped=grouped is not None,

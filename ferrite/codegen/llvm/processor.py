@@ -1,4 +1,4 @@
-"""The machines that code is made for, as data."""
+"""The processors that LLVM makes code for, as data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Target:
+class Processor:
     """`lanes`: elements of 32 bits in a vector register. `half`: it converts 16-bit floats by itself.
 
     `saturates`: what a conversion from float to integer gives where the number does not fit: the nearest there is (0
@@ -28,17 +28,17 @@ class Target:
     destroys_addend: bool = False
 
 
-AVX2 = Target("avx2", "x86_64-unknown-linux-gnu", "haswell", "", 8)
-AVX512 = Target("avx512", "x86_64-unknown-linux-gnu", "skylake-avx512", "-prefer-256-bit", 16)
-PORTABLE_X86 = Target("portable-x86", "x86_64-unknown-linux-gnu", "x86-64", "", 4, half=False)
-PORTABLE_ARM = Target(
+AVX2 = Processor("avx2", "x86_64-unknown-linux-gnu", "haswell", "", 8)
+AVX512 = Processor("avx512", "x86_64-unknown-linux-gnu", "skylake-avx512", "-prefer-256-bit", 16)
+PORTABLE_X86 = Processor("portable-x86", "x86_64-unknown-linux-gnu", "x86-64", "", 4, half=False)
+PORTABLE_ARM = Processor(
     "portable-arm", "aarch64-unknown-linux-gnu", "generic", "+neon", 4, saturates=True, destroys_addend=True
 )
-TARGETS = {target.name: target for target in (AVX2, AVX512, PORTABLE_X86, PORTABLE_ARM)}
+PROCESSORS = {each.name: each for each in (AVX2, AVX512, PORTABLE_X86, PORTABLE_ARM)}
 
 
 @functools.cache
-def host_target() -> Target:
+def host_processor() -> Processor:
     """The machine this process runs on."""
     import llvmlite.binding as llvm
 
@@ -53,7 +53,7 @@ def host_target() -> Target:
         host["prefer-256-bit"] = False
     else:
         lanes = 8 if "avx2" in features else 4
-    return Target(
+    return Processor(
         "host",
         host_triple(),
         llvm.get_host_cpu_name(),
@@ -67,12 +67,12 @@ def host_target() -> Target:
 
 @functools.cache
 def machine_text() -> str:
-    """What `host_target` follows from, for one version of LLVM; where the system says it, LLVM is not loaded."""
+    """What `host_processor` follows from, for one version of LLVM; where the system says it, LLVM is not loaded."""
     try:
         with open("/proc/cpuinfo", "rb") as file:
             said = file.read(1 << 14)  # some processors of the machine, not hundreds
     except OSError:
-        return repr(host_target()) if importlib.util.find_spec("llvmlite") else "no LLVM"
+        return repr(host_processor()) if importlib.util.find_spec("llvmlite") else "no LLVM"
     rows = [line.split(b":", 1) for line in said.splitlines()[:-1] if b":" in line]
     facts = sorted({(name.strip().lower(), value.strip()) for name, value in rows if name.strip().lower() in TELLING})
     words = [value.decode(errors="replace") for name, value in facts if name not in (b"flags", b"features")]
@@ -94,7 +94,7 @@ def host_triple() -> str:
     return triple if sys.platform != "win32" else f"{triple}-elf"
 
 
-def portable_target() -> Target:
+def portable_processor() -> Processor:
     """What every machine of this family runs."""
     arm = platform.machine().lower() in ("aarch64", "arm64")
     return PORTABLE_ARM if arm else PORTABLE_X86

@@ -1,4 +1,4 @@
-"""One loop operation while it is being scheduled: its axes under names of their own, what it accesses, what is free."""
+"""One operation as a member of a group: its axes under names of their own, what it accesses, which axes are free."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ferrite.errors import Refusal
 from ferrite.ir import rewrite_indices
 from ferrite.ir.index import Axis, Index, Number, axis, substitute
 from ferrite.ir.kernel import keeps_apart
-from ferrite.ir.program import Buffer, Compute, Loop, Reduce, Scan, Store, Target, axes_of, cost
+from ferrite.ir.program import Buffer, Compute, Destination, LoopOperation, Reduce, Scan, Store, axes_of, cost
 from ferrite.schedule.fusion.accesses import (
     UNKNOWN_EXTENT,
     BufferTable,
@@ -28,10 +28,10 @@ from ferrite.schedule.fusion.accesses import (
 
 
 @dataclass(frozen=True)
-class Stage:
+class Member:
     """`free`: axes whose iterations write different elements, so that their order is free."""
 
-    operation: Loop
+    operation: LoopOperation
     axes: tuple[Axis, ...]
     accesses: tuple[MemoryAccess, ...]
     free: frozenset[Axis]
@@ -72,13 +72,13 @@ class Stage:
         outer = set(rows)
         return tuple(item for item in self.axes if item not in outer)
 
-    def renamed(self, new: Mapping[Axis, Axis], buffer_table: BufferTable) -> Stage:
+    def renamed(self, new: Mapping[Axis, Axis], buffer_table: BufferTable) -> Member:
         if not new:
             return self
-        return stage_of(with_axes(self.operation, new), buffer_table)
+        return member_of(with_axes(self.operation, new), buffer_table)
 
 
-class Names:
+class FreshAxes:
     """Axes that are like no other axis of the program."""
 
     def __init__(self) -> None:
@@ -91,12 +91,12 @@ class Names:
         return {item: self.fresh(item.extent) for item in axes}
 
 
-def stage_of(operation: Loop, buffer_table: BufferTable) -> Stage:
+def member_of(operation: LoopOperation, buffer_table: BufferTable) -> Member:
     accesses = buffer_table.accesses(operation)
-    return Stage(operation, axes_of(operation), accesses, free_axes(operation, accesses, buffer_table))
+    return Member(operation, axes_of(operation), accesses, free_axes(operation, accesses, buffer_table))
 
 
-def with_axes(operation: Loop, new: Mapping[Axis, Axis]) -> Loop:
+def with_axes(operation: LoopOperation, new: Mapping[Axis, Axis]) -> LoopOperation:
     """The same operation over other axes, one for each."""
 
     def renamed(axes: Iterable[Axis]) -> tuple[Axis, ...]:
@@ -106,15 +106,15 @@ def with_axes(operation: Loop, new: Mapping[Axis, Axis]) -> Loop:
 
 
 def with_indices(
-    operation: Loop, new: Mapping[Axis, Index], renamed: Callable[[Iterable[Axis]], tuple[Axis, ...]]
-) -> Loop:
+    operation: LoopOperation, new: Mapping[Axis, Index], renamed: Callable[[Iterable[Axis]], tuple[Axis, ...]]
+) -> LoopOperation:
     """The same operation with indices in the place of axes, over the axes that `renamed` says for its own."""
 
     def index(old: Index) -> Index:
         return in_indices(old, new)
 
-    def target(old: Target | None) -> Target | None:
-        return None if old is None else Target(old.buffer, tuple(map(index, old.coordinates)))
+    def destination(old: Destination | None) -> Destination | None:
+        return None if old is None else Destination(old.buffer, tuple(map(index, old.coordinates)))
 
     match operation:
         case Compute():
@@ -125,14 +125,16 @@ def with_indices(
             return replace(operation, axes=renamed(operation.axes), stores=tuple(stores))
         case Reduce():
             values = tuple(rewrite_indices(item, new) for item in operation.values)
-            targets = tuple(map(target, operation.targets))
+            destinations = tuple(map(destination, operation.destinations))
             axes, reduced = renamed(operation.axes), renamed(operation.reduced)
-            return replace(operation, axes=axes, reduced=reduced, values=values, targets=targets)
+            return replace(operation, axes=axes, reduced=reduced, values=values, destinations=destinations)
         case Scan():
             values = tuple(rewrite_indices(item, new) for item in operation.values)
-            targets = tuple(map(target, operation.targets))
+            destinations = tuple(map(destination, operation.destinations))
             (along,) = renamed((operation.along,))  # what is gone through in order stays one axis
-            return replace(operation, axes=renamed(operation.axes), along=along, values=values, targets=targets)
+            return replace(
+                operation, axes=renamed(operation.axes), along=along, values=values, destinations=destinations
+            )
     raise TypeError(f"{type(operation).__name__} is no loop that is scheduled")
 
 
@@ -148,7 +150,9 @@ def in_indices(old: Index, new: Mapping[Axis, Index]) -> Index:
     return found.index if isinstance(found, IndexValue) else substitute(old, new)
 
 
-def free_axes(operation: Loop, accesses: tuple[MemoryAccess, ...], buffer_table: BufferTable) -> frozenset[Axis]:
+def free_axes(
+    operation: LoopOperation, accesses: tuple[MemoryAccess, ...], buffer_table: BufferTable
+) -> frozenset[Axis]:
     match operation:
         case Reduce():
             return frozenset(operation.axes)
@@ -198,19 +202,19 @@ def apart(buffer: Buffer) -> bool:
     return True
 
 
-def in_pieces(stage: Stage, rows: tuple[Axis, ...]) -> bool:
-    """Whether a stage reduces columns, and has more rows than these: pieces, which would not be shared."""
-    if not stage.reduced or stage.favourite not in rows:
+def in_pieces(member: Member, rows: tuple[Axis, ...]) -> bool:
+    """Whether a member reduces columns, and has more rows than these: pieces, which would not be shared."""
+    if not member.reduced or member.favourite not in rows:
         return False
-    return any(item in stage.free and item not in stage.reduced and item not in rows for item in stage.axes)
+    return any(item in member.free and item not in member.reduced and item not in rows for item in member.axes)
 
 
-def against_the_grain(stages: list[Stage], rows: tuple[Axis, ...]) -> Refusal | None:
+def against_the_grain(members: list[Member], rows: tuple[Axis, ...]) -> Refusal | None:
     """Rows whose neighbours lie side by side are columns: only reductions and what is done once a row go together."""
-    columns = [stage for stage in stages if stage.inner(rows) and stage.favourite in rows]
+    columns = [member for member in members if member.inner(rows) and member.favourite in rows]
     if not columns:
         return None
-    across = [stage for stage in stages if stage.inner(rows) and stage not in columns]
-    if across or not all(isinstance(stage.operation, Reduce | Scan) for stage in columns):
+    across = [member for member in members if member.inner(rows) and member not in columns]
+    if across or not all(isinstance(member.operation, Reduce | Scan) for member in columns):
         return Refusal("one goes along memory, the other across")
     return None
