@@ -18,12 +18,16 @@ from ferrite.capture import products
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.passes.post_grad import operators as operators  # defines torch.ops.ferrite
-from ferrite.passes.post_grad.product_layouts import OPERANDS
+from ferrite.passes.post_grad.product_layouts import MIN_LIBRARY_SIDE, OPERANDS
 from ferrite.passes.shared.cases import normal
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import Case, NodeRule, Site, apply_rules
 
 aten = torch.ops.aten
+# Multiplications of one matrix; sides.
+MIN_WORK, SMALL_WORK = 2**18, 2**20
+MIN_SUMMED, LONG_SUM = 16, 1024
+THIN_SIDE, LARGE_SIDE = 16, 512
 
 
 def owned(site: Site) -> Any:
@@ -58,7 +62,27 @@ def reason_to_leave(site: Site, left: torch.Tensor, right: torch.Tensor) -> Refu
     """Why a kernel of our own was not measured to be at least as fast as torch's, if it was not."""
     if site.options.executor != "native" or not products.uses_arm_compute_library():
         return Refusal("products of our own are measured on Arm only")
-    return Refusal("no product was measured yet")
+    rows, inner, columns = left.shape[-2], left.shape[-1], right.shape[-1]
+    lie_along = left.stride(-1) == 1 and right.stride(-2) == 1
+    goes_to_library = lie_along and min(rows, inner, columns) >= MIN_LIBRARY_SIDE
+    if goes_to_library and rows * inner * columns > SMALL_WORK and not products.works_with_all_of_few_cores():
+        return Refusal("it is large, and the Arm Compute Library has more threads")
+    return slower_than_torch(rows, inner, columns, lie_along)
+
+
+def slower_than_torch(rows: int, inner: int, columns: int, lie_along: bool) -> Refusal | None:
+    """The same by sizes. `lie_along`: both factors lie along what is summed, as in a linear layer. On one thread of a
+    Neoverse N1 (`bench/results/products-aarch64.md`) these take 0.36 to 0.98 of the time of torch's kernel, the fewer
+    rows the less. Others take 0.6 to 0.95 while they are small, and up to 1.1 where they are not: torch's kernel then
+    has the same layout to begin with. What is thin, too, is better read in the order of memory, as torch does."""
+    if inner < MIN_SUMMED or rows * inner * columns < MIN_WORK:
+        return Refusal("it is so small that all a kernel of our own can gain is the time of a call")
+    if lie_along:
+        is_long = inner > LONG_SUM
+        return None if columns > 1 and (is_long or min(rows, columns) < LARGE_SIDE) else Refusal("it is large")
+    if min(rows, columns) < THIN_SIDE:
+        return Refusal("it is thin, and one factor does not lie along what is summed")
+    return None if rows * inner * columns <= SMALL_WORK else Refusal("it is large, and lies as torch's kernel likes it")
 
 
 # --- what it fires on -------------------------------------------------------------------------------------------------
