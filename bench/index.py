@@ -23,7 +23,7 @@ import sympy
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from bench.measure import write
-from ferrite.ir.index import algebra as own
+from ferrite.ir import algebra as own
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,7 @@ from typing import Any, TypeVar
 from ferrite.cache.entry import Damaged
 from ferrite.errors import ModelLine
 from ferrite.graph import PlaceIndex, Places
-from ferrite.ir import Expr
-from ferrite.ir.index import Symbol
+from ferrite.ir import Expr, Symbol
 from ferrite.ir.program import Program, Scalar, parse
 
 Kind = TypeVar("Kind")

@@ -1,9 +1,9 @@
 """Every private API of torch that ferrite uses, behind names of our own.
 
-A new torch release is the work of this file and its two neighbours, `torch_operators` (schemas, decompositions, sizes)
-and `torch_state` (state of modules): each function says what it hides, and where torch 2.11 and 2.13 differ the
-difference is a shim here with a test. Nothing else in ferrite imports a torch module whose name begins with an
-underscore.
+A new torch release is the work of this file and its three neighbours, `torch_operators` (schemas, decompositions,
+sizes), `torch_state` (state of modules) and `torch_runtime` (what compiled programs need while they run): each function
+says what it hides, and where torch 2.11 and 2.13 differ the difference is a shim here with a test. Nothing else in
+ferrite imports a torch module whose name begins with an underscore.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ import importlib
 import re
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._C._dynamo import guards as _guards
 from torch._dynamo import exc as dynamo_exc
 from torch._dynamo.backends.common import aot_autograd as _aot_autograd
 from torch._functorch.partitioners import default_partition as _default_partition
@@ -378,155 +377,12 @@ def quantized_decomposed() -> Any | None:
     return torch.ops.quantized_decomposed
 
 
-# Operators that Python's own binding finds at once: it reads arguments by a parser of torch's, where calls by schema go
-# through a stack of boxed values, which takes as long as a small product. Same names, same order, nothing to choose.
-BOUND_TO_PYTHON = frozenset(
-    f"aten.{name}.default"
-    for name in (
-        "_int_mm",
-        "_scaled_dot_product_cudnn_attention",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "addmm",
-        "baddbmm",
-        "bmm",
-        "convolution",
-        "embedding",
-        "mm",
-        "native_dropout",
-        "native_group_norm",
-        "native_layer_norm",
-    )
-)
-
-
-def direct_call(operator: Any) -> Any:
-    """What does the same as an operator in the least time."""
-    if type(operator) is not torch._ops.OpOverload:
-        return operator
-    if str(operator) in BOUND_TO_PYTHON:
-        return getattr(torch._C._VariableFunctions, operator._schema.name.removeprefix("aten::"), operator._op)
-    return operator._op  # what calling it calls, after one frame of Python
-
-
-def without_overrides(function: BoxedCallable) -> BoxedCallable:
-    """The same, as if no mode that watches torch's functions were active: what such a mode does is in the graph, since
-    it was traced; calls of the compiled program would go through it a second time."""
-
-    @functools.wraps(function)
-    def run(args: list[Any]) -> Sequence[Any]:
-        if not torch._C._len_torch_function_stack():
-            return function(args)
-        with torch._C.DisableTorchFunction():
-            return function(args)
-
-    return run
-
-
-# `torch.empty_strided` for the CPU, of sizes, strides and a dtype: past the dispatcher, which takes longer than memory.
-empty_on_cpu: Callable[..., torch.Tensor] = _guards._empty_strided_cpu  # type: ignore[attr-defined]
-
-
-def empty_on_cuda(sizes: Any, strides: Any, dtype: torch.dtype, index: int) -> torch.Tensor:
-    """The same for a GPU; the short way knows the current one alone."""
-    if torch._C._cuda_getDevice() == index:
-        made: torch.Tensor = _guards._empty_strided_cuda(sizes, strides, dtype)  # type: ignore[attr-defined]
-        return made
-    return torch.empty_strided(sizes, strides, dtype=dtype, device=f"cuda:{index}")
-
-
-def empty_as(tensor: torch.Tensor) -> torch.Tensor:
-    """Memory of its own for a tensor that lies as another does."""
-    sizes, strides = tuple(tensor.shape), tensor.stride()
-    if tensor.device.type == "cuda":
-        return empty_on_cuda(sizes, strides, tensor.dtype, tensor.device.index)
-    return empty_on_cpu(sizes, strides, tensor.dtype)
-
-
-def empty_on_first_cuda() -> Callable[..., torch.Tensor]:
-    """The same for the first GPU, of sizes, strides and a dtype. Where there is no other, that is the current one: a
-    program that makes a hundred tensors need not ask a hundred times."""
-    if torch.cuda.device_count() == 1:
-        short: Callable[..., torch.Tensor] = _guards._empty_strided_cuda  # type: ignore[attr-defined]
-        return short
-    return functools.partial(empty_on_cuda, index=0)
-
-
-@functools.cache
-def empty_on(device: str) -> Callable[..., torch.Tensor]:
-    """What makes memory on a device, of sizes, strides and a dtype, in the least time."""
-    where = torch.device(device)
-    if where.type != "cuda":
-        return empty_on_cpu
-    return functools.partial(empty_on_cuda, index=where.index) if where.index else empty_on_first_cuda()
-
-
-def current_stream_of(index: int) -> int:
-    """The driver's handle of the current stream of a GPU."""
-    handle: int = torch._C._cuda_getCurrentRawStream(index)
-    return handle
-
-
-def looks_of(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
-    """A function that says, of as many tensors, whether all look as these do: types, sizes, strides, devices. It keeps
-    none of them. One call for hundreds of tensors takes a third of the time that asking each takes."""
-    sizes: Any = [list(each.shape) for each in tensors]
-    strides: Any = [list(each.stride()) for each in tensors]
-    guards = _guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-    check: Callable[..., bool] = guards.check
-    return check
-
-
-# --- recordings of a GPU's work ---------------------------------------------------------------------------------------
-
-
 @functools.cache
 def is_unsafe_to_record(name: str) -> bool:
     """Whether an operator says of itself that a GPU's work with it cannot be recorded and replayed."""
     tags = getattr(find_operator(name), "tags", None)
     unsafe = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.cudagraph_unsafe}
     return tags is None or not unsafe.isdisjoint(tags)
-
-
-def storage_handle(tensor: torch.Tensor) -> int:
-    """What tells the memory behind a tensor from any other that is in use."""
-    handle: int = tensor.untyped_storage()._cdata
-    return handle
-
-
-def users_of_storages(handles: Sequence[int]) -> list[int]:
-    """How many have each memory: tensors, views among them."""
-    return list(map(torch._C._storage_Use_Count, handles))
-
-
-def holders_of(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """How many hold each tensor: first those in Python, then torch itself, as autograd does what it saves."""
-    return [*map(sys.getrefcount, tensors), *map(torch.Tensor._use_count, tensors)]  # type: ignore[attr-defined]
-
-
-def addresses_of(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """Where the first elements are. Hundreds are asked for in every step of a model: no frame of Python for each."""
-    return list(map(torch.Tensor.data_ptr, tensors))
-
-
-def untracked_view(tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int], offset: int = 0) -> torch.Tensor:
-    """A tensor in the memory of another, from so many elements behind where that begins. Autograd takes it for no view
-    of it; changes to one do not count as changes to the other."""
-    made: torch.Tensor = _guards._reinterpret_tensor(tensor, sizes, strides, offset)  # type: ignore[attr-defined]
-    return made
-
-
-# The same with all four arguments, in no frame of Python.
-quick_untracked_view: Callable[..., torch.Tensor] = _guards._reinterpret_tensor  # type: ignore[attr-defined]
-
-
-def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-    """Each into each, in as few launches as torch needs."""
-    if len(targets) == 1:
-        targets[0].copy_(sources[0])
-    elif targets:
-        torch._foreach_copy_(targets, sources)
 
 
 # --- higher-order operators -------------------------------------------------------------------------------------------

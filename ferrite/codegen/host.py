@@ -16,38 +16,32 @@ The softmax takes over the memory of the product (`ferrite.schedule.memory.in_pl
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from ferrite.codegen.host_parts import (
     comparison,
-    complaints_of,
     first_line,
     gives_contiguous,
     gives_tensors,
     numbers,
     read_by_strides,
-    slot_text,
     tensors_of,
 )
-from ferrite.codegen.host_recording import PartLines, RecordedPart, Recording, Segment, segments, with_parts
+from ferrite.codegen.host_recording import PartLines, Recording, Segment, segments, with_parts
+from ferrite.codegen.host_runs import KernelNumbers, run_table, slot_text
+from ferrite.codegen.host_source import HostSource
 from ferrite.codegen.host_spelling import EagerSpelling, HostSpelling
 from ferrite.codegen.host_views import UntrackedViews, untracked_views_of
 from ferrite.codegen.small_programs import small_program
-from ferrite.errors import NotScheduled, Refusal
 from ferrite.graph import ModelLine
-from ferrite.ir import Expr
-from ferrite.ir.index import Index, Number, Symbol, substitute
-from ferrite.ir.kernel import Kernel
+from ferrite.ir import Expr, Index, Symbol
 from ferrite.ir.program import (
-    CALLS,
     Assert,
     Bind,
     Buffer,
@@ -58,7 +52,6 @@ from ferrite.ir.program import (
     Invoke,
     Item,
     Operation,
-    Program,
     Scalar,
     Size,
     Template,
@@ -68,88 +61,14 @@ from ferrite.ir.program import (
     writes,
 )
 from ferrite.ir.program import arguments as host
-from ferrite.schedule import Launch, ParallelRegion, Plan, Run
+from ferrite.schedule import Plan, Run
 from ferrite.schedule.fusion import BufferTable, likely
-from ferrite.schedule.memory import accessed, bytes_at
+from ferrite.schedule.memory import accessed
 
 WORD = re.compile(r"\w+")
-COMMENT_COLUMN = 72
 INDENT = "    "
 Spellings = Mapping[str, HostSpelling]
-KernelNumbers = Mapping[tuple[str, Kernel], int]  # by their device, and by themselves
 MARK = "\0"  # between a line of text and the number of its remark, while printing
-
-
-@dataclass(frozen=True)
-class KernelCall:
-    """One kernel of a run: which, and for each argument the slot it comes from and the bytes to add to it.
-    `complaints`: of a checked kernel, what to say where it would go outside of its memory."""
-
-    kernel: int
-    arguments: tuple[tuple[int, int], ...]
-    complaints: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class ArenaPart:
-    """What lies in an arena from an offset on, so many bytes, from one call of its run to another."""
-
-    offset: int
-    size: int
-    first: int
-    last: int
-
-
-@dataclass(frozen=True)
-class RunTable:
-    """A native call. Slot 0 is the arena, of so many bytes; then storages, then sizes. `together`: calls that share a
-    parallel region. `device`: where it runs, as "cuda:1". `arena_parts`: what the arena consists of, for devices that
-    can do without one."""
-
-    arena: int
-    slots: int
-    calls: tuple[KernelCall, ...]
-    parallel_regions: tuple[ParallelRegion, ...] = ()
-    device: str = "cpu"
-    arena_parts: tuple[ArenaPart, ...] = ()
-
-
-@dataclass
-class HostSource:
-    """The text with all it names: operators by their paths, runs as tables, small programs that the interpreter runs,
-    expressions over symbols, parts that a GPU records. `lines`: where lines of the text come from in the model, by
-    their places. `bytecode`: the text compiled by this version of Python, where that is known. `not_recorded`: why
-    other steps are in no part, where parts were asked for."""
-
-    function: str
-    text: str = ""
-    lines: dict[int, ModelLine] = field(default_factory=dict)
-    operators: dict[str, str] = field(default_factory=dict)
-    runs: list[RunTable] = field(default_factory=list)
-    programs: list[Program] = field(default_factory=list)
-    scalars: list[tuple[Expr, tuple[Symbol, ...]]] = field(default_factory=list)
-    bytecode: bytes = b""
-    checked: bool = False
-    parts: list[RecordedPart] = field(default_factory=list)
-    not_recorded: tuple[Refusal, ...] = ()
-
-    @functools.cached_property
-    def commented(self) -> str:
-        """The text with the lines of the model beside it, once both are complete."""
-        rows = self.text.split("\n")
-        for place, line in self.lines.items():
-            rows[place] = f"{rows[place]:<{COMMENT_COLUMN}}  # {line}"
-        return "\n".join(rows)
-
-
-@dataclass(frozen=True)
-class Executable:
-    """A plan as text and object code. `kernels`: the name of each, by its number, and what it says where a check of it
-    fails. `code`: object code by name, the driver's too."""
-
-    source: HostSource
-    kernels: tuple[tuple[str, tuple[str, ...]], ...]
-    code: Mapping[str, bytes]
 
 
 def print_host(
@@ -361,83 +280,24 @@ class _Printer:
         return f"{target.name}.copy_({source.name}, non_blocking={not copy.blocking})"
 
     def run(self, run: Run) -> Iterator[str]:
-        slots: dict[object, int] = {}
-        calls = []
-        tables: list[ArenaPart] = []  # what single launches need in the arena, behind all else
-        arena = run.arena
         where = self.buffer_table.buffers[run.launches[0].arguments[0]].device
         spelling = self.spelling(where)
-        for place, launch in enumerate(run.launches):
-            arguments = []
-            for name in launch.arguments:
-                if name in run.offsets:
-                    arguments.append((0, run.offsets[name]))
-                else:
-                    tensor, offset = run.borrowed_space.get(name, (name, 0))
-                    yield from self.made(tensor)
-                    arguments.append((slots.setdefault(tensor, len(slots) + 1), offset))
-            for symbol in launch.sizes:
-                arguments.append((slots.setdefault(symbol, len(slots) + 1), 0))
-            for word in spelling.launch_words(launch.kernel):
-                index = substitute(word, dict(zip(launch.kernel.sizes, launch.sizes, strict=True)))
-                arguments.append((slots.setdefault(index, len(slots) + 1), 0))
-            if size := spelling.launch_memory(launch.kernel):
-                arguments.append((0, arena))
-                tables.append(ArenaPart(arena, size, place, place))
-                arena += size
-            complaints: tuple[str, ...] = ()
-            if self.source.checked:
-                arguments += self.bounds(run, launch, slots)
-                complaints = complaints_of(launch)
-            calls.append(KernelCall(self.kernels[launch.device, launch.kernel], tuple(arguments), complaints))
+        table, slots = run_table(run, self.buffer_table.buffers, self.kernels, spelling, self.source.checked)
+        for slot in slots:
+            if isinstance(slot, str):
+                yield from self.made(slot)
         number = len(self.source.runs)
-        parallel_regions = () if self.source.checked else run.parallel_regions  # what may fail shares no region
-        device = run.launches[0].device
-        parts = (*self.arena_parts(run), *tables) if spelling.can_do_without_arena else ()
-        self.source.runs.append(RunTable(arena, len(slots) + 1, tuple(calls), parallel_regions, device, parts))
-        for each in parallel_regions:
+        self.source.runs.append(table)
+        for each in table.parallel_regions:
             yield f"# kernels {each.first} to {each.first + each.count - 1} of run_{number}: together, one thread each"
         words = [slot_text(slot, spelling, self.buffer_table.buffers) for slot in slots]
-        if arena:
-            yield f"arena = {spelling.arena(arena, where)}"
+        if table.arena:
+            yield f"arena = {spelling.arena(table.arena, where)}"
             words.insert(0, spelling.address("arena"))
         call = f"run_{number}({', '.join([*spelling.run_arguments(where), *words])})"
         yield self.remarked(call, first_line(run))
-        if arena:
+        if table.arena:
             yield "del arena"
-
-    def arena_parts(self, run: Run) -> Iterator[ArenaPart]:
-        for name, offset in run.offsets.items():
-            places = [place for place, launch in enumerate(run.launches) if name in launch.arguments]
-            try:
-                size = bytes_at(self.buffer_table.buffers[name], {})
-            except NotScheduled:
-                size = run.arena - offset
-            if places:
-                yield ArenaPart(offset, size, places[0], places[-1])
-
-    def bounds(self, run: Run, launch: Launch, slots: dict[object, int]) -> Iterator[tuple[int, int]]:
-        """For every pointer of a checked kernel the slots and offsets of its ends: those of the storage behind a
-        tensor, or of the bytes that something has inside of an arena or a tensor, or that the program made for it: to
-        ask a result for its storage shows, since autograd adds to no gradient in place whose storage was asked for."""
-        for name in launch.arguments:
-            if not run.is_inside(name):
-                buffer = self.buffer_table.buffers[name]
-                is_known = all(isinstance(each, Number) for each in (*buffer.sizes, *buffer.strides))
-                if buffer.kind == "owned" and is_known:
-                    yield slots[name], 0
-                    yield slots[name], bytes_at(buffer, {})
-                    continue
-                for end in ("begin_of", "end_of"):
-                    yield slots.setdefault((end, name), len(slots) + 1), 0
-                continue
-            tensor, offset = run.borrowed_space.get(name, ("", run.offsets.get(name, 0)))
-            slot = slots[tensor] if tensor else 0
-            yield slot, offset
-            try:
-                yield slot, offset + bytes_at(self.buffer_table.buffers[name], {})
-            except NotScheduled:  # how much it has is known when it runs: to the end of what it is in
-                yield (slots.setdefault(("end_of", tensor), len(slots) + 1), 0) if tensor else (0, run.arena)
 
     def call(self, call: Call, step: Operation) -> Iterator[str]:
         for name in tensors_of(step):
@@ -595,6 +455,3 @@ class _Printer:
             case Index():
                 return item.text
         return self.argument(item)  # type: ignore[arg-type]
-
-
-__all__ = ["CALLS", "ArenaPart", "Executable", "HostSource", "KernelCall", "RunTable", "print_host", "writes"]

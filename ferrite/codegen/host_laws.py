@@ -15,8 +15,8 @@ import builtins
 import re
 from collections.abc import Iterable, Sequence
 
-from ferrite.codegen.host import HostSource
 from ferrite.codegen.host_parts import NAME
+from ferrite.codegen.host_source import HostSource
 from ferrite.ir import InvalidProgram
 
 # What the runtime puts beside a host program (`ferrite.runtime.host_program`).

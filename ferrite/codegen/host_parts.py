@@ -1,4 +1,4 @@
-"""Pieces of the text of host programs: what a step needs, numbers, addresses, and what a failing kernel says."""
+"""Pieces of the text of host programs: what a step needs, what a call gives, names and numbers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 
 from ferrite.capture import torch_api, torch_operators
-from ferrite.codegen.host_spelling import HostSpelling
 from ferrite.graph import ModelLine
-from ferrite.ir import Const, Expr, IndexValue, Op
-from ferrite.ir.index import Index, Symbol, contiguous_strides
+from ferrite.ir import Const, Expr, Index, IndexValue, Op, contiguous_strides
 from ferrite.ir.program import Buffer, Call, If, Invoke, Operation, While, argument_names, arguments_of, call_of, reads
-from ferrite.schedule import Launch, Plan, Run
+from ferrite.schedule import Plan, Run
 
 STRING = r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\""
 # A name that stands for something: no attribute, no keyword of a call, nothing inside a string.
@@ -93,41 +91,6 @@ def comparison(value: Expr) -> str | None:
 def numbers(sizes: Iterable[Index]) -> str:
     texts = [size.text for size in sizes]
     return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
-
-
-def slot_text(slot: object, spelling: HostSpelling, buffers: Mapping[str, Buffer]) -> str:
-    """What fills a slot of a run: an address, a size, or an end of the storage behind a tensor."""
-    match slot:
-        case str():
-            buffer = buffers.get(slot)
-            if buffer is not None and may_be_empty(buffer):  # torch has no address for one, yet memory may be behind it
-                return f"begin_of({slot}) + {slot}.storage_offset() * {buffer.dtype.itemsize}"
-            return spelling.address(slot)
-        case (end, name):
-            return f"{end}({name})"
-        case Symbol():
-            return slot.name
-        case Index():
-            return slot.text
-    raise TypeError(f"no slot: {slot!r}")
-
-
-def may_be_empty(buffer: Buffer) -> bool:
-    """Whether a tensor that came from outside may have no elements, while others are views of its memory."""
-    if buffer.kind not in ("input", "donated", "constant"):
-        return False
-    return any(size.low is None or size.low < 1 for size in buffer.sizes)
-
-
-def complaints_of(launch: Launch) -> tuple[str, ...]:
-    """What a checked kernel says of each of its pointers, and of its tiles, where it would read or write outside."""
-    lines = (operation.origin.line for operation in launch.operations)
-    where = next((f", for {line}" for line in lines if line is not None), "").replace("{", "{{").replace("}", "}}")
-    return tuple(
-        f"RuntimeError: kernel {launch.name} {does} element {{index}} of {name}, which has {{size}}{where}"
-        for name in (*launch.arguments, "a tile")
-        for does in ("reads", "writes")
-    )
 
 
 def first_line(run: Run) -> ModelLine | None:

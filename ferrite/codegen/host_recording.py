@@ -24,7 +24,7 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.codegen.host_parts import names_in, tensors_of
 from ferrite.errors import ModelLine, Refusal
-from ferrite.ir.index import Symbol
+from ferrite.ir import Symbol
 from ferrite.ir.program import Assert, Bind, Buffer, Call, Collective, Item, Operation, call_of, writes
 from ferrite.ir.program import arguments as host
 from ferrite.schedule import Plan, Run

@@ -8,7 +8,7 @@ import torch
 
 from ferrite.codegen.triton import fixed_launch, table_lengths
 from ferrite.errors import NotGenerated
-from ferrite.ir.index import Index
+from ferrite.ir import Index
 from ferrite.ir.kernel import Kernel
 
 

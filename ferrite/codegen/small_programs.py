@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ferrite.ir.index import ZERO, Symbol
+from ferrite.ir import ZERO, Symbol
 from ferrite.ir.program import Buffer, Input, Operation, Program, reads, symbols, writes
 
 

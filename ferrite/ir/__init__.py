@@ -1,13 +1,14 @@
 """The representations below FX, all of them frozen plain data.
 
-`program`: what a graph computes: buffers, and operations in order, over scalar expressions (`expr`) and index
-arithmetic (`index`). `laws` are its laws, `text` and `parse` its text, `interpret` its meaning; `arguments` are what
-calls in it are given.
-`kernel`: how a piece of a program is computed: loops, tiles, accumulators. `kernel_laws`, `kernel_text`, `kernel_parse`
-and `run_kernel` are the same for kernels; `canonical` makes equal ones equal.
+This door has what both levels are written in: scalar expressions (`expr`) and index arithmetic (`index`). The levels
+have doors of their own, since each has its `Store` and its laws:
+
+`ferrite.ir.program`: what a graph computes: buffers, and operations in order.
+`ferrite.ir.kernel`: how a piece of a program is computed: loops, tiles, accumulators.
+
+Of each, `nodes` are the data, `laws` the laws, `text` and `parse` its text, `interpret` its meaning.
 """
 
-from ferrite.ir.evaluate import Points, out_of_bounds
 from ferrite.ir.expr import (
     COMPLAINT,
     Cast,
@@ -38,7 +39,40 @@ from ferrite.ir.expr import (
     symbols_in,
     with_parts,
 )
-from ferrite.ir.index.algebra import Index
+from ferrite.ir.expr_interpret import Points, out_of_bounds
+from ferrite.ir.index import (
+    ONE,
+    ZERO,
+    Atom,
+    Axis,
+    FloorDiv,
+    Index,
+    Max,
+    Min,
+    Mod,
+    Number,
+    Product,
+    Sum,
+    Symbol,
+    add,
+    as_index,
+    axis,
+    contiguous_strides,
+    evaluate,
+    exact,
+    flat_extent,
+    flat_place,
+    maximum,
+    may_overlap,
+    minimum,
+    multiply,
+    never_negative,
+    number,
+    product,
+    rebuild,
+    substitute,
+    symbol,
+)
 from ferrite.ir.intern import Interned
 from ferrite.ir.intervals import interval
 from ferrite.ir.invalid import InvalidProgram
@@ -55,6 +89,7 @@ __all__ = [
     "MAX_RANDOM_OPERATORS",
     "MULTIPLIERS",
     "NARROW",
+    "ONE",
     "OPERATORS",
     "PLACE_BITS",
     "ROUNDS",
@@ -62,10 +97,14 @@ __all__ = [
     "STATES",
     "STOPPING",
     "WORD",
+    "ZERO",
+    "Atom",
+    "Axis",
     "Cast",
     "Const",
     "Data",
     "Expr",
+    "FloorDiv",
     "Index",
     "IndexValue",
     "Interned",
@@ -73,21 +112,36 @@ __all__ = [
     "Load",
     "Local",
     "Masked",
+    "Max",
+    "Min",
+    "Mod",
+    "Number",
     "Op",
     "Param",
     "Points",
+    "Product",
     "Random",
+    "Sum",
+    "Symbol",
+    "add",
     "arithmetic_type",
+    "as_index",
+    "axis",
     "bits_of",
     "both",
     "cast",
     "choose",
     "compare",
     "const",
+    "contiguous_strides",
     "data",
     "data_atoms",
     "data_of",
     "either",
+    "evaluate",
+    "exact",
+    "flat_extent",
+    "flat_place",
     "foldable",
     "index_value",
     "indices_of",
@@ -95,15 +149,25 @@ __all__ = [
     "is_integer",
     "load",
     "masked",
+    "maximum",
+    "may_overlap",
+    "minimum",
+    "multiply",
+    "never_negative",
     "nodes_of",
+    "number",
     "op",
     "out_of_bounds",
     "params",
     "philox",
+    "product",
+    "rebuild",
     "rewrite_indices",
     "rewrite_loads",
     "rewrite_nodes",
     "short",
+    "substitute",
+    "symbol",
     "symbols_in",
     "value_of",
     "with_parts",

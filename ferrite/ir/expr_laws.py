@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from ferrite.ir.evaluate import ERRORS
 from ferrite.ir.expr import Cast, Const, Data, Expr, IndexValue, Load, Local, Masked, Op, Param, Random, indices_of
+from ferrite.ir.expr_interpret import ERRORS
 from ferrite.ir.index.algebra import Index
 from ferrite.ir.scalar import OPERATORS, TAKES
 from ferrite.ir.types import NARROW, is_integer, short

@@ -14,8 +14,7 @@ import torch
 
 from ferrite.capture import torch_api, torch_operators
 from ferrite.errors import NotLowered
-from ferrite.ir import Expr
-from ferrite.ir.index import ZERO, Index, Number
+from ferrite.ir import ZERO, Expr, Index, Number
 from ferrite.ir.program import Buffer, writes
 from ferrite.lower.arguments import named_object
 from ferrite.lower.builder import Builder

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.ir import Expr
-from ferrite.ir.index import Index, Number
+from ferrite.ir import Expr, Index, Number
 from ferrite.ir.program import CallArgument, Constant, Literal, Ref, Scalar, Size
 from ferrite.ir.program import arguments as host
 from ferrite.lower.builder import Builder

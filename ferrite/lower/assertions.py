@@ -13,8 +13,22 @@ from typing import Any
 import torch
 
 from ferrite.capture import size_facts, torch_api
-from ferrite.ir import Expr, cast, const, index_value, op, symbols_in
-from ferrite.ir.index import ONE, ZERO, Index, Number, Symbol, number, substitute, symbol
+from ferrite.ir import (
+    ONE,
+    ZERO,
+    Expr,
+    Index,
+    Number,
+    Symbol,
+    cast,
+    const,
+    index_value,
+    number,
+    op,
+    substitute,
+    symbol,
+    symbols_in,
+)
 from ferrite.ir.program import Assert, Bind, Item
 from ferrite.lower.builder import Builder
 from ferrite.lower.memory import buffer_of

@@ -15,8 +15,7 @@ import torch
 
 from ferrite.errors import NotLowered
 from ferrite.graph import fake_value
-from ferrite.ir import Expr, symbols_in
-from ferrite.ir.index import ZERO, Index, Symbol, number, symbol
+from ferrite.ir import ZERO, Expr, Index, Symbol, number, symbol, symbols_in
 from ferrite.ir.program import CallArgument, Program, Ref, changed_inputs, defines, symbols
 from ferrite.lower.arguments import argument
 from ferrite.lower.assertions import bind_sizes

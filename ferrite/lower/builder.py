@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from ferrite.ir import Expr, cast, const, index_value
-from ferrite.ir.index import ZERO, Axis, Index, Symbol, as_index, contiguous_strides
+from ferrite.ir import ZERO, Axis, Expr, Index, Symbol, as_index, cast, const, contiguous_strides, index_value
 from ferrite.ir.program import NOWHERE, Buffer, Compute, Operation, Origin, Store
 from ferrite.lower.materialise import SinceCall
 from ferrite.lower.sizes import Sizes

@@ -10,8 +10,7 @@ import torch
 
 from ferrite.capture import torch_api, torch_operators
 from ferrite.errors import Refusal
-from ferrite.ir import SHORT
-from ferrite.ir.index import ZERO, Index, Symbol
+from ferrite.ir import SHORT, ZERO, Index, Symbol
 from ferrite.ir.program import Buffer, Call, Constant, Template
 from ferrite.lower.arguments import argument, literal_text, named_object, strided_picture
 from ferrite.lower.assertions import bind_offset, bind_sizes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ferrite.ir.index import ONE, ZERO, Index, Number, contiguous_strides, number
+from ferrite.ir import ONE, ZERO, Index, Number, contiguous_strides, number
 from ferrite.lower.eager_strides import (
     Placed,
     Steps,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ferrite.ir.index import Index, Symbol
+from ferrite.ir import Index, Symbol
 from ferrite.ir.program import (
     Bind,
     Operation,

@@ -15,8 +15,7 @@ from dataclasses import replace
 
 import torch
 
-from ferrite.ir import Expr, IndexValue, Load, rewrite_loads
-from ferrite.ir.index import ZERO, Index, contiguous_strides
+from ferrite.ir import ZERO, Expr, Index, IndexValue, Load, contiguous_strides, rewrite_loads
 from ferrite.ir.program import (
     Buffer,
     Compute,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ferrite.errors import NotLowered
-from ferrite.ir.index import (
+from ferrite.ir import (
     ONE,
     ZERO,
     Index,

@@ -13,7 +13,7 @@ import torch
 
 from ferrite.errors import Refusal
 from ferrite.graph import MetadataUpdater, fake_value, no_guards, same_number, same_sizes
-from ferrite.ir.index import ONE, ZERO, Index, contiguous_strides
+from ferrite.ir import ONE, ZERO, Index, contiguous_strides
 from ferrite.lower.concat_strides import suggested_order
 from ferrite.lower.eager_strides import Placed, Undecided
 from ferrite.lower.sizes import Sizes, UnknownSize

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 from ferrite.errors import NotLowered
-from ferrite.ir import NARROW, Expr, arithmetic_type, cast, const, is_integer, op, short
-from ferrite.ir.index import ONE
+from ferrite.ir import NARROW, ONE, Expr, arithmetic_type, cast, const, is_integer, op, short
 from ferrite.lower.builder import Builder
 from ferrite.lower.promotion import Operand, common_type
 from ferrite.lower.value import Value

@@ -10,7 +10,7 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import fake_value
-from ferrite.ir.index import ZERO, Symbol, symbol
+from ferrite.ir import ZERO, Symbol, symbol
 from ferrite.ir.program import Bind, Buffer, Constant, Input
 from ferrite.lower.assertions import bind_sums
 from ferrite.lower.builder import Builder

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ferrite.ir import Expr
-from ferrite.ir.index import Axis, Index, axis
+from ferrite.ir import Axis, Expr, Index, axis
 from ferrite.ir.program import Combine, Destination, Reduce, Scan, Sort
 from ferrite.lower.builder import Builder
 from ferrite.lower.memory import wanted_strides

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 import torch
 
 from ferrite.capture import torch_operators
-from ferrite.ir import OPERATORS, Cast, Expr, Load, Masked, Op, nodes_of
-from ferrite.ir.index import Axis, Index
+from ferrite.ir import OPERATORS, Axis, Cast, Expr, Index, Load, Masked, Op, nodes_of
 from ferrite.lower.value import Box
 
 MAX_RECOMPUTED_ADDITIONS = 12  # what writing an element and reading it again costs, about

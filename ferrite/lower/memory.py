@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ferrite.ir import Data, Expr
-from ferrite.ir.index import ONE, ZERO, Index, contiguous_strides
+from ferrite.ir import ONE, ZERO, Data, Expr, Index, contiguous_strides
 from ferrite.lower.builder import Builder
 from ferrite.lower.strides import Strided, by_coordinates, by_torch, same_strides
 from ferrite.lower.value import Value, broadcast_place, own_axes

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from ferrite.graph import fake_value, same_sizes
-from ferrite.ir import Expr
-from ferrite.ir.index import ZERO, Index
+from ferrite.ir import ZERO, Expr, Index
 from ferrite.ir.program import Constant, Literal, Output
 from ferrite.lower.arguments import argument, literal_text, named_object
 from ferrite.lower.builder import Builder

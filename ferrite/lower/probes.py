@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -38,7 +39,7 @@ from ferrite.graph import (
     schema_of,
     storages_in,
 )
-from ferrite.ir.index import contiguous_strides
+from ferrite.ir import contiguous_strides
 from ferrite.lower.calls import flat
 from ferrite.lower.concat_strides import concatenated, rolled, stacked
 from ferrite.lower.eager_strides import (
@@ -142,8 +143,12 @@ def correct_forecasts(gm: torch.fx.GraphModule) -> None:
     asked = Asked()
     updater = None
     for node in gm.graph.nodes:
+        if updater is not None:
+            mark_changed({node: before[node]})
         if node.op != "call_function":
             continue
+        if is_seen_through(node) and KNOWN in node.all_input_nodes[0].meta:
+            node.meta[KNOWN] = True
         if is_misplaced_empty_view(node):
             updater = updater or MetadataUpdater(gm.graph)
             correct_empty_view(node, updater)
@@ -167,6 +172,11 @@ def correct_forecasts(gm: torch.fx.GraphModule) -> None:
         correct(node, laid_out_as(node, found, updater.mode), updater)
     if updater is not None:
         mark_changed(before)
+
+
+def is_seen_through(node: torch.fx.Node) -> bool:
+    """Whether a result is a part or a view of the first operand, and lies by how that one does alone."""
+    return node.target is operator.getitem or getattr(node.target, "is_view", False)
 
 
 def is_misplaced_empty_view(node: torch.fx.Node) -> bool:

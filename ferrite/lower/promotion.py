@@ -9,8 +9,7 @@ import functools
 
 import torch
 
-from ferrite.ir import Expr
-from ferrite.ir.index import Index
+from ferrite.ir import Expr, Index
 from ferrite.lower.value import Value
 
 Operand = Value | Index | Expr | bool | int | float | complex

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import size_facts, torch_api
-from ferrite.ir import Expr, cast, const, index_value, op
-from ferrite.ir.index import Index, symbol
+from ferrite.ir import Expr, Index, cast, const, index_value, op, symbol
 from ferrite.ir.program import Call, Constant, Item, Literal
 from ferrite.lower.builder import Builder
 from ferrite.lower.sizes import SymbolFacts, UnknownSize

@@ -10,7 +10,7 @@ import torch
 
 from ferrite.capture import size_facts, torch_api
 from ferrite.errors import NotLowered
-from ferrite.ir.index import ONE, Index, Number, Symbol, as_index, maximum, minimum, multiply, number, symbol
+from ferrite.ir import ONE, Index, Number, Symbol, as_index, maximum, minimum, multiply, number, symbol
 
 
 def constant_value(index: Index | int) -> int | None:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ferrite.ir import Expr, Load, cast, nodes_of
-from ferrite.ir.index import Axis, Index
+from ferrite.ir import Axis, Expr, Index, Load, cast, nodes_of
 from ferrite.ir.program import Compute, Store
 from ferrite.lower.builder import Builder
 from ferrite.lower.materialise import from_several

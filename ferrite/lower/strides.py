@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from ferrite.graph import storages_in
-from ferrite.ir.index import ONE, ZERO, Axis, Index, Product, Sum, Symbol, add, product
+from ferrite.ir import ONE, ZERO, Axis, Index, Product, Sum, Symbol, add, product
 from ferrite.ir.program import Buffer
 from ferrite.lower.sizes import Sizes
 from ferrite.lower.value import Value, own_axes

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from ferrite.ir import Expr, load, rewrite_indices
-from ferrite.ir.index import ONE, ZERO, Atom, Axis, Index, axis, never_negative, substitute
+from ferrite.ir import ONE, ZERO, Atom, Axis, Expr, Index, axis, load, never_negative, rewrite_indices, substitute
 from ferrite.lower.sizes import UnknownSize
 
 Coordinates = tuple[Index, ...]

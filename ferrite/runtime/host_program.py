@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import torch_api
+from ferrite.capture import torch_runtime
 from ferrite.codegen import HostSource
-from ferrite.ir import Expr, Points
-from ferrite.ir.index import Symbol
+from ferrite.ir import Expr, Points, Symbol
 from ferrite.ir.program import Program, frees, interpret, leaves, operator_at, stacked
 from ferrite.runtime.boxed import Boxed, boxed
 from ferrite.runtime.cpu.pages import large_on_cpu
@@ -35,21 +34,23 @@ def load_host(
     """The function that the text defines. `runs`: what runs each of its tables of kernels; `objects`: what it names
     beside its inputs; `recorders`: what records and replays each of its parts."""
     filename = f"<ferrite {source.function} {next(_numbers)}>"
-    empty_on_first_cuda = torch_api.empty_on_first_cuda() if "_first_cuda(" in source.text else torch_api.empty_on_cuda
+    empty_on_first_cuda = (
+        torch_runtime.empty_on_first_cuda() if "_first_cuda(" in source.text else torch_runtime.empty_on_cuda
+    )
     namespace: dict[str, Any] = {
         **objects,
         "torch": torch,
         "empty_strided": torch.empty_strided,
-        "empty_on_cpu": torch_api.empty_on_cpu,
-        "empty_on_cuda": torch_api.empty_on_cuda,
+        "empty_on_cpu": torch_runtime.empty_on_cpu,
+        "empty_on_cuda": torch_runtime.empty_on_cuda,
         "empty_on_first_cuda": empty_on_first_cuda,
         "arena_on_first_cuda": arena_from(empty_on_first_cuda),
-        "arena_on_cuda": arena_from(torch_api.empty_on_cuda),
-        "stream_of": torch_api.current_stream_of,
+        "arena_on_cuda": arena_from(torch_runtime.empty_on_cuda),
+        "stream_of": torch_runtime.current_stream_of,
         "large_on_cpu": large_on_cpu,
         "threads": torch.get_num_threads,
         "view_of": view_of,
-        "untracked_view": torch_api.quick_untracked_view,
+        "untracked_view": torch_runtime.quick_untracked_view,
         "taken_over": taken_over,
         "laid_out": laid_out,
         "saved": Saved(),
@@ -65,7 +66,7 @@ def load_host(
         operator = operator_at(path)
         if not callable(operator):  # torch makes a namespace of any name
             raise TypeError(f"{path} is no operator")
-        namespace[name] = torch_api.direct_call(operator)
+        namespace[name] = torch_runtime.direct_call(operator)
     for number, run in enumerate(runs):
         namespace[f"run_{number}"] = run
     for number, recorder in enumerate(recorders):
@@ -83,7 +84,7 @@ def load_host(
     function: Boxed = namespace[source.function]
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     weakref.finalize(function, linecache.cache.pop, filename, None)
-    return boxed(torch_api.without_overrides(function))
+    return boxed(torch_runtime.without_overrides(function))
 
 
 def bytecode_of(source: HostSource, objects: Iterable[str]) -> bytes:
@@ -172,7 +173,7 @@ class Saved:
         made = [laid_out(each.to(dtype), wanted) for each, dtype, wanted in zip(tensors, dtypes, strides, strict=True)]
         if self.looks < self.MAX_LOOKS and all(new is old for new, old in zip(made, tensors, strict=True)):
             self.looks += 1
-            self.as_before = torch_api.looks_of(tensors)
+            self.as_before = torch_runtime.looks_of(tensors)
         return made
 
 

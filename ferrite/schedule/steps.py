@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ferrite.errors import Refusal
-from ferrite.ir.index import Symbol
+from ferrite.ir import Symbol
 from ferrite.ir.kernel import Kernel
 from ferrite.ir.program import LoopOperation, Operation, Program
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ferrite.errors import Refusal
-from ferrite.ir.index import Axis
+from ferrite.ir import Axis
 from ferrite.ir.kernel import Kernel
 from ferrite.ir.program import Operation, Program
 from ferrite.pipeline import Fuel

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from ferrite.codegen import Executable, Recording, RefusedKernels, print_host
 from ferrite.errors import Refusal
-from ferrite.ir.index import Axis
+from ferrite.ir import Axis
 from ferrite.ir.kernel import checks
 from ferrite.ir.program import Operation, Program, call_of, writes
 from ferrite.pipeline import Fuel

@@ -12,7 +12,7 @@ import torch
 from ferrite.cache.codec import MAX_NUMBER, Strange, decode, encode
 from ferrite.errors import ModelLine, Refusal
 from ferrite.graph import Places
-from ferrite.ir.index import Symbol, symbol
+from ferrite.ir import Symbol, symbol
 from ferrite.ir.program import Program, parse
 
 pytestmark = pytest.mark.quick

@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import ferrite
-from ferrite.capture import torch_api
+from ferrite.capture import torch_api, torch_runtime
 
 
 @pytest.mark.quick
@@ -119,10 +119,10 @@ def test_operators_are_found_again_by_name():
 
 @pytest.mark.quick
 def test_direct_calls_give_the_operators_result():
-    call = torch_api.direct_call(torch.ops.aten.add.Tensor)
+    call = torch_runtime.direct_call(torch.ops.aten.add.Tensor)
     assert call is not torch.ops.aten.add.Tensor
     assert torch.equal(call(torch.ones(2), torch.ones(2), alpha=3), torch.full((2,), 4.0))
-    assert torch_api.direct_call(torch.ops.higher_order.cond) is torch.ops.higher_order.cond
+    assert torch_runtime.direct_call(torch.ops.higher_order.cond) is torch.ops.higher_order.cond
 
 
 def matrices(*sizes, dtype=torch.float32):
@@ -154,8 +154,8 @@ BOUND = {
 @pytest.mark.parametrize("name", BOUND)
 def test_operators_that_are_bound_to_python_are_the_same(name):
     operator, (args, kwargs) = getattr(torch.ops.aten, name).default, BOUND[name]
-    assert str(operator) in torch_api.BOUND_TO_PYTHON
-    call = torch_api.direct_call(operator)
+    assert str(operator) in torch_runtime.BOUND_TO_PYTHON
+    call = torch_runtime.direct_call(operator)
     assert call is not operator._op
     found = []
     for each in (call, operator):
@@ -167,8 +167,8 @@ def test_operators_that_are_bound_to_python_are_the_same(name):
 @pytest.mark.quick
 def test_every_operator_that_is_bound_to_python_is_there():
     """The arguments of those for GPUs are those of their schemas too: a wrong call names the function that refused."""
-    for name in torch_api.BOUND_TO_PYTHON:
-        call = torch_api.direct_call(torch_api.find_operator(name))
+    for name in torch_runtime.BOUND_TO_PYTHON:
+        call = torch_runtime.direct_call(torch_api.find_operator(name))
         with pytest.raises(TypeError, match=name.split(".")[1]):
             call()
 

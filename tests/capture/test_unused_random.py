@@ -107,4 +107,4 @@ def test_a_graph_without_unused_random_numbers_is_left_alone(executor):
 def test_operators_that_cannot_draw_are_not_tried_out():
     """They are known by name; dropout is made of others, and `bernoulli_` draws itself."""
     assert all(never_draws(name) for name in ("add_", "_foreach_mul_", "copy_"))
-    assert not any(never_draws(name) for name in ("dropout", "bernoulli_", "rand", "view_as_nothing"))
+    assert not any(never_draws(name) for name in ("dropout", "bernoulli_", "rand", "view_as_nothing", "__xor__"))

@@ -411,3 +411,28 @@ def test_what_is_added_up_by_index_is_contiguous() -> None:
             prepare=lambda places, x: [places, x.permute(0, 2, 3, 1)],
             dynamic=True,
         )
+
+
+def normalised_then_written(x):
+    v = torch.nn.functional.layer_norm(x, x.shape[-1:])
+    v.sub_(x)
+    return v, v.transpose(0, 1), v + 1
+
+
+def normalised_then_written_through_a_view(x):
+    v = torch.nn.functional.layer_norm(x, x.shape[-1:])
+    v.transpose(1, 2).sub_(x.transpose(1, 2))
+    return v
+
+
+def one_of_several_results_written(x):
+    values, places = x.sort(-1)
+    values.add_(x)
+    return values, places, values.mT
+
+
+@pytest.mark.parametrize(
+    "fn", [normalised_then_written, normalised_then_written_through_a_view, one_of_several_results_written]
+)
+def test_a_result_of_several_that_is_written_lies_as_it_did(fn):
+    assert_same_as_eager(fn, lambda: [torch.randn(1, 5, 1)], prepare=lambda x: [x.permute(0, 2, 1)])

@@ -35,6 +35,7 @@ from ferrite.ir.index.algebra import (
     symbol,
 )
 from ferrite.ir.index.nested_bounds import never_negative_in_loops
+from ferrite.ir.index.strides import may_overlap
 from ferrite.ir.index.substitution import evaluate, substitute
 
 pytestmark = pytest.mark.quick
@@ -371,3 +372,24 @@ def test_large_expressions_keep_value_and_form(pair, many):
         assert value == meaning(values)
         assert made.low is None or made.low <= value
         assert made.high is None or value <= made.high
+
+
+def places(dims):
+    return [sum(at * stride for at, (_, stride) in zip(point, dims, strict=True)) for point in points(dims)]
+
+
+def points(dims):
+    return itertools.product(*(range(size) for size, _ in dims))
+
+
+@pytest.mark.quick
+def test_elements_that_are_said_to_be_apart_are():
+    apart = 0
+    for dims in itertools.product(itertools.product((1, 2, 3), (1, 2, 3, 4, 6)), repeat=3):
+        if not may_overlap(dims):
+            apart += 1
+            assert len(set(places(dims))) == len(places(dims)), dims
+    assert apart > 500
+    assert not may_overlap([(3, 1), (2, 3)])
+    assert may_overlap([(3, 1), (2, 2)])
+    assert not may_overlap([(3, 0), (2, 1)]), "what a stride of 0 repeats is one element"

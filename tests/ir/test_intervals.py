@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferrite.ir.evaluate import Points
 from ferrite.ir.expr import Expr, Local, cast, const, index_value, op
+from ferrite.ir.expr_interpret import Points
 from ferrite.ir.index.algebra import axis
 from ferrite.ir.intervals import interval
 

@@ -10,7 +10,7 @@ from torch._higher_order_ops import associative_scan, scan, while_loop
 from torch._higher_order_ops import map as map_rows
 
 from ferrite.capture import torch_api
-from ferrite.ir.index import number
+from ferrite.ir import number
 from ferrite.ir.program.nodes import Call, If, Invoke, Scan, While, argument_names
 from ferrite.ir.program.operation_facts import bodies_of, has_effect, reads, writes
 from ferrite.lower.graph import lower_module

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ferrite.errors import Refusal
-from ferrite.ir.index import Index, Number
+from ferrite.ir import Index, Number
 from ferrite.ir.kernel.nodes import Kernel, Loop, walk
 from ferrite.ir.program.nodes import Program
 from ferrite.lower.graph import lower_module

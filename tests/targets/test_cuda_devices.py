@@ -40,8 +40,8 @@ def gpus(monkeypatch):
         assert index in (0, 1)
         return torch.empty_strided(sizes, strides, dtype=dtype)
 
-    monkeypatch.setattr("ferrite.capture.torch_api.empty_on_cuda", empty)
-    monkeypatch.setattr("ferrite.capture.torch_api.current_stream_of", lambda index: 7)
+    monkeypatch.setattr("ferrite.capture.torch_runtime.empty_on_cuda", empty)
+    monkeypatch.setattr("ferrite.capture.torch_runtime.current_stream_of", lambda index: 7)
     return target
 
 
@@ -121,9 +121,9 @@ def chain(x, w):
 @pytest.mark.parametrize("device", ["cuda:1", pytest.param("cuda:0", marks=pytest.mark.slow)])
 def test_without_memory_for_an_arena_each_part_has_its_own(gpus, monkeypatch, device):
     """A GPU may have enough memory, but not in one piece."""
-    from ferrite.capture import torch_api
+    from ferrite.capture import torch_runtime
 
-    full, kept = [True], torch_api.empty_on_cuda
+    full, kept = [True], torch_runtime.empty_on_cuda
     monkeypatch.setattr(gpus, "scheduling", Apart(GpuMachine()))
 
     def empty(sizes, strides, dtype, index):
@@ -131,7 +131,7 @@ def test_without_memory_for_an_arena_each_part_has_its_own(gpus, monkeypatch, de
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return kept(sizes, strides, dtype, index)
 
-    monkeypatch.setattr("ferrite.capture.torch_api.empty_on_cuda", empty)
+    monkeypatch.setattr("ferrite.capture.torch_runtime.empty_on_cuda", empty)
     given = [torch.randn(3, 9), torch.randn(9)]
     source, run = compiled(chain, [device] * 2, given, gpus)
     (table,) = source.runs
@@ -155,16 +155,16 @@ def test_without_memory_for_an_arena_each_part_has_its_own(gpus, monkeypatch, de
 
 
 def test_a_table_without_memory_for_an_arena(gpus, monkeypatch):
-    from ferrite.capture import torch_api
+    from ferrite.capture import torch_runtime
 
-    full, kept = [True], torch_api.empty_on_cuda
+    full, kept = [True], torch_runtime.empty_on_cuda
 
     def empty(sizes, strides, dtype, index):
         if full[0] and dtype is torch.uint8:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return kept(sizes, strides, dtype, index)
 
-    monkeypatch.setattr("ferrite.capture.torch_api.empty_on_cuda", empty)
+    monkeypatch.setattr("ferrite.capture.torch_runtime.empty_on_cuda", empty)
     given = [torch.randn(size) for size in (5, 9, 17, 3, 40)]
     source, run = compiled(lambda *given: [x.sin() + 1 for x in given], ["cuda:0"] * 5, given, gpus)
     (table,) = source.runs

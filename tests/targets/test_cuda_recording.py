@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 import ferrite
-from ferrite.capture import torch_api
+from ferrite.capture import torch_runtime
 from ferrite.runtime.cuda import recorded, recording
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
@@ -40,7 +40,7 @@ def assert_same(found, wanted):
 
 
 def is_lent(tensor):
-    memory = recorded.POOL.storages.get(torch_api.storage_handle(tensor))
+    memory = recorded.POOL.storages.get(torch_runtime.storage_handle(tensor))
     return memory is not None and memory.lent
 
 
@@ -149,8 +149,8 @@ def test_a_step_makes_no_tensors_but_those_that_leave(gpu, monkeypatch):
     f, x = compiled(model), torch.randn(5, 6)
     for _ in range(3):
         step(model, f, x)
-    window = torch_api.quick_untracked_view
-    monkeypatch.setattr(torch_api, "quick_untracked_view", lambda *args: made.append(args) or window(*args))
+    window = torch_runtime.quick_untracked_view
+    monkeypatch.setattr(torch_runtime, "quick_untracked_view", lambda *args: made.append(args) or window(*args))
     with torch.autograd.profiler.profile() as profile:
         found = step(model, f, x)
     assert_same(found, step(model, model, x))
@@ -274,7 +274,7 @@ def test_gradients_of_the_step_before_are_held_while_forward_runs(gpu):
         assert not any(map(is_lent, (x.grad, w.grad)))
         assert backward.replayed == gpu.graphs.waited == 5
         assert "some stream may be captured" in ferrite.last_compile().not_recorded[-1]
-        assert not any(recorded.POOL.keeps(torch_api.storage_handle(each.grad)) for each in (x, w))
+        assert not any(recorded.POOL.keeps(torch_runtime.storage_handle(each.grad)) for each in (x, w))
 
     with another_thread():  # it may be capturing
         is_not_lent()

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from ferrite.codegen.host import KernelCall, RunTable
+from ferrite.codegen.host_runs import KernelCall, RunTable
 from ferrite.errors import Refusal
-from ferrite.ir.index import Index
+from ferrite.ir import Index
 from ferrite.ir.kernel.interpret import run_kernel
 from ferrite.ir.kernel.nodes import Kernel
 from ferrite.ir.kernel.parse import parse_kernel

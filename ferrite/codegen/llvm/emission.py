@@ -15,7 +15,7 @@ from ferrite.codegen.llvm.function import Function
 from ferrite.codegen.llvm.number_table import Numbers, table_texts
 from ferrite.codegen.llvm.processor import Processor
 from ferrite.codegen.llvm.types import is_literal, suffix, vector
-from ferrite.ir.index import Axis
+from ferrite.ir import Axis
 
 UNLIKELY = ", !prof !0"
 

@@ -18,11 +18,14 @@ from ferrite.codegen.llvm.places import Places
 from ferrite.codegen.llvm.random_numbers import WORDS, random_row, random_value
 from ferrite.codegen.llvm.types import REGISTER, literal
 from ferrite.ir import (
+    ONE,
     STOPPING,
+    ZERO,
     Cast,
     Const,
     Data,
     Expr,
+    Index,
     IndexValue,
     Load,
     Local,
@@ -34,7 +37,6 @@ from ferrite.ir import (
     indices_of,
     interval,
 )
-from ferrite.ir.index import ONE, ZERO, Index
 
 Memo = dict[Expr, Value]
 SHORT = 1 << 31

@@ -11,8 +11,24 @@ from dataclasses import dataclass
 
 from ferrite.codegen.llvm.emission import AxisValue, Emission, Value
 from ferrite.codegen.llvm.types import is_literal, vector
-from ferrite.ir import Data, data_atoms
-from ferrite.ir.index import ONE, ZERO, Atom, Axis, FloorDiv, Index, Max, Min, Mod, Number, Product, Sum, Symbol, number
+from ferrite.ir import (
+    ONE,
+    ZERO,
+    Atom,
+    Axis,
+    Data,
+    FloorDiv,
+    Index,
+    Max,
+    Min,
+    Mod,
+    Number,
+    Product,
+    Sum,
+    Symbol,
+    data_atoms,
+    number,
+)
 
 LIMIT = 1 << 31
 

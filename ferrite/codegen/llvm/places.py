@@ -9,8 +9,7 @@ from typing import Literal as OneOf
 
 from ferrite.codegen.llvm.emission import Emission, Memory
 from ferrite.codegen.llvm.indices import Found, Indices, factor_of
-from ferrite.ir import data_atoms
-from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, Sum, number
+from ferrite.ir import ONE, ZERO, Axis, Index, Number, Sum, data_atoms, number
 
 SHORT_STEPS = (2, 3)  # elements that are near enough to be picked out of whole vectors
 

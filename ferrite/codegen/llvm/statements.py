@@ -14,8 +14,7 @@ from ferrite.codegen.llvm.accumulators import Accumulators
 from ferrite.codegen.llvm.emission import AddressBounds, AxisValue, Emission, Memory, Value
 from ferrite.codegen.llvm.expressions import Expressions
 from ferrite.codegen.llvm.types import BYTES, MEMORY, vector
-from ferrite.ir import Local, data_of, nodes_of
-from ferrite.ir.index import ZERO, Axis, Index, Number, number
+from ferrite.ir import ZERO, Axis, Index, Local, Number, data_of, nodes_of, number
 from ferrite.ir.kernel import Accumulate, Join, Let, Loop, Prefetch, Scratch, Statement, Store, When, walk
 
 MAX_STACK_BYTES = 64 * 1024  # bytes of scratch that a function may have on its stack

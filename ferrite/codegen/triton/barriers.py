@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ferrite.ir import Data, Load
-from ferrite.ir.index import Sum
+from ferrite.ir import Data, Load, Sum
 from ferrite.ir.kernel import INDEPENDENT, Kernel, Loop, Statement, Store, nodes_in, walk
 
 

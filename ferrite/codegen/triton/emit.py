@@ -15,7 +15,7 @@ from ferrite.codegen.triton.helpers import functions
 from ferrite.codegen.triton.launch import ALIGNMENT, LaunchConfig
 from ferrite.codegen.triton.statements import Printer
 from ferrite.errors import NotGenerated, Refusal
-from ferrite.ir.index import number, substitute
+from ferrite.ir import number, substitute
 from ferrite.ir.kernel import Kernel
 from ferrite.ir.program import comment
 

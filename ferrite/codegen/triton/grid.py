@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ferrite.codegen.triton.launch import power_of_two
-from ferrite.ir.index import ONE, Axis, Symbol
+from ferrite.ir import ONE, Axis, Symbol
 from ferrite.ir.kernel import INDEPENDENT, Kernel, Let, Loop, Scratch, Statement, Store, walk
 
 MAX_BLOCK_ELEMENTS = 4096  # of a block

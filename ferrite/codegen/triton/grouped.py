@@ -19,11 +19,10 @@ from ferrite.codegen.triton.launch import ALIGNMENT, MAX_PROGRAMS
 from ferrite.codegen.triton.module import Module, Value
 from ferrite.codegen.triton.operators import type_name
 from ferrite.errors import NotGenerated
-from ferrite.ir.index import Atom, Index, evaluate
-from ferrite.ir.kernel import Kernel
+from ferrite.ir import Atom, Index, evaluate
+from ferrite.ir.kernel import MASK_MULTIPLE, Kernel
 
 Word = TypeVar("Word")
-MULTIPLE = 16  # of elements: masks are then the same for whole vectors
 # Words that a kernel writes: with the address of the table, and what Triton adds, 4 KiB of arguments at most.
 WRITTEN_WORDS = (16, 64, 256, 480)
 
@@ -65,8 +64,8 @@ def print_choice(kernel: Kernel, module: Module) -> str:
         module.line(f"{module.pointers[pointer.name]} = tl.multiple_of({address}, {ALIGNMENT})")
     for place, size in enumerate(kernel.sizes):
         text = f"tl.load({row} + {len(kernel.pointers) + place})" + (".to(tl.int32)" if is_narrow(size) else "")
-        if all(each[place] % MULTIPLE == 0 for each in kernel.problems):
-            text = f"tl.multiple_of({text}, {MULTIPLE})"
+        if all(each[place] % MASK_MULTIPLE == 0 for each in kernel.problems):
+            text = f"tl.multiple_of({text}, {MASK_MULTIPLE})"
         name = module.set(size.name, text)
         module.atoms[size] = Value(name), not is_narrow(size)
     return module.set("program", f"pid - tl.load({row} + {width - 1}).to(tl.int32)")

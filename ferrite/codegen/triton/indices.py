@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ferrite.ir.index import Atom, FloorDiv, Index, Max, Min, Mod, Number, Product, Sum
+from ferrite.ir import Atom, FloorDiv, Index, Max, Min, Mod, Number, Product, Sum
 
 LIMIT = (1 << 31) - (1 << 14)  # room for the lanes of a block that lie beyond the extent
 Look = Callable[[Atom], tuple[str, bool]]  # the text of an atom, and whether it is surely 64 bits wide

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ferrite.codegen.triton.float8 import FORMATS
-from ferrite.ir import Data
-from ferrite.ir.index import Atom, Index, Symbol, evaluate, symbol
+from ferrite.ir import Atom, Data, Index, Symbol, evaluate, symbol
 from ferrite.ir.kernel import Pointer
 
 MAX_PROGRAMS = (1 << 31) - 1  # of one dimension of a grid

@@ -13,8 +13,7 @@ import torch
 
 from ferrite.codegen.triton.helpers import HELPERS
 from ferrite.codegen.triton.launch import ALIGNMENT, Block
-from ferrite.ir import Const, Data, Expr
-from ferrite.ir.index import Atom, Axis, Index, Number, Symbol
+from ferrite.ir import Atom, Axis, Const, Data, Expr, Index, Number, Symbol
 
 INDENT = "    "
 Dims = frozenset[int]

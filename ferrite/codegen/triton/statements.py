@@ -22,8 +22,25 @@ from ferrite.codegen.triton.operators import HALVES, filled, type_name
 from ferrite.codegen.triton.states import Accumulators
 from ferrite.codegen.triton.values import Evaluation
 from ferrite.errors import NotGenerated
-from ferrite.ir import Cast, Expr, Local, arithmetic_type, cast, data_of, indices_of, load, op, short
-from ferrite.ir.index import ONE, ZERO, Axis, Index, Symbol, number, symbol
+from ferrite.ir import (
+    ONE,
+    ZERO,
+    Axis,
+    Cast,
+    Expr,
+    Index,
+    Local,
+    Symbol,
+    arithmetic_type,
+    cast,
+    data_of,
+    indices_of,
+    load,
+    number,
+    op,
+    short,
+    symbol,
+)
 from ferrite.ir.kernel import (
     Accumulate,
     Join,

@@ -13,10 +13,13 @@ from ferrite.codegen.triton.operators import INFIX_NAMES, constant, converted, l
 from ferrite.errors import NotGenerated
 from ferrite.ir import (
     DIGITS,
+    ZERO,
+    Atom,
     Cast,
     Const,
     Data,
     Expr,
+    Index,
     IndexValue,
     Load,
     Local,
@@ -24,10 +27,11 @@ from ferrite.ir import (
     Op,
     Param,
     Random,
+    Sum,
     data_of,
     indices_of,
+    number,
 )
-from ferrite.ir.index import ZERO, Atom, Index, Sum, number
 
 Masks = tuple[Mask, ...]
 Place = tuple[Value, tuple[Value, ...]]  # an index, and where what it read from memory is inside its extent

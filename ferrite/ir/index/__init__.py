@@ -26,7 +26,7 @@ from ferrite.ir.index.algebra import (
     product,
     symbol,
 )
-from ferrite.ir.index.row_major import contiguous_strides, flat_extent, flat_place
+from ferrite.ir.index.strides import contiguous_strides, flat_extent, flat_place, may_overlap
 from ferrite.ir.index.substitution import evaluate, rebuild, substitute
 
 __all__ = [
@@ -52,6 +52,7 @@ __all__ = [
     "flat_extent",
     "flat_place",
     "maximum",
+    "may_overlap",
     "minimum",
     "multiply",
     "never_negative",

@@ -4,6 +4,7 @@ from ferrite.ir.kernel.canonical import canonical
 from ferrite.ir.kernel.laws import keeps_apart, verify_kernel
 from ferrite.ir.kernel.nodes import (
     INDEPENDENT,
+    MASK_MULTIPLE,
     OWN,
     Accumulate,
     Join,
@@ -29,6 +30,7 @@ from ferrite.ir.kernel.nodes import (
 
 __all__ = [
     "INDEPENDENT",
+    "MASK_MULTIPLE",
     "OWN",
     "Accumulate",
     "Join",

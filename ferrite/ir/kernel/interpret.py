@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.evaluate import out_of_bounds
 from ferrite.ir.expr import Cast, Const, Data, Expr, IndexValue, Load, Local, Masked, Op, Param, Random
+from ferrite.ir.expr_interpret import out_of_bounds
 from ferrite.ir.index.algebra import Atom, Index
 from ferrite.ir.index.substitution import evaluate
 from ferrite.ir.kernel.nodes import (

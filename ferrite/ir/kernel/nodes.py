@@ -79,6 +79,9 @@ LoopKind = OneOf["serial", "parallel", "vector", "unrolled", "reduction", "scan"
 Access = OneOf["read", "write", "both"]
 INDEPENDENT = ("parallel", "vector", "reduction")
 OWN = "own"
+# Elements: where a length of a grouped kernel is a multiple of this in all problems, vectors are masked as a whole or
+# not at all, and code says so.
+MASK_MULTIPLE = 16
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.evaluate import Points
+from ferrite.ir.expr_interpret import Points
 from ferrite.ir.index.algebra import Atom, Axis, Index, Symbol
 from ferrite.ir.index.substitution import evaluate
 from ferrite.ir.program import arguments as host

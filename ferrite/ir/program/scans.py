@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ferrite.ir.evaluate import Points
+from ferrite.ir.expr_interpret import Points
 from ferrite.ir.program.nodes import Combine
 
 Results = tuple[torch.Tensor, ...]

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ferrite.ir import Expr, arithmetic_type, cast, const
-from ferrite.ir.index import ONE, Index
+from ferrite.ir import ONE, Expr, Index, arithmetic_type, cast, const
 from ferrite.lower.builder import Builder
 from ferrite.lower.loops import add_reduce
 from ferrite.lower.memory import wanted_strides

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from ferrite.errors import NotLowered
-from ferrite.ir import Expr, arithmetic_type, cast, const, data, index_value, op
-from ferrite.ir.index import ZERO, Index, number
+from ferrite.ir import ZERO, Expr, Index, arithmetic_type, cast, const, data, index_value, number, op
 from ferrite.lower.builder import Builder
 from ferrite.lower.loops import add_reduce
 from ferrite.lower.ops.accumulate import gathered

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from ferrite.errors import NotLowered
-from ferrite.ir import Expr, arithmetic_type, cast, const, data, index_value, masked, op
-from ferrite.ir.index import Index
+from ferrite.ir import Expr, Index, arithmetic_type, cast, const, data, index_value, masked, op
 from ferrite.ir.program import Combine
 from ferrite.lower.builder import Builder
 from ferrite.lower.loops import add_reduce, add_scan

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from ferrite.errors import NotLowered
-from ferrite.ir import Expr, arithmetic_type, cast, const, op
-from ferrite.ir.index import ONE, ZERO
+from ferrite.ir import ONE, ZERO, Expr, arithmetic_type, cast, const, op
 from ferrite.lower.apply import compose
 from ferrite.lower.builder import Builder
 from ferrite.lower.memory import copied, in_memory

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from ferrite.errors import NotLowered
-from ferrite.ir import arithmetic_type, index_value, is_integer, op
-from ferrite.ir.index import ONE, ZERO, number
+from ferrite.ir import ONE, ZERO, arithmetic_type, index_value, is_integer, number, op
 from ferrite.lower.builder import Builder
 from ferrite.lower.conj_and_neg import read_as
 from ferrite.lower.formula import Term, choose, first_device, is_nan, pointwise, result, term
@@ -31,7 +30,9 @@ def part(ctx: Builder, x: Value, name: str) -> Term:
 
 
 @lowers(aten._conj.default)
-def conjugate_view(ctx: Builder, x: Value) -> Value:
+def conjugate_view(ctx: Builder, x: Value | complex) -> Value:
+    if not isinstance(x, Value):  # torch 2.11 hands over numbers here
+        return conjugate(ctx, x)
     return read_as(ctx, x, "conj") if x.dtype.is_complex else x.view(x.sizes, own_axes(x.sizes))
 
 
@@ -46,9 +47,9 @@ def negative_view(ctx: Builder, x: Value) -> Value:
     prims.conj.default,
     prims.conj_physical.default,
 )
-def conjugate(ctx: Builder, x: Value | None = None, a: Value | None = None) -> Value:
+def conjugate(ctx: Builder, x: Value | complex | None = None, a: Value | None = None) -> Value:
     value: Any = x if x is not None else a
-    if not isinstance(value, Value):  # torch 2.11 hands over numbers here
+    if not isinstance(value, Value):
         return ctx.fill(ctx.out_sizes, complex(value).conjugate(), ctx.out_dtype, ctx.out.device)
     if not value.dtype.is_complex:
         return same(ctx, value)

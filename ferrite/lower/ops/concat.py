@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from ferrite.errors import NotLowered
-from ferrite.ir import cast, is_integer
-from ferrite.ir.index import ONE, ZERO, Axis, Index
+from ferrite.ir import ONE, ZERO, Axis, Index, cast, is_integer
 from ferrite.ir.program import Compute, Store
 from ferrite.lower.builder import Builder
 from ferrite.lower.memory import wanted_strides

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ferrite.ir import Expr, const, index_value, masked, op
-from ferrite.ir.index import ONE, ZERO, Index, Number, maximum, minimum, never_negative
+from ferrite.ir import ONE, ZERO, Expr, Index, Number, const, index_value, masked, maximum, minimum, never_negative, op
 
 B8 = torch.bool
 END_OF_SLICE = 2**63 - 1  # what torch has for the end of a slice that has none

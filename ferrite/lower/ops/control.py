@@ -7,8 +7,7 @@ from typing import Any
 
 from ferrite.capture import torch_api
 from ferrite.errors import NotLowered
-from ferrite.ir import Param, cast
-from ferrite.ir.index import Axis
+from ferrite.ir import Axis, Param, cast
 from ferrite.ir.program import Combine, If, Invoke, Size, While
 from ferrite.lower.bodies import (
     Body,

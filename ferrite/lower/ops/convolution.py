@@ -27,8 +27,7 @@ from typing import Any
 import torch
 
 from ferrite.errors import NotLowered
-from ferrite.ir import Expr, arithmetic_type, cast, const, index_value, op
-from ferrite.ir.index import ONE, ZERO, Index, contiguous_strides
+from ferrite.ir import ONE, ZERO, Expr, Index, arithmetic_type, cast, const, contiguous_strides, index_value, op
 from ferrite.lower.builder import Builder
 from ferrite.lower.forecasts import OperandLayout
 from ferrite.lower.loops import add_reduce

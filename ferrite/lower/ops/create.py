@@ -10,8 +10,7 @@ import torch
 
 from ferrite.capture import torch_api, torch_operators, torch_state
 from ferrite.errors import NotLowered
-from ferrite.ir import Expr, arithmetic_type, cast, const, foldable, index_value, is_integer, op, short
-from ferrite.ir.index import ZERO, Index
+from ferrite.ir import ZERO, Expr, Index, arithmetic_type, cast, const, foldable, index_value, is_integer, op, short
 from ferrite.ir.program import Buffer, DeviceCopy
 from ferrite.lower.builder import Builder
 from ferrite.lower.formula import Term, choose, first_device

@@ -8,8 +8,7 @@ import torch
 
 from ferrite.capture import size_facts, torch_api
 from ferrite.errors import NotLowered
-from ferrite.ir import Expr, cast, const, index_value, op
-from ferrite.ir.index import ZERO, Index, Symbol
+from ferrite.ir import ZERO, Expr, Index, Symbol, cast, const, index_value, op
 from ferrite.ir.program import Bind, Item
 from ferrite.lower.assertions import add_assert, assert_true, check_known, compared, fresh_symbol
 from ferrite.lower.builder import Builder

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from ferrite.errors import NotLowered
-from ferrite.ir import Expr, arithmetic_type, cast, const, data, index_value, op
-from ferrite.ir.index import ONE, ZERO, Index
+from ferrite.ir import ONE, ZERO, Expr, Index, arithmetic_type, cast, const, data, index_value, op
 from ferrite.lower.builder import Builder
 from ferrite.lower.loops import add_reduce
 from ferrite.lower.ops.conditions import B8

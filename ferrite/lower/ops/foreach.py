@@ -8,7 +8,7 @@ import torch
 
 from ferrite.capture import schema, written_arguments
 from ferrite.errors import NotLowered
-from ferrite.ir.index import number
+from ferrite.ir import number
 from ferrite.lower.apply import apply
 from ferrite.lower.builder import Builder
 from ferrite.lower.stores import write_into

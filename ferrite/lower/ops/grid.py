@@ -9,8 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from ferrite.errors import NotLowered
-from ferrite.ir import Expr, arithmetic_type, cast, const, data, index_value, masked, op
-from ferrite.ir.index import Index, number
+from ferrite.ir import Expr, Index, arithmetic_type, cast, const, data, index_value, masked, number, op
 from ferrite.lower.builder import Builder
 from ferrite.lower.ops.conditions import B8
 from ferrite.lower.ops.index import I64

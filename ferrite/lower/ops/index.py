@@ -10,10 +10,13 @@ import torch
 from ferrite.errors import NotLowered
 from ferrite.ir import (
     COMPLAINT,
+    ONE,
+    ZERO,
     Cast,
     Const,
     Data,
     Expr,
+    Index,
     IndexValue,
     Op,
     arithmetic_type,
@@ -23,9 +26,10 @@ from ferrite.ir import (
     index_value,
     interval,
     masked,
+    never_negative,
+    number,
     op,
 )
-from ferrite.ir.index import ONE, ZERO, Index, never_negative, number
 from ferrite.lower.builder import Builder
 from ferrite.lower.loops import add_reduce
 from ferrite.lower.memory import element_at

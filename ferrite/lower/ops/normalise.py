@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from ferrite.errors import NotLowered
-from ferrite.ir import Expr, arithmetic_type, cast, const, op
-from ferrite.ir.index import ONE, Index
+from ferrite.ir import ONE, Expr, Index, arithmetic_type, cast, const, op
 from ferrite.lower.builder import Builder
 from ferrite.lower.ops.reduce import Rows, moments
 from ferrite.lower.ops.views import reshaped

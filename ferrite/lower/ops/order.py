@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from ferrite.errors import NotLowered
-from ferrite.ir import Expr, cast, const, data, index_value, op
-from ferrite.ir.index import ONE, Index, number
+from ferrite.ir import ONE, Expr, Index, cast, const, data, index_value, number, op
 from ferrite.lower.builder import Builder
 from ferrite.lower.ops.reduce import Rows
 from ferrite.lower.ops.scan import OWN_ORDER, alone, sorted_along

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from ferrite.ir import Expr, arithmetic_type, cast, const
-from ferrite.ir.index import ZERO, Index, maximum, minimum, number
+from ferrite.ir import ZERO, Expr, Index, arithmetic_type, cast, const, maximum, minimum, number
 from ferrite.lower.builder import Builder
 from ferrite.lower.ops.accumulate import gathered, scattered
 from ferrite.lower.ops.concat import pads_before

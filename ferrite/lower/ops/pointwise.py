@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from ferrite.errors import NotLowered
-from ferrite.ir import NARROW, Expr, arithmetic_type, is_integer
-from ferrite.ir.index import Index
+from ferrite.ir import NARROW, Expr, Index, arithmetic_type, is_integer
 from ferrite.lower.builder import Builder
 from ferrite.lower.formula import (
     Term,

@@ -11,8 +11,20 @@ from typing import Any
 
 import torch
 
-from ferrite.ir import Expr, arithmetic_type, cast, const, index_value, is_integer, op
-from ferrite.ir.index import ZERO, Index, maximum, minimum, number
+from ferrite.ir import (
+    ZERO,
+    Expr,
+    Index,
+    arithmetic_type,
+    cast,
+    const,
+    index_value,
+    is_integer,
+    maximum,
+    minimum,
+    number,
+    op,
+)
 from ferrite.lower.builder import Builder
 from ferrite.lower.loops import add_reduce
 from ferrite.lower.memory import wanted_strides

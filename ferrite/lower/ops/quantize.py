@@ -8,8 +8,7 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.errors import NotLowered
-from ferrite.ir import arithmetic_type, is_integer
-from ferrite.ir.index import ZERO, Index
+from ferrite.ir import ZERO, Index, arithmetic_type, is_integer
 from ferrite.lower.builder import Builder
 from ferrite.lower.formula import Term, choose, larger, result, smaller, term
 from ferrite.lower.ops.views import dim_of

@@ -10,8 +10,18 @@ from typing import Any
 import torch
 
 from ferrite.errors import NotLowered
-from ferrite.ir import MAX_RANDOM_OPERATORS, PLACE_BITS, Random, arithmetic_type, const, op
-from ferrite.ir.index import ZERO, Index, contiguous_strides, number
+from ferrite.ir import (
+    MAX_RANDOM_OPERATORS,
+    PLACE_BITS,
+    ZERO,
+    Index,
+    Random,
+    arithmetic_type,
+    const,
+    contiguous_strides,
+    number,
+    op,
+)
 from ferrite.ir.program import Seeds
 from ferrite.lower.builder import Builder
 from ferrite.lower.calls import eager_call

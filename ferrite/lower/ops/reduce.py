@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from ferrite.errors import NotLowered
-from ferrite.ir import Expr, arithmetic_type, cast, const, index_value, op
-from ferrite.ir.index import ONE, ZERO, Index, Number, multiply
+from ferrite.ir import ONE, ZERO, Expr, Index, Number, arithmetic_type, cast, const, index_value, multiply, op
 from ferrite.lower.builder import Builder
 from ferrite.lower.loops import add_reduce
 from ferrite.lower.ops.views import dim_of, unsqueeze

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from ferrite.errors import NotLowered
-from ferrite.ir import Expr, arithmetic_type, cast, const, data, index_value, op
-from ferrite.ir.index import ONE, Index, axis, number
+from ferrite.ir import ONE, Expr, Index, arithmetic_type, axis, cast, const, data, index_value, number, op
 from ferrite.lower.builder import Builder
 from ferrite.lower.ops.accumulate import gathered, scattered
 from ferrite.lower.ops.conditions import B8

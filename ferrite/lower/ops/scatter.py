@@ -12,8 +12,21 @@ from typing import Any
 import torch
 
 from ferrite.errors import NotLowered
-from ferrite.ir import Expr, arithmetic_type, cast, const, data, index_value, is_integer, masked, op
-from ferrite.ir.index import ONE, ZERO, Index, number
+from ferrite.ir import (
+    ONE,
+    ZERO,
+    Expr,
+    Index,
+    arithmetic_type,
+    cast,
+    const,
+    data,
+    index_value,
+    is_integer,
+    masked,
+    number,
+    op,
+)
 from ferrite.ir.program import Combine
 from ferrite.lower.builder import Builder
 from ferrite.lower.loops import add_scan

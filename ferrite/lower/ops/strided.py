@@ -9,8 +9,7 @@ import torch
 
 from ferrite.errors import NotLowered
 from ferrite.graph import eager_refuses
-from ferrite.ir import Expr, arithmetic_type, cast, const, op
-from ferrite.ir.index import ONE, ZERO, Index, number, symbol
+from ferrite.ir import ONE, ZERO, Expr, Index, arithmetic_type, cast, const, number, op, symbol
 from ferrite.ir.program import Bind, writes
 from ferrite.lower.builder import Builder
 from ferrite.lower.memory import copied, strides_in_storage

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from ferrite.errors import NotLowered
-from ferrite.ir import Cast, Const, Expr, IndexValue, Op
-from ferrite.ir.index import Axis, Index, Number, evaluate, number
+from ferrite.ir import Axis, Cast, Const, Expr, Index, IndexValue, Number, Op, evaluate, number
 
 MAX_TABLE_ENTRIES = 1 << 12
 F32, F64, I64, B8 = torch.float32, torch.float64, torch.int64, torch.bool

@@ -10,7 +10,7 @@ import torch
 from ferrite.capture import size_facts, torch_api
 from ferrite.errors import NotLowered
 from ferrite.graph import INDEX_INSIDE, argument, fake_value
-from ferrite.ir.index import ONE, ZERO, Index, Number, Symbol, contiguous_strides, exact, maximum, multiply
+from ferrite.ir import ONE, ZERO, Index, Number, Symbol, contiguous_strides, exact, maximum, multiply
 from ferrite.lower.assertions import add_assert, compared
 from ferrite.lower.builder import Builder
 from ferrite.lower.ops.conditions import NO, YES, clamped, from_the_end, inside

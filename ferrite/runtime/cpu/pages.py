@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import torch_api
+from ferrite.capture import torch_runtime
 
 HUGE_PAGES = 14  # the advice, as Linux numbers it
 PAGE = 4096
@@ -21,7 +21,7 @@ PAGE = 4096
 
 def large_on_cpu(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """As `empty_on_cpu`, with large pages. A system that has none says so, and nothing is lost."""
-    tensor = torch_api.empty_on_cpu(sizes, strides, dtype)
+    tensor = torch_runtime.empty_on_cpu(sizes, strides, dtype)
     start = -(-tensor.data_ptr() // PAGE) * PAGE
     # `untyped_storage()` would count as a user of the memory from then on: autograd would add nothing to it in place
     reach = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)) if all(sizes) else 0
@@ -40,4 +40,4 @@ def _advice() -> Any:
 if sys.platform == "linux":
     _advise = _advice()
 else:
-    large_on_cpu = torch_api.empty_on_cpu
+    large_on_cpu = torch_runtime.empty_on_cpu

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ferrite.capture import torch_api
+from ferrite.capture import torch_runtime
 from ferrite.codegen.llvm import LaunchStep, launches
 from ferrite.codegen.triton import FAILURE_WORDS
 from ferrite.runtime.cuda.kernels import CudaKernel
@@ -143,7 +143,7 @@ class LibCuda:
             self.call("cuStreamWaitEvent", ctypes.c_void_p(stream), self.events[device], 0)
 
     def memory(self, size: int, device: int) -> Any:
-        return torch_api.empty_on_cuda((size,), (1,), torch.uint8, device)
+        return torch_runtime.empty_on_cuda((size,), (1,), torch.uint8, device)
 
     # --- kernels ------------------------------------------------------------------------------------------------------
 

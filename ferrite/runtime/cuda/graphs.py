@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ferrite.capture import torch_api
+from ferrite.capture import torch_runtime
 from ferrite.collector import garbage_waits
 from ferrite.runtime.cuda.driver import CudaError, libcuda
 
@@ -64,7 +64,7 @@ class Graphs:
 
     def after_all(self) -> bool:
         try:
-            libcuda().wait_for_all(self.index, torch_api.current_stream_of(self.index))
+            libcuda().wait_for_all(self.index, torch_runtime.current_stream_of(self.index))
         except CudaError:
             return False
         return True

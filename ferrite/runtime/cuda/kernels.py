@@ -27,8 +27,7 @@ from ferrite.codegen import RefusedKernels
 from ferrite.codegen.llvm import Loaded, launches
 from ferrite.codegen.triton import ALIGNMENT, OPTIONS, LaunchConfig, fixed_launch, table_lengths, writer_source, written
 from ferrite.errors import NotGenerated, Refusal
-from ferrite.ir import short
-from ferrite.ir.index import Number
+from ferrite.ir import Number, short
 from ferrite.ir.kernel import Kernel
 from ferrite.runtime.cpu import KernelStore, Unit, functions_of, object_codes
 from ferrite.runtime.cuda import compile as triton_compiler

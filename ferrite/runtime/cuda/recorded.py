@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ferrite.capture import torch_api
+from ferrite.capture import torch_runtime
 from ferrite.codegen import RecordedPart
+from ferrite.ir import may_overlap
 from ferrite.runtime.cuda.graphs import Replay
 
 
@@ -50,7 +51,7 @@ class Pool:
             self.storages.pop(handle, None)
 
     def has(self, tensor: torch.Tensor) -> bool:
-        return torch_api.storage_handle(tensor) in self.storages
+        return torch_runtime.storage_handle(tensor) in self.storages
 
     def keeps(self, handle: int) -> bool:
         """Whether that is memory that no user may have."""
@@ -118,16 +119,16 @@ class Recorded:
 
     def is_free(self) -> bool:
         """Whether nobody holds a result."""
-        users = torch_api.users_of_storages(self.handles)
-        return users == self.users and torch_api.holders_of(self.saved) == self.holders
+        users = torch_runtime.users_of_storages(self.handles)
+        return users == self.users and torch_runtime.holders_of(self.saved) == self.holders
 
     def is_whole(self) -> bool:
         """Whether the memory of results is still there: who has a gradient may resize its storage."""
-        return torch_api.addresses_of(self.lent) == self.lent_addresses
+        return torch_runtime.addresses_of(self.lent) == self.lent_addresses
 
     def fits(self, given: Sequence[Any]) -> bool:
         """Whether inputs are where they were."""
-        return torch_api.addresses_of(map(given.__getitem__, self.fixed)) == self.addresses
+        return torch_runtime.addresses_of(map(given.__getitem__, self.fixed)) == self.addresses
 
     def stray(self, given: Sequence[Any]) -> list[int]:
         """Inputs that are elsewhere than they were."""
@@ -137,17 +138,17 @@ class Recorded:
     def run(self, given: list[Any]) -> list[Any]:
         if self.copied:
             sources = [dense_part(given[place], like) for place, like in zip(self.copied, self.targets, strict=True)]
-            torch_api.copy_all(self.targets, sources)
+            torch_runtime.copy_all(self.targets, sources)
         self.replay()
         for place in self.back:
             given[place].copy_(self.copied[place])
-        untracked_view = torch_api.quick_untracked_view
+        untracked_view = torch_runtime.quick_untracked_view
         results = self.results.copy()
         made = [untracked_view(tensor, sizes, strides, 0) for tensor, sizes, strides in self.views]
         if self.sources:
-            empty = torch_api.empty_on(self.part.device)
+            empty = torch_runtime.empty_on(self.part.device)
             copies = [empty(sizes, strides, dtype) for sizes, strides, dtype in self.looks]
-            torch_api.copy_all(copies, self.sources)
+            torch_runtime.copy_all(copies, self.sources)
             made += copies
         for group in self.groups:
             made += moved_together(group)
@@ -160,7 +161,9 @@ class Recorded:
 
     def keep(self, results: Sequence[Any], inputs: Sequence[Any]) -> None:
         """Note what the results of a recording are, and in which of the ways they are handed out."""
-        given = {torch_api.storage_handle(x): place for place, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
+        given = {
+            torch_runtime.storage_handle(x): place for place, x in enumerate(inputs) if isinstance(x, torch.Tensor)
+        }
         device = torch.device(self.part.device)
         known: dict[int, Own] = {}  # one tensor may be several results
         by_memory: dict[int, list[Own]] = {}
@@ -171,7 +174,7 @@ class Recorded:
             self.results.append(None)
             if result.numel():
                 check_plain(result, device)
-            handle = torch_api.storage_handle(result)
+            handle = torch_runtime.storage_handle(result)
             if (place := given.get(handle)) is not None:
                 self.of_inputs[number] = OfInput(place, view_in(result, inputs[place]))
             elif id(result) in known:
@@ -208,22 +211,22 @@ class Recorded:
         self.made = [(place, number) for number, own in enumerate(made) for place in own.places]
 
     def save(self, own: Own) -> None:
-        tensor = torch_api.untracked_view(own.tensor, own.tensor.shape, own.tensor.stride())
+        tensor = torch_runtime.untracked_view(own.tensor, own.tensor.shape, own.tensor.stride())
         self.saved.append(tensor)
         for place in own.places:
             self.results[place] = tensor
 
     def own(self, pool: Pool) -> None:
         """From now on the memory of the results is the pool's. Nobody else may have it."""
-        lent = {torch_api.storage_handle(each) for each in self.lent}
+        lent = {torch_runtime.storage_handle(each) for each in self.lent}
         tensors = [*self.saved, *(tensor for tensor, _sizes, _strides in self.views), *self.sources]
         tensors += [tensor for group in self.groups for tensor in group]
-        sizes = {torch_api.storage_handle(each): each.untyped_storage().nbytes() for each in tensors}
+        sizes = {torch_runtime.storage_handle(each): each.untyped_storage().nbytes() for each in tensors}
         pool.add(self, {handle: ResultMemory(size, handle in lent) for handle, size in sizes.items()})
         del tensors
-        self.users = torch_api.users_of_storages(self.handles)
-        self.holders = torch_api.holders_of(self.saved)
-        self.lent_addresses = torch_api.addresses_of(self.lent)
+        self.users = torch_runtime.users_of_storages(self.handles)
+        self.holders = torch_runtime.holders_of(self.saved)
+        self.lent_addresses = torch_runtime.addresses_of(self.lent)
 
 
 # --- results that leave -----------------------------------------------------------------------------------------------
@@ -233,19 +236,19 @@ def from_pool(results: list[Any], seen: Sequence[int]) -> list[Any]:
     """Results of a program, of which those at some places go to its user: they leave memory that recordings keep for
     themselves, and with each of them all that shares its memory."""
     tensors = {place: value for place in seen if isinstance(value := results[place], torch.Tensor)}
-    leaving = {handle for each in tensors.values() if POOL.keeps(handle := torch_api.storage_handle(each))}
+    leaving = {handle for each in tensors.values() if POOL.keeps(handle := torch_runtime.storage_handle(each))}
     if not leaving:
         return results
     groups: dict[int, dict[int, torch.Tensor]] = {handle: {} for handle in leaving}
     for result in results:
-        if isinstance(result, torch.Tensor) and (handle := torch_api.storage_handle(result)) in groups:
+        if isinstance(result, torch.Tensor) and (handle := torch_runtime.storage_handle(result)) in groups:
             groups[handle][id(result)] = result
     new: dict[int, torch.Tensor] = {}
     with torch.no_grad():
         for group in groups.values():
             old = list(group.values())
             if len(old) == 1 and is_dense(old[0]):
-                new[id(old[0])] = torch_api.empty_as(old[0]).copy_(old[0])
+                new[id(old[0])] = torch_runtime.empty_as(old[0]).copy_(old[0])
             else:
                 new.update(zip(group, moved_together(old), strict=True))
     return [new.get(id(result), result) for result in results]
@@ -300,20 +303,9 @@ def dense_part(tensor: torch.Tensor, like: torch.Tensor | None = None) -> torch.
     return tensor.as_strided(sizes, tensor.stride())
 
 
-def may_overlap(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether elements may share memory, beside those of axes of stride 0."""
-    pairs = sorted((stride, size) for size, stride in zip(sizes, strides, strict=True) if stride and size > 1)
-    reach = 0
-    for stride, size in pairs:
-        if stride <= reach:
-            return True
-        reach += stride * (size - 1)
-    return False
-
-
 def is_dense(tensor: torch.Tensor) -> bool:
     """Whether the elements fill the memory from the first to the last."""
     sizes, strides = tuple(tensor.shape), tensor.stride()
     count = math.prod(sizes)
     reach = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
-    return count == 0 or (reach + 1 == count and not may_overlap(sizes, strides) and 0 not in strides)
+    return count == 0 or (reach + 1 == count and not may_overlap(zip(sizes, strides, strict=True)) and 0 not in strides)

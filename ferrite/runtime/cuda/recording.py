@@ -31,10 +31,11 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import torch_api
+from ferrite.capture import torch_runtime
 from ferrite.codegen import RecordedPart
+from ferrite.ir import may_overlap
 from ferrite.runtime.cuda.graphs import Part, Recordable
-from ferrite.runtime.cuda.recorded import POOL, NotRecorded, Recorded, check_plain, from_pool, may_overlap
+from ferrite.runtime.cuda.recorded import POOL, NotRecorded, Recorded, check_plain, from_pool
 
 MAX_RECORDINGS = 16  # of one part: each has a graph of its own, and memory for results
 MAX_SIZES = 64  # that are remembered
@@ -183,16 +184,19 @@ class Recorder:
             is_steady = place not in self.moving and at.addresses[place] == value.data_ptr()
             if is_steady or POOL.has(value):
                 fixed[place] = value.data_ptr()
-                inputs[place] = torch_api.untracked_view(value, value.shape, value.stride())
+                inputs[place] = torch_runtime.untracked_view(value, value.shape, value.stride())
             else:
                 sizes, strides = tuple(value.shape), value.stride()
-                if may_overlap(sizes, strides):
+                if may_overlap(zip(sizes, strides, strict=True)):
                     raise NotRecorded(f"elements of input {place} share memory")
                 copied[place] = torch.empty_strided(sizes, strides, dtype=value.dtype, device=self.device)
-                inputs[place] = torch_api.untracked_view(copied[place], sizes, strides)
-        written = {torch_api.storage_handle(given[place]) for place in self.part.written}
+                inputs[place] = torch_runtime.untracked_view(copied[place], sizes, strides)
+        written = {torch_runtime.storage_handle(given[place]) for place in self.part.written}
         for place in copied:
-            handle = torch_api.storage_handle(given[place])
-            if handle in written and sum(torch_api.storage_handle(value) == handle for value in tensors.values()) > 1:
+            handle = torch_runtime.storage_handle(given[place])
+            if (
+                handle in written
+                and sum(torch_runtime.storage_handle(value) == handle for value in tensors.values()) > 1
+            ):
                 raise NotRecorded(f"input {place} shares memory that is written with another one")
         return Recorded(self.part, fixed, copied, lends), inputs

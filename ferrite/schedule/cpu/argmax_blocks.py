@@ -15,8 +15,7 @@ from dataclasses import replace
 
 import torch
 
-from ferrite.ir import Expr, data, index_value, op, rewrite_indices
-from ferrite.ir.index import Index, axis, flat_extent, minimum
+from ferrite.ir import Expr, Index, axis, data, flat_extent, index_value, minimum, op, rewrite_indices
 from ferrite.ir.program import Compute, Destination, Reduce, Store
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.fusion.accesses import likely

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ferrite.ir.index import ONE, ZERO, Axis, Index
+from ferrite.ir import ONE, ZERO, Axis, Index
 from ferrite.ir.program import Buffer, Compute, Program, Reduce, Scan, reads, writes
 from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, axes_in, likely, step_of
 

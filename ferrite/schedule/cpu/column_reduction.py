@@ -7,8 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ferrite.ir import STATES, Expr, Load, Local
-from ferrite.ir.index import Axis, Index, Number
+from ferrite.ir import STATES, Axis, Expr, Index, Load, Local, Number
 from ferrite.ir.kernel import Join, Let, Loop, Scratch, State, Statement, Store, nodes_in
 from ferrite.ir.program import Mode
 from ferrite.schedule.cpu.machine import Machine

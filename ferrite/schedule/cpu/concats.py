@@ -13,8 +13,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ferrite.ir import Load, nodes_of, rewrite_indices, rewrite_loads
-from ferrite.ir.index import ONE, ZERO, Axis, Index, Symbol, axis, never_negative
+from ferrite.ir import (
+    ONE,
+    ZERO,
+    Axis,
+    Index,
+    Load,
+    Symbol,
+    axis,
+    never_negative,
+    nodes_of,
+    rewrite_indices,
+    rewrite_loads,
+)
 from ferrite.ir.program import Buffer, Compute, Operation, Program, Store, reads, writes
 from ferrite.schedule.fusion.accesses import likely
 from ferrite.schedule.loops.axes import index_over

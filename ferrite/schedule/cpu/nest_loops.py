@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ferrite.ir.index import Axis
+from ferrite.ir import Axis
 from ferrite.ir.kernel import Accumulate, Loop, State
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.strips import in_strips

@@ -15,18 +15,19 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ferrite.ir import Load, rewrite_indices
-from ferrite.ir.index import (
+from ferrite.ir import (
     ONE,
     ZERO,
     Axis,
     FloorDiv,
     Index,
+    Load,
     Mod,
     Symbol,
     axis,
     flat_extent,
     never_negative,
+    rewrite_indices,
     substitute,
 )
 from ferrite.ir.program import Allocate, Buffer, Compute, Operation, Program, Ref, Store, Template, reads, writes

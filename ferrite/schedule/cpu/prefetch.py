@@ -18,8 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from ferrite.ir import Load
-from ferrite.ir.index import ONE, Axis, Index, Number, substitute
+from ferrite.ir import ONE, Axis, Index, Load, Number, substitute
 from ferrite.ir.kernel import Accumulate, Loop, Pointer, Prefetch, Statement, Store, nodes_in, walk
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.fusion.accesses import likely, step_of

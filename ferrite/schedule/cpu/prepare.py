@@ -19,8 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ferrite.ir import rewrite_indices
-from ferrite.ir.index import ZERO, Axis, Index, Number, axis, number
+from ferrite.ir import ZERO, Axis, Index, Number, axis, number, rewrite_indices
 from ferrite.ir.program import Compute, Destination, Operation, Program, Reduce
 from ferrite.schedule.cpu.argmax_blocks import block_size, by_blocks
 from ferrite.schedule.cpu.buffer_layouts import with_layouts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ferrite.errors import Refusal
-from ferrite.ir.index import Axis
+from ferrite.ir import Axis
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.products import reason_apart
 from ferrite.schedule.cpu.sorted_scatter import sorted_scatter_of

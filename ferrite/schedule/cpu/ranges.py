@@ -16,24 +16,31 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ferrite.ir import Data, Expr, Masked, Op, const, indices_of, rewrite_nodes, with_parts
-from ferrite.ir.index import (
+from ferrite.ir import (
     ONE,
     ZERO,
     Atom,
     Axis,
+    Data,
+    Expr,
     Index,
+    Masked,
     Max,
     Min,
     Number,
+    Op,
     Product,
     Sum,
     Symbol,
     axis,
+    const,
+    indices_of,
     maximum,
     minimum,
     rebuild,
+    rewrite_nodes,
     substitute,
+    with_parts,
 )
 from ferrite.ir.kernel import Accumulate, Let, Loop, Statement, Store, When, nodes_in
 from ferrite.schedule.cpu.machine import Machine

@@ -16,8 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ferrite.ir import data_of
-from ferrite.ir.index import ZERO, Axis, Index, Number, number
+from ferrite.ir import ZERO, Axis, Index, Number, data_of, number
 from ferrite.ir.kernel import Loop, Statement, Store, walk
 from ferrite.schedule.cpu.column_reduction import column_reduction, is_column_reduction
 from ferrite.schedule.cpu.machine import Machine

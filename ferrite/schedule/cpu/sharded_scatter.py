@@ -13,8 +13,23 @@ from collections.abc import Sequence
 
 import torch
 
-from ferrite.ir import Data, IndexValue, Local, const, data, index_value, op
-from ferrite.ir.index import ONE, Axis, Index, Number, Sum, axis, number, substitute
+from ferrite.ir import (
+    ONE,
+    Axis,
+    Data,
+    Index,
+    IndexValue,
+    Local,
+    Number,
+    Sum,
+    axis,
+    const,
+    data,
+    index_value,
+    number,
+    op,
+    substitute,
+)
 from ferrite.ir.kernel import Let, Loop, Store, When
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.vectors import rows_at_once, vector_loop

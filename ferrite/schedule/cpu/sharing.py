@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ferrite.ir import OPERATORS, Expr, Load, Local, Masked, Op, nodes_of
-from ferrite.ir.index import Axis, flat_extent, flat_place
+from ferrite.ir import OPERATORS, Axis, Expr, Load, Local, Masked, Op, flat_extent, flat_place, nodes_of
 from ferrite.ir.kernel import Let, Scratch, Statement, Store, values_of
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.fusion.nests import Nest

@@ -21,8 +21,27 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ferrite.ir import Data, Expr, IndexValue, Load, Local, arithmetic_type, cast, const, data, index_value, op
-from ferrite.ir.index import ONE, ZERO, Axis, Index, Number, axis, number, substitute
+from ferrite.ir import (
+    ONE,
+    ZERO,
+    Axis,
+    Data,
+    Expr,
+    Index,
+    IndexValue,
+    Load,
+    Local,
+    Number,
+    arithmetic_type,
+    axis,
+    cast,
+    const,
+    data,
+    index_value,
+    number,
+    op,
+    substitute,
+)
 from ferrite.ir.kernel import Accumulate, Join, Let, Loop, Scratch, State, Statement, Store, When
 from ferrite.ir.program import Compute, Operation, stores_of
 from ferrite.ir.program import nodes as program

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ferrite.ir import OPERATORS, Cast, Expr, Local, Op
-from ferrite.ir.index import Axis
+from ferrite.ir import OPERATORS, Axis, Cast, Expr, Local, Op
 from ferrite.ir.kernel import Loop, nodes_in
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.vectors import lanes_for

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ferrite.ir import Expr, Load, Masked, data_of, nodes_of
-from ferrite.ir.index import Axis, Index, axis, number
+from ferrite.ir import Axis, Expr, Index, Load, Masked, axis, data_of, nodes_of, number
 from ferrite.ir.kernel import Loop, Scratch, Statement, Store, nodes_in
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.vectors import vector_loop

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ferrite.ir import IndexValue
-from ferrite.ir.index import Axis, Number
+from ferrite.ir import Axis, IndexValue, Number
 from ferrite.ir.kernel import Accumulate, Loop, LoopKind, When, nodes_in
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.loops.axes import Body, nested, work_of

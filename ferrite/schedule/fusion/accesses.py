@@ -13,8 +13,22 @@ from functools import cached_property
 import torch
 
 from ferrite.errors import NotScheduled
-from ferrite.ir import Data, symbols_in
-from ferrite.ir.index import ONE, ZERO, Atom, Axis, Index, Number, Sum, Symbol, add, evaluate, number, substitute
+from ferrite.ir import (
+    ONE,
+    ZERO,
+    Atom,
+    Axis,
+    Data,
+    Index,
+    Number,
+    Sum,
+    Symbol,
+    add,
+    evaluate,
+    number,
+    substitute,
+    symbols_in,
+)
 from ferrite.ir.program import Buffer, LoopOperation, Program, destinations_of, loads, stores_of
 
 

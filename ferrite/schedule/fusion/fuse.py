@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ferrite.errors import Refusal
-from ferrite.ir.index import Symbol
+from ferrite.ir import Symbol
 from ferrite.ir.program import (
     Assert,
     Compute,

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ferrite.errors import Refusal
-from ferrite.ir.index import Axis, Index, Number
+from ferrite.ir import Axis, Index, Number
 from ferrite.ir.program import LoopOperation, Origin
 from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, counterparts, likely, separated
 from ferrite.schedule.fusion.members import FreshAxes, Member

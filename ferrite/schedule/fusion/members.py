@@ -11,8 +11,7 @@ from functools import cached_property
 import torch
 
 from ferrite.errors import Refusal
-from ferrite.ir import rewrite_indices
-from ferrite.ir.index import Axis, Index, Number, axis, substitute
+from ferrite.ir import Axis, Index, Number, axis, may_overlap, rewrite_indices, substitute
 from ferrite.ir.kernel import keeps_apart
 from ferrite.ir.program import Buffer, Compute, Destination, LoopOperation, Reduce, Scan, Store, axes_of, cost
 from ferrite.schedule.fusion.accesses import (
@@ -172,7 +171,7 @@ def deciding(access: MemoryAccess, axes: frozenset[Axis], buffer: Buffer) -> fro
     plain = {item for at in access.coordinates if (item := only_row(at, real)) is not None}
     if access.mode != "set" and not keeps_apart(access.place, plain):
         return idle
-    if apart(buffer):
+    if elements_are_apart(buffer):
         if real <= plain:
             return axes
     elif not mixed_radix(access.place, plain):
@@ -182,24 +181,16 @@ def deciding(access: MemoryAccess, axes: frozenset[Axis], buffer: Buffer) -> fro
     return idle | plain
 
 
-def apart(buffer: Buffer) -> bool:
+def elements_are_apart(buffer: Buffer) -> bool:
     """Whether no two elements of a buffer share a place. What is not a number is taken for a layout that is dense."""
     if buffer.kind != "view":
         return True
-    dims = [(stride, size) for stride, size in zip(buffer.strides, buffer.sizes, strict=True)]
-    if any(isinstance(stride, Number) and stride.value <= 0 for stride, _ in dims):
+    if any(isinstance(stride, Number) and stride.value <= 0 for stride in buffer.strides):
         return False
-    numbers = sorted(
-        (stride.value, size.value)
-        for stride, size in dims
-        if isinstance(stride, Number) and isinstance(size, Number) and size.value > 1
+    dims = zip(buffer.sizes, buffer.strides, strict=True)
+    return not may_overlap(
+        (size.value, stride.value) for size, stride in dims if isinstance(size, Number) and isinstance(stride, Number)
     )
-    reach = 0
-    for stride, size in numbers:
-        if stride <= reach:
-            return False
-        reach += stride * (size - 1)
-    return True
 
 
 def in_pieces(member: Member, rows: tuple[Axis, ...]) -> bool:

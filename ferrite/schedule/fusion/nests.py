@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ferrite.ir.index import Axis, Number
+from ferrite.ir import Axis, Number
 from ferrite.ir.program import Compute, Reduce, Scan
 from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, counterparts
 from ferrite.schedule.fusion.groups import Group

@@ -11,8 +11,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from ferrite.ir import Expr, Interned, Load, nodes_of
-from ferrite.ir.index import Axis, Index, Number, Product, Sum, Symbol
+from ferrite.ir import Axis, Expr, Index, Interned, Load, Number, Product, Sum, Symbol, nodes_of
 from ferrite.ir.kernel import Kernel, canonical, verify_kernel
 from ferrite.ir.program import Compute, Destination, Reduce, Scan, Store, roots_of
 from ferrite.schedule.fusion.accesses import BufferTable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ferrite.ir.index import Axis, Index
+from ferrite.ir import Axis, Index
 from ferrite.ir.kernel import Loop, LoopKind, Statement, walk
 from ferrite.schedule.fusion.accesses import likely
 from ferrite.schedule.gpu.machine import GpuMachine

@@ -13,9 +13,12 @@ import torch
 
 from ferrite.errors import NotGenerated
 from ferrite.ir import (
+    ONE,
+    ZERO,
     Cast,
     Const,
     Expr,
+    Index,
     Load,
     Masked,
     Op,
@@ -27,10 +30,10 @@ from ferrite.ir import (
     either,
     masked,
     nodes_of,
+    number,
     op,
     with_parts,
 )
-from ferrite.ir.index import ONE, ZERO, Index, number
 from ferrite.ir.program import Buffer, Compute, Destination, Operation, Program, Reduce, Scan, Store, roots_of
 
 PART = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}

@@ -12,8 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ferrite.ir import OPERATORS, Load, Op, data_of, indices_of
-from ferrite.ir.index import Axis, Index, Number, axis
+from ferrite.ir import OPERATORS, Axis, Index, Load, Number, Op, axis, data_of, indices_of
 from ferrite.ir.kernel import Loop, Store, nodes_in, walk
 from ferrite.schedule.fusion.accesses import likely, step_of
 from ferrite.schedule.gpu.blocks import likely_lanes, power_above, smaller_until

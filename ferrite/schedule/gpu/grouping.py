@@ -17,16 +17,14 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from ferrite.ir.index import Axis, Index, Number, axis, symbol
-from ferrite.ir.kernel import Kernel, Let, Loop, Statement, Store, When, checks, verify_kernel, walk
+from ferrite.ir import Axis, Index, Number, axis, symbol
+from ferrite.ir.kernel import MASK_MULTIPLE, Kernel, Let, Loop, Statement, Store, When, checks, verify_kernel, walk
 from ferrite.pipeline import Fuel
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.loops.axes import Body, replaced
 from ferrite.schedule.memory.arena import exact_bytes
 from ferrite.schedule.steps import Launch, Run
-
-VECTOR = 16  # elements: where all lengths are multiples of it, no vector is masked in part
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class Form:
     @property
     def is_whole(self) -> bool:
         """Whether vectors are masked as a whole, or not at all."""
-        return all(length % VECTOR == 0 for length in self.lengths)
+        return all(length % MASK_MULTIPLE == 0 for length in self.lengths)
 
 
 class Grouping:

@@ -16,8 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from ferrite.ir import STATES, Load, cast
-from ferrite.ir.index import Axis, Index, flat_extent, substitute
+from ferrite.ir import STATES, Axis, Index, Load, cast, flat_extent, substitute
 from ferrite.ir.kernel import Loop, Scratch, Statement, Store
 from ferrite.ir.program import Compute, Mode, Reduce
 from ferrite.ir.program import Store as ProgramStore

@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ferrite.ir import Load, Random, data_of
-from ferrite.ir.index import ONE, Axis, Index
+from ferrite.ir import ONE, Axis, Index, Load, Random, data_of
 from ferrite.ir.kernel import Kernel, Loop, Pointer, Scratch, Statement, Store, inner, nodes_in, walk
 from ferrite.schedule.fusion.accesses import BufferTable, axes_in, step_of, upper_estimate
 from ferrite.schedule.fusion.groups import Group, bytes_about

@@ -16,9 +16,12 @@ import torch
 
 from ferrite.ir import (
     STATES,
+    Axis,
     Expr,
+    Index,
     Load,
     Param,
+    axis,
     cast,
     choose,
     compare,
@@ -26,11 +29,11 @@ from ferrite.ir import (
     either,
     index_value,
     masked,
+    number,
     op,
     rewrite_indices,
     rewrite_nodes,
 )
-from ferrite.ir.index import Axis, Index, axis, number
 from ferrite.ir.program import Buffer, Combine, Compute, Destination, Operation, Scan, Store
 from ferrite.schedule.fusion.accesses import likely
 from ferrite.schedule.gpu.blocks import power_above

@@ -21,23 +21,30 @@ import torch
 
 from ferrite.ir import (
     STATES,
+    ZERO,
+    Axis,
     Cast,
     Const,
     Expr,
+    Index,
     Load,
+    Number,
+    axis,
     cast,
     choose,
     compare,
     const,
+    contiguous_strides,
     data_of,
     either,
+    flat_extent,
+    flat_place,
     index_value,
     masked,
     nodes_of,
     op,
     rewrite_indices,
 )
-from ferrite.ir.index import ZERO, Axis, Index, Number, axis, contiguous_strides, flat_extent, flat_place
 from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Scan, Sort, Store, axes_of
 from ferrite.schedule.fusion.accesses import likely, step_of
 from ferrite.schedule.gpu import long_scans, sorts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ferrite.errors import Refusal
-from ferrite.ir.index import Axis
+from ferrite.ir import Axis
 from ferrite.ir.program import Reduce, Scan
 from ferrite.schedule.fusion.accesses import likely
 from ferrite.schedule.fusion.groups import Group

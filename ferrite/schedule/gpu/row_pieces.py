@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ferrite.ir.index import Axis, Index, Number, axis
+from ferrite.ir import Axis, Index, Number, axis
 from ferrite.ir.program import Compute, Operation, Reduce, axes_of
 from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, likely
 from ferrite.schedule.fusion.members import with_indices

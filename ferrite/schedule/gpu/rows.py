@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ferrite.ir.index import Axis
+from ferrite.ir import Axis
 from ferrite.ir.kernel import Accumulate, Loop
 from ferrite.ir.program import Scan
 from ferrite.schedule.fusion.accesses import likely

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 
 from ferrite.errors import Refusal
-from ferrite.ir.index import Axis
+from ferrite.ir import Axis
 from ferrite.ir.program import Operation, Program, Scan
 from ferrite.pipeline import Fuel
 from ferrite.schedule.fusion.accesses import BufferTable

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from ferrite.ir import Expr, Load, cast, choose, compare, const, index_value, op
-from ferrite.ir.index import Axis
+from ferrite.ir import Axis, Expr, Load, cast, choose, compare, const, index_value, op
 from ferrite.ir.program import Buffer, Combine, Compute, Destination, Operation, Scan, Sort, Store
 from ferrite.schedule.gpu.machine import GpuMachine
 

@@ -14,8 +14,23 @@ from dataclasses import replace
 
 import torch
 
-from ferrite.ir import OPERATORS, Expr, IndexValue, Op, indices_of, nodes_of, rewrite_indices, with_parts
-from ferrite.ir.index import ONE, ZERO, Axis, Index, axis, minimum, substitute
+from ferrite.ir import (
+    ONE,
+    OPERATORS,
+    ZERO,
+    Axis,
+    Expr,
+    Index,
+    IndexValue,
+    Op,
+    axis,
+    indices_of,
+    minimum,
+    nodes_of,
+    rewrite_indices,
+    substitute,
+    with_parts,
+)
 from ferrite.ir.kernel import Accumulate, Join, Let, Loop, LoopKind, Scratch, Statement, Store, When, nodes_in
 from ferrite.schedule.fusion.accesses import step_of
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ferrite.ir import Const, Expr, IndexValue, Masked, Op, const
-from ferrite.ir.index import Index, number
+from ferrite.ir import Const, Expr, Index, IndexValue, Masked, Op, const, number
 
 # A comparison of d with 0, as `d + shift < 0` or its opposite: it changes where that does.
 SHIFTS = {"lt": (0,), "ge": (0,), "le": (-1,), "gt": (-1,), "eq": (0, -1), "ne": (0, -1)}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ferrite.ir import Load, indices_of, symbols_in
-from ferrite.ir.index import Symbol
+from ferrite.ir import Load, Symbol, indices_of, symbols_in
 from ferrite.ir.kernel import Pointer, Store, indices_in, nodes_in, walk
 from ferrite.schedule.loops.axes import Body
 from ferrite.schedule.loops.statements import Statements

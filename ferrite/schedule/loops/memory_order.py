@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from ferrite.ir.index import ONE, ZERO, Axis, Index
+from ferrite.ir import ONE, ZERO, Axis, Index
 from ferrite.schedule.fusion.accesses import UNKNOWN_EXTENT, axes_in, likely, step_of, upper_estimate
 from ferrite.schedule.fusion.nests import Nest, trivial
 from ferrite.schedule.loops.axes import indices_at

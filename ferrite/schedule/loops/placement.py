@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ferrite.ir.index import Axis, Index, flat_extent, flat_place
+from ferrite.ir import Axis, Index, flat_extent, flat_place
 from ferrite.ir.kernel import Scratch
 from ferrite.ir.program import Reduce, Scan
 from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, axes_in

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ferrite.ir import Local
-from ferrite.ir.index import Axis
+from ferrite.ir import Axis, Local
 from ferrite.ir.kernel import Accumulate, Join, Loop, State, Statement
 from ferrite.ir.program import Scan
 from ferrite.schedule.fusion.accesses import upper_estimate

@@ -15,8 +15,24 @@ from dataclasses import replace
 
 import torch
 
-from ferrite.ir import Cast, Expr, Load, cast, const, index_value, op, rewrite_indices
-from ferrite.ir.index import ZERO, Axis, Index, Number, axis, contiguous_strides, flat_extent, number
+from ferrite.ir import (
+    ZERO,
+    Axis,
+    Cast,
+    Expr,
+    Index,
+    Load,
+    Number,
+    axis,
+    cast,
+    const,
+    contiguous_strides,
+    flat_extent,
+    index_value,
+    number,
+    op,
+    rewrite_indices,
+)
 from ferrite.ir.program import Buffer, Compute, Destination, Operation, Program, Reduce, Scan, Sort, Store
 from ferrite.schedule.fusion.accesses import BufferTable, likely, upper_estimate
 from ferrite.schedule.fusion.members import member_of

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ferrite.ir import STATES, Expr, Load, Local, cast, const, index_value, op, rewrite_loads
-from ferrite.ir.index import Axis, Index, flat_place
+from ferrite.ir import STATES, Axis, Expr, Index, Load, Local, cast, const, flat_place, index_value, op, rewrite_loads
 from ferrite.ir.kernel import Join, Let, State, Statement, Store
 from ferrite.ir.program import Compute, Mode, Reduce, Scan
 from ferrite.schedule.fusion.accesses import BufferTable

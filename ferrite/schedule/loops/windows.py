@@ -13,8 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 
-from ferrite.ir import STATES, Expr, Local, nodes_of, params, with_parts
-from ferrite.ir.index import Axis, Index, Number, number
+from ferrite.ir import STATES, Axis, Expr, Index, Local, Number, nodes_of, number, params, with_parts
 from ferrite.ir.kernel import Join, Let, State, Statement, nodes_in, walk
 from ferrite.schedule.fusion.accesses import upper_estimate
 from ferrite.schedule.fusion.nests import Nest

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ferrite.ir.index import ZERO, Index, Number
+from ferrite.ir import ZERO, Index, Number
 from ferrite.ir.program import Buffer, Program
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.memory.in_place import reach

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ferrite.ir.index import ONE, ZERO, Axis, Index, Number
+from ferrite.ir import ONE, ZERO, Axis, Index, Number
 from ferrite.ir.program import (
     Allocate,
     Bind,

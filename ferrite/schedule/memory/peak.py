@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from ferrite.errors import NotScheduled
-from ferrite.ir.index import Atom, Index, Number, Symbol, evaluate
+from ferrite.ir import Atom, Index, Number, Symbol, evaluate
 from ferrite.ir.program import Buffer, Program
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.memory.liveness import accessed

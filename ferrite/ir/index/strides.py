@@ -1,4 +1,5 @@
-"""Places, sizes and strides of elements that lie in the order of their coordinates, the last one fastest."""
+"""Where elements lie: in the order of their coordinates, the last one fastest; and whether strides put two at one
+place."""
 
 from __future__ import annotations
 
@@ -31,3 +32,14 @@ def contiguous_strides(sizes: Sequence[Index]) -> tuple[Index, ...]:
         strides.append(step)
         step = step * (ONE if size is ZERO else size)
     return tuple(reversed(strides))
+
+
+def may_overlap(dims: Iterable[tuple[int, int]]) -> bool:
+    """Whether two elements of a tensor, given as (size, stride) of each dimension, may share memory. (2, 3), (3, 1) has
+    six elements at six places; (2, 1), (3, 1) has two at place 1. What a stride of 0 repeats is one element here."""
+    reach = 0  # the greatest distance of two elements along the dimensions seen so far, whose strides are smaller
+    for stride, size in sorted((stride, size) for size, stride in dims if stride and size > 1):
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
