@@ -31,6 +31,7 @@ FAMILIES = (
     "normalise",
     "batch_norm",
     "losses",
+    "products",
     "scan",
     "order",
     "control",

@@ -301,6 +301,12 @@ class PostGrad:
         doc="In half precision a bias stays inside its matrix product: behind it the product would be rounded once "
         "more.",
     )
+    own_products: Literal["off", "auto", "always"] = option(
+        "auto",
+        env="FERRITE_OWN_PRODUCTS",
+        doc="Matrix products as kernels of our own, which hold what follows them as well, and not as calls of torch's: "
+        "never, where that was measured to be as fast or faster (on Arm), or wherever they can be.",
+    )
     product_layouts: Literal["off", "auto", "always"] = option(
         "auto",
         env="FERRITE_PRODUCT_LAYOUTS",

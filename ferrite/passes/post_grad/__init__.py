@@ -31,6 +31,7 @@ from ferrite.passes.post_grad.higher_order import (
 )
 from ferrite.passes.post_grad.loops import decompose_map_to_while_loop, decompose_scan_to_while_loop
 from ferrite.passes.post_grad.order import eliminate_dead_code, reorder_for_locality
+from ferrite.passes.post_grad.own_products import own_products
 from ferrite.passes.post_grad.patterns import pass_patterns
 from ferrite.passes.post_grad.product_layouts import lay_out_products
 from ferrite.passes.post_grad.quantized_layers import quantized_fusion
@@ -59,6 +60,7 @@ __all__ = [
     "mkldnn_fusion",
     "move_constructors_to_gpu",
     "note_random_order",
+    "own_products",
     "partitioned_scatter",
     "pass_patterns",
     "post_grad_custom_post_pass",
@@ -99,6 +101,7 @@ POST_GRAD = Pipeline(
         partitioned_scatter,
         post_grad_fusions,
         b2b_gemm_pass,
+        own_products,
         lay_out_products,
         post_grad_custom_post_pass,
         chain_random_ops,

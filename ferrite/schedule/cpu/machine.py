@@ -21,7 +21,9 @@ class Machine:
 
     # --- registers and caches, in bytes
     vector_bytes: int = 16  # of one register: 16 NEON, 32 AVX2, 64 AVX-512
+    registers: int = 32  # for vectors: 16 with AVX2
     l1_bytes: int = 1 << 15  # of data; the N1 has 64 KiB, most x86 32 or 48
+    l1_way_bytes: int = 1 << 14  # that lie so far apart have one place in the cache, of which it has a few
     l2_bytes: int = 1 << 19  # that a thread has for itself; the N1 has 1 MiB, of which code and the stack need some
     line_bytes: int = 64  # that come from memory together
 
@@ -60,6 +62,13 @@ class Machine:
     max_rows_without_tile: int = 64  # to reduce by columns: for so few, none pays; tried: 32 rows with one 1.1
     min_argmax_values: int = 512  # of fewer, the place moves along with the greatest; tried: 512 without 1.5, 1024 1.9
     min_argmax_blocks: int = 8  # one of which is read again
+
+    # --- matrix products
+    block_rows: int = 128  # of a result that are summed up together: what they need of a factor stays in the L2 cache
+    block_columns: int = 96  # beside them
+    product_blocks: int = 32  # of a result, for threads to share, if each has something to do:
+    min_block_products: int = 1 << 19
+    min_outer_blocks: int = 8  # blocks of rows, in all matrices of a batch, for threads to share these
 
     # --- additions to tables, row by row
     min_sorted_row_elements: int = 64  # sorting must be little beside adding a row; tried: 128 without 1.7, 64 1.1

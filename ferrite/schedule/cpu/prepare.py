@@ -10,7 +10,8 @@
 - What reads a concatenation is split where its parts begin: see `ferrite.schedule.cpu.concats`.
 - Buffers that loops alone access get the order of dimensions of the tensors beside them: see
   `ferrite.schedule.cpu.buffer_layouts`.
-- Products are written into their part of a concatenation: see `ferrite.schedule.cpu.out_products`.
+- What reads a matrix product of our own goes over its rows: see `ferrite.schedule.cpu.product_readers`.
+- Products of torch are written into their part of a concatenation: see `ferrite.schedule.cpu.out_products`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from ferrite.schedule.cpu.buffer_layouts import with_layouts
 from ferrite.schedule.cpu.concats import split_readers
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.out_products import with_out_products
+from ferrite.schedule.cpu.product_readers import with_whole_rows
+from ferrite.schedule.cpu.products import product_of
 from ferrite.schedule.fusion.accesses import likely, step_of, upper_estimate
 from ferrite.schedule.loops.reductions import (
     EXTREME_OF,
@@ -42,7 +45,7 @@ MIN_EQUAL_PIECES = 8  # with fewer, the last threads wait for the first: then th
 
 def prepare(program: Program, machine: Machine) -> Program:
     """The program with the rewrites above, in this order; what it computes stays the same up to rounding."""
-    program = CpuPreparation(program, machine).program(program)
+    program = CpuPreparation(program, machine).program(with_whole_rows(program))
     return with_out_products(with_layouts(split_readers(program)))
 
 
@@ -71,7 +74,7 @@ class CpuPreparation(Preparation):
     def split(self, operation: Reduce) -> Iterator[Reduce]:
         results = points(operation.axes)
         many = results * points(operation.reduced)
-        if operation.kind not in SPLIT_KINDS or many < self.min_split_elements:
+        if operation.kind not in SPLIT_KINDS or many < self.min_split_elements or product_of(operation) is not None:
             yield operation
             return
         cut = self.piece(operation)

@@ -7,6 +7,7 @@ import math
 from ferrite.errors import Refusal
 from ferrite.ir import Axis
 from ferrite.schedule.cpu.machine import Machine
+from ferrite.schedule.cpu.products import reason_apart
 from ferrite.schedule.cpu.sorted_scatter import sorted_scatter_of
 from ferrite.schedule.fusion.accesses import likely
 from ferrite.schedule.fusion.groups import Group
@@ -15,6 +16,8 @@ from ferrite.schedule.fusion.members import Member, against_the_grain, is_in_pie
 
 def slower(group: Group, member: Member, rows: tuple[Axis, ...], machine: Machine) -> Refusal | None:
     """Why the two together would run slower than one after the other."""
+    if (refusal := reason_apart(group, member, rows)) is not None:
+        return refusal
     members = [*group.members, member]
     work = max(each.points for each in members)
     if work > machine.serial_points:

@@ -6,6 +6,7 @@ rows      threads share the rows; inside a row one nest after the other, with ve
           through a few rows side by side
 columns   rows lie side by side in memory: vectors are made of rows, and the nests inside are plain loops
 reduced   columns that are only reduced: see `ferrite.schedule.cpu.column_reduction`
+products  matrix products, with what follows them: see `ferrite.schedule.cpu.product_loops`
 sorted    rows that are added where memory says, sorted: see `ferrite.schedule.cpu.sorted_scatter`
 sharded   the same without sorting: see `ferrite.schedule.cpu.sharded_scatter`
 """
@@ -20,6 +21,8 @@ from ferrite.ir.kernel import Loop, Statement, Store, walk
 from ferrite.schedule.cpu.column_reduction import column_reduction, is_column_reduction
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.nest_loops import nest_loops
+from ferrite.schedule.cpu.product_loops import product_loops
+from ferrite.schedule.cpu.products import product_of
 from ferrite.schedule.cpu.sharded_scatter import owned
 from ferrite.schedule.cpu.sorted_scatter import SortedScatter, sorted_scatter
 from ferrite.schedule.cpu.strips import in_strips
@@ -47,6 +50,9 @@ def arranged(
         return flat(rows, tuple(statement for part in parts for statement in part.point), machine)
     if scatter is not None and (body := sorted_scatter(scatter, [tuple(part.point) for part in parts], machine)):
         return body
+    product = product_of(nests[0].members[0].operation)
+    if product is not None and not tiles:
+        return product_loops(product, parts, machine)
     column = column_axis(rows, nests, parts, machine)
     if column is None:
         return by_rows(rows, tiles, nests, parts, machine)

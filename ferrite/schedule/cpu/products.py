@@ -1,0 +1,132 @@
+"""Matrix products: sums over one axis of products of two factors, of which each has an axis that the other has not.
+
+In: a reduction that `product_of` knows, alone or with operations behind it at the same points (`reason_apart` sees to
+that while operations are fused). Out: its form, which says what vectors are made of and whether factors are packed:
+
+dots      along what is summed, where both factors lie along that: a linear layer on some rows
+direct    along the columns, or the rows, where the other side is short
+packed    along the columns, with both factors copied into panels that lie in the order of their use
+
+`ferrite.schedule.cpu.product_loops` makes the loops. They are those that every kernel has: nothing after that knows of
+products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ferrite.errors import Refusal
+from ferrite.ir import Load, Op
+from ferrite.ir.index import ONE, Axis, Index, Number
+from ferrite.ir.kernel import Join
+from ferrite.ir.program import Compute, Operation, Reduce
+from ferrite.schedule.cpu.machine import Machine
+from ferrite.schedule.fusion.accesses import axes_in, step_of
+from ferrite.schedule.fusion.groups import Group
+from ferrite.schedule.fusion.members import Member
+
+MIN_SIDE = 2  # rows, and columns: of one there is nothing to share
+MIN_SUMMED = 16  # products of a sum: with fewer, a tile has more to do at its end than before
+# Rows, or columns, up to which packing does not pay: where vectors lie along the sums, and where along the other side.
+MAX_DOT_SIDE, MAX_DIRECT_SIDE = 64, 8
+
+
+@dataclass(frozen=True)
+class Product:
+    """`rows`: the axis that only the left factor has; `columns`: the one that only the right factor has, which comes
+    after it in the result; `batch`: all others; `summed`: the one that is no axis of the result."""
+
+    batch: tuple[Axis, ...]
+    rows: Axis
+    columns: Axis
+    summed: Axis
+
+
+def product_of(operation: Operation) -> Product | None:
+    """The axes of an operation that is a matrix product, of sizes that are known."""
+    if not isinstance(operation, Reduce) or operation.kind != "sum" or len(operation.reduced) != 1:
+        return None
+    (value,), (summed,) = operation.values, operation.reduced
+    if not isinstance(value, Op) or value.name != "mul" or value.dtype is not torch.float32:
+        return None
+    left, right = value.operands
+    if not isinstance(left, Load) or not isinstance(right, Load):
+        return None
+    one, other = (axes_of_load(item) for item in (left, right))
+    only = [item for item in operation.axes if (item in one) != (item in other)]
+    if len(only) != 2 or (only[0] in one) == (only[1] in one) or not {summed} <= one & other:
+        return None
+    rows, columns = only
+    sizes = [item.extent for item in (*operation.axes, summed)]
+    if not all(isinstance(size, Number) for size in sizes):
+        return None
+    if min(extent_of(rows), extent_of(columns)) < MIN_SIDE or extent_of(summed) < MIN_SUMMED:
+        return None
+    return Product(tuple(item for item in operation.axes if item not in only), rows, columns, summed)
+
+
+def axes_of_load(load: Load) -> set[Axis]:
+    return set().union(*(axes_in(index) for index in load.coordinates))
+
+
+def extent_of(item: Axis) -> int:
+    assert isinstance(item.extent, Number)
+    return item.extent.value
+
+
+def reason_apart(group: Group, member: Member, rows: Sequence[Axis]) -> Refusal | None:
+    """Why a member is in another kernel than a group, where one of them has a matrix product."""
+    if product_of(member.operation) is not None:
+        return Refusal("a matrix product begins a kernel of its own")
+    if product_of(group.members[0].operation) is None:
+        return None
+    if tuple(rows) != group.rows or member.inner(rows) or not isinstance(member.operation, Compute):
+        return Refusal("it is not at the points of the matrix product before it")
+    if any(store.mode != "set" for store in member.operation.stores):
+        return Refusal("it adds to memory behind a matrix product")
+    return None
+
+
+# --- forms ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Form:
+    """`along`: the axis that vectors are made of. `packed`: factors are copied first, in the order of their use."""
+
+    along: Axis
+    packed: bool = False
+
+
+def form_of(product: Product, join: Join, machine: Machine) -> Form:
+    """Which form suits factors that lie like these."""
+    thin = min(extent_of(product.rows), extent_of(product.columns))
+    left, right = factors(product, join)
+    lie_along = all(step_along(item, product.summed) is ONE for item in (left, right))
+    collide = any(
+        isinstance(step := step_along(factor, side), Number) and step.value * 4 % machine.l1_way_bytes == 0
+        for factor, side in ((left, product.rows), (right, product.columns))
+    )
+    if lie_along and thin <= MAX_DOT_SIDE and not collide:
+        return Form(product.summed)
+    if thin <= MAX_DIRECT_SIDE:
+        for factor, side in ((right, product.columns), (left, product.rows)):
+            if step_along(factor, side) is ONE and thin < extent_of(side):
+                return Form(side)
+    return Form(product.columns, packed=True)
+
+
+def factors(product: Product, join: Join) -> tuple[Load, Load]:
+    """The factor that has the rows, and the one that has the columns."""
+    (value,) = join.values
+    one, other = value.args
+    assert isinstance(one, Load)
+    assert isinstance(other, Load)
+    return (one, other) if product.rows in axes_of_load(one) else (other, one)
+
+
+def step_along(load: Load, item: Axis) -> Index | None:
+    return step_of(load.coordinates[0], item)

@@ -1,0 +1,48 @@
+"""Which matrix products are kernels of our own: what was measured decides, and the record of that is held here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ferrite.passes.post_grad.own_products import slower_than_torch
+
+quick = pytest.mark.quick
+RECORD = Path(__file__).parents[2] / "bench" / "results" / "products-aarch64.md"
+ALONG = ("linear", "layer", "scores")  # both factors lie along what is summed
+NOISE = 1.02
+
+
+def measured() -> list[tuple[str, list[int], float]]:
+    """Kind, rows and inner and columns, and our time to torch's."""
+    found = []
+    for line in RECORD.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 6 and cells[1][:1].isdigit():
+            found.append((cells[0], [int(size) for size in cells[1].split(",")][-3:], float(cells[4].split()[0])))
+    return found
+
+
+@quick
+def test_nothing_is_taken_that_was_measured_to_be_slower():
+    rows = measured()
+    assert len(rows) > 40
+    for kind, sizes, ratio in rows:
+        if slower_than_torch(*sizes, lie_along=kind in ALONG) is None:
+            assert ratio <= NOISE, (kind, sizes)
+
+
+@quick
+def test_most_of_what_was_measured_to_be_faster_is_taken():
+    faster = [(kind, sizes) for kind, sizes, ratio in measured() if ratio < 0.9]
+    taken = [sizes for kind, sizes in faster if slower_than_torch(*sizes, lie_along=kind in ALONG) is None]
+    assert len(taken) > 0.6 * len(faster)
+
+
+@quick
+def test_a_reason_is_given():
+    assert "small" in str(slower_than_torch(5, 4, 6, True))
+    assert "thin" in str(slower_than_torch(4, 768, 768, False))
+    assert "large" in str(slower_than_torch(512, 768, 768, False))
+    assert slower_than_torch(128, 768, 768, True) is None

@@ -1,0 +1,232 @@
+"""Matrix products as kernels of our own: tiles, blocks, packed factors, and what follows inside."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import ferrite
+from ferrite.ir.kernel import Accumulate, Kernel, Scratch, walk
+from ferrite.ir.kernel.interpret import run_kernel
+from ferrite.ir.kernel.parse import parse_kernel
+from tests.compare import assert_same_as_eager, compile_strict, reset
+from tests.schedule.plans import loops, plan_of
+
+quick = pytest.mark.quick
+OWN = {"own_products": "always", "check_bounds": True}
+
+
+def summed(a, b):
+    """What a product is, spelled out: no pass is needed to see it."""
+    return (a[:, None, :] * b[None, :, :]).sum(-1)
+
+
+def summed_across(a, b):
+    return summed(a.T, b.T)
+
+
+def kernel_of(fn, rows: int, inner: int, columns: int) -> Kernel:
+    sizes = [(inner, rows), (inner, columns)] if fn is summed_across else [(rows, inner), (columns, inner)]
+    (launch,) = plan_of(fn, *map(torch.randn, sizes)).launches
+    return launch.kernel
+
+
+def tiles_in(kernel: Kernel) -> int:
+    return sum(isinstance(item, Accumulate) for item in walk(kernel.body))
+
+
+# --- loops ------------------------------------------------------------------------------------------------------------
+
+
+@quick
+def test_registers_hold_a_tile_of_sums():
+    kernel = kernel_of(summed, 12, 64, 18)
+    (state,) = (item for item in walk(kernel.body) if isinstance(item, Accumulate))
+    assert [loop.copies for loop in loops(kernel, "vector") if state in walk(loop.body)] == [6, 4]
+    assert parse_kernel(str(kernel)) == kernel
+
+
+@quick
+def test_what_is_left_over_has_tiles_of_its_own():
+    assert tiles_in(kernel_of(summed, 12, 64, 18)) == 1
+    assert tiles_in(kernel_of(summed, 13, 64, 18)) == 2
+    assert tiles_in(kernel_of(summed, 13, 64, 19)) == 4
+
+
+@quick
+@pytest.mark.parametrize(
+    ("fn", "sizes", "scratch"),
+    [(summed, (5, 17, 7), 1), (summed_across, (5, 17, 7), 1), (summed_across, (9, 16, 10), 3)],
+    ids=["dots", "direct", "packed"],
+)
+def test_the_interpreter_computes_the_same(fn, sizes, scratch):
+    """In every form, which the memory that it asks for tells."""
+    rows, inner, columns = sizes
+    a, b = torch.randn(rows, inner), torch.randn(columns, inner)
+    memory = [torch.full([rows * columns], float("nan"))]
+    memory += [(item.T if fn is summed_across else item).contiguous().flatten() for item in (a, b)]
+    kernel = kernel_of(fn, *sizes)
+    assert len({item.name for item in walk(kernel.body) if isinstance(item, Scratch)}) == scratch
+    run_kernel(kernel, memory)
+    torch.testing.assert_close(memory[0].view(rows, columns), a @ b.T)
+
+
+@quick
+def test_one_row_is_no_matrix():
+    assert not loops(kernel_of(summed, 1, 64, 18), "unrolled")
+    assert tiles_in(kernel_of(summed, 1, 64, 18)) == 1
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+SHAPES = {
+    "one tile": (4, 16, 6),
+    "two rows": (2, 33, 7),
+    "three columns": (9, 40, 3),
+    "primes": (37, 53, 29),
+    "packed": (67, 129, 71),
+    "in pieces": (5, 2048, 9),
+    "packed, in pieces": (70, 1024, 80),
+    "several blocks": (301, 24, 211),
+    "too little to sum": (20, 7, 20),
+}
+
+
+def in_all_layouts(a, b, across_a, across_b):
+    return a @ b, a @ across_b.T, across_a.T @ b, across_a.T @ across_b.T
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_products_of_any_sizes_and_layouts(shape):
+    rows, inner, columns = SHAPES[shape]
+    sizes = (rows, inner), (inner, columns), (inner, rows), (columns, inner)
+    assert_same_as_eager(in_all_layouts, lambda: [torch.randn(size) for size in sizes], options=OWN)
+
+
+STRIDED = {
+    "every second": lambda a, b: torch.mm(a[:, ::2], b[::2]),
+    "expanded": lambda a, b: torch.mm(a[:1].expand(9, 40), b),
+    "of one tensor": lambda a, b: torch.mm(a, a.T),
+    "part of a matrix": lambda a, b: torch.mm(a[3:, 4:36], b[4:36, 1:-1]),
+    "batched": lambda a, b: torch.bmm(a.view(2, 10, 40), b.view(20, 2, 26).repeat(2, 1, 1).permute(1, 0, 2)),
+    "one matrix for all": lambda a, b: torch.matmul(a.view(2, 10, 40), b),
+    "heads side by side": lambda a, b: a.view(10, 5, 16).transpose(0, 1) @ a.view(10, 5, 16).permute(1, 2, 0),
+    "a vector": lambda a, b: a[:1] @ b,
+}
+
+
+@pytest.mark.parametrize("case", STRIDED)
+def test_products_of_views(case):
+    assert_same_as_eager(STRIDED[case], lambda: [torch.randn(20, 40), torch.randn(40, 26)], options=OWN)
+
+
+def test_infinities_and_none_stay_in_their_rows():
+    a, b = torch.randn(70, 520), torch.randn(520, 66)
+    a[3, 4], a[5, 6], b[7, 8], b[9, 9] = float("inf"), float("nan"), float("-inf"), 0.0
+    a[3, 5], b[5] = float("-inf"), 0.0
+    with torch.no_grad():
+        made = compile_strict(torch.mm, options=OWN)(a, b)
+    exact = (a.double() @ b.double()).float()
+    torch.testing.assert_close(made, exact, equal_nan=True, rtol=1e-4, atol=1e-4)
+
+
+def test_threads_do_not_change_a_bit():
+    a, b = torch.randn(200, 1536), torch.randn(1536, 190)
+    product = compile_strict(torch.mm, options={"own_products": "always"})
+    threads = torch.get_num_threads()
+    try:
+        found = []
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            found.append(product(a, b))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+# --- what follows -----------------------------------------------------------------------------------------------------
+
+
+def operators(fn, *inputs, **options) -> list[set[str]]:
+    """The operators in each kernel."""
+    reset()
+    with torch.no_grad():
+        compile_strict(fn, options={**OWN, **options})(*inputs)
+    return [set(kernel.operators) for kernel in ferrite.last_compile().kernels]
+
+
+def layer(x, weight, bias, residual):
+    return F.gelu(F.linear(x, weight, bias)) + residual
+
+
+def layer_inputs(*batch: int):
+    rows, inner, columns = batch, 48, 40
+    return [
+        torch.randn(*rows, inner),
+        torch.randn(columns, inner),
+        torch.randn(columns),
+        torch.randn(*rows, columns),
+    ]
+
+
+@pytest.mark.parametrize("batch", [(18,), (1, 18), (3, 7), (2, 3, 5)], ids=str)
+def test_a_layer_is_one_kernel(batch):
+    assert_same_as_eager(layer, lambda: layer_inputs(*batch), options=OWN)
+    if len(batch) < 3:
+        assert len(operators(layer, *layer_inputs(*batch))) == 1
+
+
+def test_several_results_are_one_kernel():
+    def both(x, weight, bias, residual):
+        made = F.linear(x, weight, bias)
+        return made, made.relu(), made.to(torch.bfloat16)
+
+    assert_same_as_eager(both, lambda: layer_inputs(20), options=OWN)
+    assert len(operators(both, *layer_inputs(20))) == 1
+
+
+def test_what_needs_other_points_comes_after():
+    def normalised(x, weight, bias, residual):
+        return F.linear(x, weight, bias).softmax(-1)
+
+    assert_same_as_eager(normalised, lambda: layer_inputs(20), options=OWN)
+    first, second = operators(normalised, *layer_inputs(20))
+    assert "_softmax" in second - first
+
+
+def test_a_product_does_not_write_what_it_still_reads():
+    """The result has the size of a factor, which nobody needs afterwards."""
+
+    def chain(x, weight):
+        y = x.exp()
+        return (y @ weight).relu() @ weight
+
+    assert_same_as_eager(chain, lambda: [torch.randn(64, 64), torch.randn(64, 64)], options=OWN)
+
+
+def test_gradients():
+    def loss(x, weight, bias, residual):
+        return layer(x, weight, bias, residual).square().sum()
+
+    def inputs():
+        return [item.requires_grad_() for item in layer_inputs(70)]
+
+    assert_same_as_eager(loss, inputs, backward=True, options=OWN)
+
+
+# --- when not ---------------------------------------------------------------------------------------------------------
+
+
+def called(fn, *inputs, **options) -> bool:
+    """Whether torch computes it all."""
+    return not operators(fn, *inputs, **options)
+
+
+def test_torch_keeps_its_kernel():
+    inputs = torch.randn(20, 40), torch.randn(40, 26)
+    assert not called(torch.mm, *inputs)
+    assert called(torch.mm, *inputs, own_products="off")
+    assert called(torch.mm, *inputs, numerics="strict")
+    assert called(torch.mm, *(item.double() for item in inputs))
