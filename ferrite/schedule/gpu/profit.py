@@ -50,7 +50,7 @@ def only_reads_a_line(group: Group, member: Member, machine: GpuMachine) -> bool
     if any(access.writes or other.writes for access, other in pairs):
         return False
     layouts = {access.storage: access.layout for access, _ in pairs}.values()
-    return sum(math.prod(map(likely, each.sizes)) * each.dtype.itemsize for each in layouts) < machine.line
+    return sum(math.prod(map(likely, each.sizes)) * each.dtype.itemsize for each in layouts) < machine.line_bytes
 
 
 def needs_kept_columns(members: list[Member], rows: tuple[Axis, ...]) -> bool:
