@@ -83,7 +83,7 @@ def correct_forecasts(gm: torch.fx.GraphModule) -> None:
             mark_changed({node: before[node]})
         if node.op != "call_function":
             continue
-        if is_seen_through(node) and KNOWN in node.all_input_nodes[0].meta:
+        if is_seen_through(node) and any(KNOWN in each.meta for each in node.all_input_nodes[:1]):
             node.meta[KNOWN] = True
         if is_misplaced_empty_view(node):
             updater = updater or MetadataUpdater(gm.graph)
@@ -111,7 +111,8 @@ def correct_forecasts(gm: torch.fx.GraphModule) -> None:
 
 
 def is_seen_through(node: torch.fx.Node) -> bool:
-    """Whether a result is a part or a view of the first operand, and lies by how that one does alone."""
+    """Whether a result is a part or a view of the first operand, and lies by how that one does alone. There may be
+    none: autograd takes the conjugate of a number."""
     return node.target is operator.getitem or getattr(node.target, "is_view", False)
 
 
