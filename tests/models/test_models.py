@@ -40,6 +40,7 @@ def cases(chosen: Iterable[str], slow: Collection[str] = (), quick: Collection[s
 def test_forward_matches_eager(architecture: Architecture, golden: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the rules that fire are those that fired before: one that silently stops firing is seen."""
     monkeypatch.setenv("FERRITE_PRODUCT_LAYOUTS", "always")  # on any machine
+    monkeypatch.setenv("FERRITE_OWN_PRODUCTS", "off")
     earlier = ferrite.recent_compiles()
 
     @torch.no_grad()
