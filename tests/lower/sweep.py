@@ -39,6 +39,9 @@ from tests.executables import plan_of
 from tests.rounding import DRAWS, is_float, nudged
 
 OPERATORS = {f"{op.name}.{op.variant_test_name}".strip("."): op for op in op_db}
+# torch's forward leaves out the places of its maxima where no gradient is asked for, as in a traced graph; its backward
+# reads them all the same, outside of memory. Dynamo captures no such graph.
+READS_OUTSIDE_IN_BACKWARD = {"sparse.mm.reduce"}
 SEED = 42  # what the samples' own wrappers set, which a trace does not see
 # Memory without contents has no values to compare; random values come from generators that a float64 run moves too.
 UNDEFINED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
@@ -319,6 +322,8 @@ def sweep(name: str, dtype: torch.dtype, backward: bool = False, samples: int = 
     """One verdict per sample; an operator that does not know the type has none."""
     info = OPERATORS[name]
     known = info.backward_dtypes if backward else info.dtypes
+    if backward and name in READS_OUTSIDE_IN_BACKWARD:
+        return []
     if dtype not in known or (
         backward and not (info.supports_autograd and (dtype.is_floating_point or dtype.is_complex))
     ):
