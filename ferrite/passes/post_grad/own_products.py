@@ -45,8 +45,8 @@ def owned(site: Site) -> Any:
 
 def reason_against(site: Site, left: torch.Tensor, right: torch.Tensor) -> Refusal | None:
     """Why a product cannot be a kernel of our own, as far as kernels go today."""
-    if left.device.type != "cpu" or left.dtype is not torch.float32:
-        return Refusal("kernels of our own are there for products of float32 on a cpu")
+    if left.device.type != "cpu" or left.dtype not in (torch.float32, torch.float64):
+        return Refusal("kernels of our own are there for products of float32 and float64 on a cpu")
     if left.layout is not torch.strided or right.layout is not torch.strided:
         return Refusal("an operand is sparse")
     if not all(isinstance(size, int) for size in (*left.shape, *right.shape)):
@@ -60,8 +60,9 @@ def reason_against(site: Site, left: torch.Tensor, right: torch.Tensor) -> Refus
 
 def reason_to_leave(site: Site, left: torch.Tensor, right: torch.Tensor) -> Refusal | None:
     """Why a kernel of our own was not measured to be at least as fast as torch's, if it was not."""
-    if site.options.executor != "native" or not products.uses_arm_compute_library():
-        return Refusal("products of our own are measured on Arm only")
+    is_native = site.options.executor == "native"
+    if not is_native or left.dtype is not torch.float32 or not products.uses_arm_compute_library():
+        return Refusal("products of our own are measured for float32 on Arm only")
     if all(user.target is aten.cat.default for user in site.node.users):
         return Refusal("torch writes it into its part of a concatenation")
     rows, inner, columns = left.shape[-2], left.shape[-1], right.shape[-1]
@@ -105,13 +106,14 @@ OWN_PRODUCT = NodeRule(
     examples=(
         Case("two matrices", aten.mm.default, normal((5, 4), (4, 6)), ALWAYS),
         Case("a linear layer", linear, normal((5, 32), (6, 32), (6,)), ALWAYS),
+        Case("in double precision", aten.mm.default, normal((5, 4), (4, 6), dtype=torch.float64), ALWAYS),
         Case("a batch", aten.bmm.default, normal((3, 5, 4), (3, 4, 6)), ALWAYS),
         Case("a batch with a mask", aten.baddbmm.default, normal((3, 5, 6), (3, 5, 4), (3, 4, 6)), ALWAYS),
     ),
     near_misses=(
         Case("switched off", aten.mm.default, normal((5, 4), (4, 6)), {"own_products": "off"}),
         Case("tiny, where that decides", aten.mm.default, normal((5, 4), (4, 6))),
-        Case("double precision", aten.mm.default, normal((5, 4), (4, 6), dtype=torch.float64), ALWAYS),
+        Case("half precision", aten.mm.default, normal((5, 4), (4, 6), dtype=torch.bfloat16), ALWAYS),
         Case(
             "scaled",
             lambda bias, a, b: aten.addmm.default(bias, a, b, alpha=2),
