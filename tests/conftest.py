@@ -74,7 +74,7 @@ def program_of_calls(fresh_compiler: None, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.fixture
-def native_kernels(fresh_compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def llvm_kernels(fresh_compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of what only kernels have, whatever `--executor` says."""
     monkeypatch.setenv("FERRITE_EXECUTOR", "native")
 

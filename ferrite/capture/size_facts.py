@@ -159,6 +159,33 @@ def guarded_equalities(value: Number) -> Mapping[Any, Any]:
     return found
 
 
+def simplest_equal(expression: Any, equalities: Mapping[Any, Any]) -> Any:
+    """What guards hold equal to an expression, or to what it is but for a constant, or for a further division: the
+    expression itself if none. `s0 // (2*s1)` is 16 where `s0 // s1` is 32."""
+    found = equalities.get(expression)
+    if found is None and expression.is_Add:
+        constant, rest = expression.as_coeff_Add()
+        found = equalities.get(rest)
+        found = None if found is None else found + constant
+    if found is None and type(expression).__name__ == "FloorDiv":
+        found = _divided_further(expression, equalities)
+    # equalities lead to what is simpler, so there is an end
+    return expression if found is None else simplest_equal(found, equalities)
+
+
+def _divided_further(quotient: Any, equalities: Mapping[Any, Any]) -> Any | None:
+    """`t // (b*k)` is `(t // b) // k`, of which a guard may know the inner part."""
+    top, bottom = quotient.args
+    parts = bottom.as_ordered_factors()
+    for place, part in enumerate(parts if len(parts) > 1 else ()):
+        rest = bottom.func(*parts[:place], *parts[place + 1 :])
+        for outer, inner in ((part, rest), (rest, part)):
+            known = equalities.get(quotient.func(top, inner))
+            if known is not None and known.is_Integer and outer.is_positive:
+                return quotient.func(known, outer)
+    return None
+
+
 def guarded_ranges(value: Number, equalities: Mapping[Any, Any]) -> Mapping[Any, tuple[int, int]]:
     """The least and greatest value of symbols for which what guards hold equal is so: 8 where `2*s0 + s0 // 2` is 20.
     torch solves what is linear itself, and leaves the rest as it is."""

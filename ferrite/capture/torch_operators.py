@@ -160,7 +160,13 @@ def decomposition(operator: Any) -> Callable[..., Any] | None:
     return None
 
 
-def is_composite(operator: torch._ops.OpOverload) -> bool:
+def overloads_of(name: str) -> list[OpOverload]:
+    """ATen's operators of a name; none for `__xor__`, say, which is a name of the namespace itself."""
+    operator = getattr(torch.ops.aten, name, None)
+    return list(overloads(operator)) if isinstance(operator, OpOverloadPacket) else []
+
+
+def is_composite(operator: OpOverload) -> bool:
     """Whether torch computes it by calls of other operators, on every device and with gradients."""
     implicit = torch._C.DispatchKey.CompositeImplicitAutograd
     return _exists(operator) and operator.has_kernel_for_dispatch_key(implicit)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.capture.torch_operators import is_composite
+from ferrite.capture.torch_operators import is_composite, overloads_of
 from ferrite.graph import fake_value, is_barrier, leaving_no_symbols
 
 Function = Callable[..., Any]
@@ -93,12 +93,8 @@ def never_draws(name: str) -> bool:
 
     Saves the try, milliseconds for each parameter of an optimizer: a step is a graph of writes, which lead nowhere.
     """
-    operator = getattr(torch.ops.aten, name, None)
-    if not isinstance(operator, torch._ops.OpOverloadPacket):  # `__xor__`, say: the namespace's own
-        return False
-    overloads = [getattr(operator, each) for each in operator.overloads()]
-    seeded = torch.Tag.nondeterministic_seeded
-    return not any(seeded in each.tags or is_composite(each) for each in overloads)
+    overloads, seeded = overloads_of(name), torch.Tag.nondeterministic_seeded
+    return bool(overloads) and not any(seeded in each.tags or is_composite(each) for each in overloads)
 
 
 def stand_in(node: torch.fx.Node) -> Any:

@@ -88,7 +88,7 @@ class Sizes:
         if self._equal is None:
             self._equal = size_facts.guarded_equalities(facts.value)
             self._ranges = size_facts.guarded_ranges(facts.value, self._equal)
-        expression = self.equal(expression)
+        expression = size_facts.simplest_equal(expression, self._equal) if self._equal else expression
         if expression.is_Integer:
             return number(int(expression))
         if expression.is_Symbol:
@@ -106,17 +106,6 @@ class Sizes:
         if make is None:
             raise UnknownSize(f"the size {expression} ({type(expression).__name__})")
         return make(*(self.read(part, facts) for part in expression.args))
-
-    def equal(self, expression: Any) -> Any:
-        """What a guard holds equal to an expression, or to what it is but for a constant: the expression if none."""
-        assert self._equal is not None
-        found = self._equal.get(expression)
-        if found is None and self._equal and expression.is_Add:
-            constant, rest = expression.as_coeff_Add()
-            found = self._equal.get(rest)
-            if found is not None:
-                return found + constant
-        return expression if found is None else found
 
     def truth(self, expression: Any, facts: SymbolFacts) -> Index:
         """One where a symbol that is one or zero is one: the symbol itself."""

@@ -6,7 +6,14 @@ contracts of the stage for every rule; `why` tells where a rule did not fire and
 
 from ferrite.rewrite.arguments import MISSING, arguments_of, in_order, parameters_of, same_literal
 from ferrite.rewrite.engine import apply_rules
-from ferrite.rewrite.layout import follow, is_elementwise, only_ones_differ, reads_memory
+from ferrite.rewrite.layout import (
+    follow,
+    is_elementwise,
+    only_ones_differ,
+    reads_memory,
+    same_strides,
+    who_could_tell,
+)
 from ferrite.rewrite.match import Match, Matcher
 from ferrite.rewrite.pattern import Items, Pattern, Variable, count_uses, trace_pattern
 from ferrite.rewrite.rule import AnyRule, Case, GraphRule, Layout, NodeRule, Numerics, Rule, Site, too_loose
@@ -45,7 +52,9 @@ __all__ = [
     "parameters_of",
     "reads_memory",
     "same_literal",
+    "same_strides",
     "too_loose",
     "trace_pattern",
+    "who_could_tell",
     "why",
 ]

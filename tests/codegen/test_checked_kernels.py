@@ -18,8 +18,8 @@ from ferrite.ir.kernel.nodes import checks
 from ferrite.ir.kernel.parse import parse_kernel
 from ferrite.schedule.cpu import CpuScheduling
 from tests.compare import assert_same_as_eager, reset
+from tests.llvm_kernels import SIGNATURE
 from tests.loop_kernels import text
-from tests.native_kernels import SIGNATURE
 
 quick = pytest.mark.quick
 

@@ -18,8 +18,8 @@ from ferrite.codegen.llvm.runtime_symbols import PARALLEL, openmp_library, runti
 from ferrite.codegen.llvm.words import IMMEDIATE
 from ferrite.ir.kernel.parse import parse_kernel
 from ferrite.ir.types import short
+from tests.llvm_kernels import SIGNATURE, assert_same
 from tests.loop_kernels import GATHER, KERNELS, SOFTMAX, text
-from tests.native_kernels import SIGNATURE, assert_same
 
 SCALE = text("""
     def kernel(x, out, n, s):
@@ -133,10 +133,10 @@ def test_coefficients_are_where_the_machine_wants_them():
 def test_what_is_computed_by_portable_code_is_the_same(monkeypatch):
     """Conversions that a machine lacks are done by hand; this machine can run them too."""
     from ferrite.codegen.llvm import processor
-    from tests import native_kernels
+    from tests import llvm_kernels
 
     by_hand = processor.Processor(**{**vars_of(host_processor()), "half": False})
-    monkeypatch.setattr(native_kernels, "host_processor", lambda: by_hand)
+    monkeypatch.setattr(llvm_kernels, "host_processor", lambda: by_hand)
     generator = torch.Generator().manual_seed(1)
     patterns = torch.randint(-(1 << 31), 1 << 31, [500], generator=generator).to(torch.int32).view(torch.float32)
     edges = torch.tensor([0.0, 1.0, 65504.0, 65519.9, 65520.0, 1e9, 6e-8, 3e-8, 2.98e-8, 6.1e-5, 1.0004883])

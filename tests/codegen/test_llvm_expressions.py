@@ -13,7 +13,7 @@ from ferrite.ir.index.algebra import axis, maximum, minimum
 from ferrite.ir.kernel.laws import verify_kernel
 from ferrite.ir.kernel.nodes import Accumulate, Join, Kernel, Let, Loop, Pointer, State, Store
 from ferrite.ir.types import short
-from tests.native_kernels import assert_same
+from tests.llvm_kernels import assert_same
 
 TYPES = (torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, torch.bool)
 UNARY = ("neg", "abs", "sign", "floor", "sqrt", "reciprocal", "isnan", "signbit", "logical_not", "bitwise_not")

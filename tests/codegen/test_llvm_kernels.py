@@ -9,8 +9,8 @@ from ferrite.codegen.llvm.build import object_code
 from ferrite.codegen.llvm.emit import kernel_text
 from ferrite.codegen.llvm.processor import PROCESSORS
 from ferrite.ir.kernel.parse import parse_kernel
+from tests.llvm_kernels import assert_close, native
 from tests.loop_kernels import GATHER, KERNELS, SCATTER_ADD, changed
-from tests.native_kernels import assert_close, native
 
 
 def nan(*shape):

@@ -10,8 +10,8 @@ from ferrite.codegen.llvm.processor import host_processor
 from ferrite.ir.kernel.parse import parse_kernel
 from ferrite.ir.states import STATES
 from ferrite.ir.types import short
+from tests.llvm_kernels import assert_close, assert_same, fenced, native
 from tests.loop_kernels import text
-from tests.native_kernels import assert_close, assert_same, fenced, native
 
 EXTENTS = (0, 1, 2, 3, 4, 7, 8, 13, 35)
 

@@ -22,7 +22,7 @@ from ferrite.ir.kernel.nodes import Kernel, Loop, Pointer, Store
 from ferrite.ir.kernel.parse import parse_kernel
 from ferrite.ir.scalar import OPERATORS
 from ferrite.ir.types import is_integer, short
-from tests.native_kernels import assert_bits, assert_same, both, native
+from tests.llvm_kernels import assert_bits, assert_same, both, native
 
 FLOATS = (torch.float32, torch.float64)
 WHOLE = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)

@@ -21,7 +21,7 @@ from ferrite.schedule.cpu import CpuScheduling, Machine
 from ferrite.targets.cpu import CPU, CpuTarget, refusal_of_operation
 from tests.compare import compile_strict
 
-pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("native_kernels")]
+pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("llvm_kernels")]
 
 
 @dataclass(frozen=True)

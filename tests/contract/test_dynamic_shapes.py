@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+import ferrite
 from tests.compare import assert_same_as_eager, assert_same_tree, compile_strict, compiled_graphs
 
 SIZED = {
@@ -183,3 +184,35 @@ def test_a_size_that_a_guard_makes_the_product_of_others(fn: Any) -> None:
     for size in (1, 2, 3):
         x = torch.randn(4, 8, size).permute(2, 0, 1)
         assert_same_tree(compiled(x), fn(x), fn(x.double()), f"size {size}")
+
+
+@torch.library.custom_op("contract_shapes::head", mutates_args=())
+def head(x: torch.Tensor, count: int) -> torch.Tensor:
+    return x.flatten()[:count].clone()
+
+
+@head.register_fake
+def _(x: torch.Tensor, count: int) -> torch.Tensor:
+    return x.new_empty(int(count))  # from here on it is known to torch which number it is
+
+
+def quantised(rows: torch.Tensor) -> torch.Tensor:
+    return rows.div(rows.abs().amax(1, keepdim=True).clamp(min=1e-7) / 7).add(8.5).to(torch.int8).clamp(max=15)
+
+
+def halves(x: torch.Tensor, group: int, step: int) -> torch.Tensor:
+    small = quantised(x.reshape(-1, group))
+    return head(small[:, 1::2] << 4 | small[:, ::2], group)
+
+
+def parts_by_any_step(x: torch.Tensor, group: int, step: int) -> torch.Tensor:
+    small = quantised(x.reshape(-1, group))
+    return head(small[:, 1::step] << 4 | small[:, ::step], group)
+
+
+@pytest.mark.parametrize("fn", [halves, parts_by_any_step])
+def test_parts_of_rows_whose_size_a_guard_knows_later(fn: Any) -> None:
+    """`s // (s // 32)` is 32, so `s // (2*(s // 32))`, as torch writes its half, is 16, and the rows are known to be
+    large enough. For any step they are not, and lie in memory."""
+    assert_same_as_eager(fn, lambda: [torch.rand(4096), 32, 2], dynamic=True, exact=False)
+    assert ferrite.last_compile().graphs[0].kernels

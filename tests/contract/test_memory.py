@@ -195,7 +195,7 @@ def forecast(kind: str) -> ferrite.debug.record.PeakMemory:
     return found
 
 
-@pytest.mark.usefixtures("native_kernels")
+@pytest.mark.usefixtures("llvm_kernels")
 @pytest.mark.parametrize("model", [chain, attention, running_sums])
 def test_the_memory_of_a_call_is_forecast(model: Callable[..., torch.Tensor], dynamic: bool) -> None:
     x, weights = torch.randn(4, 64, 128), [torch.randn(128, 128) / 16 for _ in range(4)]
@@ -208,7 +208,7 @@ def test_the_memory_of_a_call_is_forecast(model: Callable[..., torch.Tensor], dy
     assert f"{found.peak:,}" in str(ferrite.last_compile())
 
 
-@pytest.mark.usefixtures("native_kernels")
+@pytest.mark.usefixtures("llvm_kernels")
 def test_the_memory_of_a_backward_pass_is_forecast(dynamic: bool) -> None:
     model = torch.nn.Sequential(
         torch.nn.Linear(128, 512), torch.nn.GELU(), torch.nn.LayerNorm(512), torch.nn.Linear(512, 128), torch.nn.Tanh()

@@ -22,7 +22,7 @@ def _(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-@pytest.mark.usefixtures("native_kernels")
+@pytest.mark.usefixtures("llvm_kernels")
 def test_what_kernels_read_is_where_they_expect_it():
     x = torch.randn(5, 7)
     for function in (lambda x: by_columns(x) * 2, lambda x: by_columns(x)[1:, ::2] + 1):
@@ -46,13 +46,13 @@ def scaled(x, w):
     return by_columns(x) * w * 3
 
 
-@pytest.mark.usefixtures("native_kernels")
+@pytest.mark.usefixtures("llvm_kernels")
 def test_what_is_kept_for_the_backward_graph_is_where_it_expects_it():
     assert torch.equal(gradient(compile_strict(scaled)), gradient(scaled))
     assert [bool(graph.kernels) for graph in ferrite.last_compile().graphs] == [True, True]
 
 
-@pytest.mark.usefixtures("native_kernels")
+@pytest.mark.usefixtures("llvm_kernels")
 def test_so_it_is_where_the_forward_graph_runs_in_eager(monkeypatch, tmp_path):
     def only_backward(graph, kernels_on):
         if graph.kind.value == "forward":
@@ -246,3 +246,22 @@ def test_spectra_of_real_numbers_lie_where_the_library_puts_them(function, dynam
     assert_same_as_eager(fn, lambda: [torch.randn(2, 6, 7)], dynamic=dynamic)
     assert_same_as_eager(fn, lambda: [torch.randn(7, 6, 2).permute(2, 1, 0)], dynamic=dynamic)
     assert_same_as_eager(fn, lambda: [torch.randint(9, (1, 10, 14), dtype=torch.uint8)[:, :, ::2]], dynamic=dynamic)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", ["hardtanh", "elu", "logit", "threshold"])  # the last is iterated over its input first
+def test_a_gradient_that_lies_otherwise_than_the_input(name, dynamic):
+    numbers = {"hardtanh": (-1.0, 1.0), "threshold": (0.1,), "logit": ()}
+    backward = getattr(torch.ops.aten, f"{name}_backward")
+
+    def fn(gradient, x):
+        if name == "elu":
+            return backward(gradient, 1.0, 1.0, 1.0, False, x)
+        return backward(gradient, x, *numbers[name])
+
+    assert_same_as_eager(fn, lambda: [torch.rand(4, 5), torch.rand(5, 4).t()], dynamic=dynamic)
+    assert_same_as_eager(fn, lambda: [torch.rand(5, 4).t(), torch.rand(4, 5)], dynamic=dynamic)
+
+
+def test_least_and_greatest_of_rows_without_columns():
+    assert_same_as_eager(lambda x: torch.aminmax(x, dim=1, keepdim=True), lambda: [torch.empty(4, 3, 0)])

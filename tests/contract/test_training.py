@@ -86,7 +86,7 @@ def test_whole_training_step_compiled() -> None:
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS)
-def test_compiled_optimizer_step(make: str, native_kernels: None) -> None:
+def test_compiled_optimizer_step(make: str, llvm_kernels: None) -> None:
     def steps(compiled: bool, dtype: torch.dtype) -> list[torch.Tensor]:
         torch.manual_seed(0)
         weights = [torch.randn(3, 4).to(dtype).requires_grad_() for _ in range(2)]

@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 
 from ferrite.schedule.plan import make_plan
-from tests.fuzz.test_native import NO_COLUMN, ONE_ELEMENT, ONE_ROW, Case, cases
+from tests.fuzz.test_cpu import NO_COLUMN, ONE_ELEMENT, ONE_ROW, Case, cases
 from tests.gpu_plans import MACHINE, TINY, lowered, run_plan, scheduling
 
 pytestmark = [
@@ -27,7 +27,7 @@ pytestmark = [
 @example(Case((3, 3, 0), ("contiguous",), (("decay", 0),), 1, False))
 @example(Case((1,), ("contiguous",), (("running sum", 0, 0), ("decay", 1)), 1, False))
 def test_a_random_graph_computes_what_eager_does(case: Case) -> None:
-    check_case(case, TINY)
+    assert_as_eager(case, TINY)
 
 
 @pytest.mark.slow
@@ -35,10 +35,10 @@ def test_a_random_graph_computes_what_eager_does(case: Case) -> None:
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(case=cases())
 def test_many_random_graphs_compute_what_eager_does(case: Case, machine) -> None:
-    check_case(case, machine)
+    assert_as_eager(case, machine)
 
 
-def check_case(case: Case, machine) -> None:
+def assert_as_eager(case: Case, machine) -> None:
     inputs = case.inputs()
     kept = [each.clone() for each in inputs]
     eager = case(*inputs)

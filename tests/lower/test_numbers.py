@@ -16,7 +16,7 @@ from tests.lower.lowered import INTERPRETER, calls, operations, run
 pytestmark = pytest.mark.quick
 
 
-def at_two_sizes(fn, first: torch.Tensor, second: torch.Tensor):
+def assert_right_at_two_sizes(fn, first: torch.Tensor, second: torch.Tensor):
     """Compiled once for any size; right at two of them. The last program."""
     from tests.compare import compiled_graphs
 
@@ -42,7 +42,7 @@ def at_two_sizes(fn, first: torch.Tensor, second: torch.Tensor):
     ],
 )
 def test_fractions_of_sizes_are_operands(fn):
-    at_two_sizes(fn, torch.randn(5, 6), torch.randn(9, 4))
+    assert_right_at_two_sizes(fn, torch.randn(5, 6), torch.randn(9, 4))
 
 
 def test_a_size_that_goes_through_fractions_is_computed_once():
@@ -77,7 +77,7 @@ def test_bits_of_sizes():
 
 def test_resampling_by_a_factor_at_two_sizes():
     fn = lambda x: torch.nn.functional.interpolate(x, scale_factor=1.5)  # noqa: E731
-    at_two_sizes(fn, torch.randn(2, 3, 4, 6), torch.randn(2, 3, 7, 5))
+    assert_right_at_two_sizes(fn, torch.randn(2, 3, 4, 6), torch.randn(2, 3, 7, 5))
 
 
 @pytest.mark.lengthy

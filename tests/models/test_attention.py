@@ -14,7 +14,7 @@ from tests.compare import loss_of
 from tests.models.architectures import ARCHITECTURES, Architecture
 from tests.models.test_models import assert_matches_eager, inputs_for
 
-pytestmark = pytest.mark.usefixtures("native_kernels")  # softmaxes are looked for in them
+pytestmark = pytest.mark.usefixtures("llvm_kernels")  # softmaxes are looked for in them
 
 LAYERS = {
     **dict.fromkeys(("bert", "gpt2", "llama", "vit", "distilbert", "qwen2", "wav2vec2", "modernbert", "yolos"), 2),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import re
+import sys
 
 import pytest
 import torch
@@ -163,3 +165,42 @@ def test_a_training_step_on_a_gpu_is_padded_in_both_directions():
 def test_a_training_step_with_padding():
     model = torch.nn.Sequential(torch.nn.Linear(7, 9), torch.nn.ReLU(), torch.nn.Linear(9, 5))
     assert_same_as_eager(model, lambda: [torch.randn(3, 7)], backward=True, options={"pad_mm": "always"})
+
+
+def test_a_large_result_that_leaves_is_made_in_strips(monkeypatch, fresh_compiler):
+    """It would be there twice: padded, and not."""
+    module = sys.modules[PAD_RULES[0].rewrite.__module__]  # its name is that of the pass, too
+    monkeypatch.setattr(module, "MIN_STRIPPED_BYTES", 1 << 10)
+    monkeypatch.setattr(module, "MIN_STRIP_ROWS", 4)
+
+    def logits(x, w):
+        return (x.tanh().flatten(0, 1) @ w.t()).unflatten(0, (3, -1))
+
+    def probabilities(x, w):
+        return logits(x, w).softmax(-1)
+
+    x, w = torch.randn(3, 8, 8), torch.randn(13, 8)
+    for function, products in ((logits, 7), (probabilities, 1)):
+        run = torch.compile(function, backend="ferrite", fullgraph=True, options={"strict": True, "pad_mm": "always"})
+        assert_no_farther(run(x, w), function(x, w), function(x.double(), w.double()), function.__name__)
+        text = ferrite.last_compile().graphs[0].source
+        assert len(re.findall(r"op_aten_mm(_out)?\(", text)) == products
+        assert "slice_scatter" not in text, "strips are written over parts of the result"
+
+
+@pytest.mark.gpu
+def test_logits_on_a_gpu_are_not_kept_twice():
+    torch.manual_seed(0)
+    x = torch.randn(2048, 768, device="cuda", dtype=torch.bfloat16)
+    weight = (torch.randn(30522, 768, device="cuda") / 32).bfloat16()
+    with torch.no_grad():
+        compiled = ferrite.compile(torch.nn.functional.linear, strict=True, dynamic=False)
+        compiled(x, weight)
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        ours = compiled(x, weight)
+        assert torch.cuda.max_memory_allocated() - before < 1.2 * ours.nbytes
+        eager = torch.nn.functional.linear(x, weight)
+        assert ours.stride() == eager.stride()
+        assert_no_farther(ours, eager, torch.nn.functional.linear(x.double(), weight.double()), "logits")

@@ -121,7 +121,7 @@ def test_a_child_of_a_fork_has_a_team_of_its_own(compiled: Callable[[list[Tensor
         assert same(stepped(compiled, 2), expected)
 
 
-@pytest.mark.usefixtures("artifact_cache", "native_kernels")
+@pytest.mark.usefixtures("artifact_cache", "llvm_kernels")
 def test_one_sees_what_runs_together() -> None:
     """In the record and in the host program; of what is compiled, and of what comes out of the cache."""
     results = []

@@ -123,7 +123,7 @@ def test_sizes_that_are_not_known(name):
     assert_as_eager(function, *inputs, machine=TINY, dynamic=True)
 
 
-PIECES = GpuMachine(multiprocessors=64, long_scan=16, one_program=8)
+PIECES = GpuMachine(multiprocessors=64, long_scan_elements=16, one_program_elements=8)
 RUNS = {
     "sum": lambda x: x.cumsum(-1),
     "product": lambda x: x.cumprod(-1),
@@ -262,7 +262,9 @@ def test_floats_of_8_bits(machine):
 
 # --- rows and columns of one tensor ---------------------------------------------------------------------------------
 
-FEW_PROGRAMS = GpuMachine(multiprocessors=2, row_programs=4, shared_elements=64, kept_elements=256, one_program=64)
+FEW_PROGRAMS = GpuMachine(
+    multiprocessors=2, row_programs=4, shared_elements=64, kept_elements=256, one_program_elements=64
+)
 TALL, DEEP, IMAGES = torch.randn(2, 16, 24), torch.randn(2, 2, 8, 24), torch.randn(2, 8, 6, 24)
 
 

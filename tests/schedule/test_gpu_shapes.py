@@ -129,6 +129,17 @@ def test_few_results_are_made_of_pieces():
     assert launch_of(small, "small").instances([]) == 1
 
 
+def test_a_number_that_two_kernels_read_does_not_make_them_one():
+    """As a learning rate is read by the steps of all parameters: each is a chain of its own."""
+
+    def steps(rate, *tensors):
+        return [tensor * rate + index for index, tensor in enumerate(tensors)]
+
+    assert len(kernels_of(steps, made(), made(300), made(200))) == 2
+    assert len(kernels_of(steps, made(), made(300), made(300))) == 1, "rows in common"
+    assert len(kernels_of(lambda x: (x.amax(1), x.sum(0)), made(40, 50))) == 1, "what both read is more"
+
+
 def test_channels_that_lie_side_by_side_are_shared_by_pieces_of_images():
     """Images are too few to keep a GPU busy, and so are their rows."""
     images = made(32, 64, 56, 56, dtype=BF16).to(memory_format=torch.channels_last)

@@ -64,7 +64,7 @@ def test_numbers_that_decide_about_many_elements_are_made_in_groups_of_their_own
         return [*new, *(count + 1 for count in counts)]
 
     given = [torch.tensor(float(place)) for place in range(len(SIZES))] + [torch.randn(size) for size in SIZES]
-    plan = assert_as_eager(step, *given, machine=replace(MACHINE, one_program=1))
+    plan = assert_as_eager(step, *given, machine=replace(MACHINE, one_program_elements=1))
     assert set(problems(plan)) == {len(SIZES)}
     assert len(plan.launches) <= 3
 

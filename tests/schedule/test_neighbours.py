@@ -16,7 +16,9 @@ from tests.gpu_plans import MACHINE, assert_as_eager, lowered, plan_of, run_plan
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 torch.manual_seed(0)
 # So small that sums of a few rows are done in pieces.
-PIECES = GpuMachine(multiprocessors=64, min_split_elements=64, one_program=32, min_piece_elements=8, line=16)
+PIECES = GpuMachine(
+    multiprocessors=64, min_split_elements=64, one_program_elements=32, min_piece_elements=8, line_bytes=16
+)
 
 
 def kernels(plan):

@@ -268,7 +268,7 @@ def test_gradients_of_the_step_before_are_held_while_forward_runs(gpu):
     assert any(map(is_lent, (x.grad, w.grad)))
     assert gpu.graphs.waited == backward.replayed  # another stream may still read gradients that nobody holds
 
-    def is_not_lent():
+    def assert_not_lent():
         x.grad = w.grad = None
         f(x, w).sum().backward()
         assert not any(map(is_lent, (x.grad, w.grad)))
@@ -277,9 +277,9 @@ def test_gradients_of_the_step_before_are_held_while_forward_runs(gpu):
         assert not any(recorded.POOL.keeps(torch_runtime.storage_handle(each.grad)) for each in (x, w))
 
     with another_thread():  # it may be capturing
-        is_not_lent()
+        assert_not_lent()
     gpu.graphs.can_wait = False
-    is_not_lent()
+    assert_not_lent()
 
 
 def test_a_lent_gradient_whose_storage_was_resized(gpu):

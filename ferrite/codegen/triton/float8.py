@@ -15,27 +15,30 @@ from ferrite.capture import on_real_tensors
 
 
 @dataclass(frozen=True)
-class Format:
-    """`digits`: bits of the fraction. `last`: the greatest code of a number, or of infinity. `nan`: the code of what is
-    no number. `saturates`: whether what is too large becomes the last; else it is no number. `zeros`: whether there is
-    one for either sign; else the code of the negative one is the only NaN."""
+class Float8:
+    """One of the types: a sign, an exponent with this `bias`, and `digits` bits of fraction make a code of 8 bits.
+
+    `largest`: the greatest code of a number, or of infinity. `nan`: the code of what is no number. `saturates`: whether
+    what is too large becomes the largest; else it is no number. `has_negative_zero`: without, its code is the only NaN.
+    """
 
     name: str
     digits: int
     bias: int
-    last: int
+    largest: int
     nan: int
     saturates: bool
-    zeros: bool = True
+    has_negative_zero: bool = True
 
     @property
-    def infinite(self) -> bool:
-        return self.last == 0x7C
+    def has_infinity(self) -> bool:
+        return self.largest == 0x7C
 
     def widening(self) -> str:
-        """The exponent is moved by a multiplication, which is exact and makes subnormal numbers normal."""
-        odd = f"code == {self.nan}" if not self.zeros else f"size > {self.last}"
-        infinity = f'tl.where(size == {self.last}, float("inf"), number)' if self.infinite else "number"
+        """The bits are put where those of a float of 32 bits are. The exponent, which has another bias there, is moved
+        by a multiplication: that is exact, and makes subnormal numbers normal."""
+        odd = f"code == {self.nan}" if not self.has_negative_zero else f"size > {self.largest}"
+        infinity = f'tl.where(size == {self.largest}, float("inf"), number)' if self.has_infinity else "number"
         return f"""
 def from_{self.name}(value):
     code = tl.cast(value, tl.int32)
@@ -47,18 +50,22 @@ def from_{self.name}(value):
 """
 
     def rounding(self) -> str:
-        """Adding a number whose last bit is the last of the smallest ones lets the machine round these."""
+        """Numbers that are normal here are rounded as integers: half of what is cut off is added, less one where the
+        last digit that stays is even. To smaller ones, which are subnormal here, a power of two is added whose last bit
+        is worth as much as theirs: so the addition rounds them, and its last bits are their code."""
         shift = 23 - self.digits
-        smallest = (128 - self.bias) << 23
-        magic = 2.0 ** (24 - self.bias - self.digits)
-        place = (int(24 - self.bias - self.digits) + 127) << 23
+        smallest_normal = (128 - self.bias) << 23
+        exponent = 24 - self.bias - self.digits
+        power, power_bits = 2.0**exponent, (exponent + 127) << 23
         signed = (
-            "code | sign" if self.zeros else f"tl.where(code == 0, 0, tl.where(code == {self.nan}, code, code | sign))"
+            "code | sign"
+            if self.has_negative_zero
+            else f"tl.where(code == 0, 0, tl.where(code == {self.nan}, code, code | sign))"
         )
         if self.saturates:
-            large = f"tl.where(bits > {0x7F800000}, {self.nan}, tl.minimum(code, {self.last}))"
+            large = f"tl.where(bits > {0x7F800000}, {self.nan}, tl.minimum(code, {self.largest}))"
         else:
-            large = f"tl.where((code > {self.last}) | (bits > {0x7F800000}), {self.nan}, code)"
+            large = f"tl.where((code > {self.largest}) | (bits > {0x7F800000}), {self.nan}, code)"
         return f"""
 def to_{self.name}(value):
     word = tl.cast(value, tl.int32, bitcast=True)
@@ -66,8 +73,8 @@ def to_{self.name}(value):
     bits = word & {0x7FFFFFFF}
     rounded = (bits + {(1 << (shift - 1)) - 1} + ((bits >> {shift}) & 1)) >> {shift}
     rounded = rounded - {(127 - self.bias) << self.digits}
-    small = tl.cast(tl.abs(value) + {magic!r}, tl.int32, bitcast=True) - {place}
-    code = tl.where(bits < {smallest}, small, rounded)
+    small = tl.cast(tl.abs(value) + {power!r}, tl.int32, bitcast=True) - {power_bits}
+    code = tl.where(bits < {smallest_normal}, small, rounded)
     code = {large}
     return tl.cast({signed}, tl.uint8)
 """
@@ -82,9 +89,13 @@ def saturates(dtype: torch.dtype) -> bool:
 _E4M3, _E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 _E4M3_ONE_ZERO, _E5M2_ONE_ZERO = torch.float8_e4m3fnuz, torch.float8_e5m2fnuz
 FORMATS = {
-    _E4M3: Format("float8_e4m3", 3, 7, 0x7E, 0x7F, saturates(_E4M3)),
-    _E5M2: Format("float8_e5m2", 2, 15, 0x7C, 0x7F, saturates=True),
-    _E4M3_ONE_ZERO: Format("float8_e4m3_one_zero", 3, 8, 0x7F, 0x80, saturates(_E4M3_ONE_ZERO), zeros=False),
-    _E5M2_ONE_ZERO: Format("float8_e5m2_one_zero", 2, 16, 0x7F, 0x80, saturates(_E5M2_ONE_ZERO), zeros=False),
+    _E4M3: Float8("float8_e4m3", 3, 7, 0x7E, 0x7F, saturates(_E4M3)),
+    _E5M2: Float8("float8_e5m2", 2, 15, 0x7C, 0x7F, saturates=True),
+    _E4M3_ONE_ZERO: Float8(
+        "float8_e4m3_one_zero", 3, 8, 0x7F, 0x80, saturates(_E4M3_ONE_ZERO), has_negative_zero=False
+    ),
+    _E5M2_ONE_ZERO: Float8(
+        "float8_e5m2_one_zero", 2, 16, 0x7F, 0x80, saturates(_E5M2_ONE_ZERO), has_negative_zero=False
+    ),
 }
 CONVERSIONS = tuple(text for each in FORMATS.values() for text in (each.widening(), each.rounding()))

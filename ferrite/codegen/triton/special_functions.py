@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ferrite.codegen.llvm.math.gamma import ROOT
+from ferrite.codegen.llvm.math.gamma import DIGAMMA_ZERO
 from ferrite.codegen.llvm.math.special_fits import (
     DIGAMMA_LARGE,
     DIGAMMA_ROOT,
@@ -57,7 +57,7 @@ BESSEL = (
 
 # --- the derivative of the logarithm of the gamma function ------------------------------------------------------------
 
-_HIGH, _LOW, _ = ROOT["double"]
+_HIGH, _LOW, _ = DIGAMMA_ZERO["double"]
 DIGAMMA = (
     f"""
 def digamma_from_one(value):
@@ -139,7 +139,7 @@ def float_exponent(value):
 INTEGERS = (
     """
 def integer_power(base, exponent):
-    # to a negative power only 1 and -1 are something
+    # to a negative power only 1 and -1 are something; what is added times 0 makes blocks of one shape of both
     found = base * 0 + 1
     square = base + found * 0
     rest = tl.where(exponent > 0, exponent, 0) + found * 0
@@ -160,7 +160,7 @@ def some_lane(condition):
 """,
     """
 def common_divisor(left, right):
-    # Euclid's, until no lane has a rest
+    # Euclid's, until no lane has a rest; both as blocks of one shape
     left, right = left + right * 0, right + left * 0
     while some_lane(left != 0) != 0:
         done = left == 0

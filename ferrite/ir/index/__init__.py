@@ -26,6 +26,7 @@ from ferrite.ir.index.algebra import (
     product,
     symbol,
 )
+from ferrite.ir.index.nested_bounds import inside_in_loops
 from ferrite.ir.index.strides import contiguous_strides, flat_extent, flat_place, may_overlap
 from ferrite.ir.index.substitution import evaluate, rebuild, substitute
 
@@ -51,6 +52,7 @@ __all__ = [
     "exact",
     "flat_extent",
     "flat_place",
+    "inside_in_loops",
     "maximum",
     "may_overlap",
     "minimum",

@@ -11,7 +11,19 @@ It costs more, so it is for the laws of kernels alone, and for the few places wh
 
 from __future__ import annotations
 
-from ferrite.ir.index.algebra import Axis, Index, Max, Min, Sum, add, multiply, never_negative, parts_of, product
+from ferrite.ir.index.algebra import (
+    Axis,
+    Index,
+    Max,
+    Min,
+    Sum,
+    add,
+    multiply,
+    never_negative,
+    number,
+    parts_of,
+    product,
+)
 
 MAX_PROOF_STEPS = 64  # of one proof, all branches together
 
@@ -19,6 +31,12 @@ MAX_PROOF_STEPS = 64  # of one proof, all branches together
 def never_negative_in_loops(index: Index) -> bool:
     """Whether an index is zero or more in every iteration of the loops that its axes are of."""
     return never_negative(index) or _Proof().found(index)
+
+
+def inside_in_loops(index: Index, size: Index) -> bool:
+    """Whether an index is one of a dimension's, of this size or of the largest that it may have."""
+    ends = (size - 1 - index, number(size.high or 0) - 1 - index)
+    return never_negative_in_loops(index) and any(map(never_negative_in_loops, ends))
 
 
 class _Proof:

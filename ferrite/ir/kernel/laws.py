@@ -31,6 +31,7 @@ import torch
 from ferrite.ir.expr import Data, Expr, Load, Local, Masked, Param, data_of, indices_of, nodes_of
 from ferrite.ir.expr_laws import wrong_data, wrong_type
 from ferrite.ir.index.algebra import ZERO, Axis, Index, Number, Product, Sum, Symbol, add, number
+from ferrite.ir.index.nested_bounds import inside_in_loops
 from ferrite.ir.index.nested_bounds import never_negative_in_loops as never_negative
 from ferrite.ir.invalid import InvalidProgram
 from ferrite.ir.kernel.nodes import (
@@ -216,8 +217,7 @@ class _Check:
 
     def inside(self, name: str, coordinates: tuple[Index, ...]) -> None:
         for index, size in () if self.is_empty() else zip(coordinates, self.scope.memory[name].sizes, strict=False):
-            ends = [size - 1 - index, number(size.high or 0) - 1 - index]
-            if not never_negative(index) or not any(map(never_negative, ends)):
+            if not inside_in_loops(index, size):
                 raise InvalidProgram("K10", f"{name}[{index}] may be outside of a tile of {size}")
 
     def is_empty(self) -> bool:

@@ -12,6 +12,7 @@ from ferrite.options import Options
 from ferrite.passes.joint.attention import fuse_attention
 from ferrite.passes.joint.cleaning import merge_equal_calls, remove_noop_ops
 from ferrite.passes.joint.constants import constant_fold_uniform_value
+from ferrite.passes.joint.image_layouts import channels_last_in_training
 from ferrite.passes.joint.pad_mm import pad_mm
 from ferrite.passes.joint.products import fix_iota_device, joint_patterns
 from ferrite.passes.joint.quantized_regions import canonicalize_quant_mapping
@@ -26,6 +27,7 @@ from ferrite.pipeline import Pipeline
 __all__ = [
     "JOINT",
     "canonicalize_quant_mapping",
+    "channels_last_in_training",
     "constant_fold_uniform_value",
     "fix_iota_device",
     "fuse_attention",
@@ -57,6 +59,7 @@ JOINT = Pipeline(
         pad_mm,
         fix_iota_device,
         joint_patterns,
+        channels_last_in_training,
         scaled_softmax,
         replace_random,
         merge_equal_calls,

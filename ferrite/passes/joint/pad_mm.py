@@ -6,6 +6,14 @@
 Zeros add nothing, to the bit; the order of the sums may differ. The result is copied, so that nobody gets a tensor with
 the padding behind it. A cost model decides: aligned products run faster, and the copies have to be paid for. What
 counts is the side along which a matrix lies contiguous in memory; the others are left as they are.
+
+A large result that leaves the graph as it is, as the logits of a language model do, would be there twice, padded and
+not. Where the columns of the right matrix lie contiguous, it is made in strips instead, of all columns but the last
+few, which are a product of their own: nothing is padded, and a strip is all that is there twice.
+
+    mm(a, b)        =>      result = empty(4096, 2047)
+                            result[:, 2040:] = mm(a, b[:, 2040:])
+                            result[:512, :2040] = mm(a[:512], b[:, :2040])      and so on
 """
 
 from __future__ import annotations
@@ -25,6 +33,13 @@ from ferrite.rewrite import AnyRule, Case, NodeRule, Site, apply_rules
 aten = torch.ops.aten
 # Elements that matrix units load at once.
 ALIGNMENT: Mapping[torch.dtype, int] = {torch.float16: 8, torch.bfloat16: 8, torch.float32: 4}
+
+
+STRIPS = 8  # of a large result
+MIN_STRIP_ROWS = 256  # with fewer, the right matrix is read too often for what is computed with it
+MIN_STRIPPED_BYTES = 32 << 20
+# What a result may go through on its way out of the graph.
+VIEWS = (aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.alias.default, aten.detach.default)
 
 
 @dataclass(frozen=True)
@@ -136,6 +151,8 @@ def padded_product(site: Site) -> Any:
         return sides
     if wanted == "auto" and not sides.worth(value.element_size()):
         return Refusal("the copies cost more than alignment gains")
+    if is_stripped(site, sides, site.value(right)):
+        return in_strips(site, left, right, sides)
     more_m, more_k, more_n = sides.more
     matrices = [padded(site, left, more_m, more_k), padded(site, right, more_k, more_n)]
     if "mat1" in site.arguments:
@@ -144,6 +161,41 @@ def padded_product(site: Site) -> Any:
     else:
         product = site.call(site.node.target, *matrices)
     return cut(site, product, sides)
+
+
+def is_stripped(site: Site, sides: Sides, right: torch.Tensor) -> bool:
+    more_m, more_k, more_n = sides.more
+    if site.node.target is not aten.mm.default or more_m or more_k or not more_n or not turned(right):
+        return False
+    if not isinstance(sides.m, int) or sides.m < 2 * MIN_STRIP_ROWS:
+        return False
+    return sides.m * sides.n * right.element_size() >= MIN_STRIPPED_BYTES and only_leaves(site.node)
+
+
+def only_leaves(node: torch.fx.Node) -> bool:
+    """Whether nothing in the graph computes with a value."""
+    return all(
+        user.op == "output" or (user.target in VIEWS and user.args[0] is node and only_leaves(user))
+        for user in node.users
+    )
+
+
+def in_strips(site: Site, left: torch.fx.Node, right: torch.fx.Node, sides: Sides) -> torch.fx.Node:
+    m, n, alignment = sides.m, sides.n, ALIGNMENT[site.value(left).dtype]
+    aligned = n - n % alignment
+    value = site.value(site.node)
+    result: torch.fx.Node = site.call(aten.empty.memory_format, [m, n], dtype=value.dtype, device=value.device)
+    rest = site.call(aten.mm.default, left, site.call(aten.slice.Tensor, right, 1, aligned, n))
+    result = site.call(aten.slice_scatter.default, result, rest, 1, aligned, n)
+    main = site.call(aten.slice.Tensor, right, 1, 0, aligned)
+    rows = -(-m // min(STRIPS, m // MIN_STRIP_ROWS))
+    for start in range(0, m, rows):
+        end = min(start + rows, m)
+        strip = site.call(aten.mm.default, site.call(aten.slice.Tensor, left, 0, start, end), main)
+        there = site.call(aten.slice.Tensor, result, 0, start, end)
+        there = site.call(aten.slice_scatter.default, there, strip, 1, 0, aligned)
+        result = site.call(aten.slice_scatter.default, result, there, 0, start, end)
+    return result
 
 
 def padded(site: Site, tensor: torch.fx.Node, rows: int, columns: int) -> torch.fx.Node:

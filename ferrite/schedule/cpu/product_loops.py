@@ -26,8 +26,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ferrite.ir import Load, Local, const, index_value, op
-from ferrite.ir.index import ONE, ZERO, Axis, Index, axis, minimum, number
+from ferrite.ir import ONE, ZERO, Axis, Index, Load, Local, axis, const, index_value, minimum, number, op
 from ferrite.ir.kernel import Accumulate, Join, Let, Loop, Scratch, State, Store, When
 from ferrite.ir.program import Mode
 from ferrite.schedule.cpu.machine import Machine

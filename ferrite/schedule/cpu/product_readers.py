@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ferrite.ir.index import Axis, Index, Sum, as_index, axis
+from ferrite.ir import Axis, Index, Sum, as_index, axis
 from ferrite.ir.program import Compute, Operation, Program
 from ferrite.schedule.cpu.products import product_of
 from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from ferrite.errors import Refusal
-from ferrite.ir import Load, Op
-from ferrite.ir.index import ONE, Axis, Index, Number
+from ferrite.ir import ONE, Axis, Index, Load, Number, Op
 from ferrite.ir.kernel import Join
 from ferrite.ir.program import Compute, Operation, Reduce
 from ferrite.schedule.cpu.machine import Machine

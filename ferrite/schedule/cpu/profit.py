@@ -11,7 +11,7 @@ from ferrite.schedule.cpu.products import reason_apart
 from ferrite.schedule.cpu.sorted_scatter import sorted_scatter_of
 from ferrite.schedule.fusion.accesses import likely
 from ferrite.schedule.fusion.groups import Group
-from ferrite.schedule.fusion.members import Member, against_the_grain, in_pieces
+from ferrite.schedule.fusion.members import Member, against_the_grain, is_in_pieces
 
 
 def slower(group: Group, member: Member, rows: tuple[Axis, ...], machine: Machine) -> Refusal | None:
@@ -23,7 +23,7 @@ def slower(group: Group, member: Member, rows: tuple[Axis, ...], machine: Machin
     if work > machine.serial_points:
         if rows != group.rows and any(each.inner(group.rows) and each.favourite in rows for each in group.members):
             return Refusal("columns are reduced in pieces, which threads share")
-        if in_pieces(member, rows):
+        if is_in_pieces(member, rows):
             return Refusal("columns are reduced in pieces, which threads share")
         count = math.prod(likely(row.extent) for row in rows)
         if count < machine.min_shared_rows:

@@ -193,7 +193,7 @@ def elements_are_apart(buffer: Buffer) -> bool:
     )
 
 
-def in_pieces(member: Member, rows: tuple[Axis, ...]) -> bool:
+def is_in_pieces(member: Member, rows: tuple[Axis, ...]) -> bool:
     """Whether a member reduces columns, and has more rows than these: pieces, which would not be shared."""
     if not member.reduced or member.favourite not in rows:
         return False

@@ -12,7 +12,10 @@ from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.loops.axes import Body
 
 WARP_THREADS = 32
-MAX_WARPS = 32
+MAX_WARPS = 32  # of one program: as many as CUDA lets a block have
+# Elements of a block that is not gone through in steps, from which on a thread has twice as many: of a row that is
+# reduced, and of others.
+MAX_KEPT_ROW_ELEMENTS, MAX_FLAT_ELEMENTS = 4096, 2048
 
 
 def power_above(count: int) -> int:
@@ -21,6 +24,7 @@ def power_above(count: int) -> int:
 
 
 def power_below(count: int) -> int:
+    """The greatest power of two that is not above a count."""
     return 1 << max(count.bit_length() - 1, 0)
 
 
@@ -75,8 +79,8 @@ def warps_for(body: Body, machine: GpuMachine, thread_elements: int | None = Non
     reduces = any(loop.kind in ("reduction", "scan", "sort") for loop in loops_in(body))
     each = machine.row_elements if reduces else machine.thread_elements
     looped = any(loop.kind == "reduction" and whole_lanes(loop.axis.extent) != loop.lanes for loop in loops_in(body))
-    if not looped:
-        each *= 1 if elements <= (4096 if reduces else 2048) else 2
+    if not looped and elements > (MAX_KEPT_ROW_ELEMENTS if reduces else MAX_FLAT_ELEMENTS):
+        each *= 2
     return min(max(power_below(elements // (WARP_THREADS * each)), 1), MAX_WARPS)
 
 

@@ -33,7 +33,7 @@ def flat(rows: Sequence[Axis], body: Body, machine: GpuMachine) -> Body:
     axes, body = collapse(order, body)
     if not axes:
         return body
-    room = elements(axes, body, machine)
+    room = block_elements(axes, body, machine)
     axes, body = without_waste(axes, body, room)
     *outer, last = axes
     lanes = likely_lanes(last.extent, room)
@@ -44,8 +44,8 @@ def flat(rows: Sequence[Axis], body: Body, machine: GpuMachine) -> Body:
     return nested(outer, inner, "parallel")
 
 
-def elements(axes: Sequence[Axis], body: Body, machine: GpuMachine) -> int:
-    """Of one block: fewer where work is heavy, or where there would be too few programs."""
+def block_elements(axes: Sequence[Axis], body: Body, machine: GpuMachine) -> int:
+    """How many a block has: fewer where work is heavy, or where there would be too few programs."""
     points = math.prod(likely(item.extent) for item in axes)
     room = machine.flat_block
     if is_strided(body, axes[-1]):
@@ -80,8 +80,8 @@ def work_at_point(body: Body) -> int:
 def without_waste(axes: list[Axis], body: Body, room: int) -> tuple[list[Axis], Body]:
     """Axes of which blocks have few lanes outside: where the last two have too many, the one before the last is joined
     with what is around it, which costs a division for each row of a block; or else the last two are one."""
-    while len(axes) > 1 and waste(axes[-2:], room) > MAX_LANES_PER_ELEMENT:
-        if len(axes) > 2 and waste(axes[-1:], room) <= MAX_LANES_PER_ELEMENT and are_numbers(axes[-3:-1]):
+    while len(axes) > 1 and lanes_per_element(axes[-2:], room) > MAX_LANES_PER_ELEMENT:
+        if len(axes) > 2 and lanes_per_element(axes[-1:], room) <= MAX_LANES_PER_ELEMENT and are_numbers(axes[-3:-1]):
             last = axes[-1]
             axes, body = one_axis(axes[:-1], body)
             axes = [*axes, last]
@@ -97,7 +97,7 @@ def are_numbers(axes: Sequence[Axis]) -> bool:
     return all(isinstance(item.extent, Number) and item.extent.value > 0 for item in axes)
 
 
-def waste(axes: Sequence[Axis], room: int) -> float:
+def lanes_per_element(axes: Sequence[Axis], room: int) -> float:
     """Lanes of the blocks of these axes, for each element; the last axis is innermost."""
     ratio = 1.0
     for item in reversed(axes):
@@ -121,8 +121,8 @@ def tiled(order: Sequence[Axis], across: Axis, body: Body, machine: GpuMachine) 
     last = order[-1]
     outer = [item for item in order if item is not last and item is not across]
     outer, body = collapse(outer, body)
-    width = likely_lanes(last.extent, machine.side)
-    height = likely_lanes(across.extent, machine.side)
+    width = likely_lanes(last.extent, machine.tile_side)
+    height = likely_lanes(across.extent, machine.tile_side)
     others = math.prod(likely(item.extent) for item in outer) * max(likely(last.extent) // width, 1)
     height = smaller_until(height, likely(across.extent) * others, machine.multiprocessors)
     inner: Body = (Loop(across, "vector", (Loop(last, "vector", body, width),), height),)

@@ -78,7 +78,7 @@ def with_hint(pointer: Pointer, body: Body, kept: bool, buffer_table: BufferTabl
     written = {item.buffer for item in walk(body) if isinstance(item, Store) and item.buffer in buffer_table.buffers}
     if 8 * sum(bytes_about(name, buffer_table) for name in written) > bytes_about(pointer.name, buffer_table):
         return pointer
-    if pointer.access != "read" or bytes_about(pointer.name, buffer_table) < machine.cache // 2:
+    if pointer.access != "read" or bytes_about(pointer.name, buffer_table) < machine.cache_bytes // 2:
         return pointer
     loads = loads_of(pointer.name, body)
     loops = {id(around[-1]) for _, around in loads if around}
@@ -117,7 +117,7 @@ def kept_columns_of(group: Group, buffer_table: BufferTable, machine: GpuMachine
 def warps_of(body: Body, machine: GpuMachine) -> int:
     loops = [loop for loop in walk(body) if isinstance(loop, Loop)]
     if any(loop.kind == "sort" for loop in loops):
-        return warps_for(body, machine, machine.sort_elements)
+        return warps_for(body, machine, machine.sort_thread_elements)
     if any(loop.kind == "serial" and loop.copies > 1 for loop in loops):
         return warps_for(body, machine, machine.kept_column_elements)
     if loops and all(loop.kind in ("parallel", "vector") for loop in loops):

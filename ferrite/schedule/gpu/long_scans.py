@@ -70,7 +70,7 @@ def log_of_sum(dtype: torch.dtype) -> Expr:
 def is_long(operation: Scan, machine: GpuMachine) -> bool:
     """Whether most of the machine would wait for a few programs."""
     rows = points(item for item in operation.axes if item is not operation.along)
-    return 4 * rows < machine.multiprocessors and likely(operation.along.extent) > machine.long_scan
+    return 4 * rows < machine.multiprocessors and likely(operation.along.extent) > machine.long_scan_elements
 
 
 def in_pieces(operation: Scan, machine: GpuMachine, buffers: Mapping[str, Buffer], part: Part) -> Iterator[Operation]:
@@ -81,7 +81,9 @@ def in_pieces(operation: Scan, machine: GpuMachine, buffers: Mapping[str, Buffer
         return
     along, others = operation.along, tuple(item for item in operation.axes if item is not operation.along)
     wanted = max(machine.pieces // max(points(others), 1), 1)
-    size = max(power_above(-(-likely(along.extent) // wanted)), min(machine.min_piece_elements, machine.long_scan))
+    size = max(
+        power_above(-(-likely(along.extent) // wanted)), min(machine.min_piece_elements, machine.long_scan_elements)
+    )
     piece, rest = axis(f"{along.name}_piece", (along.extent + (size - 1)) // size), axis(f"{along.name}_rest", size)
     combine, values = own_state(operation)
     place: Index = piece * size + rest
@@ -91,14 +93,16 @@ def in_pieces(operation: Scan, machine: GpuMachine, buffers: Mapping[str, Buffer
     origin = operation.origin
     yield Scan((*others, piece, rest), rest, combine, tuple(cut), tuple(inner), origin)
     before = [part(value.dtype, (*others, piece)) for value in values]
-    totals = tuple(loaded(each, value.dtype, (*others, piece, number(size - 1))) for each, value in zip_(inner, values))
+    totals = tuple(
+        loaded(each, value.dtype, (*others, piece, number(size - 1))) for each, value in paired(inner, values)
+    )
     yield Scan((*others, piece), piece, combine, totals, tuple(before), origin)
     is_first = compare("lt", index_value(along), index_value(number(size)))
     not_first = op("logical_not", is_first)
-    here = [loaded(each, value.dtype, (*others, along // size, along % size)) for each, value in zip_(inner, values)]
+    here = [loaded(each, value.dtype, (*others, along // size, along % size)) for each, value in paired(inner, values)]
     there = [
         masked(not_first, loaded(each, value.dtype, (*others, along // size - 1)), const(0, value.dtype))
-        for each, value in zip_(before, values)
+        for each, value in paired(before, values)
     ]
     joined = [with_parameters(result, [*there, *here]) for result in combine.results]
     stores = [
@@ -113,7 +117,7 @@ def in_pieces(operation: Scan, machine: GpuMachine, buffers: Mapping[str, Buffer
     yield Compute(operation.axes, tuple(stores), origin)
 
 
-def zip_(destinations: Sequence[Destination], values: Sequence[Expr]) -> Iterator[tuple[Destination, Expr]]:
+def paired(destinations: Sequence[Destination], values: Sequence[Expr]) -> Iterator[tuple[Destination, Expr]]:
     return zip(destinations, values, strict=True)
 
 

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 class GpuMachine:
     """The numbers are those of an H200; where one was measured, what was seen stands beside it.
 
-    `threads` and `registers`: of one multiprocessor. `shared`: bytes of memory that its threads share. `bandwidth`:
-    bytes a second that a large copy reads and writes.
+    `threads` and `registers`: of one multiprocessor. `shared_bytes`: memory that its threads share. `cache_bytes`:
+    of all of them. `bytes_per_second`: that a large copy reads and writes.
     """
 
     multiprocessors: int = 132
     threads: int = 2048
     registers: int = 1 << 16
-    shared: int = 228 << 10
-    cache: int = 50 << 20
-    bandwidth: float = 4.17e12  # measured: copies of 512 MB
+    shared_bytes: int = 228 << 10
+    cache_bytes: int = 50 << 20
+    bytes_per_second: float = 4.17e12  # measured: copies of 512 MB
 
     # --- programs -----------------------------------------------------------------------------------------------------
 
@@ -45,7 +45,7 @@ class GpuMachine:
     rows_under_way: int = 3
     kept_column_elements: int = 32  # of a row that one thread has
     # Elements that one program may have though most of the machine is idle: some microseconds, as one launch takes.
-    one_program: int = 1 << 15
+    one_program_elements: int = 1 << 15
     # Elements of a block that one thread has: 16 bytes of a 16-bit type are one load.
     # Measured: add of 32768 x 1024 in bf16, 52 us with 8 and with 16 (the memory's time is 48).
     thread_elements: int = 8
@@ -61,11 +61,11 @@ class GpuMachine:
     # The same where columns are reduced, a block of rows at a time: with 16, a GPU before Hopper has too few registers.
     column_elements: int = 8
     # Elements that one program may scan though most of the machine is idle: three launches take as long.
-    long_scan: int = 1 << 15
+    long_scan_elements: int = 1 << 15
     # Elements of a row that a program sorts, and one thread's: of longer ones the source takes seconds to compile, the
     # more the more a thread has, and torch's own sorts have enough to do.
-    sorted_elements: int = 256
-    sort_elements: int = 4
+    max_sorted_elements: int = 256
+    sort_thread_elements: int = 4
     # Elements of a flat block, which four warps share; half as many where a point takes so many additions or more, as
     # its values need registers; fewer where multiprocessors would be idle, but no fewer than one warp's of four each.
     # Of these three the first was measured together with `thread_elements`; the others decide time only.
@@ -85,12 +85,12 @@ class GpuMachine:
     kept_elements: int = 1 << 15
     # The sides of a block of a transposition.
     # Measured: 32768 x 1024 in f32, 70 us with 64, 80 with 32; in bf16 39 and 50 (the memory's time is 64 and 32).
-    side: int = 64
+    tile_side: int = 64
     # Elements that one step of a loop takes: of columns, and of a row that is too long to be kept.
     # Measured: softmax of 512 rows of 65536 in bf16, 60 us with 8192 shared by 16 warps, 64 with 4096, 77 with 2048.
-    step: int = 4096
-    row_step: int = 8192
-    # Rows of a block of columns, whose `step` elements are so at least 64 columns: 128 bytes in 16 bits, one line.
+    step_elements: int = 4096
+    row_step_elements: int = 8192
+    # Rows of a block of columns, whose `step_elements` are so at least 64 columns: 128 bytes in 16 bits, one line.
     max_block_rows: int = 64
     # Elements of rows that are only reduced, up to which `reduced_elements` holds: of more, more threads have some.
     # Measured with rows of 1024 alone (see there); of more than this a thread would have more than 128.
@@ -102,8 +102,8 @@ class GpuMachine:
     # Bytes that a kernel touches, up to which starting it counts: the memory has them in six microseconds.
     small_bytes: int = 24 << 20
     # Bytes side by side that make a load of a warp whole, and those that memory gives at once.
-    line: int = 128
-    sector: int = 32
+    line_bytes: int = 128
+    sector_bytes: int = 32
     # Launches that are alike from which on they are one, which takes another launch, of a kernel that writes addresses
     # into memory; lanes up to which a block may be larger than a problem needs; and bytes of what such launches hand to
     # others within a run, which are there for all of them at once. Not measured.

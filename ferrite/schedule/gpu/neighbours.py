@@ -41,6 +41,7 @@ def alike(group: Group, buffer_table: BufferTable, machine: GpuMachine) -> Hasha
 
 
 def is_across(member: Member, group: Group) -> bool:
+    """Whether it reduces columns, which stores can combine, and has a result for each row of the group and no more."""
     operation = member.operation
     assert isinstance(operation, Reduce)
     columns_alone = set(member.inner(group.rows)) == set(operation.reduced)

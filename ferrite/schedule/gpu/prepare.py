@@ -228,7 +228,7 @@ class GpuPreparation(Preparation):
     def programs(self, operation: Reduce) -> int:
         """How many there would be, were nothing cut."""
         results = points(operation.axes)
-        return results * self.itemsize(operation) // self.machine.line if self.across(operation) else results
+        return results * self.itemsize(operation) // self.machine.line_bytes if self.across(operation) else results
 
     def itemsize(self, operation: Reduce) -> int:
         loads = [item.dtype.itemsize for item in nodes_of(*operation.values) if isinstance(item, Load)]
@@ -238,7 +238,7 @@ class GpuPreparation(Preparation):
         """Whether a few programs would have so much to do each that another kernel, which shares it, costs less."""
         programs = max(self.programs(operation), 1)
         each = points(operation.reduced) * points(operation.axes) // programs
-        return programs < self.max_split_results and each >= self.machine.one_program
+        return programs < self.max_split_results and each >= self.machine.one_program_elements
 
     def split(self, operation: Reduce) -> Iterator[Reduce]:
         cut = self.piece(operation) if operation.kind in SPLIT_KINDS and self.is_few(operation) else None

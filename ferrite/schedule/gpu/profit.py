@@ -9,7 +9,7 @@ from ferrite.ir import Axis
 from ferrite.ir.program import Reduce, Scan
 from ferrite.schedule.fusion.accesses import likely
 from ferrite.schedule.fusion.groups import Group
-from ferrite.schedule.fusion.members import Member, against_the_grain, in_pieces
+from ferrite.schedule.fusion.members import Member, against_the_grain, is_in_pieces
 from ferrite.schedule.gpu.blocks import whole_elements
 from ferrite.schedule.gpu.kept_columns import can_keep_columns, is_column_piece
 from ferrite.schedule.gpu.machine import GpuMachine
@@ -23,6 +23,8 @@ def slower(group: Group, member: Member, rows: tuple[Axis, ...], machine: GpuMac
     members = [*group.members, member]
     if any(is_ordered(each) for each in members):
         return Refusal("points that may meet in memory are a kernel of their own")
+    if len(rows) < len(group.rows) and only_reads_a_line(group, member, machine):
+        return Refusal("a few numbers are all that both read, and they have other rows")
     if max(each.points for each in members) > MAX_POINTS_OF_ONE_PROGRAM:
         if needs_kept_columns(members, rows):
             if can_keep_columns(members, rows, machine):
@@ -30,15 +32,25 @@ def slower(group: Group, member: Member, rows: tuple[Axis, ...], machine: GpuMac
             return Refusal("columns are reduced in pieces, which programs share")
         if rows != group.rows and any(each.inner(group.rows) and each.favourite in rows for each in group.members):
             return Refusal("columns are reduced in pieces, which programs share")
-        if in_pieces(member, rows):
+        if is_in_pieces(member, rows):
             return Refusal("columns are reduced in pieces, which programs share")
         count = math.prod(likely(row.extent) for row in rows)
         longest = max(each.points for each in members) // max(count, 1)
-        if count < machine.multiprocessors and longest > machine.one_program:
+        if count < machine.multiprocessors and longest > machine.one_program_elements:
             return Refusal(f"only {count} rows in common" if rows else "no rows in common")
     if (column := kept_column(members, rows)) is not None and can_keep_columns(members, without(rows, column), machine):
         return None
     return against_the_grain(members, rows)
+
+
+def only_reads_a_line(group: Group, member: Member, machine: GpuMachine) -> bool:
+    """Whether all that a member has to do with a group is to read some tensors that are hardly there, as a learning
+    rate is: one program would do both, one after the other."""
+    pairs = [(access, other) for access in member.accesses for other in group.accesses.get(access.storage, ())]
+    if any(access.writes or other.writes for access, other in pairs):
+        return False
+    layouts = {access.storage: access.layout for access, _ in pairs}.values()
+    return sum(math.prod(map(likely, each.sizes)) * each.dtype.itemsize for each in layouts) < machine.line_bytes
 
 
 def needs_kept_columns(members: list[Member], rows: tuple[Axis, ...]) -> bool:
@@ -67,4 +79,5 @@ def without(rows: tuple[Axis, ...], column: Axis) -> tuple[Axis, ...]:
 
 
 def is_ordered(member: Member) -> bool:
+    """Whether points of it may write the same element, so that their order counts."""
     return not isinstance(member.operation, Reduce | Scan) and not all(item in member.free for item in member.axes)

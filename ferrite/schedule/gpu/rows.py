@@ -37,7 +37,7 @@ def by_rows(
         lanes = max(machine.rows_block // elements, 1)
         room = None
     else:
-        lanes, room = 1, machine.row_step
+        lanes, room = 1, machine.row_step_elements
     lanes = smaller_until(lanes, count, machine.enough_programs)
     body = tiles
     for nest, part in zip(nests, parts, strict=True):
@@ -53,16 +53,16 @@ def by_columns(
     rows: Sequence[Axis], column: Axis, nests: Sequence[Nest], parts: Sequence[Parts], machine: GpuMachine
 ) -> Body:
     points = tuple(statement for part in parts for statement in part.point)
-    wide = likely_lanes(column.extent, machine.line // smallest_type(points))
+    wide = likely_lanes(column.extent, machine.line_bytes // smallest_type(points))
     high = min(machine.max_block_rows, max(power_above(likely_points(nest.axes)) for nest in nests))
-    wide = likely_lanes(column.extent, max(machine.step // high, wide))
+    wide = likely_lanes(column.extent, max(machine.step_elements // high, wide))
     others = [row for row in rows if row is not column]
     count = math.prod(likely(row.extent) for row in others) * likely(column.extent)
     bytes_read = count * max(likely_points(nest.axes) for nest in nests) * smallest_type(points)
-    near = bytes_read < machine.cache // 4  # what another kernel has just written: parts of lines will do
-    least = min(wide, (machine.sector if near else machine.line) // smallest_type(points))
+    near = bytes_read < machine.cache_bytes // 4  # what another kernel has just written: parts of lines will do
+    least = min(wide, (machine.sector_bytes if near else machine.line_bytes) // smallest_type(points))
     wide = max(smaller_until(wide, count, machine.enough_programs), least)
-    room = max(power_below(machine.step // wide), 1)
+    room = max(power_below(machine.step_elements // wide), 1)
     body: Body = ()
     for nest, part in zip(nests, parts, strict=True):
         body += nest_loops(nest, part, room)

@@ -35,7 +35,7 @@ class GpuScheduling:
 
     @property
     def run_memory(self) -> RunMemory:
-        return RunMemory(alignment=self.machine.line, min_split=self.machine.min_split_bytes)
+        return RunMemory(alignment=self.machine.line_bytes, min_split=self.machine.min_split_bytes)
 
     def refuses(self, operation: Operation) -> Refusal | None:
         if isinstance(operation, Scan) and not has_state(operation):

@@ -15,7 +15,7 @@ from ferrite.ir.kernel import Accumulate, Join, Let, Loop, Statement, Store, Whe
 from ferrite.schedule.loops.axes import Body
 from ferrite.schedule.loops.conditions import SHIFTS, known_value
 
-NARROW = 1 << 30  # lanes of a block that lie beyond an extent have room above it
+MAX_INDEX_IN_32_BITS = 1 << 30  # lanes of a block that lie beyond an extent have room above it
 
 
 def simplified(body: Body) -> Body:
@@ -28,19 +28,20 @@ def simpler(statement: Statement) -> Statement:
             return replace(statement, body=simplified(statement.body))
         case When():
             return replace(
-                statement, condition=rewrite_nodes(statement.condition, answer), body=simplified(statement.body)
+                statement, condition=rewrite_nodes(statement.condition, decided), body=simplified(statement.body)
             )
     if not any(map(asks_index, nodes_in(statement))):
         return statement
     match statement:
         case Let() | Store():
-            return replace(statement, value=rewrite_nodes(statement.value, answer))
+            return replace(statement, value=rewrite_nodes(statement.value, decided))
         case Join():
-            return replace(statement, values=tuple(rewrite_nodes(value, answer) for value in statement.values))
+            return replace(statement, values=tuple(rewrite_nodes(value, decided) for value in statement.values))
     return statement
 
 
-def answer(item: Expr) -> Expr:
+def decided(item: Expr) -> Expr:
+    """A condition on indices as what it always is, where bounds tell; else in 32 bits, if these are enough."""
     return narrowed(known_value(item))
 
 
@@ -68,8 +69,8 @@ def in_32_bits(value: Expr) -> Expr | None:
         return None
     if isinstance(value, IndexValue):
         low, high = value.index.low, value.index.high
-        fits = low is not None and high is not None and low > -NARROW and high < NARROW
+        fits = low is not None and high is not None and max(-low, high) < MAX_INDEX_IN_32_BITS
         return IndexValue.intern(value.index, torch.int32) if fits else None
-    if isinstance(value, Const) and isinstance(value.value, int) and -NARROW < value.value < NARROW:
+    if isinstance(value, Const) and isinstance(value.value, int) and abs(value.value) < MAX_INDEX_IN_32_BITS:
         return const(value.value, torch.int32)
     return None

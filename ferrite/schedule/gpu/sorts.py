@@ -24,7 +24,7 @@ GREATEST = (1 << 31) - 1
 def is_short(operation: Sort, machine: GpuMachine) -> bool:
     """Whether a program sorts a row in registers, and two halves of an integer hold what is sorted."""
     high = operation.along.extent.high
-    if high is None or high > machine.sorted_elements or len(operation.keys) != 1:
+    if high is None or high > machine.max_sorted_elements or len(operation.keys) != 1:
         return False
     return operation.keys[0].dtype in (*FLOATS, *INTEGERS)
 

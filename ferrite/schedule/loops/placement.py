@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ferrite.ir import Axis, Index, flat_extent, flat_place
+from ferrite.ir import Axis, Index, Load, Masked, flat_extent, flat_place, inside_in_loops, nodes_of
 from ferrite.ir.kernel import Scratch
-from ferrite.ir.program import Reduce, Scan
+from ferrite.ir.program import Reduce, Scan, roots_of
 from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, axes_in
 from ferrite.schedule.fusion.members import Member
 from ferrite.schedule.fusion.nests import Nest, trivial
@@ -33,6 +33,13 @@ class _Use:
     nest: int
     member: Member
     access: MemoryAccess
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether it is a read that is made only where a mask says so."""
+        masked = [item.value for item in nodes_of(*roots_of(self.member.operation)) if isinstance(item, Masked)]
+        mine = self.access.buffer, self.access.coordinates
+        return any(isinstance(item, Load) and (item.buffer, item.coordinates) == mine for item in nodes_of(*masked))
 
     @property
     def is_result(self) -> bool:
@@ -108,7 +115,15 @@ class Placement:
         if any(size.high is None for size in sizes):
             return None
         name = f"{storage}_row"
-        return Tile(name, rest, sizes, Scratch(name, buffer.dtype, (flat_extent(sizes),)))
+        tile = Tile(name, rest, sizes, Scratch(name, buffer.dtype, (flat_extent(sizes),)))
+        return tile if all(is_inside(tile, use) for use in self.uses[storage]) else None
+
+
+def is_inside(tile: Tile, use: _Use) -> bool:
+    """Whether an access can be shown to be inside of a tile, as a law of kernels wants it: `x[:, ::step]` reads places
+    of a row that sizes alone tell nothing of where the step is any number. Memory has room for whatever is there."""
+    (index,), (size,) = tile.coordinates(use.access.coordinates), tile.scratch.sizes
+    return (index.fixed and size.fixed) or inside_in_loops(index, size) or use.is_guarded
 
 
 def tile_bytes(tile: Tile) -> int | None:

@@ -28,7 +28,7 @@ from ferrite.codegen.llvm.math.text import (
 from ferrite.codegen.llvm.math.trig import quarter_turns, sine_of_turned
 
 STIRLING = (math.log(2 * math.pi) - 1) / 2
-ROOT = in_parts("1.4616321449683623412626595423257213284681962040064463512959884")  # of digamma
+DIGAMMA_ZERO = in_parts("1.4616321449683623412626595423257213284681962040064463512959884")  # the only positive one
 
 
 def sine_and_cosine_of_turns(a: Value) -> tuple[Value, Value]:
@@ -66,7 +66,7 @@ def digamma_from_one(y: Value) -> Value:
     """Where y is one or more."""
     middle = (y >= 2.0) & (y < 3.0)
     near = select(middle, y - 1.0, y)
-    root, root_low, _ = ROOT["double"]
+    root, root_low, _ = DIGAMMA_ZERO["double"]
     small = ((near - root) - root_low) * quotient(near - 1.0, DIGAMMA_ROOT["double"])
     small = select(middle, small + 1.0 / (y - 1.0), small)
     inverse = 1.0 / y

@@ -1,0 +1,247 @@
+"""Convolutions of a training step on a GPU with the channels side by side, and so all that lies between them.
+
+    convolution(x, w)                           =>      convolution(clone(x, channels last), w)
+    convolution_backward(g, x, w)               =>      convolution_backward(g, clone(x, channels last), w)
+
+A GPU's library goes along channels that lie side by side; images that lie otherwise are copied before each of its
+kernels and after it, which is a fifth of the time of a step of ResNet-50 on an H200. In inference a rule does this for
+each convolution (`ferrite.passes.post_grad.gpu_convolutions`), where nobody sees other strides. Here everybody does:
+what forward saves, backward reads, and gradients are results. So it is done for all at once: strides are computed
+anew from the first convolution on, and where somebody could tell, a copy has those from before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ferrite.capture import known_contiguous
+from ferrite.errors import Refusal
+from ferrite.graph import CannotRun, MissingValue, compute, fake_value, mode_of
+from ferrite.passes.shared.cases import on_accelerator
+from ferrite.pipeline import PassContext, graph_pass
+from ferrite.rewrite import (
+    Case,
+    GraphRule,
+    Writer,
+    inherit,
+    is_elementwise,
+    only_ones_differ,
+    same_strides,
+    too_loose,
+    who_could_tell,
+)
+
+aten = torch.ops.aten
+HALVES = (torch.float16, torch.bfloat16)
+CONVOLUTION, BACKWARD = aten.convolution.default, aten.convolution_backward.default
+IMAGE: Mapping[Any, int] = {CONVOLUTION: 0, BACKWARD: 1}  # the place of the image among the arguments
+
+
+def is_gpu(device: torch.device) -> bool:
+    return device.type != "cpu"
+
+
+def problem_of(node: torch.fx.Node) -> Refusal | None:
+    image, result = fake_value(node.all_input_nodes[0]), fake_value(node)
+    transposed, groups = node.args[6], node.args[8]
+    if not is_gpu(image.device) or image.dtype not in HALVES:
+        return Refusal("it is no convolution in 16 bits on a GPU")
+    if image.ndim != 4 or transposed or groups != 1:
+        return Refusal("it is no convolution of images, or transposed, or in groups")
+    if not known_contiguous(result) or not known_contiguous(image):
+        return Refusal("channels lie side by side already, or nothing does")
+    return None
+
+
+@dataclass
+class Plan:
+    """`values`: of nodes that will lie otherwise. `images`: convolutions that take a copy of their image. `restored`:
+    which operands of which nodes have to lie as before."""
+
+    mode: Any
+    values: dict[torch.fx.Node, Any] = field(default_factory=dict)
+    images: list[torch.fx.Node] = field(default_factory=list)
+    restored: list[tuple[torch.fx.Node, torch.fx.Node]] = field(default_factory=list)
+
+    def visit(self, node: torch.fx.Node, turned: Mapping[torch.fx.Node, Any], takes_image: bool) -> Refusal | None:
+        """Look at a node whose operands have been looked at. `turned`: images with the channels side by side."""
+        instead: dict[torch.fx.Node, Any] = {}
+        if takes_image:
+            image = node.args[IMAGE[node.target]]
+            assert isinstance(image, torch.fx.Node)
+            instead[image] = turned[image]
+            self.images.append(node)
+        for operand in node.all_input_nodes:
+            if operand not in self.values or operand in instead:
+                continue
+            old, new = fake_value(operand), self.values[operand]
+            is_vague = only_ones_differ(old, new) and is_elementwise(node)
+            if is_vague or who_could_tell(node, operand, restrided=True, moved_within=False) is not None:
+                if (problem := self.restore(node, operand)) is not None:
+                    return problem
+                instead[operand] = old
+        if node.op == "output" or not (takes_image or any(each in self.values for each in node.all_input_nodes)):
+            return None
+        new = self.computed(node, {**self.values, **instead})
+        if new is None:  # as a view would, of what lies otherwise
+            for operand in node.all_input_nodes:
+                if operand in self.values and operand not in instead:
+                    if (problem := self.restore(node, operand)) is not None:
+                        return problem
+                    instead[operand] = fake_value(operand)
+            new = self.computed(node, {**self.values, **instead})
+            if new is None:
+                return Refusal(f"{node.name} cannot be computed on images that lie otherwise")
+        if not same_strides(fake_value(node), new):
+            self.values[node] = new
+        return None
+
+    def computed(self, node: torch.fx.Node, values: Mapping[torch.fx.Node, Any]) -> Any:
+        try:
+            return compute(node, self.mode, values)[0]
+        except (CannotRun, MissingValue):
+            return None
+
+    def restore(self, node: torch.fx.Node, operand: torch.fx.Node) -> Refusal | None:
+        old = fake_value(operand)
+        if not isinstance(old, torch.Tensor):
+            return Refusal(f"{node.name} is given several results of {operand.name} at once")
+        if not known_contiguous(old) and not only_ones_differ(old, self.values[operand]):
+            return Refusal(f"{node.name} needs {operand.name} with strides that no copy has")
+        self.restored.append((node, operand))
+        return None
+
+
+def plan_of(gm: torch.fx.GraphModule) -> Plan | Refusal:
+    found = gm.graph.find_nodes(op="call_function", target=CONVOLUTION)
+    wanted = {node for node in found if problem_of(node) is None}
+    if not wanted or not gm.graph.find_nodes(op="call_function", target=BACKWARD):
+        return Refusal("there are no gradients of convolutions")
+    mode: Any = mode_of(gm.graph)
+    plan, turned = Plan(mode), dict[torch.fx.Node, Any]()
+    for node in gm.graph.nodes:
+        takes_image = False
+        if node.target in IMAGE:
+            image = node.args[IMAGE[node.target]]
+            takes_image = image in turned if node.target is BACKWARD else node in wanted
+            takes_image = takes_image and not is_turned(plan.values.get(image, fake_value(image)))
+            if takes_image and image not in turned:
+                with plan.mode:
+                    turned[image] = fake_value(image).clone(memory_format=torch.channels_last)
+        if (problem := plan.visit(node, turned, takes_image)) is not None:
+            return problem
+        is_useless = takes_image and node.target is CONVOLUTION and node not in plan.values
+        if is_useless and fake_value(node).device.type == "cuda":
+            return Refusal("the kernel that torch takes lays out its result as before")
+    return plan
+
+
+def is_turned(value: torch.Tensor) -> bool:
+    return value.is_contiguous(memory_format=torch.channels_last)
+
+
+def carry_out(plan: Plan, gm: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    """The nodes that are new."""
+    writer = Writer(gm.graph, plan.mode)
+    old = {node: fake_value(node) for node in plan.values}
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in plan.images:
+        place = IMAGE[node.target]
+        image = node.args[place]
+        assert isinstance(image, torch.fx.Node)
+        if image not in copies:
+            with gm.graph.inserting_before(node):
+                copies[image] = writer.call(aten.clone.default, image, memory_format=torch.channels_last)
+                inherit(copies[image], node)
+        node.update_arg(place, copies[image])
+    for node, value in plan.values.items():
+        node.meta["val"] = value
+    as_before: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node, operand in plan.restored:
+        if operand not in as_before:
+            with gm.graph.inserting_after(operand):
+                value = old[operand]
+                if only_ones_differ(value, plan.values[operand]):
+                    made = writer.call(aten.as_strided.default, operand, list(value.shape), list(value.stride()))
+                else:
+                    made = writer.call(aten.clone.default, operand, memory_format=torch.contiguous_format)
+                inherit(made, operand)
+                as_before[operand] = made
+        node.replace_input_with(operand, as_before[operand])
+    return writer.made
+
+
+def of(*shapes: tuple[int, ...], dtype: torch.dtype = torch.bfloat16, last: bool = False) -> Any:
+    def lay(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(memory_format=torch.channels_last) if last else tensor
+
+    return lambda: [lay(torch.randint(-4, 5, shape).to(dtype)) for shape in shapes]
+
+
+WINDOW = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+
+
+def step(x: Any, weight: Any, tangent: Any) -> Any:
+    """A layer and its gradients, of which nobody sees how they lie: `meta` lays out less than it says."""
+    y = aten.convolution.default(x, weight, None, *WINDOW)
+    gradient = aten.threshold_backward.default(tangent, y, 0)
+    found = aten.convolution_backward.default(gradient, x, weight, [16], *WINDOW, [True, True, True])
+    return y.relu().mean((2, 3)), found[0].mean((2, 3)), found[1].mean((2, 3)), found[2]
+
+
+IMAGES = ((2, 16, 12, 12), (16, 16, 3, 3), (2, 16, 12, 12))
+
+
+class ImageLayouts(GraphRule):
+    name = "training_channels_last_on_gpu"
+    purpose = "convolutions of a training step in 16 bits on a GPU run with the channels side by side"
+    numerics = "rounded"
+    layout = "free"
+    targets = (CONVOLUTION,)
+
+    def apply(self, gm: torch.fx.GraphModule, context: PassContext) -> int:
+        if too_loose(self, context.options) is not None or not context.fuel.left:
+            return 0
+        plan = plan_of(gm)
+        if isinstance(plan, Refusal):
+            return 0
+        for made in carry_out(plan, gm):
+            made.meta["rewritten"] = (self.name, ())
+        context.fuel.spend()
+        context.count(self.name)
+        return 1
+
+    def explain(self, gm: torch.fx.GraphModule, context: PassContext) -> Mapping[torch.fx.Node, Refusal | None]:
+        nodes = [node for node in gm.graph.nodes if node.target in self.targets]
+        off = too_loose(self, context.options)
+        plan = plan_of(gm) if nodes and off is None else None
+        off = off or (plan if isinstance(plan, Refusal) else None)
+        return {node: problem_of(node) or off for node in nodes}
+
+    examples = (
+        Case("a layer and its gradients", on_accelerator(step), of(*IMAGES)),
+        Case("in float16", on_accelerator(step), of(*IMAGES, dtype=torch.float16)),
+    )
+    near_misses = (
+        Case("on a cpu", step, of(*IMAGES)),
+        Case("single precision", on_accelerator(step), of(*IMAGES, dtype=torch.float32)),
+        Case("channels side by side", on_accelerator(step), of(*IMAGES, last=True)),
+        Case(
+            "no gradients",
+            on_accelerator(lambda x, w, t: aten.convolution.default(x, w, None, *WINDOW) + t),
+            of(*IMAGES),
+        ),
+    )
+
+
+IMAGE_LAYOUTS = ImageLayouts()
+
+
+@graph_pass(stage="joint", rules=(IMAGE_LAYOUTS,), after="joint_patterns")
+def channels_last_in_training(gm: torch.fx.GraphModule, context: PassContext) -> int:
+    """Convolutions of a training step on a GPU, and what lies between them, with the channels side by side."""
+    return 0 if context.is_inference else IMAGE_LAYOUTS.apply(gm, context)

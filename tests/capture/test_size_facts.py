@@ -1,0 +1,31 @@
+"""What guards say of sizes, and what follows for others."""
+
+from __future__ import annotations
+
+import pytest
+import sympy  # type: ignore[import-untyped]
+from torch.utils._sympy.functions import FloorDiv
+
+from ferrite.capture import size_facts
+
+s, t, u = sympy.symbols("s t u", integer=True, positive=True)
+EQUAL = {FloorDiv(s, t): sympy.Integer(32), sympy.Max(1, FloorDiv(s, t)): FloorDiv(s, t), FloorDiv(s * s, 3): t * u}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (FloorDiv(s, t), 32),
+        (FloorDiv(s, t) + 5, 37),
+        (sympy.Max(1, FloorDiv(s, t)), 32),  # in two steps
+        (FloorDiv(s, 2 * t), 16),
+        (FloorDiv(s, 5 * t), 6),
+        (FloorDiv(s, t * u), FloorDiv(32, u)),
+        (FloorDiv(s, 2 * t * u), FloorDiv(16, u)),
+        (FloorDiv(s, 2 * u), FloorDiv(s, 2 * u)),
+        (FloorDiv(s, -2 * t), FloorDiv(s, -2 * t)),
+        (FloorDiv(u, 2 * t), FloorDiv(u, 2 * t)),
+    ],
+)
+def test_what_guards_hold_equal(given, expected):
+    assert size_facts.simplest_equal(given, EQUAL) == expected
