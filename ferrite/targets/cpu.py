@@ -23,7 +23,8 @@ class CpuTarget:
 
     @functools.cached_property
     def scheduling(self) -> CpuScheduling:
-        return CpuScheduling(Machine(vector_bytes=4 * host_processor().lanes), refusal_of_operation)
+        host = host_processor()
+        return CpuScheduling(Machine(vector_bytes=4 * host.lanes, registers=host.registers), refusal_of_operation)
 
     def identity(self) -> str:
         return machine_text()

@@ -16,6 +16,7 @@ class Processor:
 
     `saturates`: what a conversion from float to integer gives where the number does not fit: the nearest there is (0
     for NaN), or the least integer. `destroys_addend`: a multiply-add leaves its result where the addend was.
+    `registers`: for vectors.
     """
 
     name: str
@@ -26,13 +27,21 @@ class Processor:
     half: bool = True
     saturates: bool = False
     destroys_addend: bool = False
+    registers: int = 16
 
 
 AVX2 = Processor("avx2", "x86_64-unknown-linux-gnu", "haswell", "", 8)
-AVX512 = Processor("avx512", "x86_64-unknown-linux-gnu", "skylake-avx512", "-prefer-256-bit", 16)
+AVX512 = Processor("avx512", "x86_64-unknown-linux-gnu", "skylake-avx512", "-prefer-256-bit", 16, registers=32)
 PORTABLE_X86 = Processor("portable-x86", "x86_64-unknown-linux-gnu", "x86-64", "", 4, half=False)
 PORTABLE_ARM = Processor(
-    "portable-arm", "aarch64-unknown-linux-gnu", "generic", "+neon", 4, saturates=True, destroys_addend=True
+    "portable-arm",
+    "aarch64-unknown-linux-gnu",
+    "generic",
+    "+neon",
+    4,
+    saturates=True,
+    destroys_addend=True,
+    registers=32,
 )
 PROCESSORS = {each.name: each for each in (AVX2, AVX512, PORTABLE_X86, PORTABLE_ARM)}
 
@@ -62,6 +71,7 @@ def host_processor() -> Processor:
         half=arm or "f16c" in features,
         saturates=arm,
         destroys_addend=arm,
+        registers=32 if arm or lanes == 16 else 16,
     )
 
 

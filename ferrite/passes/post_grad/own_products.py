@@ -25,8 +25,8 @@ from ferrite.rewrite import Case, NodeRule, Site, apply_rules
 
 aten = torch.ops.aten
 # Multiplications of one matrix; sides.
-MIN_WORK, SMALL_WORK = 2**18, 2**20
-MIN_SUMMED, LONG_SUM = 16, 1024
+MIN_WORK, SMALL_WORK, MIDDLING_WORK = 2**18, 2**20, 2**22
+MIN_SUMMED, SHORT_SUM, LONG_SUM = 16, 96, 1024
 THIN_SIDE, LARGE_SIDE = 16, 512
 
 
@@ -45,8 +45,8 @@ def owned(site: Site) -> Any:
 
 def reason_against(site: Site, left: torch.Tensor, right: torch.Tensor) -> Refusal | None:
     """Why a product cannot be a kernel of our own, as far as kernels go today."""
-    if left.device.type != "cpu" or left.dtype is not torch.float32:
-        return Refusal("kernels of our own are there for products of float32 on a cpu")
+    if left.device.type != "cpu" or left.dtype not in (torch.float32, torch.float64):
+        return Refusal("kernels of our own are there for products of float32 and float64 on a cpu")
     if left.layout is not torch.strided or right.layout is not torch.strided:
         return Refusal("an operand is sparse")
     if not all(isinstance(size, int) for size in (*left.shape, *right.shape)):
@@ -60,8 +60,9 @@ def reason_against(site: Site, left: torch.Tensor, right: torch.Tensor) -> Refus
 
 def reason_to_leave(site: Site, left: torch.Tensor, right: torch.Tensor) -> Refusal | None:
     """Why a kernel of our own was not measured to be at least as fast as torch's, if it was not."""
-    if site.options.executor != "native" or not products.uses_arm_compute_library():
-        return Refusal("products of our own are measured on Arm only")
+    is_native = site.options.executor == "native"
+    if not is_native or left.dtype is not torch.float32 or not products.uses_arm_compute_library():
+        return Refusal("products of our own are measured for float32 on Arm only")
     if all(user.target is aten.cat.default for user in site.node.users):
         return Refusal("torch writes it into its part of a concatenation")
     rows, inner, columns = left.shape[-2], left.shape[-1], right.shape[-1]
@@ -74,14 +75,16 @@ def reason_to_leave(site: Site, left: torch.Tensor, right: torch.Tensor) -> Refu
 
 def slower_than_torch(rows: int, inner: int, columns: int, lie_along: bool) -> Refusal | None:
     """The same by sizes. `lie_along`: both factors lie along what is summed, as in a linear layer. On one thread of a
-    Neoverse N1 (`bench/results/products-aarch64.md`) these take 0.36 to 0.98 of the time of torch's kernel, the fewer
+    Neoverse N1 (`bench/results/products-aarch64.md`) these take 0.36 to 0.99 of the time of torch's kernel, the fewer
     rows the less. Others take 0.6 to 0.95 while they are small, and up to 1.1 where they are not: torch's kernel then
     has the same layout to begin with. What is thin, too, is better read in the order of memory, as torch does."""
     if inner < MIN_SUMMED or rows * inner * columns < MIN_WORK:
         return Refusal("it is so small that all a kernel of our own can gain is the time of a call")
+    if lie_along and inner < SHORT_SUM and rows * inner * columns > MIDDLING_WORK:
+        return Refusal("it is large, and its sums are short")
     if lie_along:
-        is_long = inner > LONG_SUM
-        return None if columns > 1 and (is_long or min(rows, columns) < LARGE_SIDE) else Refusal("it is large")
+        fits = inner > LONG_SUM or min(rows, columns) < LARGE_SIDE
+        return None if columns > 1 and fits else Refusal("it is large, or has a single column")
     if min(rows, columns) < THIN_SIDE:
         return Refusal("it is thin, and one factor does not lie along what is summed")
     return None if rows * inner * columns <= SMALL_WORK else Refusal("it is large, and lies as torch's kernel likes it")
@@ -105,13 +108,14 @@ OWN_PRODUCT = NodeRule(
     examples=(
         Case("two matrices", aten.mm.default, normal((5, 4), (4, 6)), ALWAYS),
         Case("a linear layer", linear, normal((5, 32), (6, 32), (6,)), ALWAYS),
+        Case("in double precision", aten.mm.default, normal((5, 4), (4, 6), dtype=torch.float64), ALWAYS),
         Case("a batch", aten.bmm.default, normal((3, 5, 4), (3, 4, 6)), ALWAYS),
         Case("a batch with a mask", aten.baddbmm.default, normal((3, 5, 6), (3, 5, 4), (3, 4, 6)), ALWAYS),
     ),
     near_misses=(
         Case("switched off", aten.mm.default, normal((5, 4), (4, 6)), {"own_products": "off"}),
         Case("tiny, where that decides", aten.mm.default, normal((5, 4), (4, 6))),
-        Case("double precision", aten.mm.default, normal((5, 4), (4, 6), dtype=torch.float64), ALWAYS),
+        Case("half precision", aten.mm.default, normal((5, 4), (4, 6), dtype=torch.bfloat16), ALWAYS),
         Case(
             "scaled",
             lambda bias, a, b: aten.addmm.default(bias, a, b, alpha=2),

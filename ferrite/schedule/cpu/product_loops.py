@@ -125,10 +125,10 @@ def even_parts(count: int, most: int) -> int:
     return -(-count // -(-count // most))
 
 
-def sides_of(product: Product, form: Form, machine: Machine) -> tuple[Side, Side]:
+def sides_of(product: Product, form: Form, dtype: torch.dtype, machine: Machine) -> tuple[Side, Side]:
     """Tiles for the registers, blocks for the caches and for threads."""
     rows, columns = extent_of(product.rows), extent_of(product.columns)
-    lanes = machine.lanes(torch.float32)
+    lanes = machine.lanes(dtype)
     if form.along is product.summed:
         tall = min(rows, TILE_ROWS)
         wide = min(columns, machine.registers * 3 // 4 // tall, 2 * TILE_ROWS)
@@ -136,7 +136,7 @@ def sides_of(product: Product, form: Form, machine: Machine) -> tuple[Side, Side
         tall, wide = TILE_ROWS, machine.registers // 2 // TILE_ROWS * lanes
     if form.along is product.rows:
         tall, wide = wide, tall
-    most = machine.l2_bytes // (4 * MAX_PACKED) if form.packed else machine.block_rows
+    most = machine.l2_bytes // (dtype.itemsize * MAX_PACKED) if form.packed else machine.block_rows
     tall_tiles = even_parts(-(-rows // tall), max(most // tall, 1))
     wide_tiles = even_parts(-(-columns // wide), max(machine.block_columns // wide, 1))
     blocks = math.prod(map(extent_of, product.batch)) * -(-rows // (tall * tall_tiles))
@@ -165,7 +165,7 @@ def product_loops(product: Product, parts: Sequence[Parts], machine: Machine) ->
     (state,), (join,) = parts[0].states, parts[0].point
     assert isinstance(join, Join)
     form = form_of(product, join, machine)
-    tiles = Tiles(product, form, *sides_of(product, form, machine), state, join, machine)
+    tiles = Tiles(product, form, *sides_of(product, form, state.dtypes[0], machine), state, join, machine)
     follows: Body = (
         Let(tiles.total.name, Load.intern(SUMS, (tiles.rows.within, tiles.columns.within), tiles.total.dtype)),
         *parts[0].after,
@@ -214,7 +214,7 @@ class Tiles:
         """The loop of a tile over a piece of what is summed."""
         inside = self.place_in_piece
         if self.form.along is self.product.summed:
-            return (Loop(inside, "reduction", join, min(self.machine.lanes(torch.float32), self.piece)),)
+            return (Loop(inside, "reduction", join, min(self.machine.lanes(self.total.dtype), self.piece)),)
         if self.piece % STEPS_AT_ONCE:
             return (Loop(inside, "serial", join),)
         steps, step = axis("steps", self.piece // STEPS_AT_ONCE), axis("step", STEPS_AT_ONCE)

@@ -49,7 +49,7 @@ def product_of(operation: Operation) -> Product | None:
     if not isinstance(operation, Reduce) or operation.kind != "sum" or len(operation.reduced) != 1:
         return None
     (value,), (summed,) = operation.values, operation.reduced
-    if not isinstance(value, Op) or value.name != "mul" or value.dtype is not torch.float32:
+    if not isinstance(value, Op) or value.name != "mul" or value.dtype not in (torch.float32, torch.float64):
         return None
     left, right = value.operands
     if not isinstance(left, Load) or not isinstance(right, Load):
@@ -106,7 +106,8 @@ def form_of(product: Product, join: Join, machine: Machine) -> Form:
     left, right = factors(product, join)
     lie_along = all(step_along(item, product.summed) is ONE for item in (left, right))
     collide = any(
-        isinstance(step := step_along(factor, side), Number) and step.value * 4 % machine.l1_way_bytes == 0
+        isinstance(step := step_along(factor, side), Number)
+        and step.value * factor.dtype.itemsize % machine.l1_way_bytes == 0
         for factor, side in ((left, product.rows), (right, product.columns))
     )
     if lie_along and thin <= MAX_DOT_SIDE and not collide:
