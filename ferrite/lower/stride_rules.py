@@ -66,7 +66,10 @@ RULES: dict[Any, Rule] = {
 # Those whose rule depends on arguments: see `rule_by_arguments`.
 BY_ARGUMENTS = frozenset({aten.cat, aten.stack, aten.roll, aten.rot90, aten.constant_pad_nd, aten.isinf, aten._fft_r2c})
 # Elementwise for all but complex numbers, of which a tensor is made first.
-OF_COMPLEX: dict[Any, Rule] = {aten.abs: like_operand, aten.angle: contiguous_result}
+OF_COMPLEX: dict[Any, Rule] = {
+    **dict.fromkeys((aten.abs, aten.conj_physical, aten._conj_physical), like_operand),
+    aten.angle: contiguous_result,
+}
 # The library that computes it decides how results lie, whatever their sizes, and differs from machine to machine.
 BY_LIBRARY = frozenset({aten._fft_r2c})
 # Elementwise, but not tagged as such.
