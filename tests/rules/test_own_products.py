@@ -9,7 +9,8 @@ import pytest
 from ferrite.passes.post_grad.own_products import slower_than_torch
 
 quick = pytest.mark.quick
-RECORD = Path(__file__).parents[2] / "bench" / "results" / "products-aarch64.md"
+RESULTS = Path(__file__).parents[2] / "bench" / "results"
+RECORDS = [RESULTS / "products-aarch64.md", RESULTS / "products-2-threads-aarch64.md"]
 ALONG = ("linear", "layer", "scores")  # both factors lie along what is summed
 NOISE = 1.02
 
@@ -17,7 +18,7 @@ NOISE = 1.02
 def measured() -> list[tuple[str, list[int], float]]:
     """Kind, rows and inner and columns, and our time to torch's."""
     found = []
-    for line in RECORD.read_text().splitlines():
+    for line in "\n".join(record.read_text() for record in RECORDS).splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) == 6 and cells[1][:1].isdigit():
             found.append((cells[0], [int(size) for size in cells[1].split(",")][-3:], float(cells[4].split()[0])))
@@ -27,7 +28,7 @@ def measured() -> list[tuple[str, list[int], float]]:
 @quick
 def test_nothing_is_taken_that_was_measured_to_be_slower():
     rows = measured()
-    assert len(rows) > 40
+    assert len(rows) > 80
     for kind, sizes, ratio in rows:
         if slower_than_torch(*sizes, lie_along=kind in ALONG) is None:
             assert ratio <= NOISE, (kind, sizes)
