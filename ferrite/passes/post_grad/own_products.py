@@ -76,8 +76,9 @@ def reason_to_leave(site: Site, left: torch.Tensor, right: torch.Tensor) -> Refu
 def slower_than_torch(rows: int, inner: int, columns: int, lie_along: bool) -> Refusal | None:
     """The same by sizes. `lie_along`: both factors lie along what is summed, as in a linear layer. On a Neoverse N1
     (`bench/results/products-aarch64.md` for one thread, `products-2-threads-aarch64.md`) these take 0.36 to 1.01 of the
-    time of torch's kernel, the fewer rows the less. Others take 0.6 to 0.95 while they are small, and up to 1.1 where they are not: torch's kernel then
-    has the same layout to begin with. What is thin, too, is better read in the order of memory, as torch does."""
+    time of torch's kernel, the fewer rows the less. Others take 0.6 to 0.95 while they are small, and up to 1.1 where
+    they are not: torch's kernel then has the same layout to begin with. What is thin, too, is better read in the order
+    of memory, as torch does."""
     if inner < MIN_SUMMED or rows * inner * columns < MIN_WORK:
         return Refusal("it is so small that all a kernel of our own can gain is the time of a call")
     if lie_along and inner < SHORT_SUM and rows * inner * columns > MIDDLING_WORK:
