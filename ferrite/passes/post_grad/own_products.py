@@ -26,8 +26,9 @@ from ferrite.rewrite import Case, NodeRule, Site, apply_rules
 aten = torch.ops.aten
 # Multiplications of one matrix; sides.
 MIN_WORK, SMALL_WORK, MIDDLING_WORK = 2**18, 2**20, 2**22
-MIN_SUMMED, SHORT_SUM, LONG_SUM = 16, 128, 1024
+MIN_SUMMED, SHORT_SUM, LONG_SUM, MAX_SUMMED = 16, 128, 1024, 2**14
 THIN_SIDE, LARGE_SIDE = 16, 512
+MAX_PIECE, PIECES = 512, range(128, 513)  # of a sum, which the scheduler cuts
 
 
 def owned(site: Site) -> Any:
@@ -53,6 +54,10 @@ def reason_against(site: Site, left: torch.Tensor, right: torch.Tensor) -> Refus
         return Refusal("its sizes are not known")
     if math.prod((*left.shape, *right.shape)) == 0:
         return Refusal("it has no elements, or sums of none")
+    if left.shape[-1] > MAX_SUMMED:
+        return Refusal("its sums are so long that packed factors would take much memory")
+    if left.shape[-1] > MAX_PIECE and not any(left.shape[-1] % piece == 0 for piece in PIECES):
+        return Refusal("its sums cannot be cut into equal pieces, and would round worse than torch's")
     if any(site.arguments.get(factor, 1) != 1 for factor in ("alpha", "beta")):
         return Refusal("it is scaled")
     return None
@@ -123,6 +128,8 @@ OWN_PRODUCT = NodeRule(
             normal((6,), (5, 4), (4, 6)),
             ALWAYS,
         ),
+        Case("very long sums", aten.mm.default, normal((2, 20000), (20000, 2)), ALWAYS),
+        Case("sums of a prime number", aten.mm.default, normal((2, 1031), (1031, 2)), ALWAYS),
         Case("sums of nothing", aten.mm.default, normal((5, 0), (0, 6)), ALWAYS),
     ),
 )

@@ -30,15 +30,23 @@ from ferrite.ir import ONE, ZERO, Axis, Index, Load, Local, axis, const, index_v
 from ferrite.ir.kernel import Accumulate, Join, Let, Loop, Scratch, State, Store, When
 from ferrite.ir.program import Mode
 from ferrite.schedule.cpu.machine import Machine
-from ferrite.schedule.cpu.products import Form, Product, extent_of, factors, form_of, step_along
+from ferrite.schedule.cpu.products import (
+    MAX_PACKED,
+    MAX_PIECE,
+    Form,
+    Product,
+    extent_of,
+    factors,
+    form_of,
+    piece_of,
+    step_along,
+)
 from ferrite.schedule.cpu.vectors import shared, vector_loop
 from ferrite.schedule.loops.axes import Body, indices_at, nested, replaced
 from ferrite.schedule.loops.memory_order import ordered_axes
 from ferrite.schedule.loops.statements import Parts
 
 SUMS, LEFT, RIGHT = "sums", "left", "right"  # the block of a result, and packed factors
-# How a sum is cut decides its rounding. So these are no numbers about a machine: values must not depend on that.
-MAX_SUMMED, MAX_PACKED = 1024, 512
 TILE_ROWS = 4  # of a tile, or columns where vectors are made of rows: what a register holds is used so often
 STEPS_AT_ONCE = 4  # of a sum, where vectors lie along the result: fewer branches, and registers enough
 PRODUCTS_OF_AN_ADDITION = 2  # that take as long as one addition with its loads and stores
@@ -150,13 +158,6 @@ def sides_of(product: Product, form: Form, dtype: torch.dtype, machine: Machine)
     )
 
 
-def piece_of(length: int, most: int) -> int:
-    """How much of a long sum is added up before it is added to the rest: an equal part, if there is a good one."""
-    if length <= most:
-        return length
-    return next((size for size in range(most, most // 4 - 1, -1) if length % size == 0), length)
-
-
 # --- loops ------------------------------------------------------------------------------------------------------------
 
 
@@ -192,7 +193,7 @@ class Tiles:
 
     @property
     def piece(self) -> int:
-        return piece_of(extent_of(self.product.summed), MAX_PACKED if self.form.packed else MAX_SUMMED)
+        return piece_of(extent_of(self.product.summed), MAX_PACKED if self.form.packed else MAX_PIECE)
 
     @property
     def pieces(self) -> Axis:

@@ -28,7 +28,11 @@ from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.members import Member
 
 MIN_SIDE = 2  # rows, and columns: of one there is nothing to share
-MIN_SUMMED = 16  # products of a sum: with fewer, a tile has more to do at its end than before
+# Products of a sum: with fewer, a tile has more to do at its end than before; with more, what is packed of a factor is
+# no longer small beside the factor (a thread packs some hundred rows of it).
+MIN_SUMMED, MAX_SUMMED = 16, 2**14
+# How a sum is cut decides its rounding. So these are no numbers about a machine: values must not depend on that.
+MAX_PIECE, MAX_PACKED = 1024, 512
 # Rows, or columns, up to which packing does not pay: where vectors lie along the sums, and where along the other side.
 MAX_DOT_SIDE, MAX_DIRECT_SIDE = 64, 8
 
@@ -62,9 +66,18 @@ def product_of(operation: Operation) -> Product | None:
     sizes = [item.extent for item in (*operation.axes, summed)]
     if not all(isinstance(size, Number) for size in sizes):
         return None
-    if min(extent_of(rows), extent_of(columns)) < MIN_SIDE or extent_of(summed) < MIN_SUMMED:
+    if min(extent_of(rows), extent_of(columns)) < MIN_SIDE or not MIN_SUMMED <= extent_of(summed) <= MAX_SUMMED:
         return None
+    if piece_of(extent_of(summed), MAX_PACKED) > MAX_PACKED:
+        return None  # a sum of so many in one piece would round worse than torch's
     return Product(tuple(item for item in operation.axes if item not in only), rows, columns, summed)
+
+
+def piece_of(length: int, most: int) -> int:
+    """How much of a long sum is added up before it is added to the rest: an equal part, if there is a good one."""
+    if length <= most:
+        return length
+    return next((size for size in range(most, most // 4 - 1, -1) if length % size == 0), length)
 
 
 def axes_of_load(load: Load) -> set[Axis]:
