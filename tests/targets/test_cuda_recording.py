@@ -117,7 +117,8 @@ def test_training(gpu, holds, gradients):
     assert backward.replayed == 4
     assert ferrite.last_compile().not_recorded == ()
     if holds and gradients == "lent":
-        assert backward.recordings == recording.MAX_HELD
+        # what forward was recorded for once more, backward is, too
+        assert recording.MAX_HELD <= backward.recordings < recording.MAX_HELD + forward.recordings
     else:
         assert backward.recordings <= 2
 
