@@ -117,10 +117,8 @@ def test_training(gpu, holds, gradients):
     assert backward.replayed == 4
     assert ferrite.last_compile().not_recorded == ()
     if holds and gradients == "lent":
-        # what forward was recorded for once more, backward is, too
-        assert recording.MAX_HELD <= backward.recordings < recording.MAX_HELD + forward.recordings
-    else:
-        assert backward.recordings <= 2
+        # and perhaps one more, for what the allocator put elsewhere
+        assert recording.MAX_HELD <= backward.recordings <= recording.MAX_HELD + 1
 
 
 class Layers(torch.nn.Module):
