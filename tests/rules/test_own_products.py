@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ferrite.passes.post_grad.own_products import slower_than_torch
+from ferrite.passes.post_grad.own_products import MAX_SUMMED, can_be_cut, slower_than_torch
+from ferrite.schedule.cpu import products
 
 quick = pytest.mark.quick
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
@@ -47,3 +48,11 @@ def test_a_reason_is_given():
     assert "thin" in str(slower_than_torch(4, 768, 768, False))
     assert "large" in str(slower_than_torch(512, 768, 768, False))
     assert slower_than_torch(128, 768, 768, True) is None
+
+
+@quick
+def test_the_scheduler_takes_what_the_pass_makes():
+    """Else a product would be an ordinary sum, which is right and slow."""
+    assert MAX_SUMMED == products.MAX_SUMMED
+    for length in range(1, 4096):
+        assert can_be_cut(length) == (products.piece_of(length, products.MAX_PACKED) <= products.MAX_PACKED)

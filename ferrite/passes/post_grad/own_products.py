@@ -56,11 +56,16 @@ def reason_against(site: Site, left: torch.Tensor, right: torch.Tensor) -> Refus
         return Refusal("it has no elements, or sums of none")
     if left.shape[-1] > MAX_SUMMED:
         return Refusal("its sums are so long that packed factors would take much memory")
-    if left.shape[-1] > MAX_PIECE and not any(left.shape[-1] % piece == 0 for piece in PIECES):
+    if not can_be_cut(left.shape[-1]):
         return Refusal("its sums cannot be cut into equal pieces, and would round worse than torch's")
     if any(site.arguments.get(factor, 1) != 1 for factor in ("alpha", "beta")):
         return Refusal("it is scaled")
     return None
+
+
+def can_be_cut(length: int) -> bool:
+    """Whether the scheduler has equal pieces for sums of so many (`ferrite.schedule.cpu.products.piece_of`)."""
+    return length <= MAX_PIECE or any(length % piece == 0 for piece in PIECES)
 
 
 def reason_to_leave(site: Site, left: torch.Tensor, right: torch.Tensor) -> Refusal | None:
