@@ -41,6 +41,7 @@ from ferrite.ir.program.arguments import Argument, Constant, Mapping, Ref, Seque
 
 Kind = OneOf["owned", "input", "donated", "constant", "view", "foreign"]
 Mode = OneOf["set", "add", "mul", "amax", "amin"]
+OPERATOR_OF_MODE = {"add": "add", "mul": "mul", "amax": "maximum", "amin": "minimum"}  # of scalars
 Sizes = tuple[Index, ...]
 
 
