@@ -248,10 +248,6 @@ class Engine:
         problem = self.sharing.problem(pairs, values)
         return Proposal(pairs, values, matched, writer) if problem is None else problem
 
-    def layout_is_free(self, rule: LocalRule) -> bool:
-        """Sums and products over other strides may round otherwise: not for users who want eager's very numbers."""
-        return rule.layout == "free" and self.context.options.numerics == "relaxed"
-
     def placement_problem(self, matched: Sequence[torch.fx.Node], redraws: bool) -> Refusal | None:
         first = matched[0]
         for node in matched:

@@ -69,7 +69,7 @@ class _Destinations:
     def take(self, position: int, product: Template) -> None:
         """Make a product part of what it is copied to, where that can be."""
         (result,) = product.call.results
-        if not isinstance(result, str) or product.prologues or product.epilogues or self.is_seen(result):
+        if not isinstance(result, str) or self.is_seen(result):
             return
         users = self.touching[result]
         copy = self.program.operations[users[1]] if len(users) == 2 else None

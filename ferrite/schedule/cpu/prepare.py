@@ -28,14 +28,13 @@ from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.out_products import with_out_products
 from ferrite.schedule.cpu.product_readers import with_whole_rows
 from ferrite.schedule.cpu.products import product_of
-from ferrite.schedule.fusion.accesses import likely, step_of, upper_estimate
+from ferrite.schedule.fusion.accesses import likely, likely_points, step_of, upper_estimate
 from ferrite.schedule.loops.reductions import (
     EXTREME_OF,
     SPLIT_KINDS,
     Preparation,
     is_empty,
     pieces_of,
-    points,
 )
 
 # How a sum is cut decides its rounding. So these are no numbers about a machine: values must not depend on that.
@@ -72,8 +71,8 @@ class CpuPreparation(Preparation):
         return [operation]
 
     def split(self, operation: Reduce) -> Iterator[Reduce]:
-        results = points(operation.axes)
-        many = results * points(operation.reduced)
+        results = likely_points(operation.axes)
+        many = results * likely_points(operation.reduced)
         if operation.kind not in SPLIT_KINDS or many < self.min_split_elements or product_of(operation) is not None:
             yield operation
             return
