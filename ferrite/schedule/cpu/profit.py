@@ -6,8 +6,8 @@ import math
 
 from ferrite.errors import Refusal
 from ferrite.ir import Axis
+from ferrite.schedule.cpu.convolutions import reason_apart
 from ferrite.schedule.cpu.machine import Machine
-from ferrite.schedule.cpu.products import reason_apart
 from ferrite.schedule.cpu.sorted_scatter import sorted_scatter_of
 from ferrite.schedule.fusion.accesses import likely
 from ferrite.schedule.fusion.groups import Group
