@@ -19,10 +19,11 @@ import torch
 from ferrite.errors import Refusal
 from ferrite.ir import Axis, Expr, Load, Number, Op
 from ferrite.ir.program import Compute, Operation, Reduce
-from ferrite.schedule.cpu.products import MAX_PACKED, MIN_SIDE, MIN_SUMMED, axes_of_load, extent_of, product_of
+from ferrite.schedule.cpu.products import MIN_SIDE, MIN_SUMMED, axes_of_load, extent_of, product_of
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.members import Member
 
+MAX_PACKED = 640
 MIN_PIECE = 128  # products of a sum before it is added to the rest: with fewer, adding takes as long
 
 
