@@ -21,7 +21,7 @@ from ferrite.schedule.cpu.products import extent_of
 
 def with_images(program: Program) -> tuple[Program, set[str]]:
     """The program with such images, and their names."""
-    found = {operation: image for operation in program.operations if (image := image_of(operation)) is not None}
+    found = {operation: seen for operation in program.operations if (seen := image_of(operation)) is not None}
     if not found:
         return program, set()
     free, buffers = free_buffers(program), {buffer.name: buffer for buffer in program.buffers}
@@ -53,7 +53,7 @@ def image_of(operation: Operation) -> tuple[Load, int] | None:
     dims = {dim: index for dim, index in enumerate(image.coordinates) if index in convolution.summed}
     if not dims:
         return None
-    return image, max(dims, key=lambda dim: extent_of(dims[dim]))  # type: ignore[arg-type]
+    return image, max(dims, key=lambda dim: extent_of(dims[dim]))
 
 
 def unused(buffers: dict[str, Buffer], like: Buffer) -> str:

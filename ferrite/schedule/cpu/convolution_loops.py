@@ -150,10 +150,10 @@ class Windows:
     def loops(self, follows: Body) -> Body:
         sums: Body = ()
         for wide in self.columns.parts():
-            work = self.packing(wide)
+            tiles = self.packing(wide)
             for tall in self.rows.parts():
-                work += self.rows.around(tall, self.tile(tall, wide))
-            sums += self.columns.around(wide, (self.panel, *work))
+                tiles += self.rows.around(tall, self.tile(tall, wide))
+            sums += self.columns.around(wide, (self.panel, *tiles))
         blocks = [*self.convolution.batch, self.rows.block, self.columns.block]
         summed = math.prod(map(extent_of, self.convolution.summed))
         work = self.rows.width * self.columns.width * summed // PRODUCTS_OF_AN_ADDITION

@@ -1,7 +1,8 @@
 """Matrix products: sums over one axis of products of two factors, of which each has an axis that the other has not.
 
-In: a reduction that `product_of` knows, alone or with operations behind it at the same points (`reason_apart` beside
-convolutions sees to that while operations are fused). Out: its form, which says what vectors are made of and whether factors are packed:
+In: a reduction that `product_of` knows, alone or with operations behind it at the same points (`convolutions` sees to
+that while operations are fused: `reason_apart`). Out: its form, which says what vectors are made of and whether factors
+are packed:
 
 dots      along what is summed, where both factors lie along that: a linear layer on some rows
 direct    along the columns, or the rows, where the other side is short
