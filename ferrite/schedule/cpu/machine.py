@@ -67,6 +67,7 @@ class Machine:
     # --- matrix products
     block_rows: int = 128  # of a result that are summed up together: what they need of a factor stays in the L2 cache
     block_columns: int = 96  # beside them
+    block_places: int = 1024  # of the result of a convolution: weights are packed once for so many
     product_blocks: int = 32  # of a result, for threads to share, if each has something to do:
     min_block_products: int = 1 << 19
     min_outer_blocks: int = 8  # blocks of rows, in all matrices of a batch, for threads to share these

@@ -1,7 +1,8 @@
 """Matrix products: sums over one axis of products of two factors, of which each has an axis that the other has not.
 
-In: a reduction that `product_of` knows, alone or with operations behind it at the same points (`reason_apart` sees to
-that while operations are fused). Out: its form, which says what vectors are made of and whether factors are packed:
+In: a reduction that `product_of` knows, alone or with operations behind it at the same points (`convolutions` sees to
+that while operations are fused: `reason_apart`). Out: its form, which says what vectors are made of and whether factors
+are packed:
 
 dots      along what is summed, where both factors lie along that: a linear layer on some rows
 direct    along the columns, or the rows, where the other side is short
@@ -14,19 +15,15 @@ products.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from ferrite.errors import Refusal
 from ferrite.ir import ONE, Axis, Index, Load, Number, Op
 from ferrite.ir.kernel import Join
-from ferrite.ir.program import Compute, Operation, Reduce
+from ferrite.ir.program import Operation, Reduce
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.fusion.accesses import axes_in, step_of
-from ferrite.schedule.fusion.groups import Group
-from ferrite.schedule.fusion.members import Member
 
 MIN_SIDE = 2  # rows, and columns: of one there is nothing to share
 # Products of a sum: with fewer, a tile has more to do at its end than before; with more, what is packed of a factor is
@@ -91,19 +88,6 @@ def axes_of_load(load: Load) -> set[Axis]:
 def extent_of(item: Axis) -> int:
     assert isinstance(item.extent, Number)
     return item.extent.value
-
-
-def reason_apart(group: Group, member: Member, rows: Sequence[Axis]) -> Refusal | None:
-    """Why a member is in another kernel than a group, where one of them has a matrix product."""
-    if product_of(member.operation) is not None:
-        return Refusal("a matrix product begins a kernel of its own")
-    if product_of(group.members[0].operation) is None:
-        return None
-    if tuple(rows) != group.rows or member.inner(rows) or not isinstance(member.operation, Compute):
-        return Refusal("it is not at the points of the matrix product before it")
-    if any(store.mode != "set" for store in member.operation.stores):
-        return Refusal("it adds to memory behind a matrix product")
-    return None
 
 
 # --- forms ------------------------------------------------------------------------------------------------------------
