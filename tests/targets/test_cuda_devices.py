@@ -20,7 +20,7 @@ from ferrite.schedule import make_plan
 from ferrite.schedule.gpu import GpuMachine, GpuScheduling
 from ferrite.targets import executable_of, runs_of
 from ferrite.targets.cpu import CPU
-from tests.targets.simulated_cuda import SimulatedDriver, SimulatedTarget
+from tests.targets.simulated_cuda import SimulatedTarget
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 
@@ -41,7 +41,7 @@ def gpus(monkeypatch):
         return torch.empty_strided(sizes, strides, dtype=dtype)
 
     monkeypatch.setattr("ferrite.capture.torch_runtime.empty_on_cuda", empty)
-    monkeypatch.setattr("ferrite.capture.torch_runtime.current_stream_of", lambda index: SimulatedDriver.STREAM + index)
+    monkeypatch.setattr("ferrite.capture.torch_runtime.current_stream_of", lambda index: target.simulated.STREAM + index)
     return target
 
 
