@@ -7,6 +7,7 @@ rows      threads share the rows; inside a row one nest after the other, with ve
 columns   rows lie side by side in memory: vectors are made of rows, and the nests inside are plain loops
 reduced   columns that are only reduced: see `ferrite.schedule.cpu.column_reduction`
 products  matrix products, with what follows them: see `ferrite.schedule.cpu.product_loops`
+convolutions  the same, see `ferrite.schedule.cpu.convolution_loops`
 sorted    rows that are added where memory says, sorted: see `ferrite.schedule.cpu.sorted_scatter`
 sharded   the same without sorting: see `ferrite.schedule.cpu.sharded_scatter`
 """
@@ -18,6 +19,8 @@ from collections.abc import Sequence
 from ferrite.ir import ZERO, Axis, Index, Number, data_of, number
 from ferrite.ir.kernel import Loop, Statement, Store, walk
 from ferrite.schedule.cpu.column_reduction import column_reduction, is_column_reduction
+from ferrite.schedule.cpu.convolution_loops import convolution_loops
+from ferrite.schedule.cpu.convolutions import convolution_of
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.nest_loops import nest_loops
 from ferrite.schedule.cpu.product_loops import product_loops
@@ -52,6 +55,9 @@ def arranged(
     product = product_of(nests[0].members[0].operation)
     if product is not None and not tiles:
         return product_loops(product, parts, machine)
+    convolution = convolution_of(nests[0].members[0].operation)
+    if convolution is not None and not tiles:
+        return convolution_loops(convolution, parts, machine)
     column = column_axis(rows, nests, parts, machine)
     if column is None:
         return by_rows(rows, tiles, nests, parts, machine)
