@@ -78,7 +78,7 @@ from ferrite.ir.intern import Interned
 from ferrite.ir.intervals import interval
 from ferrite.ir.invalid import InvalidProgram
 from ferrite.ir.philox import DIGITS, KEY_STEPS, MULTIPLIERS, ROUNDS, WORD, philox
-from ferrite.ir.random import MAX_RANDOM_OPERATORS, PLACE_BITS
+from ferrite.ir.random import KINDS as RANDOM_KINDS
 from ferrite.ir.scalar import OPERATORS, STOPPING
 from ferrite.ir.states import STATES, both, choose, compare, either, params
 from ferrite.ir.types import NARROW, SHORT, arithmetic_type, bits_of, foldable, is_integer, short, value_of
@@ -87,12 +87,11 @@ __all__ = [
     "COMPLAINT",
     "DIGITS",
     "KEY_STEPS",
-    "MAX_RANDOM_OPERATORS",
     "MULTIPLIERS",
     "NARROW",
     "ONE",
     "OPERATORS",
-    "PLACE_BITS",
+    "RANDOM_KINDS",
     "ROUNDS",
     "SHORT",
     "STATES",

@@ -11,8 +11,6 @@ import torch
 
 from ferrite.errors import NotLowered
 from ferrite.ir import (
-    MAX_RANDOM_OPERATORS,
-    PLACE_BITS,
     ZERO,
     Index,
     Random,
@@ -69,18 +67,16 @@ class Stream:
     """The numbers of one random operator, over the elements of its result."""
 
     def __init__(self, ctx: Builder, key: Value, operator: int, sizes: Sequence[Index]) -> None:
-        if not 0 <= operator < MAX_RANDOM_OPERATORS:
-            raise NotLowered("more random operators than counters tell apart")
         words = [key.at([number(place)]) for place in (0, 1)]
         self.seed = op("bitwise_or", words[0], op("bitwise_left_shift", words[1], const(32, torch.int64)))
-        self.base = number(operator << PLACE_BITS)
+        self.stream = number(operator)
         place: Index = ZERO
         for axis, stride in zip(own_axes(sizes), contiguous_strides(sizes), strict=True):
             place = place + axis * stride
         self.place = place
 
     def draw(self, kind: str, place: Index, dtype: torch.dtype) -> Term:
-        return Term(Random.intern(kind, self.seed, self.base + place, dtype))
+        return Term(Random.intern(kind, self.seed, place, self.stream, dtype))
 
     def uniform(self, dtype: torch.dtype) -> Term:
         return self.draw("uniform", self.place, dtype)
