@@ -79,6 +79,7 @@ from ferrite.ir.intervals import interval
 from ferrite.ir.invalid import InvalidProgram
 from ferrite.ir.philox import DIGITS, KEY_STEPS, MULTIPLIERS, ROUNDS, WORD, philox
 from ferrite.ir.random import KINDS as RANDOM_KINDS
+from ferrite.ir.random import advance_generator, random_numbers
 from ferrite.ir.scalar import OPERATORS, STOPPING
 from ferrite.ir.states import STATES, both, choose, compare, either, params
 from ferrite.ir.types import NARROW, SHORT, arithmetic_type, bits_of, foldable, is_integer, short, value_of
@@ -124,6 +125,7 @@ __all__ = [
     "Sum",
     "Symbol",
     "add",
+    "advance_generator",
     "arithmetic_type",
     "as_index",
     "axis",
@@ -162,6 +164,7 @@ __all__ = [
     "params",
     "philox",
     "product",
+    "random_numbers",
     "rebuild",
     "rewrite_indices",
     "rewrite_loads",

@@ -7,9 +7,15 @@ torch draw on GPUs of NVIDIA, where every thread has one.
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import torch
 
 from ferrite.ir.philox import DIGITS, WORD, philox
+
+# Reading where a generator is and moving it are two calls of torch.
+_one_reader = threading.Lock()
 
 KINDS = ("uniform", "bits", "curand_uniform")
 
@@ -42,3 +48,18 @@ def word(key: tuple[torch.Tensor, torch.Tensor], stream: torch.Tensor, place: to
     for number in range(3):
         chosen = torch.where(within == number, words[number], chosen)
     return chosen
+
+
+def advance_generator(device: int, blocks: int) -> tuple[int, int]:
+    """The seed of a GPU's default generator, its 64 bits as a signed number, and the number of the block of four words
+    at which every stream of it is; from now on it is so many blocks further."""
+    generator = default_generator(device)
+    with _one_reader:
+        words = generator.get_offset()
+        generator.set_offset(words + 4 * blocks)
+    seed = generator.initial_seed()
+    return seed - (seed >> 63 << 64), words // 4
+
+
+def default_generator(device: int) -> Any:
+    return torch.cuda.default_generators[device]

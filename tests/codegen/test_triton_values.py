@@ -230,8 +230,9 @@ def test_random_numbers_are_the_same_bits(device):
         memory = [torch.tensor([key]), *(torch.zeros(9, dtype=value.dtype) for value in values)]
         made = run_triton(kernel, memory, [9], device)
         for one, value in zip(made[1:], values, strict=True):
-            places = [evaluate(each, {PLACE: torch.arange(9)}) for each in (value.counter, value.stream)]
-            assert torch.equal(one, random_numbers(value.kind, memory[0], *map(torch.as_tensor, places), value.dtype))
+            places = (evaluate(each, {PLACE: torch.arange(9)}) for each in (value.counter, value.stream))
+            counter, stream = map(torch.as_tensor, places)
+            assert torch.equal(one, random_numbers(value.kind, memory[0], counter, stream, value.dtype))
 
 
 @needs_triton
@@ -253,8 +254,8 @@ def test_four_lanes_share_what_four_words_come_from(counter, stream, shared, dev
     kernel = Kernel(pointers, (), (loop,), warps=1)
     assert ("random_four" in kernel_source(kernel, "kernel")) is shared
     _, made = run_triton(kernel, [torch.tensor([-7]), torch.zeros(40)], [], device)
-    places = [torch.as_tensor(evaluate(each, {place: torch.arange(40)})) for each in at]
-    assert torch.equal(made, random_numbers("curand_uniform", torch.tensor([-7]), *places, torch.float32))
+    numbers, streams = (torch.as_tensor(evaluate(each, {place: torch.arange(40)})) for each in at)
+    assert torch.equal(made, random_numbers("curand_uniform", torch.tensor([-7]), numbers, streams, torch.float32))
 
 
 # --- states -----------------------------------------------------------------------------------------------------------
