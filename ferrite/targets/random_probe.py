@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ferrite.capture import on_real_tensors
+from ferrite.capture import on_real_tensors, torch_operators
 from ferrite.ir import random_numbers
 from ferrite.lower import THREAD_GROUP, dropout_numbers
 
@@ -27,8 +27,7 @@ _found: dict[torch.device, int | None] = {}
 
 
 def draws_as_expected(device: torch.device, most: int) -> bool:
-    """Elements that one thread draws in one turn and in several, in vectors of four and of eight. `_fused_dropout` is
-    the kernel of `native_dropout`, and can be given a generator, so that the user's is not touched."""
+    """Elements that one thread draws in one turn and in several, in vectors of four and of eight."""
     cases = [(torch.float32, 4, 1000), (torch.float32, 4, 5 * most - 4), (torch.bfloat16, 4, 1004)]
     cases += [(torch.bfloat16, 8, 1 << 12), (torch.float16, 8, 9 * most + 8)]
     try:
@@ -43,7 +42,7 @@ def draws_so(device: torch.device, most: int, dtype: torch.dtype, vector: int, e
     generator.manual_seed(SEED)
     generator.set_offset(4 * FIRST_BLOCK)
     ones = torch.ones(elements, dtype=dtype, device=device)
-    _, mask = torch.ops.aten._fused_dropout.default(ones, CHANCE, generator)
+    mask = torch_operators.dropout_mask(ones, CHANCE, generator)
     threads = min(-(-elements // THREAD_GROUP), most // THREAD_GROUP) * THREAD_GROUP
     if generator.get_offset() != 4 * (FIRST_BLOCK + (elements - 1) // (threads * 4) + 1):
         return False
@@ -51,4 +50,4 @@ def draws_so(device: torch.device, most: int, dtype: torch.dtype, vector: int, e
     places = torch.cat([places, torch.arange(elements - 4 * vector, elements)])
     counter, stream = dropout_numbers(places, FIRST_BLOCK, vector, threads)
     drawn = random_numbers("curand_uniform", torch.tensor(SEED), counter, stream, torch.float32)
-    return torch.equal(drawn < CHANCE, mask.cpu()[places].bool())
+    return torch.equal(drawn < CHANCE, mask.cpu()[places])
