@@ -78,11 +78,10 @@ from ferrite.ir.intern import Interned
 from ferrite.ir.intervals import interval
 from ferrite.ir.invalid import InvalidProgram
 from ferrite.ir.philox import DIGITS, KEY_STEPS, MULTIPLIERS, ROUNDS, WORD, philox
-from ferrite.ir.random import KINDS as RANDOM_KINDS
 from ferrite.ir.random import advance_generator, random_numbers
 from ferrite.ir.scalar import OPERATORS, STOPPING
 from ferrite.ir.states import STATES, both, choose, compare, either, params
-from ferrite.ir.types import NARROW, SHORT, arithmetic_type, bits_of, foldable, is_integer, short, value_of
+from ferrite.ir.types import NARROW, PART_TYPES, SHORT, arithmetic_type, bits_of, foldable, is_integer, short, value_of
 
 __all__ = [
     "COMPLAINT",
@@ -92,7 +91,7 @@ __all__ = [
     "NARROW",
     "ONE",
     "OPERATORS",
-    "RANDOM_KINDS",
+    "PART_TYPES",
     "ROUNDS",
     "SHORT",
     "STATES",
