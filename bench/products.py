@@ -28,7 +28,7 @@ import torch.nn.functional as F
 
 from bench.backends import OURS, given_to, with_own_code
 from bench.measure import interleaved, ratio, write
-from ferrite.passes.post_grad.own_products import slower_than_torch
+from ferrite.passes.shared.own_products import slower_than_torch
 
 Sizes = tuple[int, ...]  # (batch,) rows, inner, columns
 Function = Callable[..., torch.Tensor]

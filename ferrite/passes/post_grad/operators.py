@@ -29,12 +29,6 @@ def prepare_softmax_online(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, tor
     return largest, aten.sum.dim_IntList(aten.exp.default(aten.sub.Tensor(x, largest)), [dim], True)
 
 
-@define("product(Tensor left, Tensor right) -> Tensor")
-def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """The matrix product, of two matrices or of two batches of them."""
-    return left.mm(right) if left.ndim == 2 else left.bmm(right)
-
-
 @define("mm_plus_mm(Tensor a, Tensor b, Tensor c, Tensor d) -> Tensor")
 def mm_plus_mm(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
     """a @ b + c @ d. The second product is where the first is added up, unrounded: one result is written, once."""
