@@ -41,7 +41,9 @@ def gpus(monkeypatch):
         return torch.empty_strided(sizes, strides, dtype=dtype)
 
     monkeypatch.setattr("ferrite.capture.torch_runtime.empty_on_cuda", empty)
-    monkeypatch.setattr("ferrite.capture.torch_runtime.current_stream_of", lambda index: target.simulated.STREAM + index)
+    monkeypatch.setattr(
+        "ferrite.capture.torch_runtime.current_stream_of", lambda index: target.simulated.STREAM + index
+    )
     return target
 
 
