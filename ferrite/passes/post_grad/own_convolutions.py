@@ -32,6 +32,7 @@ CONVOLUTIONS = (aten.convolution.default, torch.ops.ferrite.convolution.default)
 TRANSPARENT = (  # what is computed as well on images whose channels lie side by side, besides pointwise operators
     operator.getitem,
     aten.cat.default,
+    aten._native_batch_norm_legit_no_training.default,
     aten.clone.default,
     aten.max_pool2d_with_indices.default,
     aten.avg_pool2d.default,
@@ -110,6 +111,13 @@ def reason_to_leave(site: Site, x: torch.Tensor, weight: torch.Tensor) -> Refusa
     return None
 
 
+def is_image(node: torch.fx.Node) -> bool:
+    """Whether a node computes an image, or several results, and nothing that is spread over one."""
+    value = fake_value(node)
+    is_tensor = isinstance(value, torch.Tensor)
+    return node.op == "call_function" and (not is_tensor or (value.ndim > 2 and math.prod(value.shape[2:]) > 1))
+
+
 def has_windows_nearby(node: torch.fx.Node) -> bool:
     """Whether a convolution with a window is before or after one, and only what leaves images as they lie between."""
     seen, todo = {node}, [node]
@@ -117,14 +125,19 @@ def has_windows_nearby(node: torch.fx.Node) -> bool:
         here = todo.pop(0)
         images = here.all_input_nodes[:1] if here.target in CONVOLUTIONS else here.all_input_nodes
         for other in (*images, *here.users):
-            if other in seen or other.op != "call_function":
+            if other in seen or not is_image(other):
                 continue
             seen.add(other)
-            if other.target in CONVOLUTIONS and math.prod(fake_value(other.all_input_nodes[1]).shape[2:]) > 1:
+            if is_dense(other) and math.prod(fake_value(other.all_input_nodes[1]).shape[2:]) > 1:
                 return True
-            if other.target in TRANSPARENT or is_elementwise(other):
+            if is_dense(other) or other.target in TRANSPARENT or is_elementwise(other):
                 todo.append(other)
     return False
+
+
+def is_dense(node: torch.fx.Node) -> bool:
+    """Whether it is a convolution over all channels: one of each channel alone has them lie otherwise."""
+    return node.target in CONVOLUTIONS and (node.target is not aten.convolution.default or node.args[-1] == 1)
 
 
 # --- what it fires on -------------------------------------------------------------------------------------------------
