@@ -27,6 +27,7 @@ from ferrite.rewrite import Case, NodeRule, Site, apply_rules, is_elementwise, s
 aten = torch.ops.aten
 MIN_SUMMED, MAX_PIECE, MIN_PIECE = 16, 640, 128  # products of a sum; of a piece of one, which the scheduler cuts
 MIN_WORK = 2**18  # multiplications
+FEW_TAPS = 9  # of a window over each channel alone (`ferrite.lower.ops.convolution`)
 MAX_NEIGHBOURS = 64  # nodes that are looked at for one convolution
 CONVOLUTIONS = (aten.convolution.default, torch.ops.ferrite.convolution.default)
 TRANSPARENT = (  # what is computed as well on images whose channels lie side by side, besides pointwise operators
@@ -128,16 +129,19 @@ def has_windows_nearby(node: torch.fx.Node) -> bool:
             if other in seen or not is_image(other):
                 continue
             seen.add(other)
-            if is_dense(other) and math.prod(fake_value(other.all_input_nodes[1]).shape[2:]) > 1:
+            if other.target in CONVOLUTIONS and has_window(other):
                 return True
-            if is_dense(other) or other.target in TRANSPARENT or is_elementwise(other):
+            if other.target in CONVOLUTIONS or other.target in TRANSPARENT or is_elementwise(other):
                 todo.append(other)
     return False
 
 
-def is_dense(node: torch.fx.Node) -> bool:
-    """Whether it is a convolution over all channels: one of each channel alone has them lie otherwise."""
-    return node.target in CONVOLUTIONS and (node.target is not aten.convolution.default or node.args[-1] == 1)
+def has_window(node: torch.fx.Node) -> bool:
+    """Whether it has a window over all channels; or a small one over each alone, which goes as images lie."""
+    weight = fake_value(node.all_input_nodes[1])
+    taps = math.prod(weight.shape[2:])
+    is_dense = node.target is not aten.convolution.default or node.args[-1] == 1
+    return taps > 1 if is_dense else weight.shape[1] == 1 and 1 < taps <= FEW_TAPS
 
 
 # --- what it fires on -------------------------------------------------------------------------------------------------
