@@ -13,6 +13,7 @@ from ferrite.capture.products import has_arm_compute_library, works_with_all_of_
 from ferrite.capture.python_numbers import as_python_hands_them_over
 from ferrite.capture.torch_api import check_torch_version, span
 from ferrite.capture.torch_operators import (
+    begins_its_storage,
     decomposition,
     every_operator,
     functional_twin,
@@ -35,6 +36,7 @@ __all__ = [
     "Parameter",
     "Partition",
     "as_python_hands_them_over",
+    "begins_its_storage",
     "capture",
     "check_torch_version",
     "decomposition",
