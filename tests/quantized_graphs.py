@@ -14,10 +14,7 @@ from ferrite.options import Options
 from ferrite.passes.post_grad import quantized_fusion
 from ferrite.pipeline import PassContext
 from tests.compare import as_bits
-
-
-def targets(gm: torch.fx.GraphModule) -> list[str]:
-    return [str(node.target) for node in gm.graph.nodes if node.op == "call_function"]
+from tests.graphs import target_names
 
 
 def trace(function: Any, inputs: list[Any], mode: str = "fake") -> torch.fx.GraphModule:
@@ -29,13 +26,15 @@ def trace(function: Any, inputs: list[Any], mode: str = "fake") -> torch.fx.Grap
     return gm
 
 
-def fuse(function: Any, inputs: list[Any], rules: dict[str, int], mode: str = "fake", exact: bool = True) -> Any:
+def assert_fused(
+    function: Any, inputs: list[Any], rules: dict[str, int], mode: str = "fake", exact: bool = True
+) -> Any:
     """Trace, run the pass, compare to the bit, run it again."""
     before, after = trace(function, inputs, mode), trace(function, inputs, mode)  # packed weights cannot be copied
     snapshot = Snapshot.of(after)
     own = PassContext(Options(strict=True, kernel_rewrites="always"))
     quantized_fusion.function(after, own)
-    assert dict(own.rewrites) == rules, targets(after)
+    assert dict(own.rewrites) == rules, target_names(after)
     verify_graph(after, snapshot, deep=True)
     mine, theirs = (pytree.tree_leaves(each(*inputs)) for each in (after, before))
     for left, right in zip(mine, theirs, strict=True):

@@ -165,14 +165,14 @@ class PreGrad:
     split_cat: Literal["off", "on"] | Choices = option(
         "on",
         env="FERRITE_SPLIT_CAT",
-        doc="Cancel splits against joins before differentiation; True and False do as well. Or the passes that may do "
-        'so, and no others: names, or settings by name, as in `{"mutate_cat_pass": {"min_run": 3}}`.',
+        doc="Cancel splits against concats before differentiation; True and False do as well. Or the passes that may "
+        'do so, and no others: names, or settings by name, as in `{"mutate_cat_pass": {"min_run": 3}}`.',
     )
     split_cat_min_run: int = option(
         2,
         env="FERRITE_SPLIT_CAT_MIN_RUN",
         least=2,
-        doc="How many neighbouring pieces a join must hold for them to be taken together.",
+        doc="How many neighbouring pieces a concat must hold for them to be taken together.",
     )
     compress: tuple[Compression, ...] = option(
         (),
@@ -306,6 +306,12 @@ class PostGrad:
         env="FERRITE_OWN_PRODUCTS",
         doc="Matrix products as kernels of our own, which hold what follows them as well, and not as calls of torch's: "
         "never, where that was measured to be as fast or faster (on Arm), or wherever they can be.",
+    )
+    own_convolutions: Literal["off", "auto", "always"] = option(
+        "auto",
+        env="FERRITE_OWN_CONVOLUTIONS",
+        doc="Convolutions as kernels of our own, which hold what follows them as well, and not as calls of torch's: "
+        "never, where that was measured to be faster (on Arm), or wherever they can be.",
     )
     product_layouts: Literal["off", "auto", "always"] = option(
         "auto",

@@ -3,7 +3,7 @@
 A value that takes another's place may lie in other memory, and, where its rule says `layout="free"`, have other
 strides. Views of it then lie there too, and what computes with it may lay out its own result otherwise:
 
-    p = split(cat([a, b], 1))[0]        p has the strides of the join      q = p.relu(): dense
+    p = split(cat([a, b], 1))[0]        p has the strides of the concat    q = p.relu(): dense
     p = a                               p has those of a                   q = p.relu(): dense, so this is the end
 
 `follow` computes the new values of users, users' users and so on, as far as they change, and refuses where somebody
@@ -32,6 +32,7 @@ from ferrite.graph import (
     compute,
     fake_value,
     is_barrier,
+    is_elementwise,
     is_known_operator,
     is_random,
     leaves,
@@ -102,7 +103,7 @@ class Walk:
         for user in node.users:
             if user in self.seen:
                 continue
-            if ambiguous and is_elementwise(user):
+            if ambiguous and is_elementwise(user.target):
                 return Refusal(
                     f"{user.name} may lay out its result by the strides of {node.name} along dimensions of one"
                 )
@@ -199,10 +200,6 @@ def only_ones_differ(old: Any, new: Any) -> bool:
         for before, after in zip(strided(old), strided(new), strict=True)
         for size, first, second in zip(before.shape, before.stride(), after.stride(), strict=True)
     )
-
-
-def is_elementwise(node: torch.fx.Node) -> bool:
-    return torch.Tag.pointwise in getattr(node.target, "tags", ())
 
 
 def same_offsets(old: Any, new: Any) -> bool:

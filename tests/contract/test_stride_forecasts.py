@@ -10,16 +10,7 @@ import ferrite
 import ferrite.backend
 from ferrite.lower import lower_graph
 from tests.compare import assert_same_as_eager, compile_strict
-
-
-@torch.library.custom_op("ferrite_forecasts::by_columns", mutates_args=())
-def by_columns(x: torch.Tensor) -> torch.Tensor:
-    return x.t().clone(memory_format=torch.contiguous_format).t()
-
-
-@by_columns.register_fake
-def _(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+from tests.custom_operators import by_columns
 
 
 @pytest.mark.usefixtures("llvm_kernels")
@@ -54,10 +45,10 @@ def test_what_is_kept_for_the_backward_graph_is_where_it_expects_it():
 
 @pytest.mark.usefixtures("llvm_kernels")
 def test_so_it_is_where_the_forward_graph_runs_in_eager(monkeypatch, tmp_path):
-    def only_backward(graph, kernels_on):
+    def only_backward(graph, *about):
         if graph.kind.value == "forward":
             raise ValueError("forward only")
-        return lower_graph(graph, kernels_on)
+        return lower_graph(graph, *about)
 
     monkeypatch.setattr(ferrite.backend, "lower_graph", only_backward)
     compiled = torch.compile(scaled, backend="ferrite", options={"repro_dir": str(tmp_path)})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,9 +28,9 @@ INTERPRETER = {"executor": "interpreter"}
 LOWERED: list[tuple[CompileRecord, Program]] = []  # in this test: see conftest.py
 
 
-def lower_and_keep(graph: CapturedGraph, kernels_on: Container[str]) -> LoweredProgram:
+def lower_and_keep(graph: CapturedGraph, *about: Any) -> LoweredProgram:
     """What the compiler calls in these tests: they look at the programs that it made."""
-    lowered = lower_graph(graph, kernels_on)
+    lowered = lower_graph(graph, *about)
     LOWERED.append((ferrite.last_compile(), lowered.program))
     return lowered
 
@@ -80,14 +80,17 @@ def assert_lowered(fn: Callable[..., Any], *inputs: torch.Tensor) -> Program:
     return lowered.program
 
 
-def same_as_eager(fn: Callable[..., Any], make_inputs: Callable[[], Sequence[Any]], **settings: Any) -> Any:
+def assert_interpreted_as_eager(
+    fn: Callable[..., Any], make_inputs: Callable[[], Sequence[Any]], **settings: Any
+) -> Any:
     """Compare everything observable with eager; the record of the last compilation."""
     assert_same_as_eager(fn, make_inputs, options=INTERPRETER, **settings)
     return ferrite.last_compile()
 
 
 def programs_of(fn: Callable[..., Any], *inputs: Any, dynamic: bool | None = None, grad: bool = False) -> list[Program]:
-    """The programs that a function of tensors is lowered to, without any pass before; checked against eager."""
+    """The programs that a function of tensors is lowered to, without any pass before; checked against eager. `grad`:
+    those of its gradients, too."""
     found: list[Program] = []
 
     def keep(graph: Any) -> Any:
@@ -106,8 +109,17 @@ def programs_of(fn: Callable[..., Any], *inputs: Any, dynamic: bool | None = Non
 
     torch.compiler.reset()
     with torch.set_grad_enabled(grad):
-        torch.testing.assert_close(torch.compile(fn, backend=backend, dynamic=dynamic)(*inputs), fn(*inputs))
+        ours, theirs = torch.compile(fn, backend=backend, dynamic=dynamic)(*inputs), fn(*inputs)
+    torch.testing.assert_close(ours, theirs)
+    if grad:
+        torch.testing.assert_close(*(gradients_of(results, inputs) for results in (ours, theirs)))
     return found
+
+
+def gradients_of(results: Any, inputs: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    """Those of the inputs that require one."""
+    sums = [each.sin().sum() for each in pytree.tree_leaves(results) if each.requires_grad]
+    return torch.autograd.grad(sums, [each for each in inputs if each.requires_grad])
 
 
 def program_of(fn: Callable[..., Any], *inputs: Any, dynamic: bool | None = None) -> Program:

@@ -59,7 +59,7 @@ def attention_calls(work: Callable[[], None]) -> tuple[int, int]:
     return len(attention), len(softmaxes)
 
 
-@pytest.mark.parametrize("architecture", cases(LAYERS, ("bert", "gpt2", "qwen2")))
+@pytest.mark.parametrize("architecture", cases(LAYERS, ("bert",)))
 def test_inference_has_one_call_per_layer(architecture):
     @torch.no_grad()
     def forward(model: Any, call: Callable[..., Any]) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def test_inference_has_one_call_per_layer(architecture):
 
 
 @pytest.mark.parametrize(
-    "architecture", cases([name for name in LAYERS if name not in ROUNDING], ("distilbert", "llama", "vit"))
+    "architecture", cases([name for name in LAYERS if name not in ROUNDING], ("distilbert", "llama"))
 )
 def test_training_has_one_call_per_layer(architecture):
     def step(model: Any, call: Callable[..., Any]) -> dict[str, Any]:

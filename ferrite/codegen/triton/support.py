@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from ferrite.codegen.triton.operators import HALVES, operation, type_name
+from ferrite.codegen.triton.operators import operation, type_name
 from ferrite.errors import NotGenerated, Refusal
-from ferrite.ir import STATES, Expr, Op, Random, nodes_of, short
+from ferrite.graph import HALVES
+from ferrite.ir import STATES, Expr, Op, nodes_of, short
 from ferrite.ir.program import Operation, Reduce, Scan, roots_of
-
-RANDOM = ("uniform", "bits")
 
 
 def unsupported_operation(given: Operation) -> Refusal | None:
@@ -33,8 +32,6 @@ def check(item: Expr) -> None:
     type_name(item.dtype)
     if isinstance(item, Op):
         operation(lambda helper: None, item, ["x"] * len(item.operands))
-    if isinstance(item, Random) and item.kind not in RANDOM:
-        raise NotGenerated(f"random numbers of kind {item.kind}")
 
 
 def check_state(given: Reduce) -> None:
@@ -44,5 +41,5 @@ def check_state(given: Reduce) -> None:
     if dtype.is_complex:
         raise NotGenerated(f"{given.kind} of {short(dtype)}")
     dtypes = (dtype, torch.int64) if given.kind.startswith("arg") else (dtype,) * STATES[given.kind].gives
-    for item in nodes_of(*STATES[given.kind].join(dtypes)):
+    for item in nodes_of(*STATES[given.kind].combine(dtypes)):
         check(item)

@@ -73,7 +73,7 @@ class _Partial:
     def combined(self, left: list[torch.Tensor] | None, right: list[torch.Tensor]) -> list[torch.Tensor]:
         if left is None:
             return right
-        combine = self.state.combine or STATES[self.state.kind].join(self.state.dtypes)
+        combine = self.state.combine or STATES[self.state.kind].combine(self.state.dtypes)
         return [_Scalars(params=[*left, *right]).value(result) for result in combine]
 
     def whole(self) -> list[torch.Tensor]:
@@ -142,7 +142,8 @@ class _Scalars:
                 case Masked():
                     return of(expr.value) if bool(of(expr.mask)) else of(expr.other)
                 case Random():
-                    return random_numbers(expr.kind, of(expr.seed), torch.tensor(self.index(expr.counter)), expr.dtype)
+                    counter, stream = (torch.tensor(self.index(each)) for each in (expr.counter, expr.stream))
+                    return random_numbers(expr.kind, of(expr.seed), counter, stream, expr.dtype)
             raise TypeError(f"no meaning for {type(expr).__name__}")
 
         return of(root)

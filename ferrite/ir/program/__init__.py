@@ -5,8 +5,8 @@ from ferrite.ir.program.interpret import interpret, leaves, operator_at, stacked
 from ferrite.ir.program.laws import verify_program
 from ferrite.ir.program.lifetimes import frees
 from ferrite.ir.program.nodes import (
-    CALLS,
     NOWHERE,
+    OPERATOR_OF_MODE,
     Allocate,
     Assert,
     Bind,
@@ -28,6 +28,7 @@ from ferrite.ir.program.nodes import (
     Origin,
     Output,
     Program,
+    RandomState,
     Reduce,
     Scalar,
     Scan,
@@ -62,8 +63,8 @@ from ferrite.ir.program.parse import parse
 from ferrite.ir.program.text import comment
 
 __all__ = [
-    "CALLS",
     "NOWHERE",
+    "OPERATOR_OF_MODE",
     "Allocate",
     "Assert",
     "Bind",
@@ -87,6 +88,7 @@ __all__ = [
     "Origin",
     "Output",
     "Program",
+    "RandomState",
     "Reduce",
     "Ref",
     "Scalar",

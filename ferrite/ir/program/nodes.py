@@ -7,7 +7,7 @@
               | Scan(axes, along, combine, values, destinations)     inclusive prefixes along one of the axes
               | Sort(axes, along, keys, destinations, descending, stable)
               | Call(operator, args, kwargs, results, ...)     one operator of torch, and why it is not compiled
-              | Template(kind, call, prologues, epilogues)     matrix products, convolutions, attention
+              | Template(kind, call)                           matrix products, convolutions, attention
               | Collective(call) | Wait(call)                  a collective operation begins; its result may be used
               | UserKernel(call)                               a kernel the user wrote
               | If(predicate, then, otherwise, operands, results)
@@ -15,6 +15,7 @@
               | Invoke(body, operands, results)                a sub-program that several places share
               | Allocate(target)                               memory whose contents do not matter
               | DeviceCopy(source, target) | Seeds(target)     bytes to another device; fresh random seeds
+              | RandomState(device, seed, draws)               what random numbers are counted from; the generator moves
               | Item(symbol, source) | Bind(symbol, buffer, query, axis)    numbers that data decides
               | Assert(condition, message, error)
     store     = Store(buffer, coordinates, value, mode)        mode: set, or how to combine with what is there
@@ -41,6 +42,7 @@ from ferrite.ir.program.arguments import Argument, Constant, Mapping, Ref, Seque
 
 Kind = OneOf["owned", "input", "donated", "constant", "view", "foreign"]
 Mode = OneOf["set", "add", "mul", "amax", "amin"]
+OPERATOR_OF_MODE = {"add": "add", "mul": "mul", "amax": "maximum", "amin": "minimum"}  # of scalars
 Sizes = tuple[Index, ...]
 
 
@@ -177,12 +179,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Template:
-    """`prologues`: (argument, what its elements are); `epilogues`: stores over the elements of the result."""
+    """A call of a kind that a scheduler may do in another way than torch does."""
 
     kind: OneOf["matmul", "convolution", "attention"]
     call: Call
-    prologues: tuple[tuple[str, Expr], ...] = ()
-    epilogues: tuple[Store, ...] = ()
 
     @property
     def origin(self) -> Origin:
@@ -278,6 +278,20 @@ class Seeds:
 
 
 @dataclass(frozen=True)
+class RandomState:
+    """Where a GPU's default generator is, for `Random` of the kind `curand_uniform`: its seed becomes a symbol, and for
+    each of several draws the block of four words that it begins with. `draws`: these symbols, each with how many
+    blocks a stream takes. It moves the generator past them all, so it is never dropped, and keeps its place. `aligned`:
+    inputs that lie at multiples of 16 bytes, or else eager would draw other numbers than the program does."""
+
+    device: torch.device
+    seed: Symbol
+    draws: tuple[tuple[Symbol, Index], ...]
+    aligned: tuple[str, ...] = ()
+    origin: Origin = field(default=NOWHERE, compare=False)
+
+
+@dataclass(frozen=True)
 class Item:
     """The one element of a buffer becomes a symbol."""
 
@@ -311,7 +325,7 @@ ASSERTED: tuple[type[Exception], ...] = (RuntimeError, IndexError)
 LoopOperation = Compute | Reduce | Scan | Sort
 Operation = (
     LoopOperation | Call | Template | Collective | Wait | UserKernel | If | While | Invoke
-    | Allocate | DeviceCopy | Seeds | Item | Bind | Assert
+    | Allocate | DeviceCopy | Seeds | RandomState | Item | Bind | Assert
 )  # fmt: skip
 CALLS = (Template, Collective, Wait, UserKernel)  # operations around one call
 

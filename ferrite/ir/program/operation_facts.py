@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ferrite.ir.expr import Expr, Load, Op, data_of, indices_of, nodes_of, symbols_in
-from ferrite.ir.index.algebra import TEXT, Axis, Index, Symbol
+from ferrite.ir.index.algebra import Axis, Index, Symbol
 from ferrite.ir.program.arguments import Ref
 from ferrite.ir.program.nodes import (
     Allocate,
@@ -26,13 +26,13 @@ from ferrite.ir.program.nodes import (
     Operation,
     Output,
     Program,
+    RandomState,
     Reduce,
     Scan,
     Seeds,
     Size,
     Sort,
     Store,
-    Template,
     UserKernel,
     Wait,
     While,
@@ -81,9 +81,6 @@ def expressions(operation: Operation) -> tuple[Expr, ...]:
             return operation.values
         case Sort():
             return operation.keys
-        case Template():
-            values = tuple(value for _, value in operation.prologues)
-            return values + tuple(store.value for store in operation.epilogues)
         case Assert():
             return (operation.condition,)
     return ()
@@ -113,17 +110,12 @@ def arguments_of(operation: Operation) -> tuple[CallArgument, ...]:
 
 
 def axes_of(operation: Operation) -> tuple[Axis, ...]:
-    """The axes of a loop operation; those of a template are the ones its expressions use."""
+    """The axes of a loop operation."""
     match operation:
         case Compute() | Scan() | Sort():
             return operation.axes
         case Reduce():
             return (*operation.axes, *operation.reduced)
-        case Template():
-            indices = [index for destination in destinations_of(operation) for index in destination.coordinates]
-            indices += [index for item in nodes_of(*roots_of(operation)) for index in indices_of(item)]
-            used = {atom for index in indices for atom in index.atoms if isinstance(atom, Axis)}
-            return tuple(sorted(used, key=TEXT))
     return ()
 
 
@@ -134,12 +126,7 @@ def destinations_of(operation: Operation) -> tuple[Destination, ...]:
 
 
 def stores_of(operation: Operation) -> tuple[Store, ...]:
-    match operation:
-        case Compute():
-            return operation.stores
-        case Template():
-            return operation.epilogues
-    return ()
+    return operation.stores if isinstance(operation, Compute) else ()
 
 
 @cached_on_operation
@@ -152,10 +139,8 @@ def loads(operation: Operation) -> tuple[Load, ...]:
 def reads(operation: Operation) -> tuple[Access, ...]:
     """What an operation reads, in order, each access once."""
     found: dict[Access, None] = {}
-    inside = operation.call.results if isinstance(operation, Template) else ()  # read while they are made
     for item in loads(operation):
-        if item.buffer not in inside:
-            found[Access(item.buffer, item.coordinates)] = None
+        found[Access(item.buffer, item.coordinates)] = None
     for store in stores_of(operation):
         if store.mode != "set":
             found[Access(store.buffer, store.coordinates)] = None
@@ -247,6 +232,8 @@ def defines(operation: Operation) -> tuple[Symbol, ...]:
     match operation:
         case Item() | Bind():
             return (operation.symbol,)
+        case RandomState():
+            return (operation.seed, *(symbol for symbol, _blocks in operation.draws))
         case If() | While() | Invoke():
             return tuple(item for item in operation.results if isinstance(item, Symbol))
     call = call_of(operation)
@@ -263,6 +250,8 @@ def symbols(operation: Operation) -> frozenset[Symbol]:
     indices += argument_indices(*arguments_of(operation))
     if isinstance(operation, If) and isinstance(operation.predicate, Index):
         indices.append(operation.predicate)
+    if isinstance(operation, RandomState):
+        indices += [blocks for _symbol, blocks in operation.draws]
     return frozenset(symbol for index in indices for symbol in symbols_in(index))
 
 
@@ -279,7 +268,7 @@ def returning(output: Output) -> Call:
 def has_effect(operation: Operation) -> bool:
     """Whether an operation must run even where nobody reads what it writes."""
     match operation:
-        case Assert() | Seeds() | Collective() | Wait() | UserKernel():
+        case Assert() | Seeds() | RandomState() | Collective() | Wait() | UserKernel():
             return True
         case If() | While() | Invoke():
             return any(has_effect(inner) for body in bodies_of(operation) for inner in body.operations)

@@ -17,7 +17,6 @@ from ferrite.ir.program.nodes import (
     Assert,
     Bind,
     Buffer,
-    Call,
     CallArgument,
     Collective,
     Combine,
@@ -33,6 +32,7 @@ from ferrite.ir.program.nodes import (
     Operation,
     Output,
     Program,
+    RandomState,
     Reduce,
     Scan,
     Seeds,
@@ -167,11 +167,7 @@ class ProgramReader(CallReader):
         parts = self.bound(call, "dtype sizes", "strides offset device base")
         if "strides" not in parts:
             raise self.wrong(call, "no strides", "strides=[...]")
-        device = self.literal(parts["device"], str, "a device in quotes") if "device" in parts else "cpu"
-        try:
-            where = torch.device(device)
-        except RuntimeError as error:
-            raise self.wrong(call, str(error).splitlines()[0], "a device") from None
+        where = self.device(parts["device"]) if "device" in parts else torch.device("cpu")
         return Buffer(
             name,
             self.dtype(parts["dtype"]),
@@ -182,6 +178,12 @@ class ProgramReader(CallReader):
             kind,
             self.name(parts["base"]) if "base" in parts else None,
         )
+
+    def device(self, node: ast.expr) -> torch.device:
+        try:
+            return torch.device(self.literal(node, str, "a device in quotes"))
+        except RuntimeError as error:
+            raise self.wrong(node, str(error).splitlines()[0], "a device") from None
 
     # --- operations with a block --------------------------------------------------------------------------------------
 
@@ -207,12 +209,7 @@ class ProgramReader(CallReader):
                     raise self.wrong(call, f"unknown argument among {', '.join(flags)}", "descending=, stable=")
                 values, destinations = self.results(body, "sorted")
                 return Sort(axes, one, values, destinations, **flags)
-            case "template", [kind, inner]:
-                made = self.operator_call(inner)
-                self.open(keywords)
-                return self.template(self.choice(kind, ("matmul", "convolution", "attention")), made, body)
-        forms = "compute(i0=8), reduce(kind, axes(), over()), scan(name, axes(), along()), sort(axes(), along()), "
-        forms += "template(kind, call())"
+        forms = "compute(i0=8), reduce(kind, axes(), over()), scan(name, axes(), along()), sort(axes(), along())"
         raise self.unexpected(call, forms)
 
     def open(self, extents: dict[str, ast.expr]) -> tuple[Axis, ...]:
@@ -284,20 +281,6 @@ class ProgramReader(CallReader):
                     raise self.unexpected(statement, f"a value, x[i0] = v0, or x[i0].{{{', '.join(MODES[1:])}}}(v0)")
         return found
 
-    def template(self, kind: Any, call: Call, body: list[ast.stmt]) -> Template:
-        prologues, rest = [], []
-        for statement in body:
-            match statement:
-                case ast.Assign(
-                    targets=[ast.Name(id=name)], value=ast.Call(func=ast.Name(id="prologue"), args=[value])
-                ):
-                    prologues.append((name, self.value(value)))
-                case ast.AnnAssign():
-                    self.declare(statement)
-                case _:
-                    rest.append(statement)
-        return Template(kind, call, tuple(prologues), tuple(self.stores(rest)))
-
     # --- operations in one line ---------------------------------------------------------------------------------------
 
     def one_line(self, node: ast.Call) -> Operation:
@@ -306,11 +289,12 @@ class ProgramReader(CallReader):
             "call": self.operator_call,
             "collective": lambda node: Collective(self.operator_call(self.bound(node, "call")["call"])),
             "user_kernel": lambda node: UserKernel(self.operator_call(self.bound(node, "call")["call"])),
-            "template": lambda node: self.block(node, []),
+            "template": self.template,
             "wait": self.wait,
             "copy": self.copy,
             "allocate": lambda node: Allocate(self.name(self.bound(node, "target")["target"])),
             "seeds": lambda node: Seeds(self.name(self.bound(node, "target")["target"])),
+            "random_state": self.random_state,
             "branch": self.branch,
             "loop": self.loop,
             "invoke": self.invoke,
@@ -318,6 +302,11 @@ class ProgramReader(CallReader):
         if word not in forms:
             raise self.wrong(node, f"no operation {word!r}", f"one of {', '.join(forms)}")
         return forms[word](node)
+
+    def template(self, node: ast.Call) -> Template:
+        parts = self.bound(node, "kind", "call")
+        kind: Any = self.choice(parts["kind"], ("matmul", "convolution", "attention"))
+        return Template(kind, self.operator_call(parts["call"]))
 
     def wait(self, node: ast.Call) -> Wait:
         parts = self.bound(node, "call", "holds")
@@ -327,6 +316,18 @@ class ProgramReader(CallReader):
         parts = self.bound(node, "source target", "blocking")
         blocking = self.literal(parts["blocking"], bool, "True or False") if "blocking" in parts else True
         return DeviceCopy(self.name(parts["source"]), self.name(parts["target"]), blocking)
+
+    def random_state(self, node: ast.Call) -> RandomState:
+        parts = self.bound(node, "device seed draws", "aligned")
+        draws = []
+        for item in self.items(parts["draws"]):
+            match item:
+                case ast.Tuple(elts=[ast.Name(id=name), blocks]):
+                    draws.append((self.symbol(item, name), self.index(blocks)))
+                case _:
+                    raise self.unexpected(item, "(symbol, blocks)")
+        seed = self.symbol(node, self.name(parts["seed"]))
+        return RandomState(self.device(parts["device"]), seed, tuple(draws), self.names(parts.get("aligned")))
 
     # --- control flow -------------------------------------------------------------------------------------------------
 
