@@ -226,6 +226,11 @@ def test_sizes_that_vary(generator):
         assert generator.offset == start + growth(rows * 128)
 
 
+def test_sizes_that_may_be_no_multiples_of_four():
+    program = lowered(lambda x: torch.native_dropout(x + 1, 0.5, True), torch.empty(6, 126), tracing_mode="symbolic")
+    assert not any(isinstance(each, RandomState) for each in program.operations)
+
+
 def test_checkpoints_draw_again_from_the_default_generator(monkeypatch):
     """As eager's do; what is drawn outside of one is drawn once, by our kernels."""
     state = torch.zeros(16, dtype=torch.uint8)
