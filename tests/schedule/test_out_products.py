@@ -7,8 +7,9 @@ import torch
 
 import ferrite
 from ferrite.ir.program.nodes import Template
-from ferrite.schedule.cpu.out_products import MAX_PARTS_SEARCHED
+from ferrite.schedule.loops.out_products import MAX_PARTS_SEARCHED, with_out_products
 from ferrite.schedule.steps import Plan
+from tests import gpu_plans
 from tests.compare import assert_same_as_eager
 from tests.schedule.plans import plan_of
 
@@ -211,3 +212,36 @@ def test_the_plan_holds_less_than_eager():
     memory = ferrite.last_compile().graphs[0].memory
     assert memory.peak == 2 * 64 * 64 * 4, "the joined tensor alone"
     assert memory.peak < memory.eager
+
+
+# --- on a GPU ---------------------------------------------------------------------------------------------------------
+
+
+@quick
+@pytest.mark.parametrize(
+    ("columns", "dtype", "many"),
+    [
+        (8, torch.float32, 2),
+        (24, torch.bfloat16, 2),
+        (20, torch.bfloat16, 1),
+        (18, torch.float32, 1),
+        (17, torch.float32, 0),
+        (6, torch.float32, 2),
+    ],
+)
+def test_on_a_gpu_into_parts_that_are_aligned_or_thin(columns, dtype, many):
+    """The second part begins behind so many columns, and rows are twice as long."""
+    pytest.importorskip("triton")
+    given = [torch.randn(32, 16), torch.randn(16, columns), torch.randn(16, columns)]
+
+    def function(a, b, c):
+        return torch.cat([a @ b, a @ c], 1)
+
+    assert len(written_in_place(gpu_plans.plan_of(function, *(each.to(dtype) for each in given)))) == many
+
+
+@quick
+def test_products_are_each_devices_own():
+    program = gpu_plans.lowered(rows, *flat()).program
+    assert with_out_products(program, "cuda") is program
+    assert with_out_products(program, "cpu") is not program

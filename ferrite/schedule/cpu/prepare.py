@@ -11,7 +11,7 @@
 - Buffers that loops alone access get the order of dimensions of the tensors beside them: see
   `ferrite.schedule.cpu.buffer_layouts`.
 - What reads a matrix product of our own goes over its rows: see `ferrite.schedule.cpu.product_readers`.
-- Products of torch are written into their part of a concatenation: see `ferrite.schedule.cpu.out_products`.
+- Products of torch are written into their part of a concatenation: see `ferrite.schedule.loops.out_products`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ferrite.schedule.cpu.argmax_blocks import block_size, by_blocks
 from ferrite.schedule.cpu.buffer_layouts import with_layouts
 from ferrite.schedule.cpu.concats import split_readers
 from ferrite.schedule.cpu.machine import Machine
-from ferrite.schedule.cpu.out_products import with_out_products
 from ferrite.schedule.cpu.product_readers import with_whole_rows
 from ferrite.schedule.cpu.products import product_of
 from ferrite.schedule.fusion.accesses import likely, step_of, upper_estimate
+from ferrite.schedule.loops.out_products import with_out_products
 from ferrite.schedule.loops.reductions import (
     EXTREME_OF,
     SPLIT_KINDS,
@@ -46,7 +46,7 @@ MIN_EQUAL_PIECES = 8  # with fewer, the last threads wait for the first: then th
 def prepare(program: Program, machine: Machine) -> Program:
     """The program with the rewrites above, in this order; what it computes stays the same up to rounding."""
     program = CpuPreparation(program, machine).program(with_whole_rows(program))
-    return with_out_products(with_layouts(split_readers(program)))
+    return with_out_products(with_layouts(split_readers(program)), "cpu")
 
 
 class CpuPreparation(Preparation):

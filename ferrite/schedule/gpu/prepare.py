@@ -9,6 +9,7 @@
 - Complex numbers are pairs of floats: see `complex_parts`.
 - Numbers of 16 bits that are added up where memory says are added up in 32.
 - Small tables are computed again by their readers: see `small_tables`.
+- Products of torch are written into their part of a concatenation, where that is aligned: see `loops.out_products`.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ from ferrite.schedule.gpu.kept_columns import MODES
 from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.gpu.row_pieces import Cut, cut_of, in_pieces, is_reduced, related
 from ferrite.schedule.gpu.small_tables import with_small_tables_recomputed
+from ferrite.schedule.loops.out_products import with_out_products
 from ferrite.schedule.loops.reductions import (
     EXTREME_OF,
     SPLIT_KINDS,
@@ -66,13 +68,25 @@ from ferrite.schedule.loops.reductions import (
 
 HALVES = (torch.float16, torch.bfloat16)
 EXTREMES = {**EXTREME_OF, "argmax_of_window": "amax"}
+ALIGNMENT = 16  # bytes that a matrix unit's store begins at a multiple of
+MAX_THIN_COLUMNS = 16
 MAX_MEASURE = 1e18  # of what deviations are counted from: sums of larger ones would be infinite, and the mean with them
 
 
 def prepare(program: Program, machine: GpuMachine, device: str) -> Program:
+    program = with_out_products(program, device, is_quick_part)
     program = with_small_tables_recomputed(program, device)
     program = in_parts(program, device)
     return GpuPreparation(program, machine, device).program(program)
+
+
+def is_quick_part(part: Buffer) -> bool:
+    """Whether a product is as fast into a part of a tensor: where all rows of it begin at multiples of 16 bytes; or of
+    a few columns, which take no time."""
+    if isinstance(part.sizes[-1], Number) and part.sizes[-1].value <= MAX_THIN_COLUMNS:
+        return True
+    steps = (*part.strides[:-1], part.offset)
+    return all(isinstance(step, Number) and step.value * part.dtype.itemsize % ALIGNMENT == 0 for step in steps)
 
 
 class GpuPreparation(Preparation):

@@ -5,14 +5,15 @@
     concat[4:] = x                     concat[4:] = x
 
 A product that is only copied, into a part of memory that is the program's own, needs no memory and no copy. Its part
-must lie as BLAS writes it: rows side by side in steps of one. The part is written earlier than before, so nothing but
+must lie as BLAS writes it: rows side by side in steps of one. A device may want more of it: on a GPU, products that
+write rows which begin anywhere take several times as long. The part is written earlier than before, so nothing but
 other parts of the concatenation may be accessed until then.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ferrite.ir import (
@@ -40,8 +41,9 @@ INTO = {f"aten.{name}.default": f"aten.{name}.out" for name in ("mm", "addmm", "
 MAX_PARTS_SEARCHED = 64  # of a concatenation, for each product: a limit on compile time
 
 
-def with_out_products(program: Program) -> Program:
-    work = _Destinations(program)
+def with_out_products(program: Program, device: str, is_quick: Callable[[Buffer], bool] = lambda part: True) -> Program:
+    """`device`: the type of those whose products these are. `is_quick`: whether one is as fast into a part."""
+    work = _Destinations(program, device, is_quick)
     for place, operation in enumerate(program.operations):
         if isinstance(operation, Template) and operation.call.operator in INTO:
             work.take(place, operation)
@@ -49,8 +51,8 @@ def with_out_products(program: Program) -> Program:
 
 
 class _Destinations:
-    def __init__(self, program: Program) -> None:
-        self.program = program
+    def __init__(self, program: Program, device: str, is_quick: Callable[[Buffer], bool]) -> None:
+        self.program, self.device, self.is_quick = program, device, is_quick
         self.buffer_table = BufferTable(program)
         self.leaving = {self.storage(name) for name in program.outputs if isinstance(name, str)}
         self.viewed = {buffer.storage for buffer in program.buffers if buffer.storage != buffer.name}
@@ -71,11 +73,13 @@ class _Destinations:
         (result,) = product.call.results
         if not isinstance(result, str) or product.prologues or product.epilogues or self.is_seen(result):
             return
+        if self.buffer_table.buffers[result].device.type != self.device:
+            return
         users = self.touching[result]
         copy = self.program.operations[users[1]] if len(users) == 2 else None
         store = copied(copy, result)
         part = self.part(self.buffer_table.buffers[result], store) if store is not None else None
-        if store is None or part is None or self.is_touched(store, position, users[1]):
+        if store is None or part is None or not self.is_quick(part) or self.is_touched(store, position, users[1]):
             return
         call = product.call
         into = replace(
