@@ -8,12 +8,7 @@ the padding behind it. A cost model decides: aligned products run faster, and th
 counts is the side along which a matrix lies contiguous in memory; the others are left as they are.
 
 A large result that leaves the graph as it is, as the logits of a language model do, would be there twice, padded and
-not. Where the columns of the right matrix lie contiguous, it is made in strips instead, of all columns but the last
-few, which are a product of their own: nothing is padded, and a strip is all that is there twice.
-
-    mm(a, b)        =>      result = empty(4096, 2047)
-                            result[:, 2040:] = mm(a, b[:, 2040:])
-                            result[:512, :2040] = mm(a[:512], b[:, :2040])      and so on
+not. It is made of products that are written where its rows are aligned, see `ferrite.passes.joint.aligned_rows`.
 """
 
 from __future__ import annotations
@@ -26,6 +21,7 @@ import torch
 
 from ferrite.capture import products, torch_api
 from ferrite.errors import Refusal
+from ferrite.passes.joint.aligned_rows import AlignedRows, in_aligned_rows
 from ferrite.passes.shared.cases import normal, on_accelerator
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import AnyRule, Case, NodeRule, Site, apply_rules
@@ -35,9 +31,7 @@ aten = torch.ops.aten
 ALIGNMENT: Mapping[torch.dtype, int] = {torch.float16: 8, torch.bfloat16: 8, torch.float32: 4}
 
 
-STRIPS = 8  # of a large result
-MIN_STRIP_ROWS = 256  # with fewer, the right matrix is read too often for what is computed with it
-MIN_STRIPPED_BYTES = 32 << 20
+MIN_BYTES_IN_ROWS = 32 << 20  # of a result, from which on it is not to be there twice
 # What a result may go through on its way out of the graph.
 VIEWS = (aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.alias.default, aten.detach.default)
 
@@ -89,9 +83,27 @@ class Sides:
             cost += speeds.copy(batch * wide[2] * wide[3], itemsize)
         if more_m or more_n:
             cost += speeds.copy(batch * m * n, itemsize)
+        return cost * speeds.margin < self.unaligned(itemsize, speeds)
+
+    def unaligned(self, itemsize: int, speeds: MatrixSpeeds) -> float:
+        """What the product takes as it is."""
+        sides = [torch_api.size_hint(side) for side in (self.batch, self.m, self.k, self.n)]
         on_words = all(more * itemsize % 4 == 0 for more in self.more)
-        left = speeds.on_words if on_words else speeds.unaligned
-        return cost * speeds.margin < speeds.product((batch, m, k, n), itemsize, left)
+        return speeds.product(sides, itemsize, speeds.on_words if on_words else speeds.unaligned)
+
+    def in_rows(self, alignment: int) -> AlignedRows | None:
+        """The rows of the result, where these alone are not aligned."""
+        if self.more[0] or self.more[1] or not self.more[2] or not isinstance(self.m, int):
+            return None
+        return AlignedRows(self.m, self.n, alignment) if self.n >= 2 * alignment else None
+
+    def worth_in_rows(self, aligned: AlignedRows, itemsize: int, speeds: MatrixSpeeds = H200_SPEEDS) -> bool:
+        """Each product of rows that are alike reads all of the right matrix."""
+        k = torch_api.size_hint(self.k)
+        each = speeds.product((1, -(-aligned.m // aligned.period), k, aligned.n), itemsize)
+        edges = speeds.product((1, aligned.m, k, sum(end - start for start, end in aligned.edges)), itemsize)
+        cost = aligned.period * each + edges + (aligned.period + len(aligned.edges) - 1) * speeds.call
+        return cost * speeds.margin < self.unaligned(itemsize, speeds)
 
 
 def padding(side: Any, alignment: int) -> int:
@@ -149,10 +161,12 @@ def padded_product(site: Site) -> Any:
     sides = sides_of(value, site.value(right), which)
     if isinstance(sides, Refusal):
         return sides
-    if wanted == "auto" and not sides.worth(value.element_size()):
+    itemsize = value.element_size()
+    aligned = sides.in_rows(ALIGNMENT[value.dtype]) if is_kept_once(site, value, site.value(right)) else None
+    if aligned is not None and (wanted == "always" or sides.worth_in_rows(aligned, itemsize)):
+        return in_aligned_rows(site, left, right, aligned)
+    if wanted == "auto" and not sides.worth(itemsize):
         return Refusal("the copies cost more than alignment gains")
-    if is_stripped(site, sides, site.value(right)):
-        return in_strips(site, left, right, sides)
     more_m, more_k, more_n = sides.more
     matrices = [padded(site, left, more_m, more_k), padded(site, right, more_k, more_n)]
     if "mat1" in site.arguments:
@@ -163,13 +177,12 @@ def padded_product(site: Site) -> Any:
     return cut(site, product, sides)
 
 
-def is_stripped(site: Site, sides: Sides, right: torch.Tensor) -> bool:
-    more_m, more_k, more_n = sides.more
-    if site.node.target is not aten.mm.default or more_m or more_k or not more_n or not turned(right):
+def is_kept_once(site: Site, left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether a result is large, leaves as it is, and can be made of products that torch writes into parts of it."""
+    if site.node.target is not aten.mm.default or turned(left) or not turned(right):
         return False
-    if not isinstance(sides.m, int) or sides.m < 2 * MIN_STRIP_ROWS:
-        return False
-    return sides.m * sides.n * right.element_size() >= MIN_STRIPPED_BYTES and only_leaves(site.node)
+    value = site.value(site.node)
+    return value.numel() * value.element_size() >= MIN_BYTES_IN_ROWS and only_leaves(site.node)
 
 
 def only_leaves(node: torch.fx.Node) -> bool:
@@ -180,34 +193,29 @@ def only_leaves(node: torch.fx.Node) -> bool:
     )
 
 
-def in_strips(site: Site, left: torch.fx.Node, right: torch.fx.Node, sides: Sides) -> torch.fx.Node:
-    m, n, alignment = sides.m, sides.n, ALIGNMENT[site.value(left).dtype]
-    aligned = n - n % alignment
-    value = site.value(site.node)
-    result: torch.fx.Node = site.call(aten.empty.memory_format, [m, n], dtype=value.dtype, device=value.device)
-    rest = site.call(aten.mm.default, left, site.call(aten.slice.Tensor, right, 1, aligned, n))
-    result = site.call(aten.slice_scatter.default, result, rest, 1, aligned, n)
-    main = site.call(aten.slice.Tensor, right, 1, 0, aligned)
-    rows = -(-m // min(STRIPS, m // MIN_STRIP_ROWS))
-    for start in range(0, m, rows):
-        end = min(start + rows, m)
-        strip = site.call(aten.mm.default, site.call(aten.slice.Tensor, left, 0, start, end), main)
-        there = site.call(aten.slice.Tensor, result, 0, start, end)
-        there = site.call(aten.slice_scatter.default, there, strip, 1, 0, aligned)
-        result = site.call(aten.slice_scatter.default, result, there, 0, start, end)
-    return result
-
-
 def padded(site: Site, tensor: torch.fx.Node, rows: int, columns: int) -> torch.fx.Node:
     """The matrix with zeros below and on the right. It keeps its layout, by which the sides to pad were chosen."""
     if not rows and not columns:
         return tensor
     if turned(site.value(tensor)):
-        lying = site.call(aten.transpose.int, tensor, -1, -2)
+        lying = turned_back(site, tensor)
         found: torch.fx.Node = site.call(aten.transpose.int, padded(site, lying, columns, rows), -1, -2)
     else:
         found = site.call(aten.constant_pad_nd.default, tensor, [0, columns, 0, rows])
     return found
+
+
+def turned_back(site: Site, tensor: torch.fx.Node) -> torch.fx.Node:
+    """The matrix with its rows as columns: what it was, where the graph has turned it, so that a gradient that two
+    products need, one of them turned, is padded once."""
+    dims = list(range(site.value(tensor).ndim))
+    dims[-2:] = dims[:-3:-1]
+    if tensor.target is aten.permute.default and [dim % len(dims) for dim in tensor.args[1]] == dims:  # type: ignore[operator,union-attr]
+        source = tensor.args[0]
+        assert isinstance(source, torch.fx.Node)
+        return source
+    made: torch.fx.Node = site.call(aten.transpose.int, tensor, -1, -2)
+    return made
 
 
 def padded_bias(site: Site, sides: Sides) -> torch.fx.Node:
