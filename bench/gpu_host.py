@@ -72,7 +72,7 @@ class IdleDriver:
         machine = llvm.Target.from_default_triple().create_target_machine()
         self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(DRIVER), machine)
         self.engine.finalize_object()
-        names = ("current", "captures", "good", "good", "good")
+        names = ("current", "good", "good", "captures", "good", "good", "good")
         self.natives = [self.engine.get_function_address(name) for name in names]
         self.report = (ctypes.c_int64 * 4)()
 

@@ -38,7 +38,7 @@ class Spelling(CudaSpelling):
     """Memory of the CPU; the stream has a number of its own."""
 
     def run_arguments(self, device: torch.device) -> tuple[str, ...]:
-        return ("7",)
+        return (str(SimulatedDriver.STREAM + (device.index or 0)),)
 
     def allocation(self, sizes: str, strides: str, dtype: torch.dtype, device: torch.device, count: int) -> str:
         return f"empty_strided({sizes}, {strides}, dtype={dtype})"
@@ -68,18 +68,22 @@ class Launched:
 
 
 class SimulatedDriver:
-    """Runs what it is asked to launch at once. `natives`: whether it offers functions to the native launcher."""
+    """Runs what it is asked to launch at once, in the context and on the stream of its GPU alone. `natives`: whether it
+    offers functions to the native launcher. `current`: the context that is, which belongs to whoever calls."""
 
-    CONTEXT = 77
+    CONTEXT = 77  # of the first GPU; that of the second is one more
+    STREAM = 7  # and so are their streams
 
     def __init__(self, natives: bool = True) -> None:
         self.functions: dict[int, CudaKernel] = {}
+        self.devices: dict[int, int] = {}  # of functions
         self.launched: list[Launched] = []
         self.nodes: dict[int, tuple[int, NodeParameters, list[int]] | None] = {}
         self.graphs: dict[int, dict[int, tuple[int, NodeParameters, list[int]] | None]] = {}
         self.report = (ctypes.c_int64 * 4)()
         self.natives = natives
         self.current = self.CONTEXT
+        self.pushed: list[int] = []  # contexts that are current again after the one that is
         self.capturing = 0
         self.renewed: list[int] = []
         self.separate: list[int] = []  # sizes of what was to lie in an arena
@@ -91,15 +95,19 @@ class SimulatedDriver:
 
     def load(self, kernel: CudaKernel, device: int) -> Function:
         function = Function(1000 + len(self.functions))
-        self.functions[function.address] = kernel
+        self.functions[function.address], self.devices[function.address] = kernel, device
         return function
 
     @contextlib.contextmanager
     def on(self, device: int) -> Iterator[None]:
-        yield
+        before, self.current = self.current, self.context(device)
+        try:
+            yield
+        finally:
+            self.current = before
 
     def context(self, device: int) -> int:
-        return self.CONTEXT
+        return self.CONTEXT + device
 
     def memory(self, size: int, device: int) -> torch.Tensor:
         self.separate.append(size)
@@ -133,6 +141,15 @@ class SimulatedDriver:
             place[0] = self.current
             return 0
 
+        def push(context: int) -> int:
+            self.pushed.append(self.current)
+            self.current = context
+            return 0
+
+        def pop(place: Any) -> int:
+            place[0], self.current = self.current, self.pushed.pop()
+            return 0
+
         def is_capturing(stream: int, place: Any) -> int:
             place[0] = self.capturing
             return 0
@@ -162,12 +179,14 @@ class SimulatedDriver:
 
         kinds = (
             ctypes.CFUNCTYPE(ctypes.c_int, words),
+            ctypes.CFUNCTYPE(ctypes.c_int, pointer),
+            ctypes.CFUNCTYPE(ctypes.c_int, words),
             ctypes.CFUNCTYPE(ctypes.c_int, pointer, ctypes.POINTER(ctypes.c_int)),
             ctypes.CFUNCTYPE(ctypes.c_int, pointer, *(7 * (number,)), pointer, words, pointer),
             ctypes.CFUNCTYPE(ctypes.c_int, pointer, pointer, ctypes.POINTER(NodeParameters)),
             ctypes.CFUNCTYPE(ctypes.c_int, pointer, pointer),
         )
-        made = (get_current, is_capturing, launch, renew, launch_graph)
+        made = (get_current, push, pop, is_capturing, launch, renew, launch_graph)
         return [kind(function) for kind, function in zip(kinds, made, strict=True)]
 
     def read(self, function: int, places: Any) -> list[int]:
@@ -181,7 +200,9 @@ class SimulatedDriver:
     # --- both ---------------------------------------------------------------------------------------------------------
 
     def run(self, address: int, programs: int, threads: int, stream: int | None, words: list[int], way: str) -> None:
-        assert stream == 7
+        device = self.devices[address]
+        assert stream == self.STREAM + device
+        assert self.current == self.context(device)
         kernel = self.functions[address]
         request = kernel.request
         self.launched.append(Launched(kernel.entry, programs, threads, words, bool(request["aligned"]), way))

@@ -41,7 +41,9 @@ def gpus(monkeypatch):
         return torch.empty_strided(sizes, strides, dtype=dtype)
 
     monkeypatch.setattr("ferrite.capture.torch_runtime.empty_on_cuda", empty)
-    monkeypatch.setattr("ferrite.capture.torch_runtime.current_stream_of", lambda index: 7)
+    monkeypatch.setattr(
+        "ferrite.capture.torch_runtime.current_stream_of", lambda index: target.simulated.STREAM + index
+    )
     return target
 
 
@@ -88,6 +90,43 @@ def test_two_gpus_have_runs_of_their_own(gpus):
     for table in source.runs:
         number = f"run_{source.runs.index(table)}("
         assert f"{number}stream_of({table.device[-1]})" in source.text
+
+
+def test_each_gpu_is_the_current_one_while_it_is_given_work(gpus):
+    """As it is in eager; before and after, the current one is the user's."""
+
+    def function(x, y):
+        return [x * 2 + 1, y.softmax(0), y.sum(1)]
+
+    given = [torch.randn(5, 9), torch.randn(5, 9)]
+    _source, run = compiled(function, ["cuda:0", "cuda:1"], given, gpus)
+    driver = gpus.simulated
+    for user in (0, 0, 1, 1, 0):
+        driver.current = driver.context(user)
+        del driver.launched[:]
+        torch.testing.assert_close(run(*given), function(*given), rtol=1e-5, atol=1e-5)
+        assert driver.current == driver.context(user)
+    assert {each.way for each in driver.launched} == {"native"}
+
+    def refuses(*given):
+        raise RuntimeError("CUDA error")
+
+    driver.launch, driver.capturing = refuses, 1
+    aside = [x[:, 1:].clone() for x in given]
+    with pytest.raises(RuntimeError):
+        compiled(function, ["cuda:0", "cuda:1"], aside, gpus)[1](*aside)
+    assert driver.current == driver.context(0), "after an error, too"
+
+
+def test_each_run_is_given_the_stream_that_is_current_on_its_gpu(gpus, monkeypatch):
+    """Asked for at every call: memory comes from torch's allocator for the same stream, which is all that it needs to
+    know of it (`record_stream` is for those who use it elsewhere)."""
+    given = [torch.randn(5, 9), torch.randn(5, 9)]
+    source, run = compiled(lambda x, y: [x + 1, y + 1], ["cuda:0", "cuda:1"], given, gpus)
+    assert all(text in source.text for text in ("stream_of(0)", "stream_of(1)"))
+    for stream in (7, 40):
+        monkeypatch.setattr(gpus.simulated, "STREAM", stream)
+        torch.testing.assert_close(run(*given), [x + 1 for x in given])
 
 
 def test_a_number_on_the_cpu_is_given_by_value(gpus):

@@ -229,7 +229,8 @@ def test_another_context_is_seen_to(gpu):
     f(x)
     gpu.driver.current = 5
     torch.testing.assert_close(f(x), x * 2 + 1)
-    assert gpu.driver.launched[-1].way == "python"
+    assert gpu.driver.launched[-1].way == "native"
+    assert gpu.driver.current == 5
 
 
 def test_nothing_is_launched_for_nothing(gpu):

@@ -4,7 +4,7 @@
 
 `table` is what the function is bound to: an integer, the address of words of 64 bits:
 
-    context, slots, steps, mode, exec, five functions of CUDA's driver, pointers, then the slot of each,
+    context, slots, steps, mode, exec, seven functions of CUDA's driver, pointers, then the slot of each,
     then for every step: function, node, slot and offset of its programs, threads, shared bytes, arguments, then for
     every argument: slot, offset (`ferrite.codegen.llvm.words`); then the programs of the last call, and its arguments
 
@@ -12,9 +12,12 @@ The words fill the last slots; a run without an arena leaves out the first. Mode
 the arguments of a CUDA graph, whose nodes the steps are, and launches that. A node whose arguments are those of the
 last call is left as it is: memory that was given back is often given out again for the same.
 
-Where something is not as the table has it (another context is current, a pointer is no multiple of 16, a step has
-nothing to do in a graph, the stream is being captured) nothing is launched: the table itself is called, with the same
-arguments. It does the same by Python's means.
+Where another context is current, as that of the first GPU while parts of a model are on the second, the run's own is
+for as long as it takes.
+
+Where something is not as the table has it (a pointer is no multiple of 16, a step has nothing to do in a graph, the
+stream is being captured) nothing is launched: the table itself is called, with the same arguments. It does the same by
+Python's means.
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ NEVER = -1  # the programs of the last call, where there was none, or it failed
 # Functions of the driver, in the order of the table.
 DRIVER_FUNCTIONS = (
     "cuCtxGetCurrent",
+    "cuCtxPushCurrent_v2",
+    "cuCtxPopCurrent_v2",
     "cuStreamIsCapturing",
     "cuLaunchKernel",
     "cuGraphExecKernelNodeSetParams",
@@ -42,11 +47,41 @@ HEAD = 5 + len(DRIVER_FUNCTIONS)
 RUN = f"""
 define internal i64 @{NAME}.run(ptr %table, ptr %slots, ptr %stream) nounwind {{
 entry:
+  %current = alloca ptr, align 8
+  %context = load ptr, ptr %table, align 8
+  %unknown = icmp eq ptr %context, null
+  br i1 %unknown, label %different, label %where
+where:
+  %get.at = getelementptr i64, ptr %table, i64 5
+  %get = load ptr, ptr %get.at, align 8
+  %asked = call i32 %get(ptr %current)
+  %current.value = load ptr, ptr %current, align 8
+  %same = icmp eq ptr %current.value, %context
+  br i1 %same, label %here, label %elsewhere
+here:
+  %done.here = call i64 @{NAME}.all(ptr %table, ptr %slots, ptr %stream)
+  ret i64 %done.here
+elsewhere:
+  %push.at = getelementptr i64, ptr %table, i64 6
+  %push = load ptr, ptr %push.at, align 8
+  %pushed = call i32 %push(ptr %context)
+  %entered = icmp eq i32 %pushed, 0
+  br i1 %entered, label %there, label %different
+there:
+  %done.there = call i64 @{NAME}.all(ptr %table, ptr %slots, ptr %stream)
+  %pop.at = getelementptr i64, ptr %table, i64 7
+  %pop = load ptr, ptr %pop.at, align 8
+  %left = call i32 %pop(ptr %current)
+  ret i64 %done.there
+different:
+  ret i64 1
+}}
+
+define internal i64 @{NAME}.all(ptr %table, ptr %slots, ptr %stream) nounwind {{
+entry:
   %places = alloca [{MAX_ARGUMENTS} x ptr], align 16
   %node.params = alloca [7 x i64], align 16
-  %current = alloca ptr, align 8
   %capturing = alloca i32, align 4
-  %context = load i64, ptr %table, align 8
   %steps.at = getelementptr i64, ptr %table, i64 2
   %steps = load i64, ptr %steps.at, align 8
   %mode.at = getelementptr i64, ptr %table, i64 3
@@ -54,27 +89,19 @@ entry:
   %graph = icmp eq i64 %mode, {GRAPH}
   %exec.at = getelementptr i64, ptr %table, i64 4
   %exec = load ptr, ptr %exec.at, align 8
-  %get.at = getelementptr i64, ptr %table, i64 5
-  %get = load ptr, ptr %get.at, align 8
-  %captures.at = getelementptr i64, ptr %table, i64 6
+  %captures.at = getelementptr i64, ptr %table, i64 8
   %captures = load ptr, ptr %captures.at, align 8
-  %launch.at = getelementptr i64, ptr %table, i64 7
+  %launch.at = getelementptr i64, ptr %table, i64 9
   %launch = load ptr, ptr %launch.at, align 8
-  %renew.at = getelementptr i64, ptr %table, i64 8
+  %renew.at = getelementptr i64, ptr %table, i64 10
   %renew = load ptr, ptr %renew.at, align 8
-  %launch.graph.at = getelementptr i64, ptr %table, i64 9
+  %launch.graph.at = getelementptr i64, ptr %table, i64 11
   %launch.graph = load ptr, ptr %launch.graph.at, align 8
   %pointers.at = getelementptr i64, ptr %table, i64 {HEAD}
   %pointers = load i64, ptr %pointers.at, align 8
   %pointer.first = getelementptr i64, ptr %table, i64 {HEAD + 1}
   %step.first = getelementptr i64, ptr %pointer.first, i64 %pointers
-  %known = icmp eq i64 %context, 0
-  br i1 %known, label %different, label %where
-where:
-  %asked = call i32 %get(ptr %current)
-  %current.value = load i64, ptr %current, align 8
-  %same = icmp eq i64 %current.value, %context
-  br i1 %same, label %look, label %different
+  br label %look
 look:
   %some = icmp sgt i64 %pointers, 0
   br i1 %some, label %pointer, label %ready
