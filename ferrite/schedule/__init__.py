@@ -2,7 +2,7 @@
 
 from ferrite.schedule.plan import make_plan
 from ferrite.schedule.steps import INTERPRETED, FusionRefusal, Launch, ParallelRegion, Plan, Run, device_type
-from ferrite.schedule.target import BuiltKernel, RunMemory, Scheduling
+from ferrite.schedule.target import BuiltKernel, Postponing, RunMemory, Scheduling
 
 __all__ = [
     "INTERPRETED",
@@ -11,6 +11,7 @@ __all__ = [
     "Launch",
     "ParallelRegion",
     "Plan",
+    "Postponing",
     "Run",
     "RunMemory",
     "Scheduling",

@@ -4,6 +4,7 @@
     bodies          sub-programs have plans of their own
     fuse            operations become groups, and groups that need nothing of each other one where that is quicker
     arrange         groups become kernels, equal ones once
+    postpone        small kernels whose results only leave run at the end, where a device makes one launch of equal ones
     reuse_in_place  a kernel writes where something lies that it reads for the last time
     form_runs       launches that follow each other are one native call
     group_launches  launches of a run that are alike and independent are one, where a device likes that
@@ -11,8 +12,8 @@
     plan_memory     what only a run needs lies in memory of the run
     finish          what a device does with a whole run
 
-Each step can be seen (`observe`, and the option `dump_dir`) and bisected: one fusion, one reuse, one group, one split
-spends one unit of fuel.
+Each step can be seen (`observe`, and the option `dump_dir`) and bisected: one fusion, one kernel that waits, one reuse,
+one group, one split spends one unit of fuel.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from ferrite.schedule.memory.arena import Arenas
 from ferrite.schedule.memory.in_place import InPlaceReuse, later, with_views
 from ferrite.schedule.memory.liveness import last_uses_of, private
 from ferrite.schedule.memory.split_runs import with_split_runs
+from ferrite.schedule.postpone import Postponement
 from ferrite.schedule.schedule import Schedule, ScheduleItem
 from ferrite.schedule.steps import Launch, Plan, Run, Step, device_type
 from ferrite.schedule.target import Schedulings
@@ -116,6 +118,11 @@ def check_repeat(repeat: Repeat, inside: tuple[str, ...], schedule: Schedule) ->
     verify_kernel(built.kernel)
     if canonical(built.kernel, {}) != repeat.kernel({}) or built.arguments != repeat.arguments:
         raise AssertionError(f"groups that are no repeats of each other have one signature:\n{built.kernel}")
+
+
+def postpone(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
+    order = Postponement(schedule).order(fuel)
+    return schedule if order is None else replace(schedule, items=tuple(schedule.items[place] for place in order))
 
 
 def reuse_in_place(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
@@ -203,7 +210,19 @@ def finish(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
     return replace(schedule, items=tuple(map(finished, schedule.items)))
 
 
-STEPS = (prepare, bodies, fuse, arrange, reuse_in_place, form_runs, group_launches, split_runs, plan_memory, finish)
+STEPS = (
+    prepare,
+    bodies,
+    fuse,
+    arrange,
+    postpone,
+    reuse_in_place,
+    form_runs,
+    group_launches,
+    split_runs,
+    plan_memory,
+    finish,
+)
 
 
 def with_work(item: ScheduleItem, work: Step) -> ScheduleItem:

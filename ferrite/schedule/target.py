@@ -39,11 +39,24 @@ class RunMemory:
     min_split: int
 
 
+@dataclass(frozen=True)
+class Postponing:
+    """Kernels that a device would rather run at the end of a program, where equal ones are one launch: so many `alike`
+    or more, which touch so many `bytes` at most. `kept`: bytes that they may hold until then, all together."""
+
+    alike: int
+    bytes: int
+    kept: int
+
+
 class Scheduling(Protocol):
     """One device's part in scheduling. All of it is about operations on that device."""
 
     @property
     def run_memory(self) -> RunMemory: ...
+
+    @property
+    def postponing(self) -> Postponing | None: ...
 
     def refuses(self, operation: Operation) -> Refusal | None:
         """Why a loop operation cannot be a kernel here; None where it can."""

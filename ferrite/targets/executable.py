@@ -14,7 +14,7 @@ from ferrite.ir.program import Operation, Program, call_of, writes
 from ferrite.pipeline import Fuel
 from ferrite.runtime.cpu import KernelStore
 from ferrite.runtime.cuda import Recorder
-from ferrite.schedule import BuiltKernel, Plan, Run, RunMemory, Scheduling, device_type
+from ferrite.schedule import BuiltKernel, Plan, Postponing, Run, RunMemory, Scheduling, device_type
 from ferrite.schedule.fusion import BufferTable, Group, Member
 from ferrite.targets.choose import Targets
 from ferrite.targets.cuda import CudaTarget
@@ -66,6 +66,10 @@ class Refusing:
     @property
     def run_memory(self) -> RunMemory:
         return self.scheduling.run_memory
+
+    @property
+    def postponing(self) -> Postponing | None:
+        return None if self.failed else self.scheduling.postponing
 
 
 def written_by(operation: Operation) -> frozenset[str]:

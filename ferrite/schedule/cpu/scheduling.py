@@ -32,6 +32,10 @@ class CpuScheduling:
     def run_memory(self) -> RunMemory:
         return RunMemory(self.machine.line_bytes, self.machine.min_split_bytes)
 
+    @property
+    def postponing(self) -> None:
+        return None  # see `alike`
+
     def refuses(self, operation: Operation) -> Refusal | None:
         return self.unsupported(operation)
 

@@ -102,7 +102,7 @@ def fit(
         for other in group.accesses.get(access.storage, ()):
             if buffer_table.buffers[access.buffer].dtype != buffer_table.buffers[other.buffer].dtype:
                 return Refusal(f"{access.storage} is seen as two types")
-            if (access.writes or other.writes) and not separated(access, other, rows):
+            if (access.writes or other.writes) and not (separated(access, other, rows) or apart(access, other)):
                 return Refusal(f"what one has of {access.buffer} in a row, the other needs in other rows")
     if beside(group, fused) and written_bytes(group, fused, buffer_table) > shared_bytes(group, fused, buffer_table):
         return Refusal("they need nothing of each other, and together hold more than they read")

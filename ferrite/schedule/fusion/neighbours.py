@@ -42,23 +42,13 @@ class Neighbours:
         self.runs = runs_of(items)
         self.alike: dict[Hashable, list[int]] = collections.defaultdict(list)
 
-    def touched(self, item: Group | Operation) -> tuple[set[str], set[str]]:
-        """The storages that an item reads, and those that it writes."""
-        if isinstance(item, Group):
-            found = [access for accesses in item.accesses.values() for access in accesses]
-            written = {access.storage for access in found if access.writes}
-            return {access.storage for access in found if not access.writes or access.mode != "set"}, written
-        buffers = self.buffer_table.buffers
-        read = {buffers[access.buffer].storage for access in reads(item)}
-        return read, {buffers[access.buffer].storage for access in writes(item)}
-
     def run(self) -> None:
         keys = {place: self.key(item) for place, item in enumerate(self.items) if isinstance(item, Group)}
         counted = collections.Counter(key for key in keys.values() if key is not None)
         if not self.fuel.left or max(counted.values(), default=0) < 2 or any(map(settles_sizes, self.items)):
             return
         for place, item in enumerate(self.items):
-            for storage in set().union(*self.touched(item)):
+            for storage in set().union(*touched(item, self.buffer_table)):
                 self.last_run[storage] = self.runs[place]
         for place, item in enumerate(self.items):
             key = keys.get(place)
@@ -70,7 +60,7 @@ class Neighbours:
         return None if found is None else (group.device, found)
 
     def settle(self, place: int) -> None:
-        read, written = self.touched(self.items[place])
+        read, written = touched(self.items[place], self.buffer_table)
         for name in read:
             self.reader[name] = max(self.reader.get(name, -1), place)
         for name in written:
@@ -98,13 +88,13 @@ class Neighbours:
         return place
 
     def may_go_up(self, group: Group, place: int, to: int) -> bool:
-        read, written = self.touched(group)
+        read, written = touched(group, self.buffer_table)
         found = {self.writer.get(name, -1) for name in read | written} | {self.reader.get(name, -1) for name in written}
         return max(found, default=-1) < to
 
     def may_go_down(self, first: Group, place: int, group: Group, to: int) -> bool:
-        read, written = self.touched(first)
-        theirs, made = self.touched(group)
+        read, written = touched(first, self.buffer_table)
+        theirs, made = touched(group, self.buffer_table)
         if not written.isdisjoint(theirs | made) or not read.isdisjoint(made):
             return False
         if any(max(self.writer.get(name, -1), self.reader.get(name, -1)) > place for name in written):
@@ -129,6 +119,17 @@ class Neighbours:
                 return None
             merged.add(found.member)
         return merged if self.key(merged) is not None else None
+
+
+def touched(item: Group | Operation, buffer_table: BufferTable) -> tuple[set[str], set[str]]:
+    """The storages that an item reads, and those that it writes."""
+    if isinstance(item, Group):
+        found = [access for accesses in item.accesses.values() for access in accesses]
+        written = {access.storage for access in found if access.writes}
+        return {access.storage for access in found if not access.writes or access.mode != "set"}, written
+    buffers = buffer_table.buffers
+    read = {buffers[access.buffer].storage for access in reads(item)}
+    return read, {buffers[access.buffer].storage for access in writes(item)}
 
 
 def settles_sizes(item: Group | Operation) -> bool:

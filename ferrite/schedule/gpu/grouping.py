@@ -4,8 +4,8 @@
 
 Kernels are alike where they are equal; pointwise ones also where they differ in how long their loops are, and in how
 many lanes they have, alone: lengths that differ become sizes. Each launch becomes a problem of the grouped kernel. All
-of them are at one level: nothing that one needs is made, on whatever way, by another. Other launches keep their order
-as far as what they need allows.
+of them are at one level, so that nothing that one needs is made, on whatever way, by another; or nothing in the run
+needs what any of them makes. Other launches keep their order as far as what they need allows.
 
 What comes of a launch and goes into another within the run has to be there for all problems at once: so much memory
 must not be more than a little.
@@ -57,14 +57,22 @@ class Grouping:
         if len(run.launches) < self.machine.min_grouped_launches:
             return run
         needs, levels = dependencies(run.launches)
-        alike: dict[object, list[int]] = {}
+        needed = set[int]().union(*needs)
+        forms: dict[object, list[int]] = {}
         for place, launch in enumerate(run.launches):
             form = self.form(launch.kernel)
             if form is not None:
-                alike.setdefault((levels[place], form.shared), []).append(place)
+                forms.setdefault(form.shared, []).append(place)
+        alike: dict[object, list[int]] = {}
+        for shared, places in forms.items():
+            are_last = needed.isdisjoint(places)  # nothing needs any of them: they are at the last level, all of them
+            for place in places:
+                alike.setdefault((0 if are_last else levels[place], shared), []).append(place)
+        made = written_by(run.launches)
         groups = []
         for places in alike.values():
-            for some in (part for one in self.by_masks(places, run) for part in self.with_little_between(one, run)):
+            masked_alike = self.by_masks(places, run)
+            for some in (part for one in masked_alike for part in self.with_little_between(one, run, made)):
                 if len(some) >= self.machine.min_grouped_launches and self.fuel.left:
                     self.fuel.spend()
                     groups.append(some)
@@ -83,12 +91,13 @@ class Grouping:
         rest = sorted(set(places).difference(whole))
         return [whole, rest]
 
-    def with_little_between(self, places: Sequence[int], run: Run) -> Iterator[list[int]]:
-        """In parts, each with so much at most that only the run needs."""
+    def with_little_between(self, places: Sequence[int], run: Run, made: Collection[str]) -> Iterator[list[int]]:
+        """In parts, each with so much at most of what the run has `made` and only the program needs."""
         some: list[int] = []
         held = 0
         for place in places:
-            more = sum(self.bytes_between(name) for name in dict.fromkeys(run.launches[place].arguments))
+            names = dict.fromkeys(run.launches[place].arguments)
+            more = sum(self.bytes_between(name) for name in names if name in made)
             if some and held + more > self.machine.max_bytes_between:
                 yield some
                 some, held = [], 0
@@ -185,6 +194,11 @@ def with_lengths(kernel: Kernel, bounds: Sequence[tuple[int, int | None] | None]
         return replace(item, axis=longer, body=inside, lanes=lanes if lanes and item.lanes > 1 else item.lanes)
 
     return replace(kernel, sizes=tuple(size for size in found if size is not None), body=body(kernel.body))
+
+
+def written_by(launches: Sequence[Launch]) -> set[str]:
+    pairs = (pair for launch in launches for pair in zip(launch.kernel.arguments, launch.arguments, strict=True))
+    return {name for pointer, name in pairs if pointer.access != "read"}
 
 
 # --- order ------------------------------------------------------------------------------------------------------------

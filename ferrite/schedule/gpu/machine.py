@@ -110,5 +110,7 @@ class GpuMachine:
     min_grouped_launches: int = 4
     max_grouped_block: int = 4096
     max_bytes_between: int = 1 << 20
+    # Bytes that small kernels may keep which wait for the end of a program, to be one launch there.
+    max_postponed_bytes: int = 16 << 20
     # Bytes that two runs must save over one: torch's allocator rounds large blocks up to 2 MB.
     min_split_bytes: int = 2 << 20

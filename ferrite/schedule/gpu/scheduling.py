@@ -21,7 +21,7 @@ from ferrite.schedule.gpu.profit import slower
 from ferrite.schedule.gpu.scatter import refused
 from ferrite.schedule.loops.scans import has_state
 from ferrite.schedule.steps import Run
-from ferrite.schedule.target import BuiltKernel, RunMemory
+from ferrite.schedule.target import BuiltKernel, Postponing, RunMemory
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,11 @@ class GpuScheduling:
     @property
     def run_memory(self) -> RunMemory:
         return RunMemory(alignment=self.machine.line_bytes, min_split=self.machine.min_split_bytes)
+
+    @property
+    def postponing(self) -> Postponing:
+        machine = self.machine
+        return Postponing(machine.min_grouped_launches, machine.max_bytes_between, machine.max_postponed_bytes)
 
     def refuses(self, operation: Operation) -> Refusal | None:
         if isinstance(operation, Scan) and not has_state(operation):
