@@ -11,7 +11,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ferrite.options import Options
 from ferrite.passes.shared.attention import BEFORE_AUTOGRAD, FOR_INFERENCE
-from ferrite.passes.shared.attention.cases import LOWEST, rows
+from ferrite.passes.shared.attention.bias import LOWEST
+from ferrite.passes.shared.attention.cases import rows
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import apply_rules, why
 from tests.compare import assert_no_farther, upcast_tree

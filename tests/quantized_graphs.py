@@ -29,7 +29,9 @@ def trace(function: Any, inputs: list[Any], mode: str = "fake") -> torch.fx.Grap
     return gm
 
 
-def fuse(function: Any, inputs: list[Any], rules: dict[str, int], mode: str = "fake", exact: bool = True) -> Any:
+def assert_fused(
+    function: Any, inputs: list[Any], rules: dict[str, int], mode: str = "fake", exact: bool = True
+) -> Any:
     """Trace, run the pass, compare to the bit, run it again."""
     before, after = trace(function, inputs, mode), trace(function, inputs, mode)  # packed weights cannot be copied
     snapshot = Snapshot.of(after)

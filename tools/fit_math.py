@@ -14,8 +14,8 @@ from pathlib import Path
 from fit import Fit
 from math_specs import ELEMENTARY, SPECIAL, Spec
 
-FOLDER = Path(__file__).parents[1] / "ferrite" / "codegen" / "llvm" / "math"
-FILES = {FOLDER / "fits.py": ELEMENTARY, FOLDER / "special_fits.py": SPECIAL}
+FOLDER = Path(__file__).parents[1] / "ferrite" / "codegen" / "coefficients"
+FILES = {FOLDER / "elementary.py": ELEMENTARY, FOLDER / "special.py": SPECIAL}
 HEAD = '''"""Coefficients, lowest power first: made by tools/fit_math.py, not by hand.
 
 Each is the best fit in the sense of Chebyshev, with coefficients rounded to the type. The error beside it is that of

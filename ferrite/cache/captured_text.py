@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from ferrite.cache.graph_text import PLAIN, READ, SYMBOLIC, GraphText
+from ferrite.cache.graph_text import PLAIN, READ, GraphText
 from ferrite.capture import Described, torch_api, torch_operators
 from ferrite.errors import NotCached
-from ferrite.graph import PLACE, attribute_of
+from ferrite.graph import PLACE, SYMBOLIC, attribute_of
 
 # What only passes leave on nodes. They would find it.
 OF_PASSES = frozenset({"val", "rewritten", "folded_from", PLACE})

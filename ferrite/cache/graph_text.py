@@ -27,13 +27,21 @@ from torch.fx.immutable_collections import immutable_list
 from ferrite.cache.identities import identity
 from ferrite.capture import size_facts, torch_api, torch_operators, torch_state
 from ferrite.errors import NotCached
-from ferrite.graph import TORCH_FOLDER, WRITTEN_AFTER, Storage, attribute_of, fake_value, schema_of, storages_in
+from ferrite.graph import (
+    SYMBOLIC,
+    TORCH_FOLDER,
+    WRITTEN_AFTER,
+    Storage,
+    attribute_of,
+    fake_value,
+    schema_of,
+    storages_in,
+)
 
 # What compiling a captured graph reads from the metadata of its nodes. A test finds every key that ferrite reads, here
 # or in the list of those that do not matter.
 READ = frozenset(("unbacked_bindings", "eager_input_vals", "custom", "desc", "quant_options", WRITTEN_AFTER))
 IN_ORDER = tuple(sorted(READ))
-SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes, type(...), range))
 SEQUENCES = frozenset((tuple, list, immutable_list))
 NAMED = (torch.dtype, torch.device, torch.layout, torch.memory_format)

@@ -28,7 +28,6 @@ from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
 from torch.utils._python_dispatch import TorchDispatchMode as _TorchDispatchMode
 from torch.utils._pytree import tree_leaves as _tree_leaves
 from torch.utils._pytree import tree_unflatten as _tree_unflatten
-from torch.utils._sympy.printers import PythonPrinter as _PythonPrinter
 
 from ferrite.errors import FerriteError, UserError
 
@@ -305,13 +304,6 @@ def bare_symbol(value: object) -> str | None:
         return None
     found = expression(value)
     return str(found) if found.is_Symbol else None
-
-
-def python_expression(value: torch.SymInt, names: Mapping[str, str]) -> str:
-    """The expression as Python over the given names of its symbols, using `math` where needed."""
-    found = expression(value)
-    renamed = found.xreplace({symbol: type(symbol)(names[str(symbol)], integer=True) for symbol in found.free_symbols})
-    return str(_PythonPrinter().doprint(renamed))
 
 
 def is_plain_subclass(value: object) -> bool:

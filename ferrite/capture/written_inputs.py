@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.graph import Storage, fake_value, input_storages, mutates, storages_of
+from ferrite.graph import Storage, called_name, fake_value, input_storages, mutates, storages_of
 
 Function = Callable[..., Any]
 NONE: frozenset[Storage] = frozenset()
@@ -52,7 +52,7 @@ def view_written_inputs(
         return None
     written = written_inputs(gm.graph)
     found = [result for result in found if not written.isdisjoint(storages(result))]
-    if not found or any(name_of(node) in RESHAPING for node in gm.graph.nodes):
+    if not found or any(called_name(node) in RESHAPING for node in gm.graph.nodes):
         return None
     views = Views(gm.graph, example_inputs)
     taken = {result for result in found if itself(result).op != "placeholder" and views.lead_to(result)}
@@ -118,10 +118,6 @@ def itself(node: torch.fx.Node) -> torch.fx.Node:
     return node
 
 
-def name_of(node: torch.fx.Node) -> str:
-    return node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", ""))
-
-
 def tensors_of(node: torch.fx.Node) -> list[torch.fx.Node]:
     return [itself(operand) for operand in node.all_input_nodes if storages(operand)]
 
@@ -172,7 +168,7 @@ def called_later(gm: torch.fx.GraphModule, taken: set[torch.fx.Node]) -> Callabl
         if node not in path and node.op != "placeholder":
             path.add(node)
             waiting.extend(tensors_of(node))
-    calls = [node for node in gm.graph.nodes if node in path or name_of(node) in MODES]
+    calls = [node for node in gm.graph.nodes if node in path or called_name(node) in MODES]
     inputs = gm.graph.find_nodes(op="placeholder")
     needed = dict.fromkeys(operand for node in calls for operand in node.all_input_nodes if not storages(operand))
     others = (each for each in results if isinstance(each, torch.fx.Node) and each not in taken)

@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from ferrite.capture import torch_api
 from ferrite.capture.unused_random import stand_in
-from ferrite.graph import fake_value, leaving_no_symbols, same_number, same_sizes
+from ferrite.graph import called_name, fake_value, leaving_no_symbols, same_number, same_sizes
 
 # They give a view or a copy, as strides have it.
 BY_STRIDES = frozenset({"reshape", "reshape_as", "flatten", "ravel", "contiguous"})
@@ -32,7 +32,7 @@ RANDOM = frozenset({"bernoulli_", "cauchy_", "exponential_", "geometric_", "log_
 
 def keep_written_layouts(gm: torch.fx.GraphModule) -> None:
     """Write such tensors by copies, in place, where a later call goes by their strides."""
-    if not any(name_of(node) in BY_STRIDES for node in gm.graph.nodes):
+    if not any(called_name(node) in BY_STRIDES for node in gm.graph.nodes):
         return
     written = [node for node in gm.graph.nodes if is_write(node) and is_not_contiguous(fake_value(node.args[0]))]
     for node in written:
@@ -43,16 +43,12 @@ def keep_written_layouts(gm: torch.fx.GraphModule) -> None:
         gm.recompile()
 
 
-def name_of(node: torch.fx.Node) -> str:
-    return node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", ""))
-
-
 def is_write(node: torch.fx.Node) -> bool:
     if not node.args or not isinstance(node.args[0], torch.fx.Node):
         return False
     if node.op == "call_function":
         return node.target in AUGMENTED
-    name = name_of(node)
+    name = called_name(node)
     return node.op == "call_method" and name.endswith("_") and not name.endswith("__") and name not in RANDOM
 
 
@@ -87,7 +83,7 @@ def anew(node: torch.fx.Node) -> Any:
     """The function that computes what a call writes."""
     if node.op == "call_function":
         return AUGMENTED[node.target]  # type: ignore[index]
-    name = name_of(node).removesuffix("_")
+    name = called_name(node).removesuffix("_")
     return torch.ops.aten.zero.default if name == "zero" else getattr(torch.Tensor, name)
 
 

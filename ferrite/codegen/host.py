@@ -250,7 +250,7 @@ class _Printer:
             yield from self.control(place, step)
             return
         call = call_of(step)
-        if call is not None and not (isinstance(step, Template) and (step.prologues or step.epilogues)):
+        if call is not None:
             yield from self.call(call, step)
             return
         match step:

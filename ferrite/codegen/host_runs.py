@@ -46,9 +46,9 @@ class ArenaPart:
 
 @dataclass(frozen=True)
 class RunTable:
-    """A native call. Slot 0 is the arena, of so many bytes; then storages, then sizes. `together`: calls that share a
-    parallel region. `device`: where it runs, as "cuda:1". `arena_parts`: what the arena consists of, for devices that
-    can do without one."""
+    """A native call. Slot 0 is the arena, of so many bytes; then storages, then sizes. `parallel_regions`: calls that
+    threads run side by side. `device`: where it runs, as "cuda:1". `arena_parts`: what the arena consists of, for
+    devices that can do without one."""
 
     arena: int
     slots: int

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
 from ferrite.codegen.host_parts import tensors_of
-from ferrite.ir.program import Operation, Template, call_of
+from ferrite.ir.program import Operation, call_of
 from ferrite.schedule import Plan, Run
 from ferrite.schedule.fusion import BufferTable
 from ferrite.schedule.memory import accessed
@@ -60,7 +60,7 @@ def untracked_views_of(plan: Plan, table: BufferTable, parts: Mapping[int, int])
 def only_reads(step: Operation) -> bool:
     """Whether a step is a call of an operator of torch's own that neither writes what it is given nor gives it back."""
     call = call_of(step)
-    if call is None or (isinstance(step, Template) and (step.prologues or step.epilogues)):
+    if call is None:
         return False
     is_torchs_own = isinstance(call.operator, str) and call.operator.startswith("aten.")
     return is_torchs_own and not call.writes and not call.aliases and call.effect is None

@@ -18,6 +18,7 @@ from ferrite.graph.as_python import module_source
 from ferrite.graph.attributes import attribute, is_stored
 from ferrite.graph.autocast import note_autocast
 from ferrite.graph.facts import (
+    HALVES,
     INDEX_INSIDE,
     SHORT_NAMES,
     WRITES_UNSAID,
@@ -27,6 +28,7 @@ from ferrite.graph.facts import (
     describe_value,
     fake_value,
     innermost_first,
+    is_elementwise,
     is_known_operator,
     leaves,
     note_for_another,
@@ -41,7 +43,15 @@ from ferrite.graph.places import Place, PlaceIndex, Places
 from ferrite.graph.regions import WRITTEN_AFTER, Regions, has_effect, is_random, mutates
 from ferrite.graph.scatters import VIEW_SCATTERS, eager_refuses
 from ferrite.graph.source import TORCH_FOLDER, first_model_line, model_line
-from ferrite.graph.torch_calls import OPERATORS, aten_name, bound_arguments, is_barrier, is_torch_function, signature
+from ferrite.graph.torch_calls import (
+    OPERATORS,
+    aten_name,
+    bound_arguments,
+    called_name,
+    is_barrier,
+    is_torch_function,
+    signature,
+)
 from ferrite.graph.updater import MetadataUpdater
 from ferrite.graph.values import (
     SYMBOLIC,
@@ -64,6 +74,7 @@ from ferrite.graph.values import (
 from ferrite.graph.verify import Snapshot, guards_in, verify_graph
 
 __all__ = [
+    "HALVES",
     "INDEX_INSIDE",
     "OPERATORS",
     "PLACE",
@@ -94,6 +105,7 @@ __all__ = [
     "attribute_of",
     "body_of",
     "bound_arguments",
+    "called_name",
     "compute",
     "describe_value",
     "eager_refuses",
@@ -106,6 +118,7 @@ __all__ = [
     "innermost_first",
     "input_storages",
     "is_barrier",
+    "is_elementwise",
     "is_known_operator",
     "is_random",
     "is_stored",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+HALVES = (torch.float16, torch.bfloat16)  # floats of 16 bits
 SHORT_NAMES = {
     torch.float64: "f64",
     torch.float32: "f32",
@@ -79,6 +81,12 @@ INDEX_INSIDE = "index_inside"
 
 # Calls of these operators compute what their names say, and nothing else.
 KNOWN_NAMESPACES = frozenset({"aten", "prims", "ferrite"})
+
+
+@functools.lru_cache(1024)
+def is_elementwise(target: Any) -> bool:
+    """Whether torch says of an operator that each element of its result is a function of those at the same place."""
+    return torch.Tag.pointwise in getattr(target, "tags", ())
 
 
 def is_known_operator(node: torch.fx.Node) -> bool:

@@ -57,6 +57,11 @@ TORCH_NAMESPACES = frozenset({"torch", "torch._C._nn", "torch.functional", "torc
 
 
 @functools.cache
+def called_name(node: torch.fx.Node) -> str:
+    """The name of the function or method that a node calls: 'relu' for torch.relu and for 'relu'."""
+    return node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", ""))
+
+
 def aten_name(target: Any) -> str | None:
     """The name of the ATen operator that a function or method stands for: 'relu' for torch.relu and for 'relu'."""
     if isinstance(target, str):
@@ -84,7 +89,7 @@ def is_torch_function(target: Any) -> bool:
 
 def writes(node: torch.fx.Node) -> bool:
     """Whether a call without a schema writes into one of its operands."""
-    name = node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", ""))
+    name = called_name(node)
     if node.target in IN_PLACE_OPERATORS or node.kwargs.get("out") is not None:
         return True
     if name.endswith("_") and not name.endswith("__") and (node.op == "call_method" or aten_name(node.target)):

@@ -81,6 +81,7 @@ def _same_tensor(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def same_sizes(first: Any, second: Any) -> bool:
+    """Whether two shapes, or strides, are provably equal."""
     return len(first) == len(second) and all(map(same_number, first, second))
 
 

@@ -81,7 +81,7 @@ from ferrite.ir.philox import DIGITS, KEY_STEPS, MULTIPLIERS, ROUNDS, WORD, phil
 from ferrite.ir.random import MAX_RANDOM_OPERATORS, PLACE_BITS
 from ferrite.ir.scalar import OPERATORS, STOPPING
 from ferrite.ir.states import STATES, both, choose, compare, either, params
-from ferrite.ir.types import NARROW, SHORT, arithmetic_type, bits_of, foldable, is_integer, short, value_of
+from ferrite.ir.types import NARROW, PART_TYPES, SHORT, arithmetic_type, bits_of, foldable, is_integer, short, value_of
 
 __all__ = [
     "COMPLAINT",
@@ -92,6 +92,7 @@ __all__ = [
     "NARROW",
     "ONE",
     "OPERATORS",
+    "PART_TYPES",
     "PLACE_BITS",
     "ROUNDS",
     "SHORT",

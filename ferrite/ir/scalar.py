@@ -149,5 +149,3 @@ _row("imag", 1, lambda a: torch.imag(a) if a.is_complex() else torch.zeros_like(
 _row("complex", 2, torch.complex, takes="floating", gives="free")
 _row("conj", 1, torch.conj_physical, takes="float")
 _row("angle", 1, torch.angle, takes="float", gives="free", cost=TRANSCENDENTAL)
-
-EXPENSIVE = frozenset(name for name, row in OPERATORS.items() if row.cost >= TRANSCENDENTAL)

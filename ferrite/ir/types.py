@@ -44,12 +44,13 @@ _FORMATS = {
     torch.float32: "<f",
     torch.float16: "<e",
 }
-_PARTS = {torch.complex128: torch.float64, torch.complex64: torch.float32, torch.complex32: torch.float16}
+# Of the two parts of a complex number.
+PART_TYPES = {torch.complex128: torch.float64, torch.complex64: torch.float32, torch.complex32: torch.float16}
 
 
 def foldable(dtype: torch.dtype) -> bool:
     """Whether `bits_of` and `value_of` know a type."""
-    return dtype in _FORMATS or dtype in _PARTS or dtype is torch.bfloat16 or is_integer(dtype)
+    return dtype in _FORMATS or dtype in PART_TYPES or dtype is torch.bfloat16 or is_integer(dtype)
 
 
 def is_integer(dtype: torch.dtype) -> bool:
@@ -64,8 +65,8 @@ def bits_of(value: bool | int | float | complex, dtype: torch.dtype) -> int:
     """
     if dtype is torch.bool:
         return int(bool(value))
-    if dtype in _PARTS:
-        part, number = _PARTS[dtype], complex(value)
+    if dtype in PART_TYPES:
+        part, number = PART_TYPES[dtype], complex(value)
         return bits_of(number.real, part) | bits_of(number.imag, part) << (8 * part.itemsize)
     if is_integer(dtype):
         assert not isinstance(value, complex)
@@ -94,8 +95,8 @@ def value_of(bits: int, dtype: torch.dtype) -> Any:
     """The Python number with these bits; a NaN loses what else it carries."""
     if dtype is torch.bool:
         return bool(bits)
-    if dtype in _PARTS:
-        part = _PARTS[dtype]
+    if dtype in PART_TYPES:
+        part = PART_TYPES[dtype]
         width = 8 * part.itemsize
         return complex(value_of(bits & ((1 << width) - 1), part), value_of(bits >> width, part))
     if is_integer(dtype):

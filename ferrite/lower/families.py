@@ -22,6 +22,7 @@ FAMILIES = (
     "pool",
     "adaptive_pool",
     "convolution",
+    "dense_convolution",
     "resample",
     "pads",
     "grid",

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ferrite.errors import Refusal
-from ferrite.graph import MetadataUpdater, fake_value, no_guards, same_number, same_sizes
+from ferrite.graph import HALVES, MetadataUpdater, fake_value, is_elementwise, no_guards, same_number, same_sizes
 from ferrite.ir import ONE, ZERO, Index, contiguous_strides
 from ferrite.lower.concat_strides import suggested_order
 from ferrite.lower.eager_strides import Placed, Undecided
@@ -21,7 +21,6 @@ from ferrite.lower.strides import same_strides
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
-HALF = (torch.float16, torch.bfloat16)
 SCALED = (aten.add.Tensor, aten.sub.Tensor)
 SCATTERS = (aten.select_scatter.default, aten.slice_scatter.default, aten.diagonal_scatter.default)
 COMMUTATIVE = (aten.mul.Tensor, aten.add.Tensor, aten.maximum.default, aten.minimum.default)
@@ -121,9 +120,9 @@ def misforecast(target: Any, operands: Iterable[OperandLayout]) -> Refusal | Non
 
 def starts_with_one_element(target: Any, operands: Sequence[OperandLayout]) -> bool:
     """In half precision the forecast goes by the first operand, though its strides say nothing."""
-    if len(operands) < 2 or operands[0].dtype not in HALF or not operands[0].is_one_element:
+    if len(operands) < 2 or operands[0].dtype not in HALVES or not operands[0].is_one_element:
         return False
-    return torch.Tag.pointwise in getattr(target, "tags", ())
+    return is_elementwise(target)
 
 
 def correct_misforecasts(gm: torch.fx.GraphModule) -> bool:
@@ -247,7 +246,7 @@ def is_led_by_one_element(node: torch.fx.Node) -> bool:
     if len(operands) != 2 or len(values) != 2 or node.kwargs:
         return False
     first, second = operands
-    if first.dtype not in HALF or second.dtype != first.dtype or not first.ndim:
+    if first.dtype not in HALVES or second.dtype != first.dtype or not first.ndim:
         return False
     if not same_sizes(first.shape, second.shape):  # for all that data may decide
         return False

@@ -28,6 +28,7 @@ from ferrite.graph import (
     empty_view,
     fake_value,
     has_effect,
+    is_elementwise,
     is_known_operator,
     is_random,
     leaves,
@@ -57,7 +58,6 @@ from ferrite.lower.stride_rules import (
     LIKE_ANYWHERE,
     RULES,
     computed_in,
-    is_elementwise,
     packet_of,
     rule_of,
 )

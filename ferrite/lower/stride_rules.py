@@ -195,10 +195,5 @@ def takes_numbers_as_tensors(node: torch.fx.Node) -> bool:
     return False
 
 
-@functools.lru_cache(1024)
-def is_elementwise(target: Any) -> bool:
-    return torch.Tag.pointwise in getattr(target, "tags", ())
-
-
 def packet_of(node: torch.fx.Node) -> Any:
     return getattr(node.target, "overloadpacket", None)

@@ -27,7 +27,7 @@ from typing import Any
 from ferrite.errors import UserError, nearest
 from ferrite.options.groups import STAGES, Files, Freezing, Joint, Passes, PostGrad, PreGrad, Stage, Whole
 from ferrite.options.nested import NoSettings, at_least, check_choices, choice_of, described, settings_of, way
-from ferrite.options.values import Choice, Choices, Rounds, checked, in_range, parse, plain, type_name
+from ferrite.options.values import Choice, Rounds, checked, in_range, parse, plain, type_name
 
 __all__ = [
     "FIELDS",
@@ -35,7 +35,6 @@ __all__ = [
     "STAGES",
     "TYPES",
     "Choice",
-    "Choices",
     "NoSettings",
     "Options",
     "Rounds",
@@ -45,7 +44,6 @@ __all__ = [
     "check_choices",
     "choice_of",
     "described",
-    "from_environment",
     "parse",
     "plain",
     "resolve",

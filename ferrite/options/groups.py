@@ -307,6 +307,12 @@ class PostGrad:
         doc="Matrix products as kernels of our own, which hold what follows them as well, and not as calls of torch's: "
         "never, where that was measured to be as fast or faster (on Arm), or wherever they can be.",
     )
+    own_convolutions: Literal["off", "auto", "always"] = option(
+        "auto",
+        env="FERRITE_OWN_CONVOLUTIONS",
+        doc="Convolutions as kernels of our own, which hold what follows them as well, and not as calls of torch's: "
+        "never, where that was measured to be faster (on Arm), or wherever they can be.",
+    )
     product_layouts: Literal["off", "auto", "always"] = option(
         "auto",
         env="FERRITE_PRODUCT_LAYOUTS",

@@ -13,7 +13,7 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.errors import UserError, nearest
 from ferrite.options import NoSettings, Options, check_choices
-from ferrite.passes.freezing import FREEZE, Inlined, freezing_passes, inline_parameters, siblings
+from ferrite.passes.freezing import FREEZE, freezing_passes, inline_parameters, siblings
 from ferrite.passes.joint import JOINT, joint_graph_passes
 from ferrite.passes.names import with_full_names
 from ferrite.passes.post_grad import POST_GRAD, check_fusions, post_grad_passes
@@ -31,9 +31,7 @@ __all__ = [
     "PIPELINES",
     "POST_GRAD",
     "PRE_GRAD",
-    "Inlined",
     "all_rules",
-    "check_fusions",
     "checked_options",
     "describe",
     "freezing_passes",

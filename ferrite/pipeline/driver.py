@@ -86,7 +86,8 @@ def run_outer(
     failed: dict[str, str] = {}
     while True:
         try:
-            return run_once(pipeline, gm, context, failed, observe)
+            with outside_of_modes():  # as where they are run alone: a pass may compute with the constants of a module
+                return run_once(pipeline, gm, context, failed, observe)
         except PassFailure as failure:
             step = next(step for step in pipeline.passes if step.name == failure.name)
             original.restore()
@@ -184,8 +185,7 @@ def run_pass(
     nodes = len(gm.graph.nodes)
     before, facts = dict(context.rewrites), context.facts.copy()
     try:
-        with outside_of_modes():  # as where it is run alone: a pass may compute with the constants of a module
-            count = step.function(gm, context)
+        count = step.function(gm, context)
         rewrites = {name: n - before.get(name, 0) for name, n in context.rewrites.items() if n > before.get(name, 0)}
         if count and step.keeps_values:  # another spelling is no rewrite
             context.facts["edits"] += count

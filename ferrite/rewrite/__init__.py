@@ -8,7 +8,6 @@ from ferrite.rewrite.arguments import MISSING, arguments_of, in_order, parameter
 from ferrite.rewrite.engine import apply_rules
 from ferrite.rewrite.layout import (
     follow,
-    is_elementwise,
     only_ones_differ,
     reads_memory,
     same_strides,
@@ -47,7 +46,6 @@ __all__ = [
     "follow",
     "in_order",
     "inherit",
-    "is_elementwise",
     "only_ones_differ",
     "parameters_of",
     "reads_memory",

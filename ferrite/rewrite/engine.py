@@ -45,6 +45,7 @@ from ferrite.rewrite.rule import AnyRule, Counting, GraphRule, LocalRule, NodeRu
 from ferrite.rewrite.visible import VisibleMemory, difference
 from ferrite.rewrite.writer import Writer, inherit
 
+MAX_INDEXES = 1024  # lists of rules whose index is kept: some are made for one graph
 Pair = tuple[torch.fx.Node, torch.fx.Node]  # a node, and the one that takes its place
 
 
@@ -59,17 +60,41 @@ def apply_rules(gm: torch.fx.GraphModule, rules: Sequence[AnyRule], context: Pas
     return total
 
 
+@dataclass(frozen=True)
+class RuleIndex:
+    rules: tuple[AnyRule, ...]
+    by_target: Mapping[Any, Sequence[LocalRule]]  # in the order of the rules
+    over_all: Sequence[GraphRule]
+
+
+_indexes: dict[tuple[int, ...], RuleIndex] = {}  # by the addresses of rules, which an index keeps alive
+
+
+def index_of(rules: Sequence[AnyRule]) -> RuleIndex:
+    """Made once for each list of rules: most lists are constants, and most graphs have nothing for them."""
+    key = tuple(map(id, rules))
+    if (found := _indexes.get(key)) is not None:
+        return found
+    by_target: dict[Any, list[LocalRule]] = collections.defaultdict(list)
+    over_all: list[GraphRule] = []
+    for rule in rules:
+        if isinstance(rule, GraphRule):
+            over_all.append(rule)
+            continue
+        for target in rule.targets:
+            by_target[target].append(rule)
+    if len(_indexes) == MAX_INDEXES:
+        _indexes.clear()
+    _indexes[key] = index = RuleIndex(tuple(rules), dict(by_target), over_all)
+    return index
+
+
 class Engine:
     def __init__(self, gm: torch.fx.GraphModule, rules: Sequence[AnyRule], context: PassContext) -> None:
         self.gm, self.graph, self.context = gm, gm.graph, context
-        self.by_target: dict[Any, list[LocalRule]] = collections.defaultdict(list)
-        self.over_all: list[GraphRule] = []
-        for rule in rules:
-            if isinstance(rule, GraphRule):
-                self.over_all += [rule] if too_loose(rule, context.options) is None else []
-                continue
-            for target in rule.targets:
-                self.by_target[target].append(rule)
+        index = index_of(rules)
+        self.by_target = index.by_target
+        self.over_all = [rule for rule in index.over_all if too_loose(rule, context.options) is None]
         self.counting = Counting()
 
     # Facts about the whole graph, gathered only once a rule has found a candidate: most rules find none.
@@ -222,10 +247,6 @@ class Engine:
         self.counting.steps += len(values)
         problem = self.sharing.problem(pairs, values)
         return Proposal(pairs, values, matched, writer) if problem is None else problem
-
-    def layout_is_free(self, rule: LocalRule) -> bool:
-        """Sums and products over other strides may round otherwise: not for users who want eager's very numbers."""
-        return rule.layout == "free" and self.context.options.numerics == "relaxed"
 
     def placement_problem(self, matched: Sequence[torch.fx.Node], redraws: bool) -> Refusal | None:
         first = matched[0]

@@ -32,6 +32,7 @@ from ferrite.graph import (
     compute,
     fake_value,
     is_barrier,
+    is_elementwise,
     is_known_operator,
     is_random,
     leaves,
@@ -102,7 +103,7 @@ class Walk:
         for user in node.users:
             if user in self.seen:
                 continue
-            if ambiguous and is_elementwise(user):
+            if ambiguous and is_elementwise(user.target):
                 return Refusal(
                     f"{user.name} may lay out its result by the strides of {node.name} along dimensions of one"
                 )
@@ -199,10 +200,6 @@ def only_ones_differ(old: Any, new: Any) -> bool:
         for before, after in zip(strided(old), strided(new), strict=True)
         for size, first, second in zip(before.shape, before.stride(), after.stride(), strict=True)
     )
-
-
-def is_elementwise(node: torch.fx.Node) -> bool:
-    return torch.Tag.pointwise in getattr(node.target, "tags", ())
 
 
 def same_offsets(old: Any, new: Any) -> bool:

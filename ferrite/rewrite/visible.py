@@ -9,9 +9,19 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import size_facts, torch_api
+from ferrite.capture import size_facts
 from ferrite.errors import Refusal
-from ferrite.graph import WRITTEN_AFTER, Gradients, Storage, Values, mutates, same_metadata, storages_in, storages_of
+from ferrite.graph import (
+    WRITTEN_AFTER,
+    Gradients,
+    Storage,
+    Values,
+    mutates,
+    same_metadata,
+    same_sizes,
+    storages_in,
+    storages_of,
+)
 
 aten = torch.ops.aten
 
@@ -34,7 +44,7 @@ def difference(old: Any, new: Any, *, layout_matters: bool = True) -> str | None
     if layout_matters and old.layout is torch.strided:
         sizes.append(("strides", old.stride(), new.stride()))
     for fact, left, right in sizes:
-        if len(left) != len(right) or not all(map(torch_api.known_equal, left, right)):
+        if not same_sizes(left, right):
             return f"the {fact} would be {tuple(right)} instead of {tuple(left)}"
     if any(map(size_facts.equal_by_assertion, old.shape, new.shape)):
         return f"nothing else would assert that the shape is {tuple(old.shape)}"

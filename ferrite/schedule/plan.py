@@ -105,7 +105,7 @@ def arrange(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
         if not isinstance(item.work, Group):
             return item
         found = repeats.of(item.work, inside.get(place, ()))
-        if verify:
+        if verify and not found.is_first:
             check_repeat(found, inside.get(place, ()), schedule)
         return replace(item, work=found)
 

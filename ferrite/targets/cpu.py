@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ferrite.codegen import CpuSpelling, RunTable
 from ferrite.codegen.llvm import entry, host_processor, is_narrow, machine_text, unsupported
@@ -15,6 +16,7 @@ from ferrite.runtime.cpu import Kernels, KernelStore, build, functions_of, nativ
 from ferrite.schedule import INTERPRETED
 from ferrite.schedule.cpu import CpuScheduling, Machine
 from ferrite.schedule.loops import has_state
+from ferrite.targets.cpu_caches import data_caches
 from ferrite.targets.target import LoadedRun
 
 
@@ -23,11 +25,16 @@ class CpuTarget:
 
     @functools.cached_property
     def scheduling(self) -> CpuScheduling:
-        host = host_processor()
-        return CpuScheduling(Machine(vector_bytes=4 * host.lanes, registers=host.registers), refusal_of_operation)
+        host, caches = host_processor(), data_caches()
+        machine = Machine(vector_bytes=4 * host.lanes, registers=host.registers)
+        if 1 in caches:
+            machine = replace(machine, l1_way_bytes=caches[1].way_bytes)
+        if 2 in caches:
+            machine = replace(machine, l2_bytes=caches[2].share)
+        return CpuScheduling(machine, refusal_of_operation)
 
     def identity(self) -> str:
-        return machine_text()
+        return f"{machine_text()} {data_caches()}"
 
     def compiled(
         self, kernels: Sequence[Kernel], store: KernelStore | None = None, checked: bool = False

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 
@@ -28,6 +26,7 @@ from ferrite.options import resolve
 from ferrite.runtime.cpu import kernels
 from tests.cache import compiled_cases
 from tests.cache.compiled_cases import CASES, Net, gathered
+from tests.fresh_process import FreshProcess
 
 pytestmark = pytest.mark.usefixtures("artifact_cache")
 
@@ -65,15 +64,14 @@ def without_llvm(monkeypatch) -> None:
 # --- other processes --------------------------------------------------------------------------------------------------
 
 
-def start(folder: Path, expected: Path, *more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-W", "ignore", compiled_cases.__file__, str(folder), str(expected), *more]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def start(folder: Path, expected: Path, *more: str) -> FreshProcess:
+    return FreshProcess(compiled_cases.__file__, str(folder), str(expected), *more)
 
 
-def answer_of(process: subprocess.Popen[str]) -> dict:
-    output, problems = process.communicate()
-    assert process.returncode == 0, problems
-    return json.loads(output.splitlines()[-1])
+def answer_of(process: FreshProcess) -> dict:
+    done = process.result()
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")

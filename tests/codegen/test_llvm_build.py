@@ -13,7 +13,7 @@ import torch
 from ferrite.codegen.llvm.build import assembly, load, object_code
 from ferrite.codegen.llvm.driver import FAILURE_WORDS, driver_address, pack_steps, with_rest
 from ferrite.codegen.llvm.emit import kernel_text
-from ferrite.codegen.llvm.processor import AVX2, AVX512, PROCESSORS, host_processor, portable_processor
+from ferrite.codegen.llvm.processor import AVX2, AVX512, PROCESSORS, host_processor
 from ferrite.codegen.llvm.runtime_symbols import PARALLEL, openmp_library, runtime_symbols
 from ferrite.codegen.llvm.words import IMMEDIATE
 from ferrite.ir.kernel.parse import parse_kernel
@@ -119,7 +119,6 @@ def test_other_machines_use_their_vectors():
     assert "ymm" in assembly(kernel_text(parse_kernel(source), AVX2, "kernel"), AVX2)
     assert "zmm" in assembly(kernel_text(parse_kernel(source), AVX512, "kernel"), AVX512)
     assert {target.lanes for target in PROCESSORS.values()} == {4, 8, 16}
-    assert portable_processor().lanes == 4
     assert host_processor() is host_processor()
 
 

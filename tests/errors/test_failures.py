@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 import torch
@@ -17,6 +16,7 @@ from ferrite.lower import lower_graph
 from ferrite.lower.walk import Walk
 from ferrite.options import STAGES as ALL_STAGES
 from ferrite.options import resolve
+from tests.fresh_process import run_python
 
 STAGES = [stage for stage in ALL_STAGES if stage != "freeze"]  # for inference alone: see contract/test_freezing.py
 EXECUTORS = ("native", "calls", "interpreter")
@@ -164,10 +164,9 @@ def test_a_failing_backward_graph_leaves_the_forward_graph_compiled(executor, mo
         run_and_differentiate(torch.compile(model, backend="ferrite", options={"strict": True, "executor": executor}))
 
 
-def replay(folder: Path) -> subprocess.CompletedProcess[str]:
+def replay(folder: Path) -> CompletedProcess[str]:
     env = {**os.environ, "FERRITE_CACHE_DIR": str(folder / "cache")}
-    command = [sys.executable, str(folder / "run.py")]
-    return subprocess.run(command, capture_output=True, text=True, cwd="/", env=env, check=False, timeout=300)
+    return run_python(str(folder / "run.py"), env=env, cwd="/")
 
 
 @pytest.mark.parametrize("stage", [pytest.param("capture", marks=pytest.mark.slow), "codegen"])
@@ -321,7 +320,7 @@ def test_a_folder_that_somebody_planted_is_no_repro(tmp_path):
 
 def test_nothing_compiled_yet_is_said_plainly():
     code = "import ferrite\ntry: ferrite.last_compile()\nexcept ferrite.FerriteError as e: print(e)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_python("-c", code)
     assert done.stdout.startswith("nothing has been compiled yet\n  to change that")
 
 

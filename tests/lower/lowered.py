@@ -80,7 +80,9 @@ def assert_lowered(fn: Callable[..., Any], *inputs: torch.Tensor) -> Program:
     return lowered.program
 
 
-def same_as_eager(fn: Callable[..., Any], make_inputs: Callable[[], Sequence[Any]], **settings: Any) -> Any:
+def assert_interpreted_as_eager(
+    fn: Callable[..., Any], make_inputs: Callable[[], Sequence[Any]], **settings: Any
+) -> Any:
     """Compare everything observable with eager; the record of the last compilation."""
     assert_same_as_eager(fn, make_inputs, options=INTERPRETER, **settings)
     return ferrite.last_compile()

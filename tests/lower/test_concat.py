@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from ferrite.ir.program.laws import verify_program
 from ferrite.ir.program.nodes import Compute
-from tests.lower.lowered import eager_calls, kinds, operations, program_of, same_as_eager
+from tests.lower.lowered import assert_interpreted_as_eager, eager_calls, kinds, operations, program_of
 
 pytestmark = pytest.mark.quick
 
@@ -30,7 +30,7 @@ def test_empty_parts_of_one_dimension_join_anything():
     def fn(a, b):
         return torch.cat([torch.empty(0), a, b]), torch.cat([torch.empty(0), torch.empty(0)])
 
-    same_as_eager(fn, lambda: [torch.randn(2, 3), torch.randn(1, 3)])
+    assert_interpreted_as_eager(fn, lambda: [torch.randn(2, 3), torch.randn(1, 3)])
 
 
 def test_channels_last_stays():
@@ -40,16 +40,16 @@ def test_channels_last_stays():
     def make():
         return [torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last) for _ in range(2)]
 
-    same_as_eager(fn, make)
+    assert_interpreted_as_eager(fn, make)
     assert fn(*make()).is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.lengthy
 def test_types_of_parts_are_promoted():
-    same_as_eager(
+    assert_interpreted_as_eager(
         lambda a, b: torch.cat([a, b]), lambda: [torch.ones(2, dtype=torch.int8), torch.randn(3, dtype=torch.bfloat16)]
     )
-    same_as_eager(lambda a, b: torch.cat([a, b]), lambda: [torch.ones(2, dtype=torch.int8)] * 2)
+    assert_interpreted_as_eager(lambda a, b: torch.cat([a, b]), lambda: [torch.ones(2, dtype=torch.int8)] * 2)
 
 
 @pytest.mark.lengthy
@@ -64,7 +64,7 @@ def test_joins_of_symbolic_sizes():
             a.flip(0),
         )
 
-    same_as_eager(fn, lambda: [torch.randn(3, 4), torch.randn(5, 4)], dynamic=True)
+    assert_interpreted_as_eager(fn, lambda: [torch.randn(3, 4), torch.randn(5, 4)], dynamic=True)
     assert not eager_calls(program_of(fn, torch.randn(3, 4), torch.randn(5, 4), dynamic=True))
 
 
@@ -82,7 +82,7 @@ def test_moving_elements_is_exact(dtype):
             a.repeat_interleave(2, 0),
         )
 
-    same_as_eager(fn, lambda: [torch.randn(3, 4).to(dtype)], exact=False)
+    assert_interpreted_as_eager(fn, lambda: [torch.randn(3, 4).to(dtype)], exact=False)
 
 
 def test_padding_is_read_through_not_written():
@@ -96,7 +96,7 @@ def test_pads_that_repeat_the_inside(mode):
     def fn(a):
         return F.pad(a, (2, 1, 1, 2), mode=mode)
 
-    same_as_eager(fn, lambda: [torch.randn(1, 2, 4, 5, requires_grad=True)], backward=True)
+    assert_interpreted_as_eager(fn, lambda: [torch.randn(1, 2, 4, 5, requires_grad=True)], backward=True)
     program = program_of(fn, torch.randn(1, 2, 4, 5))
     assert set(kinds(program)) == {"compute"}
     verify_program(program)
@@ -104,13 +104,13 @@ def test_pads_that_repeat_the_inside(mode):
 
 @pytest.mark.parametrize("mode", ["reflect", "replicate"])
 def test_pads_of_symbolic_sizes(mode):
-    same_as_eager(lambda a: F.pad(a, (2, 1), mode=mode), lambda: [torch.randn(2, 3, 6)], dynamic=True)
+    assert_interpreted_as_eager(lambda a: F.pad(a, (2, 1), mode=mode), lambda: [torch.randn(2, 3, 6)], dynamic=True)
 
 
 @pytest.mark.parametrize(("sizes", "widths"), [((1, 3), (1, 2)), ((1, 1, 2, 2), (1, 1, 1, 1))])
 def test_gradients_of_pads_as_wide_as_the_tensor_is(sizes, widths):
     """Each element is added to several times, in a row of single precision that is proven to hold all its places."""
-    same_as_eager(
+    assert_interpreted_as_eager(
         lambda a: F.pad(a, widths, mode="reflect"),
         lambda: [torch.randn(sizes).half().requires_grad_()],
         backward=True,

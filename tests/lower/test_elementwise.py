@@ -28,7 +28,7 @@ def operators(program: Program) -> list[str]:
     return [node.name for node in nodes_of(*roots) if isinstance(node, Op)]
 
 
-def exactly(fn: Any, *inputs: torch.Tensor) -> Program:
+def assert_exact(fn: Any, *inputs: torch.Tensor) -> Program:
     """Lowered without a call, and every bit as in eager."""
     lowered = lower_module(traced(fn, *inputs))
     assert not calls(lowered.program)
@@ -54,9 +54,9 @@ def test_arithmetic_on_sixteen_bits_is_written_as_arithmetic_on_thirty_two():
 
 def test_truth_values_are_joined_not_added():
     a, b = torch.tensor([True, False, True]), torch.tensor([True, False, False])
-    assert operators(exactly(torch.add, a, b)) == ["logical_or"]
-    assert operators(exactly(torch.mul, a, b)) == ["logical_and"]
-    exactly(lambda a, b: torch.add(a, b, alpha=False), a, b)
+    assert operators(assert_exact(torch.add, a, b)) == ["logical_or"]
+    assert operators(assert_exact(torch.mul, a, b)) == ["logical_and"]
+    assert_exact(lambda a, b: torch.add(a, b, alpha=False), a, b)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -78,21 +78,21 @@ def test_numbers_meet_sixteen_bits_as_in_eager(dtype, number):
         lambda x: torch.clamp(x, max=number),
         lambda x: torch.lerp(x, x + 1, number),
     ):
-        exactly(fn, x)
+        assert_exact(fn, x)
 
 
 def test_a_number_is_rounded_before_it_is_compared():
-    exactly(lambda x: x == 0.1, torch.tensor([0.1], dtype=torch.bfloat16))
-    exactly(lambda x: x == 16777217.0, torch.tensor([16777216]))  # integers meet a fraction as 32-bit floats
+    assert_exact(lambda x: x == 0.1, torch.tensor([0.1], dtype=torch.bfloat16))
+    assert_exact(lambda x: x == 16777217.0, torch.tensor([16777216]))  # integers meet a fraction as 32-bit floats
 
 
 def test_a_quotient_of_sixteen_bits_is_rounded_before_its_fraction_is_dropped():
     """Unless there is one divisor alone, which eager takes for a number."""
     ones, tenth = torch.ones(4).bfloat16(), torch.full((4,), 0.1).bfloat16()
     truncated = lambda x, y: torch.div(x, y, rounding_mode="trunc")  # noqa: E731
-    exactly(truncated, ones, tenth)
-    exactly(truncated, ones, tenth[:1])
-    exactly(truncated, ones[:1], tenth[:1])
+    assert_exact(truncated, ones, tenth)
+    assert_exact(truncated, ones, tenth[:1])
+    assert_exact(truncated, ones[:1], tenth[:1])
 
 
 @pytest.mark.parametrize("name", ["floor_divide", "remainder", "fmod"])
@@ -133,18 +133,18 @@ def test_what_eager_refuses_raises_its_error(fn, x):
 def test_shifts_beyond_the_width_are_eagers(dtype):
     x = torch.tensor([1, 5, 100], dtype=dtype)
     for shift in (0, 7, 8, 31, 32, 63, 64, 100):
-        exactly(lambda x, shift=shift: x << shift, x)
-        exactly(lambda x, shift=shift: x >> shift, x)
+        assert_exact(lambda x, shift=shift: x << shift, x)
+        assert_exact(lambda x, shift=shift: x >> shift, x)
 
 
 def test_nan_wins_in_maximum_and_loses_in_fmax():
     x, y = EDGES, EDGES.flip(0)
     for fn in (torch.maximum, torch.minimum, torch.fmax, torch.fmin):
-        exactly(fn, x, y)
-    exactly(lambda x: x.clamp(-1, 2), x)
-    exactly(lambda x: x.clamp(5, 2), x)  # bounds that cross
-    exactly(lambda x: x.clamp(math.nan, 2), x)
-    exactly(torch.relu, x)
+        assert_exact(fn, x, y)
+    assert_exact(lambda x: x.clamp(-1, 2), x)
+    assert_exact(lambda x: x.clamp(5, 2), x)  # bounds that cross
+    assert_exact(lambda x: x.clamp(math.nan, 2), x)
+    assert_exact(torch.relu, x)
 
 
 @pytest.mark.parametrize("keeps", [False, True])
@@ -159,52 +159,52 @@ def test_a_negative_zero_stays_one_where_eager_keeps_it(keeps, monkeypatch):
 
 def test_remainders_of_quotients_beyond_the_type():
     x, y = torch.full((9,), -545460846592.0).bfloat16(), torch.full((9,), 1.5587891487167193e-27).bfloat16()
-    exactly(torch.fmod, x, y)
-    exactly(torch.fmod, x[::2].float(), y[::2].float())  # eager's scalar code; its vector code says NaN
+    assert_exact(torch.fmod, x, y)
+    assert_exact(torch.fmod, x[::2].float(), y[::2].float())  # eager's scalar code; its vector code says NaN
 
 
 def test_choices_and_sums_of_mixed_types():
     x, y = torch.tensor([1, 2, 3]), torch.tensor([0.5, 1.5, 2.5], dtype=torch.float16)
-    assert exactly(lambda x, y: torch.where(x > 1, x, y), x, y).buffers[-1].dtype is torch.float16
-    exactly(lambda x, y: torch.where(x > 1, x, 2.5), x, y)
-    exactly(lambda x, y: x + y, x, y[0])  # a tensor without dimensions raises the kind alone
-    exactly(lambda x, y: y + x, x[0], y)
-    exactly(lambda x, y: y + torch.tensor(0.1, dtype=torch.float64), x, y)
+    assert assert_exact(lambda x, y: torch.where(x > 1, x, y), x, y).buffers[-1].dtype is torch.float16
+    assert_exact(lambda x, y: torch.where(x > 1, x, 2.5), x, y)
+    assert_exact(lambda x, y: x + y, x, y[0])  # a tensor without dimensions raises the kind alone
+    assert_exact(lambda x, y: y + x, x[0], y)
+    assert_exact(lambda x, y: y + torch.tensor(0.1, dtype=torch.float64), x, y)
 
 
 def test_in_place_is_computed_in_the_common_type():
     x, y = torch.tensor([1.0, 2.0, 7.0]), torch.full((3,), 0.1, dtype=torch.float64)
-    exactly(lambda x, y: x.clone().div_(y, rounding_mode="floor"), x, y)
-    exactly(lambda x, y: x.clone().copy_(y), x, y)
+    assert_exact(lambda x, y: x.clone().div_(y, rounding_mode="floor"), x, y)
+    assert_exact(lambda x, y: x.clone().copy_(y), x, y)
 
 
 def test_whole_powers_are_products():
     x = EDGES
-    assert operators(exactly(lambda x: x**2, x)) == ["mul"]
+    assert operators(assert_exact(lambda x: x**2, x)) == ["mul"]
     assert operators(assert_lowered(lambda x: x**3, x)) == ["mul", "mul"]
-    assert operators(exactly(lambda x: x**0, x)) == []
-    assert operators(exactly(lambda x: x**-1, x)) == ["reciprocal"]
-    assert operators(exactly(lambda x: x**0.5, x)) == ["sqrt"]
+    assert operators(assert_exact(lambda x: x**0, x)) == []
+    assert operators(assert_exact(lambda x: x**-1, x)) == ["reciprocal"]
+    assert operators(assert_exact(lambda x: x**0.5, x)) == ["sqrt"]
     assert operators(assert_lowered(lambda x: x**2.5, x)) == ["pow"]
     assert operators(assert_lowered(lambda x: 2**x, x)) == ["exp2"]
-    assert operators(exactly(lambda x: x**13, torch.tensor([3, -7, 1 << 40]))) == ["mul"] * 5  # wraps around
+    assert operators(assert_exact(lambda x: x**13, torch.tensor([3, -7, 1 << 40]))) == ["mul"] * 5  # wraps around
 
 
 def test_a_scaled_sum_is_fused():
     x, y = torch.tensor([3e38, 1.0]), torch.tensor([-3e38, 2.0])
-    assert operators(exactly(lambda x, y: torch.add(x, y, alpha=2), x, y)) == ["fma"]
+    assert operators(assert_exact(lambda x, y: torch.add(x, y, alpha=2), x, y)) == ["fma"]
 
 
 def test_the_next_number_of_sixteen_bits():
     for dtype in (torch.bfloat16, torch.float16):
         x = EDGES.to(dtype)
-        exactly(torch.nextafter, x.repeat(len(x)), x.repeat_interleave(len(x)))
+        assert_exact(torch.nextafter, x.repeat(len(x)), x.repeat_interleave(len(x)))
 
 
 def test_rounding_integers_copies_them():
     for fn in (torch.ceil, torch.floor, torch.trunc, torch.round):
-        assert operators(exactly(fn, torch.arange(4))) == []
-    exactly(lambda x: torch.round(x, decimals=2), torch.tensor([1e4, 0.125], dtype=torch.float16))
+        assert operators(assert_exact(fn, torch.arange(4))) == []
+    assert_exact(lambda x: torch.round(x, decimals=2), torch.tensor([1e4, 0.125], dtype=torch.float16))
 
 
 def test_results_of_several_types():
@@ -261,8 +261,8 @@ def test_activations_and_their_gradients(name):
 def test_special_functions_are_single_operators():
     x = torch.rand(5) + 1
     for fn in (torch.special.bessel_j0, torch.special.i1e, torch.special.erfcx, torch.lgamma):
-        assert len(operators(exactly(fn, x))) == 1
-    exactly(torch.igamma, x, x + 1)
-    exactly(torch.special.zeta, x, x)
-    exactly(lambda x: torch.special.chebyshev_polynomial_t(x, 3), x)
-    exactly(lambda x: torch.polygamma(2, x), x)
+        assert len(operators(assert_exact(fn, x))) == 1
+    assert_exact(torch.igamma, x, x + 1)
+    assert_exact(torch.special.zeta, x, x)
+    assert_exact(lambda x: torch.special.chebyshev_polynomial_t(x, 3), x)
+    assert_exact(lambda x: torch.polygamma(2, x), x)

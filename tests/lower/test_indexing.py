@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.compare import compile_strict
-from tests.lower.lowered import eager_calls, kinds, program_of, same_as_eager
+from tests.lower.lowered import assert_interpreted_as_eager, eager_calls, kinds, program_of
 
 aten = torch.ops.aten
 
@@ -37,7 +37,7 @@ def test_every_form_of_advanced_indexing():
     def fn(a, i, j):
         return a[i], a[:, i], a[i, j], a[i, :, j], a[:, i, j], a[i[:, None], j], a[..., i], a[i, None, 1:], a[i, 2]
 
-    same_as_eager(fn, lambda: [torch.randn(5, 6, 7), indices(0, -1, 3), indices(2, 2, -5)])
+    assert_interpreted_as_eager(fn, lambda: [torch.randn(5, 6, 7), indices(0, -1, 3), indices(2, 2, -5)])
 
 
 def test_indexing_symbolic_sizes():
@@ -45,7 +45,7 @@ def test_indexing_symbolic_sizes():
         return a[i] + 1, a[:, i], a.gather(0, i[:, None]), a.index_select(0, i), a.take(i)
 
     make = lambda: [torch.randn(6, 5), indices(1, 0, 4)]  # noqa: E731
-    same_as_eager(fn, make, dynamic=True)
+    assert_interpreted_as_eager(fn, make, dynamic=True)
     assert not eager_calls(program_of(fn, *make(), dynamic=True))
 
 
@@ -83,13 +83,13 @@ def test_gather_and_scatter_do_not_count_from_the_end():
 def test_writing_at_indices_copies_once_and_stores():
     fn = lambda a, i, v: (a.index_put((i,), v), a.index_put((i,), v, accumulate=True))  # noqa: E731
     inputs = torch.randn(8, 4), indices(1, -2), torch.randn(2, 4)
-    same_as_eager(fn, lambda: list(inputs))
+    assert_interpreted_as_eager(fn, lambda: list(inputs))
     assert kinds(program_of(fn, *inputs)) == ["compute"] * 4
 
 
 def test_repeated_indices_add_up():
     fn = lambda a, i, v: a.index_put((i,), v, accumulate=True)  # noqa: E731
-    same_as_eager(fn, lambda: [torch.zeros(3), indices(1, 1, 1, 2), torch.ones(())])
+    assert_interpreted_as_eager(fn, lambda: [torch.zeros(3), indices(1, 1, 1, 2), torch.ones(())])
 
 
 def test_a_mask_with_one_value_is_a_choice():
@@ -99,14 +99,14 @@ def test_a_mask_with_one_value_is_a_choice():
         return b, a.masked_fill(m, -1.0), a.index_put((m,), v, accumulate=True)
 
     make = lambda: [torch.randn(4, 3), torch.tensor([True, False, True, True])[:, None].expand(4, 3), torch.tensor(2.0)]  # noqa: E731
-    same_as_eager(fn, make)
+    assert_interpreted_as_eager(fn, make)
     assert not eager_calls(program_of(fn, *make()))
 
 
 def test_a_mask_with_rows_is_a_choice():
     fn = lambda a, m, v: a.index_put((m,), v)  # noqa: E731
     make = lambda: [torch.randn(4, 3), torch.tensor([True, False, True, True]), torch.randn(3)]  # noqa: E731
-    same_as_eager(fn, make)
+    assert_interpreted_as_eager(fn, make)
     assert kinds(program_of(fn, *make())) == ["compute"]
 
 
@@ -132,7 +132,7 @@ def test_scattering_in_every_mode():
         return results
 
     make = lambda: [torch.randn(4, 3), torch.tensor([[0, 1, 2], [3, 1, 0]]), torch.randn(2, 3)]  # noqa: E731
-    same_as_eager(fn, make)
+    assert_interpreted_as_eager(fn, make)
     assert not eager_calls(program_of(fn, *make()))
 
 
@@ -142,7 +142,7 @@ def test_writing_slices_in_every_mode():
         return results + [a.index_reduce(0, i, s, mode) for mode in ("prod", "mean", "amax", "amin")]
 
     make = lambda: [torch.randn(4, 3), indices(2, 0), torch.randn(2, 3)]  # noqa: E731
-    same_as_eager(fn, make)
+    assert_interpreted_as_eager(fn, make)
     assert not eager_calls(program_of(fn, *make()))
 
 
@@ -151,13 +151,13 @@ def test_a_tensor_scattered_into_is_not_copied_when_it_is_written_in_place():
         a.index_put_((i,), v)
         a.scatter_add_(0, i, v)
 
-    same_as_eager(fn, lambda: [torch.randn(5), indices(3, 1), torch.randn(2)])
+    assert_interpreted_as_eager(fn, lambda: [torch.randn(5), indices(3, 1), torch.randn(2)])
 
 
 def test_masked_scatter_takes_elements_in_order():
     fn = lambda a, m, s: a.masked_scatter(m, s)  # noqa: E731
     make = lambda: [torch.randn(3, 4, requires_grad=True), torch.randn(3, 4) > 0, torch.randn(12, requires_grad=True)]  # noqa: E731
-    same_as_eager(fn, make, backward=True)
+    assert_interpreted_as_eager(fn, make, backward=True)
     assert kinds(program_of(fn, *[each.detach() for each in make()])) == ["scan", "compute"]
 
 
@@ -170,7 +170,7 @@ def test_binary_search_finds_what_eager_finds(right):
 
     line = torch.randn(2, 7).sort(-1).values
     values = torch.cat([torch.randn(2, 5), line[:, :2], torch.tensor([[torch.nan], [torch.inf]])], 1)
-    same_as_eager(fn, lambda: [line, values])
+    assert_interpreted_as_eager(fn, lambda: [line, values])
     assert not eager_calls(program_of(fn, line, values))
 
 
@@ -179,7 +179,7 @@ def test_embeddings_and_their_gradient():
         return F.embedding(i, weight, padding_idx=1).sin(), F.embedding(i, weight, scale_grad_by_freq=True)
 
     make = lambda: [torch.randn(6, 3, requires_grad=True), torch.tensor([[0, 1], [5, 5]])]  # noqa: E731
-    same_as_eager(fn, make, backward=True)
+    assert_interpreted_as_eager(fn, make, backward=True)
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean"])
@@ -188,7 +188,7 @@ def test_bags_of_embeddings(mode):
         return F.embedding_bag(i, weight, offsets, mode=mode, padding_idx=2)
 
     make = lambda: [torch.randn(10, 3, requires_grad=True), indices(1, 2, 4, 5, 4, 3, 2, 9), indices(0, 4, 4)]  # noqa: E731
-    same_as_eager(fn, make, backward=True)
+    assert_interpreted_as_eager(fn, make, backward=True)
     assert not eager_calls(program_of(fn, *[each.detach() for each in make()]))
 
 
@@ -201,7 +201,7 @@ def test_losses_over_classes():
         )
 
     make = lambda: [torch.randn(4, 5, requires_grad=True), indices(1, 0, 4, 2), torch.rand(5)]  # noqa: E731
-    same_as_eager(fn, make, backward=True)
+    assert_interpreted_as_eager(fn, make, backward=True)
     assert not eager_calls(program_of(fn, *[each.detach() for each in make()]))
 
 
@@ -211,5 +211,5 @@ def test_jagged_rows_and_back():
         return padded, aten._padded_dense_to_jagged_forward(padded, [offsets], 6)
 
     make = lambda: [torch.arange(12.0).reshape(6, 2), indices(0, 2, 2, 6)]  # noqa: E731
-    same_as_eager(fn, make)
+    assert_interpreted_as_eager(fn, make)
     assert not eager_calls(program_of(fn, *make()))

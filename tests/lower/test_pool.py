@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from ferrite.ir.program.nodes import Reduce, Template
-from tests.lower.lowered import eager_calls, kinds, operations, program_of, programs_of, same_as_eager
+from tests.lower.lowered import assert_interpreted_as_eager, eager_calls, kinds, operations, program_of, programs_of
 
 aten = torch.ops.aten
 
@@ -31,7 +31,7 @@ POOLS = {
 
 @pytest.mark.parametrize("name", POOLS)
 def test_pools_and_their_gradients(name):
-    same_as_eager(POOLS[name], image(2, 3, 7, 9), backward=True)
+    assert_interpreted_as_eager(POOLS[name], image(2, 3, 7, 9), backward=True)
 
 
 @pytest.mark.parametrize("name", POOLS)
@@ -86,8 +86,8 @@ def test_the_last_nan_of_a_window_counts():
         pools = F.max_pool2d(a, 3, 2, 1, return_indices=True), F.max_pool1d(a[0, 0], 4, 2, return_indices=True)
         return *pools, F.adaptive_max_pool2d(a, (3, 4), return_indices=True)
 
-    same_as_eager(fn, lambda: [torch.where(torch.rand(2, 3, 7, 9) < 0.4, math.nan, 1.0)], exact=False)
-    same_as_eager(lambda a: F.max_pool2d(a, 3, 2), lambda: [nan_image()], backward=True)
+    assert_interpreted_as_eager(fn, lambda: [torch.where(torch.rand(2, 3, 7, 9) < 0.4, math.nan, 1.0)], exact=False)
+    assert_interpreted_as_eager(lambda a: F.max_pool2d(a, 3, 2), lambda: [nan_image()], backward=True)
 
 
 def nan_image():
@@ -106,7 +106,7 @@ def test_pools_in_one_and_three_dimensions():
             F.adaptive_max_pool3d(b, 2),
         )
 
-    same_as_eager(
+    assert_interpreted_as_eager(
         fn,
         lambda: [torch.randn(2, 3, 7, requires_grad=True), torch.randn(1, 2, 3, 4, 5, requires_grad=True)],
         backward=True,
@@ -117,19 +117,19 @@ def test_pools_of_symbolic_sizes():
     def fn(a):
         return F.max_pool2d(a, 3, 2, 1), F.avg_pool2d(a, 2), F.adaptive_avg_pool2d(a, 2)
 
-    same_as_eager(fn, image(2, 3, 8, 10), dynamic=True, backward=True)
+    assert_interpreted_as_eager(fn, image(2, 3, 8, 10), dynamic=True, backward=True)
 
 
 def test_the_first_of_equals_is_chosen_never_the_padding():
     def fn(a):
         return F.max_pool2d(a, 3, 2, 1, return_indices=True)
 
-    same_as_eager(fn, lambda: [torch.full((1, 1, 4, 5), -math.inf)])
-    same_as_eager(fn, lambda: [torch.zeros(1, 1, 4, 5)])
+    assert_interpreted_as_eager(fn, lambda: [torch.full((1, 1, 4, 5), -math.inf)])
+    assert_interpreted_as_eager(fn, lambda: [torch.zeros(1, 1, 4, 5)])
 
 
 def test_channels_last_pools_keep_their_strides():
-    same_as_eager(
+    assert_interpreted_as_eager(
         lambda a: (F.max_pool2d(a, 2), F.avg_pool2d(a, 2)),
         lambda: [torch.randn(2, 3, 4, 6).to(memory_format=torch.channels_last)],
     )
@@ -140,7 +140,7 @@ def test_unpooling_puts_elements_back():
         best, places = F.max_pool2d(a, 2, return_indices=True)
         return F.max_unpool2d(best, places, 2)
 
-    same_as_eager(fn, image(1, 2, 4, 6), backward=True)
+    assert_interpreted_as_eager(fn, image(1, 2, 4, 6), backward=True)
 
 
 def test_fractional_windows_follow_their_random_numbers():
@@ -148,7 +148,7 @@ def test_fractional_windows_follow_their_random_numbers():
         return aten.fractional_max_pool2d(a, [2, 3], [3, 2], samples)
 
     make = lambda: [torch.randn(2, 3, 7, 8), torch.rand(2, 3, 2)]  # noqa: E731
-    same_as_eager(fn, make)
+    assert_interpreted_as_eager(fn, make)
     assert not eager_calls(program_of(fn, *make()))
 
 
@@ -157,7 +157,7 @@ def test_windows_as_columns_and_back():
         columns = F.unfold(a, (2, 3), dilation=(2, 1), padding=1, stride=2)
         return columns, F.fold(columns, (7, 8), (2, 3), dilation=(2, 1), padding=1, stride=2)
 
-    same_as_eager(fn, image(2, 3, 7, 8), backward=True)
+    assert_interpreted_as_eager(fn, image(2, 3, 7, 8), backward=True)
     assert not eager_calls(program_of(fn, torch.randn(2, 3, 7, 8)))
 
 
@@ -167,7 +167,7 @@ def test_distances_between_rows(p):
         return torch.cdist(a, b, p)
 
     make = lambda: [torch.randn(2, 4, 3, requires_grad=True), torch.randn(5, 3, requires_grad=True)]  # noqa: E731
-    same_as_eager(fn, make, backward=True)
+    assert_interpreted_as_eager(fn, make, backward=True)
     assert not eager_calls(program_of(fn, *[each.detach() for each in make()]))
 
 
@@ -184,5 +184,5 @@ def test_the_places_of_greatest_elements_are_kept_only_where_somebody_reads_them
 
 def test_pixels_and_channels_change_places_inside_a_loop():
     fn = lambda a: F.pixel_unshuffle(F.pixel_shuffle(a, 2) + 1, 2)  # noqa: E731
-    same_as_eager(fn, lambda: [torch.randn(2, 8, 3, 5)])
+    assert_interpreted_as_eager(fn, lambda: [torch.randn(2, 8, 3, 5)])
     assert kinds(program_of(fn, torch.randn(2, 8, 3, 5))) == ["compute"]

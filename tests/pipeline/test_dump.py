@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -13,6 +10,7 @@ from ferrite.ir.kernel.parse import parse_kernel
 from ferrite.ir.program.parse import parse
 from ferrite.schedule.plan import STEPS
 from tests.compare import compile_strict
+from tests.fresh_process import run_python
 
 
 def model(x, w, b):
@@ -42,7 +40,7 @@ def test_every_step_is_written_and_runs(tmp_path, dynamic):
     assert "clone" in (forward / names[0]).read_text()
     assert "clone" not in (forward / names[1]).read_text()
     assert "addmm" in (forward / names[2]).read_text()
-    done = subprocess.run([sys.executable, str(forward / names[1])], capture_output=True, text=True, check=False)
+    done = run_python(str(forward / names[1]))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("(tensor(")
 

@@ -6,14 +6,13 @@ import doctest
 import importlib
 import pkgutil
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import ferrite
+from tests.fresh_process import run_python
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -41,7 +40,7 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
 def test_examples_run(example):
-    done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, check=False)
+    done = run_python(str(example))
     assert done.returncode == 0, done.stderr
     assert "kernels" in done.stdout
     assert "run_0(" in done.stdout  # the program that calls them

@@ -14,7 +14,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from ferrite.options import Options
 from ferrite.passes.pre_grad.metadata import add_values
 from ferrite.passes.shared.attention import BEFORE_AUTOGRAD, FOR_INFERENCE, find
-from ferrite.passes.shared.attention.cases import LOWEST, heads, rows, three, tokens
+from ferrite.passes.shared.attention.bias import LOWEST
+from ferrite.passes.shared.attention.cases import heads, rows, three, tokens
 from ferrite.passes.shared.attention.found import Add
 from ferrite.passes.shared.attention.spellings import SCORES, Spelling, Table
 from ferrite.pipeline import PassContext

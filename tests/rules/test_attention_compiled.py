@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 
 import ferrite
-from ferrite.passes.shared.attention.cases import LOWEST, heads, rows, three
+from ferrite.passes.shared.attention.bias import LOWEST
+from ferrite.passes.shared.attention.cases import heads, rows, three
 from tests.attention_graphs import HALVES, masks, multi_query, out, scores_of
 from tests.compare import assert_same_as_eager, compiled_graphs, since
 

@@ -50,7 +50,7 @@ def assert_same(
     assert_same_computation(before, after, lambda: [x.clone() for x in inputs], exact=exact)
 
 
-def fused(function: Any, inputs: list[Any], names: Any, count: int, mode: str = "fake", **settings: Any) -> Any:
+def assert_fused(function: Any, inputs: list[Any], names: Any, count: int, mode: str = "fake", **settings: Any) -> Any:
     """The whole procedure: trace, fuse, compare, fuse again."""
     names = [names] if isinstance(names, str) else names
     before = trace(function, inputs, mode)
@@ -97,13 +97,13 @@ SYMBOLIC = [example(fusion.name, fusion.examples[0], "symbolic") for fusion in R
 def test_an_example_is_fused_and_computes_the_same(name, case, mode):
     torch.manual_seed(0)
     count = 0 if mode == "symbolic" and name == "batch_linear_post_grad" else 1
-    fused(case.function, case.make_inputs(), name, count, mode)
+    assert_fused(case.function, case.make_inputs(), name, count, mode)
 
 
 @pytest.mark.parametrize("name", UNARY + BINARY)
 @pytest.mark.parametrize(("members", "fires"), [(4, False), (5, True), (6, True)])
 def test_five_members_or_more(name, members, fires):
-    gm = fused(several(name), numbers(name, members), f"batch_aten_{name}", int(fires))
+    gm = assert_fused(several(name), numbers(name, members), f"batch_aten_{name}", int(fires))
     assert operators(gm).count(str(operator(name)).removeprefix("aten.")) == (1 if fires else members)
     assert operators(gm).count("select.int") == (members if fires else 0)
 
@@ -111,23 +111,23 @@ def test_five_members_or_more(name, members, fires):
 @pytest.mark.parametrize("name", UNARY + BINARY)
 def test_dtypes_are_not_mixed(name):
     inputs = numbers(name, 5, dtype=torch.float32) + numbers(name, 4, dtype=torch.float64)
-    gm = fused(several(name), inputs, f"batch_aten_{name}", 1)
+    gm = assert_fused(several(name), inputs, f"batch_aten_{name}", 1)
     assert operators(gm).count(str(operator(name)).removeprefix("aten.")) == 1 + 4
-    gm = fused(several(name), numbers(name, 5) + numbers(name, 5, dtype=torch.bfloat16), f"batch_aten_{name}", 2)
-    fused(several(name), numbers(name, 3) + numbers(name, 3, dtype=torch.bfloat16), f"batch_aten_{name}", 0)
+    gm = assert_fused(several(name), numbers(name, 5) + numbers(name, 5, dtype=torch.bfloat16), f"batch_aten_{name}", 2)
+    assert_fused(several(name), numbers(name, 3) + numbers(name, 3, dtype=torch.bfloat16), f"batch_aten_{name}", 0)
 
 
 @pytest.mark.parametrize("name", BINARY)
 def test_operands_of_two_dtypes_promote_as_they_did(name):
     inputs = [x.to(torch.int32 if i % 2 else torch.float32) for i, x in enumerate(numbers(name, 5))]
-    fused(several(name), inputs, f"batch_aten_{name}", 1)
+    assert_fused(several(name), inputs, f"batch_aten_{name}", 1)
     swapped = [x.to(torch.float32 if i % 2 else torch.int32) for i, x in enumerate(numbers(name, 3))]
-    fused(several(name), [*inputs[:6], *swapped], f"batch_aten_{name}", 0)
+    assert_fused(several(name), [*inputs[:6], *swapped], f"batch_aten_{name}", 0)
 
 
 @pytest.mark.parametrize("name", ["add", "sub"])
 def test_a_factor_reaches_the_fused_call(name):
-    gm = fused(several(name, alpha=3), numbers(name, 6), f"batch_aten_{name}", 1)
+    gm = assert_fused(several(name, alpha=3), numbers(name, 6), f"batch_aten_{name}", 1)
     (call,) = [node for node in gm.graph.nodes if node.target is operator(name)]
     assert call.kwargs == {"alpha": 3}
 
@@ -139,8 +139,8 @@ def test_calls_with_different_factors_are_different(name):
         pairs = zip(xs[::2], xs[1::2], factors, strict=True)
         return [operator(name)(a, b, alpha=factor).neg() for a, b, factor in pairs]
 
-    fused(function, numbers(name, 6), f"batch_aten_{name}", 0)
-    gm = fused(function, numbers(name, 6), f"batch_aten_{name}", 2, min_members=3)
+    assert_fused(function, numbers(name, 6), f"batch_aten_{name}", 0)
+    gm = assert_fused(function, numbers(name, 6), f"batch_aten_{name}", 2, min_members=3)
     assert sorted(n.kwargs.get("alpha", 1) for n in gm.graph.nodes if n.target is operator(name)) == [1, 3]
 
 
@@ -150,19 +150,21 @@ def test_rounding_reaches_the_fused_call_and_is_not_mixed():
         pairs = zip(xs[::2], xs[1::2], modes, strict=True)
         return [aten.div.Tensor_mode(a, b, rounding_mode=mode).neg() for a, b, mode in pairs]
 
-    gm = fused(function, numbers("div", 15), "batch_aten_div", 3)
+    gm = assert_fused(function, numbers("div", 15), "batch_aten_div", 3)
     assert [n.kwargs["rounding_mode"] for n in gm.graph.nodes if n.target is aten.div.Tensor_mode] != ["floor"] * 3
 
 
 @pytest.mark.parametrize("name", BINARY)
 def test_numbers_and_broadcasts_are_no_members(name):
-    fused(lambda *xs: [operator(name)(x, 2).neg() for x in xs], numbers("tanh", 6), f"batch_aten_{name}", 0)
-    fused(lambda *xs: [operator(name)(x, xs[0][0]).neg() for x in xs], numbers("tanh", 6), f"batch_aten_{name}", 0)
+    assert_fused(lambda *xs: [operator(name)(x, 2).neg() for x in xs], numbers("tanh", 6), f"batch_aten_{name}", 0)
+    assert_fused(
+        lambda *xs: [operator(name)(x, xs[0][0]).neg() for x in xs], numbers("tanh", 6), f"batch_aten_{name}", 0
+    )
 
 
 @pytest.mark.parametrize("name", UNARY)
 def test_shapes_are_not_mixed(name):
-    fused(several(name), numbers(name, 3, 2, 3) + numbers(name, 3, 3, 2), f"batch_aten_{name}", 0)
+    assert_fused(several(name), numbers(name, 3, 2, 3) + numbers(name, 3, 3, 2), f"batch_aten_{name}", 0)
 
 
 @pytest.mark.quick
@@ -175,8 +177,8 @@ def test_devices_are_not_mixed():
 
 
 def test_strides_stay():
-    fused(lambda *xs: [x.t().tanh().neg() for x in xs], numbers("tanh", 6), "batch_aten_tanh", 0)
-    fused(lambda *xs: [x[:, :2].tanh().neg() for x in xs], numbers("tanh", 6), "batch_aten_tanh", 1)
+    assert_fused(lambda *xs: [x.t().tanh().neg() for x in xs], numbers("tanh", 6), "batch_aten_tanh", 0)
+    assert_fused(lambda *xs: [x[:, :2].tanh().neg() for x in xs], numbers("tanh", 6), "batch_aten_tanh", 1)
 
 
 # --- why not ----------------------------------------------------------------------------------------------------------
@@ -260,7 +262,7 @@ def test_memory_that_is_read_as_it_lies_is_not_moved():
         ys = [x.tanh() for x in xs]
         return torch.cat([aten.as_strided.default(y.t() if i else y, [2], [1], 0).neg() for i, y in enumerate(ys)])
 
-    fused(function, numbers("tanh", 6), "batch_aten_tanh", 0)
+    assert_fused(function, numbers("tanh", 6), "batch_aten_tanh", 0)
 
 
 # --- products ---------------------------------------------------------------------------------------------------------
@@ -277,20 +279,20 @@ def mms(*xs):
 
 @pytest.mark.parametrize(("members", "fires"), [(4, False), (5, True), (6, True)])
 def test_products_become_one(members, fires):
-    gm = fused(mms, products(members), "batch_linear_post_grad", int(fires))
+    gm = assert_fused(mms, products(members), "batch_linear_post_grad", int(fires))
     assert operators(gm).count("bmm.default") == int(fires)
     assert operators(gm).count("mm.default") == (0 if fires else members)
 
 
 def test_products_of_two_dtypes_or_sizes_are_apart():
-    fused(mms, products(3) + products(3, torch.float64), "batch_linear_post_grad", 0)
-    fused(mms, products(3) + products(3, k=5), "batch_linear_post_grad", 0)
-    fused(mms, products(5) + products(5, torch.float64), "batch_linear_post_grad", 2)
+    assert_fused(mms, products(3) + products(3, torch.float64), "batch_linear_post_grad", 0)
+    assert_fused(mms, products(3) + products(3, k=5), "batch_linear_post_grad", 0)
+    assert_fused(mms, products(5) + products(5, torch.float64), "batch_linear_post_grad", 2)
 
 
 @pytest.mark.quick
 def test_products_of_integers_stay():
-    fused(mms, [(x * 9).to(torch.int64) for x in products(5)], "batch_linear_post_grad", 0)
+    assert_fused(mms, [(x * 9).to(torch.int64) for x in products(5)], "batch_linear_post_grad", 0)
 
 
 @pytest.mark.parametrize("spread", [False, True])
@@ -301,7 +303,7 @@ def test_biases_may_have_any_shape_that_spreads(spread):
     def function(*xs):
         return [torch.addmm(b, x, w).neg() for x, w, b in zip(xs[:10:2], xs[1:10:2], xs[10:], strict=True)]
 
-    gm = fused(function, inputs, "batch_linear_post_grad", 1, broadcast_bias=spread)
+    gm = assert_fused(function, inputs, "batch_linear_post_grad", 1, broadcast_bias=spread)
     assert operators(gm).count("expand.default") == (5 if spread else 0)
     assert operators(gm).count("add.Tensor") == 5
 
@@ -316,17 +318,17 @@ def test_with_and_without_bias_and_scaled_are_apart():
         return [torch.addmm(xs[12], a, b, alpha=2, beta=3).neg() for a, b in pairs]
 
     inputs = [*products(6), torch.rand(4)]
-    fused(mixed, inputs, "batch_linear_post_grad", 0)
-    fused(scaled, inputs, "batch_linear_post_grad", 0)
+    assert_fused(mixed, inputs, "batch_linear_post_grad", 0)
+    assert_fused(scaled, inputs, "batch_linear_post_grad", 0)
 
 
 # --- what the caller gets ---------------------------------------------------------------------------------------------
 
 
 def test_results_do_not_come_to_share_memory():
-    fused(lambda *xs: [x.tanh() for x in xs], numbers("tanh", 6), "batch_aten_tanh", 0)
-    fused(lambda *xs: [x.tanh().view(3, 2) for x in xs], numbers("tanh", 6), "batch_aten_tanh", 0)
-    fused(mms_returned, products(6), "batch_linear_post_grad", 0)
+    assert_fused(lambda *xs: [x.tanh() for x in xs], numbers("tanh", 6), "batch_aten_tanh", 0)
+    assert_fused(lambda *xs: [x.tanh().view(3, 2) for x in xs], numbers("tanh", 6), "batch_aten_tanh", 0)
+    assert_fused(mms_returned, products(6), "batch_linear_post_grad", 0)
 
 
 def mms_returned(*xs):
@@ -339,8 +341,8 @@ def test_members_that_are_not_returned_fuse_beside_one_that_is():
         ys = [x.tanh() for x in xs]
         return [ys[0], ys[1].view(3, 2), *(y.neg() for y in ys)]
 
-    fused(function, numbers("tanh", 6), "batch_aten_tanh", 0)
-    gm = fused(function, numbers("tanh", 7), "batch_aten_tanh", 1)
+    assert_fused(function, numbers("tanh", 6), "batch_aten_tanh", 0)
+    gm = assert_fused(function, numbers("tanh", 7), "batch_aten_tanh", 1)
     assert operators(gm).count("tanh.default") == 3
 
 
@@ -357,9 +359,9 @@ def chained(*xs):
 
 @pytest.mark.quick
 def test_a_member_that_depends_on_another_is_left_out():
-    gm = fused(chained, numbers("tanh", 6), "batch_aten_tanh", 1)
+    gm = assert_fused(chained, numbers("tanh", 6), "batch_aten_tanh", 1)
     assert operators(gm).count("tanh.default") == 2
-    fused(chained, numbers("tanh", 5), "batch_aten_tanh", 0)
+    assert_fused(chained, numbers("tanh", 5), "batch_aten_tanh", 0)
 
 
 @pytest.mark.quick
@@ -369,7 +371,7 @@ def test_levels_of_a_tower_fuse_level_by_level():
             xs = [x.tanh().neg() for x in xs]
         return torch.cat(xs)
 
-    gm = fused(towers, numbers("tanh", 5), "batch_aten_tanh", 3)
+    gm = assert_fused(towers, numbers("tanh", 5), "batch_aten_tanh", 3)
     assert operators(gm).count("tanh.default") == 3
 
 
@@ -378,7 +380,7 @@ def test_towers_of_different_heights_fuse_where_they_meet():
     def towers(*xs):
         return torch.cat([xs[0].tanh().neg().tanh(), *(x.tanh() for x in xs[1:])])
 
-    gm = fused(towers, numbers("tanh", 5), "batch_aten_tanh", 1)
+    gm = assert_fused(towers, numbers("tanh", 5), "batch_aten_tanh", 1)
     assert operators(gm).count("tanh.default") == 2
 
 
@@ -390,9 +392,9 @@ def test_fusions_that_would_depend_on_each_other_do_not_both_happen():
         second = [x.sigmoid().neg().tanh() for x in xs[3:]]
         return torch.cat([y.neg() for y in first + second])
 
-    gm = fused(crossed, numbers("tanh", 6), ["batch_aten_tanh", "batch_aten_sigmoid"], 1)
+    gm = assert_fused(crossed, numbers("tanh", 6), ["batch_aten_tanh", "batch_aten_sigmoid"], 1)
     assert operators(gm).count("tanh.default") == 1
-    fused(crossed, numbers("tanh", 6), ["batch_aten_tanh", "batch_aten_sigmoid"], 3, min_members=3)
+    assert_fused(crossed, numbers("tanh", 6), ["batch_aten_tanh", "batch_aten_sigmoid"], 3, min_members=3)
 
 
 def test_what_reads_a_member_early_moves_behind_the_fused_call():
@@ -402,11 +404,11 @@ def test_what_reads_a_member_early_moves_behind_the_fused_call():
             total = torch.cat([total, x.neg().tanh().abs()])
         return total
 
-    fused(interleaved, numbers("tanh", 6), "batch_aten_tanh", 0)
-    gm = fused(interleaved, numbers("tanh", 6), "batch_aten_tanh", 1, depth=9)
+    assert_fused(interleaved, numbers("tanh", 6), "batch_aten_tanh", 0)
+    gm = assert_fused(interleaved, numbers("tanh", 6), "batch_aten_tanh", 1, depth=9)
     assert operators(gm).index("tanh.default") < operators(gm).index("cat.default")
     side_by_side = lambda *xs: torch.cat([x.neg().tanh().abs() for x in xs])  # noqa: E731
-    gm = fused(side_by_side, numbers("tanh", 6), "batch_aten_tanh", 1)
+    gm = assert_fused(side_by_side, numbers("tanh", 6), "batch_aten_tanh", 1)
     assert operators(gm).index("tanh.default") < operators(gm).index("abs.default")
 
 
@@ -455,7 +457,7 @@ def test_tuple_items_are_no_starting_point_but_are_passed():
         parts = torch.split(x, 1)
         return torch.cat([part.tanh().neg() for part in parts])
 
-    fused(function, [torch.rand(6, 3)], "batch_aten_tanh", 1)
+    assert_fused(function, [torch.rand(6, 3)], "batch_aten_tanh", 1)
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
@@ -468,11 +470,11 @@ def test_nothing_happens_unless_asked_for():
 
 
 def test_at_most_so_many_members():
-    gm = fused(several("tanh"), numbers("tanh", 7), "batch_aten_tanh", 0, max_members=3)
+    gm = assert_fused(several("tanh"), numbers("tanh", 7), "batch_aten_tanh", 0, max_members=3)
     many = lambda *xs: torch.cat([x.tanh().neg() for x in xs])  # noqa: E731
-    gm = fused(many, numbers("tanh", 12), "batch_aten_tanh", 2, max_members=6)
+    gm = assert_fused(many, numbers("tanh", 12), "batch_aten_tanh", 2, max_members=6)
     assert operators(gm).count("tanh.default") == 2
-    gm = fused(many, numbers("tanh", 10), "batch_aten_tanh", 1, max_members=6)
+    gm = assert_fused(many, numbers("tanh", 10), "batch_aten_tanh", 1, max_members=6)
     assert operators(gm).count("tanh.default") == 1 + 4
 
 
@@ -480,8 +482,8 @@ def test_the_depth_of_the_search():
     def deep(*xs):
         return torch.cat([x.tanh().neg().neg().neg().neg().neg() for x in xs])
 
-    fused(deep, numbers("tanh", 5), "batch_aten_tanh", 0)
-    fused(deep, numbers("tanh", 5), "batch_aten_tanh", 1, depth=6)
+    assert_fused(deep, numbers("tanh", 5), "batch_aten_tanh", 0)
+    assert_fused(deep, numbers("tanh", 5), "batch_aten_tanh", 1, depth=6)
 
 
 def test_parents_and_users_can_be_asked_to_be_alike():
@@ -492,9 +494,9 @@ def test_parents_and_users_can_be_asked_to_be_alike():
         return torch.cat([(x.tanh().neg() if i % 2 else x.tanh().abs()) for i, x in enumerate(xs)])
 
     for function, setting in ((parents, "same_parent"), (users, "same_users")):
-        fused(function, numbers("tanh", 6), "batch_aten_tanh", 1)
-        fused(function, numbers("tanh", 6), "batch_aten_tanh", 0, **{setting: True})
-        fused(function, numbers("tanh", 10), "batch_aten_tanh", 2, **{setting: True})
+        assert_fused(function, numbers("tanh", 6), "batch_aten_tanh", 1)
+        assert_fused(function, numbers("tanh", 6), "batch_aten_tanh", 0, **{setting: True})
+        assert_fused(function, numbers("tanh", 10), "batch_aten_tanh", 2, **{setting: True})
 
 
 @pytest.mark.quick
@@ -508,7 +510,7 @@ def test_what_a_fusion_brings_near_is_fused_too():
     def function(*xs):
         return torch.cat([x.tanh().neg().neg().neg().sigmoid().neg().neg() for x in xs])
 
-    gm = fused(function, numbers("tanh", 5), ["batch_aten_tanh", "batch_aten_sigmoid"], 2)
+    gm = assert_fused(function, numbers("tanh", 5), ["batch_aten_tanh", "batch_aten_sigmoid"], 2)
     assert operators(gm).count("tanh.default") == operators(gm).count("sigmoid.default") == 1
 
 
@@ -604,8 +606,8 @@ def test_the_order_is_valid_whenever_somebody_looks():
 
 def test_equal_symbols_fuse_and_unknown_ones_do_not():
     inputs = [torch.rand(4, 3) for _ in range(3)] + [torch.rand(5, 3) for _ in range(3)]
-    fused(several("tanh"), inputs, "batch_aten_tanh", 0, "symbolic")
-    fused(several("tanh"), inputs, "batch_aten_tanh", 2, "symbolic", min_members=3)
+    assert_fused(several("tanh"), inputs, "batch_aten_tanh", 0, "symbolic")
+    assert_fused(several("tanh"), inputs, "batch_aten_tanh", 2, "symbolic", min_members=3)
 
 
 @pytest.mark.parametrize("shape", ["groups", "chain", "dense"])

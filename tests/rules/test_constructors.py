@@ -48,7 +48,7 @@ def look(value):
     return [look(item) for item in value] if isinstance(value, (list, tuple)) else str(value)
 
 
-def move(gm, expected, **options):
+def assert_moved(gm, expected, **options):
     """Run the pass and check what must hold of every run."""
     outputs = look([node.meta["val"] for node in gm.graph.output_node().all_input_nodes])
     shape_env = gm.graph.find_nodes(op="placeholder")[0].meta["val"].fake_mode.shape_env
@@ -101,14 +101,14 @@ def scalar(dtype=torch.float32):
 )
 def test_an_index_made_on_the_host_moves(between, dynamic):
     gm = trace(lambda x: x[between(torch.arange(x.shape[0]))], on_meta(5), dynamic=dynamic)
-    move(gm, 1)
+    assert_moved(gm, 1)
     (arange,) = find(gm, aten.arange.default)
     assert arange.kwargs["device"] == META
     assert all(node.meta["val"].device == META for node in find(gm, aten.mul.Tensor))
 
 
 def test_indices_left_out_are_no_operands():
-    gm = move(trace(lambda x: x[:, torch.arange(4)], on_meta(3, 5)), 1)
+    gm = assert_moved(trace(lambda x: x[:, torch.arange(4)], on_meta(3, 5)), 1)
     assert find(gm, aten.index.Tensor)[0].args[1][0] is None
 
 
@@ -116,7 +116,7 @@ def test_a_device_left_out_means_the_host():
     gm = trace(lambda x: x[torch.arange(4)], on_meta(5))
     (arange,) = find(gm, aten.arange.default)
     arange.kwargs = {}
-    move(gm, 1)
+    assert_moved(gm, 1)
     assert arange.kwargs == {"device": META}
 
 
@@ -124,17 +124,17 @@ def test_prims_constructors_move():
     def fn(x):
         return x[prims.iota(4, start=0, step=1, dtype=torch.int64, device=torch.device("cpu"), requires_grad=False)]
 
-    gm = move(trace(fn, on_meta(5)), 1)
+    gm = assert_moved(trace(fn, on_meta(5)), 1)
     assert device_of(gm, prims.iota.default) == "meta"
 
 
 def test_a_number_beside_tensors_moves():
-    gm = move(trace(lambda x: x + torch.full((), 2.0), on_meta(5)), 1)
+    gm = assert_moved(trace(lambda x: x + torch.full((), 2.0), on_meta(5)), 1)
     assert device_of(gm, aten.full.default) == "meta"
 
 
 def test_an_explicit_copy_of_a_constructor_needs_no_host_memory():
-    gm = move(trace(lambda x: x + torch.arange(5).to("meta"), on_meta(5)), 1)
+    gm = assert_moved(trace(lambda x: x + torch.arange(5).to("meta"), on_meta(5)), 1)
     assert device_of(gm, aten.arange.default) == "meta"
 
 
@@ -160,7 +160,7 @@ def test_operators_that_take_host_operands(target):
         return aten.index_put(x, [torch.arange(2)], torch.full((), 1.0))
 
     gm = trace(fn, on_meta(5))
-    move(gm, 2 if target == "index_put" else 1)
+    assert_moved(gm, 2 if target == "index_put" else 1)
 
 
 def test_without_an_accelerator_nothing_happens(monkeypatch):
@@ -247,13 +247,13 @@ def test_what_the_host_needs_stays(fn):
 
 
 def test_returned_values_move_where_allowed():
-    gm = move(trace(returned, on_meta(5)), 1, allow_outputs=True)
+    gm = assert_moved(trace(returned, on_meta(5)), 1, allow_outputs=True)
     assert device_of(gm, aten.arange.default) == "meta"
 
 
 def test_joined_with_a_host_input():
-    move(trace(lambda x, i: x[torch.arange(4) + i], on_meta(5), torch.arange(4)), 0)
-    move(trace(lambda x, i: x[torch.arange(4), i], on_meta(5, 5), torch.arange(4)), 1)  # index takes either
+    assert_moved(trace(lambda x, i: x[torch.arange(4) + i], on_meta(5), torch.arange(4)), 0)
+    assert_moved(trace(lambda x, i: x[torch.arange(4), i], on_meta(5, 5), torch.arange(4)), 1)  # index takes either
 
 
 def test_joined_with_a_constructor_that_escapes():
@@ -261,7 +261,7 @@ def test_joined_with_a_constructor_that_escapes():
         c, d, free = torch.arange(4), torch.ones(4, dtype=torch.int64), torch.zeros(4, dtype=torch.int64)
         return x[c + d], x[free], d * 3
 
-    gm = move(trace(fn, on_meta(5)), 1)
+    gm = assert_moved(trace(fn, on_meta(5)), 1)
     assert device_of(gm, aten.zeros.default) == "meta"
     assert device_of(gm, aten.arange.default) == device_of(gm, aten.ones.default) == "cpu"
 
@@ -271,7 +271,7 @@ def test_fate_is_shared_across_a_chain_of_meetings():
         a, b, c = torch.arange(4), torch.arange(4), torch.arange(4)
         return x[a + b], x[b + c], c + 1
 
-    move(trace(fn, on_meta(5)), 0)
+    assert_moved(trace(fn, on_meta(5)), 0)
 
 
 def test_joined_with_a_constant_of_the_model():
@@ -284,11 +284,11 @@ def test_joined_with_a_copy_from_the_device():
     def fn(x):
         return x[torch.arange(4) + aten.zeros_like(aten._to_copy(x[:4], device="cpu", dtype=torch.int64))]
 
-    move(trace(fn, on_meta(5)), 0)
+    assert_moved(trace(fn, on_meta(5)), 0)
 
 
 def test_a_host_input_written_to_holds_its_source():
-    move(trace(lambda x, p: (x[torch.arange(4)], p.copy_(torch.zeros(4)))[0], on_meta(5), torch.ones(4)), 1)
+    assert_moved(trace(lambda x, p: (x[torch.arange(4)], p.copy_(torch.zeros(4)))[0], on_meta(5), torch.ones(4)), 1)
 
 
 def test_an_operand_that_belongs_on_the_host():
@@ -302,7 +302,7 @@ def test_an_operand_that_belongs_on_the_host():
 
 @pytest.mark.skipif(torch.cuda.device_count() == 1, reason="fakes of a second GPU cannot be made beside just one GPU")
 def test_two_devices_or_none(monkeypatch):
-    move(trace(lambda x: x[torch.arange(4)], torch.ones(5)), 0)
+    assert_moved(trace(lambda x: x[torch.arange(4)], torch.ones(5)), 0)
     gm = trace(lambda x: x[torch.arange(4)], on_meta(5))
     (x,) = gm.graph.find_nodes(op="placeholder")
     mover = ConstructorMover("cuda")  # two indices of one type can only be written down, not made here
@@ -334,8 +334,8 @@ def test_pinned_memory_stays_on_the_host():
     ids=["rand", "randperm", "drawn from a constant"],
 )
 def test_random_numbers_keep_their_stream(fn):
-    move(trace(fn, on_meta(5)), 0)
-    move(trace(fn, on_meta(5)), 1, random_in_order=False)
+    assert_moved(trace(fn, on_meta(5)), 0)
+    assert_moved(trace(fn, on_meta(5)), 1, random_in_order=False)
 
 
 def test_operators_of_others_are_left_alone():
@@ -343,21 +343,21 @@ def test_operators_of_others_are_left_alone():
         library.define("host(Tensor x) -> Tensor")
         library.impl("host", torch.clone, "CompositeExplicitAutograd")
         op = torch.ops.ferrite_test_constructors.host
-        move(trace(lambda x: x[op(torch.arange(4))], on_meta(5)), 0)
+        assert_moved(trace(lambda x: x[op(torch.arange(4))], on_meta(5)), 0)
 
 
 @pytest.mark.parametrize("op", [aten.index_put, aten.index_put_])
 @pytest.mark.parametrize(("dtype", "moved"), [(torch.bool, 0), (torch.uint8, 0), (torch.int64, 1)])
 def test_a_masked_fill_needs_its_number_on_the_host(op, dtype, moved):
     gm = trace(lambda x, mask: op(x, [mask], torch.full((), 1.0)), on_meta(4), on_meta(4, dtype=dtype))
-    move(gm, moved)
+    assert_moved(gm, moved)
 
 
 def test_a_masked_write_of_device_values_is_no_fill():
     def fn(x, mask, values):
         return aten.index_put(x, [mask, torch.arange(4)], values)
 
-    move(trace(fn, on_meta(4, 4), on_meta(4, dtype=torch.bool), on_meta(4)), 1)
+    assert_moved(trace(fn, on_meta(4, 4), on_meta(4, dtype=torch.bool), on_meta(4)), 1)
 
 
 # --- inputs -----------------------------------------------------------------------------------------------------------
@@ -365,7 +365,7 @@ def test_a_masked_write_of_device_values_is_no_fill():
 
 def test_scalars_of_two_dtypes_travel_apart():
     gm = trace(lambda x, i, f: (x * i) + f, on_meta(5), scalar(torch.int64), scalar(torch.float32))
-    move(gm, 2, allow_inputs=True)
+    assert_moved(gm, 2, allow_inputs=True)
     copies = find(gm, aten._to_copy.default)
     assert [node.meta["val"].dtype for node in copies] == [torch.int64, torch.float32]
     assert all(node.kwargs["non_blocking"] for node in copies)
@@ -374,7 +374,7 @@ def test_scalars_of_two_dtypes_travel_apart():
 def test_scalars_of_one_dtype_travel_together():
     gm = trace(lambda x, p, q, r: x * p + q * r, on_meta(5), scalar(), scalar(), scalar())
     gm.graph.find_nodes(op="placeholder")[2].meta["stack_trace"] = "where q came from"
-    move(gm, 3, allow_inputs=True)
+    assert_moved(gm, 3, allow_inputs=True)
     assert len(find(gm, aten._to_copy.default)) == len(find(gm, aten.cat.default)) == 1
     assert len(find(gm, aten.unsqueeze.default)) == len(find(gm, operator.getitem)) == 3
     q, r = find(gm, aten.mul.Tensor)[1].all_input_nodes
@@ -383,10 +383,10 @@ def test_scalars_of_one_dtype_travel_together():
 
 
 def test_inputs_stay_unless_asked():
-    move(trace(lambda x, p: x * p, on_meta(5), scalar()), 0)
-    move(trace(lambda x, p: x * p, on_meta(5), torch.ones(5).sum()), 1, allow_inputs=True)
+    assert_moved(trace(lambda x, p: x * p, on_meta(5), scalar()), 0)
+    assert_moved(trace(lambda x, p: x * p, on_meta(5), torch.ones(5).sum()), 1, allow_inputs=True)
     gm = trace(lambda x, p, i: x[i] * p, on_meta(5), scalar(), torch.arange(4))
-    move(gm, 1, allow_inputs=True)  # only rank 0
+    assert_moved(gm, 1, allow_inputs=True)  # only rank 0
 
 
 def test_an_input_returned_or_written_to_stays_itself():
@@ -396,7 +396,7 @@ def test_an_input_returned_or_written_to_stays_itself():
         return y, p
 
     gm = trace(fn, on_meta(5), scalar(), scalar())
-    move(gm, 1, allow_inputs=True)  # q + 1 is written on the host, so q stays
+    assert_moved(gm, 1, allow_inputs=True)  # q + 1 is written on the host, so q stays
     _, p, q = gm.graph.find_nodes(op="placeholder")
     assert gm.graph.output_node() in p.users
     (write,) = find(gm, aten.copy_.default)
@@ -409,16 +409,16 @@ def test_a_write_to_the_input_itself_does_not_hold_it():
         p.copy_(q)
         return y
 
-    gm = move(trace(fn, on_meta(5), scalar(), torch.ones(1).sum()), 1, allow_inputs=True)
+    gm = assert_moved(trace(fn, on_meta(5), scalar(), torch.ones(1).sum()), 1, allow_inputs=True)
     p = gm.graph.find_nodes(op="placeholder")[1]
     assert find(gm, aten.copy_.default)[0].args[0] is p
 
 
 def test_an_alias_of_an_input_is_never_returned_from_the_device():
     gm = trace(lambda x, p: (x * p, p.view(1)), on_meta(5), scalar())
-    move(gm, 0, allow_inputs=True, allow_outputs=True)
+    assert_moved(gm, 0, allow_inputs=True, allow_outputs=True)
     gm = trace(lambda x, p: (x * p, p + 1), on_meta(5), scalar())
-    move(gm, 1, allow_inputs=True, allow_outputs=True)
+    assert_moved(gm, 1, allow_inputs=True, allow_outputs=True)
 
 
 def test_an_input_written_to_through_a_view_stays():
@@ -427,14 +427,14 @@ def test_an_input_written_to_through_a_view_stays():
         p.view(1).copy_(torch.zeros(1))
         return y
 
-    move(trace(fn, on_meta(5), scalar()), 0, allow_inputs=True)
+    assert_moved(trace(fn, on_meta(5), scalar()), 0, allow_inputs=True)
 
 
 def test_explicit_copies_become_nothing_unless_returned():
     def fn(x, p):
         return x * p + p.to("meta").sin(), p.to("meta")
 
-    gm = move(trace(fn, on_meta(5), scalar()), 1, allow_inputs=True)
+    gm = assert_moved(trace(fn, on_meta(5), scalar()), 1, allow_inputs=True)
     batch, kept = find(gm, aten._to_copy.default)
     assert kept in gm.graph.output_node().all_input_nodes
     assert kept.args[0].target is operator.getitem
@@ -443,23 +443,23 @@ def test_explicit_copies_become_nothing_unless_returned():
 
 def test_a_copy_that_casts_still_casts():
     gm = trace(lambda x, p: x * p + aten._to_copy(p, device="meta", dtype=torch.float64), on_meta(5), scalar())
-    move(gm, 1, allow_inputs=True)
+    assert_moved(gm, 1, allow_inputs=True)
     assert [node.meta["val"].dtype for node in find(gm, aten._to_copy.default)] == [torch.float32, torch.float64]
 
 
 def test_a_prims_copy_becomes_nothing():
     gm = trace(lambda x, p: x * p + prims.device_put(p, META).sin(), on_meta(5), scalar())
-    move(gm, 1, allow_inputs=True)
+    assert_moved(gm, 1, allow_inputs=True)
     assert not find(gm, prims.device_put.default)
 
 
 def test_an_explicit_copy_alone_is_left_alone():
-    move(trace(lambda x, p: x * p.to("meta"), on_meta(5), scalar()), 0, allow_inputs=True)
+    assert_moved(trace(lambda x, p: x * p.to("meta"), on_meta(5), scalar()), 0, allow_inputs=True)
 
 
 def test_an_input_may_meet_a_constructor():
     gm = trace(lambda x, p: x * (p * torch.full((), 2.0)), on_meta(5), scalar())
-    move(gm, 2, allow_inputs=True)
+    assert_moved(gm, 2, allow_inputs=True)
 
 
 def test_values_of_the_batched_inputs():

@@ -113,7 +113,7 @@ def targets(gm: torch.fx.GraphModule) -> list[str]:
     return [str(node.target) for node in gm.graph.nodes if node.op == "call_function"]
 
 
-def fuse(function: Any, inputs: list[Any], count: int, mode: str = "fake", pre_dispatch: bool = False) -> Any:
+def assert_fused(function: Any, inputs: list[Any], count: int, mode: str = "fake", pre_dispatch: bool = False) -> Any:
     """Trace, run the pass, compare to the bit, run it again."""
     before = make_fx(function, tracing_mode=mode, pre_dispatch=pre_dispatch)(*inputs)
     after = copy.deepcopy(before)
@@ -139,7 +139,7 @@ def assert_same(ours: Any, theirs: Any, inputs: list[Any]) -> None:
 @pytest.mark.parametrize("name", WHOLE)
 def test_an_activation_is_taken_along(layer, name):
     function, make = LAYERS[layer]
-    gm = fuse(lambda *inputs: WHOLE[name](function(*inputs)), make(), 1)
+    gm = assert_fused(lambda *inputs: WHOLE[name](function(*inputs)), make(), 1)
     kind = "linear" if make is rows else "convolution"
     assert [each for each in targets(gm) if "aten" not in each] == [f"ferrite.{kind}_pointwise.default"]
     assert "aten.addmm.default" not in targets(gm)
@@ -150,7 +150,7 @@ def test_an_activation_is_taken_along(layer, name):
 @pytest.mark.parametrize("name", PARTS)
 def test_an_activation_by_its_parts_is_taken_along(layer, name):
     function, make = LAYERS[layer]
-    gm = fuse(lambda *inputs: PARTS[name](function(*inputs)), make(), 1)
+    gm = assert_fused(lambda *inputs: PARTS[name](function(*inputs)), make(), 1)
     assert sum("ferrite" in each for each in targets(gm)) == 1
     assert not {"aten.mul.Tensor", "aten.where.self", "aten.div.Tensor"} & set(targets(gm))
 
@@ -161,22 +161,24 @@ def test_an_activation_by_its_parts_is_taken_along(layer, name):
 def test_packed_layers_keep_the_numbers_of_eager(layer, name):
     """The kernel of oneDNN would make nan of relu(-inf) and 0 of sigmoid(nan)."""
     function, make = PACKED[layer]
-    fuse(lambda *inputs: WHOLE[name](function(*inputs)), make(), 1)
+    assert_fused(lambda *inputs: WHOLE[name](function(*inputs)), make(), 1)
 
 
 @packed
 @pytest.mark.parametrize("layer", PACKED)
 def test_a_packed_layer_that_goes_on_already_is_left(layer):
     function, make = PACKED[layer]
-    fuse(lambda *inputs: aten.sigmoid.default(function(*inputs, "relu")), make(), 0)
-    fuse(lambda *inputs: aten.add.Tensor(y := function(*inputs, "relu"), aten.neg.default(y)), make(), 0)
+    assert_fused(lambda *inputs: aten.sigmoid.default(function(*inputs, "relu")), make(), 0)
+    assert_fused(lambda *inputs: aten.add.Tensor(y := function(*inputs, "relu"), aten.neg.default(y)), make(), 0)
 
 
 @pytest.mark.quick
 def test_a_linear_layer_that_was_not_taken_apart():
-    gm = fuse(lambda x, w, b: torch.nn.functional.linear(x, w, b).relu(), [torch.randn(2, 3, 4), *rows()[1:]], 1)
+    gm = assert_fused(
+        lambda x, w, b: torch.nn.functional.linear(x, w, b).relu(), [torch.randn(2, 3, 4), *rows()[1:]], 1
+    )
     assert "ferrite.linear_pointwise.default" in targets(gm)
-    gm = fuse(
+    gm = assert_fused(
         lambda x, w, b: torch.relu(aten.linear.default(x, w, b)),
         [torch.randn(2, 3, 4), *rows()[1:]],
         1,
@@ -190,7 +192,7 @@ def test_through_the_view_behind_a_product(name):
     def function(x, w, b):
         return PARTS[name](aten.view.default(addmm(aten.view.default(x, [6, 4]), w, b), [2, 3, 5]))
 
-    gm = fuse(function, [torch.randn(2, 3, 4), *rows()[1:]], 1)
+    gm = assert_fused(function, [torch.randn(2, 3, 4), *rows()[1:]], 1)
     assert targets(gm) == ["aten.view.default", "ferrite.linear_pointwise.default", "aten.view.default"]
 
 
@@ -200,24 +202,24 @@ def test_a_product_behind_a_view_that_is_read_again_is_left():
         y = addmm(x, w, b)
         return aten.relu.default(aten.view.default(y, [30])), y
 
-    fuse(function, rows(), 0)
+    assert_fused(function, rows(), 0)
 
 
 @since(2, 13)
 def test_parameters_that_are_tensors_or_out_of_order_are_left():
     slope = torch.rand(())
-    fuse(lambda x, w, b, s: aten.where.self((y := addmm(x, w, b)) > 0, y, y * s), [*rows(), slope], 0)
-    fuse(lambda x, w, b, s: aten.clamp.Tensor(addmm(x, w, b), s, s + 1), [*rows(), slope], 0)
-    fuse(lambda x, w, b: aten.hardtanh.default(addmm(x, w, b), 1.0, 0.5), rows(), 0)
-    fuse(lambda x, w, b: aten.hardtanh.default(addmm(x, w, b), 0.5, torch.nan), rows(), 0)
-    fuse(lambda x, w, b: aten.hardtanh.default(addmm(x, w, b), 0.5, 0.5), rows(), 1)
+    assert_fused(lambda x, w, b, s: aten.where.self((y := addmm(x, w, b)) > 0, y, y * s), [*rows(), slope], 0)
+    assert_fused(lambda x, w, b, s: aten.clamp.Tensor(addmm(x, w, b), s, s + 1), [*rows(), slope], 0)
+    assert_fused(lambda x, w, b: aten.hardtanh.default(addmm(x, w, b), 1.0, 0.5), rows(), 0)
+    assert_fused(lambda x, w, b: aten.hardtanh.default(addmm(x, w, b), 0.5, torch.nan), rows(), 0)
+    assert_fused(lambda x, w, b: aten.hardtanh.default(addmm(x, w, b), 0.5, 0.5), rows(), 1)
 
 
 @pytest.mark.quick
 def test_constants_of_either_type_count_but_not_others():
-    fuse(lambda x, w, b: cpu_ops.hardswish_parts(addmm(x, w, b), 3.0, 0.0, 6.0), rows(), 1)
-    fuse(lambda x, w, b: cpu_ops.hardswish_parts(addmm(x, w, b), 3, 0, 6.5), rows(), 0)
-    fuse(lambda x, w, b: cpu_ops.gelu_parts(addmm(x, w, b), root=0.7), rows(), 0)
+    assert_fused(lambda x, w, b: cpu_ops.hardswish_parts(addmm(x, w, b), 3.0, 0.0, 6.0), rows(), 1)
+    assert_fused(lambda x, w, b: cpu_ops.hardswish_parts(addmm(x, w, b), 3, 0, 6.5), rows(), 0)
+    assert_fused(lambda x, w, b: cpu_ops.gelu_parts(addmm(x, w, b), root=0.7), rows(), 0)
 
 
 @pytest.mark.parametrize("name", ["swish", "gelu", "gelu by tanh", "hardswish in steps"])
@@ -226,14 +228,14 @@ def test_a_reader_beside_the_parts_blocks(name):
         y = addmm(x, w, b)
         return PARTS[name](y), y.neg()
 
-    fuse(function, rows(), 0)
+    assert_fused(function, rows(), 0)
 
 
 @pytest.mark.quick
 def test_scaled_products_and_matrices_for_a_bias_are_left():
-    fuse(lambda x, w, b: aten.addmm.default(b, x, w.t(), alpha=2).relu(), rows(), 0)
-    fuse(lambda x, w, b: aten.addmm.default(b, x, w.t(), beta=0).relu(), rows(), 0)
-    fuse(lambda x, w, b: aten.addmm.default(b, x, w.t()).relu(), [*rows()[:2], torch.randn(6, 5)], 0)
+    assert_fused(lambda x, w, b: aten.addmm.default(b, x, w.t(), alpha=2).relu(), rows(), 0)
+    assert_fused(lambda x, w, b: aten.addmm.default(b, x, w.t(), beta=0).relu(), rows(), 0)
+    assert_fused(lambda x, w, b: aten.addmm.default(b, x, w.t()).relu(), [*rows()[:2], torch.randn(6, 5)], 0)
 
 
 @pytest.mark.quick
@@ -243,8 +245,10 @@ def test_other_devices_and_dtypes_are_left():
 
     gm = make_fx(on_meta, tracing_mode="fake")(*rows())
     assert mkldnn_fusion.function(gm, context()) == 0
-    fuse(lambda x, w, b: addmm(x, w, b).sigmoid(), [torch.randn(s).to(torch.complex64) for s in ((3, 4), (5, 4), 5)], 0)
-    fuse(lambda x, w, b: addmm(x, w, b).relu(), rows(torch.float64), 1)
+    assert_fused(
+        lambda x, w, b: addmm(x, w, b).sigmoid(), [torch.randn(s).to(torch.complex64) for s in ((3, 4), (5, 4), 5)], 0
+    )
+    assert_fused(lambda x, w, b: addmm(x, w, b).relu(), rows(torch.float64), 1)
 
 
 # --- half precision ---------------------------------------------------------------------------------------------------
@@ -257,26 +261,26 @@ def between_casts(u: Any, to: torch.dtype, wide: torch.dtype = torch.float32) ->
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["swish", "gelu", "gelu by tanh", "hardswish in steps", "hardsigmoid"])
 def test_parts_in_half_precision_need_the_casts(dtype, name):
-    fuse(between_casts(PARTS[name], dtype), rows(dtype), 1)
-    fuse(lambda x, w, b: PARTS[name](addmm(x, w, b)), rows(dtype), 0)
+    assert_fused(between_casts(PARTS[name], dtype), rows(dtype), 1)
+    assert_fused(lambda x, w, b: PARTS[name](addmm(x, w, b)), rows(dtype), 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_casts_that_are_no_sandwich_are_left(dtype):
     other = torch.float16 if dtype == torch.bfloat16 else torch.bfloat16
     swish = cpu_ops.swish_parts
-    fuse(between_casts(swish, other), rows(dtype), 0)
-    fuse(between_casts(swish, dtype, torch.float64), rows(dtype), 0)
-    fuse(between_casts(lambda y: (z := swish(y)) + z.neg(), dtype), rows(dtype), 0)
-    fuse(lambda x, w, b: swish(addmm(x, w, b).float()), rows(dtype), 0)
-    fuse(between_casts(lambda y: aten.tanh.default(y), dtype), rows(dtype), 0)
-    fuse(lambda x, w, b: addmm(x, w, b).tanh(), rows(dtype), 0)
+    assert_fused(between_casts(swish, other), rows(dtype), 0)
+    assert_fused(between_casts(swish, dtype, torch.float64), rows(dtype), 0)
+    assert_fused(between_casts(lambda y: (z := swish(y)) + z.neg(), dtype), rows(dtype), 0)
+    assert_fused(lambda x, w, b: swish(addmm(x, w, b).float()), rows(dtype), 0)
+    assert_fused(between_casts(lambda y: aten.tanh.default(y), dtype), rows(dtype), 0)
+    assert_fused(lambda x, w, b: addmm(x, w, b).tanh(), rows(dtype), 0)
 
 
 @pytest.mark.parametrize("name", sorted(set(WHOLE) - {"tanh", "clamp"}))
 def test_one_operator_in_half_precision_is_its_own_sandwich(name):
-    fuse(lambda x, w, b: WHOLE[name](addmm(x, w, b)), rows(torch.bfloat16), 1)
-    fuse(between_casts(WHOLE[name], torch.bfloat16), rows(torch.bfloat16), 1)
+    assert_fused(lambda x, w, b: WHOLE[name](addmm(x, w, b)), rows(torch.bfloat16), 1)
+    assert_fused(between_casts(WHOLE[name], torch.bfloat16), rows(torch.bfloat16), 1)
 
 
 # --- a second operand -------------------------------------------------------------------------------------------------
@@ -294,19 +298,19 @@ SECOND: dict[str, list[tuple[int, ...]]] = {
 def test_a_second_operand_is_taken_along(layer, shape, binary):
     function, make = LAYERS[layer]
     inputs = [*make(), torch.randn(shape)]
-    gm = fuse(lambda *given: binary(function(*given[:3]), given[3]), inputs, 1)
+    gm = assert_fused(lambda *given: binary(function(*given[:3]), given[3]), inputs, 1)
     assert sum("pointwise_binary" in each for each in targets(gm)) == 1
-    fuse(lambda *given: binary(function(*given[:3]), given[3], alpha=2), inputs, 0)
-    fuse(lambda *given: binary(given[3], function(*given[:3])), inputs, 1 if binary is aten.add.Tensor else 0)
+    assert_fused(lambda *given: binary(function(*given[:3]), given[3], alpha=2), inputs, 0)
+    assert_fused(lambda *given: binary(given[3], function(*given[:3])), inputs, 1 if binary is aten.add.Tensor else 0)
 
 
 @pytest.mark.parametrize("binary", [aten.add.Tensor, aten.sub.Tensor])
 @pytest.mark.parametrize("shape", SECOND["conv"])
 def test_a_relu_behind_the_sum_goes_along_for_convolutions(shape, binary):
     inputs = [*images(), torch.randn(shape)]
-    gm = fuse(lambda x, w, b, o: aten.relu.default(binary(conv(x, w, b), o)), inputs, 1)
+    gm = assert_fused(lambda x, w, b, o: aten.relu.default(binary(conv(x, w, b), o)), inputs, 1)
     assert targets(gm) == ["ferrite.convolution_pointwise_binary.default"]
-    gm = fuse(lambda x, w, b, o: aten.relu.default(binary(addmm(x, w, b), o)), [*rows(), torch.randn(6, 5)], 1)
+    gm = assert_fused(lambda x, w, b, o: aten.relu.default(binary(addmm(x, w, b), o)), [*rows(), torch.randn(6, 5)], 1)
     assert targets(gm)[-1] == "aten.relu.default"
 
 
@@ -315,7 +319,7 @@ def test_the_sum_of_two_layers_takes_one_of_them():
     def function(x, w, b, v):
         return addmm(x, w, b) + addmm(x, v, b)
 
-    assert targets(fuse(function, [*rows(), torch.randn(5, 4)], 1)).count("aten.addmm.default") == 1
+    assert targets(assert_fused(function, [*rows(), torch.randn(5, 4)], 1)).count("aten.addmm.default") == 1
 
 
 @packed
@@ -323,13 +327,13 @@ def test_the_sum_of_two_layers_takes_one_of_them():
 def test_packed_layers_take_a_second_operand(layer):
     function, make = PACKED[layer]
     shape = (6, 5) if layer == "linear" else (2, 4, 5, 6)
-    fuse(lambda *given: function(*given[:3]) + given[3], [*make(), torch.randn(shape)], 1)
+    assert_fused(lambda *given: function(*given[:3]) + given[3], [*make(), torch.randn(shape)], 1)
 
 
 @packed
 def test_an_operand_that_would_decide_the_layout_is_left():
     """A packed convolution gives its result channels last; a sum takes the layout of its first operand."""
-    fuse(lambda x, w, b, o: o + packed_conv(x, w, b), [*images(), torch.randn(2, 4, 5, 6)], 0)
+    assert_fused(lambda x, w, b, o: o + packed_conv(x, w, b), [*images(), torch.randn(2, 4, 5, 6)], 0)
 
 
 # --- in place ---------------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def tensors(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Cal
     return lambda: [(torch.rand(shape) - 0.5).to(dtype).requires_grad_() for shape in shapes]
 
 
-def rewritten(function: Any, make_inputs: Any, rules: Any, fires: int) -> Captured:
+def assert_rewritten(function: Any, make_inputs: Any, rules: Any, fires: int) -> Captured:
     before = captured(function, make_inputs())
     after = before.copy()
     reasons = [str(miss) for rule in rules for miss in why(before.gm, rule)]
@@ -136,7 +136,7 @@ SPELLINGS: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_every_spelling_is_one_operator(spelling):
     function = lambda *inputs: SPELLINGS[spelling](*inputs).relu().sum(1)  # noqa: E731
-    after = rewritten(function, tensors(X, W, BIAS), compress.SIMPLE_RULES, 1)
+    after = assert_rewritten(function, tensors(X, W, BIAS), compress.SIMPLE_RULES, 1)
     assert calls(after, own.lce.default) == 1
     assert calls(after, aten.linear.default) == calls(after, aten.matmul.default) == 0
 
@@ -154,15 +154,15 @@ def test_every_spelling_is_one_operator(spelling):
     ids=["diagonal", "result transposed", "samples mixed", "transposed elsewhere", "from the right", "double"],
 )
 def test_what_only_looks_like_it(function):
-    rewritten(function, tensors(X, W, BIAS), compress.SIMPLE_RULES, 0)
+    assert_rewritten(function, tensors(X, W, BIAS), compress.SIMPLE_RULES, 0)
 
 
 def test_a_result_that_is_written_or_has_other_strides_outside_stays():
     written = lambda x, w: (w @ x).add_(1).cos()  # noqa: E731
     plain = lambda: [x.detach() for x in tensors(X, W)()]  # noqa: E731
-    after = rewritten(written, plain, compress.SIMPLE_RULES, 0)
+    after = assert_rewritten(written, plain, compress.SIMPLE_RULES, 0)
     assert calls(after, aten.matmul.default) == 1
-    rewritten(lambda x, w: F.linear(x.mT, w).mT, tensors(X, W), compress.SIMPLE_RULES, 0)
+    assert_rewritten(lambda x, w: F.linear(x.mT, w).mT, tensors(X, W), compress.SIMPLE_RULES, 0)
 
 
 def test_nothing_is_read_across_a_write():
@@ -172,7 +172,7 @@ def test_nothing_is_read_across_a_write():
         return product + b.unsqueeze(-1)
 
     plain = lambda: [x.detach() for x in tensors(X, W, BIAS)()]  # noqa: E731
-    after = rewritten(function, plain, compress.SIMPLE_RULES, 1)  # the product alone
+    after = assert_rewritten(function, plain, compress.SIMPLE_RULES, 1)  # the product alone
     assert calls(after, aten.add.Tensor) == 1
 
 
@@ -194,7 +194,7 @@ def with_join(kind: str, count: int, bias: bool) -> tuple[Callable[..., Any], An
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_parts_are_read_and_the_join_is_not_written(kind, count, bias):
     function, make_inputs = with_join(kind, count, bias)
-    after = rewritten(function, make_inputs, compress.PARTS_RULES, 1)
+    after = assert_rewritten(function, make_inputs, compress.PARTS_RULES, 1)
     assert calls(after, own.lce_parts.default) == 1
     assert calls(after, aten.cat.default) == calls(after, aten.stack.default) == 0
 
@@ -203,7 +203,7 @@ def test_the_parts_are_read_and_the_join_is_not_written(kind, count, bias):
 @pytest.mark.parametrize(("count", "fires"), [(1, 1), (2, 1), (4, 1), (5, 0), (6, 0)])
 def test_few_parts_are_a_sum_of_products(kind, count, fires):
     function, make_inputs = with_join(kind, count, True)
-    after = rewritten(function, make_inputs, compress.MATMUL_RULES, fires)
+    after = assert_rewritten(function, make_inputs, compress.MATMUL_RULES, fires)
     assert calls(after, aten.matmul.default) == (count if fires else 1)
 
 
@@ -212,7 +212,7 @@ def test_many_parts_behind_a_layer_are_a_plain_product():
         return F.linear(torch.cat(parts, 1).mT, w, b).mT.relu().sum(1)
 
     make_inputs = tensors((K, 6), BIAS, *[(B, 1, D)] * 6)
-    after = rewritten(function, make_inputs, compress.MATMUL_RULES, 1)
+    after = assert_rewritten(function, make_inputs, compress.MATMUL_RULES, 1)
     assert calls(after, aten.matmul.default) == calls(after, aten.cat.default) == 1
     assert calls(after, aten.linear.default) == 0
 
@@ -222,8 +222,8 @@ def test_sums_in_half_precision_would_round_each_part():
         return (w @ torch.cat([x, y], 1)).relu()
 
     make_inputs = tensors((B, 1, D), (B, 2, D), W, dtype=torch.bfloat16)
-    rewritten(function, make_inputs, compress.MATMUL_RULES, 0)
-    rewritten(function, make_inputs, compress.PARTS_RULES, 1)
+    assert_rewritten(function, make_inputs, compress.MATMUL_RULES, 0)
+    assert_rewritten(function, make_inputs, compress.PARTS_RULES, 1)
 
 
 @pytest.mark.parametrize("rules", [compress.PARTS_RULES, compress.MATMUL_RULES])
@@ -236,8 +236,8 @@ def test_a_join_with_a_second_reader_stays(rules):
         whole = torch.cat([x, y], 1).mT
         return F.linear(whole, w).relu(), whole.relu()
 
-    rewritten(function, tensors((B, 1, D), (B, 2, D), W), rules, 0)
-    rewritten(behind_a_transpose, tensors((B, 1, D), (B, 2, D), W), rules, 0)
+    assert_rewritten(function, tensors((B, 1, D), (B, 2, D), W), rules, 0)
+    assert_rewritten(behind_a_transpose, tensors((B, 1, D), (B, 2, D), W), rules, 0)
 
 
 # --- several on one input ---------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def test_heads_on_one_input_are_merged(heads):
         return (first + b.unsqueeze(-1)).relu(), *(each.tanh() for each in rest)
 
     shapes = [(2 + place, N) for place in range(heads)]
-    after = rewritten(function, tensors(X, (2,), *shapes), compress.FIRST_RULES, 1)
+    after = assert_rewritten(function, tensors(X, (2,), *shapes), compress.FIRST_RULES, 1)
     assert calls(after, aten.matmul.default) == 1
 
 
@@ -259,7 +259,7 @@ def test_a_second_level_is_left_to_itself():
         first, second = (w @ x).relu(), (v @ x).relu()
         return (u @ first).sum(), (t @ first).sum(), second
 
-    after = rewritten(function, tensors(X, W, W, (2, K), (2, K)), compress.FIRST_RULES, 1)
+    after = assert_rewritten(function, tensors(X, W, W, (2, K), (2, K)), compress.FIRST_RULES, 1)
     assert calls(after, aten.matmul.default) == 3
 
 
@@ -269,7 +269,7 @@ def test_heads_in_and_out_of_no_grad_are_apart():
             first = (w @ x).relu()
         return first, (v @ x).relu()
 
-    rewritten(function, tensors(X, W, W), compress.FIRST_RULES, 0)
+    assert_rewritten(function, tensors(X, W, W), compress.FIRST_RULES, 0)
 
 
 def test_merged_heads_are_seen_by_the_others():
@@ -294,17 +294,17 @@ def test_merged_heads_are_seen_by_the_others():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dot_compress(dtype):
     two = lambda x, y, w: torch.matmul(torch.matmul(x, y.transpose(1, 2)), w).relu()  # noqa: E731
-    rewritten(two, tensors((B, 6, 2), (B, 5, 2), (5, 2), dtype=dtype), compress.DOT_RULES, 1)
-    rewritten(two, tensors((B, 6, 2), (B, 5, 2), (B, 5, 2), dtype=dtype), compress.DOT_RULES, 1)
+    assert_rewritten(two, tensors((B, 6, 2), (B, 5, 2), (5, 2), dtype=dtype), compress.DOT_RULES, 1)
+    assert_rewritten(two, tensors((B, 6, 2), (B, 5, 2), (B, 5, 2), dtype=dtype), compress.DOT_RULES, 1)
     one = lambda x, w: (x @ x.mT @ w).relu()  # noqa: E731
-    rewritten(one, tensors((B, 6, 2), (6, 2), dtype=dtype), compress.DOT_RULES, 1)
+    assert_rewritten(one, tensors((B, 6, 2), (6, 2), dtype=dtype), compress.DOT_RULES, 1)
 
 
 @pytest.mark.parametrize(("features", "fires"), [(3, 1), (4, 0), (5, 0)])
 def test_dot_compress_where_it_takes_fewer_operations(features, fires):
     """With N = M = K = 4: 32 D < 16 (D + 4), so D < 4."""
     function = lambda x, y, w: (x @ y.mT @ w).relu()  # noqa: E731
-    rewritten(function, tensors((B, 4, features), (B, 4, features), (4, 4)), compress.DOT_RULES, fires)
+    assert_rewritten(function, tensors((B, 4, features), (B, 4, features), (4, 4)), compress.DOT_RULES, fires)
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,7 @@ def test_dot_compress_where_it_takes_fewer_operations(features, fires):
 )
 def test_nothing_may_stand_between_the_products(between):
     function = lambda x, y, w: (between(x @ y.mT) @ w).relu()  # noqa: E731
-    rewritten(function, tensors((B, 6, 2), (B, 5, 2), (5, 2)), compress.DOT_RULES, 0)
+    assert_rewritten(function, tensors((B, 6, 2), (B, 5, 2), (5, 2)), compress.DOT_RULES, 0)
 
 
 # --- switches ---------------------------------------------------------------------------------------------------------

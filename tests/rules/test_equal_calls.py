@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -13,6 +10,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 import ferrite
 from ferrite.passes.joint import merge_equal_calls
 from tests.compare import assert_same_as_eager
+from tests.fresh_process import run_python
 from tests.graphs import assert_metadata_is_true, assert_same_computation, operators
 
 quick = pytest.mark.quick
@@ -93,5 +91,5 @@ def test_training_does_not_import_inductors_patterns():
         "assert layer.weight.grad is not None\n"
         "print([name for name in sys.modules if name == 'torch._inductor.pattern_matcher'])\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = run_python("-c", program)
     assert done.stdout.strip() == "[]", done.stderr

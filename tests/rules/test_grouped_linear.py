@@ -55,7 +55,7 @@ def trace(function: Any, inputs: list[torch.Tensor], mode: str = "fake") -> torc
     return gm
 
 
-def merged(step: Any, function: Any, inputs: list[torch.Tensor], count: int, mode: str = "fake") -> Any:
+def assert_merged(step: Any, function: Any, inputs: list[torch.Tensor], count: int, mode: str = "fake") -> Any:
     """Trace, run the pass, compare everything, run it again."""
     before = trace(function, inputs, mode)
     after = copy.deepcopy(before)
@@ -91,7 +91,7 @@ def layers(count: int, rows: int = 8) -> list[torch.Tensor]:
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
 def test_layers_on_one_input_become_a_group(count, fires, mode):
     x, *weights = layers(count)
-    gm = merged(grouped_gemm_pass, lambda x: [linear(x, w) for w in weights], [x], int(fires), mode)
+    gm = assert_merged(grouped_gemm_pass, lambda x: [linear(x, w) for w in weights], [x], int(fires), mode)
     assert operators(gm).count("ferrite.grouped_linear.default") == int(fires)
     assert operators(gm).count("mkldnn._linear_pointwise.default") == (0 if fires else count)
 
@@ -99,13 +99,13 @@ def test_layers_on_one_input_become_a_group(count, fires, mode):
 @packed
 def test_each_layer_has_a_bias_or_not():
     inputs = [*layers(3), torch.rand(8)]
-    merged(grouped_gemm_pass, lambda x, u, v, w, b: [linear(x, u, b), linear(x, v), linear(x, w, b)], inputs, 1)
+    assert_merged(grouped_gemm_pass, lambda x, u, v, w, b: [linear(x, u, b), linear(x, v), linear(x, w, b)], inputs, 1)
 
 
 @packed
 def test_inputs_of_three_dimensions_are_grouped_too():
     inputs = [torch.rand(2, 3, 16), *layers(2)[1:]]
-    merged(grouped_gemm_pass, lambda x, v, w: [linear(x, v), linear(x, w)], inputs, 1)
+    assert_merged(grouped_gemm_pass, lambda x, v, w: [linear(x, v), linear(x, w)], inputs, 1)
 
 
 @packed
@@ -115,24 +115,24 @@ def test_another_user_of_the_input_keeps_them_apart(first):
         early = [x.relu()] if first else []
         return [*early, linear(x, v), linear(x, w), x.relu()]
 
-    merged(grouped_gemm_pass, function, layers(2), 0)
+    assert_merged(grouped_gemm_pass, function, layers(2), 0)
 
 
 @packed
 def test_an_input_that_is_returned_has_another_user():
-    merged(grouped_gemm_pass, lambda x, v, w: [(y := x.neg()), linear(y, v), linear(y, w)], layers(2), 0)
+    assert_merged(grouped_gemm_pass, lambda x, v, w: [(y := x.neg()), linear(y, v), linear(y, w)], layers(2), 0)
 
 
 @packed
 def test_equal_weights_other_sizes_and_what_goes_on_stay():
-    merged(grouped_gemm_pass, lambda x, w: [linear(x, w), linear(x, w)], layers(1), 0)
-    merged(grouped_gemm_pass, lambda x, v, w: [linear(x, v), linear(x, w)], [*layers(1), torch.rand(9, 16)], 0)
-    merged(grouped_gemm_pass, lambda x, v, w: [linear(x, v, None, "relu"), linear(x, w)], layers(2), 0)
+    assert_merged(grouped_gemm_pass, lambda x, w: [linear(x, w), linear(x, w)], layers(1), 0)
+    assert_merged(grouped_gemm_pass, lambda x, v, w: [linear(x, v), linear(x, w)], [*layers(1), torch.rand(9, 16)], 0)
+    assert_merged(grouped_gemm_pass, lambda x, v, w: [linear(x, v, None, "relu"), linear(x, w)], layers(2), 0)
 
 
 @packed
 def test_sizes_that_may_differ_stay():
-    merged(
+    assert_merged(
         grouped_gemm_pass, lambda x, v, w: [linear(x, v), linear(x, w)], [*layers(1), torch.rand(9, 16)], 0, "symbolic"
     )
 
@@ -152,9 +152,9 @@ def test_a_weight_that_is_computed_late_is_waited_for():
         y = linear(x, v).neg()
         return [linear(x, w + y.sum()), y]
 
-    merged(grouped_gemm_pass, between, layers(2), 1)
-    merged(grouped_gemm_pass, computed, layers(2), 1)
-    merged(grouped_gemm_pass, read_before, layers(2), 0)
+    assert_merged(grouped_gemm_pass, between, layers(2), 1)
+    assert_merged(grouped_gemm_pass, computed, layers(2), 1)
+    assert_merged(grouped_gemm_pass, read_before, layers(2), 0)
 
 
 @packed
@@ -246,7 +246,7 @@ def test_unpacking_gives_back_the_numbers(rows, group):
 @pytest.mark.parametrize("group", [32, 64])
 def test_projections_become_one(count, fires, group):
     module = Projections([(0, weight, group) for weight in range(count)])
-    gm = merged(concat_linear_woq_int4, module, activations(), int(fires))
+    gm = assert_merged(concat_linear_woq_int4, module, activations(), int(fires))
     assert operators(gm).count("aten._weight_int4pack_mm_for_cpu.default") == 1
     assert operators(gm).count("aten.clone.default") == (count if fires else 0)
     read = {str(node.target) for node in gm.graph.nodes if node.op == "get_attr"}
@@ -255,16 +255,16 @@ def test_projections_become_one(count, fires, group):
 
 def test_two_groups_that_begin_with_one_weight_have_constants_of_their_own():
     module = Projections([(0, 0, 32), (0, 1, 32), (1, 0, 32), (1, 2, 32)])
-    gm = merged(concat_linear_woq_int4, module, activations(2), 2)
+    gm = assert_merged(concat_linear_woq_int4, module, activations(2), 2)
     weights = [str(node.target) for node in gm.graph.nodes if node.op == "get_attr"]
     assert len(weights) == len(set(weights)) == 4
 
 
 def test_what_cannot_be_joined_stays():
-    merged(concat_linear_woq_int4, Projections([(0, 0, 32), (0, 1, 64)]), activations(), 0)
-    merged(concat_linear_woq_int4, Projections([(0, 0, 32), (0, 0, 32)]), activations(), 0)
+    assert_merged(concat_linear_woq_int4, Projections([(0, 0, 32), (0, 1, 64)]), activations(), 0)
+    assert_merged(concat_linear_woq_int4, Projections([(0, 0, 32), (0, 0, 32)]), activations(), 0)
     module = Projections([(0, 0, 32), (0, 1, 32)])
-    merged(concat_linear_woq_int4, lambda x: [x.relu(), *module(x)], activations(), 0)
+    assert_merged(concat_linear_woq_int4, lambda x: [x.relu(), *module(x)], activations(), 0)
 
 
 def test_strict_numerics_keep_layers_apart():
@@ -280,7 +280,7 @@ def test_weights_that_are_inputs_stay():
     def function(x, v, w):
         return [INT4_LINEAR(x, v, 32, module.s0), INT4_LINEAR(x, w, 32, module.s1)]
 
-    merged(concat_linear_woq_int4, function, [*activations(), module.w0, module.w1], 0)
+    assert_merged(concat_linear_woq_int4, function, [*activations(), module.w0, module.w1], 0)
 
 
 def test_joined_layers_can_be_taken_back():

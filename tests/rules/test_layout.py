@@ -44,7 +44,7 @@ def without_copy(free: bool) -> NodeRule:
 FREE, KEPT = without_copy(True), without_copy(False)
 
 
-def rewritten(function: Any, *inputs: torch.Tensor, rule: Any = FREE, mode: str = "fake") -> tuple[Any, int]:
+def assert_rewritten(function: Any, *inputs: torch.Tensor, rule: Any = FREE, mode: str = "fake") -> tuple[Any, int]:
     """Apply the rule, and hold the result to everything but the count."""
     before = make_fx(function, tracing_mode=mode)(*inputs)
     after = copy.deepcopy(before)
@@ -59,7 +59,7 @@ def rewritten(function: Any, *inputs: torch.Tensor, rule: Any = FREE, mode: str 
 
 def reason(function: Any, *inputs: torch.Tensor, rule: Any = FREE, mode: str = "fake") -> str:
     """Why the rule fires nowhere."""
-    after, count = rewritten(function, *inputs, rule=rule, mode=mode)
+    after, count = assert_rewritten(function, *inputs, rule=rule, mode=mode)
     assert count == 0
     misses = why(after, rule)
     assert all(miss.reason for miss in misses)
@@ -82,19 +82,19 @@ UNSEEN = {
 
 @pytest.mark.parametrize("function", UNSEEN.values(), ids=UNSEEN)
 def test_strides_change_where_nobody_can_tell(function):
-    _, count = rewritten(function, X)
+    _, count = assert_rewritten(function, X)
     assert count >= 1
-    assert rewritten(function, X, rule=KEPT)[1] <= count - 1, "it would have fired anyway"
+    assert assert_rewritten(function, X, rule=KEPT)[1] <= count - 1, "it would have fired anyway"
 
 
 @pytest.mark.lengthy
 @pytest.mark.parametrize("function", UNSEEN.values(), ids=UNSEEN)
 def test_the_same_with_symbolic_sizes(function):
-    rewritten(function, X, mode="symbolic")
+    assert_rewritten(function, X, mode="symbolic")
 
 
 def test_values_behind_are_true_as_far_as_they_change():
-    after, count = rewritten(lambda x: dense(x.t()).sin().cos().sum(0), X)
+    after, count = assert_rewritten(lambda x: dense(x.t()).sin().cos().sum(0), X)
     assert count == 1
     strides = {node.name: node.meta["val"].stride() for node in after.graph.nodes if node.op == "call_function"}
     assert strides == {"t": (1, 4), "sin": (1, 4), "cos": (1, 4), "sum_1": (1,)}
@@ -121,7 +121,7 @@ def test_a_rule_of_two_functions_may_be_free_as_well():
         layout="free",
     )
     function = lambda x: dense(x.t()).sin().sum(0)  # noqa: E731
-    after, count = rewritten(function, X, rule=rule)
+    after, count = assert_rewritten(function, X, rule=rule)
     assert count == 1
     assert operators(after) == ["t.default", "sin.default", "sum.dim_IntList"]
 
@@ -217,14 +217,14 @@ def test_views_of_a_replaced_value_are_views_of_the_new_one():
         return aten.clone.default(y), aten.view.default(aten.clone.default(y), [-1])
 
     for rule in (KEPT, FREE):
-        _, count = rewritten(function, X, rule=rule)
+        _, count = assert_rewritten(function, X, rule=rule)
         assert count == 1
 
 
 def test_an_output_stays_where_it_lies_in_its_storage():
     function = lambda x: aten.clone.default((x + 1)[1:])  # noqa: E731
     assert reason(function, X, rule=KEPT) == "output clone would have another offset in its storage"
-    assert rewritten(lambda x: aten.clone.default((x + 1)[1:]) + 1, X, rule=KEPT)[1] == 1
+    assert assert_rewritten(lambda x: aten.clone.default((x + 1)[1:]) + 1, X, rule=KEPT)[1] == 1
 
 
 def test_memory_is_not_read_from_another_place():
@@ -237,7 +237,7 @@ def test_two_outputs_that_share_memory_move_together():
         y = aten.clone.default(x + 1)
         return y, aten.view.default(y, [-1])
 
-    after, count = rewritten(function, X, rule=KEPT)
+    after, count = assert_rewritten(function, X, rule=KEPT)
     assert count == 1
     assert operators(after) == ["add.Tensor", "view.default"]
 
@@ -266,7 +266,7 @@ def chain(length: int):
 
 def test_a_long_way_is_not_gone(monkeypatch):
     monkeypatch.setattr(layout, "MAX_VALUES_BEHIND", 8)
-    assert rewritten(chain(7), X)[1] == 1
+    assert assert_rewritten(chain(7), X)[1] == 1
     assert reason(chain(8), X) == "more than 8 values behind it would change"
 
 

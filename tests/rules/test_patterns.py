@@ -21,7 +21,7 @@ pytestmark = pytest.mark.quick
 aten = torch.ops.aten
 
 
-def rewritten(function, *inputs, rule, mode="fake", count=1, exact=False):
+def assert_rewritten(function, *inputs, rule, mode="fake", count=1, exact=False):
     before = make_fx(function, tracing_mode=mode)(*inputs)
     after = copy.deepcopy(before)
     guards = count_guards(after.graph)
@@ -53,12 +53,12 @@ def constant(shape, value, dtype=torch.float32):
 @pytest.mark.parametrize("value", [0.1, 1e300, 3])
 def test_a_constant_in_double_precision_keeps_every_bit(value):
     function = lambda x: x + aten.cumsum.default(constant([1, 3], value, torch.float64), 0)  # noqa: E731
-    rewritten(function, torch.zeros(1, 3, dtype=torch.float64), rule=POINTLESS_CUMSUM, exact=True)
+    assert_rewritten(function, torch.zeros(1, 3, dtype=torch.float64), rule=POINTLESS_CUMSUM, exact=True)
 
 
 def test_sizes_that_only_a_symbol_knows_stay_symbols():
     function = lambda x: x + aten.cumsum.default(constant([x.shape[0], x.shape[1]], 0.5), -1)  # noqa: E731
-    after = rewritten(function, torch.rand(2, 5), rule=POINTLESS_CUMSUM, mode="symbolic")
+    after = assert_rewritten(function, torch.rand(2, 5), rule=POINTLESS_CUMSUM, mode="symbolic")
     x = torch.rand(3, 7)
     torch.testing.assert_close(after(x), function(x))
 
@@ -68,13 +68,13 @@ def test_the_constant_is_kept_for_its_other_readers():
         c = constant([4], 2.0)
         return x * c + aten.cumsum.default(c, 0) + aten.cumsum.default(c, 0)
 
-    after = rewritten(function, torch.rand(4), rule=POINTLESS_CUMSUM, count=2)
+    after = assert_rewritten(function, torch.rand(4), rule=POINTLESS_CUMSUM, count=2)
     assert operators(after).count("full.default") == 1
 
 
 def test_a_returned_sum_is_dense():
     function = lambda x: aten.cumsum.default(constant([3, x.shape[0]], 2.0), 0)  # noqa: E731
-    after = rewritten(function, torch.rand(4), rule=POINTLESS_CUMSUM)
+    after = assert_rewritten(function, torch.rand(4), rule=POINTLESS_CUMSUM)
     assert after(torch.rand(4)).is_contiguous()
 
 
@@ -99,7 +99,9 @@ def test_parts_of_symbolic_sizes_are_known(rule):
         return parts[0] * 2, parts[1] + 1
 
     inputs = torch.rand(5, 3), torch.rand(4, 3)
-    after = rewritten(function, *inputs, rule=rule, mode="symbolic", count=1 if rule is SPLIT_CAT else 2, exact=True)
+    after = assert_rewritten(
+        function, *inputs, rule=rule, mode="symbolic", count=1 if rule is SPLIT_CAT else 2, exact=True
+    )
     assert "cat.default" not in operators(after)
 
 
@@ -108,7 +110,7 @@ def test_parts_of_symbolic_sizes_are_known(rule):
 
 def test_of_two_products_the_right_one_takes_the_left_along():
     inputs = [torch.rand(shape) for shape in ((3, 4), (4, 5), (3, 6), (6, 5))]
-    after = rewritten(lambda a, b, c, d: a @ b + c @ d, *inputs, rule=ADDMM)
+    after = assert_rewritten(lambda a, b, c, d: a @ b + c @ d, *inputs, rule=ADDMM)
     assert operators(after) == ["mm.default", "addmm.default"]
     (fused,) = after.graph.find_nodes(op="call_function", target=aten.addmm.default)
     assert [node.name for node in fused.args[1:]] == ["c_1", "d_1"]
@@ -119,7 +121,7 @@ def test_a_product_added_to_itself_is_computed_once():
         product = a @ b
         return product + product
 
-    after = rewritten(function, torch.rand(3, 4), torch.rand(4, 5), rule=ADDMM, count=0)
+    after = assert_rewritten(function, torch.rand(3, 4), torch.rand(4, 5), rule=ADDMM, count=0)
     assert operators(after).count("mm.default") == 1
 
 
@@ -128,7 +130,7 @@ def test_a_bias_that_depends_on_the_product_stays_behind():
         product = a @ b
         return product + product.relu()
 
-    rewritten(function, torch.rand(3, 4), torch.rand(4, 5), rule=ADDMM, count=0)
+    assert_rewritten(function, torch.rand(3, 4), torch.rand(4, 5), rule=ADDMM, count=0)
 
 
 # --- reductions -------------------------------------------------------------------------------------------------------
@@ -140,14 +142,14 @@ def test_of_several_partial_reductions_the_smallest_is_read(order):
         rows, columns = [aten.amax.default(x, [dim]) for dim in (0, 1)][::order]
         return rows.sum(), columns.sum(), aten.amax.default(x)
 
-    after = rewritten(function, torch.rand(64, 128), rule=PARTIAL_REDUCTION, exact=True)
+    after = assert_rewritten(function, torch.rand(64, 128), rule=PARTIAL_REDUCTION, exact=True)
     whole = after.graph.output_node().args[0][2]
     assert whole.args[0].meta["val"].shape == (64,)
 
 
 def test_a_partial_reduction_that_comes_later_moves_before_the_whole_one():
     function = lambda x: (aten.max.default(x) * 2, aten.amax.default(x, [0], True))  # noqa: E731
-    after = rewritten(function, torch.rand(64, 128), rule=PARTIAL_REDUCTION, exact=True)
+    after = assert_rewritten(function, torch.rand(64, 128), rule=PARTIAL_REDUCTION, exact=True)
     assert operators(after) == ["amax.default", "amax.default", "mul.Tensor"]
     assert apply_rules(after, (PARTIAL_REDUCTION,), PassContext(Options())) == 0
 
@@ -158,10 +160,10 @@ def test_nothing_is_moved_across_a_write():
         aten.copy_.default(x, x * 3)
         return whole, aten.amax.default(x, [0])
 
-    rewritten(function, torch.rand(64, 128), rule=PARTIAL_REDUCTION, count=0, exact=True)
+    assert_rewritten(function, torch.rand(64, 128), rule=PARTIAL_REDUCTION, count=0, exact=True)
 
 
 def test_elements_of_unknown_number_are_left():
     function = lambda x: (aten.amax.default(x, [1]).sum(), aten.amax.default(x))  # noqa: E731
-    after = rewritten(function, torch.rand(64, 128), rule=PARTIAL_REDUCTION, mode="symbolic", count=0)
+    after = assert_rewritten(function, torch.rand(64, 128), rule=PARTIAL_REDUCTION, mode="symbolic", count=0)
     assert any("not provably" in miss.reason for miss in why(after, PARTIAL_REDUCTION))

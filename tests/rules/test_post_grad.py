@@ -88,7 +88,7 @@ def test_the_page_of_passes_is_current():
 # --- outputs ----------------------------------------------------------------------------------------------------------
 
 
-def outputs_kept(fn, *inputs):
+def assert_outputs_kept(fn, *inputs):
     """Run the stage on a traced function; what inputs and outputs share must stay."""
     before = make_fx(fn, tracing_mode="fake")(*inputs)
     after = copy.deepcopy(before)
@@ -116,20 +116,20 @@ def test_two_copies_that_are_returned_stay_two():
         y = x + 1
         return y.clone(), y.clone()
 
-    after = outputs_kept(fn, torch.ones(3))
+    after = assert_outputs_kept(fn, torch.ones(3))
     assert operators(after).count("aten.clone.default") == 1  # one of them may be y itself
 
 
 @quick
 def test_a_returned_copy_of_an_input_stays():
-    outputs_kept(lambda x: x.clone(), torch.ones(3))
-    outputs_kept(lambda x: (x, x.clone()), torch.ones(3))
+    assert_outputs_kept(lambda x: x.clone(), torch.ones(3))
+    assert_outputs_kept(lambda x: (x, x.clone()), torch.ones(3))
 
 
 @quick
 def test_a_returned_alias_of_an_input_is_not_the_input():
-    outputs_kept(lambda x: aten.alias.default(x), torch.ones(3))
-    outputs_kept(lambda x: aten.view.default(x, [3]), torch.ones(3))
+    assert_outputs_kept(lambda x: aten.alias.default(x), torch.ones(3))
+    assert_outputs_kept(lambda x: aten.view.default(x, [3]), torch.ones(3))
 
 
 @quick
@@ -139,17 +139,17 @@ def test_a_copy_taken_before_a_write_stays():
         x.copy_(x * 2)
         return y
 
-    outputs_kept(fn, torch.ones(3))
+    assert_outputs_kept(fn, torch.ones(3))
 
 
 @quick
 def test_parts_of_a_split_joined_and_returned_do_not_share_with_the_input():
-    outputs_kept(lambda x: torch.cat(torch.split(x, [1, 2])), torch.ones(3))
+    assert_outputs_kept(lambda x: torch.cat(torch.split(x, [1, 2])), torch.ones(3))
 
 
 @quick
 def test_a_copy_of_a_conjugate_keeps_its_values():
-    outputs_kept(lambda x: aten.clone.default(x.conj()) + 1, torch.ones(3, dtype=torch.complex64) * 1j)
+    assert_outputs_kept(lambda x: aten.clone.default(x.conj()) + 1, torch.ones(3, dtype=torch.complex64) * 1j)
 
 
 # --- what the stage leaves --------------------------------------------------------------------------------------------
@@ -438,7 +438,7 @@ def test_random_graphs_keep_values_sharing_and_writes(program):
             x.copy_(values[written].clone())
         return [values[index] for index in returned]
 
-    outputs_kept(fn, torch.rand(4, 4), torch.rand(4, 4))
+    assert_outputs_kept(fn, torch.rand(4, 4), torch.rand(4, 4))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -103,24 +103,24 @@ def test_at_the_level_of_aten_calls_stay_operators():
 
 @quick
 def test_the_order_of_the_stage():
-    def before(first, second):
+    def assert_before(first, second):
         assert NAMES.index(first) < NAMES.index(second)
 
     assert len(NAMES) == len(set(NAMES))
-    before("numpy_compat_normalization", "normalize_node_kwargs_pass")
-    before("normalize_node_kwargs_pass", "normalization_pass")
-    before("normalization_pass", "remove_noop_pass")
-    before("remove_noop_pass", "sink_cat_after_pointwise")
-    before("sink_cat_after_pointwise", "cancel_split_cat_pass")
-    before("cancel_split_cat_pass", "fuse_parallel_linear_pass")
-    before("fuse_parallel_linear_pass", "group_batch_fusion_passes")
-    before("group_batch_fusion_passes", "split_cat_again_pass")
-    before("split_cat_again_pass", "use_triton_dot_compress")
-    before("use_triton_dot_compress", "fuse_conv_bn")
-    before("efficient_conv_bn_eval", "apply_gumbel_max_trick")
-    before("apply_gumbel_max_trick", "pre_grad_custom_pass")
-    before("pre_grad_custom_pass", "quant_lift_up")
-    before("quant_lift_up", "remove_noop_again_pass")
+    assert_before("numpy_compat_normalization", "normalize_node_kwargs_pass")
+    assert_before("normalize_node_kwargs_pass", "normalization_pass")
+    assert_before("normalization_pass", "remove_noop_pass")
+    assert_before("remove_noop_pass", "sink_cat_after_pointwise")
+    assert_before("sink_cat_after_pointwise", "cancel_split_cat_pass")
+    assert_before("cancel_split_cat_pass", "fuse_parallel_linear_pass")
+    assert_before("fuse_parallel_linear_pass", "group_batch_fusion_passes")
+    assert_before("group_batch_fusion_passes", "split_cat_again_pass")
+    assert_before("split_cat_again_pass", "use_triton_dot_compress")
+    assert_before("use_triton_dot_compress", "fuse_conv_bn")
+    assert_before("efficient_conv_bn_eval", "apply_gumbel_max_trick")
+    assert_before("apply_gumbel_max_trick", "pre_grad_custom_pass")
+    assert_before("pre_grad_custom_pass", "quant_lift_up")
+    assert_before("quant_lift_up", "remove_noop_again_pass")
     assert NAMES[-1] == "torch_spelling"
 
 

@@ -64,7 +64,9 @@ def apply(name: str, graph: Captured, options: Options = ALWAYS) -> int:
     return total
 
 
-def fused(function: Any, make_inputs: Any, name: str, fires: int, *, form: Any = "dynamo", **how: Any) -> Captured:
+def assert_fused(
+    function: Any, make_inputs: Any, name: str, fires: int, *, form: Any = "dynamo", **how: Any
+) -> Captured:
     before = captured(function, make_inputs(), form, **how)
     after = before.copy()
     guards = count_guards(after.gm.graph)
@@ -88,13 +90,13 @@ def fused(function: Any, make_inputs: Any, name: str, fires: int, *, form: Any =
 @ALL
 @pytest.mark.parametrize(("members", "fires"), [(4, 0), (6, 1)])
 def test_five_or_more(name, members, fires):
-    fused(of_each(name), lambda: operands(members), name, fires)
+    assert_fused(of_each(name), lambda: operands(members), name, fires)
 
 
 @ALL
 def test_dtypes_are_not_mixed(name):
-    fused(of_each(name), lambda: operands(3) + operands(3, torch.float64), name, 0)
-    fused(of_each(name), lambda: operands(5) + operands(5, torch.float64, requires=False), name, 2)
+    assert_fused(of_each(name), lambda: operands(3) + operands(3, torch.float64), name, 0)
+    assert_fused(of_each(name), lambda: operands(5) + operands(5, torch.float64, requires=False), name, 2)
 
 
 @ALL
@@ -108,8 +110,8 @@ def test_devices_are_not_mixed(name):
 
 @FRESH
 def test_with_and_without_gradient_are_not_mixed(name):
-    fused(of_each(name), lambda: operands(3) + operands(3, requires=False), name, 0)
-    fused(of_each(name), lambda: operands(5) + operands(5, requires=False), name, 2)
+    assert_fused(of_each(name), lambda: operands(3) + operands(3, requires=False), name, 0)
+    assert_fused(of_each(name), lambda: operands(5) + operands(5, requires=False), name, 2)
 
 
 @ALL
@@ -117,7 +119,7 @@ def test_shapes_are_not_mixed(name):
     def function(*items):
         return [MEMBERS[name](x if place % 2 else x[:1], w, b).neg() for place, (x, w, b) in enumerate(triples(items))]
 
-    fused(function, lambda: operands(6), name, 0)
+    assert_fused(function, lambda: operands(6), name, 0)
 
 
 @FRESH
@@ -130,7 +132,7 @@ def test_members_in_and_out_of_no_grad(name, members):
             inside = [MEMBERS[name](*one).neg() for one in each[members:]]
         return outside + inside
 
-    fused(function, lambda: operands(2 * members), name, 0 if members < 5 else 2)
+    assert_fused(function, lambda: operands(2 * members), name, 0 if members < 5 else 2)
 
 
 @FRESH
@@ -142,8 +144,8 @@ def test_members_in_and_out_of_autocast(name):
             inside = [MEMBERS[name](*one).neg() for one in each[3:]]
         return outside + inside
 
-    fused(function, lambda: operands(6), name, 0)
-    fused(function, lambda: operands(12), name, 1)  # nine of them inside
+    assert_fused(function, lambda: operands(6), name, 0)
+    assert_fused(function, lambda: operands(12), name, 1)  # nine of them inside
 
 
 @pytest.mark.parametrize(
@@ -170,8 +172,8 @@ def test_values_given_by_position_belong_to_the_key(name, one, other):
     def make_inputs():
         return [torch.tensor([0.0, -1.0, 0.1, 0.5, 3.0, 20.0]).reshape(2, 3) + place // 4 for place in range(8)]
 
-    fused(mixed, make_inputs, name, 0)
-    fused(lambda *xs: [one(operand(x, place)).neg() for place, x in enumerate(xs)], make_inputs, name, 1)
+    assert_fused(mixed, make_inputs, name, 0)
+    assert_fused(lambda *xs: [one(operand(x, place)).neg() for place, x in enumerate(xs)], make_inputs, name, 1)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +209,7 @@ def test_positions_and_keywords_are_one(name, spellings):
     def make_inputs():
         return [(torch.rand(2, 3) * 4 - 2).requires_grad_() for _ in spellings]
 
-    fused(lambda *xs: [f(x).neg() for f, x in zip(spellings, xs, strict=True)], make_inputs, name, 1)
+    assert_fused(lambda *xs: [f(x).neg() for f, x in zip(spellings, xs, strict=True)], make_inputs, name, 1)
 
 
 # --- writes -----------------------------------------------------------------------------------------------------------
@@ -221,7 +223,7 @@ def test_nothing_is_read_across_a_write(name):
         each[0][0].add_(1)
         return early + [MEMBERS[name](*one).neg() for one in (each[0], *each[3:])]
 
-    fused(function, lambda: operands(5, requires=False), name, 0)
+    assert_fused(function, lambda: operands(5, requires=False), name, 0)
 
 
 def test_members_of_both_sides_of_a_write_are_fused_apart():
@@ -230,7 +232,7 @@ def test_members_of_both_sides_of_a_write_are_fused_apart():
         x.add_(1)
         return early + [each.tanh().neg() for each in (x, *xs[4:])]
 
-    fused(function, lambda: [torch.rand(2, 3) for _ in range(9)], "batch_tanh", 2)
+    assert_fused(function, lambda: [torch.rand(2, 3) for _ in range(9)], "batch_tanh", 2)
 
 
 @FRESH
@@ -241,8 +243,8 @@ def test_a_result_that_is_written_is_no_member(name, write):
         write(results[0])
         return [result.neg() for result in results]
 
-    fused(function, lambda: operands(6, requires=False), name, 1)
-    fused(function, lambda: operands(5, requires=False), name, 0)
+    assert_fused(function, lambda: operands(6, requires=False), name, 1)
+    assert_fused(function, lambda: operands(5, requires=False), name, 0)
 
 
 def test_relu_in_place_writes_its_operands():
@@ -251,7 +253,7 @@ def test_relu_in_place_writes_its_operands():
         results = [F.relu(y, inplace=True).cos() for y in ys]
         return results, [y.sin() for y in ys]
 
-    fused(function, lambda: [torch.rand(2, 3) - 0.5 for _ in range(6)], "batch_relu", 0)
+    assert_fused(function, lambda: [torch.rand(2, 3) - 0.5 for _ in range(6)], "batch_relu", 0)
 
 
 def test_detach_of_what_is_written_or_returned_stays():
@@ -261,8 +263,8 @@ def test_detach_of_what_is_written_or_returned_stays():
         ys[0].add_(1)
         return [part.neg() for part in parts]
 
-    fused(written, lambda: [torch.rand(2, 3) for _ in range(5)], "batch_detach", 0)
-    fused(lambda *xs: [x.detach() for x in xs], lambda: [torch.rand(2, 3) for _ in range(6)], "batch_detach", 0)
+    assert_fused(written, lambda: [torch.rand(2, 3) for _ in range(5)], "batch_detach", 0)
+    assert_fused(lambda *xs: [x.detach() for x in xs], lambda: [torch.rand(2, 3) for _ in range(6)], "batch_detach", 0)
 
 
 # --- what the caller gets ---------------------------------------------------------------------------------------------
@@ -271,7 +273,7 @@ def test_detach_of_what_is_written_or_returned_stays():
 @FRESH
 @pytest.mark.parametrize("view", [lambda y: y, lambda y: y.view(-1)])
 def test_results_that_are_returned_share_no_memory(name, view):
-    fused(of_each(name, view), lambda: operands(6), name, 1)
+    assert_fused(of_each(name, view), lambda: operands(6), name, 1)
 
 
 @FRESH
@@ -290,8 +292,8 @@ def test_what_got_no_gradient_gets_none(name):
         first, *rest = [MEMBERS[name](*each) for each in triples(items)]
         return [first.detach().neg(), *(result.neg() for result in rest)]
 
-    fused(function, lambda: operands(5), name, 0)
-    fused(function, lambda: operands(6), name, 1)
+    assert_fused(function, lambda: operands(5), name, 0)
+    assert_fused(function, lambda: operands(6), name, 1)
 
 
 # --- order ------------------------------------------------------------------------------------------------------------
@@ -302,14 +304,14 @@ def test_members_that_depend_on_each_other_are_apart():
         first = [x.tanh() for x in xs]
         return [(y * 2).tanh().neg() for y in first]
 
-    fused(function, lambda: [torch.rand(2, 3).requires_grad_() for _ in range(5)], "batch_tanh", 2)
+    assert_fused(function, lambda: [torch.rand(2, 3).requires_grad_() for _ in range(5)], "batch_tanh", 2)
 
     def chain(x):
         for _ in range(6):
             x = x.tanh().neg()
         return x
 
-    fused(chain, lambda: [torch.rand(2, 3).requires_grad_()], "batch_tanh", 0)
+    assert_fused(chain, lambda: [torch.rand(2, 3).requires_grad_()], "batch_tanh", 0)
 
 
 def test_members_are_found_however_deep_they_lie():
@@ -320,7 +322,7 @@ def test_members_are_found_however_deep_they_lie():
                 results[place] = results[place].neg()
         return results
 
-    fused(function, lambda: [torch.rand(2, 3).requires_grad_() for _ in range(6)], "batch_tanh", 1)
+    assert_fused(function, lambda: [torch.rand(2, 3).requires_grad_() for _ in range(6)], "batch_tanh", 1)
 
 
 def test_three_hundred_at_most():
@@ -338,7 +340,7 @@ def test_what_stands_between_is_moved_behind():
             total = total + (total * 0 + 1) * x.neg().tanh()
         return total
 
-    fused(function, lambda: [torch.rand(2, 3).requires_grad_() for _ in range(6)], "batch_tanh", 1)
+    assert_fused(function, lambda: [torch.rand(2, 3).requires_grad_() for _ in range(6)], "batch_tanh", 1)
 
 
 def groups(size: int) -> Callable[[Any], Any]:
@@ -361,9 +363,9 @@ def test_the_cost_is_near_linear():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_layer_norms_in_half_precision(dtype):
-    fused(of_each("batch_layernorm"), lambda: operands(6, dtype), "batch_layernorm", 0)
+    assert_fused(of_each("batch_layernorm"), lambda: operands(6, dtype), "batch_layernorm", 0)
     plain = lambda *items: [F.layer_norm(x, (3,)).neg() for x, _, _ in triples(items)]  # noqa: E731
-    fused(plain, lambda: operands(6, dtype), "batch_layernorm", 1)
+    assert_fused(plain, lambda: operands(6, dtype), "batch_layernorm", 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -372,30 +374,30 @@ def test_layers_in_half_precision_round_once(dtype):
         shapes = [(16, 64), (16, 64), (16,)] * 6
         return [(torch.randn(shape) * 8).to(dtype).requires_grad_() for shape in shapes]
 
-    fused(of_each("batch_linear"), make_inputs, "batch_linear", 1)
+    assert_fused(of_each("batch_linear"), make_inputs, "batch_linear", 1)
 
 
 def test_a_bias_of_one_element_is_no_bias_of_a_batch():
     def function(*items):
         return [F.linear(x, w, b[:1] if place == 0 else b).neg() for place, (x, w, b) in enumerate(triples(items))]
 
-    fused(function, lambda: operands(5), "batch_linear", 0)
-    fused(function, lambda: operands(6), "batch_linear", 1)
+    assert_fused(function, lambda: operands(5), "batch_linear", 0)
+    assert_fused(function, lambda: operands(6), "batch_linear", 1)
 
 
 def test_with_and_without_bias_are_apart():
     def function(*items):
         return [F.linear(x, w, b if place % 2 else None).neg() for place, (x, w, b) in enumerate(triples(items))]
 
-    fused(function, lambda: operands(8), "batch_linear", 0)
-    fused(function, lambda: operands(10), "batch_linear", 2)
+    assert_fused(function, lambda: operands(8), "batch_linear", 0)
+    assert_fused(function, lambda: operands(10), "batch_linear", 2)
 
 
 def test_layers_on_one_matrix():
     def function(x, *weights):
         return [F.linear(x, w).relu() for w in weights]
 
-    after = fused(
+    after = assert_fused(
         function,
         lambda: [torch.rand(s).requires_grad_() for s in [(2, 3), *[(4, 3)] * 3, *[(2, 3)] * 3]],
         "batch_linear_lhs",
@@ -468,8 +470,8 @@ def test_a_dynamic_batch_is_fused():
 
     same_size = lambda *xs: function(*(x[: xs[0].shape[0]] for x in xs))  # noqa: E731
     make_inputs = lambda: [torch.rand(4, 3).requires_grad_() for _ in range(6)]  # noqa: E731
-    fused(function, make_inputs, "batch_tanh", 1, symbolic=True)
-    fused(same_size, make_inputs, "batch_tanh", 1, symbolic=True)
+    assert_fused(function, make_inputs, "batch_tanh", 1, symbolic=True)
+    assert_fused(same_size, make_inputs, "batch_tanh", 1, symbolic=True)
 
 
 def test_on_the_cpu_the_model_leaves_them():

@@ -32,7 +32,7 @@ def apply(graph: Captured, rules: Any, options: Options = ALWAYS, is_inference: 
     return apply_rules(graph.gm, rules, PassContext(options, is_inference))
 
 
-def joined(function: Any, make_inputs: Any, fires: int, rules: Any = PARALLEL_RULES, **how: Any) -> Captured:
+def assert_merged(function: Any, make_inputs: Any, fires: int, rules: Any = PARALLEL_RULES, **how: Any) -> Captured:
     before = captured(function, make_inputs(), **how)
     after = before.copy()
     guards = count_guards(after.gm.graph)
@@ -57,7 +57,7 @@ def test_any_number_of_layers(layers):
     def function(x, *weights):
         return [F.linear(x, w).relu() for w in weights]
 
-    after = joined(function, numbers((2, 3), *[(place + 1, 3) for place in range(layers)]), 1)
+    after = assert_merged(function, numbers((2, 3), *[(place + 1, 3) for place in range(layers)]), 1)
     assert count(after, aten.linear.default) == 1
 
 
@@ -67,7 +67,7 @@ def test_any_rank_and_biases_here_and_there(shape, biases):
     def function(x, w, v, b, c):
         return F.linear(x, w, b if biases[0] else None).relu(), F.linear(x, v, c if biases[1] else None).tanh()
 
-    joined(function, numbers(shape, (4, 3), (2, 3), (4,), (2,)), 1)
+    assert_merged(function, numbers(shape, (4, 3), (2, 3), (4,), (2,)), 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
@@ -75,15 +75,15 @@ def test_any_precision(dtype):
     def function(x, w, v, b, c):
         return F.linear(x, w, b).relu(), F.linear(x, v, c).tanh()
 
-    joined(function, numbers((4, 32), (8, 32), (4, 32), (8,), (4,), dtype=dtype), 1)
+    assert_merged(function, numbers((4, 32), (8, 32), (4, 32), (8,), (4,), dtype=dtype), 1)
 
 
 def test_other_inputs_and_dtypes_are_apart():
-    joined(
+    assert_merged(
         lambda x, y, w, v: (F.linear(x, w).relu(), F.linear(y, v).tanh()), numbers((2, 3), (2, 3), (4, 3), (4, 3)), 0
     )
     integers = lambda: [torch.arange(6).reshape(2, 3), torch.ones(4, 3).long(), torch.ones(4, 3).long()]  # noqa: E731
-    joined(lambda x, w, v: (F.linear(x, w).neg(), F.linear(x, v).neg()), integers, 0)
+    assert_merged(lambda x, w, v: (F.linear(x, w).neg(), F.linear(x, v).neg()), integers, 0)
 
 
 def test_one_weight_for_two_layers_is_multiplied_once():
@@ -91,10 +91,10 @@ def test_one_weight_for_two_layers_is_multiplied_once():
         both = F.linear(x, w, b).relu(), F.linear(x, w, b).tanh()
         return *both, F.linear(x, v, c).sin(), F.linear(x, w, c).cos()
 
-    after = joined(function, numbers((2, 3), (4, 3), (4, 3), (4,), (4,)), 1)
+    after = assert_merged(function, numbers((2, 3), (4, 3), (4, 3), (4,), (4,)), 1)
     (cat, *_) = (node for node in after.gm.graph.nodes if node.target is aten.cat.default)
     assert len(cat.args[0]) == 3
-    joined(lambda x, w: (F.linear(x, w), F.linear(x, w)), numbers((2, 3), (4, 3)), 1)
+    assert_merged(lambda x, w: (F.linear(x, w), F.linear(x, w)), numbers((2, 3), (4, 3)), 1)
 
 
 def test_a_member_without_gradients_is_left_out():
@@ -103,7 +103,7 @@ def test_a_member_without_gradients_is_left_out():
             first = F.linear(x, u).relu()
         return first, F.linear(x, v).relu(), F.linear(x, w).relu()
 
-    after = joined(function, numbers((2, 3), (4, 3), (4, 3), (4, 3)), 1)
+    after = assert_merged(function, numbers((2, 3), (4, 3), (4, 3), (4, 3)), 1)
     assert count(after, aten.linear.default) == 2
 
 
@@ -112,9 +112,9 @@ def test_weights_with_and_without_gradient():
         x, w, v = numbers((2, 3), (4, 3), (2, 3))()
         return [x.detach(), w, v.detach()]
 
-    joined(lambda x, w, v: (F.linear(x, w).relu(), F.linear(x, v).tanh()), make_inputs, 0)
+    assert_merged(lambda x, w, v: (F.linear(x, w).relu(), F.linear(x, v).tanh()), make_inputs, 0)
     with_input = lambda: [x.detach() if place == 1 else x for place, x in enumerate(numbers((2, 3), (4, 3), (2, 3))())]  # noqa: E731
-    joined(lambda x, w, v: (F.linear(x, w).relu(), F.linear(x, v).tanh()), with_input, 1)
+    assert_merged(lambda x, w, v: (F.linear(x, w).relu(), F.linear(x, v).tanh()), with_input, 1)
 
 
 @pytest.mark.parametrize("write", [torch.relu_, lambda y: y.add_(1), lambda y: F.relu(y, inplace=True)])
@@ -124,7 +124,7 @@ def test_a_result_that_is_written_is_left_out(write):
         write(first)
         return first.cos(), F.linear(x, v).relu(), F.linear(x, w).relu()
 
-    after = joined(function, numbers((2, 3), (4, 3), (4, 3), (4, 3)), 1)
+    after = assert_merged(function, numbers((2, 3), (4, 3), (4, 3), (4, 3)), 1)
     assert count(after, aten.linear.default) == 2
 
 
@@ -141,8 +141,8 @@ def test_nothing_crosses_a_write_to_the_input_or_a_weight():
         return first, F.linear(x, v).relu()
 
     plain = lambda: [x.detach() for x in numbers((2, 3), (4, 3), (4, 3))()]  # noqa: E731
-    joined(to_the_input, plain, 0)
-    joined(to_a_weight, plain, 0)
+    assert_merged(to_the_input, plain, 0)
+    assert_merged(to_a_weight, plain, 0)
 
 
 def test_autocast_is_a_boundary():
@@ -153,13 +153,13 @@ def test_autocast_is_a_boundary():
         return first, second
 
     make_inputs = numbers((2, 3), (4, 3), (4, 3))
-    joined(function, make_inputs, 0)
+    assert_merged(function, make_inputs, 0)
 
     def inside(x, w, v):
         with torch.autocast("cpu", torch.bfloat16):
             return F.linear(x, w).relu(), F.linear(x, v).relu()
 
-    joined(inside, make_inputs, 1)
+    assert_merged(inside, make_inputs, 1)
 
 
 def test_layers_that_depend_on_each_other_stay():
@@ -167,14 +167,14 @@ def test_layers_that_depend_on_each_other_stay():
         first = F.linear(x, w)
         return first.relu(), F.linear(x, v * first.sum()).relu()
 
-    joined(function, numbers((2, 3), (4, 3), (4, 3)), 0)
+    assert_merged(function, numbers((2, 3), (4, 3), (4, 3)), 0)
 
 
 def test_symbolic_sizes():
     def function(x, w, v):
         return F.linear(x, w).relu(), F.linear(x, v).tanh()
 
-    joined(function, numbers((5, 3), (4, 3), (2, 3)), 0, symbolic=True)  # also the weights' sizes are symbols
+    assert_merged(function, numbers((5, 3), (4, 3), (2, 3)), 0, symbolic=True)  # also the weights' sizes are symbols
     x = torch.rand(5, 3)
     torch._dynamo.mark_dynamic(x, 0)
     before = captured(function, [x, torch.rand(4, 3), torch.rand(2, 3)])
@@ -190,7 +190,7 @@ def test_inputs_of_any_leading_shape(bias):
     def function(w, b, *xs):
         return [F.linear(x, w, b if bias else None).relu() for x in xs]
 
-    after = joined(function, numbers((4, 3), (4,), (2, 3), (3,), (1, 2, 3), (0, 3), (2, 1, 2, 3)), 1)
+    after = assert_merged(function, numbers((4, 3), (4,), (2, 3), (3,), (1, 2, 3), (0, 3), (2, 1, 2, 3)), 1)
     assert count(after, aten.linear.default) == 1
 
 
@@ -198,7 +198,7 @@ def test_transposed_inputs_and_returned_results():
     def function(w, x, y):
         return F.linear(x.t(), w), F.linear(y, w).view(-1)
 
-    joined(function, numbers((4, 3), (3, 2), (2, 3)), 1)
+    assert_merged(function, numbers((4, 3), (3, 2), (2, 3)), 1)
 
 
 # --- when it pays -----------------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ def test_attention_compiled(dynamic):
 
 def test_attention_as_symbolic_tracing_has_it():
     torch.manual_seed(0)
-    joined(Attention(8), lambda: [torch.rand(2, 5, 8)], 1, form="modules")
+    assert_merged(Attention(8), lambda: [torch.rand(2, 5, 8)], 1, form="modules")
 
 
 # --- sums of layers ---------------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ def test_any_tree_of_sums(pieces, biases):
         return TREES[pieces](*(F.linear(part, w, b if use else None) for part, w, b, use in parts))
 
     shapes = [(4, sum(widths)), *[(3, width) for width in widths], *[(3,)] * pieces]
-    after = joined(function, numbers(*shapes), 1, SUM_RULES)
+    after = assert_merged(function, numbers(*shapes), 1, SUM_RULES)
     assert count(after, aten.linear.default) == 1
 
 
@@ -284,7 +284,7 @@ def test_any_tree_of_sums(pieces, biases):
     ids=["piece twice", "overlap", "alpha", "difference", "others join", "a gap", "along rows"],
 )
 def test_which_sums(function, fires, left):
-    after = joined(function, numbers((4, 8), *[(3, 2)] * 3, (3,)), fires, SUM_RULES)
+    after = assert_merged(function, numbers((4, 8), *[(3, 2)] * 3, (3,)), fires, SUM_RULES)
     assert count(after, aten.linear.default) == left
 
 
@@ -294,7 +294,7 @@ def test_two_inputs_in_one_sum():
         a, b, c, d = (F.linear(piece, w) for piece, w in zip(pieces, weights, strict=True))
         return (a + c) + (d + b)
 
-    after = joined(function, numbers((4, 4), (4, 4), *[(3, 2)] * 4), 1, SUM_RULES)
+    after = assert_merged(function, numbers((4, 4), (4, 4), *[(3, 2)] * 4), 1, SUM_RULES)
     assert count(after, aten.linear.default) == 2
 
 
@@ -306,7 +306,7 @@ def test_a_write_between_the_layers_keeps_them_apart():
         return first + F.linear(y[:, 2:], v)
 
     plain = lambda: [x.detach() for x in numbers((4, 4), (3, 2), (3, 2))()]  # noqa: E731
-    joined(function, plain, 0, SUM_RULES)
+    assert_merged(function, plain, 0, SUM_RULES)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -314,7 +314,7 @@ def test_sums_in_any_precision(dtype):
     def function(x, u, v, b):
         return F.linear(x[:, :16], u, b) + F.linear(x[:, 16:], v)
 
-    joined(function, numbers((8, 32), (4, 16), (4, 16), (4,), dtype=dtype), 1, SUM_RULES)
+    assert_merged(function, numbers((8, 32), (4, 16), (4, 16), (4,), dtype=dtype), 1, SUM_RULES)
 
 
 @pytest.mark.parametrize(

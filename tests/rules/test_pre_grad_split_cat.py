@@ -33,7 +33,7 @@ def cancelled(before: Captured, **options: Any) -> tuple[Captured, dict[str, int
     return after, dict(context.rewrites)
 
 
-def check(fn: Any, make_inputs: Callable[[], list[Any]], form: Any = "dynamo", **options: Any) -> list[str]:
+def assert_cancelled(fn: Any, make_inputs: Callable[[], list[Any]], form: Any = "dynamo", **options: Any) -> list[str]:
     """Nothing visible changes; the joins that are left."""
     before = captured(fn, make_inputs(), form)
     after, _ = cancelled(before, **options)
@@ -181,16 +181,16 @@ def returned_twice(x: Any) -> Any:
     ids=lambda fn: fn.__name__,
 )
 def test_memory_and_writes_are_eagers(fn):
-    check(fn, rows)
+    assert_cancelled(fn, rows)
 
 
 @pytest.mark.parametrize("fn", [under_no_grad, joined_under_no_grad], ids=lambda fn: fn.__name__)
 def test_gradients_switched_off_between_stay_off(fn):
-    assert joins_in(captured(fn, leaf())) == check(fn, leaf) == ["cat"]
+    assert joins_in(captured(fn, leaf())) == assert_cancelled(fn, leaf) == ["cat"]
 
 
 def test_a_result_is_memory_of_its_own():
-    assert check(rejoined, leaf) == []
+    assert assert_cancelled(rejoined, leaf) == []
     graph, rewrites = cancelled(captured(rejoined, rows()))
     assert rewrites == {"cat_to_copy_pass": 1}
     (x,) = rows()
@@ -212,7 +212,7 @@ def test_the_one_item_of_a_split_is_another_tensor_on_the_same_memory():
 
 
 def test_split_and_joined_along_different_dimensions():
-    assert check(lambda x: torch.cat(torch.split(x, 2, 0), 1) * 2, lambda: [torch.rand(4, 4)]) == []
+    assert assert_cancelled(lambda x: torch.cat(torch.split(x, 2, 0), 1) * 2, lambda: [torch.rand(4, 4)]) == []
 
 
 def test_an_operand_of_another_size_along_the_join():
@@ -220,7 +220,7 @@ def test_an_operand_of_another_size_along_the_join():
         p = torch.split(x, 1, 0)
         return torch.cat([p[0], y, p[1], p[2]], 1) * 2
 
-    assert check(fn, lambda: [torch.rand(3, 2), torch.rand(1, 7)]) == ["cat"]
+    assert assert_cancelled(fn, lambda: [torch.rand(3, 2), torch.rand(1, 7)]) == ["cat"]
 
 
 def test_items_of_another_kind_keep_their_place():
@@ -228,7 +228,7 @@ def test_items_of_another_kind_keep_their_place():
         p = torch.split(x, 1, 1)
         return torch.cat([p[0], p[1], torch.max(x, 1, True)[0], p[2], p[3]], 1) * 2
 
-    assert check(fn, rows) == ["cat"]
+    assert assert_cancelled(fn, rows) == ["cat"]
 
 
 def test_sections_of_nothing_stay_sections():
@@ -236,7 +236,7 @@ def test_sections_of_nothing_stay_sections():
         p = torch.split(x, [1, 0, 2, 0, 1], 1)
         return torch.cat([p[0], p[1]], 1) * 2, p[2] * 3, torch.cat([p[3], p[4]], 1) * 4, p[1].sum()
 
-    assert check(fn, rows) == []
+    assert assert_cancelled(fn, rows) == []
 
 
 def test_sections_of_nothing_that_are_read_beside():
@@ -244,7 +244,7 @@ def test_sections_of_nothing_that_are_read_beside():
         p = torch.split(x, [1, 0, 2, 1], 1)
         return torch.cat([p[0], p[2]], 1) * 2, p[1] * 3, p[3] * 4
 
-    check(fn, rows)
+    assert_cancelled(fn, rows)
 
 
 def test_other_dtypes_in_a_join():
@@ -252,7 +252,7 @@ def test_other_dtypes_in_a_join():
         p = torch.split(x, 1, 1)
         return torch.cat([y, p[0], p[1], p[2], p[3]], 1) * 2
 
-    assert check(fn, lambda: [torch.rand(2, 4).half(), torch.rand(2, 4)]) == ["cat"]
+    assert assert_cancelled(fn, lambda: [torch.rand(2, 4).half(), torch.rand(2, 4)]) == ["cat"]
 
 
 def test_old_empty_operands_go_only_where_nobody_can_tell():
@@ -261,9 +261,9 @@ def test_old_empty_operands_go_only_where_nobody_can_tell():
         return torch.cat([empty, p[0], p[1]], 1) * 2
 
     x = [torch.rand(2, 4)]
-    assert check(fn, lambda: [x[0].clone(), torch.empty(0)]) == []
-    assert check(fn, lambda: [x[0].clone(), torch.empty(0, dtype=torch.float64)]) == ["cat"]
-    assert check(fn, lambda: [x[0].clone().requires_grad_(), torch.empty(0).requires_grad_()]) == ["cat"]
+    assert assert_cancelled(fn, lambda: [x[0].clone(), torch.empty(0)]) == []
+    assert assert_cancelled(fn, lambda: [x[0].clone(), torch.empty(0, dtype=torch.float64)]) == ["cat"]
+    assert assert_cancelled(fn, lambda: [x[0].clone().requires_grad_(), torch.empty(0).requires_grad_()]) == ["cat"]
 
 
 def test_widths_that_differ_are_not_stacked_as_one():
@@ -271,13 +271,13 @@ def test_widths_that_differ_are_not_stacked_as_one():
         p = torch.split(x, [2, 1, 1], 0)
         return torch.stack([p[0].sum(0), p[1].sum(0), p[2].sum(0)]) * 2
 
-    assert check(fn, rows) == ["stack"]
+    assert assert_cancelled(fn, rows) == ["stack"]
 
 
 def test_a_layout_that_somebody_reads():
-    check(lambda x: torch.stack(torch.unbind(x, 1), 0) + 1, rows)
-    check(lambda x: torch.stack(torch.unbind(x, 1), 0).view(-1) * 2, rows)
-    check(lambda x: torch.as_strided(rejoined(x), (2, 2), (1, 2)) * 2, rows)
+    assert_cancelled(lambda x: torch.stack(torch.unbind(x, 1), 0) + 1, rows)
+    assert_cancelled(lambda x: torch.stack(torch.unbind(x, 1), 0).view(-1) * 2, rows)
+    assert_cancelled(lambda x: torch.as_strided(rejoined(x), (2, 2), (1, 2)) * 2, rows)
 
 
 ONES: dict[str, tuple[Any, tuple[int, ...]]] = {
@@ -295,7 +295,7 @@ ONES: dict[str, tuple[Any, tuple[int, ...]]] = {
 def test_strides_along_dimensions_of_one_are_eagers(name):
     """Real tensors lay out results by them where fake ones do not, so that metadata cannot tell."""
     fn, shape = ONES[name]
-    check(fn, lambda: [torch.rand(shape)])
+    assert_cancelled(fn, lambda: [torch.rand(shape)])
     inputs = [torch.rand(shape)]
     gm = captured(fn, inputs).gm
     expected = fn(*inputs)
@@ -304,7 +304,7 @@ def test_strides_along_dimensions_of_one_are_eagers(name):
 
 
 def test_slices_of_one_are_still_a_view():
-    assert check(lambda x: torch.stack(x.split(1, 0), 1) * 2, rows) == []
+    assert assert_cancelled(lambda x: torch.stack(x.split(1, 0), 1) * 2, rows) == []
 
 
 def test_every_way_to_split():
@@ -318,12 +318,12 @@ def test_every_way_to_split():
         lambda x: (x.narrow(1, 0, 2), x.narrow(-1, 2, 2)),
     )
     for way in ways:
-        assert check(lambda x, way=way: torch.cat(list(way(x)), -1) * 2, rows) == []
+        assert assert_cancelled(lambda x, way=way: torch.cat(list(way(x)), -1) * 2, rows) == []
 
 
 def test_a_short_last_chunk():
-    assert check(lambda x: torch.cat(torch.chunk(x, 4, 0)) * 2, lambda: [torch.rand(5, 2)]) == []
-    assert check(lambda x: torch.cat(torch.chunk(x, 5, 0)) * 2, lambda: [torch.rand(6, 2)]) == []
+    assert assert_cancelled(lambda x: torch.cat(torch.chunk(x, 4, 0)) * 2, lambda: [torch.rand(5, 2)]) == []
+    assert assert_cancelled(lambda x: torch.cat(torch.chunk(x, 5, 0)) * 2, lambda: [torch.rand(6, 2)]) == []
 
 
 def test_values_that_are_missing_stop_nothing_half_way():
@@ -371,7 +371,7 @@ def test_sections_that_are_symbols_are_left():
 
 
 def test_the_family_can_be_off():
-    assert check(lambda x: rejoined(x) * 2, rows, split_cat=False) == ["cat"]
+    assert assert_cancelled(lambda x: rejoined(x) * 2, rows, split_cat=False) == ["cat"]
 
 
 def test_runs_may_be_too_short():
@@ -379,9 +379,11 @@ def test_runs_may_be_too_short():
         p = torch.split(x, 1, 1)
         return torch.cat([p[1], p[2]], 1) * 2
 
-    assert check(fn, rows) == []
-    assert check(fn, rows, split_cat_min_run=3) == ["cat"]
-    assert check(lambda x: rejoined(x) * 2, rows, split_cat_min_run=9) == [], "all of a tensor is never too short"
+    assert assert_cancelled(fn, rows) == []
+    assert assert_cancelled(fn, rows, split_cat_min_run=3) == ["cat"]
+    assert assert_cancelled(lambda x: rejoined(x) * 2, rows, split_cat_min_run=9) == [], (
+        "all of a tensor is never too short"
+    )
 
 
 def test_passes_by_name_with_settings_of_their_own():
@@ -390,7 +392,7 @@ def test_passes_by_name_with_settings_of_their_own():
         return torch.cat([p[1], p[2]], 1) * 2, torch.stack(torch.unbind(x, 0), 1).sum(0)
 
     def left(chosen: Any, **options: Any) -> list[str]:
-        return check(fn, rows, split_cat=chosen, **options)
+        return assert_cancelled(fn, rows, split_cat=chosen, **options)
 
     assert left(True) == left("on") == []
     assert left(False) == left("off") == left({}) == ["cat", "stack"]

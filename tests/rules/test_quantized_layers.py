@@ -13,7 +13,7 @@ from ferrite.options import Options
 from ferrite.passes.post_grad import cpu_ops, quantized_fusion
 from ferrite.passes.post_grad.quantized import dequantize, quantize
 from ferrite.pipeline import PassContext
-from tests.quantized_graphs import fuse, targets, trace
+from tests.quantized_graphs import assert_fused, targets, trace
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten
@@ -75,8 +75,8 @@ def test_there_are_packed_layers_to_try():
 @pytest.mark.parametrize("unary", [aten.relu.default, aten.silu.default, cpu_ops.gelu_parts, aten.tanh.default])
 def test_a_packed_layer_takes_an_activation_along(layer, unary):
     own = Packed(*layer)
-    fuse(lambda x: unary(own(x)), [own.x], {"quantized_post_op": 1})
-    fuse(lambda x: (y := own(x), unary(y)), [own.x], {})
+    assert_fused(lambda x: unary(own(x)), [own.x], {"quantized_post_op": 1})
+    assert_fused(lambda x: (y := own(x), unary(y)), [own.x], {})
 
 
 @pytest.mark.lengthy
@@ -85,12 +85,12 @@ def test_a_packed_layer_takes_an_activation_along(layer, unary):
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
 def test_a_packed_layer_rounds_to_integers_itself(layer, dtype):
     own = Packed(*layer)
-    fuse(lambda x: quantize(own(x), 3.0, 5, dtype), [own.x], {"quantized_output": 1})
-    gm = fuse(
+    assert_fused(lambda x: quantize(own(x), 3.0, 5, dtype), [own.x], {"quantized_output": 1})
+    gm = assert_fused(
         lambda x: quantize(own(x).relu(), 3.0, 5, dtype), [own.x], {"quantized_post_op": 1, "quantized_output": 1}
     )
     assert len(targets(gm)) == 1
-    fuse(lambda x: quantize(own(x, bfloat16).float(), 3.0, 5, dtype), [own.x], {})
+    assert_fused(lambda x: quantize(own(x, bfloat16).float(), 3.0, 5, dtype), [own.x], {})
 
 
 @pytest.mark.lengthy
@@ -100,12 +100,12 @@ def test_a_packed_layer_takes_a_second_operand_along(layer):
     own = Packed(*layer)
     inputs = [own.x, own.other()]
     both = {"quantized_binary": 1, "quantized_output": 1}
-    fuse(lambda x, o: own(x) + dequantize(quantize(o, 0.2), 0.2), inputs, {"quantized_binary": 1})
-    fuse(lambda x, o: quantize(own(x) + dequantize(quantize(o, 0.2), 0.2), 3.0), inputs, both)
-    fuse(lambda x, o: own(x) + o, inputs, {} if own.is_conv else {"quantized_binary": 1})
-    fuse(lambda x, o: aten.add.Tensor(own(x), dequantize(quantize(o)), alpha=2), inputs, {})
-    fuse(lambda x, o: (own(x) + dequantize(p := quantize(o)), p), inputs, {})
-    fuse(lambda x, o: (own(x) + (p := dequantize(quantize(o))), p.sum()), inputs, {})
+    assert_fused(lambda x, o: own(x) + dequantize(quantize(o, 0.2), 0.2), inputs, {"quantized_binary": 1})
+    assert_fused(lambda x, o: quantize(own(x) + dequantize(quantize(o, 0.2), 0.2), 3.0), inputs, both)
+    assert_fused(lambda x, o: own(x) + o, inputs, {} if own.is_conv else {"quantized_binary": 1})
+    assert_fused(lambda x, o: aten.add.Tensor(own(x), dequantize(quantize(o)), alpha=2), inputs, {})
+    assert_fused(lambda x, o: (own(x) + dequantize(p := quantize(o)), p), inputs, {})
+    assert_fused(lambda x, o: (own(x) + (p := dequantize(quantize(o))), p.sum()), inputs, {})
 
 
 @packed
@@ -116,7 +116,7 @@ def test_an_operand_that_is_read_before_the_layer_is_taken():
         fresh = o.neg()
         return own(quantize(fresh.sum() + x.float(), 1.0, 0, torch.uint8)) + fresh
 
-    fuse(function, [own.x, own.other()], {"quantized_binary": 1})
+    assert_fused(function, [own.x, own.other()], {"quantized_binary": 1})
 
 
 @packed
@@ -127,7 +127,7 @@ def test_what_the_layer_reads_itself_is_not_added():
         torch.ones(16),
     )
     own.zero_points = torch.zeros(16, dtype=torch.int64)
-    fuse(lambda x: own(x) + dequantize(x, dtype=torch.uint8), [own.x], {})
+    assert_fused(lambda x: own(x) + dequantize(x, dtype=torch.uint8), [own.x], {})
 
 
 @packed

@@ -35,10 +35,16 @@ def make(program: Program, fuse: bool = True, machine: Machine = MACHINE) -> Pla
     return make_plan(program, {"cpu": scheduling}, verify=True)
 
 
-def plan_of(fn: Callable[..., Any], *inputs: torch.Tensor, fuse: bool = True, dynamic: bool = False) -> Plan:
+def plan_of(
+    fn: Callable[..., Any],
+    *inputs: torch.Tensor,
+    fuse: bool = True,
+    dynamic: bool = False,
+    machine: Machine = MACHINE,
+) -> Plan:
     """The plan of a function of these inputs; every kernel keeps the laws."""
     module = lower_module(traced(fn, *inputs, dynamic=dynamic))
-    return make(module.program, fuse)
+    return make(module.program, fuse, machine)
 
 
 def runs(plan: Plan) -> list[Run]:

@@ -34,8 +34,10 @@ def expanded(x: torch.Tensor) -> torch.Tensor:
 
 def backwards(x: torch.Tensor) -> torch.Tensor:
     """In the other order, as a flip leaves it."""
-    if x.dtype is torch.complex32:  # which torch 2.11 cannot flip
+    if x.dtype is torch.complex32:  # torch 2.11 can flip neither this
         return backwards(x.to(torch.complex64)).to(x.dtype)
+    if x.is_floating_point() and x.itemsize == 1:  # nor float8
+        return backwards(x.view(torch.uint8)).view(x.dtype)
     return x.flip(0) if x.dim() else x
 
 

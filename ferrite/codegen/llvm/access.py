@@ -7,12 +7,12 @@ import torch
 
 from ferrite.codegen.llvm.atomics import combine, combine_atomically
 from ferrite.codegen.llvm.bounds import ZERO_BYTES, ZEROS, inside
-from ferrite.codegen.llvm.emission import Emission, Value
+from ferrite.codegen.llvm.emission import AxisValue, Emission, Value
 from ferrite.codegen.llvm.indices import Found
 from ferrite.codegen.llvm.operators import Words
 from ferrite.codegen.llvm.places import Place, Places, flat_index
 from ferrite.codegen.llvm.types import BYTES, MEMORY, vector
-from ferrite.ir import Load
+from ferrite.ir import Axis, Load
 from ferrite.ir.kernel import Prefetch, Store
 
 CACHE_LINE_BYTES = 64  # bytes that come from memory together, on all processors of today
@@ -25,9 +25,21 @@ class Access:
     # --- loads --------------------------------------------------------------------------------------------------------
 
     def load(self, node: Load) -> Value:
-        element = MEMORY[node.dtype]
-        places = self.places.of(self.e.memory[node.buffer], node.coordinates, element)
+        element, memory = MEMORY[node.dtype], self.e.memory[node.buffer]
+        steps = self.places.steps_in_a_row(flat_index(memory, node.coordinates)) if self.e.mask is None else None
+        if steps is not None:
+            return self.as_register(self.loaded_at_once(node, steps, element), node.dtype)
+        places = self.places.of(memory, node.coordinates, element)
         return self.as_register(self.loaded(node.buffer, places, element), node.dtype)
+
+    def loaded_at_once(self, node: Load, steps: Axis, element: str) -> Value:
+        """What the steps of a loop that is written out read one after the other: a vector, read once for all."""
+        here = self.e.axes[steps]
+        self.e.axes[steps] = AxisValue("0")
+        places = self.places.of(self.e.memory[node.buffer], node.coordinates, element)
+        self.e.axes[steps] = here
+        rows = [self.one(node.buffer, place.pointers[0], element, here.written_out) for place in places]
+        return Value(tuple(self.e.lane(row, element, here.written_out, int(here.base)) for row in rows), element, 1)
 
     def loaded(self, buffer: str, places: list[Place], element: str) -> Value:
         mask = self.e.mask

@@ -10,8 +10,8 @@ from ferrite.codegen.llvm.function import Function
 from ferrite.codegen.llvm.operators import ROWS, is_whole
 from ferrite.codegen.llvm.types import BYTES, MEMORY, REGISTER, is_narrow
 from ferrite.ir import short
+from ferrite.ir.program import OPERATOR_OF_MODE
 
-OPERATOR = {"add": "add", "mul": "mul", "amax": "maximum", "amin": "minimum"}
 LOOP = """
 define internal void {name}(ptr %where, {value} %value) nounwind {{
 entry:
@@ -38,7 +38,7 @@ def combine(e: Emission, mode: str, dtype: torch.dtype, old: Value, new: Value) 
 def _together(e: Emission, mode: str, dtype: torch.dtype, lanes: int, old: str, new: str) -> str:
     wide = torch.float32 if is_narrow(dtype) else dtype
     left, right = (converted(e, item, lanes, dtype, wide) for item in (old, new))
-    return converted(e, ROWS[OPERATOR[mode]](e, wide, lanes, left, right), lanes, wide, dtype)
+    return converted(e, ROWS[OPERATOR_OF_MODE[mode]](e, wide, lanes, left, right), lanes, wide, dtype)
 
 
 def combine_atomically(e: Emission, mode: str, dtype: torch.dtype, pointer: str, value: str) -> None:

@@ -174,25 +174,25 @@ def driver_address() -> int:
     return load({NAME: object_code(DRIVER, host_processor())})[NAME]
 
 
-def pack_steps(steps: Sequence[Step], slots: int, together: Sequence[tuple[int, int, int]] = ()) -> bytes:
+def pack_steps(steps: Sequence[Step], slots: int, parallel_regions: Sequence[tuple[int, int, int]] = ()) -> bytes:
     """The table for `ferrite_run`: the address of each function, and (slot, byte offset) of each of its arguments.
-    `together`: steps that share a region, in order: the first, how many, and threads at most."""
-    groups = list(with_rest(together, len(steps)))
-    words = [len(groups), slots]
-    for first, count, threads in groups:
-        group = [
+    `parallel_regions`: steps that threads run side by side, in order: the first, how many, and threads at most."""
+    regions = list(with_rest(parallel_regions, len(steps)))
+    words = [len(regions), slots]
+    for first, count, threads in regions:
+        calls = [
             word
             for address, arguments in steps[first : first + count]
             for word in (address, *argument_words(arguments, MAX_ARGUMENTS))
         ]
-        words += [count, threads, len(group), *group]
+        words += [count, threads, len(calls), *calls]
     return packed(words)
 
 
-def with_rest(together: Sequence[tuple[int, int, int]], steps: int) -> Iterator[tuple[int, int, int]]:
-    """The groups, and as groups of one thread what lies between them."""
+def with_rest(parallel_regions: Sequence[tuple[int, int, int]], steps: int) -> Iterator[tuple[int, int, int]]:
+    """The regions, and what lies between them as regions of one thread."""
     next_step = 0
-    for first, count, threads in together:
+    for first, count, threads in parallel_regions:
         if first > next_step:
             yield next_step, first - next_step, 1
         yield first, count, threads

@@ -40,7 +40,7 @@ class AxisValue:
     """Where a loop stands: in copy r, lane k, it is base + shifts[r] + offsets[k].
 
     `aligned`: base + shift is a multiple of this many. `repeats`: lanes beyond the end have the offset of the last one
-    that counts.
+    that counts. `written_out`: the base is a number, and so many of them, from 0 on, are written one after the other.
     """
 
     base: str
@@ -48,6 +48,7 @@ class AxisValue:
     offsets: tuple[str, ...] = ("0",)
     aligned: int = 1
     repeats: bool = False
+    written_out: int = 1
 
     @property
     def lanes(self) -> int:

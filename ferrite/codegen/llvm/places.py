@@ -11,6 +11,7 @@ from ferrite.codegen.llvm.emission import Emission, Memory
 from ferrite.codegen.llvm.indices import Found, Indices, factor_of
 from ferrite.ir import ONE, ZERO, Axis, Index, Number, Sum, data_atoms, number
 
+VECTORS_OF_STEPS = (2, 4, 8)  # how many steps of a loop that is written out are a vector that machines have
 SHORT_STEPS = (2, 3)  # elements that are near enough to be picked out of whole vectors
 
 
@@ -51,6 +52,16 @@ class Places:
         if self.e.lanes == 1:
             return None
         return next((atom for atom in flat.atoms if isinstance(atom, Axis) and self.e.axes[atom].lanes > 1), None)
+
+    def steps_in_a_row(self, flat: Index) -> Axis | None:
+        """The axis of a loop that is written out, where its steps go through elements side by side, all lanes alike."""
+        steps = next((atom for atom in flat.atoms if isinstance(atom, Axis) and self.is_written_out(atom)), None)
+        if steps is None or data_atoms(flat) or self.moving_axis(flat) is not None:
+            return None
+        return steps if factor_of(flat, steps) is ONE else None
+
+    def is_written_out(self, axis: Axis) -> bool:
+        return self.e.axes[axis].written_out in VECTORS_OF_STEPS
 
     def factor(self, flat: Index, axis: Axis) -> Index | None:
         value = self.e.axes[axis]

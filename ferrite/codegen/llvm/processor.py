@@ -102,9 +102,3 @@ def host_triple() -> str:
 
     triple: str = llvm.get_process_triple()
     return triple if sys.platform != "win32" else f"{triple}-elf"
-
-
-def portable_processor() -> Processor:
-    """What every machine of this family runs."""
-    arm = platform.machine().lower() in ("aarch64", "arm64")
-    return PORTABLE_ARM if arm else PORTABLE_X86

@@ -98,7 +98,7 @@ class Statements:
         if loop.kind == "unrolled":
             assert isinstance(loop.axis.extent, Number)
             for place in range(loop.axis.extent.value):
-                self.at(loop, AxisValue(str(place)))
+                self.at(loop, AxisValue(str(place), written_out=loop.axis.extent.value))
         elif loop.kind == "parallel" and not self.e.parallel and not self.accumulators.open:
             self.parallel(loop)
         elif loop.kind in ("vector", "reduction") and not self.needs_one_by_one(loop):

@@ -28,7 +28,6 @@ BYTES = {"i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "float": 4, "double": 8
 BITS = {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "float": 32, "double": 64}
 INTEGER_OF = {"float": "i32", "double": "i64"}
 SUFFIX = {"float": "f32", "double": "f64", "i1": "i1", "i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64"}
-WHOLE = {"i8", "i16", "i32", "i64"}
 
 
 def vector(element: str, lanes: int) -> str:

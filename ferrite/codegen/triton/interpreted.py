@@ -1,10 +1,11 @@
 """What Triton's interpreter lacks or gets wrong, computed with torch: functions of CUDA's library, and conversions to
-and from bfloat16, which it truncates. Compiled source does not come here."""
+and from bfloat16, which it truncates; ends of loops. Compiled source does not come here."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -66,6 +67,28 @@ def add_one_by_one(pointer: Any, value: Any, mask: Any) -> None:
 
 def sort_lanes(values: Any, dim: Any) -> Any:
     return block_of(tensor_of(values).sort(dim=int(getattr(dim, "value", dim))).values, values)
+
+
+@contextmanager
+def loops_with_ends() -> Iterator[None]:
+    """The interpreter keeps a number as an array of one element. Triton 3.6 hands that to `int` where a loop ends,
+    and NumPy 2.4 refuses it."""
+    from triton.runtime import interpreter
+
+    prepare: Any = getattr(interpreter, "_patch_lang_tensor", None)
+
+    def prepare_with_index(tensor: Any, scope: Any) -> None:
+        prepare(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda block: int(block.handle.data.item()))
+
+    if prepare is None:
+        yield
+        return
+    interpreter._patch_lang_tensor = prepare_with_index
+    try:
+        yield
+    finally:
+        interpreter._patch_lang_tensor = prepare
 
 
 # By the names that they have in the source.

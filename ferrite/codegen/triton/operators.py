@@ -15,11 +15,11 @@ from ferrite.codegen.triton.float8 import FORMATS
 from ferrite.codegen.triton.helpers import HELPERS
 from ferrite.codegen.triton.launch import TYPES
 from ferrite.errors import NotGenerated
+from ferrite.graph import HALVES
 from ferrite.ir import Const, Op, bits_of, is_integer, short, value_of
 
 Needs = Callable[[str], object]
 Row = Callable[[Needs, torch.dtype, list[str]], str | None]
-HALVES = (torch.float16, torch.bfloat16)
 ALL = "propagate_nan=tl.PropagateNan.ALL"
 NARROW_INTEGERS = (torch.int8, torch.int16, torch.uint8, torch.uint16, torch.uint32)
 

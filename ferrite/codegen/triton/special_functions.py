@@ -1,6 +1,6 @@
 """Functions that neither Triton nor CUDA's library has, as text of Triton helpers.
 
-Special functions have the coefficients of those for the CPU. Floats of 32 bits are computed in 32 bits where nothing
+Special functions have the coefficients of those for CPUs. Floats of 32 bits are computed in 32 bits where nothing
 cancels, else in 64.
 """
 
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ferrite.codegen.llvm.math.gamma import DIGAMMA_ZERO
-from ferrite.codegen.llvm.math.special_fits import (
+from ferrite.codegen.coefficients.constants import DIGAMMA_ZERO
+from ferrite.codegen.coefficients.special import (
     DIGAMMA_LARGE,
     DIGAMMA_ROOT,
     I0_LARGE,

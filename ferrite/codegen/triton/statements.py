@@ -18,10 +18,11 @@ from ferrite.codegen.triton.grouped import print_choice
 from ferrite.codegen.triton.indices import is_narrow, widened
 from ferrite.codegen.triton.launch import Block, power_of_two
 from ferrite.codegen.triton.module import BlockAxis, Mask, Module, Scope, Tile, Value
-from ferrite.codegen.triton.operators import HALVES, filled, type_name
+from ferrite.codegen.triton.operators import filled, type_name
 from ferrite.codegen.triton.states import Accumulators
 from ferrite.codegen.triton.values import Evaluation
 from ferrite.errors import NotGenerated
+from ferrite.graph import HALVES
 from ferrite.ir import (
     ONE,
     ZERO,
@@ -57,8 +58,8 @@ from ferrite.ir.kernel import (
     values_of,
     walk,
 )
+from ferrite.ir.program import OPERATOR_OF_MODE
 
-COMBINE = {"add": "add", "mul": "mul", "amax": "maximum", "amin": "minimum"}
 ATOMIC_TYPES = {
     "add": (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64),
     "amax": (torch.int32, torch.int64),
@@ -384,7 +385,7 @@ def _combined(store: Store) -> Expr:
     dtype = store.value.dtype
     there = load(store.buffer, store.coordinates, dtype)
     wide = arithmetic_type(dtype)
-    return cast(op(COMBINE[store.mode], cast(there, wide), cast(store.value, wide)), dtype)
+    return cast(op(OPERATOR_OF_MODE[store.mode], cast(there, wide), cast(store.value, wide)), dtype)
 
 
 def _rounds_all(kernel: Kernel) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ferrite.codegen.triton.operators import HALVES, operation, type_name
+from ferrite.codegen.triton.operators import operation, type_name
 from ferrite.errors import NotGenerated, Refusal
+from ferrite.graph import HALVES
 from ferrite.ir import STATES, Expr, Op, Random, nodes_of, short
 from ferrite.ir.program import Operation, Reduce, Scan, roots_of
 

@@ -5,8 +5,8 @@ from ferrite.ir.program.interpret import interpret, leaves, operator_at, stacked
 from ferrite.ir.program.laws import verify_program
 from ferrite.ir.program.lifetimes import frees
 from ferrite.ir.program.nodes import (
-    CALLS,
     NOWHERE,
+    OPERATOR_OF_MODE,
     Allocate,
     Assert,
     Bind,
@@ -62,8 +62,8 @@ from ferrite.ir.program.parse import parse
 from ferrite.ir.program.text import comment
 
 __all__ = [
-    "CALLS",
     "NOWHERE",
+    "OPERATOR_OF_MODE",
     "Allocate",
     "Assert",
     "Bind",

@@ -44,7 +44,6 @@ from ferrite.ir.program.operation_facts import Access, arguments_of, axes_of, de
 from ferrite.ir.program.operation_laws import check_operation, typed
 
 GIVEN = ("input", "donated")
-ADDING = frozenset(["sum", "prod", "welford", "softmax", "logsumexp"])  # kinds that compute, rather than choose
 
 
 def verify_program(program: Program) -> Program:

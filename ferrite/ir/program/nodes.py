@@ -7,7 +7,7 @@
               | Scan(axes, along, combine, values, destinations)     inclusive prefixes along one of the axes
               | Sort(axes, along, keys, destinations, descending, stable)
               | Call(operator, args, kwargs, results, ...)     one operator of torch, and why it is not compiled
-              | Template(kind, call, prologues, epilogues)     matrix products, convolutions, attention
+              | Template(kind, call)                           matrix products, convolutions, attention
               | Collective(call) | Wait(call)                  a collective operation begins; its result may be used
               | UserKernel(call)                               a kernel the user wrote
               | If(predicate, then, otherwise, operands, results)
@@ -41,6 +41,7 @@ from ferrite.ir.program.arguments import Argument, Constant, Mapping, Ref, Seque
 
 Kind = OneOf["owned", "input", "donated", "constant", "view", "foreign"]
 Mode = OneOf["set", "add", "mul", "amax", "amin"]
+OPERATOR_OF_MODE = {"add": "add", "mul": "mul", "amax": "maximum", "amin": "minimum"}  # of scalars
 Sizes = tuple[Index, ...]
 
 
@@ -177,12 +178,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Template:
-    """`prologues`: (argument, what its elements are); `epilogues`: stores over the elements of the result."""
+    """A call of a kind that a scheduler may do in another way than torch does."""
 
     kind: OneOf["matmul", "convolution", "attention"]
     call: Call
-    prologues: tuple[tuple[str, Expr], ...] = ()
-    epilogues: tuple[Store, ...] = ()
 
     @property
     def origin(self) -> Origin:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ferrite.ir.expr import Expr, Load, Op, data_of, indices_of, nodes_of, symbols_in
-from ferrite.ir.index.algebra import TEXT, Axis, Index, Symbol
+from ferrite.ir.index.algebra import Axis, Index, Symbol
 from ferrite.ir.program.arguments import Ref
 from ferrite.ir.program.nodes import (
     Allocate,
@@ -32,7 +32,6 @@ from ferrite.ir.program.nodes import (
     Size,
     Sort,
     Store,
-    Template,
     UserKernel,
     Wait,
     While,
@@ -81,9 +80,6 @@ def expressions(operation: Operation) -> tuple[Expr, ...]:
             return operation.values
         case Sort():
             return operation.keys
-        case Template():
-            values = tuple(value for _, value in operation.prologues)
-            return values + tuple(store.value for store in operation.epilogues)
         case Assert():
             return (operation.condition,)
     return ()
@@ -113,17 +109,12 @@ def arguments_of(operation: Operation) -> tuple[CallArgument, ...]:
 
 
 def axes_of(operation: Operation) -> tuple[Axis, ...]:
-    """The axes of a loop operation; those of a template are the ones its expressions use."""
+    """The axes of a loop operation."""
     match operation:
         case Compute() | Scan() | Sort():
             return operation.axes
         case Reduce():
             return (*operation.axes, *operation.reduced)
-        case Template():
-            indices = [index for destination in destinations_of(operation) for index in destination.coordinates]
-            indices += [index for item in nodes_of(*roots_of(operation)) for index in indices_of(item)]
-            used = {atom for index in indices for atom in index.atoms if isinstance(atom, Axis)}
-            return tuple(sorted(used, key=TEXT))
     return ()
 
 
@@ -134,12 +125,7 @@ def destinations_of(operation: Operation) -> tuple[Destination, ...]:
 
 
 def stores_of(operation: Operation) -> tuple[Store, ...]:
-    match operation:
-        case Compute():
-            return operation.stores
-        case Template():
-            return operation.epilogues
-    return ()
+    return operation.stores if isinstance(operation, Compute) else ()
 
 
 @cached_on_operation
@@ -152,10 +138,8 @@ def loads(operation: Operation) -> tuple[Load, ...]:
 def reads(operation: Operation) -> tuple[Access, ...]:
     """What an operation reads, in order, each access once."""
     found: dict[Access, None] = {}
-    inside = operation.call.results if isinstance(operation, Template) else ()  # read while they are made
     for item in loads(operation):
-        if item.buffer not in inside:
-            found[Access(item.buffer, item.coordinates)] = None
+        found[Access(item.buffer, item.coordinates)] = None
     for store in stores_of(operation):
         if store.mode != "set":
             found[Access(store.buffer, store.coordinates)] = None

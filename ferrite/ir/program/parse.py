@@ -17,7 +17,6 @@ from ferrite.ir.program.nodes import (
     Assert,
     Bind,
     Buffer,
-    Call,
     CallArgument,
     Collective,
     Combine,
@@ -207,12 +206,7 @@ class ProgramReader(CallReader):
                     raise self.wrong(call, f"unknown argument among {', '.join(flags)}", "descending=, stable=")
                 values, destinations = self.results(body, "sorted")
                 return Sort(axes, one, values, destinations, **flags)
-            case "template", [kind, inner]:
-                made = self.operator_call(inner)
-                self.open(keywords)
-                return self.template(self.choice(kind, ("matmul", "convolution", "attention")), made, body)
-        forms = "compute(i0=8), reduce(kind, axes(), over()), scan(name, axes(), along()), sort(axes(), along()), "
-        forms += "template(kind, call())"
+        forms = "compute(i0=8), reduce(kind, axes(), over()), scan(name, axes(), along()), sort(axes(), along())"
         raise self.unexpected(call, forms)
 
     def open(self, extents: dict[str, ast.expr]) -> tuple[Axis, ...]:
@@ -284,20 +278,6 @@ class ProgramReader(CallReader):
                     raise self.unexpected(statement, f"a value, x[i0] = v0, or x[i0].{{{', '.join(MODES[1:])}}}(v0)")
         return found
 
-    def template(self, kind: Any, call: Call, body: list[ast.stmt]) -> Template:
-        prologues, rest = [], []
-        for statement in body:
-            match statement:
-                case ast.Assign(
-                    targets=[ast.Name(id=name)], value=ast.Call(func=ast.Name(id="prologue"), args=[value])
-                ):
-                    prologues.append((name, self.value(value)))
-                case ast.AnnAssign():
-                    self.declare(statement)
-                case _:
-                    rest.append(statement)
-        return Template(kind, call, tuple(prologues), tuple(self.stores(rest)))
-
     # --- operations in one line ---------------------------------------------------------------------------------------
 
     def one_line(self, node: ast.Call) -> Operation:
@@ -306,7 +286,7 @@ class ProgramReader(CallReader):
             "call": self.operator_call,
             "collective": lambda node: Collective(self.operator_call(self.bound(node, "call")["call"])),
             "user_kernel": lambda node: UserKernel(self.operator_call(self.bound(node, "call")["call"])),
-            "template": lambda node: self.block(node, []),
+            "template": self.template,
             "wait": self.wait,
             "copy": self.copy,
             "allocate": lambda node: Allocate(self.name(self.bound(node, "target")["target"])),
@@ -318,6 +298,11 @@ class ProgramReader(CallReader):
         if word not in forms:
             raise self.wrong(node, f"no operation {word!r}", f"one of {', '.join(forms)}")
         return forms[word](node)
+
+    def template(self, node: ast.Call) -> Template:
+        parts = self.bound(node, "kind", "call")
+        kind: Any = self.choice(parts["kind"], ("matmul", "convolution", "attention"))
+        return Template(kind, self.operator_call(parts["call"]))
 
     def wait(self, node: ast.Call) -> Wait:
         parts = self.bound(node, "call", "holds")

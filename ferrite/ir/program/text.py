@@ -128,8 +128,6 @@ class _ProgramText:
                 flags = flags_text(descending=operation.descending, stable=operation.stable)
                 head = f"sort(axes({axes_text(operation.axes)}), along({axes_text([operation.along])}){flags})"
                 return self.loop(head, "sorted", operation.keys, operation.destinations, note)
-            case Template():
-                return self.template(operation, note)
         before, statement = self.statement(operation)
         return [*before, *self.values.take(), statement + note]
 
@@ -168,24 +166,13 @@ class _ProgramText:
             statements.append(f"{place} = {value}" if store.mode == "set" else f"{place}.{store.mode}({value})")
         return [*self.values.take(), *statements]
 
-    def template(self, operation: Template, note: str) -> list[str]:
-        call = self.call(operation.call)
-        outside = self.values.take()
-        head = f"template({operation.kind!r}, {call}"
-        self.values.declare(*roots_of(operation))
-        axes = axes_text(axes_of(operation))
-        prologues = [f"{name} = prologue({self.values.value(value)})" for name, value in operation.prologues]
-        body = [*self.values.take(), *prologues, *self.stores(operation.epilogues)]
-        return [
-            *outside,
-            *(block(f"{head}, {axes})" if axes else f"{head})", body, note) if body else [f"{head}){note}"]),
-        ]
-
     def statement(self, operation: Operation) -> tuple[list[str], str]:
         """An operation in one line, and the functions it needs before it."""
         match operation:
             case Call():
                 return [], self.call(operation)
+            case Template():
+                return [], f"template({operation.kind!r}, {self.call(operation.call)})"
             case Collective():
                 return [], f"collective({self.call(operation.call)})"
             case Wait():

@@ -6,7 +6,8 @@
 
 What is read in windows is first written with its edges (and, for the gradient of the input, with its gaps) filled in,
 so that no window asks where it ends. It is laid out as the result is, if not said otherwise below; where channels lie
-side by side, so do those of the weights. Other convolutions are calls of torch's kernels.
+side by side, so do those of the weights. Other convolutions are calls of torch's kernels, or see
+`ferrite.lower.ops.dense_convolution`.
 
 A zero at an edge counts as any other, also times an infinite weight; so it does in torch's kernels on Arm, but for the
 gradient of the input, which there leaves out what lies outside.
@@ -48,8 +49,47 @@ FEW_TAPS, MANY_TAPS = 9, 49
 ON_X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 
-class Depthwise:
-    """A depthwise convolution: its window, and in which order its tensors lie."""
+class Window:
+    """What a convolution reads for one element: its taps, how far apart they are, and in which order tensors lie."""
+
+    def __init__(self, taps: Sequence[Index], stride: Any, padding: Any, dilation: Any, channels_last: bool) -> None:
+        self.taps, self.channels_last = tuple(taps), channels_last
+        self.stride, self.padding, self.dilation = (spread(value, len(taps)) for value in (stride, padding, dilation))
+        self.reach = [step * (size - ONE) for step, size in zip(self.dilation, self.taps, strict=True)]
+
+    def strides(self, sizes: Sequence[Index]) -> tuple[Index, ...]:
+        """Dense ones, with the channels where they are."""
+        if not self.channels_last:
+            return contiguous_strides(sizes)
+        first, *others, channel = contiguous_strides([sizes[0], *sizes[2:], sizes[1]])
+        return first, channel, *others
+
+    def at(self, place: Sequence[Index], tap: Sequence[Index]) -> list[Index]:
+        """Where a tap of a window is, in what has edges."""
+        steps = zip(place, self.stride, tap, self.dilation, strict=True)
+        return [item * step + inner * far for item, step, inner, far in steps]
+
+    def with_edges(self, ctx: Builder, x: Value, outputs: Sequence[Index]) -> Value:
+        """The input as windows read it: with zeros around it."""
+        if not any(self.padding):
+            return in_memory(ctx, x)
+        sizes = [
+            (count - 1) * step + far + 1 for count, step, far in zip(outputs, self.stride, self.reach, strict=True)
+        ]
+        place = [item - pad for item, pad in zip(own_axes([*x.sizes[:2], *sizes])[2:], self.padding, strict=True)]
+        return self.filled(ctx, x, sizes, place, all_inside(place, x.sizes[2:]))
+
+    def filled(self, ctx: Builder, x: Value, sizes: Sequence[Index], place: Sequence[Index], there: Expr) -> Value:
+        whole = (*x.sizes[:2], *sizes)
+        batch, channel, *_ = own_axes(whole)
+        value = guarded(there, x.at([batch, channel, *place]), const(0, x.dtype))
+        found = ctx.lazy(whole, value, x.device)
+        found.box.strides = self.strides(whole)
+        return in_memory(ctx, found)
+
+
+class Depthwise(Window):
+    """A convolution of each channel by itself."""
 
     def __init__(
         self,
@@ -65,8 +105,7 @@ class Depthwise:
         output_padding: Any,
     ) -> None:
         """`result`: torch's picture of what is computed. Of a padding of the output only transposed ones know."""
-        self.taps = weight.sizes[2:]
-        n, many = len(self.taps), constant_value(total(self.taps))
+        many = constant_value(total(weight.sizes[2:]))
         if transposed or weight.sizes[1] is not ONE or weight.sizes[0] is not ctx.index(groups):
             raise NotLowered("convolution: a kernel of torch")
         if weight.device.type != "cpu" or not weight.dtype.is_floating_point:
@@ -75,9 +114,7 @@ class Depthwise:
             raise NotLowered("convolution: a kernel of torch, as its window is large")
         if not all(type(value) is int for value in (*stride, *padding, *dilation)):
             raise NotLowered("convolution: a kernel of torch, as its steps are not known")
-        self.stride, self.padding, self.dilation = (spread(value, n) for value in (stride, padding, dilation))
-        self.reach = [step * (size - ONE) for step, size in zip(self.dilation, self.taps, strict=True)]
-        self.channels_last = is_channels_last(ctx, result)
+        super().__init__(weight.sizes[2:], stride, padding, dilation, is_channels_last(ctx, result))
         self.is_small, self.is_large = many <= FEW_TAPS, many >= MANY_TAPS
         self.has_steps = any(step > 1 for step in self.stride)
         self.wide = arithmetic_type(weight.dtype)
@@ -97,18 +134,6 @@ class Depthwise:
         if not pays:
             raise NotLowered("convolution: a kernel of torch, which is as fast")
 
-    def strides(self, sizes: Sequence[Index]) -> tuple[Index, ...]:
-        """Dense ones, with the channels where they are."""
-        if not self.channels_last:
-            return contiguous_strides(sizes)
-        first, *others, channel = contiguous_strides([sizes[0], *sizes[2:], sizes[1]])
-        return first, channel, *others
-
-    def at(self, place: Sequence[Index], tap: Sequence[Index]) -> list[Index]:
-        """Where a tap of a window is, in what has edges."""
-        steps = zip(place, self.stride, tap, self.dilation, strict=True)
-        return [item * step + inner * far for item, step, inner, far in steps]
-
     def back_at(self, place: Sequence[Index], tap: Sequence[Index]) -> list[Index]:
         """Where the result is that has an element of the input at this tap, in what has gaps."""
         steps = zip(place, self.reach, tap, self.dilation, strict=True)
@@ -127,16 +152,6 @@ class Depthwise:
 
         return summed(ctx, sizes, self.taps, element, dtype, source.device)
 
-    def with_edges(self, ctx: Builder, x: Value, outputs: Sequence[Index]) -> Value:
-        """The input as windows read it: with zeros around it."""
-        if not any(self.padding):
-            return in_memory(ctx, x)
-        sizes = [
-            (count - 1) * step + far + 1 for count, step, far in zip(outputs, self.stride, self.reach, strict=True)
-        ]
-        place = [item - pad for item, pad in zip(own_axes([*x.sizes[:2], *sizes])[2:], self.padding, strict=True)]
-        return self.filled(ctx, x, sizes, place, all_inside(place, x.sizes[2:]))
-
     def with_gaps(self, ctx: Builder, grad: Value, inputs: Sequence[Index]) -> Value:
         """The gradient of the output, as windows around an element of the input read it: with zeros around each."""
         sizes = [size + far for size, far in zip(inputs, self.reach, strict=True)]
@@ -149,14 +164,6 @@ class Depthwise:
             if step > 1
         ]
         return self.filled(ctx, grad, sizes, place, every(all_inside(place, grad.sizes[2:]), *met))
-
-    def filled(self, ctx: Builder, x: Value, sizes: Sequence[Index], place: Sequence[Index], there: Expr) -> Value:
-        whole = (*x.sizes[:2], *sizes)
-        batch, channel, *_ = own_axes(whole)
-        value = guarded(there, x.at([batch, channel, *place]), const(0, x.dtype))
-        found = ctx.lazy(whole, value, x.device)
-        found.box.strides = self.strides(whole)
-        return in_memory(ctx, found)
 
     def weights(self, ctx: Builder, weight: Value) -> Value:
         """The weights, side by side where the channels are."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ferrite.errors import NotLowered
-from ferrite.ir import NARROW, Expr, Index, arithmetic_type, is_integer
+from ferrite.ir import NARROW, PART_TYPES, Expr, Index, arithmetic_type, is_integer
 from ferrite.lower.builder import Builder
 from ferrite.lower.formula import (
     Term,
@@ -31,8 +31,6 @@ from ferrite.lower.table import lowers
 from ferrite.lower.value import Value
 
 aten = torch.ops.aten
-
-PARTS = {torch.complex128: torch.float64, torch.complex64: torch.float32, torch.complex32: torch.float16}
 
 
 # --- one operand ------------------------------------------------------------------------------------------------------
@@ -61,7 +59,7 @@ def modulus(z: Term) -> Term:
 
 def real_type(dtype: torch.dtype) -> torch.dtype:
     """The type of the parts of a complex number."""
-    return PARTS.get(dtype, dtype)
+    return PART_TYPES.get(dtype, dtype)
 
 
 def same(ctx: Builder, x: Value) -> Value:

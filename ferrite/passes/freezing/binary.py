@@ -20,7 +20,7 @@ import torch
 
 from ferrite.capture import on_real_tensors, torch_api
 from ferrite.errors import Refusal
-from ferrite.graph import fake_value
+from ferrite.graph import HALVES, fake_value
 from ferrite.passes.freezing.binary_cases import (
     BINARY_EXAMPLES,
     BINARY_NEAR_MISSES,
@@ -50,7 +50,6 @@ aten = torch.ops.aten
 ADDING: dict[Any, float] = {aten.add.Tensor: 1.0, aten.sub.Tensor: -1.0}
 SCALING: dict[Any, Callable[..., torch.Tensor]] = {aten.mul.Tensor: torch.mul, aten.div.Tensor: torch.div}
 COMMUTING = frozenset({aten.add.Tensor, aten.mul.Tensor})
-HALVES = (torch.float16, torch.bfloat16)
 MAX_STEPS_BETWEEN_CASTS = 16  # of arithmetic between two casts
 ROUNDS = 4  # of folding arithmetic, and then what has become constant by that
 # Batch norms, and what they call the number that is added to the variance.

@@ -17,6 +17,7 @@ import torch
 
 from ferrite.errors import Refusal
 from ferrite.passes.joint.uniform import COPIES, EXACT, LIKE, RESHAPES, Number, Uniform, is_tensor, sizes_as_arguments
+from ferrite.passes.shared.cases import full
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import AnyRule, Case, NodeRule, Site, apply_rules
 
@@ -96,10 +97,6 @@ def zero_of_integers(site: Site) -> Any:
     if not any(search.number(other) == 0 for _, other in operands(site)):
         return Refusal("no operand is zero")
     return constant_like(site, value, 0, search)
-
-
-def full(shape: list[Any], value: Any, dtype: torch.dtype = torch.float32) -> Any:
-    return aten.full.default(shape, value, dtype=dtype, device=torch.device("cpu"), pin_memory=False)
 
 
 def given(*shape: int, dtype: torch.dtype = torch.float32) -> Callable[[], list[torch.Tensor]]:

@@ -20,15 +20,15 @@ import torch
 
 from ferrite.capture import known_contiguous
 from ferrite.errors import Refusal
-from ferrite.graph import CannotRun, MissingValue, compute, fake_value, mode_of
-from ferrite.passes.shared.cases import on_accelerator
+from ferrite.graph import CannotRun, MissingValue, compute, fake_value, is_elementwise, mode_of
+from ferrite.passes.shared.cases import on_accelerator, whole_numbers
+from ferrite.passes.shared.facts import gains_nothing_by_channels_last
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import (
     Case,
     GraphRule,
     Writer,
     inherit,
-    is_elementwise,
     only_ones_differ,
     same_strides,
     too_loose,
@@ -36,29 +36,19 @@ from ferrite.rewrite import (
 )
 
 aten = torch.ops.aten
-HALVES = (torch.float16, torch.bfloat16)
 CONVOLUTION, BACKWARD = aten.convolution.default, aten.convolution_backward.default
+Values = Mapping[torch.fx.Node, Any]
 IMAGE: Mapping[Any, int] = {CONVOLUTION: 0, BACKWARD: 1}  # the place of the image among the arguments
 
 
-def is_gpu(device: torch.device) -> bool:
-    return device.type != "cpu"
-
-
 def problem_of(node: torch.fx.Node) -> Refusal | None:
-    image, result = fake_value(node.all_input_nodes[0]), fake_value(node)
-    transposed, groups = node.args[6], node.args[8]
-    if not is_gpu(image.device) or image.dtype not in HALVES:
-        return Refusal("it is no convolution in 16 bits on a GPU")
-    if image.ndim != 4 or transposed or groups != 1:
-        return Refusal("it is no convolution of images, or transposed, or in groups")
-    if not known_contiguous(result) or not known_contiguous(image):
-        return Refusal("channels lie side by side already, or nothing does")
-    return None
+    transposed: Any = node.args[6]
+    groups: Any = node.args[8]
+    return gains_nothing_by_channels_last(fake_value(node.all_input_nodes[0]), fake_value(node), transposed, groups)
 
 
 @dataclass
-class Plan:
+class LayoutPlan:
     """`values`: of nodes that will lie otherwise. `images`: convolutions that take a copy of their image. `restored`:
     which operands of which nodes have to lie as before."""
 
@@ -67,19 +57,21 @@ class Plan:
     images: list[torch.fx.Node] = field(default_factory=list)
     restored: list[tuple[torch.fx.Node, torch.fx.Node]] = field(default_factory=list)
 
-    def visit(self, node: torch.fx.Node, turned: Mapping[torch.fx.Node, Any], takes_image: bool) -> Refusal | None:
-        """Look at a node whose operands have been looked at. `turned`: images with the channels side by side."""
+    def visit(
+        self, node: torch.fx.Node, channels_last: Mapping[torch.fx.Node, Any], takes_image: bool
+    ) -> Refusal | None:
+        """Look at a node whose operands have been looked at. `channels_last`: images with the channels side by side."""
         instead: dict[torch.fx.Node, Any] = {}
         if takes_image:
             image = node.args[IMAGE[node.target]]
             assert isinstance(image, torch.fx.Node)
-            instead[image] = turned[image]
+            instead[image] = channels_last[image]
             self.images.append(node)
         for operand in node.all_input_nodes:
             if operand not in self.values or operand in instead:
                 continue
             old, new = fake_value(operand), self.values[operand]
-            is_vague = only_ones_differ(old, new) and is_elementwise(node)
+            is_vague = only_ones_differ(old, new) and is_elementwise(node.target)
             if is_vague or who_could_tell(node, operand, restrided=True, moved_within=False) is not None:
                 if (problem := self.restore(node, operand)) is not None:
                     return problem
@@ -100,7 +92,7 @@ class Plan:
             self.values[node] = new
         return None
 
-    def computed(self, node: torch.fx.Node, values: Mapping[torch.fx.Node, Any]) -> Any:
+    def computed(self, node: torch.fx.Node, values: Values) -> Any:
         try:
             return compute(node, self.mode, values)[0]
         except (CannotRun, MissingValue):
@@ -116,23 +108,23 @@ class Plan:
         return None
 
 
-def plan_of(gm: torch.fx.GraphModule) -> Plan | Refusal:
+def plan_of(gm: torch.fx.GraphModule) -> LayoutPlan | Refusal:
     found = gm.graph.find_nodes(op="call_function", target=CONVOLUTION)
     wanted = {node for node in found if problem_of(node) is None}
     if not wanted or not gm.graph.find_nodes(op="call_function", target=BACKWARD):
         return Refusal("there are no gradients of convolutions")
     mode: Any = mode_of(gm.graph)
-    plan, turned = Plan(mode), dict[torch.fx.Node, Any]()
+    plan, channels_last = LayoutPlan(mode), dict[torch.fx.Node, Any]()
     for node in gm.graph.nodes:
         takes_image = False
         if node.target in IMAGE:
             image = node.args[IMAGE[node.target]]
-            takes_image = image in turned if node.target is BACKWARD else node in wanted
-            takes_image = takes_image and not is_turned(plan.values.get(image, fake_value(image)))
-            if takes_image and image not in turned:
+            takes_image = image in channels_last if node.target is BACKWARD else node in wanted
+            takes_image = takes_image and not is_channels_last(plan.values.get(image, fake_value(image)))
+            if takes_image and image not in channels_last:
                 with plan.mode:
-                    turned[image] = fake_value(image).clone(memory_format=torch.channels_last)
-        if (problem := plan.visit(node, turned, takes_image)) is not None:
+                    channels_last[image] = fake_value(image).clone(memory_format=torch.channels_last)
+        if (problem := plan.visit(node, channels_last, takes_image)) is not None:
             return problem
         is_useless = takes_image and node.target is CONVOLUTION and node not in plan.values
         if is_useless and fake_value(node).device.type == "cuda":
@@ -140,11 +132,11 @@ def plan_of(gm: torch.fx.GraphModule) -> Plan | Refusal:
     return plan
 
 
-def is_turned(value: torch.Tensor) -> bool:
+def is_channels_last(value: torch.Tensor) -> bool:
     return value.is_contiguous(memory_format=torch.channels_last)
 
 
-def carry_out(plan: Plan, gm: torch.fx.GraphModule) -> list[torch.fx.Node]:
+def carry_out(plan: LayoutPlan, gm: torch.fx.GraphModule) -> list[torch.fx.Node]:
     """The nodes that are new."""
     writer = Writer(gm.graph, plan.mode)
     old = {node: fake_value(node) for node in plan.values}
@@ -173,13 +165,6 @@ def carry_out(plan: Plan, gm: torch.fx.GraphModule) -> list[torch.fx.Node]:
                 as_before[operand] = made
         node.replace_input_with(operand, as_before[operand])
     return writer.made
-
-
-def of(*shapes: tuple[int, ...], dtype: torch.dtype = torch.bfloat16, last: bool = False) -> Any:
-    def lay(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(memory_format=torch.channels_last) if last else tensor
-
-    return lambda: [lay(torch.randint(-4, 5, shape).to(dtype)) for shape in shapes]
 
 
 WINDOW = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
@@ -223,17 +208,17 @@ class ImageLayouts(GraphRule):
         return {node: problem_of(node) or off for node in nodes}
 
     examples = (
-        Case("a layer and its gradients", on_accelerator(step), of(*IMAGES)),
-        Case("in float16", on_accelerator(step), of(*IMAGES, dtype=torch.float16)),
+        Case("a layer and its gradients", on_accelerator(step), whole_numbers(*IMAGES, dtype=torch.bfloat16)),
+        Case("in float16", on_accelerator(step), whole_numbers(*IMAGES, dtype=torch.float16)),
     )
     near_misses = (
-        Case("on a cpu", step, of(*IMAGES)),
-        Case("single precision", on_accelerator(step), of(*IMAGES, dtype=torch.float32)),
-        Case("channels side by side", on_accelerator(step), of(*IMAGES, last=True)),
+        Case("on a cpu", step, whole_numbers(*IMAGES, dtype=torch.bfloat16)),
+        Case("single precision", on_accelerator(step), whole_numbers(*IMAGES)),
+        Case("channels side by side", on_accelerator(step), whole_numbers(*IMAGES, last=True, dtype=torch.bfloat16)),
         Case(
             "no gradients",
             on_accelerator(lambda x, w, t: aten.convolution.default(x, w, None, *WINDOW) + t),
-            of(*IMAGES),
+            whole_numbers(*IMAGES, dtype=torch.bfloat16),
         ),
     )
 

@@ -18,7 +18,8 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.errors import Refusal
-from ferrite.graph import fake_value
+from ferrite.graph import fake_value, same_sizes
+from ferrite.passes.joint.constants import PRODUCTS, QUOTIENTS
 from ferrite.passes.shared.converts import converted
 from ferrite.passes.shared.facts import has_elements_along
 from ferrite.passes.shared.kernel_rules import KernelRules
@@ -26,8 +27,6 @@ from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import Case, NodeRule, Site, apply_rules, arguments_of
 
 aten = torch.ops.aten
-PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar)
-QUOTIENTS = (aten.div.Tensor, aten.div.Scalar)
 NAMES = {PRODUCTS: "mul_softmax_pattern", QUOTIENTS: "div_softmax_pattern"}
 
 
@@ -67,10 +66,7 @@ def scaled(node: torch.fx.Node, targets: Sequence[Any], dims: Sequence[int]) -> 
     for x, scale in both:
         if not isinstance(x, torch.fx.Node) or not isinstance(fake_value(x), torch.Tensor):
             continue
-        same_shape = len(fake_value(x).shape) == len(shape) and all(
-            map(torch_api.known_equal, fake_value(x).shape, shape)
-        )
-        if same_shape and is_constant_along(scale, dims, len(shape)):
+        if same_sizes(fake_value(x).shape, shape) and is_constant_along(scale, dims, len(shape)):
             return x, scale
     return "the scale varies along what is reduced"
 

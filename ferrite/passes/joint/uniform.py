@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import on_real_tensors
-from ferrite.graph import fake_value, same_number
+from ferrite.graph import HALVES, fake_value, same_number
 from ferrite.passes.shared.const_scatter import fits
 from ferrite.rewrite import Site, arguments_of
 
@@ -24,7 +24,6 @@ DTYPES = frozenset(
     {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
     | {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 )
-HALF = (torch.float16, torch.bfloat16)
 MAX_CALLS_BEHIND = 64  # calls between a value and its constructors; so the cost of asking stays small in any graph
 
 # What each of them fills its result with.
@@ -147,7 +146,7 @@ def calculated(
     if given.get("alpha", 1) != 1 or any(operand not in stand_ins for operand in node.all_input_nodes):
         return None
     # Devices differ in how they round a number that half precision does not hold before they calculate with it.
-    if look.device.type != "cpu" and look.dtype in HALF and any(isinstance(item, float) for item in given.values()):
+    if look.device.type != "cpu" and look.dtype in HALVES and any(isinstance(item, float) for item in given.values()):
         return None
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), stand_ins.__getitem__)
     assert callable(node.target)

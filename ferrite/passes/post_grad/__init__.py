@@ -31,6 +31,7 @@ from ferrite.passes.post_grad.higher_order import (
 )
 from ferrite.passes.post_grad.loops import decompose_map_to_while_loop, decompose_scan_to_while_loop
 from ferrite.passes.post_grad.order import eliminate_dead_code, reorder_for_locality
+from ferrite.passes.post_grad.own_convolutions import own_convolutions
 from ferrite.passes.post_grad.own_products import own_products
 from ferrite.passes.post_grad.patterns import pass_patterns
 from ferrite.passes.post_grad.product_layouts import lay_out_products
@@ -60,6 +61,7 @@ __all__ = [
     "mkldnn_fusion",
     "move_constructors_to_gpu",
     "note_random_order",
+    "own_convolutions",
     "own_products",
     "partitioned_scatter",
     "pass_patterns",
@@ -97,6 +99,7 @@ POST_GRAD = Pipeline(
         kernel_patterns,
         mkldnn_fusion,
         quantized_fusion,
+        own_convolutions,
         pass_patterns,
         partitioned_scatter,
         post_grad_fusions,

@@ -18,11 +18,11 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.errors import Refusal
-from ferrite.graph import fake_value, has_effect
+from ferrite.graph import fake_value, has_effect, is_elementwise
 from ferrite.passes.post_grad.operators import write_pointwise
 from ferrite.passes.shared.cases import on_accelerator
 from ferrite.passes.shared.facts import on_cpu, only_cast
-from ferrite.rewrite import AnyRule, Case, NodeRule, Site, in_order, is_elementwise
+from ferrite.rewrite import AnyRule, Case, NodeRule, Site, in_order
 
 aten = torch.ops.aten
 MAX_NODES_BETWEEN = 64  # nodes between the products: a longer chain is not worth a kernel of its own
@@ -50,7 +50,7 @@ def between(operand: torch.fx.Node, outer: torch.fx.Node) -> Between | Refusal:
             continue
         if node.target is aten.mm.default:
             products.add(node)
-        elif (is_elementwise(node) or only_cast(node) is not None) and not has_effect(node):
+        elif (is_elementwise(node.target) or only_cast(node) is not None) and not has_effect(node):
             region.add(node)
             waiting += node.all_input_nodes
         else:

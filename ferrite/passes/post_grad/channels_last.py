@@ -21,7 +21,8 @@ import torch
 from ferrite.capture import known_contiguous, torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value
-from ferrite.passes.post_grad.convolutions import MIN_SPLIT_MULTIPLICATIONS, bare, of
+from ferrite.passes.post_grad.convolutions import MIN_SPLIT_MULTIPLICATIONS, bare
+from ferrite.passes.shared.cases import whole_numbers as of
 from ferrite.rewrite import Case, NodeRule, Site
 
 aten = torch.ops.aten

@@ -25,6 +25,7 @@ import torch
 from ferrite.capture import known_contiguous, torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value
+from ferrite.passes.shared.cases import whole_numbers as of
 from ferrite.rewrite import Case, NodeRule, Site
 
 aten = torch.ops.aten
@@ -272,15 +273,6 @@ GRADIENTS: Mapping[int, Callable[[Windows, Any], Any]] = {
 
 
 # --- what they fire on ------------------------------------------------------------------------------------------------
-
-
-def of(*shapes: tuple[int, ...], last: bool = False, dtype: torch.dtype = torch.float32) -> Callable[[], list[Any]]:
-    """Small whole numbers, of which sums are exact in any order."""
-
-    def lay(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(memory_format=torch.channels_last) if last and tensor.ndim == 4 else tensor
-
-    return lambda: [lay(torch.randint(-4, 5, shape).to(dtype)) for shape in shapes]
 
 
 def conv(step: int = 1, padding: int = 0, dilation: int = 1, groups: int = 1, transposed: bool = False) -> Any:

@@ -21,13 +21,14 @@ import torch
 from ferrite.capture import known_contiguous
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value
-from ferrite.passes.post_grad.convolutions import conv, of
+from ferrite.passes.post_grad.convolutions import conv
 from ferrite.passes.shared.cases import on_accelerator
+from ferrite.passes.shared.cases import whole_numbers as of
+from ferrite.passes.shared.facts import gains_nothing_by_channels_last
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import Case, NodeRule, Site, apply_rules
 
 aten = torch.ops.aten
-HALVES = (torch.float16, torch.bfloat16)
 
 
 def without_bias(site: Site) -> Any:
@@ -47,12 +48,8 @@ def without_bias(site: Site) -> Any:
 def side_by_side(site: Site) -> Any:
     given, result = site.arguments, fake_value(site.node)
     x = site.value(given["input"])
-    if x.device.type == "cpu" or x.dtype not in HALVES:
-        return Refusal("it is no convolution in 16 bits on a GPU")
-    if x.ndim != 4 or given["transposed"] or given["groups"] != 1:
-        return Refusal("it is no convolution of images, or transposed, or in groups")
-    if not known_contiguous(result) or not known_contiguous(x):
-        return Refusal("channels lie side by side already, or nothing does")
+    if (problem := gains_nothing_by_channels_last(x, result, given["transposed"], given["groups"])) is not None:
+        return problem
     image = site.call(aten.clone.default, given["input"], memory_format=torch.channels_last)
     found = site.call(aten.convolution.default, *{**given, "input": image}.values())
     if x.device.type == "cuda" and known_contiguous(site.value(found)):

@@ -25,6 +25,7 @@ from ferrite.capture import torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import Regions, attribute_of, fake_value, mode_of, model_line
 from ferrite.passes.post_grad import operators
+from ferrite.passes.post_grad.batch_fusion import PRODUCTS
 from ferrite.passes.shared.constants import constant_of
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import INHERITED, Writer, arguments_of, difference
@@ -36,7 +37,6 @@ PACK_INT4 = aten._convert_weight_to_int4pack_for_cpu.default
 INNER_TILES = 2  # asked for by the packing operator, which packs the same for every value on the CPU
 ZERO_OF_INT4 = 8  # the packed number that stands for zero
 
-PRODUCTS = {aten.mm.default: ("self", "mat2"), aten.addmm.default: ("mat1", "mat2")}
 
 Operands = Mapping[Any, tuple[str, str]]  # for each operator, the names of what it reads and of its weight
 Write = Callable[[Writer, torch.fx.Node, Sequence[torch.fx.Node]], list[torch.fx.Node]]

@@ -17,14 +17,13 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.errors import Refusal
-from ferrite.graph import fake_value
+from ferrite.graph import HALVES, fake_value
 from ferrite.passes.post_grad import cpu_ops
 from ferrite.passes.shared.facts import CASTS, only_cast, transposed
 from ferrite.rewrite import Items, Match, Matcher, Pattern, Site, Variable, arguments_of, count_uses, trace_pattern
 
 aten = torch.ops.aten
 
-HALVES = (torch.float16, torch.bfloat16)
 DTYPES = (torch.float32, torch.float64, *HALVES)
 VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 

@@ -35,6 +35,16 @@ def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return left.mm(right) if left.ndim == 2 else left.bmm(right)
 
 
+@define("convolution(Tensor x, Tensor weight, int[] stride, int[] padding, int[] dilation) -> Tensor")
+def convolution(
+    x: torch.Tensor, weight: torch.Tensor, stride: list[int], padding: list[int], dilation: list[int]
+) -> torch.Tensor:
+    """A convolution without a bias, whose result has its channels side by side."""
+    no_edges = [0] * len(stride)
+    found: torch.Tensor = aten.convolution.default(x, weight, None, stride, padding, dilation, False, no_edges, 1)
+    return found.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
 @define("mm_plus_mm(Tensor a, Tensor b, Tensor c, Tensor d) -> Tensor")
 def mm_plus_mm(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
     """a @ b + c @ d. The second product is where the first is added up, unrounded: one result is written, once."""

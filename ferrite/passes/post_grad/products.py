@@ -17,14 +17,13 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.errors import Refusal
-from ferrite.graph import fake_value
+from ferrite.graph import HALVES, fake_value, is_elementwise
 from ferrite.passes.post_grad import operators as operators  # defines torch.ops.ferrite
 from ferrite.passes.post_grad.product_layouts import is_by_columns
 from ferrite.passes.shared.cases import on_meta, uniform
-from ferrite.rewrite import AnyRule, Case, Match, Rule, is_elementwise
+from ferrite.rewrite import AnyRule, Case, Match, Rule
 
 aten = torch.ops.aten
-HALVES = (torch.float16, torch.bfloat16)
 
 
 # --- who reads a product ----------------------------------------------------------------------------------------------
@@ -149,7 +148,7 @@ def should_prefer_unfused_addmm(root: torch.fx.Node, bias: torch.fx.Node) -> boo
 
     `root` is the sum, fused or not. Views and items of it are looked through; an output is a reader that is not.
     """
-    return fake_value(bias).device.type != "cpu" and all(map(is_elementwise, readers_of(root)))
+    return fake_value(bias).device.type != "cpu" and all(is_elementwise(reader.target) for reader in readers_of(root))
 
 
 def bias_stays_behind(match: Match) -> Refusal | None:

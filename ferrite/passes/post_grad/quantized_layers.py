@@ -20,7 +20,7 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.errors import Refusal
-from ferrite.graph import fake_value
+from ferrite.graph import fake_value, same_sizes
 from ferrite.passes.post_grad import cpu_ops
 from ferrite.passes.post_grad.layers import (
     POST_OP_TARGETS,
@@ -187,7 +187,7 @@ def packed_sum(site: Site, y: torch.fx.Node, other: Any, layer: cpu_ops.Quantize
     value, result = fake_value(other) if isinstance(other, torch.fx.Node) else None, fake_value(y)
     if not isinstance(value, torch.Tensor) or (value.dtype, value.device) != (result.dtype, result.device):
         return Refusal("the second operand is no tensor of the same dtype and device")
-    if len(value.shape) != len(result.shape) or not all(map(torch_api.known_equal, value.shape, result.shape)):
+    if not same_sizes(value.shape, result.shape):
         return Refusal("the operands are not provably of one shape")
     if uses_of(y) != 1:
         return Refusal(f"{y.name} has another user")

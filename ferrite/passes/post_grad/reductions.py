@@ -15,6 +15,7 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value
+from ferrite.passes.shared.cases import full
 from ferrite.passes.shared.constants import filled
 from ferrite.rewrite import Case, NodeRule, Site, arguments_of
 
@@ -131,10 +132,6 @@ POINTLESS_CUMSUM = NodeRule(
         Case("no dimension", lambda x: x + aten.cumsum.default(full([], 1.0), 0), lambda: [torch.rand(())]),
     ),
 )
-
-
-def full(shape: list[int], value: Any, dtype: torch.dtype = torch.float32) -> Any:
-    return aten.full.default(shape, value, dtype=dtype, device=torch.device("cpu"), pin_memory=False)
 
 
 def ones(*shape: int) -> torch.Tensor:

@@ -21,7 +21,6 @@ from ferrite.passes.post_grad import operators as operators  # defines torch.ops
 from ferrite.rewrite import Case, Match, Rule
 
 aten = torch.ops.aten
-HALF = (torch.float16, torch.bfloat16)
 
 
 def largest_and_sum(x: Any, dim: Any) -> Any:

@@ -20,7 +20,7 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.errors import Refusal
-from ferrite.graph import fake_value
+from ferrite.graph import fake_value, same_sizes
 from ferrite.options import settings_of
 from ferrite.passes.post_grad.concats import NORMALIZATION, Part, concat_dim, part_of_split, whole_split
 from ferrite.passes.shared.cases import one
@@ -291,7 +291,7 @@ def drops(view: torch.fx.Node, dim: int) -> bool:
     old = list(fake_value(view.all_input_nodes[0]).shape)
     new = fake_value(view).shape
     del old[dim]
-    return len(old) == len(new) and all(map(torch_api.known_equal, old, new))
+    return same_sizes(old, new)
 
 
 def reshaped(sizes: list[int], dim: int, shape: list[int], to: int) -> Callable[..., Any]:

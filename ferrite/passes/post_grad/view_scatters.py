@@ -17,7 +17,16 @@ from typing import Any
 
 import torch
 
-from ferrite.graph import VIEW_SCATTERS, Regions, argument, eager_refuses, fake_value, same_metadata, schema_of
+from ferrite.graph import (
+    VIEW_SCATTERS,
+    Regions,
+    argument,
+    eager_refuses,
+    fake_value,
+    is_elementwise,
+    same_metadata,
+    schema_of,
+)
 from ferrite.passes.post_grad.higher_order import inherit
 from ferrite.passes.post_grad.memory import MemoryUses, counts_from_the_start, each_element_once, same_but_place
 from ferrite.rewrite import Writer
@@ -183,7 +192,7 @@ class Materialised:
 
 
 def elementwise(node: torch.fx.Node) -> bool:
-    return node.target is aten.copy_.default or torch.Tag.pointwise in getattr(node.target, "tags", ())
+    return node.target is aten.copy_.default or is_elementwise(node.target)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from ferrite.errors import Refusal
-from ferrite.graph import fake_value
+from ferrite.graph import HALVES, fake_value
 from ferrite.passes.pre_grad.horizontal import (
     MIN_TINY_CALLS,
     Horizontal,
@@ -35,7 +35,6 @@ from ferrite.pipeline import PassContext
 from ferrite.rewrite import Case, Writer, apply_rules, arguments_of, inherit
 
 aten = torch.ops.aten
-HALVES = (torch.float16, torch.bfloat16)
 Values = tuple[torch.Tensor, ...]
 
 

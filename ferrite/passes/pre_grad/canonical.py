@@ -8,7 +8,17 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.graph import aten_name, body_of, fake_value, is_torch_function, mutates, says_so, signature, storages_of
+from ferrite.graph import (
+    aten_name,
+    body_of,
+    fake_value,
+    is_torch_function,
+    mutates,
+    same_sizes,
+    says_so,
+    signature,
+    storages_of,
+)
 from ferrite.passes.pre_grad.modules import inline_module
 from ferrite.passes.pre_grad.names import NAMES, NUMPY_NAMES, Arguments
 from ferrite.passes.pre_grad.spelling import SpelledCall, asking_nothing, is_tensor, operator_call
@@ -330,7 +340,7 @@ def normal_reshape(node: torch.fx.Node) -> bool:
     if not all(type(size) is int for size in sizes) or not isinstance(source, torch.fx.Node):
         return False
     before = fake_value(source).shape
-    same = len(before) == len(sizes) and all(map(torch_api.known_equal, before, sizes))  # symbols may be among them
+    same = same_sizes(before, sizes)  # symbols may be among them
     target = node.target
     if target in (aten.flatten.using_ints, aten.ravel.default) and same:
         return False

@@ -31,17 +31,12 @@ from ferrite.passes.pre_grad.products import (
 )
 from ferrite.passes.pre_grad.stage import pre_grad_pass
 from ferrite.passes.pre_grad.sum_of_linears import SUM_RULES
+from ferrite.passes.shared.cases import trainable
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import Case, apply_rules
 
 aten = torch.ops.aten
-
-Shape = tuple[int, ...]
 ALWAYS = {"horizontal": "always"}
-
-
-def of(*shapes: Shape) -> Callable[[], list[torch.Tensor]]:
-    return lambda: [(torch.rand(shape) - 0.5).requires_grad_() for shape in shapes]
 
 
 def layers(*biases: bool, then: Callable[[Any], Any] = torch.relu) -> Callable[..., Any]:
@@ -125,22 +120,27 @@ PARALLEL_RULES = (
         "linear layers",
         aten.linear.default,
         examples=(
-            Case("the projections of attention", attention_inputs, of((2, 3, 4), *[(4, 4), (4,)] * 3), ALWAYS),
+            Case("the projections of attention", attention_inputs, trainable((2, 3, 4), *[(4, 4), (4,)] * 3), ALWAYS),
             Case(
                 "biases here and there",
                 layers(True, False, True),
-                of((2, 3), (4, 3), (4,), (2, 3), (5, 3), (5,)),
+                trainable((2, 3), (4, 3), (4,), (2, 3), (5, 3), (5,)),
                 ALWAYS,
             ),
-            Case("a single row, no bias", layers(False, False), of((3,), (4, 3), (2, 3)), ALWAYS),
-            Case("returned as they are", layers(False, False, then=lambda y: y), of((2, 3), (4, 3), (2, 3)), ALWAYS),
-            Case("one and the same layer twice", tied, of((2, 3), (4, 3), (4,)), ALWAYS),
+            Case("a single row, no bias", layers(False, False), trainable((3,), (4, 3), (2, 3)), ALWAYS),
+            Case(
+                "returned as they are",
+                layers(False, False, then=lambda y: y),
+                trainable((2, 3), (4, 3), (2, 3)),
+                ALWAYS,
+            ),
+            Case("one and the same layer twice", tied, trainable((2, 3), (4, 3), (4,)), ALWAYS),
         ),
         near_misses=(
-            Case("one layer", layers(True), of((2, 3), (4, 3), (4,)), ALWAYS),
-            Case("by the model", layers(False, False), of((2, 3), (4, 3), (2, 3))),
-            Case("a result is written to", one_is_written, of((2, 3), (4, 3), (2, 3)), ALWAYS),
-            Case("no gradient reaches one of them", one_is_detached, of((2, 3), (4, 3), (2, 3)), ALWAYS),
+            Case("one layer", layers(True), trainable((2, 3), (4, 3), (4,)), ALWAYS),
+            Case("by the model", layers(False, False), trainable((2, 3), (4, 3), (2, 3))),
+            Case("a result is written to", one_is_written, trainable((2, 3), (4, 3), (2, 3)), ALWAYS),
+            Case("no gradient reaches one of them", one_is_detached, trainable((2, 3), (4, 3), (2, 3)), ALWAYS),
         ),
     ),
     one_input(
@@ -149,14 +149,19 @@ PARALLEL_RULES = (
         aten.matmul.default,
         aten.mm.default,
         examples=(
-            Case("as matmul", lambda x, a, b: ((x @ a).relu(), (x @ b).tanh()), of((2, 3, 4), (4, 2), (4, 5)), ALWAYS),
-            Case("as mm", lambda x, a, b: (x.mm(a).relu(), x.mm(b).tanh()), of((3, 4), (4, 2), (4, 5)), ALWAYS),
+            Case(
+                "as matmul",
+                lambda x, a, b: ((x @ a).relu(), (x @ b).tanh()),
+                trainable((2, 3, 4), (4, 2), (4, 5)),
+                ALWAYS,
+            ),
+            Case("as mm", lambda x, a, b: (x.mm(a).relu(), x.mm(b).tanh()), trainable((3, 4), (4, 2), (4, 5)), ALWAYS),
         ),
         near_misses=(
             Case(
                 "batches of matrices",
                 lambda x, a, b: ((x @ a).relu(), (x @ b).tanh()),
-                of((2, 3, 4), (2, 4, 2), (2, 4, 5)),
+                trainable((2, 3, 4), (2, 4, 2), (2, 4, 5)),
                 ALWAYS,
             ),
         ),
@@ -169,7 +174,7 @@ PARALLEL_RULES = (
             Case(
                 "two",
                 lambda x, a, b, c, d: (torch.addmm(a, x, b).relu(), torch.addmm(c, x, d).tanh()),
-                of((3, 4), (2,), (4, 2), (5,), (4, 5)),
+                trainable((3, 4), (2,), (4, 2), (5,), (4, 5)),
                 ALWAYS,
             ),
         ),
@@ -177,13 +182,13 @@ PARALLEL_RULES = (
             Case(
                 "scaled",
                 lambda x, a, b, c, d: (torch.addmm(a, x, b, alpha=2).relu(), torch.addmm(c, x, d, alpha=2).tanh()),
-                of((3, 4), (2,), (4, 2), (5,), (4, 5)),
+                trainable((3, 4), (2,), (4, 2), (5,), (4, 5)),
                 ALWAYS,
             ),
             Case(
                 "a bias for each row",
                 lambda x, a, b, c, d: (torch.addmm(a, x, b).relu(), torch.addmm(c, x, d).tanh()),
-                of((3, 4), (3, 1), (4, 2), (3, 1), (4, 5)),
+                trainable((3, 4), (3, 1), (4, 2), (3, 1), (4, 5)),
                 ALWAYS,
             ),
         ),
@@ -196,22 +201,22 @@ PARALLEL_RULES = (
             Case(
                 "inputs of several ranks",
                 lambda x, y, z, w, b: [F.linear(each, w, b).relu() for each in (x, y, z)],
-                of((2, 3), (3,), (2, 2, 3), (4, 3), (4,)),
+                trainable((2, 3), (3,), (2, 2, 3), (4, 3), (4,)),
                 ALWAYS,
             ),
             Case(
                 "returned as they are",
                 lambda x, y, w: [F.linear(each, w) for each in (x, y)],
-                of((2, 3), (5, 3), (4, 3)),
+                trainable((2, 3), (5, 3), (4, 3)),
                 ALWAYS,
             ),
         ),
         near_misses=(
-            Case("one after the other", chained, of((2, 3), (3, 3), (3,)), ALWAYS),
+            Case("one after the other", chained, trainable((2, 3), (3, 3), (3,)), ALWAYS),
             Case(
                 "by the model",
                 lambda x, y, w: [F.linear(each, w).relu() for each in (x, y)],
-                of((2, 3), (5, 3), (4, 3)),
+                trainable((2, 3), (5, 3), (4, 3)),
             ),
             Case(
                 "other biases",
@@ -219,7 +224,7 @@ PARALLEL_RULES = (
                     F.linear(x, w, b).relu(),
                     F.linear(y, w).relu(),
                 ),
-                of((2, 3), (5, 3), (4, 3), (4,)),
+                trainable((2, 3), (5, 3), (4, 3), (4,)),
                 ALWAYS,
             ),
         ),
@@ -229,13 +234,13 @@ PARALLEL_RULES = (
         "products",
         aten.matmul.default,
         examples=(
-            Case("two", lambda x, y, w: ((x @ w).relu(), (y @ w).tanh()), of((2, 3), (4, 2, 3), (3, 4)), ALWAYS),
+            Case("two", lambda x, y, w: ((x @ w).relu(), (y @ w).tanh()), trainable((2, 3), (4, 2, 3), (3, 4)), ALWAYS),
         ),
         near_misses=(
             Case(
                 "other weights",
                 lambda x, y, w, v: ((x @ w).relu(), (y @ v).tanh()),
-                of((2, 3), (2, 3), (3, 4), (3, 4)),
+                trainable((2, 3), (2, 3), (3, 4), (3, 4)),
                 ALWAYS,
             ),
         ),

@@ -19,8 +19,9 @@ from ferrite.errors import Refusal
 from ferrite.graph import same_number, storages_of
 from ferrite.passes.pre_grad.modules import called_module
 from ferrite.passes.pre_grad.predicates import is_plain, requires_grad
-from ferrite.passes.pre_grad.reshapes import RESTORED, floats
+from ferrite.passes.pre_grad.reshapes import RESTORED
 from ferrite.passes.pre_grad.stage import pre_grad_pass
+from ferrite.passes.shared.cases import floats
 from ferrite.passes.shared.noops import always, on_integers
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import Case, NodeRule, Site, apply_rules

@@ -30,6 +30,7 @@ from ferrite.capture import torch_api
 from ferrite.errors import NotApplied
 from ferrite.graph import fake_value
 from ferrite.passes.pre_grad.predicates import Concat, is_plain, keeps_order, sole_user
+from ferrite.passes.pre_grad.spelling import is_tensor
 from ferrite.rewrite import arguments_of, only_ones_differ
 
 aten = torch.ops.aten
@@ -207,10 +208,6 @@ def gets_axis(node: torch.fx.Node, dim: int) -> bool:
     if node.target is not aten.unsqueeze.default or type(node.args[1]) is not int:
         return False
     return is_tensor(node.args[0]) and node.args[1] % fake_value(node).dim() == dim
-
-
-def is_tensor(node: Any) -> bool:
-    return isinstance(node, torch.fx.Node) and isinstance(fake_value(node), torch.Tensor)
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------

@@ -7,14 +7,14 @@ split(x, sizes)[i], and nobody reads the rest  =>   narrow(x, ...)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ferrite.capture import torch_api
 from ferrite.errors import Refusal
-from ferrite.graph import fake_value
+from ferrite.graph import fake_value, same_sizes
 from ferrite.passes.pre_grad.predicates import (
     is_plain,
     is_shape_view,
@@ -22,6 +22,7 @@ from ferrite.passes.pre_grad.predicates import (
     sole_user,
 )
 from ferrite.passes.pre_grad.stage import pre_grad_pass
+from ferrite.passes.shared.cases import floats
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import Case, NodeRule, Site, apply_rules
 
@@ -36,7 +37,7 @@ def back_to_an_earlier_shape(site: Site) -> Any:
     passed: list[torch.fx.Node] = []
     node: Any = site.node.args[0]
     while isinstance(node, torch.fx.Node) and is_plain(fake_value(node)):
-        if same_shape(fake_value(node).shape, shape):
+        if same_sizes(fake_value(node).shape, shape):
             if any(each.target not in UNITS for each in (site.node, *passed)) and moves_ones(fake_value(node)):
                 return Refusal(f"a dimension of {node.name} may get another stride")
             site.through(*passed)
@@ -46,10 +47,6 @@ def back_to_an_earlier_shape(site: Site) -> Any:
         passed.append(node)
         node = node.args[0]
     return Refusal("no value before it has this shape")
-
-
-def same_shape(left: Sequence[Any], right: Sequence[Any]) -> bool:
-    return len(left) == len(right) and all(map(torch_api.known_equal, left, right))
 
 
 def moves_ones(value: torch.Tensor) -> bool:
@@ -82,10 +79,6 @@ def viewable(value: torch.Tensor, sizes: Sequence[int]) -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def floats(*shape: int) -> Callable[[], list[Any]]:
-    return lambda: [torch.randn(shape).requires_grad_()]
 
 
 def written(x: Any) -> Any:

@@ -17,7 +17,6 @@ from ferrite.passes.pre_grad.split_cat_cases import (
     beside_foreign,
     first_two,
     flat,
-    floats,
     four,
     result_written,
     split_concat,
@@ -25,6 +24,7 @@ from ferrite.passes.pre_grad.split_cat_cases import (
     without_gradients_between,
     written_between,
 )
+from ferrite.passes.shared.cases import floats
 from ferrite.rewrite import Case, NodeRule
 
 aten = torch.ops.aten

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 
 from ferrite.capture import torch_api
 from ferrite.errors import Refusal
-from ferrite.graph import fake_value, is_barrier, mode_of, model_line, mutates, storages_of, stream_of
+from ferrite.graph import fake_value, is_barrier, mode_of, model_line, mutates, same_sizes, storages_of, stream_of
 from ferrite.passes.pre_grad.predicates import sole_user
 from ferrite.passes.pre_grad.stage import pre_grad_pass
 from ferrite.passes.shared.kernel_rules import KernelRules
@@ -159,7 +159,7 @@ def value_problem(found: Sampling) -> Refusal | None:
     if not all(isinstance(value, torch.Tensor) and value.is_floating_point() for value in (logits, noise)):
         return Refusal("the logits are no real numbers")
     quotient = fake_value(found.quotient)
-    if quotient.dim() != logits.dim() or not all(map(torch_api.known_equal, quotient.shape, logits.shape)):
+    if not same_sizes(quotient.shape, logits.shape):
         return Refusal("there is more noise than logits")
     if not logits.dim() or not torch_api.known_true(logits.shape[found.dim] >= 1):
         return Refusal("there may be nothing to choose from")

@@ -10,10 +10,6 @@ import torch
 Pick = Callable[[Any, Any], list[Any]]
 
 
-def floats(*shape: int) -> Callable[[], list[Any]]:
-    return lambda: [torch.rand(shape).requires_grad_()]
-
-
 def flat(value: Any) -> Any:
     """A reader that nobody can tell strides by."""
     return value.reshape(-1) * 2

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from ferrite.passes.pre_grad import sections
-from ferrite.passes.pre_grad.split_cat_cases import first_two, floats, split_concat
+from ferrite.passes.pre_grad.split_cat_cases import first_two, split_concat
+from ferrite.passes.shared.cases import floats
 from ferrite.rewrite import Case, NodeRule
 
 aten = torch.ops.aten

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ferrite.errors import Refusal
-from ferrite.graph import Gradients, fake_value, mutates, storages_of
+from ferrite.graph import Gradients, fake_value, mutates, same_sizes, storages_of
 from ferrite.passes.pre_grad.predicates import (
     Concat,
     concat_view,
@@ -24,8 +24,8 @@ from ferrite.passes.pre_grad.predicates import (
     sole_user,
     written_memory,
 )
-from ferrite.passes.pre_grad.reshapes import floats, same_shape
 from ferrite.passes.pre_grad.stage import pre_grad_pass
+from ferrite.passes.shared.cases import floats, normal, trainable
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import Case, NodeRule, Site, apply_rules, arguments_of
 
@@ -150,7 +150,7 @@ def operand_spans(concat: Concat) -> Spans | None:
     found, start = [], 0
     for operand in concat.operands:
         value = fake_value(operand)
-        if concat.kind == "cat" and value.dim() == 1 and same_shape(value.shape, [0]):
+        if concat.kind == "cat" and value.dim() == 1 and same_sizes(value.shape, [0]):
             continue
         size = value.shape[concat.dim] if concat.kind == "cat" else 1
         if type(size) is not int:
@@ -172,14 +172,6 @@ def dissolves(piece: Piece, spans: Sequence[tuple[int, int]]) -> bool:
         if is_returned(user) or any(mutates(reader) for reader in user.users):
             return False
     return True
-
-
-def two(*shapes: tuple[int, ...]) -> Callable[[], list[Any]]:
-    return lambda: [torch.randn(shape).requires_grad_() for shape in shapes]
-
-
-def plain(*shapes: tuple[int, ...]) -> Callable[[], list[Any]]:
-    return lambda: [torch.randn(shape) for shape in shapes]
 
 
 def split_again(sizes: Sequence[int], use: Callable[..., Any], dim: int = 0, to: int = 0) -> Callable[..., Any]:
@@ -206,7 +198,7 @@ def written_slice(x: Any) -> Any:
     return first * 2
 
 
-AB = two((2, 4), (3, 4))
+AB = trainable((2, 4), (3, 4))
 SPLITS: tuple[NodeRule, ...] = (
     NodeRule(
         name="split_of_one",
@@ -230,15 +222,15 @@ SPLITS: tuple[NodeRule, ...] = (
         rewrite=on_pieces(piece_of_a_concat),
         examples=(
             Case("the operands", split_again([2, 3], lambda p, q: p.sum() + q), AB),
-            Case("only one is read", split_again([2, 3], lambda p, q: q * 2), plain((2, 4), (3, 4))),
+            Case("only one is read", split_again([2, 3], lambda p, q: q * 2), normal((2, 4), (3, 4))),
             Case("inside one operand", split_again([2, 1, 2], lambda p, q, r: p + q + r), AB),
-            Case("along another dimension", split_again([1, 2], lambda p, q: p + q, 1, 1), two((2, 1), (2, 2))),
+            Case("along another dimension", split_again([1, 2], lambda p, q: p + q, 1, 1), trainable((2, 1), (2, 2))),
             Case(
                 "several operands",
                 lambda a, b: sum(p.sum() for p in torch.split(torch.cat([a, b, a.sin(), b]), [5, 5])),
                 AB,
             ),
-            Case("unbind of stack", lambda a, b: torch.stack([a, b], 1).unbind(1)[1] + a, two((2, 3), (2, 3))),
+            Case("unbind of stack", lambda a, b: torch.stack([a, b], 1).unbind(1)[1] + a, trainable((2, 3), (2, 3))),
             Case(
                 "an operand without elements",
                 split_again([3], lambda p: p + 1),

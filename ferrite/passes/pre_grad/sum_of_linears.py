@@ -19,12 +19,13 @@ import torch.nn.functional as F
 
 from ferrite.capture import torch_api
 from ferrite.errors import Refusal
-from ferrite.graph import fake_value
+from ferrite.graph import fake_value, same_sizes
 from ferrite.options import way
 from ferrite.passes.pre_grad import horizontal
 from ferrite.passes.pre_grad.horizontal import bytes_of, hints
 from ferrite.passes.pre_grad.pieces import Piece, piece_of
 from ferrite.passes.pre_grad.predicates import linear_view, sole_user
+from ferrite.passes.shared.cases import trainable
 from ferrite.passes.shared.facts import leaves_quick_way
 from ferrite.rewrite import Case, NodeRule, Site, arguments_of
 
@@ -138,7 +139,7 @@ def value_problem(site: Site, terms: Sequence[Term], rest: Sequence[torch.fx.Nod
     first = fake_value(terms[0].node).shape
     for term in terms:
         shape = fake_value(term.node).shape
-        if len(shape) != len(first) or not all(map(torch_api.known_equal, shape, first)):
+        if not same_sizes(shape, first):
             return Refusal("the layers have results of different shapes")
         if term.bias is not None and list(fake_value(term.bias).shape) != [first[-1]]:
             return Refusal("a bias is not one number for each column")
@@ -180,10 +181,6 @@ def adding(site: Site) -> Callable[[Any, Any], Any]:
 # --- the rule ---------------------------------------------------------------------------------------------------------
 
 ALWAYS = {"horizontal": "always"}
-
-
-def numbers(*shapes: tuple[int, ...]) -> Callable[[], list[torch.Tensor]]:
-    return lambda: [(torch.rand(shape) - 0.5).requires_grad_() for shape in shapes]
 
 
 def balanced(x: Any, *weights: Any) -> Any:
@@ -228,19 +225,22 @@ SUM_RULES = (
         rewrite=one_layer,
         numerics="rounded",
         examples=(
-            Case("four, in another order", balanced, numbers((3, 8), *[(5, 2)] * 4), ALWAYS),
-            Case("with biases", biased, numbers((3, 5), (4, 2), (4, 3), (4,), (4,)), ALWAYS),
+            Case("four, in another order", balanced, trainable((3, 8), *[(5, 2)] * 4), ALWAYS),
+            Case("with biases", biased, trainable((3, 5), (4, 2), (4, 3), (4,), (4,)), ALWAYS),
             Case(
-                "part of the input, and something else", with_another, numbers((2, 3, 5), (4, 2), (4, 2), (4,)), ALWAYS
+                "part of the input, and something else",
+                with_another,
+                trainable((2, 3, 5), (4, 2), (4, 2), (4,)),
+                ALWAYS,
             ),
-            Case("many rows, by the model", halves, numbers((64, 4), (2, 2), (2, 2))),
+            Case("many rows, by the model", halves, trainable((64, 4), (2, 2), (2, 2))),
         ),
         near_misses=(
-            Case("a piece twice", piece_twice, numbers((3, 5), (4, 2), (4, 2)), ALWAYS),
-            Case("scaled", scaled, numbers((3, 5), (4, 2), (4, 3)), ALWAYS),
-            Case("a layer is read again", read_twice, numbers((3, 5), (4, 2), (4, 3)), ALWAYS),
-            Case("no neighbours", not_neighbours, numbers((3, 5), (4, 2), (4, 2)), ALWAYS),
-            Case("few rows, by the model", halves, numbers((2, 5), (4, 2), (4, 3))),
+            Case("a piece twice", piece_twice, trainable((3, 5), (4, 2), (4, 2)), ALWAYS),
+            Case("scaled", scaled, trainable((3, 5), (4, 2), (4, 3)), ALWAYS),
+            Case("a layer is read again", read_twice, trainable((3, 5), (4, 2), (4, 3)), ALWAYS),
+            Case("no neighbours", not_neighbours, trainable((3, 5), (4, 2), (4, 2)), ALWAYS),
+            Case("few rows, by the model", halves, trainable((2, 5), (4, 2), (4, 3))),
         ),
     ),
 )

@@ -16,7 +16,6 @@ times slower than copying, and a transposed result gains nothing. `always` is fo
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -27,13 +26,12 @@ from ferrite.errors import Refusal
 from ferrite.graph import fake_value, storages_of
 from ferrite.passes.pre_grad.predicates import is_plain, linear_view, matmul_view, sole_user
 from ferrite.passes.pre_grad.stage import pre_grad_pass
-from ferrite.passes.shared.cases import normal
+from ferrite.passes.shared.cases import trainable
 from ferrite.passes.shared.facts import on_cpu
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import Case, NodeRule, Site, apply_rules, arguments_of
 
 aten = torch.ops.aten
-trained = functools.partial(normal, trained=True)
 MOVES = (aten.transpose.int, aten.permute.default, aten.movedim.int, aten.movedim.intlist)
 COPIES = (aten.contiguous.default, aten.clone.default)
 # A sum that is rounded to sixteen bits before the bias is added is rounded twice.
@@ -176,11 +174,11 @@ ALWAYS = {"transpose_folding": "always"}
 
 def layer_inputs(*shape: int, dtype: torch.dtype = torch.float32) -> Callable[[], list[Any]]:
     """An input whose last but one dimension, 4, is what the layer takes; its weight and bias."""
-    return trained(shape, (5, 4), (5,), dtype=dtype)
+    return trainable(shape, (5, 4), (5,), dtype=dtype)
 
 
 def rows(*shape: int, dtype: torch.dtype = torch.float32) -> Callable[[], list[Any]]:
-    return trained((*shape, 4), (5, 4), (5,), dtype=dtype)
+    return trainable((*shape, 4), (5, 4), (5,), dtype=dtype)
 
 
 def returned(x: Any, w: Any, b: Any) -> Any:
@@ -236,33 +234,33 @@ PERMUTE_MATMUL = (
         targets=(aten.matmul.default, aten.mm.default, aten.bmm.default),
         rewrite=product_of_transposed,
         examples=(
-            Case("bmm", lambda a, b: torch.bmm(a.mT.contiguous(), b), trained((2, 4, 3), (2, 4, 5))),
-            Case("mm", lambda a, b: torch.mm(a.t().contiguous(), mat2=b), trained((4, 3), (4, 5))),
+            Case("bmm", lambda a, b: torch.bmm(a.mT.contiguous(), b), trainable((2, 4, 3), (2, 4, 5))),
+            Case("mm", lambda a, b: torch.mm(a.t().contiguous(), mat2=b), trainable((4, 3), (4, 5))),
             Case(
-                "@ on the right", lambda a, b: a @ b.movedim(1, 2).contiguous(), trained((2, 3, 4), (2, 5, 4)), ALWAYS
+                "@ on the right", lambda a, b: a @ b.movedim(1, 2).contiguous(), trainable((2, 3, 4), (2, 5, 4)), ALWAYS
             ),
             Case(
                 "both, of rank four",
                 lambda a, b: torch.matmul(a.mT.contiguous(), b.swapdims(-1, -2).contiguous()),
-                trained((2, 2, 4, 3), (2, 2, 5, 4)),
+                trainable((2, 2, 4, 3), (2, 2, 5, 4)),
                 ALWAYS,
             ),
         ),
         near_misses=(
-            Case("no copy", lambda a, b: torch.bmm(a.mT, b), trained((2, 4, 3), (2, 4, 5))),
+            Case("no copy", lambda a, b: torch.bmm(a.mT, b), trainable((2, 4, 3), (2, 4, 5))),
             Case(
                 "other dimensions",
                 lambda a, b: torch.bmm(a.transpose(0, 1).contiguous(), b),
-                trained((3, 2, 4), (2, 4, 5)),
+                trainable((3, 2, 4), (2, 4, 5)),
                 ALWAYS,
             ),
             Case(
                 "the copy is written",
                 lambda a, b: torch.bmm(a.mT.contiguous().add_(1), b),
-                trained((2, 4, 3), (2, 4, 5)),
+                trainable((2, 4, 3), (2, 4, 5)),
                 ALWAYS,
             ),
-            Case("no gain known", lambda a, b: a @ b.mT.contiguous(), trained((2, 3, 4), (2, 5, 4))),
+            Case("no gain known", lambda a, b: a @ b.mT.contiguous(), trainable((2, 3, 4), (2, 5, 4))),
         ),
         numerics="rounded",
     ),

@@ -23,9 +23,33 @@ def normal(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32, trained
     return lambda: [torch.randn(shape).to(dtype).requires_grad_(trained) for shape in shapes]
 
 
+def trainable(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> MakeInputs:
+    """A tensor for each shape, of small numbers, as weights are; they require gradients."""
+    return uniform(*shapes, low=-0.5, high=0.5, dtype=dtype, trained=True)
+
+
+def floats(*shape: int) -> MakeInputs:
+    """One tensor of numbers around zero that requires gradients."""
+    return normal(shape, trained=True)
+
+
+def whole_numbers(*shapes: tuple[int, ...], last: bool = False, dtype: torch.dtype = torch.float32) -> MakeInputs:
+    """Small whole numbers, of which sums are exact in any order. `last`: of images, the channels lie side by side."""
+
+    def lay(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(memory_format=torch.channels_last) if last and tensor.ndim == 4 else tensor
+
+    return lambda: [lay(torch.randint(-4, 5, shape).to(dtype)) for shape in shapes]
+
+
 def one(*shape: int) -> MakeInputs:
     """One tensor of numbers between zero and one: `one(2, 3)` makes [torch.rand(2, 3)]."""
     return uniform(shape)
+
+
+def full(shape: list[Any], value: Any, dtype: torch.dtype = torch.float32) -> Any:
+    """A tensor of one number, as graphs of ATen spell it."""
+    return aten.full.default(shape, value, dtype=dtype, device=torch.device("cpu"), pin_memory=False)
 
 
 def on_meta(tensor: Any, dtype: torch.dtype | None = None) -> Any:

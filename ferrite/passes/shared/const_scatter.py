@@ -15,6 +15,7 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.errors import Refusal
+from ferrite.passes.shared.cases import full
 from ferrite.passes.shared.constants import Filled, filled
 from ferrite.rewrite import Case, NodeRule, Site
 
@@ -90,10 +91,6 @@ def index_problem(result: torch.Tensor, index: torch.Tensor, dim: int) -> Refusa
         elif not torch_api.known_equal(index.shape[axis], result.shape[axis]):
             return Refusal("rows without an index are not ruled out")
     return None
-
-
-def full(shape: list[Any], value: Any, dtype: torch.dtype) -> Any:
-    return aten.full.default(shape, value, dtype=dtype, device=torch.device("cpu"), pin_memory=False)
 
 
 def one_hot(value: Any, dtype: torch.dtype, background: Any = 0) -> Any:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ferrite.capture import torch_api
-from ferrite.graph import fake_value
+from ferrite.capture import known_contiguous, torch_api
+from ferrite.errors import Refusal
+from ferrite.graph import HALVES, fake_value
 from ferrite.rewrite import arguments_of
 
 aten = torch.ops.aten
@@ -47,6 +48,19 @@ def transposed(node: torch.fx.Node) -> torch.fx.Node | None:
 def has_elements_along(tensor: torch.Tensor, dim: int) -> bool:
     """Whether a dimension is there and not empty: of nothing there is no maximum, where a softmax gives nothing."""
     return tensor.ndim > 0 and torch_api.known_true(tensor.shape[dim] > 0)
+
+
+def gains_nothing_by_channels_last(
+    image: torch.Tensor, result: torch.Tensor, transposed: bool, groups: int
+) -> Refusal | None:
+    """Why a convolution on a GPU is no faster where the channels of its image lie side by side."""
+    if on_cpu(image) or image.dtype not in HALVES:
+        return Refusal("it is no convolution in 16 bits on a GPU")
+    if image.ndim != 4 or transposed or groups != 1:
+        return Refusal("it is no convolution of images, or transposed, or in groups")
+    if not known_contiguous(result) or not known_contiguous(image):
+        return Refusal("channels lie side by side already, or nothing does")
+    return None
 
 
 def leaves_quick_way(rows: int, apart: int, together: int) -> bool:

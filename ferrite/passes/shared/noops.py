@@ -17,7 +17,7 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.errors import Refusal
-from ferrite.graph import has_effect
+from ferrite.graph import has_effect, same_sizes
 from ferrite.rewrite import Case, NodeRule, Site
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -64,8 +64,7 @@ def whole_slice_scatter(site: Site) -> bool:
     self, source = site.value(site.arguments["self"]), site.value(site.arguments["src"])
     dim = site.arguments["dim"]
     has_it = -self.dim() <= dim < self.dim()  # eager refuses it otherwise, and tracing does not look
-    same_shape = len(self.shape) == len(source.shape) and all(map(torch_api.known_equal, self.shape, source.shape))
-    return has_it and same_shape and whole_slice(site)
+    return has_it and same_sizes(self.shape, source.shape) and whole_slice(site)
 
 
 def ones(name: str) -> Callable[[Site], bool]:

@@ -8,7 +8,7 @@ contiguous value between tensors that are all channels-last becomes channels-las
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from ferrite.ir import ONE, ZERO, Axis, Index
@@ -18,9 +18,10 @@ from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, axes_in,
 LOOPS = (Compute, Reduce, Scan)
 
 
-def with_layouts(program: Program) -> Program:
-    """The program with such buffers laid out anew; each loop has a vote on the dimension that is to be the fastest."""
-    free = free_buffers(program)
+def with_layouts(program: Program, kept: Collection[str] = ()) -> Program:
+    """The program with such buffers laid out anew; each loop has a vote on the dimension that is to be the fastest.
+    `kept`: buffers that stay as they are."""
+    free = free_buffers(program).difference(kept)
     if not free:
         return program
     buffer_table = BufferTable(program)

@@ -9,17 +9,15 @@ from dataclasses import replace
 
 from ferrite.ir import STATES, Axis, Expr, Index, Load, Local, Number
 from ferrite.ir.kernel import Join, Let, Loop, Scratch, State, Statement, Store, nodes_in
-from ferrite.ir.program import Mode
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.vectors import shared, vector_loop
-from ferrite.schedule.fusion.accesses import likely, upper_estimate
+from ferrite.schedule.fusion.accesses import likely, likely_points, upper_estimate
 from ferrite.schedule.fusion.nests import Nest
 from ferrite.schedule.loops.axes import Body, collapse, cut, indices_at, nested, replaced, with_values, work_of
 from ferrite.schedule.loops.memory_order import ordered_axes
 from ferrite.schedule.loops.plain_loops import MAX_SUMMED_ROWS, sums_floats, with_states
+from ferrite.schedule.loops.reductions import STORE_MODES
 from ferrite.schedule.loops.statements import Parts
-
-MODES: dict[str, Mode] = {"sum": "add", "prod": "mul", "amax": "amax", "amin": "amin"}
 
 
 def is_column_reduction(column: Axis, nests: Sequence[Nest], parts: Sequence[Parts], machine: Machine) -> bool:
@@ -30,12 +28,12 @@ def is_column_reduction(column: Axis, nests: Sequence[Nest], parts: Sequence[Par
     reducing = [(nest, part) for nest, part in zip(nests, parts, strict=True) if nest.axes]
     if uses_results([part for _, part in reducing]):
         return False
-    many = max(math.prod(likely(item.extent) for item in nest.axes) for nest, _ in reducing)
+    many = max(likely_points(nest.axes) for nest, _ in reducing)
     return many > machine.max_rows_without_tile and all(
         not nest.ordered
         and not nest.outer
         and part.states
-        and all(state.kind in MODES for state in part.states)
+        and all(state.kind in STORE_MODES for state in part.states)
         and not any(isinstance(statement, Store) for statement in part.point)
         for nest, part in reducing
     )
@@ -74,7 +72,7 @@ def column_reduction(
             if in_short_sums(nest, part):
                 states += short_sums(part)
             body += gone_through(nest, part, column, machine)
-            work += work_of(tuple(part.point)) * math.prod(likely(item.extent) for item in nest.axes)
+            work += work_of(tuple(part.point)) * likely_points(nest.axes)
             for state in part.states:
                 local = Local.intern(state.names[0], state.dtypes[0])
                 results[local] = Load.intern(tile_name(state), (column,), state.dtypes[0])
@@ -129,7 +127,12 @@ def gone_through(nest: Nest, part: Parts, column: Axis, machine: Machine) -> Bod
     body = tuple(with_states(item, renamed) for item in body)
     rows = nested([row], (into_tiles(body, short, column, machine),), "serial")
     combines = tuple(
-        Store(tile_name(state), (column,), Load.intern(tile_name(each), (column,), each.dtypes[0]), MODES[state.kind])
+        Store(
+            tile_name(state),
+            (column,),
+            Load.intern(tile_name(each), (column,), each.dtypes[0]),
+            STORE_MODES[state.kind],
+        )
         for state, each in zip(part.states, short, strict=True)
     )
     return nested(
@@ -153,7 +156,7 @@ def cleared(states: Sequence[State], column: Axis, machine: Machine) -> Loop:
 
 def into_tiles(body: Body, states: Sequence[State], column: Axis, machine: Machine) -> Loop:
     """A loop over the columns in which what a state is combined with is combined into its tile."""
-    modes = {state.names[0]: (tile_name(state), MODES[state.kind]) for state in states}
+    modes = {state.names[0]: (tile_name(state), STORE_MODES[state.kind]) for state in states}
     found: list[Statement] = []
     for statement in body:
         if isinstance(statement, Join):

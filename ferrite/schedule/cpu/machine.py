@@ -16,13 +16,14 @@ import torch
 
 @dataclass(frozen=True)
 class Machine:
-    """One processor. Sizes of caches and costs are those of a Neoverse N1, which are below those of its successors and
-    of today's x86 servers; only the vectors are asked of the processor that code is made for (`targets/cpu.py`)."""
+    """One processor. What a field has by itself is a Neoverse N1's, which is below its successors and today's x86
+    servers; vectors and caches are asked of the processor that code is made for (`targets/cpu.py`). The sizes of tiles
+    decide no rounding."""
 
     # --- registers and caches, in bytes
     vector_bytes: int = 16  # of one register: 16 NEON, 32 AVX2, 64 AVX-512
     registers: int = 32  # for vectors: 16 with AVX2
-    l1_bytes: int = 1 << 15  # of data; the N1 has 64 KiB, most x86 32 or 48
+    l1_bytes: int = 1 << 15  # of data; the N1 has 64 KiB, most x86 32 or 48; never asked: it cuts sums
     l1_way_bytes: int = 1 << 14  # that lie so far apart have one place in the cache, of which it has a few
     l2_bytes: int = 1 << 19  # that a thread has for itself; the N1 has 1 MiB, of which code and the stack need some
     line_bytes: int = 64  # that come from memory together
@@ -66,9 +67,11 @@ class Machine:
     # --- matrix products
     block_rows: int = 128  # of a result that are summed up together: what they need of a factor stays in the L2 cache
     block_columns: int = 96  # beside them
+    block_places: int = 1024  # of the result of a convolution: weights are packed once for so many
     product_blocks: int = 32  # of a result, for threads to share, if each has something to do:
     min_block_products: int = 1 << 19
     min_outer_blocks: int = 8  # blocks of rows, in all matrices of a batch, for threads to share these
+    max_shared_panel_bytes: int = 1 << 25  # of a factor that is packed as a whole, for all threads
 
     # --- additions to tables, row by row
     min_sorted_row_elements: int = 64  # sorting must be little beside adding a row; tried: 128 without 1.7, 64 1.1
@@ -88,3 +91,12 @@ class Machine:
         """How many elements one vector instruction handles where values of these types are computed."""
         widest = max((dtype.itemsize for dtype in dtypes), default=4)
         return max(self.vector_bytes // max(widest, 1), 1)
+
+    @property
+    def product_tile(self) -> tuple[int, int]:
+        """Rows, and vectors beside each other, of a tile of sums that registers hold, with what is multiplied beside
+        them. Tried on the N1: eight by three 1.5, six by four 1.1, eight by two 1.1. Longer vectors leave a broadcast
+        element less to do, so that it should be used more often."""
+        if self.vector_bytes <= 16:
+            return 4, self.registers // 8
+        return (8, 3) if self.registers >= 32 else (4, 3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from ferrite.ir import Axis
@@ -10,7 +9,7 @@ from ferrite.ir.kernel import Accumulate, Loop, State
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.strips import in_strips
 from ferrite.schedule.cpu.vectors import vector_loop
-from ferrite.schedule.fusion.accesses import likely, upper_estimate
+from ferrite.schedule.fusion.accesses import likely_points, upper_estimate
 from ferrite.schedule.fusion.nests import Nest
 from ferrite.schedule.loops.axes import Body, collapse, cut, indices_at, nested
 from ferrite.schedule.loops.memory_order import ordered_axes, vector_axis
@@ -56,7 +55,7 @@ def accumulated(states: Sequence[State], axes: Sequence[Axis], body: Body, machi
     *outer, last = axes
     loop = vector_loop(last, body, machine, "reduction")
     longest = upper_estimate(last.extent, 1 << 30)
-    rounds = math.prod(likely(item.extent) for item in outer)
+    rounds = likely_points(outer)
     sums = sums_floats(states)
     if sums and longest > 2 * MAX_SUMMED_ELEMENTS:
         block, inside, cut_body = cut(last, MAX_SUMMED_ELEMENTS, body)

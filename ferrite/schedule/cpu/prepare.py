@@ -8,6 +8,7 @@
 - A long reduction with few results is done in pieces, so that threads can share it. The pieces do not depend on how
   many threads there are: results are the same for every number of them.
 - What reads a concatenation is split where its parts begin: see `ferrite.schedule.cpu.concats`.
+- Images of convolutions have their channels side by side: see `ferrite.schedule.cpu.convolution_images`.
 - Buffers that loops alone access get the order of dimensions of the tensors beside them: see
   `ferrite.schedule.cpu.buffer_layouts`.
 - What reads a matrix product of our own goes over its rows: see `ferrite.schedule.cpu.product_readers`.
@@ -24,10 +25,11 @@ from ferrite.ir.program import Compute, Destination, Operation, Program, Reduce
 from ferrite.schedule.cpu.argmax_blocks import block_size, by_blocks
 from ferrite.schedule.cpu.buffer_layouts import with_layouts
 from ferrite.schedule.cpu.concats import split_readers
+from ferrite.schedule.cpu.convolution_images import with_images
+from ferrite.schedule.cpu.convolutions import is_tiled
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.product_readers import with_whole_rows
-from ferrite.schedule.cpu.products import product_of
-from ferrite.schedule.fusion.accesses import likely, step_of, upper_estimate
+from ferrite.schedule.fusion.accesses import likely, likely_points, step_of, upper_estimate
 from ferrite.schedule.loops.out_products import with_out_products
 from ferrite.schedule.loops.reductions import (
     EXTREME_OF,
@@ -35,7 +37,6 @@ from ferrite.schedule.loops.reductions import (
     Preparation,
     is_empty,
     pieces_of,
-    points,
 )
 
 # How a sum is cut decides its rounding. So these are no numbers about a machine: values must not depend on that.
@@ -46,7 +47,8 @@ MIN_EQUAL_PIECES = 8  # with fewer, the last threads wait for the first: then th
 def prepare(program: Program, machine: Machine) -> Program:
     """The program with the rewrites above, in this order; what it computes stays the same up to rounding."""
     program = CpuPreparation(program, machine).program(with_whole_rows(program))
-    return with_out_products(with_layouts(split_readers(program)), "cpu")
+    program, images = with_images(split_readers(program))
+    return with_out_products(with_layouts(program, kept=images), "cpu")
 
 
 class CpuPreparation(Preparation):
@@ -72,9 +74,9 @@ class CpuPreparation(Preparation):
         return [operation]
 
     def split(self, operation: Reduce) -> Iterator[Reduce]:
-        results = points(operation.axes)
-        many = results * points(operation.reduced)
-        if operation.kind not in SPLIT_KINDS or many < self.min_split_elements or product_of(operation) is not None:
+        results = likely_points(operation.axes)
+        many = results * likely_points(operation.reduced)
+        if operation.kind not in SPLIT_KINDS or many < self.min_split_elements or is_tiled(operation):
             yield operation
             return
         cut = self.piece(operation)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 from ferrite.errors import Refusal
 from ferrite.ir import Axis
+from ferrite.schedule.cpu.convolutions import reason_apart
 from ferrite.schedule.cpu.machine import Machine
-from ferrite.schedule.cpu.products import reason_apart
 from ferrite.schedule.cpu.sorted_scatter import sorted_scatter_of
-from ferrite.schedule.fusion.accesses import likely
+from ferrite.schedule.fusion.accesses import likely_points
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.members import Member, against_the_grain, is_in_pieces
 
@@ -25,7 +23,7 @@ def slower(group: Group, member: Member, rows: tuple[Axis, ...], machine: Machin
             return Refusal("columns are reduced in pieces, which threads share")
         if is_in_pieces(member, rows):
             return Refusal("columns are reduced in pieces, which threads share")
-        count = math.prod(likely(row.extent) for row in rows)
+        count = likely_points(rows)
         if count < machine.min_shared_rows:
             return Refusal(f"only {count} rows in common" if rows else "no rows in common")
     refusal = against_the_grain(members, rows)

@@ -7,18 +7,20 @@ rows      threads share the rows; inside a row one nest after the other, with ve
 columns   rows lie side by side in memory: vectors are made of rows, and the nests inside are plain loops
 reduced   columns that are only reduced: see `ferrite.schedule.cpu.column_reduction`
 products  matrix products, with what follows them: see `ferrite.schedule.cpu.product_loops`
+convolutions  the same, see `ferrite.schedule.cpu.convolution_loops`
 sorted    rows that are added where memory says, sorted: see `ferrite.schedule.cpu.sorted_scatter`
 sharded   the same without sorting: see `ferrite.schedule.cpu.sharded_scatter`
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from ferrite.ir import ZERO, Axis, Index, Number, data_of, number
 from ferrite.ir.kernel import Loop, Statement, Store, walk
 from ferrite.schedule.cpu.column_reduction import column_reduction, is_column_reduction
+from ferrite.schedule.cpu.convolution_loops import convolution_loops
+from ferrite.schedule.cpu.convolutions import convolution_of
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.nest_loops import nest_loops
 from ferrite.schedule.cpu.product_loops import product_loops
@@ -28,7 +30,7 @@ from ferrite.schedule.cpu.sorted_scatter import SortedScatter, sorted_scatter
 from ferrite.schedule.cpu.strips import in_strips
 from ferrite.schedule.cpu.tiles import tiled
 from ferrite.schedule.cpu.vectors import lanes_for, shared, unrolling, vector_loop
-from ferrite.schedule.fusion.accesses import likely, step_of, upper_estimate
+from ferrite.schedule.fusion.accesses import likely, likely_points, step_of, upper_estimate
 from ferrite.schedule.fusion.nests import Nest
 from ferrite.schedule.loops.axes import Body, collapse, cut, indices_at, work_of
 from ferrite.schedule.loops.memory_order import crossing, inner_indices, ordered_axes, vector_axes, vector_axis
@@ -53,6 +55,9 @@ def arranged(
     product = product_of(nests[0].members[0].operation)
     if product is not None and not tiles:
         return product_loops(product, parts, machine)
+    convolution = convolution_of(nests[0].members[0].operation)
+    if convolution is not None and not tiles:
+        return convolution_loops(convolution, parts, machine)
     column = column_axis(rows, nests, parts, machine)
     if column is None:
         return by_rows(rows, tiles, nests, parts, machine)
@@ -89,7 +94,7 @@ def by_rows(rows: Sequence[Axis], tiles: Body, nests: Sequence[Nest], parts: Seq
     work = 0
     for nest, part in zip(nests, parts, strict=True):
         body += nest_loops(nest, part, machine)
-        work += work_of(tuple(part.point)) * math.prod(likely(item.extent) for item in nest.axes)
+        work += work_of(tuple(part.point)) * likely_points(nest.axes)
     axes, body = collapse(list(rows), body)
     if axes and not tiles and all(nest.scans for nest in nests) and likely(axes[-1].extent) >= machine.min_scan_rows:
         block, row, body = cut(axes[-1], machine.scan_rows_at_once, body)
@@ -111,7 +116,7 @@ def columns(
     windows = all(is_window(nest, part) or not nest.axes for nest, part in zip(nests, parts, strict=True))
     for nest, part in zip(nests, parts, strict=True):
         body += written_out(nest, part) if is_window(nest, part) else plain_loops(nest, part)
-        work += work_of(tuple(part.point)) * math.prod(likely(item.extent) for item in nest.axes)
+        work += work_of(tuple(part.point)) * likely_points(nest.axes)
     lanes = lanes_for(body, machine)
     copies = 4 * unrolling(work_of(body), machine)
     others = [row for row in rows if row is not column]

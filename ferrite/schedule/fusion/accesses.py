@@ -6,6 +6,7 @@ operations depend on each other where they touch one storage and one of them wri
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -156,6 +157,16 @@ def likely(index: Index, otherwise: int = UNKNOWN_EXTENT) -> int:
         return upper_estimate(index, otherwise)
 
 
+def is_one(item: Axis) -> bool:
+    """Whether an axis has one point."""
+    return item.extent is ONE
+
+
+def likely_points(axes: Iterable[Axis]) -> int:
+    """How many points axes have together, likely."""
+    return math.prod(likely(item.extent) for item in axes)
+
+
 def likely_of_atom(atom: Atom) -> int:
     if isinstance(atom, Symbol) and atom.likely is not None:
         return atom.likely
@@ -167,7 +178,7 @@ def likely_of_atom(atom: Atom) -> int:
 
 def separated(first: MemoryAccess, second: MemoryAccess, rows: Iterable[Axis]) -> bool:
     """Whether two accesses meet in one row at most: at different values of the rows they are at different elements."""
-    wanted = {row for row in rows if not (isinstance(row.extent, Number) and row.extent.value == 1)}
+    wanted = {row for row in rows if not is_one(row)}
     if not wanted:
         return True
     if first.buffer == second.buffer:

@@ -20,9 +20,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ferrite.errors import Refusal
-from ferrite.ir import Axis, Index, Number
+from ferrite.ir import Axis, Index
 from ferrite.ir.program import LoopOperation, Origin
-from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, counterparts, likely, separated
+from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, counterparts, is_one, likely, separated
 from ferrite.schedule.fusion.members import FreshAxes, Member
 
 MAX_MEMBERS = 48  # of one group: a limit on the time to compile it
@@ -133,10 +133,6 @@ def written_bytes(group: Group, member: Member, buffer_table: BufferTable) -> in
     return sum(
         bytes_about(storage, buffer_table) for storage in {access.storage for access in accesses if access.writes}
     )
-
-
-def is_one(row: Axis) -> bool:
-    return isinstance(row.extent, Number) and row.extent.value == 1
 
 
 def bind(group: Group, member: Member) -> dict[Axis, Axis]:

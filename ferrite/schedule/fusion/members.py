@@ -20,6 +20,7 @@ from ferrite.schedule.fusion.accesses import (
     MemoryAccess,
     axes_in,
     likely,
+    likely_points,
     mixed_radix,
     only_row,
     step_of,
@@ -42,7 +43,7 @@ class Member:
 
     @cached_property
     def points(self) -> int:
-        return math.prod(likely(item.extent) for item in self.axes)
+        return likely_points(self.axes)
 
     @cached_property
     def favourite(self) -> Axis | None:

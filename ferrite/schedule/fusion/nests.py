@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ferrite.ir import Axis, Number
+from ferrite.ir import Axis
 from ferrite.ir.program import Compute, Reduce, Scan
 from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, counterparts
 from ferrite.schedule.fusion.groups import Group
@@ -153,7 +153,3 @@ def same_point(first: Member, access: MemoryAccess, second: Member, other: Memor
         return False
     results = (first, access), (second, other)
     return not any(accessed.writes and isinstance(member.operation, Reduce | Scan) for member, accessed in results)
-
-
-def trivial(axis: Axis) -> bool:
-    return isinstance(axis.extent, Number) and axis.extent.value == 1

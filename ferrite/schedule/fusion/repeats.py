@@ -51,6 +51,11 @@ class Repeat:
     group: Group
 
     @property
+    def is_first(self) -> bool:
+        """Whether the kernel was built for this very group."""
+        return self.names is self.pattern.names
+
+    @property
     def arguments(self) -> tuple[str, ...]:
         return tuple(self.names[number] for number in self.pattern.arguments)
 

@@ -14,6 +14,7 @@ import torch
 from ferrite.errors import NotGenerated
 from ferrite.ir import (
     ONE,
+    PART_TYPES,
     ZERO,
     Cast,
     Const,
@@ -36,29 +37,30 @@ from ferrite.ir import (
 )
 from ferrite.ir.program import Buffer, Compute, Destination, Operation, Program, Reduce, Scan, Store, roots_of
 
-PART = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
 ADDED_UP = ("sum",)  # part by part
 Pair = tuple[Expr, Expr]
 
 YES = const(True, torch.bool)
 
 
-def in_parts(program: Program, device: str) -> Program:
-    """The program with complex numbers on devices of this type as pairs, where they can be."""
+def with_complex_parts(program: Program, device: str) -> Program:
+    """The program with complex numbers on devices of this type as pairs of floats, where they can be."""
     buffers = {buffer.name: buffer for buffer in program.buffers}
-    parts = Parts(buffers)
-    operations = [new for operation in program.operations for new in parts.operations(operation, device)]
+    parts = ComplexParts(buffers)
+    operations = [new for operation in program.operations for new in parts.in_parts(operation, device)]
     return replace(program, buffers=tuple(buffers.values()), operations=tuple(operations))
 
 
-class Parts:
+class ComplexParts:
+    """`float_views`: buffers of complex numbers, seen as floats, by the names of the buffers."""
+
     def __init__(self, buffers: dict[str, Buffer]) -> None:
         self.buffers = buffers
         self.float_views: dict[str, str] = {}
 
     # --- operations ---------------------------------------------------------------------------------------------------
 
-    def operations(self, operation: Operation, device: str) -> tuple[Operation, ...]:
+    def in_parts(self, operation: Operation, device: str) -> tuple[Operation, ...]:
         if not isinstance(operation, Compute | Reduce | Scan) or not self.is_complex(operation, device):
             return (operation,)
         try:
@@ -114,7 +116,7 @@ class Parts:
             while new in self.buffers:
                 new += "_"
             sizes, strides = (*buffer.sizes, number(2)), (*(stride * 2 for stride in buffer.strides), ONE)
-            dtype, offset = PART[buffer.dtype], buffer.offset * 2
+            dtype, offset = PART_TYPES[buffer.dtype], buffer.offset * 2
             self.buffers[new] = Buffer(new, dtype, sizes, strides, offset, buffer.device, "view", buffer.storage)
             self.float_views[name] = new
         return self.float_views[name]
@@ -153,7 +155,7 @@ class Parts:
         raise NotGenerated(f"{type(item).__name__.lower()} of complex numbers")
 
     def pair(self, item: Expr, real: Callable[[Expr], Expr], pair: Callable[[Expr], Pair]) -> Pair:
-        part = PART[item.dtype]
+        part = PART_TYPES[item.dtype]
         match item:
             case Const():
                 return const(item.value.real, part), const(item.value.imag, part)

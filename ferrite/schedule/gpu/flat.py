@@ -9,12 +9,11 @@ tiled     some memory lies along one axis, some along another (a transposition):
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from ferrite.ir import OPERATORS, Axis, Index, Load, Number, Op, axis, data_of, indices_of
 from ferrite.ir.kernel import Loop, Store, nodes_in, walk
-from ferrite.schedule.fusion.accesses import likely, step_of
+from ferrite.schedule.fusion.accesses import likely, likely_points, step_of
 from ferrite.schedule.gpu.blocks import likely_lanes, power_above, smaller_until
 from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.loops.axes import Body, collapse, indices_at, nested, replaced
@@ -46,7 +45,7 @@ def flat(rows: Sequence[Axis], body: Body, machine: GpuMachine) -> Body:
 
 def block_elements(axes: Sequence[Axis], body: Body, machine: GpuMachine) -> int:
     """How many a block has: fewer where work is heavy, or where there would be too few programs."""
-    points = math.prod(likely(item.extent) for item in axes)
+    points = likely_points(axes)
     room = machine.flat_block
     if is_strided(body, axes[-1]):
         room = machine.window_block
@@ -123,7 +122,7 @@ def tiled(order: Sequence[Axis], across: Axis, body: Body, machine: GpuMachine) 
     outer, body = collapse(outer, body)
     width = likely_lanes(last.extent, machine.tile_side)
     height = likely_lanes(across.extent, machine.tile_side)
-    others = math.prod(likely(item.extent) for item in outer) * max(likely(last.extent) // width, 1)
+    others = likely_points(outer) * max(likely(last.extent) // width, 1)
     height = smaller_until(height, likely(across.extent) * others, machine.multiprocessors)
     inner: Body = (Loop(across, "vector", (Loop(last, "vector", body, width),), height),)
     return nested(outer, inner, "parallel")

@@ -13,14 +13,13 @@ in a piece.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 from ferrite.ir import STATES, Axis, Index, Load, cast, flat_extent, substitute
 from ferrite.ir.kernel import Loop, Scratch, Statement, Store
-from ferrite.ir.program import Compute, Mode, Reduce
+from ferrite.ir.program import Compute, Reduce
 from ferrite.ir.program import Store as ProgramStore
-from ferrite.schedule.fusion.accesses import BufferTable, counterparts, likely
+from ferrite.schedule.fusion.accesses import BufferTable, counterparts, likely_points
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.members import Member, member_of
 from ferrite.schedule.fusion.nests import Nest
@@ -30,15 +29,14 @@ from ferrite.schedule.gpu.rows import nest_loops
 from ferrite.schedule.gpu.simplify import simplified
 from ferrite.schedule.loops.axes import Body, collapse, nested
 from ferrite.schedule.loops.placement import Placement, Tile
+from ferrite.schedule.loops.reductions import STORE_MODES
 from ferrite.schedule.loops.statements import Parts, Statements
-
-MODES: dict[str, Mode] = {"sum": "add", "prod": "mul", "amax": "amax", "amin": "amin"}
 
 
 def is_column_piece(member: Member, rows: Sequence[Axis]) -> bool:
     """Whether a member reduces columns over the rows of a piece, and has a result for every column."""
     operation = member.operation
-    if not isinstance(operation, Reduce) or operation.kind not in MODES or len(operation.reduced) != 1:
+    if not isinstance(operation, Reduce) or operation.kind not in STORE_MODES or len(operation.reduced) != 1:
         return False
     columns = [item for item in operation.axes if item not in rows]
     return len(columns) == 1 and member.favourite is columns[0]
@@ -50,41 +48,42 @@ def row_axes(members: Sequence[Member], rows: Sequence[Axis]) -> list[Axis] | No
     columns = [place for place, member in enumerate(members) if is_column_piece(member, rows)]
     if not columns or len(columns) == len(members):
         return None
-    found: dict[int, Axis] = {}
-    known: dict[tuple[str, int], tuple[Index, Axis]] = {}
+    row_of: dict[int, Axis] = {}  # by the place of the member
+    rows_at: dict[tuple[str, int], tuple[Index, Axis]] = {}  # where a dimension of a buffer is indexed by a row
 
     def take(place: int, item: Axis) -> None:
-        found[place] = item
+        row_of[place] = item
         for access in members[place].accesses:
             for dim, at in enumerate(access.coordinates):
                 if item in at.atoms:
-                    known.setdefault((access.buffer, dim), (at, item))
+                    rows_at.setdefault((access.buffer, dim), (at, item))
 
     take(columns[0], members[columns[0]].reduced[0])
     before = 0
-    while before < len(found):
-        before = len(found)
+    while before < len(row_of):
+        before = len(row_of)
         for place, member in enumerate(members):
-            if place not in found and (item := counterpart(member, known)) is not None:
+            if place not in row_of and (item := counterpart(member, rows_at)) is not None:
                 take(place, item)
-    if len(found) < len(members):
+    if len(row_of) < len(members):
         return None
     for place, member in enumerate(members):
-        item = found[place]
+        item = row_of[place]
         if item not in (member.reduced if place in columns else member.free) or item in rows:
             return None
         if place not in columns and (
             item in member.reduced or not set(member.axes) <= member.free | set(member.reduced)
         ):
             return None
-    return [found[place] for place in range(len(members))]
+    return [row_of[place] for place in range(len(members))]
 
 
-def counterpart(member: Member, known: Mapping[tuple[str, int], tuple[Index, Axis]]) -> Axis | None:
+def counterpart(member: Member, rows_at: Mapping[tuple[str, int], tuple[Index, Axis]]) -> Axis | None:
+    """The axis of a member that stands where rows of others stand."""
     for access in member.accesses:
         for dim, at in enumerate(access.coordinates):
-            if (access.buffer, dim) in known:
-                other, row = known[access.buffer, dim]
+            if (access.buffer, dim) in rows_at:
+                other, row = rows_at[access.buffer, dim]
                 mine = next((mine for theirs, mine in counterparts(other, at) if theirs is row), None)
                 if mine is not None and mine.extent is row.extent:
                     return mine
@@ -94,45 +93,39 @@ def counterpart(member: Member, known: Mapping[tuple[str, int], tuple[Index, Axi
 def can_keep_columns(members: Sequence[Member], rows: Sequence[Axis], machine: GpuMachine) -> bool:
     """Whether the members can be one kernel that goes through rows and keeps columns, and enough programs do."""
     room = machine.kept_elements
-    if math.prod(likely(row.extent) for row in rows) < machine.multiprocessors:
+    if likely_points(rows) < machine.multiprocessors:
         return False
-    found = row_axes(members, rows)
-    if found is None:
+    row_of = row_axes(members, rows)
+    if row_of is None:
         return False
     columns = [is_column_piece(member, rows) for member in members]
     sizes = [
         whole_elements([item for item in member.axes if item not in rows and item is not row])
-        for member, row in zip(members, found, strict=True)
+        for member, row in zip(members, row_of, strict=True)
     ]
     if not all(size is not None and size * (sum(columns) + 1) <= room for size in sizes):
         return False
     return all(
-        meets_at_row(members, found, first, second, rows, columns[first])
-        for first, member in enumerate(members)
-        if any(True for _ in member.written)
+        meet_in_one_row(members, row_of, first, second, columns[first])
+        for first in range(len(members))
         for second in range(len(members))
         if first != second
     )
 
 
-def meets_at_row(
-    members: Sequence[Member], found: Sequence[Axis], first: int, second: int, rows: Sequence[Axis], is_column: bool
+def meet_in_one_row(
+    members: Sequence[Member], row_of: Sequence[Axis], first: int, second: int, is_column: bool
 ) -> bool:
     """Whether what one member writes is needed by another in the same row only; what a column comes to, by none."""
     for write in members[first].written:
         for access in members[second].accesses:
             if access.storage != write.storage:
                 continue
-            if is_column:
+            if is_column or write.buffer != access.buffer:
                 return False
-            left, right = ({found[place]: found[first]} for place in (first, second))
-            one, other = (
-                [substitute(at, new) for at in each.coordinates] for each, new in ((write, left), (access, right))
-            )
-            if write.buffer != access.buffer:
-                return False
-            same = {at for at, there in zip(one, other, strict=True) if at is there}
-            if not any(found[first] in at.atoms for at in same):
+            read = [substitute(at, {row_of[second]: row_of[first]}) for at in access.coordinates]
+            same = [at for at, there in zip(write.coordinates, read, strict=True) if at is there]
+            if not any(row_of[first] in at.atoms for at in same):
                 return False
     return True
 
@@ -143,16 +136,16 @@ def meets_at_row(
 class KeptColumns:
     """A group of rows and columns as one of rows: the columns are stores into tiles that outlive a row."""
 
-    def __init__(self, group: Group, found: Sequence[Axis], buffer_table: BufferTable) -> None:
+    def __init__(self, group: Group, row_of: Sequence[Axis], buffer_table: BufferTable) -> None:
         self.pieces = group.rows
-        self.row = next(item for item, member in zip(found, group.members, strict=True) if item not in member.reduced)
+        self.row = next(item for item, member in zip(row_of, group.members, strict=True) if item not in member.reduced)
         self.columns = [member for member in group.members if is_column_piece(member, group.rows)]
         self.buffer_table = buffer_table
         members = []
-        for member, item in zip(group.members, found, strict=True):
+        for member, item in zip(group.members, row_of, strict=True):
             member = member.renamed({item: self.row} if item is not self.row else {}, buffer_table)
             if is_column_piece(member, group.rows):
-                member = member_of(joined(member.operation), buffer_table)
+                member = member_of(as_combining_store(member.operation), buffer_table)
             members.append(member)
         self.rows = (*self.pieces, self.row)
         self.group = Group(self.rows, device=group.device)
@@ -217,10 +210,10 @@ class KeptColumns:
         return simplified(nested(axes, body, "parallel"))
 
 
-def joined(operation: object) -> Compute:
-    """A column reduction as stores that combine with what is there."""
+def as_combining_store(operation: object) -> Compute:
+    """A column reduction as a store that combines with what is there."""
     assert isinstance(operation, Reduce)
     (value,), (destination,) = operation.values, operation.destinations
     assert destination is not None
-    store = ProgramStore(destination.buffer, destination.coordinates, value, MODES[operation.kind])
+    store = ProgramStore(destination.buffer, destination.coordinates, value, STORE_MODES[operation.kind])
     return Compute((*operation.axes, *operation.reduced), (store,), operation.origin)

@@ -35,10 +35,9 @@ from ferrite.ir import (
     rewrite_nodes,
 )
 from ferrite.ir.program import Buffer, Combine, Compute, Destination, Operation, Scan, Store
-from ferrite.schedule.fusion.accesses import likely
+from ferrite.schedule.fusion.accesses import likely, likely_points
 from ferrite.schedule.gpu.blocks import power_above
 from ferrite.schedule.gpu.machine import GpuMachine
-from ferrite.schedule.loops.reductions import points
 from ferrite.schedule.loops.scans import has_state, latest_extreme
 
 Part = Callable[[torch.dtype, tuple[Axis, ...]], Destination]  # memory for one value at every point
@@ -69,7 +68,7 @@ def log_of_sum(dtype: torch.dtype) -> Expr:
 
 def is_long(operation: Scan, machine: GpuMachine) -> bool:
     """Whether most of the machine would wait for a few programs."""
-    rows = points(item for item in operation.axes if item is not operation.along)
+    rows = likely_points(item for item in operation.axes if item is not operation.along)
     return 4 * rows < machine.multiprocessors and likely(operation.along.extent) > machine.long_scan_elements
 
 
@@ -80,7 +79,7 @@ def in_pieces(operation: Scan, machine: GpuMachine, buffers: Mapping[str, Buffer
         yield operation
         return
     along, others = operation.along, tuple(item for item in operation.axes if item is not operation.along)
-    wanted = max(machine.pieces // max(points(others), 1), 1)
+    wanted = max(machine.pieces // max(likely_points(others), 1), 1)
     size = max(
         power_above(-(-likely(along.extent) // wanted)), min(machine.min_piece_elements, machine.long_scan_elements)
     )

@@ -8,9 +8,9 @@ from ferrite.ir.program import Compute, Reduce
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.groups import Group, bytes_about
 from ferrite.schedule.fusion.members import Member
-from ferrite.schedule.gpu.kept_columns import MODES
 from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.gpu.profit import is_ordered
+from ferrite.schedule.loops.reductions import STORE_MODES
 
 MAX_MEMBERS_BESIDE = 12  # in one kernel: they run one after the other in each program
 
@@ -45,4 +45,4 @@ def is_across(member: Member, group: Group) -> bool:
     operation = member.operation
     assert isinstance(operation, Reduce)
     columns_alone = set(member.inner(group.rows)) == set(operation.reduced)
-    return operation.kind in MODES and columns_alone and member.favourite in group.rows
+    return operation.kind in STORE_MODES and columns_alone and member.favourite in group.rows

@@ -20,6 +20,7 @@ from dataclasses import replace
 
 import torch
 
+from ferrite.graph import HALVES
 from ferrite.ir import (
     STATES,
     ZERO,
@@ -47,11 +48,10 @@ from ferrite.ir import (
     rewrite_indices,
 )
 from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Scan, Sort, Store, axes_of
-from ferrite.schedule.fusion.accesses import likely, step_of
+from ferrite.schedule.fusion.accesses import likely, likely_points, step_of
 from ferrite.schedule.gpu import long_scans, sorts
 from ferrite.schedule.gpu.blocks import power_below, whole_elements
-from ferrite.schedule.gpu.complex_parts import in_parts
-from ferrite.schedule.gpu.kept_columns import MODES
+from ferrite.schedule.gpu.complex_parts import with_complex_parts
 from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.gpu.row_pieces import Cut, cut_of, in_pieces, is_reduced, related
 from ferrite.schedule.gpu.small_tables import with_small_tables_recomputed
@@ -59,14 +59,13 @@ from ferrite.schedule.loops.out_products import with_out_products
 from ferrite.schedule.loops.reductions import (
     EXTREME_OF,
     SPLIT_KINDS,
+    STORE_MODES,
     Preparation,
     count_value,
     is_empty,
-    points,
     sums_exactly,
 )
 
-HALVES = (torch.float16, torch.bfloat16)
 EXTREMES = {**EXTREME_OF, "argmax_of_window": "amax"}
 ALIGNMENT = 16  # bytes that a matrix unit's store begins at a multiple of
 MAX_THIN_COLUMNS = 16
@@ -76,7 +75,7 @@ MAX_MEASURE = 1e18  # of what deviations are counted from: sums of larger ones w
 def prepare(program: Program, machine: GpuMachine, device: str) -> Program:
     program = with_out_products(program, device, is_quick_part)
     program = with_small_tables_recomputed(program, device)
-    program = in_parts(program, device)
+    program = with_complex_parts(program, device)
     return GpuPreparation(program, machine, device).program(program)
 
 
@@ -95,7 +94,7 @@ class GpuPreparation(Preparation):
             program, device, machine.kept_elements // 4, machine.enough_programs // 2, machine.min_split_elements
         )
         self.machine = machine
-        self.whole: list[Operation] = []  # what is made of pieces already, or adds them up
+        self.cut_already: list[Operation] = []  # what makes pieces, or adds them up
 
     def rewritten(self, operation: Operation) -> Iterator[Operation]:
         if isinstance(operation, Compute) and (store := self.narrow_sum(operation)) is not None:
@@ -115,7 +114,7 @@ class GpuPreparation(Preparation):
             return
         operation = self.plainer(operation)
         if operation.kind == "welford" and (parts := self.statistics_in_pieces(operation)) is not None:
-            self.whole += parts
+            self.cut_already += parts
             yield from parts
             return
         yield from self.simpler(operation)
@@ -126,7 +125,7 @@ class GpuPreparation(Preparation):
         return replace(program, buffers=tuple(self.buffers.values()), operations=tuple(operations))
 
     def cut(self, operation: Operation) -> Iterator[Operation]:
-        is_cut = any(operation is each for each in self.whole)
+        is_cut = any(operation is each for each in self.cut_already)
         if isinstance(operation, Reduce) and self.is_here(operation) and not is_cut:
             yield from self.split(operation)
         else:
@@ -241,7 +240,7 @@ class GpuPreparation(Preparation):
 
     def programs(self, operation: Reduce) -> int:
         """How many there would be, were nothing cut."""
-        results = points(operation.axes)
+        results = likely_points(operation.axes)
         return results * self.itemsize(operation) // self.machine.line_bytes if self.across(operation) else results
 
     def itemsize(self, operation: Reduce) -> int:
@@ -251,7 +250,7 @@ class GpuPreparation(Preparation):
     def is_few(self, operation: Reduce) -> bool:
         """Whether a few programs would have so much to do each that another kernel, which shares it, costs less."""
         programs = max(self.programs(operation), 1)
-        each = points(operation.reduced) * points(operation.axes) // programs
+        each = likely_points(operation.reduced) * likely_points(operation.axes) // programs
         return programs < self.max_split_results and each >= self.machine.one_program_elements
 
     def split(self, operation: Reduce) -> Iterator[Reduce]:
@@ -277,45 +276,46 @@ class GpuPreparation(Preparation):
         for place, operation in enumerate(operations):
             if place in new or not isinstance(operation, Reduce) or not self.is_column_reduction(operation):
                 continue
-            found = self.shared_rows(operation, operations)
-            if found is None or not new.keys().isdisjoint(found[1]):
+            shared = self.shared_rows(operation, operations)
+            if shared is None or not new.keys().isdisjoint(shared[1]):
                 continue
-            cut, together = found
-            for other, along in together.items():
+            cut, cut_axes = shared
+            for other, along in cut_axes.items():
                 each = operations[other]
                 if isinstance(each, Reduce) and along in each.reduced:
-                    new[other] = list(self.in_parts(each, along, cut.pieces))
+                    new[other] = list(self.columns_in_pieces(each, along, cut.pieces))
                 else:
                     new[other] = [in_pieces(each, along, cut.pieces)]
         return [each for place, operation in enumerate(operations) for each in new.get(place, [operation])]
 
     def is_column_reduction(self, operation: Reduce) -> bool:
-        if operation.kind not in MODES or not operation.reduced or not self.is_here(operation):
+        if operation.kind not in STORE_MODES or not operation.reduced or not self.is_here(operation):
             return False
-        many = points(operation.axes) * points(operation.reduced)
+        many = likely_points(operation.axes) * likely_points(operation.reduced)
         return many >= self.machine.shared_elements and len(operation.axes) == 1 and self.across(operation)
 
     def shared_rows(self, seed: Reduce, operations: list[Operation]) -> tuple[Cut, dict[int, Axis]] | None:
-        """How to cut, and which operations along which of their axes; None where nothing but columns is reduced."""
+        """How to cut, and which operations, by their places, along which of their axes; None where nothing but columns
+        is reduced."""
         reduced = self.slowest_first(seed)
-        together = related(seed, reduced[-1], operations, self.buffer_table)
+        cut_axes = related(seed, reduced[-1], operations, self.buffer_table)
         sizes = sorted(likely(item.extent) for item in reduced)
-        for place, along in list(together.items()):
+        for place, along in list(cut_axes.items()):
             each = operations[place]
             if isinstance(each, Reduce) and along in each.reduced:
                 alike = sorted(likely(item.extent) for item in each.reduced) == sizes
                 if not alike or not self.is_column_reduction(each):
-                    del together[place]
-        by_row = [operations[place] for place, along in together.items() if not is_reduced(operations[place], along)]
-        large = [each for each in by_row if points(axes_of(each)) >= self.machine.shared_elements]
+                    del cut_axes[place]
+        by_row = [operations[place] for place, along in cut_axes.items() if not is_reduced(operations[place], along)]
+        large = [each for each in by_row if likely_points(axes_of(each)) >= self.machine.shared_elements]
         if not large:
             return None
-        if points(seed.axes) > self.machine.kept_elements // 4:
+        if likely_points(seed.axes) > self.machine.kept_elements // 4:
             return None
         cut = cut_of(reduced, self.machine.row_programs)
-        return None if cut is None else (cut, together)
+        return None if cut is None else (cut, cut_axes)
 
-    def in_parts(self, operation: Reduce, along: Axis, pieces: int) -> Iterator[Reduce]:
+    def columns_in_pieces(self, operation: Reduce, along: Axis, pieces: int) -> Iterator[Reduce]:
         """A column reduction over the rows of each piece, then over the pieces."""
         (destination,) = operation.destinations
         assert destination is not None
@@ -326,7 +326,7 @@ class GpuPreparation(Preparation):
         partial = self.made(operation, self.state_type(operation), outer)
         yield replace(cut, axes=(*outer, *operation.axes), reduced=(rest,), destinations=(partial,))
         final = replace(operation, reduced=outer, values=(self.loaded(partial),), destinations=(destination,))
-        self.whole.append(final)
+        self.cut_already.append(final)
         yield final
 
     def slowest_first(self, operation: Reduce) -> list[Axis]:
@@ -341,7 +341,7 @@ class GpuPreparation(Preparation):
     def piece(self, operation: Reduce) -> Cut | None:
         """How to share what is reduced: by the slowest axis that is long enough, else by several."""
         programs = max(self.programs(operation), 1)
-        work = points(operation.reduced) * points(operation.axes) // programs
+        work = likely_points(operation.reduced) * likely_points(operation.axes) // programs
         wanted = power_below(min(self.machine.pieces // programs, work // self.machine.min_piece_elements))
         slowest_first = self.slowest_first(operation)
         enough = [item for item in slowest_first if likely(item.extent) >= 2 * wanted]
@@ -357,17 +357,17 @@ class GpuPreparation(Preparation):
         return Cut((), chosen, wanted)
 
     def cut_axis(self, operation: Reduce, cut: Cut) -> tuple[tuple[Axis, ...], Axis, tuple[Expr, ...]]:
-        """An axis as pieces, the places in one, and the values over both: beyond the end they are nothing."""
-        longest, pieces = cut.along, cut.pieces
+        """An axis as pieces, the places in one, and the values over both: beyond the end they change no result."""
+        along, pieces = cut.along, cut.pieces
         if pieces == 1:
-            return (), longest, operation.values
-        size = (longest.extent + (pieces - 1)) // pieces
-        outer, inner = axis(f"{longest.name}_piece", pieces), axis(f"{longest.name}_rest", size)
+            return (), along, operation.values
+        size = (along.extent + (pieces - 1)) // pieces
+        outer, inner = axis(f"{along.name}_piece", pieces), axis(f"{along.name}_rest", size)
         place: Index = outer * size + inner
-        values = tuple(rewrite_indices(item, {longest: place}) for item in operation.values)
-        if longest.extent is not size * pieces:
-            inside = compare("lt", index_value(place), index_value(longest.extent))
-            values = tuple(masked(inside, value, nothing(operation.kind, value.dtype)) for value in values)
+        values = tuple(rewrite_indices(item, {along: place}) for item in operation.values)
+        if along.extent is not size * pieces:
+            inside = compare("lt", index_value(place), index_value(along.extent))
+            values = tuple(masked(inside, value, neutral_value(operation.kind, value.dtype)) for value in values)
         return (outer,), inner, values
 
 
@@ -393,8 +393,8 @@ def equal_pieces(extent: int, wanted: int) -> int:
     return near[0] if near else wanted
 
 
-def nothing(kind: str, dtype: torch.dtype) -> Const:
-    """What joins a state without changing it."""
+def neutral_value(kind: str, dtype: torch.dtype) -> Const:
+    """What changes no state of a kind that it is combined with."""
     if kind in ("any", "all"):
         return const(kind == "all", dtype)
     begin = STATES[kind].begin((dtype,))[0]

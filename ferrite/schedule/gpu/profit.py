@@ -7,7 +7,7 @@ import math
 from ferrite.errors import Refusal
 from ferrite.ir import Axis
 from ferrite.ir.program import Reduce, Scan
-from ferrite.schedule.fusion.accesses import likely
+from ferrite.schedule.fusion.accesses import likely, likely_points
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.members import Member, against_the_grain, is_in_pieces
 from ferrite.schedule.gpu.blocks import whole_elements
@@ -34,7 +34,7 @@ def slower(group: Group, member: Member, rows: tuple[Axis, ...], machine: GpuMac
             return Refusal("columns are reduced in pieces, which programs share")
         if is_in_pieces(member, rows):
             return Refusal("columns are reduced in pieces, which programs share")
-        count = math.prod(likely(row.extent) for row in rows)
+        count = likely_points(rows)
         longest = max(each.points for each in members) // max(count, 1)
         if count < machine.multiprocessors and longest > machine.one_program_elements:
             return Refusal(f"only {count} rows in common" if rows else "no rows in common")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ferrite.ir import Axis, Index, Number, axis
 from ferrite.ir.program import Compute, Operation, Reduce, axes_of
-from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, likely
+from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, likely, likely_points
 from ferrite.schedule.fusion.members import with_indices
 
 MIN_ROWS = 4  # that one program goes through: with fewer, its columns cost more than they save
@@ -83,7 +83,7 @@ def cut_of(reduced: Sequence[Axis], wanted: int) -> Cut | None:
     *outer, along = reduced
     if not all(isinstance(item.extent, Number) for item in reduced):
         return None
-    count = math.prod(likely(item.extent) for item in outer)
+    count = likely_points(outer)
     length = likely(along.extent)
     if count > 4 * wanted or count * length < MIN_ROWS * wanted // 4:
         return None

@@ -9,13 +9,12 @@ columns   rows lie side by side in memory: a block is so many columns wide that 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from ferrite.ir import Axis
 from ferrite.ir.kernel import Accumulate, Loop
 from ferrite.ir.program import Scan
-from ferrite.schedule.fusion.accesses import likely
+from ferrite.schedule.fusion.accesses import likely, likely_points
 from ferrite.schedule.fusion.nests import Nest
 from ferrite.schedule.gpu.blocks import blocked, likely_lanes, power_above, power_below, smaller_until, whole_elements
 from ferrite.schedule.gpu.flat import smallest_type
@@ -30,7 +29,7 @@ def by_rows(
     rows: Sequence[Axis], tiles: Body, nests: Sequence[Nest], parts: Sequence[Parts], machine: GpuMachine, kept: bool
 ) -> Body:
     """`kept`: every loop inside is one block."""
-    count = math.prod(likely(row.extent) for row in rows)
+    count = likely_points(rows)
     if kept:
         blocks = [nest for nest in nests if nest.scans or not nest.ordered]
         elements = max((whole_elements(nest.axes) or 1 for nest in blocks), default=1)
@@ -57,7 +56,7 @@ def by_columns(
     high = min(machine.max_block_rows, max(power_above(likely_points(nest.axes)) for nest in nests))
     wide = likely_lanes(column.extent, max(machine.step_elements // high, wide))
     others = [row for row in rows if row is not column]
-    count = math.prod(likely(row.extent) for row in others) * likely(column.extent)
+    count = likely_points(others) * likely(column.extent)
     bytes_read = count * max(likely_points(nest.axes) for nest in nests) * smallest_type(points)
     near = bytes_read < machine.cache_bytes // 4  # what another kernel has just written: parts of lines will do
     least = min(wide, (machine.sector_bytes if near else machine.line_bytes) // smallest_type(points))
@@ -68,10 +67,6 @@ def by_columns(
         body += nest_loops(nest, part, room)
     outer, body = collapse(others, body)
     return nested(outer, (Loop(column, "vector", body, wide),), "parallel")
-
-
-def likely_points(axes: Sequence[Axis]) -> int:
-    return math.prod(likely(item.extent) for item in axes)
 
 
 def nest_loops(nest: Nest, part: Parts, room: int | None) -> Body:

@@ -28,7 +28,7 @@ from ferrite.ir import (
     rewrite_loads,
 )
 from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Scan, Sort, axes_of, reads, writes
-from ferrite.schedule.loops.reductions import points
+from ferrite.schedule.fusion.accesses import likely_points
 
 MAX_TABLE_ADDITIONS = 48  # what an element may cost: the reader moves at least as many bytes meanwhile
 MAX_TABLE_LOADS = 4
@@ -116,7 +116,7 @@ class Uses:
     def is_larger(self, reader: Operation, table: Compute) -> bool:
         if not isinstance(reader, Compute | Reduce):
             return False
-        return points(axes_of(reader)) >= MIN_READER_POINTS * points(table.axes)
+        return likely_points(axes_of(reader)) >= MIN_READER_POINTS * likely_points(table.axes)
 
     def is_given(self, storage: str, place: int) -> bool:
         """Whether no kernel makes it, and nothing writes it later on."""

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from ferrite.ir import ONE, ZERO, Axis, Index
-from ferrite.schedule.fusion.accesses import UNKNOWN_EXTENT, axes_in, likely, step_of, upper_estimate
-from ferrite.schedule.fusion.nests import Nest, trivial
+from ferrite.schedule.fusion.accesses import UNKNOWN_EXTENT, axes_in, is_one, likely, step_of, upper_estimate
+from ferrite.schedule.fusion.nests import Nest
 from ferrite.schedule.loops.axes import indices_at
 from ferrite.schedule.loops.statements import Parts
 
@@ -53,7 +53,7 @@ def vector_axes(
 ) -> Iterator[tuple[Nest, Parts, Axis | None]]:
     """For every nest with loops of its own: the axis, of its own or of the rows, that vectors are best made of."""
     for nest, part in zip(nests, parts, strict=True):
-        if not all(trivial(item) for item in nest.axes):
+        if not all(is_one(item) for item in nest.axes):
             yield nest, part, vector_axis([*rows, *nest.axes], inner_indices(nest, part))
 
 

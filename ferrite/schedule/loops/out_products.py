@@ -71,7 +71,9 @@ class _Destinations:
     def take(self, position: int, product: Template) -> None:
         """Make a product part of what it is copied to, where that can be."""
         (result,) = product.call.results
-        if not isinstance(result, str) or product.prologues or product.epilogues or self.is_seen(result):
+        if not isinstance(result, str) or self.is_seen(result):
+            return
+        if self.buffer_table.buffers[result].device.type != self.device:
             return
         if self.buffer_table.buffers[result].device.type != self.device:
             return

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from ferrite.ir import Axis, Index, Load, Masked, flat_extent, flat_place, inside_in_loops, nodes_of
 from ferrite.ir.kernel import Scratch
 from ferrite.ir.program import Reduce, Scan, roots_of
-from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, axes_in
+from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, axes_in, is_one
 from ferrite.schedule.fusion.members import Member
-from ferrite.schedule.fusion.nests import Nest, trivial
+from ferrite.schedule.fusion.nests import Nest
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Placement:
         accesses = [use.access for use in self.uses[storage]]
         if any(access.buffer != storage for access in accesses):
             return None
-        wanted = {row for row in self.rows if not trivial(row)}
+        wanted = {row for row in self.rows if not is_one(row)}
         by_row: set[int] = set()
         for place in range(len(buffer.sizes)):
             found = {access.coordinates[place] for access in accesses}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -33,13 +33,15 @@ from ferrite.ir import (
     op,
     rewrite_indices,
 )
-from ferrite.ir.program import Buffer, Compute, Destination, Operation, Program, Reduce, Scan, Sort, Store
-from ferrite.schedule.fusion.accesses import BufferTable, likely, upper_estimate
+from ferrite.ir.program import Buffer, Compute, Destination, Mode, Operation, Program, Reduce, Scan, Sort, Store
+from ferrite.schedule.fusion.accesses import BufferTable, likely_points, upper_estimate
 from ferrite.schedule.fusion.members import member_of
 
 DIGITS_OF_A_COUNT = 16  # binary ones: of 65,536 equal numbers a sum in a type with so many more is exact
 SPLIT_KINDS = ("sum", "prod", "amax", "amin", "any", "all", "xor")
 EXTREME_OF = {"argmax": "amax", "argmin": "amin"}
+# How stores combine that do what a reduction does.
+STORE_MODES: dict[str, Mode] = {"sum": "add", "prod": "mul", "amax": "amax", "amin": "amin"}
 
 
 class Preparation(ABC):
@@ -226,8 +228,12 @@ class Preparation(ABC):
     def near_piece(self, operation: Reduce) -> tuple[Axis, int] | None:
         """The axis to cut, and how much of it a piece has that the nearest cache holds; None where threads need not
         share one result, or where results lie side by side."""
-        many = points(operation.reduced)
-        if many < self.min_split_elements or points(operation.axes) >= self.max_split_results or self.across(operation):
+        many = likely_points(operation.reduced)
+        if (
+            many < self.min_split_elements
+            or likely_points(operation.axes) >= self.max_split_results
+            or self.across(operation)
+        ):
             return None
         if not all(isinstance(item.extent, Number) for item in operation.reduced):
             return None
@@ -236,10 +242,6 @@ class Preparation(ABC):
         most = min(self.near_elements * length // many, length // 4)
         size = next((size for size in range(most, 0, -1) if length % size == 0), 0)
         return (longest, size) if size * many // length >= self.near_elements // 8 else None
-
-
-def points(axes: Iterable[Axis]) -> int:
-    return math.prod(likely(item.extent) for item in axes)
 
 
 def pieces_of(operation: Reduce, longest: Axis, count: Index) -> tuple[Axis, Axis, tuple[Expr, ...]]:

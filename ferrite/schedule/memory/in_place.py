@@ -30,10 +30,10 @@ from ferrite.ir.program import (
     reads,
     writes,
 )
-from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, mixed_radix, separated
+from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, is_one, mixed_radix, separated
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.members import Member
-from ferrite.schedule.fusion.nests import Nest, nests_of, trivial
+from ferrite.schedule.fusion.nests import Nest, nests_of
 
 # What keeps nothing of what it is given, and returns none of it.
 PASSING_NOTHING_ON = (Group, Compute, Reduce, Scan, Sort, Template, Allocate, Bind, Item)
@@ -155,7 +155,7 @@ def at_one_point(write: _Use) -> bool:
     member = write.member
     if isinstance(member.operation, Compute):
         return set(member.axes) <= member.free
-    wanted = {item for item in member.axes if not trivial(item)}
+    wanted = {item for item in member.axes if not is_one(item)}
     return isinstance(member.operation, Scan) and mixed_radix(write.access.place, wanted)
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ferrite.codegen.coefficients.special import I0_LARGE, I0_SMALL, I1_LARGE, I1_SMALL
 from ferrite.codegen.llvm.math.exp import exp_in_parts, exp_of_negative
 from ferrite.codegen.llvm.math.function import Body, MathFunction
-from ferrite.codegen.llvm.math.special_fits import I0_LARGE, I0_SMALL, I1_LARGE, I1_SMALL
 from ferrite.codegen.llvm.math.text import Value, copysign, fabs, minimum, polynomial, select, sqrt
 
 LIMIT = 8.0

@@ -11,8 +11,8 @@ lies there.
 
 from __future__ import annotations
 
-from ferrite.codegen.llvm.math.constants import LN2, LOG2_OF_E
-from ferrite.codegen.llvm.math.fits import EXP, EXP2, EXPM1
+from ferrite.codegen.coefficients.constants import LN2, LOG2_OF_E
+from ferrite.codegen.coefficients.elementary import EXP, EXP2, EXPM1
 from ferrite.codegen.llvm.math.function import MathFunction
 from ferrite.codegen.llvm.math.text import (
     EXPONENT_BIAS,

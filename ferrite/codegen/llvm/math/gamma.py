@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 
-from ferrite.codegen.llvm.math.constants import PI, in_parts
+from ferrite.codegen.coefficients.constants import DIGAMMA_ZERO, PI
+from ferrite.codegen.coefficients.special import DIGAMMA_LARGE, DIGAMMA_ROOT, LGAMMA_1, LGAMMA_2, LGAMMA_LARGE
 from ferrite.codegen.llvm.math.function import MathFunction
 from ferrite.codegen.llvm.math.log import log
 from ferrite.codegen.llvm.math.power import log_in_parts
-from ferrite.codegen.llvm.math.special_fits import DIGAMMA_LARGE, DIGAMMA_ROOT, LGAMMA_1, LGAMMA_2, LGAMMA_LARGE
 from ferrite.codegen.llvm.math.text import (
     INFINITY,
     NAN,
@@ -28,7 +28,6 @@ from ferrite.codegen.llvm.math.text import (
 from ferrite.codegen.llvm.math.trig import quarter_turns, sine_of_turned
 
 STIRLING = (math.log(2 * math.pi) - 1) / 2
-DIGAMMA_ZERO = in_parts("1.4616321449683623412626595423257213284681962040064463512959884")  # the only positive one
 
 
 def sine_and_cosine_of_turns(a: Value) -> tuple[Value, Value]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ferrite.codegen.llvm.math.constants import LN2
+from ferrite.codegen.coefficients.constants import LN2
+from ferrite.codegen.coefficients.elementary import SINH, TANH
 from ferrite.codegen.llvm.math.exp import OVERFLOW, exp_in_parts, exp_of_moderate
-from ferrite.codegen.llvm.math.fits import SINH, TANH
 from ferrite.codegen.llvm.math.function import MathFunction
 from ferrite.codegen.llvm.math.log import log1p
 from ferrite.codegen.llvm.math.text import NAN, Value, copysign, fabs, fma, minimum, polynomial, select, sqrt

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ferrite.codegen.llvm.math.constants import HALF_PI, PI, Parts
-from ferrite.codegen.llvm.math.fits import ASIN, ATAN
+from ferrite.codegen.coefficients.constants import HALF_PI, PI, Parts
+from ferrite.codegen.coefficients.elementary import ASIN, ATAN
 from ferrite.codegen.llvm.math.function import MathFunction
 from ferrite.codegen.llvm.math.text import (
     Value,

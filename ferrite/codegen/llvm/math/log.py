@@ -6,8 +6,8 @@ smaller than f for small f, so that the last addition alone decides the error.
 
 from __future__ import annotations
 
-from ferrite.codegen.llvm.math.constants import LN2, LOG2_OF_E, LOG10_OF_2, LOG10_OF_E
-from ferrite.codegen.llvm.math.fits import LOG, LOG_BY_QUOTIENT
+from ferrite.codegen.coefficients.constants import LN2, LOG2_OF_E, LOG10_OF_2, LOG10_OF_E
+from ferrite.codegen.coefficients.elementary import LOG, LOG_BY_QUOTIENT
 from ferrite.codegen.llvm.math.function import MathFunction
 from ferrite.codegen.llvm.math.text import (
     EXPONENT_BIAS,

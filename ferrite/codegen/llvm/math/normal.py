@@ -7,12 +7,8 @@ from __future__ import annotations
 
 import math
 
-from ferrite.codegen.llvm.math.constants import LOG2_OF_E, in_parts
-from ferrite.codegen.llvm.math.error import ERFC_IS_ZERO, scaled_erfc
-from ferrite.codegen.llvm.math.exp import exp_in_parts, power_of_two, shifter
-from ferrite.codegen.llvm.math.function import Body, MathFunction
-from ferrite.codegen.llvm.math.log import log, log1p
-from ferrite.codegen.llvm.math.special_fits import (
+from ferrite.codegen.coefficients.constants import LOG2_OF_E, in_parts
+from ferrite.codegen.coefficients.special import (
     ERFCINV_1,
     ERFCINV_2,
     ERFCINV_3,
@@ -20,6 +16,10 @@ from ferrite.codegen.llvm.math.special_fits import (
     NORMAL_EXP,
     NORMAL_TAIL,
 )
+from ferrite.codegen.llvm.math.error_function import ERFC_IS_ZERO, scaled_erfc
+from ferrite.codegen.llvm.math.exp import exp_in_parts, power_of_two, shifter
+from ferrite.codegen.llvm.math.function import Body, MathFunction
+from ferrite.codegen.llvm.math.log import log, log1p
 from ferrite.codegen.llvm.math.text import (
     EXPONENT_BIAS,
     INFINITY,

@@ -5,9 +5,9 @@ f32 computes in f64. f64 keeps the logarithm and its product with y as sums of t
 
 from __future__ import annotations
 
-from ferrite.codegen.llvm.math.constants import LN2, in_parts
+from ferrite.codegen.coefficients.constants import LN2, in_parts
+from ferrite.codegen.coefficients.elementary import LOG_FOR_POWER, LOG_REST
 from ferrite.codegen.llvm.math.exp import OVERFLOW, UNDERFLOW, exp_in_parts, exp_of_moderate
-from ferrite.codegen.llvm.math.fits import LOG_FOR_POWER, LOG_REST
 from ferrite.codegen.llvm.math.function import MathFunction
 from ferrite.codegen.llvm.math.log import split
 from ferrite.codegen.llvm.math.text import (

@@ -25,7 +25,7 @@ import torch
 
 from ferrite.codegen.llvm.math import bessel as math_bessel
 from ferrite.codegen.llvm.math import division as math_division
-from ferrite.codegen.llvm.math import error as math_error
+from ferrite.codegen.llvm.math import error_function as math_error_function
 from ferrite.codegen.llvm.math import exp as math_exp
 from ferrite.codegen.llvm.math import gamma as math_gamma
 from ferrite.codegen.llvm.math import hyperbolic as math_hyperbolic
@@ -48,7 +48,7 @@ _FAMILIES = (
     math_trig,
     math_inverse_trig,
     math_hyperbolic,
-    math_error,
+    math_error_function,
     math_normal,
     math_gamma,
     math_bessel,

@@ -20,6 +20,8 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ferrite.codegen.coefficients.constants import rounded
+
 FLOATS = {"float": "f32", "double": "f64"}
 INTEGER_OF = {"float": "i32", "double": "i64"}
 FLOAT_OF = {"i32": "float", "i64": "double"}
@@ -166,11 +168,6 @@ def _literal(number: Number, element: str) -> str:
         return "true" if element == "i1" and number else "false" if element == "i1" else str(int(number))
     wide = rounded(float(number)) if element == "float" else float(number)
     return f"0x{struct.unpack('<Q', struct.pack('<d', wide))[0]:016X}"
-
-
-def rounded(number: float) -> float:
-    """A number as a float of 32 bits holds it."""
-    return float(struct.unpack("<f", struct.pack("<f", number))[0])
 
 
 def _two(name: str, left: Value, right: Value) -> Value:

@@ -6,9 +6,9 @@ the multiple is a small number, and what the second loses is kept. Beyond, libm 
 
 from __future__ import annotations
 
-from ferrite.codegen.llvm.math.constants import HALF_PI, PI
+from ferrite.codegen.coefficients.constants import HALF_PI, PI
+from ferrite.codegen.coefficients.elementary import COS, SIN, TAN
 from ferrite.codegen.llvm.math.exp import shifter
-from ferrite.codegen.llvm.math.fits import COS, SIN, TAN
 from ferrite.codegen.llvm.math.function import MathFunction
 from ferrite.codegen.llvm.math.rare import rare_by_libm
 from ferrite.codegen.llvm.math.text import Value, bits, fabs, fma, from_bits, polynomial, select

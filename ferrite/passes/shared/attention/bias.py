@@ -18,10 +18,10 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.errors import NotApplied
-from ferrite.graph import fake_value
+from ferrite.graph import fake_value, same_sizes
 from ferrite.passes.shared.attention.constants import ConstantValues
 from ferrite.passes.shared.attention.found import Add, Attention, Change, Fill, Node, Scale, is_tensor
-from ferrite.passes.shared.attention.operands import Operands, same_shape
+from ferrite.passes.shared.attention.operands import Operands
 from ferrite.passes.shared.attention.operators import LOW_BIAS, MASKED_BIAS
 
 aten = torch.ops.aten
@@ -110,7 +110,7 @@ class Bias:
         if scale.dim() and not torch_api.known_equal(scale.shape[-1], 1):
             raise NotApplied("the scale varies along the keys")
         one_number = scale.dim() <= 4 and torch_api.known_equal(scale.numel(), 1)
-        if not one_number and not same_shape(fake_value(node).shape[:-2], self.batch):
+        if not one_number and not same_sizes(fake_value(node).shape[:-2], self.batch):
             raise NotApplied("the scale has another batch than the scores")
         if self.node is not None and not one_number:
             raise NotApplied("it would make the mask as large as the scores")
@@ -173,13 +173,13 @@ class Bias:
         if not value.dim():
             raise NotApplied("the mask is one number")
         own = [1] * (scores.dim() - value.dim()) + list(value.shape)
-        if same_shape(scores.shape[:-2], self.batch):
+        if same_sizes(scores.shape[:-2], self.batch):
             for _ in range(4 - value.dim()):
                 mask = self.call(aten.unsqueeze.default, mask, 0)
             return mask
         if all(torch_api.known_equal(size, 1) for size in own[:-2]):
             return self.operands.reshaped(mask, [1, 1, *own[-2:]])
-        if same_shape(own[:-2], scores.shape[:-2]):
+        if same_sizes(own[:-2], scores.shape[:-2]):
             return self.operands.reshaped(mask, [*self.batch, *own[-2:]])
         raise NotApplied("the mask is broadcast along a part of the batch that is flattened elsewhere")
 

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch.nn.functional import dropout
 
+from ferrite.passes.shared.attention.bias import LOWEST
+from ferrite.passes.shared.cases import MakeInputs
 from ferrite.rewrite import Case
 
 aten = torch.ops.aten
-MakeInputs = Callable[[], list[Any]]
 ALWAYS = {"attention": "always"}
 REDRAWN = {"attention": "always", "rng": "counter"}
-LOWEST = torch.finfo(torch.float32).min
 
 
 def heads(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -111,11 +111,6 @@ def in_parts(q: Any, k: Any, v: Any) -> Any:
     scores = q @ k.transpose(-2, -1) * 0.5
     powers = torch.exp(scores - scores.amax(-1, keepdim=True))
     return (powers / powers.sum(-1, keepdim=True) @ v).transpose(1, 2).contiguous()
-
-
-def by_einsum(q: Any, k: Any, v: Any) -> Any:
-    scores = torch.einsum("b i h d, b j h d -> b h i j", q, k) * 0.5
-    return torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v)
 
 
 def in_half_precision(q: Any, k: Any, v: Any) -> Any:

@@ -14,7 +14,7 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.errors import NotApplied
-from ferrite.graph import argument, fake_value
+from ferrite.graph import argument, fake_value, same_sizes
 from ferrite.passes.shared.attention.found import Node, same_count, source_of
 from ferrite.rewrite import Site, arguments_of
 
@@ -24,10 +24,6 @@ COPIES = frozenset({aten.clone.default, aten.contiguous.default})
 FLAT = COPIES | {aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.expand.default}
 CASTS = frozenset({aten.to.dtype, aten._to_copy.default, prims.convert_element_type.default})
 REPEATS = frozenset({aten.repeat_interleave.self_int, torch.repeat_interleave, "repeat_interleave"})
-
-
-def same_shape(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    return len(one) == len(other) and all(map(torch_api.known_equal, one, other))
 
 
 class Operands:
@@ -46,7 +42,7 @@ class Operands:
     def in_shape(self, node: Node, shape: Sequence[Any]) -> Node:
         """The same elements in the same order: an earlier value that has the shape, or a new view."""
         here, path = node, []
-        while not same_shape(fake_value(here).shape, shape):
+        while not same_sizes(fake_value(here).shape, shape):
             inner = source_of(here) if here.target in FLAT else None
             if inner is None or not same_count(inner, node):
                 return self.reshaped(node, shape)
@@ -140,7 +136,7 @@ def same_look(one: Node | None, other: Node) -> bool:
     if one is None:
         return False
     old, new = fake_value(one), fake_value(other)
-    return old.dtype == new.dtype and same_shape(old.shape, new.shape)
+    return old.dtype == new.dtype and same_sizes(old.shape, new.shape)
 
 
 def is_dense_row(value: torch.Tensor) -> bool:
@@ -179,7 +175,7 @@ def repeated(node: Node) -> tuple[Node, list[Node], int] | None:
     if base is None or len(wide) != 5 or fake_value(base).dim() != 5 or type(wide[2]) is not int:
         return None
     narrow = fake_value(base).shape
-    if not same_shape((*wide[:2], 1, *wide[3:]), narrow) or not same_shape(
+    if not same_sizes((*wide[:2], 1, *wide[3:]), narrow) or not same_sizes(
         (wide[0], *wide[3:]), (shape[0], *shape[2:])
     ):
         return None

@@ -17,10 +17,9 @@ import torch
 
 from ferrite.capture import products, torch_api
 from ferrite.errors import Refusal
-from ferrite.graph import fake_value
+from ferrite.graph import HALVES, fake_value
 from ferrite.passes.shared.attention.found import Node
 
-NARROW = (torch.float16, torch.bfloat16)
 MAX_KEYS_TRAINING = 128
 
 
@@ -69,7 +68,7 @@ class AttentionCall:
         return self.loss_on_cuda(query) if on_cuda else self.loss_on_cpu(query, key, value)
 
     def loss_on_cuda(self, query: torch.Tensor) -> Refusal | None:
-        return None if query.dtype in (*NARROW, torch.float32) else Refusal("no kernel takes this type")
+        return None if query.dtype in (*HALVES, torch.float32) else Refusal("no kernel takes this type")
 
     def loss_on_cpu(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Refusal | None:
         if query.device.type != "cpu":

@@ -11,10 +11,10 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.errors import NotApplied
-from ferrite.graph import attribute_of, fake_value
+from ferrite.graph import attribute_of, fake_value, same_sizes
 from ferrite.passes.shared.attention.bias import Bias
 from ferrite.passes.shared.attention.found import Attention, Node
-from ferrite.passes.shared.attention.operands import Operands, same_shape
+from ferrite.passes.shared.attention.operands import Operands
 from ferrite.passes.shared.attention.operators import MASKED_ATTENTION
 from ferrite.passes.shared.attention.worth import AttentionCall
 from ferrite.rewrite import Site
@@ -82,13 +82,13 @@ class AttentionWriter:
         """A factor with the batch of the scores, rows by columns."""
         operands, rank = self.operands, len(order)
         kept = order[:-2] == tuple(range(rank - 2))
-        if kept and same_shape(fake_value(product).shape[:-2], fake_value(node).shape[:-2]):
+        if kept and same_sizes(fake_value(product).shape[:-2], fake_value(node).shape[:-2]):
             # its batch may have been flattened for the product: look for it before it was
             node = operands.in_shape(node, [*self.batch, *fake_value(node).shape[-2:]])
             order = (0, 1, 2, 3) if order[-2] < order[-1] else (0, 1, 3, 2)
         node = operands.reordered(node, order)
         own = fake_value(node).shape
-        if not same_shape(own[:-2], self.batch):
+        if not same_sizes(own[:-2], self.batch):
             wanted = [*self.batch, *own[-2:]]
             whole = torch_api.known_equal(fake_value(node).numel(), math.prod(wanted))
             node = operands.in_shape(node, wanted) if whole else operands.expanded(node, wanted)

@@ -4,7 +4,7 @@ In: a graph, and a `Fusion` that says which calls are its members and how the on
 rewritten in place.
 """
 
-from ferrite.passes.shared.batching.members import Members, Problem, Settings, shape_key
-from ferrite.passes.shared.batching.search import UNLIMITED, Fusion, Search, stacked
+from ferrite.passes.shared.batching.members import Settings, shape_key
+from ferrite.passes.shared.batching.search import UNLIMITED, Fusion, stacked
 
-__all__ = ["UNLIMITED", "Fusion", "Members", "Problem", "Search", "Settings", "shape_key", "stacked"]
+__all__ = ["UNLIMITED", "Fusion", "Settings", "shape_key", "stacked"]

@@ -1,9 +1,9 @@
-"""The error function, its complement and their inverses."""
+"""The error function and its complement; their inverses are in `normal`."""
 
 from __future__ import annotations
 
+from ferrite.codegen.coefficients.elementary import ERF_LARGE, ERF_NEAR_ZERO, ERF_SMALL, ERFCX, ERFCX_WIDE
 from ferrite.codegen.llvm.math.exp import exp_in_parts
-from ferrite.codegen.llvm.math.fits import ERF_LARGE, ERF_NEAR_ZERO, ERF_SMALL, ERFCX, ERFCX_WIDE
 from ferrite.codegen.llvm.math.function import MathFunction
 from ferrite.codegen.llvm.math.text import Value, copysign, fabs, fma, minimum, polynomial, polynomial_in_halves, select
 

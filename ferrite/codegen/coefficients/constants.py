@@ -6,11 +6,15 @@
 
 from __future__ import annotations
 
+import struct
 from fractions import Fraction
 
-from ferrite.codegen.llvm.math.text import rounded
-
 Parts = tuple[float, float, float]
+
+
+def rounded(number: float) -> float:
+    """A number as a float of 32 bits holds it."""
+    return float(struct.unpack("<f", struct.pack("<f", number))[0])
 
 
 def _parts(exact: Fraction, element: str) -> Parts:
@@ -32,3 +36,4 @@ LN2 = in_parts("0.69314718055994530941723212145817656807550013436025525412068001
 LOG2_OF_E = in_parts("1.4426950408889634073599246810018921374266459541529859341354494")
 LOG10_OF_E = in_parts("0.43429448190325182765112891891660508229439700580366656611445378")
 LOG10_OF_2 = in_parts("0.30102999566398119521373889472449302676818988146210854131042746")
+DIGAMMA_ZERO = in_parts("1.4616321449683623412626595423257213284681962040064463512959884")  # the only positive one

@@ -1,0 +1,1 @@
+"""Numbers that math functions are made of, for all code generators: coefficients of polynomials, and constants."""

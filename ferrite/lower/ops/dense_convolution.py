@@ -1,0 +1,49 @@
+"""Convolutions that are loops of our own: sums over the channels of an image and the taps of a window.
+
+    y[b, c, o] = sum over k, r of  x[b, k, o * stride - padding + r * dilation] * weight[c, k, r]
+
+The image is read in windows, channels side by side. It is written so first where it has edges, which are filled in, as
+no window asks where it ends; and where it is memory of others that lies otherwise. Memory of our own the scheduler lays
+out so (`ferrite.schedule.cpu.convolution_images`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ferrite.ir import ONE, Index, op
+from ferrite.lower.builder import Builder
+from ferrite.lower.loops import add_reduce
+from ferrite.lower.memory import copied, in_memory, strides_in_storage
+from ferrite.lower.ops.convolution import Window
+from ferrite.lower.table import lowers_later
+from ferrite.lower.value import Value, own_axes
+
+
+@lowers_later("ferrite.convolution.default")
+def convolution(ctx: Builder, x: Value, weight: Value, stride: Any, padding: Any, dilation: Any) -> Value:
+    window = Window(weight.sizes[2:], stride, padding, dilation, channels_last=True)
+    image = seen_in_windows(ctx, window, x, ctx.out_sizes[2:])
+    batch, channel, *place = own_axes(ctx.out_sizes)
+    over = (*window.taps, x.sizes[1])
+    *taps, inner = own_axes(over, "r")
+    value = op(
+        "mul",
+        image.at((batch, inner, *window.at(place, taps))),
+        in_memory(ctx, weight).at((channel, inner, *taps)),
+    )
+    (result,) = add_reduce(ctx, "sum", ctx.out_sizes, over, [value], [ctx.out_dtype], x.device)
+    assert result is not None
+    return result
+
+
+def seen_in_windows(ctx: Builder, window: Window, x: Value, outputs: Sequence[Index]) -> Value:
+    if any(window.padding):
+        return window.with_edges(ctx, x, outputs)
+    if ctx.buffers[in_memory(ctx, x).box.buffer or ""].kind == "owned" and x.is_whole:
+        return x  # the scheduler decides how it lies
+    found = strides_in_storage(ctx, x)
+    if found is not None and (found[0][1] is ONE or x.sizes[1] is ONE):
+        return x
+    return copied(ctx, x, window.strides(x.sizes))

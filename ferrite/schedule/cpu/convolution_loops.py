@@ -1,0 +1,215 @@
+"""The loops of a convolution: those of a matrix product, of which one factor is read where it lies in the image.
+
+    for row_block, column_block in parallel(4, 2):          some places of the result, some of its channels
+        sums = scratch(f32, [784, 64])
+        for column_tile in serial(4):
+            right = scratch(f32, [576, 16])                 the weights of 16 channels, in the order of their memory
+            for row_tile in serial(196):
+                for row_in in vector(4, copies=4):          a tile: 4 places, 16 channels
+                    for column_in in vector(16, lanes=4, copies=4):
+                        with sum(f32) as total:
+                            for tap in serial(3), serial(3):
+                                for channel in serial(16), unrolled(4): ...
+                        sums[4*row_tile + row_in, 16*column_tile + column_in] = total
+        for row, column: ...                                what follows: a bias, an activation, a residual, stores
+
+The places of all images are rows one after the other, so that small images have no tiles of their own to fill. Where a
+window begins is computed once for a row of a tile.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from ferrite.ir import ONE, ZERO, Axis, Index, Load, Local, axis, const, number, op
+from ferrite.ir.kernel import Accumulate, Join, Let, Loop, Scratch, State, Store
+from ferrite.ir.program import Mode
+from ferrite.schedule.cpu.convolutions import Convolution, cut_of, factors_of
+from ferrite.schedule.cpu.machine import Machine
+from ferrite.schedule.cpu.product_loops import (
+    PRODUCTS_OF_AN_ADDITION,
+    RIGHT,
+    STEPS_AT_ONCE,
+    SUMS,
+    TILE_ROWS,
+    Part,
+    Side,
+    even_parts,
+    longer_than_one,
+)
+from ferrite.schedule.cpu.products import extent_of, step_along
+from ferrite.schedule.cpu.vectors import shared, vector_loop
+from ferrite.schedule.fusion.accesses import likely
+from ferrite.schedule.loops.axes import Body, collapse, indices_at, nested, replaced
+from ferrite.schedule.loops.memory_order import ordered_axes
+from ferrite.schedule.loops.statements import Parts
+
+FAR = 1 << 40  # a step in memory that is not known
+
+
+def convolution_loops(convolution: Convolution, parts: Sequence[Parts], machine: Machine) -> Body:
+    """The whole body of the kernel; `parts`: the sum, and what follows it at every point of the result."""
+    (state,), (join,) = parts[0].states, parts[0].point
+    assert isinstance(join, Join)
+    tiles = Windows(convolution, *sides_of(convolution, state.dtypes[0], machine), state, join, machine)
+    follows: Body = (
+        Let(tiles.total.name, Load.intern(SUMS, (tiles.rows.within, tiles.columns.within), tiles.total.dtype)),
+        *parts[0].after,
+        *(statement for part in parts[1:] for statement in part.point),
+    )
+    return tiles.loops(follows)
+
+
+def sides_of(convolution: Convolution, dtype: torch.dtype, machine: Machine) -> tuple[Side, Side]:
+    """Places and channels, in tiles for the registers and in blocks for threads."""
+    places, channels = math.prod(map(extent_of, convolution.places)), extent_of(convolution.channels)
+    lanes = machine.lanes(dtype)
+    tall, wide = TILE_ROWS, machine.registers // 2 // TILE_ROWS * lanes
+    tall_tiles = even_parts(-(-places // tall), max(machine.block_places // tall, 1))
+    wide_tiles = even_parts(-(-channels // wide), max(machine.block_columns // wide, 1))
+    summed = math.prod(map(extent_of, convolution.summed))
+    blocks = math.prod(map(extent_of, convolution.batch)) * -(-places // (tall * tall_tiles))
+    while wide_tiles > 1 and blocks * -(-channels // (wide * wide_tiles)) < machine.product_blocks:
+        if tall * tall_tiles * wide * wide_tiles * summed < 2 * machine.min_block_products:
+            break
+        wide_tiles = -(-wide_tiles // 2)
+    return Side("row", places, tall, tall_tiles), Side("column", channels, wide, wide_tiles, lanes)
+
+
+@dataclass(frozen=True)
+class Windows:
+    convolution: Convolution
+    rows: Side
+    columns: Side
+    state: State
+    join: Join
+    machine: Machine
+
+    @property
+    def total(self) -> Local:
+        return Local.intern(self.state.names[0], self.state.dtypes[0])
+
+    @cached_property
+    def factors(self) -> tuple[Load, Load]:
+        """The image, and the weight."""
+        return factors_of(self.join.values[0], self.convolution)
+
+    # --- what is summed -----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def longest(self) -> Axis:
+        """The axis that is cut, as a rule the channels of the image."""
+        return max(self.convolution.summed, key=extent_of)
+
+    @cached_property
+    def piece(self) -> Axis:
+        """The places in a piece of the longest axis."""
+        others = math.prod(map(extent_of, self.convolution.summed)) // extent_of(self.longest)
+        size = cut_of(extent_of(self.longest), others)
+        assert size is not None
+        return axis("piece_in", size)
+
+    @property
+    def pieces(self) -> Axis:
+        return axis("piece", extent_of(self.longest) // extent_of(self.piece))
+
+    @property
+    def place_in_sum(self) -> dict[Axis, Index]:
+        begin = ZERO if self.pieces.extent is ONE else self.pieces * extent_of(self.piece)
+        return {self.longest: begin + self.piece}
+
+    def in_order_of(self, factor: Load) -> list[Axis]:
+        """What a piece goes over, as a factor does in memory."""
+        steps = {item: likely(step_along(factor, item) or ZERO, FAR) for item in self.convolution.summed}
+        order = sorted(self.convolution.summed, key=lambda item: -steps[item])
+        return [self.piece if item is self.longest else item for item in order]
+
+    @cached_property
+    def in_weight_order(self) -> list[Axis]:
+        return self.in_order_of(self.factors[1])
+
+    @property
+    def panel(self) -> Scratch:
+        rows = math.prod(map(extent_of, self.in_weight_order))
+        return Scratch(RIGHT, self.factors[1].dtype, (number(rows), number(self.columns.tile)))
+
+    @property
+    def panel_row(self) -> Index:
+        found: Index = ZERO
+        for item in self.in_weight_order:
+            found = found * item.extent + item
+        return found
+
+    # --- loops --------------------------------------------------------------------------------------------------------
+
+    def loops(self, follows: Body) -> Body:
+        sums: Body = ()
+        for wide in self.columns.parts():
+            tiles = self.packing(wide)
+            for tall in self.rows.parts():
+                tiles += self.rows.around(tall, self.tile(tall, wide))
+            sums += self.columns.around(wide, (self.panel, *tiles))
+        blocks = [*self.convolution.batch, self.rows.block, self.columns.block]
+        summed = math.prod(map(extent_of, self.convolution.summed))
+        work = self.rows.width * self.columns.width * summed // PRODUCTS_OF_AN_ADDITION
+        return shared(longer_than_one(blocks), self.block(sums, follows), work, self.machine)
+
+    def block(self, sums: Body, follows: Body) -> Body:
+        """A block of the result: its sums, piece by piece, and what follows them."""
+        columns = {self.convolution.channels: self.columns.begin + self.columns.within}
+        follows = replaced(follows, {**columns, **self.places(self.rows.begin + self.rows.within)})
+        memory = Scratch(SUMS, self.total.dtype, (number(self.rows.width), number(self.columns.width)))
+        if self.pieces.extent is not ONE:
+            zero: Body = (Store(SUMS, (self.rows.within, self.columns.within), const(0, self.total.dtype)),)
+            zeros = Loop(self.rows.within, "serial", (vector_loop(self.columns.within, zero, self.machine),))
+            sums = (zeros, *nested([self.pieces], sums, "serial"))
+        outer, last = ordered_axes([self.rows.within, self.columns.within], indices_at(follows))
+        return (memory, *sums, Loop(outer, "serial", (vector_loop(last, follows, self.machine),)))
+
+    def places(self, row: Index) -> dict[Axis, Index]:
+        """The places of all images, one after the other."""
+        found: dict[Axis, Index] = {}
+        for item in reversed(self.convolution.places[1:]):
+            found[item] = row % item.extent
+            row = row // item.extent
+        return {**found, self.convolution.places[0]: row}
+
+    def tile(self, tall: Part, wide: Part) -> Body:
+        """The sums of one tile over a piece."""
+        image, _ = self.factors
+        weight = Load.intern(RIGHT, (self.panel_row, wide.inside), self.panel.dtype)
+        join: Body = (Join(self.join.state, (op("mul", image, weight),)),)
+        join = replaced(join, {**self.places(tall.index), **self.place_in_sum})
+        *outer, last = self.in_order_of(image)
+        at_once = steps_at_once(extent_of(last))
+        steps, step = axis("steps", extent_of(last) // at_once), axis("step", at_once)
+        join = replaced(join, {last: (ZERO if steps.extent is ONE else steps * at_once) + step})
+        join = nested(longer_than_one([*outer, steps]), (Loop(step, "unrolled", join),), "serial")
+        mode: Mode = "set" if self.pieces.extent is ONE else "add"
+        body: Body = (Accumulate((self.state,), join), Store(SUMS, (tall.place, wide.place), self.total, mode))
+        return self.rows.tiled(tall, self.columns.tiled(wide, body))
+
+    def packing(self, part: Part) -> Body:
+        """Copy the weights of a tile over a piece: all its channels side by side."""
+        _, weight = self.factors
+        copy: Body = (Store(RIGHT, (self.panel_row, part.inside), weight),)
+        copy = replaced(copy, {self.convolution.channels: part.index, **self.place_in_sum})
+        axes, copy = collapse(self.in_weight_order, copy)
+        lanes = self.machine.lanes(weight.dtype)
+        if step_along(weight, self.convolution.channels) is not ONE:
+            # squares of as many lanes, which are turned around in registers
+            loop = Loop(part.inside, "vector", (Loop(axes[-1], "vector", copy, lanes),), copies=lanes)
+            return nested(axes[:-1], (loop,), "serial")
+        return nested(axes, (Loop(part.inside, "vector", copy, lanes, STEPS_AT_ONCE),), "serial")
+
+
+def steps_at_once(length: int) -> int:
+    """Of a sum over so many, written one after the other: a few, of which all have as many."""
+    if length <= 2 * STEPS_AT_ONCE:
+        return length
+    return next(many for many in range(STEPS_AT_ONCE, 0, -1) if length % many == 0)

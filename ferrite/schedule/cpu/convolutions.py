@@ -1,0 +1,106 @@
+"""Convolutions: sums over channels and the taps of a window, of elements of an image times those of a weight.
+
+    y[n, c, h, w] = sum over k, i, j of   x[n, k, h * stride + i, w * stride + j] * weight[c, k, i, j]
+
+In: a reduction that `convolution_of` knows, alone or with operations behind it at the same points. It is a matrix
+product with a row for each place of the result and a column for each of its channels, of which the left factor is never
+made: a row of it is where a window begins in the image, and the loops over taps and channels go on from there.
+`ferrite.schedule.cpu.convolution_loops` makes the loops.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ferrite.errors import Refusal
+from ferrite.ir import Axis, Expr, Load, Number, Op
+from ferrite.ir.program import Compute, Operation, Reduce
+from ferrite.schedule.cpu.products import MIN_SIDE, MIN_SUMMED, axes_of_load, extent_of, product_of
+from ferrite.schedule.fusion.groups import Group
+from ferrite.schedule.fusion.members import Member
+
+MAX_PACKED = 640
+MIN_PIECE = 128  # products of a sum before it is added to the rest: with fewer, adding takes as long
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """`places`: the axes that only the image has; `channels`: the one that only the weight has; `batch`: those that
+    both have, as groups; `summed`: those that are no axes of the result."""
+
+    batch: tuple[Axis, ...]
+    places: tuple[Axis, ...]
+    channels: Axis
+    summed: tuple[Axis, ...]
+
+
+def convolution_of(operation: Operation) -> Convolution | None:
+    """The axes of an operation that is a convolution, of sizes that are known, and no matrix product."""
+    if not isinstance(operation, Reduce) or operation.kind != "sum" or not operation.reduced:
+        return None
+    (value,) = operation.values
+    if not isinstance(value, Op) or value.name != "mul" or value.dtype not in (torch.float32, torch.float64):
+        return None
+    one, other = value.operands
+    if not isinstance(one, Load) or not isinstance(other, Load) or product_of(operation) is not None:
+        return None
+    with_one, with_other = axes_of_load(one), axes_of_load(other)
+    sides = [
+        tuple(item for item in operation.axes if item in mine and item not in its)
+        for mine, its in ((with_one, with_other), (with_other, with_one))
+    ]
+    # the channels of a result come before its places: where either side has a single axis, this tells them apart
+    single = [side for side in sides if len(side) == 1]
+    if not all(sides) or not single or not set(operation.reduced) <= with_one & with_other:
+        return None
+    if not all(isinstance(item.extent, Number) for item in (*operation.axes, *operation.reduced)):
+        return None
+    (channels,) = min(single, key=lambda side: operation.axes.index(side[0]))
+    places = next(side for side in sides if side != (channels,))
+    batch = tuple(item for item in operation.axes if item is not channels and item not in places)
+    if min(extent_of(channels), math.prod(map(extent_of, places))) < MIN_SIDE:
+        return None
+    products = math.prod(map(extent_of, operation.reduced))
+    longest = max(map(extent_of, operation.reduced))
+    if products < MIN_SUMMED or cut_of(longest, products // longest) is None:
+        return None
+    return Convolution(batch, places, channels, operation.reduced)
+
+
+def factors_of(value: Expr, convolution: Convolution) -> tuple[Load, Load]:
+    """The image and the weight in a product of both."""
+    one, other = value.args
+    assert isinstance(one, Load)
+    assert isinstance(other, Load)
+    return (other, one) if convolution.channels in axes_of_load(one) else (one, other)
+
+
+def cut_of(length: int, taps: int) -> int | None:
+    """How many channels are added up, with all their taps, before that is added to the rest: an equal part of all."""
+    if length * taps <= MAX_PACKED:
+        return length
+    return next(
+        (size for size in range(MAX_PACKED // taps, 0, -1) if length % size == 0 and size * taps >= MIN_PIECE), None
+    )
+
+
+def is_tiled(operation: Operation) -> bool:
+    """Whether an operation is a matrix product or a convolution, which both have tiles of sums."""
+    return product_of(operation) is not None or convolution_of(operation) is not None
+
+
+def reason_apart(group: Group, member: Member, rows: Sequence[Axis]) -> Refusal | None:
+    """Why a member is in another kernel than a group, where one of them has a matrix product."""
+    if is_tiled(member.operation):
+        return Refusal("a matrix product begins a kernel of its own")
+    if not is_tiled(group.members[0].operation):
+        return None
+    if tuple(rows) != group.rows or member.inner(rows) or not isinstance(member.operation, Compute):
+        return Refusal("it is not at the points of the matrix product before it")
+    if any(store.mode != "set" for store in member.operation.stores):
+        return Refusal("it adds to memory behind a matrix product")
+    return None

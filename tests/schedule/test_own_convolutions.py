@@ -1,0 +1,195 @@
+"""Convolutions as kernels of our own: windows in tiles of a product, and what follows inside."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import ferrite
+from ferrite.ir.kernel import Accumulate, Scratch, walk
+from ferrite.ir.kernel.interpret import run_kernel
+from ferrite.ir.kernel.parse import parse_kernel
+from tests.compare import assert_same_as_eager, compile_strict, reset
+from tests.schedule.plans import loops, plan_of
+
+quick = pytest.mark.quick
+OWN = {"own_convolutions": "always", "check_bounds": True}
+
+
+def windowed(x, weight):
+    """What a convolution is of channels that lie side by side, spelled out: no pass is needed to see it."""
+    windows = x.unfold(1, 3, 1).unfold(2, 3, 1)  # n, h, w, k, i, j
+    return (windows[:, :, :, None] * weight).sum((-3, -2, -1))
+
+
+# --- loops ------------------------------------------------------------------------------------------------------------
+
+
+@quick
+def test_registers_hold_a_tile_of_sums():
+    x, weight = torch.randn(2, 5, 6, 4), torch.randn(18, 4, 3, 3)
+    (launch,) = plan_of(windowed, x, weight).launches
+    kernel = launch.kernel
+    states = [item for item in walk(kernel.body) if isinstance(item, Accumulate)]
+    assert len(states) == 2  # the places of both images are whole tiles, the channels are not
+    assert [loop.copies for loop in loops(kernel, "vector") if states[0] in walk(loop.body)] == [4, 4]
+    assert len({item.name for item in walk(kernel.body) if isinstance(item, Scratch)}) == 3  # sums, and two panels
+    assert parse_kernel(str(kernel)) == kernel
+    memory = [torch.full([2 * 3 * 4 * 18], float("nan")), x.flatten(), weight.flatten()]
+    run_kernel(kernel, memory)
+    expected = F.conv2d(x.permute(0, 3, 1, 2), weight).permute(0, 2, 3, 1)
+    torch.testing.assert_close(memory[0].view(expected.shape), expected)
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+# image, weight, and how windows go over it
+WINDOWS = {
+    "three by three": ((1, 8, 9, 10), (20, 8, 3, 3), {"padding": 1}),
+    "one by one": ((2, 24, 5, 7), (19, 24, 1, 1), {}),
+    "one by one, every other": ((1, 32, 9, 6), (16, 32, 1, 1), {"stride": 2}),
+    "three channels, every other": ((1, 3, 15, 17), (10, 3, 7, 7), {"stride": 2, "padding": 3}),
+    "taps apart": ((2, 5, 11, 12), (6, 5, 3, 3), {"dilation": 2, "padding": (2, 1)}),
+    "odd windows": ((1, 6, 8, 9), (7, 6, 2, 5), {"padding": (0, 2), "stride": (1, 3)}),
+    "in pieces": ((1, 128, 4, 5), (8, 128, 3, 3), {"padding": 1}),
+    "in many pieces": ((1, 1024, 3, 3), (5, 1024, 1, 1), {}),
+    "several blocks": ((1, 4, 40, 45), (200, 4, 2, 2), {}),
+    "two places": ((1, 16, 1, 2), (2, 16, 1, 1), {}),
+    "one dimension": ((2, 8, 30), (12, 8, 5), {"padding": 2}),
+    "one dimension, one image": ((1, 8, 30), (12, 8, 5), {}),
+    "three dimensions": ((1, 3, 5, 6, 4), (8, 3, 3, 3, 3), {"padding": 1}),
+    "patches": ((1, 4, 16, 12), (9, 4, 4, 4), {"stride": 4}),
+}
+CONVOLUTIONS = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
+
+
+@pytest.mark.parametrize("case", WINDOWS)
+def test_convolutions_of_any_windows(case):
+    image, weight, how = WINDOWS[case]
+
+    def convolved(x, weight, bias):
+        return CONVOLUTIONS[x.ndim](x, weight, bias, **how)
+
+    def inputs():
+        return [torch.randn(image), torch.randn(weight), torch.randn(weight[0])]
+
+    assert_same_as_eager(convolved, inputs, options=OWN, terms=4.0)
+    assert ferrite.last_compile().rewrites["own_convolution"] == 1
+
+
+@pytest.mark.parametrize("image", [torch.contiguous_format, torch.channels_last], ids=["by places", "by channels"])
+@pytest.mark.parametrize("weight", [torch.contiguous_format, torch.channels_last], ids=["by places", "by channels"])
+def test_layouts(image, weight):
+    def convolved(x, w):
+        return F.conv2d(x, w, padding=1), F.conv2d(x, w).relu()
+
+    def inputs():
+        x, w = torch.randn(2, 12, 7, 6), torch.randn(18, 12, 3, 3)
+        return x.to(memory_format=image), w.to(memory_format=weight)
+
+    assert_same_as_eager(convolved, inputs, options=OWN, terms=4.0)
+
+
+def test_views_of_images():
+    def convolved(x, weight):
+        return F.conv2d(x[:, 1:9, ::2], weight), F.conv2d(x.transpose(2, 3)[:1, :8], weight[:, :, :1, 1:2])
+
+    assert_same_as_eager(convolved, lambda: [torch.randn(2, 10, 9, 8), torch.randn(6, 8, 3, 3)], options=OWN, terms=4.0)
+
+
+def test_doubles():
+    def inputs():
+        return [torch.randn(1, 70, 6, 6, dtype=torch.float64), torch.randn(9, 70, 3, 3, dtype=torch.float64)]
+
+    assert_same_as_eager(lambda x, w: F.conv2d(x, w, padding=1), inputs, options=OWN, terms=256.0)
+
+
+def test_infinities_and_none_stay_in_their_windows():
+    x, weight = torch.randn(1, 64, 9, 9), torch.randn(20, 64, 3, 3)
+    x[0, 3, 4, 4], x[0, 5, 0, 8] = float("inf"), float("nan")
+    made = compile_strict(lambda x, w: F.conv2d(x, w, padding=1), options=OWN)(x, weight)
+    exact = F.conv2d(x.double(), weight.double(), padding=1).float()
+    torch.testing.assert_close(made, exact, equal_nan=True, rtol=1e-4, atol=1e-4)
+
+
+def test_threads_do_not_change_a_bit():
+    x, weight = torch.randn(1, 64, 30, 30), torch.randn(128, 64, 3, 3)
+    convolved = compile_strict(lambda x, w: F.conv2d(x, w, padding=1), options={"own_convolutions": "always"})
+    threads = torch.get_num_threads()
+    try:
+        found = []
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            found.append(convolved(x, weight))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+# --- what follows -----------------------------------------------------------------------------------------------------
+
+
+def kernels(fn, *inputs, **options) -> list[set[str]]:
+    """The operators in each kernel."""
+    reset()
+    with torch.no_grad():
+        compile_strict(fn, options={**OWN, **options})(*inputs)
+    return [set(kernel.operators) for kernel in ferrite.last_compile().kernels]
+
+
+def block(x, first, second, scale, shift):
+    """Two layers with normalisation and a residual."""
+    y = F.conv2d(x, first)
+    y = F.batch_norm(y, shift, scale.abs() + 1, scale, shift).relu()
+    y = F.conv2d(y, second, padding=1)
+    y = F.batch_norm(y, shift, scale.abs() + 1, scale, shift)
+    return (y + x).relu()
+
+
+def block_inputs(layout=torch.contiguous_format):
+    x, first, second = torch.randn(2, 16, 6, 7), torch.randn(16, 16, 1, 1), torch.randn(16, 16, 3, 3)
+    return [x.to(memory_format=layout), first, second, torch.randn(16), torch.randn(16)]
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["by places", "by channels"])
+def test_a_block_of_layers(layout):
+    assert_same_as_eager(block, lambda: block_inputs(layout), options=OWN, terms=4.0)
+
+
+def test_what_follows_a_convolution_is_in_its_kernel():
+    def layer(x, weight, bias, residual):
+        return (F.conv2d(x, weight, bias, padding=1) + residual).relu()
+
+    def inputs():
+        x, residual = torch.randn(2, 16, 6, 7), torch.randn(2, 12, 6, 7)
+        laid = [item.to(memory_format=torch.channels_last) for item in (x, residual)]
+        return [laid[0], torch.randn(12, 16, 3, 3), torch.randn(12), laid[1]]
+
+    assert_same_as_eager(layer, inputs, options=OWN, terms=4.0)
+    edges, layers = kernels(layer, *inputs())
+    assert {"convolution_default", "relu"} <= layers
+    assert "relu" not in edges
+
+
+def test_gradients():
+    def loss(x, weight, bias):
+        return F.conv2d(x, weight, bias, padding=1).relu().square().mean()
+
+    def inputs():
+        return [item.requires_grad_() for item in (torch.randn(2, 8, 6, 7), torch.randn(12, 8, 3, 3), torch.randn(12))]
+
+    assert_same_as_eager(loss, inputs, backward=True, options=OWN, terms=4.0)
+
+
+def test_torch_keeps_its_kernel():
+    x, weight = torch.randn(1, 8, 6, 7), torch.randn(12, 8, 3, 3)
+
+    def convolved(x, weight):
+        return F.conv2d(x, weight)
+
+    assert kernels(convolved, x, weight)
+    assert not kernels(convolved, x, weight, own_convolutions="off")
+    assert not kernels(convolved, x, weight, numerics="strict")
+    assert not kernels(convolved, x.bfloat16(), weight.bfloat16())
