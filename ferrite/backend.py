@@ -38,7 +38,7 @@ from ferrite.debug import Compilation, Dump, DumpFolder, GraphRecord, as_data, f
 from ferrite.errors import FerriteError, NotLowered, Refusal, warn_user
 from ferrite.graph import Places, note_autocast, users_in_order
 from ferrite.ir.program import Program, verify_program
-from ferrite.lower import call_instead, correct_forecasts, lower_graph, refused_by_eager, strides_of_outputs
+from ferrite.lower import call_instead, correct_forecasts, lower_graph, no_threads, refused_by_eager, strides_of_outputs
 from ferrite.options import Options, resolve
 from ferrite.passes import FREEZE, JOINT, POST_GRAD, PRE_GRAD, checked_options
 from ferrite.passes.freezing import inlined_with_record
@@ -52,6 +52,7 @@ from ferrite.targets import (
     UncompiledOperations,
     buildable,
     executable_of,
+    random_threads,
     recorders_of,
     recording_for,
     runs_of,
@@ -235,7 +236,8 @@ def compile_passed(
         executable, objects, data = from_entry(artifact, places)
         recorders = recorders_of(executable, targets)
         compilation.record.recordings += [recorder.counts for recorder in recorders]
-        function = load_host(executable.source, runs_of(executable, targets), objects, recorders)
+        in_eager = run_in_eager(graph.gm)
+        function = load_host(executable.source, runs_of(executable, targets), objects, recorders, in_eager)
         return function, from_data(data, places, graph.kind.value, executable.source.commented)
 
     with compilation.stage("cache"):
@@ -249,11 +251,12 @@ def compile_passed(
     here = buildable(targets)
     lends = graph.kind is GraphKind.BACKWARD and options.recorded_gradients == "lent"
     recording = recording_for(here, kept_for_backward(graph), lends) if options.cuda_graphs else None
+    known_threads = random_threads if recording is None else no_threads  # a recording knows torch's kernels alone
     passes = rewrite((*joint, POST_GRAD) if options.post_grad else joint, graph, compilation, dump)
     while True:
         with compilation.stage("lower"):
             try:
-                lowered = lower_graph(graph, here)
+                lowered = lower_graph(graph, here, known_threads)
             except NotLowered as refused:  # a number that Python alone computes, and it does so between operators
                 return compilation.left_in_eager(graph, before + passes, refused.refusal)
             if options.strict:
@@ -270,7 +273,7 @@ def compile_passed(
         source.bytecode = bytecode_of(source, objects)
         recorders = recorders_of(executable, here)
         compilation.record.recordings += [recorder.counts for recorder in recorders]
-        function = load_host(source, runs_of(executable, here), objects, recorders)
+        function = load_host(source, runs_of(executable, here), objects, recorders, run_in_eager(graph.gm))
         record = plan_record(graph, plan, source.commented, passes, source.not_recorded)
     with compilation.stage("cache"):
         if known is not None and index is not None:

@@ -111,7 +111,7 @@ def gather_and_scatter() -> Program:
 
 def random_fill() -> Program:
     seeds, noise = buffer("seeds", 1, dtype=I64), buffer("noise", 8)
-    value = Random.intern("uniform", at("seeds", 0, dtype=I64), i0 + 3, F32)
+    value = Random.intern("uniform", at("seeds", 0, dtype=I64), i0 + 3, i0 // 4, F32)
     steps = (Seeds("seeds"), Compute((i0,), (Store("noise", (i0,), value),)))
     return program(*steps, buffers=(seeds, noise), outputs=("noise",), inputs=())
 

@@ -49,6 +49,12 @@ def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         return tensor.to(device)
 
 
+def dropout_mask(x: torch.Tensor, chance: float, generator: torch.Generator) -> torch.Tensor:
+    """What the kernel of `native_dropout` on a GPU keeps, with a generator of its own: that operator takes none."""
+    mask: torch.Tensor = torch.ops.aten._fused_dropout.default(x, chance, generator)[1]
+    return mask.bool()
+
+
 def is_operator(target: object) -> bool:
     return isinstance(target, OpOverload)
 

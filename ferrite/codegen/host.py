@@ -52,12 +52,14 @@ from ferrite.ir.program import (
     Invoke,
     Item,
     Operation,
+    RandomState,
     Scalar,
     Size,
     Template,
     While,
     arguments_of,
     call_of,
+    defines,
     writes,
 )
 from ferrite.ir.program import arguments as host
@@ -68,6 +70,7 @@ from ferrite.schedule.memory import accessed
 WORD = re.compile(r"\w+")
 INDENT = "    "
 Spellings = Mapping[str, HostSpelling]
+ALIGNMENT = 16  # bytes: see `RandomState`
 MARK = "\0"  # between a line of text and the number of its remark, while printing
 
 
@@ -139,6 +142,8 @@ class _Printer:
         yield f"def {self.name}(args):"
         if names:
             yield f"{INDENT}({', '.join(names)},) = args"
+        if states := [step for step in self.plan.steps if isinstance(step, RandomState)]:
+            yield INDENT + self.without_random_state(states)
         yield f"{INDENT}args.clear()"
         yield from lines
 
@@ -267,11 +272,33 @@ class _Printer:
                 yield from self.made(step.source)
                 yield from self.made(step.target)
                 yield self.device_copy(step)
+            case RandomState():
+                yield from self.random_state(step)
             case Assert():
                 yield f"if not {self.scalar(step.condition)}:"
                 yield f"{INDENT}raise {step.error.__name__}({step.message!r})"
             case _:
                 yield from self.interpreted(step)
+
+    def without_random_state(self, states: Sequence[RandomState]) -> str:
+        """Where what they say cannot be known, or does not hold: while the user records a CUDA graph, only kernels of
+        torch learn where its generator will be."""
+        aligned = dict.fromkeys(name for step in states for name in step.aligned)
+        addresses = " | ".join(f"{name}.data_ptr()" for name in aligned)
+        unaligned = f" or ({addresses}) % {ALIGNMENT}" if aligned else ""
+        return f"if is_recording(){unaligned}: return in_eager(args)"
+
+    def random_state(self, step: RandomState) -> Iterator[str]:
+        """Each draw begins where the one before it ends."""
+        (first, taken), *others = step.draws
+        total = taken
+        for _symbol, blocks in others:
+            total = total + blocks
+        yield f"{step.seed.name}, {first.name} = random_state({step.device.index or 0}, {total.text})"
+        for (before, blocks), (symbol, _) in itertools.pairwise(step.draws):
+            yield f"{symbol.name} = {before.name} + {blocks.text}"
+        for symbol in defines(step):
+            yield from self.bind(symbol)
 
     def device_copy(self, copy: DeviceCopy) -> str:
         source, target = (self.buffer_table.buffers[name] for name in (copy.source, copy.target))

@@ -78,7 +78,7 @@ from ferrite.ir.intern import Interned
 from ferrite.ir.intervals import interval
 from ferrite.ir.invalid import InvalidProgram
 from ferrite.ir.philox import DIGITS, KEY_STEPS, MULTIPLIERS, ROUNDS, WORD, philox
-from ferrite.ir.random import MAX_RANDOM_OPERATORS, PLACE_BITS
+from ferrite.ir.random import advance_generator, random_numbers
 from ferrite.ir.scalar import OPERATORS, STOPPING
 from ferrite.ir.states import STATES, both, choose, compare, either, params
 from ferrite.ir.types import NARROW, PART_TYPES, SHORT, arithmetic_type, bits_of, foldable, is_integer, short, value_of
@@ -87,13 +87,11 @@ __all__ = [
     "COMPLAINT",
     "DIGITS",
     "KEY_STEPS",
-    "MAX_RANDOM_OPERATORS",
     "MULTIPLIERS",
     "NARROW",
     "ONE",
     "OPERATORS",
     "PART_TYPES",
-    "PLACE_BITS",
     "ROUNDS",
     "SHORT",
     "STATES",
@@ -126,6 +124,7 @@ __all__ = [
     "Sum",
     "Symbol",
     "add",
+    "advance_generator",
     "arithmetic_type",
     "as_index",
     "axis",
@@ -164,6 +163,7 @@ __all__ = [
     "params",
     "philox",
     "product",
+    "random_numbers",
     "rebuild",
     "rewrite_indices",
     "rewrite_loads",

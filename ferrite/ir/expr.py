@@ -6,7 +6,7 @@
          | Op(name, args, dtype)                 a scalar operator of `ferrite.ir.scalar`
          | Cast(arg, dtype)                      conversion of the value
          | Masked(mask, value, other)            `value` where mask holds, evaluated only there; else `other`
-         | Random(kind, seed, counter, dtype)    number `counter` of the stream that `seed` starts
+         | Random(kind, seed, counter, stream, dtype)    number `counter` of one of the streams that `seed` starts
          | Param(position, dtype)                an argument of a combine function
          | Local(name, dtype)                    what a kernel has named; programs have none
 
@@ -138,14 +138,15 @@ class Masked(Expr):
 
 
 class Random(Expr):
-    __slots__ = ("counter", "kind", "seed")
-    fields = ("kind", "seed", "counter", "dtype")
+    __slots__ = ("counter", "kind", "seed", "stream")
+    fields = ("kind", "seed", "counter", "stream", "dtype")
     kind: str
     seed: Expr
     counter: Index
+    stream: Index
 
     def prepare(self) -> None:
-        self.set((self.seed,), (self.counter,))
+        self.set((self.seed,), (self.counter, self.stream))
 
     @property
     def args(self) -> tuple[Expr, ...]:
@@ -333,7 +334,7 @@ def with_parts(item: Expr, expr: Callable[[Expr], Expr], index: Callable[[Index]
         case IndexValue():
             return index_value(index(item.index), item.dtype)
         case Random():
-            return Random.intern(item.kind, expr(item.seed), index(item.counter), item.dtype)
+            return Random.intern(item.kind, expr(item.seed), index(item.counter), index(item.stream), item.dtype)
     return item
 
 
@@ -366,7 +367,7 @@ def indices_of(item: Expr) -> tuple[Index, ...]:
         return item.coordinates
     if isinstance(item, IndexValue):
         return (item.index,)
-    return (item.counter,) if isinstance(item, Random) else ()
+    return (item.counter, item.stream) if isinstance(item, Random) else ()
 
 
 def symbols_in(index: Index) -> Iterator[Symbol]:

@@ -112,8 +112,9 @@ class Points:
                 mask = self(expr.mask)
                 return torch.where(mask, self.under(mask)(expr.value), self(expr.other))
             case Random():
-                counter = torch.as_tensor(self.index(expr.counter), device=self.device)
-                return random_numbers(expr.kind, self(expr.seed), counter, expr.dtype)
+                places = (self.index(each) for each in (expr.counter, expr.stream))
+                counter, stream = (torch.as_tensor(place, device=self.device) for place in places)
+                return random_numbers(expr.kind, self(expr.seed), counter, stream, expr.dtype)
             case Param():
                 return self.params[expr.position]
         raise TypeError(f"no meaning for {type(expr).__name__}")

@@ -11,6 +11,7 @@ import torch
 from ferrite.ir.expr import Cast, Const, Data, Expr, IndexValue, Load, Local, Masked, Op, Param, Random, indices_of
 from ferrite.ir.expr_interpret import ERRORS
 from ferrite.ir.index.algebra import Index
+from ferrite.ir.random import KINDS as RANDOM_KINDS
 from ferrite.ir.scalar import OPERATORS, TAKES
 from ferrite.ir.types import NARROW, is_integer, short
 
@@ -36,6 +37,8 @@ def wrong_type(item: Expr) -> str | None:
                 return f"masked takes a bool first, not {short(item.mask.dtype)}"
             return _differ("masked", item.value, item.other) or _result(item, item.value.dtype)
         case Random():
+            if item.kind not in RANDOM_KINDS:
+                return f"no random numbers of kind {item.kind!r}"
             return None if item.seed.dtype == torch.int64 else f"a seed is i64, not {short(item.seed.dtype)}"
         case IndexValue():
             return (

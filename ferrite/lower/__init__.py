@@ -4,6 +4,8 @@ In: a `CapturedGraph`. Out: a `Program`, where every operator is lowered, compos
 with a reason; and the objects that it names.
 """
 
+from ferrite.lower.builder import no_threads
+from ferrite.lower.cuda_random import THREAD_GROUP, dropout_numbers
 from ferrite.lower.graph import LoweredProgram, call_instead, lower_graph
 from ferrite.lower.probes import correct_forecasts, strides_of_outputs
 from ferrite.lower.refusals import refused_by_eager
@@ -11,12 +13,15 @@ from ferrite.lower.table import how_lowered
 from ferrite.lower.walk import LoweringFailure
 
 __all__ = [
+    "THREAD_GROUP",
     "LoweredProgram",
     "LoweringFailure",
     "call_instead",
     "correct_forecasts",
+    "dropout_numbers",
     "how_lowered",
     "lower_graph",
+    "no_threads",
     "refused_by_eager",
     "strides_of_outputs",
 ]

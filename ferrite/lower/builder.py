@@ -12,35 +12,50 @@ What can be made of these few ways are functions over a builder, by idea: `memor
 from __future__ import annotations
 
 import operator
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import torch
 
 from ferrite.ir import ZERO, Axis, Expr, Index, Symbol, as_index, cast, const, contiguous_strides, index_value
-from ferrite.ir.program import NOWHERE, Buffer, Compute, Operation, Origin, Store
+from ferrite.ir.program import NOWHERE, Buffer, Compute, Operation, Origin, Store, has_effect
 from ferrite.lower.materialise import SinceCall
 from ferrite.lower.sizes import Sizes
 from ferrite.lower.value import Box, Value, broadcast_place, own_axes, whole
 
 CPU = frozenset({"cpu"})
+# How many threads a kernel of torch that draws random numbers has at most on a GPU; None where that is not known.
+RandomThreads = Callable[[torch.device], int | None]
+
+
+def no_threads(device: torch.device) -> None:
+    """What is drawn is left to torch."""
 
 
 class Builder:
     """The program of one graph so far.
 
-    `kernels_on`: types of devices that kernels can be made for. `outer`: the builder of the graph that this one is a
-    part of; sizes, objects and bodies are the same for both.
+    `kernels_on`: types of devices that kernels can be made for. `random_threads`: of GPUs whose kernels can make
+    eager's random numbers (see `cuda_random`). `outer`: the builder of the graph that this one is a part of;
+    sizes, objects and bodies are the same for both.
     """
 
-    def __init__(self, graph: torch.fx.Graph, kernels_on: Container[str] = CPU, outer: Builder | None = None) -> None:
+    def __init__(
+        self,
+        graph: torch.fx.Graph,
+        kernels_on: Container[str] = CPU,
+        outer: Builder | None = None,
+        random_threads: RandomThreads = no_threads,
+    ) -> None:
         self.kernels_on = kernels_on
+        self.random_threads = random_threads
         self.sizes: Sizes = Sizes() if outer is None else outer.sizes
         self.objects: dict[str, Any] = {} if outer is None else outer.objects
         self.bodies: dict[tuple[Any, ...], Any] = {} if outer is None else outer.bodies  # see `bodies.body_of`
         # the program
         self.buffers: dict[str, Buffer] = {}
         self.operations: list[Operation] = []
+        self.random_state: int | None = None  # the place of a `RandomState` that nothing else with an effect came after
         # what is known of numbers
         self.symbols: dict[str, Expr] = {}  # numbers that are no index, by the names torch has for them
         self.numbers: dict[Expr, Any] = {}  # and torch's picture of such a number
@@ -127,6 +142,8 @@ class Builder:
 
     def add(self, operation: Operation) -> None:
         self.operations.append(operation)
+        if has_effect(operation):
+            self.random_state = None
 
     def new_buffer(self, box: Box, strides: Sequence[Index] | None = None, kind: Any = "owned", name: str = "") -> str:
         name = name or f"buf{len(self.buffers)}"

@@ -14,7 +14,7 @@ import torch
 from ferrite.capture import CapturedGraph, torch_operators
 from ferrite.ir.program import Program
 from ferrite.lower import families
-from ferrite.lower.builder import CPU, Builder
+from ferrite.lower.builder import CPU, Builder, RandomThreads, no_threads
 from ferrite.lower.probes import IN_EAGER, correct_forecasts
 from ferrite.lower.walk import Walk
 
@@ -29,9 +29,13 @@ class LoweredProgram:
     objects: Mapping[str, Any]
 
 
-def lower_graph(graph: CapturedGraph, kernels_on: Container[str] = CPU) -> LoweredProgram:
-    """`kernels_on`: types of devices that kernels can be made for; on others every operator is a call."""
-    return lower_module(graph.gm, graph.kind.value, graph.donated_inputs, graph.output_strides, kernels_on)
+def lower_graph(
+    graph: CapturedGraph, kernels_on: Container[str] = CPU, random_threads: RandomThreads = no_threads
+) -> LoweredProgram:
+    """`kernels_on`: types of devices that kernels can be made for; on others every operator is a call.
+    `random_threads`: of GPUs whose kernels can make eager's random numbers."""
+    about = graph.gm, graph.kind.value, graph.donated_inputs, graph.output_strides
+    return lower_module(*about, kernels_on, random_threads)
 
 
 def call_instead(graph: torch.fx.Graph, reasons: Mapping[str, str]) -> bool:
@@ -60,8 +64,9 @@ def lower_module(
     donated: frozenset[int] = frozenset(),
     output_strides: Sequence[Any] | None = None,
     kernels_on: Container[str] = CPU,
+    random_threads: RandomThreads = no_threads,
 ) -> LoweredProgram:
     correct_forecasts(gm)
-    builder = Builder(gm.graph, kernels_on)
+    builder = Builder(gm.graph, kernels_on, random_threads=random_threads)
     program = Walk(gm, builder, donated, output_strides).run(name)
     return LoweredProgram(program, builder.objects)

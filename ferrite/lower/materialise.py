@@ -16,11 +16,12 @@ from collections.abc import Sequence
 import torch
 
 from ferrite.capture import torch_operators
-from ferrite.ir import OPERATORS, Axis, Cast, Expr, Index, Load, Masked, Op, nodes_of
+from ferrite.ir import OPERATORS, Axis, Cast, Expr, Index, Load, Masked, Op, Random, nodes_of
 from ferrite.lower.value import Box
 
 MAX_RECOMPUTED_ADDITIONS = 12  # what writing an element and reading it again costs, about
 MAX_RECOMPUTED_LOADS = 2
+RANDOM_ADDITIONS = 40  # ten rounds of products, shared by four neighbours
 MAX_LOADS = 16  # of one expression: limits on the time to compile what is copied into its users
 MAX_OPERATORS = 100
 
@@ -93,10 +94,17 @@ def worth_keeping(box: Box, uses: int) -> bool:
         return False
     nodes = nodes_of(box.expr)
     loads = sum(isinstance(item, Load) for item in nodes)
-    work = [item for item in nodes if isinstance(item, Op | Cast | Masked)]
+    work = [item for item in nodes if isinstance(item, Op | Cast | Masked | Random)]
     if loads > MAX_LOADS or len(work) > MAX_OPERATORS:
         return True
     if uses <= 1:
         return False
-    cost = sum(OPERATORS[item.name].cost if isinstance(item, Op) else 1 for item in work)
+    cost = sum(cost_of(item) for item in work)
     return cost > MAX_RECOMPUTED_ADDITIONS or loads > MAX_RECOMPUTED_LOADS
+
+
+def cost_of(item: Expr) -> int:
+    """In additions."""
+    if isinstance(item, Random):
+        return RANDOM_ADDITIONS
+    return OPERATORS[item.name].cost if isinstance(item, Op) else 1

@@ -15,7 +15,7 @@ import torch
 
 from ferrite.capture import torch_runtime
 from ferrite.codegen import HostSource
-from ferrite.ir import Expr, Points, Symbol
+from ferrite.ir import Expr, Points, Symbol, advance_generator
 from ferrite.ir.program import Program, frees, interpret, leaves, operator_at, stacked
 from ferrite.runtime.boxed import Boxed, boxed
 from ferrite.runtime.cpu.pages import large_on_cpu
@@ -30,9 +30,11 @@ def load_host(
     runs: Sequence[Callable[..., int]],
     objects: Mapping[str, Any],
     recorders: Sequence[Callable[..., Sequence[Any]]] = (),
+    in_eager: Boxed | None = None,
 ) -> Boxed:
     """The function that the text defines. `runs`: what runs each of its tables of kernels; `objects`: what it names
-    beside its inputs; `recorders`: what records and replays each of its parts."""
+    beside its inputs; `recorders`: what records and replays each of its parts; `in_eager`: what runs instead where it
+    says so, operator by operator."""
     filename = f"<ferrite {source.function} {next(_numbers)}>"
     empty_on_first_cuda = (
         torch_runtime.empty_on_first_cuda() if "_first_cuda(" in source.text else torch_runtime.empty_on_cuda
@@ -49,6 +51,8 @@ def load_host(
         "stream_of": torch_runtime.current_stream_of,
         "large_on_cpu": large_on_cpu,
         "threads": torch.get_num_threads,
+        "random_state": advance_generator,
+        "is_recording": torch.cuda.is_current_stream_capturing,
         "view_of": view_of,
         "untracked_view": torch_runtime.quick_untracked_view,
         "taken_over": taken_over,
@@ -67,6 +71,8 @@ def load_host(
         if not callable(operator):  # torch makes a namespace of any name
             raise TypeError(f"{path} is no operator")
         namespace[name] = torch_runtime.direct_call(operator)
+    if in_eager is not None and "in_eager(" in source.text:  # it holds the graph
+        namespace["in_eager"] = in_eager
     for number, run in enumerate(runs):
         namespace[f"run_{number}"] = run
     for number, recorder in enumerate(recorders):

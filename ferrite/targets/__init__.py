@@ -10,6 +10,7 @@ from ferrite.targets.executable import (
     runs_of,
     steps_for_eager,
 )
+from ferrite.targets.random_probe import random_threads
 from ferrite.targets.target import Target
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "UncompiledOperations",
     "buildable",
     "executable_of",
+    "random_threads",
     "reason_against_gpus",
     "recorders_of",
     "recording_for",

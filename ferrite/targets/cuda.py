@@ -51,7 +51,9 @@ class CudaTarget:
 
     def identity(self) -> str:
         """The processor of the host counts too: launches are native code."""
-        names = sorted({torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())})
+        every = (torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count()))
+        # by number: where random numbers are drawn, programs know how many threads one GPU has
+        names = dict.fromkeys(f"{each.name} with {each.multi_processor_count}" for each in every)
         versions = f"compute {self.processor.capability}, CUDA {libcuda().version()}, Triton {triton_version()}"
         return f"{', '.join(names)}, {versions}; {machine_text()}"
 

@@ -287,10 +287,10 @@ def test_a_damaged_entry_is_built_anew(damage):
 
 
 def test_what_compiling_decided_about_sizes_is_not_kept(monkeypatch):
-    def deciding(graph, kernels_on):
+    def deciding(graph, *about):
         size = next(node.meta["val"] for node in graph.gm.graph.nodes)
         assert bool(size < 100)  # torch guards on it
-        return lower_graph(graph, kernels_on)
+        return lower_graph(graph, *about)
 
     monkeypatch.setattr(backend, "lower_graph", deciding)
     x = torch.randn(9, 4)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ferrite.ir.expr import Random, cast, const, index_value, load, masked, op
 from ferrite.ir.expr_laws import wrong_type
-from ferrite.ir.index.algebra import axis, maximum, minimum
+from ferrite.ir.index.algebra import axis, maximum, minimum, number
 from ferrite.ir.kernel.laws import verify_kernel
 from ferrite.ir.kernel.nodes import Accumulate, Join, Kernel, Let, Loop, Pointer, State, Store
 from ferrite.ir.types import short
@@ -121,8 +121,10 @@ def test_an_index_is_where_the_oracle_has_it(data):
 def test_random_numbers_have_the_bits_of_the_oracle(kind, dtype):
     i = axis("i", 27)
     seed = load("seed", (axis("k", 1) * 0,), torch.int64)
-    for lanes, copies, first in ((1, 1, 3), (4, 2, 3), (4, 2, 4), (8, 1, 8)):
-        body = (Store("out", (i,), Random.intern(kind, seed, i + (5 << 48) + first, dtype)),)
+    far = number(1 << 40)
+    cases = [(1, 1, 3, number(5)), (4, 2, 3, i * 3), (4, 2, 4, far), (4, 2, 4, i // 3), (8, 1, 8, number(5))]
+    for lanes, copies, first, stream in cases:
+        body = (Store("out", (i,), Random.intern(kind, seed, i + first, stream, dtype)),)
         kernel = Kernel(
             (Pointer("seed", torch.int64), Pointer("out", dtype, "write")),
             (),

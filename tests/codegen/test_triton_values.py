@@ -18,7 +18,7 @@ from ferrite.ir.expr_laws import wrong_type
 from ferrite.ir.index.algebra import axis, number
 from ferrite.ir.index.substitution import evaluate
 from ferrite.ir.kernel.nodes import Kernel, Loop, Pointer, Store
-from ferrite.ir.random import PLACE_BITS, random_numbers
+from ferrite.ir.random import random_numbers
 from ferrite.ir.scalar import OPERATORS
 from ferrite.ir.states import STATES
 from ferrite.ir.types import short
@@ -219,32 +219,43 @@ def test_a_masked_load_touches_nothing_where_it_does_not_count(device):
 @pytest.mark.parametrize("device", DEVICES)
 def test_random_numbers_are_the_same_bits(device):
     seed = load("seed", [number(0)], torch.int64)
-    near, far = PLACE + (5 << PLACE_BITS), PLACE * 3 + (1 << 35)
+    near, far = (PLACE, number(5)), (PLACE * 3 + (1 << 35), PLACE + (1 << 40))
     kinds = [("uniform", dtype) for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)]
     kinds += [("bits", torch.int64), ("bits", torch.int32)]
-    values = [Random.intern(kind, seed, near, dtype) for kind, dtype in kinds]
-    values.append(Random.intern("uniform", seed, far, torch.float32))
+    kinds += [("curand_uniform", dtype) for dtype in (torch.float32, torch.bfloat16)]
+    values = [Random.intern(kind, seed, *near, dtype) for kind, dtype in kinds]
+    values += [Random.intern(kind, seed, *far, torch.float32) for kind in ("uniform", "curand_uniform")]
     kernel = elementwise({"seed": torch.int64}, values)
     for key in (-7, 0x123456789ABCDEF0):
         memory = [torch.tensor([key]), *(torch.zeros(9, dtype=value.dtype) for value in values)]
         made = run_triton(kernel, memory, [9], device)
         for one, value in zip(made[1:], values, strict=True):
-            counter = evaluate(value.counter, {PLACE: torch.arange(9)})
-            assert torch.equal(one, random_numbers(value.kind, memory[0], counter, value.dtype))
+            places = (evaluate(each, {PLACE: torch.arange(9)}) for each in (value.counter, value.stream))
+            counter, stream = map(torch.as_tensor, places)
+            assert torch.equal(one, random_numbers(value.kind, memory[0], counter, stream, value.dtype))
 
 
 @needs_triton
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("start", "shared"), [(4, True), (5 << PLACE_BITS, True), (2, False)])
-def test_four_lanes_share_what_four_words_come_from(start, shared, device):
+@pytest.mark.parametrize(("counter", "stream", "shared"), [
+    (lambda i: i + 4, lambda i: number(5), True),
+    (lambda i: i + 2, lambda i: number(5), False),
+    (lambda i: i % 8, lambda i: i // 8 % 3, True),
+    (lambda i: i // 24 * 4 + i % 4, lambda i: i // 4 % 6, True),
+    (lambda i: i % 8, lambda i: i // 2, False),
+    (lambda i: i % 6, lambda i: i // 8, False),
+])  # fmt: skip
+def test_four_lanes_share_what_four_words_come_from(counter, stream, shared, device):
     place = axis("i", 40)
-    value = Random.intern("uniform", load("seed", [number(0)], torch.int64), place + start, torch.float32)
+    at = counter(place), stream(place)
+    value = Random.intern("curand_uniform", load("seed", [number(0)], torch.int64), *at, torch.float32)
     pointers = (Pointer("seed", torch.int64, "read"), Pointer("out", torch.float32, "write"))
     loop = Loop(place, "vector", (Store("out", (place,), value),), lanes=16)
     kernel = Kernel(pointers, (), (loop,), warps=1)
-    assert ("random_floats" in kernel_source(kernel, "kernel")) is shared
+    assert ("random_four" in kernel_source(kernel, "kernel")) is shared
     _, made = run_triton(kernel, [torch.tensor([-7]), torch.zeros(40)], [], device)
-    assert torch.equal(made, random_numbers("uniform", torch.tensor([-7]), torch.arange(40) + start, torch.float32))
+    numbers, streams = (torch.as_tensor(evaluate(each, {place: torch.arange(40)})) for each in at)
+    assert torch.equal(made, random_numbers("curand_uniform", torch.tensor([-7]), numbers, streams, torch.float32))
 
 
 # --- states -----------------------------------------------------------------------------------------------------------
@@ -360,8 +371,8 @@ def test_conversions_and_random_numbers_compile(tmp_path, monkeypatch):
     values += [cast(load("b", [PLACE], torch.bfloat16), new) for new in STORED]
     values += [cast(load("c", [PLACE], torch.int64), new) for new in STORED]
     seed = load("c", [number(0)], torch.int64)
-    values += [Random.intern("uniform", seed, PLACE, dtype) for dtype in (torch.float32, torch.float64)]
-    values.append(Random.intern("bits", seed, PLACE, torch.int64))
+    values += [Random.intern("uniform", seed, PLACE, number(5), dtype) for dtype in (torch.float32, torch.float64)]
+    values.append(Random.intern("bits", seed, PLACE, number(5), torch.int64))
     kernel = elementwise({"a": torch.float32, "b": torch.bfloat16, "c": torch.int64}, values)
     assert ".visible .entry kernel" in compiled(kernel, tmp_path, monkeypatch)
 

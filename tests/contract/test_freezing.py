@@ -74,9 +74,9 @@ def loaded(executor: str, monkeypatch: pytest.MonkeyPatch) -> list[list[torch.Te
     """The constants of each program, in the order of compiling."""
     found: list[list[torch.Tensor]] = []
 
-    def load(source, kernels, objects, recorders):
+    def load(source, kernels, objects, *more):
         found.append([value for value in objects.values() if isinstance(value, torch.Tensor)])
-        return load_host(source, kernels, objects, recorders)
+        return load_host(source, kernels, objects, *more)
 
     monkeypatch.setattr("ferrite.backend.load_host", load)
     return found

@@ -54,10 +54,10 @@ def test_what_is_kept_for_the_backward_graph_is_where_it_expects_it():
 
 @pytest.mark.usefixtures("llvm_kernels")
 def test_so_it_is_where_the_forward_graph_runs_in_eager(monkeypatch, tmp_path):
-    def only_backward(graph, kernels_on):
+    def only_backward(graph, *about):
         if graph.kind.value == "forward":
             raise ValueError("forward only")
-        return lower_graph(graph, kernels_on)
+        return lower_graph(graph, *about)
 
     monkeypatch.setattr(ferrite.backend, "lower_graph", only_backward)
     compiled = torch.compile(scaled, backend="ferrite", options={"repro_dir": str(tmp_path)})

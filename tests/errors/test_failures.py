@@ -143,10 +143,10 @@ def test_a_failing_node_is_named_by_its_own_line(executor, monkeypatch):
 @pytest.mark.quick
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_a_failing_backward_graph_leaves_the_forward_graph_compiled(executor, monkeypatch, tmp_path):
-    def only_forward(graph, kernels_on):
+    def only_forward(graph, *about):
         if graph.kind.value == "backward":
             raise ValueError("backward only")
-        return lower_graph(graph, kernels_on)
+        return lower_graph(graph, *about)
 
     monkeypatch.setattr("ferrite.backend.lower_graph", only_forward)
     options = {"repro_dir": str(tmp_path), "executor": executor}

@@ -157,7 +157,7 @@ def test_a_masked_value_has_the_type_of_its_values():
 
 def test_loads_and_atoms_are_those_of_the_whole():
     place = data(at("n", i0, dtype=I64), as_index(8))
-    value = op("add", at("x", place), Random.intern("uniform", at("seed", dtype=I64), s0 + 1, F32))
+    value = op("add", at("x", place), Random.intern("uniform", at("seed", dtype=I64), s0 + 1, place, F32))
     assert value.loads == {"x", "n", "seed"}
     assert value.atoms == {place, i0, s0}
 

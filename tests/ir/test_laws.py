@@ -25,6 +25,7 @@ from ferrite.ir.program.nodes import (
     Invoke,
     Item,
     Program,
+    RandomState,
     Reduce,
     Scalar,
     Scan,
@@ -107,7 +108,8 @@ def collective(*between, holds=("x", "sent")):
     return program(start, *between, *wait, compute(), buffers=(X, OUT, buffer("sent", 8)))
 
 
-i2, u0 = axis("i2", 8), symbol("u0", 0, None)
+GPU = torch.device("cuda:0")
+i2, u0, u1 = axis("i2", 8), symbol("u0", 0, None), symbol("u1", 0, None)
 bf16_load = at("y", i0, dtype=BF16)
 Y = buffer("y", 8, dtype=BF16, kind="input")
 is_small = op("lt", at("x", i0), const(1.0, F32), dtype=BOOL)
@@ -211,7 +213,8 @@ BROKEN = {
     "a mask that is no bool": ("P8", stored(Masked.intern(at("x", i0), at("x", i0), at("x", i0), F32))),
     "masked values differ in type": ("P8", stored(Masked.intern(is_small, at("x", i0), const(1, I64), F32))),
     "a masked value of another type": ("P8", stored(Masked.intern(is_small, at("x", i0), at("x", i0), I64), I64)),
-    "a seed that is no i64": ("P8", stored(Random.intern("uniform", at("x", i0), i0, F32))),
+    "a seed that is no i64": ("P8", stored(Random.intern("uniform", at("x", i0), i0, i0, F32))),
+    "random numbers of no kind": ("P8", stored(Random.intern("loud", const(1, I64), i0, i0, F32))),
     "an index as a bool": ("P8", stored(IndexValue.intern(i0, BOOL), BOOL)),
     "a constant with too many bits": ("P8", stored(Const.intern(F32, 1 << 32))),
     "a parameter outside a combine function": ("P8", stored(params[0])),
@@ -328,6 +331,10 @@ BROKEN = {
     "a predicate of many elements": ("P16", program(compute(), If("x", body(), body(), (host.Ref("x"),), (None,)))),
     "a dimension that is none": ("P16", program(compute(), Bind(u0, "x", "size", 1))),
     "seeds that are floats": ("P16", program(Seeds("out"))),
+    "no such generator": ("P16", program(compute(), RandomState(torch.device("cpu"), u0, ((u1, as_index(1)),)))),
+    "nothing is drawn": ("P16", program(compute(), RandomState(GPU, u0, ()))),
+    "a generator moves back": ("P16", program(compute(), RandomState(GPU, u0, ((u1, as_index(-1)),)))),
+    "alignment of what is no input": ("P16", program(compute(), RandomState(GPU, u0, ((u1, as_index(1)),), ("out",)))),
     "a copy that changes the type": (
         "P16",
         with_buffers(buffer("n", 8, dtype=I64), operations=(DeviceCopy("x", "n"),)),

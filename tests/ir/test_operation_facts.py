@@ -133,7 +133,7 @@ def test_symbols_are_found_wherever_they_stand():
     empty = Program("f", (), (), (), ())
     assert symbols(If(n - 1, empty, empty, (Size(m),), ())) == {n, m}
     assert symbols(While(empty, empty, (Size(n),), (Size(m),), ())) == {n, m}
-    random = Random.intern("uniform", const(0, I64), n + i0, F32)
+    random = Random.intern("uniform", const(0, I64), i0, n + i0, F32)
     assert symbols(Compute((i0,), (Store("out", (i0,), random),))) == {n}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,9 +28,9 @@ INTERPRETER = {"executor": "interpreter"}
 LOWERED: list[tuple[CompileRecord, Program]] = []  # in this test: see conftest.py
 
 
-def lower_and_keep(graph: CapturedGraph, kernels_on: Container[str]) -> LoweredProgram:
+def lower_and_keep(graph: CapturedGraph, *about: Any) -> LoweredProgram:
     """What the compiler calls in these tests: they look at the programs that it made."""
-    lowered = lower_graph(graph, kernels_on)
+    lowered = lower_graph(graph, *about)
     LOWERED.append((ferrite.last_compile(), lowered.program))
     return lowered
 

@@ -13,9 +13,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from ferrite.codegen import named_objects, verify_host
 from ferrite.errors import Refusal
 from ferrite.ir.program import verify_program
-from ferrite.lower import correct_forecasts
+from ferrite.lower import correct_forecasts, no_threads
 from ferrite.lower.graph import lower_module
-from ferrite.runtime import load_host
+from ferrite.runtime import load_host, run_in_eager
 from ferrite.schedule import make_plan
 from ferrite.schedule.gpu import GpuMachine, GpuScheduling
 from ferrite.targets import executable_of, runs_of
@@ -47,19 +47,20 @@ def gpus(monkeypatch):
     return target
 
 
-def compiled(function, devices, given, target):
+def compiled(function, devices, given, target, random_threads=no_threads):
     """The host program of a function of tensors on these devices, and a function that runs it."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         pairs = zip(given, devices, strict=True)
         pictures = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device) for x, device in pairs]
         graph = make_fx(function, tracing_mode="fake")(*pictures)
     targets = {"cpu": CPU, "cuda": target}
-    lowered = lower_module(graph, kernels_on=targets)
+    lowered = lower_module(graph, kernels_on=targets, random_threads=random_threads)
     verify_program(lowered.program)
     schedulings = {device: each.scheduling for device, each in targets.items()}
     executable = executable_of(make_plan(lowered.program, schedulings, verify=True), targets)
     source = verify_host(executable.source, lowered.objects)
-    run = load_host(source, runs_of(executable, targets), named_objects(source, lowered.objects))
+    objects = named_objects(source, lowered.objects)
+    run = load_host(source, runs_of(executable, targets), objects, in_eager=run_in_eager(graph))
     return source, lambda *given: run(list(given))
 
 

@@ -124,17 +124,17 @@ class Expressions:
         return cast(e, value, old, new)
 
     def random(self, item: Random) -> Value:
-        e, seed = self.e, self.memo[item.seed]
+        e, seed, stream = self.e, self.memo[item.seed], self.wide_index(item.stream)
         if (
             item.kind == "uniform"
             and item.dtype is not torch.float64
-            and seed.lanes == 1
+            and seed.lanes == stream.lanes == 1
             and self.by_fours(item.counter)
         ):
             copies = range(self.indices.copies(item.counter))
             firsts = [self.indices.at(item.counter, copy, "i64", lane_zero=True).name for copy in copies]
-            return random_row(e, seed, firsts, item.dtype)
-        return random_value(e, item.kind, seed, self.wide_index(item.counter), item.dtype)
+            return random_row(e, seed, firsts, stream, item.dtype)
+        return random_value(e, item.kind, seed, self.wide_index(item.counter), stream, item.dtype)
 
     def by_fours(self, counter: Index) -> bool:
         """Whether lanes count on from a multiple of four."""

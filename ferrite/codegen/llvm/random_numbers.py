@@ -10,17 +10,19 @@ from ferrite.codegen.llvm.casts import converted
 from ferrite.codegen.llvm.emission import Emission, Value
 from ferrite.codegen.llvm.operators import Words
 from ferrite.codegen.llvm.types import REGISTER
-from ferrite.ir import DIGITS, KEY_STEPS, MULTIPLIERS, PLACE_BITS, ROUNDS, WORD
+from ferrite.errors import NotGenerated
+from ferrite.ir import DIGITS, KEY_STEPS, MULTIPLIERS, ROUNDS, WORD
 
 WORDS = 4  # in a block
 
 
-def random_value(e: Emission, kind: str, seed: Value, counter: Value, dtype: torch.dtype) -> Value:
-    """Number `counter` (i64) of the stream of `seed` (i64)."""
-    return e.map(REGISTER[dtype], [seed, counter], lambda lanes, *pair: _Stream(e, lanes, *pair).number(kind, dtype))
+def random_value(e: Emission, kind: str, seed: Value, counter: Value, stream: Value, dtype: torch.dtype) -> Value:
+    """Number `counter` of a stream of `seed`, all of them i64."""
+    given = [seed, counter, stream]
+    return e.map(REGISTER[dtype], given, lambda lanes, *parts: _Stream(e, lanes, *parts).number(kind, dtype))
 
 
-def random_row(e: Emission, seed: Value, firsts: list[str], dtype: torch.dtype) -> Value:
+def random_row(e: Emission, seed: Value, firsts: list[str], stream: Value, dtype: torch.dtype) -> Value:
     """Uniform numbers for lanes that count on from a multiple of four: every block is drawn once, for four lanes.
 
     `firsts`: the number (i64) of the first lane in every copy."""
@@ -29,8 +31,9 @@ def random_row(e: Emission, seed: Value, firsts: list[str], dtype: torch.dtype) 
         words: list[str] = []
         for place in range(0, e.lanes, WORDS):
             counter = first if place == 0 else e.op(f"add nsw i64 {first}, {place}", first)
-            stream = _Stream(e, 1, e.part(seed, row, len(firsts), 1), counter)
-            words += stream.words(stream.wide.op("lshr", stream.place, stream.wide.const(2)))
+            key, number = (e.part(each, row, len(firsts), 1) for each in (seed, stream))
+            numbers = _Stream(e, 1, key, counter, number)
+            words += numbers.words(numbers.wide.op("lshr", numbers.counter, numbers.wide.const(2)))
         parts.append(_unit(e, e.lanes, e.gathered(words, "i32"), dtype))
     return Value(tuple(parts), REGISTER[dtype], e.lanes)
 
@@ -44,20 +47,21 @@ def _unit(e: Emission, lanes: int, word: str, dtype: torch.dtype) -> str:
 
 
 class _Stream:
-    def __init__(self, e: Emission, lanes: int, seed: str, counter: str) -> None:
-        self.e, self.lanes = e, lanes
+    def __init__(self, e: Emission, lanes: int, seed: str, counter: str, stream: str) -> None:
+        self.e, self.lanes, self.counter = e, lanes, counter
         self.wide, self.word = Words(e, "i64", lanes), Words(e, "i32", lanes)
         self.key = self.halves(seed)
-        self.operator = self.halves(self.wide.op("lshr", counter, self.wide.const(PLACE_BITS)))
-        self.place = self.wide.op("and", counter, self.wide.const((1 << PLACE_BITS) - 1))
+        self.stream = self.halves(stream)
 
     def number(self, kind: str, dtype: torch.dtype) -> str:
         wide = self.wide
+        if kind not in ("uniform", "bits"):
+            raise NotGenerated(f"random numbers of kind {kind}")
         if kind == "uniform" and dtype is not torch.float64:
-            within = self.word_of(wide.op("and", self.place, wide.const(WORDS - 1)))
-            return _unit(self.e, self.lanes, self.drawn(wide.op("lshr", self.place, wide.const(2)))(within), dtype)
-        block = self.drawn(wide.op("lshr", self.place, wide.const(1)))  # two words each
-        within = self.word_of(wide.op("shl", wide.op("and", self.place, wide.const(1)), wide.const(1)))
+            within = self.word_of(wide.op("and", self.counter, wide.const(WORDS - 1)))
+            return _unit(self.e, self.lanes, self.drawn(wide.op("lshr", self.counter, wide.const(2)))(within), dtype)
+        block = self.drawn(wide.op("lshr", self.counter, wide.const(1)))  # two words each
+        within = self.word_of(wide.op("shl", wide.op("and", self.counter, wide.const(1)), wide.const(1)))
         first, second = block(within), block(self.word.op("add", within, self.word.const(1)))
         if kind == "uniform":
             real = Words(self.e, "double", self.lanes)
@@ -82,7 +86,7 @@ class _Stream:
         return choose
 
     def words(self, block: str) -> tuple[str, ...]:
-        return self.philox((*self.halves(block), *self.operator))
+        return self.philox((*self.halves(block), *self.stream))
 
     def philox(self, counter: tuple[str, ...]) -> tuple[str, ...]:
         first, second, third, fourth = counter

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from ferrite.codegen.triton.float8 import CONVERSIONS
 from ferrite.codegen.triton.special_functions import SPECIAL_FUNCTIONS
-from ferrite.ir import KEY_STEPS, MULTIPLIERS, PLACE_BITS, ROUNDS
+from ferrite.ir import KEY_STEPS, MULTIPLIERS, ROUNDS
 
 HELPERS: dict[str, str] = {}
 
@@ -221,64 +221,55 @@ _helper(f"""
         return first, second, third, fourth
 """)
 _helper("""
-    def random_words(seed, operator, group):
+    def random_words(seed, stream, group):
         # the four words of 32 bits that come from one counter
         return philox(
             tl.cast(group, tl.uint32),
             tl.cast(group >> 32, tl.uint32),
-            tl.cast(operator, tl.uint32),
-            tl.cast(operator >> 32, tl.uint32),
+            tl.cast(stream, tl.uint32),
+            tl.cast(stream >> 32, tl.uint32),
             tl.cast(seed, tl.uint32),
             tl.cast(seed >> 32, tl.uint32),
         )
 """)
 _helper("""
-    def random_word(seed, operator, place):
-        # word `place` of 32 bits of an operator's own: blocks of four come from one counter
-        seed = seed + place * 0
-        operator = operator + place * 0
-        group = place >> 2
+    def random_word(seed, place, stream):
+        # word `place` of 32 bits of a stream: blocks of four come from one counter
+        seed = seed + place * 0 + stream * 0
+        stream = stream + place * 0
+        place = place + stream * 0
         within = place & 3
-        first, second, third, fourth = random_words(seed, operator, group)
+        first, second, third, fourth = random_words(seed, stream, place >> 2)
         even = tl.where(within == 0, first, third)
         odd = tl.where(within == 1, second, fourth)
         return tl.where((within & 1) == 0, even, odd)
 """)
-_helper(f"""
-    def random_operator(counter):
-        return counter >> {PLACE_BITS}
-""")
-_helper(f"""
-    def random_place(counter):
-        return counter & {(1 << PLACE_BITS) - 1}
-""")
 _helper("""
-    def random_float(seed, counter, digits: tl.constexpr):
-        word = random_word(seed, random_operator(counter), random_place(counter))
-        return tl.cast(word >> (32 - digits), tl.float32) * (2.0 ** -digits)
-""")
-_helper("""
-    def random_floats(seed, counter, digits: tl.constexpr):
-        # of every fourth counter: four numbers side by side come from one
-        group = random_place(counter) >> 2
-        operator = random_operator(counter)
-        seed = seed + group * 0
-        first, second, third, fourth = random_words(seed, operator, group)
+    def random_four(seed, place, stream):
+        # of places that are multiples of four: four words side by side come from one counter
+        seed = seed + place * 0
+        stream = stream + place * 0
+        first, second, third, fourth = random_words(seed, stream, place >> 2)
         word = tl.join(tl.join(first, third), tl.join(second, fourth))
-        word = tl.reshape(word, [first.shape[0] * 4])
+        return tl.reshape(word, [first.shape[0] * 4])
+""")
+_helper("""
+    def random_float(word, digits: tl.constexpr):
         return tl.cast(word >> (32 - digits), tl.float32) * (2.0 ** -digits)
 """)
 _helper("""
-    def random_double(seed, counter):
-        place = random_place(counter) * 2
-        first = tl.cast(random_word(seed, random_operator(counter), place), tl.int64)
-        second = tl.cast(random_word(seed, random_operator(counter), place + 1), tl.int64)
+    def curand_float(word):
+        return tl.cast(word, tl.float32) * (2.0 ** -32) + (2.0 ** -33)
+""")
+_helper("""
+    def random_double(seed, counter, stream):
+        first = tl.cast(random_word(seed, counter * 2, stream), tl.int64)
+        second = tl.cast(random_word(seed, counter * 2 + 1, stream), tl.int64)
         return tl.cast((first >> 5 << 26) + (second >> 6), tl.float64) * tl.full([], 2.0 ** -53, tl.float64)
 """)
 _helper("""
-    def random_bits(seed, counter):
-        place = random_place(counter) * 2
-        first = tl.cast(random_word(seed, random_operator(counter), place), tl.int64)
-        second = tl.cast(random_word(seed, random_operator(counter), place + 1), tl.int64)
+    def random_bits(seed, counter, stream):
+        first = tl.cast(random_word(seed, counter * 2, stream), tl.int64)
+        second = tl.cast(random_word(seed, counter * 2 + 1, stream), tl.int64)
         return (first << 31) + (second >> 1)
 """)

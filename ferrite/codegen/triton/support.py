@@ -7,10 +7,8 @@ import torch
 from ferrite.codegen.triton.operators import operation, type_name
 from ferrite.errors import NotGenerated, Refusal
 from ferrite.graph import HALVES
-from ferrite.ir import STATES, Expr, Op, Random, nodes_of, short
+from ferrite.ir import STATES, Expr, Op, nodes_of, short
 from ferrite.ir.program import Operation, Reduce, Scan, roots_of
-
-RANDOM = ("uniform", "bits")
 
 
 def unsupported_operation(given: Operation) -> Refusal | None:
@@ -34,8 +32,6 @@ def check(item: Expr) -> None:
     type_name(item.dtype)
     if isinstance(item, Op):
         operation(lambda helper: None, item, ["x"] * len(item.operands))
-    if isinstance(item, Random) and item.kind not in RANDOM:
-        raise NotGenerated(f"random numbers of kind {item.kind}")
 
 
 def check_state(given: Reduce) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -28,9 +28,11 @@ from ferrite.ir import (
     Param,
     Random,
     Sum,
+    axis,
     data_of,
     indices_of,
     number,
+    substitute,
 )
 
 Masks = tuple[Mask, ...]
@@ -145,38 +147,42 @@ class Evaluation:
         return self.named(operation(self.module.needs, item, texts, quick), dims)
 
     def random(self, item: Random, masks: Masks) -> Value:
-        seed, (place, _) = self.get(item.seed, masks), self.index(item.counter, masks)
-        dims, (key, counter) = self.together(seed, Value(f"tl.cast({place.text}, tl.int64)", place.dims))
+        seed, places = self.get(item.seed, masks), [self.index(each, masks)[0] for each in (item.counter, item.stream)]
+        dims, given = self.together(seed, *(Value(f"tl.cast({each.text}, tl.int64)", each.dims) for each in places))
         needs = self.module.needs
-        four = self.fours(item.counter) if not seed.dims else None
-        if item.kind == "uniform" and item.dtype is not torch.float64 and four is not None:
-            needs("random_floats")
-            text, made = f"random_floats({seed.text}, {four}, {DIGITS[item.dtype]})", torch.float32
-        elif item.kind == "uniform" and item.dtype is not torch.float64:
-            needs("random_float")
-            text, made = f"random_float({key}, {counter}, {DIGITS[item.dtype]})", torch.float32
-        elif item.kind in ("uniform", "bits"):
-            name, made = ("random_double", torch.float64) if item.kind == "uniform" else ("random_bits", torch.int64)
+        if item.dtype is torch.float64 or item.kind == "bits":
+            name, made = ("random_bits", torch.int64) if item.kind == "bits" else ("random_double", torch.float64)
             needs(name)
-            text = f"{name}({key}, {counter})"
-        else:
-            raise NotGenerated(f"random numbers of kind {item.kind}")
-        return self.named(converted(needs, text, made, item.dtype), dims)
+            return self.named(converted(needs, f"{name}({', '.join(given)})", made, item.dtype), dims)
+        four = self.fours(item.counter, item.stream) if not seed.dims else None
+        drawn, words = ("random_word", given) if four is None else ("random_four", [seed.text, *four])
+        name, more = ("random_float", f", {DIGITS[item.dtype]}") if item.kind == "uniform" else ("curand_float", "")
+        needs(drawn)
+        needs(name)
+        text = f"{name}({drawn}({', '.join(words)}){more})"
+        return self.named(converted(needs, text, torch.float32, item.dtype), dims)
 
-    def fours(self, counter: Index) -> str | None:
-        """Every fourth counter, where lanes side by side have counters side by side: four words come from one."""
+    def fours(self, counter: Index, stream: Index) -> list[str] | None:
+        """The counter and the stream of every fourth lane, where four lanes side by side have one stream, and counters
+        side by side from a multiple of four on: their words come from one block."""
         if len(self.scope.axes) != 1:
             return None
         (lane,) = self.scope.axes
-        rest = counter - lane.axis
         block, base = lane.block, self.module.bases.get(lane.axis)
-        if base is None or block.most % 4 or not block.name.isdigit() or lane.axis in rest.atoms or data_of(rest):
+        if base is None or block.most % 4 or not block.name.isdigit() or data_of(counter) or data_of(stream):
             return None
-        if rest % number(4) is not ZERO:
+        fourth = axis("fourth_lane", (lane.axis.extent + 3) // 4) * 4
+        first, *others = [[substitute(each, {lane.axis: fourth + n}) for each in (counter, stream)] for n in range(4)]
+        if first[0] % number(4) is not ZERO or any(
+            other != [first[0] + n, first[1]] for n, other in enumerate(others, 1)
+        ):
             return None
-        lanes = f"({base or 0} + tl.arange(0, {block.most // 4}) * 4)"
-        text, _ = self.index(rest)
-        return None if text.dims else f"tl.cast({text.text}, tl.int64) + {lanes}"
+        _, wide = self.module.atoms[lane.axis]
+        lanes = Value(f"({base or 0} + tl.arange(0, {block.most // 4}) * 4)", frozenset([0])), wide
+        texts = [self.index(each, at={lane.axis: lanes})[0] for each in (counter, stream)]
+        if any(not text.dims <= frozenset([0]) for text in texts):
+            return None
+        return [f"tl.cast({each.text}, tl.int64)" for each in texts]
 
     # --- masks --------------------------------------------------------------------------------------------------------
 
@@ -216,8 +222,10 @@ class Evaluation:
 
     # --- indices and memory -------------------------------------------------------------------------------------------
 
-    def index(self, index: Index, masks: Masks | None = None) -> Place:
-        """Evaluates what it reads first, if nothing has."""
+    def index(
+        self, index: Index, masks: Masks | None = None, at: Mapping[Atom, tuple[Value, bool]] | None = None
+    ) -> Place:
+        """Evaluates what it reads first, if nothing has. `at`: atoms that stand for something else here."""
         masks = self.scope.masks if masks is None else masks
         found: dict[Atom, tuple[Value, bool]] = {}
         inside = []
@@ -227,7 +235,7 @@ class Evaluation:
                 found[atom] = value, wide
                 inside.append(fits)
             else:
-                found[atom] = self.module.atoms[atom]
+                found[atom] = (at or {}).get(atom) or self.module.atoms[atom]
         dims = NO_DIMS.union(*(value.dims for value, _ in found.values()))
         rank = max(dims, default=-1) + 1
         look = {atom: (value.at(rank), wide) for atom, (value, wide) in found.items()}

@@ -142,7 +142,8 @@ class _Scalars:
                 case Masked():
                     return of(expr.value) if bool(of(expr.mask)) else of(expr.other)
                 case Random():
-                    return random_numbers(expr.kind, of(expr.seed), torch.tensor(self.index(expr.counter)), expr.dtype)
+                    counter, stream = (torch.tensor(self.index(each)) for each in (expr.counter, expr.stream))
+                    return random_numbers(expr.kind, of(expr.seed), counter, stream, expr.dtype)
             raise TypeError(f"no meaning for {type(expr).__name__}")
 
         return of(root)

@@ -29,6 +29,7 @@ from ferrite.ir.program.nodes import (
     Item,
     Operation,
     Program,
+    RandomState,
     Reduce,
     Scalar,
     Scan,
@@ -41,6 +42,7 @@ from ferrite.ir.program.nodes import (
     While,
 )
 from ferrite.ir.program.scans import scan_values
+from ferrite.ir.random import advance_generator
 from ferrite.ir.reductions import REDUCTIONS
 
 Objects = Mapping[str, Any]
@@ -170,6 +172,8 @@ class Interpreter:
             case Seeds():
                 target = self.tensor(operation.target)
                 target.copy_(torch.randint(2**32, target.shape, dtype=torch.int64, device=target.device))
+            case RandomState():
+                self.random_state(operation)
             case Item():
                 self.symbols[operation.symbol] = int(self.tensor(operation.source).item())
             case Bind():
@@ -177,6 +181,13 @@ class Interpreter:
             case Assert():
                 if not bool(self.points(())(operation.condition)):
                     raise operation.error(operation.message)
+
+    def random_state(self, operation: RandomState) -> None:
+        blocks = [int(evaluate(each, self.symbols)) for _symbol, each in operation.draws]
+        self.symbols[operation.seed], place = advance_generator(operation.device.index or 0, sum(blocks))
+        for (symbol, _), count in zip(operation.draws, blocks, strict=True):
+            self.symbols[symbol] = place
+            place += count
 
     def query(self, operation: Bind) -> int:
         tensor = self.tensor(operation.buffer)

@@ -15,6 +15,7 @@
               | Invoke(body, operands, results)                a sub-program that several places share
               | Allocate(target)                               memory whose contents do not matter
               | DeviceCopy(source, target) | Seeds(target)     bytes to another device; fresh random seeds
+              | RandomState(device, seed, draws)               what random numbers are counted from; the generator moves
               | Item(symbol, source) | Bind(symbol, buffer, query, axis)    numbers that data decides
               | Assert(condition, message, error)
     store     = Store(buffer, coordinates, value, mode)        mode: set, or how to combine with what is there
@@ -277,6 +278,20 @@ class Seeds:
 
 
 @dataclass(frozen=True)
+class RandomState:
+    """Where a GPU's default generator is, for `Random` of the kind `curand_uniform`: its seed becomes a symbol, and for
+    each of several draws the block of four words that it begins with. `draws`: these symbols, each with how many
+    blocks a stream takes. It moves the generator past them all, so it is never dropped, and keeps its place. `aligned`:
+    inputs that lie at multiples of 16 bytes, or else eager would draw other numbers than the program does."""
+
+    device: torch.device
+    seed: Symbol
+    draws: tuple[tuple[Symbol, Index], ...]
+    aligned: tuple[str, ...] = ()
+    origin: Origin = field(default=NOWHERE, compare=False)
+
+
+@dataclass(frozen=True)
 class Item:
     """The one element of a buffer becomes a symbol."""
 
@@ -310,7 +325,7 @@ ASSERTED: tuple[type[Exception], ...] = (RuntimeError, IndexError)
 LoopOperation = Compute | Reduce | Scan | Sort
 Operation = (
     LoopOperation | Call | Template | Collective | Wait | UserKernel | If | While | Invoke
-    | Allocate | DeviceCopy | Seeds | Item | Bind | Assert
+    | Allocate | DeviceCopy | Seeds | RandomState | Item | Bind | Assert
 )  # fmt: skip
 CALLS = (Template, Collective, Wait, UserKernel)  # operations around one call
 

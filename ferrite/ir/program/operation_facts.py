@@ -26,6 +26,7 @@ from ferrite.ir.program.nodes import (
     Operation,
     Output,
     Program,
+    RandomState,
     Reduce,
     Scan,
     Seeds,
@@ -231,6 +232,8 @@ def defines(operation: Operation) -> tuple[Symbol, ...]:
     match operation:
         case Item() | Bind():
             return (operation.symbol,)
+        case RandomState():
+            return (operation.seed, *(symbol for symbol, _blocks in operation.draws))
         case If() | While() | Invoke():
             return tuple(item for item in operation.results if isinstance(item, Symbol))
     call = call_of(operation)
@@ -247,6 +250,8 @@ def symbols(operation: Operation) -> frozenset[Symbol]:
     indices += argument_indices(*arguments_of(operation))
     if isinstance(operation, If) and isinstance(operation.predicate, Index):
         indices.append(operation.predicate)
+    if isinstance(operation, RandomState):
+        indices += [blocks for _symbol, blocks in operation.draws]
     return frozenset(symbol for index in indices for symbol in symbols_in(index))
 
 
@@ -263,7 +268,7 @@ def returning(output: Output) -> Call:
 def has_effect(operation: Operation) -> bool:
     """Whether an operation must run even where nobody reads what it writes."""
     match operation:
-        case Assert() | Seeds() | Collective() | Wait() | UserKernel():
+        case Assert() | Seeds() | RandomState() | Collective() | Wait() | UserKernel():
             return True
         case If() | While() | Invoke():
             return any(has_effect(inner) for body in bodies_of(operation) for inner in body.operations)

@@ -19,6 +19,7 @@ from ferrite.ir.program.nodes import (
     If,
     Item,
     Operation,
+    RandomState,
     Reduce,
     Scan,
     Seeds,
@@ -141,6 +142,14 @@ def _fits(operation: Operation, buffers: Buffers) -> None:
                 raise InvalidProgram("P16", f"{name} has no dimension {axis}")
         case Seeds(target=target) if buffers[target].dtype != torch.int64:
             raise InvalidProgram("P16", f"seeds are i64, but {typed(buffers[target])}")
+        case RandomState(device=device, draws=draws, aligned=aligned):
+            if device.type != "cuda" or not draws:
+                raise InvalidProgram("P16", f"{len(draws)} draws from a generator of {device}, which has no such state")
+            if any(blocks.low is None or blocks.low < 0 for _symbol, blocks in draws):
+                raise InvalidProgram("P16", "a draw may move the generator back")
+            for name in aligned:
+                if name not in buffers or buffers[name].kind not in ("input", "donated"):
+                    raise InvalidProgram("P16", f"{name} is no input, so that nobody can ask where it lies")
         case DeviceCopy(source=source, target=target):
             one, other = buffers[source], buffers[target]
             if (one.dtype, one.sizes) != (other.dtype, other.sizes):

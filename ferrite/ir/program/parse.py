@@ -32,6 +32,7 @@ from ferrite.ir.program.nodes import (
     Operation,
     Output,
     Program,
+    RandomState,
     Reduce,
     Scan,
     Seeds,
@@ -166,11 +167,7 @@ class ProgramReader(CallReader):
         parts = self.bound(call, "dtype sizes", "strides offset device base")
         if "strides" not in parts:
             raise self.wrong(call, "no strides", "strides=[...]")
-        device = self.literal(parts["device"], str, "a device in quotes") if "device" in parts else "cpu"
-        try:
-            where = torch.device(device)
-        except RuntimeError as error:
-            raise self.wrong(call, str(error).splitlines()[0], "a device") from None
+        where = self.device(parts["device"]) if "device" in parts else torch.device("cpu")
         return Buffer(
             name,
             self.dtype(parts["dtype"]),
@@ -181,6 +178,12 @@ class ProgramReader(CallReader):
             kind,
             self.name(parts["base"]) if "base" in parts else None,
         )
+
+    def device(self, node: ast.expr) -> torch.device:
+        try:
+            return torch.device(self.literal(node, str, "a device in quotes"))
+        except RuntimeError as error:
+            raise self.wrong(node, str(error).splitlines()[0], "a device") from None
 
     # --- operations with a block --------------------------------------------------------------------------------------
 
@@ -291,6 +294,7 @@ class ProgramReader(CallReader):
             "copy": self.copy,
             "allocate": lambda node: Allocate(self.name(self.bound(node, "target")["target"])),
             "seeds": lambda node: Seeds(self.name(self.bound(node, "target")["target"])),
+            "random_state": self.random_state,
             "branch": self.branch,
             "loop": self.loop,
             "invoke": self.invoke,
@@ -312,6 +316,18 @@ class ProgramReader(CallReader):
         parts = self.bound(node, "source target", "blocking")
         blocking = self.literal(parts["blocking"], bool, "True or False") if "blocking" in parts else True
         return DeviceCopy(self.name(parts["source"]), self.name(parts["target"]), blocking)
+
+    def random_state(self, node: ast.Call) -> RandomState:
+        parts = self.bound(node, "device seed draws", "aligned")
+        draws = []
+        for item in self.items(parts["draws"]):
+            match item:
+                case ast.Tuple(elts=[ast.Name(id=name), blocks]):
+                    draws.append((self.symbol(item, name), self.index(blocks)))
+                case _:
+                    raise self.unexpected(item, "(symbol, blocks)")
+        seed = self.symbol(node, self.name(parts["seed"]))
+        return RandomState(self.device(parts["device"]), seed, tuple(draws), self.names(parts.get("aligned")))
 
     # --- control flow -------------------------------------------------------------------------------------------------
 

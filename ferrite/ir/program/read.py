@@ -275,9 +275,9 @@ class Reader:
             "masked": ("mask value other", lambda parts, dtype: Masked.intern(*map(self.value, parts), dtype)),
             "param": ("position", lambda parts, dtype: Param.intern(self.literal(parts[0], int, position), dtype)),
             "random": (
-                "kind seed counter",
+                "kind seed counter stream",
                 lambda parts, dtype: Random.intern(
-                    self.literal(parts[0], str, text), self.value(parts[1]), self.index(parts[2]), dtype
+                    self.literal(parts[0], str, text), self.value(parts[1]), *map(self.index, parts[2:]), dtype
                 ),
             ),
         }

@@ -108,7 +108,7 @@ def node_text(item: Expr, value: Callable[[Expr], str], index: Callable[[Index],
         case Masked():
             return f"masked({', '.join(map(value, item.args))})"
         case Random():
-            return f"random({item.kind!r}, {value(item.seed)}, {index(item.counter)})"
+            return f"random({item.kind!r}, {value(item.seed)}, {index(item.counter)}, {index(item.stream)})"
         case Param():
             return f"param({item.position})"
         case Local():

@@ -41,6 +41,7 @@ from ferrite.ir.program.nodes import (
     Origin,
     Output,
     Program,
+    RandomState,
     Reduce,
     Scan,
     Seeds,
@@ -186,6 +187,10 @@ class _ProgramText:
                 return [], f"allocate({operation.target})"
             case Seeds():
                 return [], f"seeds({operation.target})"
+            case RandomState():
+                draws = ", ".join(f"({symbol.name}, {blocks})" for symbol, blocks in operation.draws)
+                aligned = f", aligned=[{', '.join(operation.aligned)}]" if operation.aligned else ""
+                return [], f"random_state({str(operation.device)!r}, {operation.seed.name}, [{draws}]{aligned})"
             case Item():
                 return [], f"{operation.symbol.name} = item({operation.source})"
             case Bind():

@@ -11,8 +11,6 @@ import torch
 
 from ferrite.errors import NotLowered
 from ferrite.ir import (
-    MAX_RANDOM_OPERATORS,
-    PLACE_BITS,
     ZERO,
     Index,
     Random,
@@ -25,6 +23,7 @@ from ferrite.ir import (
 from ferrite.ir.program import Seeds
 from ferrite.lower.builder import Builder
 from ferrite.lower.calls import eager_call
+from ferrite.lower.cuda_random import draw_for_dropout
 from ferrite.lower.formula import Term, larger, log1p, pointwise, result, sqrt
 from ferrite.lower.memory import dense_strides
 from ferrite.lower.ops.create import filled
@@ -37,13 +36,15 @@ aten, ours = torch.ops.aten, torch.ops.ferrite
 
 @lowers(aten.native_dropout.default)
 def native_dropout(ctx: Builder, x: Value, p: float, train: bool | None) -> tuple[Value, Value]:
-    """On the CPU, eager draws the mask as `bernoulli_` does; the rest is arithmetic."""
+    """On the CPU, eager draws the mask as `bernoulli_` does; the rest is arithmetic. On a GPU all of it can be."""
     kept, mask_fake = ctx.out
     if train is False:
         ctx.out = mask_fake
         mask = filled(ctx, True)
         ctx.out = kept
         return ctx.lazy(x.sizes, ctx.elements(x, x.sizes), x.device), mask
+    if x.device.type == "cuda":
+        return cuda_dropout(ctx, x, p)
     if x.device.type != "cpu" or x.dtype.is_complex:
         raise NotLowered("its mask comes from a generator of the device")
     box = Box(x.sizes, torch.bool, x.device, origins=(ctx.origin,))
@@ -52,6 +53,28 @@ def native_dropout(ctx: Builder, x: Value, p: float, train: bool | None) -> tupl
     scale = 0.0 if p == 1 else 1 / (1 - p)
     ctx.out = kept
     return pointwise(ctx, lambda value, hit, factor: value * hit * factor, x, numbers=[mask, scale]), mask
+
+
+def cuda_dropout(ctx: Builder, x: Value, p: float) -> tuple[Value, Value]:
+    """As torch's kernel does it, in float: an element is kept where a number from 0 to 1 is below the chance."""
+    kept, mask_fake = ctx.out
+    if not 0 < p < 1:
+        raise NotLowered("nothing is dropped, or everything")
+    chance = rounded(1 - p)
+    value = Term(ctx.elements(x, x.sizes)).to(torch.float32)
+    drawn = Term(draw_for_dropout(ctx, x))  # from here on nothing is refused: the generator has moved
+    ctx.out = mask_fake
+    mask = result(ctx, drawn < chance)
+    if ctx.is_used(1):  # by the backward part: now, where it is drawn for the result
+        ctx.realise(mask.box)
+    ctx.out = kept
+    hit = Term(ctx.elements(mask, x.sizes)).to(torch.float32)
+    return result(ctx, value * hit * rounded(1 / chance)), mask
+
+
+def rounded(value: float) -> float:
+    """To the nearest number that a float of 32 bits is."""
+    return float(const(value, torch.float32).value)
 
 
 # --- by counting ------------------------------------------------------------------------------------------------------
@@ -69,18 +92,16 @@ class Stream:
     """The numbers of one random operator, over the elements of its result."""
 
     def __init__(self, ctx: Builder, key: Value, operator: int, sizes: Sequence[Index]) -> None:
-        if not 0 <= operator < MAX_RANDOM_OPERATORS:
-            raise NotLowered("more random operators than counters tell apart")
         words = [key.at([number(place)]) for place in (0, 1)]
         self.seed = op("bitwise_or", words[0], op("bitwise_left_shift", words[1], const(32, torch.int64)))
-        self.base = number(operator << PLACE_BITS)
+        self.stream = number(operator)
         place: Index = ZERO
         for axis, stride in zip(own_axes(sizes), contiguous_strides(sizes), strict=True):
             place = place + axis * stride
         self.place = place
 
     def draw(self, kind: str, place: Index, dtype: torch.dtype) -> Term:
-        return Term(Random.intern(kind, self.seed, self.base + place, dtype))
+        return Term(Random.intern(kind, self.seed, place, self.stream, dtype))
 
     def uniform(self, dtype: torch.dtype) -> Term:
         return self.draw("uniform", self.place, dtype)

@@ -1,0 +1,131 @@
+"""Eager's random numbers on a GPU of NVIDIA, as expressions.
+
+A kernel of torch that draws has at most as many threads as the GPU holds at once. Every thread has a stream of the
+default generator, which counts blocks of four words for all streams together: a draw begins at one block, and moves
+the generator past as many as a thread takes. `native_dropout` reads vectors of V elements:
+
+    thread 0 takes elements 0 to V - 1, thread 1 the next V, ..., the last thread V; then it is thread 0's turn again
+
+so that element e is drawn by thread e // V % threads, as word e // (V * threads) * V + e % V behind where the draw
+began. V is as large as 16 bytes allow, where it divides the number of elements and the operand lies accordingly. Where
+V is less than four, neighbours would share no block, which makes a kernel slower than torch's: it stays a call.
+
+Where the draws of a program begin is asked for once (`RandomState`), as long as no other operation with an effect is in
+between. Torch's own calls that draw are such operations, and keep their places.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ferrite.capture import torch_operators
+from ferrite.errors import NotLowered
+from ferrite.ir import (
+    ONE,
+    ZERO,
+    Expr,
+    Index,
+    Number,
+    Random,
+    Symbol,
+    contiguous_strides,
+    index_value,
+    minimum,
+    number,
+    symbol,
+    symbols_in,
+)
+from ferrite.ir.program import RandomState, defines, has_effect
+from ferrite.lower.builder import Builder
+from ferrite.lower.value import Value, own_axes
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+VECTOR_BYTES = 16
+MIN_VECTOR = 4  # elements: as many as a block has words
+THREAD_GROUP = 256  # threads that are started together
+GIVEN = ("input", "donated", "constant")
+
+
+def draw_for_dropout(ctx: Builder, x: Value) -> Expr:
+    """The number above 0, up to 1, that `native_dropout` draws for each element of its operand."""
+    most = ctx.random_threads(x.device)
+    if most is None:
+        raise NotLowered("its mask comes from a generator of the device")
+    if x.dtype not in DTYPES:
+        raise NotLowered(f"which numbers are drawn for {x.dtype} is not known")
+    elements: Index = ONE
+    for size in x.sizes:
+        elements = elements * size
+    if elements.low is None or elements.low < 1:
+        raise NotLowered("for a tensor without elements nothing is drawn")
+    aligned = input_to_align(ctx, x)
+    vector = vector_elements(ctx, x, elements, aligned)
+    threads = minimum((elements + THREAD_GROUP - 1) // THREAD_GROUP, number(most // THREAD_GROUP)) * THREAD_GROUP
+    place: Index = ZERO
+    for axis, stride in zip(own_axes(x.sizes), contiguous_strides(x.sizes), strict=True):
+        place = place + axis * stride
+    seed, first = begin_draw(ctx, x.device, (elements - 1) // (threads * 4) + 1, aligned)
+    counter, stream = dropout_numbers(place, first, vector, threads)
+    return Random.intern("curand_uniform", index_value(seed), counter, stream, torch.float32)
+
+
+def dropout_numbers(place: Any, first: Any, vector: int, threads: Any) -> tuple[Any, Any]:
+    """The counter and the stream of the number drawn for an element. `first`: the block that the draw begins with."""
+    return first * 4 + place // (threads * vector) * vector + place % vector, place // vector % threads
+
+
+def input_to_align(ctx: Builder, x: Value) -> str | None:
+    """The input of the program that an operand is, or begins where it does; None for what the program makes, which
+    begins at a multiple of 16 bytes as all that torch allocates."""
+    if x.box.buffer is None:
+        return None
+    buffer = ctx.buffers[ctx.buffers[x.box.buffer].storage]
+    if buffer.kind not in GIVEN:
+        return None
+    if buffer.kind == "constant" or x.box.fake is None or x.fake is None:
+        raise NotLowered("which numbers are drawn depends on where its operand lies")
+    if ctx.index(x.fake.storage_offset()) != ctx.index(x.box.fake.storage_offset()):
+        raise NotLowered("which numbers are drawn depends on where its operand lies in an input")
+    return buffer.name
+
+
+def vector_elements(ctx: Builder, x: Value, elements: Index, aligned: str | None) -> int:
+    """How many elements a thread of eager's kernel reads at once."""
+    fake = x.fake
+    if fake is None or not torch_operators.known_contiguous(fake):
+        raise NotLowered("which numbers are drawn for a tensor with gaps or other strides is not known")
+    most = VECTOR_BYTES // x.dtype.itemsize
+    if aligned is None and ctx.index(fake.storage_offset()) % most is not ZERO:
+        raise NotLowered("its operand does not begin at a multiple of 16 bytes")
+    if elements % most is ZERO:
+        return most
+    if isinstance(elements, Number) and elements % MIN_VECTOR is ZERO:
+        return MIN_VECTOR
+    raise NotLowered("how many elements there are is no multiple of what a thread reads at once")
+
+
+def begin_draw(ctx: Builder, device: torch.device, blocks: Index, aligned: str | None) -> tuple[Symbol, Symbol]:
+    """The seed of a device's generator, and the block at which a draw begins that takes so many of each stream.
+    `aligned`: an input that must lie at a multiple of 16 bytes."""
+    place, inputs = ctx.random_state, (aligned,) if aligned is not None else ()
+    if place is not None:
+        state: Any = ctx.operations[place]
+        known = {each for _symbol, taken in state.draws for each in symbols_in(taken)}
+        if state.device == device and known.issuperset(symbols_in(blocks)):
+            first = symbol(f"{state.seed.name}_draw{len(state.draws)}", 0)
+            inputs = tuple(dict.fromkeys((*state.aligned, *inputs)))
+            ctx.operations[place] = replace(state, draws=(*state.draws, (first, blocks)), aligned=inputs)
+            ctx.bound.add(first)
+            return state.seed, first
+    # as early as it can be: what is between two runs of kernels makes them two
+    needed, place = frozenset(symbols_in(blocks)), len(ctx.operations)
+    while place and not has_effect(ctx.operations[place - 1]) and needed.isdisjoint(defines(ctx.operations[place - 1])):
+        place -= 1
+    seed, first = symbol(f"seed{len(ctx.operations)}"), symbol(f"seed{len(ctx.operations)}_draw0", 0)
+    ctx.operations.insert(place, RandomState(device, seed, ((first, blocks),), inputs, ctx.origin))
+    ctx.random_state = place
+    ctx.bound |= {seed, first}
+    return seed, first
