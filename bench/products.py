@@ -3,6 +3,7 @@
     python -m bench.products [--rounds N] [--threads N] [--only KIND ...]
 
     linear      x @ W.mT                                layers of BERT, ViT, llama (prefill, a few tokens), heads
+    frozen      x @ W.mT, W a frozen weight             the same; torch has it frozen, too
     layer       gelu(x @ W.mT + b) + r                  with what follows
     matmul      x @ W                                   rows of W along the columns
     gradient    x.mT @ y                                of a weight
@@ -21,14 +22,14 @@ import argparse
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 
 from bench.backends import OURS, given_to, with_own_code
 from bench.measure import interleaved, ratio, write
-from ferrite.passes.post_grad.own_products import slower_than_torch
+from ferrite.passes.shared.own_products import slower_than_torch
 
 Sizes = tuple[int, ...]  # (batch,) rows, inner, columns
 Function = Callable[..., torch.Tensor]
@@ -78,6 +79,21 @@ LINEAR: tuple[Sizes, ...] = (
     (512, 3072, 768),
     (3136, 64, 64),
 )
+FROZEN: tuple[Sizes, ...] = (
+    (2, 768, 3072),
+    (4, 4096, 4096),
+    (8, 768, 3072),
+    (16, 768, 768),
+    (32, 3072, 768),
+    (64, 256, 1024),
+    (128, 768, 768),
+    (128, 768, 3072),
+    (128, 3072, 768),
+    (197, 384, 1152),
+    (512, 768, 768),
+    (512, 3072, 768),
+    (3136, 64, 64),
+)
 LAYER: tuple[Sizes, ...] = ((8, 768, 3072), (128, 768, 3072), (197, 768, 3072), (512, 768, 3072), (3136, 96, 384))
 MATMUL: tuple[Sizes, ...] = (
     (1, 4096, 4096),
@@ -110,6 +126,7 @@ VALUES: tuple[Sizes, ...] = (
 Shapes = Callable[[Sizes], list[Sizes]]
 KINDS: dict[str, tuple[Function, tuple[Sizes, ...], Shapes]] = {
     "linear": (linear, LINEAR, lambda s: [(s[0], s[1]), (s[2], s[1])]),
+    "frozen": (linear, FROZEN, lambda s: [(s[0], s[1]), (s[2], s[1])]),
     "layer": (layer, LAYER, lambda s: [(s[0], s[1]), (s[2], s[1]), (s[2],), (s[0], s[2])]),
     "matmul": (matmul, MATMUL, lambda s: [(s[0], s[1]), (s[1], s[2])]),
     "gradient": (gradient, GRADIENT, lambda s: [(s[1], s[0]), (s[1], s[2])]),
@@ -118,17 +135,33 @@ KINDS: dict[str, tuple[Function, tuple[Sizes, ...], Shapes]] = {
 }
 
 
+def with_weights(function: Function, weights: Sequence[torch.Tensor]) -> torch.nn.Module:
+    """A module that calls the function, of its input and of weights that it has."""
+
+    def forward(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return function(x, *self.parameters())
+
+    model: torch.nn.Module = type("Layer", (torch.nn.Module,), {"forward": with_own_code(forward)})()
+    for number, weight in enumerate(weights):
+        model.register_parameter(f"weight{number}", torch.nn.Parameter(weight))
+    return model.eval()
+
+
 def row(kind: str, sizes: Sizes, rounds: int, clock: Callable[[], float]) -> tuple[str, float, bool]:
     """A line of the table, our time to torch's, and whether ours is taken."""
     function, _, shapes = KINDS[kind]
     inputs = [torch.randn(shape) for shape in shapes(sizes)]
 
     def call(products: str) -> Callable[[], object]:
+        if kind == "frozen":
+            model = with_weights(function, inputs[1:])
+            frozen = given_to(OURS, model, own_products=products, freeze=True)
+            return lambda: frozen(inputs[0])
         compiled = given_to(OURS, with_own_code(function), own_products=products)
         return lambda: compiled(*inputs)
 
     rows, inner, columns = sizes[-3:]
-    taken = slower_than_torch(rows, inner, columns, lie_along=kind in ("linear", "layer", "scores")) is None
+    taken = slower_than_torch(rows, inner, columns, lie_along=kind in ("linear", "frozen", "layer", "scores")) is None
     seconds = interleaved({"torch": call("off"), "own": call("always")}, rounds, 0.01, clock=clock)
     work = 2 * math.prod(sizes) / 1e9
     speeds = [f"{work / statistics.median(seconds[name]):.1f}" for name in ("torch", "own")]

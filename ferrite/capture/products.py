@@ -38,6 +38,13 @@ def may_round_operands(device_type: str) -> bool:
     return backend.matmul.fp32_precision in ("tf32", "bf16")
 
 
+def panel_columns(dtype: torch.dtype) -> int:
+    """How many columns of a matrix a kernel of our own multiplies at once, by the vectors of this processor
+    (`Machine.product_tile`)."""
+    vectors, vector_bytes = {"AVX512": (3, 64), "AVX2": (3, 32)}.get(torch.backends.cpu.get_cpu_capability(), (4, 16))
+    return vectors * vector_bytes // dtype.itemsize
+
+
 def works_with_all_of_few_cores() -> bool:
     """Whether OpenBLAS, which obeys `torch.set_num_threads`, has the threads that the other library takes anyway."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -76,6 +76,7 @@ def called(function: Function) -> Function:
 CASES: dict[str, tuple[Function, tuple[tuple[int, ...], ...], dict[str, Any]]] = {
     "inference": (inferred, ((5, 8),), {}),
     "frozen": (inferred, ((5, 8),), {"freeze": True}),
+    "weights in panels": (inferred, ((5, 8),), {"freeze": True, "own_products": "always"}),
     "training": (trained, ((5, 8),), {}),
     "branching": (called(branching), ((6, 3),), {}),
     "sizes": (called(scaled_by_size), ((7, 3),), {"dynamic": True}),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ferrite.passes.post_grad.own_products import MAX_SUMMED, can_be_cut, slower_than_torch
+from ferrite.passes.shared.own_products import MAX_SUMMED, can_be_cut, slower_than_torch
 from ferrite.schedule.cpu import products
 
 quick = pytest.mark.quick

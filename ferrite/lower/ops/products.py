@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from ferrite.ir import op
+from ferrite.ir import Index, op
 from ferrite.lower.builder import Builder
 from ferrite.lower.loops import add_reduce
 from ferrite.lower.memory import in_memory
 from ferrite.lower.table import lowers_later
 from ferrite.lower.value import Value, own_axes
+
+Place = tuple[Index, ...]
 
 
 @lowers_later("ferrite.product.default")
@@ -15,10 +17,20 @@ def product(ctx: Builder, left: Value, right: Value) -> Value:
     """A sum of products. Each element of a factor is read many times, so both are in memory."""
     *batch, rows, columns = own_axes(ctx.out_sizes)
     (summed,) = own_axes(left.sizes[-1:], "r")
-    factors = (
-        in_memory(ctx, left).at((*batch, rows, summed)),
-        in_memory(ctx, right).at((*batch, summed, columns)),
-    )
+    return summed_products(ctx, left, (*batch, rows, summed), right, (*batch, summed, columns))
+
+
+@lowers_later("ferrite.product_of_panels.default")
+def product_of_panels(ctx: Builder, left: Value, panels: Value, columns: object) -> Value:
+    """The same, of a matrix whose columns are in panels."""
+    rows, column = own_axes(ctx.out_sizes)
+    (summed,) = own_axes(left.sizes[-1:], "r")
+    width = panels.sizes[-1]
+    return summed_products(ctx, left, (rows, summed), panels, (column // width, summed, column % width))
+
+
+def summed_products(ctx: Builder, left: Value, at: Place, right: Value, right_at: Place) -> Value:
+    factors = in_memory(ctx, left).at(at), in_memory(ctx, right).at(right_at)
     results = add_reduce(
         ctx, "sum", ctx.out_sizes, left.sizes[-1:], [op("mul", *factors)], [ctx.out_dtype], left.device
     )

@@ -13,6 +13,7 @@ from ferrite.passes.freezing.cleaning import merge_equal_calls, remove_same_cast
 from ferrite.passes.freezing.fold import constant_fold, drop_unused_constants
 from ferrite.passes.freezing.inline import Inlined, inline_parameters, inlined_with_record
 from ferrite.passes.freezing.layouts import lay_out_weights, note_parameters
+from ferrite.passes.freezing.panels import store_weights_in_panels
 from ferrite.passes.freezing.siblings import merge_siblings
 from ferrite.passes.shared.doors import run_aten_stage
 from ferrite.pipeline import Pipeline
@@ -28,6 +29,7 @@ FREEZE = Pipeline(
         constant_fold,
         binary_folding,
         merge_siblings,
+        store_weights_in_panels,
         lay_out_weights,
         drop_unused_constants,
     ),

@@ -29,12 +29,6 @@ def prepare_softmax_online(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, tor
     return largest, aten.sum.dim_IntList(aten.exp.default(aten.sub.Tensor(x, largest)), [dim], True)
 
 
-@define("product(Tensor left, Tensor right) -> Tensor")
-def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """The matrix product, of two matrices or of two batches of them."""
-    return left.mm(right) if left.ndim == 2 else left.bmm(right)
-
-
 @define("convolution(Tensor x, Tensor weight, int[] stride, int[] padding, int[] dilation) -> Tensor")
 def convolution(
     x: torch.Tensor, weight: torch.Tensor, stride: list[int], padding: list[int], dilation: list[int]

@@ -15,7 +15,6 @@ are rows so long that OpenBLAS is slow to read the columns between them, and lar
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -25,18 +24,11 @@ from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.passes.shared.cases import normal
 from ferrite.passes.shared.equal_calls import one_of_equal_calls
+from ferrite.passes.shared.own_products import MIN_LIBRARY_MULTIPLICATIONS, MIN_LIBRARY_SIDE, OPERANDS
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import Case, NodeRule, Site, apply_rules
 
 aten = torch.ops.aten
-OPERANDS: Mapping[Any, tuple[str, str]] = {
-    aten.mm.default: ("self", "mat2"),
-    aten.addmm.default: ("mat1", "mat2"),
-    aten.bmm.default: ("self", "mat2"),
-    aten.baddbmm.default: ("batch1", "batch2"),
-}
-# Sides, and multiplications, from which torch takes the Arm Compute Library.
-MIN_LIBRARY_SIDE, MIN_LIBRARY_MULTIPLICATIONS = 9, 8193
 SMALL_PRODUCT_MULTIPLICATIONS = 2**20
 LONG_ROW_ELEMENTS = 2048
 LARGE_COPY_ELEMENTS = 2**17  # of a matrix

@@ -163,7 +163,7 @@ def sides_of(product: Product, form: Form, dtype: torch.dtype, machine: Machine)
         wide = min(columns, machine.registers * 3 // 4 // tall, 2 * TILE_ROWS)
     else:
         tall, vectors = machine.product_tile
-        wide = vectors * lanes
+        wide = form.panel or vectors * lanes
     if form.along is product.rows:
         tall, wide = wide, tall
     most = machine.l2_bytes // (dtype.itemsize * MAX_PACKED) if form.is_packed else machine.block_rows

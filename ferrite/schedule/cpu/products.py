@@ -6,6 +6,7 @@ are packed:
 
 dots      along what is summed, where both factors lie along that: a linear layer on some rows
 direct    along the columns, or the rows, where the other side is short
+panels    along the columns, where the right factor lies in the order of its use already
 packed    along the columns, with factors copied into panels that lie in the order of their use: the right one, and the
           left one unless it lies along what is summed and is read for a few columns only
 
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ferrite.ir import ONE, Axis, Index, Load, Number, Op
+from ferrite.ir import ONE, Axis, Index, Load, Mod, Number, Op
 from ferrite.ir.kernel import Join
 from ferrite.ir.program import Operation, Reduce
 from ferrite.schedule.cpu.machine import Machine
@@ -96,21 +97,25 @@ def extent_of(item: Axis) -> int:
 @dataclass(frozen=True)
 class Form:
     """`along`: the axis that vectors are made of. `packs_left`, `packs_right`: which factors are copied first, in the
-    order of their use."""
+    order of their use; `panel`: the right one lies so already, with so many columns side by side."""
 
     along: Axis
     packs_left: bool = False
     packs_right: bool = False
+    panel: int | None = None
 
     @property
     def is_packed(self) -> bool:
-        return self.packs_left or self.packs_right
+        return self.packs_left or self.packs_right or self.panel is not None
 
 
 def form_of(product: Product, join: Join, machine: Machine) -> Form:
     """Which form suits factors that lie like these."""
     thin = min(extent_of(product.rows), extent_of(product.columns))
     left, right = factors(product, join)
+    if (panel := panel_columns(product, right)) is not None:
+        is_read_often = extent_of(product.columns) > MAX_UNPACKED_COLUMNS and thin > MAX_DIRECT_SIDE
+        return Form(product.columns, is_read_often or step_along(left, product.summed) is not ONE, panel=panel)
     is_row_by_row, *also = (step_along(item, product.summed) is ONE for item in (left, right))
     apart = [not collide(*pair, machine) for pair in ((left, product.rows), (right, product.columns))]
     if is_row_by_row and all((*also, *apart)) and thin <= MAX_DOT_SIDE:
@@ -121,6 +126,17 @@ def form_of(product: Product, join: Join, machine: Machine) -> Form:
                 return Form(side)
     is_read_often = extent_of(product.columns) > MAX_UNPACKED_COLUMNS
     return Form(product.columns, is_read_often or not (is_row_by_row and apart[0]), packs_right=True)
+
+
+def panel_columns(product: Product, right: Load) -> int | None:
+    """How many columns the right factor has side by side, where it lies in panels: in the order of its use."""
+    waiting, width = list(right.coordinates), None
+    while waiting:
+        index = waiting.pop()
+        if isinstance(index, Mod) and index.top is product.columns and isinstance(index.bottom, Number):
+            width = index.bottom.value
+        waiting += index.parts
+    return width
 
 
 def collide(factor: Load, side: Axis, machine: Machine) -> bool:
