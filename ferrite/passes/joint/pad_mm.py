@@ -101,8 +101,9 @@ class Sides:
         """Each product of rows that are alike reads all of the right matrix."""
         k = torch_api.size_hint(self.k)
         each = speeds.product((1, -(-aligned.m // aligned.period), k, aligned.n), itemsize)
-        edges = speeds.product((1, aligned.m, k, sum(end - start for start, end in aligned.edges)), itemsize)
-        cost = aligned.period * each + edges + (aligned.period + len(aligned.edges) - 1) * speeds.call
+        columns = 2 * aligned.alignment
+        edges = speeds.product((1, aligned.m, k, columns), itemsize) + speeds.copy(aligned.m * columns, itemsize)
+        cost = aligned.period * (each + speeds.call) + edges
         return cost * speeds.margin < self.unaligned(itemsize, speeds)
 
 
