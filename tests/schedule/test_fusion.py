@@ -269,4 +269,4 @@ def test_coordinates_tell_elements_apart_only_where_a_view_does_not_overlap_itse
         assert separated(first, second, [row]) is wanted
     near = accesses_of_view((8, 1), (row, left), (row, right + 3))
     assert not apart(*near)  # one column is in both
-    assert separated(*near, [row])
+    assert separated(near[0], near[1], [row])
