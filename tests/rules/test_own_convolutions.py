@@ -67,11 +67,11 @@ def test_one_by_one_alone_is_left():
 
 
 @pytest.mark.usefixtures("on_arm")
-@pytest.mark.parametrize(("side", "count"), [(3, 1), (5, 0)])
-def test_small_windows_of_each_channel_go_along(side, count):
+@pytest.mark.parametrize("side", [3, 5])
+def test_windows_of_each_channel_are_none_nearby(side):
     given = torch.randn(1, 32, 24, 24), torch.randn(32, 32, 1, 1), torch.randn(32, 1, side, side)
     with torch.no_grad():
-        assert owned(lambda x, w, e: F.conv2d(F.conv2d(x, w), e, groups=32), *given) == count
+        assert owned(lambda x, w, e: F.conv2d(F.conv2d(x, w), e, groups=32), *given) == 0
 
 
 @pytest.mark.usefixtures("on_arm")
