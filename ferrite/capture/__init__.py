@@ -14,6 +14,7 @@ from ferrite.capture.python_numbers import as_python_hands_them_over
 from ferrite.capture.shared_inputs import where_inputs_lay
 from ferrite.capture.torch_api import check_torch_version, span
 from ferrite.capture.torch_operators import (
+    begins_its_storage,
     decomposition,
     every_operator,
     functional_twin,
@@ -36,6 +37,7 @@ __all__ = [
     "Parameter",
     "Partition",
     "as_python_hands_them_over",
+    "begins_its_storage",
     "capture",
     "check_torch_version",
     "decomposition",
