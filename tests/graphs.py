@@ -6,6 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from ferrite.graph.values import compute, mode_of
@@ -15,8 +18,31 @@ from tests.compare import as_bits, assert_no_farther
 MakeInputs = Callable[[], list[Any]]
 
 
+def targets(gm: torch.fx.GraphModule) -> list[Any]:
+    """What a graph calls, in order."""
+    return [node.target for node in gm.graph.nodes if node.op == "call_function"]
+
+
+def target_names(gm: torch.fx.GraphModule) -> list[str]:
+    """`aten.add.Tensor` and the like, in order."""
+    return [str(target) for target in targets(gm)]
+
+
 def operators(gm: torch.fx.GraphModule) -> list[str]:
-    return [str(node.target).removeprefix("aten.") for node in gm.graph.nodes if node.op == "call_function"]
+    """The same without the namespace of most: `add.Tensor`."""
+    return [str(target).removeprefix("aten.") for target in targets(gm)]
+
+
+def named(gm: torch.fx.GraphModule) -> dict[str, torch.fx.Node]:
+    return {node.name: node for node in gm.graph.nodes}
+
+
+def traced_with_fakes(fn: Callable[..., Any], *inputs: torch.Tensor, dynamic: bool = False) -> torch.fx.GraphModule:
+    """An aten graph with fake values; `inputs` are real tensors on the cpu or on meta."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    fakes = [mode.from_tensor(value, static_shapes=not dynamic) for value in inputs]
+    with mode:
+        return make_fx(fn)(*fakes)
 
 
 def run(gm: torch.fx.GraphModule, make_inputs: MakeInputs) -> tuple[list[Any], list[Any], set[tuple[int, int]]]:

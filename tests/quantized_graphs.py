@@ -14,10 +14,7 @@ from ferrite.options import Options
 from ferrite.passes.post_grad import quantized_fusion
 from ferrite.pipeline import PassContext
 from tests.compare import as_bits
-
-
-def targets(gm: torch.fx.GraphModule) -> list[str]:
-    return [str(node.target) for node in gm.graph.nodes if node.op == "call_function"]
+from tests.graphs import target_names
 
 
 def trace(function: Any, inputs: list[Any], mode: str = "fake") -> torch.fx.GraphModule:
@@ -37,7 +34,7 @@ def assert_fused(
     snapshot = Snapshot.of(after)
     own = PassContext(Options(strict=True, kernel_rewrites="always"))
     quantized_fusion.function(after, own)
-    assert dict(own.rewrites) == rules, targets(after)
+    assert dict(own.rewrites) == rules, target_names(after)
     verify_graph(after, snapshot, deep=True)
     mine, theirs = (pytree.tree_leaves(each(*inputs)) for each in (after, before))
     for left, right in zip(mine, theirs, strict=True):

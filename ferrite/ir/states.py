@@ -1,7 +1,7 @@
-"""What reductions accumulate: how a state begins, how values join it, how two states join. Written as expressions, so
-that the interpreter and every code generator mean the same.
+"""What reductions accumulate: how a state begins, what state a value is, how two states combine. Written as
+expressions, so that the interpreter and every code generator mean the same.
 
-Parameters of `lift` are the values that join; those of `join` are the left state, then the right one.
+Parameters of `lift` are the values; those of `combine` are the left state, then the right one.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ State = tuple[Expr, ...]
 
 @dataclass(frozen=True)
 class StateKind:
-    """`takes`: how many values join; `gives`: how many parts the state has. `begin` may be None: it needs a value.
-    `in_order`: a shorter join of a state that has a value with the next, right where places join in their order.
-    `take`: a shorter join of a state with one value, which stands after the state's parts."""
+    """`takes`: how many values make a state; `gives`: how many parts it has. `begin` may be None: it needs a value.
+    `in_order`: a shorter `combine` of a state that has a value with the next, right where places come in their order.
+    `take`: a shorter `combine` of a state with one value, which stands after the state's parts."""
 
     name: str
     takes: int
     gives: int
     begin: Callable[[Types], State]
     lift: Callable[[Types], State]
-    join: Callable[[Types], State]
+    combine: Callable[[Types], State]
     in_order: Callable[[Types], State] | None = None
     take: Callable[[Types], State] | None = None
 
@@ -69,10 +69,10 @@ def lowest(dtype: torch.dtype, largest: bool = False) -> Const:
 
 
 def _with_operator(kind: str, operator: str, begin: Callable[[torch.dtype], Const]) -> StateKind:
-    def join(dtypes: Types) -> State:
+    def combine(dtypes: Types) -> State:
         return (op(operator, *params(dtypes * 2)),)
 
-    return StateKind(kind, 1, 1, lambda dtypes: (begin(dtypes[0]),), lambda dtypes: tuple(params(dtypes)), join)
+    return StateKind(kind, 1, 1, lambda dtypes: (begin(dtypes[0]),), lambda dtypes: tuple(params(dtypes)), combine)
 
 
 def _extreme_at(kind: str, better: str, largest: bool, last_nan: bool = False) -> StateKind:
@@ -82,7 +82,7 @@ def _extreme_at(kind: str, better: str, largest: bool, last_nan: bool = False) -
     def begin(dtypes: Types) -> State:
         return lowest(dtypes[0], not largest), lowest(dtypes[1], True)
 
-    def join(dtypes: Types) -> State:
+    def combine(dtypes: Types) -> State:
         value, place, other, there = params(dtypes * 2)
         wins, ties = compare(better, other, value), compare("eq", other, value)
         takes = either(wins, both(ties, compare("lt", there, place)))
@@ -101,10 +101,10 @@ def _extreme_at(kind: str, better: str, largest: bool, last_nan: bool = False) -
             takes = either(takes, other_nan if last_nan else both(other_nan, first))
         return choose(takes, other, value), choose(takes, there, place)
 
-    return StateKind(kind, 2, 2, begin, lambda dtypes: tuple(params(dtypes)), join, in_order)
+    return StateKind(kind, 2, 2, begin, lambda dtypes: tuple(params(dtypes)), combine, in_order)
 
 
-def _welford_join(dtypes: Types) -> State:
+def _combined_welford(dtypes: Types) -> State:
     mean, squares, count, other_mean, other_squares, other_count = params(dtypes * 2)
     total, zero = op("add", count, other_count), const(0.0, dtypes[2])
     share = choose(compare("eq", total, zero), zero, op("div", other_count, total))
@@ -114,7 +114,7 @@ def _welford_join(dtypes: Types) -> State:
     return moved, op("add", op("add", squares, other_squares), apart), total
 
 
-def _softmax_join(dtypes: Types) -> State:
+def _combined_softmax(dtypes: Types) -> State:
     """Scaled to the greater of both. Where that is +inf the sum is NaN, as eager's is: inf - inf."""
     most, total, other_most, other_total = params(dtypes * 2)
     greatest = op("maximum", most, other_most)
@@ -171,7 +171,7 @@ STATES = {
             3,
             lambda dtypes: tuple(const(0.0, dtype) for dtype in dtypes),
             lambda dtypes: _single(dtypes, 0.0, 1.0),
-            _welford_join,
+            _combined_welford,
             take=_welford_take,
         ),
         StateKind(
@@ -180,7 +180,7 @@ STATES = {
             2,
             lambda dtypes: (lowest(dtypes[0]), const(0.0, dtypes[1])),
             lambda dtypes: _single(dtypes, 1.0),
-            _softmax_join,
+            _combined_softmax,
             take=_softmax_take,
         ),
     )

@@ -165,14 +165,14 @@ class PreGrad:
     split_cat: Literal["off", "on"] | Choices = option(
         "on",
         env="FERRITE_SPLIT_CAT",
-        doc="Cancel splits against joins before differentiation; True and False do as well. Or the passes that may do "
-        'so, and no others: names, or settings by name, as in `{"mutate_cat_pass": {"min_run": 3}}`.',
+        doc="Cancel splits against concats before differentiation; True and False do as well. Or the passes that may "
+        'do so, and no others: names, or settings by name, as in `{"mutate_cat_pass": {"min_run": 3}}`.',
     )
     split_cat_min_run: int = option(
         2,
         env="FERRITE_SPLIT_CAT_MIN_RUN",
         least=2,
-        doc="How many neighbouring pieces a join must hold for them to be taken together.",
+        doc="How many neighbouring pieces a concat must hold for them to be taken together.",
     )
     compress: tuple[Compression, ...] = option(
         (),

@@ -3,7 +3,7 @@
 A value that takes another's place may lie in other memory, and, where its rule says `layout="free"`, have other
 strides. Views of it then lie there too, and what computes with it may lay out its own result otherwise:
 
-    p = split(cat([a, b], 1))[0]        p has the strides of the join      q = p.relu(): dense
+    p = split(cat([a, b], 1))[0]        p has the strides of the concat    q = p.relu(): dense
     p = a                               p has those of a                   q = p.relu(): dense, so this is the end
 
 `follow` computes the new values of users, users' users and so on, as far as they change, and refuses where somebody

@@ -12,6 +12,7 @@ from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 from torch.utils.checkpoint import checkpoint
 
 from tests.compare import assert_same_as_eager, assert_same_tree, compile_strict, compiled_graphs
+from tests.custom_operators import by_columns
 
 
 def choose(x):
@@ -152,16 +153,6 @@ def test_inner_bodies_read_parts_where_they_lie(function, gaps) -> None:
     torch.compiler.reset()
     expected = torch.compile(function, backend="aot_eager")(x)
     torch.testing.assert_close(ours, expected)
-
-
-@torch.library.custom_op("ferrite_control_flow::by_columns", mutates_args=())
-def by_columns(x: torch.Tensor) -> torch.Tensor:
-    return x.t().clone(memory_format=torch.contiguous_format).t()
-
-
-@by_columns.register_fake
-def _(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 @pytest.mark.parametrize(

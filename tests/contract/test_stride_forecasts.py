@@ -10,16 +10,7 @@ import ferrite
 import ferrite.backend
 from ferrite.lower import lower_graph
 from tests.compare import assert_same_as_eager, compile_strict
-
-
-@torch.library.custom_op("ferrite_forecasts::by_columns", mutates_args=())
-def by_columns(x: torch.Tensor) -> torch.Tensor:
-    return x.t().clone(memory_format=torch.contiguous_format).t()
-
-
-@by_columns.register_fake
-def _(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+from tests.custom_operators import by_columns
 
 
 @pytest.mark.usefixtures("llvm_kernels")

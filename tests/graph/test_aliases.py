@@ -7,16 +7,13 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ferrite.graph.aliases import Aliases, sharing_matrix, storage_of, storages_of
+from tests.graphs import named
 
 pytestmark = pytest.mark.quick
 
 
 def trace(fn, *inputs, mode="symbolic"):
     return make_fx(fn, tracing_mode=mode)(*inputs)
-
-
-def named(gm):
-    return {node.name: node for node in gm.graph.nodes}
 
 
 def group(*places):

@@ -8,6 +8,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ferrite.graph.updater import MetadataUpdater
 from ferrite.graph.verify import InvalidGraph, Snapshot, verify_graph
+from tests.graphs import named
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten
@@ -20,10 +21,6 @@ def fn(x, y):
 
 def trace(function=fn, mode="symbolic"):
     return make_fx(function, tracing_mode=mode)(torch.rand(3, 4), torch.rand(5, 4))
-
-
-def named(gm):
-    return {node.name: node for node in gm.graph.nodes}
 
 
 def returns(gm, *values):

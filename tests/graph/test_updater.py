@@ -10,6 +10,7 @@ from ferrite.graph.aliases import storage_of
 from ferrite.graph.updater import BodyMismatch, MetadataUpdater
 from ferrite.graph.values import CannotRun, compute, mode_of, same_metadata
 from ferrite.graph.verify import count_guards, verify_graph
+from tests.graphs import named
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten
@@ -17,10 +18,6 @@ aten = torch.ops.aten
 
 def trace(fn, *inputs, mode="symbolic"):
     return make_fx(fn, tracing_mode=mode)(*inputs)
-
-
-def named(gm):
-    return {node.name: node for node in gm.graph.nodes}
 
 
 def insert_after(node, target, *args, **kwargs):

@@ -189,6 +189,6 @@ def test_taking_one_value_is_joining_its_state(kind):
             begin = applied(row.begin(dtypes), [])
             lifted = [applied(row.lift(dtypes), [number(each)]) for each in (first, second)]
             state = applied(row.take(dtypes), [*begin, number(first)])
-            torch.testing.assert_close(state, applied(row.join(dtypes), [*begin, *lifted[0]]), equal_nan=True)
+            torch.testing.assert_close(state, applied(row.combine(dtypes), [*begin, *lifted[0]]), equal_nan=True)
             taken = applied(row.take(dtypes), [*state, number(second)])
-            torch.testing.assert_close(taken, applied(row.join(dtypes), [*state, *lifted[1]]), equal_nan=True)
+            torch.testing.assert_close(taken, applied(row.combine(dtypes), [*state, *lifted[1]]), equal_nan=True)

@@ -89,7 +89,8 @@ def assert_interpreted_as_eager(
 
 
 def programs_of(fn: Callable[..., Any], *inputs: Any, dynamic: bool | None = None, grad: bool = False) -> list[Program]:
-    """The programs that a function of tensors is lowered to, without any pass before; checked against eager."""
+    """The programs that a function of tensors is lowered to, without any pass before; checked against eager. `grad`:
+    those of its gradients, too."""
     found: list[Program] = []
 
     def keep(graph: Any) -> Any:
@@ -108,8 +109,17 @@ def programs_of(fn: Callable[..., Any], *inputs: Any, dynamic: bool | None = Non
 
     torch.compiler.reset()
     with torch.set_grad_enabled(grad):
-        torch.testing.assert_close(torch.compile(fn, backend=backend, dynamic=dynamic)(*inputs), fn(*inputs))
+        ours, theirs = torch.compile(fn, backend=backend, dynamic=dynamic)(*inputs), fn(*inputs)
+    torch.testing.assert_close(ours, theirs)
+    if grad:
+        torch.testing.assert_close(*(gradients_of(results, inputs) for results in (ours, theirs)))
     return found
+
+
+def gradients_of(results: Any, inputs: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    """Those of the inputs that require one."""
+    sums = [each.sin().sum() for each in pytree.tree_leaves(results) if each.requires_grad]
+    return torch.autograd.grad(sums, [each for each in inputs if each.requires_grad])
 
 
 def program_of(fn: Callable[..., Any], *inputs: Any, dynamic: bool | None = None) -> Program:

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ferrite.passes.post_grad.asserts import FalseAssertion, remove_assert_ops
 from ferrite.passes.post_grad.products import should_prefer_unfused_addmm
+from tests.graphs import traced_with_fakes
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten
 ASSERTION = aten._assert_tensor_metadata.default
-
-
-def trace(fn, *inputs, dynamic=False):
-    mode = FakeTensorMode(shape_env=ShapeEnv())
-    fakes = [mode.from_tensor(value, static_shapes=not dynamic) for value in inputs]
-    with mode:
-        return make_fx(fn)(*fakes)
 
 
 def asserting(node, *args, **kwargs):
@@ -39,7 +30,7 @@ def layer_inputs():
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_the_next_operator_is_the_only_reader_again(dynamic):
-    gm = trace(layer, *layer_inputs(), dynamic=dynamic)
+    gm = traced_with_fakes(layer, *layer_inputs(), dynamic=dynamic)
     (addmm,) = gm.graph.find_nodes(op="call_function", target=aten.addmm.default)
     users = list(addmm.users)
     before = [node.name for node in gm.graph.nodes]
@@ -59,7 +50,7 @@ def test_the_next_operator_is_the_only_reader_again(dynamic):
 
 
 def test_the_place_of_a_bias_is_decided_as_without_the_assertion():
-    gm = trace(layer, *(x.to("meta") for x in layer_inputs()))
+    gm = traced_with_fakes(layer, *(x.to("meta") for x in layer_inputs()))
     (addmm,) = gm.graph.find_nodes(op="call_function", target=aten.addmm.default)
     (cast,) = addmm.users
     cast.replace_all_uses_with(addmm)  # pow reads the layer, and so does the assertion
@@ -76,7 +67,7 @@ def test_an_assertion_of_the_trace_goes():
         aten._assert_tensor_metadata(x, None, None, torch.float32, device=x.device, layout=x.layout)
         return x + 1
 
-    gm = trace(fn, torch.rand(2))
+    gm = traced_with_fakes(fn, torch.rand(2))
     assert gm.graph.find_nodes(op="call_function", target=ASSERTION)
     assert remove_assert_ops(gm.graph) == 1
 
@@ -94,7 +85,7 @@ def test_an_assertion_of_the_trace_goes():
     ],
 )
 def test_a_contradiction_is_reported_before_anything_is_erased(args, kwargs, text):
-    gm = trace(lambda x: x + 1, torch.rand(2, 4))
+    gm = traced_with_fakes(lambda x: x + 1, torch.rand(2, 4))
     (x,) = gm.graph.find_nodes(op="placeholder")
     asserting(x, None, None, torch.float32)
     wrong = asserting(x, *args, **kwargs)
@@ -109,13 +100,13 @@ def test_a_contradiction_is_reported_before_anything_is_erased(args, kwargs, tex
 
 
 def test_a_device_without_an_index_means_any():
-    gm = trace(lambda x: x + 1, torch.rand(2))
+    gm = traced_with_fakes(lambda x: x + 1, torch.rand(2))
     asserting(gm.graph.find_nodes(op="placeholder")[0], device=torch.device("cpu", 0))
     assert remove_assert_ops(gm.graph) == 1
 
 
 def test_sizes_that_only_a_run_can_tell_stay():
-    gm = trace(lambda x, y: (x + 1, y + 1), torch.rand(3), torch.rand(4, 5), dynamic=True)
+    gm = traced_with_fakes(lambda x, y: (x + 1, y + 1), torch.rand(3), torch.rand(4, 5), dynamic=True)
     x, y = gm.graph.find_nodes(op="placeholder")
     shape_env = x.meta["val"].fake_mode.shape_env
     guards = len(shape_env.guards)
@@ -140,7 +131,7 @@ def test_checks_of_contents_and_symbols_stay():
         torch._check(count > 1)
         return x + count
 
-    gm = trace(fn, torch.ones(3))
+    gm = traced_with_fakes(fn, torch.ones(3))
     before = list(gm.graph.nodes)
     assert any(node.target is aten._assert_async.msg for node in before)
     assert remove_assert_ops(gm.graph) == 0
@@ -148,7 +139,7 @@ def test_checks_of_contents_and_symbols_stay():
 
 
 def test_without_a_fake_value_nothing_contradicts():
-    gm = trace(lambda x: x + 1, torch.rand(2))
+    gm = traced_with_fakes(lambda x: x + 1, torch.rand(2))
     (x,) = gm.graph.find_nodes(op="placeholder")
     asserting(x, None, None, torch.float16)
     x.meta.clear()

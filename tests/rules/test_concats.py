@@ -19,15 +19,12 @@ from ferrite.passes.post_grad.split_cat import SPLIT_CAT_GROUPS
 from ferrite.pipeline import Fuel, PassContext
 from ferrite.rewrite import apply_rules, why
 from tests.compare import since
+from tests.graphs import targets
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten
 GROUP_NAMES = ("normalization_aten_pass", "split_cat_aten_pass")
 ALL = (CAT_SLICE_CAT, CAT_SPLIT, *(rule for rules in SPLIT_CAT_GROUPS.values() for rule in rules))
-
-
-def operators(gm) -> list:
-    return [node.target for node in gm.graph.nodes if node.op == "call_function"]
 
 
 def rewritten(function, *inputs, rules, mode="fake"):
@@ -177,7 +174,7 @@ def test_an_operand_of_another_dimension_does_not_change_the_slices():
     inputs = [torch.rand(12, 1), torch.rand(1, 12)]
     before, after, count = rewritten(function, *inputs, rules=SPLIT_CAT_GROUPS["split_cat_aten_pass"])
     assert count == 1
-    assert operators(after).count(aten.slice.Tensor) == 1
+    assert targets(after).count(aten.slice.Tensor) == 1
     assert_same(before, after, *inputs)
 
 
@@ -245,7 +242,7 @@ def test_what_a_rewrite_looked_through_is_gone():
     function = lambda x: torch.cat([x.sin(), *x.split(1)]) + 1  # noqa: E731
     _, after, count = rewritten(function, torch.rand(3, 2), rules=SPLIT_CAT_GROUPS["split_cat_aten_pass"])
     assert count == 1
-    assert operators(after) == [aten.sin.default, aten.cat.default, aten.add.Tensor]
+    assert targets(after) == [aten.sin.default, aten.cat.default, aten.add.Tensor]
 
 
 @pytest.mark.parametrize("names", [GROUP_NAMES, GROUP_NAMES[::-1]])

@@ -7,24 +7,14 @@ import operator
 
 import pytest
 import torch
-from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ferrite.passes.shared import constructors
 from ferrite.passes.shared.constructors import ConstructorMover, Fates, move_constructors_to_gpu
+from tests.graphs import traced_with_fakes
 
 pytestmark = pytest.mark.quick
 aten, prims = torch.ops.aten, torch.ops.prims
 META = torch.device("meta")
-
-
-def trace(fn, *inputs, dynamic=False):
-    """An aten graph with fake values; `inputs` are real tensors on the cpu or on meta."""
-    mode = FakeTensorMode(shape_env=ShapeEnv())
-    fakes = [mode.from_tensor(value, static_shapes=not dynamic) for value in inputs]
-    with mode:
-        return make_fx(fn)(*fakes)
 
 
 def from_scratch(gm):
@@ -100,7 +90,7 @@ def scalar(dtype=torch.float32):
     ids=["direct", "through mul", "used twice", "in a list", "through a tuple", "through views"],
 )
 def test_an_index_made_on_the_host_moves(between, dynamic):
-    gm = trace(lambda x: x[between(torch.arange(x.shape[0]))], on_meta(5), dynamic=dynamic)
+    gm = traced_with_fakes(lambda x: x[between(torch.arange(x.shape[0]))], on_meta(5), dynamic=dynamic)
     assert_moved(gm, 1)
     (arange,) = find(gm, aten.arange.default)
     assert arange.kwargs["device"] == META
@@ -108,12 +98,12 @@ def test_an_index_made_on_the_host_moves(between, dynamic):
 
 
 def test_indices_left_out_are_no_operands():
-    gm = assert_moved(trace(lambda x: x[:, torch.arange(4)], on_meta(3, 5)), 1)
+    gm = assert_moved(traced_with_fakes(lambda x: x[:, torch.arange(4)], on_meta(3, 5)), 1)
     assert find(gm, aten.index.Tensor)[0].args[1][0] is None
 
 
 def test_a_device_left_out_means_the_host():
-    gm = trace(lambda x: x[torch.arange(4)], on_meta(5))
+    gm = traced_with_fakes(lambda x: x[torch.arange(4)], on_meta(5))
     (arange,) = find(gm, aten.arange.default)
     arange.kwargs = {}
     assert_moved(gm, 1)
@@ -124,22 +114,22 @@ def test_prims_constructors_move():
     def fn(x):
         return x[prims.iota(4, start=0, step=1, dtype=torch.int64, device=torch.device("cpu"), requires_grad=False)]
 
-    gm = assert_moved(trace(fn, on_meta(5)), 1)
+    gm = assert_moved(traced_with_fakes(fn, on_meta(5)), 1)
     assert device_of(gm, prims.iota.default) == "meta"
 
 
 def test_a_number_beside_tensors_moves():
-    gm = assert_moved(trace(lambda x: x + torch.full((), 2.0), on_meta(5)), 1)
+    gm = assert_moved(traced_with_fakes(lambda x: x + torch.full((), 2.0), on_meta(5)), 1)
     assert device_of(gm, aten.full.default) == "meta"
 
 
 def test_an_explicit_copy_of_a_constructor_needs_no_host_memory():
-    gm = assert_moved(trace(lambda x: x + torch.arange(5).to("meta"), on_meta(5)), 1)
+    gm = assert_moved(traced_with_fakes(lambda x: x + torch.arange(5).to("meta"), on_meta(5)), 1)
     assert device_of(gm, aten.arange.default) == "meta"
 
 
 def test_shape_queries_hold_nothing_back():
-    gm = trace(lambda x: x[torch.arange(4)], on_meta(5))
+    gm = traced_with_fakes(lambda x: x[torch.arange(4)], on_meta(5))
     (arange,) = find(gm, aten.arange.default)
     with gm.graph.inserting_after(arange):
         size = gm.graph.call_function(aten.sym_size.int, (arange, 0))
@@ -159,12 +149,12 @@ def test_operators_that_take_host_operands(target):
             return aten.slice_scatter(x, torch.arange(2.0), 0, 0, 2)
         return aten.index_put(x, [torch.arange(2)], torch.full((), 1.0))
 
-    gm = trace(fn, on_meta(5))
+    gm = traced_with_fakes(fn, on_meta(5))
     assert_moved(gm, 2 if target == "index_put" else 1)
 
 
 def test_without_an_accelerator_nothing_happens(monkeypatch):
-    gm = trace(lambda x: x[torch.arange(4)], on_meta(5))
+    gm = traced_with_fakes(lambda x: x[torch.arange(4)], on_meta(5))
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: None)
     assert move_constructors_to_gpu(gm.graph) == 0
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: META)
@@ -172,10 +162,10 @@ def test_without_an_accelerator_nothing_happens(monkeypatch):
 
 
 def test_target_and_flags_reach_the_mover():
-    gm = trace(lambda x: (x[torch.arange(4)], torch.zeros(3)), on_meta(5))
+    gm = traced_with_fakes(lambda x: (x[torch.arange(4)], torch.zeros(3)), on_meta(5))
     assert move_constructors_to_gpu(gm.graph, "cuda") == 0
     assert move_constructors_to_gpu(gm.graph, "meta", allow_outputs=True) == 2
-    gm = trace(lambda x, p: x + p, on_meta(5), scalar())
+    gm = traced_with_fakes(lambda x, p: x + p, on_meta(5), scalar())
     assert move_constructors_to_gpu(gm.graph, "meta") == 0
     assert move_constructors_to_gpu(gm.graph, "meta", allow_inputs=True) == 1
 
@@ -238,7 +228,7 @@ def changed_in_place(x):
     ],
 )
 def test_what_the_host_needs_stays(fn):
-    gm = trace(fn, on_meta(5))
+    gm = traced_with_fakes(fn, on_meta(5))
     before = [(node.target, node.args, node.kwargs) for node in gm.graph.nodes]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(constructors, "refresh", lambda nodes: None if not nodes else pytest.fail("nothing to refresh"))
@@ -247,13 +237,15 @@ def test_what_the_host_needs_stays(fn):
 
 
 def test_returned_values_move_where_allowed():
-    gm = assert_moved(trace(returned, on_meta(5)), 1, allow_outputs=True)
+    gm = assert_moved(traced_with_fakes(returned, on_meta(5)), 1, allow_outputs=True)
     assert device_of(gm, aten.arange.default) == "meta"
 
 
 def test_joined_with_a_host_input():
-    assert_moved(trace(lambda x, i: x[torch.arange(4) + i], on_meta(5), torch.arange(4)), 0)
-    assert_moved(trace(lambda x, i: x[torch.arange(4), i], on_meta(5, 5), torch.arange(4)), 1)  # index takes either
+    assert_moved(traced_with_fakes(lambda x, i: x[torch.arange(4) + i], on_meta(5), torch.arange(4)), 0)
+    assert_moved(
+        traced_with_fakes(lambda x, i: x[torch.arange(4), i], on_meta(5, 5), torch.arange(4)), 1
+    )  # index takes either
 
 
 def test_joined_with_a_constructor_that_escapes():
@@ -261,7 +253,7 @@ def test_joined_with_a_constructor_that_escapes():
         c, d, free = torch.arange(4), torch.ones(4, dtype=torch.int64), torch.zeros(4, dtype=torch.int64)
         return x[c + d], x[free], d * 3
 
-    gm = assert_moved(trace(fn, on_meta(5)), 1)
+    gm = assert_moved(traced_with_fakes(fn, on_meta(5)), 1)
     assert device_of(gm, aten.zeros.default) == "meta"
     assert device_of(gm, aten.arange.default) == device_of(gm, aten.ones.default) == "cpu"
 
@@ -271,11 +263,11 @@ def test_fate_is_shared_across_a_chain_of_meetings():
         a, b, c = torch.arange(4), torch.arange(4), torch.arange(4)
         return x[a + b], x[b + c], c + 1
 
-    assert_moved(trace(fn, on_meta(5)), 0)
+    assert_moved(traced_with_fakes(fn, on_meta(5)), 0)
 
 
 def test_joined_with_a_constant_of_the_model():
-    gm = trace(lambda x: x[torch.arange(4) + torch.tensor([0, 1, 0, 1])], on_meta(5))
+    gm = traced_with_fakes(lambda x: x[torch.arange(4) + torch.tensor([0, 1, 0, 1])], on_meta(5))
     assert gm.graph.find_nodes(op="get_attr")
     assert ConstructorMover("meta")(gm.graph) == 0
 
@@ -284,16 +276,18 @@ def test_joined_with_a_copy_from_the_device():
     def fn(x):
         return x[torch.arange(4) + aten.zeros_like(aten._to_copy(x[:4], device="cpu", dtype=torch.int64))]
 
-    assert_moved(trace(fn, on_meta(5)), 0)
+    assert_moved(traced_with_fakes(fn, on_meta(5)), 0)
 
 
 def test_a_host_input_written_to_holds_its_source():
-    assert_moved(trace(lambda x, p: (x[torch.arange(4)], p.copy_(torch.zeros(4)))[0], on_meta(5), torch.ones(4)), 1)
+    assert_moved(
+        traced_with_fakes(lambda x, p: (x[torch.arange(4)], p.copy_(torch.zeros(4)))[0], on_meta(5), torch.ones(4)), 1
+    )
 
 
 def test_an_operand_that_belongs_on_the_host():
     """Neither a number beside tensors nor an operator known to take both: it asked for the host for a reason."""
-    gm = trace(lambda x: x + torch.arange(5.0).to("meta"), on_meta(5))
+    gm = traced_with_fakes(lambda x: x + torch.arange(5.0).to("meta"), on_meta(5))
     (copy,) = find(gm, aten._to_copy.default)
     copy.replace_all_uses_with(copy.args[0])
     gm.graph.erase_node(copy)
@@ -302,8 +296,8 @@ def test_an_operand_that_belongs_on_the_host():
 
 @pytest.mark.skipif(torch.cuda.device_count() == 1, reason="fakes of a second GPU cannot be made beside just one GPU")
 def test_two_devices_or_none(monkeypatch):
-    assert_moved(trace(lambda x: x[torch.arange(4)], torch.ones(5)), 0)
-    gm = trace(lambda x: x[torch.arange(4)], on_meta(5))
+    assert_moved(traced_with_fakes(lambda x: x[torch.arange(4)], torch.ones(5)), 0)
+    gm = traced_with_fakes(lambda x: x[torch.arange(4)], on_meta(5))
     (x,) = gm.graph.find_nodes(op="placeholder")
     mover = ConstructorMover("cuda")  # two indices of one type can only be written down, not made here
     mode = x.meta["val"].fake_mode
@@ -319,7 +313,7 @@ def test_two_devices_or_none(monkeypatch):
 
 
 def test_pinned_memory_stays_on_the_host():
-    gm = trace(lambda x: x[torch.arange(4)], on_meta(5))
+    gm = traced_with_fakes(lambda x: x[torch.arange(4)], on_meta(5))
     find(gm, aten.arange.default)[0].update_kwarg("pin_memory", True)
     assert ConstructorMover("meta")(gm.graph) == 0
 
@@ -334,8 +328,8 @@ def test_pinned_memory_stays_on_the_host():
     ids=["rand", "randperm", "drawn from a constant"],
 )
 def test_random_numbers_keep_their_stream(fn):
-    assert_moved(trace(fn, on_meta(5)), 0)
-    assert_moved(trace(fn, on_meta(5)), 1, random_in_order=False)
+    assert_moved(traced_with_fakes(fn, on_meta(5)), 0)
+    assert_moved(traced_with_fakes(fn, on_meta(5)), 1, random_in_order=False)
 
 
 def test_operators_of_others_are_left_alone():
@@ -343,13 +337,13 @@ def test_operators_of_others_are_left_alone():
         library.define("host(Tensor x) -> Tensor")
         library.impl("host", torch.clone, "CompositeExplicitAutograd")
         op = torch.ops.ferrite_test_constructors.host
-        assert_moved(trace(lambda x: x[op(torch.arange(4))], on_meta(5)), 0)
+        assert_moved(traced_with_fakes(lambda x: x[op(torch.arange(4))], on_meta(5)), 0)
 
 
 @pytest.mark.parametrize("op", [aten.index_put, aten.index_put_])
 @pytest.mark.parametrize(("dtype", "moved"), [(torch.bool, 0), (torch.uint8, 0), (torch.int64, 1)])
 def test_a_masked_fill_needs_its_number_on_the_host(op, dtype, moved):
-    gm = trace(lambda x, mask: op(x, [mask], torch.full((), 1.0)), on_meta(4), on_meta(4, dtype=dtype))
+    gm = traced_with_fakes(lambda x, mask: op(x, [mask], torch.full((), 1.0)), on_meta(4), on_meta(4, dtype=dtype))
     assert_moved(gm, moved)
 
 
@@ -357,14 +351,14 @@ def test_a_masked_write_of_device_values_is_no_fill():
     def fn(x, mask, values):
         return aten.index_put(x, [mask, torch.arange(4)], values)
 
-    assert_moved(trace(fn, on_meta(4, 4), on_meta(4, dtype=torch.bool), on_meta(4)), 1)
+    assert_moved(traced_with_fakes(fn, on_meta(4, 4), on_meta(4, dtype=torch.bool), on_meta(4)), 1)
 
 
 # --- inputs -----------------------------------------------------------------------------------------------------------
 
 
 def test_scalars_of_two_dtypes_travel_apart():
-    gm = trace(lambda x, i, f: (x * i) + f, on_meta(5), scalar(torch.int64), scalar(torch.float32))
+    gm = traced_with_fakes(lambda x, i, f: (x * i) + f, on_meta(5), scalar(torch.int64), scalar(torch.float32))
     assert_moved(gm, 2, allow_inputs=True)
     copies = find(gm, aten._to_copy.default)
     assert [node.meta["val"].dtype for node in copies] == [torch.int64, torch.float32]
@@ -372,7 +366,7 @@ def test_scalars_of_two_dtypes_travel_apart():
 
 
 def test_scalars_of_one_dtype_travel_together():
-    gm = trace(lambda x, p, q, r: x * p + q * r, on_meta(5), scalar(), scalar(), scalar())
+    gm = traced_with_fakes(lambda x, p, q, r: x * p + q * r, on_meta(5), scalar(), scalar(), scalar())
     gm.graph.find_nodes(op="placeholder")[2].meta["stack_trace"] = "where q came from"
     assert_moved(gm, 3, allow_inputs=True)
     assert len(find(gm, aten._to_copy.default)) == len(find(gm, aten.cat.default)) == 1
@@ -383,9 +377,9 @@ def test_scalars_of_one_dtype_travel_together():
 
 
 def test_inputs_stay_unless_asked():
-    assert_moved(trace(lambda x, p: x * p, on_meta(5), scalar()), 0)
-    assert_moved(trace(lambda x, p: x * p, on_meta(5), torch.ones(5).sum()), 1, allow_inputs=True)
-    gm = trace(lambda x, p, i: x[i] * p, on_meta(5), scalar(), torch.arange(4))
+    assert_moved(traced_with_fakes(lambda x, p: x * p, on_meta(5), scalar()), 0)
+    assert_moved(traced_with_fakes(lambda x, p: x * p, on_meta(5), torch.ones(5).sum()), 1, allow_inputs=True)
+    gm = traced_with_fakes(lambda x, p, i: x[i] * p, on_meta(5), scalar(), torch.arange(4))
     assert_moved(gm, 1, allow_inputs=True)  # only rank 0
 
 
@@ -395,7 +389,7 @@ def test_an_input_returned_or_written_to_stays_itself():
         q.copy_(q + 1)
         return y, p
 
-    gm = trace(fn, on_meta(5), scalar(), scalar())
+    gm = traced_with_fakes(fn, on_meta(5), scalar(), scalar())
     assert_moved(gm, 1, allow_inputs=True)  # q + 1 is written on the host, so q stays
     _, p, q = gm.graph.find_nodes(op="placeholder")
     assert gm.graph.output_node() in p.users
@@ -409,15 +403,15 @@ def test_a_write_to_the_input_itself_does_not_hold_it():
         p.copy_(q)
         return y
 
-    gm = assert_moved(trace(fn, on_meta(5), scalar(), torch.ones(1).sum()), 1, allow_inputs=True)
+    gm = assert_moved(traced_with_fakes(fn, on_meta(5), scalar(), torch.ones(1).sum()), 1, allow_inputs=True)
     p = gm.graph.find_nodes(op="placeholder")[1]
     assert find(gm, aten.copy_.default)[0].args[0] is p
 
 
 def test_an_alias_of_an_input_is_never_returned_from_the_device():
-    gm = trace(lambda x, p: (x * p, p.view(1)), on_meta(5), scalar())
+    gm = traced_with_fakes(lambda x, p: (x * p, p.view(1)), on_meta(5), scalar())
     assert_moved(gm, 0, allow_inputs=True, allow_outputs=True)
-    gm = trace(lambda x, p: (x * p, p + 1), on_meta(5), scalar())
+    gm = traced_with_fakes(lambda x, p: (x * p, p + 1), on_meta(5), scalar())
     assert_moved(gm, 1, allow_inputs=True, allow_outputs=True)
 
 
@@ -427,14 +421,14 @@ def test_an_input_written_to_through_a_view_stays():
         p.view(1).copy_(torch.zeros(1))
         return y
 
-    assert_moved(trace(fn, on_meta(5), scalar()), 0, allow_inputs=True)
+    assert_moved(traced_with_fakes(fn, on_meta(5), scalar()), 0, allow_inputs=True)
 
 
 def test_explicit_copies_become_nothing_unless_returned():
     def fn(x, p):
         return x * p + p.to("meta").sin(), p.to("meta")
 
-    gm = assert_moved(trace(fn, on_meta(5), scalar()), 1, allow_inputs=True)
+    gm = assert_moved(traced_with_fakes(fn, on_meta(5), scalar()), 1, allow_inputs=True)
     batch, kept = find(gm, aten._to_copy.default)
     assert kept in gm.graph.output_node().all_input_nodes
     assert kept.args[0].target is operator.getitem
@@ -442,23 +436,25 @@ def test_explicit_copies_become_nothing_unless_returned():
 
 
 def test_a_copy_that_casts_still_casts():
-    gm = trace(lambda x, p: x * p + aten._to_copy(p, device="meta", dtype=torch.float64), on_meta(5), scalar())
+    gm = traced_with_fakes(
+        lambda x, p: x * p + aten._to_copy(p, device="meta", dtype=torch.float64), on_meta(5), scalar()
+    )
     assert_moved(gm, 1, allow_inputs=True)
     assert [node.meta["val"].dtype for node in find(gm, aten._to_copy.default)] == [torch.float32, torch.float64]
 
 
 def test_a_prims_copy_becomes_nothing():
-    gm = trace(lambda x, p: x * p + prims.device_put(p, META).sin(), on_meta(5), scalar())
+    gm = traced_with_fakes(lambda x, p: x * p + prims.device_put(p, META).sin(), on_meta(5), scalar())
     assert_moved(gm, 1, allow_inputs=True)
     assert not find(gm, prims.device_put.default)
 
 
 def test_an_explicit_copy_alone_is_left_alone():
-    assert_moved(trace(lambda x, p: x * p.to("meta"), on_meta(5), scalar()), 0, allow_inputs=True)
+    assert_moved(traced_with_fakes(lambda x, p: x * p.to("meta"), on_meta(5), scalar()), 0, allow_inputs=True)
 
 
 def test_an_input_may_meet_a_constructor():
-    gm = trace(lambda x, p: x * (p * torch.full((), 2.0)), on_meta(5), scalar())
+    gm = traced_with_fakes(lambda x, p: x * (p * torch.full((), 2.0)), on_meta(5), scalar())
     assert_moved(gm, 2, allow_inputs=True)
 
 
@@ -469,7 +465,7 @@ def test_values_of_the_batched_inputs():
         return x * p + q, x * i
 
     inputs = [torch.rand(3), torch.tensor(2.5), torch.tensor(-1.0), torch.tensor(2**53 + 1)]
-    gm = trace(fn, *inputs)
+    gm = traced_with_fakes(fn, *inputs)
     expected = gm(*inputs)
     parts = constructors.copy_inputs(gm.graph.find_nodes(op="placeholder")[1:], torch.device("cpu"))
     constructors.refresh(parts)
@@ -488,7 +484,7 @@ def test_devices_of_nodes():
     def fn(x, p, i):
         return x[torch.cat([i, i])] * p, torch.max(x, 0)[0]
 
-    gm = trace(fn, on_meta(5), scalar(), torch.arange(2))
+    gm = traced_with_fakes(fn, on_meta(5), scalar(), torch.arange(2))
     x, p, i = gm.graph.find_nodes(op="placeholder")
     (pair,) = find(gm, aten.max.dim)
     (mul,) = find(gm, aten.mul.Tensor)
@@ -506,7 +502,9 @@ def test_devices_of_nodes():
 
 
 def test_what_cannot_be_moved():
-    gm = trace(lambda x: x[torch.arange(4) + torch.randint(2, (4,))] + torch.cat([x, x])[:4].max(0)[0], on_meta(5))
+    gm = traced_with_fakes(
+        lambda x: x[torch.arange(4) + torch.randint(2, (4,))] + torch.cat([x, x])[:4].max(0)[0], on_meta(5)
+    )
     mover = ConstructorMover("meta")
     held = {str(node.target) for node in gm.graph.nodes if node.op != "placeholder" and mover.cannot_be_moved(node)}
     assert held == {"output", "aten.randint.default", "aten.arange.default"}  # both name the cpu themselves
@@ -514,7 +512,7 @@ def test_what_cannot_be_moved():
 
 
 def test_a_fill_of_unknown_count_may_be_of_one():
-    gm = trace(
+    gm = traced_with_fakes(
         lambda x, i, v: aten.index_put(x, [i], v), torch.ones(4), torch.arange(2) > 0, torch.ones(2), dynamic=True
     )
     (node,) = find(gm, aten.index_put.default)
@@ -547,7 +545,7 @@ def test_values_that_stay_the_same_end_the_refresh(monkeypatch):
             y = y.sin()
         return y
 
-    gm = trace(fn, on_meta(9))
+    gm = traced_with_fakes(fn, on_meta(9))
     same = constructors.same_metadata
     monkeypatch.setattr(constructors, "same_metadata", lambda a, b: ran.append(a) or same(a, b))
     assert ConstructorMover("meta")(gm.graph) == 1
@@ -584,7 +582,7 @@ def test_work_grows_with_the_graph_not_its_square(monkeypatch):
                 total = total + torch.arange(4)
             return x[total]
 
-        gm = trace(fn, on_meta(5))
+        gm = traced_with_fakes(fn, on_meta(5))
         steps = 0
         assert ConstructorMover("meta")(gm.graph) == count + 1
         return steps

@@ -16,6 +16,7 @@ from ferrite.passes.post_grad import cpu_ops, layers, mkldnn_fusion, reinplace_i
 from ferrite.passes.shared.facts import CASTS
 from ferrite.pipeline import PassContext
 from tests.compare import as_bits, since
+from tests.graphs import target_names
 
 aten = torch.ops.aten
 packed = pytest.mark.skipif(cpu_ops.PACKED_LINEAR is None, reason="this torch has no packed layers")
@@ -109,16 +110,12 @@ def context(**more: Any) -> PassContext:
     return PassContext(Options(strict=True, kernel_rewrites="always", **more))
 
 
-def targets(gm: torch.fx.GraphModule) -> list[str]:
-    return [str(node.target) for node in gm.graph.nodes if node.op == "call_function"]
-
-
 def assert_fused(function: Any, inputs: list[Any], count: int, mode: str = "fake", pre_dispatch: bool = False) -> Any:
     """Trace, run the pass, compare to the bit, run it again."""
     before = make_fx(function, tracing_mode=mode, pre_dispatch=pre_dispatch)(*inputs)
     after = copy.deepcopy(before)
     snapshot, own = Snapshot.of(after), context()
-    assert mkldnn_fusion.function(after, own) == count, targets(after)
+    assert mkldnn_fusion.function(after, own) == count, target_names(after)
     verify_graph(after, snapshot, deep=True)
     assert_same(after, before, inputs)
     assert mkldnn_fusion.function(after, context()) == 0
@@ -141,9 +138,9 @@ def test_an_activation_is_taken_along(layer, name):
     function, make = LAYERS[layer]
     gm = assert_fused(lambda *inputs: WHOLE[name](function(*inputs)), make(), 1)
     kind = "linear" if make is rows else "convolution"
-    assert [each for each in targets(gm) if "aten" not in each] == [f"ferrite.{kind}_pointwise.default"]
-    assert "aten.addmm.default" not in targets(gm)
-    assert "aten.convolution.default" not in targets(gm)
+    assert [each for each in target_names(gm) if "aten" not in each] == [f"ferrite.{kind}_pointwise.default"]
+    assert "aten.addmm.default" not in target_names(gm)
+    assert "aten.convolution.default" not in target_names(gm)
 
 
 @pytest.mark.parametrize("layer", ["addmm", "conv"])
@@ -151,8 +148,8 @@ def test_an_activation_is_taken_along(layer, name):
 def test_an_activation_by_its_parts_is_taken_along(layer, name):
     function, make = LAYERS[layer]
     gm = assert_fused(lambda *inputs: PARTS[name](function(*inputs)), make(), 1)
-    assert sum("ferrite" in each for each in targets(gm)) == 1
-    assert not {"aten.mul.Tensor", "aten.where.self", "aten.div.Tensor"} & set(targets(gm))
+    assert sum("ferrite" in each for each in target_names(gm)) == 1
+    assert not {"aten.mul.Tensor", "aten.where.self", "aten.div.Tensor"} & set(target_names(gm))
 
 
 @packed
@@ -177,14 +174,14 @@ def test_a_linear_layer_that_was_not_taken_apart():
     gm = assert_fused(
         lambda x, w, b: torch.nn.functional.linear(x, w, b).relu(), [torch.randn(2, 3, 4), *rows()[1:]], 1
     )
-    assert "ferrite.linear_pointwise.default" in targets(gm)
+    assert "ferrite.linear_pointwise.default" in target_names(gm)
     gm = assert_fused(
         lambda x, w, b: torch.relu(aten.linear.default(x, w, b)),
         [torch.randn(2, 3, 4), *rows()[1:]],
         1,
         pre_dispatch=True,
     )
-    assert targets(gm) == ["ferrite.linear_pointwise.default"]
+    assert target_names(gm) == ["ferrite.linear_pointwise.default"]
 
 
 @pytest.mark.parametrize("name", ["swish", "gelu", "hardswish"])
@@ -193,7 +190,7 @@ def test_through_the_view_behind_a_product(name):
         return PARTS[name](aten.view.default(addmm(aten.view.default(x, [6, 4]), w, b), [2, 3, 5]))
 
     gm = assert_fused(function, [torch.randn(2, 3, 4), *rows()[1:]], 1)
-    assert targets(gm) == ["aten.view.default", "ferrite.linear_pointwise.default", "aten.view.default"]
+    assert target_names(gm) == ["aten.view.default", "ferrite.linear_pointwise.default", "aten.view.default"]
 
 
 @pytest.mark.quick
@@ -299,7 +296,7 @@ def test_a_second_operand_is_taken_along(layer, shape, binary):
     function, make = LAYERS[layer]
     inputs = [*make(), torch.randn(shape)]
     gm = assert_fused(lambda *given: binary(function(*given[:3]), given[3]), inputs, 1)
-    assert sum("pointwise_binary" in each for each in targets(gm)) == 1
+    assert sum("pointwise_binary" in each for each in target_names(gm)) == 1
     assert_fused(lambda *given: binary(function(*given[:3]), given[3], alpha=2), inputs, 0)
     assert_fused(lambda *given: binary(given[3], function(*given[:3])), inputs, 1 if binary is aten.add.Tensor else 0)
 
@@ -309,9 +306,9 @@ def test_a_second_operand_is_taken_along(layer, shape, binary):
 def test_a_relu_behind_the_sum_goes_along_for_convolutions(shape, binary):
     inputs = [*images(), torch.randn(shape)]
     gm = assert_fused(lambda x, w, b, o: aten.relu.default(binary(conv(x, w, b), o)), inputs, 1)
-    assert targets(gm) == ["ferrite.convolution_pointwise_binary.default"]
+    assert target_names(gm) == ["ferrite.convolution_pointwise_binary.default"]
     gm = assert_fused(lambda x, w, b, o: aten.relu.default(binary(addmm(x, w, b), o)), [*rows(), torch.randn(6, 5)], 1)
-    assert targets(gm)[-1] == "aten.relu.default"
+    assert target_names(gm)[-1] == "aten.relu.default"
 
 
 @pytest.mark.quick
@@ -319,7 +316,7 @@ def test_the_sum_of_two_layers_takes_one_of_them():
     def function(x, w, b, v):
         return addmm(x, w, b) + addmm(x, v, b)
 
-    assert targets(assert_fused(function, [*rows(), torch.randn(5, 4)], 1)).count("aten.addmm.default") == 1
+    assert target_names(assert_fused(function, [*rows(), torch.randn(5, 4)], 1)).count("aten.addmm.default") == 1
 
 
 @packed
@@ -352,7 +349,7 @@ def in_place(function: Any, inputs: list[Any]) -> bool:
     after(*own)
     assert all(torch.equal(as_bits(mine), as_bits(given)) for mine, given in zip(own, inputs, strict=True))
     assert_same(after, before, inputs)
-    return any("pointwise_binary_." in each for each in targets(after))
+    return any("pointwise_binary_." in each for each in target_names(after))
 
 
 FULL = {"addmm": (6, 5), "conv": (2, 4, 5, 6)}

@@ -23,6 +23,7 @@ from ferrite.passes.post_grad.grouped_linear import (
     unpacked,
 )
 from ferrite.pipeline import Fuel, PassContext, Pipeline, run_pipeline
+from tests.graphs import target_names
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten
@@ -33,10 +34,6 @@ def context(fuel: int | None = None, **more: Any) -> PassContext:
     asked = {"cpu_grouped_gemm": True, "cpu_concat_linear": True, "max_autotune": True}
     options: Any = types.SimpleNamespace(**{**vars(Options(strict=True)), **asked, **more})
     return PassContext(options, fuel=Fuel(fuel))
-
-
-def operators(gm: torch.fx.GraphModule) -> list[str]:
-    return [str(node.target) for node in gm.graph.nodes if node.op == "call_function"]
 
 
 def run(gm: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> tuple[list[torch.Tensor], set[tuple[int, int]]]:
@@ -92,8 +89,8 @@ def layers(count: int, rows: int = 8) -> list[torch.Tensor]:
 def test_layers_on_one_input_become_a_group(count, fires, mode):
     x, *weights = layers(count)
     gm = assert_merged(grouped_gemm_pass, lambda x: [linear(x, w) for w in weights], [x], int(fires), mode)
-    assert operators(gm).count("ferrite.grouped_linear.default") == int(fires)
-    assert operators(gm).count("mkldnn._linear_pointwise.default") == (0 if fires else count)
+    assert target_names(gm).count("ferrite.grouped_linear.default") == int(fires)
+    assert target_names(gm).count("mkldnn._linear_pointwise.default") == (0 if fires else count)
 
 
 @packed
@@ -247,8 +244,8 @@ def test_unpacking_gives_back_the_numbers(rows, group):
 def test_projections_become_one(count, fires, group):
     module = Projections([(0, weight, group) for weight in range(count)])
     gm = assert_merged(concat_linear_woq_int4, module, activations(), int(fires))
-    assert operators(gm).count("aten._weight_int4pack_mm_for_cpu.default") == 1
-    assert operators(gm).count("aten.clone.default") == (count if fires else 0)
+    assert target_names(gm).count("aten._weight_int4pack_mm_for_cpu.default") == 1
+    assert target_names(gm).count("aten.clone.default") == (count if fires else 0)
     read = {str(node.target) for node in gm.graph.nodes if node.op == "get_attr"}
     assert len(read) == 2, "the constants of before are not read any more"
 

@@ -25,6 +25,7 @@ from ferrite.pipeline import graph_pass
 from ferrite.runtime import run_in_eager
 from tests.compare import assert_same_as_eager, since
 from tests.custom_operators import increment, swap
+from tests.graphs import target_names
 
 SELDOM_DYNAMIC = [False, pytest.param(True, marks=pytest.mark.slow)]
 aten = torch.ops.aten
@@ -93,10 +94,6 @@ def captured(fn, *inputs, dynamic=False):
     return graphs[0]
 
 
-def targets(gm):
-    return [str(node.target) for node in gm.graph.nodes if node.op == "call_function"]
-
-
 def written_out(fn, *inputs, dynamic=False, in_place=True):
     gm = captured(fn, *(x.clone() for x in inputs), dynamic=dynamic)
     snapshot = Snapshot.of(gm)
@@ -105,7 +102,7 @@ def written_out(fn, *inputs, dynamic=False, in_place=True):
         verify_graph(gm, snapshot, deep=True)
     decompose_auto_functionalized(gm)
     verify_graph(gm, snapshot, deep=True)
-    assert not any("auto_functionalized" in target for target in targets(gm))
+    assert not any("auto_functionalized" in target for target in target_names(gm))
     new = [node for node in gm.graph.nodes if "rewritten" in node.meta]
     assert new
     assert all("stack_trace" in node.meta for node in new)
@@ -251,18 +248,18 @@ X = torch.randn(3, 4)
 @pytest.mark.parametrize("fn", CASES, ids=lambda fn: fn.__name__)
 def test_no_copy_is_made_where_none_is_needed(fn, dynamic):
     found = captured(fn, X.clone(), dynamic=dynamic)
-    clones = targets(found).count("aten.clone.default")
+    clones = target_names(found).count("aten.clone.default")
     gm = written_out(fn, X, dynamic=dynamic)
-    assert targets(gm).count("aten.clone.default") == CASES[fn] + clones
+    assert target_names(gm).count("aten.clone.default") == CASES[fn] + clones
 
 
 @pytest.mark.parametrize("fn", CASES, ids=lambda fn: fn.__name__)
 def test_without_the_note_everything_is_copied(fn):
     gm = captured(fn, X.clone())
-    clones = targets(gm).count("aten.clone.default")
+    clones = target_names(gm).count("aten.clone.default")
     wrapped = [node for node in gm.graph.nodes if "auto_functionalized" in str(node.target)]
     bases = sum(len(node.kwargs["_all_bases"]) for node in wrapped)
-    assert targets(written_out(fn, X, in_place=False)).count("aten.clone.default") == bases + clones
+    assert target_names(written_out(fn, X, in_place=False)).count("aten.clone.default") == bases + clones
 
 
 WAYS = {"both": [IN_PLACE, WRITE_OUT], "note": [IN_PLACE], "copies": [WRITE_OUT_ALONE]}
@@ -327,7 +324,7 @@ def test_a_later_read_keeps_the_copy():
     output.args = ((*output.args[0], late),)
     reinplace_inplaceable_ops(gm)
     decompose_auto_functionalized(gm)
-    assert targets(gm).count("aten.clone.default") == 1
+    assert target_names(gm).count("aten.clone.default") == 1
     y, old = gm(X)
     assert torch.equal(y, X.sin() + 1)
     assert torch.equal(old, -X.sin())
@@ -353,10 +350,10 @@ def test_bytes_of_an_input():
     wanted = X.clone()
     negate_bits(wanted.view(torch.int32))
     gm, _, own = bytes_of_input(X, read_later=False)
-    assert "aten.clone.default" not in targets(gm)
+    assert "aten.clone.default" not in target_names(gm)
     assert torch.equal(own.view(torch.int32), wanted.view(torch.int32))
     gm, results, own = bytes_of_input(X, read_later=True)
-    assert "aten.clone.default" in targets(gm)
+    assert "aten.clone.default" in target_names(gm)
     assert torch.equal(own.view(torch.int32), wanted.view(torch.int32))
     assert torch.equal(results[-1], -X)
 
@@ -375,7 +372,7 @@ def first_encoding(fn, *inputs):
     assert "auto_functionalized" not in str(gm.graph)
     for old, new in zip(wanted, gm(*inputs), strict=True):
         assert torch.equal(old, new)
-    return targets(gm).count("aten.clone.default")
+    return target_names(gm).count("aten.clone.default")
 
 
 def test_first_encoding():
@@ -554,7 +551,7 @@ def test_graphs_that_nobody_calls_leave_the_module():
     (step,) = (node.target for node in gm.graph.find_nodes(op="get_attr"))
     decompose_scan_to_while_loop(gm)
     assert step not in dict(gm.named_modules())
-    assert "while_loop" in targets(gm)
+    assert "while_loop" in target_names(gm)
 
 
 def test_backward():
@@ -589,7 +586,7 @@ def test_triton_kernels_by_shape():
     gm = torch.fx.GraphModule(torch.nn.Module(), graph)
     reinplace_inplaceable_ops(gm)
     decompose_triton_kernel_wrapper_functional(gm)
-    assert targets(gm) == ["aten.sin.default", "aten.clone.default", "triton_kernel_wrapper_mutation"]
+    assert target_names(gm) == ["aten.sin.default", "aten.clone.default", "triton_kernel_wrapper_mutation"]
     kernel = next(node for node in gm.graph.nodes if node.target.__class__.__name__ == "TritonKernelWrapperMutation")
     assert "tensors_to_clone" not in kernel.kwargs
     assert kernel.kwargs["kwargs"]["b"] is sin
@@ -700,8 +697,8 @@ def test_loops_leave_valid_graphs(fn, dynamic):
     decompose_map_to_while_loop(gm)
     verify_graph(gm, snapshot, deep=True)
     reachable = [node for node in gm.graph.nodes if node.op == "call_function"]
-    assert "while_loop" in targets(gm)
-    assert not {"scan", "map_impl"} & set(targets(gm))
+    assert "while_loop" in target_names(gm)
+    assert not {"scan", "map_impl"} & set(target_names(gm))
     assert all("val" in node.meta for node in reachable)
     nodes = list(gm.graph.nodes)
     decompose_scan_to_while_loop(gm)
@@ -747,7 +744,7 @@ def test_no_iterations_known():
     for item in loop.users:
         item.meta["val"] = loop.meta["val"][item.args[1]]
     decompose_scan_to_while_loop(gm)
-    assert "while_loop" not in targets(gm)
+    assert "while_loop" not in target_names(gm)
     c = torch.randn(3)
     first, second, *rest = gm(c, torch.empty(0, 3))
     assert torch.equal(first, c)

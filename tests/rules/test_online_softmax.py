@@ -16,15 +16,12 @@ from ferrite.passes.shared.const_scatter import SCATTER_UPON_CONSTANT
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import apply_rules
 from tests.compare import assert_no_farther
+from tests.graphs import targets
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten
 prepare = torch.ops.ferrite.prepare_softmax_online.default
 inf, nan = torch.inf, torch.nan
-
-
-def operators(gm) -> list:
-    return [node.target for node in gm.graph.nodes if node.op == "call_function"]
 
 
 def rewritten(function, *inputs, rule, mode="fake"):
@@ -112,8 +109,8 @@ def test_it_fires_on_the_decomposed_softmax(function, dtype, mode):
     x = torch.randn(5, 9).to(dtype)
     gm = make_fx(lambda x: function(x, 1), decomposition_table=table, tracing_mode=mode)(x)
     assert apply_rules(gm, (PREPARE_SOFTMAX,), PassContext(Options())) == 1
-    assert prepare in operators(gm)
-    assert not {aten.amax.default, aten.sum.dim_IntList} & set(operators(gm))
+    assert prepare in targets(gm)
+    assert not {aten.amax.default, aten.sum.dim_IntList} & set(targets(gm))
     assert_no_farther(gm(x), function(x, 1), function(x.double(), 1), "softmax")
 
 
@@ -131,7 +128,7 @@ def test_numbers_keep_every_bit(value, dtype):
     index = torch.tensor([[0], [5], [2], [2]])
     before, after, count = rewritten(one_hot(value, dtype), index, rule=SCATTER_UPON_CONSTANT)
     assert count == 1
-    assert aten.scatter.value not in operators(after)
+    assert aten.scatter.value not in targets(after)
     assert torch.equal(after(index), before(index))
     assert after(index).dtype == dtype
 
@@ -217,7 +214,7 @@ def test_a_write_in_place_is_left(monkeypatch):
     function = lambda x, i, v: aten.index_put_.default(x.sin(), [i], v, True)  # noqa: E731
     _, after, count = rewritten(function, torch.rand(10), index, values, rule=PARTITIONED_SCATTER)
     assert count == 0
-    assert aten.index_put_.default in operators(after)
+    assert aten.index_put_.default in targets(after)
 
 
 def test_the_number_of_copies():

@@ -20,15 +20,11 @@ from ferrite.passes.page import read_names, reference_page
 from ferrite.pipeline import PassContext, run_pipeline
 from ferrite.rewrite.engine import Engine
 from tests.compare import assert_same_as_eager, compile_strict
-from tests.graphs import assert_same_computation
+from tests.graphs import assert_same_computation, target_names
 
 aten = torch.ops.aten
 quick = pytest.mark.quick
 ALONE = {"pre_grad": False, "joint": False}  # the stages before this one have rules for the same
-
-
-def operators(gm) -> list[str]:
-    return [str(node.target) for node in gm.graph.nodes if node.op == "call_function"]
 
 
 def clone_and_add(x):
@@ -117,7 +113,7 @@ def test_two_copies_that_are_returned_stay_two():
         return y.clone(), y.clone()
 
     after = assert_outputs_kept(fn, torch.ones(3))
-    assert operators(after).count("aten.clone.default") == 1  # one of them may be y itself
+    assert target_names(after).count("aten.clone.default") == 1  # one of them may be y itself
 
 
 @quick
@@ -185,8 +181,8 @@ def test_after_the_stage_nothing_is_left_that_was_to_go(dynamic):
     make = lambda: [torch.randn(3, 3), torch.randn(3, 3)]  # noqa: E731
     assert_same_as_eager(everything, make, options={"passes": [look], **ALONE}, dynamic=dynamic, graphs=1)
     *_, gm = seen  # bodies of loops come before their owner
-    names = operators(gm)
-    everywhere = {name for each in seen for name in operators(each)}
+    names = target_names(gm)
+    everywhere = {name for each in seen for name in target_names(each)}
     gone = ("record_function", "assert_tensor_metadata", "auto_functionalized", "triton_kernel_wrapper_functional")
     assert not [name for name in everywhere if any(part in name for part in (*gone, "scan", "map_impl"))]
     assert names.count("while_loop") == 2
@@ -304,13 +300,13 @@ def test_users_passes_run_per_compile_in_their_places():
     @ferrite.graph_pass(stage="post_grad", before="remove_noop_ops")
     def early(gm, context):
         """Sees the clones."""
-        seen.append(("early", "aten.clone.default" in operators(gm), context.is_inference))
+        seen.append(("early", "aten.clone.default" in target_names(gm), context.is_inference))
         return 0
 
     @ferrite.graph_pass(stage="post_grad", after="remove_noop_ops")
     def late(gm):
         """Does not."""
-        seen.append(("late", "aten.clone.default" in operators(gm)))
+        seen.append(("late", "aten.clone.default" in target_names(gm)))
         return 0
 
     fn = lambda x: torch.sin(x.clone()) + 1  # noqa: E731

@@ -24,15 +24,12 @@ from ferrite.passes.post_grad.thin_products import DECOMPOSE_MEM_BOUND_MM, THIN_
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import apply_rules
 from tests.compare import assert_no_farther
+from tests.graphs import targets
 
 pytestmark = pytest.mark.quick
 aten, ops = torch.ops.aten, torch.ops.ferrite
 CHECKS = ("test_schema", "test_faketensor")
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
-
-
-def operators(gm) -> list:
-    return [node.target for node in gm.graph.nodes if node.op == "call_function"]
 
 
 def find(gm, target) -> torch.fx.Node:
@@ -141,9 +138,9 @@ def test_fusing_and_unfusing_do_not_undo_each_other(fused_first):
     function = (lambda c, a, b: torch.addmm(c, a, b).relu()) if fused_first else (lambda c, a, b: (a @ b + c).relu())
     _, after, count = rewritten(function, *inputs, rules=(UNFUSE_BIAS, fuse))
     assert count == (1 if fused_first else 0)
-    assert aten.addmm.default not in operators(after)
+    assert aten.addmm.default not in targets(after)
     _, after, count = rewritten(lambda c, a, b: a @ b + c, *inputs, rules=(UNFUSE_BIAS, fuse))
-    assert (count, operators(after)) == (1, [aten.addmm.default])
+    assert (count, targets(after)) == (1, [aten.addmm.default])
 
 
 @pytest.mark.parametrize(("beta", "alpha"), [(1, 1), (3, 2), (0.5, 1), (0, 1), (0.0, 2), (1, 0)])
@@ -181,7 +178,7 @@ def test_what_is_thin_is_asked_in_each_compile():
     assert rewritten(torch.mm, *inputs, rules=THIN_PRODUCT_GROUPS["decompose_mm_pass"])[2] == 0
     before, after, count = thin(*inputs, cpu_max_rows=4)
     assert count == 1
-    assert aten.mm.default not in operators(after)
+    assert aten.mm.default not in targets(after)
     exact = before(*(item.double() for item in inputs))
     assert_no_farther(after(*inputs), before(*inputs), exact, "thin product")
 

@@ -11,7 +11,8 @@ from ferrite.options import Options
 from ferrite.passes.post_grad import quantized, quantized_fusion
 from ferrite.passes.post_grad.quantized import dequantize, quantize
 from ferrite.pipeline import PassContext
-from tests.quantized_graphs import assert_fused, targets, trace
+from tests.graphs import target_names
+from tests.quantized_graphs import assert_fused, trace
 
 aten = torch.ops.aten
 bfloat16 = torch.bfloat16
@@ -49,7 +50,7 @@ def test_integers_stay_integers(dtype, scale):
         return pooled, joined, shaped + 1
 
     gm = assert_fused(function, [x], {"qmaxpool2d": 1, "qcat": 1, "qreshape": 1})
-    assert not any("quantize" in each for each in targets(gm))
+    assert not any("quantize" in each for each in target_names(gm))
 
 
 @pytest.mark.parametrize(
@@ -213,8 +214,8 @@ def test_four_spellings_of_a_weight_of_integers(function, mode):
         assert_fused(lambda x, w, s: function(x, w) * s, inputs, {}, mode)
         return
     gm = assert_fused(lambda x, w, s: function(x, w) * s, inputs, {"weight_only_int8": 1}, mode, exact=False)
-    assert "aten._weight_int8pack_mm.default" in targets(gm)
-    assert not {"aten.mm.default", "aten.bmm.default", "aten._to_copy.default"} & set(targets(gm))
+    assert "aten._weight_int8pack_mm.default" in target_names(gm)
+    assert not {"aten.mm.default", "aten.bmm.default", "aten._to_copy.default"} & set(target_names(gm))
     x, w, s = inputs
     true = (x.double() @ w.double().t()) * s.double()
     assert (gm(*inputs) - true).abs().max() <= (function(x, w) * s - true).abs().max()

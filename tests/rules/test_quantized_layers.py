@@ -13,7 +13,8 @@ from ferrite.options import Options
 from ferrite.passes.post_grad import cpu_ops, quantized_fusion
 from ferrite.passes.post_grad.quantized import dequantize, quantize
 from ferrite.pipeline import PassContext
-from tests.quantized_graphs import assert_fused, targets, trace
+from tests.graphs import target_names
+from tests.quantized_graphs import assert_fused, trace
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten
@@ -89,7 +90,7 @@ def test_a_packed_layer_rounds_to_integers_itself(layer, dtype):
     gm = assert_fused(
         lambda x: quantize(own(x).relu(), 3.0, 5, dtype), [own.x], {"quantized_post_op": 1, "quantized_output": 1}
     )
-    assert len(targets(gm)) == 1
+    assert len(target_names(gm)) == 1
     assert_fused(lambda x: quantize(own(x, bfloat16).float(), 3.0, 5, dtype), [own.x], {})
 
 

@@ -22,14 +22,11 @@ from ferrite.passes.post_grad.ranges import EVERYTHING, LastAccess, Span
 from ferrite.passes.post_grad.reinplace import reinplace_inplaceable_ops
 from ferrite.pipeline import PassContext, Pipeline, graph_pass, run_pipeline
 from tests.compare import assert_same_as_eager
+from tests.graphs import target_names
 
 quick = pytest.mark.quick
 aten = torch.ops.aten
 IN_PLACE = graph_pass(reinplace_inplaceable_ops.function, name="reinplace", after="move_constructors_to_gpu")
-
-
-def operators(gm: torch.fx.GraphModule) -> list[str]:
-    return [str(node.target) for node in gm.graph.nodes if node.op == "call_function"]
 
 
 def rewritten(fn, *inputs: torch.Tensor, mode: str = "fake") -> torch.fx.GraphModule:
@@ -48,9 +45,9 @@ def rewritten(fn, *inputs: torch.Tensor, mode: str = "fake") -> torch.fx.GraphMo
     for old, new in zip(*runs, strict=True):
         assert (old.dtype, old.stride(), old.shape) == (new.dtype, new.stride(), new.shape)
         assert torch.equal(old, new)
-    again = operators(gm)
+    again = target_names(gm)
     reinplace_inplaceable_ops(gm)
-    assert operators(gm) == again
+    assert target_names(gm) == again
     return gm
 
 
@@ -135,7 +132,7 @@ FIRES = {
 @pytest.mark.parametrize("name", FIRES)
 def test_writes_in_place(name, mode):
     fn, puts, copies = FIRES[name]
-    found = operators(rewritten(fn, X, INDEX, VALUE, mode=mode))
+    found = target_names(rewritten(fn, X, INDEX, VALUE, mode=mode))
     assert found.count("aten.index_put_.default") == puts
     assert found.count("aten.copy_.default") == copies
 
@@ -245,7 +242,7 @@ REFUSED = [
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
 @pytest.mark.parametrize("fn", REFUSED, ids=lambda fn: fn.__name__)
 def test_leaves_alone(fn, mode):
-    found = operators(rewritten(fn, X, INDEX, VALUE, mode=mode))
+    found = target_names(rewritten(fn, X, INDEX, VALUE, mode=mode))
     assert "aten.index_put_.default" not in found
     assert "aten.index_put.default" in found
 
@@ -260,7 +257,7 @@ def test_constants_are_not_written():
     gm = make_fx(fn, tracing_mode="fake", _allow_non_fake_inputs=True)(VALUE, INDEX)
     assert any(node.op == "get_attr" for node in gm.graph.nodes)
     reinplace_inplaceable_ops(gm)
-    assert "aten.index_put_.default" not in operators(gm)
+    assert "aten.index_put_.default" not in target_names(gm)
 
 
 @quick
@@ -274,7 +271,7 @@ def test_inputs_that_share_memory_are_one():
         aten.copy_.default(base, put)
         return z, x + 1
 
-    assert "aten.index_put_.default" not in operators(rewritten(fn, base, INDEX, VALUE))
+    assert "aten.index_put_.default" not in target_names(rewritten(fn, base, INDEX, VALUE))
 
 
 SCATTERS = {
@@ -301,7 +298,7 @@ SCATTERS = {
 @pytest.mark.parametrize("name", SCATTERS)
 def test_the_scatter_family(name):
     fn, twin = SCATTERS[name]
-    assert f"aten.{twin}" in operators(rewritten(fn, X, INDEX, VALUE))
+    assert f"aten.{twin}" in target_names(rewritten(fn, X, INDEX, VALUE))
 
 
 # --- writes over views ------------------------------------------------------------------------------------------------
@@ -347,7 +344,7 @@ VIEW_WRITES = {
 @pytest.mark.parametrize("name", VIEW_WRITES)
 def test_writes_over_views(name, mode):
     fn, writes = VIEW_WRITES[name]
-    found = operators(rewritten(fn, X, mode=mode))
+    found = target_names(rewritten(fn, X, mode=mode))
     assert found.count("aten.copy_.default") == writes
     if writes:
         assert not any("scatter" in each for each in found)
@@ -405,7 +402,7 @@ NESTED[diagonal_of_rows_of_an_input] = 1  # a copy of the input, which must stay
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
 @pytest.mark.parametrize("fn", NESTED, ids=lambda fn: fn.__name__)
 def test_nested_writes_become_one(fn, mode):
-    found = operators(rewritten(fn, X, mode=mode))
+    found = target_names(rewritten(fn, X, mode=mode))
     assert found.count("aten.copy_.default") == 1
     assert found.count("aten.clone.default") == NESTED[fn]
     assert not any("scatter" in each for each in found)
@@ -436,7 +433,7 @@ NOT_ONE = [other_row_written_back, inner_one_returned, inner_one_read_before]
 @quick
 @pytest.mark.parametrize("fn", NOT_ONE, ids=lambda fn: fn.__name__)
 def test_nested_writes_that_stay_two(fn):
-    found = operators(rewritten(fn, X))
+    found = target_names(rewritten(fn, X))
     assert found.count("aten.slice_scatter.default") == 1
     assert found.count("aten.copy_.default") == 1  # the outer one still writes into the product
 
@@ -447,7 +444,7 @@ def test_writes_into_two_buffers_are_two():
         row = aten.slice_scatter.default(aten.select.int(product(x), 0, 0), x[0, :2].cos(), 0, 1, 3)
         return aten.select_scatter.default(product(x), row, 0, 0)
 
-    found = operators(rewritten(fn, X))
+    found = target_names(rewritten(fn, X))
     assert found.count("aten.copy_.default") == 2
     assert found.count("aten.mm.default") == 4
 
@@ -462,7 +459,7 @@ def test_the_inner_one_read_behind_a_write_stays():
         aten.mul_.Tensor(result, 2)
         return total, row * 2, result + 1
 
-    assert "aten.slice_scatter.default" in operators(rewritten(fn, X))
+    assert "aten.slice_scatter.default" in target_names(rewritten(fn, X))
 
 
 @quick
@@ -471,7 +468,7 @@ def test_nested_writes_into_an_input_that_must_stay_are_left():
         row = aten.slice_scatter.default(aten.select.int(x, 0, 0), x[0, :2].cos(), 0, 1, 3)
         return aten.select_scatter.default(x, row, 0, 0)
 
-    found = operators(rewritten(fn, X))
+    found = target_names(rewritten(fn, X))
     assert "aten.copy_.default" not in found
     assert sum("scatter" in each for each in found) == 2
 
@@ -490,7 +487,7 @@ PAYS = {
 @pytest.mark.parametrize("name", PAYS)
 def test_writes_where_it_saves_traffic(name):
     fn, pays = PAYS[name]
-    assert ("aten.copy_.default" in operators(rewritten(fn, X))) == pays
+    assert ("aten.copy_.default" in target_names(rewritten(fn, X))) == pays
 
 
 # --- parts of one buffer ----------------------------------------------------------------------------------------------
@@ -549,13 +546,13 @@ PARTS |= {part_then_whole: 1, result_of_a_part_returned: 0, place_is_seen: 0, pa
 @quick
 @pytest.mark.parametrize("fn", PARTS, ids=lambda fn: fn.__name__)
 def test_parts_of_one_buffer(fn):
-    assert operators(rewritten(fn, X, INDEX, VALUE)).count("aten.index_put_.default") == PARTS[fn]
+    assert target_names(rewritten(fn, X, INDEX, VALUE)).count("aten.index_put_.default") == PARTS[fn]
 
 
 @quick
 def test_parts_of_unknown_size_count_as_overlapping():
     for fn in (two_disjoint, another_part_read_later):
-        assert "aten.index_put_.default" not in operators(rewritten(fn, X, INDEX, VALUE, mode="symbolic"))
+        assert "aten.index_put_.default" not in target_names(rewritten(fn, X, INDEX, VALUE, mode="symbolic"))
 
 
 @settings(max_examples=200, deadline=None)
@@ -598,7 +595,7 @@ LISTS = [listed, listed_copied_back, listed_inputs_and_others]
 def test_lists(fn, mode):
     inputs = (X, X + 1)[: fn.__code__.co_argcount]
     gm = rewritten(fn, *inputs, mode=mode)
-    found = operators(gm)
+    found = target_names(gm)
     (call,) = (each for each in found if "_foreach_" in each)
     assert call.split(".")[1].endswith("_")
     assert "aten.copy_.default" not in found
@@ -654,7 +651,7 @@ NO_LISTS.append(copied_back_crosswise)
 @quick
 @pytest.mark.parametrize("fn", NO_LISTS, ids=lambda fn: fn.__name__)
 def test_lists_of_which_a_member_must_stay(fn):
-    found = operators(rewritten(fn, X, X + 1))
+    found = target_names(rewritten(fn, X, X + 1))
     (call,) = (each for each in found if "_foreach_" in each)
     assert not call.split(".")[1].endswith("_")
 
@@ -715,7 +712,7 @@ def effect_on_a_list(token, x, i, v):
 @pytest.mark.parametrize("fn", [effect, two_effects, effect_copied_back, effect_on_a_list], ids=lambda fn: fn.__name__)
 def test_effect_tokens_stay(fn):
     gm = rewritten(fn, TOKEN, X, INDEX, VALUE)
-    found = operators(gm)
+    found = target_names(gm)
     assert "with_effects" not in found
     assert "aten.copy_.default" not in found
     assert sum(each.split(".")[1].endswith("_") for each in found if each.startswith("aten")) == len(
@@ -740,18 +737,18 @@ def test_calls_that_are_spelled_otherwise_are_left():
         token, y = with_effects(token, aten.select_scatter.default, product(x), x[0].cos(), 0, 2)
         return token, y
 
-    assert "with_effects" in operators(rewritten(behind_a_token, TOKEN, X))
+    assert "with_effects" in target_names(rewritten(behind_a_token, TOKEN, X))
     gm = make_fx(lambda x: aten.select_scatter.default(product(x), x[0].cos(), 0, 2), tracing_mode="fake")(X)
     (node,) = gm.graph.find_nodes(op="call_function", target=aten.select_scatter.default)
     node.kwargs = dict(zip(("self", "src", "dim", "index"), node.args, strict=True))
     node.args = ()
     reinplace_inplaceable_ops(gm)
-    assert "aten.select_scatter.default" in operators(gm)
+    assert "aten.select_scatter.default" in target_names(gm)
 
 
 @quick
 def test_effects_on_what_must_stay_are_left():
-    assert "with_effects" in operators(rewritten(effect_read_later, TOKEN, X, INDEX, VALUE))
+    assert "with_effects" in target_names(rewritten(effect_read_later, TOKEN, X, INDEX, VALUE))
 
 
 # --- custom operators -------------------------------------------------------------------------------------------------
@@ -785,7 +782,7 @@ def test_custom_operators(fn, inputs, copies):
     wanted = gm(*inputs)
     decompose_auto_functionalized(gm)
     verify_graph(gm, deep=True)
-    found = operators(gm)
+    found = target_names(gm)
     assert "reinplace.mix.default" in found
     assert found.count("aten.clone.default") == copies + (inputs[0] is TOKEN)
     assert all(map(torch.equal, wanted, gm(*inputs)))
@@ -987,7 +984,7 @@ def test_decisions_do_not_walk_the_views(monkeypatch):
         monkeypatch.setattr(memory, "any_within", lambda *args, **kwargs: (calls.append(1), inner(*args, **kwargs))[1])
         reinplace_inplaceable_ops(gm)
         monkeypatch.setattr(memory, "any_within", inner)
-        assert operators(gm).count("aten.index_put_.default") == count
+        assert target_names(gm).count("aten.index_put_.default") == count
         return len(calls)
 
     assert work(40) <= 4.1 * work(10)
@@ -1009,7 +1006,7 @@ def test_overlap_is_not_asked_of_every_pair_of_views(monkeypatch):
         monkeypatch.setattr(ranges, "upwards", lambda block: (steps.append(1), inner(block))[1])
         reinplace_inplaceable_ops(gm)
         monkeypatch.setattr(ranges, "upwards", inner)
-        assert operators(gm).count("aten.index_put_.default") == count
+        assert target_names(gm).count("aten.index_put_.default") == count
         return len(steps)
 
     assert 0 < work(160) <= 6 * work(40)  # 4 times as many parts; all pairs would be 16 times as many

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ferrite.passes.post_grad.views import reshape_views
+from tests.graphs import traced_with_fakes
 
 pytestmark = pytest.mark.quick
 aten = torch.ops.aten
-
-
-def trace(fn, *inputs, dynamic=False):
-    mode = FakeTensorMode(shape_env=ShapeEnv())
-    fakes = [mode.from_tensor(value, static_shapes=not dynamic) for value in inputs]
-    with mode:
-        return make_fx(fn)(*fakes)
 
 
 def find(gm, target):
@@ -37,7 +28,7 @@ def image():
 @pytest.mark.lengthy
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_view_survives_a_change_of_layout(dynamic):
-    gm = trace(convolve, *image(), dynamic=dynamic)
+    gm = traced_with_fakes(convolve, *image(), dynamic=dynamic)
     inputs = image()
     expected = gm(*inputs)
     (view,) = find(gm, aten.view.default)
@@ -63,7 +54,7 @@ def test_a_view_survives_a_change_of_layout(dynamic):
 
 
 def test_what_can_be_a_view_still_shares_memory():
-    gm = trace(lambda x: x.view(3, 2), torch.rand(6))
+    gm = traced_with_fakes(lambda x: x.view(3, 2), torch.rand(6))
     (view,) = find(gm, aten.view.default)
     value = view.meta["val"]
     assert reshape_views(gm.graph) == 1
@@ -76,7 +67,9 @@ def test_what_can_be_a_view_still_shares_memory():
 
 
 def test_other_views_stay():
-    gm = trace(lambda x: (x.view(torch.int32), x.t(), x.unsqueeze(0), x.as_strided([2], [1])), torch.rand(2, 2))
+    gm = traced_with_fakes(
+        lambda x: (x.view(torch.int32), x.t(), x.unsqueeze(0), x.as_strided([2], [1])), torch.rand(2, 2)
+    )
     before = [node.target for node in gm.graph.nodes]
     assert aten.view.dtype in before
     assert reshape_views(gm.graph) == 0
@@ -84,7 +77,7 @@ def test_other_views_stay():
 
 
 def test_a_size_given_by_name():
-    gm = trace(lambda x: x.view(3, 2), torch.rand(6))
+    gm = traced_with_fakes(lambda x: x.view(3, 2), torch.rand(6))
     (view,) = find(gm, aten.view.default)
     view.args, view.kwargs = view.args[:1], {"size": view.args[1]}
     assert reshape_views(gm.graph) == 1
@@ -116,7 +109,7 @@ def call(body, x):
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_nested_graphs_are_visited_once_each(depth):
-    leaf = trace(lambda x: x.view(3, 2).view(6), torch.rand(6))
+    leaf = traced_with_fakes(lambda x: x.view(3, 2).view(6), torch.rand(6))
     gm = nesting(depth, leaf)
     x = torch.rand(6)
     expected = gm(x)
@@ -131,7 +124,7 @@ def test_a_traced_branch():
     def fn(x):
         return torch.cond(x.sum() > 0, lambda x: x.view(3, 2).sin(), lambda x: x.view(3, 2).cos(), (x,))
 
-    gm = trace(fn, torch.rand(6))
+    gm = traced_with_fakes(fn, torch.rand(6))
     x = torch.rand(6)
     expected = gm(x)
     assert reshape_views(gm.graph) == 2

@@ -300,7 +300,9 @@ def registers_and_spills(kernel, capability, folder, monkeypatch):
 )
 def test_kernels_compile_and_keep_everything_in_registers(name, capability, tmp_path, monkeypatch):
     function, inputs = COMPILED[name]
-    for kernel in kernels_of(function, *inputs):
+    kernels = kernels_of(function, *inputs)
+    assert kernels
+    for kernel in kernels:
         registers, spilled = registers_and_spills(kernel, capability, tmp_path, monkeypatch)
         assert spilled == 0
         assert registers * 32 * kernel.warps <= MACHINE.registers

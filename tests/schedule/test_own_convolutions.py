@@ -158,6 +158,26 @@ def test_a_block_of_layers(layout):
     assert_same_as_eager(block, lambda: block_inputs(layout), options=OWN, terms=4.0)
 
 
+@pytest.mark.parametrize("step", [1, 2])
+def test_windows_of_each_channel_between(step):
+    """They go as the images do which our kernels write: by channels, several windows at once."""
+
+    def inverted(x, first, each, last):
+        y = F.conv2d(F.conv2d(x, first).relu(), each, padding=1, stride=step, groups=24)
+        y = F.conv2d(F.pad(y.relu(), (0, 1, 0, 1)), each, groups=24)
+        return F.conv2d(y, last)
+
+    def inputs():
+        return [
+            torch.randn(1, 16, 9, 11),
+            torch.randn(24, 16, 1, 1),
+            torch.randn(24, 1, 3, 3),
+            torch.randn(8, 24, 1, 1),
+        ]
+
+    assert_same_as_eager(inverted, inputs, options=OWN, terms=64.0)
+
+
 def test_what_follows_a_convolution_is_in_its_kernel():
     def layer(x, weight, bias, residual):
         return (F.conv2d(x, weight, bias, padding=1) + residual).relu()

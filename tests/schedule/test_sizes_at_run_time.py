@@ -70,7 +70,9 @@ def test_a_padding_is_a_copy_between_its_edges():
 @quick
 def test_mirrored_edges_choose_nothing_at_an_element():
     (kernel,) = kernels(symbolic(lambda x: F.pad(x, (2, 3), mode="reflect"), torch.randn(16, 64)))
-    for loop in loops(kernel, "vector"):
+    edges_and_middle = loops(kernel, "vector")
+    assert len(edges_and_middle) == 3
+    for loop in edges_and_middle:
         nodes = [node for item in loop.body for node in nodes_in(item)]
         indices = [index for node in nodes for index in indices_of(node) if loop.axis in index.atoms]
         assert indices

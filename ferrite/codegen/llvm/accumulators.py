@@ -35,7 +35,7 @@ class StateRule:
 def rule_of(state: State) -> StateRule:
     if state.kind != OWN:
         row, types = STATES[state.kind], state.dtypes
-        return StateRule(types, row.begin(types), row.lift(types), row.join(types))
+        return StateRule(types, row.begin(types), row.lift(types), row.combine(types))
     types = (*state.dtypes, torch.bool)
     count = len(types)
     left, right = params(types), params(types, count)

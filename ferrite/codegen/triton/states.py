@@ -233,10 +233,10 @@ class Accumulators:
             texts = new
         return texts
 
-    # --- the function that joins --------------------------------------------------------------------------------------
+    # --- the function that combines -----------------------------------------------------------------------------------
 
     def function(self, state: State) -> str:
-        """The name of the function that joins two states, printed once."""
+        """The name of the function that combines two states, printed once."""
         name = f"join_{state.kind}_{'_'.join(map(short, state.dtypes))}"
         if state.kind == OWN:
             name = self.module.fresh(f"join_{state.names[0]}")
@@ -246,7 +246,7 @@ class Accumulators:
         return name
 
     def take_function(self, state: State) -> str | None:
-        """The name of the function that joins one value to a state, where its kind has one."""
+        """The name of the function that combines a state with one value, where its kind has one."""
         take = STATES[state.kind].take if state.kind in STATES else None
         if take is None:
             return None
@@ -269,8 +269,8 @@ class Accumulators:
         parts = len(state.names)
         params = [Value(text) for side in sides for text in side[:parts]]
         evaluation = Evaluation(inside, Scope(), params)
-        joins = state.combine or STATES[state.kind].join(state.dtypes)
-        results = [evaluation.value(part).text for part in joins]
+        combine = state.combine or STATES[state.kind].combine(state.dtypes)
+        results = [evaluation.value(part).text for part in combine]
         if state.kind == OWN:
             (*left, had), (*right, has) = sides
             results = [

@@ -41,5 +41,5 @@ def check_state(given: Reduce) -> None:
     if dtype.is_complex:
         raise NotGenerated(f"{given.kind} of {short(dtype)}")
     dtypes = (dtype, torch.int64) if given.kind.startswith("arg") else (dtype,) * STATES[given.kind].gives
-    for item in nodes_of(*STATES[given.kind].join(dtypes)):
+    for item in nodes_of(*STATES[given.kind].combine(dtypes)):
         check(item)

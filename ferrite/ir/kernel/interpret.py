@@ -73,7 +73,7 @@ class _Partial:
     def combined(self, left: list[torch.Tensor] | None, right: list[torch.Tensor]) -> list[torch.Tensor]:
         if left is None:
             return right
-        combine = self.state.combine or STATES[self.state.kind].join(self.state.dtypes)
+        combine = self.state.combine or STATES[self.state.kind].combine(self.state.dtypes)
         return [_Scalars(params=[*left, *right]).value(result) for result in combine]
 
     def whole(self) -> list[torch.Tensor]:

@@ -271,7 +271,7 @@ class _Check:
             raise InvalidProgram("K7", f"{state.kind} with {len(state.names)} names and {len(state.dtypes)} types")
         if row and row.name.startswith("arg") and not is_integer(state.dtypes[1]):
             raise InvalidProgram("K7", f"the place of {row.name} is an integer, not {short(state.dtypes[1])}")
-        combined = row.join(state.dtypes) if row else state.combine
+        combined = row.combine(state.dtypes) if row else state.combine
         types = state.dtypes * 2
         for item in nodes_of(*combined):
             if isinstance(item, Param) and types[item.position : item.position + 1] != (item.dtype,):

@@ -13,10 +13,10 @@ A zero at an edge counts as any other, also times an infinite weight; so it does
 gradient of the input, which there leaves out what lies outside.
 
 What is left to torch, too, is where its kernels are as fast (measured, two threads, windows of 3x3 to 7x7). On Arm that
-is the result where channels lie side by side, but for windows of 7x7, which are 1.1 to 1.8 times as fast here if the
-image is turned, channel by channel; gradients are 3 to 25 times as fast. On x86 torch generates code for the very
-window: small ones without steps are 1.0 to 2.1 times as fast here where channels lie apart, and gradients of large ones
-1.1 to 12 times.
+is the result where channels lie side by side, unless loops of our own compute the image so; and but for windows of 7x7,
+which are 1.1 to 1.8 times as fast here if the image is turned, channel by channel. Gradients are 3 to 25 times as fast.
+On x86 torch generates code for the very window: small ones without steps are 1.0 to 2.1 times as fast here where
+channels lie apart, and gradients of large ones 1.1 to 12 times.
 """
 
 from __future__ import annotations
@@ -72,6 +72,8 @@ class Window:
     def with_edges(self, ctx: Builder, x: Value, outputs: Sequence[Index]) -> Value:
         """The input as windows read it: with zeros around it."""
         if not any(self.padding):
+            if self.channels_last and x.is_whole and x.box.expr is not None:
+                x.box.strides = self.strides(x.sizes)
             return in_memory(ctx, x)
         sizes = [
             (count - 1) * step + far + 1 for count, step, far in zip(outputs, self.stride, self.reach, strict=True)
@@ -119,14 +121,17 @@ class Depthwise(Window):
         self.has_steps = any(step > 1 for step in self.stride)
         self.wide = arithmetic_type(weight.dtype)
 
-    def leave(self, gradients: bool) -> None:
+    def leave(self, gradients: bool, computed_by_channels: bool = False) -> None:
         """Leave to torch what it does as fast; and gradients whose strides it does not forecast, as those of its own
-        kernels, where oneDNN is switched off. Large windows on Arm go channel by channel, however the result lies."""
+        kernels, where oneDNN is switched off. Large windows on Arm go channel by channel, however the result lies.
+        Small ones go as the image does which loops of our own compute: then no image is turned."""
         if gradients and self.channels_last and not torch.backends.mkldnn.enabled:
             raise NotLowered("convolution: a kernel of torch, of which strides are not known without oneDNN")
         if ON_X86:
             plain = not self.channels_last and not self.has_steps
             pays = plain or not self.is_small if gradients else plain and self.is_small
+        elif self.is_small and computed_by_channels:
+            pays = self.channels_last = True
         elif self.is_large and not gradients:
             pays, self.channels_last = True, False
         else:
@@ -181,6 +186,18 @@ def is_channels_last(ctx: Builder, fake: torch.Tensor | None) -> bool:
     return laid.has_channels_last and not laid.is_contiguous
 
 
+def is_computed_by_channels(ctx: Builder, x: Value) -> bool:
+    """Whether it is computed from an image of our own that has its channels side by side, and not its places."""
+    if x.box.expr is None or x.rank != len(x.box.sizes):
+        return False
+    images = [ctx.buffers[name] for name in x.box.expr.loads if ctx.buffers[name].kind == "owned"]
+    return any(
+        image.strides[1] is ONE and image.sizes[1] is not ONE and image.strides != contiguous_strides(image.sizes)
+        for image in images
+        if image.sizes[:2] == x.box.sizes[:2] and len(image.sizes) == x.rank
+    )
+
+
 def summed(
     ctx: Builder,
     sizes: Sequence[Index],
@@ -198,7 +215,7 @@ def summed(
 def convolution(ctx: Builder, x: Value, weight: Value, bias: Value | None, **window: Any) -> Value:
     sizes = ctx.out_sizes
     how = Depthwise(ctx, weight, ctx.out, **window)
-    how.leave(gradients=False)
+    how.leave(gradients=False, computed_by_channels=is_computed_by_channels(ctx, x))
     found = how.windowed(ctx, how.with_edges(ctx, x, sizes[2:]), weight, sizes, how.at, how.wide)
     axes = own_axes(sizes)
     value = found.at(axes)

@@ -28,11 +28,13 @@ from ferrite.rewrite import Case, NodeRule, Site, apply_rules, same_strides
 aten = torch.ops.aten
 MIN_SUMMED, MAX_PIECE, MIN_PIECE = 16, 640, 128  # products of a sum; of a piece of one, which the scheduler cuts
 MIN_WORK = 2**18  # multiplications
+FEW_TAPS = 9  # of a window over each channel alone (`ferrite.lower.ops.convolution`)
 MAX_NEIGHBOURS = 64  # nodes that are looked at for one convolution
 CONVOLUTIONS = (aten.convolution.default, torch.ops.ferrite.convolution.default)
 TRANSPARENT = (  # what is computed as well on images whose channels lie side by side, besides pointwise operators
     operator.getitem,
     aten.cat.default,
+    aten._native_batch_norm_legit_no_training.default,
     aten.clone.default,
     aten.max_pool2d_with_indices.default,
     aten.avg_pool2d.default,
@@ -111,6 +113,13 @@ def reason_to_leave(site: Site, x: torch.Tensor, weight: torch.Tensor) -> Refusa
     return None
 
 
+def is_image(node: torch.fx.Node) -> bool:
+    """Whether a node computes an image, or several results, and nothing that is spread over one."""
+    value = fake_value(node)
+    is_tensor = isinstance(value, torch.Tensor)
+    return node.op == "call_function" and (not is_tensor or (value.ndim > 2 and math.prod(value.shape[2:]) > 1))
+
+
 def has_windows_nearby(node: torch.fx.Node) -> bool:
     """Whether a convolution with a window is before or after one, and only what leaves images as they lie between."""
     seen, todo = {node}, [node]
@@ -118,14 +127,22 @@ def has_windows_nearby(node: torch.fx.Node) -> bool:
         here = todo.pop(0)
         images = here.all_input_nodes[:1] if here.target in CONVOLUTIONS else here.all_input_nodes
         for other in (*images, *here.users):
-            if other in seen or other.op != "call_function":
+            if other in seen or not is_image(other):
                 continue
             seen.add(other)
-            if other.target in CONVOLUTIONS and math.prod(fake_value(other.all_input_nodes[1]).shape[2:]) > 1:
+            if other.target in CONVOLUTIONS and has_window(other):
                 return True
-            if other.target in TRANSPARENT or is_elementwise(other.target):
+            if other.target in CONVOLUTIONS or other.target in TRANSPARENT or is_elementwise(other.target):
                 todo.append(other)
     return False
+
+
+def has_window(node: torch.fx.Node) -> bool:
+    """Whether it has a window over all channels; or a small one over each alone, which goes as images lie."""
+    weight = fake_value(node.all_input_nodes[1])
+    taps = math.prod(weight.shape[2:])
+    is_dense = node.target is not aten.convolution.default or node.args[-1] == 1
+    return taps > 1 if is_dense else bool(weight.shape[1] == 1 and 1 < taps <= FEW_TAPS)
 
 
 # --- what it fires on -------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ def flattened(site: Site) -> Any:
     reasons = {operand: reason_to_keep(operand, concat.dim, rank) for operand in concat.operands}
     inner = [operand for operand, reason in reasons.items() if reason is None]
     if not inner:
-        return next(iter(reasons.values())) or Refusal("it joins nothing")
+        return next(iter(reasons.values())) or Refusal("it concatenates nothing")
     operands = [part for operand in concat.operands for part in parts_of(operand, operand in inner)]
     if len(operands) > MAX_OPERANDS:
         return Refusal(f"it would have more than {MAX_OPERANDS} operands")

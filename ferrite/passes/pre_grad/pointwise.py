@@ -166,7 +166,7 @@ PRODUCERS = frozenset(
 )
 
 
-def in_front_of_the_join(site: Site, *, exact: bool) -> Any:
+def in_front_of_the_concat(site: Site, *, exact: bool) -> Any:
     unary = is_elementwise_unary(site.node)
     if unary is None or unary.exact is not exact:
         return Refusal("an argument is not known" if unary is None else "another rule is for this operator")
@@ -267,7 +267,7 @@ SINKING = (
         name="sink_cat_exact",
         purpose="what selects or rounds each element of a concat does so to the operands",
         targets=tuple(EXACT),
-        rewrite=functools.partial(in_front_of_the_join, exact=True),
+        rewrite=functools.partial(in_front_of_the_concat, exact=True),
         examples=(
             Case("relu", joined(torch.relu, dim=1), two(), FUSED),
             Case("by name, on the axis", joined(lambda x: torch.relu(input=x), axis=1), two(), FUSED),
@@ -295,7 +295,7 @@ SINKING = (
         name="sink_cat_rounded",
         purpose="what computes a function of each element of a concat does so to the operands",
         targets=tuple(ROUNDED),
-        rewrite=functools.partial(in_front_of_the_join, exact=False),
+        rewrite=functools.partial(in_front_of_the_concat, exact=False),
         examples=(
             Case("tanh", joined(torch.tanh), two(), FUSED),
             Case("gelu, with its argument", joined(lambda x: F.gelu(x, approximate="tanh"), dim=-1), two(), FUSED),

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from ferrite.ir import ONE, ZERO, Axis, Index
+from ferrite.ir import ONE, ZERO, Axis, Index, contiguous_strides
 from ferrite.ir.program import Buffer, Compute, Program, Reduce, Scan, reads, writes
 from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, axes_in, likely, step_of
 
@@ -36,7 +36,9 @@ def with_layouts(program: Program, kept: Collection[str] = ()) -> Program:
             ]
             for access in accesses:
                 if access.storage in free:
-                    votes[access.storage] |= set(wanted(access, beside))
+                    votes[access.storage] |= set(wanted(access, beside)) or laid_out(
+                        buffer_table.buffers[access.storage]
+                    )
     new: dict[str, Buffer] = {}
     for name, dims in votes.items():
         buffer, chosen = buffer_table.buffers[name], next(iter(dims)) if len(dims) == 1 else -1
@@ -80,6 +82,17 @@ def wanted(access: MemoryAccess, beside: Sequence[tuple[frozenset[Axis], set[Axi
     mine = axes_in(access.place)
     fast = {axis for theirs, along in beside if mine <= theirs for axis in along}
     yield from (dimension for dimension, index in enumerate(access.coordinates) if index in fast)
+
+
+def laid_out(buffer: Buffer) -> set[int]:
+    """The dimension that is the fastest where somebody has chosen it: who has no other wish wants that."""
+    if buffer.strides == contiguous_strides(buffer.sizes):
+        return set()
+    return {
+        dim
+        for dim, (size, step) in enumerate(zip(buffer.sizes, buffer.strides, strict=True))
+        if size is not ONE and step is ONE
+    }
 
 
 def turned(buffer: Buffer, fastest: int) -> Buffer:

@@ -38,6 +38,8 @@ from ferrite.schedule.loops.plain_loops import plain_loops
 from ferrite.schedule.loops.statements import Parts
 from ferrite.schedule.loops.windows import is_window, used, written_out
 
+WINDOWS_AT_ONCE = 4
+
 
 def arranged(
     rows: Sequence[Axis],
@@ -128,6 +130,11 @@ def columns(
         if column.extent % number(lanes * copies) is not ZERO:
             return shared(outer, (Loop(column, "vector", body, lanes, copies),), work * likely(column.extent), machine)
     if windows and not tiles and likely(column.extent) <= machine.block_elements:
+        if outer and isinstance(outer[-1].extent, Number) and outer[-1].extent.value >= WINDOWS_AT_ONCE:
+            # neighbouring windows at once: what they share of an image, and weights, is loaded once
+            block, near, several = cut(outer[-1], WINDOWS_AT_ONCE, used(body))
+            inner = (Loop(column, "vector", (Loop(near, "vector", several, copies=WINDOWS_AT_ONCE),), lanes),)
+            return shared([*outer[:-1], block], inner, work * WINDOWS_AT_ONCE * likely(column.extent), machine)
         inner = (vector_loop(column, used(body), machine),)
         return shared(outer, inner, work * likely(column.extent), machine)
     block, last, body = cut(column, lanes * copies, body)

@@ -129,7 +129,7 @@ def own_state(operation: Scan) -> tuple[Combine, tuple[Expr, ...]]:
     values = operation.values
     if operation.combine.results:
         return operation.combine, values
-    return Combine("own", STATES[operation.combine.name].join((values[0].dtype,))), values
+    return Combine("own", STATES[operation.combine.name].combine((values[0].dtype,))), values
 
 
 def with_parameters(result: Expr, given: Sequence[Expr]) -> Expr:

@@ -82,7 +82,7 @@ def combined(state: State, left: list[Expr], values: tuple[Expr, ...], first: bo
     lifted = [applied(item, values) for item in kind.lift(types)]
     if kind.in_order is not None and first:
         return lifted  # what comes after has to be better, and nothing is better than what a state begins with
-    combine = kind.in_order or kind.join
+    combine = kind.in_order or kind.combine
     return [applied(item, (*left, *lifted)) for item in combine(types)]
 
 

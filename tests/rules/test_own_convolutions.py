@@ -1,0 +1,89 @@
+"""Which convolutions are kernels of our own, where what was measured decides: on Arm, and where images lie alike."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import ferrite
+from ferrite.capture import products
+from ferrite.passes.post_grad.own_convolutions import can_be_cut
+from ferrite.schedule.cpu import convolutions
+from ferrite.schedule.cpu.products import MIN_SUMMED
+from tests.compare import compile_strict, reset
+
+quick = pytest.mark.quick
+
+
+@quick
+@pytest.mark.parametrize("channels", [3, 16, 64, 67, 71, 128, 131, 512, 1031, 2048])
+@pytest.mark.parametrize("taps", [(1, 1), (3, 3), (7, 7), (15, 15)], ids=str)
+def test_the_scheduler_has_pieces_for_what_the_pass_takes(channels, taps):
+    longest = max(channels, *taps)
+    others = channels * taps[0] * taps[1] // longest
+    has_pieces = convolutions.cut_of(longest, others) is not None and longest * others >= MIN_SUMMED
+    assert can_be_cut((channels, *taps)) == has_pieces
+
+
+@pytest.fixture
+def on_arm(monkeypatch):
+    monkeypatch.setattr(products, "uses_arm_compute_library", lambda: True)
+
+
+def owned(fn, *inputs, **options) -> int:
+    """How many convolutions are kernels of our own."""
+    reset()
+    compile_strict(fn, options=options)(*inputs)
+    return ferrite.last_compile().rewrites.get("own_convolution", 0)
+
+
+def bottleneck(x, narrow, window, wide, shortcut, mean, scale):
+    """A block of ResNet: windows between two convolutions of one by one, and one beside them."""
+    y = F.batch_norm(F.conv2d(x, narrow), mean[:16], scale[:16]).relu()
+    y = F.batch_norm(F.conv2d(y, window, padding=1), mean[:16], scale[:16]).relu()
+    y = F.batch_norm(F.conv2d(y, wide), mean, scale)
+    return (y + F.conv2d(x, shortcut)).relu()
+
+
+def bottleneck_inputs():
+    shapes = (1, 32, 24, 24), (16, 32, 1, 1), (16, 16, 3, 3), (64, 16, 1, 1), (64, 32, 1, 1)
+    return [*map(torch.randn, shapes), torch.randn(64), torch.rand(64) + 1]
+
+
+@pytest.mark.usefixtures("on_arm")
+def test_all_of_a_block_are_ours():
+    with torch.no_grad():
+        assert owned(bottleneck, *bottleneck_inputs()) == 4
+        assert owned(bottleneck, *bottleneck_inputs(), own_convolutions="off") == 0
+
+
+@pytest.mark.usefixtures("on_arm")
+def test_one_by_one_alone_is_left():
+    x, weight = torch.randn(1, 32, 24, 24), torch.randn(32, 32, 1, 1)
+    with torch.no_grad():
+        assert owned(lambda x, w: F.conv2d(x, w).relu(), x, weight) == 0
+        assert owned(lambda x, w: F.conv2d(x, w).relu(), x.to(memory_format=torch.channels_last), weight) == 1
+
+
+@pytest.mark.usefixtures("on_arm")
+@pytest.mark.parametrize(("side", "count"), [(3, 1), (5, 0)])
+def test_small_windows_of_each_channel_go_along(side, count):
+    given = torch.randn(1, 32, 24, 24), torch.randn(32, 32, 1, 1), torch.randn(32, 1, side, side)
+    with torch.no_grad():
+        assert owned(lambda x, w, e: F.conv2d(F.conv2d(x, w), e, groups=32), *given) == count
+
+
+@pytest.mark.usefixtures("on_arm")
+def test_images_that_training_keeps_are_left():
+    given = bottleneck_inputs()
+    with torch.no_grad():
+        assert owned(lambda x, w: F.conv2d(x * 2, w), given[0][:, :16], given[2]) == 1
+    weight = given[2].requires_grad_()
+    assert owned(lambda x, w: F.conv2d(x * 2, w), given[0][:, :16], weight) == 0
+
+
+@pytest.mark.skipif(products.has_arm_compute_library(), reason="it is measured here")
+def test_elsewhere_torch_keeps_them():
+    with torch.no_grad():
+        assert owned(bottleneck, *bottleneck_inputs()) == 0
