@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy
 import pytest
 import torch
 import torch.nn.functional as F
 
 import ferrite
+from ferrite.codegen.llvm.function import Function
 from ferrite.ir.kernel import Accumulate, Kernel, Scratch, walk
 from ferrite.ir.kernel.interpret import run_kernel
 from ferrite.ir.kernel.parse import parse_kernel
@@ -247,6 +250,18 @@ def test_gradients():
         return [item.requires_grad_() for item in layer_inputs(70)]
 
     assert_same_as_eager(loss, inputs, backward=True, options=OWN)
+
+
+@pytest.mark.parametrize("rows", [9, 300], ids=["in each block", "before all"])
+def test_no_memory_for_packed_factors_is_torchs_error(monkeypatch, rows):
+    def without_memory(self, head, text=Function.text):
+        return re.sub("call noalias ptr @malloc.*", "inttoptr i64 0 to ptr", text(self, head))
+
+    monkeypatch.setattr(Function, "text", without_memory)
+    reset()
+    x, y = torch.randn(rows, 1024), torch.randn(1024, 200)
+    with pytest.raises(RuntimeError, match=r"can't allocate memory: you tried to allocate \d+ bytes"):
+        compile_strict(torch.mm, options={"own_products": "always", "cache": False})(x, y)
 
 
 # --- when not ---------------------------------------------------------------------------------------------------------
