@@ -94,6 +94,17 @@ def test_the_interpreter_computes_the_same(fn, sizes, scratch, machine):
 
 
 @quick
+@pytest.mark.parametrize(
+    ("rows", "columns", "packs"),
+    [(24, 64, []), (48, 64, ["avx512"]), (3136, 64, ["neon", "avx512"]), (3136, 8, [])],
+)
+@pytest.mark.parametrize("name", ["neon", "avx512"])
+def test_the_right_factor_is_packed_for_many_rows(rows, columns, packs, name):
+    kernel = kernel_of(summed, rows, 64, columns, MACHINE if name == "neon" else Machine(vector_bytes=64))
+    assert bool(loops(kernel, "reduction")) == (name not in packs)  # vectors lie along what is summed, or do not
+
+
+@quick
 def test_one_row_is_no_matrix():
     assert not loops(kernel_of(summed, 1, 64, 18), "unrolled")
     assert tiles_in(kernel_of(summed, 1, 64, 18)) == 1
