@@ -31,6 +31,7 @@ from ferrite.capture import (
     mark_inputs_written_after,
     torch_api,
     torch_state,
+    where_inputs_lay,
 )
 from ferrite.codegen import Executable, Recording, named_objects, verify_host
 from ferrite.collector import garbage_waits
@@ -81,16 +82,18 @@ def ferrite(
 
         def stages() -> Callable[..., Any]:
             examples = as_python_hands_them_over(gm, example_inputs)
+            where_they_lay = where_inputs_lay(gm, as_captured)
             if settings.pre_grad:
                 with compilation.stage("pre_grad"), garbage_waits():
                     rewrite_calls(gm, examples, compilation)
-            return capture(
+            compiled = capture(
                 gm,
                 examples,
                 functools.partial(compile_graph, compilation=compilation),
                 settings,
                 functools.partial(split_joint, compilation),
             )
+            return compiled if where_they_lay is None else where_they_lay(compiled)
 
         return compilation.attempt("capture", stages, otherwise=as_captured)
     except FerriteError as error:

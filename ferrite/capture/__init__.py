@@ -11,8 +11,10 @@ from ferrite.capture.edits import Before, make
 from ferrite.capture.parameters import Parameter
 from ferrite.capture.products import has_arm_compute_library, works_with_all_of_few_cores
 from ferrite.capture.python_numbers import as_python_hands_them_over
+from ferrite.capture.shared_inputs import where_inputs_lay
 from ferrite.capture.torch_api import check_torch_version, span
 from ferrite.capture.torch_operators import (
+    begins_its_storage,
     decomposition,
     every_operator,
     functional_twin,
@@ -35,6 +37,7 @@ __all__ = [
     "Parameter",
     "Partition",
     "as_python_hands_them_over",
+    "begins_its_storage",
     "capture",
     "check_torch_version",
     "decomposition",
@@ -53,6 +56,7 @@ __all__ = [
     "register_fake",
     "schema",
     "span",
+    "where_inputs_lay",
     "works_with_all_of_few_cores",
     "written_arguments",
 ]

@@ -119,14 +119,24 @@ def _drawing_in_checkpoints(gm: torch.fx.GraphModule) -> contextlib.AbstractCont
 
 def min_cut_partition(joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any) -> Parts:
     """Saves what is cheapest to save. Equal calls are one already: torch would import Inductor to look for them."""
-    with torch._functorch.config.patch(cse=False):
+    with torch._functorch.config.patch(cse=False), _redrawing_from_the_default_generator():
         forward, backward = _min_cut_partition(joint, inputs, **kwargs)
     return forward, backward
 
 
 def save_all_partition(joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any) -> Parts:
-    forward, backward = _default_partition(joint, inputs, **kwargs)
+    with _redrawing_from_the_default_generator():
+        forward, backward = _default_partition(joint, inputs, **kwargs)
     return forward, backward
+
+
+def _redrawing_from_the_default_generator() -> contextlib.AbstractContextManager[Any]:
+    """A checkpoint on a GPU draws as eager does: from the default generator, set back for the second time. By default
+    torch would give it generators of its own, which CUDA graphs can record: other numbers."""
+    patched: contextlib.AbstractContextManager[Any] = torch._functorch.config.patch(
+        graphsafe_rng_functionalization=False
+    )
+    return patched
 
 
 def forward_metadata() -> Any | None:

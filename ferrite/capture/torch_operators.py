@@ -31,6 +31,12 @@ def known_contiguous(value: torch.Tensor) -> bool:
     return True
 
 
+def begins_its_storage(value: torch.Tensor) -> bool:
+    """Whether a tensor made in the graph lies at the beginning of its storage, in order: places of the storage are its
+    elements, one by one. Adds no guard."""
+    return known_contiguous(value) and torch_api.known_equal(value.storage_offset(), 0)
+
+
 def eager_form(operator: Any) -> Callable[..., Any]:
     """What a higher-order operator runs in eager: a function of tensors that calls plain operators."""
     found: Callable[..., Any] = operator.py_kernels[torch._C.DispatchKey.CompositeExplicitAutograd]

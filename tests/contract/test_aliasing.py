@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 
+import ferrite
 from tests.compare import assert_same_as_eager, compile_strict, wide_table
 
 SHARED_INPUTS = {
@@ -678,3 +681,56 @@ def test_a_part_of_an_input_that_another_input_shares_is_written_in_training() -
         return [base[1:], base[1:].view(-1)]
 
     assert_same_as_eager(fn, lambda: [torch.randn(6, requires_grad=True)], prepare=prepare, backward=True)
+
+
+PAIRS = {
+    "overlap": lambda base: [base[:4], base[2:6]],
+    "overlap by one": lambda base: [base[:4], base[3:7]],
+    "in the other order": lambda base: [base[2:6], base[:4]],
+    "lie apart in one": lambda base: [base[:4], base[4:8]],
+    "are the same part": lambda base: [base[:4], base[:4]],
+    "overlap in a smaller one": lambda base: (lambda small: [small[:4], small[2:]])(base[:6].clone()),
+    "have memory of their own": lambda base: [base[:4].clone(), base[2:6].clone()],
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("first", ["overlap", "lie apart in one", "are the same part"])
+def test_inputs_may_lie_otherwise_in_the_memory_they_share(first: str, dynamic: bool) -> None:
+    """AOTAutograd goes by the offsets of the first call, and no guard sees them: such calls are eager's."""
+
+    def call(fn, pair):
+        base = torch.arange(10.0)
+        given = PAIRS[pair](base)
+        return fn(*given), given, base
+
+    compiled = compile_strict(write_both, dynamic=dynamic)
+    torch.testing.assert_close(call(compiled, first), call(write_both, first), rtol=0, atol=0)
+    for pair in PAIRS:
+        with warnings.catch_warnings():
+            if pair != first:
+                warnings.simplefilter("ignore", ferrite.FerriteWarning)
+            torch.testing.assert_close(call(compiled, pair), call(write_both, pair), rtol=0, atol=0)
+
+
+def test_inputs_that_are_only_read_may_lie_anywhere() -> None:
+    compiled = compile_strict(lambda x, y: x * 2 + y, fullgraph=True)
+    for pair in PAIRS.values():  # a warning would be an error
+        x, y = pair(torch.arange(10.0))
+        torch.testing.assert_close(compiled(x, y), x * 2 + y, rtol=0, atol=0)
+
+
+def test_inputs_that_lie_otherwise_have_gradients_of_eager() -> None:
+    def step(x, y, weight):
+        x.add_(1)
+        return (y * weight).sum()
+
+    def gradient(fn, pair):
+        weight = torch.arange(4.0, requires_grad=True)
+        fn(*PAIRS[pair](torch.arange(10.0)), weight).backward()
+        return weight.grad
+
+    compiled = compile_strict(step, fullgraph=True)
+    assert torch.equal(gradient(compiled, "overlap"), gradient(step, "overlap"))
+    with pytest.warns(ferrite.FerriteWarning, match="lie otherwise"):
+        assert torch.equal(gradient(compiled, "lie apart in one"), gradient(step, "lie apart in one"))

@@ -161,6 +161,17 @@ def test_masked_scatter_takes_elements_in_order():
     assert kinds(program_of(fn, *[each.detach() for each in make()])) == ["scan", "compute"]
 
 
+@pytest.mark.parametrize("given", [0, 2, 3, 4])
+def test_masked_scatter_of_too_few_elements_raises_as_in_eager(given):
+    compiled = compile_strict(lambda a, m, s: a.masked_scatter(m, s) + 1, fullgraph=True)
+    x, mask, source = torch.zeros(2, 2), torch.tensor([[True, False], [True, True]]), torch.arange(float(given))
+    if given < 3:
+        with pytest.raises(RuntimeError, match="Number of elements of source < number of ones in mask"):
+            compiled(x, mask, source)
+    else:
+        assert torch.equal(compiled(x, mask, source), x.masked_scatter(mask, source) + 1)
+
+
 @pytest.mark.parametrize("right", [True, False])
 def test_binary_search_finds_what_eager_finds(right):
     def fn(line, values):

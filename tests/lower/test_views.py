@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ferrite.ir.program.nodes import Bind
+from tests.compare import assert_same_as_eager
 from tests.lower.lowered import assert_interpreted_as_eager, eager_calls, kinds, operations, program_of
 
 pytestmark = pytest.mark.quick
@@ -103,6 +104,33 @@ def test_as_strided_is_a_view_of_the_buffer():
     program = program_of(lambda a: torch.as_strided(a + 1, (2, 2), (1, 2), 1), torch.randn(3, 4))
     assert kinds(program) == ["compute"]
     assert [buffer.kind for buffer in program.buffers] == ["input", "owned", "view"]
+
+
+BASES = {
+    "all of an input": lambda a: a,
+    "a part": lambda a: (a + 1)[3:12],
+    "a part, turned": lambda a: (a + 1)[3:12].view(3, 3).t(),
+    "every other element": lambda a: (a + 1)[::2],
+}
+
+
+@pytest.mark.parametrize("offset", [None, 0, 4])
+@pytest.mark.parametrize("base", BASES)
+def test_as_strided_scatter_writes_over_places_of_the_storage(base, offset):
+    """Eager copies all of the storage, and some of the places that are written need not be elements of the tensor."""
+
+    def fn(a, part):
+        return torch.as_strided_scatter(BASES[base](a), part, (2, 2), (1, 2), offset)
+
+    # a tensor whose storage begins elsewhere than it: Dynamo has no guard on that
+    assert_same_as_eager(fn, lambda: [torch.arange(26.0)[5:25], -torch.ones(2, 2)])
+
+
+def test_as_strided_scatter_among_the_elements_of_a_tensor_is_a_loop():
+    program = program_of(
+        lambda a, b: torch.as_strided_scatter(a + 1, b, (2, 2), (1, 2), 4), *map(torch.randn, (9, (2, 2)))
+    )
+    assert not eager_calls(program)
 
 
 def test_as_strided_counts_from_the_beginning_of_the_storage():

@@ -42,6 +42,7 @@ def test_forward_matches_eager(architecture: Architecture, golden: Any, monkeypa
     """And the rules that fire are those that fired before: one that silently stops firing is seen."""
     monkeypatch.setenv("FERRITE_PRODUCT_LAYOUTS", "always")  # on any machine
     monkeypatch.setenv("FERRITE_OWN_PRODUCTS", "off")
+    monkeypatch.setenv("FERRITE_OWN_CONVOLUTIONS", "off")
 
     @torch.no_grad()
     def forward(model: Any, call: Callable[..., Any]) -> dict[str, Any]:

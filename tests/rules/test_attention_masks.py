@@ -84,6 +84,17 @@ def test_a_mask_that_hides_something_stays(kind):
     assert "mask_of_nothing" not in ferrite.last_compile().rewrites
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_causal_mask_is_said_by_a_flag(dynamic):
+    """Where lengths are known: its elements are looked at."""
+    assert_same_as_eager(Causal(), lambda: [torch.randn(2, 5, 16)], backward=True, fullgraph=True, dynamic=dynamic)
+    assert ("causal_mask" in ferrite.last_compile().rewrites) is not dynamic
+    if not dynamic:
+        calls, operators = calls_and_kernels()
+        assert FUSED in calls
+        assert not operators & {"arange", "ge", "le", "tril", "where", "_softmax"}
+
+
 def test_numerics_of_eager_keep_the_mask():
     options = {"numerics": "strict"}
     assert_same_as_eager(Attention(), lambda: [torch.randn(2, 5, 16)], fullgraph=True, options=options)

@@ -39,8 +39,9 @@ def states(function, *given, runs=3):
         results = function(*each)
         results = results if isinstance(results, tuple) else (results,)
         found += [x.detach() for x in results]
-        if results[0].requires_grad:
-            results[0].float().square().sum().backward()
+        losses = [(x.float() + 1).square().sum() for x in results if x.requires_grad]
+        if losses:  # what is dropped would have a gradient, too
+            sum(losses).backward()
             found += [x.grad for x in each if x.grad is not None]
     return [*found, torch.cuda.get_rng_state()]
 
@@ -67,13 +68,13 @@ def test_dropout(dtype, sizes):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_training(dtype):
-    """The backward part has the mask of the forward part."""
+    """The backward part has the mask of the forward part: a result and its gradient are zero where the mask is. Of a
+    sum that could not be said: in eager its terms are rounded before they are added, and may cancel out."""
 
-    def function(x, w):
-        return F.dropout(F.gelu(x @ w), 0.1) + F.dropout(x, 0.5)
+    def function(x, y):
+        return F.dropout(F.gelu(x), 0.1), F.dropout(y * 3, 0.5)
 
-    x, w = random(64, 256, dtype=dtype, grad=True), random(256, 256, dtype=dtype) / 16
-    assert_same_draws(function, x, w, exact=False)
+    assert_same_draws(function, *(random(64, 256, dtype=dtype, grad=True) for _ in range(2)), exact=False)
 
 
 def test_draws_of_ours_and_of_torch_keep_their_order():
@@ -85,15 +86,20 @@ def test_draws_of_ours_and_of_torch_keep_their_order():
     assert_same_draws(function, random(70, 32), exact=False)
 
 
-def test_sizes_that_vary():
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_sizes_that_vary(dynamic):
+    """Where rows alone vary, kernels draw. Where all sizes do, nobody knows how many elements a thread of torch's
+    kernel reads at once: that is torch's call."""
+
     def function(x):
         return F.dropout(x * 2, 0.3)
 
-    f = compiled(function, dynamic=True)
+    f = compiled(function, dynamic=dynamic)
     for rows in (2, 33, 700, 5000):
         x = random(rows, 1024)
-        assert all(map(torch.equal, states(f, x), states(function, x)))
-    assert draws_itself()
+        with torch.compiler.set_stance("default" if rows < 700 else "fail_on_recompile"):
+            assert all(map(torch.equal, states(f, x), states(function, x)))
+    assert draws_itself() is (dynamic is None)
 
 
 @pytest.mark.parametrize("sizes", [(7, 9), (30,), (1, 2)], ids=str)

@@ -9,6 +9,10 @@ import torch
 from torch.nn import functional as F
 
 import ferrite
+from ferrite.ir import ZERO, Index, axis, number
+from ferrite.ir.program import Buffer
+from ferrite.schedule.fusion.accesses import MemoryAccess, separated
+from ferrite.schedule.fusion.groups import apart
 from ferrite.schedule.steps import Run
 from tests.compare import compile_strict
 from tests.schedule.plans import memory, plan_of, runs
@@ -247,3 +251,22 @@ def test_a_total_is_kept_where_only_a_loop_inside_of_another_asks_for_it(width):
 
     x, y = torch.randn(24, width)[::2], torch.randint(-4, 9, (12, 1), dtype=torch.int32)
     torch.testing.assert_close(compile_strict(fn, dynamic=True)(x, y), fn(x, y), rtol=1e-4, atol=1e-4)
+
+
+def accesses_of_view(strides: tuple[int, int], *coordinates: tuple[Index, Index]) -> list[MemoryAccess]:
+    sizes, steps = ((number(8), number(8)), tuple(map(number, strides)))
+    view = Buffer("view", torch.float32, sizes, steps, ZERO, torch.device("cpu"), "view", "base")
+    return [MemoryAccess("view", "base", at, True, "set", view) for at in coordinates]
+
+
+@quick
+def test_coordinates_tell_elements_apart_only_where_a_view_does_not_overlap_itself():
+    row, left, right = axis("i", 8), axis("j", 4), axis("k", 4)
+    halves = (row, left), (row, right + 4)
+    for strides, wanted in (((8, 1), True), ((16, 2), True), ((4, 1), False), ((0, 1), False)):
+        first, second = accesses_of_view(strides, *halves)
+        assert apart(first, second) is wanted  # with rows of 4, the right half of a row is the left half of the next
+        assert separated(first, second, [row]) is wanted
+    near = accesses_of_view((8, 1), (row, left), (row, right + 3))
+    assert not apart(*near)  # one column is in both
+    assert separated(near[0], near[1], [row])

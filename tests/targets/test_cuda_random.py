@@ -11,10 +11,14 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils.checkpoint import CheckpointPolicy
 
+from ferrite.capture import torch_api
+from ferrite.capture.aot import complete_drawn_again
 from ferrite.ir.program import RandomState, call_of, has_effect, interpret, parse, verify_program
 from ferrite.lower.graph import lower_module
 from tests.targets.test_cuda_devices import compiled
@@ -220,3 +224,35 @@ def test_sizes_that_vary(generator):
         _, mask = meaning(program, torch.randn(rows, 128))
         assert torch.equal(mask.flatten(), mask_of(rows * 128, 4, 0.5, generator.seed, start))
         assert generator.offset == start + growth(rows * 128)
+
+
+def test_sizes_that_may_be_no_multiples_of_four():
+    program = lowered(lambda x: torch.native_dropout(x + 1, 0.5, True), torch.empty(6, 126), tracing_mode="symbolic")
+    assert not any(isinstance(each, RandomState) for each in program.operations)
+
+
+def test_checkpoints_draw_again_from_the_default_generator(monkeypatch):
+    """As eager's do; what is drawn outside of one is drawn once, by our kernels."""
+    state = torch.zeros(16, dtype=torch.uint8)
+    monkeypatch.setattr("torch.cuda.get_rng_state", lambda *device: state)
+
+    def joint(primals, tangents):
+        (x,), (gradient,) = primals, tangents
+        inside, mask = torch.ops.aten.native_dropout(x.sin(), 0.4, True)
+        outside, other = torch.ops.aten.native_dropout(x.cos(), 0.5, True)
+        return [inside.exp() + outside, gradient * inside * mask + gradient * other]
+
+    with FakeTensorMode() as mode:
+        pictures = [torch.empty(8, 64, device="cuda:0")], [torch.empty(8, 64, device="cuda:0")]
+        graph = make_fx(joint)(*pictures)
+    first, _ = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.native_dropout.default)
+    for node in (*first.args[:1], first, *first.users):
+        node.meta |= {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": 0}
+    with tracing(TracingContext(mode)):
+        parts = torch_api.min_cut_partition(graph, pictures, num_fwd_outputs=1)
+    found = []
+    for part in parts:
+        complete_drawn_again(part)
+        operations = verify_program(lower_module(part, kernels_on=["cuda"], random_threads=threads).program).operations
+        found.append([call_of(each).operator if call_of(each) else "ours" for each in operations if has_effect(each)])
+    assert found == [["higher_order.run_and_save_rng_state", "ours"], ["higher_order.run_with_rng_state"]]

@@ -272,6 +272,8 @@ def put_(ctx: Builder, x: Value, index: Value, source: Value, accumulate: bool) 
 
 # --- masks ------------------------------------------------------------------------------------------------------------
 
+TOO_FEW = "RuntimeError: Number of elements of source < number of ones in mask"
+
 
 @lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def masked_fill(ctx: Builder, x: Value, mask: Value, value: Any) -> Value:
@@ -290,7 +292,7 @@ def masked_scatter(ctx: Builder, x: Value, mask: Value, source: Value) -> Value:
         raise NotLowered("a mask that is none: eager refuses it")
     axes, supply = own_axes(sizes), flattened(source)
     number = reshaped(numbered(ctx, mask, sizes), sizes).at(axes)
-    taken = supply.at([data(number, supply.sizes[0])])
+    taken = supply.at([data(number, supply.sizes[0], TOO_FEW)])
     return ctx.lazy(sizes, masked(cast(ctx.elements(mask, sizes), B8), taken, ctx.elements(x, sizes)), x.device)
 
 

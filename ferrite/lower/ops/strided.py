@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ferrite.capture import begins_its_storage
 from ferrite.errors import NotLowered
 from ferrite.graph import eager_refuses
 from ferrite.ir import ONE, ZERO, Expr, Index, arithmetic_type, cast, const, number, op, symbol
@@ -132,14 +133,18 @@ def own_offset(ctx: Builder, x: Value) -> Index:
 
 def beginning(ctx: Builder, x: Value) -> Index:
     """Where our buffer begins in eager's storage: a tensor from outside may begin anywhere in its own."""
-    buffer = ctx.buffers[ctx.buffers[ctx.realise(x.box)].storage]
-    if buffer.kind not in ("input", "donated", "constant"):
+    if not is_from_outside(ctx, x):
         return ZERO
+    buffer = ctx.buffers[ctx.buffers[ctx.realise(x.box)].storage]
     begins = symbol(f"{buffer.name}_offset", 0)
     if begins not in ctx.bound:
         ctx.bound.add(begins)
         ctx.add(Bind(begins, buffer.name, "offset", 0, ctx.origin))
     return begins
+
+
+def is_from_outside(ctx: Builder, x: Value) -> bool:
+    return ctx.buffers[ctx.buffers[ctx.realise(x.box)].storage].kind in ("input", "donated", "constant")
 
 
 def view_of_storage(
@@ -155,9 +160,14 @@ def view_of_storage(
 def as_strided_scatter(
     ctx: Builder, x: Value, src: Value, size: Sequence[Number], stride: Sequence[Number], storage_offset: Number | None
 ) -> Value:
+    # Eager copies the whole storage, of which the tensor may be a part, and writes where the offset says in it. Tracing
+    # sees to it that the view ends within as many places as there are elements.
+    outside = x.box.expr is None and is_from_outside(ctx, x)
+    if outside or x.fake is None or not begins_its_storage(x.fake):
+        raise NotLowered("a storage is written of which the tensor may be a part")
     sizes, strides = [ctx.index(item) for item in size], [ctx.index(item) for item in stride]
     copy = dense_copy(ctx, x)
-    start = ZERO if storage_offset is None else ctx.index(storage_offset) - own_offset(ctx, x)
+    start = ctx.index(storage_offset or 0)
     write_into(ctx, view_of_storage(ctx, copy, x.dtype, sizes, strides, start), src)
     return copy
 

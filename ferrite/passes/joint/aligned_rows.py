@@ -1,14 +1,15 @@
 """A product that is written where its rows are aligned, though they do not all begin at multiples of 16 bytes.
 
 Every few rows do, or are as far from one. Rows that are alike are a product of their own, from the first aligned column
-on; the few columns at either edge are another. With a right matrix whose columns lie contiguous nothing is padded, and
-torch writes each product where it belongs (`ferrite.schedule.loops.out_products`): nothing is copied, or there twice.
+on. With a right matrix whose columns lie contiguous nothing is padded, and torch writes each product where it belongs
+(`ferrite.schedule.loops.out_products`): nothing is copied, or there twice. The few columns at both edges are one more
+product, which is aligned, too: it is small, and copied.
 
     mm(a, b)        =>      result = empty(4096, 2046)
                             result[0::4, 0:2040] = mm(a[0::4], b[:, 0:2040])
                             result[1::4, 2:2042] = mm(a[1::4], b[:, 2:2042])    and so on
-                            result[:, :8] = mm(a, b[:, :8])
-                            result[:, 2038:] = mm(a, b[:, 2038:])
+                            edges = mm(a, cat(b[:, :8], b[:, 2038:]))
+                            result[:, :8], result[:, 2038:] = edges[:, :8], edges[:, 8:]
 """
 
 from __future__ import annotations
@@ -45,35 +46,41 @@ class AlignedRows:
         return [(start, self.n - (self.n - start) % self.alignment) for start in starts]
 
     @property
-    def edges(self) -> list[tuple[int, int]]:
-        """Columns on the left and on the right, from and to, some of which are not aligned in some row."""
-        found = []
-        if any(start > 0 for start, _ in self.columns):
-            found.append((0, self.alignment))
-        if any(end < self.n for _, end in self.columns):
-            found.append((self.n - self.alignment, self.n))
-        return found
+    def edges(self) -> tuple[slice, slice]:
+        """Columns on the left and on the right, some of which are not aligned in some row."""
+        return slice(0, self.alignment), slice(self.n - self.alignment, self.n)
 
-    def products(self) -> Iterator[tuple[slice, slice]]:
-        """The rows and the columns of each product."""
+    @property
+    def inner(self) -> Iterator[tuple[slice, slice]]:
+        """The rows and the columns of each product of rows that are alike."""
         for row, (start, end) in enumerate(self.columns):
             yield slice(row, self.m, self.period), slice(start, end)
-        for start, end in self.edges:
-            yield slice(0, self.m, 1), slice(start, end)
 
 
 def in_aligned_rows(site: Site, left: torch.fx.Node, right: torch.fx.Node, aligned: AlignedRows) -> torch.fx.Node:
     value = site.value(site.node)
     sizes = [aligned.m, aligned.n]
     result: torch.fx.Node = site.call(aten.empty.memory_format, sizes, dtype=value.dtype, device=value.device)
-    for rows, columns in aligned.products():
+    for rows, columns in aligned.inner:
         which = (rows.start, rows.stop, rows.step)
-        some = left if rows.step == 1 else site.call(aten.slice.Tensor, left, 0, *which)
+        some = site.call(aten.slice.Tensor, left, 0, *which)
         part = site.call(aten.mm.default, some, site.call(aten.slice.Tensor, right, 1, columns.start, columns.stop))
-        if rows.step == 1:
-            result = site.call(aten.slice_scatter.default, result, part, 1, columns.start, columns.stop)
-            continue
         there = site.call(aten.slice.Tensor, result, 0, *which)
         there = site.call(aten.slice_scatter.default, there, part, 1, columns.start, columns.stop)
         result = site.call(aten.slice_scatter.default, result, there, 0, *which)
+    return with_edges(site, result, left, right, aligned)
+
+
+def with_edges(
+    site: Site, result: torch.fx.Node, left: torch.fx.Node, right: torch.fx.Node, aligned: AlignedRows
+) -> torch.fx.Node:
+    """The columns of the right matrix are rows of what it is a view of: they are put together there."""
+    lying = site.call(aten.transpose.int, right, 0, 1)
+    both = [site.call(aten.slice.Tensor, lying, 0, edge.start, edge.stop) for edge in aligned.edges]
+    columns = site.call(aten.transpose.int, site.call(aten.cat.default, both), 0, 1)
+    product = site.call(aten.mm.default, left, columns)
+    for place, edge in enumerate(aligned.edges):
+        first = place * aligned.alignment
+        part = site.call(aten.slice.Tensor, product, 1, first, first + aligned.alignment)
+        result = site.call(aten.slice_scatter.default, result, part, 1, edge.start, edge.stop)
     return result

@@ -101,8 +101,9 @@ class Sides:
         """Each product of rows that are alike reads all of the right matrix."""
         k = torch_api.size_hint(self.k)
         each = speeds.product((1, -(-aligned.m // aligned.period), k, aligned.n), itemsize)
-        edges = speeds.product((1, aligned.m, k, sum(end - start for start, end in aligned.edges)), itemsize)
-        cost = aligned.period * each + edges + (aligned.period + len(aligned.edges) - 1) * speeds.call
+        columns = 2 * aligned.alignment
+        edges = speeds.product((1, aligned.m, k, columns), itemsize) + speeds.copy(aligned.m * columns, itemsize)
+        cost = aligned.period * (each + speeds.call) + edges
         return cost * speeds.margin < self.unaligned(itemsize, speeds)
 
 
@@ -198,11 +199,24 @@ def padded(site: Site, tensor: torch.fx.Node, rows: int, columns: int) -> torch.
     if not rows and not columns:
         return tensor
     if turned(site.value(tensor)):
-        lying = site.call(aten.transpose.int, tensor, -1, -2)
+        lying = turned_back(site, tensor)
         found: torch.fx.Node = site.call(aten.transpose.int, padded(site, lying, columns, rows), -1, -2)
     else:
         found = site.call(aten.constant_pad_nd.default, tensor, [0, columns, 0, rows])
     return found
+
+
+def turned_back(site: Site, tensor: torch.fx.Node) -> torch.fx.Node:
+    """The matrix with its rows as columns: what it was, where the graph has turned it, so that a gradient that two
+    products need, one of them turned, is padded once."""
+    dims = list(range(site.value(tensor).ndim))
+    dims[-2:] = dims[:-3:-1]
+    if tensor.target is aten.permute.default and [dim % len(dims) for dim in tensor.args[1]] == dims:  # type: ignore[operator,union-attr]
+        source = tensor.args[0]
+        assert isinstance(source, torch.fx.Node)
+        return source
+    made: torch.fx.Node = site.call(aten.transpose.int, tensor, -1, -2)
+    return made
 
 
 def padded_bias(site: Site, sides: Sides) -> torch.fx.Node:

@@ -17,15 +17,18 @@ from typing import Any
 
 import torch
 
+from ferrite.capture import begins_its_storage
 from ferrite.graph import (
     VIEW_SCATTERS,
     Regions,
     argument,
     eager_refuses,
     fake_value,
+    input_storages,
     is_elementwise,
     same_metadata,
     schema_of,
+    storages_of,
 )
 from ferrite.passes.post_grad.higher_order import inherit
 from ferrite.passes.post_grad.memory import MemoryUses, counts_from_the_start, each_element_once, same_but_place
@@ -93,7 +96,7 @@ def find_writes(graph: torch.fx.Graph, mode: Any) -> tuple[dict[torch.fx.Node, W
         if node.target not in VIEW_SCATTERS or len(node.args) < 2 or not isinstance(node.args[0], torch.fx.Node):
             continue
         base, source, *where = node.args
-        if refused(node):  # the call itself raises, when it runs
+        if refused(node) or counts_elsewhere(node):  # the former raises when it runs
             continue
         view = View(VIEW_SCATTERS[node.target], tuple(where), dict(node.kwargs))
         writes[node] = Write(node, (view,))
@@ -114,6 +117,20 @@ def refused(node: torch.fx.Node) -> bool:
     if not isinstance(base, torch.Tensor) or not isinstance(source, torch.Tensor):
         return False
     return eager_refuses(node.target, base.shape, source.shape, [argument(node, name) for name in names])
+
+
+def counts_elsewhere(node: torch.fx.Node) -> bool:
+    """Whether the view that a call writes over need not be the same view of a copy of its base: `as_strided` counts
+    places of the storage, of which eager copies all.
+
+        torch.as_strided_scatter(x.sin()[3:], y, (2, 2), (1, 2), 0)  # changes one element of the part
+    """
+    base = node.args[0]
+    if node.target is not aten.as_strided_scatter.default or not isinstance(base, torch.fx.Node):
+        return False
+    if base.op == "get_attr" or not storages_of(base).isdisjoint(input_storages(node.graph)):
+        return True  # where it begins in its storage nobody knows
+    return not begins_its_storage(fake_value(base))
 
 
 def is_view_of(found: torch.fx.Node, view: View, scatter: torch.fx.Node, base: torch.fx.Node) -> bool:

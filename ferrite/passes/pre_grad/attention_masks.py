@@ -1,11 +1,15 @@
-"""Attention masks that hide nothing.
+"""Attention masks that hide nothing, and those that hide what comes later.
 
     mask = (arange(n) >= 0).expand(b, 1, n, n)
     scaled_dot_product_attention(q, k, v, attn_mask=mask)      =>      scaled_dot_product_attention(q, k, v)
 
+    mask = arange(n)[:, None] >= arange(n)
+    scaled_dot_product_attention(q, k, v, attn_mask=mask)      =>      the same with is_causal=True, and no mask
+
 Libraries drop such a mask by looking at it, which they cannot while a graph is captured. With any mask most kernels of
 GPUs are out of the question, and attention becomes products and a softmax in float32: twice the time of a whole vision
-transformer. Only masks made of constants are looked at, by the bounds of their elements (see `value_bounds`).
+transformer. Only masks made of constants are looked at: by the bounds of their elements (see `value_bounds`), or by the
+elements themselves (see `constant_values`).
 """
 
 from __future__ import annotations
@@ -16,8 +20,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ferrite.capture import products, torch_api
+from ferrite.capture import on_real_tensors, products, torch_api
 from ferrite.errors import Refusal
+from ferrite.passes.pre_grad.constant_values import ConstantValues
 from ferrite.passes.pre_grad.predicates import is_plain
 from ferrite.passes.pre_grad.stage import pre_grad_pass
 from ferrite.passes.pre_grad.value_bounds import FALSE, TRUE, ValueBounds
@@ -25,9 +30,50 @@ from ferrite.pipeline import PassContext
 from ferrite.rewrite import Case, NodeRule, Site, apply_rules
 
 aten = torch.ops.aten
+IS_CAUSAL = "hides what comes later"  # of a mask, once it was looked at
 
 
 def without_mask(site: Site) -> Any:
+    if (problem := problem_of(site)) is not None:
+        return problem
+    given = site.arguments
+    mask = given["attn_mask"]
+    hides_nothing = TRUE if site.value(mask).dtype is torch.bool else FALSE
+    if ValueBounds(site.written).of(mask) != hides_nothing:
+        return Refusal(f"{mask.name} is not known to hide nothing")
+    kept = {"scale": given["scale"], "enable_gqa": given["enable_gqa"]}
+    return site.call(site.node.target, given["query"], given["key"], given["value"], **kept)
+
+
+def causal(site: Site) -> Any:
+    if (problem := problem_of(site)) is not None:
+        return problem
+    given = site.arguments
+    mask, sizes = given["attn_mask"], [site.value(given[name]).shape[-2] for name in ("query", "key")]
+    if site.value(mask).dtype is not torch.bool:
+        return Refusal("the mask is a bias")
+    if not all(type(size) is int for size in sizes) or site.value(mask).shape[-2:] != tuple(sizes):
+        return Refusal("it is not known to have an element for each query and key")
+    if sizes[0] != sizes[1]:
+        return Refusal("there are more keys than queries, or fewer")
+    if IS_CAUSAL not in mask.meta:  # all layers have the same mask
+        mask.meta[IS_CAUSAL] = is_lower_triangle(ConstantValues(site.written).of(mask))
+    if not mask.meta[IS_CAUSAL]:
+        return Refusal(f"{mask.name} is not known to hide what comes later, and nothing else")
+    kept = {"is_causal": True, "scale": given["scale"], "enable_gqa": given["enable_gqa"]}
+    return site.call(site.node.target, given["query"], given["key"], given["value"], **kept)
+
+
+def is_lower_triangle(value: torch.Tensor | None) -> bool:
+    if value is None:
+        return False
+    with on_real_tensors():
+        wanted = torch.ones(value.shape[-2:], dtype=torch.bool).tril()
+        return torch.equal(value, wanted.expand_as(value))
+
+
+def problem_of(site: Site) -> Refusal | None:
+    """Why attention may not have another mask, whatever it hides."""
     given = site.arguments
     mask = given["attn_mask"]
     if not isinstance(mask, torch.fx.Node):
@@ -44,11 +90,7 @@ def without_mask(site: Site) -> Any:
     in_float32_on_cuda = tensors[0].device.type == "cuda" and tensors[0].dtype is torch.float32
     if in_float32_on_cuda and not products.may_round_operands("cuda"):
         return Refusal("attention may round to TF32 there, which products may not")
-    hides_nothing = TRUE if site.value(mask).dtype is torch.bool else FALSE
-    if ValueBounds(site.written).of(mask) != hides_nothing:
-        return Refusal(f"{mask.name} is not known to hide nothing")
-    kept = {"scale": given["scale"], "enable_gqa": given["enable_gqa"]}
-    return site.call(site.node.target, given["query"], given["key"], given["value"], **kept)
+    return None
 
 
 # --- what it fires on -------------------------------------------------------------------------------------------------
@@ -106,6 +148,36 @@ def below_zero(q: Any) -> Any:
     return torch.arange(q.shape[-2], dtype=torch.uint8).expand(q.shape[-2], -1) >= -1
 
 
+def earlier_keys(q: Any) -> Any:
+    places = torch.arange(q.shape[-2], device=q.device)
+    return (places[None, :] <= places[:, None])[None, None].expand(q.shape[0], -1, -1, -1)
+
+
+def of_one_text(q: Any) -> Any:
+    """As a library makes it that packs several texts into one: they begin where places do not go on."""
+    places = torch.arange(q.shape[-2]).expand(q.shape[0], -1)
+    texts = (torch.diff(places, prepend=places[:, :1] - 1, dim=-1) != 1).cumsum(-1)
+    batch, rows = torch.arange(q.shape[0])[:, None, None, None], torch.arange(q.shape[-2])
+    queries, keys = rows[None, None, :, None], rows[None, None, None, :]
+    alike = texts[batch, queries] == texts[batch, keys]
+    return (queries.new_ones((), dtype=torch.bool) & (keys <= queries)) & alike
+
+
+def of_two_texts(q: Any) -> Any:
+    text = torch.arange(q.shape[-2]) // 3
+    return earlier_keys(q) & (text == text[:, None])
+
+
+def window(q: Any) -> Any:
+    places = torch.arange(q.shape[-2])
+    return (places <= places[:, None]) & (places > places[:, None] - 3)
+
+
+def with_fewer_queries(q: Any) -> Any:
+    mask = torch.ones(2, q.shape[-2], dtype=torch.bool).tril()
+    return F.scaled_dot_product_attention(q[:, :, :2], q, q, mask) + 1
+
+
 ATTENTION_MASKS = (
     NodeRule(
         name="mask_of_nothing",
@@ -133,10 +205,34 @@ ATTENTION_MASKS = (
             attention("no keys", lambda q: q.new_ones((0, 0), dtype=torch.bool), (2, 3, 0, 4)),
         ),
     ),
+    NodeRule(
+        name="causal_mask",
+        purpose="an attention mask that hides what comes later, and nothing else, is said by a flag",
+        targets=(aten.scaled_dot_product_attention.default,),
+        rewrite=causal,
+        layout="free",
+        numerics="rounded",
+        examples=(
+            attention("earlier keys", earlier_keys),
+            attention("the lower triangle", lambda q: torch.ones(5, 5, dtype=torch.bool).tril()),
+            attention("of one text", of_one_text),
+            attention("a scale", earlier_keys, scale=0.3),
+        ),
+        near_misses=(
+            attention("of two texts", of_two_texts),
+            attention("a window", window),
+            attention("no diagonal", lambda q: torch.ones(5, 5, dtype=torch.bool).tril(-1)),
+            attention("a bias", lambda q: torch.zeros(5, 5).masked_fill(~earlier_keys(q)[0, 0], -1.0)),
+            attention("a mask for each key", lambda q: torch.arange(5)[None] <= 3),
+            Case("fewer queries", with_fewer_queries, lambda: [torch.randn(2, 3, 5, 4)]),
+            attention("of an input", lambda q, x: (x > 0).tril(), (2, 3, 5, 4), (5, 5)),
+            attention("dropped", earlier_keys, dropout_p=0.5),
+        ),
+    ),
 )
 
 
 @pre_grad_pass(rules=ATTENTION_MASKS)
 def drop_attention_masks(gm: torch.fx.GraphModule, context: PassContext) -> int:
-    """Attention masks that are True everywhere, or zeros, made of constants, are left out of the call."""
+    """Attention masks made of constants that hide nothing, or what comes later, are left out of the call."""
     return apply_rules(gm, ATTENTION_MASKS, context)

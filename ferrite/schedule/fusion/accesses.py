@@ -26,6 +26,7 @@ from ferrite.ir import (
     Symbol,
     add,
     evaluate,
+    may_overlap,
     number,
     substitute,
     symbols_in,
@@ -181,7 +182,7 @@ def separated(first: MemoryAccess, second: MemoryAccess, rows: Iterable[Axis]) -
     wanted = {row for row in rows if not is_one(row)}
     if not wanted:
         return True
-    if first.buffer == second.buffer:
+    if first.buffer == second.buffer and elements_are_apart(first.layout):
         pairs = zip(first.coordinates, second.coordinates, strict=True)
         fixed: set[Axis] = set()
         for left, right in pairs:
@@ -189,6 +190,18 @@ def separated(first: MemoryAccess, second: MemoryAccess, rows: Iterable[Axis]) -
         if wanted <= fixed:
             return True
     return first.place is second.place and mixed_radix(first.place, wanted)
+
+
+def elements_are_apart(buffer: Buffer) -> bool:
+    """Whether no two elements of a buffer share a place. What is not a number is taken for a layout that is dense."""
+    if buffer.kind != "view":
+        return True
+    if any(isinstance(stride, Number) and stride.value <= 0 for stride in buffer.strides):
+        return False
+    dims = zip(buffer.sizes, buffer.strides, strict=True)
+    return not may_overlap(
+        (size.value, stride.value) for size, stride in dims if isinstance(size, Number) and isinstance(stride, Number)
+    )
 
 
 def decided_rows(left: Index, right: Index, rows: set[Axis]) -> set[Axis]:

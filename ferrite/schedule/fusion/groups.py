@@ -22,7 +22,15 @@ from dataclasses import dataclass, field
 from ferrite.errors import Refusal
 from ferrite.ir import Axis, Index
 from ferrite.ir.program import LoopOperation, Origin
-from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, counterparts, is_one, likely, separated
+from ferrite.schedule.fusion.accesses import (
+    BufferTable,
+    MemoryAccess,
+    counterparts,
+    elements_are_apart,
+    is_one,
+    likely,
+    separated,
+)
 from ferrite.schedule.fusion.members import FreshAxes, Member
 
 MAX_MEMBERS = 48  # of one group: a limit on the time to compile it
@@ -118,7 +126,7 @@ def beside(group: Group, member: Member) -> bool:
 
 def apart(first: MemoryAccess, second: MemoryAccess) -> bool:
     """Whether two accesses are of different parts of a tensor: along an axis, one ends before the other begins."""
-    if first.buffer != second.buffer:
+    if first.buffer != second.buffer or not elements_are_apart(first.layout):
         return False
     both = zip(first.coordinates, second.coordinates, strict=True)
     return any(ends_before(one, other) or ends_before(other, one) for one, other in both)

@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 
 from ferrite.errors import Refusal
-from ferrite.ir import Axis, Index, Number, axis, may_overlap, rewrite_indices, substitute
+from ferrite.ir import Axis, Index, Number, axis, rewrite_indices, substitute
 from ferrite.ir.kernel import keeps_apart
 from ferrite.ir.program import Buffer, Compute, Destination, LoopOperation, Reduce, Scan, Store, axes_of, cost
 from ferrite.schedule.fusion.accesses import (
@@ -19,6 +19,7 @@ from ferrite.schedule.fusion.accesses import (
     BufferTable,
     MemoryAccess,
     axes_in,
+    elements_are_apart,
     likely,
     likely_points,
     mixed_radix,
@@ -180,18 +181,6 @@ def deciding(access: MemoryAccess, axes: frozenset[Axis], buffer: Buffer) -> fro
     if mixed_radix(access.place, real):
         return axes
     return idle | plain
-
-
-def elements_are_apart(buffer: Buffer) -> bool:
-    """Whether no two elements of a buffer share a place. What is not a number is taken for a layout that is dense."""
-    if buffer.kind != "view":
-        return True
-    if any(isinstance(stride, Number) and stride.value <= 0 for stride in buffer.strides):
-        return False
-    dims = zip(buffer.sizes, buffer.strides, strict=True)
-    return not may_overlap(
-        (size.value, stride.value) for size, stride in dims if isinstance(size, Number) and isinstance(stride, Number)
-    )
 
 
 def is_in_pieces(member: Member, rows: tuple[Axis, ...]) -> bool:

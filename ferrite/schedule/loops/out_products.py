@@ -75,6 +75,8 @@ class _Destinations:
             return
         if self.buffer_table.buffers[result].device.type != self.device:
             return
+        if self.buffer_table.buffers[result].device.type != self.device:
+            return
         users = self.touching[result]
         copy = self.program.operations[users[1]] if len(users) == 2 else None
         store = copied(copy, result)
