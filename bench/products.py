@@ -161,7 +161,8 @@ def row(kind: str, sizes: Sizes, rounds: int, clock: Callable[[], float]) -> tup
         return lambda: compiled(*inputs)
 
     rows, inner, columns = sizes[-3:]
-    taken = slower_than_torch(rows, inner, columns, lie_along=kind in ("linear", "frozen", "layer", "scores")) is None
+    along = kind in ("linear", "frozen", "layer", "scores")
+    taken = slower_than_torch(rows, inner, columns, lie_along=along, in_panels=kind == "frozen") is None
     seconds = interleaved({"torch": call("off"), "own": call("always")}, rounds, 0.01, clock=clock)
     work = 2 * math.prod(sizes) / 1e9
     speeds = [f"{work / statistics.median(seconds[name]):.1f}" for name in ("torch", "own")]

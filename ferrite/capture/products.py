@@ -1,6 +1,6 @@
 """To which library torch gives matrix products on this machine, as far as that is a reason to give it others.
 
-Builds of torch for Arm have two: OpenBLAS, and oneDNN on top of the Arm Compute Library.
+Builds of torch for Arm have two: OpenBLAS, and oneDNN on top of the Arm Compute Library. Those for x86 have MKL.
 """
 
 from __future__ import annotations
@@ -25,6 +25,12 @@ def uses_arm_compute_library() -> bool:
     """Whether products of float32 go there, as far as torch's settings tell."""
     settings = bool(torch.backends.mkldnn.enabled) and not may_round_operands("cpu")
     return settings and has_arm_compute_library()
+
+
+def uses_mkl_with_wide_vectors() -> bool:
+    """Whether products of float32 go to MKL, on a processor with AVX-512."""
+    wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return wide and torch.backends.mkl.is_available() and not may_round_operands("cpu")
 
 
 def may_round_operands(device_type: str) -> bool:

@@ -305,7 +305,8 @@ class PostGrad:
         "auto",
         env="FERRITE_OWN_PRODUCTS",
         doc="Matrix products as kernels of our own, which hold what follows them as well, and not as calls of torch's: "
-        "never, where that was measured to be as fast or faster (on Arm), or wherever they can be.",
+        "never, where that was measured to be as fast or faster (on Arm, and beside MKL for single rows and for a few "
+        "rows of frozen weights), or wherever they can be.",
     )
     own_convolutions: Literal["off", "auto", "always"] = option(
         "auto",

@@ -75,6 +75,17 @@ def test_the_driver_stops_at_a_failure_and_says_where():
         pack_steps([(0, [(0, 0)] * 1100)], 1)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_driver_stops_at_a_failure_of_a_team(threads):
+    where, source, out = torch.tensor([1, 9, 2]), torch.randn(6), torch.zeros(9)
+    slots = [where.data_ptr(), source.data_ptr(), out.data_ptr(), 3]
+    fine = (address(SCALE), [(1, 0), (2, 0), (IMMEDIATE, 3), (IMMEDIATE, 1)])
+    wrong = (address(GATHER), [(0, 0), (1, 0), (2, 12), (3, 0)])
+    late = (address(SCALE), [(1, 0), (2, 24), (IMMEDIATE, 3), (IMMEDIATE, 7)])
+    assert run([fine, fine, wrong, late], slots, threads, [(1, 2, 2)]) == (1, [9, 6, 2])
+    assert not out[6:].any()
+
+
 def test_object_code_can_be_kept_and_loaded_again():
     processor = host_processor()
     made = kernel_text(parse_kernel(SCALE), processor, "scale")

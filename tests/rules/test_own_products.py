@@ -2,52 +2,74 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from ferrite.passes.shared.own_products import MAX_SUMMED, can_be_cut, slower_than_torch
+from ferrite.passes.shared.own_products import MAX_SUMMED, can_be_cut, slower_on_arm, slower_on_x86
 from ferrite.schedule.cpu import products
 
 quick = pytest.mark.quick
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
-RECORDS = [RESULTS / "products-aarch64.md", RESULTS / "products-2-threads-aarch64.md"]
-ALONG = ("linear", "layer", "scores")  # both factors lie along what is summed
+ON_ARM = ("products-aarch64.md", "products-2-threads-aarch64.md")
+ON_X86 = ("products-x86_64.md", "products-16-threads-x86_64.md")
+ALONG = ("linear", "frozen", "layer", "scores")  # both factors lie along what is summed
 NOISE = 1.02
 
 
-def measured() -> list[tuple[str, list[int], float]]:
+def measured(records: Sequence[str]) -> list[tuple[str, list[int], float]]:
     """Kind, rows and inner and columns, and our time to torch's."""
     found = []
-    for line in "\n".join(record.read_text() for record in RECORDS).splitlines():
+    for line in "\n".join((RESULTS / record).read_text() for record in records).splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) == 6 and cells[1][:1].isdigit():
             found.append((cells[0], [int(size) for size in cells[1].split(",")][-3:], float(cells[4].split()[0])))
     return found
 
 
+def is_taken_on_arm(kind: str, sizes: Sequence[int]) -> bool:
+    return slower_on_arm(*sizes, lie_along=kind in ALONG) is None
+
+
+def is_taken_on_x86(kind: str, sizes: Sequence[int]) -> bool:
+    return slower_on_x86(*sizes, lie_along=kind in ALONG, in_panels=kind == "frozen") is None
+
+
 @quick
-def test_nothing_is_taken_that_was_measured_to_be_slower():
-    rows = measured()
+@pytest.mark.parametrize(("records", "is_taken"), [(ON_ARM, is_taken_on_arm), (ON_X86, is_taken_on_x86)])
+def test_nothing_is_taken_that_was_measured_to_be_slower(records, is_taken):
+    rows = measured(records)
     assert len(rows) > 80
+    assert any(is_taken(kind, sizes) for kind, sizes, _ in rows)
     for kind, sizes, ratio in rows:
-        if slower_than_torch(*sizes, lie_along=kind in ALONG) is None:
+        if is_taken(kind, sizes):
             assert ratio <= NOISE, (kind, sizes)
 
 
 @quick
 def test_most_of_what_was_measured_to_be_faster_is_taken():
-    faster = [(kind, sizes) for kind, sizes, ratio in measured() if ratio < 0.9]
-    taken = [sizes for kind, sizes in faster if slower_than_torch(*sizes, lie_along=kind in ALONG) is None]
+    faster = [(kind, sizes) for kind, sizes, ratio in measured(ON_ARM) if ratio < 0.9]
+    taken = [sizes for kind, sizes in faster if is_taken_on_arm(kind, sizes)]
     assert len(taken) > 0.6 * len(faster)
 
 
 @quick
 def test_a_reason_is_given():
-    assert "small" in str(slower_than_torch(5, 4, 6, True))
-    assert "thin" in str(slower_than_torch(4, 768, 768, False))
-    assert "large" in str(slower_than_torch(512, 768, 768, False))
-    assert slower_than_torch(128, 768, 768, True) is None
+    assert "small" in str(slower_on_arm(5, 4, 6, True))
+    assert "thin" in str(slower_on_arm(4, 768, 768, False))
+    assert "large" in str(slower_on_arm(512, 768, 768, False))
+    assert slower_on_arm(128, 768, 768, True) is None
+
+
+@quick
+def test_beside_mkl_few_rows_of_frozen_weights_are_taken():
+    assert slower_on_x86(16, 768, 768, True, in_panels=True) is None
+    assert "not frozen" in str(slower_on_x86(16, 768, 768, True, in_panels=False))
+    assert "many rows" in str(slower_on_x86(128, 768, 768, True, in_panels=True))
+    assert "small" in str(slower_on_x86(16, 64, 64, True, in_panels=True))
+    assert slower_on_x86(1, 768, 768, True, in_panels=False) is None
+    assert "not frozen" in str(slower_on_x86(1, 768, 768, False, in_panels=False))
 
 
 @quick

@@ -87,3 +87,13 @@ def test_the_model_alone_has_its_weights():
 def test_panels_are_as_wide_as_tiles(dtype):
     machine = CPU.scheduling.machine
     assert products.panel_columns(dtype) == machine.product_tile[1] * machine.lanes(dtype)
+
+
+@pytest.mark.parametrize(("rows", "is_taken"), [(8, True), (128, False)])
+def test_beside_mkl_few_rows_decide(monkeypatch, rows, is_taken):
+    monkeypatch.setattr(products, "uses_arm_compute_library", lambda: False)
+    monkeypatch.setattr(products, "uses_mkl_with_wide_vectors", lambda: True)
+    model, x = Layer(512, 512), torch.randn(rows, 512)
+    with torch.no_grad():
+        torch.testing.assert_close(frozen(model, own_products="auto")(x), model(x))
+    assert (bytes_in_panels() > 0) == is_taken

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy
 import pytest
 import torch
 import torch.nn.functional as F
 
 import ferrite
+from ferrite.codegen.llvm.function import Function
 from ferrite.ir.kernel import Accumulate, Kernel, Scratch, walk
 from ferrite.ir.kernel.interpret import run_kernel
 from ferrite.ir.kernel.parse import parse_kernel
@@ -88,6 +91,17 @@ def test_the_interpreter_computes_the_same(fn, sizes, scratch, machine):
     assert len({item.name for item in walk(kernel.body) if isinstance(item, Scratch)}) == scratch
     run_kernel(kernel, memory)
     torch.testing.assert_close(memory[0].view(rows, columns), a @ b.T)
+
+
+@quick
+@pytest.mark.parametrize(
+    ("rows", "columns", "packs"),
+    [(24, 64, []), (48, 64, ["avx512"]), (3136, 64, ["neon", "avx512"]), (3136, 8, [])],
+)
+@pytest.mark.parametrize("name", ["neon", "avx512"])
+def test_the_right_factor_is_packed_for_many_rows(rows, columns, packs, name):
+    kernel = kernel_of(summed, rows, 64, columns, MACHINE if name == "neon" else Machine(vector_bytes=64))
+    assert bool(loops(kernel, "reduction")) == (name not in packs)  # vectors lie along what is summed, or do not
 
 
 @quick
@@ -247,6 +261,18 @@ def test_gradients():
         return [item.requires_grad_() for item in layer_inputs(70)]
 
     assert_same_as_eager(loss, inputs, backward=True, options=OWN)
+
+
+@pytest.mark.parametrize("rows", [9, 300], ids=["in each block", "before all"])
+def test_no_memory_for_packed_factors_is_torchs_error(monkeypatch, rows):
+    def without_memory(self, head, text=Function.text):
+        return re.sub("call noalias ptr @malloc.*", "inttoptr i64 0 to ptr", text(self, head))
+
+    monkeypatch.setattr(Function, "text", without_memory)
+    reset()
+    x, y = torch.randn(rows, 1024), torch.randn(1024, 200)
+    with pytest.raises(RuntimeError, match=r"can't allocate memory: you tried to allocate \d+ bytes"):
+        compile_strict(torch.mm, options={"own_products": "always", "cache": False})(x, y)
 
 
 # --- when not ---------------------------------------------------------------------------------------------------------

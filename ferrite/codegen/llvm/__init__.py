@@ -5,6 +5,7 @@ The text is complete: what is left to LLVM is registers and instructions, not th
 """
 
 from ferrite.codegen.llvm.build import link, object_code
+from ferrite.codegen.llvm.checks import DIVISION, OUT_OF_MEMORY
 from ferrite.codegen.llvm.driver import pack_steps
 from ferrite.codegen.llvm.emit import kernel_text, unsupported
 from ferrite.codegen.llvm.entry import Table, bound
@@ -17,7 +18,9 @@ from ferrite.codegen.llvm.types import is_narrow
 from ferrite.codegen.llvm.words import IMMEDIATE
 
 __all__ = [
+    "DIVISION",
     "IMMEDIATE",
+    "OUT_OF_MEMORY",
     "Image",
     "LaunchStep",
     "Loaded",

@@ -1,4 +1,5 @@
-"""What stops a kernel: an index outside its bounds, an integer divided by zero. The first that fails is reported."""
+"""What stops a kernel: an index outside its bounds, an integer divided by zero, no memory for its tiles. The first that
+fails is reported."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from ferrite.codegen.llvm.emission import UNLIKELY, Emission
 from ferrite.codegen.llvm.types import vector
 
 DIVISION = -1  # what a kernel gives where an integer was divided by zero
+OUT_OF_MEMORY = -2  # ... and where there is no memory for its tiles: the value is how many bytes these are
 STOP = """
 define internal void @ferrite_stop(ptr %status, ptr %failure, i64 %code, i64 %value, i64 %extent)
   noinline cold nounwind {
@@ -45,6 +47,15 @@ def stop_where(e: Emission, bad: str, lanes: int, code: int, value: str = "0", e
     status, failure = e.here("%status", "ptr"), e.here("%failure", "ptr")
     given = f"ptr {status}, ptr {failure}, i64 {code}, i64 {value}, i64 {extent}"
     function.cold += [f"  call void @ferrite_stop({given})", "  br label %leave"]
+
+
+def stop_without_tiles(e: Emission) -> None:
+    """Leave the function where it gets no memory for its tiles, which it asks for where it begins."""
+    e.module.helpers["@ferrite_stop"] = STOP
+    e.function.fails = True
+    status, failure = e.here("%status", "ptr"), e.here("%failure", "ptr")
+    given = f"ptr {status}, ptr {failure}, i64 {OUT_OF_MEMORY}, i64 {{bytes}}, i64 0"
+    e.function.without_tiles = f"call void @ferrite_stop({given})"
 
 
 def _first_bad(e: Emission, bad: str, lanes: int, values: str) -> str:

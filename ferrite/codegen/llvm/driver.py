@@ -62,18 +62,20 @@ define internal ptr @{NAME}.after(ptr %at) alwaysinline nounwind {{
 }}
 """
 
-# What each thread of a team does, given: the number of the next step, how many there are, the first one, the slots.
+# What each thread of a team does, given: the number of the next step, how many there are, the first one, the slots, and
+# where a kernel leaves words about a failure. Of the first that fails, what it gave and the number of its step follow.
 SHARE = f"""
 define internal void @{NAME}.share(ptr %team) nounwind {{
 entry:
   %words = alloca [{MAX_ARGUMENTS} x i64], align 16
-  %failure = alloca [{FAILURE_WORDS} x i64], align 8
   %steps.at = getelementptr i64, ptr %team, i64 1
   %steps = load i64, ptr %steps.at, align 8
   %first.at = getelementptr i64, ptr %team, i64 2
   %first = load ptr, ptr %first.at, align 8
   %slots.at = getelementptr i64, ptr %team, i64 3
   %slots = load ptr, ptr %slots.at, align 8
+  %failure.at = getelementptr i64, ptr %team, i64 4
+  %failure = load ptr, ptr %failure.at, align 8
   br label %take
 take:
   %before = phi i64 [ 0, %entry ], [ %taken, %found ]
@@ -92,7 +94,17 @@ walk:
   br label %look
 found:
   %result = call i64 @{NAME}.step(ptr %at, ptr %slots, i64 1, ptr %words, ptr %failure)
-  br label %take
+  %good = icmp eq i64 %result, 0
+  br i1 %good, label %take, label %failed
+failed:
+  %result.at = getelementptr i64, ptr %team, i64 5
+  %pair = cmpxchg ptr %result.at, i64 0, i64 %result monotonic monotonic, align 8
+  %is.first = extractvalue {{ i64, i1 }} %pair, 1
+  br i1 %is.first, label %report, label %done
+report:
+  %failed.at = getelementptr i64, ptr %team, i64 6
+  store i64 %taken, ptr %failed.at, align 8
+  br label %done
 done:
   ret void
 }}
@@ -110,7 +122,7 @@ entry:
   %many = load i64, ptr %slots.at, align 8
   %failure = getelementptr i64, ptr %slots, i64 %many
   %words = alloca [{MAX_ARGUMENTS} x i64], align 16
-  %team = alloca [4 x i64], align 8
+  %team = alloca [7 x i64], align 8
   br label %group
 group:
   %left = phi i64 [ %groups, %entry ], [ %left.next, %over ]
@@ -139,9 +151,19 @@ region:
   store ptr %step.first, ptr %team.first, align 8
   %team.slots = getelementptr i64, ptr %team, i64 3
   store ptr %slots, ptr %team.slots, align 8
+  %team.failure = getelementptr i64, ptr %team, i64 4
+  store ptr %failure, ptr %team.failure, align 8
+  %team.result.at = getelementptr i64, ptr %team, i64 5
+  store i64 0, ptr %team.result.at, align 8
   %short = trunc i64 %used to i32
   call void @GOMP_parallel(ptr @{NAME}.share, ptr %team, i32 %short, i32 0)
-  br label %over
+  %team.result = load i64, ptr %team.result.at, align 8
+  %team.good = icmp eq i64 %team.result, 0
+  br i1 %team.good, label %over, label %team.failed
+team.failed:
+  %team.step.at = getelementptr i64, ptr %team, i64 6
+  %team.step = load i64, ptr %team.step.at, align 8
+  br label %failed
 step:
   %past = phi i64 [ 0, %begin ], [ %past.next, %next ]
   %at = phi ptr [ %step.first, %begin ], [ %after, %next ]
@@ -156,10 +178,12 @@ next:
 over:
   br label %group
 failed:
-  %number.failed = add i64 %number, %past
+  %what = phi i64 [ %result, %step ], [ %team.result, %team.failed ]
+  %which = phi i64 [ %past, %step ], [ %team.step, %team.failed ]
+  %number.failed = add i64 %number, %which
   %number.at = getelementptr i64, ptr %failure, i64 2
   store i64 %number.failed, ptr %number.at, align 8
-  ret i64 %result
+  ret i64 %what
 done:
   ret i64 0
 }}

@@ -3,8 +3,8 @@
     i64 @NAME(ptr %args, i64 %threads, ptr %failure)
 
 `args`: words of 8 bytes, the pointers by position, then the sizes. It gives 0, or k > 0 where check k (from 1, in the
-order of `checks`) failed, with failure[0] the value and failure[1] the extent, or -1 where an integer was divided by
-zero.
+order of `checks`) failed, with failure[0] the value and failure[1] the extent, -1 where an integer was divided by
+zero, or -2 where there was no memory for its tiles, with failure[0] their bytes.
 
 A checked kernel has two words more for every pointer, behind the sizes: the addresses between which it may be used.
 `codes_of_bounds` has what it gives where it would go outside (`ferrite.codegen.llvm.bounds`).

@@ -43,6 +43,7 @@ class Function:
         self.fails = False
         self.memory: dict[Any, Any] = {}  # tiles of its own, by the statement that asks for them
         self.stack, self.tiles = 0, 0  # bytes of tiles on the stack, and beyond it
+        self.without_tiles = ""  # what is called where there is no memory for so many `bytes` beyond it
         self.scopes = [Scope(0, "entry", open=True)]
         self.push("start")
 
@@ -147,13 +148,32 @@ class Function:
         """The whole function; `head` is its first line without the brace."""
         entry, start = self.scopes
         lines = [head + " {", "entry:"]
-        memory = [f"  %tiles = call noalias ptr @malloc(i64 {self.tiles})"] if self.tiles else []
-        code: Code = [*self.variables, *memory, *entry.code, "  br label %start", "start:", *start.code]
+        code: Code = [
+            *self.variables,
+            *self.memory_for_tiles(),
+            *entry.code,
+            "  br label %start",
+            "start:",
+            *start.code,
+        ]
         _flatten(code, lines)
         lines.append("  br label %leave")
         _flatten(self.cold, lines)
         lines += ["leave:", *(["  call void @free(ptr %tiles)"] if self.tiles else []), "  ret void", "}"]
         return "\n".join(lines)
+
+    def memory_for_tiles(self) -> list[str]:
+        if not self.tiles:
+            return []
+        return [
+            f"  %tiles = call noalias ptr @malloc(i64 {self.tiles})",
+            "  %tiles.missing = icmp eq ptr %tiles, null",
+            "  br i1 %tiles.missing, label %without_tiles, label %with_tiles",
+            "without_tiles:",
+            f"  {self.without_tiles.format(bytes=self.tiles)}",
+            "  br label %leave",
+            "with_tiles:",
+        ]
 
 
 def _flatten(code: Code, lines: list[str]) -> None:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from ferrite.codegen.llvm.accumulators import Accumulators
+from ferrite.codegen.llvm.checks import stop_without_tiles
 from ferrite.codegen.llvm.emission import AddressBounds, AxisValue, Emission, Memory, Value
 from ferrite.codegen.llvm.expressions import Expressions
 from ferrite.codegen.llvm.types import BYTES, MEMORY, vector
@@ -88,6 +89,8 @@ class Statements:
         if function.stack + size <= MAX_STACK_BYTES:
             function.stack += size
             return function.variable(f"[{count} x {element}], align 64")
+        if not function.tiles:
+            stop_without_tiles(self.e)
         pointer = function.op(f"getelementptr i8, ptr %tiles, i64 {function.tiles}")
         function.tiles += -(-size // 64) * 64
         return pointer

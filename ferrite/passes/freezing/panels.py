@@ -43,7 +43,7 @@ def in_panels(site: Site) -> Any:
         return refusal
     if x.shape[0] < MIN_ROWS:
         return Refusal("it has a single row")
-    if site.options.own_products == "auto" and (refusal := reason_to_leave(site, x, weight)) is not None:
+    if site.options.own_products == "auto" and (refusal := reason_to_leave(site, x, weight, in_panels=True)):
         return refusal
     assert site.constant is not None
     panels = site.constant(NAME, panels_of(weight))

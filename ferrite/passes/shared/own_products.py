@@ -30,6 +30,8 @@ MIN_LIBRARY_SIDE, MIN_LIBRARY_MULTIPLICATIONS = 9, 8193
 MIN_WORK, SMALL_WORK, MIDDLING_WORK = 2**18, 2**20, 2**22
 MIN_SUMMED, SHORT_SUM, LONG_SUM, MAX_SUMMED = 16, 128, 1024, 2**14
 THIN_SIDE, LARGE_SIDE = 16, 512
+# Beside MKL: elements of a weight, its columns, and rows that are multiplied by a frozen one.
+MIN_WEIGHT, MAX_WEIGHT_OF_A_ROW, MIN_COLUMNS, FROZEN_ROWS = 2**18, 2**24, 512, range(4, 65)
 MAX_PIECE, PIECES = 512, range(128, 513)  # of a sum, which the scheduler cuts
 
 
@@ -74,27 +76,36 @@ def can_be_cut(length: int) -> bool:
     return length <= MAX_PIECE or any(length % piece == 0 for piece in PIECES)
 
 
-def reason_to_leave(site: Site, left: torch.Tensor, right: torch.Tensor) -> Refusal | None:
-    """Why a kernel of our own was not measured to be at least as fast as torch's, if it was not."""
-    is_native = site.options.executor == "native"
-    if not is_native or left.dtype is not torch.float32 or not products.uses_arm_compute_library():
-        return Refusal("products of our own are measured for float32 on Arm only")
+def reason_to_leave(site: Site, left: torch.Tensor, right: torch.Tensor, in_panels: bool = False) -> Refusal | None:
+    """Why a kernel of our own was not measured to be at least as fast as torch's, if it was not. `in_panels`: the right
+    factor is constant, and can lie as the kernel reads it."""
+    if site.options.executor != "native" or left.dtype is not torch.float32:
+        return Refusal("products of our own are measured for float32 only")
     if all(user.target is aten.cat.default for user in site.node.users):
         return Refusal("torch writes it into its part of a concatenation")
     rows, inner, columns = left.shape[-2], left.shape[-1], right.shape[-1]
     lie_along = left.stride(-1) == 1 and right.stride(-2) == 1
     goes_to_library = lie_along and min(rows, inner, columns) >= MIN_LIBRARY_SIDE
-    if goes_to_library and rows * inner * columns > SMALL_WORK and not products.works_with_all_of_few_cores():
+    is_large = goes_to_library and rows * inner * columns > SMALL_WORK
+    if is_large and products.uses_arm_compute_library() and not products.works_with_all_of_few_cores():
         return Refusal("it is large, and the Arm Compute Library has more threads")
-    return slower_than_torch(rows, inner, columns, lie_along)
+    return slower_than_torch(rows, inner, columns, lie_along, in_panels)
 
 
-def slower_than_torch(rows: int, inner: int, columns: int, lie_along: bool) -> Refusal | None:
-    """The same by sizes. `lie_along`: both factors lie along what is summed, as in a linear layer. On a Neoverse N1
-    (`bench/results/products-aarch64.md` for one thread, `products-2-threads-aarch64.md`) these take 0.36 to 1.01 of the
-    time of torch's kernel, the fewer rows the less. Others take 0.6 to 0.95 while they are small, and up to 1.1 where
-    they are not: torch's kernel then has the same layout to begin with. What is thin, too, is better read in the order
-    of memory, as torch does."""
+def slower_than_torch(rows: int, inner: int, columns: int, lie_along: bool, in_panels: bool) -> Refusal | None:
+    """The same by sizes, on this machine. `lie_along`: both factors lie along what is summed, as in a linear layer."""
+    if products.uses_arm_compute_library():
+        return slower_on_arm(rows, inner, columns, lie_along)
+    if products.uses_mkl_with_wide_vectors():
+        return slower_on_x86(rows, inner, columns, lie_along, in_panels)
+    return Refusal("products of our own are measured on Arm, and with AVX-512 beside MKL")
+
+
+def slower_on_arm(rows: int, inner: int, columns: int, lie_along: bool) -> Refusal | None:
+    """On a Neoverse N1 (`bench/results/products-aarch64.md` for one thread, `products-2-threads-aarch64.md`) factors
+    that lie along take 0.36 to 1.01 of the time of torch's kernel, the fewer rows the less. Others take 0.6 to 0.95
+    while they are small, and up to 1.1 where they are not: torch's kernel then has the same layout to begin with. What
+    is thin, too, is better read in the order of memory, as torch does."""
     if inner < MIN_SUMMED or rows * inner * columns < MIN_WORK:
         return Refusal("it is so small that all a kernel of our own can gain is the time of a call")
     if lie_along and inner < SHORT_SUM and rows * inner * columns > MIDDLING_WORK:
@@ -105,3 +116,19 @@ def slower_than_torch(rows: int, inner: int, columns: int, lie_along: bool) -> R
     if min(rows, columns) < THIN_SIDE:
         return Refusal("it is thin, and one factor does not lie along what is summed")
     return None if rows * inner * columns <= SMALL_WORK else Refusal("it is large, and lies as torch's kernel likes it")
+
+
+def slower_on_x86(rows: int, inner: int, columns: int, lie_along: bool, in_panels: bool) -> Refusal | None:
+    """On a Xeon with AVX-512 (`bench/results/products-x86_64.md` for one thread, `products-16-threads-x86_64.md`) MKL
+    is level or ahead wherever packing is little beside multiplying, or threads are many. What is taken was faster with
+    one thread and with sixteen: a few rows of weights that need not be packed, in 0.37 to 0.95 of MKL's time, and
+    single rows, which read the weight once and have their epilogue inside, in 0.74 to 0.98."""
+    if inner * columns < MIN_WEIGHT:
+        return Refusal("it is small, which was not measured beside MKL")
+    if rows == 1 and lie_along:
+        is_measured = inner * columns <= MAX_WEIGHT_OF_A_ROW and columns >= MIN_COLUMNS
+        return None if is_measured else Refusal("it waits for memory, as MKL does")
+    if not in_panels:
+        return Refusal("MKL is as fast where the factors are not frozen")
+    is_measured = rows in FROZEN_ROWS and columns >= MIN_COLUMNS
+    return None if is_measured else Refusal("MKL is as fast with so many rows, so few, or so few columns")

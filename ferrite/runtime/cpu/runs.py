@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ferrite.codegen import RunTable
-from ferrite.codegen.llvm import Table, bound, pack_steps
+from ferrite.codegen.llvm import DIVISION, OUT_OF_MEMORY, Table, bound, pack_steps
 from ferrite.ir import out_of_bounds
 
 
@@ -40,6 +42,11 @@ def native_run(table: RunTable, kernels: Kernels) -> Callable[..., int]:
 
 def problem(result: int, value: int, extent: int, complaints: Sequence[str]) -> Exception:
     """The error that eager raises where a check of a kernel failed."""
-    if result < 0:
+    if result == OUT_OF_MEMORY:
+        return RuntimeError(
+            f"DefaultCPUAllocator: can't allocate memory: you tried to allocate {value} bytes. "
+            f"Error code {errno.ENOMEM} ({os.strerror(errno.ENOMEM)})"
+        )
+    if result == DIVISION:
         return RuntimeError("ZeroDivisionError")
     return out_of_bounds(complaints[result - 1], value, extent)

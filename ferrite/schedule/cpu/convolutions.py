@@ -11,6 +11,7 @@ made: a row of it is where a window begins in the image, and the loops over taps
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -88,9 +89,18 @@ def cut_of(length: int, taps: int) -> int | None:
     )
 
 
+# Of reductions: each is asked about with every group that it, or what follows it, might join.
+_is_tiled: weakref.WeakKeyDictionary[Reduce, bool] = weakref.WeakKeyDictionary()
+
+
 def is_tiled(operation: Operation) -> bool:
     """Whether an operation is a matrix product or a convolution, which both have tiles of sums."""
-    return product_of(operation) is not None or convolution_of(operation) is not None
+    if not isinstance(operation, Reduce):
+        return False
+    if (known := _is_tiled.get(operation)) is None:
+        known = product_of(operation) is not None or convolution_of(operation) is not None
+        _is_tiled[operation] = known
+    return known
 
 
 def reason_apart(group: Group, member: Member, rows: Sequence[Axis]) -> Refusal | None:

@@ -4,7 +4,7 @@ In: a reduction that `product_of` knows, alone or with operations behind it at t
 that while operations are fused: `reason_apart`). Out: its form, which says what vectors are made of and whether factors
 are packed:
 
-dots      along what is summed, where both factors lie along that: a linear layer on some rows
+dots      along what is summed, where both factors lie along that and rows or columns are few: a linear layer
 direct    along the columns, or the rows, where the other side is short
 panels    along the columns, where the right factor lies in the order of its use already
 packed    along the columns, with factors copied into panels that lie in the order of their use: the right one, and the
@@ -32,8 +32,7 @@ MIN_SIDE = 2  # rows, and columns: of one there is nothing to share
 MIN_SUMMED, MAX_SUMMED = 16, 2**14
 # How a sum is cut decides its rounding. So these are no numbers about a machine: values must not depend on that.
 MAX_PIECE, MAX_PACKED = 1024, 512
-# Rows, or columns, up to which packing does not pay: where vectors lie along the sums, and where along the other side.
-MAX_DOT_SIDE, MAX_DIRECT_SIDE = 64, 8
+MAX_DIRECT_SIDE = 8  # rows, or columns, up to which packing does not pay where vectors lie along the other side
 # Columns for which a left factor that lies along the sums is read as it is: packed it takes 1.03 of the time with 64
 # columns, 0.97 with 768, and 0.88 where sums are as long as 3072.
 MAX_UNPACKED_COLUMNS = 128
@@ -118,7 +117,8 @@ def form_of(product: Product, join: Join, machine: Machine) -> Form:
         return Form(product.columns, is_read_often or step_along(left, product.summed) is not ONE, panel=panel)
     is_row_by_row, *also = (step_along(item, product.summed) is ONE for item in (left, right))
     apart = [not collide(*pair, machine) for pair in ((left, product.rows), (right, product.columns))]
-    if is_row_by_row and all((*also, *apart)) and thin <= MAX_DOT_SIDE:
+    has_few = extent_of(product.rows) <= machine.max_dot_rows or extent_of(product.columns) <= MAX_DIRECT_SIDE
+    if is_row_by_row and all((*also, *apart)) and has_few:
         return Form(product.summed)
     if thin <= MAX_DIRECT_SIDE:
         for factor, side in ((right, product.columns), (left, product.rows)):
