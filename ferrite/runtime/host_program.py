@@ -63,6 +63,7 @@ def load_host(
         "from_pool": from_pool,
         "leaves": leaves,
         "repeat": repeat,
+        "in_eager": in_eager if "in_eager(" in source.text else None,  # it holds the graph
         "inf": float("inf"),
         "nan": float("nan"),
     }
@@ -71,8 +72,6 @@ def load_host(
         if not callable(operator):  # torch makes a namespace of any name
             raise TypeError(f"{path} is no operator")
         namespace[name] = torch_runtime.direct_call(operator)
-    if in_eager is not None and "in_eager(" in source.text:  # it holds the graph
-        namespace["in_eager"] = in_eager
     for number, run in enumerate(runs):
         namespace[f"run_{number}"] = run
     for number, recorder in enumerate(recorders):
