@@ -59,6 +59,7 @@ def fusing(*names: str) -> dict[str, Any]:
 
 # The options under which a rule fires on its own example, where it needs any beside those of the example.
 ASKED: dict[str, dict[str, Any]] = {
+    "convolution_channels_last": {"own_convolutions": "off"},  # on Arm it would be ours
     **dict.fromkeys(("repeat_noop", "int_noop", "cat_noop"), NOT_BEFORE),
     **dict.fromkeys(("splitwithsizes_cat_replace", "cat_splitwithsizes_replace"), NOT_BEFORE),
     **dict.fromkeys(
@@ -461,6 +462,9 @@ WRITTEN_OUT: tuple[Program, ...] = (
         ("weights_channels_last",),
         **frozen(weight_layouts="always"),
         terms=16.0,
+    ),
+    Program(
+        partial(nn.Linear, 32, 18), randn((5, 32)), ("weights_in_panels",), **frozen(own_products="always"), terms=32.0
     ),
     Program(Projections, randn((4, 16)), ("merge_sibling_products",), **frozen(horizontal=("merge_sibling_products",))),
     Program(

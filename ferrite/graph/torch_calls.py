@@ -56,12 +56,12 @@ PURE_MODULES = frozenset({"_operator", "operator", "math", "builtins"})
 TORCH_NAMESPACES = frozenset({"torch", "torch._C._nn", "torch.functional", "torch.nn.functional", "torch._tensor"})
 
 
-@functools.cache
 def called_name(node: torch.fx.Node) -> str:
     """The name of the function or method that a node calls: 'relu' for torch.relu and for 'relu'."""
     return node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", ""))
 
 
+@functools.cache
 def aten_name(target: Any) -> str | None:
     """The name of the ATen operator that a function or method stands for: 'relu' for torch.relu and for 'relu'."""
     if isinstance(target, str):

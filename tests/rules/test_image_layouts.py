@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,13 +9,11 @@ import torch.nn.functional as F
 import ferrite
 from ferrite.passes.joint.image_layouts import IMAGE_LAYOUTS
 
-MODULE = sys.modules[type(IMAGE_LAYOUTS).__module__]
-
 
 @pytest.fixture
 def everywhere(monkeypatch, fresh_compiler):
     """A processor stands in for a GPU."""
-    monkeypatch.setattr(MODULE, "is_gpu", lambda device: True)
+    monkeypatch.setattr("ferrite.passes.shared.facts.on_cpu", lambda image: False)
 
 
 class Block(torch.nn.Module):

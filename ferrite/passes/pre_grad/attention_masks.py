@@ -235,4 +235,7 @@ ATTENTION_MASKS = (
 @pre_grad_pass(rules=ATTENTION_MASKS)
 def drop_attention_masks(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """Attention masks made of constants that hide nothing, or what comes later, are left out of the call."""
-    return apply_rules(gm, ATTENTION_MASKS, context)
+    count = apply_rules(gm, ATTENTION_MASKS, context)
+    for node in gm.graph.nodes:
+        node.meta.pop(IS_CAUSAL, None)  # metadata that outlives the pass would be part of what the cache keeps
+    return count
