@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ferrite.ir import ZERO, Axis, Index, Number, data_of, number
-from ferrite.ir.kernel import Loop, Statement, Store, walk
+from ferrite.ir import ZERO, Axis, Index, Load, Number, data_of, number
+from ferrite.ir.kernel import Loop, Statement, Store, nodes_in, walk
 from ferrite.schedule.cpu.column_reduction import column_reduction, is_column_reduction
 from ferrite.schedule.cpu.convolution_loops import convolution_loops
 from ferrite.schedule.cpu.convolutions import convolution_of
@@ -30,7 +30,7 @@ from ferrite.schedule.cpu.sorted_scatter import SortedScatter, sorted_scatter
 from ferrite.schedule.cpu.strips import in_strips
 from ferrite.schedule.cpu.tiles import tiled
 from ferrite.schedule.cpu.vectors import lanes_for, shared, unrolling, vector_loop
-from ferrite.schedule.fusion.accesses import likely, likely_points, step_of, upper_estimate
+from ferrite.schedule.fusion.accesses import axes_in, likely, likely_points, step_of, upper_estimate
 from ferrite.schedule.fusion.nests import Nest
 from ferrite.schedule.loops.axes import Body, collapse, cut, indices_at, work_of
 from ferrite.schedule.loops.memory_order import crossing, inner_indices, ordered_axes, vector_axes, vector_axis
@@ -130,7 +130,7 @@ def columns(
         if column.extent % number(lanes * copies) is not ZERO:
             return shared(outer, (Loop(column, "vector", body, lanes, copies),), work * likely(column.extent), machine)
     if windows and not tiles and likely(column.extent) <= machine.block_elements:
-        if outer and isinstance(outer[-1].extent, Number) and outer[-1].extent.value >= WINDOWS_AT_ONCE:
+        if outer and has_weights(body, outer[-1], column) and at_least(outer[-1].extent, WINDOWS_AT_ONCE):
             # neighbouring windows at once: what they share of an image, and weights, is loaded once
             block, near, several = cut(outer[-1], WINDOWS_AT_ONCE, used(body))
             inner = (Loop(column, "vector", (Loop(near, "vector", several, copies=WINDOWS_AT_ONCE),), lanes),)
@@ -140,6 +140,21 @@ def columns(
     block, last, body = cut(column, lanes * copies, body)
     inner = (Loop(last, "vector", body, lanes, copies),)
     return shared([*outer, block], inner, work * lanes * copies, machine)
+
+
+def at_least(extent: Index, least: int) -> bool:
+    return isinstance(extent, Number) and extent.value >= least
+
+
+def has_weights(body: Body, row: Axis, column: Axis) -> bool:
+    """Whether something is read that is another for each column, and the same for all windows along a row."""
+    for statement in walk(body):
+        for item in nodes_in(statement):
+            if isinstance(item, Load):
+                axes = frozenset[Axis]().union(*map(axes_in, item.coordinates))
+                if column in axes and row not in axes:
+                    return True
+    return False
 
 
 def combines(statement: Statement) -> bool:
