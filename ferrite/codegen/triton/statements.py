@@ -44,7 +44,6 @@ from ferrite.ir import (
 )
 from ferrite.ir.kernel import (
     Accumulate,
-    Join,
     Kernel,
     Let,
     Loop,
@@ -52,6 +51,7 @@ from ferrite.ir.kernel import (
     Scratch,
     Statement,
     Store,
+    Update,
     When,
     checks,
     indices_in,
@@ -157,8 +157,8 @@ class Printer:
                 self.states.begin(statement, scope)
                 self.block(statement.body, scope)
                 self.states.end(statement)
-            case Join():
-                self.states.join(statement, scope)
+            case Update():
+                self.states.update(statement, scope)
             case Store():
                 self.store(statement, scope)
             case When():

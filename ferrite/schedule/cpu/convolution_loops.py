@@ -27,7 +27,7 @@ from functools import cached_property
 import torch
 
 from ferrite.ir import ONE, ZERO, Axis, Index, Load, Local, axis, const, number, op
-from ferrite.ir.kernel import Accumulate, Join, Let, Loop, Scratch, State, Store
+from ferrite.ir.kernel import Accumulate, Let, Loop, Scratch, State, Store, Update
 from ferrite.ir.program import Mode
 from ferrite.schedule.cpu.convolutions import Convolution, cut_of, factors_of
 from ferrite.schedule.cpu.machine import Machine
@@ -54,9 +54,9 @@ FAR = 1 << 40  # a step in memory that is not known
 
 def convolution_loops(convolution: Convolution, parts: Sequence[Parts], machine: Machine) -> Body:
     """The whole body of the kernel; `parts`: the sum, and what follows it at every point of the result."""
-    (state,), (join,) = parts[0].states, parts[0].point
-    assert isinstance(join, Join)
-    tiles = Windows(convolution, *sides_of(convolution, state.dtypes[0], machine), state, join, machine)
+    (state,), (update,) = parts[0].states, parts[0].point
+    assert isinstance(update, Update)
+    tiles = Windows(convolution, *sides_of(convolution, state.dtypes[0], machine), state, update, machine)
     follows: Body = (
         Let(tiles.total.name, Load.intern(SUMS, (tiles.rows.within, tiles.columns.within), tiles.total.dtype)),
         *parts[0].after,
@@ -87,7 +87,7 @@ class Windows:
     rows: Side
     columns: Side
     state: State
-    join: Join
+    update: Update
     machine: Machine
 
     @property
@@ -97,7 +97,7 @@ class Windows:
     @cached_property
     def factors(self) -> tuple[Load, Load]:
         """The image, and the weight."""
-        return factors_of(self.join.values[0], self.convolution)
+        return factors_of(self.update.values[0], self.convolution)
 
     # --- what is summed -----------------------------------------------------------------------------------------------
 
@@ -183,15 +183,15 @@ class Windows:
         """The sums of one tile over a piece."""
         image, _ = self.factors
         weight = Load.intern(RIGHT, (self.panel_row, wide.inside), self.panel.dtype)
-        join: Body = (Join(self.join.state, (op("mul", image, weight),)),)
-        join = replaced(join, {**self.places(tall.index), **self.place_in_sum})
+        update: Body = (Update(self.update.state, (op("mul", image, weight),)),)
+        update = replaced(update, {**self.places(tall.index), **self.place_in_sum})
         *outer, last = self.in_order_of(image)
         at_once = steps_at_once(extent_of(last))
         steps, step = axis("steps", extent_of(last) // at_once), axis("step", at_once)
-        join = replaced(join, {last: (ZERO if steps.extent is ONE else steps * at_once) + step})
-        join = nested(longer_than_one([*outer, steps]), (Loop(step, "unrolled", join),), "serial")
+        update = replaced(update, {last: (ZERO if steps.extent is ONE else steps * at_once) + step})
+        update = nested(longer_than_one([*outer, steps]), (Loop(step, "unrolled", update),), "serial")
         mode: Mode = "set" if self.pieces.extent is ONE else "add"
-        body: Body = (Accumulate((self.state,), join), Store(SUMS, (tall.place, wide.place), self.total, mode))
+        body: Body = (Accumulate((self.state,), update), Store(SUMS, (tall.place, wide.place), self.total, mode))
         return self.rows.tiled(tall, self.columns.tiled(wide, body))
 
     def packing(self, part: Part) -> Body:

@@ -33,7 +33,7 @@ from functools import cached_property
 import torch
 
 from ferrite.ir import ONE, ZERO, Axis, Index, Load, Local, axis, const, index_value, minimum, number, op
-from ferrite.ir.kernel import Accumulate, Join, Let, Loop, LoopKind, Scratch, State, Store, When
+from ferrite.ir.kernel import Accumulate, Let, Loop, LoopKind, Scratch, State, Store, Update, When
 from ferrite.ir.program import Mode
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.products import (
@@ -191,10 +191,10 @@ def sides_of(product: Product, form: Form, dtype: torch.dtype, machine: Machine)
 
 def product_loops(product: Product, parts: Sequence[Parts], machine: Machine) -> Body:
     """The whole body of the kernel; `parts`: the sum, and what follows it at every point of the result."""
-    (state,), (join,) = parts[0].states, parts[0].point
-    assert isinstance(join, Join)
-    form = form_of(product, join, machine)
-    tiles = Tiles(product, form, *sides_of(product, form, state.dtypes[0], machine), state, join, machine)
+    (state,), (update,) = parts[0].states, parts[0].point
+    assert isinstance(update, Update)
+    form = form_of(product, update, machine)
+    tiles = Tiles(product, form, *sides_of(product, form, state.dtypes[0], machine), state, update, machine)
     follows = (*parts[0].after, *(statement for part in parts[1:] for statement in part.point))
     return tiles.loops(follows)
 
@@ -206,7 +206,7 @@ class Tiles:
     rows: Side
     columns: Side
     state: State
-    join: Join
+    update: Update
     machine: Machine
 
     @property
@@ -227,9 +227,9 @@ class Tiles:
     def piece_begin(self) -> Index:
         return ZERO if self.pieces.extent is ONE else self.pieces * self.piece
 
-    def tile(self, tall: Part, wide: Part, join: Body, follows: Body) -> Body:
-        """The sums of one tile; `join`: what joins each, over the places in a piece."""
-        body: Body = (Accumulate((self.state,), self.summed(join)),)
+    def tile(self, tall: Part, wide: Part, update: Body, follows: Body) -> Body:
+        """The sums of one tile; `update`: of each, over the places in a piece."""
+        body: Body = (Accumulate((self.state,), self.summed(update)),)
         if self.ends_in_tiles(follows):
             body += replaced(follows, {self.product.rows: tall.index, self.product.columns: wide.index})
         else:
@@ -245,16 +245,16 @@ class Tiles:
         stores = [item for item in follows if isinstance(item, Store)]
         return all(step_of(index, self.form.along) is ONE for item in stores for index in item.coordinates)
 
-    def summed(self, join: Body) -> Body:
+    def summed(self, update: Body) -> Body:
         """The loop of a tile over a piece of what is summed."""
         inside = self.place_in_piece
         if self.form.along is self.product.summed:
-            return (Loop(inside, "reduction", join, min(self.machine.lanes(self.total.dtype), self.piece)),)
+            return (Loop(inside, "reduction", update, min(self.machine.lanes(self.total.dtype), self.piece)),)
         if self.piece % STEPS_AT_ONCE:
-            return (Loop(inside, "serial", join),)
+            return (Loop(inside, "serial", update),)
         steps, step = axis("steps", self.piece // STEPS_AT_ONCE), axis("step", STEPS_AT_ONCE)
-        join = replaced(join, {inside: steps * STEPS_AT_ONCE + step})
-        return (Loop(steps, "serial", (Loop(step, "unrolled", join),)),)
+        update = replaced(update, {inside: steps * STEPS_AT_ONCE + step})
+        return (Loop(steps, "serial", (Loop(step, "unrolled", update),)),)
 
     @property
     def place_in_piece(self) -> Axis:
@@ -324,12 +324,12 @@ class Tiles:
                 panel = Scratch(RIGHT, self.factors[1].dtype, (number(self.piece), number(self.columns.tile)))
                 work = (panel, *self.packing(panel, self.product.columns, wide, self.piece_begin, ()))
             for tall in self.rows.parts():
-                work += self.rows.around(tall, self.tile(tall, wide, self.joined(tall, wide), follows))
+                work += self.rows.around(tall, self.tile(tall, wide, self.update_of(tall, wide), follows))
             found += self.columns.around(wide, work)
         return found
 
-    def joined(self, tall: Part, wide: Part) -> Body:
-        """What joins each sum of a tile: two elements, multiplied."""
+    def update_of(self, tall: Part, wide: Part) -> Body:
+        """The update of each sum of a tile: by two elements, multiplied."""
         piece = ZERO if self.pieces.extent is ONE else self.pieces
         left, right = self.factors
         if self.left is not Packed.NOWHERE:
@@ -344,13 +344,13 @@ class Tiles:
             self.product.columns: wide.index,
             self.product.summed: self.piece_begin + self.place_in_piece,
         }
-        return replaced((Join(self.join.state, (op("mul", left, right),)),), place)
+        return replaced((Update(self.update.state, (op("mul", left, right),)),), place)
 
     # --- packed factors -----------------------------------------------------------------------------------------------
 
     @cached_property
     def factors(self) -> tuple[Load, Load]:
-        return factors(self.product, self.join)
+        return factors(self.product, self.update)
 
     @cached_property
     def left(self) -> Packed:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 
 from ferrite.ir import ONE, Axis, Index, Load, Mod, Number, Op
-from ferrite.ir.kernel import Join
+from ferrite.ir.kernel import Update
 from ferrite.ir.program import Operation, Reduce
 from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.fusion.accesses import axes_in, step_of
@@ -108,10 +108,10 @@ class Form:
         return self.packs_left or self.packs_right or self.panel is not None
 
 
-def form_of(product: Product, join: Join, machine: Machine) -> Form:
+def form_of(product: Product, update: Update, machine: Machine) -> Form:
     """Which form suits factors that lie like these."""
     thin = min(extent_of(product.rows), extent_of(product.columns))
-    left, right = factors(product, join)
+    left, right = factors(product, update)
     if (panel := panel_columns(product, right)) is not None:
         is_read_often = extent_of(product.columns) > MAX_UNPACKED_COLUMNS and thin > MAX_DIRECT_SIDE
         return Form(product.columns, is_read_often or step_along(left, product.summed) is not ONE, panel=panel)
@@ -145,9 +145,9 @@ def collide(factor: Load, side: Axis, machine: Machine) -> bool:
     return isinstance(step, Number) and step.value * factor.dtype.itemsize % machine.l1_way_bytes == 0
 
 
-def factors(product: Product, join: Join) -> tuple[Load, Load]:
+def factors(product: Product, update: Update) -> tuple[Load, Load]:
     """The factor that has the rows, and the one that has the columns."""
-    (value,) = join.values
+    (value,) = update.values
     one, other = value.args
     assert isinstance(one, Load)
     assert isinstance(other, Load)
