@@ -12,7 +12,8 @@ from ferrite.errors import Refusal
 from ferrite.ir import STATES
 from ferrite.ir.kernel import Kernel
 from ferrite.ir.program import Operation, Reduce, Scan, roots_of
-from ferrite.runtime.cpu import Kernels, KernelStore, build, functions_of, native_run
+from ferrite.runtime import KernelStore, functions_of
+from ferrite.runtime.cpu import Kernels, build, native_run
 from ferrite.schedule import INTERPRETED
 from ferrite.schedule.cpu import CpuScheduling, Machine
 from ferrite.schedule.loops import has_state

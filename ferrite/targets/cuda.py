@@ -14,7 +14,7 @@ from ferrite.codegen import CudaSpelling, RecordedPart, RunTable
 from ferrite.codegen.llvm import machine_text
 from ferrite.codegen.triton import unsupported_operation
 from ferrite.ir.kernel import Kernel
-from ferrite.runtime.cpu import KernelStore
+from ferrite.runtime import KernelStore
 from ferrite.runtime.cuda import (
     Driver,
     Processor,

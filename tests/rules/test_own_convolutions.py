@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import ferrite
-from ferrite.capture import products
+from ferrite.capture import product_libraries
 from ferrite.passes.post_grad.own_convolutions import can_be_cut
 from ferrite.schedule.cpu import convolutions
 from ferrite.schedule.cpu.products import MIN_SUMMED
@@ -28,7 +28,7 @@ def test_the_scheduler_has_pieces_for_what_the_pass_takes(channels, taps):
 
 @pytest.fixture
 def on_arm(monkeypatch):
-    monkeypatch.setattr(products, "uses_arm_compute_library", lambda: True)
+    monkeypatch.setattr(product_libraries, "uses_arm_compute_library", lambda: True)
 
 
 def owned(fn, *inputs, **options) -> int:
@@ -83,7 +83,7 @@ def test_images_that_training_keeps_are_left():
     assert owned(lambda x, w: F.conv2d(x * 2, w), given[0][:, :16], weight) == 0
 
 
-@pytest.mark.skipif(products.has_arm_compute_library(), reason="it is measured here")
+@pytest.mark.skipif(product_libraries.has_arm_compute_library(), reason="it is measured here")
 def test_elsewhere_torch_keeps_them():
     with torch.no_grad():
         assert owned(bottleneck, *bottleneck_inputs()) == 0

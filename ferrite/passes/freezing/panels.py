@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import on_real_tensors, products
+from ferrite.capture import on_real_tensors, product_libraries
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.passes.freezing.binary_cases import constant, of
@@ -73,7 +73,7 @@ _lock = threading.Lock()
 
 def panels_of(weight: torch.Tensor) -> torch.Tensor:
     """The panels of a matrix: those that another graph has, if these have the same contents."""
-    width = products.panel_columns(weight.dtype)
+    width = product_libraries.panel_columns(weight.dtype)
     key = (weight.data_ptr(), weight.dtype, weight.shape, weight.stride(), width)
     with on_real_tensors(), _lock:
         found = _kept.get(key)

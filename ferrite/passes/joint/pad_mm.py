@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import products, torch_api
+from ferrite.capture import product_libraries, torch_api
 from ferrite.errors import Refusal
 from ferrite.passes.joint.aligned_rows import AlignedRows, in_aligned_rows
 from ferrite.passes.shared.cases import normal, on_accelerator
@@ -125,7 +125,7 @@ def turned(matrix: torch.Tensor) -> bool:
 def gains_nothing(value: torch.Tensor) -> Refusal | None:
     if value.device.type == "cpu":
         return Refusal("on a cpu alignment gains nothing")
-    if value.dtype is torch.float32 and not products.may_round_operands(value.device.type):
+    if value.dtype is torch.float32 and not product_libraries.may_round_operands(value.device.type):
         return Refusal("single precision runs without matrix units")
     return None
 

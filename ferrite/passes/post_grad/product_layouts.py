@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import products, torch_api
+from ferrite.capture import product_libraries, torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.passes.shared.cases import normal
@@ -64,13 +64,13 @@ def reason_to_leave(site: Site, sizes: tuple[Any, ...], changed: torch.Tensor) -
     """Why it was not measured to gain, if it was not."""
     rows, inner, columns = map(torch_api.size_hint, sizes)
     work = rows * inner * columns
-    if site.options.executor != "native" or not products.uses_arm_compute_library():
+    if site.options.executor != "native" or not product_libraries.uses_arm_compute_library():
         return Refusal("it is no product that the Arm Compute Library would take")
     if min(rows, inner, columns) < MIN_LIBRARY_SIDE or work < MIN_LIBRARY_MULTIPLICATIONS:
         return Refusal("it is so small that the Arm Compute Library does not take it")
     if work <= SMALL_PRODUCT_MULTIPLICATIONS:
         return None
-    if not products.works_with_all_of_few_cores():
+    if not product_libraries.works_with_all_of_few_cores():
         return Refusal("it is large, and the Arm Compute Library has more threads")
     if inner >= LONG_ROW_ELEMENTS:
         return Refusal("its rows are long")

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ferrite.capture import on_real_tensors, products, torch_api
+from ferrite.capture import on_real_tensors, product_libraries, torch_api
 from ferrite.errors import Refusal
 from ferrite.passes.pre_grad.constant_values import ConstantValues
 from ferrite.passes.pre_grad.predicates import is_plain
@@ -88,7 +88,7 @@ def problem_of(site: Site) -> Refusal | None:
     if not all(torch_api.known_true(size >= 1) for tensor in tensors for size in tensor.shape):
         return Refusal("it may be empty")
     in_float32_on_cuda = tensors[0].device.type == "cuda" and tensors[0].dtype is torch.float32
-    if in_float32_on_cuda and not products.may_round_operands("cuda"):
+    if in_float32_on_cuda and not product_libraries.may_round_operands("cuda"):
         return Refusal("attention may round to TF32 there, which products may not")
     return None
 

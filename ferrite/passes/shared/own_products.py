@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import products
+from ferrite.capture import product_libraries
 from ferrite.errors import Refusal
 from ferrite.passes.shared.library import define
 from ferrite.rewrite import Site
@@ -87,16 +87,20 @@ def reason_to_leave(site: Site, left: torch.Tensor, right: torch.Tensor, in_pane
     lie_along = left.stride(-1) == 1 and right.stride(-2) == 1
     goes_to_library = lie_along and min(rows, inner, columns) >= MIN_LIBRARY_SIDE
     is_large = goes_to_library and rows * inner * columns > SMALL_WORK
-    if is_large and products.uses_arm_compute_library() and not products.works_with_all_of_few_cores():
+    if (
+        is_large
+        and product_libraries.uses_arm_compute_library()
+        and not product_libraries.works_with_all_of_few_cores()
+    ):
         return Refusal("it is large, and the Arm Compute Library has more threads")
     return slower_than_torch(rows, inner, columns, lie_along, in_panels)
 
 
 def slower_than_torch(rows: int, inner: int, columns: int, lie_along: bool, in_panels: bool) -> Refusal | None:
     """The same by sizes, on this machine. `lie_along`: both factors lie along what is summed, as in a linear layer."""
-    if products.uses_arm_compute_library():
+    if product_libraries.uses_arm_compute_library():
         return slower_on_arm(rows, inner, columns, lie_along)
-    if products.uses_mkl_with_wide_vectors():
+    if product_libraries.uses_mkl_with_wide_vectors():
         return slower_on_x86(rows, inner, columns, lie_along, in_panels)
     return Refusal("products of our own are measured on Arm, and with AVX-512 beside MKL")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import products, torch_api
+from ferrite.capture import product_libraries, torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import HALVES, fake_value
 from ferrite.passes.shared.attention.found import Node
@@ -61,7 +61,7 @@ class AttentionCall:
         if self.looks_at_mask and (why := self.kernel_problem(query, key, value)) is not None:
             return Refusal(f"rows that a mask may hide are for the kernel of CPUs: {why}")
         on_cuda = query.device.type == "cuda"
-        if on_cuda and query.dtype is torch.float32 and not products.may_round_operands("cuda"):
+        if on_cuda and query.dtype is torch.float32 and not product_libraries.may_round_operands("cuda"):
             return Refusal("attention may round to TF32 there, which products may not")
         if not must_pay:
             return None
