@@ -30,7 +30,6 @@ from ferrite.pipeline import PassContext
 from ferrite.rewrite import Case, NodeRule, Site, apply_rules
 
 aten = torch.ops.aten
-IS_CAUSAL = "hides what comes later"  # of a mask, once it was looked at
 
 
 def without_mask(site: Site) -> Any:
@@ -56,9 +55,9 @@ def causal(site: Site) -> Any:
         return Refusal("it is not known to have an element for each query and key")
     if sizes[0] != sizes[1]:
         return Refusal("there are more keys than queries, or fewer")
-    if IS_CAUSAL not in mask.meta:  # all layers have the same mask
-        mask.meta[IS_CAUSAL] = is_lower_triangle(ConstantValues(site.written).of(mask))
-    if not mask.meta[IS_CAUSAL]:
+    if (is_lower_triangle, mask) not in site.answers:  # all layers have the same mask
+        site.answers[is_lower_triangle, mask] = is_lower_triangle(ConstantValues(site.written).of(mask))
+    if not site.answers[is_lower_triangle, mask]:
         return Refusal(f"{mask.name} is not known to hide what comes later, and nothing else")
     kept = {"is_causal": True, "scale": given["scale"], "enable_gqa": given["enable_gqa"]}
     return site.call(site.node.target, given["query"], given["key"], given["value"], **kept)
@@ -235,7 +234,4 @@ ATTENTION_MASKS = (
 @pre_grad_pass(rules=ATTENTION_MASKS)
 def drop_attention_masks(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """Attention masks made of constants that hide nothing, or what comes later, are left out of the call."""
-    count = apply_rules(gm, ATTENTION_MASKS, context)
-    for node in gm.graph.nodes:
-        node.meta.pop(IS_CAUSAL, None)  # metadata that outlives the pass would be part of what the cache keeps
-    return count
+    return apply_rules(gm, ATTENTION_MASKS, context)
