@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ferrite.ir import STATES, Axis, Expr, Index, Load, Local, Number
 from ferrite.ir.kernel import Let, Loop, Scratch, State, Statement, Store, Update, nodes_in
-from ferrite.schedule.cpu.machine import Machine
+from ferrite.machines import Machine
 from ferrite.schedule.cpu.vectors import shared, vector_loop
 from ferrite.schedule.fusion.accesses import likely, likely_points, upper_estimate
 from ferrite.schedule.fusion.nests import Nest

@@ -29,8 +29,8 @@ import torch
 from ferrite.ir import ONE, ZERO, Axis, Index, Load, Local, axis, const, number, op
 from ferrite.ir.kernel import Accumulate, Let, Loop, Scratch, State, Store, Update
 from ferrite.ir.program import Mode
+from ferrite.machines import Machine
 from ferrite.schedule.cpu.convolutions import Convolution, cut_of, factors_of
-from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.product_loops import (
     PRODUCTS_OF_AN_ADDITION,
     RIGHT,

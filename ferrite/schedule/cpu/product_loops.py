@@ -35,7 +35,7 @@ import torch
 from ferrite.ir import ONE, ZERO, Axis, Index, Load, Local, axis, const, index_value, minimum, number, op
 from ferrite.ir.kernel import Accumulate, Let, Loop, LoopKind, Scratch, State, Store, Update, When
 from ferrite.ir.program import Mode
-from ferrite.schedule.cpu.machine import Machine
+from ferrite.machines import Machine
 from ferrite.schedule.cpu.products import (
     MAX_PACKED,
     MAX_PIECE,

@@ -23,7 +23,7 @@ import torch
 from ferrite.ir import ONE, Axis, Index, Load, Mod, Number, Op
 from ferrite.ir.kernel import Update
 from ferrite.ir.program import Operation, Reduce
-from ferrite.schedule.cpu.machine import Machine
+from ferrite.machines import Machine
 from ferrite.schedule.fusion.accesses import axes_in, step_of
 
 MIN_SIDE = 2  # rows, and columns: of one there is nothing to share

@@ -18,10 +18,10 @@ from collections.abc import Sequence
 
 from ferrite.ir import ZERO, Axis, Index, Load, Number, data_of, number
 from ferrite.ir.kernel import Loop, Statement, Store, nodes_in, walk
+from ferrite.machines import Machine
 from ferrite.schedule.cpu.column_reduction import column_reduction, is_column_reduction
 from ferrite.schedule.cpu.convolution_loops import convolution_loops
 from ferrite.schedule.cpu.convolutions import convolution_of
-from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.nest_loops import nest_loops
 from ferrite.schedule.cpu.product_loops import product_loops
 from ferrite.schedule.cpu.products import product_of

@@ -35,9 +35,9 @@ from ferrite.ir import (
     rewrite_nodes,
 )
 from ferrite.ir.program import Buffer, Combine, Compute, Destination, Operation, Scan, Store
+from ferrite.machines import GpuMachine
 from ferrite.schedule.fusion.accesses import likely, likely_points
 from ferrite.schedule.gpu.blocks import power_above
-from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.loops.scans import has_state, latest_extreme
 
 Part = Callable[[torch.dtype, tuple[Axis, ...]], Destination]  # memory for one value at every point

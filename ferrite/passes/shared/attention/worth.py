@@ -18,9 +18,8 @@ import torch
 from ferrite.capture import product_libraries, torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import HALVES, fake_value
+from ferrite.machines import host_machine
 from ferrite.passes.shared.attention.found import Node
-
-MAX_KEYS_TRAINING = 128
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class AttentionCall:
             return Refusal(f"whether it pays on {query.device.type} is not known")
         if self.trains_mask:
             return Refusal("the kernel does not train masks")
-        if self.training and torch_api.size_hint(key.shape[-2]) > MAX_KEYS_TRAINING:
+        if self.training and torch_api.size_hint(key.shape[-2]) > host_machine().max_training_attention_keys:
             return Refusal("with so many keys products are faster on the way back")
         return self.kernel_problem(query, key, value)
 
