@@ -27,8 +27,8 @@ OPERANDS: Mapping[Any, tuple[str, str]] = {
 # Sides, and multiplications, from which torch takes the Arm Compute Library.
 MIN_LIBRARY_SIDE, MIN_LIBRARY_MULTIPLICATIONS = 9, 8193
 # Multiplications of one matrix; sides.
-MIN_WORK, SMALL_WORK, MIDDLING_WORK = 2**18, 2**20, 2**22
-MIN_SUMMED, SHORT_SUM, LONG_SUM, MAX_SUMMED = 16, 128, 1024, 2**14
+MIN_WORK, SMALL_WORK = 2**18, 2**20
+MIN_SUMMED, LONG_SUM, MAX_SUMMED = 16, 1024, 2**14
 THIN_SIDE, LARGE_SIDE = 16, 512
 # Beside MKL: elements of a weight, its columns, and rows that are multiplied by a frozen one.
 MIN_WEIGHT, MAX_WEIGHT_OF_A_ROW, MIN_COLUMNS, FROZEN_ROWS = 2**18, 2**24, 512, range(4, 65)
@@ -108,8 +108,6 @@ def slower_on_arm(rows: int, inner: int, columns: int, lie_along: bool) -> Refus
     is thin, too, is better read in the order of memory, as torch does."""
     if inner < MIN_SUMMED or rows * inner * columns < MIN_WORK:
         return Refusal("it is so small that all a kernel of our own can gain is the time of a call")
-    if lie_along and inner < SHORT_SUM and rows * inner * columns > MIDDLING_WORK:
-        return Refusal("it is large, and its sums are short")
     if lie_along:
         fits = inner > LONG_SUM or min(rows, columns) < LARGE_SIDE
         return None if columns > 1 and fits else Refusal("it is large, or has a single column")
