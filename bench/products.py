@@ -1,6 +1,7 @@
 """Matrix products as kernels of our own, beside torch's, on the shapes of real models.
 
-    python -m bench.products [--rounds N] [--threads N] [--only KIND ...]
+    OMP_NUM_THREADS=1 python -m bench.products [--rounds N] [--only KIND ...]
+    python -m bench.products --threads N [--rounds N] [--only KIND ...]
 
     linear      x @ W.mT                                layers of BERT, ViT, llama (prefill, a few tokens), heads
     frozen      x @ W.mT, W a frozen weight             the same; torch has it frozen, too
@@ -12,8 +13,9 @@
 
 Each is compiled with `own_products` "off", where torch's kernels are called (in the layouts that they like best), and
 "always". Figures are billions of additions and multiplications per second, of processor time: on Arm a part of torch's
-kernels has threads of its own, whatever it is told. With several threads, of time that passes. `to torch`: our time to
-that of "off", below 1 is faster. `taken`: what "auto" does with such sizes, where torch has all cores.
+kernels has threads of its own, whatever it is told, but for OMP_NUM_THREADS. With several threads, of time that passes.
+`to torch`: our time to that of "off", below 1 is faster. `taken`: what "auto" does with such sizes, where torch has all
+cores.
 """
 
 from __future__ import annotations
