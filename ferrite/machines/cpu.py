@@ -54,6 +54,7 @@ class Machine:
     store_and_load_additions: int = 8  # what keeping a value in a tile costs, in additions
     min_window_step_elements: int = 5  # from one window to the next: so far apart, vectors are better made of the
     # elements of one window than of neighbouring windows
+    windows_at_once: int = 4  # neighbours that share weights, which are loaded once for all of them
     min_scan_rows: int = 64  # for which rows are scanned several at once; tried: from 16 to 512 rows no difference
     strip_vectors: int = 4  # side by side: what a column alone decides stays in registers; tried: 2 and 8 alike
     min_strip_additions: int = 8  # saved at every point, for a strip to pay; tried: never 5.6, with one 0.9 to 1.0

@@ -8,9 +8,8 @@ import torch.nn.functional as F
 
 import ferrite
 from ferrite.capture import product_libraries
+from ferrite.ir import sum_pieces
 from ferrite.passes.post_grad.own_convolutions import can_be_cut
-from ferrite.schedule.cpu import convolutions
-from ferrite.schedule.cpu.products import MIN_SUMMED
 from tests.compare import compile_strict, reset
 
 quick = pytest.mark.quick
@@ -20,10 +19,7 @@ quick = pytest.mark.quick
 @pytest.mark.parametrize("channels", [3, 16, 64, 67, 71, 128, 131, 512, 1031, 2048])
 @pytest.mark.parametrize("taps", [(1, 1), (3, 3), (7, 7), (15, 15)], ids=str)
 def test_the_scheduler_has_pieces_for_what_the_pass_takes(channels, taps):
-    longest = max(channels, *taps)
-    others = channels * taps[0] * taps[1] // longest
-    has_pieces = convolutions.cut_of(longest, others) is not None and longest * others >= MIN_SUMMED
-    assert can_be_cut((channels, *taps)) == has_pieces
+    assert can_be_cut((channels, *taps)) == sum_pieces.windows_can_be_cut((channels, *taps))
 
 
 @pytest.fixture

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ferrite.ir import sum_pieces
 from ferrite.machines import BesideArmComputeLibrary, BesideMkl
-from ferrite.passes.shared.own_products import MAX_SUMMED, can_be_cut
-from ferrite.schedule.cpu import products
 
 quick = pytest.mark.quick
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
@@ -75,8 +74,11 @@ def test_beside_mkl_few_rows_of_frozen_weights_are_taken():
 
 
 @quick
-def test_the_scheduler_takes_what_the_pass_makes():
-    """Else a product would be an ordinary sum, which is right and slow."""
-    assert MAX_SUMMED == products.MAX_SUMMED
+def test_pieces_of_sums_are_equal_and_neither_long_nor_short():
     for length in range(1, 4096):
-        assert can_be_cut(length) == (products.piece_of(length, products.MAX_PACKED) <= products.MAX_PACKED)
+        piece = sum_pieces.of_product(length)
+        assert length % piece == 0
+        if sum_pieces.product_can_be_cut(length):
+            assert piece == length or 128 <= piece <= 512
+        else:
+            assert not any(length % size == 0 for size in range(128, 513))

@@ -86,7 +86,7 @@ def reason_against(site: Site, x: torch.Tensor, weight: torch.Tensor) -> Refusal
 
 
 def can_be_cut(summed: Any) -> bool:
-    """Whether the scheduler has equal pieces for such sums (`ferrite.schedule.cpu.convolutions.cut_of`)."""
+    """Whether the scheduler has equal pieces for such sums (`ferrite.ir.sum_pieces`)."""
     length, products = max(summed), math.prod(summed)
     others = products // length
     pieces = (size for size in range(1, length + 1) if length % size == 0)

@@ -14,6 +14,7 @@ import torch
 
 from ferrite.capture import product_libraries
 from ferrite.errors import Refusal
+from ferrite.ir import sum_pieces
 from ferrite.machines import UNMEASURED, BesideTorch, host_machine
 from ferrite.passes.shared.library import define
 from ferrite.rewrite import Site
@@ -25,8 +26,6 @@ OPERANDS: Mapping[Any, tuple[str, str]] = {
     aten.bmm.default: ("self", "mat2"),
     aten.baddbmm.default: ("batch1", "batch2"),
 }
-MAX_SUMMED = 2**14
-MAX_PIECE, PIECES = 512, range(128, 513)  # of a sum, which the scheduler cuts
 
 
 @define("product(Tensor left, Tensor right) -> Tensor")
@@ -56,18 +55,13 @@ def reason_against(site: Site, left: torch.Tensor, right: torch.Tensor) -> Refus
         return Refusal("its sizes are not known")
     if math.prod((*left.shape, *right.shape)) == 0:
         return Refusal("it has no elements, or sums of none")
-    if left.shape[-1] > MAX_SUMMED:
+    if left.shape[-1] > sum_pieces.MAX_SUMMED:
         return Refusal("its sums are so long that packed factors would take much memory")
-    if not can_be_cut(left.shape[-1]):
+    if not sum_pieces.product_can_be_cut(left.shape[-1]):
         return Refusal("its sums cannot be cut into equal pieces, and would round worse than torch's")
     if any(site.arguments.get(factor, 1) != 1 for factor in ("alpha", "beta")):
         return Refusal("it is scaled")
     return None
-
-
-def can_be_cut(length: int) -> bool:
-    """Whether the scheduler has equal pieces for sums of so many (`ferrite.schedule.cpu.products.piece_of`)."""
-    return length <= MAX_PIECE or any(length % piece == 0 for piece in PIECES)
 
 
 def reason_to_leave(site: Site, left: torch.Tensor, right: torch.Tensor, in_panels: bool = False) -> Refusal | None:

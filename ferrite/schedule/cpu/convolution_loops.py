@@ -26,10 +26,10 @@ from functools import cached_property
 
 import torch
 
-from ferrite.ir import ONE, ZERO, Axis, Index, Load, axis, number, op
+from ferrite.ir import ONE, ZERO, Axis, Index, Load, axis, number, op, sum_pieces
 from ferrite.ir.kernel import Accumulate, Loop, Scratch, Store, Update
 from ferrite.machines import Machine
-from ferrite.schedule.cpu.convolutions import Convolution, cut_of, factors_of
+from ferrite.schedule.cpu.convolutions import Convolution, factors_of
 from ferrite.schedule.cpu.products import extent_of, step_along
 from ferrite.schedule.cpu.tiled_sums import (
     RIGHT,
@@ -106,7 +106,7 @@ class Windows(TiledSums):
     @cached_property
     def piece(self) -> Axis:
         """The places in a piece of the longest axis."""
-        size = cut_of(extent_of(self.longest), self.summed_products // extent_of(self.longest))
+        size = sum_pieces.of_windows(extent_of(self.longest), self.summed_products // extent_of(self.longest))
         assert size is not None
         return axis("piece_in", size)
 

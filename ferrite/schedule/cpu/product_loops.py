@@ -32,18 +32,15 @@ from functools import cached_property
 
 import torch
 
-from ferrite.ir import ONE, ZERO, Axis, Index, Load, axis, number, op
+from ferrite.ir import ONE, ZERO, Axis, Index, Load, axis, number, op, sum_pieces
 from ferrite.ir.kernel import Accumulate, Loop, LoopKind, Scratch, Store, Update
 from ferrite.machines import Machine
 from ferrite.schedule.cpu.products import (
-    MAX_PACKED,
-    MAX_PIECE,
     Form,
     Product,
     extent_of,
     factors,
     form_of,
-    piece_of,
     step_along,
 )
 from ferrite.schedule.cpu.tiled_sums import (
@@ -84,7 +81,7 @@ def sides_of(product: Product, form: Form, dtype: torch.dtype, machine: Machine)
         wide = form.panel or vectors * lanes
     if form.along is product.rows:
         tall, wide = wide, tall
-    most = machine.l2_bytes // (dtype.itemsize * MAX_PACKED) if form.is_packed else machine.block_rows
+    most = machine.l2_bytes // (dtype.itemsize * sum_pieces.MAX_PACKED) if form.is_packed else machine.block_rows
     tall_tiles = even_parts(-(-rows // tall), max(most // tall, 1))
     wide_tiles = even_parts(-(-columns // wide), max(machine.block_columns // wide, 1))
     batch = math.prod(map(extent_of, product.batch))
@@ -133,7 +130,7 @@ class Tiles(TiledSums):
 
     @property
     def piece(self) -> int:
-        return piece_of(self.summed_products, MAX_PACKED if self.form.is_packed else MAX_PIECE)
+        return sum_pieces.of_product(self.summed_products, self.form.is_packed)
 
     @property
     def pieces(self) -> Axis:

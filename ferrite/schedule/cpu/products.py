@@ -20,18 +20,13 @@ from dataclasses import dataclass
 
 import torch
 
-from ferrite.ir import ONE, Axis, Index, Load, Mod, Number, Op
+from ferrite.ir import ONE, Axis, Index, Load, Mod, Number, Op, sum_pieces
 from ferrite.ir.kernel import Update
 from ferrite.ir.program import Operation, Reduce
 from ferrite.machines import Machine
 from ferrite.schedule.fusion.accesses import axes_in, step_of
 
 MIN_SIDE = 2  # rows, and columns: of one there is nothing to share
-# Products of a sum: with fewer, a tile has more to do at its end than before; with more, what is packed of a factor is
-# no longer small beside the factor (a thread packs some hundred rows of it).
-MIN_SUMMED, MAX_SUMMED = 16, 2**14
-# How a sum is cut decides its rounding. So these are no numbers about a machine: values must not depend on that.
-MAX_PIECE, MAX_PACKED = 1024, 512
 MAX_DIRECT_SIDE = 8  # rows, or columns, up to which packing does not pay where vectors lie along the other side
 # Columns for which a left factor that lies along the sums is read as it is: packed it takes 1.03 of the time with 64
 # columns, 0.97 with 768, and 0.88 where sums are as long as 3072.
@@ -67,18 +62,14 @@ def product_of(operation: Operation) -> Product | None:
     sizes = [item.extent for item in (*operation.axes, summed)]
     if not all(isinstance(size, Number) for size in sizes):
         return None
-    if min(extent_of(rows), extent_of(columns)) < MIN_SIDE or not MIN_SUMMED <= extent_of(summed) <= MAX_SUMMED:
+    if (
+        min(extent_of(rows), extent_of(columns)) < MIN_SIDE
+        or not sum_pieces.MIN_SUMMED <= extent_of(summed) <= sum_pieces.MAX_SUMMED
+    ):
         return None
-    if piece_of(extent_of(summed), MAX_PACKED) > MAX_PACKED:
-        return None  # a sum of so many in one piece would round worse than torch's
+    if not sum_pieces.product_can_be_cut(extent_of(summed)):
+        return None
     return Product(tuple(item for item in operation.axes if item not in only), rows, columns, summed)
-
-
-def piece_of(length: int, most: int) -> int:
-    """How much of a long sum is added up before it is added to the rest: an equal part, if there is a good one."""
-    if length <= most:
-        return length
-    return next((size for size in range(most, most // 4 - 1, -1) if length % size == 0), length)
 
 
 def axes_of_load(load: Load) -> set[Axis]:

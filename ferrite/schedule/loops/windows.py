@@ -13,9 +13,9 @@ from __future__ import annotations
 import itertools
 import math
 
-from ferrite.ir import STATES, Axis, Expr, Index, Local, Number, nodes_of, number, params, with_parts
+from ferrite.ir import STATES, Axis, Expr, Index, Load, Local, Number, nodes_of, number, params, with_parts
 from ferrite.ir.kernel import Let, State, Statement, Update, nodes_in, walk
-from ferrite.schedule.fusion.accesses import upper_estimate
+from ferrite.schedule.fusion.accesses import axes_in, upper_estimate
 from ferrite.schedule.fusion.nests import Nest
 from ferrite.schedule.loops.axes import Body, replaced, with_values
 from ferrite.schedule.loops.statements import Parts
@@ -63,6 +63,18 @@ def written_out(nest: Nest, part: Parts) -> Body:
     for state in part.states:
         found += [Let(name, value) for name, value in zip(state.names, so_far[state.names[0]], strict=True)]
     return (*found, *part.after)
+
+
+def share_weights(body: Body, row: Axis, column: Axis) -> bool:
+    """Whether windows along a row, written out, read something that is another for each column, and the same for all of
+    them: where they are computed at once, it is loaded once."""
+    for statement in walk(body):
+        for item in nodes_in(statement):
+            if isinstance(item, Load):
+                axes = frozenset[Axis]().union(*map(axes_in, item.coordinates))
+                if column in axes and row not in axes:
+                    return True
+    return False
 
 
 def used(body: Body) -> Body:
