@@ -148,7 +148,7 @@ def grown(before: Held, after: Held) -> int:
 
 
 @linux
-@pytest.mark.parametrize("count", [60, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [30, pytest.param(300, marks=pytest.mark.slow)])
 def test_compiled_kernels_leave_nothing_behind(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """LLVM itself keeps some KiB of each compilation, the process some object code to share. Memory that is in pieces
     already may grow once by some MiB; what leaks grows in every round."""
