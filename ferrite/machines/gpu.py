@@ -34,16 +34,13 @@ class MatrixSpeeds:
 class GpuMachine:
     """The numbers are those of an H200; where one was measured, what was seen stands beside it.
 
-    `threads` and `registers`: of one multiprocessor. `shared_bytes`: memory that its threads share. `cache_bytes`:
-    of all of them. `bytes_per_second`: that a large copy reads and writes.
+    `threads` and `registers`: of one multiprocessor. `cache_bytes`: of all of them.
     """
 
     multiprocessors: int = 132
     threads: int = 2048
     registers: int = 1 << 16
-    shared_bytes: int = 228 << 10
     cache_bytes: int = 50 << 20
-    bytes_per_second: float = 4.17e12  # measured: copies of 512 MB
 
     # --- programs -----------------------------------------------------------------------------------------------------
 
@@ -143,7 +140,8 @@ class GpuMachine:
     # --- calls of torch -----------------------------------------------------------------------------------------------
 
     # What a launch takes, and what a copy reads and writes, for calls that are one instead of several. Below what was
-    # measured, so that one is taken where it pays on slower GPUs, too: four small kernels take 55 microseconds.
+    # measured, so that one is taken where it pays on slower GPUs, too: four small kernels take 55 microseconds, and
+    # copies of 512 MB read and write 4.17e12 bytes a second.
     call_seconds: float = 4e-6
     copy_bytes_per_second: float = 1e12
     matrix_speeds: MatrixSpeeds = MatrixSpeeds()
