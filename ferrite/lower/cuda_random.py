@@ -77,7 +77,7 @@ def draw_for_dropout(ctx: Builder, x: Value) -> Expr:
 def draw_for_distribution(ctx: Builder) -> Expr:
     """The number above 0, up to 1, that `rand` and its like draw for each element of their result."""
     device = ctx.out.device
-    most = ctx.random_threads(device, "distribution")
+    most = ctx.random_threads(device, "distribution") if device.type == "cuda" else None
     if most is None:
         raise NotLowered(DRAWN)
     if not torch_operators.known_contiguous(ctx.out):
