@@ -112,6 +112,9 @@ class GpuMachine:
     # Measured: softmax of 512 rows of 65536 in bf16, 60 us with 8192 shared by 16 warps, 64 with 4096, 77 with 2048.
     step_elements: int = 4096
     row_step_elements: int = 8192
+    # Elements of columns that a program holds all at once, instead of going through them in steps; twice as many where
+    # there are fewer programs than multiprocessors.
+    column_block: int = 1 << 13
     # Rows of a block of columns, whose `step_elements` are so at least 64 columns: 128 bytes in 16 bits, one line.
     max_block_rows: int = 64
     # Elements of rows that are only reduced, up to which `reduced_elements` holds: of more, more threads have some.
