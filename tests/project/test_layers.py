@@ -28,6 +28,7 @@ LAYERS = [
     {"pipeline"},
     {"rewrite"},
     {"ir"},
+    {"tune"},
     {"passes"},
     {"lower"},
     {"schedule"},

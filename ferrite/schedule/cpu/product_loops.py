@@ -40,7 +40,6 @@ from ferrite.schedule.cpu.products import (
     MAX_PACKED,
     MAX_PIECE,
     Form,
-    Product,
     extent_of,
     factors,
     form_of,
@@ -51,6 +50,7 @@ from ferrite.schedule.cpu.vectors import shared, vector_loop
 from ferrite.schedule.fusion.accesses import step_of
 from ferrite.schedule.loops.axes import Body, indices_at, nested, replaced, work_of
 from ferrite.schedule.loops.memory_order import ordered_axes
+from ferrite.schedule.loops.products import Product
 from ferrite.schedule.loops.statements import Parts
 
 SUMS, LEFT, RIGHT = "sums", "left", "right"  # the block of a result, and packed factors
