@@ -13,7 +13,8 @@ import ferrite.passes  # noqa: F401  # registers torch.ops.ferrite
 from ferrite.codegen.triton import kernel_source, unsupported_operation
 from ferrite.ir.kernel.nodes import Kernel
 from ferrite.ir.kernel.parse import parse_kernel
-from ferrite.schedule.gpu import GpuMachine, GpuScheduling
+from ferrite.machines import GpuMachine
+from ferrite.schedule.gpu import GpuScheduling
 from ferrite.schedule.gpu.products import config_for, likely_config
 from ferrite.schedule.plan import make_plan
 from ferrite.tune import CANDIDATES, ProductConfig, ProductProblem

@@ -14,7 +14,7 @@ from ferrite.codegen.triton.module import Module, Scope
 from ferrite.codegen.triton.values import Evaluation
 from ferrite.graph import HALVES
 from ferrite.ir import Cast, Const, Data, Expr, Load, Op, nodes_of
-from ferrite.ir.kernel import Join, Loop
+from ferrite.ir.kernel import Loop, Update
 
 MIN_SIDE = 16  # lanes of each dimension, from which on matrix units are used
 
@@ -34,10 +34,10 @@ def block_product(loop: Loop, scope: Scope) -> BlockProduct | None:
         return None
     if min(loop.lanes, *(item.block.most for item in scope.axes)) < MIN_SIDE or len(loop.body) != 1:
         return None
-    (join,) = loop.body
-    if not isinstance(join, Join) or len(join.values) != 1:
+    (update,) = loop.body
+    if not isinstance(update, Update) or len(update.values) != 1:
         return None
-    (value,) = join.values
+    (value,) = update.values
     if not isinstance(value, Op) or value.name != "mul" or value.dtype is not torch.float32:
         return None
     rows, columns = (item.axis for item in scope.axes)
@@ -46,7 +46,7 @@ def block_product(loop: Loop, scope: Scope) -> BlockProduct | None:
         return None
     if columns in left.atoms or rows in right.atoms or not all(map(is_read_anew, nodes_of(left, right))):
         return None
-    return BlockProduct(join.state, *narrow(left, right))
+    return BlockProduct(update.state, *narrow(left, right))
 
 
 def is_read_anew(item: Expr) -> bool:

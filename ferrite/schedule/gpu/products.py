@@ -5,12 +5,12 @@
             for column in vector(4096, lanes=256):
                 with sum(f32) as total:
                     for k in reduction(1024, lanes=64, copies=3):   blocks of both factors, three of which are under way
-                        total.join(f32(left[...]) * f32(right[...]))
+                        total.update(f32(left[...]) * f32(right[...]))
                 ...                                                 what follows at the same points: a bias, stores
 
-The block of all products of a step, 128 x 256 x 64, is never there: the code generator sees that what joins is a
-product of two factors, and multiplies blocks of these. `copies` of the rows are blocks that programs go through before
-the next block of columns.
+The block of all products of a step, 128 x 256 x 64, is never there: the code generator sees that the sum is updated
+with a product of two factors, and multiplies blocks of these. `copies` of the rows are blocks that programs go through
+before the next block of columns.
 
 Which blocks: what was measured for a product, if it was (`tuned`), else by a rule.
 """
@@ -27,11 +27,11 @@ from ferrite.graph import HALVES
 from ferrite.ir import ONE, Axis, Cast, Expr, Load, Number, nodes_of, short
 from ferrite.ir.kernel import Accumulate, Loop
 from ferrite.ir.program import Compute, Operation, Reduce
+from ferrite.machines import GpuMachine
 from ferrite.schedule.fusion.accesses import BufferTable, likely_points, step_of
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.members import Member
 from ferrite.schedule.gpu.blocks import power_above
-from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.loops.axes import Body, nested
 from ferrite.schedule.loops.products import Product, axes_under, factors_in, product_in
 from ferrite.schedule.loops.statements import Parts
