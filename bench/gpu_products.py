@@ -131,7 +131,8 @@ def cases() -> Iterator[Case]:
 def prepared(case: Case, most: int) -> None:
     """Compiles what is to be measured."""
     configs = candidates(case.problem, CUDA.scheduling.machine)[:most]
-    graph = make_fx(case.function(own=True), tracing_mode="fake")(*case.inputs())
+    function = case.function(own=True)
+    graph = make_fx(lambda *given: [function(*given)], tracing_mode="fake")(*case.inputs())
     tuned = [configurations({case.problem: Measured(0, 0, config)}) for config in configs]
     case.trials = list(zip(configs, compiled_trials(graph, CUDA, tuned), strict=True))
 

@@ -35,7 +35,7 @@ class GpuMachine:
     """The numbers are those of an H200; where one was measured, what was seen stands beside it.
 
     `threads` and `registers`: of one multiprocessor. `shared_bytes`: memory that its threads share. `cache_bytes`:
-    of all of them. `bytes_per_second`: that a large copy reads and writes.
+    of all of them.
     """
 
     multiprocessors: int = 132
@@ -43,7 +43,6 @@ class GpuMachine:
     registers: int = 1 << 16
     shared_bytes: int = 228 << 10
     cache_bytes: int = 50 << 20
-    bytes_per_second: float = 4.17e12  # measured: copies of 512 MB
 
     @property
     def program_shared_bytes(self) -> int:
@@ -120,6 +119,9 @@ class GpuMachine:
     # Measured: softmax of 512 rows of 65536 in bf16, 60 us with 8192 shared by 16 warps, 64 with 4096, 77 with 2048.
     step_elements: int = 4096
     row_step_elements: int = 8192
+    # Elements of columns that a program holds all at once, instead of going through them in steps; twice as many where
+    # there are fewer programs than multiprocessors.
+    column_block: int = 1 << 13
     # Rows of a block of columns, whose `step_elements` are so at least 64 columns: 128 bytes in 16 bits, one line.
     max_block_rows: int = 64
     # Elements of rows that are only reduced, up to which `reduced_elements` holds: of more, more threads have some.
@@ -150,7 +152,8 @@ class GpuMachine:
     # --- calls of torch -----------------------------------------------------------------------------------------------
 
     # What a launch takes, and what a copy reads and writes, for calls that are one instead of several. Below what was
-    # measured, so that one is taken where it pays on slower GPUs, too: four small kernels take 55 microseconds.
+    # measured, so that one is taken where it pays on slower GPUs, too: four small kernels take 55 microseconds, and
+    # copies of 512 MB read and write 4.17e12 bytes a second.
     call_seconds: float = 4e-6
     copy_bytes_per_second: float = 1e12
     matrix_speeds: MatrixSpeeds = MatrixSpeeds()

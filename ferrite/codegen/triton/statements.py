@@ -18,6 +18,7 @@ from ferrite.codegen.triton.launch import Block, power_of_two
 from ferrite.codegen.triton.module import BlockAxis, Mask, Module, Scope, Tile, Value
 from ferrite.codegen.triton.operators import filled, type_name
 from ferrite.codegen.triton.products import BlockProduct, block_product, factor
+from ferrite.codegen.triton.rounding import all_are_rounded, exact_values
 from ferrite.codegen.triton.states import Accumulators
 from ferrite.codegen.triton.values import Evaluation
 from ferrite.errors import NotGenerated
@@ -26,15 +27,11 @@ from ferrite.ir import (
     ONE,
     ZERO,
     Axis,
-    Cast,
     Expr,
     Index,
-    Local,
     Symbol,
     arithmetic_type,
     cast,
-    data_of,
-    indices_of,
     load,
     number,
     op,
@@ -53,8 +50,6 @@ from ferrite.ir.kernel import (
     Update,
     When,
     checks,
-    indices_in,
-    values_of,
     walk,
 )
 from ferrite.ir.program import OPERATOR_OF_MODE
@@ -69,9 +64,7 @@ PROGRAM, ROW_BLOCK, COLUMN_BLOCK = (
 
 class Printer:
     def __init__(self, kernel: Kernel, name: str) -> None:
-        quick = _rounds_all(kernel)
-        exact = exact_nodes(kernel) if kernel.warps and not quick and _rounds_some(kernel) else None
-        self.module = Module(checks=tuple(checks(kernel)), quick=quick, exact=exact)
+        self.module = Module(checks=tuple(checks(kernel)), quick=all_are_rounded(kernel), exact=exact_values(kernel))
         self.module.names.add(name)
         self.module.once = frozenset(item.name for item in kernel.pointers if item.once)
         self.states = Accumulators(self.module)
@@ -440,52 +433,6 @@ def _combined(store: Store) -> Expr:
     there = load(store.buffer, store.coordinates, dtype)
     wide = arithmetic_type(dtype)
     return cast(op(OPERATOR_OF_MODE[store.mode], cast(there, wide), cast(store.value, wide)), dtype)
-
-
-def _rounds_all(kernel: Kernel) -> bool:
-    """Whether a kernel for a GPU writes floats of 16 bits, and no others."""
-    written = [item.dtype for item in kernel.pointers if item.access != "read" and item.dtype.is_floating_point]
-    return kernel.warps > 0 and bool(written) and all(dtype in HALVES for dtype in written)
-
-
-def _rounds_some(kernel: Kernel) -> bool:
-    return any(item.dtype in HALVES and item.access != "read" for item in kernel.pointers)
-
-
-def exact_nodes(kernel: Kernel) -> frozenset[Expr]:
-    """The values of which some digit may be seen: all but those that are rounded to 16 bits before anything else is
-    done with them."""
-    found: set[Expr] = set()
-    names: set[str] = set()  # of values that a later statement wants exact
-
-    def want(root: Expr) -> None:
-        todo = [root]
-        while todo:
-            item = todo.pop()
-            if item in found:
-                continue
-            found.add(item)
-            if isinstance(item, Local):
-                names.add(item.name)
-            todo += [value for index in indices_of(item) for value in data_of(index)]
-            todo += [] if isinstance(item, Cast) and item.dtype in HALVES else item.args
-
-    statements = list(walk(kernel.body))
-    results = {
-        name for each in statements if isinstance(each, Accumulate) for state in each.states for name in state.names
-    }
-    for statement in reversed(statements):
-        if isinstance(statement, Let) and statement.name not in names and statement.name not in results:
-            value = statement.value
-            if isinstance(value, Cast) and value.dtype in HALVES:
-                found.add(value)
-            continue
-        for value in values_of(statement):
-            want(value)
-        for index in indices_in(statement):
-            for value in data_of(index):
-                want(value)
-    return frozenset(found)
 
 
 def _count(extent: Index, block: Block | None) -> Index:
