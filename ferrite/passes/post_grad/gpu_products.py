@@ -91,7 +91,7 @@ def reason_to_leave(site: Site, left: torch.Tensor, right: torch.Tensor) -> Refu
         return Refusal("products of our own are not measured to be faster on this GPU")
     result = fake_value(site.node)
     saved = 2 * result.numel() * result.element_size() if all(map(is_read_elementwise, site.node.users)) else 0
-    if found.ours < MAX_RATIO * (found.torch + 1e6 * saved / gpu_machine().bytes_per_second):
+    if found.ours < MAX_RATIO * (found.torch + 1e6 * saved / gpu_machine().copy_bytes_per_second):
         return None
     return Refusal(f"it takes {found.ours:.1f} us as a kernel of our own, and {found.torch:.1f} as torch's")
 
