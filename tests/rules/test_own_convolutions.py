@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import ferrite
 from ferrite.capture import products
-from ferrite.passes.post_grad.own_convolutions import can_be_cut
+from ferrite.passes.shared.own_convolutions import can_be_cut
 from ferrite.schedule.cpu import convolutions
 from ferrite.schedule.cpu.products import MIN_SUMMED
 from tests.compare import compile_strict, reset

@@ -14,7 +14,7 @@
         for row, column: ...                                what follows: a bias, an activation, a residual, stores
 
 The places of all images are rows one after the other, so that small images have no tiles of their own to fill. Where a
-window begins is computed once for a row of a tile.
+window begins is computed once for a row of a tile. A weight that lies in panels is read as it is.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from functools import cached_property
 
 import torch
 
-from ferrite.ir import ONE, ZERO, Axis, Index, Load, Local, axis, const, number, op
-from ferrite.ir.kernel import Accumulate, Join, Let, Loop, Scratch, State, Store
+from ferrite.ir import ONE, ZERO, Axis, Index, Load, Local, axis, const, minimum, number, op
+from ferrite.ir.kernel import Accumulate, Join, Let, Loop, Scratch, State, Store, nodes_in
 from ferrite.ir.program import Mode
 from ferrite.schedule.cpu.convolutions import Convolution, cut_of, factors_of
 from ferrite.schedule.cpu.machine import Machine
@@ -42,9 +42,9 @@ from ferrite.schedule.cpu.product_loops import (
     even_parts,
     longer_than_one,
 )
-from ferrite.schedule.cpu.products import extent_of, step_along
+from ferrite.schedule.cpu.products import extent_of, panel_columns, step_along
 from ferrite.schedule.cpu.vectors import shared, vector_loop
-from ferrite.schedule.fusion.accesses import likely
+from ferrite.schedule.fusion.accesses import likely, step_of
 from ferrite.schedule.loops.axes import Body, collapse, indices_at, nested, replaced
 from ferrite.schedule.loops.memory_order import ordered_axes
 from ferrite.schedule.loops.statements import Parts
@@ -56,7 +56,10 @@ def convolution_loops(convolution: Convolution, parts: Sequence[Parts], machine:
     """The whole body of the kernel; `parts`: the sum, and what follows it at every point of the result."""
     (state,), (join,) = parts[0].states, parts[0].point
     assert isinstance(join, Join)
-    tiles = Windows(convolution, *sides_of(convolution, state.dtypes[0], machine), state, join, machine)
+    _, weight = factors_of(join.values[0], convolution)
+    panel = panel_columns(weight, convolution.channels, machine)
+    sides = sides_of(convolution, panel, state.dtypes[0], machine)
+    tiles = Windows(convolution, *sides, state, join, machine, is_packed=panel is not None)
     follows: Body = (
         Let(tiles.total.name, Load.intern(SUMS, (tiles.rows.within, tiles.columns.within), tiles.total.dtype)),
         *parts[0].after,
@@ -65,11 +68,12 @@ def convolution_loops(convolution: Convolution, parts: Sequence[Parts], machine:
     return tiles.loops(follows)
 
 
-def sides_of(convolution: Convolution, dtype: torch.dtype, machine: Machine) -> tuple[Side, Side]:
-    """Places and channels, in tiles for the registers and in blocks for threads."""
+def sides_of(convolution: Convolution, panel: int | None, dtype: torch.dtype, machine: Machine) -> tuple[Side, Side]:
+    """Places and channels, in tiles for the registers and in blocks for threads. `panel`: the channels of one, where
+    the weight lies in panels."""
     places, channels = math.prod(map(extent_of, convolution.places)), extent_of(convolution.channels)
     lanes = machine.lanes(dtype)
-    tall, wide = TILE_ROWS, machine.registers // 2 // TILE_ROWS * lanes
+    tall, wide = TILE_ROWS, panel or machine.registers // 2 // TILE_ROWS * lanes
     tall_tiles = even_parts(-(-places // tall), max(machine.block_places // tall, 1))
     wide_tiles = even_parts(-(-channels // wide), max(machine.block_columns // wide, 1))
     summed = math.prod(map(extent_of, convolution.summed))
@@ -89,6 +93,7 @@ class Windows:
     state: State
     join: Join
     machine: Machine
+    is_packed: bool  # the weight lies in the order of its use already
 
     @property
     def total(self) -> Local:
@@ -150,10 +155,10 @@ class Windows:
     def loops(self, follows: Body) -> Body:
         sums: Body = ()
         for wide in self.columns.parts():
-            tiles = self.packing(wide)
+            tiles: Body = () if self.is_packed else (self.panel, *self.packing(wide))
             for tall in self.rows.parts():
                 tiles += self.rows.around(tall, self.tile(tall, wide))
-            sums += self.columns.around(wide, (self.panel, *tiles))
+            sums += self.columns.around(wide, tiles)
         blocks = [*self.convolution.batch, self.rows.block, self.columns.block]
         summed = math.prod(map(extent_of, self.convolution.summed))
         work = self.rows.width * self.columns.width * summed // PRODUCTS_OF_AN_ADDITION
@@ -168,8 +173,22 @@ class Windows:
             zero: Body = (Store(SUMS, (self.rows.within, self.columns.within), const(0, self.total.dtype)),)
             zeros = Loop(self.rows.within, "serial", (vector_loop(self.columns.within, zero, self.machine),))
             sums = (zeros, *nested([self.pieces], sums, "serial"))
-        outer, last = ordered_axes([self.rows.within, self.columns.within], indices_at(follows))
-        return (memory, *sums, Loop(outer, "serial", (vector_loop(last, follows, self.machine),)))
+        return (memory, *sums, *self.over_block(follows))
+
+    def over_block(self, follows: Body) -> Body:
+        """Loops over all sums of a block, in the order of the memory that is accessed. Where results lie by places, and
+        sums alone by channels, squares of as many lanes are turned around in registers."""
+        row, column = self.rows.within, self.columns.within
+        outer, last = ordered_axes([row, column], indices_at(follows))
+        if last is column or not only_sums_go_along(column, row, follows):
+            return (Loop(outer, "serial", (vector_loop(last, follows, self.machine),)),)
+        lanes = self.machine.lanes(self.total.dtype)
+        several = STEPS_AT_ONCE * lanes  # side by side, so that lines of the cache with sums are read whole
+        strips = axis("strip", (column.extent + (several - 1)) // several)
+        inside = axis("strip_in", minimum(several, column.extent - strips * several))
+        follows = replaced(follows, {column: strips * several + inside})
+        square = Loop(row, "vector", (Loop(inside, "vector", follows, lanes),), copies=lanes)
+        return (Loop(strips, "serial", (square,)),)
 
     def places(self, row: Index) -> dict[Axis, Index]:
         """The places of all images, one after the other."""
@@ -181,10 +200,12 @@ class Windows:
 
     def tile(self, tall: Part, wide: Part) -> Body:
         """The sums of one tile over a piece."""
-        image, _ = self.factors
-        weight = Load.intern(RIGHT, (self.panel_row, wide.inside), self.panel.dtype)
+        image, weight = self.factors
+        if not self.is_packed:
+            weight = Load.intern(RIGHT, (self.panel_row, wide.inside), self.panel.dtype)
         join: Body = (Join(self.join.state, (op("mul", image, weight),)),)
-        join = replaced(join, {**self.places(tall.index), **self.place_in_sum})
+        place = {**self.places(tall.index), self.convolution.channels: wide.index, **self.place_in_sum}
+        join = replaced(join, place)
         *outer, last = self.in_order_of(image)
         at_once = steps_at_once(extent_of(last))
         steps, step = axis("steps", extent_of(last) // at_once), axis("step", at_once)
@@ -206,6 +227,16 @@ class Windows:
             loop = Loop(part.inside, "vector", (Loop(axes[-1], "vector", copy, lanes),), copies=lanes)
             return nested(axes[:-1], (loop,), "serial")
         return nested(axes, (Loop(part.inside, "vector", copy, lanes, STEPS_AT_ONCE),), "serial")
+
+
+def only_sums_go_along(column: Axis, row: Axis, body: Body) -> bool:
+    """Whether all that is accessed lies along a row, or is the same for all of it, but for the sums."""
+    if not all(isinstance(statement, Let | Store) for statement in body):
+        return False
+    loads = {item for statement in body for item in nodes_in(statement) if isinstance(item, Load)}
+    stores = [index for item in body if isinstance(item, Store) for index in item.coordinates]
+    others = [index for item in loads if item.buffer != SUMS for index in item.coordinates]
+    return all(step_of(index, row) is ONE for index in stores) and all(step_of(index, row) is ZERO for index in others)
 
 
 def steps_at_once(length: int) -> int:

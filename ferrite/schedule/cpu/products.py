@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ferrite.ir import ONE, Axis, Index, Load, Mod, Number, Op
+from ferrite.ir import ONE, Axis, Index, Load, Mod, Number, Op, number
 from ferrite.ir.kernel import Join
 from ferrite.ir.program import Operation, Reduce
 from ferrite.schedule.cpu.machine import Machine
@@ -112,7 +112,7 @@ def form_of(product: Product, join: Join, machine: Machine) -> Form:
     """Which form suits factors that lie like these."""
     thin = min(extent_of(product.rows), extent_of(product.columns))
     left, right = factors(product, join)
-    if (panel := panel_columns(product, right)) is not None:
+    if (panel := panel_columns(right, product.columns, machine)) is not None:
         is_read_often = extent_of(product.columns) > MAX_UNPACKED_COLUMNS and thin > MAX_DIRECT_SIDE
         return Form(product.columns, is_read_often or step_along(left, product.summed) is not ONE, panel=panel)
     is_row_by_row, *also = (step_along(item, product.summed) is ONE for item in (left, right))
@@ -128,15 +128,17 @@ def form_of(product: Product, join: Join, machine: Machine) -> Form:
     return Form(product.columns, is_read_often or not (is_row_by_row and apart[0]), packs_right=True)
 
 
-def panel_columns(product: Product, right: Load) -> int | None:
-    """How many columns the right factor has side by side, where it lies in panels: in the order of its use."""
-    waiting, width = list(right.coordinates), None
+def panel_columns(factor: Load, columns: Axis, machine: Machine) -> int | None:
+    """How many columns a factor has side by side, where it lies in panels: in the order of its use. Others, which
+    repeat after some columns, do not: they are no multiple of what registers hold."""
+    width = machine.product_tile[1] * machine.lanes(factor.dtype)
+    waiting = list(factor.coordinates)
     while waiting:
         index = waiting.pop()
-        if isinstance(index, Mod) and index.top is product.columns and isinstance(index.bottom, Number):
-            width = index.bottom.value
+        if isinstance(index, Mod) and index.top is columns and index.bottom is number(width):
+            return width
         waiting += index.parts
-    return width
+    return None
 
 
 def collide(factor: Load, side: Axis, machine: Machine) -> bool:
