@@ -75,6 +75,13 @@ def test_windows_of_each_channel_are_none_nearby(side):
 
 
 @pytest.mark.usefixtures("on_arm")
+def test_windows_of_groups_are_ours_and_have_those_of_one_by_one_with_them():
+    given = torch.randn(1, 32, 24, 24), torch.randn(32, 32, 1, 1), torch.randn(32, 8, 3, 3)
+    with torch.no_grad():
+        assert owned(lambda x, w, e: F.conv2d(F.conv2d(x, w), e, groups=4), *given) == 2
+
+
+@pytest.mark.usefixtures("on_arm")
 def test_images_that_training_keeps_are_left():
     given = bottleneck_inputs()
     with torch.no_grad():

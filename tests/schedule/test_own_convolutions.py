@@ -99,6 +99,11 @@ WINDOWS = {
     "one dimension": ((2, 8, 30), (12, 8, 5), {"padding": 2}),
     "one dimension, one image": ((1, 8, 30), (12, 8, 5), {}),
     "three dimensions": ((1, 3, 5, 6, 4), (8, 3, 3, 3, 3), {"padding": 1}),
+    "groups": ((2, 24, 7, 6), (18, 8, 3, 3), {"padding": 1, "groups": 3}),
+    "many groups, every other": ((1, 40, 9, 9), (50, 4, 3, 3), {"stride": 2, "groups": 10}),
+    "groups in pieces": ((1, 512, 3, 4), (40, 256, 2, 2), {"groups": 2}),
+    "groups, one by one": ((2, 64, 5, 3), (12, 16, 1, 1), {"groups": 4}),
+    "groups in one dimension": ((1, 24, 30), (12, 8, 5), {"padding": 2, "groups": 3}),
     "patches": ((1, 4, 16, 12), (9, 4, 4, 4), {"stride": 4}),
 }
 CONVOLUTIONS = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}

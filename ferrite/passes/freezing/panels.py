@@ -68,6 +68,8 @@ def in_panels_of_channels(site: Site) -> Any:
     x, result = fake_value(image), fake_value(site.node)
     if (refusal := reason_against_convolution(site, x, weight)) is not None:
         return refusal
+    if site.arguments["groups"] != 1:
+        return Refusal("a panel would have channels of several groups")
     if weight[0, 0].numel() == 1 and sum(size > 1 for size in (x.shape[0], *result.shape[2:])) < 2:
         return Refusal("it is a matrix product")
     if site.options.own_convolutions == "auto" and (refusal := reason_to_leave_convolution(site, x, weight)):

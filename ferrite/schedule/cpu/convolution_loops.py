@@ -54,6 +54,7 @@ FAR = 1 << 40  # a step in memory that is not known
 
 def convolution_loops(convolution: Convolution, parts: Sequence[Parts], machine: Machine) -> Body:
     """The whole body of the kernel; `parts`: the sum, and what follows it at every point of the result."""
+    convolution, parts = by_groups(convolution, parts)
     (state,), (join,) = parts[0].states, parts[0].point
     assert isinstance(join, Join)
     _, weight = factors_of(join.values[0], convolution)
@@ -66,6 +67,20 @@ def convolution_loops(convolution: Convolution, parts: Sequence[Parts], machine:
         *(statement for part in parts[1:] for statement in part.point),
     )
     return tiles.loops(follows)
+
+
+def by_groups(convolution: Convolution, parts: Sequence[Parts]) -> tuple[Convolution, Sequence[Parts]]:
+    """Groups of channels, each with an image of its own, as a batch of convolutions."""
+    if (together := convolution.together) is None:
+        return convolution, parts
+    group = axis("group", extent_of(convolution.channels) // together)
+    channel = axis("channel", together)
+    new: dict[Axis, Index] = {convolution.channels: group * together + channel}
+    parts = [
+        Parts(list(replaced(tuple(part.point), new)), part.states, list(replaced(tuple(part.after), new)))
+        for part in parts
+    ]
+    return Convolution((*convolution.batch, group), convolution.places, channel, convolution.summed), parts
 
 
 def sides_of(convolution: Convolution, panel: int | None, dtype: torch.dtype, machine: Machine) -> tuple[Side, Side]:
