@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 
 import ferrite
-from ferrite.capture import products
 from ferrite.ir.kernel import Accumulate, Scratch, Store, walk
 from ferrite.ir.kernel.interpret import run_kernel
 from ferrite.ir.kernel.parse import parse_kernel
+from ferrite.machines import host_machine
 from ferrite.passes.freezing.panels import panels_of
 from tests.compare import assert_same_as_eager, compile_strict, reset
 from tests.schedule.plans import loops, plan_of
@@ -49,7 +49,7 @@ def test_weights_in_panels_are_read_as_they_are():
     def convolved(x, panels):
         return torch.ops.ferrite.convolution_of_panels(x.permute(0, 3, 1, 2), panels, 40, [1, 1], [0, 0], [1, 1])
 
-    width = products.panel_columns(torch.float32)
+    width = host_machine().panel_columns(torch.float32)
     x, weight = torch.randn(1, 6, 7, 4), torch.randn(40, 4, 3, 3)
     panels = panels_of(weight.permute(2, 3, 1, 0))
     assert panels.shape == (-(-40 // width), 3, 3, 4, width)

@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import known_contiguous, products
+from ferrite.capture import known_contiguous, product_libraries
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value, is_elementwise
+from ferrite.ir import sum_pieces
 from ferrite.passes.shared.library import define
 from ferrite.rewrite import Site, same_strides
 
 aten = torch.ops.aten
-MIN_SUMMED, MAX_PIECE, MIN_PIECE = 16, 640, 128  # products of a sum; of a piece of one, which the scheduler cuts
 MIN_WORK = 2**18  # multiplications
 MAX_NEIGHBOURS = 64  # nodes that are looked at for one convolution
 TRANSPARENT = (  # what is computed as well on images whose channels lie side by side, besides pointwise operators
@@ -106,7 +106,7 @@ def reason_against(site: Site, x: torch.Tensor, weight: torch.Tensor) -> Refusal
         return Refusal("it has no elements, or sums of none")
     if min(given["padding"]) < 0:
         return Refusal("its edges are cut off")
-    if not can_be_cut(weight.shape[1:]):
+    if not sum_pieces.windows_can_be_cut(weight.shape[1:]):
         return Refusal("its sums are short, or cannot be cut into equal pieces, and would round worse than torch's")
     if (
         x.ndim != weight.ndim
@@ -117,16 +117,6 @@ def reason_against(site: Site, x: torch.Tensor, weight: torch.Tensor) -> Refusal
     return None
 
 
-def can_be_cut(summed: Any) -> bool:
-    """Whether the scheduler has equal pieces for such sums (`ferrite.schedule.cpu.convolutions.cut_of`)."""
-    length, products = max(summed), math.prod(summed)
-    others = products // length
-    pieces = (size for size in range(1, length + 1) if length % size == 0)
-    return products >= MIN_SUMMED and (
-        products <= MAX_PIECE or any(MIN_PIECE <= size * others <= MAX_PIECE for size in pieces)
-    )
-
-
 def reason_to_leave(site: Site, x: torch.Tensor, weight: torch.Tensor) -> Refusal | None:
     """Why a kernel of our own was not measured to be faster than torch's, if it was not. On a Neoverse N1
     (`bench/results/convolutions-last-aarch64.md`) it takes 0.58 to 1.19 of the time where channels lie side by side,
@@ -135,7 +125,7 @@ def reason_to_leave(site: Site, x: torch.Tensor, weight: torch.Tensor) -> Refusa
     Images that lie otherwise are turned, which costs a convolution of one by one more than it gains, unless what comes
     before or after it has them side by side as well."""
     is_native = site.options.executor == "native"
-    if not is_native or x.dtype is not torch.float32 or not products.uses_arm_compute_library():
+    if not is_native or x.dtype is not torch.float32 or not product_libraries.uses_arm_compute_library():
         return Refusal("convolutions of our own are measured for float32 on Arm only")
     if any(user.op == "output" for user in site.arguments["input"].users):
         return Refusal("the image is given out as it is, and would be there twice")

@@ -26,27 +26,25 @@ from functools import cached_property
 
 import torch
 
-from ferrite.ir import ONE, ZERO, Axis, Index, Load, Local, axis, const, minimum, number, op
-from ferrite.ir.kernel import Accumulate, Join, Let, Loop, Scratch, State, Store, nodes_in
-from ferrite.ir.program import Mode
-from ferrite.schedule.cpu.convolutions import Convolution, cut_of, factors_of
-from ferrite.schedule.cpu.machine import Machine
-from ferrite.schedule.cpu.product_loops import (
-    PRODUCTS_OF_AN_ADDITION,
+from ferrite.ir import ONE, ZERO, Axis, Index, Load, axis, number, op, sum_pieces
+from ferrite.ir.kernel import Accumulate, Loop, Scratch, Store, Update
+from ferrite.machines import Machine
+from ferrite.schedule.cpu.convolutions import Convolution, factors_of
+from ferrite.schedule.cpu.products import extent_of, panel_columns, step_along
+from ferrite.schedule.cpu.tiled_sums import (
     RIGHT,
     STEPS_AT_ONCE,
     SUMS,
     TILE_ROWS,
     Part,
     Side,
+    TiledSums,
     even_parts,
     longer_than_one,
 )
-from ferrite.schedule.cpu.products import extent_of, panel_columns, step_along
-from ferrite.schedule.cpu.vectors import shared, vector_loop
-from ferrite.schedule.fusion.accesses import likely, step_of
-from ferrite.schedule.loops.axes import Body, collapse, indices_at, nested, replaced
-from ferrite.schedule.loops.memory_order import ordered_axes
+from ferrite.schedule.cpu.vectors import shared
+from ferrite.schedule.fusion.accesses import likely
+from ferrite.schedule.loops.axes import Body, collapse, nested, replaced
 from ferrite.schedule.loops.statements import Parts
 
 FAR = 1 << 40  # a step in memory that is not known
@@ -55,17 +53,13 @@ FAR = 1 << 40  # a step in memory that is not known
 def convolution_loops(convolution: Convolution, parts: Sequence[Parts], machine: Machine) -> Body:
     """The whole body of the kernel; `parts`: the sum, and what follows it at every point of the result."""
     convolution, parts = by_groups(convolution, parts)
-    (state,), (join,) = parts[0].states, parts[0].point
-    assert isinstance(join, Join)
-    _, weight = factors_of(join.values[0], convolution)
+    (state,), (update,) = parts[0].states, parts[0].point
+    assert isinstance(update, Update)
+    _, weight = factors_of(update.values[0], convolution)
     panel = panel_columns(weight, convolution.channels, machine)
     sides = sides_of(convolution, panel, state.dtypes[0], machine)
-    tiles = Windows(convolution, *sides, state, join, machine, is_packed=panel is not None)
-    follows: Body = (
-        Let(tiles.total.name, Load.intern(SUMS, (tiles.rows.within, tiles.columns.within), tiles.total.dtype)),
-        *parts[0].after,
-        *(statement for part in parts[1:] for statement in part.point),
-    )
+    tiles = Windows(*sides, state, update, machine, convolution, is_packed=panel is not None)
+    follows = (*parts[0].after, *(statement for part in parts[1:] for statement in part.point))
     return tiles.loops(follows)
 
 
@@ -101,25 +95,28 @@ def sides_of(convolution: Convolution, panel: int | None, dtype: torch.dtype, ma
 
 
 @dataclass(frozen=True)
-class Windows:
+class Windows(TiledSums):
     convolution: Convolution
-    rows: Side
-    columns: Side
-    state: State
-    join: Join
-    machine: Machine
     is_packed: bool  # the weight lies in the order of its use already
 
-    @property
-    def total(self) -> Local:
-        return Local.intern(self.state.names[0], self.state.dtypes[0])
+    def in_result(self, row: Index, column: Index) -> dict[Axis, Index]:
+        """The places of all images, one after the other, are the rows."""
+        found = {self.convolution.channels: column}
+        for item in reversed(self.convolution.places[1:]):
+            found[item] = row % item.extent
+            row = row // item.extent
+        return {**found, self.convolution.places[0]: row}
 
     @cached_property
     def factors(self) -> tuple[Load, Load]:
         """The image, and the weight."""
-        return factors_of(self.join.values[0], self.convolution)
+        return factors_of(self.update.values[0], self.convolution)
 
     # --- what is summed -----------------------------------------------------------------------------------------------
+
+    @property
+    def summed_products(self) -> int:
+        return math.prod(map(extent_of, self.convolution.summed))
 
     @cached_property
     def longest(self) -> Axis:
@@ -129,8 +126,7 @@ class Windows:
     @cached_property
     def piece(self) -> Axis:
         """The places in a piece of the longest axis."""
-        others = math.prod(map(extent_of, self.convolution.summed)) // extent_of(self.longest)
-        size = cut_of(extent_of(self.longest), others)
+        size = sum_pieces.of_windows(extent_of(self.longest), self.summed_products // extent_of(self.longest))
         assert size is not None
         return axis("piece_in", size)
 
@@ -175,59 +171,21 @@ class Windows:
                 tiles += self.rows.around(tall, self.tile(tall, wide))
             sums += self.columns.around(wide, tiles)
         blocks = [*self.convolution.batch, self.rows.block, self.columns.block]
-        summed = math.prod(map(extent_of, self.convolution.summed))
-        work = self.rows.width * self.columns.width * summed // PRODUCTS_OF_AN_ADDITION
-        return shared(longer_than_one(blocks), self.block(sums, follows), work, self.machine)
-
-    def block(self, sums: Body, follows: Body) -> Body:
-        """A block of the result: its sums, piece by piece, and what follows them."""
-        columns = {self.convolution.channels: self.columns.begin + self.columns.within}
-        follows = replaced(follows, {**columns, **self.places(self.rows.begin + self.rows.within)})
-        memory = Scratch(SUMS, self.total.dtype, (number(self.rows.width), number(self.columns.width)))
-        if self.pieces.extent is not ONE:
-            zero: Body = (Store(SUMS, (self.rows.within, self.columns.within), const(0, self.total.dtype)),)
-            zeros = Loop(self.rows.within, "serial", (vector_loop(self.columns.within, zero, self.machine),))
-            sums = (zeros, *nested([self.pieces], sums, "serial"))
-        return (memory, *sums, *self.over_block(follows))
-
-    def over_block(self, follows: Body) -> Body:
-        """Loops over all sums of a block, in the order of the memory that is accessed. Where results lie by places, and
-        sums alone by channels, squares of as many lanes are turned around in registers."""
-        row, column = self.rows.within, self.columns.within
-        outer, last = ordered_axes([row, column], indices_at(follows))
-        if last is column or not only_sums_go_along(column, row, follows):
-            return (Loop(outer, "serial", (vector_loop(last, follows, self.machine),)),)
-        lanes = self.machine.lanes(self.total.dtype)
-        several = STEPS_AT_ONCE * lanes  # side by side, so that lines of the cache with sums are read whole
-        strips = axis("strip", (column.extent + (several - 1)) // several)
-        inside = axis("strip_in", minimum(several, column.extent - strips * several))
-        follows = replaced(follows, {column: strips * several + inside})
-        square = Loop(row, "vector", (Loop(inside, "vector", follows, lanes),), copies=lanes)
-        return (Loop(strips, "serial", (square,)),)
-
-    def places(self, row: Index) -> dict[Axis, Index]:
-        """The places of all images, one after the other."""
-        found: dict[Axis, Index] = {}
-        for item in reversed(self.convolution.places[1:]):
-            found[item] = row % item.extent
-            row = row // item.extent
-        return {**found, self.convolution.places[0]: row}
+        return shared(longer_than_one(blocks), self.block(sums, follows), self.work, self.machine)
 
     def tile(self, tall: Part, wide: Part) -> Body:
         """The sums of one tile over a piece."""
         image, weight = self.factors
         if not self.is_packed:
             weight = Load.intern(RIGHT, (self.panel_row, wide.inside), self.panel.dtype)
-        join: Body = (Join(self.join.state, (op("mul", image, weight),)),)
-        place = {**self.places(tall.index), self.convolution.channels: wide.index, **self.place_in_sum}
-        join = replaced(join, place)
+        update: Body = (Update(self.update.state, (op("mul", image, weight),)),)
+        update = replaced(update, {**self.in_result(tall.index, wide.index), **self.place_in_sum})
         *outer, last = self.in_order_of(image)
         at_once = steps_at_once(extent_of(last))
         steps, step = axis("steps", extent_of(last) // at_once), axis("step", at_once)
-        join = replaced(join, {last: (ZERO if steps.extent is ONE else steps * at_once) + step})
-        join = nested(longer_than_one([*outer, steps]), (Loop(step, "unrolled", join),), "serial")
-        mode: Mode = "set" if self.pieces.extent is ONE else "add"
-        body: Body = (Accumulate((self.state,), join), Store(SUMS, (tall.place, wide.place), self.total, mode))
+        update = replaced(update, {last: (ZERO if steps.extent is ONE else steps * at_once) + step})
+        update = nested(longer_than_one([*outer, steps]), (Loop(step, "unrolled", update),), "serial")
+        body: Body = (Accumulate((self.state,), update), Store(SUMS, (tall.place, wide.place), self.total, self.mode))
         return self.rows.tiled(tall, self.columns.tiled(wide, body))
 
     def packing(self, part: Part) -> Body:
@@ -242,16 +200,6 @@ class Windows:
             loop = Loop(part.inside, "vector", (Loop(axes[-1], "vector", copy, lanes),), copies=lanes)
             return nested(axes[:-1], (loop,), "serial")
         return nested(axes, (Loop(part.inside, "vector", copy, lanes, STEPS_AT_ONCE),), "serial")
-
-
-def only_sums_go_along(column: Axis, row: Axis, body: Body) -> bool:
-    """Whether all that is accessed lies along a row, or is the same for all of it, but for the sums."""
-    if not all(isinstance(statement, Let | Store) for statement in body):
-        return False
-    loads = {item for statement in body for item in nodes_in(statement) if isinstance(item, Load)}
-    stores = [index for item in body if isinstance(item, Store) for index in item.coordinates]
-    others = [index for item in loads if item.buffer != SUMS for index in item.coordinates]
-    return all(step_of(index, row) is ONE for index in stores) and all(step_of(index, row) is ZERO for index in others)
 
 
 def steps_at_once(length: int) -> int:

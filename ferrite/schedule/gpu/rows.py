@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from ferrite.ir import Axis
 from ferrite.ir.kernel import Accumulate, Loop
 from ferrite.ir.program import Scan
+from ferrite.machines import GpuMachine
 from ferrite.schedule.fusion.accesses import likely, likely_points
 from ferrite.schedule.fusion.nests import Nest
 from ferrite.schedule.gpu.blocks import blocked, likely_lanes, power_above, power_below, smaller_until, whole_elements
 from ferrite.schedule.gpu.flat import smallest_type
-from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.loops.axes import Body, collapse, indices_at, nested
 from ferrite.schedule.loops.memory_order import ordered_axes
 from ferrite.schedule.loops.plain_loops import plain_loops
