@@ -34,13 +34,20 @@ class MatrixSpeeds:
 class GpuMachine:
     """The numbers are those of an H200; where one was measured, what was seen stands beside it.
 
-    `threads` and `registers`: of one multiprocessor. `cache_bytes`: of all of them.
+    `threads` and `registers`: of one multiprocessor. `shared_bytes`: memory that its threads share. `cache_bytes`:
+    of all of them.
     """
 
     multiprocessors: int = 132
     threads: int = 2048
     registers: int = 1 << 16
+    shared_bytes: int = 228 << 10
     cache_bytes: int = 50 << 20
+
+    @property
+    def program_shared_bytes(self) -> int:
+        """What one program may have of them: a KiB is the system's."""
+        return self.shared_bytes - (1 << 10)
 
     # --- programs -----------------------------------------------------------------------------------------------------
 
@@ -112,6 +119,9 @@ class GpuMachine:
     # Measured: softmax of 512 rows of 65536 in bf16, 60 us with 8192 shared by 16 warps, 64 with 4096, 77 with 2048.
     step_elements: int = 4096
     row_step_elements: int = 8192
+    # Elements of columns that a program holds all at once, instead of going through them in steps; twice as many where
+    # there are fewer programs than multiprocessors.
+    column_block: int = 1 << 13
     # Rows of a block of columns, whose `step_elements` are so at least 64 columns: 128 bytes in 16 bits, one line.
     max_block_rows: int = 64
     # Elements of rows that are only reduced, up to which `reduced_elements` holds: of more, more threads have some.
@@ -121,6 +131,8 @@ class GpuMachine:
     # least: starting it takes a microsecond, in which a multiprocessor reads about so many. Not measured one by one.
     min_split_elements: int = 1 << 15
     min_piece_elements: int = 4096
+    # What is added up in one piece of a matrix product at least, where another kernel adds the pieces up. Not measured.
+    min_piece_summed: int = 512
     # Bytes that a kernel touches, up to which starting it counts: the memory has them in six microseconds.
     small_bytes: int = 24 << 20
     # Bytes side by side that make a load of a warp whole, and those that memory gives at once.

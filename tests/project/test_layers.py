@@ -29,6 +29,7 @@ LAYERS = [
     {"pipeline"},
     {"rewrite"},
     {"ir"},
+    {"tune"},
     {"passes"},
     {"lower"},
     {"schedule"},

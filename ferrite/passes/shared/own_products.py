@@ -34,6 +34,13 @@ def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return left.mm(right) if left.ndim == 2 else left.bmm(right)
 
 
+@define("wide_product(Tensor left, Tensor right) -> Tensor")
+def wide_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """The same in 32 bits, of factors of as many or of 16."""
+    left, right = left.float(), right.float()
+    return left.mm(right) if left.ndim == 2 else left.bmm(right)
+
+
 @define("product_of_panels(Tensor left, Tensor panels, int columns) -> Tensor")
 def product_of_panels(left: torch.Tensor, panels: torch.Tensor, columns: int) -> torch.Tensor:
     """The product with a matrix that lies in panels: some columns side by side, one step of all sums after the other.

@@ -37,7 +37,6 @@ from ferrite.ir.kernel import Accumulate, Loop, LoopKind, Scratch, Store, Update
 from ferrite.machines import Machine
 from ferrite.schedule.cpu.products import (
     Form,
-    Product,
     extent_of,
     factors,
     form_of,
@@ -58,6 +57,7 @@ from ferrite.schedule.cpu.tiled_sums import (
 from ferrite.schedule.cpu.vectors import shared
 from ferrite.schedule.fusion.accesses import step_of
 from ferrite.schedule.loops.axes import Body, nested, replaced, work_of
+from ferrite.schedule.loops.products import Product
 from ferrite.schedule.loops.statements import Parts
 
 
