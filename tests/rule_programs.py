@@ -231,7 +231,7 @@ class Equal(nn.Module):
         self.weight = nn.Parameter(torch.randn(4, 4))
 
     def forward(self, x: Any) -> Any:
-        return x @ self.weight.exp() + x.sin() @ self.weight.to(torch.float32, copy=True).exp()
+        return x @ self.weight.exp() + x.sin() @ self.weight.to(x.dtype, copy=True).exp()
 
 
 class Int8Projections(nn.Module):
@@ -446,7 +446,6 @@ WRITTEN_OUT: tuple[Program, ...] = (
         randn((4, 4)),
         ("freeze/merge_equal_calls", "freeze/constant_fold", "freeze/note_parameters"),
         **FROZEN,
-        exact=False,
     ),
     Program(
         Scaled,
