@@ -25,10 +25,11 @@ import ferrite.backend
 from ferrite.codegen import CudaSpelling
 from ferrite.codegen.llvm import LaunchStep
 from ferrite.codegen.triton import unsupported_operation
+from ferrite.machines import GpuMachine
 from ferrite.runtime import load_host
 from ferrite.runtime.cuda import CudaKernel, Function, Processor
 from ferrite.runtime.cuda.driver import Graph
-from ferrite.schedule.gpu import GpuMachine, GpuScheduling
+from ferrite.schedule.gpu import GpuScheduling
 from ferrite.targets.cuda import CudaTarget
 
 CONTEXT = 77

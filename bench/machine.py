@@ -1,4 +1,4 @@
-"""Numbers about a processor, tried out: kernels with other values of the fields of `ferrite.schedule.cpu.Machine`.
+"""Numbers about a processor, tried out: kernels with other values of the fields of `ferrite.machines.Machine`.
 
     python -m bench.machine [--only argmax strip] [--rounds 15]
 

@@ -127,7 +127,9 @@ def page(title: str, command: str, lines: list[str]) -> str:
 
 def write(name: str, title: str, lines: list[str]) -> None:
     """Write bench/results/NAME-MACHINE.md with the command and the machine, and print it."""
+    threads = os.environ.get("OMP_NUM_THREADS")
     command = f"python -m {sys.modules['__main__'].__spec__.name} {' '.join(sys.argv[1:])}".strip()
+    command = f"OMP_NUM_THREADS={threads} {command}" if threads else command
     text = page(title, command, lines)
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}-{platform.machine()}.md").write_text(text)

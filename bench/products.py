@@ -1,6 +1,7 @@
 """Matrix products as kernels of our own, beside torch's, on the shapes of real models.
 
-    python -m bench.products [--rounds N] [--threads N] [--only KIND ...]
+    OMP_NUM_THREADS=1 python -m bench.products [--rounds N] [--only KIND ...]
+    python -m bench.products --threads N [--rounds N] [--only KIND ...]
 
     linear      x @ W.mT                                layers of BERT, ViT, llama (prefill, a few tokens), heads
     frozen      x @ W.mT, W a frozen weight             the same; torch has it frozen, too
@@ -12,8 +13,9 @@
 
 Each is compiled with `own_products` "off", where torch's kernels are called (in the layouts that they like best), and
 "always". Figures are billions of additions and multiplications per second, of processor time: on Arm a part of torch's
-kernels has threads of its own, whatever it is told. With several threads, of time that passes. `to torch`: our time to
-that of "off", below 1 is faster. `taken`: what "auto" does with such sizes, where torch has all cores.
+kernels has threads of its own, whatever it is told, but for OMP_NUM_THREADS. With several threads, of time that passes.
+`to torch`: our time to that of "off", below 1 is faster. `taken`: what "auto" does with such sizes, where torch has all
+cores.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ import torch.nn.functional as F
 
 from bench.backends import OURS, given_to, with_own_code
 from bench.measure import interleaved, ratio, write
-from ferrite.passes.shared.own_products import slower_than_torch
+from ferrite.passes.shared.own_products import beside_torch
 
 Sizes = tuple[int, ...]  # (batch,) rows, inner, columns
 Function = Callable[..., torch.Tensor]
@@ -162,7 +164,7 @@ def row(kind: str, sizes: Sizes, rounds: int, clock: Callable[[], float]) -> tup
 
     rows, inner, columns = sizes[-3:]
     along = kind in ("linear", "frozen", "layer", "scores")
-    taken = slower_than_torch(rows, inner, columns, lie_along=along, in_panels=kind == "frozen") is None
+    taken = beside_torch().product(rows, inner, columns, lie_along=along, in_panels=kind == "frozen") is None
     seconds = interleaved({"torch": call("off"), "own": call("always")}, rounds, 0.01, clock=clock)
     work = 2 * math.prod(sizes) / 1e9
     speeds = [f"{work / statistics.median(seconds[name]):.1f}" for name in ("torch", "own")]

@@ -15,7 +15,8 @@ from ferrite.ir.kernel.interpret import run_kernel
 from ferrite.ir.kernel.nodes import Kernel, Loop, walk
 from ferrite.ir.program.interpret import Interpreter
 from ferrite.lower.graph import LoweredProgram, lower_module
-from ferrite.schedule.gpu import GpuMachine, GpuScheduling
+from ferrite.machines import GpuMachine
+from ferrite.schedule.gpu import GpuScheduling
 from ferrite.schedule.plan import make_plan
 from ferrite.schedule.steps import Plan, Run
 from tests.lower.lowered import traced

@@ -36,7 +36,7 @@ SOFTMAX = text("""
             with amax(f32) as most:
                 for j in reduction(n, lanes=4, copies=4):
                     v0: f32 = x[i*n + j]
-                    most.join(v0)
+                    most.update(v0)
             with sum(f32) as total:
                 for j in reduction(n, lanes=4, copies=2):
                     v1: f32 = x[i*n + j]
@@ -44,7 +44,7 @@ SOFTMAX = text("""
                     v3: f32 = exp(v2)
                     e: f32 = let(v3)
                     row[j] = e
-                    total.join(e)
+                    total.update(e)
             for j in vector(n, lanes=4):
                 v4: f32 = row[j]
                 v5: f32 = div(v4, total)
@@ -59,7 +59,7 @@ ONLINE_SOFTMAX = text("""
         with softmax(f32, f32) as (most, total):
             for j in reduction(n, lanes=4):
                 v0: f32 = x[j]
-                most.join(v0)
+                most.update(v0)
         for j in vector(n, lanes=4):
             v1: f32 = x[j]
             v2: f32 = sub(v1, most)
@@ -103,7 +103,7 @@ ARGMAX = text("""
                 for j in reduction(n, lanes=4, copies=2):
                     v0: f32 = x[i*n + j]
                     v1: i64 = index(j)
-                    best.join(v0, v1)
+                    best.update(v0, v1)
             values[i] = best
             places[i] = where
 """)
@@ -121,8 +121,8 @@ WELFORD = text("""
                     with welford(f32, f32, f32) as (part, part_squares, part_count):
                         for j in reduction(min(-8*c + n, 8), lanes=4):
                             v0: f32 = x[8*c + i*n + j]
-                            part.join(v0)
-                    average.join(part, part_squares, part_count)
+                            part.update(v0)
+                    average.update(part, part_squares, part_count)
             mean[i] = average
             v1: f32 = div(squares, count)
             variance[i] = v1
@@ -164,7 +164,7 @@ CUMULATIVE = text("""
         with sum(f32) as total:
             for j in serial(n):
                 v0: f32 = x[j]
-                total.join(v0)
+                total.update(v0)
                 out[j] = total
 """)
 
@@ -187,7 +187,7 @@ LINEAR_SCAN = text("""
             for j in serial(n):
                 v7: f32 = x[j]
                 v8: f32 = y[j]
-                a.join(v7, v8)
+                a.update(v7, v8)
                 out[j] = b
 """)
 
@@ -203,9 +203,9 @@ COLUMN_SUMS = text("""
                 for i in reduction(m, copies=4):
                     v0: f32 = x[i*n + j]
                     e: f32 = let(v0)
-                    a.join(e)
+                    a.update(e)
                     v1: f32 = mul(e, e)
-                    b.join(v1)
+                    b.update(v1)
             out[j] = a
             squares[j] = b
 """)
@@ -220,7 +220,7 @@ CENTRED = text("""
             with sum(f32) as total:
                 for j in reduction(n, lanes=4, copies=4):
                     v0: f32 = x[i*n + j]
-                    total.join(v0)
+                    total.update(v0)
             for k in vector(n, lanes=4, copies=2):
                 prefetch(x[i*n + k + n])
                 v1: f32 = x[i*n + k]
@@ -244,7 +244,7 @@ RAGGED = text("""
                 with sum(f32) as total:
                     for k in serial(data(many, 5)):
                         v3: f32 = x[6*data(begin, 12) + j + 6*k]
-                        total.join(v3)
+                        total.update(v3)
                 out[6*i + j] = total
 """)
 
@@ -260,7 +260,7 @@ RAGGED_LANES = text("""
             with sum(f32) as total:
                 for k in serial(data(many, 5)):
                     v1: f32 = x[4*i + k]
-                    total.join(v1)
+                    total.update(v1)
             out[i] = total
 """)
 

@@ -73,7 +73,7 @@ IN_PLACE = text("""
         with sum(f32) as total:
             for j in reduction(n, lanes=4):
                 v0: f32 = x[j]
-                total.join(v0)
+                total.update(v0)
         for j in vector(n, lanes=4):
             v1: f32 = x[j]
             v2: f32 = add(v1, total)
@@ -93,7 +93,7 @@ TRIANGLE = text("""
             with sum(f32) as total:
                 for j in reduction(i + 1, lanes=4):
                     v0: f32 = x[i*n + j]
-                    total.join(v0)
+                    total.update(v0)
             last: f32 = let(total)
             for k in serial(i):
                 out[i*n + k] = last
@@ -118,10 +118,10 @@ CONDITIONS = text("""
                         v3: b8 = gt(v2, f32(0.0))
                         if v3:
                             v4: f32 = x[i*m + j]
-                            least.join(v4)
-                            count.join(i64(1))
+                            least.update(v4)
+                            count.update(i64(1))
                     for j in reduction(2, lanes=2):
-                        count.join(i64(10))
+                        count.update(i64(10))
                 out[2*i] = least
                 v5: f32 = cast(count)
                 out[2*i + 1] = v5
@@ -140,7 +140,7 @@ OWN_MAXIMUM = text("""
                 results(v2)
             for j in reduction(n, lanes=4):
                 v3: i32 = x[j]
-                best.join(v3)
+                best.update(v3)
         out[0] = best
 """)
 
@@ -195,7 +195,7 @@ PLANES = text("""
                     for j in reduction(b, lanes=4):
                         v1: f32 = x[i*b*c + j*c + k]
                         v2: f32 = add(v1, first)
-                        total.join(v2)
+                        total.update(v2)
                 out[i*c + k] = total
 """)
 
@@ -246,7 +246,7 @@ ROW_SCANS = text("""
             with sum(f32) as total:
                 for j in scan(n, lanes=8):
                     v0: f32 = x[i*n + j]
-                    total.join(v0)
+                    total.update(v0)
                     v1: f32 = mul(total, f32(2.0))
                     out[i*n + j] = v1
             totals[i] = total
@@ -272,7 +272,7 @@ LINEAR_SCANS = text("""
             for j in scan(n, lanes=8):
                 v7: f32 = x[j]
                 v8: f32 = y[j]
-                a.join(v7, v8)
+                a.update(v7, v8)
                 out[j] = b
 """)
 
@@ -288,7 +288,7 @@ SORTED_ROWS = text("""
             with amin(i64) as key:
                 for j in sort(n, lanes=16):
                     v0: i64 = x[i*n + j]
-                    key.join(v0)
+                    key.update(v0)
                     v1: i64 = index(j)
                     v2: i64 = add(key, v1)
                     out[i*n + j] = v2
@@ -309,7 +309,7 @@ BLOCKS = text("""
                     v1: f32 = exp(v0)
                     e: f32 = let(v1)
                     row[j] = e
-                    total.join(e)
+                    total.update(e)
             for k in vector(3, lanes=4):
                 for j in vector(16, lanes=16):
                     v2: f32 = row[j]

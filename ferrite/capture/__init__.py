@@ -9,7 +9,7 @@ from ferrite.capture.aot import CapturedGraph, GraphKind, Partition, capture, ma
 from ferrite.capture.as_data import Described
 from ferrite.capture.edits import Before, make
 from ferrite.capture.parameters import Parameter
-from ferrite.capture.products import has_arm_compute_library, works_with_all_of_few_cores
+from ferrite.capture.product_libraries import has_arm_compute_library, works_with_all_of_few_cores
 from ferrite.capture.python_numbers import as_python_hands_them_over
 from ferrite.capture.shared_inputs import where_inputs_lay
 from ferrite.capture.torch_api import check_torch_version, span

@@ -51,8 +51,9 @@ def release(version: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def check_torch_version(version: str = torch.__version__) -> str | None:
-    """Raise for a torch that cannot work; return a warning for one that nobody has tried."""
+def check_torch_version(version: str | None = None) -> str | None:
+    """Raise for a torch that cannot work; return a warning for one that nobody has tried. By default, of this one."""
+    version = version or torch.__version__
     found = release(version)
     if found < OLDEST:
         raise UserError(

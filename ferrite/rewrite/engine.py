@@ -96,6 +96,7 @@ class Engine:
         self.by_target = index.by_target
         self.over_all = [rule for rule in index.over_all if too_loose(rule, context.options) is None]
         self.counting = Counting()
+        self.answers: dict[Any, Any] = {}
 
     # Facts about the whole graph, gathered only once a rule has found a candidate: most rules find none.
 
@@ -213,6 +214,7 @@ class Engine:
                 written=self.sharing.written,
                 is_inference=self.context.is_inference,
                 roots=old,
+                answers=self.answers,
             )
             result = rule.rewrite(site)
             if isinstance(result, Refusal):

@@ -168,6 +168,8 @@ class Site:
     written: frozenset[Storage] = field(default=frozenset(), repr=False)  # the memory that the graph writes
     is_inference: bool = False
     roots: tuple[torch.fx.Node, ...] = ()
+    # what rules found out and keep for other sites of the graph, while they run over it
+    answers: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def through(self, *nodes: torch.fx.Node) -> None:
         """Say which nodes before this one the rewrite makes unnecessary: what they read is now read here.

@@ -5,9 +5,22 @@ empties it, and returns the outputs in order. Holds what compiled code calls whi
 """
 
 from ferrite.runtime.boxed import Boxed, run_in_eager
+from ferrite.runtime.code_memory import KernelStore
 from ferrite.runtime.discard import discard
 from ferrite.runtime.freezer import Freezer
 from ferrite.runtime.frozen import Frozen, call_frozen
+from ferrite.runtime.host_code import functions_of
 from ferrite.runtime.host_program import bytecode_of, load_host
 
-__all__ = ["Boxed", "Freezer", "Frozen", "bytecode_of", "call_frozen", "discard", "load_host", "run_in_eager"]
+__all__ = [
+    "Boxed",
+    "Freezer",
+    "Frozen",
+    "KernelStore",
+    "bytecode_of",
+    "call_frozen",
+    "discard",
+    "functions_of",
+    "load_host",
+    "run_in_eager",
+]

@@ -12,9 +12,11 @@ from ferrite.errors import Refusal
 from ferrite.ir import STATES
 from ferrite.ir.kernel import Kernel
 from ferrite.ir.program import Operation, Reduce, Scan, roots_of
-from ferrite.runtime.cpu import Kernels, KernelStore, build, functions_of, native_run
+from ferrite.machines import Machine, host_machine
+from ferrite.runtime import KernelStore, functions_of
+from ferrite.runtime.cpu import Kernels, build, native_run
 from ferrite.schedule import INTERPRETED
-from ferrite.schedule.cpu import CpuScheduling, Machine
+from ferrite.schedule.cpu import CpuScheduling
 from ferrite.schedule.loops import has_state
 from ferrite.targets.cpu_caches import data_caches
 from ferrite.targets.target import LoadedRun
@@ -26,7 +28,7 @@ class CpuTarget:
     @functools.cached_property
     def scheduling(self) -> CpuScheduling:
         host, caches = host_processor(), data_caches()
-        machine = Machine(vector_bytes=4 * host.lanes, registers=host.registers)
+        machine = replace(host_machine(), vector_bytes=4 * host.lanes, registers=host.registers)
         if 1 in caches:
             machine = replace(machine, l1_way_bytes=caches[1].way_bytes)
         if 2 in caches:

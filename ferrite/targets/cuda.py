@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,7 +15,8 @@ from ferrite.codegen import CudaSpelling, RecordedPart, RunTable
 from ferrite.codegen.llvm import machine_text
 from ferrite.codegen.triton import unsupported_operation
 from ferrite.ir.kernel import Kernel
-from ferrite.runtime.cpu import KernelStore
+from ferrite.machines import GpuMachine, gpu_machine
+from ferrite.runtime import KernelStore
 from ferrite.runtime.cuda import (
     Driver,
     Processor,
@@ -27,7 +29,7 @@ from ferrite.runtime.cuda import (
     libcuda,
     writers_in,
 )
-from ferrite.schedule.gpu import GpuMachine, GpuScheduling
+from ferrite.schedule.gpu import GpuScheduling
 from ferrite.targets.target import LoadedRun
 
 
@@ -89,7 +91,8 @@ def triton_version() -> str:
 
 def machine_of(properties: Any) -> GpuMachine:
     """What torch says of a GPU."""
-    return GpuMachine(
+    return replace(
+        gpu_machine(),
         multiprocessors=properties.multi_processor_count,
         threads=properties.max_threads_per_multi_processor,
         registers=properties.regs_per_multiprocessor,

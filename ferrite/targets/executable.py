@@ -12,7 +12,7 @@ from ferrite.ir import Axis
 from ferrite.ir.kernel import checks
 from ferrite.ir.program import Operation, Program, call_of, writes
 from ferrite.pipeline import Fuel
-from ferrite.runtime.cpu import KernelStore
+from ferrite.runtime import KernelStore
 from ferrite.runtime.cuda import Recorder
 from ferrite.schedule import BuiltKernel, Plan, Postponing, Run, RunMemory, Scheduling, device_type
 from ferrite.schedule.fusion import BufferTable, Group, Member

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from ferrite.codegen import HostSpelling, RunTable
 from ferrite.ir.kernel import Kernel
-from ferrite.runtime.cpu import KernelStore
+from ferrite.runtime import KernelStore
 from ferrite.schedule import Scheduling
 
 LoadedRun = Callable[..., int]

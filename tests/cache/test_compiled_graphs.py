@@ -23,7 +23,7 @@ from ferrite.errors import FerriteWarning, NotCached
 from ferrite.graph.places import Places
 from ferrite.lower import lower_graph
 from ferrite.options import resolve
-from ferrite.runtime.cpu import kernels
+from ferrite.runtime import host_code
 from tests.cache import compiled_cases
 from tests.cache.compiled_cases import CASES, Net, gathered
 from tests.fresh_process import FreshProcess
@@ -49,8 +49,8 @@ def compiled(function, *inputs, **options):
 
 def forget_kernels(monkeypatch) -> None:
     """As in a process that has just begun."""
-    monkeypatch.setattr(kernels, "_code", {})
-    monkeypatch.setattr(kernels, "_loaded", weakref.WeakValueDictionary())
+    monkeypatch.setattr(host_code.KNOWN, "code", {})
+    monkeypatch.setattr(host_code, "_loaded", weakref.WeakValueDictionary())
 
 
 def without_llvm(monkeypatch) -> None:
@@ -58,7 +58,7 @@ def without_llvm(monkeypatch) -> None:
         raise AssertionError("LLVM was asked to compile")
 
     forget_kernels(monkeypatch)
-    monkeypatch.setattr(kernels, "object_code", refuse)
+    monkeypatch.setattr(host_code, "object_code", refuse)
 
 
 # --- other processes --------------------------------------------------------------------------------------------------

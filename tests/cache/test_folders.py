@@ -22,7 +22,7 @@ from ferrite.cache.folder import Unusable, check_above, full_path, make_folders,
 from ferrite.debug.dump import Dump, DumpFolder
 from ferrite.errors import FerriteWarning, is_ours, user_frame, warn_user
 from ferrite.options import Options
-from ferrite.runtime.cpu import kernels
+from ferrite.runtime import host_code
 
 KEY = Key.of("graph", {"torch": "2.13"})
 OPEN, STICKY = 0o777, 0o1777
@@ -261,7 +261,7 @@ def test_where_no_thread_can_be_had_kernels_are_compiled_in_ones_own(monkeypatch
         raise RuntimeError("cannot schedule new futures after interpreter shutdown")
 
     refused: list[int] = []
-    monkeypatch.setattr(kernels, "_code", {})
+    monkeypatch.setattr(host_code.KNOWN, "code", {})
     monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
     x = torch.rand(5, 5)
     ours = torch.compile(lambda x: (x.sin() @ x).cos(), backend="ferrite", options={"strict": True})(x)

@@ -340,7 +340,6 @@ IRRELEVANT = {
     "folded_from": "on graphs of torch calls, before",
     "place_in_order": "set and read by one pass",
     "drawn_in_program": "set and read by one pass",
-    "hides what comes later": "set and read by one pass",
     "needs_no_copy": "set and read after the key is made",
     "index_inside": "set and read after the key is made",
     "memory of the model": "set and read while freezing",

@@ -28,7 +28,7 @@ from ferrite.debug.graph_record import from_data
 from ferrite.debug.record import GraphRecord
 from ferrite.graph import Places
 from ferrite.options import resolve
-from ferrite.runtime.cpu import kernels
+from ferrite.runtime import host_code
 
 KEY = Key.of("graph", {"torch": "2.13"})
 
@@ -382,8 +382,8 @@ def test_a_strange_kernel_is_compiled_anew(artifact_cache, monkeypatch, section)
     def function(x):
         return (x * 0.321 + 6.54).cos()
 
-    monkeypatch.setattr(kernels, "_code", {})
-    monkeypatch.setattr(kernels, "_loaded", weakref.WeakValueDictionary())
+    monkeypatch.setattr(host_code.KNOWN, "code", {})
+    monkeypatch.setattr(host_code, "_loaded", weakref.WeakValueDictionary())
     x = torch.rand(7)
     torch.compile(function, backend="ferrite", options={"strict": True})(x)
     store = open_store(resolve())
@@ -401,8 +401,8 @@ def test_a_strange_kernel_is_compiled_anew(artifact_cache, monkeypatch, section)
     for entry in store.entries("graph"):
         store.remove(entry)
     torch.compiler.reset()
-    monkeypatch.setattr(kernels, "_code", {})
-    monkeypatch.setattr(kernels, "_loaded", weakref.WeakValueDictionary())
+    monkeypatch.setattr(host_code.KNOWN, "code", {})
+    monkeypatch.setattr(host_code, "_loaded", weakref.WeakValueDictionary())
     ours = torch.compile(function, backend="ferrite", options={"strict": True})(x)
     torch.testing.assert_close(ours, function(x))
     (outcome,) = ferrite.last_compile().cache

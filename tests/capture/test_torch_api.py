@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import types
 
 import pytest
@@ -13,6 +11,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import ferrite
 from ferrite.capture import torch_api, torch_runtime
+from tests.fresh_process import run_python
 
 
 @pytest.mark.quick
@@ -65,7 +64,7 @@ with warnings.catch_warnings(record=True) as caught:
     except ferrite.UserError as error:
         print("UserError")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_python("-c", code)
     assert done.stdout.strip() == expected, done.stderr
 
 

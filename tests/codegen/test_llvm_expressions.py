@@ -11,7 +11,7 @@ from ferrite.ir.expr import Random, cast, const, index_value, load, masked, op
 from ferrite.ir.expr_laws import wrong_type
 from ferrite.ir.index.algebra import axis, maximum, minimum, number
 from ferrite.ir.kernel.laws import verify_kernel
-from ferrite.ir.kernel.nodes import Accumulate, Join, Kernel, Let, Loop, Pointer, State, Store
+from ferrite.ir.kernel.nodes import Accumulate, Kernel, Let, Loop, Pointer, State, Store, Update
 from ferrite.ir.types import short
 from tests.llvm_kernels import assert_same
 
@@ -139,7 +139,7 @@ def test_narrow_floats_are_summed_in_wide_ones(dtype):
     state = State("sum", ("s",), (torch.float32,))
     value = cast(load("x", (i,), dtype), torch.float32)
     body = (
-        Accumulate((state,), (Loop(i, "reduction", (Join("s", (value,)),), 4, 2),)),
+        Accumulate((state,), (Loop(i, "reduction", (Update("s", (value,)),), 4, 2),)),
         Let("t", cast(op("add", *[local("s", torch.float32)] * 2), dtype)),
         Store("out", (axis("k", 1) * 0,), local("t", dtype)),
     )

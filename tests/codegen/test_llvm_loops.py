@@ -108,7 +108,7 @@ def test_a_known_extent_has_whole_vectors_and_a_rest(extent, lanes, copies):
                     v0: f32 = x[i]
                     e: f32 = let(v0)
                     out[i] = e
-                    s.join(e)
+                    s.update(e)
             total[0] = s
     """)
     x = torch.arange(extent).float()  # sums of these are exact
@@ -147,7 +147,7 @@ def test_extents_may_depend_on_a_vector_axis():
                 with sum(f32) as s:
                     for j in reduction(i + 1, lanes=4):
                         v0: f32 = x[j]
-                        s.join(v0)
+                        s.update(v0)
                 out[i] = s
     """)
     assert_same(source, [torch.arange(9).float(), empty(torch.float32, 9)], [9])
@@ -268,7 +268,7 @@ STATE_TYPES = {
 
 @pytest.mark.parametrize(("lanes", "copies"), [(1, 1), (1, 4), (4, 1), (4, 4)])
 @pytest.mark.parametrize("kind", STATES)
-def test_states_are_joined_over_lanes_and_copies(kind, lanes, copies):
+def test_states_are_combined_over_lanes_and_copies(kind, lanes, copies):
     row, dtype = STATES[kind], STATE_TYPES.get(kind, torch.float32)
     types = [dtype, torch.int64] if row.takes == 2 else [dtype] * row.gives
     names = [f"r{place}" for place in range(row.gives)]
@@ -283,7 +283,7 @@ def test_states_are_joined_over_lanes_and_copies(kind, lanes, copies):
         f"        for j in reduction(n, lanes={lanes}, copies={copies}):",
         f"            v0: {short(dtype)} = x[j]",
         *(["            v1: i64 = index(j)"] if row.takes == 2 else []),
-        f"            r0.join({'v0, v1' if row.takes == 2 else 'v0'})",
+        f"            r0.update({'v0, v1' if row.takes == 2 else 'v0'})",
         *(f"    {out}[0] = {name}" for out, name in zip(outs, names, strict=True)),
     ]
     for extent in (0, 1, 3, 22, 35):
@@ -310,7 +310,7 @@ def test_an_own_state_has_no_identity(lanes, copies):
                     results(v2, v5)
                 for j in reduction(n, lanes={lanes}, copies={copies}):
                     v6: f32 = x[j]
-                    a.join(v6, v6)
+                    a.update(v6, v6)
             out[0] = a
             out[1] = b
     """)
@@ -329,7 +329,7 @@ def test_a_state_of_every_lane_may_be_read_as_it_grows():
                 with sum(f32) as s:
                     for j in serial(m):
                         v0: f32 = x[j*n + i]
-                        s.join(v0)
+                        s.update(v0)
                         out[j*n + i] = s
     """)
     for extent in EXTENTS:
@@ -346,14 +346,14 @@ def test_a_state_that_is_read_as_it_grows_is_in_one_place():
                 for j in serial(3):
                     for i in reduction(8, lanes=4):
                         v0: f32 = x[8*j + i]
-                        s.join(v0)
+                        s.update(v0)
                     out[j] = s
     """)
     with pytest.raises(ValueError, match="s is read in its block"):
         llvm(source)
 
 
-def test_only_what_counts_joins():
+def test_only_what_counts_updates_a_state():
     source = text("""
         def kernel(x, out, n):
             n = symbol(0, 100)
@@ -367,8 +367,8 @@ def test_only_what_counts_joins():
                         v2: f32 = x[i]
                         e: f32 = let(v2)
                         v3: f32 = mul(e, e)
-                        s.join(v3)
-                        m.join(e)
+                        s.update(v3)
+                        m.update(e)
             out[0] = s
             out[1] = m
     """)
@@ -521,7 +521,7 @@ def test_a_parallel_loop_around_which_others_stand_gets_what_it_needs():
             with sum(f32) as s:
                 for i in reduction(n, lanes=4):
                     v1: f32 = x[i]
-                    s.join(v1)
+                    s.update(v1)
             for a in serial(3):
                 tile = scratch(f32, [4])
                 for b in parallel(4):
@@ -538,7 +538,7 @@ def test_a_parallel_loop_around_which_others_stand_gets_what_it_needs():
 
 
 @pytest.mark.parametrize("kind", ["sum", "amax"])
-def test_a_parallel_loop_may_join_a_state(kind):
+def test_a_parallel_loop_may_update_a_state(kind):
     source = text(f"""
         def kernel(x, out, n):
             n = symbol(0, 100)
@@ -548,7 +548,7 @@ def test_a_parallel_loop_may_join_a_state(kind):
                 for a in parallel(n, copies=2):
                     for i in reduction(5, lanes=4):
                         v0: f32 = x[5*a + i]
-                        s.join(v0)
+                        s.update(v0)
             out[0] = s
     """)
     for n in (0, 1, 9):

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from ferrite.codegen.triton import unsupported
 from ferrite.ir.expr import Load
 from ferrite.ir.kernel.nodes import Store, nodes_in, walk
+from ferrite.machines import Machine
 from ferrite.schedule.cpu import CpuScheduling
-from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.plan import make_plan
 from tests.lower.lowered import program_of
 from tests.triton_kernels import DEVICES, assert_same_results

@@ -26,20 +26,20 @@ def test_a_bounded_reduction_is_one_block():
 
 def test_an_unbounded_reduction_is_a_loop_with_a_block_of_states():
     states = changed(ONLINE_SOFTMAX, "softmax(f32, f32) as (most, total)", "amax(f32) as most, sum(f32) as total")
-    states = changed(states, "most.join(v0)", "most.join(v0)\n            total.join(f32(1.0))")
+    states = changed(states, "most.update(v0)", "most.update(v0)\n            total.update(f32(1.0))")
     body = source_of(states).partition("def kernel")[2]
     assert body.count("for ") == 2
     assert body.count("tl.reduce(") == 2
     assert body.index("most = tl.full([BLOCK_0]") < body.index("for ") < body.index("tl.reduce(")
 
 
-def test_a_block_joins_a_softmax_with_one_exponential_for_a_lane():
+def test_a_block_updates_a_softmax_with_one_exponential_for_a_lane():
     body = source_of(ONLINE_SOFTMAX).partition("def kernel")[2]
     loop, after = body.partition("for ")[2].split("tl.reduce(", 1)[1].split("tl.reduce(", 1)
     assert body.index("total = tl.full([BLOCK_0]") < body.index("for ")
     assert "most = tl.full([], " in body, "all lanes have one"
     assert loop.count("exp(") == 2, "one of them is of a number"
-    assert "for " in after, "the sums of the lanes are joined once"
+    assert "for " in after, "the sums of the lanes are combined once"
 
 
 def test_blocks_are_as_large_as_the_problem_and_no_larger():

@@ -289,7 +289,7 @@ def reduction(kind, dtype, extent):
         "            for j in reduction(n, lanes=4):",
         f"                v0: {short(dtype)} = x[i*n + j]",
         *(["                v1: i64 = index(j)"] if row.takes == 2 else []),
-        f"                r0.join({'v0, v1' if row.takes == 2 else 'v0'})",
+        f"                r0.update({'v0, v1' if row.takes == 2 else 'v0'})",
         *(f"        {pointer}[i] = {name}" for pointer, name in zip(pointers, names, strict=True)),
     ]
     return kernel_of("\n".join(lines)), types

@@ -17,7 +17,8 @@ from torch.nn import functional as F
 
 import ferrite
 from ferrite.lower.ops import special
-from ferrite.schedule.cpu import CpuScheduling, Machine
+from ferrite.machines import Machine
+from ferrite.schedule.cpu import CpuScheduling
 from ferrite.targets.cpu import CPU, CpuTarget, refusal_of_operation
 from tests.compare import compile_strict
 

@@ -147,7 +147,7 @@ def test_states_agree_with_the_reductions_of_programs(kind, dtype):
     names = [f"r{place}" for place in range(row.gives)]
     pointers = [f"o{place}" for place in range(row.gives)]
     bound = names[0] if len(names) == 1 else f"({', '.join(names)})"
-    joined = "v0, v1" if row.takes == 2 else "v0"
+    taken = "v0, v1" if row.takes == 2 else "v0"
     lines = [
         f"def kernel(x, {', '.join(pointers)}):",
         f"    x = pointer({short(dtype)}, 'read')",
@@ -156,7 +156,7 @@ def test_states_agree_with_the_reductions_of_programs(kind, dtype):
         "        for j in reduction(9, lanes=4):",
         f"            v0: {short(dtype)} = x[j]",
         *(["            v1: i64 = index(j)"] if row.takes == 2 else []),
-        f"            {names[0]}.join({joined})",
+        f"            {names[0]}.update({taken})",
         *(f"    {pointer}[0] = {name}" for pointer, name in zip(pointers, names, strict=True)),
     ]
     torch.manual_seed(0)
@@ -172,7 +172,7 @@ def test_states_agree_with_the_reductions_of_programs(kind, dtype):
 
 
 @pytest.mark.parametrize("kind", [name for name, row in STATES.items() if row.take])
-def test_taking_one_value_is_joining_its_state(kind):
+def test_an_update_by_a_value_is_one_by_its_state(kind):
     row, special = STATES[kind], [1.5, -2.0, 0.0, float("-inf"), float("inf"), float("nan")]
     dtypes = (torch.float64,) * row.gives
 

@@ -34,7 +34,7 @@ SMALL = text("""
             with sum(f32) as s:
                 for j in reduction(n, lanes=4):
                     v1: f32 = x[j]
-                    s.join(v1)
+                    s.update(v1)
             out[i] = s
 """)
 
@@ -57,7 +57,7 @@ def scan(old, new):
 
 
 LOOP = "        for j in reduction(n, lanes=4):"
-BODY = "v1: f32 = x[j]\n                s.join(v1)"
+BODY = "v1: f32 = x[j]\n                s.update(v1)"
 
 BROKEN = {
     "a let has the name of a pointer": ("K1", small("a: f32", "x: f32")),
@@ -90,21 +90,21 @@ BROKEN = {
     "a sum of bf16": ("K7", small("sum(f32) as s", "sum(bf16) as q, sum(f32) as s")),
     "a state of bools that is of floats": ("K7", small("sum(f32) as s", "any(f32) as s")),
     "an own state without a function": ("K7", small("sum(f32) as s", "own(f32) as s")),
-    "a join of another type": ("K7", small("s.join(v1)", "s.join(i64(1))")),
-    "a join of too many": ("K7", small("s.join(v1)", "s.join(v1, v1)")),
-    "a join of what is no state": ("K7", small("s.join(v1)", "a.join(v1)")),
-    "a join after the block": ("K7", last("s.join(a)")),
-    "a join by a second name": ("K7", small("sum(f32) as s", "softmax(f32, f32) as (t, s)")),
+    "an update of another type": ("K7", small("s.update(v1)", "s.update(i64(1))")),
+    "an update of too many": ("K7", small("s.update(v1)", "s.update(v1, v1)")),
+    "an update of what is no state": ("K7", small("s.update(v1)", "a.update(v1)")),
+    "an update after the block": ("K7", last("s.update(a)")),
+    "an update by a second name": ("K7", small("sum(f32) as s", "softmax(f32, f32) as (t, s)")),
     "a state that is read while the order is free": ("K7", small(BODY, BODY + "\n                tile[j] = s")),
     "a combine function that reads memory": ("K7", scan("v0: f32 = param(0)", "v0: f32 = x[0]")),
     "a combine function with too many parameters": ("K7", scan("param(3)", "param(4)")),
     "a combine function that gives another type": ("K7", scan("results(v2, v6)", "results(v2, i64(1))")),
     "lanes in a serial loop": ("K8", small("reduction(n, lanes=4)", "serial(n, lanes=4)")),
     "a block of three lanes": ("K8", small("for i in", "warps = 1\n    for i in").replace("lanes=4", "lanes=3")),
-    "a state is joined in a loop inside of a scan": (
+    "a state is updated in a loop inside of a scan": (
         "K7",
         changed(
-            small(BODY, "for k in reduction(2):\n                    s.join(a)"), "reduction(n, lanes=4)", "scan(n)"
+            small(BODY, "for k in reduction(2):\n                    s.update(a)"), "reduction(n, lanes=4)", "scan(n)"
         ),
     ),
     "a sort of a sum": ("K7", small("reduction(n, lanes=4)", "sort(n, lanes=64)")),
@@ -119,7 +119,7 @@ BROKEN = {
     ),
     "a store at one place for all": ("K9", last("out[0] = s")),
     "an addition at one place for all": ("K9", last("out[0].add(s)")),
-    "a store at one place of a tile for all lanes": ("K9", small("s.join(v1)", "tile[0] = v1")),
+    "a store at one place of a tile for all lanes": ("K9", small("s.update(v1)", "tile[0] = v1")),
     "an addition where memory says": ("K9", last("v8: i64 = y[i]\n        out[data(v8, 8)].add(s)")),
     "an addition where memory says, by steps too small for the axis": (
         "K9",

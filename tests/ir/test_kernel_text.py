@@ -47,7 +47,11 @@ WRONG = {
     "a statement of another kind": (wrong("row = scratch(f32, [n])", "import os"), 7, "a loop"),
     "a mode nobody knows": (wrong("atomic_add", "atomic_sub", SCATTER_ADD), 11, "a store"),
     "a combine function of no state": (wrong("combine(a)", "combine(b)", LINEAR_SCAN), 7, "no state 'b'"),
-    "a combine function without results": (wrong("results(v2, v6)", "a.join(v2, v6)", LINEAR_SCAN), 15, "results(...)"),
+    "a combine function without results": (
+        wrong("results(v2, v6)", "a.update(v2, v6)", LINEAR_SCAN),
+        15,
+        "results(...)",
+    ),
     "a combine function with a store": (wrong("v2: f32 = mul(v0, v1)", "out[0] = v1", LINEAR_SCAN), 10, "a value"),
 }
 

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import ferrite
 from ferrite.lower.ops import convolution
+from ferrite.machines import NEOVERSE_N1, XEON
 from tests.compare import assert_same_as_eager, compile_strict
 from tests.lower.lowered import INTERPRETER
 
@@ -21,7 +22,7 @@ LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 def on_any_processor(monkeypatch):
     """As on Arm, and with oneDNN, which torch switches off for good where a product in half precision fails in it: what
     is left to torch because of that is another question."""
-    monkeypatch.setattr(convolution, "ON_X86", False)
+    monkeypatch.setattr(convolution, "host_machine", lambda: NEOVERSE_N1)
     with torch.backends.mkldnn.flags(enabled=True):
         yield
 
@@ -139,7 +140,7 @@ def test_others_are_calls(name):
     [(False, 3, 1, []), (False, 3, 2, ["convolution", "convolution_backward"]), (True, 7, 1, ["convolution"])],
 )
 def test_what_torch_does_as_fast_is_left_to_it(monkeypatch, last, kernel, stride, called):
-    monkeypatch.setattr(convolution, "ON_X86", True)
+    monkeypatch.setattr(convolution, "host_machine", lambda: XEON)
     make = inputs(1, 4, 14, 14, kernel=(kernel, kernel), last=last)
     assert_same_as_eager(depthwise(padding=1, stride=stride), make, backward=True, terms=9.0)
     assert [call.operator.split(".")[1] for call in ferrite.last_compile().eager_calls] == called

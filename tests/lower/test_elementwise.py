@@ -195,6 +195,28 @@ def test_a_scaled_sum_is_fused():
     assert operators(assert_exact(lambda x, y: torch.add(x, y, alpha=2), x, y)) == ["fma"]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_a_product_that_is_added_is_fused_as_in_eager(dtype):
+    torch.manual_seed(0)
+    start, a, b = (torch.randn(1000, dtype=dtype) for _ in range(3))
+    for fn in (
+        lambda start, a, b: torch.addcmul(start, a, b),
+        lambda start, a, b: torch.addcmul(start, a, b, value=0.37),
+        lambda start, a, b: torch.lerp(start, a, 0.3) + torch.lerp(start, b, 0.7),
+        lambda start, a, b: torch.lerp(start, a, b),
+        lambda start, a, b: torch._foreach_addcmul([start], [a], [b], value=-2.5)[0],
+    ):
+        assert_exact(fn, start, a, b)
+
+
+def test_a_factor_of_another_type_is_not_rounded_first():
+    """Dynamo keeps a factor that is a tensor in the graph, and gives it to an operator of its own."""
+    x = torch.tensor([5.0, 3.0, 7.0]).bfloat16()
+    factor = torch.tensor(2.7, dtype=torch.float64)  # in 16 bits it would be 2.703125, and one result 27.375
+    found = torch.compile(lambda x, f: x.clone().addcmul_(x, x, value=f), backend="ferrite", options={"strict": True})
+    assert found(x, factor).tolist() == x.clone().addcmul_(x, x, value=factor).tolist() == [72.5, 27.25, 139.0]
+
+
 def test_the_next_number_of_sixteen_bits():
     for dtype in (torch.bfloat16, torch.float16):
         x = EDGES.to(dtype)

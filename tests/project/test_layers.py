@@ -23,6 +23,7 @@ LAYERS = [
     {"collector"},
     {"errors"},
     {"options"},
+    {"machines"},
     {"graph"},
     {"capture"},
     {"pipeline"},

@@ -13,9 +13,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import ferrite
 from ferrite.graph.verify import verify_graph
+from ferrite.machines import H200
 from ferrite.options import Options
 from ferrite.passes.joint.aligned_rows import AlignedRows
-from ferrite.passes.joint.pad_mm import PAD_RULES, MatrixSpeeds, Sides, contiguous_sides, pad_mm, padding
+from ferrite.passes.joint.pad_mm import PAD_RULES, Sides, contiguous_sides, pad_mm, padding
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import apply_rules
 from tests.compare import assert_no_farther, assert_same_as_eager
@@ -27,7 +28,7 @@ aten = torch.ops.aten
 
 def worth(m, k, n, itemsize=2, alignment=8, sides=(False, True, True)):
     more = tuple(padding(side, alignment) if pad else 0 for side, pad in zip((m, k, n), sides, strict=True))
-    return Sides(1, m, k, n, more).worth(itemsize, MatrixSpeeds())
+    return Sides(1, m, k, n, more).worth(itemsize, H200.matrix_speeds)
 
 
 @quick
@@ -207,7 +208,7 @@ def test_aligned_rows_cover_all_of_a_result(m, n, alignment):
 def test_it_is_worth_it_where_enough_rows_are_alike():
     def in_rows(m, k, n):
         sides = Sides(1, m, k, n, (0, 0, -n % 8))
-        return sides.worth_in_rows(AlignedRows(m, n, 8), 2)
+        return sides.worth_in_rows(AlignedRows(m, n, 8), 2, H200.matrix_speeds)
 
     assert in_rows(2048, 768, 30522)
     assert in_rows(4096, 768, 50257)

@@ -7,10 +7,9 @@ import torch
 import torch.nn.functional as F
 
 import ferrite
-from ferrite.capture import products
+from ferrite.capture import product_libraries
+from ferrite.ir import sum_pieces
 from ferrite.passes.post_grad.own_convolutions import can_be_cut
-from ferrite.schedule.cpu import convolutions
-from ferrite.schedule.cpu.products import MIN_SUMMED
 from tests.compare import compile_strict, reset
 
 quick = pytest.mark.quick
@@ -20,15 +19,12 @@ quick = pytest.mark.quick
 @pytest.mark.parametrize("channels", [3, 16, 64, 67, 71, 128, 131, 512, 1031, 2048])
 @pytest.mark.parametrize("taps", [(1, 1), (3, 3), (7, 7), (15, 15)], ids=str)
 def test_the_scheduler_has_pieces_for_what_the_pass_takes(channels, taps):
-    longest = max(channels, *taps)
-    others = channels * taps[0] * taps[1] // longest
-    has_pieces = convolutions.cut_of(longest, others) is not None and longest * others >= MIN_SUMMED
-    assert can_be_cut((channels, *taps)) == has_pieces
+    assert can_be_cut((channels, *taps)) == sum_pieces.windows_can_be_cut((channels, *taps))
 
 
 @pytest.fixture
 def on_arm(monkeypatch):
-    monkeypatch.setattr(products, "uses_arm_compute_library", lambda: True)
+    monkeypatch.setattr(product_libraries, "uses_arm_compute_library", lambda: True)
 
 
 def owned(fn, *inputs, **options) -> int:
@@ -83,7 +79,7 @@ def test_images_that_training_keeps_are_left():
     assert owned(lambda x, w: F.conv2d(x * 2, w), given[0][:, :16], weight) == 0
 
 
-@pytest.mark.skipif(products.has_arm_compute_library(), reason="it is measured here")
+@pytest.mark.skipif(product_libraries.has_arm_compute_library(), reason="it is measured here")
 def test_elsewhere_torch_keeps_them():
     with torch.no_grad():
         assert owned(bottleneck, *bottleneck_inputs()) == 0

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ferrite.passes.shared.own_products import MAX_SUMMED, can_be_cut, slower_on_arm, slower_on_x86
-from ferrite.schedule.cpu import products
+from ferrite.ir import sum_pieces
+from ferrite.machines import BesideArmComputeLibrary, BesideMkl
 
 quick = pytest.mark.quick
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
@@ -16,6 +16,7 @@ ON_ARM = ("products-aarch64.md", "products-2-threads-aarch64.md")
 ON_X86 = ("products-x86_64.md", "products-16-threads-x86_64.md")
 ALONG = ("linear", "frozen", "layer", "scores")  # both factors lie along what is summed
 NOISE = 1.02
+BESIDE_ACL, BESIDE_MKL = BesideArmComputeLibrary(), BesideMkl()
 
 
 def measured(records: Sequence[str]) -> list[tuple[str, list[int], float]]:
@@ -29,11 +30,11 @@ def measured(records: Sequence[str]) -> list[tuple[str, list[int], float]]:
 
 
 def is_taken_on_arm(kind: str, sizes: Sequence[int]) -> bool:
-    return slower_on_arm(*sizes, lie_along=kind in ALONG) is None
+    return BESIDE_ACL.product(*sizes, lie_along=kind in ALONG) is None
 
 
 def is_taken_on_x86(kind: str, sizes: Sequence[int]) -> bool:
-    return slower_on_x86(*sizes, lie_along=kind in ALONG, in_panels=kind == "frozen") is None
+    return BESIDE_MKL.product(*sizes, lie_along=kind in ALONG, in_panels=kind == "frozen") is None
 
 
 @quick
@@ -56,25 +57,28 @@ def test_most_of_what_was_measured_to_be_faster_is_taken():
 
 @quick
 def test_a_reason_is_given():
-    assert "small" in str(slower_on_arm(5, 4, 6, True))
-    assert "thin" in str(slower_on_arm(4, 768, 768, False))
-    assert "large" in str(slower_on_arm(512, 768, 768, False))
-    assert slower_on_arm(128, 768, 768, True) is None
+    assert "small" in str(BESIDE_ACL.product(5, 4, 6, lie_along=True))
+    assert "thin" in str(BESIDE_ACL.product(4, 768, 768, lie_along=False))
+    assert "large" in str(BESIDE_ACL.product(512, 768, 768, lie_along=False))
+    assert BESIDE_ACL.product(128, 768, 768, lie_along=True) is None
 
 
 @quick
 def test_beside_mkl_few_rows_of_frozen_weights_are_taken():
-    assert slower_on_x86(16, 768, 768, True, in_panels=True) is None
-    assert "not frozen" in str(slower_on_x86(16, 768, 768, True, in_panels=False))
-    assert "many rows" in str(slower_on_x86(128, 768, 768, True, in_panels=True))
-    assert "small" in str(slower_on_x86(16, 64, 64, True, in_panels=True))
-    assert slower_on_x86(1, 768, 768, True, in_panels=False) is None
-    assert "not frozen" in str(slower_on_x86(1, 768, 768, False, in_panels=False))
+    assert BESIDE_MKL.product(16, 768, 768, lie_along=True, in_panels=True) is None
+    assert "not frozen" in str(BESIDE_MKL.product(16, 768, 768, lie_along=True, in_panels=False))
+    assert "many rows" in str(BESIDE_MKL.product(128, 768, 768, lie_along=True, in_panels=True))
+    assert "small" in str(BESIDE_MKL.product(16, 64, 64, lie_along=True, in_panels=True))
+    assert BESIDE_MKL.product(1, 768, 768, lie_along=True, in_panels=False) is None
+    assert "not frozen" in str(BESIDE_MKL.product(1, 768, 768, lie_along=False, in_panels=False))
 
 
 @quick
-def test_the_scheduler_takes_what_the_pass_makes():
-    """Else a product would be an ordinary sum, which is right and slow."""
-    assert MAX_SUMMED == products.MAX_SUMMED
+def test_pieces_of_sums_are_equal_and_neither_long_nor_short():
     for length in range(1, 4096):
-        assert can_be_cut(length) == (products.piece_of(length, products.MAX_PACKED) <= products.MAX_PACKED)
+        piece = sum_pieces.of_product(length)
+        assert length % piece == 0
+        if sum_pieces.product_can_be_cut(length):
+            assert piece == length or 128 <= piece <= 512
+        else:
+            assert not any(length % size == 0 for size in range(128, 513))

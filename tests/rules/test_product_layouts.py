@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import ferrite
 from ferrite.cache.keys import ambient
-from ferrite.capture import products
+from ferrite.capture import product_libraries
 from ferrite.options import Options
 from ferrite.passes.post_grad.product_layouts import PRODUCT_LAYOUT
 from ferrite.rewrite import why
@@ -118,8 +118,8 @@ def test_sparse_operands_have_no_layout_to_change(sparse: Callable[[torch.Tensor
 @pytest.fixture
 def on_arm(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """As on a machine where it was measured to gain."""
-    monkeypatch.setattr(products, "uses_arm_compute_library", lambda: True)
-    monkeypatch.setattr(products, "works_with_all_of_few_cores", lambda: True)
+    monkeypatch.setattr(product_libraries, "uses_arm_compute_library", lambda: True)
+    monkeypatch.setattr(product_libraries, "works_with_all_of_few_cores", lambda: True)
     return monkeypatch
 
 
@@ -153,13 +153,13 @@ def test_by_itself_where_it_was_measured_to_gain(
 
 
 def test_large_ones_only_if_torch_has_all_of_few_cores(on_arm: pytest.MonkeyPatch) -> None:
-    on_arm.setattr(products, "works_with_all_of_few_cores", lambda: False)
+    on_arm.setattr(product_libraries, "works_with_all_of_few_cores", lambda: False)
     assert reason(64, 256, 256) == "it is large, and the Arm Compute Library has more threads"
     assert reason(64, 64, 64) is None
 
 
 def test_nowhere_else(on_arm: pytest.MonkeyPatch) -> None:
-    on_arm.setattr(products, "uses_arm_compute_library", lambda: False)
+    on_arm.setattr(product_libraries, "uses_arm_compute_library", lambda: False)
     assert reason(64, 256, 256) == "it is no product that the Arm Compute Library would take"
     assert reason(64, 256, 256, product_layouts="always") is None
 
@@ -175,17 +175,17 @@ def arm_build(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def test_what_is_known_of_the_machine(arm_build: pytest.MonkeyPatch) -> None:
     with torch.backends.mkldnn.flags(enabled=False):
-        assert products.has_arm_compute_library()
-        assert not products.uses_arm_compute_library()
+        assert product_libraries.has_arm_compute_library()
+        assert not product_libraries.uses_arm_compute_library()
     with torch.backends.mkldnn.flags(enabled=True):
-        assert products.uses_arm_compute_library()
+        assert product_libraries.uses_arm_compute_library()
         arm_build.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "SVE256")
-        assert not products.uses_arm_compute_library()
+        assert not product_libraries.uses_arm_compute_library()
 
 
 def test_a_release_that_does_not_say_is_taken_for_one_without(arm_build: pytest.MonkeyPatch) -> None:
     arm_build.setattr(torch.backends, "mkldnn", types.SimpleNamespace(is_available=lambda: True))
-    assert not products.has_arm_compute_library()
+    assert not product_libraries.has_arm_compute_library()
 
 
 @pytest.fixture
@@ -202,13 +202,13 @@ def settings() -> Iterator[Any]:
 def test_a_user_s_wish_for_less_precision_counts(arm_build: pytest.MonkeyPatch, settings: Any) -> None:
     """Only the Arm Compute Library can fulfil it."""
     with settings.mkldnn.flags(enabled=True):
-        assert products.uses_arm_compute_library()
+        assert product_libraries.uses_arm_compute_library()
         settings.mkldnn.matmul.fp32_precision = "bf16"
-        assert not products.uses_arm_compute_library()
+        assert not product_libraries.uses_arm_compute_library()
         torch.set_float32_matmul_precision("highest")
-        assert products.uses_arm_compute_library()
+        assert product_libraries.uses_arm_compute_library()
         torch.set_float32_matmul_precision("medium")
-        assert not products.uses_arm_compute_library()
+        assert not product_libraries.uses_arm_compute_library()
 
 
 def test_one_backend_s_precision_may_be_its_own(arm_build: pytest.MonkeyPatch, settings: Any) -> None:
@@ -216,13 +216,13 @@ def test_one_backend_s_precision_may_be_its_own(arm_build: pytest.MonkeyPatch, s
     settings.cuda.matmul.fp32_precision = "tf32"
     with pytest.raises(RuntimeError, match="precision"):
         torch.get_float32_matmul_precision()
-    assert products.uses_arm_compute_library() == bool(settings.mkldnn.enabled)
-    assert [products.may_round_operands(device) for device in ("cpu", "cuda")] == [False, True]
+    assert product_libraries.uses_arm_compute_library() == bool(settings.mkldnn.enabled)
+    assert [product_libraries.may_round_operands(device) for device in ("cpu", "cuda")] == [False, True]
     fn, make = CASES["attention"]
     reset()
     assert_same_as_eager(fn, make, backward=True, terms=64.0)
     settings.mkldnn.matmul.fp32_precision, settings.cuda.matmul.fp32_precision = "bf16", "ieee"
-    assert [products.may_round_operands(device) for device in ("cpu", "cuda")] == [True, False]
+    assert [product_libraries.may_round_operands(device) for device in ("cpu", "cuda")] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_one_backend_s_precision_may_be_its_own(arm_build: pytest.MonkeyPatch, s
 def test_what_is_known_of_its_cores(monkeypatch: pytest.MonkeyPatch, cores: int, threads: int, expected: bool) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(cores)), raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    assert products.works_with_all_of_few_cores() is expected
+    assert product_libraries.works_with_all_of_few_cores() is expected
 
 
 def test_compiled_code_is_kept_apart(arm_build: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import ferrite
-from ferrite.capture import products
+from ferrite.capture import product_libraries
+from ferrite.machines import host_machine
 from ferrite.passes.freezing import panels
 from ferrite.targets.cpu import CPU
 from tests.compare import assert_no_farther, reset
@@ -42,7 +43,7 @@ def test_layers_of_any_sizes(rows, inner, columns):
     with torch.no_grad():
         exact = Layer.double(model)(x.double())
         assert_no_farther(ours, model.float()(x), exact, "result")
-    width = products.panel_columns(torch.float32)
+    width = host_machine().panel_columns(torch.float32)
     assert bytes_in_panels() == 4 * inner * -(-columns // width) * width
     assert len(ferrite.last_compile().kernels) == 1
 
@@ -85,14 +86,13 @@ def test_the_model_alone_has_its_weights():
 @pytest.mark.quick
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_panels_are_as_wide_as_tiles(dtype):
-    machine = CPU.scheduling.machine
-    assert products.panel_columns(dtype) == machine.product_tile[1] * machine.lanes(dtype)
+    assert host_machine().panel_columns(dtype) == CPU.scheduling.machine.panel_columns(dtype)
 
 
 @pytest.mark.parametrize(("rows", "is_taken"), [(8, True), (128, False)])
 def test_beside_mkl_few_rows_decide(monkeypatch, rows, is_taken):
-    monkeypatch.setattr(products, "uses_arm_compute_library", lambda: False)
-    monkeypatch.setattr(products, "uses_mkl_with_wide_vectors", lambda: True)
+    monkeypatch.setattr(product_libraries, "uses_arm_compute_library", lambda: False)
+    monkeypatch.setattr(product_libraries, "uses_mkl_with_wide_vectors", lambda: True)
     model, x = Layer(512, 512), torch.randn(rows, 512)
     with torch.no_grad():
         torch.testing.assert_close(frozen(model, own_products="auto")(x), model(x))

@@ -30,7 +30,7 @@ FLAT = text("""
 
 @pytest.fixture
 def nothing_known(monkeypatch):
-    monkeypatch.setattr(kernels, "_code", {})
+    monkeypatch.setattr(kernels.KNOWN, "code", {})
 
 
 def made(name):
@@ -107,7 +107,7 @@ def test_what_is_in_the_cache_is_not_compiled_again(artifact_cache, nothing_know
         torch.testing.assert_close(found, function(x))
         assert [outcome.result for outcome in ferrite.last_compile().cache] == [expected]
         torch.compiler.reset()
-        kernels._code.clear()
+        kernels.KNOWN.code.clear()
         monkeypatch.setattr(kernels, "answers", lambda requests: pytest.fail("compiled again") if requests else [])
     assert target.simulated.launched
 

@@ -39,7 +39,7 @@ from ferrite.debug import record
 from ferrite.ir import intern
 from ferrite.lower.graph import lower_module
 from ferrite.options import resolve
-from ferrite.runtime.cpu import kernels
+from ferrite.runtime import host_code
 from tests.children import PATIENCE, in_child
 from tests.compare import assert_no_farther, compile_strict, compiled_graphs, reset, since
 from tests.executables import function_of, plan_of
@@ -94,7 +94,7 @@ def held_now() -> Held:
     return Held(
         int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE"),
         len(os.listdir("/proc/self/task")),
-        len(kernels._loaded),
+        len(host_code._loaded),
         sum(line.split()[1].startswith("r-x") and len(line.split()) == 5 for line in maps),
         sum(name.startswith("<ferrite") for name in linecache.cache),
         len(intern._table),
@@ -131,7 +131,7 @@ def assert_nothing_is_left(before: Held, after: Held) -> None:
     assert after.mappings <= before.mappings
     assert after.texts <= before.texts
     assert after.nodes <= before.nodes
-    assert sum(map(len, kernels._code.values())) <= kernels.MAX_REMEMBERED_BYTES
+    assert sum(map(len, host_code.KNOWN.code.values())) <= host_code.KNOWN.max_bytes
 
 
 @contextlib.contextmanager
@@ -148,7 +148,7 @@ def grown(before: Held, after: Held) -> int:
 
 
 @linux
-@pytest.mark.parametrize("count", [60, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [30, pytest.param(300, marks=pytest.mark.slow)])
 def test_compiled_kernels_leave_nothing_behind(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """LLVM itself keeps some KiB of each compilation, the process some object code to share. Memory that is in pieces
     already may grow once by some MiB; what leaks grows in every round."""
@@ -555,8 +555,8 @@ def test_whatever_is_in_the_place_of_an_entry_is_made_anew(
 
     def run() -> str:
         """As in a process that has just begun: how the cache was asked."""
-        monkeypatch.setattr(kernels, "_code", {})
-        monkeypatch.setattr(kernels, "_loaded", weakref.WeakValueDictionary())
+        monkeypatch.setattr(host_code.KNOWN, "code", {})
+        monkeypatch.setattr(host_code, "_loaded", weakref.WeakValueDictionary())
         torch.compiler.reset()
         assert torch.equal(compile_strict(function(3), dynamic=False)(x), function(3)(x))
         (outcome,) = ferrite.last_compile().cache

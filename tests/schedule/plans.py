@@ -12,8 +12,8 @@ from ferrite.ir import Index, Number
 from ferrite.ir.kernel.nodes import Kernel, Loop, walk
 from ferrite.ir.program.nodes import Program
 from ferrite.lower.graph import lower_module
+from ferrite.machines import Machine
 from ferrite.schedule.cpu import CpuScheduling
-from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.plan import make_plan
 from ferrite.schedule.steps import Plan, Run
 from ferrite.targets.cpu import refusal_of_operation

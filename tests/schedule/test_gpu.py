@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from ferrite.ir.index.substitution import evaluate
 from ferrite.ir.program.interpret import interpret
 from ferrite.ir.program.nodes import Sort
-from ferrite.schedule.gpu import GpuMachine, profit
+from ferrite.machines import GpuMachine
+from ferrite.schedule.gpu import profit
 from ferrite.schedule.gpu.small_tables import with_small_tables_recomputed
 from ferrite.schedule.plan import make_plan
 from tests.gpu_plans import MACHINE, TINY, assert_as_eager, loops, lowered, run_plan, scheduling

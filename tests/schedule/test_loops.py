@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from ferrite.ir.expr import Load, Masked, Op, indices_of, nodes_of
 from ferrite.ir.index.algebra import ONE, Max, Min, axis
 from ferrite.ir.kernel.nodes import Accumulate, Kernel, Loop, Store, When, nodes_in, walk
-from ferrite.schedule.cpu.machine import Machine
+from ferrite.machines import Machine
 from ferrite.schedule.cpu.tiles import side_of
 from ferrite.schedule.fusion.accesses import step_of
 from tests.compare import assert_no_farther, assert_same_as_eager, compile_strict

@@ -8,8 +8,9 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from ferrite.machines import GpuMachine
 from ferrite.schedule.fusion.neighbours import Neighbours
-from ferrite.schedule.gpu import GpuMachine, profit
+from ferrite.schedule.gpu import profit
 from ferrite.schedule.steps import Run
 from tests.gpu_plans import MACHINE, assert_as_eager, lowered, plan_of, run_plan
 

@@ -14,7 +14,7 @@ from ferrite.codegen.llvm.function import Function
 from ferrite.ir.kernel import Accumulate, Kernel, Scratch, walk
 from ferrite.ir.kernel.interpret import run_kernel
 from ferrite.ir.kernel.parse import parse_kernel
-from ferrite.schedule.cpu import Machine
+from ferrite.machines import Machine
 from tests.compare import assert_same_as_eager, compile_strict, reset
 from tests.schedule.plans import MACHINE, loops, plan_of
 

@@ -16,10 +16,11 @@ from ferrite.codegen import CudaSpelling, RecordedPart
 from ferrite.codegen.llvm import LaunchStep
 from ferrite.codegen.triton import unsupported_operation
 from ferrite.codegen.triton.run import _mode, loaded
+from ferrite.machines import GpuMachine
 from ferrite.runtime.cuda import CudaKernel, Function, Processor, Recorder
 from ferrite.runtime.cuda.driver import Graph, NodeParameters
 from ferrite.runtime.cuda.recorded import dense_part
-from ferrite.schedule.gpu import GpuMachine, GpuScheduling
+from ferrite.schedule.gpu import GpuScheduling
 from ferrite.targets.cuda import CudaTarget
 
 DTYPES = {

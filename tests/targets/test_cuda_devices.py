@@ -15,9 +15,10 @@ from ferrite.errors import Refusal
 from ferrite.ir.program import verify_program
 from ferrite.lower import correct_forecasts, no_threads
 from ferrite.lower.graph import lower_module
+from ferrite.machines import GpuMachine
 from ferrite.runtime import load_host, run_in_eager
 from ferrite.schedule import make_plan
-from ferrite.schedule.gpu import GpuMachine, GpuScheduling
+from ferrite.schedule.gpu import GpuScheduling
 from ferrite.targets import executable_of, runs_of
 from ferrite.targets.cpu import CPU
 from tests.targets.simulated_cuda import SimulatedTarget
@@ -153,7 +154,7 @@ class Apart(GpuScheduling):
 
 def chain(x, w):
     """Several kernels that only hand each other something."""
-    for _ in range(5):
+    for _ in range(3):
         x = (x.repeat(2, 1) * w).cumsum(0).tanh()
     return [x.sum(0)]
 

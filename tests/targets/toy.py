@@ -14,9 +14,9 @@ from ferrite.ir.kernel.interpret import run_kernel
 from ferrite.ir.kernel.nodes import Kernel
 from ferrite.ir.kernel.parse import parse_kernel
 from ferrite.ir.program.nodes import Operation, Scan
-from ferrite.runtime.cpu import KernelStore
+from ferrite.machines import Machine
+from ferrite.runtime import KernelStore
 from ferrite.schedule.cpu import CpuScheduling
-from ferrite.schedule.cpu.machine import Machine
 from ferrite.targets.target import LoadedRun
 
 

@@ -1,7 +1,7 @@
-"""States while values join them.
+"""States while values update them.
 
 Every copy and every lane has its own accumulator, in a variable that becomes a register; they begin as nothing and are
-joined pair by pair when the block ends. A state without an identity ("own") has one more part: whether it holds
+combined pair by pair when the block ends. A state without an identity ("own") has one more part: whether it holds
 anything.
 """
 
@@ -19,12 +19,12 @@ from ferrite.codegen.llvm.function import Code
 from ferrite.codegen.llvm.operators import is_float
 from ferrite.codegen.llvm.types import REGISTER, vector
 from ferrite.ir import STATES, Const, Expr, Op, Param, const, nodes_of, op, params, with_parts
-from ferrite.ir.kernel import OWN, Join, State
+from ferrite.ir.kernel import OWN, State, Update
 
 
 @dataclass(frozen=True)
 class StateRule:
-    """How a state of some types begins, takes a value, and joins another."""
+    """How a state of some types begins, takes a value, and is combined with another."""
 
     dtypes: tuple[torch.dtype, ...]
     begin: tuple[Expr, ...]
@@ -90,7 +90,7 @@ class Accumulators:
             self.expressions.open[name] = functools.partial(self.part_so_far, opened, place)
 
     def part_so_far(self, opened: Open, place: int) -> Value:
-        """What has joined a state until now; only loops in order stand between, so it is in one place."""
+        """What a state is until now; only loops in order stand between, so it is in one place."""
         opened.read = True
         self.refuse_if_spread(opened)
         return self.current(opened, opened.lanes, 1)[place]
@@ -100,10 +100,10 @@ class Accumulators:
         spread = any(lanes != opened.lanes or len(rows) > 1 for lanes, rows in opened.variables.items())
         if opened.read and spread:
             raise ValueError(
-                f"{opened.state.names[0]} is read in its block, but joined by lanes or copies of their own"
+                f"{opened.state.names[0]} is read in its block, but updated by lanes or copies of their own"
             )
 
-    def join(self, statement: Join) -> None:
+    def update(self, statement: Update) -> None:
         e, opened = self.e, self.open[statement.state]
         copies = e.replicas // opened.replicas
         old = self.current(opened, e.lanes, copies)

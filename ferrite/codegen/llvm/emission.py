@@ -97,7 +97,7 @@ class Module:
 @dataclass
 class Emission:
     """`mask`: lanes that count, elsewhere memory must not be touched. `live`: lanes of a tail that are not just
-    repetitions of another; those may read and write, but join nothing."""
+    repetitions of another; those may read and write, but update no state."""
 
     module: Module
     function: Function

@@ -2,7 +2,7 @@
 
 A loop over lanes is written up to three times: for whole steps, for whole vectors, and for what is left. Where the
 extent is a number, what is left is a narrower vector. Where it is not, lanes beyond the end repeat the last one that
-counts: they read and write what that one does, and join nothing.
+counts: they read and write what that one does, and update no state.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ferrite.codegen.llvm.emission import AddressBounds, AxisValue, Emission, Me
 from ferrite.codegen.llvm.expressions import Expressions
 from ferrite.codegen.llvm.types import BYTES, MEMORY, vector
 from ferrite.ir import ZERO, Axis, Index, Local, Number, data_of, nodes_of, number
-from ferrite.ir.kernel import Accumulate, Join, Let, Loop, Prefetch, Scratch, Statement, Store, When, walk
+from ferrite.ir.kernel import Accumulate, Let, Loop, Prefetch, Scratch, Statement, Store, Update, When, walk
 
 MAX_STACK_BYTES = 64 * 1024  # bytes of scratch that a function may have on its stack
 Body = Sequence[Statement]
@@ -46,8 +46,8 @@ class Statements:
                 self.block(statement.body)
                 for state in states:
                     self.accumulators.end(state)
-            case Join():
-                self.accumulators.join(statement)
+            case Update():
+                self.accumulators.update(statement)
             case Store(value=value):
                 (made,) = self.expressions.values(value)
                 self.expressions.access.store(statement, made, value.dtype)

@@ -60,7 +60,7 @@ class BlockAxis:
 @dataclass(frozen=True)
 class Scope:
     """Where a statement stands: the dimensions of the block around it, and the lanes that count. `scan`: the dimension
-    along which lanes come in order. `sorts`: what joins there is sorted."""
+    along which lanes come in order. `sorts`: the values of updates there are sorted."""
 
     axes: tuple[BlockAxis, ...] = ()
     masks: tuple[Mask, ...] = ()

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-import torch
-
 from ferrite.codegen.triton.barriers import Barriers
 from ferrite.codegen.triton.grid import MAX_BLOCK_ELEMENTS, Spread, block_limit, spread_loops
 from ferrite.codegen.triton.grouped import print_choice
@@ -44,7 +42,6 @@ from ferrite.ir import (
 )
 from ferrite.ir.kernel import (
     Accumulate,
-    Join,
     Kernel,
     Let,
     Loop,
@@ -52,6 +49,7 @@ from ferrite.ir.kernel import (
     Scratch,
     Statement,
     Store,
+    Update,
     When,
     checks,
     indices_in,
@@ -59,12 +57,8 @@ from ferrite.ir.kernel import (
     walk,
 )
 from ferrite.ir.program import OPERATOR_OF_MODE
+from ferrite.schedule.gpu import ATOMIC_TYPES
 
-ATOMIC_TYPES = {
-    "add": (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64),
-    "amax": (torch.int32, torch.int64),
-    "amin": (torch.int32, torch.int64),
-}
 ATOMIC_NAMES = {"add": "tl.atomic_add", "amax": "tl.atomic_max", "amin": "tl.atomic_min"}
 PROGRAM = symbol("program id", 0, (1 << 31) - 1)  # no size of a kernel has such a name
 
@@ -157,8 +151,8 @@ class Printer:
                 self.states.begin(statement, scope)
                 self.block(statement.body, scope)
                 self.states.end(statement)
-            case Join():
-                self.states.join(statement, scope)
+            case Update():
+                self.states.update(statement, scope)
             case Store():
                 self.store(statement, scope)
             case When():

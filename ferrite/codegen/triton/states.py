@@ -1,6 +1,6 @@
-"""Accumulation in Triton: a block of partial states that values join lane by lane, reduced when the statement ends.
+"""Accumulation in Triton: a block of partial states that values update lane by lane, reduced when the statement ends.
 
-A state of kind "own" has no identity, so one part more says whether anything has joined it.
+A state of kind "own" has no identity, so one part more says whether it was updated.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from ferrite.codegen.triton.module import BlockAxis, Lines, Module, Scope, Value
 from ferrite.codegen.triton.operators import ALL, filled, type_name
 from ferrite.codegen.triton.values import Evaluation
 from ferrite.ir import STATES, Const, Local, bits_of, short
-from ferrite.ir.kernel import OWN, Accumulate, Join, Loop, State, Statement, inner, nodes_in, walk
+from ferrite.ir.kernel import OWN, Accumulate, Loop, State, Statement, Update, inner, nodes_in, walk
 
-Part = tuple[int, torch.dtype]  # the bits of a part of a state that nothing has joined, and its type
+Part = tuple[int, torch.dtype]  # the bits of a part of a state before any update, and its type
 
 
 @dataclass
 class Accumulator:
-    """`texts`: the variables of the state so far; none before the first value joins. `axes`: those of its lanes.
+    """`texts`: the variables of the state so far; none before the first update. `axes`: those of its lanes.
 
-    `spread`: whether lanes have states of their own. `straight`: the one value that joins may be the state itself.
+    `spread`: whether lanes have states of their own. `straight`: the value of the one update may be the state itself.
     `moving`: of a softmax, the greatest is that of all lanes, and each has a sum relative to it.
     """
 
@@ -58,7 +58,7 @@ class Accumulators:
     def begin(self, statement: Accumulate, scope: Scope) -> None:
         for state in statement.states:
             paths = _paths(statement.body, state.names[0])
-            # Where loops differ their lanes do too; and who reads what has joined so far wants it whole.
+            # Where loops differ their lanes do too; and who reads it before its end wants it whole.
             spread = all(path == paths[0] for path in paths) and not _is_read(statement.body, state)
             slot = self.module.slot()
             found = Accumulator(
@@ -83,7 +83,7 @@ class Accumulators:
         for name, text in zip(found.state.names, found.texts, strict=False):
             module.name_value(name, Value(text, Scope(axes).dims))
 
-    def join(self, statement: Join, scope: Scope) -> None:
+    def update(self, statement: Update, scope: Scope) -> None:
         found = self.open[statement.state]
         evaluation = Evaluation(self.module, scope)
         given = [evaluation.value(value) for value in statement.values]
@@ -106,7 +106,7 @@ class Accumulators:
             texts = self.spread(found, values, counted, scope)
             dims = found.scope.dims
             values = [Value(text, dims) for text in self.reduced(found, texts, len(scope.axes))]
-            counted = None  # lanes that do not count have joined as nothing
+            counted = None  # lanes that do not count were nothing in it
             given = values
         take = self.take_function(found.state) if len(given) < len(found.state.names) else None
         if take:
@@ -115,7 +115,7 @@ class Accumulators:
             self.combine(found, values, counted, found.function)
 
     def are_read(self) -> bool:
-        """Whether what has joined so far may be asked for: it is another value after the next one."""
+        """Whether a state may be read before its end: it is another value after the next update."""
         return any(not found.spread for found in self.open.values())
 
     def combine(self, found: Accumulator, values: Sequence[Value], counted: Value | None, function: str) -> None:
@@ -132,7 +132,7 @@ class Accumulators:
             self.module.line(f"{text} = tl.where({counted.at(rank)}, {joined}, {text})")
 
     def move(self, found: Accumulator, value: Value, counted: Value | None, scope: Scope) -> None:
-        """A block joins a softmax: one exponential for each lane, after the greatest of the block is known."""
+        """A block updates a softmax: one exponential for each lane, after the greatest of the block is known."""
         module, state, rank = self.module, found.state, len(scope.axes)
         if not found.texts:
             found.moving = True
@@ -156,7 +156,7 @@ class Accumulators:
     def prefixes(
         self, found: Accumulator, values: Sequence[Value], counted: Value | None, scope: Scope, dim: int
     ) -> None:
-        """What every lane has joined with those before it, and what the blocks before had come to."""
+        """What every lane comes to with those before it, and what the blocks before had come to."""
         if not found.texts:
             self.start(found, found.scope.axes)
         texts = self.spread(found, values, counted, scope)
@@ -215,7 +215,7 @@ class Accumulators:
         return texts
 
     def moved(self, found: Accumulator) -> list[str]:
-        """The sums of all lanes, joined. Where the greatest is infinite there is none, as inf - inf is."""
+        """The sums of all lanes, combined. Where the greatest is infinite there is none, as inf - inf is."""
         most, total = found.texts
         function = self.function(State("sum", found.state.names[1:], found.state.dtypes[1:]))
         (total,) = self.reduced(found, [total], len(found.axes), function)
@@ -224,7 +224,7 @@ class Accumulators:
         return [most, total]
 
     def reduced(self, found: Accumulator, texts: Sequence[str], rank: int, function: str = "") -> list[str]:
-        """The lanes of the dimensions beyond those around the statement, joined."""
+        """The lanes of the dimensions beyond those around the statement, combined."""
         texts = list(texts)
         for dim in reversed(range(found.depth, rank)):
             new = [self.module.fresh(name) for name in _names(found.state)[: len(texts)]]
@@ -311,10 +311,10 @@ def _parts(state: State) -> tuple[Part, ...]:
 
 
 def _paths(body: tuple[Statement, ...], name: str, around: tuple[Loop, ...] = ()) -> list[tuple[Loop, ...]]:
-    """The loops around every statement that joins a state."""
+    """The loops around every update of a state."""
     found: list[tuple[Loop, ...]] = []
     for statement in body:
-        if isinstance(statement, Join) and statement.state == name:
+        if isinstance(statement, Update) and statement.state == name:
             found.append(around)
         found += _paths(inner(statement), name, (*around, statement) if isinstance(statement, Loop) else around)
     return found

@@ -16,7 +16,6 @@ from ferrite.ir.index.algebra import Atom, Index, axis, symbol
 from ferrite.ir.index.substitution import substitute
 from ferrite.ir.kernel.nodes import (
     Accumulate,
-    Join,
     Kernel,
     Let,
     Loop,
@@ -25,6 +24,7 @@ from ferrite.ir.kernel.nodes import (
     State,
     Statement,
     Store,
+    Update,
     When,
 )
 
@@ -84,8 +84,8 @@ class _Names:
             case Accumulate():
                 states = tuple(map(self.state, statement.states))
                 return Accumulate(states, self.body(statement.body))
-            case Join():
-                return Join(self.names.get(statement.state, statement.state), tuple(map(self.expr, statement.values)))
+            case Update():
+                return Update(self.names.get(statement.state, statement.state), tuple(map(self.expr, statement.values)))
             case Store():
                 coordinates = tuple(map(self.index, statement.coordinates))
                 buffer = self.names.get(statement.buffer, statement.buffer)

@@ -1,7 +1,7 @@
 """Run a kernel, one element after the other: the oracle that generated code is held against.
 
-Where the order is free, it may be asked to take another one: `order` shuffles independent loops and spreads what joins
-a state over several. A kernel that is right gives the same numbers, up to rounding.
+Where the order is free, it may be asked to take another one: `order` shuffles independent loops and spreads the updates
+of a state over several. A kernel that is right gives the same numbers, up to rounding.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from ferrite.ir.kernel.nodes import (
     INDEPENDENT,
     OWN,
     Accumulate,
-    Join,
     Kernel,
     Let,
     Loop,
@@ -30,6 +29,7 @@ from ferrite.ir.kernel.nodes import (
     State,
     Statement,
     Store,
+    Update,
     When,
 )
 from ferrite.ir.random import random_numbers
@@ -64,7 +64,7 @@ def run_kernel(
 
 @dataclass
 class _Partial:
-    """A state while values join it: one part, or several that are joined at the end."""
+    """A state while values update it: one part, or several that are combined at the end."""
 
     state: State
     parts: list[list[torch.Tensor] | None]
@@ -82,7 +82,7 @@ class _Partial:
             if part is not None:
                 total = self.combined(total, part)
         if total is None:
-            raise ValueError(f"{self.state.names[0]} is read, but nothing has joined it")
+            raise ValueError(f"{self.state.names[0]} is read, but nothing has updated it")
         return total
 
 
@@ -172,8 +172,8 @@ class _Run(_Scalars):
                 self.names[name] = self.value(value)
             case Accumulate():
                 self.accumulate(statement)
-            case Join():
-                self.join(statement)
+            case Update():
+                self.update(statement)
             case Store():
                 self.store(statement)
             case Prefetch():
@@ -197,20 +197,20 @@ class _Run(_Scalars):
         self.depth -= free or loop.kind == "unrolled"
 
     def sort(self, loop: Loop, places: Sequence[int]) -> None:
-        """All join; then every place reads what comes there in order."""
-        joined: dict[str, list[torch.Tensor]] = {}
+        """All updates come first; then every place reads what comes there in order."""
+        updates: dict[str, list[torch.Tensor]] = {}
         for place in places:
             self.atoms[loop.axis] = place
             for statement in loop.body:
-                if isinstance(statement, Let | Join):
+                if isinstance(statement, Let | Update):
                     self.run(statement)
-                if isinstance(statement, Join):
-                    joined.setdefault(statement.state, []).extend(map(self.value, statement.values))
-        in_order = {name: torch.stack(values).sort().values for name, values in joined.items()}
+                if isinstance(statement, Update):
+                    updates.setdefault(statement.state, []).extend(map(self.value, statement.values))
+        in_order = {name: torch.stack(values).sort().values for name, values in updates.items()}
         for place in places:
             self.atoms[loop.axis] = place
             self.names.update({name: values[place] for name, values in in_order.items()})
-            self.block([statement for statement in loop.body if not isinstance(statement, Join)])
+            self.block([statement for statement in loop.body if not isinstance(statement, Update)])
 
     def accumulate(self, statement: Accumulate) -> None:
         for state in statement.states:
@@ -223,7 +223,7 @@ class _Run(_Scalars):
             partial = self.partials.pop(state.names[0])
             self.names.update(zip(state.names, partial.whole(), strict=True))
 
-    def join(self, statement: Join) -> None:
+    def update(self, statement: Update) -> None:
         partial = self.partials[statement.state]
         state, values = partial.state, [self.value(value) for value in statement.values]
         if state.kind != OWN and len(values) != len(state.names):

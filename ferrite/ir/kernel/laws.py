@@ -7,9 +7,10 @@ K4   indices use the kernel's sizes and the axes of the loops around; sizes, pla
      memory, but for extents of serial loops
 K5   loads and stored values have the type of the memory; operands fit their operators; a condition is a bool
 K6   a local value is defined before it is used, in a block around, with the type it is used with
-K7   a state is known, has as many parts as its kind, and is joined inside its block by what its kind takes, or by a
-     whole state; inside the block it is read only where every loop between is serial, a scan or a sort; no loop stands
-     between a scan or a sort and what joins in it; what is sorted are integers, in one block, and their state the least
+K7   a state is known, has as many parts as its kind, and is updated inside its block with what its kind takes, or with
+     a whole state; inside the block it is read only where every loop between is serial, a scan or a sort; no loop
+     stands between a scan or a sort and its updates; what is sorted are integers, in one block, and their state the
+     least
 K8   only vector, reduction and scan loops have lanes, on a GPU a power of two; an unrolled one has a number of
      iterations; no parallel loop stands in any but a serial or parallel one
 K9   iterations of independent loops do not store to the same element, unless atomically: coordinates depend on every
@@ -38,7 +39,6 @@ from ferrite.ir.kernel.nodes import (
     INDEPENDENT,
     OWN,
     Accumulate,
-    Join,
     Kernel,
     Let,
     Loop,
@@ -47,6 +47,7 @@ from ferrite.ir.kernel.nodes import (
     State,
     Statement,
     Store,
+    Update,
     When,
     checks,
     indices_in,
@@ -149,8 +150,8 @@ class _Check:
                 self.scope.names[statement.name] = _Named(statement.value.dtype, len(self.loops))
             case Accumulate():
                 self.accumulate(statement)
-            case Join():
-                self.join(statement)
+            case Update():
+                self.update(statement)
             case Store():
                 self.store(statement)
             case When():
@@ -277,27 +278,27 @@ class _Check:
             if isinstance(item, Param) and types[item.position : item.position + 1] != (item.dtype,):
                 raise InvalidProgram("K7", f"{item} is no part of two states {state.kind}")
             if item.loads or item.atoms or isinstance(item, Local):
-                raise InvalidProgram("K7", f"joining {state.kind} uses {item}")
+                raise InvalidProgram("K7", f"combining {state.kind} uses {item}")
             problem = wrong_type(item)
             if problem:
                 raise InvalidProgram("K7", f"{state.kind} of {', '.join(map(short, state.dtypes))}: {problem}")
         if tuple(item.dtype for item in combined) != state.dtypes:
-            raise InvalidProgram("K7", f"joining {state.kind} gives other types than it takes")
+            raise InvalidProgram("K7", f"combining {state.kind} gives other types than it takes")
 
-    def join(self, statement: Join) -> None:
+    def update(self, statement: Update) -> None:
         named = self.scope.names.get(statement.state)
         if named is None or named.open is None or named.open.names[0] != statement.state:
             raise InvalidProgram("K7", f"{statement.state} is no state whose block is around")
         state = named.open
         inside = [loop.kind for loop in self.loops[named.depth :]]
         if not set(IN_ORDER).isdisjoint(inside[:-1]):
-            raise InvalidProgram("K7", f"{statement.state} is joined in a {inside[-1]} loop inside of a scan")
+            raise InvalidProgram("K7", f"{statement.state} is updated in a {inside[-1]} loop inside of a scan")
         if "sort" in inside[-1:]:
             self.sorted_state(state, self.loops[-1])
         takes = STATES[state.kind].takes if state.kind in STATES else len(state.names)
         types = tuple(value.dtype for value in statement.values)
         if types not in (state.dtypes[:takes], state.dtypes):
-            raise InvalidProgram("K7", f"{', '.join(map(short, types)) or 'nothing'} joins {state.kind}")
+            raise InvalidProgram("K7", f"{', '.join(map(short, types)) or 'nothing'} as an update of {state.kind}")
 
     def sorted_state(self, state: State, loop: Loop) -> None:
         high = loop.axis.extent.high

@@ -5,8 +5,8 @@
     statement = Loop(axis, kind, body, lanes, copies)            for every value of an axis; kinds below
               | Scratch(name, dtype, sizes)                      memory of its own for every iteration around it
               | Let(name, value)                                 computed once, here
-              | Accumulate(states, body)                         states that the body joins values into
-              | Join(state, values)                              values join a state
+              | Accumulate(states, body)                         states that the body updates with values
+              | Update(state, values)                            values become part of a state
               | Store(buffer, coordinates, value, mode, atomic)  mode: set, or how to combine with what is there
               | When(condition, body)                            only where it holds
               | Prefetch(buffer, coordinates)                    what lies there is read soon
@@ -17,9 +17,9 @@
               parallel    independent; spread over threads or program instances, at least `copies` in one
               vector      independent; `lanes` at a time, `copies` of these unrolled
               unrolled    in order, each written out; the extent is a number
-              reduction   independent but for the states they join; lanes and copies as for vector
-              scan        as reduction, but states join in order, and can be read when they have: what joined up to here
-              sort        as reduction, but a least integer, which is the state, can be read when all have joined: the
+              reduction   independent but for the states they update; lanes and copies as for vector
+              scan        as reduction, but in order, and states can be read when updated: what they are up to here
+              sort        as reduction, but a least integer, which is the state, can be read after all updates: the
                           one that comes at this place when all are in order
 
 Meaning
@@ -34,12 +34,12 @@ Meaning
   multiple of the lanes: what remains is masked, or done one by one, as the back end likes. The extent of a serial loop
   may also be data: rows of different lengths. It is read when the loop begins.
 - A state begins as nothing. Inside reduction, vector, unrolled and parallel loops every lane, copy and thread may have
-  a state of its own; they are joined when the block ends, in any order. That is how a sum gets several accumulators.
-  Where only serial loops, scans and sorts stand between, the names of the state can be read inside the block: what has
-  been joined so far. After the block they are local values. In a scan, a state is joined by the loop itself.
+  a state of its own; they are combined when the block ends, in any order. That is how a sum gets several accumulators.
+  Where only serial loops, scans and sorts stand between, the names of the state can be read inside the block: what it
+  is so far. After the block they are local values. In a scan, the loop itself updates a state.
 - A pair or triple is one state: argmax (value, place: the smallest place among equals, NaN before numbers), welford
-  (mean, squared deviations, count), softmax (greatest, sum of exponentials relative to it). One joins what its kind
-  takes, or a whole state of the kind: partial results join the same way.
+  (mean, squared deviations, count), softmax (greatest, sum of exponentials relative to it). It is updated with what
+  its kind takes, or with a whole state of the kind: so are partial results combined.
 - Data in an index is a gather or scatter. It is checked: outside 0 <= value < extent the kernel stops and reports which
   of its checks failed, in the order of `checks`. Under a mask only lanes that count are checked.
 - A prefetch does nothing but, on some machines, save time. Its place may be outside of the memory.
@@ -120,7 +120,7 @@ class Let:
 
 @dataclass(frozen=True)
 class State:
-    """`combine` is for kind "own": the joined state over parameters, left state first. It has no identity: what joins
+    """`combine` is for kind "own": the combined state over parameters, left state first. It has no identity: what comes
     first is the state."""
 
     kind: str
@@ -136,7 +136,7 @@ class Accumulate:
 
 
 @dataclass(frozen=True)
-class Join:
+class Update:
     """`state` is the first of its names."""
 
     state: str
@@ -164,7 +164,7 @@ class Prefetch:
     coordinates: tuple[Index, ...]
 
 
-Statement = Loop | Scratch | Let | Accumulate | Join | Store | When | Prefetch
+Statement = Loop | Scratch | Let | Accumulate | Update | Store | When | Prefetch
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ def values_of(statement: Statement) -> tuple[Expr, ...]:
     match statement:
         case Let(value=value) | Store(value=value) | When(condition=value):
             return (value,)
-        case Join(values=values):
+        case Update(values=values):
             return values
     return ()
 
@@ -250,7 +250,7 @@ def may_stop(kernel: Kernel) -> bool:
 
 
 def computed(statement: Statement) -> list[Expr]:
-    """What a statement evaluates itself, and where it joins states of its own kind, how these become one."""
+    """What a statement evaluates itself, and where it updates states of its own kind, how these become one."""
     combined = (
         [value for state in statement.states for value in state.combine] if isinstance(statement, Accumulate) else []
     )

@@ -12,7 +12,6 @@ from ferrite.ir.kernel.nodes import (
     OWN,
     Access,
     Accumulate,
-    Join,
     Kernel,
     Let,
     Loop,
@@ -23,6 +22,7 @@ from ferrite.ir.kernel.nodes import (
     State,
     Statement,
     Store,
+    Update,
     When,
 )
 from ferrite.ir.program.nodes import Mode
@@ -112,14 +112,14 @@ class KernelReader(Reader):
                 return Store(*self.element(place), self.value(value))
             case ast.Expr(ast.Call(func=ast.Name(id="prefetch"), args=[ast.Subscript() as place], keywords=[])):
                 return Prefetch(*self.element(place))
-            case ast.Expr(ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="join"), args=args)):
-                return Join(name, tuple(map(self.value, args)))
+            case ast.Expr(ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="update"), args=args)):
+                return Update(name, tuple(map(self.value, args)))
             case ast.Expr(ast.Call(func=ast.Attribute(value=ast.Subscript() as place, attr=word), args=[value])):
                 mode = word.removeprefix("atomic_")
                 if mode in MODES:
                     where, coordinates = self.element(place)
                     return Store(where, coordinates, self.value(value), mode, word != mode)  # type: ignore[arg-type]
-        raise self.unexpected(node, "a loop, a block of states, a condition, a value, a store, a join or a prefetch")
+        raise self.unexpected(node, "a loop, a block of states, a condition, a value, a store, an update or a prefetch")
 
     def loop(self, name: str, call: ast.Call, body: list[ast.stmt]) -> Loop:
         kind, _, _ = self.call(call, "a kind of loop")

@@ -8,7 +8,7 @@
             with amax(f32) as a0:
                 for i1 in reduction(s0, lanes=4, copies=2):
                     v0: f32 = p0[i0*s0 + i1]
-                    a0.join(v0)
+                    a0.update(v0)
             for i1 in vector(s0, lanes=4):
                 v1: f32 = p0[i0*s0 + i1]
                 v2: f32 = sub(v1, a0)
@@ -26,7 +26,6 @@ from collections.abc import Iterator
 
 from ferrite.ir.kernel.nodes import (
     Accumulate,
-    Join,
     Kernel,
     Let,
     Loop,
@@ -36,6 +35,7 @@ from ferrite.ir.kernel.nodes import (
     State,
     Statement,
     Store,
+    Update,
     When,
     walk,
 )
@@ -106,8 +106,8 @@ class _Statements:
             case Accumulate(states=states):
                 own = [line for state in states if state.combine for line in self.combine(state)]
                 return block(", ".join(map(state_text, states)), [*own, *self.block(statement.body)], "")
-            case Join():
-                return [f"{statement.state}.join({', '.join(map(values.value, statement.values))})"]
+            case Update():
+                return [f"{statement.state}.update({', '.join(map(values.value, statement.values))})"]
             case Store():
                 return [self.store(statement, values)]
             case When(condition=condition):

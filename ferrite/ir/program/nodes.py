@@ -110,7 +110,7 @@ class Destination:
 
 @dataclass(frozen=True)
 class Combine:
-    """How a scan joins two states: a name, or the results as expressions over parameters, left state first."""
+    """How a scan combines two states: a name, or the results as expressions over parameters, left state first."""
 
     name: str
     results: tuple[Expr, ...] = ()

@@ -12,16 +12,11 @@ side by side, so do those of the weights. Other convolutions are calls of torch'
 A zero at an edge counts as any other, also times an infinite weight; so it does in torch's kernels on Arm, but for the
 gradient of the input, which there leaves out what lies outside.
 
-What is left to torch, too, is where its kernels are as fast (measured, two threads, windows of 3x3 to 7x7). On Arm that
-is the result where channels lie side by side, unless loops of our own compute the image so; and but for windows of 7x7,
-which are 1.1 to 1.8 times as fast here if the image is turned, channel by channel. Gradients are 3 to 25 times as fast.
-On x86 torch generates code for the very window: small ones without steps are 1.0 to 2.1 times as fast here where
-channels lie apart, and gradients of large ones 1.1 to 12 times.
+What is left to torch, too, is where its kernels are as fast: the machine knows (`ferrite.machines.beside_torch`).
 """
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,12 +36,10 @@ from ferrite.lower.ops.views import total
 from ferrite.lower.sizes import constant_value
 from ferrite.lower.table import lowers
 from ferrite.lower.value import Value, own_axes
+from ferrite.machines import host_machine
 
 aten = torch.ops.aten
 Places = Callable[[Sequence[Index], Sequence[Index]], list[Index]]
-MAX_TAPS = 64
-FEW_TAPS, MANY_TAPS = 9, 49
-ON_X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 
 class Window:
@@ -112,32 +105,28 @@ class Depthwise(Window):
             raise NotLowered("convolution: a kernel of torch")
         if weight.device.type != "cpu" or not weight.dtype.is_floating_point:
             raise NotLowered("convolution: a kernel of torch")
-        if many is None or many > MAX_TAPS:
+        if many is None or many > host_machine().depthwise.max_taps:
             raise NotLowered("convolution: a kernel of torch, as its window is large")
         if not all(type(value) is int for value in (*stride, *padding, *dilation)):
             raise NotLowered("convolution: a kernel of torch, as its steps are not known")
         super().__init__(weight.sizes[2:], stride, padding, dilation, is_channels_last(ctx, result))
-        self.is_small, self.is_large = many <= FEW_TAPS, many >= MANY_TAPS
-        self.has_steps = any(step > 1 for step in self.stride)
-        self.wide = arithmetic_type(weight.dtype)
+        self.count, self.wide = many, arithmetic_type(weight.dtype)
 
     def leave(self, gradients: bool, computed_by_channels: bool = False) -> None:
         """Leave to torch what it does as fast; and gradients whose strides it does not forecast, as those of its own
-        kernels, where oneDNN is switched off. Large windows on Arm go channel by channel, however the result lies.
-        Small ones go as the image does which loops of our own compute: then no image is turned."""
+        kernels, where oneDNN is switched off. Otherwise, have the channels as loops are fastest."""
         if gradients and self.channels_last and not torch.backends.mkldnn.enabled:
             raise NotLowered("convolution: a kernel of torch, of which strides are not known without oneDNN")
-        if ON_X86:
-            plain = not self.channels_last and not self.has_steps
-            pays = plain or not self.is_small if gradients else plain and self.is_small
-        elif self.is_small and computed_by_channels:
-            pays = self.channels_last = True
-        elif self.is_large and not gradients:
-            pays, self.channels_last = True, False
-        else:
-            pays = gradients or not self.channels_last
-        if not pays:
+        fastest = host_machine().depthwise.channels_last(
+            self.count,
+            gradients=gradients,
+            channels_last=self.channels_last,
+            has_steps=any(step > 1 for step in self.stride),
+            computed_by_channels=computed_by_channels,
+        )
+        if fastest is None:
             raise NotLowered("convolution: a kernel of torch, which is as fast")
+        self.channels_last = fastest
 
     def back_at(self, place: Sequence[Index], tap: Sequence[Index]) -> list[Index]:
         """Where the result is that has an element of the input at this tap, in what has gaps."""

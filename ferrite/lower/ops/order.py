@@ -20,11 +20,11 @@ from ferrite.lower.ops.views import dim_of, flattened, put
 from ferrite.lower.stores import scatter_into
 from ferrite.lower.table import lowers
 from ferrite.lower.value import Value, own_axes
+from ferrite.machines import gpu_machine
 
 aten = torch.ops.aten
 I64, B8 = torch.int64, torch.bool
 WIDE_FLOATS = (torch.float32, torch.float64)
-MAX_SORTED_ON_A_GPU = 256  # elements of a row that a kernel sorts there; of longer ones torch finds the greatest faster
 
 
 def ordered(
@@ -39,7 +39,7 @@ def ordered(
         values, places = alone(ctx, x, x.dtype, I64)
         return values, places, 0
     length = x.sizes[dim_of(dim, x.rank)].high
-    if x.device.type == "cuda" and (length is None or length > MAX_SORTED_ON_A_GPU):
+    if x.device.type == "cuda" and (length is None or length > gpu_machine().max_sorted_elements):
         raise NotLowered("torch need not sort a long row to find some of it")
     values, places = sorted_along(ctx, x, dim, descending, True)
     return values, places, dim_of(dim, x.rank)

@@ -329,7 +329,13 @@ def clamp_max(ctx: Builder, x: Value, max: Any) -> Value:
 @lowers(aten.addcmul.default)
 def addcmul(ctx: Builder, x: Value, tensor1: Value, tensor2: Value, value: Any) -> Value:
     working_type(ctx, x, tensor1, tensor2, takes="any" if ctx.out_dtype is not torch.bool else "number")
-    return pointwise(ctx, lambda start, a, b, factor: start + factor * a * b, x, tensor1, tensor2, numbers=[value])
+    made = lambda start, a, b, factor: plus_product(start, factor * a, b)  # noqa: E731
+    return pointwise(ctx, made, x, tensor1, tensor2, numbers=[value])
+
+
+def plus_product(start: Term, a: Term, b: Term) -> Term:
+    """start + a * b, in one rounding where these are real: so torch's compiler has made it of eager's kernels."""
+    return a.call("fma", b, start) if start.dtype.is_floating_point else start + a * b
 
 
 @lowers(aten.addcdiv.default)
@@ -344,7 +350,8 @@ def lerp(ctx: Builder, x: Value, end: Value, weight: Any) -> Value:
 
     def between(start: Term, goal: Term, share: Term) -> Term:
         size = modulus(share) if share.dtype.is_complex else abs(share)
-        return choose(size < 0.5, start + share * (goal - start), goal - (goal - start) * (1 - share))
+        way = goal - start
+        return choose(size < 0.5, plus_product(start, share, way), plus_product(goal, -way, 1 - share))
 
     dtype = working_type(ctx, x, end, takes="complex or float")
     return result(ctx, between(*(term(ctx, arg, arithmetic_type(dtype)) for arg in (x, end, weight))))

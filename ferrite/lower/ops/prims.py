@@ -95,8 +95,8 @@ def div(ctx: Builder, x: Value, other: Value) -> Value:
 
 @lowers_later("prims.fma.default")
 def fma(ctx: Builder, a: Value, b: Value, c: Value) -> Value:
-    """What Dynamo makes of `addcmul_` whose factor is a tensor. Torch rounds the product, and then the sum."""
-    return formula.pointwise(ctx, lambda x, y, z: x * y + z, a, b, c)
+    """What Dynamo makes of `addcmul_` and the like whose factor is a tensor: in eager, a number that is not rounded."""
+    return formula.pointwise(ctx, lambda x, y, z: pointwise.plus_product(z, x, y), a, b, c, exact=True)
 
 
 @lowers(prims.where.default)

@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import on_real_tensors, products
+from ferrite.capture import on_real_tensors
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value
+from ferrite.machines import host_machine
 from ferrite.passes.freezing.binary_cases import constant, of
 from ferrite.passes.shared.constants import constant_of
 from ferrite.passes.shared.facts import transposed
@@ -73,7 +74,7 @@ _lock = threading.Lock()
 
 def panels_of(weight: torch.Tensor) -> torch.Tensor:
     """The panels of a matrix: those that another graph has, if these have the same contents."""
-    width = products.panel_columns(weight.dtype)
+    width = host_machine().panel_columns(weight.dtype)
     key = (weight.data_ptr(), weight.dtype, weight.shape, weight.stride(), width)
     with on_real_tensors(), _lock:
         found = _kept.get(key)

@@ -19,8 +19,9 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import products, torch_api
+from ferrite.capture import product_libraries, torch_api
 from ferrite.errors import Refusal
+from ferrite.machines import MatrixSpeeds, gpu_machine
 from ferrite.passes.joint.aligned_rows import AlignedRows, in_aligned_rows
 from ferrite.passes.shared.cases import normal, on_accelerator
 from ferrite.pipeline import PassContext, graph_pass
@@ -37,32 +38,6 @@ VIEWS = (aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, a
 
 
 @dataclass(frozen=True)
-class MatrixSpeeds:
-    """Speeds as measured on an H200; between accelerators with matrix units their quotients differ less than they do.
-
-    Rows that begin at a multiple of 4 bytes, but not of 16, lose less of the speed than others.
-    """
-
-    flops: float = 7e14  # per second in 16 bits, with aligned sides
-    bytes: float = 3e12  # per second
-    on_words: float = 0.36  # the part of the speed that is left where rows begin at multiples of 4 bytes
-    unaligned: float = 0.22  # and where they do not
-    call: float = 35e-6  # seconds that each further call takes in a training step, where the host sets the pace
-    margin: float = 1.1  # by which padding must win
-
-    def product(self, sides: Sequence[int], itemsize: int, part: float = 1.0) -> float:
-        batch, m, k, n = sides
-        speed = self.flops * 2 / itemsize * part
-        return max(2 * batch * m * k * n / speed, itemsize * batch * (m * k + k * n + m * n) / self.bytes)
-
-    def copy(self, elements: int, itemsize: int) -> float:
-        return self.call + 2 * elements * itemsize / self.bytes
-
-
-H200_SPEEDS = MatrixSpeeds()
-
-
-@dataclass(frozen=True)
 class Sides:
     """The sides of a product, b times [m, k] @ [k, n], and what each is to be padded by."""
 
@@ -72,7 +47,7 @@ class Sides:
     n: Any
     more: tuple[int, int, int]
 
-    def worth(self, itemsize: int, speeds: MatrixSpeeds = H200_SPEEDS) -> bool:
+    def worth(self, itemsize: int, speeds: MatrixSpeeds) -> bool:
         batch, m, k, n = (torch_api.size_hint(side) for side in (self.batch, self.m, self.k, self.n))
         more_m, more_k, more_n = self.more
         wide = (batch, m + more_m, k + more_k, n + more_n)
@@ -97,7 +72,7 @@ class Sides:
             return None
         return AlignedRows(self.m, self.n, alignment) if self.n >= 2 * alignment else None
 
-    def worth_in_rows(self, aligned: AlignedRows, itemsize: int, speeds: MatrixSpeeds = H200_SPEEDS) -> bool:
+    def worth_in_rows(self, aligned: AlignedRows, itemsize: int, speeds: MatrixSpeeds) -> bool:
         """Each product of rows that are alike reads all of the right matrix."""
         k = torch_api.size_hint(self.k)
         each = speeds.product((1, -(-aligned.m // aligned.period), k, aligned.n), itemsize)
@@ -125,7 +100,7 @@ def turned(matrix: torch.Tensor) -> bool:
 def gains_nothing(value: torch.Tensor) -> Refusal | None:
     if value.device.type == "cpu":
         return Refusal("on a cpu alignment gains nothing")
-    if value.dtype is torch.float32 and not products.may_round_operands(value.device.type):
+    if value.dtype is torch.float32 and not product_libraries.may_round_operands(value.device.type):
         return Refusal("single precision runs without matrix units")
     return None
 
@@ -162,11 +137,11 @@ def padded_product(site: Site) -> Any:
     sides = sides_of(value, site.value(right), which)
     if isinstance(sides, Refusal):
         return sides
-    itemsize = value.element_size()
+    itemsize, speeds = value.element_size(), gpu_machine().matrix_speeds
     aligned = sides.in_rows(ALIGNMENT[value.dtype]) if is_kept_once(site, value, site.value(right)) else None
-    if aligned is not None and (wanted == "always" or sides.worth_in_rows(aligned, itemsize)):
+    if aligned is not None and (wanted == "always" or sides.worth_in_rows(aligned, itemsize, speeds)):
         return in_aligned_rows(site, left, right, aligned)
-    if wanted == "auto" and not sides.worth(itemsize):
+    if wanted == "auto" and not sides.worth(itemsize, speeds):
         return Refusal("the copies cost more than alignment gains")
     more_m, more_k, more_n = sides.more
     matrices = [padded(site, left, more_m, more_k), padded(site, right, more_k, more_n)]

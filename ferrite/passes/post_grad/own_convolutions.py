@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import known_contiguous, products
+from ferrite.capture import known_contiguous, product_libraries
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value, is_elementwise
 from ferrite.passes.post_grad import operators as operators  # defines torch.ops.ferrite
@@ -86,7 +86,7 @@ def reason_against(site: Site, x: torch.Tensor, weight: torch.Tensor) -> Refusal
 
 
 def can_be_cut(summed: Any) -> bool:
-    """Whether the scheduler has equal pieces for such sums (`ferrite.schedule.cpu.convolutions.cut_of`)."""
+    """Whether the scheduler has equal pieces for such sums (`ferrite.ir.sum_pieces`)."""
     length, products = max(summed), math.prod(summed)
     others = products // length
     pieces = (size for size in range(1, length + 1) if length % size == 0)
@@ -102,7 +102,7 @@ def reason_to_leave(site: Site, x: torch.Tensor, weight: torch.Tensor) -> Refusa
     Images that lie otherwise are turned, which costs a convolution of one by one more than it gains, unless what comes
     before or after it has them side by side as well."""
     is_native = site.options.executor == "native"
-    if not is_native or x.dtype is not torch.float32 or not products.uses_arm_compute_library():
+    if not is_native or x.dtype is not torch.float32 or not product_libraries.uses_arm_compute_library():
         return Refusal("convolutions of our own are measured for float32 on Arm only")
     if any(user.op == "output" for user in site.arguments["input"].users):
         return Refusal("the image is given out as it is, and would be there twice")

@@ -6,10 +6,7 @@ A linear layer has its operands like that, and so have the scores of attention. 
 no others, to the Arm Compute Library, which takes 70 microseconds before it begins: for each matrix of a batch. All
 others go to OpenBLAS. The smaller operand is copied; often the kernel that makes it writes it so.
 
-Measured on a Neoverse N1, with the copy (`bench/layouts.py`): small matrices (`SMALL_PRODUCT_MULTIPLICATIONS`) take 0.2
-to 0.7 of the time, with one thread or two. Larger ones take 0.8 to 1.0 with two, and 1.0 to 1.8 with one: then OpenBLAS
-has one core, and the other library has both. So these are left unless torch has all cores, and they are few. Left, too,
-are rows so long that OpenBLAS is slow to read the columns between them, and large copies.
+Where that was measured to gain: `ferrite.machines.beside_torch`.
 """
 
 from __future__ import annotations
@@ -19,19 +16,16 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import products, torch_api
+from ferrite.capture import product_libraries, torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.passes.shared.cases import normal
 from ferrite.passes.shared.equal_calls import one_of_equal_calls
-from ferrite.passes.shared.own_products import MIN_LIBRARY_MULTIPLICATIONS, MIN_LIBRARY_SIDE, OPERANDS
+from ferrite.passes.shared.own_products import OPERANDS, beside_torch
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import Case, NodeRule, Site, apply_rules
 
 aten = torch.ops.aten
-SMALL_PRODUCT_MULTIPLICATIONS = 2**20
-LONG_ROW_ELEMENTS = 2048
-LARGE_COPY_ELEMENTS = 2**17  # of a matrix
 
 
 def laid_out(site: Site) -> Any:
@@ -62,19 +56,12 @@ def laid_out(site: Site) -> Any:
 
 def reason_to_leave(site: Site, sizes: tuple[Any, ...], changed: torch.Tensor) -> Refusal | None:
     """Why it was not measured to gain, if it was not."""
+    if site.options.executor != "native":
+        return Refusal("it was measured among kernels of our own")
     rows, inner, columns = map(torch_api.size_hint, sizes)
-    work = rows * inner * columns
-    if site.options.executor != "native" or not products.uses_arm_compute_library():
-        return Refusal("it is no product that the Arm Compute Library would take")
-    if min(rows, inner, columns) < MIN_LIBRARY_SIDE or work < MIN_LIBRARY_MULTIPLICATIONS:
-        return Refusal("it is so small that the Arm Compute Library does not take it")
-    if work <= SMALL_PRODUCT_MULTIPLICATIONS:
-        return None
-    if not products.works_with_all_of_few_cores():
-        return Refusal("it is large, and the Arm Compute Library has more threads")
-    if inner >= LONG_ROW_ELEMENTS:
-        return Refusal("its rows are long")
-    return Refusal("the copy is large") if elements(changed) >= LARGE_COPY_ELEMENTS * batch_of(changed) else None
+    copied = elements(changed) // max(batch_of(changed), 1)
+    has_all_cores = product_libraries.works_with_all_of_few_cores()
+    return beside_torch().product_layout(rows, inner, columns, copied, has_all_cores=has_all_cores)
 
 
 def is_by_columns(matrix: torch.Tensor) -> bool:

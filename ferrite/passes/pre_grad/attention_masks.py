@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ferrite.capture import on_real_tensors, products, torch_api
+from ferrite.capture import on_real_tensors, product_libraries, torch_api
 from ferrite.errors import Refusal
 from ferrite.passes.pre_grad.constant_values import ConstantValues
 from ferrite.passes.pre_grad.predicates import is_plain
@@ -30,7 +30,6 @@ from ferrite.pipeline import PassContext
 from ferrite.rewrite import Case, NodeRule, Site, apply_rules
 
 aten = torch.ops.aten
-IS_CAUSAL = "hides what comes later"  # of a mask, once it was looked at
 
 
 def without_mask(site: Site) -> Any:
@@ -56,9 +55,9 @@ def causal(site: Site) -> Any:
         return Refusal("it is not known to have an element for each query and key")
     if sizes[0] != sizes[1]:
         return Refusal("there are more keys than queries, or fewer")
-    if IS_CAUSAL not in mask.meta:  # all layers have the same mask
-        mask.meta[IS_CAUSAL] = is_lower_triangle(ConstantValues(site.written).of(mask))
-    if not mask.meta[IS_CAUSAL]:
+    if (is_lower_triangle, mask) not in site.answers:  # all layers have the same mask
+        site.answers[is_lower_triangle, mask] = is_lower_triangle(ConstantValues(site.written).of(mask))
+    if not site.answers[is_lower_triangle, mask]:
         return Refusal(f"{mask.name} is not known to hide what comes later, and nothing else")
     kept = {"is_causal": True, "scale": given["scale"], "enable_gqa": given["enable_gqa"]}
     return site.call(site.node.target, given["query"], given["key"], given["value"], **kept)
@@ -88,7 +87,7 @@ def problem_of(site: Site) -> Refusal | None:
     if not all(torch_api.known_true(size >= 1) for tensor in tensors for size in tensor.shape):
         return Refusal("it may be empty")
     in_float32_on_cuda = tensors[0].device.type == "cuda" and tensors[0].dtype is torch.float32
-    if in_float32_on_cuda and not products.may_round_operands("cuda"):
+    if in_float32_on_cuda and not product_libraries.may_round_operands("cuda"):
         return Refusal("attention may round to TF32 there, which products may not")
     return None
 
@@ -235,7 +234,4 @@ ATTENTION_MASKS = (
 @pre_grad_pass(rules=ATTENTION_MASKS)
 def drop_attention_masks(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """Attention masks made of constants that hide nothing, or what comes later, are left out of the call."""
-    count = apply_rules(gm, ATTENTION_MASKS, context)
-    for node in gm.graph.nodes:
-        node.meta.pop(IS_CAUSAL, None)  # metadata that outlives the pass would be part of what the cache keeps
-    return count
+    return apply_rules(gm, ATTENTION_MASKS, context)

@@ -20,14 +20,8 @@ import torch.nn.functional as F
 
 from ferrite.errors import Refusal
 from ferrite.graph import HALVES, fake_value
-from ferrite.passes.pre_grad.horizontal import (
-    MIN_TINY_CALLS,
-    Horizontal,
-    never,
-    saves_calls,
-    saves_many_calls,
-    saves_products,
-)
+from ferrite.machines import NEOVERSE_N1
+from ferrite.passes.pre_grad.horizontal import Horizontal, never, saves_calls, saves_many_calls, saves_products
 from ferrite.passes.pre_grad.products import known_width, one_input_pays, product_problem, side_by_side
 from ferrite.passes.pre_grad.stage import pre_grad_pass
 from ferrite.passes.shared.batching import Fusion, Settings
@@ -35,6 +29,7 @@ from ferrite.pipeline import PassContext
 from ferrite.rewrite import Case, Writer, apply_rules, arguments_of, inherit
 
 aten = torch.ops.aten
+MANY = NEOVERSE_N1.min_tiny_calls
 Values = tuple[torch.Tensor, ...]
 
 
@@ -228,8 +223,8 @@ FUSIONS = (
             Case("five without", members_of(F.linear, 5), operands(5, (2, 3), (4, 3)), ALWAYS),
             Case(
                 "many tiny ones, by the model",
-                members_of(F.linear, MIN_TINY_CALLS),
-                operands(MIN_TINY_CALLS, (2, 3), (4, 3)),
+                members_of(F.linear, MANY),
+                operands(MANY, (2, 3), (4, 3)),
             ),
         ),
         near_misses=(
@@ -253,16 +248,16 @@ FUSIONS = (
             Case("five with weights", members_of(norm, 5), operands(5, (3, 4), (4,)), ALWAYS),
             Case(
                 "many tiny ones, by the model",
-                members_of(norm, MIN_TINY_CALLS),
-                operands(MIN_TINY_CALLS, (3, 4), (4,)),
+                members_of(norm, MANY),
+                operands(MANY, (3, 4), (4,)),
                 CALLS,
             ),
         ),
         near_misses=(
             Case(
                 "many tiny ones that are kernels",
-                members_of(norm, MIN_TINY_CALLS),
-                operands(MIN_TINY_CALLS, (3, 4), (4,)),
+                members_of(norm, MANY),
+                operands(MANY, (3, 4), (4,)),
                 NATIVE,
             ),
             Case("four", members_of(norm, 4), operands(4, (3, 4)), ALWAYS),

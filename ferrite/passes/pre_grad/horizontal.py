@@ -38,22 +38,12 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value, storage_bytes
+from ferrite.machines import host_machine, machine_of
 from ferrite.options import Options, at_least, choice_of, way
 from ferrite.passes.shared.batching import UNLIMITED, Fusion, Settings
 from ferrite.pipeline import PassContext
 
-# The model of "auto". Graphs before autograd are of no target yet, so that these are no fields of a machine: they are
-# below what was measured, so that a batch is taken where it pays on slower ones, too: an H200 copies 4.2e12 bytes a
-# second (`ferrite/schedule/gpu/machine.py`), and four small kernels take 55 microseconds there; two cores of a Neoverse
-# N1 copy 6e10. The cost of a call on a CPU was not measured by itself: what comes of it is the table above.
-LAUNCH_SECONDS = 4e-6  # of a GPU
-BYTES_PER_SECOND = 1e12  # read and written, of a GPU
-CPU_CALL_SECONDS = 4e-6
-CPU_BYTES_PER_SECOND = 1e10
 SMALL_SHARE = 0.05  # of the memory that a product reads and writes
-# On the CPU a stack and what takes it apart cost about half of a small call for each member, and 15 microseconds.
-MIN_TINY_CALLS = 32
-TINY_OPERAND_BYTES = 2048
 
 # Whether making these members one pays, so many of them being copied because the caller gets them.
 Pays = Callable[[Sequence[torch.fx.Node], int, PassContext], bool]
@@ -105,16 +95,16 @@ def saves_calls(members: Sequence[torch.fx.Node], copied: int, context: PassCont
 def saves_launches(members: Sequence[torch.fx.Node], copied: int, joined: int, concats: int) -> bool:
     """Whether so many concats, of so many bytes, take less than half of what the launches of a GPU do."""
     out = bytes_of(members[0]) * copied
-    saved = LAUNCH_SECONDS * (len(members) - 1 - concats - copied)
-    return 2 * (2 * joined + 2 * out) / BYTES_PER_SECOND < saved
+    machine = machine_of(fake_value(members[0]).device)
+    saved = machine.call_seconds * (len(members) - 1 - concats - copied)
+    return 2 * (2 * joined + 2 * out) / machine.copy_bytes_per_second < saved
 
 
 def many_and_tiny(members: Sequence[torch.fx.Node], copied: int) -> bool:
     operands = {operand for member in members for operand in member.all_input_nodes}
-    on_cpu = fake_value(members[0]).device.type == "cpu"
-    return (
-        on_cpu and not copied and len(members) >= MIN_TINY_CALLS and max(map(bytes_of, operands)) <= TINY_OPERAND_BYTES
-    )
+    on_cpu, machine = fake_value(members[0]).device.type == "cpu", host_machine()
+    are_many = on_cpu and not copied and len(members) >= machine.min_tiny_calls
+    return are_many and max(map(bytes_of, operands)) <= machine.tiny_operand_bytes
 
 
 def saves_products(members: Sequence[torch.fx.Node], copied: int, context: PassContext) -> bool:
@@ -124,7 +114,7 @@ def saves_products(members: Sequence[torch.fx.Node], copied: int, context: PassC
 
 def saves_many_calls(members: Sequence[torch.fx.Node], copied: int, context: PassContext) -> bool:
     """A batch of calls that takes several calls itself."""
-    return len(members) >= MIN_TINY_CALLS and saves_calls(members, copied, context)
+    return len(members) >= host_machine().min_tiny_calls and saves_calls(members, copied, context)
 
 
 def never(members: Sequence[torch.fx.Node], copied: int, context: PassContext) -> bool:
@@ -134,11 +124,8 @@ def never(members: Sequence[torch.fx.Node], copied: int, context: PassContext) -
 
 def copy_outweighs(value: torch.Tensor, calls: int) -> bool:
     """Whether copying a value takes longer than so many calls."""
-    on_cpu = value.device.type == "cpu"
-    moved = 2 * torch_api.size_hint(storage_bytes(value))
-    if on_cpu:
-        return moved / CPU_BYTES_PER_SECOND > calls * CPU_CALL_SECONDS
-    return moved / BYTES_PER_SECOND > calls * LAUNCH_SECONDS
+    machine, moved = machine_of(value.device), 2 * torch_api.size_hint(storage_bytes(value))
+    return moved / machine.copy_bytes_per_second > calls * machine.call_seconds
 
 
 def bytes_of(node: torch.fx.Node) -> int:

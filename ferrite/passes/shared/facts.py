@@ -7,14 +7,11 @@ import torch
 from ferrite.capture import known_contiguous, torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import HALVES, fake_value
+from ferrite.machines import host_machine
 from ferrite.rewrite import arguments_of
 
 aten = torch.ops.aten
 CASTS = (aten._to_copy.default, torch.ops.prims.convert_element_type.default)
-# Up to so many multiplications, or so few rows, torch takes its quick way on the CPU. Products that grow out of it take
-# 1.2 to 3.8 of the time (`bench/results/horizontal-aarch64.md`).
-TINY_PRODUCT_MULTIPLICATIONS = 8192
-MAX_QUICK_ROWS = 8
 
 
 def on_cpu(value: torch.Tensor) -> bool:
@@ -65,4 +62,5 @@ def gains_nothing_by_channels_last(
 
 def leaves_quick_way(rows: int, apart: int, together: int) -> bool:
     """Whether products of so many multiplications for each row are tiny, and the one product is not."""
-    return rows > MAX_QUICK_ROWS and rows * apart <= TINY_PRODUCT_MULTIPLICATIONS < rows * together
+    machine = host_machine()
+    return rows > machine.max_quick_rows and rows * apart <= machine.quick_product_multiplications < rows * together

@@ -1,6 +1,6 @@
-"""What only CPUs need: object code in memory, fresh pages of the system, threads beside a fork."""
+"""What only CPUs need: kernels as object code, runs of them, fresh pages of the system."""
 
-from ferrite.runtime.cpu.kernels import KernelStore, Unit, build, functions_of, object_codes
+from ferrite.runtime.cpu.kernels import build
 from ferrite.runtime.cpu.runs import Kernels, native_run
 
-__all__ = ["KernelStore", "Kernels", "Unit", "build", "functions_of", "native_run", "object_codes"]
+__all__ = ["Kernels", "build", "native_run"]

@@ -15,7 +15,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
@@ -29,18 +28,17 @@ from ferrite.codegen.triton import ALIGNMENT, OPTIONS, LaunchConfig, fixed_launc
 from ferrite.errors import NotGenerated, Refusal
 from ferrite.ir import Number, short
 from ferrite.ir.kernel import Kernel
-from ferrite.runtime.cpu import KernelStore, Unit, functions_of, object_codes
+from ferrite.runtime.code_memory import CodeMemory, KernelStore
 from ferrite.runtime.cuda import compile as triton_compiler
 from ferrite.runtime.cuda.workers import WORKERS
+from ferrite.runtime.host_code import Unit, functions_of, object_codes
 
-REMEMBERED = 16 << 20  # bytes of code
 NARROW = 1 << 31
 POINTER = ("u64", "b64")
 NUMBERS = {"i32": ("u32", "b32", "s32"), "i64": ("u64", "b64", "s64")}
 TYPES = {torch.bool: "i1", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 
-_code: dict[str, bytes] = {}
-_lock = threading.Lock()
+KNOWN = CodeMemory(max_bytes=16 << 20)
 
 
 @dataclass(frozen=True)
@@ -183,40 +181,23 @@ def launcher_of(code: Mapping[str, bytes]) -> Loaded | None:
 
 
 def code_of(units: Sequence[CudaUnit], store: KernelStore | None = None) -> dict[str, bytes]:
-    """From this process, else from the store, else from Triton."""
-    with _lock:
-        found = {unit.name: _code[unit.name] for unit in units if unit.name in _code}
-    missing = {unit.name: unit for unit in units if unit.name not in found}
-    for name, unit in missing.items() if store is not None else ():
-        code = store.fetch(name, unit.text, reason_to_refuse) if store is not None else None
-        if code is not None:
-            found[name] = code
-    new = [unit for name, unit in missing.items() if name not in found]
-    made = dict(zip(new, answers([unit.request for unit in new]), strict=True))
-    refused = {unit.name: Refusal(made[unit]["refusal"]) for unit in new if "refusal" in made[unit]}
-    if refused:
-        raise RefusedKernels({place: refused[unit.name] for place, unit in enumerate(units) if unit.name in refused})
-    for unit, answer in made.items():
-        found[unit.name] = packed(unit, answer)
-        if store is not None:
-            store.publish(unit.text, found[unit.name])
-    with _lock:
-        remember(found)
-    return found
+    """By name: from this process, else from the store, else from Triton."""
+
+    def compiled(new: Sequence[CudaUnit]) -> list[bytes]:
+        made = answers([unit.request for unit in new])
+        refused = {
+            unit.name: Refusal(answer["refusal"]) for unit, answer in zip(new, made, strict=True) if "refusal" in answer
+        }
+        if refused:
+            places = {place: refused[unit.name] for place, unit in enumerate(units) if unit.name in refused}
+            raise RefusedKernels(places)
+        return [packed(unit, answer) for unit, answer in zip(new, made, strict=True)]
+
+    return KNOWN.code_of(units, store, reason_to_refuse, compiled)
 
 
 def answers(requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return WORKERS.answers(requests, triton_compiler.answered)
-
-
-def remember(new: dict[str, bytes]) -> None:
-    """Keep code, and forget what has not been used for longest."""
-    for name, code in new.items():
-        _code.pop(name, None)
-        _code[name] = code
-    size = sum(map(len, _code.values()))
-    while size > REMEMBERED:
-        size -= len(_code.pop(next(iter(_code))))
 
 
 def packed(unit: CudaUnit, answer: dict[str, Any]) -> bytes:

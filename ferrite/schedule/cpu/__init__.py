@@ -1,6 +1,5 @@
 """How loops are arranged for the threads, vectors and caches of a CPU."""
 
-from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.scheduling import CpuScheduling
 
-__all__ = ["CpuScheduling", "Machine"]
+__all__ = ["CpuScheduling"]

@@ -17,7 +17,7 @@ import torch
 
 from ferrite.ir import Expr, Index, axis, data, flat_extent, index_value, minimum, op, rewrite_indices
 from ferrite.ir.program import Compute, Destination, Reduce, Store
-from ferrite.schedule.cpu.machine import Machine
+from ferrite.machines import Machine
 from ferrite.schedule.fusion.accesses import likely
 from ferrite.schedule.loops.reductions import EXTREME_OF
 

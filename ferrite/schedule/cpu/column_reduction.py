@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ferrite.ir import STATES, Axis, Expr, Index, Load, Local, Number
-from ferrite.ir.kernel import Join, Let, Loop, Scratch, State, Statement, Store, nodes_in
-from ferrite.schedule.cpu.machine import Machine
+from ferrite.ir.kernel import Let, Loop, Scratch, State, Statement, Store, Update, nodes_in
+from ferrite.machines import Machine
 from ferrite.schedule.cpu.vectors import shared, vector_loop
 from ferrite.schedule.fusion.accesses import likely, likely_points, upper_estimate
 from ferrite.schedule.fusion.nests import Nest
@@ -159,7 +159,7 @@ def into_tiles(body: Body, states: Sequence[State], column: Axis, machine: Machi
     modes = {state.names[0]: (tile_name(state), STORE_MODES[state.kind]) for state in states}
     found: list[Statement] = []
     for statement in body:
-        if isinstance(statement, Join):
+        if isinstance(statement, Update):
             tile, mode = modes[statement.state]
             found.append(Store(tile, (column,), statement.values[0], mode))
         else:

@@ -26,27 +26,25 @@ from functools import cached_property
 
 import torch
 
-from ferrite.ir import ONE, ZERO, Axis, Index, Load, Local, axis, const, number, op
-from ferrite.ir.kernel import Accumulate, Join, Let, Loop, Scratch, State, Store
-from ferrite.ir.program import Mode
-from ferrite.schedule.cpu.convolutions import Convolution, cut_of, factors_of
-from ferrite.schedule.cpu.machine import Machine
-from ferrite.schedule.cpu.product_loops import (
-    PRODUCTS_OF_AN_ADDITION,
+from ferrite.ir import ONE, ZERO, Axis, Index, Load, axis, number, op, sum_pieces
+from ferrite.ir.kernel import Accumulate, Loop, Scratch, Store, Update
+from ferrite.machines import Machine
+from ferrite.schedule.cpu.convolutions import Convolution, factors_of
+from ferrite.schedule.cpu.products import extent_of, step_along
+from ferrite.schedule.cpu.tiled_sums import (
     RIGHT,
     STEPS_AT_ONCE,
     SUMS,
     TILE_ROWS,
     Part,
     Side,
+    TiledSums,
     even_parts,
     longer_than_one,
 )
-from ferrite.schedule.cpu.products import extent_of, step_along
-from ferrite.schedule.cpu.vectors import shared, vector_loop
+from ferrite.schedule.cpu.vectors import shared
 from ferrite.schedule.fusion.accesses import likely
-from ferrite.schedule.loops.axes import Body, collapse, indices_at, nested, replaced
-from ferrite.schedule.loops.memory_order import ordered_axes
+from ferrite.schedule.loops.axes import Body, collapse, nested, replaced
 from ferrite.schedule.loops.statements import Parts
 
 FAR = 1 << 40  # a step in memory that is not known
@@ -54,14 +52,10 @@ FAR = 1 << 40  # a step in memory that is not known
 
 def convolution_loops(convolution: Convolution, parts: Sequence[Parts], machine: Machine) -> Body:
     """The whole body of the kernel; `parts`: the sum, and what follows it at every point of the result."""
-    (state,), (join,) = parts[0].states, parts[0].point
-    assert isinstance(join, Join)
-    tiles = Windows(convolution, *sides_of(convolution, state.dtypes[0], machine), state, join, machine)
-    follows: Body = (
-        Let(tiles.total.name, Load.intern(SUMS, (tiles.rows.within, tiles.columns.within), tiles.total.dtype)),
-        *parts[0].after,
-        *(statement for part in parts[1:] for statement in part.point),
-    )
+    (state,), (update,) = parts[0].states, parts[0].point
+    assert isinstance(update, Update)
+    tiles = Windows(*sides_of(convolution, state.dtypes[0], machine), state, update, machine, convolution)
+    follows = (*parts[0].after, *(statement for part in parts[1:] for statement in part.point))
     return tiles.loops(follows)
 
 
@@ -82,24 +76,27 @@ def sides_of(convolution: Convolution, dtype: torch.dtype, machine: Machine) -> 
 
 
 @dataclass(frozen=True)
-class Windows:
+class Windows(TiledSums):
     convolution: Convolution
-    rows: Side
-    columns: Side
-    state: State
-    join: Join
-    machine: Machine
 
-    @property
-    def total(self) -> Local:
-        return Local.intern(self.state.names[0], self.state.dtypes[0])
+    def in_result(self, row: Index, column: Index) -> dict[Axis, Index]:
+        """The places of all images, one after the other, are the rows."""
+        found = {self.convolution.channels: column}
+        for item in reversed(self.convolution.places[1:]):
+            found[item] = row % item.extent
+            row = row // item.extent
+        return {**found, self.convolution.places[0]: row}
 
     @cached_property
     def factors(self) -> tuple[Load, Load]:
         """The image, and the weight."""
-        return factors_of(self.join.values[0], self.convolution)
+        return factors_of(self.update.values[0], self.convolution)
 
     # --- what is summed -----------------------------------------------------------------------------------------------
+
+    @property
+    def summed_products(self) -> int:
+        return math.prod(map(extent_of, self.convolution.summed))
 
     @cached_property
     def longest(self) -> Axis:
@@ -109,8 +106,7 @@ class Windows:
     @cached_property
     def piece(self) -> Axis:
         """The places in a piece of the longest axis."""
-        others = math.prod(map(extent_of, self.convolution.summed)) // extent_of(self.longest)
-        size = cut_of(extent_of(self.longest), others)
+        size = sum_pieces.of_windows(extent_of(self.longest), self.summed_products // extent_of(self.longest))
         assert size is not None
         return axis("piece_in", size)
 
@@ -155,43 +151,20 @@ class Windows:
                 tiles += self.rows.around(tall, self.tile(tall, wide))
             sums += self.columns.around(wide, (self.panel, *tiles))
         blocks = [*self.convolution.batch, self.rows.block, self.columns.block]
-        summed = math.prod(map(extent_of, self.convolution.summed))
-        work = self.rows.width * self.columns.width * summed // PRODUCTS_OF_AN_ADDITION
-        return shared(longer_than_one(blocks), self.block(sums, follows), work, self.machine)
-
-    def block(self, sums: Body, follows: Body) -> Body:
-        """A block of the result: its sums, piece by piece, and what follows them."""
-        columns = {self.convolution.channels: self.columns.begin + self.columns.within}
-        follows = replaced(follows, {**columns, **self.places(self.rows.begin + self.rows.within)})
-        memory = Scratch(SUMS, self.total.dtype, (number(self.rows.width), number(self.columns.width)))
-        if self.pieces.extent is not ONE:
-            zero: Body = (Store(SUMS, (self.rows.within, self.columns.within), const(0, self.total.dtype)),)
-            zeros = Loop(self.rows.within, "serial", (vector_loop(self.columns.within, zero, self.machine),))
-            sums = (zeros, *nested([self.pieces], sums, "serial"))
-        outer, last = ordered_axes([self.rows.within, self.columns.within], indices_at(follows))
-        return (memory, *sums, Loop(outer, "serial", (vector_loop(last, follows, self.machine),)))
-
-    def places(self, row: Index) -> dict[Axis, Index]:
-        """The places of all images, one after the other."""
-        found: dict[Axis, Index] = {}
-        for item in reversed(self.convolution.places[1:]):
-            found[item] = row % item.extent
-            row = row // item.extent
-        return {**found, self.convolution.places[0]: row}
+        return shared(longer_than_one(blocks), self.block(sums, follows), self.work, self.machine)
 
     def tile(self, tall: Part, wide: Part) -> Body:
         """The sums of one tile over a piece."""
         image, _ = self.factors
         weight = Load.intern(RIGHT, (self.panel_row, wide.inside), self.panel.dtype)
-        join: Body = (Join(self.join.state, (op("mul", image, weight),)),)
-        join = replaced(join, {**self.places(tall.index), **self.place_in_sum})
+        update: Body = (Update(self.update.state, (op("mul", image, weight),)),)
+        update = replaced(update, {**self.in_result(tall.index, wide.index), **self.place_in_sum})
         *outer, last = self.in_order_of(image)
         at_once = steps_at_once(extent_of(last))
         steps, step = axis("steps", extent_of(last) // at_once), axis("step", at_once)
-        join = replaced(join, {last: (ZERO if steps.extent is ONE else steps * at_once) + step})
-        join = nested(longer_than_one([*outer, steps]), (Loop(step, "unrolled", join),), "serial")
-        mode: Mode = "set" if self.pieces.extent is ONE else "add"
-        body: Body = (Accumulate((self.state,), join), Store(SUMS, (tall.place, wide.place), self.total, mode))
+        update = replaced(update, {last: (ZERO if steps.extent is ONE else steps * at_once) + step})
+        update = nested(longer_than_one([*outer, steps]), (Loop(step, "unrolled", update),), "serial")
+        body: Body = (Accumulate((self.state,), update), Store(SUMS, (tall.place, wide.place), self.total, self.mode))
         return self.rows.tiled(tall, self.columns.tiled(wide, body))
 
     def packing(self, part: Part) -> Body:

@@ -18,14 +18,11 @@ from dataclasses import dataclass
 import torch
 
 from ferrite.errors import Refusal
-from ferrite.ir import Axis, Expr, Load, Number, Op
+from ferrite.ir import Axis, Expr, Load, Number, Op, sum_pieces
 from ferrite.ir.program import Compute, Operation, Reduce
-from ferrite.schedule.cpu.products import MIN_SIDE, MIN_SUMMED, axes_of_load, extent_of, product_of
+from ferrite.schedule.cpu.products import MIN_SIDE, axes_of_load, extent_of, product_of
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.members import Member
-
-MAX_PACKED = 640
-MIN_PIECE = 128  # products of a sum before it is added to the rest: with fewer, adding takes as long
 
 
 @dataclass(frozen=True)
@@ -65,9 +62,7 @@ def convolution_of(operation: Operation) -> Convolution | None:
     batch = tuple(item for item in operation.axes if item is not channels and item not in places)
     if min(extent_of(channels), math.prod(map(extent_of, places))) < MIN_SIDE:
         return None
-    products = math.prod(map(extent_of, operation.reduced))
-    longest = max(map(extent_of, operation.reduced))
-    if products < MIN_SUMMED or cut_of(longest, products // longest) is None:
+    if not sum_pieces.windows_can_be_cut([extent_of(item) for item in operation.reduced]):
         return None
     return Convolution(batch, places, channels, operation.reduced)
 
@@ -78,15 +73,6 @@ def factors_of(value: Expr, convolution: Convolution) -> tuple[Load, Load]:
     assert isinstance(one, Load)
     assert isinstance(other, Load)
     return (other, one) if convolution.channels in axes_of_load(one) else (one, other)
-
-
-def cut_of(length: int, taps: int) -> int | None:
-    """How many channels are added up, with all their taps, before that is added to the rest: an equal part of all."""
-    if length * taps <= MAX_PACKED:
-        return length
-    return next(
-        (size for size in range(MAX_PACKED // taps, 0, -1) if length % size == 0 and size * taps >= MIN_PIECE), None
-    )
 
 
 # Of reductions: each is asked about with every group that it, or what follows it, might join.

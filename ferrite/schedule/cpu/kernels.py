@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ferrite.ir.kernel import Kernel
-from ferrite.schedule.cpu.machine import Machine
+from ferrite.machines import Machine
 from ferrite.schedule.cpu.prefetch import with_prefetches
 from ferrite.schedule.cpu.ranges import parted
 from ferrite.schedule.cpu.shapes import arranged

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ferrite.ir import Axis
 from ferrite.ir.kernel import Accumulate, Loop, State
-from ferrite.schedule.cpu.machine import Machine
+from ferrite.machines import Machine
 from ferrite.schedule.cpu.strips import in_strips
 from ferrite.schedule.cpu.vectors import vector_loop
 from ferrite.schedule.fusion.accesses import likely_points, upper_estimate

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ferrite.ir.kernel import Accumulate, Loop, Statement, When, may_stop, walk
-from ferrite.schedule.cpu.machine import Machine
+from ferrite.machines import Machine
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.loops.axes import Body, work_of
 from ferrite.schedule.memory.arena import bytes_of

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from ferrite.ir import ONE, Axis, Index, Load, Number, substitute
 from ferrite.ir.kernel import Accumulate, Loop, Pointer, Prefetch, Statement, Store, nodes_in, walk
-from ferrite.schedule.cpu.machine import Machine
+from ferrite.machines import Machine
 from ferrite.schedule.fusion.accesses import likely, step_of
 from ferrite.schedule.loops.axes import Body
 

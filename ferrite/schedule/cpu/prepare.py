@@ -22,12 +22,12 @@ from dataclasses import replace
 
 from ferrite.ir import ZERO, Axis, Index, Number, axis, number, rewrite_indices
 from ferrite.ir.program import Compute, Destination, Operation, Program, Reduce
+from ferrite.machines import Machine
 from ferrite.schedule.cpu.argmax_blocks import block_size, by_blocks
 from ferrite.schedule.cpu.buffer_layouts import with_layouts
 from ferrite.schedule.cpu.concats import split_readers
 from ferrite.schedule.cpu.convolution_images import with_images
 from ferrite.schedule.cpu.convolutions import is_tiled
-from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.product_readers import with_whole_rows
 from ferrite.schedule.fusion.accesses import likely, likely_points, step_of, upper_estimate
 from ferrite.schedule.loops.out_products import with_out_products

@@ -26,119 +26,39 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 
-from ferrite.ir import ONE, ZERO, Axis, Index, Load, Local, axis, const, index_value, minimum, number, op
-from ferrite.ir.kernel import Accumulate, Join, Let, Loop, LoopKind, Scratch, State, Store, When
-from ferrite.ir.program import Mode
-from ferrite.schedule.cpu.machine import Machine
+from ferrite.ir import ONE, ZERO, Axis, Index, Load, axis, number, op, sum_pieces
+from ferrite.ir.kernel import Accumulate, Loop, LoopKind, Scratch, Store, Update
+from ferrite.machines import Machine
 from ferrite.schedule.cpu.products import (
-    MAX_PACKED,
-    MAX_PIECE,
     Form,
     Product,
     extent_of,
     factors,
     form_of,
-    piece_of,
     step_along,
 )
-from ferrite.schedule.cpu.vectors import shared, vector_loop
+from ferrite.schedule.cpu.tiled_sums import (
+    LEFT,
+    RIGHT,
+    STEPS_AT_ONCE,
+    SUMS,
+    TILE_ROWS,
+    Part,
+    Side,
+    TiledSums,
+    even_parts,
+    longer_than_one,
+)
+from ferrite.schedule.cpu.vectors import shared
 from ferrite.schedule.fusion.accesses import step_of
-from ferrite.schedule.loops.axes import Body, indices_at, nested, replaced, work_of
-from ferrite.schedule.loops.memory_order import ordered_axes
+from ferrite.schedule.loops.axes import Body, nested, replaced, work_of
 from ferrite.schedule.loops.statements import Parts
-
-SUMS, LEFT, RIGHT = "sums", "left", "right"  # the block of a result, and packed factors
-TILE_ROWS = 4  # of a tile, or columns where vectors are made of rows: what a register holds is used so often
-STEPS_AT_ONCE = 4  # of a sum, where vectors lie along the result: fewer branches, and registers enough
-PRODUCTS_OF_AN_ADDITION = 2  # that take as long as one addition with its loads and stores
-
-
-# --- tiles and blocks -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Part:
-    """Tiles of one size. `inside`: the places in one; `place`, `index`: where these are in the block of sums, and in
-    the result; `tile`, `number`: the number of the tile in its block, and in all; `tiles`: the loop over the tiles of a
-    block; `only_in`: the block that has any, where not all have."""
-
-    inside: Axis
-    place: Index
-    index: Index
-    tile: Index
-    number: Index
-    tiles: tuple[Axis, ...] = ()
-    only_in: int | None = None
-
-
-@dataclass(frozen=True)
-class Side:
-    """Rows or columns of a result, in tiles of so many, which are in blocks. The last tile may have fewer, and so may
-    the last block. `lanes`: of them in a vector."""
-
-    name: str
-    extent: int
-    tile: int
-    tiles: int
-    lanes: int = 1
-
-    @property
-    def width(self) -> int:
-        """Of a block."""
-        return self.tile * self.tiles
-
-    @property
-    def block(self) -> Axis:
-        return axis(f"{self.name}_block", -(-self.extent // self.width))
-
-    @property
-    def in_one_block(self) -> Side:
-        return replace(self, tiles=-(-self.extent // self.tile))
-
-    @property
-    def this_block(self) -> Index:
-        return ZERO if self.block.extent is ONE else self.block
-
-    @property
-    def begin(self) -> Index:
-        """Where a block begins."""
-        return self.this_block * self.width
-
-    @property
-    def within(self) -> Axis:
-        """The places in a block."""
-        return axis(self.name, minimum(self.width, self.extent - self.begin))
-
-    def parts(self) -> Iterator[Part]:
-        whole, rest = divmod(self.extent, self.tile)
-        if whole:
-            inside = axis(f"{self.name}_in", self.tile)
-            tile = axis(f"{self.name}_tile", minimum(self.tiles, whole - self.this_block * self.tiles))
-            place = tile * self.tile + inside
-            yield Part(inside, place, self.begin + place, tile, self.this_block * self.tiles + tile, (tile,))
-        if rest:
-            inside, last = axis(f"{self.name}_last", rest), extent_of(self.block) - 1
-            in_block = whole - last * self.tiles
-            place = in_block * self.tile + inside
-            yield Part(inside, place, self.begin + place, number(in_block), number(whole), (), last or None)
-
-    def around(self, part: Part, body: Body) -> Body:
-        """Loops over the tiles of a part around what is done for one."""
-        body = nested(part.tiles, body, "serial")
-        if part.only_in is None:
-            return body
-        is_there = op("eq", index_value(self.block), const(part.only_in, torch.int64), dtype=torch.bool)
-        return (When(is_there, body),)
-
-    def tiled(self, part: Part, body: Body) -> Body:
-        """All that a tile has of this side, at once."""
-        return (Loop(part.inside, "vector", body, self.lanes, self.tile // self.lanes),)
 
 
 class Packed(enum.Enum):
@@ -147,11 +67,6 @@ class Packed(enum.Enum):
     NOWHERE = enum.auto()
     BEFORE = enum.auto()
     HERE = enum.auto()
-
-
-def even_parts(count: int, most: int) -> int:
-    """How many of so many things a part has, where none has more than `most` and all have about as many."""
-    return -(-count // -(-count // most))
 
 
 def sides_of(product: Product, form: Form, dtype: torch.dtype, machine: Machine) -> tuple[Side, Side]:
@@ -166,7 +81,7 @@ def sides_of(product: Product, form: Form, dtype: torch.dtype, machine: Machine)
         wide = form.panel or vectors * lanes
     if form.along is product.rows:
         tall, wide = wide, tall
-    most = machine.l2_bytes // (dtype.itemsize * MAX_PACKED) if form.is_packed else machine.block_rows
+    most = machine.l2_bytes // (dtype.itemsize * sum_pieces.MAX_PACKED) if form.is_packed else machine.block_rows
     tall_tiles = even_parts(-(-rows // tall), max(most // tall, 1))
     wide_tiles = even_parts(-(-columns // wide), max(machine.block_columns // wide, 1))
     batch = math.prod(map(extent_of, product.batch))
@@ -191,47 +106,45 @@ def sides_of(product: Product, form: Form, dtype: torch.dtype, machine: Machine)
 
 def product_loops(product: Product, parts: Sequence[Parts], machine: Machine) -> Body:
     """The whole body of the kernel; `parts`: the sum, and what follows it at every point of the result."""
-    (state,), (join,) = parts[0].states, parts[0].point
-    assert isinstance(join, Join)
-    form = form_of(product, join, machine)
-    tiles = Tiles(product, form, *sides_of(product, form, state.dtypes[0], machine), state, join, machine)
+    (state,), (update,) = parts[0].states, parts[0].point
+    assert isinstance(update, Update)
+    form = form_of(product, update, machine)
+    tiles = Tiles(*sides_of(product, form, state.dtypes[0], machine), state, update, machine, product, form)
     follows = (*parts[0].after, *(statement for part in parts[1:] for statement in part.point))
     return tiles.loops(follows)
 
 
 @dataclass(frozen=True)
-class Tiles:
+class Tiles(TiledSums):
     product: Product
     form: Form
-    rows: Side
-    columns: Side
-    state: State
-    join: Join
-    machine: Machine
 
-    @property
-    def total(self) -> Local:
-        return Local.intern(self.state.names[0], self.state.dtypes[0])
+    def in_result(self, row: Index, column: Index) -> dict[Axis, Index]:
+        return {self.product.rows: row, self.product.columns: column}
 
     # --- sums ---------------------------------------------------------------------------------------------------------
 
     @property
+    def summed_products(self) -> int:
+        return extent_of(self.product.summed)
+
+    @property
     def piece(self) -> int:
-        return piece_of(extent_of(self.product.summed), MAX_PACKED if self.form.is_packed else MAX_PIECE)
+        return sum_pieces.of_product(self.summed_products, self.form.is_packed)
 
     @property
     def pieces(self) -> Axis:
-        return axis("piece", extent_of(self.product.summed) // self.piece)
+        return axis("piece", self.summed_products // self.piece)
 
     @property
     def piece_begin(self) -> Index:
         return ZERO if self.pieces.extent is ONE else self.pieces * self.piece
 
-    def tile(self, tall: Part, wide: Part, join: Body, follows: Body) -> Body:
-        """The sums of one tile; `join`: what joins each, over the places in a piece."""
-        body: Body = (Accumulate((self.state,), self.summed(join)),)
+    def tile(self, tall: Part, wide: Part, update: Body, follows: Body) -> Body:
+        """The sums of one tile; `update`: of each, over the places in a piece."""
+        body: Body = (Accumulate((self.state,), self.summed(update)),)
         if self.ends_in_tiles(follows):
-            body += replaced(follows, {self.product.rows: tall.index, self.product.columns: wide.index})
+            body += replaced(follows, self.in_result(tall.index, wide.index))
         else:
             body += (Store(SUMS, (tall.place, wide.place), self.total, self.mode),)
         if self.form.along is self.product.columns:
@@ -245,53 +158,24 @@ class Tiles:
         stores = [item for item in follows if isinstance(item, Store)]
         return all(step_of(index, self.form.along) is ONE for item in stores for index in item.coordinates)
 
-    def summed(self, join: Body) -> Body:
+    def summed(self, update: Body) -> Body:
         """The loop of a tile over a piece of what is summed."""
         inside = self.place_in_piece
         if self.form.along is self.product.summed:
-            return (Loop(inside, "reduction", join, min(self.machine.lanes(self.total.dtype), self.piece)),)
+            return (Loop(inside, "reduction", update, min(self.machine.lanes(self.total.dtype), self.piece)),)
         if self.piece % STEPS_AT_ONCE:
-            return (Loop(inside, "serial", join),)
+            return (Loop(inside, "serial", update),)
         steps, step = axis("steps", self.piece // STEPS_AT_ONCE), axis("step", STEPS_AT_ONCE)
-        join = replaced(join, {inside: steps * STEPS_AT_ONCE + step})
-        return (Loop(steps, "serial", (Loop(step, "unrolled", join),)),)
+        update = replaced(update, {inside: steps * STEPS_AT_ONCE + step})
+        return (Loop(steps, "serial", (Loop(step, "unrolled", update),)),)
 
     @property
     def place_in_piece(self) -> Axis:
         return axis("summed", self.piece)
 
-    @property
-    def mode(self) -> Mode:
-        return "set" if self.pieces.extent is ONE else "add"
-
-    def in_pieces(self, body: Body) -> Body:
-        """The sums of a block, piece by piece."""
-        if self.pieces.extent is ONE:
-            return body
-        zero: Body = (Store(SUMS, (self.rows.within, self.columns.within), const(0, self.total.dtype)),)
-        zeros = Loop(self.rows.within, "serial", (vector_loop(self.columns.within, zero, self.machine),))
-        return (zeros, *nested([self.pieces], body, "serial"))
-
     def block(self, sums: Body, follows: Body) -> Body:
-        """A block of the result: its sums, and what follows them, if that is not in the tiles."""
-        if self.ends_in_tiles(follows):
-            return sums
-        begins = {self.product.rows: self.rows, self.product.columns: self.columns}
-        follows = replaced(follows, {item: side.begin + side.within for item, side in begins.items()})
-        place = (self.rows.within, self.columns.within)
-        follows = (Let(self.total.name, Load.intern(SUMS, place, self.total.dtype)), *follows)
-        memory = Scratch(SUMS, self.total.dtype, (number(self.rows.width), number(self.columns.width)))
-        return (memory, *self.in_pieces(sums), *self.over_block(follows))
-
-    def over_block(self, body: Body) -> Body:
-        """Loops over all sums of a block, in the order of the memory that is accessed."""
-        outer, last = ordered_axes([self.rows.within, self.columns.within], indices_at(body))
-        return (Loop(outer, "serial", (vector_loop(last, body, self.machine),)),)
-
-    @property
-    def work(self) -> int:
-        """Of a block, in additions."""
-        return self.rows.width * self.columns.width * extent_of(self.product.summed) // PRODUCTS_OF_AN_ADDITION
+        """The same, unless what follows is in the tiles."""
+        return sums if self.ends_in_tiles(follows) else super().block(sums, follows)
 
     # --- blocks -------------------------------------------------------------------------------------------------------
 
@@ -324,12 +208,12 @@ class Tiles:
                 panel = Scratch(RIGHT, self.factors[1].dtype, (number(self.piece), number(self.columns.tile)))
                 work = (panel, *self.packing(panel, self.product.columns, wide, self.piece_begin, ()))
             for tall in self.rows.parts():
-                work += self.rows.around(tall, self.tile(tall, wide, self.joined(tall, wide), follows))
+                work += self.rows.around(tall, self.tile(tall, wide, self.update_of(tall, wide), follows))
             found += self.columns.around(wide, work)
         return found
 
-    def joined(self, tall: Part, wide: Part) -> Body:
-        """What joins each sum of a tile: two elements, multiplied."""
+    def update_of(self, tall: Part, wide: Part) -> Body:
+        """The update of each sum of a tile: by two elements, multiplied."""
         piece = ZERO if self.pieces.extent is ONE else self.pieces
         left, right = self.factors
         if self.left is not Packed.NOWHERE:
@@ -339,18 +223,15 @@ class Tiles:
             right = Load.intern(RIGHT, (self.place_in_piece, wide.inside), right.dtype)
         elif self.right is Packed.BEFORE:
             right = Load.intern(RIGHT, (piece, wide.number, self.place_in_piece, wide.inside), right.dtype)
-        place: dict[Axis, Index] = {
-            self.product.rows: tall.index,
-            self.product.columns: wide.index,
-            self.product.summed: self.piece_begin + self.place_in_piece,
-        }
-        return replaced((Join(self.join.state, (op("mul", left, right),)),), place)
+        place = self.in_result(tall.index, wide.index)
+        place[self.product.summed] = self.piece_begin + self.place_in_piece
+        return replaced((Update(self.update.state, (op("mul", left, right),)),), place)
 
     # --- packed factors -----------------------------------------------------------------------------------------------
 
     @cached_property
     def factors(self) -> tuple[Load, Load]:
-        return factors(self.product, self.join)
+        return factors(self.product, self.update)
 
     @cached_property
     def left(self) -> Packed:
@@ -367,7 +248,7 @@ class Tiles:
 
     def can_be_shared(self, side: Side) -> bool:
         """Whether a factor is packed for all blocks: it is the same for all, and not too large."""
-        size = side.extent * extent_of(self.product.summed) * self.total.dtype.itemsize
+        size = side.extent * self.summed_products * self.total.dtype.itemsize
         return not longer_than_one(self.product.batch) and size <= self.machine.max_shared_panel_bytes
 
     def packs(self, name: str, item: Axis, side: Side, kind: LoopKind = "serial") -> Body:
@@ -399,7 +280,3 @@ class Tiles:
                 lanes //= 2
             return (Loop(part.inside, "vector", (Loop(step, "vector", copy, lanes),), copies=lanes),)
         return (Loop(step, "serial", (Loop(part.inside, "vector", copy, lanes, STEPS_AT_ONCE),)),)
-
-
-def longer_than_one(axes: Sequence[Axis]) -> list[Axis]:
-    return [item for item in axes if item.extent is not ONE]

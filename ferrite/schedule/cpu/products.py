@@ -20,18 +20,13 @@ from dataclasses import dataclass
 
 import torch
 
-from ferrite.ir import ONE, Axis, Index, Load, Mod, Number, Op
-from ferrite.ir.kernel import Join
+from ferrite.ir import ONE, Axis, Index, Load, Mod, Number, Op, sum_pieces
+from ferrite.ir.kernel import Update
 from ferrite.ir.program import Operation, Reduce
-from ferrite.schedule.cpu.machine import Machine
+from ferrite.machines import Machine
 from ferrite.schedule.fusion.accesses import axes_in, step_of
 
 MIN_SIDE = 2  # rows, and columns: of one there is nothing to share
-# Products of a sum: with fewer, a tile has more to do at its end than before; with more, what is packed of a factor is
-# no longer small beside the factor (a thread packs some hundred rows of it).
-MIN_SUMMED, MAX_SUMMED = 16, 2**14
-# How a sum is cut decides its rounding. So these are no numbers about a machine: values must not depend on that.
-MAX_PIECE, MAX_PACKED = 1024, 512
 MAX_DIRECT_SIDE = 8  # rows, or columns, up to which packing does not pay where vectors lie along the other side
 # Columns for which a left factor that lies along the sums is read as it is: packed it takes 1.03 of the time with 64
 # columns, 0.97 with 768, and 0.88 where sums are as long as 3072.
@@ -67,18 +62,14 @@ def product_of(operation: Operation) -> Product | None:
     sizes = [item.extent for item in (*operation.axes, summed)]
     if not all(isinstance(size, Number) for size in sizes):
         return None
-    if min(extent_of(rows), extent_of(columns)) < MIN_SIDE or not MIN_SUMMED <= extent_of(summed) <= MAX_SUMMED:
+    if (
+        min(extent_of(rows), extent_of(columns)) < MIN_SIDE
+        or not sum_pieces.MIN_SUMMED <= extent_of(summed) <= sum_pieces.MAX_SUMMED
+    ):
         return None
-    if piece_of(extent_of(summed), MAX_PACKED) > MAX_PACKED:
-        return None  # a sum of so many in one piece would round worse than torch's
+    if not sum_pieces.product_can_be_cut(extent_of(summed)):
+        return None
     return Product(tuple(item for item in operation.axes if item not in only), rows, columns, summed)
-
-
-def piece_of(length: int, most: int) -> int:
-    """How much of a long sum is added up before it is added to the rest: an equal part, if there is a good one."""
-    if length <= most:
-        return length
-    return next((size for size in range(most, most // 4 - 1, -1) if length % size == 0), length)
 
 
 def axes_of_load(load: Load) -> set[Axis]:
@@ -108,10 +99,10 @@ class Form:
         return self.packs_left or self.packs_right or self.panel is not None
 
 
-def form_of(product: Product, join: Join, machine: Machine) -> Form:
+def form_of(product: Product, update: Update, machine: Machine) -> Form:
     """Which form suits factors that lie like these."""
     thin = min(extent_of(product.rows), extent_of(product.columns))
-    left, right = factors(product, join)
+    left, right = factors(product, update)
     if (panel := panel_columns(product, right)) is not None:
         is_read_often = extent_of(product.columns) > MAX_UNPACKED_COLUMNS and thin > MAX_DIRECT_SIDE
         return Form(product.columns, is_read_often or step_along(left, product.summed) is not ONE, panel=panel)
@@ -145,9 +136,9 @@ def collide(factor: Load, side: Axis, machine: Machine) -> bool:
     return isinstance(step, Number) and step.value * factor.dtype.itemsize % machine.l1_way_bytes == 0
 
 
-def factors(product: Product, join: Join) -> tuple[Load, Load]:
+def factors(product: Product, update: Update) -> tuple[Load, Load]:
     """The factor that has the rows, and the one that has the columns."""
-    (value,) = join.values
+    (value,) = update.values
     one, other = value.args
     assert isinstance(one, Load)
     assert isinstance(other, Load)

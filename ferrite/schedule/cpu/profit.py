@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ferrite.errors import Refusal
 from ferrite.ir import Axis
+from ferrite.machines import Machine
 from ferrite.schedule.cpu.convolutions import reason_apart
-from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.sorted_scatter import sorted_scatter_of
 from ferrite.schedule.fusion.accesses import likely_points
 from ferrite.schedule.fusion.groups import Group

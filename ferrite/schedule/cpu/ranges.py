@@ -43,7 +43,7 @@ from ferrite.ir import (
     with_parts,
 )
 from ferrite.ir.kernel import Accumulate, Let, Loop, Statement, Store, When, nodes_in
-from ferrite.schedule.cpu.machine import Machine
+from ferrite.machines import Machine
 from ferrite.schedule.cpu.vectors import vector_loop
 from ferrite.schedule.loops.axes import Body, replaced
 from ferrite.schedule.loops.conditions import SHIFTS, difference_of, known_value

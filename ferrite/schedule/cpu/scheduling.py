@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from ferrite.errors import Refusal
 from ferrite.ir import Axis
 from ferrite.ir.program import Operation, Program
+from ferrite.machines import Machine
 from ferrite.pipeline import Fuel
 from ferrite.schedule.cpu.kernels import build
-from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.parallel_regions import ParallelRegions
 from ferrite.schedule.cpu.prepare import prepare
 from ferrite.schedule.cpu.profit import slower

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ferrite.ir import ZERO, Axis, Index, Load, Number, data_of, number
-from ferrite.ir.kernel import Loop, Statement, Store, nodes_in, walk
+from ferrite.ir import ZERO, Axis, Index, Number, data_of, number
+from ferrite.ir.kernel import Loop, Statement, Store, walk
+from ferrite.machines import Machine
 from ferrite.schedule.cpu.column_reduction import column_reduction, is_column_reduction
 from ferrite.schedule.cpu.convolution_loops import convolution_loops
 from ferrite.schedule.cpu.convolutions import convolution_of
-from ferrite.schedule.cpu.machine import Machine
 from ferrite.schedule.cpu.nest_loops import nest_loops
 from ferrite.schedule.cpu.product_loops import product_loops
 from ferrite.schedule.cpu.products import product_of
@@ -30,15 +30,13 @@ from ferrite.schedule.cpu.sorted_scatter import SortedScatter, sorted_scatter
 from ferrite.schedule.cpu.strips import in_strips
 from ferrite.schedule.cpu.tiles import tiled
 from ferrite.schedule.cpu.vectors import lanes_for, shared, unrolling, vector_loop
-from ferrite.schedule.fusion.accesses import axes_in, likely, likely_points, step_of, upper_estimate
+from ferrite.schedule.fusion.accesses import likely, likely_points, step_of, upper_estimate
 from ferrite.schedule.fusion.nests import Nest
 from ferrite.schedule.loops.axes import Body, collapse, cut, indices_at, work_of
 from ferrite.schedule.loops.memory_order import crossing, inner_indices, ordered_axes, vector_axes, vector_axis
 from ferrite.schedule.loops.plain_loops import plain_loops
 from ferrite.schedule.loops.statements import Parts
-from ferrite.schedule.loops.windows import is_window, used, written_out
-
-WINDOWS_AT_ONCE = 4
+from ferrite.schedule.loops.windows import is_window, share_weights, used, written_out
 
 
 def arranged(
@@ -130,12 +128,12 @@ def columns(
         if column.extent % number(lanes * copies) is not ZERO:
             return shared(outer, (Loop(column, "vector", body, lanes, copies),), work * likely(column.extent), machine)
     if windows and not tiles and likely(column.extent) <= machine.block_elements:
-        if outer and has_weights(body, outer[-1], column) and at_least(outer[-1].extent, WINDOWS_AT_ONCE):
-            # neighbouring windows at once: what they share of an image, and weights, is loaded once
-            block, near, several = cut(outer[-1], WINDOWS_AT_ONCE, used(body))
-            inner = (Loop(column, "vector", (Loop(near, "vector", several, copies=WINDOWS_AT_ONCE),), lanes),)
-            return shared([*outer[:-1], block], inner, work * WINDOWS_AT_ONCE * likely(column.extent), machine)
-        inner = (vector_loop(column, used(body), machine),)
+        body, at_once = used(body), machine.windows_at_once
+        if outer and share_weights(body, outer[-1], column) and at_least(outer[-1].extent, at_once):
+            block, near, several = cut(outer[-1], at_once, body)
+            inner = (Loop(column, "vector", (Loop(near, "vector", several, copies=at_once),), lanes),)
+            return shared([*outer[:-1], block], inner, work * at_once * likely(column.extent), machine)
+        inner = (vector_loop(column, body, machine),)
         return shared(outer, inner, work * likely(column.extent), machine)
     block, last, body = cut(column, lanes * copies, body)
     inner = (Loop(last, "vector", body, lanes, copies),)
@@ -144,17 +142,6 @@ def columns(
 
 def at_least(extent: Index, least: int) -> bool:
     return isinstance(extent, Number) and extent.value >= least
-
-
-def has_weights(body: Body, row: Axis, column: Axis) -> bool:
-    """Whether something is read that is another for each column, and the same for all windows along a row."""
-    for statement in walk(body):
-        for item in nodes_in(statement):
-            if isinstance(item, Load):
-                axes = frozenset[Axis]().union(*map(axes_in, item.coordinates))
-                if column in axes and row not in axes:
-                    return True
-    return False
 
 
 def combines(statement: Statement) -> bool:

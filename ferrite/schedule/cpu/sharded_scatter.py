@@ -31,7 +31,7 @@ from ferrite.ir import (
     substitute,
 )
 from ferrite.ir.kernel import Let, Loop, Store, When
-from ferrite.schedule.cpu.machine import Machine
+from ferrite.machines import Machine
 from ferrite.schedule.cpu.vectors import rows_at_once, vector_loop
 from ferrite.schedule.fusion.accesses import axes_in, likely, step_of
 from ferrite.schedule.fusion.nests import Nest

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ferrite.ir import OPERATORS, Axis, Expr, Load, Local, Masked, Op, flat_extent, flat_place, nodes_of
 from ferrite.ir.kernel import Let, Scratch, Statement, Store, values_of
-from ferrite.schedule.cpu.machine import Machine
+from ferrite.machines import Machine
 from ferrite.schedule.fusion.nests import Nest
 from ferrite.schedule.loops.axes import with_values
 from ferrite.schedule.loops.statements import Parts

@@ -42,10 +42,10 @@ from ferrite.ir import (
     op,
     substitute,
 )
-from ferrite.ir.kernel import Accumulate, Join, Let, Loop, Scratch, State, Statement, Store, When
+from ferrite.ir.kernel import Accumulate, Let, Loop, Scratch, State, Statement, Store, Update, When
 from ferrite.ir.program import Compute, Operation, stores_of
 from ferrite.ir.program import nodes as program
-from ferrite.schedule.cpu.machine import Machine
+from ferrite.machines import Machine
 from ferrite.schedule.cpu.vectors import lanes_for, shared
 from ferrite.schedule.fusion.accesses import axes_in, step_of
 from ferrite.schedule.fusion.members import Member
@@ -176,10 +176,10 @@ def sorted_scatter(scatter: SortedScatter, points: Sequence[Body], machine: Mach
     source = data(Local.intern("picked", I64), number(count))
     *then, added = replaced((*before, store), decoded(source, scatter.sources))
     assert isinstance(added, Store)
-    each = Loop(one_by_one, "serial", (picked, *then, Join("total", (added.value,))))
+    each = Loop(one_by_one, "serial", (picked, *then, Update("total", (added.value,))))
     state = State(KINDS[store.mode], ("total",), (store.value.dtype,))
     total = Local.intern("total", store.value.dtype)
-    summed: Body = (Accumulate((state,), (*made, Join("total", (begun,)), each)), *complete(total))
+    summed: Body = (Accumulate((state,), (*made, Update("total", (begun,)), each)), *complete(total))
     limits = Load.intern("begins", (row,), I32), Load.intern("begins", (row + 1,), I32)
     lanes, many, none = lanes_for((store,), machine), Local.intern("many", I64), const(0, I64)
     inner: Body = (

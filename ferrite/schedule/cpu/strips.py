@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ferrite.ir import OPERATORS, Axis, Cast, Expr, Local, Op
 from ferrite.ir.kernel import Loop, nodes_in
-from ferrite.schedule.cpu.machine import Machine
+from ferrite.machines import Machine
 from ferrite.schedule.cpu.vectors import lanes_for
 from ferrite.schedule.fusion.accesses import likely, upper_estimate
 from ferrite.schedule.loops.axes import Body, cut, work_of

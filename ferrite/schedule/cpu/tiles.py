@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ferrite.ir import Axis, Expr, Index, Load, Masked, axis, data_of, nodes_of, number
 from ferrite.ir.kernel import Loop, Scratch, Statement, Store, nodes_in
-from ferrite.schedule.cpu.machine import Machine
+from ferrite.machines import Machine
 from ferrite.schedule.cpu.vectors import vector_loop
 from ferrite.schedule.fusion.accesses import upper_estimate
 from ferrite.schedule.loops.axes import Body, collapse, cut, index_over, with_values, work_of

@@ -9,7 +9,7 @@ import torch
 
 from ferrite.ir import Axis, IndexValue, Number
 from ferrite.ir.kernel import Accumulate, Loop, LoopKind, When, nodes_in
-from ferrite.schedule.cpu.machine import Machine
+from ferrite.machines import Machine
 from ferrite.schedule.loops.axes import Body, nested, work_of
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from ferrite.ir import Axis, Index
 from ferrite.ir.kernel import Loop, LoopKind, Statement, walk
+from ferrite.machines import GpuMachine
 from ferrite.schedule.fusion.accesses import likely
-from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.loops.axes import Body
 
 WARP_THREADS = 32

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 from ferrite.ir import OPERATORS, Axis, Index, Load, Number, Op, axis, data_of, indices_of
 from ferrite.ir.kernel import Loop, Store, nodes_in, walk
+from ferrite.machines import GpuMachine
 from ferrite.schedule.fusion.accesses import likely, likely_points, step_of
 from ferrite.schedule.gpu.blocks import likely_lanes, power_above, smaller_until
-from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.loops.axes import Body, collapse, indices_at, nested, replaced
 from ferrite.schedule.loops.memory_order import crossing, ordered_axes
 

@@ -19,9 +19,9 @@ from typing import cast
 
 from ferrite.ir import Axis, Index, Number, axis, symbol
 from ferrite.ir.kernel import MASK_MULTIPLE, Kernel, Let, Loop, Statement, Store, When, checks, verify_kernel, walk
+from ferrite.machines import GpuMachine
 from ferrite.pipeline import Fuel
 from ferrite.schedule.fusion.accesses import BufferTable
-from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.loops.axes import Body, replaced
 from ferrite.schedule.memory.arena import exact_bytes
 from ferrite.schedule.steps import Launch, Run

@@ -19,12 +19,12 @@ from ferrite.ir import STATES, Axis, Index, Load, cast, flat_extent, substitute
 from ferrite.ir.kernel import Loop, Scratch, Statement, Store
 from ferrite.ir.program import Compute, Reduce
 from ferrite.ir.program import Store as ProgramStore
+from ferrite.machines import GpuMachine
 from ferrite.schedule.fusion.accesses import BufferTable, counterparts, likely_points
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.members import Member, member_of
 from ferrite.schedule.fusion.nests import Nest
 from ferrite.schedule.gpu.blocks import whole_elements, whole_lanes
-from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.gpu.rows import nest_loops
 from ferrite.schedule.gpu.simplify import simplified
 from ferrite.schedule.loops.axes import Body, collapse, nested

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from ferrite.ir import ONE, Axis, Index, Load, Random, data_of
 from ferrite.ir.kernel import Kernel, Loop, Pointer, Scratch, Statement, Store, inner, nodes_in, walk
+from ferrite.machines import GpuMachine
 from ferrite.schedule.fusion.accesses import BufferTable, axes_in, step_of, upper_estimate
 from ferrite.schedule.fusion.groups import Group, bytes_about
 from ferrite.schedule.fusion.nests import Nest, nests_of
 from ferrite.schedule.gpu.blocks import elements_of, warps_for, whole_elements, whole_lanes
 from ferrite.schedule.gpu.flat import MAX_STEP, flat, is_strided
 from ferrite.schedule.gpu.kept_columns import KeptColumns, can_keep_columns, row_axes
-from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.gpu.profit import kept_column, needs_kept_columns, without
 from ferrite.schedule.gpu.rows import by_columns, by_rows, sorts
 from ferrite.schedule.gpu.scatter import atomic, is_scatter

@@ -1,6 +1,6 @@
 """Scans in the forms that programs and blocks like best.
 
-- A logarithm of sums is joined by a formula: the greater one, and what the other adds to it. So is the greatest value
+- A logarithm of sums is combined by a formula: the greater one, and what the other adds to it. So is the greatest value
   with its place, which has 32 bits where these are enough.
 - A few long scans would each be one program's. They are done in pieces: what each piece comes to along itself, then
   what the pieces before it have come to, which all of its elements join. How it is cut depends on the sizes alone, so
@@ -35,9 +35,9 @@ from ferrite.ir import (
     rewrite_nodes,
 )
 from ferrite.ir.program import Buffer, Combine, Compute, Destination, Operation, Scan, Store
+from ferrite.machines import GpuMachine
 from ferrite.schedule.fusion.accesses import likely, likely_points
 from ferrite.schedule.gpu.blocks import power_above
-from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.loops.scans import has_state, latest_extreme
 
 Part = Callable[[torch.dtype, tuple[Axis, ...]], Destination]  # memory for one value at every point
@@ -125,7 +125,7 @@ def loaded(destination: Destination, dtype: torch.dtype, coordinates: tuple[Inde
 
 
 def own_state(operation: Scan) -> tuple[Combine, tuple[Expr, ...]]:
-    """How any scan joins, as expressions, and what joins."""
+    """How any scan combines states, as expressions, and what it combines."""
     values = operation.values
     if operation.combine.results:
         return operation.combine, values

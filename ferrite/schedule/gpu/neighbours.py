@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from ferrite.ir.program import Compute, Reduce
+from ferrite.machines import GpuMachine
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.groups import Group, bytes_about
 from ferrite.schedule.fusion.members import Member
-from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.gpu.profit import is_ordered
 from ferrite.schedule.loops.reductions import STORE_MODES
 

@@ -48,11 +48,11 @@ from ferrite.ir import (
     rewrite_indices,
 )
 from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Scan, Sort, Store, axes_of
+from ferrite.machines import GpuMachine
 from ferrite.schedule.fusion.accesses import likely, likely_points, step_of
 from ferrite.schedule.gpu import long_scans, sorts
 from ferrite.schedule.gpu.blocks import power_below, whole_elements
 from ferrite.schedule.gpu.complex_parts import with_complex_parts
-from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.gpu.row_pieces import Cut, cut_of, in_pieces, is_reduced, related
 from ferrite.schedule.gpu.small_tables import with_small_tables_recomputed
 from ferrite.schedule.loops.out_products import with_out_products

@@ -7,12 +7,12 @@ import math
 from ferrite.errors import Refusal
 from ferrite.ir import Axis
 from ferrite.ir.program import Reduce, Scan
+from ferrite.machines import GpuMachine
 from ferrite.schedule.fusion.accesses import likely, likely_points
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.members import Member, against_the_grain, is_in_pieces
 from ferrite.schedule.gpu.blocks import whole_elements
 from ferrite.schedule.gpu.kept_columns import can_keep_columns, is_column_piece
-from ferrite.schedule.gpu.machine import GpuMachine
 
 MAX_HELD_ELEMENTS = 1 << 12  # by one program at once, rows and columns
 MAX_POINTS_OF_ONE_PROGRAM = 1 << 14  # so little work that one program does it as fast as many

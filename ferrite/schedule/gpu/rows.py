@@ -15,11 +15,11 @@ from dataclasses import replace
 from ferrite.ir import ONE, Axis, Data, Expr, Index, Local, nodes_of
 from ferrite.ir.kernel import Accumulate, Join, Let, Loop, Statement, Store
 from ferrite.ir.program import Scan
+from ferrite.machines import GpuMachine
 from ferrite.schedule.fusion.accesses import likely, likely_points, step_of
 from ferrite.schedule.fusion.nests import Nest
 from ferrite.schedule.gpu.blocks import blocked, likely_lanes, power_above, power_below, smaller_until, whole_elements
 from ferrite.schedule.gpu.flat import smallest_type
-from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.loops.axes import Body, collapse, indices_at, nested, with_values
 from ferrite.schedule.loops.memory_order import ordered_axes
 from ferrite.schedule.loops.plain_loops import plain_loops

@@ -15,7 +15,7 @@ from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.loops.axes import Body
 
 # What a GPU combines in one step, by how.
-ATOMIC = {
+ATOMIC_TYPES = {
     "add": (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64),
     "amax": (torch.int32, torch.int64),
     "amin": (torch.int32, torch.int64),
@@ -37,7 +37,7 @@ def any_order(store: ProgramStore) -> bool:
     """Whether points that meet may come in any order: they are combined, or memory says where each goes. Which of
     several stays is not said by torch either."""
     if store.mode != "set":
-        return store.value.dtype in ATOMIC.get(store.mode, ())
+        return store.value.dtype in ATOMIC_TYPES.get(store.mode, ())
     return any(map(data_of, store.coordinates))
 
 
@@ -62,7 +62,7 @@ def refused(operation: Operation) -> Refusal | None:
     for store in operation.stores:
         if not any(map(data_of, store.coordinates)):
             continue
-        if store.mode != "set" and store.value.dtype not in ATOMIC.get(store.mode, ()):
+        if store.mode != "set" and store.value.dtype not in ATOMIC_TYPES.get(store.mode, ()):
             return Refusal(f"{store.mode} of {store.value.dtype} is not atomic")
         if torch.are_deterministic_algorithms_enabled() and (
             store.mode == "set" or store.value.dtype.is_floating_point

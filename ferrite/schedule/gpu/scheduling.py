@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from ferrite.errors import Refusal
 from ferrite.ir import Axis
 from ferrite.ir.program import Operation, Program, Scan
+from ferrite.machines import GpuMachine
 from ferrite.pipeline import Fuel
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.members import Member
 from ferrite.schedule.gpu.grouping import Grouping
 from ferrite.schedule.gpu.kernels import build
-from ferrite.schedule.gpu.machine import GpuMachine
 from ferrite.schedule.gpu.neighbours import alike
 from ferrite.schedule.gpu.prepare import prepare
 from ferrite.schedule.gpu.profit import slower

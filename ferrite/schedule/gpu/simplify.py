@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from ferrite.ir import Const, Expr, IndexValue, Op, const, rewrite_nodes
-from ferrite.ir.kernel import Accumulate, Join, Let, Loop, Statement, Store, When, nodes_in
+from ferrite.ir.kernel import Accumulate, Let, Loop, Statement, Store, Update, When, nodes_in
 from ferrite.schedule.loops.axes import Body
 from ferrite.schedule.loops.conditions import SHIFTS, known_value
 
@@ -35,7 +35,7 @@ def simpler(statement: Statement) -> Statement:
     match statement:
         case Let() | Store():
             return replace(statement, value=rewrite_nodes(statement.value, decided))
-        case Join():
+        case Update():
             return replace(statement, values=tuple(rewrite_nodes(value, decided) for value in statement.values))
     return statement
 

@@ -12,7 +12,7 @@ import torch
 
 from ferrite.ir import Axis, Expr, Load, cast, choose, compare, const, index_value, op
 from ferrite.ir.program import Buffer, Combine, Compute, Destination, Operation, Scan, Sort, Store
-from ferrite.schedule.gpu.machine import GpuMachine
+from ferrite.machines import GpuMachine
 
 I32, I64 = torch.int32, torch.int64
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)

@@ -31,7 +31,7 @@ from ferrite.ir import (
     substitute,
     with_parts,
 )
-from ferrite.ir.kernel import Accumulate, Join, Let, Loop, LoopKind, Scratch, Statement, Store, When, nodes_in
+from ferrite.ir.kernel import Accumulate, Let, Loop, LoopKind, Scratch, Statement, Store, Update, When, nodes_in
 from ferrite.schedule.fusion.accesses import step_of
 
 Body = tuple[Statement, ...]
@@ -65,8 +65,8 @@ def replaced_in(statement: Statement, new: dict[Axis, Index]) -> Statement:
     match statement:
         case Let():
             return Let(statement.name, rewrite_indices(statement.value, new))
-        case Join():
-            return Join(statement.state, tuple(rewrite_indices(item, new) for item in statement.values))
+        case Update():
+            return Update(statement.state, tuple(rewrite_indices(item, new) for item in statement.values))
         case Store():
             at = tuple(index_over(item, new) for item in statement.coordinates)
             return replace(statement, coordinates=at, value=rewrite_indices(statement.value, new))
@@ -98,8 +98,8 @@ def with_values(statement: Statement, new: Mapping[Expr, Expr]) -> Statement:
     match statement:
         case Let():
             return Let(statement.name, value(statement.value))
-        case Join():
-            return Join(statement.state, tuple(map(value, statement.values)))
+        case Update():
+            return Update(statement.state, tuple(map(value, statement.values)))
         case Store():
             return Store(statement.buffer, statement.coordinates, value(statement.value), statement.mode)
     return statement

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ferrite.ir import Axis, Local
-from ferrite.ir.kernel import Accumulate, Join, Loop, State, Statement
+from ferrite.ir.kernel import Accumulate, Loop, State, Statement, Update
 from ferrite.ir.program import Scan
 from ferrite.schedule.fusion.accesses import upper_estimate
 from ferrite.schedule.fusion.nests import Nest
@@ -56,7 +56,7 @@ def in_parts(states: Sequence[State], axes: Sequence[Axis], inner: Body) -> Body
     )
     block = Accumulate(parts, tuple(with_states(statement, renamed) for statement in inner))
     combines = tuple(
-        Join(
+        Update(
             state.names[0],
             tuple(Local.intern(renamed[name], dtype) for name, dtype in zip(state.names, state.dtypes, strict=True)),
         )
@@ -67,8 +67,8 @@ def in_parts(states: Sequence[State], axes: Sequence[Axis], inner: Body) -> Body
 
 def with_states(statement: Statement, new: dict[str, str]) -> Statement:
     match statement:
-        case Join():
-            return Join(new.get(statement.state, statement.state), statement.values)
+        case Update():
+            return Update(new.get(statement.state, statement.state), statement.values)
         case Loop():
             body = tuple(with_states(item, new) for item in statement.body)
             return Loop(statement.axis, statement.kind, body, statement.lanes, statement.copies)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ferrite.ir import STATES, Axis, Expr, Index, Load, Local, cast, const, flat_place, index_value, op, rewrite_loads
-from ferrite.ir.kernel import Join, Let, State, Statement, Store
+from ferrite.ir.kernel import Let, State, Statement, Store, Update
 from ferrite.ir.program import Compute, Mode, Reduce, Scan
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.nests import Nest
@@ -157,7 +157,7 @@ class Statements:
         dtypes = state_types(operation.kind, values)
         state = State(operation.kind, tuple(next(self.names) for _ in dtypes), dtypes)
         parts.states.append(state)
-        parts.point.append(Join(state.names[0], tuple(values)))
+        parts.point.append(Update(state.names[0], tuple(values)))
         for destination, name, dtype in zip(operation.destinations, state.names, dtypes, strict=True):
             if destination is None:
                 continue
@@ -172,7 +172,7 @@ class Statements:
         names = [next(self.names) for _ in range(4)]
         state, contribution, results = scan_state(operation, values, names, self.wider)
         parts.states.append(state)
-        parts.point.append(Join(state.names[0], contribution))
+        parts.point.append(Update(state.names[0], contribution))
         for destination, result in zip(operation.destinations, results, strict=True):
             if destination is not None:
                 value = cast(result, self.buffer_table.buffers[destination.buffer].dtype)

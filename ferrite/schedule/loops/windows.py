@@ -2,7 +2,7 @@
 
     for i in vector(64):                                    for i in vector(64):
         with sum as s:                                          s0 = 0 + x[2*i]
-            for k in reduction(2): s.join(x[2*i + k])   =>      s = s0 + x[2*i + 1]
+            for k in reduction(2): s.update(x[2*i + k])  =>     s = s0 + x[2*i + 1]
         y[i] = s                                                y[i] = s
 
 What is masked at the edges of an image then has conditions on one axis alone, at which loops are parted.
@@ -13,9 +13,9 @@ from __future__ import annotations
 import itertools
 import math
 
-from ferrite.ir import STATES, Axis, Expr, Index, Local, Number, nodes_of, number, params, with_parts
-from ferrite.ir.kernel import Join, Let, State, Statement, nodes_in, walk
-from ferrite.schedule.fusion.accesses import upper_estimate
+from ferrite.ir import STATES, Axis, Expr, Index, Load, Local, Number, nodes_of, number, params, with_parts
+from ferrite.ir.kernel import Let, State, Statement, Update, nodes_in, walk
+from ferrite.schedule.fusion.accesses import axes_in, upper_estimate
 from ferrite.schedule.fusion.nests import Nest
 from ferrite.schedule.loops.axes import Body, replaced, with_values
 from ferrite.schedule.loops.statements import Parts
@@ -27,7 +27,7 @@ def is_window(nest: Nest, part: Parts) -> bool:
     """Whether so few elements are reduced that they can be written out."""
     if not part.states or nest.ordered or nest.outer or not all(isinstance(item.extent, Number) for item in nest.axes):
         return False
-    if not all(isinstance(item, Let | Join) for item in part.point):
+    if not all(isinstance(item, Let | Update) for item in part.point):
         return False
     return math.prod(upper_estimate(item.extent, 0) for item in nest.axes) <= MAX_WINDOW_ELEMENTS
 
@@ -47,7 +47,7 @@ def written_out(nest: Nest, part: Parts) -> Body:
                 renamed[Local.intern(statement.name, statement.value.dtype)] = Local.intern(name, statement.value.dtype)
                 found.append(Let(name, statement.value))
                 continue
-            assert isinstance(statement, Join)
+            assert isinstance(statement, Update)
             state = states[statement.state]
             values = [
                 Local.intern(f"{statement.state}_of_{count}_{number}", value.dtype)
@@ -63,6 +63,18 @@ def written_out(nest: Nest, part: Parts) -> Body:
     for state in part.states:
         found += [Let(name, value) for name, value in zip(state.names, so_far[state.names[0]], strict=True)]
     return (*found, *part.after)
+
+
+def share_weights(body: Body, row: Axis, column: Axis) -> bool:
+    """Whether windows along a row, written out, read something that is another for each column, and the same for all of
+    them: where they are computed at once, it is loaded once."""
+    for statement in walk(body):
+        for item in nodes_in(statement):
+            if isinstance(item, Load):
+                axes = frozenset[Axis]().union(*map(axes_in, item.coordinates))
+                if column in axes and row not in axes:
+                    return True
+    return False
 
 
 def used(body: Body) -> Body:

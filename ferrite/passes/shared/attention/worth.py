@@ -15,12 +15,11 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import products, torch_api
+from ferrite.capture import product_libraries, torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import HALVES, fake_value
+from ferrite.machines import host_machine
 from ferrite.passes.shared.attention.found import Node
-
-MAX_KEYS_TRAINING = 128
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class AttentionCall:
         if self.looks_at_mask and (why := self.kernel_problem(query, key, value)) is not None:
             return Refusal(f"rows that a mask may hide are for the kernel of CPUs: {why}")
         on_cuda = query.device.type == "cuda"
-        if on_cuda and query.dtype is torch.float32 and not products.may_round_operands("cuda"):
+        if on_cuda and query.dtype is torch.float32 and not product_libraries.may_round_operands("cuda"):
             return Refusal("attention may round to TF32 there, which products may not")
         if not must_pay:
             return None
@@ -75,7 +74,7 @@ class AttentionCall:
             return Refusal(f"whether it pays on {query.device.type} is not known")
         if self.trains_mask:
             return Refusal("the kernel does not train masks")
-        if self.training and torch_api.size_hint(key.shape[-2]) > MAX_KEYS_TRAINING:
+        if self.training and torch_api.size_hint(key.shape[-2]) > host_machine().max_training_attention_keys:
             return Refusal("with so many keys products are faster on the way back")
         return self.kernel_problem(query, key, value)
 

@@ -33,6 +33,14 @@ def uses_mkl_with_wide_vectors() -> bool:
     return wide and torch.backends.mkl.is_available() and not may_round_operands("cpu")
 
 
+def in_use() -> str | None:
+    """The name of the library that products of float32 go to, where that decides about kernels of our own
+    (`ferrite.machines.beside_torch`)."""
+    if uses_arm_compute_library():
+        return "Arm Compute Library"
+    return "MKL with AVX-512" if uses_mkl_with_wide_vectors() else None
+
+
 def may_round_operands(device_type: str) -> bool:
     """Whether the user lets products of float32 round what they multiply to fewer bits, on such a device.
 
@@ -42,13 +50,6 @@ def may_round_operands(device_type: str) -> bool:
     backends: Any = torch.backends
     backend = backends.cuda if device_type == "cuda" else backends.mkldnn
     return backend.matmul.fp32_precision in ("tf32", "bf16")
-
-
-def panel_columns(dtype: torch.dtype) -> int:
-    """How many columns of a matrix a kernel of our own multiplies at once, by the vectors of this processor
-    (`Machine.product_tile`)."""
-    vectors, vector_bytes = {"AVX512": (3, 64), "AVX2": (3, 32)}.get(torch.backends.cpu.get_cpu_capability(), (4, 16))
-    return vectors * vector_bytes // dtype.itemsize
 
 
 def works_with_all_of_few_cores() -> bool:

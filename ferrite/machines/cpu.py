@@ -1,4 +1,4 @@
-"""What the scheduler knows of a processor: plain numbers, so that a schedule can be made for another one.
+"""What the compiler knows of a processor: plain numbers, so that code can be made for another one.
 
 Every number that tells about a processor is a field here, with its unit and its reason. "Tried" says what
 `python -m bench.machine` gave on a Neoverse N1 (`bench/results/machine-aarch64.md`): the time with another value to the
@@ -9,9 +9,12 @@ constant beside its use.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
+
+from ferrite.machines.beside_torch import BESIDE_TORCH, ON_ARM, ON_X86, BesideTorch, DepthwiseBesideTorch
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class Machine:
     store_and_load_additions: int = 8  # what keeping a value in a tile costs, in additions
     min_window_step_elements: int = 5  # from one window to the next: so far apart, vectors are better made of the
     # elements of one window than of neighbouring windows
+    windows_at_once: int = 4  # neighbours that share weights, which are loaded once for all of them
     min_scan_rows: int = 64  # for which rows are scanned several at once; tried: from 16 to 512 rows no difference
     strip_vectors: int = 4  # side by side: what a column alone decides stays in registers; tried: 2 and 8 alike
     min_strip_additions: int = 8  # saved at every point, for a strip to pay; tried: never 5.6, with one 0.9 to 1.0
@@ -87,6 +91,26 @@ class Machine:
     # --- memory of a run
     min_split_bytes: int = 1 << 16  # that two runs must save over one: one more native call costs a few microseconds
 
+    # --- calls of torch, where one stands for several or several for one
+    # Below what was measured, so that what is taken by them pays on slower machines, too: two cores copy 6e10 bytes.
+    # The cost of a call was not measured by itself: what comes of it is the table in `passes/pre_grad/horizontal.py`.
+    call_seconds: float = 4e-6
+    copy_bytes_per_second: float = 1e10
+    # A stack and what takes it apart cost about half of a small call for each member, and 15 microseconds: tiny calls,
+    # by the bytes of an operand, are one where they are so many.
+    min_tiny_calls: int = 32
+    tiny_operand_bytes: int = 2048
+    # Multiplications, or rows, up to which torch takes its quick way: products that grow out of it take 1.2 to 3.8 of
+    # the time (`bench/results/horizontal-aarch64.md`).
+    quick_product_multiplications: int = 8192
+    max_quick_rows: int = 8
+    # Keys up to which torch's kernel for attention is level with products while training: see `bench/attention.py`.
+    max_training_attention_keys: int = 128
+
+    # --- beside torch's own kernels
+    beside_torch: Mapping[str, BesideTorch] = field(default_factory=lambda: BESIDE_TORCH, hash=False)  # by its library
+    depthwise: DepthwiseBesideTorch = ON_ARM
+
     def lanes(self, *dtypes: torch.dtype) -> int:
         """How many elements one vector instruction handles where values of these types are computed."""
         widest = max((dtype.itemsize for dtype in dtypes), default=4)
@@ -109,3 +133,11 @@ class Machine:
         and short sums. With AVX-512 it should be even with about 32: 64 rows take 1.1 to 1.5 of the time of MKL
         without, and 0.8 if nothing need be packed."""
         return 64 if self.vector_bytes <= 16 else 32
+
+    def panel_columns(self, dtype: torch.dtype) -> int:
+        """Columns of a matrix that a kernel multiplies at once: those of a panel, where the matrix lies in panels."""
+        return self.product_tile[1] * self.lanes(dtype)
+
+
+NEOVERSE_N1 = Machine()
+XEON = Machine(vector_bytes=64, depthwise=ON_X86)  # with AVX-512

@@ -1,0 +1,33 @@
+"""All that is measured about machines: numbers that passes, lowering and scheduling decide by, and where each is from.
+
+    cpu             processors: caches, vectors, threads, tiles; what calls of torch cost
+    beside_torch    where kernels of our own are as fast as those of the libraries that torch has
+    gpu             GPUs
+
+A number about a machine is a field here, with its measurement beside it, and nowhere else a constant. Passes and
+lowering, which have a device and no target, ask `machine_of` (or `host_machine` and `gpu_machine`, where the device is
+known to be one); a target has the same machine, with what it asked the hardware. A new one is added to `MACHINES`.
+"""
+
+from ferrite.machines.beside_torch import UNMEASURED, BesideArmComputeLibrary, BesideMkl, BesideTorch
+from ferrite.machines.cpu import NEOVERSE_N1, XEON, Machine
+from ferrite.machines.gpu import H200, GpuMachine, MatrixSpeeds
+from ferrite.machines.known import MACHINES, AnyMachine, gpu_machine, host_machine, machine_of
+
+__all__ = [
+    "H200",
+    "MACHINES",
+    "NEOVERSE_N1",
+    "UNMEASURED",
+    "XEON",
+    "AnyMachine",
+    "BesideArmComputeLibrary",
+    "BesideMkl",
+    "BesideTorch",
+    "GpuMachine",
+    "Machine",
+    "MatrixSpeeds",
+    "gpu_machine",
+    "host_machine",
+    "machine_of",
+]

@@ -1,0 +1,178 @@
+"""Sums in tiles, which are in blocks: what matrix products and convolutions have in common.
+
+A convolution is a matrix product whose left factor is read through windows: a row is a place of the result, a column
+one of its channels. Both have a block of sums, piece by piece of what is summed, and then what follows at every point.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from ferrite.ir import ONE, ZERO, Axis, Index, Load, Local, axis, const, index_value, minimum, number, op
+from ferrite.ir.kernel import Let, Loop, Scratch, State, Store, Update, When
+from ferrite.ir.program import Mode
+from ferrite.machines import Machine
+from ferrite.schedule.cpu.products import extent_of
+from ferrite.schedule.cpu.vectors import vector_loop
+from ferrite.schedule.loops.axes import Body, indices_at, nested, replaced
+from ferrite.schedule.loops.memory_order import ordered_axes
+
+SUMS, LEFT, RIGHT = "sums", "left", "right"  # the block of a result, and packed factors
+TILE_ROWS = 4  # of a tile, or columns where vectors are made of rows: what a register holds is used so often
+STEPS_AT_ONCE = 4  # of a sum, where vectors lie along the result: fewer branches, and registers enough
+PRODUCTS_OF_AN_ADDITION = 2  # that take as long as one addition with its loads and stores
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tiles of one size. `inside`: the places in one; `place`, `index`: where these are in the block of sums, and in
+    the result; `tile`, `number`: the number of the tile in its block, and in all; `tiles`: the loop over the tiles of a
+    block; `only_in`: the block that has any, where not all have."""
+
+    inside: Axis
+    place: Index
+    index: Index
+    tile: Index
+    number: Index
+    tiles: tuple[Axis, ...] = ()
+    only_in: int | None = None
+
+
+@dataclass(frozen=True)
+class Side:
+    """Rows or columns of a result, in tiles of so many, which are in blocks. The last tile may have fewer, and so may
+    the last block. `lanes`: of them in a vector."""
+
+    name: str
+    extent: int
+    tile: int
+    tiles: int
+    lanes: int = 1
+
+    @property
+    def width(self) -> int:
+        """Of a block."""
+        return self.tile * self.tiles
+
+    @property
+    def block(self) -> Axis:
+        return axis(f"{self.name}_block", -(-self.extent // self.width))
+
+    @property
+    def in_one_block(self) -> Side:
+        return replace(self, tiles=-(-self.extent // self.tile))
+
+    @property
+    def this_block(self) -> Index:
+        return ZERO if self.block.extent is ONE else self.block
+
+    @property
+    def begin(self) -> Index:
+        """Where a block begins."""
+        return self.this_block * self.width
+
+    @property
+    def within(self) -> Axis:
+        """The places in a block."""
+        return axis(self.name, minimum(self.width, self.extent - self.begin))
+
+    def parts(self) -> Iterator[Part]:
+        whole, rest = divmod(self.extent, self.tile)
+        if whole:
+            inside = axis(f"{self.name}_in", self.tile)
+            tile = axis(f"{self.name}_tile", minimum(self.tiles, whole - self.this_block * self.tiles))
+            place = tile * self.tile + inside
+            yield Part(inside, place, self.begin + place, tile, self.this_block * self.tiles + tile, (tile,))
+        if rest:
+            inside, last = axis(f"{self.name}_last", rest), extent_of(self.block) - 1
+            in_block = whole - last * self.tiles
+            place = in_block * self.tile + inside
+            yield Part(inside, place, self.begin + place, number(in_block), number(whole), (), last or None)
+
+    def around(self, part: Part, body: Body) -> Body:
+        """Loops over the tiles of a part around what is done for one."""
+        body = nested(part.tiles, body, "serial")
+        if part.only_in is None:
+            return body
+        is_there = op("eq", index_value(self.block), const(part.only_in, torch.int64), dtype=torch.bool)
+        return (When(is_there, body),)
+
+    def tiled(self, part: Part, body: Body) -> Body:
+        """All that a tile has of this side, at once."""
+        return (Loop(part.inside, "vector", body, self.lanes, self.tile // self.lanes),)
+
+
+def even_parts(count: int, most: int) -> int:
+    """How many of so many things a part has, where none has more than `most` and all have about as many."""
+    return -(-count // -(-count // most))
+
+
+def longer_than_one(axes: Sequence[Axis]) -> list[Axis]:
+    return [item for item in axes if item.extent is not ONE]
+
+
+# --- blocks of sums ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TiledSums(abc.ABC):
+    """`state`, `update`: the sum, and what is added to it at every step."""
+
+    rows: Side
+    columns: Side
+    state: State
+    update: Update
+    machine: Machine
+
+    @property
+    @abc.abstractmethod
+    def summed_products(self) -> int:
+        """How many products one sum is of."""
+
+    @property
+    @abc.abstractmethod
+    def pieces(self) -> Axis:
+        """The pieces of what is summed."""
+
+    @abc.abstractmethod
+    def in_result(self, row: Index, column: Index) -> dict[Axis, Index]:
+        """Where a row and a column are in the result."""
+
+    @property
+    def total(self) -> Local:
+        return Local.intern(self.state.names[0], self.state.dtypes[0])
+
+    @property
+    def mode(self) -> Mode:
+        """How a piece of a sum is stored."""
+        return "set" if self.pieces.extent is ONE else "add"
+
+    @property
+    def work(self) -> int:
+        """Of a block, in additions."""
+        return self.rows.width * self.columns.width * self.summed_products // PRODUCTS_OF_AN_ADDITION
+
+    def block(self, sums: Body, follows: Body) -> Body:
+        """A block of the result: its sums, piece by piece, and what follows them."""
+        here = self.in_result(self.rows.begin + self.rows.within, self.columns.begin + self.columns.within)
+        total = Load.intern(SUMS, (self.rows.within, self.columns.within), self.total.dtype)
+        follows = (Let(self.total.name, total), *replaced(follows, here))
+        memory = Scratch(SUMS, self.total.dtype, (number(self.rows.width), number(self.columns.width)))
+        return (memory, *self.in_pieces(sums), *self.over_block(follows))
+
+    def in_pieces(self, body: Body) -> Body:
+        """The sums of a block, piece by piece."""
+        if self.pieces.extent is ONE:
+            return body
+        zero: Body = (Store(SUMS, (self.rows.within, self.columns.within), const(0, self.total.dtype)),)
+        zeros = Loop(self.rows.within, "serial", (vector_loop(self.columns.within, zero, self.machine),))
+        return (zeros, *nested([self.pieces], body, "serial"))
+
+    def over_block(self, body: Body) -> Body:
+        """Loops over all sums of a block, in the order of the memory that is accessed."""
+        outer, last = ordered_axes([self.rows.within, self.columns.within], indices_at(body))
+        return (Loop(outer, "serial", (vector_loop(last, body, self.machine),)),)
