@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ferrite.ir import ONE, Axis, Data, Expr, Index, Local, nodes_of
-from ferrite.ir.kernel import Accumulate, Join, Let, Loop, Statement, Store
+from ferrite.ir.kernel import Accumulate, Let, Loop, Statement, Store, Update
 from ferrite.ir.program import Scan
 from ferrite.machines import GpuMachine
 from ferrite.schedule.fusion.accesses import likely, likely_points, step_of
@@ -139,7 +139,7 @@ def values_of(statement: Statement) -> tuple[Expr, ...]:
     match statement:
         case Let() | Store():
             return (statement.value,)
-        case Join():
+        case Update():
             return statement.values
     return ()
 
