@@ -30,6 +30,7 @@ TINY = GpuMachine(
     kept_elements=16,
     one_program_elements=64,
     step_elements=16,
+    column_block=16,
     row_step_elements=16,
     line_bytes=16,
     sector_bytes=16,
