@@ -35,7 +35,7 @@ class GpuMachine:
     """The numbers are those of an H200; where one was measured, what was seen stands beside it.
 
     `threads` and `registers`: of one multiprocessor. `shared_bytes`: memory that its threads share. `cache_bytes`:
-    of all of them. `bytes_per_second`: that a large copy reads and writes.
+    of all of them.
     """
 
     multiprocessors: int = 132
@@ -43,7 +43,11 @@ class GpuMachine:
     registers: int = 1 << 16
     shared_bytes: int = 228 << 10
     cache_bytes: int = 50 << 20
-    bytes_per_second: float = 4.17e12  # measured: copies of 512 MB
+
+    @property
+    def program_shared_bytes(self) -> int:
+        """What one program may have of them: a KiB is the system's."""
+        return self.shared_bytes - (1 << 10)
 
     # --- programs -----------------------------------------------------------------------------------------------------
 
@@ -127,6 +131,8 @@ class GpuMachine:
     # least: starting it takes a microsecond, in which a multiprocessor reads about so many. Not measured one by one.
     min_split_elements: int = 1 << 15
     min_piece_elements: int = 4096
+    # What is added up in one piece of a matrix product at least, where another kernel adds the pieces up. Not measured.
+    min_piece_summed: int = 512
     # Bytes that a kernel touches, up to which starting it counts: the memory has them in six microseconds.
     small_bytes: int = 24 << 20
     # Bytes side by side that make a load of a warp whole, and those that memory gives at once.
@@ -146,7 +152,8 @@ class GpuMachine:
     # --- calls of torch -----------------------------------------------------------------------------------------------
 
     # What a launch takes, and what a copy reads and writes, for calls that are one instead of several. Below what was
-    # measured, so that one is taken where it pays on slower GPUs, too: four small kernels take 55 microseconds.
+    # measured, so that one is taken where it pays on slower GPUs, too: four small kernels take 55 microseconds, and
+    # copies of 512 MB read and write 4.17e12 bytes a second.
     call_seconds: float = 4e-6
     copy_bytes_per_second: float = 1e12
     matrix_speeds: MatrixSpeeds = MatrixSpeeds()

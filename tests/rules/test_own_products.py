@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ferrite.ir import sum_pieces
-from ferrite.machines import BesideArmComputeLibrary, BesideMkl
+from ferrite.machines import BesideArmComputeLibrary, BesideMkl, MatrixProduct
 
 quick = pytest.mark.quick
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
@@ -29,12 +29,17 @@ def measured(records: Sequence[str]) -> list[tuple[str, list[int], float]]:
     return found
 
 
+def given(sizes: Sequence[int], kind: str) -> MatrixProduct:
+    rows, inner, columns = sizes
+    return MatrixProduct(rows, inner, columns, lie_along=kind in ALONG, in_panels=kind == "frozen")
+
+
 def is_taken_on_arm(kind: str, sizes: Sequence[int]) -> bool:
-    return BESIDE_ACL.product(*sizes, lie_along=kind in ALONG) is None
+    return BESIDE_ACL.product(given(sizes, kind)) is None
 
 
 def is_taken_on_x86(kind: str, sizes: Sequence[int]) -> bool:
-    return BESIDE_MKL.product(*sizes, lie_along=kind in ALONG, in_panels=kind == "frozen") is None
+    return BESIDE_MKL.product(given(sizes, kind)) is None
 
 
 @quick
@@ -57,20 +62,20 @@ def test_most_of_what_was_measured_to_be_faster_is_taken():
 
 @quick
 def test_a_reason_is_given():
-    assert "small" in str(BESIDE_ACL.product(5, 4, 6, lie_along=True))
-    assert "thin" in str(BESIDE_ACL.product(4, 768, 768, lie_along=False))
-    assert "large" in str(BESIDE_ACL.product(512, 768, 768, lie_along=False))
-    assert BESIDE_ACL.product(128, 768, 768, lie_along=True) is None
+    assert "small" in str(BESIDE_ACL.product(MatrixProduct(5, 4, 6, True)))
+    assert "thin" in str(BESIDE_ACL.product(MatrixProduct(4, 768, 768, False)))
+    assert "large" in str(BESIDE_ACL.product(MatrixProduct(512, 768, 768, False)))
+    assert BESIDE_ACL.product(MatrixProduct(128, 768, 768, True)) is None
 
 
 @quick
 def test_beside_mkl_few_rows_of_frozen_weights_are_taken():
-    assert BESIDE_MKL.product(16, 768, 768, lie_along=True, in_panels=True) is None
-    assert "not frozen" in str(BESIDE_MKL.product(16, 768, 768, lie_along=True, in_panels=False))
-    assert "many rows" in str(BESIDE_MKL.product(128, 768, 768, lie_along=True, in_panels=True))
-    assert "small" in str(BESIDE_MKL.product(16, 64, 64, lie_along=True, in_panels=True))
-    assert BESIDE_MKL.product(1, 768, 768, lie_along=True, in_panels=False) is None
-    assert "not frozen" in str(BESIDE_MKL.product(1, 768, 768, lie_along=False, in_panels=False))
+    assert BESIDE_MKL.product(MatrixProduct(16, 768, 768, True, in_panels=True)) is None
+    assert "not frozen" in str(BESIDE_MKL.product(MatrixProduct(16, 768, 768, True, in_panels=False)))
+    assert "many rows" in str(BESIDE_MKL.product(MatrixProduct(128, 768, 768, True, in_panels=True)))
+    assert "small" in str(BESIDE_MKL.product(MatrixProduct(16, 64, 64, True, in_panels=True)))
+    assert BESIDE_MKL.product(MatrixProduct(1, 768, 768, True, in_panels=False)) is None
+    assert "not frozen" in str(BESIDE_MKL.product(MatrixProduct(1, 768, 768, False, in_panels=False)))
 
 
 @quick

@@ -51,6 +51,12 @@ _helper("""
 """)
 
 _helper("""
+    def multiply_add(left, right, total):
+        # all digits of 32 bits; of 16 bits Triton's interpreter multiplies none
+        return tl.dot(left, right, total, input_precision="ieee")
+""")
+
+_helper("""
     def atomic_add_half(pointer, value, mask):
         # rounded at every step, as eager's; Triton's interpreter has none of 16 bits
         tl.atomic_add(pointer, value, mask=mask, sem="relaxed")

@@ -83,6 +83,17 @@ class Accumulators:
         for name, text in zip(found.state.names, found.texts, strict=False):
             module.name_value(name, Value(text, Scope(axes).dims))
 
+    def is_sum_of(self, name: str, scope: Scope) -> bool:
+        """Whether a state is one sum for each lane of a scope."""
+        found = self.open[name]
+        return found.state.kind == "sum" and found.spread and found.straight and found.scope.axes == scope.axes
+
+    def started(self, name: str) -> Accumulator:
+        """A state with a value for each lane around its statement, before any has joined."""
+        found = self.open[name]
+        self.start(found, found.scope.axes)
+        return found
+
     def update(self, statement: Update, scope: Scope) -> None:
         found = self.open[statement.state]
         evaluation = Evaluation(self.module, scope)

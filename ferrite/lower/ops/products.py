@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ferrite.ir import Index, op
+from ferrite.ir import Index, arithmetic_type, cast, op
 from ferrite.lower.builder import Builder
 from ferrite.lower.loops import add_reduce
 from ferrite.lower.memory import in_memory
@@ -13,8 +13,9 @@ Place = tuple[Index, ...]
 
 
 @lowers_later("ferrite.product.default")
+@lowers_later("ferrite.wide_product.default")
 def product(ctx: Builder, left: Value, right: Value) -> Value:
-    """A sum of products. Each element of a factor is read many times, so both are in memory."""
+    """A sum of products, of 16 bits in 32. Each element of a factor is read many times, so both are in memory."""
     *batch, rows, columns = own_axes(ctx.out_sizes)
     (summed,) = own_axes(left.sizes[-1:], "r")
     return summed_products(ctx, left, (*batch, rows, summed), right, (*batch, summed, columns))
@@ -31,9 +32,8 @@ def product_of_panels(ctx: Builder, left: Value, panels: Value, columns: object)
 
 def summed_products(ctx: Builder, left: Value, at: Place, right: Value, right_at: Place) -> Value:
     factors = in_memory(ctx, left).at(at), in_memory(ctx, right).at(right_at)
-    results = add_reduce(
-        ctx, "sum", ctx.out_sizes, left.sizes[-1:], [op("mul", *factors)], [ctx.out_dtype], left.device
-    )
+    wide = [cast(factor, arithmetic_type(factor.dtype)) for factor in factors]
+    results = add_reduce(ctx, "sum", ctx.out_sizes, left.sizes[-1:], [op("mul", *wide)], [ctx.out_dtype], left.device)
     (result,) = results
     assert result is not None
     return result

@@ -15,6 +15,7 @@ import torch
 
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value
+from ferrite.passes.post_grad.gpu_products import OWN_PRODUCT_ON_GPU
 from ferrite.passes.shared.cases import normal
 from ferrite.passes.shared.own_products import OPERANDS, reason_against, reason_to_leave
 from ferrite.pipeline import PassContext, graph_pass
@@ -75,7 +76,10 @@ OWN_PRODUCT = NodeRule(
 )
 
 
-@graph_pass(stage="post_grad", rules=(OWN_PRODUCT,))
+RULES = (OWN_PRODUCT, OWN_PRODUCT_ON_GPU)
+
+
+@graph_pass(stage="post_grad", rules=RULES)
 def own_products(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """Matrix products for which our own kernels are as fast as torch's: they hold what follows them, too."""
-    return apply_rules(gm, (OWN_PRODUCT,), context)
+    return apply_rules(gm, RULES, context)

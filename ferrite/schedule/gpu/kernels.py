@@ -15,6 +15,7 @@ from ferrite.schedule.fusion.nests import Nest, nests_of
 from ferrite.schedule.gpu.blocks import elements_of, warps_for, whole_elements, whole_lanes
 from ferrite.schedule.gpu.flat import MAX_STEP, flat, is_strided
 from ferrite.schedule.gpu.kept_columns import KeptColumns, can_keep_columns, row_axes
+from ferrite.schedule.gpu.products import Tuned, config_for, is_product, problem_of, product_loops, product_of
 from ferrite.schedule.gpu.profit import kept_column, needs_kept_columns, without
 from ferrite.schedule.gpu.rows import by_columns, by_rows, sorts
 from ferrite.schedule.gpu.scatter import atomic, is_scatter
@@ -33,8 +34,12 @@ MAX_ELEMENTS_ALONG_MEMORY = 8
 MAX_ELEMENTS_ACROSS_MEMORY = 32
 
 
-def build(group: Group, inside: tuple[str, ...], buffer_table: BufferTable, machine: GpuMachine) -> BuiltKernel:
+def build(
+    group: Group, inside: tuple[str, ...], buffer_table: BufferTable, machine: GpuMachine, tuned: Tuned
+) -> BuiltKernel:
     """The kernel of a group; `inside`: storages that nothing else touches."""
+    if is_product(group.members[0].operation):
+        return product_kernel(group, inside, buffer_table, machine, tuned)
     scatter = is_scatter(group)
     columns = kept_columns_of(group, buffer_table, machine)
     if columns is not None:
@@ -67,6 +72,23 @@ def build(group: Group, inside: tuple[str, ...], buffer_table: BufferTable, mach
     held = kept or columns is not None
     pointers = tuple(with_hint(item, body, held, buffer_table, machine) for item in pointers_of(made, body))
     kernel = Kernel(pointers, sizes_of(body), body, group.origins, warps_of(body, machine))
+    return BuiltKernel(kernel, tuple(item.name for item in pointers))
+
+
+def product_kernel(
+    group: Group, inside: tuple[str, ...], buffer_table: BufferTable, machine: GpuMachine, tuned: Tuned
+) -> BuiltKernel:
+    """The same where the first member is a matrix product, and the others are at its points."""
+    operation = group.members[0].operation
+    product = product_of(operation)
+    assert product is not None
+    config = config_for(problem_of(operation, buffer_table), machine, tuned)
+    nests = nests_of(group, buffer_table)
+    made = Statements(Placement(nests, group.rows, inside, buffer_table, 0), buffer_table, group.rows, wider={})
+    parts = [made.nest(nest) for nest in nests]
+    body = simplified(product_loops(product, parts, config))
+    pointers = pointers_of(made, body)
+    kernel = Kernel(pointers, sizes_of(body), body, group.origins, config.warps)
     return BuiltKernel(kernel, tuple(item.name for item in pointers))
 
 
