@@ -465,6 +465,13 @@ WRITTEN_OUT: tuple[Program, ...] = (
     Program(
         partial(nn.Linear, 32, 18), randn((5, 32)), ("weights_in_panels",), **frozen(own_products="always"), terms=32.0
     ),
+    Program(
+        partial(nn.Conv2d, 4, 18, 3),
+        randn((2, 4, 6, 5)),
+        ("channels_in_panels",),
+        **frozen(own_convolutions="always"),
+        terms=36.0,
+    ),
     Program(Projections, randn((4, 16)), ("merge_sibling_products",), **frozen(horizontal=("merge_sibling_products",))),
     Program(
         Int8Projections,
