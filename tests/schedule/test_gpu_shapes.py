@@ -232,7 +232,7 @@ def test_a_few_long_scans_are_done_in_pieces():
 
 def layer(x, w, b):
     """As passes write a linear layer in 16 bits."""
-    return F.relu((torch.ops.ferrite.wide_product(x, w.t()) + b).to(x.dtype))
+    return F.silu((torch.ops.ferrite.wide_product(x, w.t()) + b).to(x.dtype))
 
 
 # --- whole kernels ----------------------------------------------------------------------------------------------------
