@@ -101,7 +101,8 @@ def factor_type(left: Expr, right: Expr) -> torch.dtype:
 
 
 def along(factor: Expr, axes: Mapping[Along, Axis], buffer_table: BufferTable) -> Along:
-    places = [buffer_table.place(item.buffer, item.coordinates) for item in nodes_of(factor) if isinstance(item, Load)]
+    loads = [item for item in nodes_of(factor) if isinstance(item, Load) and set(axes.values()) <= axes_under(item)]
+    places = [buffer_table.place(item.buffer, item.coordinates) for item in loads]
     for name, item in axes.items():
         if places and all(step_of(place, item) is ONE for place in places):
             return name
