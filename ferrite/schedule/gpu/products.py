@@ -129,13 +129,15 @@ def candidates(problem: ProductProblem, machine: GpuMachine) -> list[ProductConf
 
 
 def clipped(config: ProductConfig, problem: ProductProblem) -> ProductConfig:
-    """No blocks that are twice as large as the product or more. Pieces divide what is summed."""
+    """No blocks that are twice as large as the product or more, and no more of them than it has. Pieces divide what is
+    summed."""
     sides = {
         side: max(min(getattr(config, side), power_above(getattr(problem, side))), MIN_BLOCK_SIDE)
         for side in ("rows", "columns", "summed")
     }
     pieces = config.pieces if problem.summed % config.pieces == 0 else 1
-    return replace(config, **sides, pieces=pieces)
+    in_column = min(config.in_column, -(-problem.rows // sides["rows"]))
+    return replace(config, **sides, in_column=in_column, pieces=pieces)
 
 
 def likely_config(problem: ProductProblem, machine: GpuMachine) -> ProductConfig:

@@ -115,9 +115,7 @@ class Uses:
         )
 
     def is_larger(self, reader: Operation, table: Compute) -> bool:
-        if not isinstance(reader, Compute | Reduce) or is_product(
-            reader
-        ):  # every block of which would compute it again
+        if not isinstance(reader, Compute | Reduce) or is_product(reader):  # each block of which would compute it anew
             return False
         return likely_points(axes_of(reader)) >= MIN_READER_POINTS * likely_points(table.axes)
 
