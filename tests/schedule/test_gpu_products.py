@@ -187,7 +187,7 @@ def test_ordinary_sums(inputs):
 
 @quick
 def test_configurations_fit_a_multiprocessor():
-    machine = GpuMachine()
+    machine, small = GpuMachine(), GpuMachine(shared_bytes=100 << 10)
     for config in CANDIDATES:
         assert config.shared_bytes(2) <= machine.shared_bytes
         assert config.rows * config.columns // (32 * config.warps) <= 128, "sums that one thread has in registers"
@@ -197,7 +197,8 @@ def test_configurations_fit_a_multiprocessor():
             for dtype, size in (("bf16", 2), ("f32", 4)):
                 problem = ProductProblem(dtype, 1, rows, columns, 4096)
                 config = config_for(problem, machine, {})
-                assert config.shared_bytes(size) <= machine.shared_bytes
+                assert config.shared_bytes(size) < machine.shared_bytes
+                assert config_for(problem, small, {}).shared_bytes(size) < small.shared_bytes
                 assert config_for(problem.in_pieces(config.pieces), machine, {}).pieces == 1
                 assert ProductProblem.parsed(str(problem)) == problem
 

@@ -42,6 +42,7 @@ Tuned = Mapping[ProductProblem, ProductConfig]
 # result of fewer elements, or of shorter sums, is an ordinary reduction.
 MIN_BLOCK_SIDE, MIN_SUMMED = 16, 16
 MIN_ELEMENTS = MIN_BLOCK_SIDE * MIN_BLOCK_SIDE
+MIN_STAGES = 2  # with fewer nothing is loaded while something is multiplied
 
 
 def product_of(operation: Operation) -> Product | None:
@@ -111,21 +112,36 @@ def along(factor: Expr, axes: Mapping[Along, Axis], buffer_table: BufferTable) -
 
 def config_for(problem: ProductProblem, machine: GpuMachine, tuned: Tuned) -> ProductConfig:
     """What was measured to be fastest, else what is likely to be."""
-    return clipped(tuned.get(problem) or likely_config(problem, machine), problem)
+    return fitted(clipped(tuned.get(problem) or likely_config(problem, machine), problem), problem, machine)
+
+
+def fitted(config: ProductConfig, problem: ProductProblem, machine: GpuMachine) -> ProductConfig:
+    """With fewer blocks under way, or smaller ones, where a multiprocessor has no room for all of them."""
+    while not has_room(config, problem, machine):
+        if config.stages > MIN_STAGES:
+            config = replace(config, stages=config.stages - 1)
+        elif config.summed > MIN_BLOCK_SIDE:
+            config = replace(config, summed=config.summed // 2)
+        else:
+            break
+    return config
+
+
+def has_room(config: ProductConfig, problem: ProductProblem, machine: GpuMachine) -> bool:
+    return config.shared_bytes(4 if problem.dtype == "f32" else 2) <= machine.program_shared_bytes
 
 
 def candidates(problem: ProductProblem, machine: GpuMachine) -> list[ProductConfig]:
     """Configurations that may be the fastest, and fit a multiprocessor; the likely one first."""
-    is_wide = problem.dtype == "f32"
     found = [likely_config(problem, machine)]
-    for config in WIDE_CANDIDATES if is_wide else CANDIDATES:
+    for config in WIDE_CANDIDATES if problem.dtype == "f32" else CANDIDATES:
         if config.rows > 2 * max(problem.rows, MIN_BLOCK_SIDE) or config.columns > 2 * problem.columns:
             continue
         found.append(config)
         if config.programs(problem) < machine.multiprocessors:
             found.append(with_pieces(config, problem, machine))
     fitting = dict.fromkeys(clipped(config, problem) for config in found)
-    return [config for config in fitting if config.shared_bytes(4 if is_wide else 2) <= machine.program_shared_bytes]
+    return [config for config in fitting if has_room(config, problem, machine)]
 
 
 def clipped(config: ProductConfig, problem: ProductProblem) -> ProductConfig:
