@@ -118,10 +118,11 @@ CANDIDATES = (
     ProductConfig(16, 32, 256, warps=4, stages=4),
     ProductConfig(16, 16, 256, warps=2, stages=5),
 )
-# The same for factors of 32 bits, which are multiplied one by one: every product of a step is an instruction.
+# The same for factors of 32 bits, which are multiplied one by one: every product of a step is an instruction. A step
+# has so many that sums of steps are as exact as a library's.
 WIDE_CANDIDATES = (
-    ProductConfig(64, 64, 16, warps=4, stages=3),
-    ProductConfig(64, 64, 16, warps=8, stages=3),
+    ProductConfig(64, 64, 32, warps=4, stages=3),
+    ProductConfig(64, 64, 32, warps=8, stages=3),
     ProductConfig(32, 64, 32, warps=4, stages=3),
     ProductConfig(16, 64, 32, warps=4, stages=4),
     ProductConfig(16, 32, 64, warps=4, stages=4),

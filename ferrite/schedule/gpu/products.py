@@ -158,9 +158,15 @@ def clipped(config: ProductConfig, problem: ProductProblem) -> ProductConfig:
 
 def likely_config(problem: ProductProblem, machine: GpuMachine) -> ProductConfig:
     """The largest blocks of which every multiprocessor has one; few rows, or columns, are multiplied in blocks that
-    read much of the other factor at once."""
+    read much of the other factor at once. As it was measured: `bench/results/gpu-products.md`."""
     if problem.dtype == "f32":
-        return ProductConfig(64, 64, 16, warps=4, stages=3)
+        return ProductConfig(64, 64, 32, warps=4, stages=3)
+    if problem.rows <= MIN_BLOCK_SIDE:
+        many = ProductConfig(16, 64, 128, warps=4, stages=4)
+        has_many = many.programs(problem) >= machine.multiprocessors
+        return many if has_many else with_pieces(ProductConfig(16, 16, 256, warps=2, stages=5), problem, machine)
+    if problem.rows <= 2 * MIN_BLOCK_SIDE:
+        return ProductConfig(16, 32, 256, warps=4, stages=4)
     thin = min(problem.rows, problem.columns)
     if thin <= 64:
         side = max(power_above(thin), MIN_BLOCK_SIDE)
