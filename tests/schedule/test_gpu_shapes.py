@@ -94,6 +94,21 @@ def test_columns_are_reduced_in_blocks_of_whole_lines_by_enough_programs():
     assert launch_of(second, "second").instances([]) >= 8
 
 
+def test_columns_that_a_program_can_hold_are_one_block():
+    """All that a program loads is under way at once, and nothing is loaded twice."""
+    images = made(32, 1024, 14, 14, dtype=BF16).to(memory_format=torch.channels_last)
+    pieces, last = kernels_of(lambda x: torch.var_mean(x.float(), (0, 2, 3)), images)
+    assert lanes(pieces, "reduction") == [128]
+    assert launch_of(pieces, "pieces").instances([]) >= 528
+    assert " in range(" not in kernel_source(pieces, "pieces")
+    assert kernel_source(last, "last").count("tl.load(") == 2, "means of pieces, and deviations from them"
+    longer = made(32, 256, 56, 56, dtype=BF16).to(memory_format=torch.channels_last)
+    pieces, _last = kernels_of(lambda x: torch.var_mean(x.float(), (0, 2, 3)), longer)
+    source = kernel_source(pieces, "pieces")
+    assert source.count(" in range(") == 1
+    assert "tl.load(" in source.partition(" in range(")[0], "the number that deviations are from is loaded before"
+
+
 def test_what_is_read_once_need_not_stay_in_the_cache():
     hint = 'eviction_policy="evict_first"'
     large, small = made(32768, 1024, dtype=BF16), made(1024, 1024, dtype=BF16)
@@ -217,7 +232,7 @@ def test_a_few_long_scans_are_done_in_pieces():
 
 def layer(x, w, b):
     """As passes write a linear layer in 16 bits."""
-    return F.relu((torch.ops.ferrite.wide_product(x, w.t()) + b).to(x.dtype))
+    return F.silu((torch.ops.ferrite.wide_product(x, w.t()) + b).to(x.dtype))
 
 
 # --- whole kernels ----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ferrite.ir import ONE, Axis, Index, Load, Random, data_of
 from ferrite.ir.kernel import Kernel, Loop, Pointer, Scratch, Statement, Store, inner, nodes_in, walk
 from ferrite.machines import GpuMachine
-from ferrite.schedule.fusion.accesses import BufferTable, axes_in, step_of, upper_estimate
+from ferrite.schedule.fusion.accesses import BufferTable, axes_in, likely, step_of, upper_estimate
 from ferrite.schedule.fusion.groups import Group, bytes_about
 from ferrite.schedule.fusion.nests import Nest, nests_of
 from ferrite.schedule.gpu.blocks import elements_of, warps_for, whole_elements, whole_lanes
@@ -148,7 +148,10 @@ def warps_of(body: Body, machine: GpuMachine) -> int:
         if any(isinstance(item, Random) for statement in walk(body) for item in nodes_in(statement)):
             return warps_for(body, machine, machine.random_elements)
     if any(loop.kind == "vector" and loop.lanes > 1 and goes_through_blocks(loop.body) for loop in loops):
-        return warps_for(body, machine, machine.column_elements)
+        is_busy = programs_of(body) >= machine.multiprocessors
+        return warps_for(body, machine, machine.column_elements if is_busy else machine.few_column_elements)
+    if any(loop.kind == "vector" and loop.lanes > 1 and reduces_columns(loop) for loop in loops):
+        return warps_for(body, machine, machine.held_column_elements)
     blocks = [loop for loop in loops if loop.kind in ("vector", "reduction", "scan", "sort")]
     reduced = [loop for loop in blocks if loop.kind == "reduction" and whole_lanes(loop.axis.extent) == loop.lanes]
     if len(reduced) > 1 and len(blocks) == len(reduced) + 1 and elements_of(body) <= machine.max_reduced_block_elements:
@@ -160,6 +163,24 @@ def goes_through_blocks(body: Body) -> bool:
     """Whether something is reduced a block at a time."""
     loops = [loop for loop in walk(body) if isinstance(loop, Loop) and loop.kind == "reduction"]
     return any(whole_lanes(loop.axis.extent) != loop.lanes for loop in loops)
+
+
+def programs_of(body: Body) -> int:
+    """How many there are likely to be: one for each value of the loops at the top, or for each block of them."""
+    count = 1
+    while len(body) == 1 and isinstance(loop := body[0], Loop) and loop.kind in ("parallel", "vector"):
+        count *= -(-likely(loop.axis.extent) // loop.lanes)
+        body = loop.body
+    return count
+
+
+def reduces_columns(loop: Loop) -> bool:
+    """Whether what lies side by side along a loop is reduced along others."""
+    inside = [item for item in walk(loop.body) if isinstance(item, Loop) and item.kind == "reduction"]
+    loads = [item for each in inside for part in each.body for item in nodes_in(part) if isinstance(item, Load)]
+    along = [step_of(load.coordinates[0], loop.axis) is ONE for load in loads]
+    across = [step_of(load.coordinates[0], each.axis) is ONE for load in loads for each in inside]
+    return any(along) and not any(across)
 
 
 def is_kept(nests: Sequence[Nest], machine: GpuMachine) -> bool:
