@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -128,9 +128,10 @@ def cases() -> Iterator[Case]:
     yield Case("layer in float32", 1, 8, 4096, 4096, "bias, gelu", dtype=torch.float32)
 
 
-def prepared(case: Case, most: int) -> None:
+def prepared(case: Case, most: int, also: Sequence[str] = ()) -> None:
     """Compiles what is to be measured."""
-    configs = candidates(case.problem, CUDA.scheduling.machine)[:most]
+    more = [config for config in map(ProductConfig.parsed, also) if config is not None]
+    configs = [*candidates(case.problem, CUDA.scheduling.machine)[:most], *more]
     function = case.function(own=True)
     graph = make_fx(lambda *given: [function(*given)], tracing_mode="fake")(*case.inputs())
     tuned = [configurations({case.problem: Measured(0, 0, config)}) for config in configs]
@@ -184,6 +185,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--seconds", type=float, default=200)
     parser.add_argument("--most", type=int, default=10)
+    parser.add_argument("--also", nargs="*", default=[], help="configurations, as records have them")
     parser.add_argument("--out", type=Path, default=RESULTS)
     chosen = parser.parse_args()
     began = time.perf_counter()
@@ -196,7 +198,7 @@ def main() -> None:
                 print(f"no time for {case.name}")
                 continue
             try:
-                prepared(case, chosen.most)
+                prepared(case, chosen.most, chosen.also)
                 row = measured(case, watch)
             except Exception as problem:
                 print(f"{case.name}: {type(problem).__name__}: {str(problem)[:300]}", flush=True)

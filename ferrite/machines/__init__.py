@@ -16,6 +16,7 @@ from ferrite.machines.beside_torch import (
     BesideTorch,
     DepthwiseWindow,
     MatrixProduct,
+    beside_cublas,
 )
 from ferrite.machines.cpu import NEOVERSE_N1, XEON, Machine
 from ferrite.machines.gpu import H200, GpuMachine, MatrixSpeeds
@@ -36,6 +37,7 @@ __all__ = [
     "Machine",
     "MatrixProduct",
     "MatrixSpeeds",
+    "beside_cublas",
     "gpu_machine",
     "host_machine",
     "machine_of",

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ferrite.errors import Refusal
+from ferrite.tune import ProductProblem
 
 
 @dataclass(frozen=True)
@@ -201,3 +202,40 @@ class DepthwiseOnX86(DepthwiseBesideTorch):
 
 
 ON_ARM, ON_X86 = DepthwiseOnArm(), DepthwiseOnX86()
+
+
+@dataclass(frozen=True)
+class BesideCuBlas:
+    """The library on a GPU that nothing was measured on: everything is left to torch."""
+
+    def product(self, problem: ProductProblem) -> Refusal | None:
+        """A matrix product as a kernel, arranged by sizes alone."""
+        return Refusal("products of our own are not measured to be faster on this GPU")
+
+
+@dataclass(frozen=True)
+class BesideCuBlasOnH200(BesideCuBlas):
+    """`bench/results/gpu-products.md`: linear layers on a few rows, which read a weight once, take 0.86 to 0.89 of the
+    library's time, and 0.96 to 0.98 where the weight is larger than what is taken here; on a single row 0.71 and 0.80.
+    With 32 rows both take as long, and with more, and in squares, the library is 1.04 to 1.26 times as fast."""
+
+    sides: tuple[int, int] = (4096, 8192)  # of weights that were faster
+    sides_of_a_row: tuple[int, int] = (4096, 14336)  # the same for a single row
+    max_rows: int = 16
+    multiple: int = 16  # of elements of both sides: rows begin where vectors do
+
+    def product(self, problem: ProductProblem) -> Refusal | None:
+        least, most = self.sides_of_a_row if problem.rows == 1 else self.sides
+        weight = problem.columns, problem.summed
+        if problem.dtype not in ("bf16", "f16") or problem.batch > 1 or problem.rows > self.max_rows:
+            return Refusal("cuBLAS is as fast or faster but for a few rows in 16 bits")
+        if (problem.left, problem.right) != ("summed", "summed") or any(side % self.multiple for side in weight):
+            return Refusal("it was not measured beside cuBLAS with factors that lie so")
+        if min(weight) < least or max(weight) > most:
+            return Refusal("cuBLAS is as fast with a weight of that size, or it was not measured")
+        return None
+
+
+def beside_cublas(gpu: str) -> BesideCuBlas:
+    """By the name that torch has for a GPU."""
+    return BesideCuBlasOnH200() if "H200" in gpu else BesideCuBlas()

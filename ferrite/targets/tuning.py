@@ -85,6 +85,8 @@ class Tuner:
 def tuner_for(options: Options, targets: Targets) -> Tuner | None:
     """What there is to know for these targets; None where that is nothing."""
     target = targets.get("cuda")
+    if options.tuning is not None and not isinstance(target, CudaTarget) and not torch.cuda.is_available():
+        refuse(str(options.tuning), "no GPU is here whose products it could be about")
     if not isinstance(target, CudaTarget) or options.own_products == "off":
         return None
     if options.tuning is None and not options.max_autotune:

@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+MIN_BLOCK, MAX_BLOCK, MAX_WARPS = 16, 512, 32  # of a side; of a program
+MAX_SUMS = 32 * 256  # of a warp: more than all registers of its threads
 Along = Literal["rows", "columns", "summed", "neither"]
 
 
@@ -74,7 +76,21 @@ class ProductConfig:
     @staticmethod
     def parsed(text: str) -> ProductConfig | None:
         found = ProductConfig.PATTERN.fullmatch(text)
-        return None if found is None else ProductConfig(*map(int, found.groups()))
+        config = None if found is None else ProductConfig(*map(int, found.groups()))
+        return config if config is not None and config.is_possible else None
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether a program can be so: a text may have any numbers."""
+        blocks, counts = (self.rows, self.columns, self.summed), (self.stages, self.in_column, self.pieces)
+        powers = all(each & (each - 1) == 0 for each in (*blocks, self.warps))
+        return (
+            powers
+            and min(blocks) >= MIN_BLOCK
+            and max(blocks) <= MAX_BLOCK
+            and 1 <= self.warps <= MAX_WARPS
+            and (min(counts) >= 1 and self.rows * self.columns <= MAX_SUMS * self.warps)
+        )
 
     def shared_bytes(self, itemsize: int) -> int:
         """Of the blocks of both factors that are there at once."""
@@ -102,10 +118,11 @@ CANDIDATES = (
     ProductConfig(16, 32, 256, warps=4, stages=4),
     ProductConfig(16, 16, 256, warps=2, stages=5),
 )
-# The same for factors of 32 bits, which are multiplied one by one: every product of a step is an instruction.
+# The same for factors of 32 bits, which are multiplied one by one: every product of a step is an instruction. A step
+# has so many that sums of steps are as exact as a library's.
 WIDE_CANDIDATES = (
-    ProductConfig(64, 64, 16, warps=4, stages=3),
-    ProductConfig(64, 64, 16, warps=8, stages=3),
+    ProductConfig(64, 64, 32, warps=4, stages=3),
+    ProductConfig(64, 64, 32, warps=8, stages=3),
     ProductConfig(32, 64, 32, warps=4, stages=3),
     ProductConfig(16, 64, 32, warps=4, stages=4),
     ProductConfig(16, 32, 64, warps=4, stages=4),

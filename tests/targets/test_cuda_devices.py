@@ -106,6 +106,22 @@ def test_a_matrix_product_of_our_own(gpus, rows):
     assert (result.double() - right).abs().max() <= 2**-7 * right.abs().max()
 
 
+@pytest.mark.parametrize(("rows", "kernels"), [(4, 1), (100, 2)])
+def test_a_weight_of_8_bits_is_widened_where_it_is_read(gpus, rows, kernels):
+    """With many rows it would be done again and again: then it is in memory."""
+
+    def function(x, weight, scale):
+        return [x @ (weight.to(x.dtype) * scale).t()]
+
+    given = [torch.randn(rows, 32).bfloat16(), torch.randint(-9, 9, (64, 32), dtype=torch.int8), torch.rand(64, 1)]
+    given[2] = given[2].bfloat16()
+    source, run = compiled(function, ["cuda:0"] * 3, given, gpus, options={"own_products": "always"})
+    (table,) = source.runs
+    assert len(table.calls) == kernels
+    (result,), (right,) = run(*given), function(*given)
+    torch.testing.assert_close(result, right, rtol=2e-2, atol=2e-2 * right.abs().max().item())
+
+
 @pytest.mark.parametrize(
     ("options", "dtype"), [({}, torch.bfloat16), ({"own_products": "always"}, torch.float64)], ids=str
 )

@@ -81,7 +81,6 @@ def test_a_record_is_replayed(a_gpu, tmp_path):
     assert tuner(PROBLEM) == FASTER
     assert tuner(PROBLEM.in_pieces(2)) is None, "nothing is measured"
     assert tuner.configurations == {PROBLEM: CONFIG}
-    assert tuner_for(Options(tuning=file), {}) is None, "without a GPU"
     assert tuner_for(Options(tuning=file, own_products="off"), a_gpu) is None
 
 
@@ -103,6 +102,13 @@ def test_a_record_of_something_else_is_refused_with_a_reason(a_gpu, tmp_path, te
     with pytest.warns(UserWarning, match=reason):
         tuner = tuner_for(Options(tuning=file), a_gpu)
     assert tuner(PROBLEM) is None
+
+
+@pytest.mark.quick
+def test_without_a_gpu_a_record_is_refused(a_gpu, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.warns(UserWarning, match="no GPU is here"):
+        assert tuner_for(Options(tuning=tmp_path / "record.txt"), {}) is None
 
 
 @pytest.mark.quick

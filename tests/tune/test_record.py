@@ -48,6 +48,9 @@ def test_a_record_is_a_text():
         ("triton: 3.6.0\n", "", "line 2"),
         ("19.8 us", "quick", "lines 6 to 8"),
         ("16 x 32", "16", "lines 6 to 8"),
+        ("16 x 32", "17 x 32", "lines 6 to 8"),
+        ("4 warps", "3 warps", "lines 6 to 8"),
+        ("2 pieces", "0 pieces", "lines 6 to 8"),
         ("    torch: 19.8 us\n", "", "line 7: something is missing"),
     ],
 )

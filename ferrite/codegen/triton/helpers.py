@@ -52,8 +52,13 @@ _helper("""
 
 _helper("""
     def multiply_add(left, right, total):
-        # all digits of 32 bits; of 16 bits Triton's interpreter multiplies none
-        return tl.dot(left, right, total, input_precision="ieee")
+        # a function of its own, since Triton's interpreter cannot multiply blocks of bfloat16
+        return tl.dot(left, right, total)
+""")
+_helper("""
+    def add_product(left, right, total):
+        # all digits of 32 bits; the block is summed first: one long chain of sums would round as often as it is long
+        return total + tl.dot(left, right, input_precision="ieee")
 """)
 
 _helper("""

@@ -268,9 +268,10 @@ class Printer:
             within = self.lanes(loop.axis, block, base, Scope(), whole)
             within = Scope((*within.axes, columns), (*within.masks, *of_columns))
             right = factor(self.module, product.right, within, summed=0)
-            self.module.needs("multiply_add")
+            function = "multiply_add" if product.left.dtype in HALVES else "add_product"
+            self.module.needs(function)
             (total,) = found.texts
-            self.module.line(f"{total} = multiply_add({left}, {right}, {total})")
+            self.module.line(f"{total} = {function}({left}, {right}, {total})")
 
         if whole:
             multiplied("")

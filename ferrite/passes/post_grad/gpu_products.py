@@ -17,7 +17,7 @@ import torch
 from ferrite.capture import product_libraries, torch_operators
 from ferrite.errors import Refusal
 from ferrite.graph import HALVES, fake_value, is_elementwise
-from ferrite.machines import gpu_machine
+from ferrite.machines import beside_cublas, gpu_machine
 from ferrite.passes.shared.cases import normal, on_accelerator
 from ferrite.passes.shared.own_products import OPERANDS
 from ferrite.rewrite import Case, NodeRule, Site
@@ -86,14 +86,20 @@ def reason_against(site: Site, left: torch.Tensor, right: torch.Tensor) -> Refus
 def reason_to_leave(site: Site, left: torch.Tensor, right: torch.Tensor) -> Refusal | None:
     """Why a kernel of our own was not measured to be faster than torch's call. Where what follows is elementwise, the
     result need not go to memory and back."""
-    found = site.times(problem_of(left, right))
+    problem = problem_of(left, right)
+    found = site.times(problem)
     if found is None:
-        return Refusal("products of our own are not measured to be faster on this GPU")
+        return beside_cublas(name_of(left.device)).product(problem)
     result = fake_value(site.node)
     saved = 2 * result.numel() * result.element_size() if all(map(is_read_elementwise, site.node.users)) else 0
     if found.ours < MAX_RATIO * (found.torch + 1e6 * saved / gpu_machine().copy_bytes_per_second):
         return None
     return Refusal(f"it takes {found.ours:.1f} us as a kernel of our own, and {found.torch:.1f} as torch's")
+
+
+def name_of(device: torch.device) -> str:
+    """What torch calls a GPU; nothing for one that is not there."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" and torch.cuda.is_available() else ""
 
 
 def is_read_elementwise(reader: torch.fx.Node) -> bool:

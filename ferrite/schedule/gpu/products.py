@@ -42,6 +42,7 @@ Tuned = Mapping[ProductProblem, ProductConfig]
 # result of fewer elements, or of shorter sums, is an ordinary reduction.
 MIN_BLOCK_SIDE, MIN_SUMMED = 16, 16
 MIN_ELEMENTS = MIN_BLOCK_SIDE * MIN_BLOCK_SIDE
+MIN_STAGES = 2  # with fewer nothing is loaded while something is multiplied
 
 
 def product_of(operation: Operation) -> Product | None:
@@ -101,7 +102,8 @@ def factor_type(left: Expr, right: Expr) -> torch.dtype:
 
 
 def along(factor: Expr, axes: Mapping[Along, Axis], buffer_table: BufferTable) -> Along:
-    places = [buffer_table.place(item.buffer, item.coordinates) for item in nodes_of(factor) if isinstance(item, Load)]
+    loads = [item for item in nodes_of(factor) if isinstance(item, Load) and set(axes.values()) <= axes_under(item)]
+    places = [buffer_table.place(item.buffer, item.coordinates) for item in loads]
     for name, item in axes.items():
         if places and all(step_of(place, item) is ONE for place in places):
             return name
@@ -110,38 +112,61 @@ def along(factor: Expr, axes: Mapping[Along, Axis], buffer_table: BufferTable) -
 
 def config_for(problem: ProductProblem, machine: GpuMachine, tuned: Tuned) -> ProductConfig:
     """What was measured to be fastest, else what is likely to be."""
-    return clipped(tuned.get(problem) or likely_config(problem, machine), problem)
+    return fitted(clipped(tuned.get(problem) or likely_config(problem, machine), problem), problem, machine)
+
+
+def fitted(config: ProductConfig, problem: ProductProblem, machine: GpuMachine) -> ProductConfig:
+    """With fewer blocks under way, or smaller ones, where a multiprocessor has no room for all of them."""
+    while not has_room(config, problem, machine):
+        if config.stages > MIN_STAGES:
+            config = replace(config, stages=config.stages - 1)
+        elif config.summed > MIN_BLOCK_SIDE:
+            config = replace(config, summed=config.summed // 2)
+        else:
+            break
+    return config
+
+
+def has_room(config: ProductConfig, problem: ProductProblem, machine: GpuMachine) -> bool:
+    return config.shared_bytes(4 if problem.dtype == "f32" else 2) <= machine.program_shared_bytes
 
 
 def candidates(problem: ProductProblem, machine: GpuMachine) -> list[ProductConfig]:
     """Configurations that may be the fastest, and fit a multiprocessor; the likely one first."""
-    is_wide = problem.dtype == "f32"
     found = [likely_config(problem, machine)]
-    for config in WIDE_CANDIDATES if is_wide else CANDIDATES:
+    for config in WIDE_CANDIDATES if problem.dtype == "f32" else CANDIDATES:
         if config.rows > 2 * max(problem.rows, MIN_BLOCK_SIDE) or config.columns > 2 * problem.columns:
             continue
         found.append(config)
         if config.programs(problem) < machine.multiprocessors:
             found.append(with_pieces(config, problem, machine))
     fitting = dict.fromkeys(clipped(config, problem) for config in found)
-    return [config for config in fitting if config.shared_bytes(4 if is_wide else 2) <= machine.program_shared_bytes]
+    return [config for config in fitting if has_room(config, problem, machine)]
 
 
 def clipped(config: ProductConfig, problem: ProductProblem) -> ProductConfig:
-    """No blocks that are twice as large as the product or more. Pieces divide what is summed."""
+    """No blocks that are twice as large as the product or more, and no more of them than it has. Pieces divide what is
+    summed."""
     sides = {
         side: max(min(getattr(config, side), power_above(getattr(problem, side))), MIN_BLOCK_SIDE)
         for side in ("rows", "columns", "summed")
     }
     pieces = config.pieces if problem.summed % config.pieces == 0 else 1
-    return replace(config, **sides, pieces=pieces)
+    in_column = min(config.in_column, -(-problem.rows // sides["rows"]))
+    return replace(config, **sides, in_column=in_column, pieces=pieces)
 
 
 def likely_config(problem: ProductProblem, machine: GpuMachine) -> ProductConfig:
     """The largest blocks of which every multiprocessor has one; few rows, or columns, are multiplied in blocks that
-    read much of the other factor at once."""
+    read much of the other factor at once. As it was measured: `bench/results/gpu-products.md`."""
     if problem.dtype == "f32":
-        return ProductConfig(64, 64, 16, warps=4, stages=3)
+        return ProductConfig(64, 64, 32, warps=4, stages=3)
+    if problem.rows <= MIN_BLOCK_SIDE:
+        many = ProductConfig(16, 64, 128, warps=4, stages=4)
+        has_many = many.programs(problem) >= machine.multiprocessors
+        return many if has_many else with_pieces(ProductConfig(16, 16, 256, warps=2, stages=5), problem, machine)
+    if problem.rows <= 2 * MIN_BLOCK_SIDE:
+        return ProductConfig(16, 32, 256, warps=4, stages=4)
     thin = min(problem.rows, problem.columns)
     if thin <= 64:
         side = max(power_above(thin), MIN_BLOCK_SIDE)
