@@ -1,6 +1,7 @@
 """Convolutions as kernels of our own, beside torch's, on the shapes of real models.
 
     python -m bench.convolutions [--rounds N] [--threads N] [--last] [--batch N] [--only MODEL ...]
+    python -m bench.convolutions --models NAME ... [--rounds N] [--threads N] [--batch N]
 
 Each is `conv2d(x, weight, bias)` of one layer: in eager (`torch`), compiled with `own_convolutions` "off", where other
 rules may make a product of it or lay out the image anew, and "always". `--last`: images come, and go, with the channels
@@ -8,6 +9,10 @@ side by side, as they do inside of a model whose convolutions are ours; otherwis
 are billions of additions and multiplications per second, with one thread of processor time: on Arm a part of torch's
 kernels has threads of its own, whatever it is told. `limit`: our share of what torch reaches with a product of large
 matrices in the same run. `to torch`: our time to the better one of the others, below 1 is faster.
+
+`--models`: whole models of `bench.zoo` instead, inference. Milliseconds in eager, compiled with `own_convolutions`
+"off" and "auto", and with "auto" and frozen weights; `to off`: the time of "auto" to that of "off"; `frozen to auto`:
+that of frozen weights to that of "auto".
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ import torch.nn.functional as F
 
 from bench.backends import OURS, given_to, with_own_code
 from bench.measure import interleaved, ratio, write
+from bench.zoo import find, floats_of
 
 # channels of the image, of the result, height and width, window, step, groups
 Layer = tuple[int, int, int, int, int, int]
@@ -73,6 +79,11 @@ LAYERS: dict[str, tuple[Layer, ...]] = {
     "unet": ((64, 64, 128, 3, 1, 1), (192, 64, 128, 3, 1, 1), (256, 256, 32, 3, 1, 1)),
 }
 LIMIT_SIDE = 512
+WAYS: dict[str, dict[str, object]] = {
+    "off": {"own_convolutions": "off"},
+    "auto": {"own_convolutions": "auto"},
+    "frozen": {"own_convolutions": "auto", "freeze": True},
+}
 
 
 def padding_of(layer: Layer) -> int:
@@ -114,6 +125,38 @@ def multiply_adds(rounds: int, clock: Callable[[], float]) -> float:
     return 2 * LIMIT_SIDE**3 / 1e9 / min(seconds)
 
 
+def model_row(name: str, batch: int, rounds: int, clock: Callable[[], float]) -> list[str]:
+    """Cells of a line about a model."""
+    torch._dynamo.reset()
+    known = find(name)
+    model, inputs = known.ready(torch.float32, False), known.inputs(batch, torch.float32, False)
+    compiled = {way: given_to(OURS, model, **options) for way, options in WAYS.items()}
+    expected = list(floats_of(model(**inputs)))
+    for function in compiled.values():
+        for ours, theirs in zip(floats_of(function(**inputs)), expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+
+    def call(function: Callable[..., object]) -> Callable[[], object]:
+        return lambda: function(**inputs)
+
+    seconds = interleaved({way: call(each) for way, each in {"eager": model, **compiled}.items()}, rounds, clock=clock)
+    cells = [f"{statistics.median(each) * 1e3:.1f}" for each in seconds.values()]
+    for ours, theirs in (("auto", "off"), ("frozen", "auto")):
+        middle, low, high = ratio(seconds[ours], seconds[theirs])
+        cells.append(f"{middle:.2f} ({low:.2f} to {high:.2f})")
+    return [name, *cells]
+
+
+def models(names: list[str], threads: int, batch: int, rounds: int, clock: Callable[[], float]) -> None:
+    columns = ["model", "eager", *WAYS, "to off", "frozen to auto"]
+    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    for name in names:
+        lines.append(f"| {' | '.join(model_row(name, batch, rounds, clock))} |")
+        print(lines[-1], flush=True)
+    suffix = f"-{threads}-threads" if threads > 1 else ""
+    write(f"convolutions-models{suffix}", f"Models with convolutions, threads: {threads}, batch: {batch}", lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
@@ -121,10 +164,15 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--last", action="store_true")
     parser.add_argument("--only", nargs="+", default=list(LAYERS), choices=list(LAYERS))
+    parser.add_argument("--models", nargs="+", default=[], metavar="NAME")
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     torch.manual_seed(0)
     clock = time.process_time if chosen.threads == 1 else time.perf_counter
+    if chosen.models:
+        with torch.no_grad():
+            models(chosen.models, chosen.threads, chosen.batch, chosen.rounds, clock)
+        return
     limit = multiply_adds(chosen.rounds, clock)
     names = "model | in | out | size | window | step | torch | off | own | limit | to torch"
     lines = [f"| {names} |", f"|{'---|' * (names.count('|') + 1)}"]

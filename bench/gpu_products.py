@@ -26,7 +26,8 @@ from ferrite.errors import Refusal
 from ferrite.schedule.gpu import candidates
 from ferrite.targets.cuda import CUDA
 from ferrite.targets.trials import Stopwatch, compiled_trials, farthest, reason_against
-from ferrite.tune import ProductConfig, ProductProblem
+from ferrite.targets.tuning import where
+from ferrite.tune import Measured, ProductConfig, ProductProblem, Record, configurations
 
 RESULTS = Path(__file__).parent / "results"
 NAMES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
@@ -130,15 +131,10 @@ def cases() -> Iterator[Case]:
 def prepared(case: Case, most: int) -> None:
     """Compiles what is to be measured."""
     configs = candidates(case.problem, CUDA.scheduling.machine)[:most]
-    graph = make_fx(case.function(own=True), tracing_mode="fake")(*case.inputs())
-    tuned = [table(case.problem, config) for config in configs]
+    function = case.function(own=True)
+    graph = make_fx(lambda *given: [function(*given)], tracing_mode="fake")(*case.inputs())
+    tuned = [configurations({case.problem: Measured(0, 0, config)}) for config in configs]
     case.trials = list(zip(configs, compiled_trials(graph, CUDA, tuned), strict=True))
-
-
-def table(problem: ProductProblem, config: ProductConfig) -> dict[ProductProblem, ProductConfig]:
-    from dataclasses import replace
-
-    return {problem.in_pieces(config.pieces): replace(config, pieces=1), problem: config}
 
 
 def measured(case: Case, watch: Stopwatch) -> dict[str, Any]:
@@ -164,6 +160,9 @@ def measured(case: Case, watch: Stopwatch) -> dict[str, Any]:
         ours[str(config)] = watch.microseconds(trial, *inputs)
     if ours:
         best = min(ours, key=ours.__getitem__)
+        if not case.epilogue:
+            config = next(config for config, _ in case.trials if str(config) == best)
+            found |= {"problem": case.problem, "measured": Measured(found["torch"], ours[best], config)}
         found |= {"ours": ours[best], "by": best, "likely": ours.get(str(case.trials[0][0])), "all": ours}
     return found
 
@@ -208,12 +207,12 @@ def main() -> None:
             for key in ("refused", "wrong"):
                 for each in row.get(key, []):
                     print(f"    {key}: {each}"[:200])
-    text = "\n".join([f"# Matrix products on {torch.cuda.get_device_name()}", "", HEAD, *map(line, rows), ""])
-    every = [
-        f"{row['case']}\n" + "\n".join(f"    {us:8.1f}  {by}" for by, us in row.get("all", {}).items()) for row in rows
-    ]
-    (chosen.out / "gpu-products.md").write_text(text)
-    (chosen.out / "gpu-products-all.txt").write_text("\n".join(every))
+    title = f"# Matrix products on a GPU: {torch.cuda.get_device_name()}, torch {torch.__version__}"
+    (chosen.out / "gpu-products.md").write_text("\n".join([title, "", HEAD, *map(line, rows), ""]))
+    record = Record(where(), {row["problem"]: row["measured"] for row in rows if "measured" in row})
+    (chosen.out / "gpu-products.txt").write_text(str(record))
+    every = ["\n".join([row["case"], *(f"{us:10.1f}  {by}" for by, us in row.get("all", {}).items())]) for row in rows]
+    (chosen.out / "gpu-products-all.txt").write_text("\n".join(every) + "\n")
 
 
 if __name__ == "__main__":

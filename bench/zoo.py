@@ -144,6 +144,10 @@ def resnet() -> torch.nn.Module:
     return hf.ResNetForImageClassification(hf.ResNetConfig(**RESNET_18, **LABELS))
 
 
+def resnet_50() -> torch.nn.Module:
+    return hf.ResNetForImageClassification(hf.ResNetConfig(**LABELS))
+
+
 def resnet_bottleneck() -> torch.nn.Module:
     return hf.ResNetForImageClassification(hf.ResNetConfig(hidden_sizes=[128, 256, 512, 1024], **LABELS))
 
@@ -278,7 +282,9 @@ MODELS: dict[str, Model] = {
 
 
 def find(name: str) -> Model:
-    """A model by name; `bert-N-layers` is a BERT of N layers."""
+    """A model by name; `bert-N-layers` is a BERT of N layers, `resnet-50` one of full size."""
+    if name == "resnet-50":
+        return Model(name, "convolution", resnet_50, image(224), one_label)
     layers = re.fullmatch(r"bert-(\d+)-layers", name)
     if layers is not None:
         count = int(layers[1])

@@ -8,18 +8,9 @@ import torch.nn.functional as F
 
 import ferrite
 from ferrite.capture import product_libraries
-from ferrite.ir import sum_pieces
-from ferrite.passes.post_grad.own_convolutions import can_be_cut
 from tests.compare import compile_strict, reset
 
 quick = pytest.mark.quick
-
-
-@quick
-@pytest.mark.parametrize("channels", [3, 16, 64, 67, 71, 128, 131, 512, 1031, 2048])
-@pytest.mark.parametrize("taps", [(1, 1), (3, 3), (7, 7), (15, 15)], ids=str)
-def test_the_scheduler_has_pieces_for_what_the_pass_takes(channels, taps):
-    assert can_be_cut((channels, *taps)) == sum_pieces.windows_can_be_cut((channels, *taps))
 
 
 @pytest.fixture
@@ -68,6 +59,13 @@ def test_windows_of_each_channel_are_none_nearby(side):
     given = torch.randn(1, 32, 24, 24), torch.randn(32, 32, 1, 1), torch.randn(32, 1, side, side)
     with torch.no_grad():
         assert owned(lambda x, w, e: F.conv2d(F.conv2d(x, w), e, groups=32), *given) == 0
+
+
+@pytest.mark.usefixtures("on_arm")
+def test_windows_of_groups_are_ours_and_have_those_of_one_by_one_with_them():
+    given = torch.randn(1, 32, 24, 24), torch.randn(32, 32, 1, 1), torch.randn(32, 8, 3, 3)
+    with torch.no_grad():
+        assert owned(lambda x, w, e: F.conv2d(F.conv2d(x, w), e, groups=4), *given) == 2
 
 
 @pytest.mark.usefixtures("on_arm")

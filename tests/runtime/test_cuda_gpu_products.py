@@ -63,3 +63,18 @@ def test_training(dtype):
     found = torch.autograd.grad(compiled(layer)(*given).sum(), given)
     eager = torch.autograd.grad(layer(*given).sum(), given)
     assert_as_accurate(found, eager, torch.autograd.grad(layer(*exact).sum(), exact))
+
+
+def test_what_max_autotune_measures_is_replayed(tmp_path):
+    file, given = tmp_path / "record.txt", [random(8, 2048), random(1000, 2048), random(1000)]
+    given = [each.bfloat16() for each in given]
+    state = torch.cuda.get_rng_state()
+    results = []
+    for options in ({"max_autotune": True}, {}):
+        torch.compiler.reset()
+        options = {"strict": True, "tuning": str(file), **options}
+        results.append(torch.compile(layer, backend="ferrite", options=options)(*given))
+        assert_as_accurate(results[-1], layer(*given), layer(*(each.double() for each in given)))
+        assert "product bf16 1 x 8 x 1000 x 2048, summed, summed" in file.read_text()
+    assert torch.equal(*results), "the same kernel, or torch's call, both times"
+    assert torch.equal(torch.cuda.get_rng_state(), state)

@@ -139,6 +139,24 @@ def test_the_place_of_the_greatest_is_not_computed_where_nobody_asks():
 
 
 @quick
+def test_the_inside_of_a_padding_is_turned_in_tiles():
+    kernel = only_kernel(padded_and_turned, torch.randn(1, 24, 30, 40))
+    assert not any(isinstance(item, Masked) for item in nodes(kernel))
+    assert any(loop.copies == 4 and isinstance(loop.body[0], Loop) for loop in loops(kernel, "vector"))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_paddings_that_are_turned(dynamic):
+    assert_same_as_eager(
+        padded_and_turned, lambda: [torch.randn(2, 24, 30, 40)], dynamic=dynamic, options={"check_bounds": True}
+    )
+
+
+def padded_and_turned(x):
+    return F.pad(x, (1, 2, 0, 1)).permute(0, 2, 3, 1).contiguous()
+
+
+@quick
 def test_a_tile_is_turned_while_it_is_filled():
     kernel = only_kernel(lambda x: x.t().contiguous(), torch.randn(256, 256))
     outer, inner, last = loops(kernel, "vector")

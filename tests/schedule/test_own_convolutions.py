@@ -7,9 +7,11 @@ import torch
 import torch.nn.functional as F
 
 import ferrite
-from ferrite.ir.kernel import Accumulate, Scratch, walk
+from ferrite.ir.kernel import Accumulate, Scratch, Store, walk
 from ferrite.ir.kernel.interpret import run_kernel
 from ferrite.ir.kernel.parse import parse_kernel
+from ferrite.machines import host_machine
+from ferrite.passes.freezing.panels import panels_of
 from tests.compare import assert_same_as_eager, compile_strict, reset
 from tests.schedule.plans import loops, plan_of
 
@@ -42,6 +44,44 @@ def test_registers_hold_a_tile_of_sums():
     torch.testing.assert_close(memory[0].view(expected.shape), expected)
 
 
+@quick
+def test_weights_in_panels_are_read_as_they_are():
+    def convolved(x, panels):
+        return torch.ops.ferrite.convolution_of_panels(x.permute(0, 3, 1, 2), panels, 40, [1, 1], [0, 0], [1, 1])
+
+    width = host_machine().panel_columns(torch.float32)
+    x, weight = torch.randn(1, 6, 7, 4), torch.randn(40, 4, 3, 3)
+    panels = panels_of(weight.permute(2, 3, 1, 0))
+    assert panels.shape == (-(-40 // width), 3, 3, 4, width)
+    (launch,) = plan_of(convolved, x, panels).launches
+    assert sum(isinstance(item, Scratch) for item in walk(launch.kernel.body)) == 1  # sums, and nothing that is packed
+    memory = [torch.full([4 * 5 * 40], float("nan")), x.flatten(), panels.flatten()]
+    run_kernel(launch.kernel, memory)
+    expected = F.conv2d(x.permute(0, 3, 1, 2), weight).permute(0, 2, 3, 1)
+    torch.testing.assert_close(memory[0].view(expected.shape), expected)
+
+
+def has_squares(fn, *inputs):
+    """Whether lanes are channels and as many copies are places: results are turned in registers."""
+    kernel = plan_of(fn, *inputs).launches[-1].kernel
+    stores = [item for item in walk(kernel.body) if isinstance(item, Store) and item.buffer == kernel.pointers[0].name]
+    (around,) = ([loop for loop in loops(kernel, "vector") if store in walk(loop.body)] for store in stores)
+    return [(loop.lanes, loop.copies) for loop in around] == [(1, 4), (4, 1)]
+
+
+@quick
+def test_results_that_lie_by_places_are_turned_in_registers():
+    x, weight, residual = torch.randn(1, 6, 7, 4), torch.randn(40, 4, 3, 3), torch.randn(1, 40, 4, 5)
+
+    def convolved(x, weight, bias):
+        found = torch.ops.ferrite.convolution(x.permute(0, 3, 1, 2), weight, [1, 1], [0, 0], [1, 1])
+        return (found + bias[:, None, None]).contiguous()
+
+    assert has_squares(convolved, x, weight, residual[0, :, 0, 0])
+    # what is read by places, too, is not read across
+    assert not has_squares(lambda *given: convolved(*given[:3]) + given[3], x, weight, residual[0, :, 0, 0], residual)
+
+
 # --- values -----------------------------------------------------------------------------------------------------------
 
 # image, weight, and how windows go over it
@@ -59,6 +99,11 @@ WINDOWS = {
     "one dimension": ((2, 8, 30), (12, 8, 5), {"padding": 2}),
     "one dimension, one image": ((1, 8, 30), (12, 8, 5), {}),
     "three dimensions": ((1, 3, 5, 6, 4), (8, 3, 3, 3, 3), {"padding": 1}),
+    "groups": ((2, 24, 7, 6), (18, 8, 3, 3), {"padding": 1, "groups": 3}),
+    "many groups, every other": ((1, 40, 9, 9), (50, 4, 3, 3), {"stride": 2, "groups": 10}),
+    "groups in pieces": ((1, 512, 3, 4), (40, 256, 2, 2), {"groups": 2}),
+    "groups, one by one": ((2, 64, 5, 3), (12, 16, 1, 1), {"groups": 4}),
+    "groups in one dimension": ((1, 24, 30), (12, 8, 5), {"padding": 2, "groups": 3}),
     "patches": ((1, 4, 16, 12), (9, 4, 4, 4), {"stride": 4}),
 }
 CONVOLUTIONS = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
@@ -96,6 +141,18 @@ def test_views_of_images():
         return F.conv2d(x[:, 1:9, ::2], weight), F.conv2d(x.transpose(2, 3)[:1, :8], weight[:, :, :1, 1:2])
 
     assert_same_as_eager(convolved, lambda: [torch.randn(2, 10, 9, 8), torch.randn(6, 8, 3, 3)], options=OWN, terms=4.0)
+
+
+@pytest.mark.parametrize("channels", [3, 16, 18, 50])
+def test_results_by_places_with_a_residual(channels):
+    def convolved(x, w, residual):
+        y = F.conv2d(x, w, padding=1)
+        return y.relu(), y + residual
+
+    def inputs():
+        return [torch.randn(2, 5, 7, 6), torch.randn(channels, 5, 3, 3), torch.randn(2, channels, 7, 6)]
+
+    assert_same_as_eager(convolved, inputs, options=OWN, terms=4.0)
 
 
 def test_doubles():

@@ -1,17 +1,19 @@
-"""Constant factors of products that are kernels of our own, stored as these kernels read them.
+"""Constant factors of products and convolutions that are kernels of our own, stored as these kernels read them.
 
-    mm(x, W)            W: [768, 3072]      =>      product_of_panels(x, P, 3072)       P: [192, 768, 16]
+    mm(x, W)            W: [768, 3072]          =>      product_of_panels(x, P, 3072)           P: [192, 768, 16]
+    convolution(x, W)   W: [512, 256, 3, 3]     =>      convolution_of_panels(x, P, 512)        P: [32, 3, 3, 256, 16]
 
-A kernel multiplies some columns of a matrix at a time, step by step of all sums. Where that is how the matrix lies,
-nothing is copied while the kernel runs. It is another copy of the weight beside the model's own, unless the option
-freeze_discard_parameters lets that go; `weight_layouts="off"` keeps weights as they are. One weight is stored once,
-however many graphs read it.
+A kernel multiplies some columns of a matrix, or channels of a result, at a time, step by step of all sums. Where that
+is how the weight lies, nothing is copied while the kernel runs. It is another copy of the weight beside the model's
+own, unless the option freeze_discard_parameters lets that go; `weight_layouts="off"` keeps weights as they are. One
+weight is stored once, however many graphs read it.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,9 +22,12 @@ from ferrite.capture import on_real_tensors
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.machines import host_machine
-from ferrite.passes.freezing.binary_cases import constant, of
+from ferrite.passes.freezing.binary_cases import constant, conv, of
 from ferrite.passes.shared.constants import constant_of
 from ferrite.passes.shared.facts import transposed
+from ferrite.passes.shared.own_convolutions import as_torch_has_it, window_of
+from ferrite.passes.shared.own_convolutions import reason_against as reason_against_convolution
+from ferrite.passes.shared.own_convolutions import reason_to_leave as reason_to_leave_convolution
 from ferrite.passes.shared.own_products import OPERANDS, reason_against, reason_to_leave
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import Case, NodeRule, Site, apply_rules
@@ -54,6 +59,30 @@ def in_panels(site: Site) -> Any:
     return made if bias is None else site.call(aten.add.Tensor, made, bias)
 
 
+def in_panels_of_channels(site: Site) -> Any:
+    image, item = (site.arguments[name] for name in ("input", "weight"))
+    weight = constant_of(item)
+    if weight is None:
+        return Refusal("the weight is not constant")
+    if "off" in (site.options.own_convolutions, site.options.weight_layouts):
+        return Refusal("the option own_convolutions or weight_layouts is off")
+    x, result = fake_value(image), fake_value(site.node)
+    if (refusal := reason_against_convolution(site, x, weight)) is not None:
+        return refusal
+    if site.arguments["groups"] != 1:
+        return Refusal("a panel would have channels of several groups")
+    if weight[0, 0].numel() == 1 and sum(size > 1 for size in (x.shape[0], *result.shape[2:])) < 2:
+        return Refusal("it is a matrix product")
+    if site.options.own_convolutions == "auto" and (refusal := reason_to_leave_convolution(site, x, weight)):
+        return refusal
+    assert site.constant is not None
+    with on_real_tensors():
+        by_taps = weight.movedim((1, 0), (-2, -1))
+    operator = torch.ops.ferrite.convolution_of_panels.default
+    panels = site.constant(NAME, panels_of(by_taps))
+    return as_torch_has_it(site, site.call(operator, image, panels, weight.shape[0], *window_of(site)))
+
+
 def constant_matrix(item: Any) -> torch.Tensor | None:
     """A constant, or the transpose of one."""
     if not isinstance(item, torch.fx.Node):
@@ -73,7 +102,7 @@ _lock = threading.Lock()
 
 
 def panels_of(weight: torch.Tensor) -> torch.Tensor:
-    """The panels of a matrix: those that another graph has, if these have the same contents."""
+    """The panels of a weight, whose columns come last: those that another graph has, if their contents are the same."""
     width = host_machine().panel_columns(weight.dtype)
     key = (weight.data_ptr(), weight.dtype, weight.shape, weight.stride(), width)
     with on_real_tensors(), _lock:
@@ -84,25 +113,32 @@ def panels_of(weight: torch.Tensor) -> torch.Tensor:
 
 
 def packed(weight: torch.Tensor, width: int) -> torch.Tensor:
-    inner, columns = weight.shape
-    panels = weight.new_zeros((-(-columns // width), inner, width))
-    whole, rest = divmod(columns, width)
-    panels[:whole].copy_(weight[:, : whole * width].unflatten(1, (whole, width)).permute(1, 0, 2))
-    if rest:
-        panels[whole, :, :rest].copy_(weight[:, whole * width :])
+    *steps, columns = weight.shape
+    panels = weight.new_zeros((-(-columns // width), *steps, width))
+    for ours, theirs in in_whole_and_last(panels, weight):
+        ours.copy_(theirs)
     return panels
 
 
 def has_contents(panels: torch.Tensor, weight: torch.Tensor) -> bool:
     """Memory at one address may have been another weight's, or have been written since."""
-    width, (whole, rest) = panels.shape[2], divmod(weight.shape[1], panels.shape[2])
-    same = torch.equal(panels[:whole].permute(1, 0, 2), weight[:, : whole * width].unflatten(1, (whole, width)))
-    return same and (not rest or torch.equal(panels[whole, :, :rest], weight[:, whole * width :]))
+    return all(torch.equal(ours, theirs) for ours, theirs in in_whole_and_last(panels, weight))
+
+
+def in_whole_and_last(panels: torch.Tensor, weight: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """What is the same: the whole panels and their columns, and the last panel, of which a part counts."""
+    width = panels.shape[-1]
+    whole, rest = divmod(weight.shape[-1], width)
+    if whole:
+        yield panels[:whole], weight[..., : whole * width].unflatten(-1, (whole, width)).movedim(-2, 0)
+    if rest:
+        yield panels[whole, ..., :rest], weight[..., whole * width :]
 
 
 # --- what it fires on -------------------------------------------------------------------------------------------------
 
-ALWAYS = {"own_products": "always"}
+ALWAYS = {"own_products": "always", "own_convolutions": "always"}
+IMAGE = of((2, 4, 6, 5))
 
 
 def linear(x: Any) -> Any:
@@ -129,10 +165,35 @@ WEIGHTS_IN_PANELS = NodeRule(
 )
 
 
-@graph_pass(stage="freeze", rules=(WEIGHTS_IN_PANELS,))
+CHANNELS_IN_PANELS = NodeRule(
+    name="channels_in_panels",
+    purpose="a constant weight of a convolution of our own is stored as its kernel reads it",
+    targets=(aten.convolution.default,),
+    rewrite=in_panels_of_channels,
+    numerics="rounded",
+    examples=(
+        Case("three by three", lambda x: conv(x, constant(6, 4, 3, 3)), IMAGE, ALWAYS),
+        Case("with a bias", lambda x: conv(x, constant(18, 4, 3, 2), constant(18)), IMAGE, ALWAYS),
+        Case("one by one", lambda x: conv(x, constant(6, 16, 1, 1)), of((2, 16, 3, 3)), ALWAYS),
+        Case("one dimension", lambda x: conv(x, constant(6, 4, 5)), of((2, 4, 9)), ALWAYS),
+    ),
+    near_misses=(
+        Case("it does not pay", lambda x: conv(x, constant(6, 4, 3, 3)), IMAGE),
+        Case("switched off", lambda x: conv(x, constant(6, 4, 3, 3)), IMAGE, {"own_convolutions": "off"}),
+        Case("layouts are kept", lambda x: conv(x, constant(6, 4, 3, 3)), IMAGE, {**ALWAYS, "weight_layouts": "off"}),
+        Case("the weight is an input", lambda x, w: conv(x, w), of((2, 4, 6, 5), (6, 4, 3, 3)), ALWAYS),
+        Case("groups", lambda x: conv(x, constant(6, 2, 3, 3), groups=2), IMAGE, ALWAYS),
+        Case("a matrix product", lambda x: conv(x, constant(6, 16, 1)), of((1, 16, 9)), ALWAYS),
+    ),
+)
+PANEL_RULES = (WEIGHTS_IN_PANELS, CHANNELS_IN_PANELS)
+
+
+@graph_pass(stage="freeze", rules=PANEL_RULES)
 def store_weights_in_panels(gm: torch.fx.GraphModule, context: PassContext) -> int:
-    """Weights of products of our own lie as kernels read them; how many bytes these copies have is counted."""
-    count = apply_rules(gm, (WEIGHTS_IN_PANELS,), context)
+    """Weights of products and convolutions of our own lie as kernels read them; how many bytes these copies have is
+    counted."""
+    count = apply_rules(gm, PANEL_RULES, context)
     buffers = gm.named_buffers(recurse=False)
     context.facts["bytes in panels"] += sum(each.nbytes for name, each in buffers if name.startswith(f"_{NAME}"))
     return count

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import known_contiguous, torch_api
+from ferrite.capture import gradients_of_pointwise_weights_lie_as_images, known_contiguous, torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.passes.shared.cases import whole_numbers as of
@@ -236,6 +236,9 @@ def gradients(site: Site) -> Any:
         return how
     if how.last and not torch.backends.mkldnn.enabled:
         return Refusal("without oneDNN strides of gradients are not known")
+    is_pointwise = all(along.window == 1 for along in how.space)
+    if how.last and is_pointwise and known_contiguous(weight) and not gradients_of_pointwise_weights_lie_as_images():
+        return Refusal("this torch gives the gradient of a weight that is contiguous strides of its own")
     flat = how.flat(how.as_it_lies(site.arguments["grad_output"]), how.outputs)
     return tuple(GRADIENTS[item.args[1]](how, flat) for item in site.roots)  # type: ignore[index]
 

@@ -14,14 +14,18 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import product_libraries
+from ferrite.capture import product_libraries, torch_operators
 from ferrite.errors import Refusal
-from ferrite.graph import HALVES, fake_value
+from ferrite.graph import HALVES, fake_value, is_elementwise
+from ferrite.machines import gpu_machine
 from ferrite.passes.shared.cases import normal, on_accelerator
 from ferrite.passes.shared.own_products import OPERANDS
 from ferrite.rewrite import Case, NodeRule, Site
+from ferrite.tune import Along, ProductProblem
 
 aten = torch.ops.aten
+SHORT_NAMES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
+MAX_RATIO = 0.97  # of the time of torch's call: times vary by as much
 ON_GPU = ("cuda", "meta")  # where there is none, rules look at tensors without memory
 
 
@@ -31,8 +35,8 @@ def owned_on_gpu(site: Site) -> Any:
         return Refusal("the option own_products is off")
     if (refusal := reason_against(site, fake_value(left), fake_value(right))) is not None:
         return refusal
-    if site.options.own_products == "auto":
-        return Refusal("products of our own are not measured to be faster on this GPU")
+    if site.options.own_products == "auto" and (refusal := reason_to_leave(site, fake_value(left), fake_value(right))):
+        return refusal
     return written(site, left, right)
 
 
@@ -69,7 +73,49 @@ def reason_against(site: Site, left: torch.Tensor, right: torch.Tensor) -> Refus
         return Refusal("its sizes are not known")
     if math.prod((*left.shape, *right.shape)) == 0:
         return Refusal("it has no elements, or sums of none")
+    if any(
+        step == 0 and size > 1 for each in (left, right) for size, step in zip(each.shape, each.stride(), strict=True)
+    ):
+        return Refusal("elements of an operand are there several times")
     return None
+
+
+# --- what was measured ------------------------------------------------------------------------------------------------
+
+
+def reason_to_leave(site: Site, left: torch.Tensor, right: torch.Tensor) -> Refusal | None:
+    """Why a kernel of our own was not measured to be faster than torch's call. Where what follows is elementwise, the
+    result need not go to memory and back."""
+    found = site.times(problem_of(left, right))
+    if found is None:
+        return Refusal("products of our own are not measured to be faster on this GPU")
+    result = fake_value(site.node)
+    saved = 2 * result.numel() * result.element_size() if all(map(is_read_elementwise, site.node.users)) else 0
+    if found.ours < MAX_RATIO * (found.torch + 1e6 * saved / gpu_machine().copy_bytes_per_second):
+        return None
+    return Refusal(f"it takes {found.ours:.1f} us as a kernel of our own, and {found.torch:.1f} as torch's")
+
+
+def is_read_elementwise(reader: torch.fx.Node) -> bool:
+    """Whether all that is done with a result, maybe after views of it, can be part of the kernel that makes it."""
+    if torch_operators.is_operator(reader.target) and torch_operators.is_view(reader.target):
+        return all(map(is_read_elementwise, reader.users))
+    return is_elementwise(reader.target)
+
+
+def problem_of(left: torch.Tensor, right: torch.Tensor) -> ProductProblem:
+    batch = left.shape[0] if left.ndim == 3 else 1
+    sizes = left.shape[-2], right.shape[-1], left.shape[-1]
+    return ProductProblem(
+        SHORT_NAMES[left.dtype], batch, *sizes, along(left, "rows", "summed"), along(right, "summed", "columns")
+    )
+
+
+def along(factor: torch.Tensor, first: Along, last: Along) -> Along:
+    """The dimension whose elements lie side by side."""
+    if factor.stride(-2) == 1:
+        return first
+    return last if factor.stride(-1) == 1 else "neither"
 
 
 # --- what it fires on -------------------------------------------------------------------------------------------------

@@ -29,16 +29,6 @@ def prepare_softmax_online(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, tor
     return largest, aten.sum.dim_IntList(aten.exp.default(aten.sub.Tensor(x, largest)), [dim], True)
 
 
-@define("convolution(Tensor x, Tensor weight, int[] stride, int[] padding, int[] dilation) -> Tensor")
-def convolution(
-    x: torch.Tensor, weight: torch.Tensor, stride: list[int], padding: list[int], dilation: list[int]
-) -> torch.Tensor:
-    """A convolution without a bias, whose result has its channels side by side."""
-    no_edges = [0] * len(stride)
-    found: torch.Tensor = aten.convolution.default(x, weight, None, stride, padding, dilation, False, no_edges, 1)
-    return found.movedim(1, -1).contiguous().movedim(-1, 1)
-
-
 @define("mm_plus_mm(Tensor a, Tensor b, Tensor c, Tensor d) -> Tensor")
 def mm_plus_mm(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
     """a @ b + c @ d. The second product is where the first is added up, unrounded: one result is written, once."""

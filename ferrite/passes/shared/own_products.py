@@ -1,7 +1,7 @@
 """Which matrix products are kernels of our own, and the operators that they become.
 
 Passes of two stages ask: `post_grad.own_products`, and `freezing.panels`, which stores constant factors as the kernels
-read them. What is decided here is decided nowhere else.
+read them. What is decided here is decided nowhere else; where it pays was measured: `ferrite.machines.beside_torch`.
 """
 
 from __future__ import annotations

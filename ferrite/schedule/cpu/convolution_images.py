@@ -17,6 +17,7 @@ from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Stor
 from ferrite.schedule.cpu.buffer_layouts import free_buffers, turned
 from ferrite.schedule.cpu.convolutions import convolution_of, factors_of
 from ferrite.schedule.cpu.products import extent_of
+from ferrite.schedule.fusion.accesses import axes_in
 
 
 def with_images(program: Program) -> tuple[Program, set[str]]:
@@ -50,10 +51,12 @@ def image_of(operation: Operation) -> tuple[Load, int] | None:
     if not isinstance(operation, Reduce) or (convolution := convolution_of(operation)) is None:
         return None
     image, _ = factors_of(operation.values[0], convolution)
-    dims = {dim: index for dim, index in enumerate(image.coordinates) if index in convolution.summed}
-    if not dims:
-        return None
-    return image, max(dims, key=lambda dim: extent_of(dims[dim]))
+    lengths = {
+        dim: max(map(extent_of, summed))
+        for dim, index in enumerate(image.coordinates)
+        if (summed := axes_in(index) & set(convolution.summed)) and axes_in(index).isdisjoint(convolution.places)
+    }
+    return (image, max(lengths, key=lengths.__getitem__)) if lengths else None
 
 
 def unused(buffers: dict[str, Buffer], like: Buffer) -> str:

@@ -14,7 +14,7 @@
         for row, column: ...                                what follows: a bias, an activation, a residual, stores
 
 The places of all images are rows one after the other, so that small images have no tiles of their own to fill. Where a
-window begins is computed once for a row of a tile.
+window begins is computed once for a row of a tile. A weight that lies in panels is read as it is.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ferrite.ir import ONE, ZERO, Axis, Index, Load, axis, number, op, sum_piece
 from ferrite.ir.kernel import Accumulate, Loop, Scratch, Store, Update
 from ferrite.machines import Machine
 from ferrite.schedule.cpu.convolutions import Convolution, factors_of
-from ferrite.schedule.cpu.products import extent_of, step_along
+from ferrite.schedule.cpu.products import extent_of, panel_columns, step_along
 from ferrite.schedule.cpu.tiled_sums import (
     RIGHT,
     STEPS_AT_ONCE,
@@ -52,18 +52,37 @@ FAR = 1 << 40  # a step in memory that is not known
 
 def convolution_loops(convolution: Convolution, parts: Sequence[Parts], machine: Machine) -> Body:
     """The whole body of the kernel; `parts`: the sum, and what follows it at every point of the result."""
+    convolution, parts = by_groups(convolution, parts)
     (state,), (update,) = parts[0].states, parts[0].point
     assert isinstance(update, Update)
-    tiles = Windows(*sides_of(convolution, state.dtypes[0], machine), state, update, machine, convolution)
+    _, weight = factors_of(update.values[0], convolution)
+    panel = panel_columns(weight, convolution.channels, machine)
+    sides = sides_of(convolution, panel, state.dtypes[0], machine)
+    tiles = Windows(*sides, state, update, machine, convolution, is_packed=panel is not None)
     follows = (*parts[0].after, *(statement for part in parts[1:] for statement in part.point))
     return tiles.loops(follows)
 
 
-def sides_of(convolution: Convolution, dtype: torch.dtype, machine: Machine) -> tuple[Side, Side]:
-    """Places and channels, in tiles for the registers and in blocks for threads."""
+def by_groups(convolution: Convolution, parts: Sequence[Parts]) -> tuple[Convolution, Sequence[Parts]]:
+    """Groups of channels, each with an image of its own, as a batch of convolutions."""
+    if (together := convolution.together) is None:
+        return convolution, parts
+    group = axis("group", extent_of(convolution.channels) // together)
+    channel = axis("channel", together)
+    new: dict[Axis, Index] = {convolution.channels: group * together + channel}
+    parts = [
+        Parts(list(replaced(tuple(part.point), new)), part.states, list(replaced(tuple(part.after), new)))
+        for part in parts
+    ]
+    return Convolution((*convolution.batch, group), convolution.places, channel, convolution.summed), parts
+
+
+def sides_of(convolution: Convolution, panel: int | None, dtype: torch.dtype, machine: Machine) -> tuple[Side, Side]:
+    """Places and channels, in tiles for the registers and in blocks for threads. `panel`: the channels of one, where
+    the weight lies in panels."""
     places, channels = math.prod(map(extent_of, convolution.places)), extent_of(convolution.channels)
     lanes = machine.lanes(dtype)
-    tall, wide = TILE_ROWS, machine.registers // 2 // TILE_ROWS * lanes
+    tall, wide = TILE_ROWS, panel or machine.registers // 2 // TILE_ROWS * lanes
     tall_tiles = even_parts(-(-places // tall), max(machine.block_places // tall, 1))
     wide_tiles = even_parts(-(-channels // wide), max(machine.block_columns // wide, 1))
     summed = math.prod(map(extent_of, convolution.summed))
@@ -78,6 +97,7 @@ def sides_of(convolution: Convolution, dtype: torch.dtype, machine: Machine) -> 
 @dataclass(frozen=True)
 class Windows(TiledSums):
     convolution: Convolution
+    is_packed: bool  # the weight lies in the order of its use already
 
     def in_result(self, row: Index, column: Index) -> dict[Axis, Index]:
         """The places of all images, one after the other, are the rows."""
@@ -146,17 +166,18 @@ class Windows(TiledSums):
     def loops(self, follows: Body) -> Body:
         sums: Body = ()
         for wide in self.columns.parts():
-            tiles = self.packing(wide)
+            tiles: Body = () if self.is_packed else (self.panel, *self.packing(wide))
             for tall in self.rows.parts():
                 tiles += self.rows.around(tall, self.tile(tall, wide))
-            sums += self.columns.around(wide, (self.panel, *tiles))
+            sums += self.columns.around(wide, tiles)
         blocks = [*self.convolution.batch, self.rows.block, self.columns.block]
         return shared(longer_than_one(blocks), self.block(sums, follows), self.work, self.machine)
 
     def tile(self, tall: Part, wide: Part) -> Body:
         """The sums of one tile over a piece."""
-        image, _ = self.factors
-        weight = Load.intern(RIGHT, (self.panel_row, wide.inside), self.panel.dtype)
+        image, weight = self.factors
+        if not self.is_packed:
+            weight = Load.intern(RIGHT, (self.panel_row, wide.inside), self.panel.dtype)
         update: Body = (Update(self.update.state, (op("mul", image, weight),)),)
         update = replaced(update, {**self.in_result(tall.index, wide.index), **self.place_in_sum})
         *outer, last = self.in_order_of(image)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from ferrite.errors import Refusal
-from ferrite.ir import Axis, Expr, Load, Number, Op, sum_pieces
+from ferrite.ir import Axis, Expr, FloorDiv, Load, Number, Op, data_of, sum_pieces
 from ferrite.ir.program import Compute, Operation, Reduce
 from ferrite.schedule.cpu.products import MIN_SIDE, axes_of_load, extent_of, product_of
 from ferrite.schedule.fusion.groups import Group
@@ -28,12 +28,14 @@ from ferrite.schedule.fusion.members import Member
 @dataclass(frozen=True)
 class Convolution:
     """`places`: the axes that only the image has; `channels`: the one that only the weight has; `batch`: those that
-    both have, as groups; `summed`: those that are no axes of the result."""
+    both have, as groups; `summed`: those that are no axes of the result; `together`: of how many channels the image is
+    the same, where not of all."""
 
     batch: tuple[Axis, ...]
     places: tuple[Axis, ...]
     channels: Axis
     summed: tuple[Axis, ...]
+    together: int | None = None
 
 
 def convolution_of(operation: Operation) -> Convolution | None:
@@ -47,6 +49,7 @@ def convolution_of(operation: Operation) -> Convolution | None:
     if not isinstance(one, Load) or not isinstance(other, Load) or product_of(operation) is not None:
         return None
     with_one, with_other = axes_of_load(one), axes_of_load(other)
+    together = channels_together(operation.axes, (one, with_one), (other, with_other))
     sides = [
         tuple(item for item in operation.axes if item in mine and item not in its)
         for mine, its in ((with_one, with_other), (with_other, with_one))
@@ -60,11 +63,41 @@ def convolution_of(operation: Operation) -> Convolution | None:
     (channels,) = min(single, key=lambda side: operation.axes.index(side[0]))
     places = next(side for side in sides if side != (channels,))
     batch = tuple(item for item in operation.axes if item is not channels and item not in places)
-    if min(extent_of(channels), math.prod(map(extent_of, places))) < MIN_SIDE:
+    if min(together or extent_of(channels), math.prod(map(extent_of, places))) < MIN_SIDE:
         return None
     if not sum_pieces.windows_can_be_cut([extent_of(item) for item in operation.reduced]):
         return None
-    return Convolution(batch, places, channels, operation.reduced)
+    return Convolution(batch, places, channels, operation.reduced, together)
+
+
+def channels_together(axes: Sequence[Axis], *factors: tuple[Load, set[Axis]]) -> int | None:
+    """How many channels there are in a group, where an image has a part for each group; its axes then are without the
+    channels."""
+    (_, with_one), (_, with_other) = factors
+    for item in axes:
+        if item in with_one and item in with_other:
+            for load, its in factors:
+                size = read_alike(load, item)
+                if size is not None and isinstance(item.extent, Number) and item.extent.value % size == 0:
+                    its.remove(item)
+                    return size
+    return None
+
+
+def read_alike(load: Load, item: Axis) -> int | None:
+    """At how many neighbouring places of an axis the same is read: what its quotient says alone."""
+    found, waiting = set(), list(load.coordinates)
+    if any(map(data_of, waiting)):
+        return None
+    while waiting:
+        index = waiting.pop()
+        if index is item:
+            return None
+        if isinstance(index, FloorDiv) and index.top is item and isinstance(index.bottom, Number):
+            found.add(index.bottom.value)
+        else:
+            waiting += index.parts
+    return found.pop() if len(found) == 1 else None
 
 
 def factors_of(value: Expr, convolution: Convolution) -> tuple[Load, Load]:
@@ -72,7 +105,7 @@ def factors_of(value: Expr, convolution: Convolution) -> tuple[Load, Load]:
     one, other = value.args
     assert isinstance(one, Load)
     assert isinstance(other, Load)
-    return (other, one) if convolution.channels in axes_of_load(one) else (one, other)
+    return (one, other) if convolution.places[0] in axes_of_load(one) else (other, one)
 
 
 # Of reductions: each is asked about with every group that it, or what follows it, might join.

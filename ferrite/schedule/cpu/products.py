@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ferrite.ir import ONE, Axis, Index, Load, Mod, Number, sum_pieces
+from ferrite.ir import ONE, Axis, Index, Load, Mod, Number, number, sum_pieces
 from ferrite.ir.kernel import Update
 from ferrite.ir.program import Operation, Reduce
 from ferrite.machines import Machine
@@ -91,7 +91,7 @@ def form_of(product: Product, update: Update, machine: Machine) -> Form:
     """Which form suits factors that lie like these."""
     thin = min(extent_of(product.rows), extent_of(product.columns))
     left, right = factors(product, update)
-    if (panel := panel_columns(product, right)) is not None:
+    if (panel := panel_columns(right, product.columns, machine)) is not None:
         is_read_often = extent_of(product.columns) > MAX_UNPACKED_COLUMNS and thin > MAX_DIRECT_SIDE
         return Form(product.columns, is_read_often or step_along(left, product.summed) is not ONE, panel=panel)
     is_row_by_row, *also = (step_along(item, product.summed) is ONE for item in (left, right))
@@ -107,15 +107,17 @@ def form_of(product: Product, update: Update, machine: Machine) -> Form:
     return Form(product.columns, is_read_often or not (is_row_by_row and apart[0]), packs_right=True)
 
 
-def panel_columns(product: Product, right: Load) -> int | None:
-    """How many columns the right factor has side by side, where it lies in panels: in the order of its use."""
-    waiting, width = list(right.coordinates), None
+def panel_columns(factor: Load, columns: Axis, machine: Machine) -> int | None:
+    """How many columns a factor has side by side, where it lies in panels: in the order of its use. A factor that
+    repeats after so many others does not."""
+    width = machine.panel_columns(factor.dtype)
+    waiting = list(factor.coordinates)
     while waiting:
         index = waiting.pop()
-        if isinstance(index, Mod) and index.top is product.columns and isinstance(index.bottom, Number):
-            width = index.bottom.value
+        if isinstance(index, Mod) and index.top is columns and index.bottom is number(width):
+            return width
         waiting += index.parts
-    return width
+    return None
 
 
 def collide(factor: Load, side: Axis, machine: Machine) -> bool:

@@ -11,7 +11,7 @@ for a whole vector, or have no place at which they change.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -93,6 +93,29 @@ def piece(loop_axis: Axis, body: Body, start: Index, extent: Index, negative: di
     part = axis(loop_axis.name, extent)
     told = tuple(answered(statement, negative) for statement in body)
     return part, tuple(decided(statement) for statement in replaced(told, {loop_axis: part + start}))
+
+
+def decided_regions(axes: Sequence[Axis], body: Body) -> list[tuple[list[Axis], Body]]:
+    """The points of some axes as regions, in each of which conditions on these axes are decided: the inside of an image
+    and its edges. None if there would be many, or a single one."""
+    found, waiting = [], [(list(axes), body)]
+    while waiting:
+        here, body = waiting.pop()
+        cuts = ((place, cut) for place, item in enumerate(here) for cut in changes(item, body))
+        if (first := next(cuts, None)) is None:
+            found.append((here, body))
+            continue
+        if len(found) + len(waiting) + 2 > MAX_PIECES:
+            return []
+        place, cut = first
+        whole = here[place]
+        for start, extent, negative in (
+            (ZERO, cut.place, cut.negative_before),
+            (cut.place, whole.extent - cut.place, not cut.negative_before),
+        ):
+            part, told = piece(whole, body, start, extent, {cut.difference: negative})
+            waiting.append(([*here[:place], part, *here[place + 1 :]], told))
+    return found if len(found) > 1 else []
 
 
 # --- where conditions change ------------------------------------------------------------------------------------------

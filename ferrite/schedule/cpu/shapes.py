@@ -25,10 +25,11 @@ from ferrite.schedule.cpu.convolutions import convolution_of
 from ferrite.schedule.cpu.nest_loops import nest_loops
 from ferrite.schedule.cpu.product_loops import product_loops
 from ferrite.schedule.cpu.products import product_of
+from ferrite.schedule.cpu.ranges import decided_regions
 from ferrite.schedule.cpu.sharded_scatter import owned
 from ferrite.schedule.cpu.sorted_scatter import SortedScatter, sorted_scatter
 from ferrite.schedule.cpu.strips import in_strips
-from ferrite.schedule.cpu.tiles import tiled
+from ferrite.schedule.cpu.tiles import crossing_loads, tiled
 from ferrite.schedule.cpu.vectors import lanes_for, shared, unrolling, vector_loop
 from ferrite.schedule.fusion.accesses import likely, likely_points, step_of, upper_estimate
 from ferrite.schedule.fusion.nests import Nest
@@ -72,6 +73,8 @@ def flat(rows: Sequence[Axis], body: Body, machine: Machine) -> Body:
     if len(order) > 1:
         across = crossing(order, indices)
         if across is not None:
+            if not crossing_loads(across, order[-1], body) and (parts := decided_regions(order, body)):
+                return tuple(statement for axes, part in parts for statement in flat(axes, part, machine))
             blocks, inner, work = tiled(order, across, body, machine)
             return shared(blocks, inner, work, machine)
     axes, body = collapse(order, body)

@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from ferrite.ir import ONE, ZERO, Axis, Index, Load, Local, axis, const, index_value, minimum, number, op
-from ferrite.ir.kernel import Let, Loop, Scratch, State, Store, Update, When
+from ferrite.ir.kernel import Let, Loop, Scratch, State, Store, Update, When, nodes_in
 from ferrite.ir.program import Mode
 from ferrite.machines import Machine
 from ferrite.schedule.cpu.products import extent_of
 from ferrite.schedule.cpu.vectors import vector_loop
+from ferrite.schedule.fusion.accesses import step_of
 from ferrite.schedule.loops.axes import Body, indices_at, nested, replaced
 from ferrite.schedule.loops.memory_order import ordered_axes
 
@@ -173,6 +174,26 @@ class TiledSums(abc.ABC):
         return (zeros, *nested([self.pieces], body, "serial"))
 
     def over_block(self, body: Body) -> Body:
-        """Loops over all sums of a block, in the order of the memory that is accessed."""
-        outer, last = ordered_axes([self.rows.within, self.columns.within], indices_at(body))
-        return (Loop(outer, "serial", (vector_loop(last, body, self.machine),)),)
+        """Loops over all sums of a block, in the order of the memory that is accessed. Where all of that lies along the
+        rows, but for the sums, squares of as many lanes are turned around in registers."""
+        row, column = self.rows.within, self.columns.within
+        outer, last = ordered_axes([row, column], indices_at(body))
+        if last is column or not only_sums_go_across(row, body):
+            return (Loop(outer, "serial", (vector_loop(last, body, self.machine),)),)
+        lanes = self.machine.lanes(self.total.dtype)
+        several = STEPS_AT_ONCE * lanes  # side by side, so that lines of the cache with sums are read whole
+        strips = axis("strip", (column.extent + (several - 1)) // several)
+        inside = axis("strip_in", minimum(several, column.extent - strips * several))
+        body = replaced(body, {column: strips * several + inside})
+        square = Loop(row, "vector", (Loop(inside, "vector", body, lanes),), copies=lanes)
+        return (Loop(strips, "serial", (square,)),)
+
+
+def only_sums_go_across(row: Axis, body: Body) -> bool:
+    """Whether all that is accessed lies along a row, or is the same for all of it, but for the sums."""
+    if not all(isinstance(statement, Let | Store) for statement in body):
+        return False
+    loads = {item for statement in body for item in nodes_in(statement) if isinstance(item, Load)}
+    stores = [index for item in body if isinstance(item, Store) for index in item.coordinates]
+    others = [index for item in loads if item.buffer != SUMS for index in item.coordinates]
+    return all(step_of(index, row) is ONE for index in stores) and all(step_of(index, row) is ZERO for index in others)

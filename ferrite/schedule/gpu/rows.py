@@ -103,7 +103,7 @@ def reduction_axes(nest: Nest, body: Body) -> tuple[list[Axis], Body]:
     """What is reduced, as few axes, from the slowest in memory to the fastest."""
     indices = indices_at(body)
     order = ordered_axes(nest.reduced, indices)
-    if not any(step_of(index, order[-1]) is ONE for index in indices):  # that axis was last for no good reason
+    if order and not any(step_of(index, order[-1]) is ONE for index in indices):  # it was last for no good reason
         order = sorted(order, key=lambda item: -longest_step(item, indices))
     return collapse(order, body)
 
