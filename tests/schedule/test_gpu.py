@@ -177,7 +177,7 @@ SORTED = {
 
 
 @needs_triton
-@pytest.mark.parametrize("machine", [MACHINE, TINY], ids=["large", "tiny"])
+@pytest.mark.parametrize("machine", [pytest.param(MACHINE, marks=pytest.mark.slow), TINY], ids=["large", "tiny"])
 @pytest.mark.parametrize("name", SORTED, ids=lambda name: name.replace(" ", "-"))
 def test_short_rows_are_sorted_by_kernels(name, machine):
     function, inputs = SORTED[name]
