@@ -264,7 +264,12 @@ def test_floats_of_8_bits(machine):
 # --- rows and columns of one tensor ---------------------------------------------------------------------------------
 
 FEW_PROGRAMS = GpuMachine(
-    multiprocessors=2, row_programs=4, shared_elements=64, kept_elements=256, one_program_elements=64
+    multiprocessors=2,
+    row_programs=4,
+    shared_elements=64,
+    min_kept_columns=1,
+    kept_elements=256,
+    one_program_elements=64,
 )
 TALL, DEEP, IMAGES = torch.randn(2, 16, 24), torch.randn(2, 2, 8, 24), torch.randn(2, 8, 6, 24)
 
