@@ -14,6 +14,7 @@ gpu-NAME.json and gpu-NAME.md.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import itertools
 import json
@@ -23,6 +24,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -279,14 +281,10 @@ def launches(chosen: argparse.Namespace) -> dict[str, Any]:
 def with_graphs_from(least: int, function: Function, given: Sequence[Any]) -> Any:
     from ferrite.runtime.cuda import runs
 
-    kept, runs.MIN_GRAPH_LAUNCHES = runs.MIN_GRAPH_LAUNCHES, least
-    try:
+    machine = dataclasses.replace(runs.gpu_machine(), min_graph_launches=least)
+    with mock.patch.object(runs, "gpu_machine", return_value=machine):
         found, notes = backends_for(function, given, ("ferrite",))
-        if not found:
-            return notes
-        return measured_launches(found["ferrite"], given)
-    finally:
-        runs.MIN_GRAPH_LAUNCHES = kept
+        return measured_launches(found["ferrite"], given) if found else notes
 
 
 # --- optimizers -------------------------------------------------------------------------------------------------------

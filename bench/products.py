@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from bench.backends import OURS, given_to, with_own_code
 from bench.measure import interleaved, ratio, write
 from ferrite.machines import MatrixProduct
-from ferrite.passes.shared.own_products import beside_torch
+from ferrite.passes.shared.facts import beside_torch
 
 Sizes = tuple[int, ...]  # (batch,) rows, inner, columns
 Function = Callable[..., torch.Tensor]

@@ -22,7 +22,8 @@ from ferrite.graph import fake_value
 from ferrite.machines import MatrixProduct
 from ferrite.passes.shared.cases import normal
 from ferrite.passes.shared.equal_calls import one_of_equal_calls
-from ferrite.passes.shared.own_products import OPERANDS, beside_torch
+from ferrite.passes.shared.facts import beside_torch
+from ferrite.passes.shared.own_products import OPERANDS
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import Case, NodeRule, Site, apply_rules
 

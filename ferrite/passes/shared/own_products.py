@@ -15,7 +15,8 @@ import torch
 from ferrite.capture import product_libraries
 from ferrite.errors import Refusal
 from ferrite.ir import sum_pieces
-from ferrite.machines import UNMEASURED, BesideTorch, MatrixProduct, host_machine
+from ferrite.machines import MatrixProduct
+from ferrite.passes.shared.facts import beside_torch
 from ferrite.passes.shared.library import define
 from ferrite.rewrite import Site
 
@@ -85,6 +86,10 @@ def reason_to_leave(site: Site, left: torch.Tensor, right: torch.Tensor, in_pane
     return beside_torch().product(given)
 
 
-def beside_torch() -> BesideTorch:
-    """What was measured on this processor beside the library that torch gives products of float32 to."""
-    return host_machine().beside_torch.get(product_libraries.in_use() or "", UNMEASURED)
+# --- what is written --------------------------------------------------------------------------------------------------
+
+
+def with_bias(site: Site, made: Any) -> Any:
+    """A product of our own, with what the operator adds to it."""
+    bias = site.arguments.get("self") if "beta" in site.arguments else None
+    return made if bias is None else site.call(aten.add.Tensor, made, bias)
