@@ -6,6 +6,7 @@ and the other not along its rows, needs no block of all these products: blocks o
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 import torch
@@ -28,8 +29,9 @@ class BlockProduct:
     right: Expr
 
 
-def block_product(loop: Loop, scope: Scope) -> BlockProduct | None:
-    """What a loop adds up, if blocks of factors can be multiplied for it."""
+def block_product(loop: Loop, scope: Scope, tiles: Container[str]) -> BlockProduct | None:
+    """What a loop adds up, if blocks of factors can be multiplied for it. `tiles`: what is no memory, but a block that
+    lies as the dimensions around do."""
     if loop.kind != "reduction" or len(scope.axes) != 2 or any(mask.bounds is None for mask in scope.masks):
         return None
     if min(loop.lanes, *(item.block.most for item in scope.axes)) < MIN_SIDE or len(loop.body) != 1:
@@ -45,6 +47,8 @@ def block_product(loop: Loop, scope: Scope) -> BlockProduct | None:
     if not {rows, loop.axis} <= left.atoms or not {columns, loop.axis} <= right.atoms:
         return None
     if columns in left.atoms or rows in right.atoms or not all(map(is_read_anew, nodes_of(left, right))):
+        return None
+    if any(name in tiles for name in left.loads | right.loads):
         return None
     return BlockProduct(update.state, *narrow(left, right))
 

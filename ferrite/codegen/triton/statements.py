@@ -215,7 +215,7 @@ class Printer:
     def blocks(self, loop: Loop, scope: Scope) -> None:
         """Independent iterations: one block of them, or a loop over blocks, or, where no room is left, a loop."""
         axis, room = loop.axis, max(MAX_BLOCK_ELEMENTS // scope.elements, 1)
-        product = block_product(loop, scope) if self.stated else None
+        product = block_product(loop, scope, self.module.tiles) if self.stated else None
         if product is not None and self.states.is_sum_of(product.state, scope):
             self.product(product, loop, scope)
             return
@@ -262,6 +262,8 @@ class Printer:
         whole = _holds(loop.lanes, loop.axis.extent)
 
         def multiplied(base: str) -> None:
+            if self.barriers.before(loop.body[0]):
+                self.module.line("tl.debug_barrier()")
             of_rows, of_columns = (tuple(mask for mask in scope.masks if mask.bounds == dim) for dim in range(2))
             within = self.lanes(loop.axis, block, base, Scope((rows,), of_rows), whole)
             left = factor(self.module, product.left, within, summed=1)
