@@ -173,6 +173,7 @@ class DepthwiseBesideTorch:
 
     max_taps: int = 64
     few_taps: int = 9
+    some_taps: int = 25
     many_taps: int = 49
 
     def channels_last(self, given: DepthwiseWindow) -> bool | None:
@@ -185,7 +186,7 @@ class DepthwiseOnArm(DepthwiseBesideTorch):
         """Torch is as fast for the result where channels lie side by side, unless loops of our own compute the image
         so: then no image is turned. Windows of 7x7 are 1.1 to 1.8 times as fast here, channel by channel, even if the
         image is turned for that. Gradients are 3 to 25 times as fast."""
-        if given.taps <= self.few_taps and given.computed_by_channels:
+        if given.taps <= self.some_taps and given.computed_by_channels:
             return True
         if given.taps >= self.many_taps and not given.gradients:
             return False

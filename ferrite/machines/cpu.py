@@ -55,6 +55,7 @@ class Machine:
     min_window_step_elements: int = 5  # from one window to the next: so far apart, vectors are better made of the
     # elements of one window than of neighbouring windows
     windows_at_once: int = 4  # neighbours that share weights, which are loaded once for all of them
+    window_columns: int = 64  # that go through the rows of an image together; tried: 16 1.3, all of 672 1.5
     min_scan_rows: int = 64  # for which rows are scanned several at once; tried: from 16 to 512 rows no difference
     strip_vectors: int = 4  # side by side: what a column alone decides stays in registers; tried: 2 and 8 alike
     min_strip_additions: int = 8  # saved at every point, for a strip to pay; tried: never 5.6, with one 0.9 to 1.0

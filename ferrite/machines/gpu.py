@@ -102,8 +102,12 @@ class GpuMachine:
     # with one; 77 with 512 programs; 120 where rows and columns are two kernels (the memory's time is 48). In BERT's
     # training, 512 programs of 4 rows each: 47 us for 2048 x 768, 45 for the gradient of gelu and its columns in 2048 x
     # 3072; Inductor's two kernels take 13 and 22.
+    # Rows have so many columns at least: of fewer, a step of a program is too little work.
+    # Measured: gradient of relu and batch norm in bf16, channels side by side, with its sums: of 32 x 256 x 56 x 56 147
+    # us with kept columns, 80 as two kernels and the sums' last; of 32 x 512 x 28 x 28 48 either way.
     row_programs: int = 1024
     shared_elements: int = 1 << 23
+    min_kept_columns: int = 512
     rows_under_way: int = 3
     kept_column_elements: int = 32  # of a row that one thread has
     # Elements that one program may have though most of the machine is idle: some microseconds, as one launch takes.
@@ -123,10 +127,11 @@ class GpuMachine:
     # The same where columns are reduced, a block of rows at a time; where there are fewer programs than that needs to
     # keep all multiprocessors busy; and where a program holds its columns.
     # Measured: statistics of 32 x 512 x 28 x 28 in bf16, channels side by side, 16 us with 16, 27 with 8; sums of 1792
-    # pieces of 256 columns, by 16 programs, 7 us with 8, 13 with 16.
+    # pieces of 256 columns, by 16 programs, 7 us with 8, 13 with 16. Statistics of 32 x 1024 x 14 x 14, held: 9.4 us
+    # with 64, 14 with 32, 26 with 16; of 32 x 64 x 56 x 56: 8.7, 13 and 23 (the memory's time is 3).
     column_elements: int = 16
     few_column_elements: int = 8
-    held_column_elements: int = 32
+    held_column_elements: int = 64
     # Elements that one program may scan though most of the machine is idle: three launches take as long.
     long_scan_elements: int = 1 << 15
     # Elements of a row that a program sorts, and one thread's: of longer ones the source takes seconds to compile, the

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._higher_order_ops.auto_functionalize import auto_functionalized
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import _side_effectful_functions
 
 import ferrite
 from ferrite.graph import fake_value
@@ -684,6 +685,15 @@ def test_lists_of_parameters(executor):
 
 TOKEN = torch.tensor([])
 with_effects = torch.ops.higher_order.with_effects
+
+
+@pytest.fixture(autouse=True)
+def operators_without_effects():
+    """Tracing a call behind a token tells torch for good that its operator has effects: `index_put` would, in tests of
+    other files, too."""
+    yield
+    for operator in (aten.index_put.default, aten._foreach_add.Scalar, aten.select_scatter.default):
+        _side_effectful_functions.discard(operator)
 
 
 def effect(token, x, i, v):

@@ -177,7 +177,7 @@ SORTED = {
 
 
 @needs_triton
-@pytest.mark.parametrize("machine", [MACHINE, TINY], ids=["large", "tiny"])
+@pytest.mark.parametrize("machine", [pytest.param(MACHINE, marks=pytest.mark.slow), TINY], ids=["large", "tiny"])
 @pytest.mark.parametrize("name", SORTED, ids=lambda name: name.replace(" ", "-"))
 def test_short_rows_are_sorted_by_kernels(name, machine):
     function, inputs = SORTED[name]
@@ -264,7 +264,12 @@ def test_floats_of_8_bits(machine):
 # --- rows and columns of one tensor ---------------------------------------------------------------------------------
 
 FEW_PROGRAMS = GpuMachine(
-    multiprocessors=2, row_programs=4, shared_elements=64, kept_elements=256, one_program_elements=64
+    multiprocessors=2,
+    row_programs=4,
+    shared_elements=64,
+    min_kept_columns=1,
+    kept_elements=256,
+    one_program_elements=64,
 )
 TALL, DEEP, IMAGES = torch.randn(2, 16, 24), torch.randn(2, 2, 8, 24), torch.randn(2, 8, 6, 24)
 

@@ -134,6 +134,8 @@ def test_rows_and_columns_are_gone_through_once():
     assert launch_of(second, "second").instances([]) == 128, "parts of lines will do where the cache has all of it"
     apart = kernels_of(backward, made(64, 1024, dtype=BF16), made(64, 1024, dtype=BF16))
     assert all(not loops(kernel, "serial") for kernel in apart), "so little that the cache has it still"
+    narrow = kernels_of(backward, made(131072, 256, dtype=BF16), made(131072, 256, dtype=BF16))
+    assert all(not loops(kernel, "serial") for kernel in narrow), "a row is too little work for a step"
 
 
 def test_few_results_are_made_of_pieces():

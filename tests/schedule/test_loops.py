@@ -167,6 +167,14 @@ def test_a_tile_is_turned_while_it_is_filled():
 
 
 @quick
+def test_windows_are_not_shared_among_threads():
+    """However many there are: each is a few elements."""
+    x = torch.randn(1, 40, 40, 64).permute(0, 3, 1, 2)
+    kernel = only_kernel(lambda x: F.avg_pool2d(x, 5, 1), x)
+    assert not any(isinstance(item, Accumulate) for item in walk(kernel.body))
+
+
+@quick
 def test_long_rows_are_no_windows():
     kernel = only_kernel(lambda x: x.sum(-1), torch.randn(64, 8))
     assert any(isinstance(item, Accumulate) for item in walk(kernel.body))

@@ -156,6 +156,25 @@ def test_results_by_places_with_a_residual(channels):
     assert_same_as_eager(convolved, inputs, options=OWN, terms=4.0)
 
 
+@pytest.mark.parametrize("how", [{"padding": 2}, {"stride": 2}, {"padding": (1, 2), "dilation": 2}], ids=str)
+@pytest.mark.parametrize("shape", [(2, 20, 11, 10), (1, 70, 9, 13), (1, 70, 1, 30)], ids=str)
+def test_windows_of_each_channel_between_convolutions_of_our_own(shape, how):
+    batch, channels, height, width = shape
+    window = (5, 5) if height > 1 else (1, 5)
+    how = {name: value if height > 1 else (0, 2) if name == "padding" else 1 for name, value in how.items()}
+
+    def convolved(x, narrow, each, wide):
+        y = F.conv2d(F.conv2d(x, narrow).relu(), each, groups=channels, **how)
+        return F.conv2d(y.relu(), wide)
+
+    def inputs():
+        shapes = (batch, 16, height, width), (channels, 16, 1, 1), (channels, 1, *window), (17, channels, 1, 1)
+        return [torch.randn(shape) / shape[1] ** 0.5 for shape in shapes]
+
+    assert_same_as_eager(convolved, inputs, options=OWN, terms=16.0)
+    assert ferrite.last_compile().rewrites["own_convolution"] == 2
+
+
 def test_doubles():
     def inputs():
         return [torch.randn(1, 70, 6, 6, dtype=torch.float64), torch.randn(9, 70, 3, 3, dtype=torch.float64)]

@@ -39,6 +39,7 @@ from ferrite.schedule.loops.reductions import (
     is_empty,
     pieces_of,
 )
+from ferrite.schedule.loops.windows import is_short
 
 # How a sum is cut decides its rounding. So these are no numbers about a machine: values must not depend on that.
 MAX_PIECES = 32  # however many threads there are
@@ -77,7 +78,8 @@ class CpuPreparation(Preparation):
     def split(self, operation: Reduce) -> Iterator[Reduce]:
         results = likely_points(operation.axes)
         many = results * likely_points(operation.reduced)
-        if operation.kind not in SPLIT_KINDS or many < self.min_split_elements or is_tiled(operation):
+        is_long = not is_short([item.extent for item in operation.reduced])
+        if operation.kind not in SPLIT_KINDS or many < self.min_split_elements or is_tiled(operation) or not is_long:
             yield operation
             return
         cut = self.piece(operation)

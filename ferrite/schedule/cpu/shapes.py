@@ -133,9 +133,16 @@ def columns(
     if windows and not tiles and likely(column.extent) <= machine.block_elements:
         body, at_once = used(body), machine.windows_at_once
         if outer and share_weights(body, outer[-1], column) and at_least(outer[-1].extent, at_once):
-            block, near, several = cut(outer[-1], at_once, body)
-            inner = (Loop(column, "vector", (Loop(near, "vector", several, copies=at_once),), lanes),)
-            return shared([*outer[:-1], block], inner, work * at_once * likely(column.extent), machine)
+            # a strip of columns goes through all rows, so that windows below each other find in a near cache what they
+            # share
+            block, near, body = cut(outer[-1], at_once, body)
+            strip, inside, body = cut(column, machine.window_columns, body)
+            inner = (Loop(inside, "vector", (Loop(near, "vector", body, copies=at_once),), lanes, 2),)
+            work *= at_once * machine.window_columns
+            if len(outer) == 1:
+                return shared([strip, block], inner, work, machine)
+            work *= likely(block.extent)
+            return shared([strip, *outer[:-1]], (Loop(block, "serial", inner),), work, machine)
         inner = (vector_loop(column, body, machine),)
         return shared(outer, inner, work * likely(column.extent), machine)
     block, last, body = cut(column, lanes * copies, body)

@@ -305,8 +305,10 @@ class GpuPreparation(Preparation):
     def is_column_reduction(self, operation: Reduce) -> bool:
         if operation.kind not in STORE_MODES or not operation.reduced or not self.is_here(operation):
             return False
-        many = likely_points(operation.axes) * likely_points(operation.reduced)
-        return many >= self.machine.shared_elements and len(operation.axes) == 1 and self.across(operation)
+        columns = likely_points(operation.axes)
+        many = columns * likely_points(operation.reduced) >= self.machine.shared_elements
+        is_wide = columns >= self.machine.min_kept_columns
+        return many and is_wide and len(operation.axes) == 1 and self.across(operation)
 
     def shared_rows(self, seed: Reduce, operations: list[Operation]) -> tuple[Cut, dict[int, Axis]] | None:
         """How to cut, and which operations, by their places, along which of their axes; None where nothing but columns

@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 
-from ferrite.ir import STATES, Axis, Expr, Index, Load, Local, Number, nodes_of, number, params, with_parts
+import torch
+
+from ferrite.ir import STATES, Axis, Expr, Index, Load, Local, Number, Op, nodes_of, number, op, params, with_parts
 from ferrite.ir.kernel import Let, State, Statement, Update, nodes_in, walk
 from ferrite.schedule.fusion.accesses import axes_in, upper_estimate
 from ferrite.schedule.fusion.nests import Nest
@@ -25,11 +28,17 @@ MAX_WINDOW_ELEMENTS = 32  # that are written out one by one
 
 def is_window(nest: Nest, part: Parts) -> bool:
     """Whether so few elements are reduced that they can be written out."""
-    if not part.states or nest.ordered or nest.outer or not all(isinstance(item.extent, Number) for item in nest.axes):
+    if not part.states or nest.ordered or nest.outer:
         return False
     if not all(isinstance(item, Let | Update) for item in part.point):
         return False
-    return math.prod(upper_estimate(item.extent, 0) for item in nest.axes) <= MAX_WINDOW_ELEMENTS
+    return is_short([item.extent for item in nest.axes])
+
+
+def is_short(extents: Sequence[Index]) -> bool:
+    """Whether a reduction over axes of these extents is of a few elements."""
+    sizes = [size.value for size in extents if isinstance(size, Number)]
+    return len(sizes) == len(extents) and math.prod(sizes) <= MAX_WINDOW_ELEMENTS
 
 
 def written_out(nest: Nest, part: Parts) -> Body:
@@ -49,12 +58,17 @@ def written_out(nest: Nest, part: Parts) -> Body:
                 continue
             assert isinstance(statement, Update)
             state = states[statement.state]
-            values = [
-                Local.intern(f"{statement.state}_of_{count}_{number}", value.dtype)
-                for number, value in enumerate(statement.values)
-            ]
-            found += [Let(local.name, value) for local, value in zip(values, statement.values, strict=True)]
-            results = combined(state, so_far[statement.state], tuple(values), count == 0)
+            if state.kind == "sum" and is_product(statement.values[0]):
+                results: list[Expr] = [
+                    op("fma", *statement.values[0].args, *so_far[statement.state])
+                ]  # as a loop adds it
+            else:
+                values = [
+                    Local.intern(f"{statement.state}_of_{count}_{number}", value.dtype)
+                    for number, value in enumerate(statement.values)
+                ]
+                found += [Let(local.name, value) for local, value in zip(values, statement.values, strict=True)]
+                results = combined(state, so_far[statement.state], tuple(values), count == 0)
             names = [f"{name}_{count}" for name in state.names]
             found += [Let(name, result) for name, result in zip(names, results, strict=True)]
             so_far[statement.state] = [
@@ -87,6 +101,11 @@ def used(body: Body) -> Body:
             inside = (item for each in walk((statement,)) for item in nodes_in(each))
             wanted.update(item.name for item in inside if isinstance(item, Local))
     return tuple(reversed(found))
+
+
+def is_product(value: Expr) -> bool:
+    """Whether it is a product that may be added without being rounded first."""
+    return isinstance(value, Op) and value.name == "mul" and value.dtype in (torch.float32, torch.float64)
 
 
 def combined(state: State, left: list[Expr], values: tuple[Expr, ...], first: bool) -> list[Expr]:
