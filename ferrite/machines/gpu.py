@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ferrite.tune import ProductConfig
+
 
 @dataclass(frozen=True)
 class MatrixSpeeds:
@@ -28,6 +30,37 @@ class MatrixSpeeds:
     def copy(self, elements: int, itemsize: int) -> float:
         """Seconds of a call that copies so many."""
         return self.call + 2 * elements * itemsize / self.bytes
+
+
+@dataclass(frozen=True)
+class ProductBlocks:
+    """How matrix products of our own are arranged that were not measured one by one. `few_rows`: up to 16 of them, or
+    `few_rows_and_many_columns` where that gives every multiprocessor a program; `some_rows`: up to 32; `thin`: with a
+    side that is one block; `large`: others, in the first way that gives every multiprocessor a program; `in_32_bits`:
+    those whose factors have so many."""
+
+    few_rows: ProductConfig
+    few_rows_and_many_columns: ProductConfig
+    some_rows: ProductConfig
+    thin: ProductConfig
+    large: tuple[ProductConfig, ...]
+    in_32_bits: ProductConfig
+
+
+# Measured: `bench/results/gpu-products.md`, but for products in 32 bits.
+PRODUCT_BLOCKS = ProductBlocks(
+    few_rows=ProductConfig(16, 16, 256, warps=2, stages=5),
+    few_rows_and_many_columns=ProductConfig(16, 64, 128, warps=4, stages=4),
+    some_rows=ProductConfig(16, 32, 256, warps=4, stages=4),
+    thin=ProductConfig(64, 64, 128, warps=4, stages=4),
+    large=(
+        ProductConfig(128, 256, 64, warps=8, stages=3),
+        ProductConfig(128, 128, 64, warps=4, stages=4),
+        ProductConfig(64, 128, 64, warps=4, stages=4),
+        ProductConfig(64, 64, 64, warps=4, stages=4),
+    ),
+    in_32_bits=ProductConfig(64, 64, 32, warps=4, stages=3),
+)
 
 
 @dataclass(frozen=True)
@@ -143,6 +176,12 @@ class GpuMachine:
     min_piece_elements: int = 4096
     # What is added up in one piece of a matrix product at least, where another kernel adds the pieces up. Not measured.
     min_piece_summed: int = 512
+    products: ProductBlocks = PRODUCT_BLOCKS
+    # Rows of one factor, up to which a program has all of them, and computes what little makes an element of the other
+    # factor where it reads it: so many loads and additions. Not measured.
+    max_factor_readers: int = 64
+    max_factor_loads: int = 3
+    max_factor_additions: int = 8
     # Bytes that a kernel touches, up to which starting it counts: the memory has them in six microseconds.
     small_bytes: int = 24 << 20
     # Bytes side by side that make a load of a warp whole, and those that memory gives at once.

@@ -29,7 +29,7 @@ SMALL = ProductConfig(16, 32, 16, warps=4, stages=3, in_column=4)
 
 
 class Always(dict[ProductProblem, ProductConfig]):
-    """One configuration for all problems; in pieces but once."""
+    """One configuration for all problems."""
 
     def __init__(self, config: ProductConfig) -> None:
         self.config = config

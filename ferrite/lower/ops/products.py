@@ -24,11 +24,9 @@ from ferrite.lower.loops import add_reduce
 from ferrite.lower.memory import in_memory
 from ferrite.lower.table import lowers_later
 from ferrite.lower.value import Value, own_axes
+from ferrite.machines import GpuMachine, gpu_machine
 
 Place = tuple[Index, ...]
-# Rows of the other factor, up to which a program has all of them; and what is little: loads and additions for an
-# element. Not measured.
-MAX_READERS, MAX_LOADS, MAX_ADDITIONS = 64, 3, 8
 
 
 @lowers_later("ferrite.product.default")
@@ -52,20 +50,21 @@ def product_of_panels(ctx: Builder, left: Value, panels: Value, columns: object)
 def factor(ctx: Builder, value: Value, at: Place, readers: Index) -> Expr:
     """Each element of a factor is read many times, so it is in memory. But where one block of a GPU's has all that read
     it, little is computed where it is read: a weight of 8 bits becomes one of 16, and is never in memory as such."""
-    if value.device.type == "cuda" and readers.high is not None and readers.high <= MAX_READERS:
+    machine = gpu_machine()
+    if value.device.type == "cuda" and readers.high is not None and readers.high <= machine.max_factor_readers:
         expr = value.at(at)
-        if is_little(expr):
+        if is_little(expr, machine):
             return expr
     return in_memory(ctx, value).at(at)
 
 
-def is_little(expr: Expr) -> bool:
+def is_little(expr: Expr, machine: GpuMachine) -> bool:
     nodes = nodes_of(expr)
     if not all(isinstance(item, Load | Cast | Const | Op) for item in nodes) or any(map(data_of, indices_in(nodes))):
         return False
     loads = [item for item in nodes if isinstance(item, Load)]
     work = sum(OPERATORS[item.name].cost for item in nodes if isinstance(item, Op))
-    return 0 < len(loads) <= MAX_LOADS and work <= MAX_ADDITIONS
+    return 0 < len(loads) <= machine.max_factor_loads and work <= machine.max_factor_additions
 
 
 def indices_in(nodes: Sequence[Expr]) -> list[Index]:

@@ -157,26 +157,20 @@ def clipped(config: ProductConfig, problem: ProductProblem) -> ProductConfig:
 
 
 def likely_config(problem: ProductProblem, machine: GpuMachine) -> ProductConfig:
-    """The largest blocks of which every multiprocessor has one; few rows, or columns, are multiplied in blocks that
-    read much of the other factor at once. As it was measured: `bench/results/gpu-products.md`."""
+    """By sizes alone. Few rows, or columns, are multiplied in blocks that read much of the other factor at once."""
+    blocks = machine.products
     if problem.dtype == "f32":
-        return ProductConfig(64, 64, 32, warps=4, stages=3)
+        return blocks.in_32_bits
     if problem.rows <= MIN_BLOCK_SIDE:
-        many = ProductConfig(16, 64, 128, warps=4, stages=4)
-        has_many = many.programs(problem) >= machine.multiprocessors
-        return many if has_many else with_pieces(ProductConfig(16, 16, 256, warps=2, stages=5), problem, machine)
+        wide = blocks.few_rows_and_many_columns
+        is_enough = wide.programs(problem) >= machine.multiprocessors
+        return wide if is_enough else with_pieces(blocks.few_rows, problem, machine)
     if problem.rows <= 2 * MIN_BLOCK_SIDE:
-        return ProductConfig(16, 32, 256, warps=4, stages=4)
-    thin = min(problem.rows, problem.columns)
-    if thin <= 64:
-        side = max(power_above(thin), MIN_BLOCK_SIDE)
-        wide = 32 if side == MIN_BLOCK_SIDE else 64
-        rows, columns = (side, wide) if problem.rows <= problem.columns else (wide, side)
-        return with_pieces(ProductConfig(rows, columns, 128, warps=4, stages=4), problem, machine)
-    sizes = ((128, 256, 8, 3), (128, 128, 4, 4), (64, 128, 4, 4), (64, 64, 4, 4))
-    configs = [ProductConfig(rows, columns, 64, warps, stages) for rows, columns, warps, stages in sizes]
-    enough = [config for config in configs if config.programs(problem) >= machine.multiprocessors]
-    return enough[0] if enough else with_pieces(configs[-1], problem, machine)
+        return blocks.some_rows
+    if min(problem.rows, problem.columns) <= min(blocks.thin.rows, blocks.thin.columns):
+        return with_pieces(clipped(blocks.thin, problem), problem, machine)
+    enough = [config for config in blocks.large if config.programs(problem) >= machine.multiprocessors]
+    return enough[0] if enough else with_pieces(blocks.large[-1], problem, machine)
 
 
 def with_pieces(config: ProductConfig, problem: ProductProblem, machine: GpuMachine) -> ProductConfig:
